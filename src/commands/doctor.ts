@@ -5,7 +5,7 @@
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
 import { ByteSink, type Destination, measureRate } from "../launch/bandwidth.ts";
-import { gather, type Teller, type Told } from "../launch/gather-reports.ts";
+import { gather, type RankReport, type ReportingRank } from "../launch/gather-reports.ts";
 import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { print } from "../observe/output.ts";
@@ -62,7 +62,7 @@ async function inspectNodes(place: Place, findings: readonly Finding[]) {
 }
 
 /** How fast nodes reach each other through NCCL, where all of them could. */
-async function compareNccl(nodes: readonly Teller<NodeReport>[]): Promise<Finding[]> {
+async function compareNccl(nodes: readonly ReportingRank<NodeReport>[]): Promise<Finding[]> {
 	const able = nodes.filter(({ report }) => hasNccl(report.findings)).length;
 	if (nodes.length < 2 || able < nodes.length) {
 		const value = `not measured: ${able} of ${nodes.length} nodes have a GPU and NCCL`;
@@ -80,7 +80,7 @@ async function compareNccl(nodes: readonly Teller<NodeReport>[]): Promise<Findin
 }
 
 /** Findings that all nodes share once, the others with the nodes that have them; then the clocks. */
-export function compareNodes(nodes: readonly Told<NodeReport>[]): Finding[] {
+export function compareNodes(nodes: readonly RankReport<NodeReport>[]): Finding[] {
 	const names = [...new Set(nodes.flatMap(({ report }) => report.findings.map(({ name }) => name)))];
 	const compared = names.flatMap((name): Finding[] => {
 		const all = nodes.flatMap((node) => {

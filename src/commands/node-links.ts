@@ -2,7 +2,7 @@
 
 import type { Destination } from "../launch/bandwidth.ts";
 import { pairsInRounds } from "../launch/bandwidth.ts";
-import type { Teller, Told } from "../launch/gather-reports.ts";
+import type { RankReport, ReportingRank } from "../launch/gather-reports.ts";
 import { median } from "../observe/median.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";
@@ -18,7 +18,7 @@ export interface NodeReport {
 }
 
 /** "n3 (task 2)". */
-export function nodeName({ rank, report }: Pick<Told<NodeReport>, "rank" | "report">): string {
+export function nodeName({ rank, report }: Pick<RankReport<NodeReport>, "rank" | "report">): string {
 	return `${report.host} (task ${rank})`;
 }
 
@@ -32,7 +32,7 @@ export interface Link {
 /** A link slower than this share of the nodes' usual rate is named. */
 const slow = 0.5;
 
-export async function measureLinks(nodes: readonly Teller<NodeReport>[]): Promise<Link[]> {
+export async function measureLinks(nodes: readonly ReportingRank<NodeReport>[]): Promise<Link[]> {
 	const measure = async ([from, to]: readonly [number, number]) => {
 		const [a, b] = [nodes[from]!, nodes[to]!];
 		return link(a, b, [await sendRate(a, b), await sendRate(b, a)]);
@@ -53,12 +53,12 @@ export async function measureLinks(nodes: readonly Teller<NodeReport>[]): Promis
 
 type Answer = { readonly rate?: number; readonly failure?: string };
 
-async function sendRate(from: Teller<NodeReport>, to: Teller<NodeReport>): Promise<Answer> {
+async function sendRate(from: ReportingRank<NodeReport>, to: ReportingRank<NodeReport>): Promise<Answer> {
 	const question: Destination = { addresses: to.addresses, port: to.report.port };
 	return (await from.ask(question)) as Answer;
 }
 
-function link(a: Teller<NodeReport>, b: Teller<NodeReport>, answers: readonly Answer[]): Link {
+function link(a: ReportingRank<NodeReport>, b: ReportingRank<NodeReport>, answers: readonly Answer[]): Link {
 	const failure = answers.find((one) => one.failure !== undefined)?.failure ?? null;
 	const rate = failure === null ? Math.min(...answers.map((one) => one.rate!)) : null;
 	return { nodes: [nodeName(a), nodeName(b)], rate, failure };

@@ -58,9 +58,9 @@ export default defineCommand({
 	},
 	run: async ({ args }) => {
 		const { isMimoGolden } = await import("../parity/mimo/golden.ts");
-		const { isPredictionGolden } = await import("../parity/mtp/golden.ts");
+		const { isMtpGolden } = await import("../parity/mtp/golden.ts");
 		const { isElasticGolden } = await import("../parity/elastic/golden.ts");
-		const own = [isMimoGolden, isPredictionGolden, isElasticGolden].some((isOne) => isOne(args.golden));
+		const own = [isMimoGolden, isMtpGolden, isElasticGolden].some((isOne) => isOne(args.golden));
 		const onRanks = own || args.layout !== undefined;
 		if (args.log === undefined && onRanks) {
 			await compareOnLayout(args);
@@ -102,14 +102,14 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { golden, layout, weights } = args;
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo/golden.ts");
-	const { isPredictionGolden } = await import("../parity/mtp/golden.ts");
-	if (isPredictionGolden(golden)) {
+	const { isMtpGolden } = await import("../parity/mtp/golden.ts");
+	if (isMtpGolden(golden)) {
 		if (weights !== undefined) {
 			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
 		}
-		const { planOfPredictionGolden } = await import("../parity/mtp/parity.ts");
+		const { planOfMtpGolden } = await import("../parity/mtp/parity.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
-		planOfPredictionGolden(named, golden);
+		planOfMtpGolden(named, golden);
 		return named;
 	}
 	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
@@ -162,11 +162,11 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
-	const { isPredictionGolden } = await import("../parity/mtp/golden.ts");
-	if (isPredictionGolden(args.golden)) {
-		const { predictionLayoutParity } = await import("../parity/mtp/parity.ts");
+	const { isMtpGolden } = await import("../parity/mtp/golden.ts");
+	if (isMtpGolden(args.golden)) {
+		const { mtpLayoutParity } = await import("../parity/mtp/parity.ts");
 		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
-		return await predictionLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
+		return await mtpLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
 	}
 	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
 	if (isElasticGolden(args.golden)) {

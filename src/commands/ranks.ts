@@ -82,7 +82,7 @@ export function rankOptions(c: TrainingConfiguration, topology: Topology, report
  * Whether this process prints messages that appear once a run: the launcher does, not its ranks; under other launchers
  * only rank 0.
  */
-export function speaksForAll(): boolean {
+export function printsForTheRun(): boolean {
 	const place = placeFromEnvironment();
 	return place === null || (place.launcher === null && place.rank === 0);
 }

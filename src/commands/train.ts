@@ -50,8 +50,8 @@ export default configuredCommand({
 			print("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
 			return;
 		}
-		const { checkRankCount, onEveryRank, rankOptions, speaksForAll, startsTheRun } = await import("./ranks.ts");
-		if (speaksForAll()) for (const sentence of resolved.notes) note(sentence);
+		const { checkRankCount, onEveryRank, rankOptions, printsForTheRun, startsTheRun } = await import("./ranks.ts");
+		if (printsForTheRun()) for (const sentence of resolved.notes) note(sentence);
 		const { elasticOf } = await import("../train/from-configuration.ts");
 		elasticOf(resolved.configuration);
 		const { runTraining } = await import("../train/run.ts");

@@ -2,7 +2,7 @@
 import type { SkippedSample } from "./energon/loader/messages.ts";
 
 /** Samples of a kind that were not handed over before. */
-export interface LeftOutKind {
+export interface SkippedKind {
 	/** The reason without what differs from sample to sample. */
 	readonly kind: string;
 	/** That of the latest sample. */
@@ -32,7 +32,7 @@ export class KnownNames {
 	}
 }
 
-export class LeftOutTally {
+export class SkippedTally {
 	readonly #fresh = new Map<string, { reason: string; names: string[]; unnamed: number }>();
 	/** Samples of every kind so far. */
 	readonly #counts = new Map<string, number>();
@@ -61,7 +61,7 @@ export class LeftOutTally {
 	}
 
 	/** Takes the kinds that were added since the last call. */
-	take(): LeftOutKind[] {
+	take(): SkippedKind[] {
 		const taken = [...this.#fresh].map(([kind, fresh]) => ({ kind, ...fresh }));
 		this.#fresh.clear();
 		return taken;

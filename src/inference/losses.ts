@@ -4,7 +4,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
-import { LeftOutTally } from "../data/skipped-samples.ts";
+import { SkippedTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
@@ -16,7 +16,7 @@ import { laneOf } from "../train/feed/shared-batches.ts";
 import { openSources } from "../train/feed/sources.ts";
 import { evaluatedBudgets } from "../train/from-configuration.ts";
 import { languageModelLoss } from "../train/losses.ts";
-import { LeftOutReport } from "../train/report/skipped-samples.ts";
+import { SkippedReport } from "../train/report/skipped-samples.ts";
 
 export interface DatasetLoss {
 	readonly dataset: string;
@@ -82,7 +82,7 @@ export async function* samplesOf(
 	world: World,
 	entries: readonly Entry[],
 	most: number,
-	leftOut: LeftOutTally,
+	leftOut: SkippedTally,
 ): AsyncGenerator<{ readonly entry: Entry; readonly microbatches: readonly ImageTextMicrobatch[] }> {
 	const place = dataPlaceOf(run.topology, run.rank);
 	const { laneCount } = place;
@@ -138,7 +138,7 @@ export async function lossesOf(
 	most: number,
 ): Promise<{ readonly losses: DatasetLoss[]; readonly leftOut: readonly string[] }> {
 	const found: DatasetLoss[] = [];
-	const leftOut = new LeftOutTally();
+	const leftOut = new SkippedTally();
 	const { parent, budgets } = evaluatedBudgets(c);
 	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, leftOut)) {
 		const at = (budget: DrawnBudget | null) => evaluate(run.state, microbatches, undefined, budget);
@@ -151,5 +151,5 @@ export async function lossesOf(
 		const byBudget = each.map((one) => ({ budget: one.budget, loss: one.losses[languageModelLoss]! }));
 		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]!, budgets: byBudget });
 	}
-	return { losses: found, leftOut: new LeftOutReport(run.state.world, leftOut).rest() };
+	return { losses: found, leftOut: new SkippedReport(run.state.world, leftOut).rest() };
 }

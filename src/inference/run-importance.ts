@@ -3,7 +3,7 @@
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import { LeftOutTally } from "../data/skipped-samples.ts";
+import { SkippedTally } from "../data/skipped-samples.ts";
 import type { Importance } from "../elastic/importance/importance.ts";
 import { ImportanceMeter } from "../elastic/importance/meter.ts";
 import { hybridConfig } from "../models/hybrid/from-configuration.ts";
@@ -12,7 +12,7 @@ import type { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
-import { LeftOutReport } from "../train/report/skipped-samples.ts";
+import { SkippedReport } from "../train/report/skipped-samples.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";
 import { entriesOf, samplesOf } from "./losses.ts";
@@ -31,7 +31,7 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	const config = hybridConfig(c);
 	const meter = new ImportanceMeter(config);
 	const changes = new OutputChanges(run, config.pattern.length);
-	const leftOut = new LeftOutTally();
+	const leftOut = new SkippedTally();
 	let tokens = 0;
 	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples, leftOut)) {
 		for (const microbatch of microbatches) {
@@ -43,7 +43,7 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	if (run.language) run.language.probe = null;
 	const units = meter.finish(world.device, run.state.world);
 	const layers = job.layers ? changes.finish() : config.pattern.map(() => null);
-	const sentences = new LeftOutReport(run.state.world, leftOut).rest();
+	const sentences = new SkippedReport(run.state.world, leftOut).rest();
 	if (run.rank !== reportingRank(run)) return null;
 	for (const sentence of sentences) warn(sentence);
 	return {

@@ -5,12 +5,12 @@
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
 import { meetingAddress } from "./rendezvous/address.ts";
-import { Reception } from "./rendezvous/admission.ts";
 import { LineConnection } from "./rendezvous/line-connection.ts";
 import { ProvenConnection } from "./rendezvous/proven-connection.ts";
+import { ProvenListener } from "./rendezvous/proven-listener.ts";
 import { isLoopback } from "./rendezvous/socket-owner.ts";
 
-export interface Told<Report> {
+export interface RankReport<Report> {
 	readonly rank: number;
 	readonly report: Report;
 	/** Milliseconds that the rank's clock is ahead of rank 0's, and how sure that is: half the way there and back. */
@@ -19,7 +19,7 @@ export interface Told<Report> {
 }
 
 /** A rank that has told, and waits for questions. */
-export interface Teller<Report> extends Told<Report> {
+export interface ReportingRank<Report> extends RankReport<Report> {
 	/** Where rank 0, and so others, can reach it. */
 	readonly addresses: readonly string[];
 	/** The rank's answer. Throws a UserError when the rank does not answer. */
@@ -51,7 +51,7 @@ export async function gather<Report, Result>(
 	place: Place,
 	report: Report,
 	options: GatheringOptions,
-	hear: (everyone: readonly Teller<Report>[]) => Promise<Result>,
+	hear: (everyone: readonly ReportingRank<Report>[]) => Promise<Result>,
 ): Promise<Result | null> {
 	if (place.rank !== 0) {
 		await tell(place, report, options);
@@ -78,8 +78,8 @@ async function listenToAll<Report>(
 	report: Report,
 	{ milliseconds, answer }: GatheringOptions,
 	connections: ProvenConnection[],
-): Promise<Teller<Report>[]> {
-	const self: Teller<Report> = {
+): Promise<ReportingRank<Report>[]> {
+	const self: ReportingRank<Report> = {
 		rank: 0,
 		report,
 		skew: 0,
@@ -87,8 +87,8 @@ async function listenToAll<Report>(
 		addresses: ownAddresses(place),
 		ask: answer,
 	};
-	const told = new Map<number, Teller<Report>>([[0, self]]);
-	const reception = await Reception.open({
+	const told = new Map<number, ReportingRank<Report>>([[0, self]]);
+	const listener = await ProvenListener.open({
 		spot: { host: await meetingAddress(place, milliseconds), port: place.port },
 		secret: place.secret,
 		expected: place.worldSize,
@@ -101,7 +101,7 @@ async function listenToAll<Report>(
 	});
 	const end = performance.now() + milliseconds;
 	while (told.size < place.worldSize && performance.now() < end) await Bun.sleep(20);
-	reception[Symbol.dispose]();
+	listener[Symbol.dispose]();
 	if (told.size < place.worldSize) {
 		const absent = Array.from({ length: place.worldSize }, (_, rank) => rank).filter((rank) => !told.has(rank));
 		throw new UserError(`Ranks ${absent.join(", ")} did not answer rank 0 within ${milliseconds / 1000} s.`);
@@ -109,7 +109,7 @@ async function listenToAll<Report>(
 	return [...told.values()].sort((a, b) => a.rank - b.rank);
 }
 
-async function listenTo<Report>(connection: ProvenConnection, place: Place): Promise<Teller<Report> | null> {
+async function listenTo<Report>(connection: ProvenConnection, place: Place): Promise<ReportingRank<Report> | null> {
 	const hello = (await connection.receive(knock.answer)) as Hello<Report> | undefined;
 	if (hello === undefined) return null;
 	const { rank, report } = hello;

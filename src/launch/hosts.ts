@@ -5,7 +5,7 @@ import { Run } from "../native/run.ts";
 import { hostsFrom, levelsOf, parentOf, placementOf } from "./host-tree.ts";
 import type { Identity } from "./rendezvous/identity.ts";
 import type { Lead } from "./rendezvous/messages.ts";
-import type { RendezvousHost } from "./rendezvous/server.ts";
+import type { RendezvousServer } from "./rendezvous/server.ts";
 
 /** The index of the machine each rank is on, counted in the order of their first ranks. */
 export function hostsOf(identities: readonly Pick<Identity, "machine">[]): number[] {
@@ -40,7 +40,7 @@ export interface RunOptions {
  * machine, and tells all ranks where it is. Throws UserErrors, which all ranks receive.
  */
 export async function makeRun(
-	host: RendezvousHost,
+	host: RendezvousServer,
 	own: Identity,
 	library: Library,
 	options: RunOptions,
@@ -65,7 +65,7 @@ export async function makeRun(
  * Paths of the other hosts' shared memory, in their order. A host is asked when the one above it in the tree listens.
  */
 async function haveOthersMade(
-	host: RendezvousHost,
+	host: RendezvousServer,
 	run: Run,
 	hostOfRank: readonly number[],
 	{ secret, address }: RunOptions,

@@ -12,10 +12,10 @@ import { requireDescriptors } from "./descriptors.ts";
 import { leadHost, makeRun } from "./hosts.ts";
 import type { Place } from "./place.ts";
 import { meetingAddress } from "./rendezvous/address.ts";
-import { type MakePart, meet } from "./rendezvous/client.ts";
+import { joinRendezvous, type MakePart } from "./rendezvous/client.ts";
 import type { Identity } from "./rendezvous/identity.ts";
-import { askNeighbour, Neighbours, roomOf } from "./rendezvous/local-ranks.ts";
-import { RendezvousHost } from "./rendezvous/server.ts";
+import { joinThroughFirstLocalRank, LocalRanks, localSocketOf } from "./rendezvous/local-ranks.ts";
+import { RendezvousServer } from "./rendezvous/server.ts";
 
 /** This process's description of itself; `rank` null: the launcher. */
 export function identityOf(
@@ -64,9 +64,9 @@ export async function findRun(
 	const milliseconds = timeoutMinutes * 60_000;
 	const address = await meetingAddress(place, milliseconds);
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };
-	const room = roomOf(place, identity);
-	if (room !== null && place.localRank > 0 && place.rank !== 0) {
-		const path = await askNeighbour(room, place, identity, milliseconds);
+	const socketName = localSocketOf(place, identity);
+	if (socketName !== null && place.localRank > 0 && place.rank !== 0) {
+		const path = await joinThroughFirstLocalRank(socketName, place, identity, milliseconds);
 		if (path !== null) return Run.open(library, path, place.worldSize);
 	}
 	if (place.launcher !== null || place.rank !== 0) {
@@ -76,13 +76,14 @@ export async function findRun(
 			led = run;
 			return { run: run.path, port };
 		};
-		using neighbours = room !== null && place.localRank === 0 ? await Neighbours.open(room, place, identity) : null;
-		const path = await meet({ ...place, address }, identity, milliseconds, lead, neighbours);
+		using localRanks =
+			socketName !== null && place.localRank === 0 ? await LocalRanks.open(socketName, place, identity) : null;
+		const path = await joinRendezvous({ ...place, address }, identity, milliseconds, lead, localRanks);
 		return led ?? Run.open(library, path, place.worldSize);
 	}
 	requireDescriptors(place);
-	using host = await RendezvousHost.open(address, place.port, place.secret, identity);
-	if (room !== null) await host.alsoAt(room, place.localSize);
+	using host = await RendezvousServer.open(address, place.port, place.secret, identity);
+	if (socketName !== null) await host.alsoAt(socketName, place.localSize);
 	await host.gather(
 		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
 		milliseconds,

@@ -14,7 +14,7 @@ import { recordingName } from "./diagnosis.ts";
 import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
 import type { Identity } from "./rendezvous/identity.ts";
-import { RendezvousHost } from "./rendezvous/server.ts";
+import { RendezvousServer } from "./rendezvous/server.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 
 /** The name of a rank in diagnoses and output. */
@@ -87,7 +87,7 @@ class Job implements Disposable {
 	async run(): Promise<number> {
 		const { identity, ranks, timeoutMinutes, say } = this.options;
 		const secret = randomBytes(32).toString("hex");
-		using host = await RendezvousHost.open(loopback, 0, secret, identity);
+		using host = await RendezvousServer.open(loopback, 0, secret, identity);
 		const stopListening = this.#listenToSignals();
 		const watch = setInterval(() => this.#look(), watchInterval);
 		try {

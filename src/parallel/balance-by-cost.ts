@@ -1,9 +1,9 @@
 /**
- * Deals items that lanes have read out to the lanes that work on them, so that the lane with the most work has little
- * more than the others (docs/spec/runtime.md §2.4). Every lane computes it from the same numbers and gets the same.
+ * Balances the items that lanes have read over the lanes, so that the busiest lane has little more work than the others
+ * (docs/spec/runtime.md §2.4). Every lane computes the assignment from the same costs and gets the same result.
  */
 
-/** Ratio of a lane's work to that in the most even deal, allowed where fewer items move: a move costs about as much. */
+/** An assignment that moves fewer items is preferred if its busiest lane has at most this times the least work: moves cost time too. */
 const slack = 1.01;
 
 interface Item {
@@ -12,58 +12,58 @@ interface Item {
 	readonly cost: number;
 }
 
-/** Costs of the items of a microbatch, or the lanes that work on them, by the lane that has read them. */
+/** [lane that has read the item][item]: costs of a microbatch's items, or the lanes they are assigned to. */
 export type ByLane = readonly (readonly number[])[];
 
-/** Moments at which lanes wait for each other even if they keep what they have read. */
-export type LanesMeet = "every microbatch" | "every step";
+/** How often lanes wait for each other even if no item moves. */
+export type LaneBarrier = "every microbatch" | "every step";
 
 /**
- * Deals of a step's microbatches. Lanes that share items wait for each other in every microbatch; where they would else
- * meet at the end of the step alone, and that takes no longer, all items stay.
+ * The assignment of each of a step's microbatches. Moving items makes lanes wait for each other in every microbatch; if they would
+ * otherwise wait once a step only, and moving shortens the step by nothing, no item moves.
  */
-export function dealStep(microbatches: readonly ByLane[], meet: LanesMeet): ByLane[] {
-	const dealt = microbatches.map(dealByCost);
+export function balanceStep(microbatches: readonly ByLane[], meet: LaneBarrier): ByLane[] {
+	const dealt = microbatches.map(balanceByCost);
 	if (meet === "every microbatch") return dealt;
 	const [apart, together] = [new Array<number>(microbatches[0]?.length ?? 0).fill(0), { most: 0 }];
 	for (const [index, costs] of microbatches.entries()) {
 		for (const [lane, own] of costs.entries()) for (const cost of own) apart[lane]! += cost;
 		together.most += Math.max(...workOf(costs, dealt[index]!));
 	}
-	return together.most < Math.max(0, ...apart) ? dealt : microbatches.map(atHome);
+	return together.most < Math.max(0, ...apart) ? dealt : microbatches.map(asRead);
 }
 
-/** Cost that every lane has under a deal. */
-export function workOf(costs: ByLane, deal: ByLane): number[] {
+/** Sum of the costs assigned to each lane. */
+export function workOf(costs: ByLane, assigned: ByLane): number[] {
 	const work = costs.map(() => 0);
-	for (const [home, lanes] of deal.entries()) {
+	for (const [home, lanes] of assigned.entries()) {
 		for (const [place, lane] of lanes.entries()) work[lane]! += costs[home]![place]!;
 	}
 	return work;
 }
 
-/** Every item with the lane that has read it. */
-export function atHome(costs: ByLane): ByLane {
+/** The assignment that moves no item. */
+export function asRead(costs: ByLane): ByLane {
 	return costs.map((own, home) => own.map(() => home));
 }
 
 /**
- * The lane that works on each item, by the lane that has read it. `costs`: of the items of every lane, above 0. Items go
- * largest first to the lane with the least (at most 4/3 of the least possible maximum), but stay where that is not worse.
+ * Assigns the items of one microbatch. `costs`: above 0. Items are assigned largest first to the lane with the least work (LPT: at
+ * most 4/3 of the optimal maximum), but stay with the lane that has read them if the maximum is no larger.
  */
-export function dealByCost(costs: ByLane): ByLane {
+export function balanceByCost(costs: ByLane): ByLane {
 	const items = costs
 		.flatMap((own, home) => own.map((cost, place): Item => ({ home, place, cost })))
 		.sort((a, b) => b.cost - a.cost || a.home - b.home || a.place - b.place);
-	const anywhere = dealWithin(items, costs, 0);
-	const unmoved = dealWithin(items, costs, Number.POSITIVE_INFINITY);
-	const mostlyAtHome = dealWithin(items, costs, anywhere.most);
+	const anywhere = assignWithin(items, costs, 0);
+	const unmoved = assignWithin(items, costs, Number.POSITIVE_INFINITY);
+	const mostlyAtHome = assignWithin(items, costs, anywhere.most);
 	const least = Math.min(anywhere.most, unmoved.most, mostlyAtHome.most);
 	return [unmoved, mostlyAtHome, anywhere].find(({ most }) => most <= slack * least)!.lanes;
 }
 
-/** Largest first: to its home as long as that has at most `bound`, else to the lane with the least. */
-function dealWithin(items: readonly Item[], costs: ByLane, bound: number) {
+/** Largest item first: to the lane that has read it while that lane's work stays within `bound`, else to the lane with the least work. */
+function assignWithin(items: readonly Item[], costs: ByLane, bound: number) {
 	const loads = costs.map(() => 0);
 	const lanes = costs.map((own) => own.map(() => 0));
 	for (const { home, place, cost } of items) {

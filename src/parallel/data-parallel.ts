@@ -209,7 +209,7 @@ export class DataParallel {
 }
 
 /** One process holds the only replica. */
-export function onlyReplica(parameters: ParameterSet): DataParallel {
+export function singleReplica(parameters: ParameterSet): DataParallel {
 	const alone = groupOfOne("dp", 0);
 	const groups = { dense: alone, expert: alone, sequenceParallel: null, copies: null };
 	return new DataParallel(parameters, groups, false, true);

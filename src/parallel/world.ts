@@ -20,8 +20,8 @@ export class World implements Disposable {
 		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
 	) {}
 
-	/** This process plays `rank` of a world of `size` whose other ranks are imagined: for planning. */
-	static imagined(
+	/** This process plays `rank` of a world of `size` whose other ranks are simulated: for planning. */
+	static simulated(
 		device: Device,
 		rank: number,
 		size: number,

@@ -1,61 +1,65 @@
 /**
- * Other ranks' work while one is timed: on a processor whose cores the ranks of a host share, caches and memory are
- * shared too, and a rank is slower among others than alone. All begin a step together and end it together, as the
- * collectives of a run hold them: a rank that is done leaves its core to the others.
+ * Ranks that train in threads beside the rank that `mimo plan --measure` times. Ranks of one host share caches and memory bandwidth,
+ * so a rank is slower among others than alone. All start each step together and wait for the slowest, as collectives make them do.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openWorker } from "../native/worker.ts";
 
-/** A message to a companion. */
-export interface CompanionJob {
+/** The message that starts a thread (concurrent-rank-worker.ts). */
+export interface ConcurrentRankJob {
 	readonly configuration: TrainingConfiguration;
 	readonly rank: number;
 	readonly threads: number;
-	/** `CompanionWord`s. */
+	/** Int32 words at the indices of `SharedWord`. */
 	readonly words: SharedArrayBuffer;
 	/** A double: seconds of its last step. */
 	readonly seconds: SharedArrayBuffer;
 }
 
-/** Words that a companion shares: the steps it is asked for, -1 to end, and those it has finished. */
-export const CompanionWord = { asked: 0, finished: 1 } as const;
-/** In `asked`. */
+/** Indices of the words that a thread shares: number of steps requested (`askedToEnd`: terminate), and of steps finished. */
+export const SharedWord = { asked: 0, finished: 1 } as const;
+/** Value of `asked` that ends the thread. */
 export const askedToEnd = -1;
-/** In `finished`: before it is ready for a first step, and after it has ended (or was never able to begin). */
+/** Value of `finished` before the thread is ready for its first step. */
 const notReady = -1;
+/** Value of `finished` after the thread has ended, or failed to start. */
 export const gone = 2 ** 31 - 1;
 
-/** Milliseconds between two looks at a companion that starts or ends. */
+/** Milliseconds between polls of a thread that starts or ends. */
 const lookInterval = 5;
 
-interface Companion {
+interface ConcurrentRank {
 	readonly worker: Worker;
 	readonly rank: number;
 	readonly words: Int32Array;
 	readonly seconds: Float64Array;
 }
 
-export class Company implements AsyncDisposable {
+export class ConcurrentRanks implements AsyncDisposable {
 	#steps = 0;
 
-	private constructor(private readonly members: readonly Companion[]) {}
+	private constructor(private readonly members: readonly ConcurrentRank[]) {}
 
-	/** Companions that train as `ranks` of the configuration do; resolves when all are ready. */
-	static async open(configuration: TrainingConfiguration, ranks: readonly number[], threads: number): Promise<Company> {
+	/** Starts a thread for each of `ranks` of the configuration; resolves when all are ready. */
+	static async open(
+		configuration: TrainingConfiguration,
+		ranks: readonly number[],
+		threads: number,
+	): Promise<ConcurrentRanks> {
 		const members = ranks.map((rank) => {
-			const words = new Int32Array(new SharedArrayBuffer(4 * Object.keys(CompanionWord).length));
+			const words = new Int32Array(new SharedArrayBuffer(4 * Object.keys(SharedWord).length));
 			const seconds = new Float64Array(new SharedArrayBuffer(8));
-			words[CompanionWord.finished] = notReady;
+			words[SharedWord.finished] = notReady;
 			const worker = openWorker("plan/concurrent-rank-worker");
 			const shared = { words: words.buffer, seconds: seconds.buffer };
-			worker.postMessage({ configuration, rank, threads, ...shared } satisfies CompanionJob);
+			worker.postMessage({ configuration, rank, threads, ...shared } satisfies ConcurrentRankJob);
 			return { worker, rank, words, seconds };
 		});
 		for (const { words } of members) await until(words, (finished) => finished !== notReady);
-		return new Company(members);
+		return new ConcurrentRanks(members);
 	}
 
-	/** Runs `own` while every companion runs a step; its seconds, and each companion's by rank. */
+	/** Runs `own` while every thread runs a step. Returns the seconds of `own`, and those of each thread's step by rank. */
 	step(own: () => void): { readonly own: number; readonly companions: ReadonlyMap<number, number> } {
 		const steps = ++this.#steps;
 		for (const { words } of this.members) ask(words, steps);
@@ -63,8 +67,8 @@ export class Company implements AsyncDisposable {
 		own();
 		const seconds = (performance.now() - started) / 1000;
 		for (const { words } of this.members) {
-			for (let finished = steps - 1; finished < steps; finished = Atomics.load(words, CompanionWord.finished)) {
-				Atomics.wait(words, CompanionWord.finished, finished);
+			for (let finished = steps - 1; finished < steps; finished = Atomics.load(words, SharedWord.finished)) {
+				Atomics.wait(words, SharedWord.finished, finished);
 			}
 		}
 		return { own: seconds, companions: new Map(this.members.map((one) => [one.rank, one.seconds[0]!])) };
@@ -80,10 +84,10 @@ export class Company implements AsyncDisposable {
 }
 
 function ask(words: Int32Array, steps: number): void {
-	Atomics.store(words, CompanionWord.asked, steps);
-	Atomics.notify(words, CompanionWord.asked);
+	Atomics.store(words, SharedWord.asked, steps);
+	Atomics.notify(words, SharedWord.asked);
 }
 
 async function until(words: Int32Array, reached: (finished: number) => boolean): Promise<void> {
-	while (!reached(Atomics.load(words, CompanionWord.finished))) await Bun.sleep(lookInterval);
+	while (!reached(Atomics.load(words, SharedWord.finished))) await Bun.sleep(lookInterval);
 }

@@ -5,10 +5,10 @@
 import {
 	type Actor,
 	chunkName,
+	type Direction,
 	encoderChunk,
 	isWork,
 	type ScheduleShape,
-	type Way,
 	type Work,
 } from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";
@@ -88,7 +88,7 @@ export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number):
 		sum(some.map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)));
 	const whole = (tally: PhaseTally) => tallySeconds(tally, rates, ranksPerHost);
 	const working = (kind: Work["kind"]) => sum(work.values().map((own) => whole(own[kind])));
-	const bridge = (way: Way) => transfers(phases[way].transfers.filter(isBridge));
+	const bridge = (direction: Direction) => transfers(phases[direction].transfers.filter(isBridge));
 	const [forward, backward] = [working("forward"), working("backward") + working("weight gradient")];
 	// A processor's cores have no time beside the passes for them.
 	const hidden = rates.cores === null ? backward : 0;
@@ -202,11 +202,11 @@ function durationsOf(
 	);
 	const shareOf = ({ node, chunk }: Work) => (node === undefined ? 1 : 1 / (lastNode(shape.overlap!, chunk.index) + 1));
 	/** One message over an edge takes as long as at its slowest end. */
-	const transfer = memoized((edge: string, way: Way) => {
-		const group = `edge.${edge}.${way}`;
+	const transfer = memoized((edge: string, direction: Direction) => {
+		const group = `edge.${edge}.${direction}`;
 		const ofRank = ({ phases }: RankPlan, kind: Transfer["kind"]) =>
 			sum(
-				phases[way].transfers
+				phases[direction].transfers
 					.filter((one) => one.group === group && one.kind === kind)
 					.map((one) => transferSeconds(one, rates, ranksPerHost)),
 			);
@@ -217,7 +217,7 @@ function durationsOf(
 		of: (action, actor) =>
 			isWork(action) ? shareOf(action) * seconds(actor, chunkName(action.chunk), action.kind) : 0,
 		transfer: (action) =>
-			"way" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.way) : 0,
+			"direction" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.direction) : 0,
 		together: (action, actor) => (isWork(action) && action.chunk.module === "encoder" ? encoderGroup(actor) : null),
 		begin: (actor) => byActor.get(actor)!.seconds.update,
 	};

@@ -7,7 +7,7 @@ import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.t
 import { kindOf, type LayoutFlags, type LayoutKind, layoutCheck, layouts } from "./layout-candidates.ts";
 import { planRank, type RankPlan } from "./rank-plan.ts";
 import { microbatchesOf } from "./rank-run.ts";
-import { outlookOf } from "./rough-estimate.ts";
+import { roughEstimateOf } from "./rough-estimate.ts";
 import { actorRanks, conditionsOf, type Machine, trafficOf } from "./run-plan.ts";
 
 export interface Split {
@@ -54,7 +54,7 @@ export async function rankSplits(
 	devices: number,
 	machine: Machine,
 ): Promise<RankedSplits> {
-	const outlook = outlookOf(resolved.configuration, machine);
+	const outlook = roughEstimateOf(resolved.configuration, machine);
 	const memory = machine.memoryBytes ?? Number.POSITIVE_INFINITY;
 	const found = [...layouts(resolved, devices)].map((layout) => ({ ...layout, outlook: outlook(layout) }));
 	found.sort(

@@ -1,4 +1,4 @@
-/** Times every operation of a configuration on this machine: one rank of each module or stage runs, all others imagined. */
+/** Times every operation of a configuration on this machine: one rank of each module or stage runs, all others simulated. */
 import { availableParallelism } from "node:os";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { timingLibrary } from "../native/counting-library.ts";
@@ -8,7 +8,7 @@ import { median } from "../observe/median.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { gpuLinks } from "./accelerators.ts";
-import { Company } from "./concurrent-ranks.ts";
+import { ConcurrentRanks } from "./concurrent-ranks.ts";
 import { amountOf, isProduct, type RatedName, ratedName, workOf } from "./operation-work.ts";
 import { enoughMicrobatches } from "./rank-plan.ts";
 import { openRank } from "./rank-run.ts";
@@ -51,7 +51,7 @@ export async function measureRates(
 	for (const { ranks: members } of actors) {
 		const rank = members[0]!;
 		const others = Array.from({ length: companions }, (_, i) => (rank + i + 1) % topology.worldSize);
-		await using company = await Company.open(c, others, threads);
+		await using company = await ConcurrentRanks.open(c, others, threads);
 		const together: Together = (work) => {
 			const { own, companions } = company.step(work);
 			// Ranks of one grid wait for each other, layer by layer, those of other stages only for rows.

@@ -1,5 +1,5 @@
 /**
- * One rank of a run with all others imagined: its part of the model, its optimizer, and the microbatches of mock data that
+ * One rank of a run with all others simulated: its part of the model, its optimizer, and the microbatches of mock data that
  * it would train on. The code that trains builds and runs it, so that the counts are those of a run.
  */
 import { dataLanes, encoderMicroBatchSize, encoderTurns } from "../config/derive.ts";
@@ -15,7 +15,7 @@ import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
-import { imaginedGroup, type Transfer } from "./simulated-group.ts";
+import { simulatedGroup, type Transfer } from "./simulated-group.ts";
 
 /**
  * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares, until all ranks agree on the norm.
@@ -46,7 +46,7 @@ export function microbatchesOf(c: TrainingConfiguration): number {
 	return c.globalBatchSize / (c.microBatchSize * dataLanes(c));
 }
 
-/** The rank of a run whose other ranks are imagined. */
+/** The rank of a run whose other ranks are simulated. */
 export async function openRank(
 	c: TrainingConfiguration,
 	device: Device,
@@ -60,10 +60,10 @@ export async function openRank(
 		integers: (length: number) => new Int32Array(length).fill(tokens),
 		imbalance: observer.imbalance,
 	};
-	const world = World.imagined(device, rank, topology.worldSize, (name, ranks) =>
-		imaginedGroup(name, ranks, rank, imagination),
+	const world = World.simulated(device, rank, topology.worldSize, (name, ranks) =>
+		simulatedGroup(name, ranks, rank, imagination),
 	);
-	// The images of imagined lanes are this one's: none would move.
+	// The images of simulated lanes are this one's: none would move.
 	const run = await openRun({ ...c, encoderBalance: "number" }, world);
 	// Made once: a run's data are made beside it.
 	const made: ImageTextMicrobatch[] = [];
@@ -137,5 +137,5 @@ function step(
 /** The phase of an action, and its chunk for work. Rows on an edge belong to the forward pass, gradients to the backward pass. */
 function phaseOf(action: Action): [Phase, Chunk | null] {
 	if (action.kind === "reduce") return ["reduce", null];
-	return isWork(action) ? [action.kind, action.chunk] : [action.way, null];
+	return isWork(action) ? [action.kind, action.chunk] : [action.direction, null];
 }

@@ -1,6 +1,6 @@
 /**
- * Rough needs of a layout, from sizes alone: in which order `mimo plan --split` counts layouts when there are too many
- * to count all. Nothing that is printed comes from here.
+ * A rough estimate of a layout's memory and step time from sizes alone. It only decides which layouts `mimo plan --split` plans
+ * exactly when there are too many to plan all; no printed number comes from it.
  */
 import { hasEncoder } from "../config/derive.ts";
 import { parsePattern } from "../config/hybrid-pattern.ts";
@@ -19,15 +19,15 @@ import type { Machine } from "./run-plan.ts";
 export interface Outlook {
 	/** Bytes of parameters, gradients and optimizer on a rank of the language model. */
 	readonly states: number;
-	/** Of a step. */
+	/** Seconds of a step. */
 	readonly seconds: number;
 }
 
 /** Bytes of a parameter in bf16 with its fp32 gradient, and of its master and moments, which replicas may share. */
 const [resident, optimizer] = [6, 12];
 
-/** The outlook of layouts of one configuration. */
-export function outlookOf(
+/** Estimates layouts of one configuration. */
+export function roughEstimateOf(
 	c: TrainingConfiguration,
 	{ rates, ranksPerHost }: Machine,
 ): (layout: UncheckedLayout) => Outlook {
@@ -70,7 +70,7 @@ export function outlookOf(
 		const edge = apart ? (imageTokens * row * encoder.tensor) / rates.between.bytes : 0;
 		const encoderSeconds =
 			encoder.ranks > 0 ? (c.globalBatchSize * (images / rates.product + edge)) / encoder.ranks : 0;
-		// Of layouts whose slower module is equal those first whose other one is faster.
+		// Breaks ties between layouts with an equally slow slower module by the faster module.
 		const [more, less] = [Math.max(languageSeconds, encoderSeconds), Math.min(languageSeconds, encoderSeconds)];
 		return { states, seconds: apart ? more + less / 16 : more + less };
 	};

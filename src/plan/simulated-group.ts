@@ -1,5 +1,5 @@
 /**
- * A group whose other members are imagined: this rank goes on as if they had taken part, and every transfer is counted.
+ * A group whose other members do not exist: this rank continues as if they had taken part, and every transfer is counted.
  * On a real device what they would have sent is this rank's own data again.
  */
 import type { Group, Pending, RowRanges, RowsOfMember } from "../parallel/group.ts";
@@ -33,7 +33,7 @@ export interface Transfer {
 	readonly rows?: { readonly from: number; readonly bytes: readonly number[] };
 }
 
-export interface Imagination {
+export interface SimulationOptions {
 	/** Called with every transfer. */
 	readonly observe: (transfer: Transfer) => void;
 	/** Integers that a member would send: rows of images by sample. */
@@ -44,11 +44,11 @@ export interface Imagination {
 
 const done: Pending = { wait() {} };
 
-export function imaginedGroup(
+export function simulatedGroup(
 	name: string,
 	ranks: readonly number[],
 	globalRank: number,
-	{ observe, integers, imbalance }: Imagination,
+	{ observe, integers, imbalance }: SimulationOptions,
 ): Group {
 	const size = ranks.length;
 	const rank = ranks.indexOf(globalRank);
@@ -175,7 +175,7 @@ function copy(from: Tensor, to: Tensor): void {
 }
 
 /** Something sensible where a member's data would be. */
-function invent(x: Tensor, integers: Imagination["integers"]): void {
+function invent(x: Tensor, integers: SimulationOptions["integers"]): void {
 	if (x.dtype === "i32") x.device.copyToDevice(x, integers(x.elements));
 	else if (x.elements > 0) x.device.run("fill", { y: x, elements: x.elements, value: 0.01, dtype: x.dtypeCode });
 }

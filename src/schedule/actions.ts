@@ -1,52 +1,52 @@
 /**
- * A step as a list of actions of one rank: passes of microbatches through chunks of modules, and what moves over the edges
- * between chunks. A schedule is a pure function that returns such a list; one interpreter executes it (execute.ts), the
- * same list is timed (simulate.ts), printed, and tested without a device.
+ * A step as one rank's list of actions: forward and backward passes of microbatches through chunks of modules, and the transfers
+ * over the edges between chunks. A schedule is a pure function that returns such a list. One interpreter executes it (execute.ts);
+ * the same list is timed (simulate.ts), printed, and tested without a device.
  */
 
-/** A part of a module that a microbatch passes as a whole: the encoder, or a segment of the language model's layers. */
+/** Megatron's model chunk: the whole encoder, or one virtual pipeline stage of the language model. */
 export interface Chunk {
 	readonly module: "encoder" | "language";
 	/** From 0, in the order of the layers. */
 	readonly index: number;
 }
 
-/** The direction over an edge: forward for rows, backward for their gradients. */
-export type Way = "forward" | "backward";
+/** forward: rows, from the encoder to the last stage; backward: their gradients, the other way. */
+export type Direction = "forward" | "backward";
 
 /**
- * A microbatch, counted from 0, through a chunk. A backward pass adds to the gradients of weights too, unless a weight
- * gradient action of the same chunk and microbatch follows.
+ * Passes a microbatch, counted from 0, through a chunk. A backward pass also computes the weight gradients, unless a
+ * WeightGradientAction of the same chunk and microbatch follows.
  */
 export interface PassAction {
-	readonly kind: Way;
+	readonly kind: Direction;
 	readonly chunk: Chunk;
 	readonly microbatch: number;
-	/** One node of the pass (combined.ts), in the order of the forward pass; absent: all of them. */
+	/** Index of the one node of the pass to run (combined.ts), in the order of the forward pass; absent: the whole pass. */
 	readonly node?: number;
 }
 
-/** The gradients of a chunk's weights that the backward pass of a microbatch has left. */
+/** Computes the weight gradients that the backward pass of a microbatch has put off (late-weight-gradients.ts). */
 export interface WeightGradientAction {
 	readonly kind: "weight gradient";
 	readonly chunk: Chunk;
 	readonly microbatch: number;
-	/** The node whose weight gradients are computed; absent: all that are left. */
+	/** Index of the node whose weight gradients are computed; absent: those of all nodes that are left. */
 	readonly node?: number;
 }
 
-/** A computation of a rank. */
+/** An action that computes, as opposed to one that communicates. */
 export type Work = PassAction | WeightGradientAction;
 
-/** Rows of a microbatch, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */
+/** Sends or receives a microbatch's rows, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */
 export interface TransferAction {
 	readonly kind: "send" | "receive";
-	readonly way: Way;
+	readonly direction: Direction;
 	readonly to: Chunk;
 	readonly microbatch: number;
 }
 
-/** The sums of a module's gradients over its replicas begin. */
+/** Starts the reduction of a module's gradients over its data-parallel replicas. */
 export interface ReduceAction {
 	readonly kind: "reduce";
 	readonly module: Chunk["module"];
@@ -60,7 +60,7 @@ export function languageChunk(index: number): Chunk {
 	return { module: "language", index };
 }
 
-/** The sizes and options that decide a step's order on every rank. */
+/** Everything that the order of a step depends on, equal on all ranks. */
 export interface ScheduleShape {
 	/** Microbatches of a lane in a step. */
 	readonly microbatches: number;
@@ -68,7 +68,7 @@ export interface ScheduleShape {
 	readonly stages: number;
 	/** Chunks of each stage. Stage p has chunks p, p + stages, … */
 	readonly virtualStages: number;
-	/** Microbatches that pass a stage's chunk before its next one has its turn; counts with several virtual stages. */
+	/** Megatron's microbatch group size per virtual stage: microbatches that pass one chunk of a stage before the stage's next chunk. */
 	readonly groupSize: number;
 	/** null: no encoder. */
 	readonly encoder: {
@@ -77,23 +77,23 @@ export interface ScheduleShape {
 		/** Whether gradients go back into it. */
 		readonly trains: boolean;
 	} | null;
-	/** Whether the language model's backward passes leave the gradients of its weights for later. */
+	/** Whether the language model's weight gradients are put off (--delay-wgrad-compute). */
 	readonly lateWeightGradients: boolean;
-	/** Language model passes that take turns, so that each hides the other's exchange of experts' rows; null: no passes do. */
+	/** Combined 1F1B (--overlap-moe-expert-parallel-comm), in which each pass hides the other's all-to-all; null: plain 1F1B. */
 	readonly overlap: Overlap | null;
-	/** Forward alone: an evaluation. */
+	/** An evaluation: no backward passes. */
 	readonly forwardOnly: boolean;
 }
 
-/** The turns that passes take (combined.ts). */
+/** Options of combined 1F1B (combined.ts). */
 export interface Overlap {
-	/** Of every block of every chunk of the language model: whether it exchanges rows with other ranks. */
+	/** [chunk][block] of the language model: whether the block sends experts' rows to other ranks. */
 	readonly exchanges: readonly (readonly boolean[])[];
-	/** Frees a backward block's activations before the forward block's experts run, at the price of hiding less. */
+	/** Runs the backward node that frees a block's activations before the forward block's experts: less memory, less hidden. */
 	readonly earlyRelease: boolean;
 }
 
-/** Ranks that do the same: those of the encoder's own grid, or of one stage of the language model. */
+/** A set of ranks with one list of actions: the encoder's own grid, or a pipeline stage of the language model. */
 export type Actor = "encoder" | number;
 
 /** All actors of a step, in the order in which a microbatch meets them. */
@@ -107,17 +107,17 @@ export function chunkName({ module, index }: Chunk): string {
 	return module === "encoder" ? module : `${module}.${index}`;
 }
 
-/** Whether an action computes: all others move rows or begin sums. */
+/** Whether an action computes, as opposed to a transfer or a reduction. */
 export function isWork(action: Action): action is Work {
 	return "chunk" in action;
 }
 
-/** A text that tells an action from all others of its rank, such as "forward language.0 microbatch 3". */
+/** Names an action uniquely among those of its rank, such as "forward language.0 microbatch 3". */
 export function describeAction(action: Action): string {
 	if (action.kind === "reduce") return `reduce ${action.module}`;
 	const { microbatch } = action;
-	if ("way" in action) {
-		const what = action.way === "forward" ? "rows into" : "the gradient out of";
+	if ("direction" in action) {
+		const what = action.direction === "forward" ? "rows into" : "the gradient out of";
 		return `${action.kind} ${what} ${chunkName(action.to)} microbatch ${microbatch}`;
 	}
 	const node = action.node === undefined ? "" : ` node ${action.node}`;

@@ -1,21 +1,22 @@
 /**
- * Combined 1F1B: a forward pass and the backward pass of another microbatch take turns, node by node, so that while rows of one
- * travel between the ranks that hold experts the other computes (docs/spec/moe-performance.md §2). Stages begin with one more forward
- * pass than in 1F1B: then the two passes of a turn never wait for each other.
+ * Combined 1F1B (Megatron's combined_1f1b): the nodes of a forward pass and of another microbatch's backward pass are interleaved, so
+ * that one computes while the all-to-all of the other is in flight (docs/spec/moe-performance.md §2). A stage warms up with one more
+ * forward pass than in 1F1B, so that the two passes are of different microbatches and never wait for each other.
  *
- * The nodes of a pass: what enters the first block; of every block one, or three where it exchanges rows: all up to the start of
- * the dispatch, the experts up to the start of the combine, and what comes with the combined rows; what follows the last block.
+ * The nodes of a pass, in the order of the forward pass: node 0, everything before the first block; for each block one node, or three
+ * if it exchanges experts' rows (compute: up to the start of the dispatch; experts: up to the start of the combine; combine: the
+ * rest); a last node, everything after the last block.
  */
 import type { Overlap, PassAction, ScheduleShape, WeightGradientAction, Work } from "./actions.ts";
 
-/** The nodes of one block by their numbers; experts and combine only where it exchanges rows. */
+/** Indices of a block's nodes; experts and combine are null if the block exchanges no rows. */
 interface BlockNodes {
 	readonly compute: number;
 	readonly experts: number | null;
 	readonly combine: number | null;
 }
 
-/** The numbers of a pass's nodes. */
+/** Indices of a pass's nodes. */
 interface PassNodes {
 	readonly blocks: readonly BlockNodes[];
 	readonly last: number;
@@ -33,16 +34,16 @@ function nodesOf({ exchanges }: Overlap, chunk: number): PassNodes {
 	return { blocks, last: next };
 }
 
-/** The number of the last node of a pass of a chunk of the language model. */
+/** Index of the last node of a pass through chunk `chunk` of the language model. */
 export function lastNode(overlap: Overlap, chunk: number): number {
 	return nodesOf(overlap, chunk).last;
 }
 
 /**
- * Puts nodes of every forward pass after the first `warmUp` and of the backward pass that follows it in turns: those never wait
- * for each other. Passes before and after, and the encoder's, stay whole.
+ * Interleaves the nodes of each forward pass after the first `warmUp` with those of the backward pass that follows it. Passes of the
+ * warm-up and cool-down, and the encoder's, stay whole.
  */
-export function inTurns(
+export function combinePasses(
 	work: readonly PassAction[],
 	warmUp: number,
 	{ overlap, lateWeightGradients }: Pick<ScheduleShape, "overlap" | "lateWeightGradients">,
@@ -64,8 +65,8 @@ export function inTurns(
 }
 
 /**
- * Both passes, block against block, in the order in which their nodes are issued on every rank. `late`: weight gradients wait
- * for the node after that of their inputs' gradients.
+ * The nodes of both passes, block against block, in the order in which every rank issues them. `late`: a node's weight gradients are
+ * computed after the next node of the forward pass, not beside the gradients of its inputs.
  */
 function combined(forward: PassAction, backward: PassAction, overlap: Overlap, late: boolean): Work[] {
 	const [f, b] = [nodesOf(overlap, forward.chunk.index), nodesOf(overlap, backward.chunk.index)];
@@ -90,7 +91,7 @@ function combined(forward: PassAction, backward: PassAction, overlap: Overlap, l
 			...ahead(going?.experts),
 			...(release ? [] : back(coming?.compute)),
 			...ahead(going?.combine),
-			// The first block's are left until its gradient has been sent on.
+			// The first block's weight gradients come last, after the gradient has been sent to the stage before.
 			...(first ? [] : weights(coming?.compute)),
 		);
 	}

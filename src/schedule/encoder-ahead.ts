@@ -1,14 +1,14 @@
 /**
- * An encoder runs ahead of the language model: it begins with as many forward passes as the model has under way and one
- * more for each side, so that transfers hide behind passes and a pass that takes longer than usual is made up for.
+ * The encoder runs ahead of the language model. It warms up with as many forward passes as the language model has in flight, plus
+ * two: the transfers of one microbatch then hide behind the passes of another, and one slow pass delays no other rank.
  *
  *   encoder    F0 → F1 → F2 → ←0 B0 F3 → ←1 B1 …            → sends rows, ← receives their gradient
  *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
  */
 import { encoderChunk, type PassAction, type Work } from "./actions.ts";
 
-/** Forward passes of each microbatch, `ahead` more of them than backward passes where there are so many. */
-export function aheadOf(microbatches: number, ahead: number): PassAction[] {
+/** The encoder's passes in 1F1B order, with at most `ahead` microbatches in flight. */
+export function encoderPasses(microbatches: number, ahead: number): PassAction[] {
 	const passes: PassAction[] = [];
 	for (let forward = 0; forward < microbatches + ahead; forward++) {
 		const backward = forward - ahead;
@@ -18,8 +18,8 @@ export function aheadOf(microbatches: number, ahead: number): PassAction[] {
 	return passes;
 }
 
-/** The most microbatches that have gone forward through a chunk and not yet backward, at any time. */
-export function mostUnderWay(work: readonly Work[], chunk: PassAction["chunk"]): number {
+/** The largest number of microbatches in flight: gone forward through the chunk and not yet backward. */
+export function mostInFlight(work: readonly Work[], chunk: PassAction["chunk"]): number {
 	let [live, most] = [0, 0];
 	for (const pass of work) {
 		if (pass.kind === "weight gradient") continue;
@@ -31,17 +31,17 @@ export function mostUnderWay(work: readonly Work[], chunk: PassAction["chunk"]):
 }
 
 /**
- * The work of a rank that holds both the encoder and stage `stage` of the language model: a microbatch is encoded, on
- * all ranks in one order, before the first stage needs it, which is `stage` passes earlier than this one does.
+ * The work of a rank that holds both the encoder and stage `stage` of the language model. The encoder's passes are collective over
+ * all stages, so every rank runs them in one order: a microbatch is encoded before stage 0 needs it, `stage` passes earlier than here.
  */
-export function mergeAhead(encoder: readonly PassAction[], language: readonly Work[], stage: number): Work[] {
+export function mergeEncoderPasses(encoder: readonly PassAction[], language: readonly Work[], stage: number): Work[] {
 	const forwards = language.filter(({ kind }) => kind === "forward");
 	const first = forwards[0]!.chunk.index;
 	const passes: Work[] = [];
 	let [encoded, forward] = [0, 0];
 	for (const pass of language) {
 		if (pass.kind === "forward") {
-			// The first stage is `stage` forward passes further on, in the same order.
+			// Stage 0 runs the same order of microbatches, `stage` forward passes ahead.
 			const needed = forwards
 				.slice(0, forward++ + stage + 1)
 				.findLast(({ chunk }) => chunk.index === first)!.microbatch;

@@ -1,4 +1,4 @@
-/** The interpreter of a step's actions: the only place where passes run and rows move. */
+/** The interpreter of a step's actions: the only place that runs passes and transfers. */
 import { type StepTimers, timed } from "../observe/timers.ts";
 import type { Edge, Rows } from "../parallel/edge.ts";
 import type { Tensor } from "../tensor/tensor.ts";
@@ -13,13 +13,13 @@ import {
 } from "./actions.ts";
 import type { ModulePasses, Pass } from "./pass.ts";
 
-/** Modules, edges and hooks with which a rank executes its actions. */
+/** A rank's modules and edges, and the hooks that observe the execution. */
 export interface Equipment {
 	/** Modules of this rank. */
 	readonly modules: Readonly<Partial<Record<Chunk["module"], ModulePasses>>>;
 	/** Edges with an end here, by the chunk of the language model that they enter. */
 	readonly edges: ReadonlyMap<number, Edge>;
-	/** Starts the sums of a module's gradients. */
+	/** Starts the reduction of a module's gradients over its replicas. */
 	readonly reduce: (module: Chunk["module"]) => void;
 	/** Called when this rank begins (true) and ceases (false) to wait for rows or gradients. */
 	readonly waits?: (waiting: boolean) => void;
@@ -28,7 +28,7 @@ export interface Equipment {
 	readonly observe?: ((action: Action) => void) | undefined;
 }
 
-/** Executes a rank's actions in order. After an error nothing of its passes is left in memory. */
+/** Executes a rank's actions in order. After an error the memory of all passes is released. */
 export function execute(actions: readonly Action[], equipment: Equipment): void {
 	using execution = new Execution(equipment, backwardEdges(actions), latePasses(actions));
 	for (const action of actions) {
@@ -40,8 +40,8 @@ export function execute(actions: readonly Action[], equipment: Equipment): void 
 
 /** Chunks whose edge carries gradients back. */
 function backwardEdges(actions: readonly Action[]): ReadonlySet<number> {
-	const transfers = actions.filter((action): action is TransferAction => "way" in action);
-	return new Set(transfers.filter(({ way }) => way === "backward").map(({ to }) => to.index));
+	const transfers = actions.filter((action): action is TransferAction => "direction" in action);
+	return new Set(transfers.filter(({ direction }) => direction === "backward").map(({ to }) => to.index));
 }
 
 /** Keys of the passes whose weight gradients have an action of their own. */
@@ -51,9 +51,9 @@ function latePasses(actions: readonly Action[]): ReadonlySet<string> {
 }
 
 class Execution implements Disposable {
-	/** Under way, or with weight gradients to come. */
+	/** Passes in flight or with weight gradients to come, by chunk and microbatch, as all maps here are. */
 	readonly #passes = new Map<string, Pass>();
-	/** Rows that have come and no pass has taken yet, and gradients that no edge or pass has, by edge and microbatch. */
+	/** Received rows that no pass has begun with, and gradients received (incoming) or computed (outgoing) and not yet passed on. */
 	readonly #rows = new Map<string, Rows>();
 	readonly #incoming = new Map<string, Tensor | null>();
 	readonly #outgoing = new Map<string, Tensor | null>();
@@ -76,11 +76,11 @@ class Execution implements Disposable {
 				this.#weightGradient(action);
 				break;
 			case "send":
-				if (action.way === "forward") this.#sendRows(action);
+				if (action.direction === "forward") this.#sendRows(action);
 				else this.#sendGradient(action);
 				break;
 			case "receive":
-				if (action.way === "forward") this.#receiveRows(action);
+				if (action.direction === "forward") this.#receiveRows(action);
 				else this.#receiveGradient(action);
 				break;
 			case "reduce":

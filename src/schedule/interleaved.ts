@@ -1,7 +1,7 @@
 /**
- * Interleaved 1F1B: a stage holds V chunks, P apart. A group of G microbatches passes its first chunk, then its second, …,
- * before the next group begins, so that the pipeline fills and empties V times as fast: it idles (P − 1) / V microbatches
- * instead of P − 1, and has more of them under way.
+ * Interleaved 1F1B with P stages and V virtual stages: stage p holds chunks p, p + P, … A group of G microbatches passes the stage's
+ * first chunk, then its second, …, before the next group begins. The bubble shrinks from P − 1 microbatches to (P − 1) / V, and
+ * more microbatches are in flight.
  */
 import { languageChunk, type PassAction } from "./actions.ts";
 
@@ -14,14 +14,14 @@ export interface InterleavedShape {
 	readonly groupSize: number;
 }
 
-/** Passes of one stage; it begins with `more` forward passes than it must. */
-export function interleaved(shape: InterleavedShape, stage: number, more = 0): PassAction[] {
+/** Passes of one stage; it begins with `extra` forward passes beside those it needs. */
+export function interleaved(shape: InterleavedShape, stage: number, extra = 0): PassAction[] {
 	const { stages, virtualStages } = shape;
 	const groups = groupsOf(shape);
 	const order = groups.flatMap((group) =>
 		Array.from({ length: virtualStages }, (_, turn) => group.map((microbatch) => ({ turn, microbatch }))).flat(),
 	);
-	const warmUp = interleavedWarmUp(shape, stage, more);
+	const warmUp = interleavedWarmUp(shape, stage, extra);
 	const passOf = (kind: PassAction["kind"], at: number): PassAction => {
 		const { turn, microbatch } = order[at]!;
 		const virtual = kind === "forward" ? turn : virtualStages - 1 - turn;
@@ -35,19 +35,19 @@ export function interleaved(shape: InterleavedShape, stage: number, more = 0): P
 	return passes;
 }
 
-/** Forward passes of a stage before its first backward pass, less the one that comes with it. */
-export function interleavedWarmUp(shape: InterleavedShape, stage: number, more = 0): number {
+/** Number of a stage's warm-up forward passes: those before its first forward-backward pair. */
+export function interleavedWarmUp(shape: InterleavedShape, stage: number, extra = 0): number {
 	const { stages, virtualStages, microbatches } = shape;
 	const largest = Math.max(...groupsOf(shape).map(({ length }) => length));
-	return Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest + more, microbatches * virtualStages);
+	return Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest + extra, microbatches * virtualStages);
 }
 
-/** Microbatches that take their turns together. */
+/** The ranges [begin, end) of microbatches of each group. */
 function groupsOf({ stages, microbatches, groupSize }: InterleavedShape): number[][] {
 	const groups: number[][] = [];
 	for (let first = 0, end = 0; first < microbatches; first = end) {
 		end = first + groupSize;
-		// A group smaller than the pipeline is long would leave stages waiting for each other.
+		// A group of fewer microbatches than stages would stall the pipeline.
 		if (end + stages > microbatches) end = microbatches;
 		groups.push(Array.from({ length: end - first }, (_, index) => first + index));
 	}

@@ -4,15 +4,15 @@
  */
 import { languageChunk, type PassAction } from "./actions.ts";
 
-/** Forward passes of a stage before its first backward pass, less the one that comes with it. */
-export function warmUpOf(stages: number, stage: number, microbatches: number, more = 0): number {
-	return Math.min(stages - stage - 1 + more, microbatches);
+/** Number of a stage's warm-up forward passes: those before its first forward-backward pair. */
+export function warmUpOf(stages: number, stage: number, microbatches: number, extra = 0): number {
+	return Math.min(stages - stage - 1 + extra, microbatches);
 }
 
-/** Passes of one stage, which holds one chunk; it begins with `more` forward passes than it must. */
-export function oneForwardOneBackward(stages: number, stage: number, microbatches: number, more = 0): PassAction[] {
+/** Passes of one stage, which holds one chunk; it begins with `extra` forward passes beside those it needs. */
+export function oneForwardOneBackward(stages: number, stage: number, microbatches: number, extra = 0): PassAction[] {
 	const chunk = languageChunk(stage);
-	const warmUp = warmUpOf(stages, stage, microbatches, more);
+	const warmUp = warmUpOf(stages, stage, microbatches, extra);
 	const passes: PassAction[] = [];
 	for (let forward = 0; forward < microbatches + warmUp; forward++) {
 		if (forward < microbatches) passes.push({ kind: "forward", chunk, microbatch: forward });

@@ -1,4 +1,4 @@
-/** Passes of a module's chunk over one microbatch: forward, and backward when its gradient has come. */
+/** One microbatch's pass through a chunk of a module: forward, then backward when the gradient of its output has arrived. */
 import type { Rows } from "../parallel/edge.ts";
 import type { WeightGradients } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
@@ -6,9 +6,9 @@ import type { Tensor } from "../tensor/tensor.ts";
 export interface Pass extends Disposable {
 	/** Input of the next chunk, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */
 	readonly output: Rows | null;
-	/** Whether it goes backward. */
+	/** Whether a backward pass follows. */
 	readonly returns: boolean;
-	/** Goes forward, through one node where it is told which; true when it has gone through the last. */
+	/** Runs the forward pass, or one node of it; true after the last node. */
 	forward(node?: number): boolean;
 	/**
 	 * From the output's gradient (null: no gradient came, or an earlier node took it; taken over) that of the input; null: it is not

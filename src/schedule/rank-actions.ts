@@ -1,7 +1,7 @@
-/** A rank's whole list: the passes of its schedule, in between what moves over edges, and the sums at the end. */
+/** A rank's list of actions: the passes of its schedule, each between its receive and its send, and the gradient reductions at the end. */
 import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape, type Work } from "./actions.ts";
-import { inTurns, lastNode } from "./combined.ts";
-import { aheadOf, mergeAhead, mostUnderWay } from "./encoder-ahead.ts";
+import { combinePasses, lastNode } from "./combined.ts";
+import { encoderPasses, mergeEncoderPasses, mostInFlight } from "./encoder-ahead.ts";
 import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";
@@ -13,56 +13,57 @@ export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
 }
 
 /**
- * Messages that may be on their way over an edge at once, each way, however many microbatches a step has: as many as any
- * chunk has passes under way.
+ * The largest number of messages in flight over an edge in one direction, for any number of microbatches: the largest number of
+ * microbatches that a chunk has in flight, plus one.
  */
 export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">): number {
 	const { stages, virtualStages, groupSize } = shape;
 	const first = Array.from({ length: virtualStages }, (_, virtual) => languageChunk(virtual * stages));
-	// One group as large as any, and several.
+	// One group and three show every steady state: further groups repeat the third.
 	const most = [1, 3].map((groups) => {
 		const training = { ...shape, microbatches: groups * groupSize + stages - 1, forwardOnly: false };
 		const passes = languagePasses(training, 0);
-		return Math.max(encoderAhead(training), ...first.map((chunk) => mostUnderWay(passes, chunk)));
+		return Math.max(encoderAhead(training), ...first.map((chunk) => mostInFlight(passes, chunk)));
 	});
 	return Math.max(...most) + 1;
 }
 
 function workOf(shape: ScheduleShape, actor: Actor): Work[] {
 	const { encoder, forwardOnly, lateWeightGradients } = shape;
-	const ahead = aheadOf(shape.microbatches, encoderAhead(shape));
+	const ahead = encoderPasses(shape.microbatches, encoderAhead(shape));
 	const encoded = encoder?.trains ? ahead : ahead.filter(({ kind }) => kind === "forward");
 	const forwardsOf = (work: readonly Work[]) => work.filter(({ kind }) => kind === "forward");
 	if (actor === "encoder") return forwardOnly ? forwardsOf(encoded) : encoded;
 	const passes = languagePasses(shape, actor);
-	const besideEncoder = (work: readonly Work[]) => (encoder?.colocated ? mergeAhead(encoded, work, actor) : [...work]);
+	const besideEncoder = (work: readonly Work[]) =>
+		encoder?.colocated ? mergeEncoderPasses(encoded, work, actor) : [...work];
 	if (forwardOnly) return forwardsOf(besideEncoder(passes));
 	if (shape.overlap !== null)
-		return inTurns(besideEncoder(passes) as PassAction[], languageWarmUp(shape, actor), shape);
+		return combinePasses(besideEncoder(passes) as PassAction[], languageWarmUp(shape, actor), shape);
 	return besideEncoder(lateWeightGradients ? withLateWeightGradients(passes, actor) : passes);
 }
 
 function languagePasses(shape: ScheduleShape, stage: number): PassAction[] {
 	return shape.virtualStages === 1
-		? oneForwardOneBackward(shape.stages, stage, shape.microbatches, moreAhead(shape))
-		: interleaved(shape, stage, moreAhead(shape));
+		? oneForwardOneBackward(shape.stages, stage, shape.microbatches, extraWarmUp(shape))
+		: interleaved(shape, stage, extraWarmUp(shape));
 }
 
 function languageWarmUp(shape: ScheduleShape, stage: number): number {
 	return shape.virtualStages === 1
-		? warmUpOf(shape.stages, stage, shape.microbatches, moreAhead(shape))
-		: interleavedWarmUp(shape, stage, moreAhead(shape));
+		? warmUpOf(shape.stages, stage, shape.microbatches, extraWarmUp(shape))
+		: interleavedWarmUp(shape, stage, extraWarmUp(shape));
 }
 
-/** A forward pass more makes the two passes of a turn independent. */
-function moreAhead({ overlap }: ScheduleShape): number {
+/** Combined 1F1B warms up with one more forward pass, so that the two passes it interleaves are of different microbatches. */
+function extraWarmUp({ overlap }: ScheduleShape): number {
 	return overlap === null ? 0 : 1;
 }
 
-/** Microbatches that the encoder has under way. */
+/** The largest number of microbatches that the encoder has in flight. */
 function encoderAhead(shape: ScheduleShape): number {
-	const live = mostUnderWay(languagePasses(shape, 0), languageChunk(0));
-	// Beside the language model, one for each side of the transfer; on its ranks, one for each stage further on.
+	const live = mostInFlight(languagePasses(shape, 0), languageChunk(0));
+	// On ranks of its own: one more for each side of the transfer. Colocated: one more for each stage, which encode together.
 	return Math.max(1, shape.encoder?.colocated ? live + shape.stages - 1 : live + 2);
 }
 
@@ -75,8 +76,8 @@ function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	const next = !inLanguage ? languageChunk(0) : chunk.index < last ? languageChunk(chunk.index + 1) : null;
 	const entered = inLanguage && (chunk.index > 0 || encoder !== null) ? chunk : null;
 	const returned = entered !== null && (entered.index > 0 || encoder!.trains) ? entered : null;
-	const transfer = (kind: "send" | "receive", way: PassAction["kind"], to: typeof next): Action[] =>
-		to === null ? [] : [{ kind, way, to, microbatch }];
+	const transfer = (kind: "send" | "receive", direction: PassAction["kind"], to: typeof next): Action[] =>
+		to === null ? [] : [{ kind, direction, to, microbatch }];
 	const end = node === undefined ? undefined : lastNode(shape.overlap!, chunk.index);
 	const [enters, leaves] = kind === "forward" ? [0, end] : [end, 0];
 	const [from, to] = kind === "forward" ? [entered, next] : [next, returned];
@@ -87,7 +88,7 @@ function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	];
 }
 
-/** Modules without backward passes have nothing to sum. */
+/** Reductions of the modules that have backward passes. */
 function reductions({ forwardOnly }: ScheduleShape, work: readonly Work[]): Action[] {
 	if (forwardOnly) return [];
 	const modules = new Set(work.filter(({ kind }) => kind === "backward").map(({ chunk }) => chunk.module));

@@ -1,4 +1,4 @@
-/** Simulates a schedule: the begin and the end of every action of every rank, from given durations. */
+/** Simulates a schedule: start and end of every action of every rank, from the durations of the actions. */
 import { type Action, type Actor, describeAction, type TransferAction } from "./actions.ts";
 
 export interface ActorActions {
@@ -8,18 +8,18 @@ export interface ActorActions {
 
 /** Seconds, or any unit of time. */
 export interface Durations {
-	/** Duration of an action at an actor: of a pass or a sum; of a send or receive the time for which it keeps the rank busy. */
+	/** Duration of an action; of a send or receive only the time that it keeps the rank busy. */
 	readonly of: (action: Action, actor: Actor) => number;
 	/** Time from the end of a send until its receiver has the rows; default 0. */
 	readonly transfer?: (action: Action) => number;
 	/**
-	 * Actors of one name do the action together, waiting for each other: the encoder's passes, cut over ranks of several
-	 * stages. null: an actor does it by itself.
+	 * Actors that return the same name execute the action together and wait for each other, such as a colocated encoder's passes, whose
+	 * tensor parallelism spans several stages. null: the actor executes it alone.
 	 */
 	readonly together?: (action: Action, actor: Actor) => string | null;
 	/** Time at which an actor is free for its first action; default 0. */
 	readonly begin?: (actor: Actor) => number;
-	/** Cores that all share, and how many an actor's ranks use while they work: with fewer, all work at the same lower speed. */
+	/** Processor cores that all actors share, and how many an actor uses while it works; if they want more, all slow down alike. */
 	readonly cores?: { readonly shared: number; readonly of: (actor: Actor) => number };
 }
 
@@ -36,7 +36,7 @@ export interface Simulation {
 	readonly end: number;
 }
 
-/** Throws an Error that names the actions that wait for each other when the lists do not come to their end. */
+/** Throws an Error that names the waiting actions if the lists deadlock. */
 export function simulate(lists: readonly ActorActions[], durations: Durations): Simulation {
 	const messages = new Messages(lists, durations);
 	const workers = lists.map((list) => new Worker(list, durations.begin?.(list.actor) ?? 0));
@@ -81,7 +81,7 @@ export function simulate(lists: readonly ActorActions[], durations: Durations): 
 	return { timelines: workers.map(({ actor, done }) => ({ actor, actions: done })), end: now };
 }
 
-/** One actor on its way through its list. */
+/** The progress of one actor through its list. */
 class Worker {
 	readonly actor: Actor;
 	readonly done: Timed[] = [];

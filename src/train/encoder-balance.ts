@@ -1,13 +1,13 @@
 /**
- * Encoder lanes share the images of a microbatch by what they cost (docs/spec/runtime.md §2.4): patches go from the lane
- * that has read an image to the lane that encodes it, its rows come back, and their gradient goes the same way. So the
- * edge to the language model, the order of samples and the data are those of lanes that encode what they read.
+ * `--encoder-balance cost`: encoder lanes share the images of a microbatch by cost (docs/spec/runtime.md §2.4). Patches are sent from
+ * the lane that has read an image to the lane that encodes it, the encoded rows are sent back, and the rows' gradient takes the
+ * reverse path. The edge to the language model, the order of samples and the data sets are not affected.
  */
 import type { ImageSet, PlacedImages } from "../data/images.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../models/radio/config.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
-import { dealStep, type LanesMeet } from "../parallel/balance-by-cost.ts";
+import { balanceStep, type LaneBarrier } from "../parallel/balance-by-cost.ts";
 import { consecutive, type Group, type RowRanges } from "../parallel/group.ts";
 import type { Topology } from "../parallel/topology.ts";
 import type { Tape } from "../tensor/tape.ts";
@@ -23,38 +23,38 @@ interface PlacedImage {
 /** The encoder's data-parallel ranks. */
 export interface EncoderLanes {
 	readonly group: Group;
-	/** Moments at which the language lanes behind them wait for each other. */
-	readonly meet: LanesMeet;
+	/** How often the language lanes that these lanes serve wait for each other. */
+	readonly meet: LaneBarrier;
 }
 
-/** The lanes of a group of data-parallel encoder ranks that share images; null: there is one lane. */
+/** The encoder lanes that share images, one for each rank of the data-parallel group; null if there is only one. */
 export function sharingLanes(group: Group, { language: { lanes, shape } }: Topology): EncoderLanes | null {
 	if (group.size === 1) return null;
-	// Lanes that share experts exchange rows in every microbatch, and one lane alone takes rows of all.
+	// Expert parallelism over lanes synchronises them in every microbatch, and so does a single language lane that all feed.
 	const together = shape.expert * shape.expertTensor > shape.tensor || lanes === 1;
 	return { group, meet: together ? "every microbatch" : "every step" };
 }
 
-/** Integers of an image in an exchange. */
+/** Integers that describe an image in an exchange: rows, columns, index. */
 const width = 3;
 
 /**
- * The deals of a step's microbatches; null: every lane encodes what it has read. All ranks of the group call this together
- * with equally many microbatches.
+ * The assignment of each of a step's microbatches; null: no image moves. Collective over the group, with equally many microbatches
+ * on every rank.
  */
-export function dealImages(
+export function balanceImages(
 	encoder: EncoderModule,
 	{ group, meet }: EncoderLanes,
 	microbatches: readonly PlacedImages[],
-): (ImageDeal | null)[] {
+): (EncoderBalance | null)[] {
 	const { config, options } = encoder;
 	const read = readByAll(group, microbatches);
 	const costs = read.map((lanes) =>
 		lanes.map((own) => own.map(({ grid }) => imageCost(config, grid, options.frozenTower))),
 	);
-	return dealStep(costs, meet).map((to, index) => {
+	return balanceStep(costs, meet).map((to, index) => {
 		const moves = to.some((own, home) => own.some((lane) => lane !== home));
-		return moves ? new ImageDeal(group, config.tower, read[index]!, to) : null;
+		return moves ? new EncoderBalance(group, config.tower, read[index]!, to) : null;
 	});
 }
 
@@ -80,15 +80,15 @@ function readByAll(lanes: Group, microbatches: readonly PlacedImages[]): PlacedI
 	);
 }
 
-export class ImageDeal {
-	/** Images that this lane encodes, in the order of the lanes that have read them. */
+export class EncoderBalance {
+	/** Grids and global indices of the images that this lane encodes, in the order of the lanes that have read them. */
 	readonly grids: readonly PatchGrid[];
 	readonly indices: readonly number[];
-	/** Images that this lane has read, by the lane that encodes them. */
+	/** Indices of the images that this lane has read, ordered by the lane that encodes them. */
 	readonly #byLane: readonly number[];
-	/** Rows that the images this lane has read become, image after image. */
+	/** Encoded rows of each image that this lane has read. */
 	readonly #ownRows: readonly number[];
-	/** Patches leave, and come to be encoded; rows come back, and leave. */
+	/** Ranges by lane: of the images that this lane has read (sent as patches, received as rows), and of those that it encodes. */
 	readonly #patches: { readonly read: RowRanges; readonly encoded: RowRanges };
 	readonly #rows: { readonly read: RowRanges; readonly encoded: RowRanges };
 
@@ -114,7 +114,7 @@ export class ImageDeal {
 		this.#rows = { read: rangesOf(leaving, rowsOf), encoded: rangesOf(dealt, rowsOf) };
 	}
 
-	/** Patches of the images that this lane encodes, out of those that it has read. The receiver disposes them. */
+	/** Sends the patches of the images that this lane has read, and returns those of the images that it encodes. The caller disposes them. */
 	exchangePatches({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
 		const values = patchWidth(tower);
 		const counts = grids.map(({ rows, columns }) => rows * columns);
@@ -133,10 +133,10 @@ export class ImageDeal {
 	}
 
 	/**
-	 * Rows_RH of the images that this lane has read, in their order, out of those that it has encoded; the caller disposes
-	 * both. The way back is gone on every lane, whether it has a gradient or not.
+	 * Sends `rows`, the rows_RH of the images that this lane has encoded, and returns those of the images that it has read, in their
+	 * order; the caller disposes both. Backward is a collective, so it runs on every lane, with zeros where no gradient came.
 	 */
-	bringHome(tape: Tape, rows: Tensor): Tensor {
+	returnRows(tape: Tape, rows: Tensor): Tensor {
 		const { read, encoded } = this.#rows;
 		using arrived = this.#exchange(rows, encoded, read);
 		const home = tape.output(this.#reordered(arrived, "as read"), tape.recording);
@@ -160,7 +160,7 @@ export class ImageDeal {
 		return come;
 	}
 
-	/** Rows of this lane's images in the order in which it has read them, or by the lane that encodes them; a new owner. */
+	/** Rows of the images that this lane has read, reordered by reading order or by encoding lane; the caller owns the result. */
 	#reordered(rows: Tensor, order: "as read" | "by lane"): Tensor {
 		if (this.#byLane.every((image, place) => image === place)) return rows.share();
 		const result = Tensor.empty(rows.device, rows.shape, rows.dtype as FloatDtype);

@@ -8,7 +8,7 @@ import type { Pass } from "../schedule/pass.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { cast, Tensor } from "../tensor/tensor.ts";
-import type { ImageDeal } from "./encoder-balance.ts";
+import type { EncoderBalance } from "./encoder-balance.ts";
 
 /** Arguments of a pass beside its images. */
 export interface EncoderPassOptions {
@@ -20,7 +20,7 @@ export interface EncoderPassOptions {
 	/** Features that a frozen tower made ahead of time; the pass takes them over. */
 	readonly features?: EncodedFeatures | null;
 	/** Lanes encode other images than they have read; absent or null: this one encodes its own. */
-	readonly deal?: ImageDeal | null;
+	readonly deal?: EncoderBalance | null;
 	readonly onGradient?: (parameter: Parameter) => void;
 }
 
@@ -73,7 +73,7 @@ export class EncoderPass implements Pass {
 		const { rows } = encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe);
 		if (!deal) return rows;
 		using encoded = rows;
-		return deal.bringHome(this.#tape, encoded);
+		return deal.returnRows(this.#tape, encoded);
 	}
 
 	/** Without images there is a way back all the same: every rank goes it. */

@@ -1,7 +1,7 @@
 /** The loss without training: dropout is off, routers do not count. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { type DrawnBudget, withoutNoise } from "../elastic/router/network.ts";
-import { isOfTraining, Losses, languageModelLoss, meansOf } from "./losses.ts";
+import { isTrainingOnlyLoss, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
@@ -21,7 +21,7 @@ export function evaluate(
 	observe?: MicrobatchObserver,
 	budget: DrawnBudget | null = null,
 ): { losses: Readonly<Record<string, number>>; tokens: number } {
-	const names = lossNames.filter((name) => !isOfTraining(name));
+	const names = lossNames.filter((name) => !isTrainingOnlyLoss(name));
 	using losses = new Losses(scalars.device, lossOwner, names);
 	const draws = budget && microbatches.map(() => withoutNoise(budget));
 	using sampled = (draws && elastic?.router.sample(draws, Number.POSITIVE_INFINITY, { trains: false })) ?? null;

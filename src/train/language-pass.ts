@@ -25,7 +25,7 @@ import {
 	type Losses,
 	lossTokens,
 } from "./losses.ts";
-import { predictAhead } from "./mtp-loss.ts";
+import { forEachMtpDepth } from "./mtp-loss.ts";
 
 /** Arguments of a pass beside its microbatch. */
 export interface LanguagePassOptions {
@@ -117,7 +117,7 @@ export class LanguagePass implements Pass {
 			return;
 		}
 		const { observe } = options;
-		predictAhead(this.#tape, stage, microbatch, hidden, forward, observe, (predicted, target) => {
+		forEachMtpDepth(this.#tape, stage, microbatch, hidden, forward, observe, (predicted, target) => {
 			const { name, labels, meanMask, gradient } = this.#own(target);
 			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
 			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);

@@ -24,7 +24,7 @@ import type { Listener, Progress, Stop } from "./listeners.ts";
 import { languageModelLoss } from "./losses.ts";
 import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
-import type { LeftOutReport } from "./report/skipped-samples.ts";
+import type { SkippedReport } from "./report/skipped-samples.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
 import { type StepGradients, takeGradients, update } from "./step.ts";
@@ -50,7 +50,7 @@ export interface TrainingSummary {
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;
-	readonly leftOut: LeftOutReport;
+	readonly leftOut: SkippedReport;
 	readonly observer: Observer;
 	readonly records: RunRecords;
 	readonly listeners: readonly Listener[];

@@ -19,12 +19,12 @@ export function distillationLossOf(budget: number): string {
 export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
 
 /** Whether evaluations leave the loss out. */
-export function isOfTraining(name: string): boolean {
-	return name === budgetLossName || isOfBudgets(name);
+export function isTrainingOnlyLoss(name: string): boolean {
+	return name === budgetLossName || isBudgetLoss(name);
 }
 
 /** Whether a step may have no microbatch that the loss is of. */
-export function isOfBudgets(name: string): boolean {
+export function isBudgetLoss(name: string): boolean {
 	return Object.values<string>(elasticLosses).includes(name) || name.startsWith(distillationLossName);
 }
 

@@ -1,7 +1,7 @@
 /** Losses of multi-token prediction beside the language model's (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
-import { predictDepth } from "../models/hybrid/mtp.ts";
+import { mtpDepth } from "../models/hybrid/mtp.ts";
 import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
@@ -28,7 +28,7 @@ export interface DepthTarget extends Disposable {
 }
 
 /** Runs every depth on the normed hidden states of the main part; `use` is given each one's normed hidden states. */
-export function predictAhead(
+export function forEachMtpDepth(
 	tape: Tape,
 	stage: HybridStage,
 	microbatch: Microbatch,
@@ -44,7 +44,7 @@ export function predictAhead(
 		using previous = hidden;
 		const later = rolled(microbatch, depth + 1);
 		using ids = Tensor.from(tape.device, later.ids);
-		hidden = predictDepth(tape, stage.parts, depth, ids, previous, input, observe);
+		hidden = mtpDepth(tape, stage.parts, depth, ids, previous, input, observe);
 		use(hidden, targetOf(tape, microbatch, later, depth, prediction.lossScalingFactor / prediction.depths));
 	}
 	hidden[Symbol.dispose]();

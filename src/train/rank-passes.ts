@@ -17,7 +17,7 @@ import type { Parameter } from "../tensor/parameter.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import { type Teacher, teaches } from "./distillation.ts";
-import { dealImages, type EncoderLanes } from "./encoder-balance.ts";
+import { balanceImages, type EncoderLanes } from "./encoder-balance.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { LanguagePass } from "./language-pass.ts";
@@ -162,7 +162,7 @@ export class RankPasses {
 	#dealt(microbatches: readonly ImageTextMicrobatch[]) {
 		const { encoder, encoderLanes } = this.parts;
 		const images = placesInStep(microbatches.map(({ images }) => images));
-		return { images, deals: encoderLanes && dealImages(encoder!, encoderLanes, images) };
+		return { images, deals: encoderLanes && balanceImages(encoder!, encoderLanes, images) };
 	}
 
 	#encoderPasses(encoder: EncoderModule, { microbatches, place, observe, training, listen }: Common): ModulePasses {

@@ -28,7 +28,7 @@ import { openRun } from "./from-configuration.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
-import { LeftOutReport } from "./report/skipped-samples.ts";
+import { SkippedReport } from "./report/skipped-samples.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
 import { PeftWeights } from "./restart/peft.ts";
@@ -101,7 +101,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 				configuration: configurationDetails(c),
 			},
 		});
-		const leftOut = new LeftOutReport(run.state.world, data.leftOut ?? null);
+		const leftOut = new SkippedReport(run.state.world, data.leftOut ?? null);
 		const summary = await trainingLoop(c, run, {
 			world,
 			data,

@@ -18,7 +18,7 @@ import type { Group } from "../parallel/group.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
-import { isOfBudgets, Losses, type LossOwner, languageModelLoss, lossTokens, meansOf } from "./losses.ts";
+import { isBudgetLoss, Losses, type LossOwner, languageModelLoss, lossTokens, meansOf } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
@@ -147,7 +147,7 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 		clipGradients(scalars, scale, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
-	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !isOfBudgets(name))));
+	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !isBudgetLoss(name))));
 	return {
 		loss: means[languageModelLoss]!,
 		losses: means,

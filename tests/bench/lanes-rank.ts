@@ -11,7 +11,7 @@ import { imageCost } from "../../src/models/radio/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/median.ts";
-import { atHome, type ByLane, dealStep, workOf } from "../../src/parallel/balance-by-cost.ts";
+import { asRead, type ByLane, balanceStep, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
@@ -116,7 +116,7 @@ function expected(samples: readonly Sample[]): { number: number; cost: number } 
 		const work = deals.map((deal, m) => workOf(costs[m]!, deal));
 		return Math.max(...[0, 1].map((lane) => work.reduce((sum, one) => sum + one[lane]!, 0)));
 	};
-	return { number: most(costs.map(atHome)), cost: most(dealStep(costs, "every step")) };
+	return { number: most(costs.map(asRead)), cost: most(balanceStep(costs, "every step")) };
 }
 
 const most = all.map(expected);

@@ -9,7 +9,7 @@ import { tileCount, tileGrid } from "../../src/data/vision-language/tiling.ts";
 import type { PatchGrid } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
-import { atHome, dealByCost, workOf } from "../../src/parallel/balance-by-cost.ts";
+import { asRead, balanceByCost, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { runRanks } from "../parallel/ranks.ts";
 import { type DistributionName, distributions, type ImageSize, sizesOf } from "./image-sizes.ts";
 import { type Row, row } from "./measure.ts";
@@ -68,8 +68,8 @@ export function lanesTable(): string {
 					}),
 				);
 				const [number, cost] = [
-					all.map((costs) => workOf(costs, atHome(costs))),
-					all.map((costs) => workOf(costs, dealByCost(costs))),
+					all.map((costs) => workOf(costs, asRead(costs))),
+					all.map((costs) => workOf(costs, balanceByCost(costs))),
 				];
 				const over = (loads: readonly number[][]) => (1 / (1 - idleShare(loads))).toFixed(2);
 				rows.push([

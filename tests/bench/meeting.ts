@@ -11,9 +11,9 @@ import { parseArgs } from "node:util";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
 import { levelsOf, parentOf, placementOf } from "../../src/launch/host-tree.ts";
-import { meet } from "../../src/launch/rendezvous/client.ts";
+import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
+import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 import { divisibleModel } from "../models/small.ts";
 
 const address = "127.0.0.1";
@@ -35,7 +35,7 @@ async function playHost(host: number, each: number, hosts: number, port: number)
 	const others = Array.from({ length: each - 1 }, (_, index) => rank + 1 + index);
 	const neighbours = others.map((other) => ({ rank: other, pid: 1000 + other, host: `node-${host}` }));
 	const part = () => ({ run: `/proc/${1000 + rank}/fd/12`, port: 40_000 });
-	await meet(place, identity(rank, worldSize, host), milliseconds, part, {
+	await joinRendezvous(place, identity(rank, worldSize, host), milliseconds, part, {
 		tell: (say) => say({ neighbours }),
 		welcome: () => {},
 		refuse: () => {},
@@ -45,7 +45,7 @@ async function playHost(host: number, each: number, hosts: number, port: number)
 /** Rank 0 of `hosts` hosts. */
 async function meetAll(hosts: number, each: number): Promise<string> {
 	const resident = process.memoryUsage.rss();
-	using host = await RendezvousHost.open(address, 0, secret, identity(0, hosts * each, 0));
+	using host = await RendezvousServer.open(address, 0, secret, identity(0, hosts * each, 0));
 	const share = Math.ceil((hosts - 1) / players);
 	const processes = Array.from({ length: players }, (_, index) => 1 + index * share)
 		.filter((first) => first < hosts)

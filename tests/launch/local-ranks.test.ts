@@ -1,11 +1,11 @@
 /** The first rank of a machine speaks for its neighbours when ranks meet. Over real sockets, in one process. */
 import { afterEach, expect, test } from "bun:test";
 import type { Place } from "../../src/launch/place.ts";
-import { meet, meetNeighbour } from "../../src/launch/rendezvous/client.ts";
+import { joinLocalRendezvous, joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
-import { askNeighbour, Neighbours, roomOf } from "../../src/launch/rendezvous/local-ranks.ts";
+import { joinThroughFirstLocalRank, LocalRanks, localSocketOf } from "../../src/launch/rendezvous/local-ranks.ts";
 import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
+import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -22,9 +22,9 @@ function identity(rank: number, change: Partial<Identity> = {}): Identity {
 }
 
 let port = 0;
-async function rendezvous(): Promise<RendezvousHost> {
+async function rendezvous(): Promise<RendezvousServer> {
 	port = 0;
-	const opened = await RendezvousHost.open(address, 0, secret, identity(0));
+	const opened = await RendezvousServer.open(address, 0, secret, identity(0));
 	open.push(opened);
 	port = opened.port;
 	return opened;
@@ -41,10 +41,10 @@ function refuseToLead(): never {
 /** A rank of the second machine, or a neighbour of rank 0. */
 async function join(rank: number, change: Partial<Identity> = {}): Promise<string | null> {
 	const own = identity(rank, change);
-	const room = roomOf(place(rank), own)!;
-	if (rank !== 3) return await askNeighbour(room, place(rank), own, 5000);
-	using neighbours = await Neighbours.open(room, place(rank), own);
-	return await meet(place(rank), own, 5000, refuseToLead, neighbours);
+	const room = localSocketOf(place(rank), own)!;
+	if (rank !== 3) return await joinThroughFirstLocalRank(room, place(rank), own, 5000);
+	using neighbours = await LocalRanks.open(room, place(rank), own);
+	return await joinRendezvous(place(rank), own, 5000, refuseToLead, neighbours);
 }
 
 function sentence(promise: Promise<unknown>): Promise<string> {
@@ -58,7 +58,7 @@ const others = [1, 2, 3, 4, 5];
 
 test("rank 0 is told of all by one connection for each other machine", async () => {
 	const here = await rendezvous();
-	await here.alsoAt(roomOf(place(0), identity(0))!, 3);
+	await here.alsoAt(localSocketOf(place(0), identity(0))!, 3);
 	const { welcome } = ProvenConnection;
 	const welcomed: string[] = [];
 	ProvenConnection.welcome = async (connection, of) => {
@@ -92,7 +92,9 @@ test("a neighbour that leaves before all are there is named", async () => {
 	const here = await rendezvous();
 	const gathering = sentence(here.gather(others, 5000));
 	const first = sentence(join(3));
-	const left = await meetNeighbour(roomOf(place(4), identity(4))!, secret, identity(4), 300, 5000).catch(() => "left");
+	const left = await joinLocalRendezvous(localSocketOf(place(4), identity(4))!, secret, identity(4), 300, 5000).catch(
+		() => "left",
+	);
 	expect(left).toBe("left");
 	const why = "rank 4 (host box, process 104) left before all had joined.";
 	expect(await Promise.all([gathering, first])).toEqual([why, why]);
@@ -109,9 +111,9 @@ test("absent neighbours are named by their ranks", async () => {
 
 test("where the first rank of a machine is not found, a rank is told so and may meet rank 0 by itself", async () => {
 	const here = await rendezvous();
-	expect(await meetNeighbour(roomOf(place(4), identity(4))!, secret, identity(4), 5000, 300)).toBeNull();
-	const alone = meet(place(4), identity(4), 5000, refuseToLead);
-	const ranks = [1, 2, 3, 5].map((rank) => meet(place(rank), identity(rank), 5000, refuseToLead));
+	expect(await joinLocalRendezvous(localSocketOf(place(4), identity(4))!, secret, identity(4), 5000, 300)).toBeNull();
+	const alone = joinRendezvous(place(4), identity(4), 5000, refuseToLead);
+	const ranks = [1, 2, 3, 5].map((rank) => joinRendezvous(place(rank), identity(rank), 5000, refuseToLead));
 	await here.gather(others, 5000);
 	here.welcome("run");
 	expect(await Promise.all([alone, ...ranks])).toEqual(["run", "run", "run", "run", "run"]);
@@ -120,18 +122,18 @@ test("where the first rank of a machine is not found, a rank is told so and may 
 test("the name at which neighbours meet depends on the secret, the run and the machine", () => {
 	const own = identity(4);
 	const rooms = [
-		roomOf(place(4), own),
-		roomOf({ ...place(4), secret: "another" }, own),
-		roomOf({ ...place(4), port: port + 1 }, own),
-		roomOf(place(4), { ...own, machine: "another" }),
+		localSocketOf(place(4), own),
+		localSocketOf({ ...place(4), secret: "another" }, own),
+		localSocketOf({ ...place(4), port: port + 1 }, own),
+		localSocketOf(place(4), { ...own, machine: "another" }),
 	];
 	expect(new Set(rooms).size).toBe(rooms.length);
-	expect(roomOf({ ...place(4), secret: null }, own)).toBeNull();
-	expect(roomOf({ ...place(4), localSize: 6 }, own)).toBeNull();
+	expect(localSocketOf({ ...place(4), secret: null }, own)).toBeNull();
+	expect(localSocketOf({ ...place(4), localSize: 6 }, own)).toBeNull();
 });
 
 test("nodes of a job that are one machine have rooms of their own", () => {
-	const rooms = ["0", "1"].map((node) => roomOf({ ...place(3), node }, identity(3)));
+	const rooms = ["0", "1"].map((node) => localSocketOf({ ...place(3), node }, identity(3)));
 	expect(new Set(rooms).size).toBe(2);
-	expect(roomOf({ ...place(4), node: "1" }, identity(4))).toBe(rooms[1]!);
+	expect(localSocketOf({ ...place(4), node: "1" }, identity(4))).toBe(rooms[1]!);
 });

@@ -2,9 +2,9 @@
 import { afterEach, expect, test } from "bun:test";
 import { join } from "node:path";
 import { leadHost, makeRun } from "../../src/launch/hosts.ts";
-import { meet } from "../../src/launch/rendezvous/client.ts";
+import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
+import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 import { HOST_FAN_OUT } from "../../src/native/abi.ts";
 import type { Library } from "../../src/native/library.ts";
 import { testLibrary } from "../support.ts";
@@ -27,7 +27,7 @@ function identity(rank: number): Identity {
 
 function joinRun(port: number, rank: number, library: Library): Promise<string> {
 	const place = { rank, worldSize: hosts, localRank: 0, localSize: 1, address, port, secret, launcher: null };
-	return meet(place, identity(rank), 20_000, (wanted, addresses) => {
+	return joinRendezvous(place, identity(rank), 20_000, (wanted, addresses) => {
 		const { run, port } = leadHost(wanted, addresses, library, options);
 		open.push(run);
 		return { run: run.path, port };
@@ -43,7 +43,7 @@ async function joinAndDie(port: number): Promise<void> {
 
 test("a host that is lost before those below it are connected is named to all", async () => {
 	const library = await testLibrary();
-	const host = await RendezvousHost.open(address, 0, secret, identity(0));
+	const host = await RendezvousServer.open(address, 0, secret, identity(0));
 	open.push(host);
 	const others = Array.from({ length: hosts - 2 }, (_, index) => joinRun(host.port, index + 2, library));
 	const sentences = Promise.all(others.map((one) => one.then(String, (error: Error) => error.message)));

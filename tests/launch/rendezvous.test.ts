@@ -6,10 +6,10 @@ import { connect, createServer } from "node:net";
 import { placementOf } from "../../src/launch/host-tree.ts";
 import { hostsOf } from "../../src/launch/hosts.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
-import { meet } from "../../src/launch/rendezvous/client.ts";
+import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
 import type { Lead } from "../../src/launch/rendezvous/messages.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
+import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -34,15 +34,15 @@ function identity(rank: number | null, change: Partial<Identity> = {}): Identity
 }
 
 /** A host that is rank 0 of three. */
-async function host(): Promise<RendezvousHost> {
-	const opened = await RendezvousHost.open(address, 0, secret, identity(0));
+async function host(): Promise<RendezvousServer> {
+	const opened = await RendezvousServer.open(address, 0, secret, identity(0));
 	open.push(opened);
 	return opened;
 }
 
 function join(port: number, of: Identity, change: Partial<Place> = {}, milliseconds = 5000): Promise<string> {
 	const place = { rank: of.rank!, worldSize: 3, localRank: 0, localSize: 3, address, port, secret, launcher: null };
-	return meet({ ...place, ...change }, of, milliseconds, () => {
+	return joinRendezvous({ ...place, ...change }, of, milliseconds, () => {
 		throw new Error("Nobody asks for this.");
 	});
 }
@@ -71,12 +71,12 @@ test("ranks that fit are told where the run is", async () => {
 
 test("the first rank of another machine is asked for its part of the run", async () => {
 	const [here, there] = [identity(0, { library: "cuda" }), { library: "cuda", machine: "box 2" }];
-	const opened = await RendezvousHost.open(address, 0, secret, here);
+	const opened = await RendezvousServer.open(address, 0, secret, here);
 	open.push(opened);
 	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
 	const asked: unknown[] = [];
 	const ranks = [1, 2].map((rank) =>
-		meet({ ...place, rank }, identity(rank, there), 5000, (wanted, from) => {
+		joinRendezvous({ ...place, rank }, identity(rank, there), 5000, (wanted, from) => {
 			asked.push([rank, wanted, from]);
 			return { run: "/proc/101/fd/9", port: 4712 };
 		}),
@@ -93,10 +93,10 @@ test("the first rank of another machine is asked for its part of the run", async
 });
 
 test("a machine that cannot take its part ends the run for all, in one sentence", async () => {
-	const opened = await RendezvousHost.open(address, 0, secret, identity(0, { library: "cuda" }));
+	const opened = await RendezvousServer.open(address, 0, secret, identity(0, { library: "cuda" }));
 	open.push(opened);
 	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
-	const rank = meet({ ...place, rank: 1 }, identity(1, { library: "cuda", machine: "box 2" }), 5000, () => {
+	const rank = joinRendezvous({ ...place, rank: 1 }, identity(1, { library: "cuda", machine: "box 2" }), 5000, () => {
 		throw new Error("/dev/shm is full.");
 	});
 	await opened.gather([1], 5000);
@@ -114,7 +114,7 @@ test("the host may come later than the ranks", async () => {
 	first[Symbol.dispose]();
 	const rank = join(port, identity(1));
 	await Bun.sleep(250);
-	const later = await RendezvousHost.open(address, port, secret, identity(0));
+	const later = await RendezvousServer.open(address, port, secret, identity(0));
 	open.push(later);
 	await later.gather([1], 5000);
 	later.welcome("here");
@@ -238,8 +238,8 @@ test("a rank that leaves before all are there ends it", async () => {
 function leavingRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
 	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/client.ts`);
-	return `const { meet } = await import(${module});
-		void meet(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
+	return `const { joinRendezvous } = await import(${module});
+		void joinRendezvous(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
 		await Bun.sleep(500);
 		process.exit(0);`;
 }
@@ -247,13 +247,13 @@ function leavingRank(port: number): string {
 describe("where there is no rendezvous", () => {
 	test("a port in use is named", async () => {
 		const here = await host();
-		expect(await refusal(RendezvousHost.open(address, here.port, secret, identity(0)))).toBe(
+		expect(await refusal(RendezvousServer.open(address, here.port, secret, identity(0)))).toBe(
 			`Port ${here.port} of ${address}, where the ranks should meet, is in use by another program; give another MASTER_PORT.`,
 		);
 	});
 
 	test("an address of another host is named", async () => {
-		expect(await refusal(RendezvousHost.open("203.0.113.7", 29500, secret, identity(0)))).toBe(
+		expect(await refusal(RendezvousServer.open("203.0.113.7", 29500, secret, identity(0)))).toBe(
 			"MASTER_ADDR 203.0.113.7 is no address of this host, where rank 0 runs.",
 		);
 	});

@@ -3,11 +3,11 @@
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
-import { meet } from "../../src/launch/rendezvous/client.ts";
+import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import { digestOf, type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
 import { LineConnection, listen } from "../../src/launch/rendezvous/line-connection.ts";
 import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
-import { RendezvousHost } from "../../src/launch/rendezvous/server.ts";
+import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
 const secret = "a secret";
@@ -21,15 +21,15 @@ function identity(rank: number): Identity {
 	return { rank, worldSize: 3, host: "box", machine: "box 1", pid: 100 + rank, ...program };
 }
 
-async function host(): Promise<RendezvousHost> {
-	const opened = await RendezvousHost.open(address, 0, secret, identity(0));
+async function host(): Promise<RendezvousServer> {
+	const opened = await RendezvousServer.open(address, 0, secret, identity(0));
 	open.push(opened);
 	return opened;
 }
 
 function join(port: number, rank: number, milliseconds = 5000): Promise<string> {
 	const place = { rank, worldSize: 3, localRank: rank, localSize: 3, address, port, secret, launcher: null };
-	return meet(place, identity(rank), milliseconds, () => {
+	return joinRendezvous(place, identity(rank), milliseconds, () => {
 		throw new Error("Nobody asks for this.");
 	});
 }
@@ -60,7 +60,7 @@ function passOn(socket: Socket, port: number): void {
 }
 
 /** The two ranks that are missing come, and the run begins. */
-async function runBegins(here: RendezvousHost): Promise<void> {
+async function runBegins(here: RendezvousServer): Promise<void> {
 	const ranks = [join(here.port, 1), join(here.port, 2)];
 	await here.gather([1, 2], 5000);
 	here.welcome("run");
@@ -294,10 +294,12 @@ describe("after the proof", () => {
 
 describe("without a secret", () => {
 	test("processes of this user come in", async () => {
-		const here = await RendezvousHost.open(address, 0, null, identity(0));
+		const here = await RendezvousServer.open(address, 0, null, identity(0));
 		open.push(here);
 		const place = { worldSize: 3, localRank: 1, localSize: 3, address, port: here.port, secret: null, launcher: null };
-		const ranks = [1, 2].map((rank) => meet({ ...place, rank }, identity(rank), 5000, () => ({ run: "run", port: 0 })));
+		const ranks = [1, 2].map((rank) =>
+			joinRendezvous({ ...place, rank }, identity(rank), 5000, () => ({ run: "run", port: 0 })),
+		);
 		await here.gather([1, 2], 5000);
 		here.welcome("run");
 		expect(await Promise.all(ranks)).toEqual(["run", "run"]);
@@ -308,7 +310,7 @@ describe("without a secret", () => {
 			console.error("skip: only root can become another user");
 			return;
 		}
-		const here = await RendezvousHost.open(address, 0, null, identity(0));
+		const here = await RendezvousServer.open(address, 0, null, identity(0));
 		open.push(here);
 		const script = `exec 3<>/dev/tcp/127.0.0.1/${here.port}; cat <&3`;
 		const other = Bun.spawn(["setpriv", "--reuid=65534", "--clear-groups", "bash", "-c", script], { stdout: "pipe" });

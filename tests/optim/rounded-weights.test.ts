@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
-import { onlyReplica } from "../../src/parallel/data-parallel.ts";
+import { singleReplica } from "../../src/parallel/data-parallel.ts";
 import { ParameterSet } from "../../src/parallel/parameter-set.ts";
 import { E4m3Matrices } from "../../src/tensor/ops/e4m3-matrices.ts";
 import { bytesOf, randomValues, testDevice } from "../support.ts";
@@ -15,7 +15,7 @@ test("matrices in e4m3 follow the weights", async () => {
 	using parameters = new ParameterSet(device, [request]);
 	const weights = parameters.get("experts");
 	using scalars = new StepScalars(device);
-	const replica = onlyReplica(parameters);
+	const replica = singleReplica(parameters);
 	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
 	for (const [name, value] of [
 		["foundInf", 0],

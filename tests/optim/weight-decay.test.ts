@@ -9,7 +9,7 @@ import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
 import { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
-import { onlyReplica } from "../../src/parallel/data-parallel.ts";
+import { singleReplica } from "../../src/parallel/data-parallel.ts";
 import { testDevice } from "../support.ts";
 
 const language = "language_model.";
@@ -79,7 +79,7 @@ test("vectors and biases do not decay, everything else does", async () => {
 	});
 	using encoder = new EncoderModule(device, encoderConfig(c), { frozenTower: false, frozenProjector: false });
 	using model = new HybridModel(device, hybridConfig(c), { frozen: false });
-	const replicas = [onlyReplica(encoder.parameters), onlyReplica(model.parameters)];
+	const replicas = [singleReplica(encoder.parameters), singleReplica(model.parameters)];
 	for (const { parameters } of replicas) {
 		parameters.zeroGradients();
 		for (const { values } of parameters.buffers) {

@@ -1,12 +1,12 @@
 /** Deals of items by their cost. */
 import { describe, expect, test } from "bun:test";
-import { atHome, dealByCost, dealStep, workOf } from "../../src/parallel/balance-by-cost.ts";
+import { asRead, balanceByCost, balanceStep, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { numbersFrom } from "../../src/parity/verify/samples.ts";
 
 describe("items dealt out by cost", () => {
 	test("stay where they are when all cost the same", () => {
 		expect(
-			dealByCost([
+			balanceByCost([
 				[5, 5],
 				[5, 5],
 				[5, 5],
@@ -19,10 +19,10 @@ describe("items dealt out by cost", () => {
 	});
 
 	test("move only as far as they make the heaviest lane lighter", () => {
-		expect(dealByCost([[8], [1, 1, 1]])).toEqual([[0], [1, 1, 1]]);
-		expect(workOf([[8, 4, 4], []], dealByCost([[8, 4, 4], []]))).toEqual([8, 8]);
+		expect(balanceByCost([[8], [1, 1, 1]])).toEqual([[0], [1, 1, 1]]);
+		expect(workOf([[8, 4, 4], []], balanceByCost([[8, 4, 4], []]))).toEqual([8, 8]);
 		// The first two stay, the third goes.
-		expect(dealByCost([[4, 4, 4], [4]])).toEqual([[0, 0, 1], [1]]);
+		expect(balanceByCost([[4, 4, 4], [4]])).toEqual([[0, 0, 1], [1]]);
 	});
 
 	test("leave the heaviest lane at most 4/3 of what any deal leaves, and a hundredth", () => {
@@ -33,7 +33,7 @@ describe("items dealt out by cost", () => {
 			);
 			const all = costs.flat();
 			const bound = Math.max(0, ...all, all.reduce((sum, cost) => sum + cost, 0) / costs.length);
-			const most = Math.max(...workOf(costs, dealByCost(costs)));
+			const most = Math.max(...workOf(costs, balanceByCost(costs)));
 			// No deal is below `bound`; two large items on one lane of many can keep the best deal above it.
 			const pair = all.toSorted((a, b) => b - a);
 			const forced = (pair[costs.length - 1] ?? 0) + (pair[costs.length] ?? 0);
@@ -47,24 +47,24 @@ describe("items dealt out by cost", () => {
 			[[9], [1, 1, 1]],
 			[[1, 1, 1], [9]],
 		];
-		expect(dealStep(turns, "every step")).toEqual(turns.map(atHome));
+		expect(balanceStep(turns, "every step")).toEqual(turns.map(asRead));
 		const skewed = [
 			[[4, 4], [1]],
 			[[4, 4], [1]],
 		];
-		expect(dealStep(skewed, "every step")).toEqual(skewed.map(dealByCost));
+		expect(balanceStep(skewed, "every step")).toEqual(skewed.map(balanceByCost));
 		const mixed = [
 			[[4, 4], []],
 			[[], [4, 4]],
 		];
-		expect(dealStep(mixed, "every step")).toEqual(mixed.map(atHome));
-		expect(dealStep(mixed, "every microbatch")).toEqual([
+		expect(balanceStep(mixed, "every step")).toEqual(mixed.map(asRead));
+		expect(balanceStep(mixed, "every microbatch")).toEqual([
 			[[0, 1], []],
 			[[], [1, 0]],
 		]);
 	});
 
 	test("are empty where no lane has any", () => {
-		expect(dealByCost([[], []])).toEqual([[], []]);
+		expect(balanceByCost([[], []])).toEqual([[], []]);
 	});
 });

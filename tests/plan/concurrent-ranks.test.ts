@@ -1,12 +1,12 @@
 /** Ranks that work beside one that is timed. */
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";
-import { Company } from "../../src/plan/concurrent-ranks.ts";
+import { ConcurrentRanks } from "../../src/plan/concurrent-ranks.ts";
 
 const c = configurationOf({ preset: "nemotron-vlm-tiny", "train-iters": 100 });
 
 test("a step lasts until the slowest rank has finished its own; another begins them all again", async () => {
-	await using company = await Company.open(c, [0], 1);
+	await using company = await ConcurrentRanks.open(c, [0], 1);
 	const seconds: number[] = [];
 	for (let step = 1; step <= 3; step++) {
 		let calls = 0;
@@ -24,7 +24,7 @@ test("a step lasts until the slowest rank has finished its own; another begins t
 }, 60_000);
 
 test("a companion that cannot begin is not waited for", async () => {
-	await using company = await Company.open({ ...c, hybridLayerPattern: "X" }, [0], 1);
+	await using company = await ConcurrentRanks.open({ ...c, hybridLayerPattern: "X" }, [0], 1);
 	const { companions } = company.step(() => {});
 	expect(companions.get(0)).toBe(0);
 }, 60_000);

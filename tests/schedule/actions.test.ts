@@ -13,7 +13,7 @@ import {
 	type ScheduleShape,
 } from "../../src/schedule/actions.ts";
 import { lastNode } from "../../src/schedule/combined.ts";
-import { mostUnderWay } from "../../src/schedule/encoder-ahead.ts";
+import { mostInFlight } from "../../src/schedule/encoder-ahead.ts";
 import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 import { randomValues } from "../support.ts";
@@ -158,7 +158,7 @@ describe("over random shapes", () => {
 					expect(left.size).toBeLessThanOrEqual(actor === "encoder" ? 0 : actor + 1);
 					// Nothing that another rank waits for is held up by it.
 					const next = actions[at + 1];
-					if (kind === "weight gradient") expect(next?.kind === "send" && next.way === "backward").toBeFalse();
+					if (kind === "weight gradient") expect(next?.kind === "send" && next.direction === "backward").toBeFalse();
 				}
 			}
 		}
@@ -239,10 +239,10 @@ describe("over random shapes", () => {
 			const { stages, virtualStages, groupSize, microbatches } = shape;
 			for (const { actor, actions } of listsOf(shape)) {
 				const passes = passesOf(actions);
-				const first = mostUnderWay(passesOf(actionsOf(shape, 0)), languageChunk(0));
+				const first = mostInFlight(passesOf(actionsOf(shape, 0)), languageChunk(0));
 				if (holds(shape, actor).includes("encoder") && shape.encoder!.trains) {
 					const ahead = actor === "encoder" ? 2 : stages - 1;
-					expect(mostUnderWay(passes, encoderChunk)).toBeLessThanOrEqual(first + ahead);
+					expect(mostInFlight(passes, encoderChunk)).toBeLessThanOrEqual(first + ahead);
 				}
 				if (actor === "encoder") continue;
 				// The warm-up's passes and one more; a group has at most P − 1 microbatches beyond G.
@@ -285,8 +285,13 @@ describe("over random shapes", () => {
 });
 
 test("ranks that wait for each other are named", () => {
-	const receive = (to: number): Action => ({ kind: "receive", way: "forward", to: languageChunk(to), microbatch: 0 });
-	const send = (to: number): Action => ({ kind: "send", way: "forward", to: languageChunk(to), microbatch: 0 });
+	const receive = (to: number): Action => ({
+		kind: "receive",
+		direction: "forward",
+		to: languageChunk(to),
+		microbatch: 0,
+	});
+	const send = (to: number): Action => ({ kind: "send", direction: "forward", to: languageChunk(to), microbatch: 0 });
 	const lists = [
 		{ actor: 0, actions: [receive(0), send(1)] },
 		{ actor: 1, actions: [receive(1), send(0)] },

@@ -6,7 +6,7 @@ import { simulate } from "../../src/schedule/simulate.ts";
 const forward = (microbatch: number, chunk = languageChunk(0)): Action => ({ kind: "forward", chunk, microbatch });
 const move = (kind: "send" | "receive"): Action => ({
 	kind,
-	way: "forward",
+	direction: "forward",
 	to: languageChunk(1),
 	microbatch: 0,
 });

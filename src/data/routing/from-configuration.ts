@@ -5,7 +5,7 @@ import { warn } from "../../observe/messages.ts";
 import { defaultLoadOptions } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
-import { LeftOutTally } from "../skipped-samples.ts";
+import { SkippedTally } from "../skipped-samples.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
 import { partOfEvery, type Share, turnOf, wholeShare } from "./image-share.ts";
@@ -59,11 +59,11 @@ export function sourceOptions(
 		readonly unpacked?: boolean;
 		readonly state?: SourceState | null;
 		/** Counts the samples left out that this rank tells of. */
-		readonly leftOut?: LeftOutTally;
+		readonly leftOut?: SkippedTally;
 	} = {},
 ): SourceOptions {
 	const { lanes, textLane, laneCount, tells, wantsText, wantsImages } = place;
-	const { evaluation = false, unpacked = false, state = null, leftOut = new LeftOutTally() } = options;
+	const { evaluation = false, unpacked = false, state = null, leftOut = new SkippedTally() } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
 	const batchSize = evaluation ? c.evalMicroBatchSize : c.microBatchSize;
 	const loader: Partial<LoaderOptions> = {

@@ -41,7 +41,7 @@ function submodelSource(source: SourceCheckpoint, submodel: Submodel): SourceChe
 	const { configuration } = parentOf(source);
 	const keys = submodelKeys(configuration, submodel);
 	const own: LanguageModelConfiguration = { ...configuration, ...keys };
-	const model = selectTensors(source.weights, (name) => !isOfTraining(name));
+	const model = selectTensors(source.weights, (name) => !isTrainingOnlyLoss(name));
 	const weights = new SelectedStore(
 		model,
 		selectionsOf(model, configuration, unitsOfSubmodel(configuration, submodel)),
@@ -65,7 +65,7 @@ function withoutRouter(model: JsonObject): JsonObject {
 	return Object.fromEntries(Object.entries(model).filter(([key]) => !own.has(key)));
 }
 
-const isOfTraining = (name: string) => /^(optimizer|elastic_router)\./.test(name);
+const isTrainingOnlyLoss = (name: string) => /^(optimizer|elastic_router)\./.test(name);
 
 /** The Hugging Face folder's files that the parent came with; its config.json says the submodel's sizes. */
 function keptObjects(source: SourceCheckpoint, own: LanguageModelConfiguration): SourceCheckpoint["objects"] {

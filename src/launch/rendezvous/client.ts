@@ -1,68 +1,68 @@
-/** A rank meets its host, or the first rank of its machine, which speaks for it (server.ts). */
+/** The client of the rendezvous (server.ts): a rank joins at the server, or through the first rank of its machine. */
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
 import type { Place } from "../place.ts";
 import { type Identity, introductionOf } from "./identity.ts";
 import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";
-import { answerSchema, type Lead, type Led, type Part, type Told, type Word } from "./messages.ts";
+import { answerSchema, type Lead, type Led, type LocalRanksMessage, type Part, type Told } from "./messages.ts";
 import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
 
-/** Milliseconds. */
+/** Milliseconds between attempts to connect. */
 const retryInterval = 100;
 /**
- * Time until the host's first word. `first`: in the first attempt; every further attempt waits twice as long, up to `answerTime`,
- * because the host's kernel drops some of many connections that come at once, and these look open here. `most`: in all attempts
- * together, because another program that listens at the port may wait for our first word.
+ * Milliseconds to wait for the server's greeting. `first`: in the first attempt; each further attempt waits twice as long, up to
+ * `answerTime`, because the server's kernel drops some of many simultaneous connections, which look open on this side. `most`: in
+ * all attempts together, because a program of another protocol that listens at the port may wait for this side to speak first.
  */
 const silence = { first: 1000, most: 3 * answerTime };
 
-/** The run is refused: the host's sentence, which all ranks receive. */
+/** The server has refused the run; the message is the server's sentence, which all ranks receive. */
 export class RefusedError extends UserError {}
 
-/** Makes this host's part of the run, at the numeric addresses of the host and of this side. */
+/** Creates this host's shared memory. `addresses`: numeric, of the server (`host`) and of this side of the connection (`own`). */
 export type MakePart = (wanted: Lead, addresses: { readonly host: string; readonly own: string }) => Part;
 
 /**
- * Meets the host; resolves with the path of the run's shared memory when all ranks are there. Asked to, it makes its host's part
- * with `lead`, which is told the numeric addresses of the host and of this side. Throws UserErrors.
+ * Joins the rendezvous at `place`; resolves with the path of the run's shared memory when all ranks have joined. `lead` creates
+ * this host's shared memory when the server requests it. `localRanks` joins through this rank. Throws UserErrors.
  */
-export async function meet(
+export async function joinRendezvous(
 	place: Place,
 	identity: Identity,
 	milliseconds: number,
 	lead: MakePart,
-	neighbours: Neighbours | null = null,
+	localRanks: LocalRanks | null = null,
 ): Promise<string> {
 	try {
-		const run = await meetAt(
+		const run = await joinAt(
 			{ host: place.address, port: place.port },
 			place.secret,
 			identity,
 			milliseconds,
 			lead,
-			neighbours,
+			localRanks,
 		);
-		neighbours?.welcome(run);
+		localRanks?.welcome(run);
 		return run;
 	} catch (error) {
-		neighbours?.refuse((error as Error).message);
+		localRanks?.refuse((error as Error).message);
 		throw error;
 	}
 }
 
-/** Ranks of this machine for which this one speaks. */
-interface Neighbours {
-	/** Tells the host of them as they come. */
-	tell(say: (word: Word) => void): void;
+/** The other ranks of this machine, which join through this rank. */
+interface LocalRanks {
+	/** Calls `say` with a message to the server whenever ranks have joined or failed. */
+	tell(say: (word: LocalRanksMessage) => void): void;
 	welcome(run: string): void;
 	refuse(reason: string): void;
 }
 
 /**
- * Meets the first rank of this machine, which speaks for this one; resolves with the path of the run's shared memory, or with null
- * where no such rank is found within `patience` milliseconds. Throws UserErrors.
+ * Joins through the first rank of this machine, at the abstract socket `path`; resolves with the path of the run's shared memory, or
+ * with null if that rank is not found within `patience` milliseconds. Throws UserErrors.
  */
-export async function meetNeighbour(
+export async function joinLocalRendezvous(
 	path: string,
 	secret: string,
 	identity: Identity,
@@ -82,32 +82,32 @@ export async function meetNeighbour(
 	});
 }
 
-async function meetAt(
+async function joinAt(
 	spot: Spot,
 	secret: string | null,
 	identity: Identity,
 	milliseconds: number,
 	lead: MakePart,
-	neighbours: Neighbours | null,
+	localRanks: LocalRanks | null,
 ): Promise<string> {
 	const began = performance.now();
 	using connection = await prove(spot, secret, began + milliseconds);
 	const left = milliseconds - (performance.now() - began);
-	return await converse(connection, describeSpot(spot), identity, left, lead, neighbours);
+	return await converse(connection, describeSpot(spot), identity, left, lead, localRanks);
 }
 
-/** Sends this rank's identity, and follows the host's requests. */
+/** Sends this rank's identity and answers the server's requests until it sends the path of the shared memory. */
 async function converse(
 	connection: ProvenConnection,
 	where: string,
 	identity: Identity,
 	milliseconds: number,
 	lead: MakePart,
-	neighbours: Neighbours | null = null,
+	localRanks: LocalRanks | null = null,
 ): Promise<string> {
 	const end = performance.now() + milliseconds;
 	connection.send(introductionOf(identity));
-	neighbours?.tell((word) => connection.send(word));
+	localRanks?.tell((word) => connection.send(word));
 	while (true) {
 		const answer = v.safeParse(answerSchema, await connection.receive(end - performance.now()));
 		if (!answer.success) {
@@ -132,7 +132,7 @@ async function converse(
 	}
 }
 
-/** Tries until the host takes this rank in: strangers may crowd it out for a while. */
+/** Connects and proves the secret, again and again until `end`: unproven connections of others may crowd this one out for a while. */
 async function prove(spot: Spot, secret: string | null, end: number): Promise<ProvenConnection> {
 	const where = describeSpot(spot);
 	for (let silent = 0, patience = silence.first, attempts = 1; ; attempts++) {
@@ -159,7 +159,7 @@ async function prove(spot: Spot, secret: string | null, end: number): Promise<Pr
 	}
 }
 
-/** Describes the program that listens where the ranks should meet and is no host of this run. */
+/** The error about a program that listens where the ranks should meet and is not this run's server. */
 function notOurs(where: string, failure: Failure): string {
 	switch (failure.kind) {
 		case "version":
@@ -175,7 +175,7 @@ function notOurs(where: string, failure: Failure): string {
 	}
 }
 
-/** Tries until the host is there. */
+/** Tries to connect until the server listens, or until `end`. */
 async function reach(spot: Spot, end: number): Promise<LineConnection> {
 	while (true) {
 		try {

@@ -1,63 +1,72 @@
 /**
- * The other ranks of a machine, for which its first rank speaks when ranks meet: so rank 0 has a connection for each machine and not
- * for each rank. They find it at a name that no other process can know. A rank that does not find it in time, as where each rank
- * runs in a container of its own, meets rank 0 by itself.
+ * The ranks of a machine join the rendezvous through its first rank, so that rank 0 holds one connection a machine, not one a rank.
+ * They find the first rank at an abstract socket whose name is derived from the secret. A rank that does not find it in time, such
+ * as in a container of its own, joins at rank 0 by itself.
  */
 import { createHmac } from "node:crypto";
 import type { Place } from "../place.ts";
-import { meetNeighbour } from "./client.ts";
+import { joinLocalRendezvous } from "./client.ts";
 import type { Identity } from "./identity.ts";
-import type { Word } from "./messages.ts";
-import { RendezvousHost } from "./server.ts";
+import type { LocalRanksMessage } from "./messages.ts";
+import { RendezvousServer } from "./server.ts";
 
-/** Milliseconds in which the first rank of a machine is found, and in which news of several ranks are told together. */
+/** Milliseconds in which the first rank of a machine has to be found. */
 const patience = 15_000;
+/** Milliseconds over which changes are collected into one message to the server. */
 const together = 20;
 
-/** Where the ranks of this node find its first rank: an abstract name; null where ranks meet rank 0 by themselves. */
-export function roomOf(place: Place, identity: Identity): string | null {
+/** Name of the abstract socket at which the ranks of this node find its first rank; null: each rank joins at rank 0 by itself. */
+export function localSocketOf(place: Place, identity: Identity): string | null {
 	const { secret, localSize, worldSize, node = "" } = place;
-	// Ranks of one host have a short way to rank 0; without a secret the kernel answers for ports alone.
+	// In a run of one host every rank reaches rank 0 directly. Without a secret the kernel vouches for the owner of TCP ports only.
 	if (secret === null || place.launcher !== null || localSize === 1 || localSize === worldSize) return null;
-	const name = createHmac("sha256", secret).update(`room ${place.address}:${place.port} ${identity.machine} ${node}`);
+	const name = createHmac("sha256", secret).update(
+		`local ranks ${place.address}:${place.port} ${identity.machine} ${node}`,
+	);
 	return `\0mimo-${name.digest("hex")}`;
 }
 
 /**
- * Another rank than the first of its machine asks that one: resolves with the path of the run's shared memory, or with null where
- * it is not found. Throws UserErrors.
+ * Joins through the first rank of this machine, which this rank is not. Resolves with the path of the run's shared memory, or with
+ * null if the first rank is not found. Throws UserErrors.
  */
-export function askNeighbour(
-	room: string,
+export function joinThroughFirstLocalRank(
+	socketName: string,
 	place: Place,
 	identity: Identity,
 	milliseconds: number,
 ): Promise<string | null> {
-	return meetNeighbour(room, place.secret!, identity, milliseconds, Math.min(milliseconds, patience));
+	return joinLocalRendezvous(socketName, place.secret!, identity, milliseconds, Math.min(milliseconds, patience));
 }
 
-/** The first rank of a machine takes its neighbours in. */
-export class Neighbours implements Disposable {
+/** The local server of a machine's first rank, which forwards the other ranks of the machine to the rendezvous. */
+export class LocalRanks implements Disposable {
 	readonly #told = new Set<number>();
-	#host: RendezvousHost | null = null;
-	#say: ((word: Word) => void) | null = null;
+	#host: RendezvousServer | null = null;
+	#say: ((word: LocalRanksMessage) => void) | null = null;
 	#timer: ReturnType<typeof setTimeout> | null = null;
 
 	private constructor() {}
 
-	/** Without a room where its name is taken, as by a rank that another program has started here: these speak for all then. */
-	static async open(room: string, place: Place, identity: Identity): Promise<Neighbours> {
-		const neighbours = new Neighbours();
+	/** If another process holds the socket, such as a first rank that was started twice, the holder serves the local ranks. */
+	static async open(socketName: string, place: Place, identity: Identity): Promise<LocalRanks> {
+		const neighbours = new LocalRanks();
 		try {
 			const changed = () => neighbours.#change();
-			neighbours.#host = await RendezvousHost.openRoom(room, place.secret!, identity, place.localSize, changed);
+			neighbours.#host = await RendezvousServer.openLocal(
+				socketName,
+				place.secret!,
+				identity,
+				place.localSize,
+				changed,
+			);
 		} catch (error) {
 			if ((error as NodeJS.ErrnoException).code !== "EADDRINUSE") throw error;
 		}
 		return neighbours;
 	}
 
-	tell(say: (word: Word) => void): void {
+	tell(say: (word: LocalRanksMessage) => void): void {
 		this.#say = say;
 		this.#change();
 	}

@@ -3,10 +3,10 @@
  * HMAC, under a key of this connection and direction, of how many came before it and of its body; so a message that is
  * altered, repeated, left out or sent back ends the connection. Nothing is encrypted.
  *
- *     host → guest  {"program": "mimo", "protocol": 3, "challenge": HEX}
- *     guest → host  {"challenge": HEX, "proof": HMAC of both challenges}
- *     host → guest  {"proof": HMAC of both challenges}, or {"refused": REASON}
- *     either way    {"body": JSON, "tag": HMAC}
+ *     server → client {"program": "mimo", "protocol": 3, "challenge": HEX}
+ *     client → server {"challenge": HEX, "proof": HMAC of both challenges}
+ *     server → client {"proof": HMAC of both challenges}, or {"refused": REASON}
+ *     either        {"body": JSON, "tag": HMAC}
  */
 import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
 import * as v from "valibot";
@@ -26,13 +26,13 @@ const answerSchema = v.union([
 ]);
 const messageSchema = v.strictObject({ body: v.string(), tag: hash });
 
-type Side = "host" | "guest";
+type Side = "server" | "client";
 
-/** Why a guest is not taken in, as the end of "Somebody from ADDRESS ...". */
+/** Why the server refuses a client, as the end of "Somebody from ADDRESS ...". */
 export type Refusal = "spoke no rendezvous" | "had another secret" | "belonged to another user";
 
 /**
- * Why a host does not belong to this run. `version`: another protocol; `gone`: it closed the connection; `silent`: it
+ * Why the server is not this run's. `version`: it speaks another protocol; `gone`: it closed the connection; `silent`: it
  * sent nothing.
  */
 export type Failure =
@@ -43,12 +43,12 @@ export type Failure =
 class Keys {
 	constructor(
 		private readonly secret: string | null,
-		private readonly hostChallenge: string,
-		private readonly guestChallenge: string,
+		private readonly serverChallenge: string,
+		private readonly clientChallenge: string,
 	) {}
 
 	derive(purpose: "proof" | "key", side: Side): Buffer {
-		const text = [program, protocol, purpose, side, this.hostChallenge, this.guestChallenge].join("\n");
+		const text = [program, protocol, purpose, side, this.serverChallenge, this.clientChallenge].join("\n");
 		return createHmac("sha256", this.secret ?? "")
 			.update(text)
 			.digest();
@@ -83,35 +83,35 @@ export class ProvenConnection implements Disposable {
 		own: Side,
 	) {
 		connection.trust();
-		this.#keys = { own: keys.derive("key", own), other: keys.derive("key", own === "host" ? "guest" : "host") };
+		this.#keys = { own: keys.derive("key", own), other: keys.derive("key", own === "server" ? "client" : "server") };
 	}
 
 	/**
-	 * The host's side: resolves when the guest has proved itself, or with why it is turned away. `secret` null: the guest is a
+	 * The server's side: resolves when the client has proved the secret, or with the reason why not. `secret` null: the client must be a
 	 * process of this user on this host.
 	 */
 	static async welcome(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Refusal> {
 		const say = (value: unknown) => connection.send(JSON.stringify(value));
-		const hostChallenge = randomBytes(32).toString("hex");
-		say({ program, protocol, challenge: hostChallenge });
+		const serverChallenge = randomBytes(32).toString("hex");
+		say({ program, protocol, challenge: serverChallenge });
 		if (secret === null && !connection.isOwnUser()) {
 			say({ refused: "owner" });
 			return "belonged to another user";
 		}
 		const hello = v.safeParse(helloSchema, parse(await connection.receive(answerTime)));
 		if (!hello.success) return "spoke no rendezvous";
-		const keys = new Keys(secret, hostChallenge, hello.output.challenge);
-		if (!equal(keys.proof("guest"), hello.output.proof)) {
+		const keys = new Keys(secret, serverChallenge, hello.output.challenge);
+		if (!equal(keys.proof("client"), hello.output.proof)) {
 			say({ refused: "secret" });
 			return "had another secret";
 		}
-		say({ proof: keys.proof("host") });
-		return new ProvenConnection(connection, keys, "host");
+		say({ proof: keys.proof("server") });
+		return new ProvenConnection(connection, keys, "server");
 	}
 
 	/**
-	 * The guest's side: resolves with the connection when both have proved themselves, or with the reason why the host
-	 * was not accepted. `patience`: milliseconds until the host's first word.
+	 * The client's side: resolves with the connection when both sides have proved the secret, or with the reason why the server
+	 * was not accepted. `patience`: milliseconds to wait for the greeting.
 	 */
 	static async introduce(
 		connection: LineConnection,
@@ -125,18 +125,18 @@ export class ProvenConnection implements Disposable {
 		const { protocol: version, challenge } = greeting.output;
 		if (version !== protocol) return { kind: "version", version };
 		if (!v.is(hash, challenge)) return { kind: "stranger" };
-		// The host's socket has its owner once it has been accepted, which the greeting shows.
+		// The server's socket has an owner in the kernel's tables only once it has been accepted, which the greeting shows.
 		if (secret === null && !connection.isOwnUser()) return { kind: "owner" };
 		const own = randomBytes(32).toString("hex");
 		const keys = new Keys(secret, challenge, own);
-		connection.send(JSON.stringify({ challenge: own, proof: keys.proof("guest") }));
+		connection.send(JSON.stringify({ challenge: own, proof: keys.proof("client") }));
 		const second = await connection.receive(answerTime);
 		if (second === undefined) return { kind: connection.closed ? "gone" : "silent" };
 		const answer = v.safeParse(answerSchema, parse(second));
 		if (!answer.success) return { kind: "secret" };
 		if ("refused" in answer.output) return { kind: answer.output.refused === "owner" ? "owner" : "refused" };
-		if (!equal(keys.proof("host"), answer.output.proof)) return { kind: "secret" };
-		return new ProvenConnection(connection, keys, "guest");
+		if (!equal(keys.proof("server"), answer.output.proof)) return { kind: "secret" };
+		return new ProvenConnection(connection, keys, "client");
 	}
 
 	get from(): string {

@@ -1,23 +1,24 @@
 /**
- * Ranks of a run find each other over TCP, on connections whose sides have proved that they know the run's secret
- * (proven-connection.ts). A rank describes itself, and the host (our launcher, or rank 0) compares the description with
- * its own; it asks for the whole configuration only where the digests differ, to say in which keys. Where there are several
- * machines the first rank of each speaks for its neighbours too (local-ranks.ts). When all ranks are there the host tells them
- * where the shared memory of the run is. On every other machine the first rank is asked to make that first.
+ * The server of the rendezvous, in which the ranks of a run find each other over TCP. It runs in this program's launcher, else in
+ * rank 0. Both sides of a connection first prove that they know the run's secret (proven-connection.ts). Each rank sends its
+ * identity, which the server compares with its own; it requests the whole configuration only if the digests differ, to name the
+ * keys that differ. In a run of several machines the first rank of each also registers the other ranks of its machine
+ * (local-ranks.ts), so that rank 0 holds a connection a machine. When all ranks have joined, the first rank of every other
+ * machine creates that machine's shared memory; then the server sends every rank the path of the shared memory on its machine.
  *
- *     rank → host   INTRODUCTION
- *     host → rank   TELL                    where the digests differ
- *     rank → host   CONFIGURATION           then
- *     rank → host   NEIGHBOURS or TROUBLE   by the first rank of a machine, as they come
- *     host → rank   LEAD                    to the first rank of another machine
- *     rank → host   LED or FAILED           by that
- *     host → rank   WELCOME or REFUSAL
+ *     rank → server   INTRODUCTION
+ *     server → rank   TELL                    if the digests differ
+ *     rank → server   CONFIGURATION           the reply to TELL
+ *     rank → server   NEIGHBOURS or TROUBLE   from the first rank of a machine, whenever its local ranks change
+ *     server → rank   LEAD                    to the first rank of another machine
+ *     rank → server   LED or FAILED           the reply to LEAD
+ *     server → rank   WELCOME or REFUSAL
  *
- * Strangers are turned away and harm no rank; a rank of the run that does not fit ends it for all.
+ * A connection that does not prove the secret is refused and has no effect on the run. A rank with the secret but another
+ * identity (version, library, configuration) ends the run for all.
  */
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";
-import { Reception } from "./admission.ts";
 import {
 	describeIdentity,
 	digestOf,
@@ -27,33 +28,35 @@ import {
 	objection,
 } from "./identity.ts";
 import type { Spot } from "./line-connection.ts";
-import { type Answer, type Lead, type Led, type Part, toldSchema, wordSchema } from "./messages.ts";
+import { type Answer, type Lead, type Led, memberMessageSchema, type Part, toldSchema } from "./messages.ts";
 import { answerTime, type ProvenConnection } from "./proven-connection.ts";
+import { ProvenListener } from "./proven-listener.ts";
 
-/** Milliseconds in which a machine has made its part of the run and met rank 0's. */
+/** Milliseconds for another machine to create its shared memory and connect to rank 0's relay. */
 const leadTime = 30_000;
-/** Milliseconds in which the host learns that a rank has left, once another rank has failed because of it. */
+/** Milliseconds after a failure in which the server may still learn that its cause is a rank that has left. */
 const newsTime = 200;
-/** Until the other side says something or leaves. */
+/** Milliseconds; the largest delay of a timer: waits until the rank sends a message or disconnects. */
 const longWait = 2 ** 31 - 1;
 
 interface Member {
 	readonly identity: Identity;
-	/** null: another rank speaks for this one. */
+	/** null: the rank is registered by the first rank of its machine. */
 	readonly connection: ProvenConnection | null;
-	/** Takes its answer to a request. */
+	/** Resolves the request to create the machine's shared memory. */
 	answer?: ((led: Led | null) => void) | undefined;
-	/** The rank has told why it cannot go on, so that its leaving needs no further report. */
+	/** The rank has reported its failure, so that its disconnection is not reported as well. */
 	gaveUp?: boolean;
 }
 
-export class RendezvousHost implements Disposable {
+export class RendezvousServer implements Disposable {
 	readonly #members = new Map<number, Member>();
-	#strangers: string | null = null;
+	/** The latest refused connection, for the message about absent ranks. */
+	#lastRefusal: string | null = null;
 	#failure: string | null = null;
 	#left: number | null = null;
 	#changed: (() => void) | null = null;
-	readonly #receptions: Reception[] = [];
+	readonly #listeners: ProvenListener[] = [];
 	readonly #digest: string;
 
 	private constructor(
@@ -70,8 +73,8 @@ export class RendezvousHost implements Disposable {
 		port: number,
 		secret: string | null,
 		reference: Identity,
-	): Promise<RendezvousHost> {
-		const host = new RendezvousHost(reference, secret);
+	): Promise<RendezvousServer> {
+		const host = new RendezvousServer(reference, secret);
 		try {
 			await host.#listen({ host: address, port }, reference.worldSize);
 		} catch (error) {
@@ -81,67 +84,67 @@ export class RendezvousHost implements Disposable {
 	}
 
 	/**
-	 * Where `neighbours` other ranks of this machine find its first rank. `changed` is called when one has come, and on a failure.
-	 * Fails with the system's error code.
+	 * Opens the server of a machine's first rank, which up to `neighbours` other ranks of the machine join at the abstract socket
+	 * `path`. `changed` is called when a rank has joined, and on a failure. Rejects with the system's error.
 	 */
-	static async openRoom(
+	static async openLocal(
 		path: string,
 		secret: string,
 		reference: Identity,
 		neighbours: number,
 		changed: () => void,
-	): Promise<RendezvousHost> {
-		const host = new RendezvousHost(reference, secret);
+	): Promise<RendezvousServer> {
+		const host = new RendezvousServer(reference, secret);
 		host.#changed = changed;
 		await host.#listen({ path }, neighbours);
 		return host;
 	}
 
-	/** Ranks of this machine find the host at `path` too. Fails with the system's error code. */
+	/** Lets ranks of this machine also join at the abstract socket `path`. Rejects with the system's error. */
 	async alsoAt(path: string, neighbours: number): Promise<void> {
 		await this.#listen({ path }, neighbours);
 	}
 
 	async #listen(spot: Spot, expected: number): Promise<void> {
-		const turnedAway = (sentence: string) => {
-			this.#strangers = sentence;
+		const onRefused = (sentence: string) => {
+			this.#lastRefusal = sentence;
 		};
 		const admit = (connection: ProvenConnection) => void this.#admit(connection);
-		this.#receptions.push(await Reception.open({ spot, secret: this.secret, expected, admit, turnedAway }));
+		this.#listeners.push(await ProvenListener.open({ spot, secret: this.secret, expected, admit, onRefused }));
 	}
 
-	/** Why there will be no run; null: nothing is wrong. */
+	/** The sentence with which the rendezvous has failed; null: it has not failed. */
 	get failure(): string | null {
 		return this.#failure;
 	}
 
-	/** The rank whose leaving made gather() fail; null: no rank has left. */
+	/** The rank whose disconnection made gather() fail; null: no rank has disconnected. */
 	get left(): number | null {
 		return this.#left;
 	}
 
 	get port(): number {
-		return this.#receptions[0]!.port;
+		return this.#listeners[0]!.port;
 	}
 
 	/**
-	 * Resolves when `ranks`, which are all of the run, have met here; no other connection is admitted then. Throws a UserError about the one
-	 * that does not fit, or those absent.
+	 * Resolves when `ranks`, which are all ranks of the run but this process's own, have joined; from then on no connection is
+	 * accepted. Throws a UserError that names the rank with another identity, or the ranks that are absent after `milliseconds`.
 	 */
 	async gather(ranks: readonly number[], milliseconds: number): Promise<void> {
 		const end = performance.now() + milliseconds;
 		while (true) {
 			if (this.#failure !== null) this.#giveUp(this.#failure);
-			// No rank comes twice, and only these ranks come: their number is enough.
+			// #take accepts each expected rank once and no other, so comparing the counts is enough.
 			if (this.#members.size === ranks.length) {
-				for (const reception of this.#receptions) reception[Symbol.dispose]();
+				for (const listener of this.#listeners) listener[Symbol.dispose]();
 				return;
 			}
 			const left = end - performance.now();
 			if (left <= 0) {
 				const absent = ranks.filter((rank) => !this.#members.has(rank));
 				const who = `${absent.length === 1 ? "Rank" : "Ranks"} ${absent.join(", ")} did not join within ${Math.round(milliseconds / 1000)} s.`;
-				this.#giveUp(this.#strangers === null ? who : `${who} ${this.#strangers}`);
+				this.#giveUp(this.#lastRefusal === null ? who : `${who} ${this.#lastRefusal}`);
 			}
 			await new Promise<void>((resolve) => {
 				const timer = setTimeout(resolve, left);
@@ -153,14 +156,15 @@ export class RendezvousHost implements Disposable {
 		}
 	}
 
-	/** Identities of the ranks that have met here, without this process. */
+	/** Identities of the ranks that have joined, without this process. */
 	get members(): ReadonlyMap<number, Identity> {
 		return new Map([...this.#members].map(([rank, { identity }]) => [rank, identity]));
 	}
 
 	/**
-	 * Asks a rank to make its host's part of the run; resolves with this part and the address that it came from. Throws a UserError.
-	 * Where a rank has left in the meantime the error names that rank: its host may be the parent that the asked host needs.
+	 * Requests that a machine's first rank creates that machine's shared memory; resolves with its path and the address that the rank
+	 * connects from. Throws a UserError. If any rank has disconnected meanwhile the error names that rank, because its machine may
+	 * be the parent in the tree of hosts that this one could not reach.
 	 */
 	async ask(rank: number, lead: Lead): Promise<Part & { readonly address: string }> {
 		const member = this.#members.get(rank)!;
@@ -181,22 +185,22 @@ export class RendezvousHost implements Disposable {
 		);
 	}
 
-	/** Tells every rank where the shared memory of the run is, on its machine. */
+	/** Sends every connected rank the path of the run's shared memory on its machine. */
 	welcome(run: string | ((rank: number) => string)): void {
 		for (const [rank, { connection }] of this.#members)
 			if (connection !== null) send(connection, { run: typeof run === "string" ? run : run(rank) });
 	}
 
-	/** Tells every rank why there will be no run. */
+	/** Sends every connected rank the sentence with which the rendezvous has failed. */
 	refuse(reason: string): void {
 		for (const { connection } of this.#members.values()) if (connection !== null) send(connection, { refused: reason });
 	}
 
-	/** A gather() under way fails. */
+	/** Closes every connection; a pending gather() fails. */
 	[Symbol.dispose](): void {
 		this.#fail("The rendezvous was closed.");
 		for (const { connection } of this.#members.values()) connection?.[Symbol.dispose]();
-		for (const reception of this.#receptions) reception[Symbol.dispose]();
+		for (const listener of this.#listeners) listener[Symbol.dispose]();
 	}
 
 	#giveUp(reason: string): never {
@@ -215,16 +219,16 @@ export class RendezvousHost implements Disposable {
 			refused: "The rendezvous does not understand what this rank says it is: it is of another version.",
 		});
 		connection[Symbol.dispose]();
-		this.#strangers = `A process of another version wanted to join from ${connection.from} and was refused.`;
+		this.#lastRefusal = `A process of another version wanted to join from ${connection.from} and was refused.`;
 	}
 
-	/** The rank's whole identity; null, and the meeting has failed, where it does not tell its configuration. */
+	/** The rank's whole identity. If the rank does not send its configuration, the rendezvous fails and null is returned. */
 	async #identify({ digest, ...about }: Introduction, connection: ProvenConnection): Promise<Identity | null> {
 		if (digest === this.#digest) return { ...about, configuration: this.reference.configuration };
 		send(connection, { tell: "configuration" });
 		const end = performance.now() + answerTime;
 		while (performance.now() < end && !connection.closed) {
-			// Words about neighbours may come before: the meeting fails in any case.
+			// Messages about local ranks may come first; they are dropped, since the configurations differ and the rendezvous fails.
 			const word = v.safeParse(toldSchema, await connection.receive(end - performance.now()));
 			if (word.success) return { ...about, ...word.output };
 		}
@@ -235,7 +239,7 @@ export class RendezvousHost implements Disposable {
 		return null;
 	}
 
-	/** Takes a rank in, and what it says until it leaves. */
+	/** Registers a rank, and handles its messages until it disconnects. */
 	async #serve(member: Member & { readonly connection: ProvenConnection }): Promise<void> {
 		const { identity, connection } = member;
 		const wrong = this.#join(member);
@@ -244,7 +248,7 @@ export class RendezvousHost implements Disposable {
 			return;
 		}
 		while (!connection.closed) {
-			const word = v.safeParse(wordSchema, await connection.receive(longWait));
+			const word = v.safeParse(memberMessageSchema, await connection.receive(longWait));
 			if (!word.success) {
 				member.answer?.(null);
 				continue;
@@ -266,7 +270,7 @@ export class RendezvousHost implements Disposable {
 		this.#fail(`${describeIdentity(identity)} left before all had joined.`);
 	}
 
-	/** Returns why the rank does not fit, which ends the meeting for all. */
+	/** Compares a rank's identity with this process's and registers the rank. Returns the difference, which fails the rendezvous, or null. */
 	#join(member: Member): string | null {
 		const wrong = objection(member.identity, this.reference);
 		if (wrong === null) return this.#take(member);
@@ -274,7 +278,7 @@ export class RendezvousHost implements Disposable {
 		return wrong;
 	}
 
-	/** Of a rank that is like this one, also because one that is has found it so. */
+	/** Registers a rank whose identity is this process's, as compared here or by the first rank of its machine. Returns as #join. */
 	#take(member: Member): string | null {
 		const { rank } = member.identity;
 		const known = this.#members.get(rank ?? -1);

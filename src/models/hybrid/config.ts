@@ -10,7 +10,7 @@ export interface BalancingLoss {
 }
 
 /** Multi-token prediction (docs/spec/language-model.md §5.4). */
-export interface PredictionConfig {
+export interface MtpConfig {
 	/** Further tokens that are predicted. */
 	readonly depths: number;
 	/** Symbol of every layer of a depth. */
@@ -43,7 +43,7 @@ export interface HybridConfig {
 	/** Layers of every block, in order: 1, or those of a bracket group. */
 	readonly blocks: readonly number[];
 	/** Multi-token prediction; null: none. */
-	readonly prediction: PredictionConfig | null;
+	readonly prediction: MtpConfig | null;
 	readonly hiddenSize: number;
 	readonly vocabularySize: number;
 	/** Rows of embedding and output layer, padding included. */

@@ -20,7 +20,7 @@ export function layerPrefix(index: number): string {
 }
 
 /** Prefix of the parameters of a prediction depth, from 0, that belong to none of its layers. */
-export function predictionPrefix(depth: number): string {
+export function mtpPrefix(depth: number): string {
 	return `${languageModelPrefix}mtp.layers.${depth}.`;
 }
 
@@ -36,12 +36,12 @@ export function storedDepths({ prediction }: HybridConfig): number {
 }
 
 /** The layers of a stored prediction depth. */
-export function predictionLayers({ pattern, prediction }: HybridConfig, depth: number): LayerPlace[] {
+export function mtpLayers({ pattern, prediction }: HybridConfig, depth: number): LayerPlace[] {
 	const layers = prediction!.pattern;
 	return layers.map((symbol, at) => ({
 		index: pattern.length + depth * layers.length + at,
 		symbol,
-		prefix: `${predictionPrefix(depth)}mtp_model_layer.layers.${at}.`,
+		prefix: `${mtpPrefix(depth)}mtp_model_layer.layers.${at}.`,
 	}));
 }
 
@@ -49,7 +49,7 @@ export function predictionLayers({ pattern, prediction }: HybridConfig, depth: n
 export function layersOfSegment(config: HybridConfig, { begin, end, hasHead }: Segment): LayerPlace[] {
 	const main = Array.from({ length: end - begin }, (_, at) => mainLayer(config, begin + at));
 	const depths = hasHead ? Array.from({ length: storedDepths(config) }, (_, depth) => depth) : [];
-	return [...main, ...depths.flatMap((depth) => predictionLayers(config, depth))];
+	return [...main, ...depths.flatMap((depth) => mtpLayers(config, depth))];
 }
 
 /** Every layer of the model in the order of their numbers. */

@@ -18,7 +18,7 @@ import { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { runLayer } from "./layer.ts";
-import { predictionLayers, predictionPrefix, storedDepths } from "./layer-numbering.ts";
+import { mtpLayers, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import { wordEmbedding } from "./names.ts";
 import { exhaust } from "./nodes.ts";
 import type { ForwardInput, Observer, StageParts } from "./stage.ts";
@@ -27,7 +27,7 @@ import type { ForwardInput, Observer, StageParts } from "./stage.ts";
  * The hidden state of depth `depth` (from 0), normed. `ids`: every token's (depth + 1)-th next, i32 [T]. `previous`: normed
  * hidden states_(T/tp)H of the main part, or of the depth before.
  */
-export function predictDepth(
+export function mtpDepth(
 	tape: Tape,
 	parts: StageParts,
 	depth: number,
@@ -38,11 +38,11 @@ export function predictDepth(
 ): Tensor {
 	const { config } = parts;
 	const stored = depth % storedDepths(config);
-	const weight = (name: string) => parts.parameter(predictionPrefix(stored) + name);
+	const weight = (name: string) => parts.parameter(mtpPrefix(stored) + name);
 	tape.begin(`mtp.${depth}`);
 	using entering = project(tape, parts, weight, ids, previous);
 	observe?.(`mtp.${depth}.eh_proj`, entering);
-	const layers = predictionLayers(config, stored);
+	const layers = mtpLayers(config, stored);
 	const run = (on: Tape, first: Tensor) => {
 		let x = ResidualSum.of(first);
 		for (const [at, place] of layers.entries()) {

@@ -4,7 +4,7 @@ import type { Shard } from "../../parallel/shard.ts";
 import { isGatedActivation } from "../../tensor/ops/activation.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { configOfLayer, type HybridConfig, mambaSizes } from "./config.ts";
-import { languageModelPrefix, layersOfSegment, predictionPrefix, storedDepths } from "./layer-numbering.ts";
+import { languageModelPrefix, layersOfSegment, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import { withAdapters } from "./lora.ts";
 import { type Segment, wholeModel } from "./segments.ts";
 
@@ -53,16 +53,16 @@ export function hybridParameters(
 	}
 	if (!hasHead) return specs;
 	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
-	for (let depth = 0; depth < storedDepths(config); depth++) specs.push(...predictionParameters(config, depth));
+	for (let depth = 0; depth < storedDepths(config); depth++) specs.push(...mtpParameters(config, depth));
 	if (!tied) specs.push(vocabulary(`${languageModelPrefix}output_layer.weight`, std));
 	if (rereads && !embeds) specs.push(embeddingTable);
 	return specs;
 }
 
 /** Parameters of a prediction depth beside those of its layers. */
-function predictionParameters(config: HybridConfig, depth: number): ParameterSpec[] {
+function mtpParameters(config: HybridConfig, depth: number): ParameterSpec[] {
 	const h = config.hiddenSize;
-	const prefix = predictionPrefix(depth);
+	const prefix = mtpPrefix(depth);
 	const { inward } = distributions(config);
 	return [
 		...["enorm", "hnorm"].map((name) => normWeight(`${prefix}${name}.weight`, h)),

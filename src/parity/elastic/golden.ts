@@ -6,7 +6,7 @@ import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { readBandedReference } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
-import { predictionModel } from "../mtp/golden.ts";
+import { mtpModel } from "../mtp/golden.ts";
 import { configurationHas } from "../reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
@@ -116,7 +116,7 @@ export function readElasticGolden(folder: string): {
 
 /** The parent that config.json describes. */
 export function elasticModel({ transformer_config: t, ...file }: ElasticConfigFile, dtype: Precision): HybridConfig {
-	return predictionModel({ ...file, transformer_config: { ...t, mtp_loss_scaling_factor: 0 } }, dtype);
+	return mtpModel({ ...file, transformer_config: { ...t, mtp_loss_scaling_factor: 0 } }, dtype);
 }
 
 /** Megatron's behaviour in all that the folder was made with. */

@@ -50,33 +50,30 @@ const goldenSchema = v.object({
 	step1_probe: v.object({ layers: v.record(v.string(), valueProbe), grad_norm: v.record(v.string(), v.number()) }),
 });
 
-export type PredictionConfigFile = v.InferOutput<typeof configSchema>;
-export type PredictionGolden = v.InferOutput<typeof goldenSchema>;
+export type MtpConfigFile = v.InferOutput<typeof configSchema>;
+export type MtpGolden = v.InferOutput<typeof goldenSchema>;
 
 /** Whether a folder is a reference of multi-token prediction. */
-export function isPredictionGolden(folder: string): boolean {
+export function isMtpGolden(folder: string): boolean {
 	return configurationHas(folder, "mtp_pattern");
 }
 
 /** Reads and checks both files; the error names the file and the field. */
-export function readPredictionGolden(folder: string): {
-	readonly config: PredictionConfigFile;
-	readonly golden: PredictionGolden;
+export function readMtpGolden(folder: string): {
+	readonly config: MtpConfigFile;
+	readonly golden: MtpGolden;
 } {
 	return readBandedReference(folder, { config: configSchema, golden: goldenSchema });
 }
 
 /** The part of a Megatron reference's configuration that decides its model. */
-export type DescribedModel = Pick<PredictionConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {
-	readonly transformer_config: PredictionConfigFile["transformer_config"];
-	readonly fixed: Pick<
-		PredictionConfigFile["fixed"],
-		"untied" | "router_score" | "dropout" | "mamba_chunk" | "conv_width"
-	>;
+export type DescribedModel = Pick<MtpConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {
+	readonly transformer_config: MtpConfigFile["transformer_config"];
+	readonly fixed: Pick<MtpConfigFile["fixed"], "untied" | "router_score" | "dropout" | "mamba_chunk" | "conv_width">;
 };
 
 /** The model that config.json describes. */
-export function predictionModel(
+export function mtpModel(
 	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
 	dtype: Precision,
 ): HybridConfig {

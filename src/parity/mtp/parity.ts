@@ -24,7 +24,7 @@ import { requireCuts } from "../layout-cuts.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { readTokenBatches } from "../token-batches.ts";
 import { type Plan, planOf } from "../verify/plan.ts";
-import { type PredictionConfigFile, type PredictionGolden, predictionModel, readPredictionGolden } from "./golden.ts";
+import { type MtpConfigFile, type MtpGolden, mtpModel, readMtpGolden } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
@@ -40,33 +40,33 @@ export interface PredictionParityOptions {
 }
 
 /** Trains the model in this process. */
-export async function predictionParity(
+export async function mtpParity(
 	device: Device,
 	path: string,
 	options: PredictionParityOptions = {},
 ): Promise<ParityReport> {
-	return await predictionLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
+	return await mtpLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
 }
 
 /** Whether a mtp-* folder can run on a layout, and how its samples are dealt out there. */
-export function planOfPredictionGolden(layout: NamedTopology, path: string): Plan {
-	const { config } = readPredictionGolden(path);
-	requireCuts(layout, predictionModel(config, "f32"), null);
+export function planOfMtpGolden(layout: NamedTopology, path: string): Plan {
+	const { config } = readMtpGolden(path);
+	requireCuts(layout, mtpModel(config, "f32"), null);
 	const { batch, microbatches, seq } = config;
 	return planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
 }
 
 /** Every rank of the world calls this together, and all get the report. */
-export async function predictionLayoutParity(
+export async function mtpLayoutParity(
 	world: World,
 	layout: NamedTopology,
 	path: string,
 	options: PredictionParityOptions = {},
 ): Promise<ParityReport> {
-	const { config: file, golden } = readPredictionGolden(path);
-	const plan = planOfPredictionGolden(layout, path);
+	const { config: file, golden } = readMtpGolden(path);
+	const plan = planOfMtpGolden(layout, path);
 	const { precision = "f32", segmentsPerStage = 1 } = options;
-	const model = predictionModel(file, precision);
+	const model = mtpModel(file, precision);
 	using weights = openSafetensors(join(path, "model.safetensors"));
 	const names = megatronNames(weights, path);
 	const excluded = new Set(file.no_weight_decay);
@@ -106,8 +106,8 @@ function megatronNames(weights: TensorStore, path: string): Correspondence {
 
 /** Probes and gradient norms of step 1. A microbatch makes `of` calls of a module, and `call` is the number of a call. */
 function stepOneOf(
-	{ batch, seq, microbatches, pattern }: PredictionConfigFile,
-	{ step1_probe: { layers, grad_norm } }: PredictionGolden,
+	{ batch, seq, microbatches, pattern }: MtpConfigFile,
+	{ step1_probe: { layers, grad_norm } }: MtpGolden,
 	names: Correspondence,
 ): StepOne {
 	const values = new Map<string, (typeof layers)[string][]>();
@@ -134,7 +134,7 @@ function stepOneOf(
 }
 
 /** Every expert's bias after the last step. */
-function biasChecks(run: Run, golden: PredictionGolden): Check[] {
+function biasChecks(run: Run, golden: MtpGolden): Check[] {
 	const { state } = run;
 	const expected = Object.entries(golden.expert_bias_after_last_step);
 	const largest = new Float64Array(expected.length);

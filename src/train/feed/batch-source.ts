@@ -3,7 +3,7 @@ import { joinImages, placeImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
 import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
-import type { LeftOutTally } from "../../data/skipped-samples.ts";
+import type { SkippedTally } from "../../data/skipped-samples.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
 /**
@@ -58,7 +58,7 @@ export interface RunData {
 	/** Absent or null: no captions are read. */
 	readonly captions?: CaptionSource | null;
 	/** Counts the samples left out that this rank tells of, evaluations' too; absent: they are not counted. */
-	readonly leftOut?: LeftOutTally;
+	readonly leftOut?: SkippedTally;
 }
 
 /** The part of the data that `rank` reads. */

@@ -9,7 +9,7 @@ import { leaveOut } from "../../data/routing/damaged-samples.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
 import { partOfEvery, turnOf } from "../../data/routing/image-share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
-import { LeftOutTally } from "../../data/skipped-samples.ts";
+import { SkippedTally } from "../../data/skipped-samples.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
@@ -31,7 +31,7 @@ export async function energonSources(
 ): Promise<RunData> {
 	// An evaluation opens its data only when it runs, so its data are checked here, before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
-	const leftOut = new LeftOutTally();
+	const leftOut = new SkippedTally();
 	return {
 		training: await energonTraining(c, place, options, leftOut),
 		validation: c.evalIters > 0 ? energonEvaluation(c, place, options, leftOut) : null,
@@ -45,7 +45,7 @@ async function energonTraining(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: LeftOutTally,
+	leftOut: SkippedTally,
 ): Promise<BatchSource> {
 	const state = options.states && mergeStates(options.states);
 	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state, leftOut })) : null;
@@ -63,7 +63,7 @@ export function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: LeftOutTally,
+	leftOut: SkippedTally,
 ): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
@@ -82,7 +82,7 @@ function energonCaptions(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: LeftOutTally,
+	leftOut: SkippedTally,
 ): CaptionSource {
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const endId = c.dataEndId!;

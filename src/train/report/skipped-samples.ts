@@ -2,7 +2,7 @@
  * Messages about samples that are left out: a line a kind of mistake, with how many there are over all ranks, when the
  * first, tenth, hundredth … has come, and at the end.
  */
-import { KnownNames, type LeftOutKind, type LeftOutTally } from "../../data/skipped-samples.ts";
+import { KnownNames, type SkippedKind, type SkippedTally } from "../../data/skipped-samples.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -10,7 +10,7 @@ import type { Group } from "../../parallel/group.ts";
 /** The count at which a kind is spoken of again after `said`. */
 const nextCount = (said: number): number => (said === 0 ? 1 : 10 ** (Math.floor(Math.log10(said)) + 1));
 
-export class LeftOutReport {
+export class SkippedReport {
 	/** Samples of a kind that this rank had when it last told of them. */
 	#told: ReadonlyMap<string, number> = new Map();
 	/** Over all ranks, the same on every rank: samples of a kind, and of how many was spoken. */
@@ -21,7 +21,7 @@ export class LeftOutReport {
 	constructor(
 		private readonly world: Group,
 		/** This rank's own; null: it reads no such data. */
-		private readonly tally: LeftOutTally | null,
+		private readonly tally: SkippedTally | null,
 	) {}
 
 	/** Whether this rank has something to tell. */
@@ -55,7 +55,7 @@ export class LeftOutReport {
 		const own = this.tally?.take() ?? [];
 		this.#told = new Map(this.tally?.counts);
 		for (const text of exchangeTexts(this.world, JSON.stringify(own))) {
-			for (const { kind, reason, names, unnamed } of JSON.parse(text) as LeftOutKind[]) {
+			for (const { kind, reason, names, unnamed } of JSON.parse(text) as SkippedKind[]) {
 				const more = unnamed + names.filter((name) => this.#known.add(name)).length;
 				if (more === 0) continue;
 				const { count, said } = this.#kinds.get(kind) ?? { count: 0, said: 0 };

@@ -33,13 +33,13 @@ export interface StartingPoint {
 }
 
 /** Functions that print messages and warnings for the user. */
-interface Hearers {
+interface Printers {
 	readonly say: (sentence: string) => void;
 	readonly warn: (sentence: string) => void;
 }
 
 /** The checkpoint that the configuration says to start from; null: none. */
-export function startOf(c: TrainingConfiguration, warn: Hearers["warn"] = () => {}): Start | null {
+export function startOf(c: TrainingConfiguration, warn: Printers["warn"] = () => {}): Start | null {
 	if (c.load !== null && holdsCheckpoint(c.load)) {
 		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
 	}
@@ -79,7 +79,7 @@ export async function restoreTraining(
 	tensors: TrainingTensors,
 	schedules: Schedules,
 	world: Group,
-	{ say, warn }: Hearers,
+	{ say, warn }: Printers,
 ): Promise<StartingPoint | null> {
 	const source = startOf(c, warn);
 	if (source === null) return null;
@@ -129,7 +129,7 @@ async function openStart(
 	source: Start,
 	optimizer: boolean,
 	world: Group,
-	warn: Hearers["warn"],
+	warn: Printers["warn"],
 ): Promise<StoredTraining> {
 	if (!isMegatron(source.path)) {
 		return canonicalCheckpoint(openChecked({ ...source, allowFallback: c.allowFallback }, world, warn));

@@ -1,9 +1,9 @@
 /** Messages about samples that are left out: of each kind of mistake, over all ranks, and not too often. */
 import { describe, expect, test } from "bun:test";
-import { LeftOutTally } from "../../../src/data/skipped-samples.ts";
+import { SkippedTally } from "../../../src/data/skipped-samples.ts";
 import type { Observer } from "../../../src/observe/step-report.ts";
 import { groupOfOne } from "../../../src/parallel/group.ts";
-import { LeftOutReport } from "../../../src/train/report/skipped-samples.ts";
+import { SkippedReport } from "../../../src/train/report/skipped-samples.ts";
 
 const damaged = (number: number, key = `k${number}`) => ({
 	reason: `Sample ${key}: the image is damaged at byte ${number}.`,
@@ -11,10 +11,10 @@ const damaged = (number: number, key = `k${number}`) => ({
 });
 
 /** A report of one rank, and what it has said. */
-function report(tally: LeftOutTally) {
+function report(tally: SkippedTally) {
 	const said: string[] = [];
 	const observer: Observer = { step() {}, evaluation() {}, note: (sentence) => said.push(sentence), close() {} };
-	const own = new LeftOutReport(groupOfOne("world", 0), tally);
+	const own = new SkippedReport(groupOfOne("world", 0), tally);
 	const step = () => {
 		if (own.hasNews) own.tell(observer, 1);
 		return said.splice(0);
@@ -28,7 +28,7 @@ function report(tally: LeftOutTally) {
 
 describe("a tally", () => {
 	test("has a kind for reasons that differ in names and numbers, and counts a sample once", () => {
-		const tally = new LeftOutTally();
+		const tally = new SkippedTally();
 		for (const number of [1, 2, 30, 2]) tally.add(damaged(number));
 		tally.add({ reason: 'Sample x cannot be trained on: a turn of "bot".', samples: [] });
 		tally.add({ reason: 'Sample y cannot be trained on: a turn of "human 2".', samples: [] });
@@ -42,7 +42,7 @@ describe("a tally", () => {
 	});
 
 	test("of more kinds than anyone reads is bounded", () => {
-		const tally = new LeftOutTally();
+		const tally = new SkippedTally();
 		for (let i = 0; i < 1000; i++) {
 			const word = String.fromCharCode(...[...String(i)].map((digit) => 97 + Number(digit)));
 			tally.add({ reason: `Sample s is ${word}.`, samples: [] });
@@ -54,7 +54,7 @@ describe("a tally", () => {
 
 describe("a report", () => {
 	test("speaks at the first, the tenth, the hundredth, and at the end", () => {
-		const tally = new LeftOutTally();
+		const tally = new SkippedTally();
 		const { step, end } = report(tally);
 		expect(step()).toEqual([]);
 		const counts: number[] = [];
@@ -71,7 +71,7 @@ describe("a report", () => {
 	});
 
 	test("speaks of every kind by itself", () => {
-		const tally = new LeftOutTally();
+		const tally = new SkippedTally();
 		const { step, end } = report(tally);
 		for (let number = 1; number <= 5; number++) tally.add(damaged(number));
 		expect(step()).toHaveLength(1);
