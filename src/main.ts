@@ -73,13 +73,15 @@ async function runNamed(command: AnyCommand, args: readonly string[], path: stri
 		return;
 	}
 	if (command.args !== undefined || below !== undefined) {
-		const { checkFlags, usage } = await import("./commands/command.ts");
+		const { checkFlags, checkPositionals, usage } = await import("./commands/command.ts");
 		if (below !== undefined || args.includes("--help") || args.includes("-h")) {
 			const parent = path.split(" ").slice(0, -1).join(" ");
 			print(await usage(command, defineCommand({ meta: { name: parent } })));
 			return;
 		}
-		checkFlags(args, command.args as Parameters<typeof checkFlags>[1]);
+		const known = command.args as Parameters<typeof checkFlags>[1];
+		checkFlags(args, known);
+		checkPositionals(args, known, path);
 	}
 	await runCommand(command, { rawArgs: [...args] });
 }

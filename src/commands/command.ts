@@ -1,5 +1,5 @@
 /** Shared by the commands: strict flags for commands that declare theirs, and how an error ends the program. */
-import { type ArgsDef, type CommandDef, renderUsage } from "citty";
+import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { NativeError, UserError } from "../native/errors.ts";
@@ -18,6 +18,16 @@ export function checkFlags(args: readonly string[], known: ArgsDef): void {
 		const hint = nearestHint(name, [...names, "help"], "--");
 		throw new UserError(`${argument}: there is no such flag${hint}.`, exitCodes.usage);
 	}
+}
+
+/** citty drops what stands behind the arguments that a command declares: refuses it. A hint that ends with … takes any number. */
+export function checkPositionals(args: readonly string[], known: ArgsDef, path: string): void {
+	const positionals = Object.entries(known).filter(([, { type }]) => type === "positional");
+	if (positionals.some(([, { valueHint }]) => valueHint?.endsWith("…"))) return;
+	const surplus = parseArgs([...args], known)._[positionals.length];
+	if (surplus === undefined) return;
+	const takes = positionals.length === 0 ? "flags alone" : positionals.map(([name]) => name.toUpperCase()).join(" ");
+	throw new UserError(`${surplus}: \`${path}\` takes ${takes}; \`${path} --help\` lists its flags.`, exitCodes.usage);
 }
 
 /** citty's usage text, without colours where the output is not a terminal. */

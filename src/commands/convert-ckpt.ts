@@ -35,6 +35,12 @@ const newLayer = (what: string) =>
 const targets = [...formats, "peft"] as const;
 
 const args = {
+	source: {
+		type: "positional",
+		required: false,
+		description: "Checkpoint to convert; or inspect, before the PATH to list.",
+	},
+	target: { type: "positional", required: false, description: "Folder to write." },
 	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },
 	to: { type: "string", description: `Format of TARGET: ${targets.join(", ")} (low-rank adapters alone).` },
 	adapters: {

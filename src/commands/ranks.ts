@@ -3,7 +3,7 @@
  * rank that a launcher (ours, or torchrun) has started.
  */
 import { mkdirSync } from "node:fs";
-import { availableParallelism } from "node:os";
+import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { recordingName } from "../launch/diagnosis.ts";
@@ -48,6 +48,8 @@ export interface RankOptions {
 
 /** Milliseconds, more than a launcher takes to end a rank. */
 const launcherPatience = 10_000;
+/** Bytes that the process of a rank takes at least, weights not counted: of the tiniest model 100 MiB are measured. */
+const rankMemory = 64 * 2 ** 20;
 
 /** Refuses a `--nproc` that is not the number of ranks that the grids need. */
 export function checkRankCount(topology: Topology, given: string | undefined): void {
@@ -121,11 +123,22 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 	return place === null ? await launchRanks(options) : await workAsRank(place, options, work);
 }
 
+/** Refuses more ranks than this host, of `memory` bytes, could ever hold: starting them would bring it to a stop. */
+export function requireRoom(ranks: number, memory: number): void {
+	const most = Math.max(1, Math.floor(memory / rankMemory));
+	if (ranks <= most) return;
+	throw new UserError(
+		`The configured grids need ${ranks} ranks, and this host's memory of ${(memory / 2 ** 30).toFixed(1)} GiB holds ${most} processes at most; torchrun or srun start ranks on several hosts.`,
+		exitCodes.usage,
+	);
+}
+
 /** Starts this program once more for every rank, with the same or with other arguments. Returns the exit code. */
 export async function launchRanks(
 	options: RankOptions,
 	args: readonly string[] = process.argv.slice(2),
 ): Promise<number> {
+	requireRoom(options.ranks, totalmem());
 	const library = await openLibraryOf(options.device);
 	if (library.kind === "cuda" && options.backend === "nccl") requireGpus(deviceCount(library), options.ranks);
 	const compiled = Bun.main.startsWith("/$bunfs/");

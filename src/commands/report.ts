@@ -17,6 +17,7 @@ export default defineCommand({
 		run: {
 			type: "positional",
 			description: "A JSON log (log-json), or a folder with one; more of them are compared.",
+			valueHint: "RUN…",
 			required: true,
 		},
 		"all-runs": { type: "boolean", description: "Draw all runs that a log holds as one; default: the latest." },

@@ -48,6 +48,8 @@ const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, ex
 const watchInterval = 200;
 /** Milliseconds from the end of a rank's connection to the end of its process: a crash is written down in between. */
 const leaveTime = 2000;
+/** Ranks that are started without a look at what has happened meanwhile. */
+const startsTogether = 16;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
 const grace = { blamed: 500, others: 2500 };
 
@@ -91,7 +93,11 @@ class Job implements Disposable {
 		const stopListening = this.#listenToSignals();
 		const watch = setInterval(() => this.#look(), watchInterval);
 		try {
-			for (let rank = 0; rank < ranks; rank++) this.#start(rank, host.port, secret);
+			for (let rank = 0; rank < ranks && this.#interrupted === null; rank++) {
+				this.#start(rank, host.port, secret);
+				// Of very many ranks signals are heard in between.
+				if (rank % startsTogether === startsTogether - 1) await Bun.sleep(0);
+			}
 			this.#children.forEach(({ process }, rank) => {
 				const { module, coordinates } = this.options.describe(rank);
 				say(`rank ${rank}: pid ${process.pid} (${module}, ${coordinates})`, "information");

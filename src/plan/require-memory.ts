@@ -15,12 +15,14 @@ export interface SharedDevice extends Pick<DeviceInfo, "name" | "memoryBytes"> {
 }
 
 /**
- * Throws a UserError where ranks that hold both modules need more memory than their device has. Of equal ranks on devices
- * of their own only the first counts; a device that does not tell its memory (0) refuses no run.
+ * Throws a UserError where ranks need more memory than their device has: all ranks of a processor, since the system kills
+ * some process when its memory is out; of GPUs, which say so themselves, ranks that hold both modules. Of equal ranks on
+ * devices of their own only the first counts; a device that does not tell its memory (0) refuses no run.
  */
 export async function requireMemory(c: TrainingConfiguration, rank: number, device: SharedDevice): Promise<void> {
 	const { memoryBytes, name, ranks, kind } = device;
-	if (!sharesRanks(c) || topologyOf(c).worldSize === 1 || memoryBytes <= 0 || rank !== ranks[0]) return;
+	const both = sharesRanks(c) && topologyOf(c).worldSize > 1;
+	if (!(both || kind === "cpu") || memoryBytes <= 0 || rank !== ranks[0]) return;
 	const actors = actorRanks(c);
 	if (ranks.length === 1 && !actors.some((actor) => actor.ranks[0] === rank)) return;
 	let needed = 0;
@@ -33,10 +35,14 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 	}
 	if (needed <= memoryBytes) return;
 	const gibibytes = (bytes: number) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
-	const subject = ranks.length === 1 ? `Rank ${rank} holds` : `${ranks.length} ranks share ${name}, hold`;
-	const needs = ranks.length === 1 ? "needs" : "need";
+	const alone = ranks.length === 1;
+	const subject = alone ? `Rank ${rank}` : `${ranks.length} ranks share ${name}${both ? "," : ""}`;
+	const verb = both ? (alone ? " holds both modules and" : " hold both modules and") : alone ? "" : " and";
+	const remedies = both
+		? "Recomputed layers, more tensor-parallel or expert-parallel ranks, more pipeline stages, or ranks of its own for the encoder (llm-offset) need less."
+		: "Recomputed layers, a smaller micro-batch-size or seq-length, a smaller model or another machine need less; `mimo plan` shows where it goes.";
 	throw new UserError(
-		`${subject} both modules and ${needs} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. Recomputed layers, more tensor-parallel or expert-parallel ranks, more pipeline stages, or ranks of its own for the encoder (llm-offset) need less.`,
+		`${subject}${verb} ${alone ? "needs" : "need"} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. ${remedies}`,
 	);
 }
 

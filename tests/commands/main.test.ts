@@ -40,6 +40,17 @@ test("an unknown command or flag is refused with the nearest", () => {
 	}
 });
 
+test("arguments that a command has no use for are refused", () => {
+	for (const [args, sentence] of [
+		[["doctor", "extra"], "extra: `mimo doctor` takes flags alone; `mimo doctor --help` lists its flags."],
+		[["data", "info", "a", "b"], "b: `mimo data info` takes PATH; `mimo data info --help` lists its flags."],
+		[["diagnose", "a", "b"], "b: `mimo diagnose` takes FOLDER; `mimo diagnose --help` lists its flags."],
+	] as const) {
+		const { exitCode, stdout, stderr } = mimo([...args]);
+		expect([exitCode, stdout, stderr]).toEqual([2, "", `mimo: ${sentence}\n`]);
+	}
+});
+
 test("a negative number is the value of its flag, which refuses it", () => {
 	const { exitCode, stderr } = mimo(["data", "import", "absent", "--output", "set", "--shard-samples", "-1"]);
 	expect([exitCode, stderr]).toEqual([

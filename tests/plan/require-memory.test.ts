@@ -29,11 +29,25 @@ test("ranks that share a device need it together", async () => {
 	await requireMemory(c, 1, { ...device, memoryBytes: 1 });
 });
 
-test("ranks of their own, and devices that do not tell, are not asked", async () => {
+test("on a processor a model in one process, and grids of their own, ask too", async () => {
+	const device = { name: "host", kind: "cpu" } as const;
+	const one = configurationOf({ preset: "nemotron-tiny", "data-path": "x.txt" });
+	const { peak } = (await planRank(one, 0, { kind: "cpu", imbalance: 1 })).memory;
+	await requireMemory(one, 0, { ...device, ranks: [0], memoryBytes: peak });
+	expect(requireMemory(one, 0, { ...device, ranks: [0], memoryBytes: peak - 1 })).rejects.toThrow(
+		/^Rank 0 needs 0\.\d GiB at the peak, as mimo plan counts; host has 0\.\d GiB\./,
+	);
+	const apart = configurationOf({ ...shared, "llm-offset": 2 });
+	expect(requireMemory(apart, 0, { ...device, ranks: [0, 1, 2, 3], memoryBytes: 1 })).rejects.toThrow(
+		/^4 ranks share host and need 0\.\d GiB at the peak/,
+	);
+});
+
+test("GPUs of ranks of their own, and devices that do not tell, are not asked", async () => {
 	const device = { name: "none", kind: "cpu", ranks: [0] } as const;
 	await requireMemory(c, 0, { ...device, memoryBytes: 0 });
 	const apart = configurationOf({ ...shared, "llm-offset": 2 });
-	await requireMemory(apart, 0, { ...device, memoryBytes: 1 });
+	await requireMemory(apart, 0, { ...device, kind: "cuda", memoryBytes: 1 });
 	// Data that mock data cannot imitate are not planned.
 	const classes = configurationOf({ ...shared, "disable-vision-class-token": false, "data-path": "x.yaml" });
 	await requireMemory(classes, 0, { ...device, memoryBytes: 1 });

@@ -3,8 +3,6 @@ import { existsSync, statSync } from "node:fs";
 import { defineCommand } from "citty";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
 import { datasetPath } from "./dataset-path.ts";
@@ -45,8 +43,6 @@ export default defineCommand({
 	meta: { name: "prepare", description: "Index a data set and divide it; Energon reads it too." },
 	args,
 	run: async ({ args: given, rawArgs }) => {
-		if (given._.length > 1)
-			throw new UserError(`One path is prepared at a time, not ${given._.length}.`, exitCodes.usage);
 		const path = datasetPath(given.path);
 		const isFolder = existsSync(path) && statSync(path).isDirectory();
 		using _ = isFolder ? await claimFolder(path, "PATH", warn) : null;
