@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "start_thread.h"
+
 namespace mimo {
 namespace {
 
@@ -42,15 +44,14 @@ bool spin_until(Done&& done) {
 
 struct ThreadPool::Workers {
   /// `total` includes the calling thread.
-  explicit Workers(int32_t total) {
-    for (int32_t i = 1; i < total; ++i) threads_.emplace_back([this] { work(); });
-  }
-  ~Workers();
+  explicit Workers(int32_t total);
+  ~Workers() { end(); }
 
   void run(int64_t count, Task task, void* context);
 
  private:
   void work();
+  void end();
   void take_indices(int64_t generation);
 
   std::vector<std::thread> threads_;
@@ -75,7 +76,17 @@ ThreadPool::~ThreadPool() { delete workers_; }
 
 void ThreadPool::run(int64_t count, Task task, void* context) { workers_->run(count, task, context); }
 
-ThreadPool::Workers::~Workers() {
+ThreadPool::Workers::Workers(int32_t total) {
+  try {
+    for (int32_t i = 1; i < total; ++i) threads_.push_back(start_thread([this] { work(); }));
+  } catch (...) {
+    // Threads that are not joined end the process.
+    end();
+    throw;
+  }
+}
+
+void ThreadPool::Workers::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;

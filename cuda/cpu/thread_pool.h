@@ -8,7 +8,7 @@ namespace mimo {
 
 class ThreadPool {
  public:
-  /// `threads` includes the calling thread; 0 = one per core this process may use.
+  /// `threads` includes the calling thread; 0 = one per core this process may use. Throws where the system gives fewer.
   explicit ThreadPool(int32_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

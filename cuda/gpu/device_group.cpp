@@ -11,6 +11,7 @@
 
 #include "collective.h"
 #include "error.h"
+#include "start_thread.h"
 #include "status.h"
 
 namespace mimo::cuda {
@@ -44,8 +45,8 @@ class Watch {
   void add(Run& run, DeviceGroup* group) {
     std::lock_guard<std::mutex> lock(mutex_);
     run_ = &run;
+    if (!thread_.joinable()) thread_ = start_thread([this] { work(); });
     groups_.push_back(group);
-    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
   }
   /// The thread ends with the last group: the run may be closed then.
   void remove(DeviceGroup* group) {
@@ -75,7 +76,13 @@ class Watch {
       }
       // Together: one after the other they would take seconds, and the training thread waits in a kernel for the last.
       std::vector<std::thread> aborts;
-      for (const ncclComm_t handle : ended) aborts.emplace_back(abort_communicator, handle);
+      for (const ncclComm_t handle : ended) {
+        try {
+          aborts.push_back(start_thread([handle] { abort_communicator(handle); }));
+        } catch (const Error&) {
+          abort_communicator(handle);
+        }
+      }
       for (std::thread& one : aborts) one.join();
       usleep(20'000);
     }

@@ -1,8 +1,14 @@
-// The worker threads under stress: many short loops, loops of every length, exceptions, several pools at once.
+// The worker threads under stress: many short loops, loops of every length, exceptions, several pools at once, and a system
+// that gives fewer threads than are asked for.
 #include "thread_pool.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -10,6 +16,7 @@
 #include <vector>
 
 #include "check.h"
+#include "status.h"
 
 namespace {
 
@@ -75,9 +82,37 @@ void ranges(mimo::ThreadPool& pool) {
   }
 }
 
+/// Bytes of addresses that this process has.
+rlim_t address_space() {
+  rlim_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// Some of the threads are given, the rest is refused: an error, and the process lives on.
+void refused_threads() {
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlim_t room = address_space() + (rlim_t{100} << 20);  // stacks of some threads
+    const rlimit limit{room, room};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    try {
+      mimo::ThreadPool pool(10'000);
+    } catch (const mimo::Error& error) {
+      const bool told = std::string(error.what()).find("no more threads") != std::string::npos;
+      _exit(told && error.status() == MIMO_ERROR_DEVICE ? 0 : 3);
+    }
+    _exit(4);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 }  // namespace
 
 int main() {
+  refused_threads();
   for (const int32_t threads : {1, 2, 5}) {
     mimo::ThreadPool pool(threads);
     CHECK(pool.size() == threads);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "sha256.h"
+#include "start_thread.h"
 #include "status.h"
 
 namespace mimo {
@@ -49,17 +50,16 @@ struct Lane {
 struct mimo_digests {
  public:
   mimo_digests(int file, int64_t position, int threads) : file_(file), next_(position), written_(position) {
-    for (int i = 0; i < threads; i++) threads_.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < threads; i++) threads_.push_back(mimo::start_thread([this] { work(); }));
+    } catch (...) {
+      // Threads that are not joined end the process.
+      end();
+      throw;
+    }
   }
 
-  ~mimo_digests() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    news_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~mimo_digests() { end(); }
 
   void range(int64_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -89,6 +89,15 @@ struct mimo_digests {
 
  private:
   using Lanes = std::array<mimo::Lane, 2>;
+
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    news_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
 
   void work() {
     Lanes lanes;

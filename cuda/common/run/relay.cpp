@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "start_thread.h"
 #include "status.h"
 #include "whereabouts.h"
 
@@ -50,7 +51,12 @@ Relay::Relay(Run& run, const uint8_t* key, std::unique_ptr<Link> parent, int lis
     port_ = ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
                                            : reinterpret_cast<sockaddr_in&>(at).sin_port);
   }
-  thread_ = std::thread([this] { work(); });
+  try {
+    thread_ = start_thread([this] { work(); });
+  } catch (...) {
+    if (listener_ >= 0) close(listener_);
+    throw;
+  }
 }
 
 Relay::~Relay() {

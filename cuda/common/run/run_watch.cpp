@@ -8,6 +8,7 @@
 
 #include "process_look.h"
 #include "run.h"
+#include "start_thread.h"
 #include "status.h"
 
 namespace mimo {
@@ -41,7 +42,7 @@ void Run::join(int32_t rank, int32_t exit_code) {
   own.started = look_at_process(getpid()).started;
   own.progress_time = monotonic_nanoseconds();
   own.phase = MIMO_RANK_PHASE_RUNNING;
-  heart_ = std::thread([this] { beat(); });
+  heart_ = start_thread([this] { beat(); });
 }
 
 void Run::leave() {
