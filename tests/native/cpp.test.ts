@@ -23,7 +23,8 @@ describe("C++ test programs", () => {
 	}, 240_000);
 
 	const relays = ["relay", "relay_link", "relay_strangers"];
-	const parts = ["philox", "thread_pool", "sha256", "operation_queue", "group", "tensor_memory", ...relays];
+	const between = ["group", "tensor_memory", "recording"];
+	const parts = ["philox", "thread_pool", "sha256", "operation_queue", ...between, ...relays];
 	for (const program of parts.map((part) => `${part}_test`)) {
 		test(program, () => {
 			expect(run([join(tree, "tests", program)])).toBe("");

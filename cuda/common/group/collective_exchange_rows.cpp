@@ -127,10 +127,10 @@ class ExchangeRows final : public Collective {
 
   void require(const Group& group, const std::vector<Range>& ranges, int64_t rows, const char* what) const {
     for (const Range& range : ranges) {
-      if (range.here >= 0 && range.rows >= 0 && range.here + range.rows <= rows) continue;
+      const int64_t end = int64_t{range.here} + range.rows;
+      if (range.here >= 0 && range.rows >= 0 && end <= rows) continue;
       throw Error(MIMO_ERROR_ARGUMENT, "In " + group.describe(*this) + " rows " + std::to_string(range.here) + " to " +
-                                           std::to_string(range.here + range.rows) + " are to be " + what + ", of " +
-                                           std::to_string(rows) + ".");
+                                           std::to_string(end) + " are to be " + what + ", of " + std::to_string(rows) + ".");
     }
   }
 

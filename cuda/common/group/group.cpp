@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
+#include "start_thread.h"
 #include "status.h"
 
 namespace mimo {
@@ -43,7 +45,7 @@ int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank) {
 const char* collective_name(int32_t kind) {
   static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
                                       "send",       "receive",        "barrier",    "exchange",  "exchange_rows"};
-  return names[kind];
+  return kind >= 0 && kind < static_cast<int32_t>(std::size(names)) ? names[kind] : "call of an unknown kind";
 }
 
 Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, TensorMemory& memory)
@@ -152,13 +154,13 @@ int64_t Group::start(int32_t lane_index, std::unique_ptr<Call> call) {
   lane.calls.push_back(std::move(call));
   try {
     advance();
+    if (thread_wanted()) {
+      if (!thread_.joinable()) thread_ = start_thread([this] { work(); });
+      work_.notify_one();
+    }
   } catch (...) {
     fail(std::current_exception());
     throw;
-  }
-  if (thread_wanted()) {
-    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
-    work_.notify_one();
   }
   return ticket;
 }

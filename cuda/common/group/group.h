@@ -36,7 +36,7 @@ uint64_t group_key(const std::string& name, const std::vector<int32_t>& ranks);
 /// The index of `rank`, or -1.
 int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank);
 
-/// "all_reduce" and so on, by MIMO_COLLECTIVE_*.
+/// "all_reduce" and so on, by MIMO_COLLECTIVE_*. A recording, or another host, may give any number.
 const char* collective_name(int32_t kind);
 
 /// A member's place in the shared area.
