@@ -257,6 +257,21 @@ describe("groupedMlp", () => {
 		expect([...fc2Bias.mainGradient!.toFloat32()]).toEqual([0.75, 0.75, 0.75, 0.125, 0.125, 0.125]);
 	});
 
+	test("refuses rows in e4m3 alone for plain products", () => {
+		using offsets = Tensor.from(device, Int32Array.of(0, 2));
+		using values = Tensor.zeros(device, [2, 4], "u8");
+		using numbers = Tensor.zeros(device, [2, 4]);
+		const shape = { offsets, rows: 2, groups: 1, hidden: 4, width: 4, interleave: 0, clamp: 1, linear_offset: 0 };
+		const weights = { w1: numbers, w1_factors: null, w2: numbers, w2_factors: null, b2: null, row_probability: null };
+		const common = { ...shape, ...weights, kind: 0, recipe: 0, dtype: 0 };
+		const forward = { ...common, x: null, x_e4m3: values, x_factors: numbers, b1: null, z: null, y: numbers };
+		expect(() => device.run("grouped_mlp_forward", forward)).toThrow("grouped_mlp_forward needs");
+		const gradients = { dx: null, dz: numbers, hs: null, drow_probability: null, db1: null, db2: null };
+		const inE4m3 = { dz_e4m3: null, dz_factors: null, hs_e4m3: null, hs_factors: null };
+		const backward = { ...common, ...gradients, ...inE4m3, dy: null, dy_e4m3: values, dy_factors: numbers, z: numbers };
+		expect(() => device.run("grouped_mlp_backward", backward)).toThrow("grouped_mlp_backward needs");
+	});
+
 	test("refuses rows and weights that do not fit", () => {
 		using offsets = Tensor.zeros(device, [3], "i32");
 		using rows = Tensor.zeros(device, [2, 4]);

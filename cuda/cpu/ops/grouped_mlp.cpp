@@ -24,6 +24,7 @@ struct Layer {
   mimo_stream& stream;
   const Args& args;
 
+  bool in_e4m3() const { return args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE; }
   int64_t live() const { return args.offsets[args.groups]; }
   int64_t z_width() const { return is_gated(args.kind) ? 2 * args.width : args.width; }
 
@@ -37,7 +38,7 @@ struct Layer {
   /// c [rows, n] = a [rows, k] times the groups' matrices, b [n, k] or, backward, [k, n]. Matrices in e4m3 are [n, k] in both.
   void product(const Operand& a, const void* b, const float* b_factors, bool backward, int64_t n, int64_t k, void* c,
                int32_t c_dtype) const {
-    if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) {
+    if (in_e4m3()) {
       return e4m3_grouped_product(
           stream, {a.rows, static_cast<const uint8_t*>(a.e4m3), a.factors, static_cast<const uint8_t*>(b), b_factors, backward, c,
                    args.offsets, args.rows, args.groups, n, k, args.dtype, c_dtype});
@@ -132,7 +133,7 @@ void backward_rows(const Layer<mimo_grouped_mlp_backward_args>& layer, const flo
 void grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
   const Layer<mimo_grouped_mlp_forward_args> layer{stream, args};
   layer.require_legal();
-  MIMO_REQUIRE(args.x != nullptr || args.x_e4m3 != nullptr, "grouped_mlp_forward");
+  MIMO_REQUIRE(args.x != nullptr || (args.x_e4m3 != nullptr && layer.in_e4m3()), "grouped_mlp_forward");
   const int64_t z_width = layer.z_width(), element = bytes_of(args.dtype);
   Workspace z_copy(&stream, args.z == nullptr ? layer.live() * z_width * element : 0);
   Workspace hs(&stream, layer.live() * args.width * element);
@@ -147,10 +148,9 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
   const Layer<mimo_grouped_mlp_backward_args> layer{stream, args};
   layer.require_legal();
   const bool reads_dy = args.db2 != nullptr || (args.b2 != nullptr && args.drow_probability != nullptr);
-  MIMO_REQUIRE(args.dy != nullptr || (args.dy_e4m3 != nullptr && !reads_dy), "grouped_mlp_backward");
-  MIMO_REQUIRE(args.dz != nullptr || (args.dz_e4m3 != nullptr && args.db1 == nullptr), "grouped_mlp_backward");
-  const bool plain = args.recipe == MIMO_MLP_RECIPE_PLAIN;
-  MIMO_REQUIRE(!plain || (args.dz_e4m3 == nullptr && args.hs_e4m3 == nullptr), "grouped_mlp_backward");
+  MIMO_REQUIRE(args.dy != nullptr || (args.dy_e4m3 != nullptr && layer.in_e4m3() && !reads_dy), "grouped_mlp_backward");
+  MIMO_REQUIRE(args.dz != nullptr || (args.dz_e4m3 != nullptr && layer.in_e4m3() && args.db1 == nullptr), "grouped_mlp_backward");
+  MIMO_REQUIRE(layer.in_e4m3() || (args.dz_e4m3 == nullptr && args.hs_e4m3 == nullptr), "grouped_mlp_backward");
   const int64_t element = bytes_of(args.dtype);
   // Rows that leave in e4m3 alone are stored here before.
   Workspace dz(&stream, args.dz == nullptr ? layer.live() * layer.z_width() * element : 0);
