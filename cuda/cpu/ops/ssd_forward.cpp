@@ -151,7 +151,11 @@ struct Forward {
 void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_forward");
   MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_forward");
-  if (args.tokens == 0 || args.heads == 0) return;
+  if (args.tokens == 0 || args.heads == 0) {
+    const int64_t states = args.sequences * args.heads * args.head_dim * args.state_dim;
+    if (args.final_state != nullptr) std::memset(args.final_state, 0, static_cast<size_t>(states) * sizeof(float));
+    return;
+  }
   const SsdPlan plan = ssd_plan(args);
   SsdScratch counted{nullptr};
   Tiles{&counted, plan};

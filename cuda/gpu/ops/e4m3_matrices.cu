@@ -61,8 +61,11 @@ __global__ void __launch_bounds__(threads)
 
 void e4m3_matrices(mimo_stream& stream, const mimo_e4m3_matrices_args& args) {
   MIMO_REQUIRE(args.count >= 0 && args.rows >= 1 && args.width >= 1, "e4m3_matrices");
-  if (args.dtype != MIMO_DTYPE_BF16 || args.rows % 16 != 0 || args.width % 16 != 0) {
-    fail(MIMO_ERROR_UNSUPPORTED, "e4m3_matrices on a GPU needs bf16 and sizes that are multiples of 16.");
+  const auto fits = [](const void* bytes, int64_t width) { return packs_fit<uint8_t>(bytes, width, width, 8); };
+  if (args.dtype != MIMO_DTYPE_BF16 || args.rows % 16 != 0 || args.width % 16 != 0 ||
+      !packs_fit<bf16>(args.matrices, args.width, args.width, 8) || !fits(args.values, args.width) ||
+      !fits(args.transposed, args.rows)) {
+    fail(MIMO_ERROR_UNSUPPORTED, "e4m3_matrices on a GPU needs bf16 at addresses of 16 bytes, and sizes that are multiples of 16.");
   }
   const dim3 grid = grid_of(ceil_div(args.width, e4m3_run), ceil_div(args.rows, e4m3_run), args.count);
   launch(stream, kernel, grid, dim3(threads), 0, static_cast<const bf16*>(args.matrices), args.rows, args.width,

@@ -154,7 +154,12 @@ void ssd_add_head_sums(mimo_stream& stream, const SsdHeadSums* sums, const int32
 void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   MIMO_REQUIRE(args.groups > 0 && args.heads % args.groups == 0, "ssd_forward");
   MIMO_REQUIRE(args.chunk_size > 0 && args.head_dim > 0 && args.state_dim > 0, "ssd_forward");
-  if (args.tokens == 0 || args.heads == 0) return;
+  if (args.tokens == 0 || args.heads == 0) {
+    const int64_t states = args.sequences * args.heads * args.head_dim * args.state_dim;
+    if (args.final_state == nullptr || states == 0) return;
+    return check(cudaMemsetAsync(args.final_state, 0, static_cast<size_t>(states) * sizeof(float), stream.handle()),
+                 "clearing states");
+  }
   const int64_t width = args.heads * args.head_dim;
   const bool tensor_cores =
       fits_tensor_cores(args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride},
