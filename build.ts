@@ -6,13 +6,22 @@
  *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
  *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
- *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
+ *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, src/native/abi, cuda/common/operations.def
  *   tools     only fetches what release needs to be built
  *
  * A library or program whose inputs are unchanged is not built again. Missing Debian packages are installed when this runs
  * as root, else named.
  */
-import { existsSync, mkdirSync, readFileSync, realpathSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+	existsSync,
+	mkdirSync,
+	readFileSync,
+	realpathSync,
+	renameSync,
+	rmSync,
+	symlinkSync,
+	writeFileSync,
+} from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { tables } from "./cuda/include/tables.ts";
 import { workerModules } from "./src/native/worker.ts";
@@ -230,9 +239,13 @@ function fetchWheels(requirements: readonly string[]): string {
 
 const compiling = new Set<Bun.Subprocess>();
 
-/** Writes the files that follow from the headers of the ABI. */
+/** Writes the files that follow from the headers of the ABI, and removes those of headers that are gone. */
 function writeTables(): void {
-	for (const [path, text] of tables()) install(Buffer.from(text), join(root, path));
+	const written = tables();
+	for (const [path, text] of written) install(Buffer.from(text), join(root, path));
+	for (const path of new Bun.Glob("src/native/abi/**/*.ts").scanSync(root)) {
+		if (!written.has(path)) rmSync(join(root, path));
+	}
 }
 
 /** Library that each target builds, within its folder. */

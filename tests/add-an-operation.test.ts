@@ -2,10 +2,10 @@
 import { describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { basename, join } from "node:path";
-import { readHeader } from "../cuda/include/header.ts";
+import { wholeAbi } from "../cuda/include/header.ts";
 
 const root = join(import.meta.dir, "..");
-const operations = Object.keys(readHeader().operations);
+const operations = Object.keys(wholeAbi().operations);
 
 /** Files of a pattern, as one list of path and text. */
 function filesOf(pattern: string): (readonly [path: string, text: string])[] {
@@ -17,8 +17,8 @@ const call = (name: string) => new RegExp(`\\brun\\(\\s*"${name}"`);
 
 /** Places of each operation: files, and the text that one of them holds for it. */
 const places: Readonly<Record<string, (name: string) => RegExp>> = {
-	"cuda/include/mimo.h": (name) => new RegExp(`const mimo_${name}_args\\* args\\);`),
-	"src/native/abi.ts": (name) => new RegExp(`^\\t${name}: \\{`, "m"),
+	"cuda/include/mimo/ops/*.h": (name) => new RegExp(`const mimo_${name}_args\\* args\\);`),
+	"src/native/abi/ops/*.ts": (name) => new RegExp(`^\\t${name}: \\{`, "m"),
 	"cuda/common/operations.def": (name) => new RegExp(`^MIMO_OPERATION\\(${name}\\)$`, "m"),
 	"cuda/cpu/ops/*.cpp": (name) => new RegExp(`^void ${name}\\(mimo_stream&(?: \\w+)?, const mimo_${name}_args& `, "m"),
 	"cuda/gpu/ops/*.cu": (name) => new RegExp(`^void ${name}\\(mimo_stream&(?: \\w+)?, const mimo_${name}_args& `, "m"),

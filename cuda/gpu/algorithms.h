@@ -1,5 +1,5 @@
-// Which algorithm a vendor library takes for a call: its own first answer, or what was timed before (mimo.h,
-// mimo_device_set_algorithms).
+// Which algorithm a vendor library takes for a call: its own first answer, or what was timed before
+// (mimo/algorithms.h).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -35,7 +35,8 @@ class Algorithms {
   bool wanted(const std::string& what) const;
   /// A choice that was timed.
   void add(const std::string& what, const std::string& algorithm, const Timing& timing);
-  /// Choices that were timed since the device was opened, in the form that `set` reads, with mimo.h's fields behind.
+  /// Choices that were timed since the device was opened, in the form that `set` reads, with the fields of
+  /// mimo_device_timed_algorithms behind.
   const std::string& timed() const { return timed_; }
 
  private:

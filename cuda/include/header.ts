@@ -1,14 +1,19 @@
 /**
- * Reads the headers of this folder, which are the one definition of the ABI. They are plain C in a narrow form: enumerations
- * with every value written out, structs of scalars, pointers and arrays of constant length, functions with named arguments, and
- * `#define`s of numbers. Anything else is an error that names the line.
+ * Reads the headers of this folder, which are the one definition of the ABI: mimo.h includes those of mimo/. They are plain C in
+ * a narrow form: enumerations with every value written out, structs of scalars, pointers and arrays of constant length,
+ * functions with named arguments, and `#define`s of numbers. Anything else is an error that names the header and the line.
  */
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { FieldType } from "../../src/native/structs.ts";
 
 export const headerFolder = import.meta.dir;
-export const headerNames = ["mimo.h", "mimo_backend.h", "mimo_digest.h", "mimo_hosts.h"];
+
+export interface HeaderFile {
+	/** From the folder of headers, such as "mimo/ops/rope.h". */
+	readonly path: string;
+	readonly text: string;
+}
 
 /** Type of a function's result: a number, or a zero-terminated string. */
 export type ReturnType = FieldType | "cstring";
@@ -18,6 +23,7 @@ export interface Signature {
 	readonly returns: ReturnType;
 }
 
+/** What a header declares. */
 export interface Header {
 	/** Numbers of `#define MIMO_NAME number`, by NAME. */
 	readonly constants: Readonly<Record<string, number>>;
@@ -34,9 +40,9 @@ export interface Header {
 const scalars: Readonly<Record<string, FieldType>> = { int64_t: "i64", int32_t: "i32", float: "f32", double: "f64" };
 
 /** A declaration such as "const float* x" or "char host[64]": its name and type. */
-function declaration(text: string, sizes: Readonly<Record<string, number>>): [string, FieldType] {
+function declaration(path: string, text: string, sizes: Readonly<Record<string, number>>): [string, FieldType] {
 	const match = /^(?:const )?(\w+)( ?\*{1,2} ?| )(\w+)(?:\[(\w+)\])?$/.exec(text.trim().replace(/\s+/g, " "));
-	const wrong = (why: string) => new Error(`mimo.h: "${text.trim()}" ${why}.`);
+	const wrong = (why: string) => new Error(`${path}: "${text.trim()}" ${why}.`);
 	if (match === null) throw wrong("is not read as a declaration");
 	const [, type, stars, name, length] = match;
 	if (stars !== " ") {
@@ -54,27 +60,34 @@ function declaration(text: string, sizes: Readonly<Record<string, number>>): [st
 	return [name!, scalar];
 }
 
-/** The headers' text, one after the other. */
-export function headerText(): string {
-	return headerNames.map((name) => readFileSync(join(headerFolder, name), "utf8")).join("\n");
+/** The headers that mimo.h includes, in its order. */
+export function headerFiles(): readonly HeaderFile[] {
+	const umbrella = readFileSync(join(headerFolder, "mimo.h"), "utf8");
+	const included = [...umbrella.matchAll(/^#include "(mimo\/[\w/]+\.h)"/gm)].map(([, path]) => path!);
+	const forgotten = [...new Bun.Glob("mimo/**/*.h").scanSync(headerFolder)].find((path) => !included.includes(path));
+	if (forgotten !== undefined) throw new Error(`mimo.h does not include ${forgotten}.`);
+	return included.map((path) => ({ path, text: readFileSync(join(headerFolder, path), "utf8") }));
 }
 
-function readEnum(name: string, body: string): Record<string, number> {
+function readEnum(path: string, name: string, body: string): Record<string, number> {
 	const members = body.split(",").map((member): [string, number] => {
 		const match = /^\s*(MIMO_\w+)\s*=\s*(\d+)\s*$/.exec(member);
-		if (match === null) throw new Error(`mimo.h: enum mimo_${name}: "${member.trim()}" has no written value.`);
+		if (match === null) throw new Error(`${path}: enum mimo_${name}: "${member.trim()}" has no written value.`);
 		return [match[1]!, Number(match[2])];
 	});
 	return Object.fromEntries(members);
 }
 
-/** Reads the ABI from headers' text. Throws an Error that quotes the declaration it cannot read. */
-export function readHeader(commented = headerText()): Header {
+/** Reads a header without its comments. */
+function readHeader({ path, text: commented }: HeaderFile): Header {
 	const text = commented.replace(/\/\*[\s\S]*?\*\//g, " ");
 	const defines = [...text.matchAll(/^#define\s+MIMO_(\w+)\s+(\d+)\s*$/gm)];
 	const constants = Object.fromEntries(defines.map(([, name, value]) => [name!, Number(value)]));
 	const enums = Object.fromEntries(
-		[...text.matchAll(/enum\s+mimo_(\w+)\s*\{([^}]*)\}/g)].map(([, name, body]) => [name!, readEnum(name!, body!)]),
+		[...text.matchAll(/enum\s+mimo_(\w+)\s*\{([^}]*)\}/g)].map(([, name, body]) => [
+			name!,
+			readEnum(path, name!, body!),
+		]),
 	);
 	const sizes = Object.assign(
 		Object.fromEntries(Object.entries(constants).map(([name, value]) => [`MIMO_${name}`, value])),
@@ -82,9 +95,9 @@ export function readHeader(commented = headerText()): Header {
 	) as Record<string, number>;
 	const structs: Record<string, Record<string, FieldType>> = {};
 	for (const [, name, body, alias] of text.matchAll(/typedef\s+struct\s+mimo_(\w+)\s*\{([^}]*)\}\s*mimo_(\w+);/g)) {
-		if (name !== alias) throw new Error(`mimo.h: struct mimo_${name} is called mimo_${alias}.`);
+		if (name !== alias) throw new Error(`${path}: struct mimo_${name} is called mimo_${alias}.`);
 		const fields = body!.split(";").filter((field) => field.trim() !== "");
-		structs[name!] = Object.fromEntries(fields.map((field) => declaration(field, sizes)));
+		structs[name!] = Object.fromEntries(fields.map((field) => declaration(path, field, sizes)));
 	}
 	const operations: Record<string, Record<string, FieldType>> = {};
 	const functions: Record<string, Signature> = {};
@@ -94,18 +107,40 @@ export function readHeader(commented = headerText()): Header {
 		if (own !== undefined) {
 			const wanted = [`mimo_stream* stream`, `const mimo_${name}_args* args`];
 			if (returns !== "int32_t" || args.map((arg) => arg.trim().replace(/\s+/g, " ")).join() !== wanted.join()) {
-				throw new Error(`mimo.h: the operation mimo_${name} does not take (${wanted.join(", ")}).`);
+				throw new Error(`${path}: the operation mimo_${name} does not take (${wanted.join(", ")}).`);
 			}
 			operations[name!] = own;
 			delete structs[`${name}_args`];
 			continue;
 		}
 		functions[`mimo_${name}`] = {
-			args: args.map((argument) => declaration(argument, sizes)[1]),
-			returns: /^const char\s*\*$/.test(returns!) ? "cstring" : declaration(`${returns} result`, sizes)[1],
+			args: args.map((argument) => declaration(path, argument, sizes)[1]),
+			returns: /^const char\s*\*$/.test(returns!) ? "cstring" : declaration(path, `${returns} result`, sizes)[1],
 		};
 	}
 	const orphan = Object.keys(structs).find((name) => name.endsWith("_args"));
-	if (orphan !== undefined) throw new Error(`mimo.h: struct mimo_${orphan} belongs to no operation.`);
+	if (orphan !== undefined) throw new Error(`${path}: struct mimo_${orphan} belongs to no operation.`);
 	return { constants, enums, structs, operations, functions };
+}
+
+/**
+ * Reads the ABI: what every header declares, by its path. A header is read alone: its arrays have lengths that it defines.
+ * Throws an Error that quotes the declaration that is not read.
+ */
+export function readHeaders(files = headerFiles()): ReadonlyMap<string, Header> {
+	return new Map(files.map((file) => [file.path, readHeader(file)]));
+}
+
+/** What all headers declare together. */
+export function wholeAbi(headers = readHeaders()): Header {
+	const all = [...headers.values()];
+	const merged = <Part extends keyof Header>(part: Part) =>
+		Object.assign({}, ...all.map((header) => header[part])) as Header[Part];
+	return {
+		constants: merged("constants"),
+		enums: merged("enums"),
+		structs: merged("structs"),
+		operations: merged("operations"),
+		functions: merged("functions"),
+	};
 }

@@ -158,7 +158,7 @@ export class Device implements Disposable {
 		return new DeviceEvent(this.library, Number(out[0]));
 	}
 
-	/** Queues an operation. Pointer fields take tensors (or null where mimo.h says so). */
+	/** Queues an operation. Pointer fields take tensors (or null where its header says so). */
 	run<Name extends OperationName>(name: Name, args: OperationArgs<Name>, stream: Stream = this.stream): void {
 		const { call, layout, bytes, view } = this.#operations.get(name)!;
 		const values = args as Readonly<Record<string, DeviceMemory | number | bigint | null>>;
@@ -292,7 +292,7 @@ export class Device implements Disposable {
 		return leftOut[0]!;
 	}
 
-	/** The choices that were timed, in the form that `setAlgorithms` takes, with the times of mimo.h behind. */
+	/** The choices that were timed, in the form that `setAlgorithms` takes, with the times that mimo/algorithms.h names behind. */
 	timedAlgorithms(): string {
 		const bytes = new BigInt64Array(1);
 		this.#call("mimo_device_timed_algorithms", this.handle, new Uint8Array(1), 0, bytes);

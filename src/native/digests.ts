@@ -1,4 +1,4 @@
-/** SHA-256 of the ranges of a file that is being written, on a thread of the native library (cuda/include/mimo_digest.h). */
+/** SHA-256 of the ranges of a file that is being written, on a thread of the native library (cuda/include/mimo/digests.h). */
 import { Status } from "./abi.ts";
 import { NativeError, UserError } from "./errors.ts";
 import type { Library } from "./library.ts";

@@ -1,4 +1,4 @@
-/** The result of expert_exchange_plan (mimo.h), computed by the host: for a library that only counts. */
+/** The result of expert_exchange_plan (mimo/ops/moe_dispatch.h), computed by the host: for a library that only counts. */
 
 export interface ExchangeSizes {
 	readonly members: number;

@@ -1,4 +1,4 @@
-/** A group of ranks at the C ABI (mimo.h, "groups and collectives"): typed calls on device memory. */
+/** A group of ranks at the C ABI (mimo/collectives.h, mimo/exchange_rows.h): typed calls on device memory. */
 import {
 	Dtype,
 	type DtypeName,

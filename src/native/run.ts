@@ -1,6 +1,6 @@
 /**
- * The memory that the ranks of one host share (mimo.h, "runs"): which ranks live, what each waits for, and why the run
- * has failed. In a run of several hosts each has its own, and one process of each passes messages on (mimo_hosts.h).
+ * The memory that the ranks of one host share (mimo/run.h): which ranks live, what each waits for, and why the run
+ * has failed. In a run of several hosts each has its own, and one process of each passes messages on (mimo/hosts.h).
  */
 import {
 	Backend,

@@ -4,11 +4,11 @@ against PyTorch's `_grouped_mm` with an eager and with a compiled activation.
     python3 tests/bench/grouped-mlp.py LIBRARY [--before LIBRARY HEADER] [--rounds N] [--json FILE] [--kernels]
         [--without-pytorch] [--uneven]
 
-LIBRARY: libmimo_cuda.so. --before: another build, and its mimo.h, which runs the separate operations. All contenders run in one
-process, in turn in every round, each for 40 ms of queued calls; a row is the median of the rounds, with the tenth and the
-ninetieth percentile. 80 ms of the same calls come before, untimed: at its power limit a GPU's clock follows the load of the last
-tens of milliseconds, and a contender would be measured at the clock that the contender before it left. Layers have the sizes of
-Nemotron-3-Nano (half of its experts) and Qwen3-30B-A3B.
+LIBRARY: libmimo_cuda.so. --before: another build, and its mimo.h with the folder mimo/ beside it, if it has one; that build runs
+the separate operations. All contenders run in one process, in turn in every round, each for 40 ms of queued calls; a row is the
+median of the rounds, with the tenth and the ninetieth percentile. 80 ms of the same calls come before, untimed: at its power
+limit a GPU's clock follows the load of the last tens of milliseconds, and a contender would be measured at the clock that the
+contender before it left. Layers have the sizes of Nemotron-3-Nano (half of its experts) and Qwen3-30B-A3B.
 `forward`: z is kept for a backward pass. `backward`: gradients of rows and probabilities. `all`: both, and the gradients of
 the weights: ours added to fp32, PyTorch's new in bf16.
 """
@@ -22,7 +22,7 @@ import statistics
 import time
 
 import torch
-from native_library import Library, own_header
+from native_library import Library, header_text, own_header
 
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
@@ -34,7 +34,7 @@ parser.add_argument("--uneven", action="store_true", help="also experts with une
 parser.add_argument("--kernels", action="store_true", help="times of single kernels, by PyTorch's profiler")
 options = parser.parse_args()
 torch.manual_seed(1)
-header = own_header.read_text()
+header = header_text(own_header)
 
 
 def random(*shape, scale=1.0, dtype=torch.bfloat16):

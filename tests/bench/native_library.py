@@ -8,8 +8,15 @@ own_header = pathlib.Path(__file__).parents[2] / "cuda/include/mimo.h"
 types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
 
 
+def header_text(path):
+    """A header with those that it includes from its folder: mimo.h of any version."""
+    folder = pathlib.Path(path).parent
+    text = pathlib.Path(path).read_text()
+    return text + "".join((folder / name).read_text() for name in re.findall(r'^#include "(mimo/.*)"', text, re.M))
+
+
 def struct_of(operation, header):
-    """The arguments of an operation, as mimo.h declares them."""
+    """The arguments of an operation, as the text of the headers declares them."""
     body = re.search(r"typedef struct mimo_%s_args \{(.*?)\}" % operation, header, re.S)[1]
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
     fields = []
@@ -21,7 +28,7 @@ def struct_of(operation, header):
 
 class Library:
     def __init__(self, path, header):
-        self.header = pathlib.Path(header).read_text()
+        self.header = header_text(header)
         self.code = ctypes.CDLL(path)
         self.code.mimo_last_error.restype = ctypes.c_char_p
         device, self.stream = ctypes.c_void_p(), ctypes.c_void_p()

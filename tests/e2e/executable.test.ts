@@ -47,7 +47,9 @@ describe("in a hostile folder", () => {
 
 test("--version names version, commit, ABI and the libraries inside", () => {
 	const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { version: string };
-	const abi = /#define MIMO_ABI_VERSION (\d+)/.exec(readFileSync(join(root, "cuda/include/mimo.h"), "utf8"))![1]!;
+	const abi = /#define MIMO_ABI_VERSION (\d+)/.exec(
+		readFileSync(join(root, "cuda/include/mimo/library.h"), "utf8"),
+	)![1]!;
 	const { exitCode, output } = mimo(["--version"], root);
 	expect(exitCode).toBe(0);
 	expect(output).toContain(version);

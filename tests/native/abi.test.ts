@@ -1,11 +1,11 @@
 /**
- * src/native/abi.ts and operations.def are what the headers give, a C++ compiler agrees with them byte by byte, and the library
- * exports just that.
+ * src/native/abi.ts, its modules and operations.def are what the headers give, a C++ compiler agrees with them byte by byte, and
+ * the library exports just that.
  */
 import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { headerFolder, headerNames, headerText, readHeader } from "../../cuda/include/header.ts";
+import { headerFiles, headerFolder, readHeaders, wholeAbi } from "../../cuda/include/header.ts";
 import { tables } from "../../cuda/include/tables.ts";
 import * as abi from "../../src/native/abi.ts";
 import { openLibrary } from "../../src/native/library.ts";
@@ -13,7 +13,11 @@ import { type Fields, type FieldType, layoutOf } from "../../src/native/structs.
 import { buildTree } from "../sanitizer.ts";
 
 const root = join(import.meta.dir, "../..");
-const header = readHeader();
+const headers = readHeaders();
+const header = wholeAbi(headers);
+const headerText = headerFiles()
+	.map(({ text }) => text)
+	.join("\n");
 
 /** Runs a program and returns its output. */
 function output(command: string[], input = ""): string {
@@ -22,53 +26,89 @@ function output(command: string[], input = ""): string {
 	return result.stdout.toString();
 }
 
-/** Compiles a text against the headers; throws with the compiler's words. */
-function compileWithHeaders(program: string, language: "c" | "c++" = "c++"): void {
-	const includes = headerNames.map((name) => `#include "${name}"\n`).join("");
+/** Compiles a text behind a header; throws with the compiler's words. */
+function compileWithHeader(program: string, language: "c" | "c++" = "c++", path = "mimo.h"): void {
 	const standard = language === "c" ? "-std=c99" : "-std=c++20";
 	const flags = [standard, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", `-I${headerFolder}`, "-x", language, "-"];
-	output(["c++", ...flags], `${includes}${program}`);
+	output(["c++", ...flags], `#include "${path}"\n${program}`);
 }
 
 describe("the tables that are written from the headers", () => {
 	test("are those in the tree", () => {
-		for (const [path, text] of tables(header)) {
-			expect(readFileSync(join(root, path), "utf8")).toBe(text);
-		}
+		const written = tables(headers);
+		for (const [path, text] of written) expect(readFileSync(join(root, path), "utf8")).toBe(text);
+		const modules = [...new Bun.Glob("src/native/abi/**/*.ts").scanSync(root)];
+		expect(modules.filter((path) => !written.has(path))).toEqual([]);
 	});
 
 	test("change with a field, a value, an argument and an operation", () => {
-		const text = headerText();
-		const change = (from: string, to: string) => {
-			expect(text).toContain(from);
-			return tables(readHeader(text.replaceAll(from, to))).map(([, written]) => written);
+		const before = tables(headers);
+		/** Paths of the tables that a change of the headers changes. */
+		const changed = (from: string, to: string): string[] => {
+			expect(headerText).toContain(from);
+			const files = headerFiles().map(({ path, text }) => ({ path, text: text.replaceAll(from, to) }));
+			const after = tables(readHeaders(files));
+			return [...after].flatMap(([path, text]) => (before.get(path) === text ? [] : [path])).toSorted();
 		};
-		const [abiText, operationText] = tables(header).map(([, written]) => written);
-		expect(change("  int64_t rows;", "  int32_t rows;")[0]).not.toBe(abiText);
-		expect(change("MIMO_ERROR_DATA = 7", "MIMO_ERROR_DATA = 8")[0]).not.toBe(abiText);
+		expect(changed("  int64_t vocabulary_live;", "  int32_t vocabulary_live;")).toEqual(["src/native/abi/ops/loss.ts"]);
+		expect(changed("MIMO_ERROR_DATA = 7", "MIMO_ERROR_DATA = 8")).toEqual(["src/native/abi/library.ts"]);
 		expect(
-			change("int32_t mimo_memory_trim(mimo_device* device)", "int32_t mimo_memory_trim(int64_t device)")[0],
-		).not.toBe(abiText);
-		const renamed = change("mimo_scale", "mimo_rescale");
-		expect(renamed[1]).not.toBe(operationText);
-		expect(renamed[1]).toContain("MIMO_OPERATION(rescale)");
+			changed("int32_t mimo_memory_trim(mimo_device* device)", "int32_t mimo_memory_trim(int64_t device)"),
+		).toEqual(["src/native/abi/memory.ts"]);
+		expect(changed("enum mimo_reduction", "enum mimo_reducing")).toEqual([
+			"src/native/abi.ts",
+			"src/native/abi/collectives.ts",
+		]);
+		expect(changed("mimo_scale", "mimo_rescale")).toEqual([
+			"cuda/common/operations.def",
+			"src/native/abi/ops/elementwise.ts",
+		]);
 	});
 
-	test("everything the headers declare is in them", () => {
-		const text = headerText();
+	test("hold everything that the headers declare", () => {
 		const { structs, functions, operations, enums } = header;
-		expect(Object.keys({ ...functions, ...operations }).length).toBe(text.match(/^MIMO_API /gm)!.length);
-		expect(Object.keys({ ...structs, ...operations }).length).toBe(text.match(/^typedef struct \w+ \{/gm)!.length);
-		expect(Object.keys(enums).length).toBe(text.match(/^enum /gm)!.length);
+		expect(Object.keys({ ...functions, ...operations }).length).toBe(headerText.match(/^MIMO_API /gm)!.length);
+		expect(Object.keys({ ...structs, ...operations }).length).toBe(
+			headerText.match(/^typedef struct \w+ \{/gm)!.length,
+		);
+		expect(Object.keys(enums).length).toBe(headerText.match(/^enum /gm)!.length);
+		const { structs: inTypescript, functions: called, operations: queued } = abi;
+		expect([inTypescript, called, queued] as unknown[]).toEqual([structs, functions, operations]);
 	});
 
 	test("are refused from a declaration that C allows and the tables cannot say", () => {
-		const added = (line: string) => () => readHeader(`${headerText()}\n${line}\n`);
-		expect(added("typedef struct mimo_a { uint16_t x; } mimo_a;")).toThrow('"uint16_t x" has a type without');
+		const added = (text: string) => () => readHeaders([...headerFiles(), { path: "mimo/a.h", text }]);
+		expect(added("typedef struct mimo_a { uint16_t x; } mimo_a;")).toThrow('mimo/a.h: "uint16_t x" has a type without');
 		expect(added("typedef struct mimo_a { int64_t x, y; } mimo_a;")).toThrow("is not read as a declaration");
 		expect(added("typedef struct mimo_a_args { int64_t x; } mimo_a_args;")).toThrow("belongs to no operation");
-		expect(added("enum mimo_a { MIMO_A_X };")).toThrow('enum mimo_a: "MIMO_A_X" has no written value');
+		expect(added("enum mimo_a { MIMO_A_X };")).toThrow('mimo/a.h: enum mimo_a: "MIMO_A_X" has no written value');
 		expect(added("MIMO_API int32_t mimo_a(int64_t);")).toThrow("is not read as a declaration");
+	});
+});
+
+describe("mimo.h", () => {
+	const umbrella = readFileSync(join(headerFolder, "mimo.h"), "utf8");
+
+	test("says of each header which operations it declares", () => {
+		const lists = umbrella.matchAll(/^#include "(mimo\/ops\/\w+\.h)"\s+\/\* (.*) \*\/$/gm);
+		const beginnings = new Map([...lists].map(([, path, list]) => [path!, list!.split(", ")]));
+		for (const [path, { operations }] of headers) {
+			const names = Object.keys(operations);
+			const said = beginnings.get(path) ?? [];
+			const begins = (name: string, word: string) => `${name}_`.startsWith(`${word}_`);
+			expect({ path, unsaid: names.filter((name) => !said.some((word) => begins(name, word))) }).toEqual({
+				path,
+				unsaid: [],
+			});
+			expect({ path, strange: said.filter((word) => !names.some((name) => begins(name, word))) }).toEqual({
+				path,
+				strange: [],
+			});
+		}
+	});
+
+	test("and its headers are C, each by itself", () => {
+		for (const path of ["mimo.h", ...headers.keys()]) compileWithHeader("", "c", path);
 	});
 });
 
@@ -88,7 +128,7 @@ describe("a C++ compiler agrees with abi.ts on", () => {
 				),
 			];
 		});
-		compileWithHeaders(`#include <cstddef>\n${assertions.join("\n")}\n`);
+		compileWithHeader(`#include <cstddef>\n${assertions.join("\n")}\n`);
 	});
 
 	test("every type and value", () => {
@@ -128,7 +168,7 @@ describe("a C++ compiler agrees with abi.ts on", () => {
 		const values = Object.values(header.enums).flatMap((members) =>
 			Object.entries(members).map(([name, value]) => `static_assert(${name} == ${value});`),
 		);
-		compileWithHeaders(`#include <cstdint>
+		compileWithHeader(`#include <cstdint>
 #include <tuple>
 #include <type_traits>
 template <class F> struct Call;
@@ -150,10 +190,6 @@ ${[...fields, ...signatures, ...operations, ...constants, ...values].join("\n")}
 		} as unknown as typeof abi.Status);
 		expect(Object.keys(abi.MemoryTag).length).toBe(header.enums.memory_tag!.MIMO_TAG_COUNT!);
 		expect(abi.AttentionMask.causal).toBe(header.enums.attention_mask!.MIMO_ATTENTION_CAUSAL as 1);
-	});
-
-	test("the headers' being C as well", () => {
-		compileWithHeaders("", "c");
 	});
 });
 

@@ -198,7 +198,7 @@ describe("attention in bf16", () => {
 
 describe("attention dropout", () => {
 	const seed = 0x123456789abcdef0n;
-	/** Factors by the rule of mimo.h, from the uniform numbers of philox_fill. */
+	/** Factors by the rule of mimo/ops/attention.h, from the uniform numbers of philox_fill. */
 	function keepFactors(tokens: number, keys: number, probability: number, place: Required<Place>) {
 		using u = Tensor.empty(device, [tokens * place.fullHeads, keys]);
 		device.run("philox_fill", {

@@ -1,6 +1,6 @@
-// SHA-256 of consecutive ranges of a file that is being written (mimo_digest.h). A thread has two lanes, each with a range
+// SHA-256 of consecutive ranges of a file that is being written (mimo/digests.h). A thread has two lanes, each with a range
 // and a buffer that stays in the core's cache; both are hashed together as far as both have bytes.
-#include "mimo_digest.h"
+#include "mimo/digests.h"
 
 #include <unistd.h>
 

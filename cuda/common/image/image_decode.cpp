@@ -1,4 +1,4 @@
-// The image functions of mimo.h that read files.
+// The image functions of mimo/images.h that read files.
 #include <algorithm>
 #include <cstring>
 

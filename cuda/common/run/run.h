@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "mimo_backend.h"
+#include "mimo/collectives.h"
 #include "run_layout.h"
 
 namespace mimo {

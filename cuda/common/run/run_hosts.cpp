@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "mimo_hosts.h"
+#include "mimo/hosts.h"
 #include "relay.h"
 #include "run.h"
 #include "status.h"

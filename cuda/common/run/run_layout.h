@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "mimo.h"
-#include "mimo_hosts.h"
 
 namespace mimo {
 

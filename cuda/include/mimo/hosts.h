@@ -1,14 +1,11 @@
-/* Runs whose ranks are on several hosts. Each host has shared memory of its own; one process of each host passes on
+/*
+ * Runs whose ranks are on several hosts. Each host has shared memory of its own; one process of each host passes on
  * between them, over TCP, which ranks live, why the run has failed, where its ranks were then, and the identifiers that
- * they post to meet in NCCL. Tensors move through NCCL alone. */
-#ifndef MIMO_HOSTS_H
-#define MIMO_HOSTS_H
+ * they post to meet in NCCL. Tensors move through NCCL alone.
+ */
+#pragma once
 
-#include "mimo.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "run.h"
 
 /* Hosts are numbered in the order of their first ranks and form a tree: host h, above 0, is connected to host
  * (h - 1) / MIMO_HOST_FAN_OUT, its parent. */
@@ -32,9 +29,3 @@ MIMO_API int32_t mimo_run_outlook(mimo_run* run, int64_t* joined, int64_t* finis
 MIMO_API int32_t mimo_run_relayed(mimo_run* run, int64_t* sent, int64_t* received);
 /* After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds. */
 MIMO_API int32_t mimo_run_settle(mimo_run* run);
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

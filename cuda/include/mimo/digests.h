@@ -1,6 +1,5 @@
 /*
- * mimo_digest.h - SHA-256 of consecutive ranges of a file while another thread writes it. Part of the ABI of mimo.h, for
- * host files: no device, no stream.
+ * SHA-256 of consecutive ranges of a file while another thread writes it: no device, no stream.
  *
  *     mimo_digests_open(file, position of the first range, 1, &digests);
  *     mimo_digests_range(digests, bytes of the next range);       // before its bytes are announced
@@ -11,14 +10,9 @@
  * Threads of the library read the file back, so the sums are of what it holds. A thread takes two ranges at a time: the
  * instructions of one stream wait for each other, those of two nearly double the rate.
  */
-#ifndef MIMO_DIGEST_H
-#define MIMO_DIGEST_H
+#pragma once
 
-#include "mimo.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "library.h"
 
 typedef struct mimo_digests mimo_digests;
 
@@ -33,8 +27,3 @@ MIMO_API int32_t mimo_digests_written(mimo_digests* digests, int64_t position);
  * back ends with MIMO_ERROR_DATA. */
 MIMO_API int32_t mimo_digests_wait(mimo_digests* digests, void* host_sums, int64_t sum_bytes);
 MIMO_API int32_t mimo_digests_close(mimo_digests* digests);
-
-#ifdef __cplusplus
-}
-#endif
-#endif

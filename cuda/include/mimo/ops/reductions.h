@@ -1,0 +1,52 @@
+/* Sums and counts. */
+#pragma once
+
+#include "../stream.h"
+
+/* dbias[c] += sum over rows of dy[r][c]: gradient of a bias. */
+typedef struct mimo_column_sum_args {
+  const void* dy; /* [rows, width] */
+  float* dbias;   /* [width] */
+  const int32_t* row_count; /* or null */
+  int64_t rows;
+  int64_t width;
+  int64_t stride;
+  int32_t dtype;
+} mimo_column_sum_args;
+MIMO_API int32_t mimo_column_sum(mimo_stream* stream, const mimo_column_sum_args* args);
+
+/* sum[0] += Σ mask[t] x[t]; count[0] += Σ mask[t]. */
+typedef struct mimo_masked_sum_args {
+  const float* x;
+  const float* mask; /* or null = 1 */
+  double* sum;
+  double* count; /* or null */
+  int64_t elements;
+} mimo_masked_sum_args;
+MIMO_API int32_t mimo_masked_sum(mimo_stream* stream, const mimo_masked_sum_args* args);
+
+/* sum[0] += Σ x², in fp64, in a fixed order. */
+typedef struct mimo_sum_of_squares_args {
+  const void* x;
+  double* sum;
+  int64_t elements;
+  int32_t dtype;
+} mimo_sum_of_squares_args;
+MIMO_API int32_t mimo_sum_of_squares(mimo_stream* stream, const mimo_sum_of_squares_args* args);
+
+/* count[0] += number of zeros. */
+typedef struct mimo_count_zeros_args {
+  const float* x;
+  double* count;
+  int64_t elements;
+} mimo_count_zeros_args;
+MIMO_API int32_t mimo_count_zeros(mimo_stream* stream, const mimo_count_zeros_args* args);
+
+/* flag[0] = 1 if an element is NaN or infinite; else flag is left alone. */
+typedef struct mimo_find_nonfinite_args {
+  const void* x;
+  int32_t* flag;
+  int64_t elements;
+  int32_t dtype;
+} mimo_find_nonfinite_args;
+MIMO_API int32_t mimo_find_nonfinite(mimo_stream* stream, const mimo_find_nonfinite_args* args);

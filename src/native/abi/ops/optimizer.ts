@@ -1,0 +1,35 @@
+/** Generated from cuda/include/mimo/ops/optimizer.h ("bun build.ts tables"); do not edit. The header says what the names mean. */
+
+export const operations = {
+	clip_factor: { sum_of_squares: "ptr", norm: "ptr", clip_factor: "ptr", found_inf: "ptr", max_norm: "f32" },
+	adam_advance: {
+		step: "ptr",
+		bias_correction1: "ptr",
+		bias_correction2: "ptr",
+		found_inf: "ptr",
+		beta1: "f32",
+		beta2: "f32",
+	},
+	adamw: {
+		master: "ptr",
+		model: "ptr",
+		gradient: "ptr",
+		exp_avg: "ptr",
+		exp_avg_sq: "ptr",
+		learning_rate: "ptr",
+		weight_decay: "ptr",
+		clip_factor: "ptr",
+		bias_correction1: "ptr",
+		bias_correction2: "ptr",
+		found_inf: "ptr",
+		elements: "i64",
+		beta1: "f32",
+		beta2: "f32",
+		epsilon: "f32",
+		weight_decay_multiplier: "f32",
+		learning_rate_multiplier: "f32",
+		model_dtype: "i32",
+		exp_avg_dtype: "i32",
+		exp_avg_sq_dtype: "i32",
+	},
+} as const;
