@@ -54,7 +54,7 @@ export function initialise(
 	if (transform === null) {
 		copyInto(drawn, target);
 	} else {
-		// One value a head: not worth a kernel.
+		// On the host: these tensors have one value a head.
 		using transformed = Tensor.from(device, drawn.toFloat32().map(transform), drawn.shape);
 		copyInto(transformed, target);
 	}

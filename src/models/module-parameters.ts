@@ -1,6 +1,5 @@
 /**
- * The parameters of one module on one rank: memory for the rank's part of each, their initial values, and the way back
- * to whole tensors by full name.
+ * The parameters of a module on one rank: memory for its shards, initial values, and the mapping to whole tensors by full name.
  */
 import type { Device } from "../native/device.ts";
 import { type BucketSize, type ParameterRequest, ParameterSet } from "../parallel/parameter-set.ts";
@@ -10,26 +9,26 @@ import { elementCount, type FloatDtype, type Tensor } from "../tensor/tensor.ts"
 import { initialise, philoxKey } from "./initialise.ts";
 import { decays, logicalNames, logicalShape, type ParameterSpec } from "./parameter-spec.ts";
 
-/** The part of a module that a rank holds. */
+/** A rank's position among the shards of a module. */
 export interface ModulePlace {
-	/** Among the ranks that cut dense parameters. */
+	/** Among the shards of dense parameters. */
 	readonly tensor: ShardPlace;
-	/** Among the ranks that cut one expert. */
+	/** Among the shards of an expert. */
 	readonly expertTensor: ShardPlace;
-	/** Among the ranks that hold different experts. */
+	/** Among the ranks with different experts. */
 	readonly expert: ShardPlace;
 }
 
 /** A rank's part of a tensor by its full name. The receiver disposes value and gradient. */
 export interface LogicalTensor {
 	readonly name: string;
-	/** Unsharded, without padding. */
+	/** Unsharded shape, without padding. */
 	readonly shape: readonly number[];
-	/** Local tensor as [rows, columns]. */
+	/** The local tensor as [rows, columns]. */
 	readonly value: Tensor;
-	/** fp32, of the same shape; null when frozen or a buffer. */
+	/** fp32, of the same shape; null if frozen or a buffer. */
 	readonly gradient: Tensor | null;
-	/** The part of the unsharded tensor, seen as [shape[0], rest], that the local one holds. */
+	/** The rectangles of the unsharded tensor, seen as [shape[0], rest], that the local tensor holds. */
 	readonly blocks: readonly ShardBlock[];
 }
 
@@ -43,9 +42,9 @@ export class ModuleParameters implements Disposable {
 		options: {
 			readonly dtype: FloatDtype;
 			readonly frozen: (spec: ParameterSpec) => boolean;
-			/** Replicas that may share optimizer state: buffers are padded to equal slices. */
+			/** Data-parallel replicas that may share optimizer state; buffers are padded to as many equal slices. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
-			/** Default: gradients of a kind in one buffer. */
+			/** Default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
 		},
 	) {
@@ -58,7 +57,7 @@ export class ModuleParameters implements Disposable {
 					dtype: spec.alwaysF32 ? "f32" : options.dtype,
 					decays: decays(spec),
 					expert: spec.experts !== undefined,
-					// Ranks of one expert that cut its channels have no adapters of it.
+					// Adapters of experts are not sharded over an expert's tensor-parallel ranks.
 					replicated: spec.shard.kind === "replicated" && spec.experts === undefined,
 					copy: spec.copy === undefined ? "none" : spec.copy.counted ? "counted" : "uncounted",
 					frozen: options.frozen(spec),
@@ -73,7 +72,7 @@ export class ModuleParameters implements Disposable {
 		return this.set.get(name);
 	}
 
-	/** Draws initial values from `seed`: the same whatever the layout. */
+	/** Draws initial values from `seed`; the layout does not change them. */
 	initialise(seed: number): void {
 		for (const spec of this.specs) {
 			const { value } = this.set.get(spec.name);
@@ -94,7 +93,7 @@ export class ModuleParameters implements Disposable {
 		}
 	}
 
-	/** This rank's part of every parameter under its full name, experts one by one. */
+	/** This rank's part of every parameter by full name, experts one by one. */
 	*logicalTensors(): Generator<LogicalTensor> {
 		for (const spec of this.specs) {
 			const { value, mainGradient } = this.set.get(spec.name);
@@ -126,7 +125,7 @@ export class ModuleParameters implements Disposable {
 		return shardBlocks(spec.shape, spec.shard, this.#placeOf(spec), spec.liveRows);
 	}
 
-	/** Shape in memory: experts of this rank stacked. */
+	/** Local shape, with this rank's experts stacked. */
 	#stacked(spec: ParameterSpec): number[] {
 		if (spec.experts === undefined) return this.#local(spec);
 		const { size } = this.place.expert;
@@ -136,7 +135,7 @@ export class ModuleParameters implements Disposable {
 		return [spec.experts / size, ...this.#local(spec)];
 	}
 
-	/** Full names of the tensors of a spec that this rank holds, with their places in its stack. */
+	/** Full names of this rank's tensors of a spec, and their index in its stack. */
 	#names(spec: ParameterSpec): { readonly name: string; readonly index: number }[] {
 		const names = logicalNames(spec);
 		if (spec.experts === undefined) return [{ name: names[0]!, index: 0 }];
@@ -145,7 +144,7 @@ export class ModuleParameters implements Disposable {
 		return names.slice(rank * count, (rank + 1) * count).map((name, index) => ({ name, index }));
 	}
 
-	/** One logical tensor's memory as [rows, columns]. */
+	/** One logical tensor as a view [rows, columns] of the spec's memory. */
 	#part(whole: Tensor, spec: ParameterSpec, index: number): Tensor {
 		const [rows, ...rest] = this.#local(spec) as [number, ...number[]];
 		using matrix = whole.view([whole.elements / elementCount(rest), elementCount(rest)]);
@@ -153,7 +152,7 @@ export class ModuleParameters implements Disposable {
 	}
 }
 
-/** The window of a local [rows, columns] tensor that a block covers. */
+/** The window of a local tensor that a block covers. */
 function rectangleOf(part: Tensor, block: ShardBlock): Tensor {
 	using rows = part.rowsFrom(block.localRow, block.rows);
 	return rows.columns(block.localColumn, block.columns);

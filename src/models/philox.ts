@@ -1,4 +1,4 @@
-/** Philox on the host: random numbers of a few values, drawn from a key and a counter. */
+/** Philox on the host, for a few random values by key and counter. */
 
 /** Four 32-bit words of counter (counter, 0, 0) under a 64-bit key: Philox 4x32 of ten rounds (Salmon et al., 2011). */
 export function philox4x32(key: bigint, counter: number): [number, number, number, number] {

@@ -11,7 +11,7 @@ export interface AdamWOptions {
 	readonly beta1: number;
 	readonly beta2: number;
 	readonly epsilon: number;
-	/** Types in which the moments are stored; default fp32. Their arithmetic is fp32 (docs/spec/runtime.md §4.2). */
+	/** Storage dtypes of the moments; default f32. Arithmetic is always fp32 (docs/spec/runtime.md §4.2). */
 	readonly moments?: Moments;
 	/** Multiplier of the scheduled weight decay for a parameter, by name; default decayMultiplier. */
 	readonly weightDecayMultiplier?: (name: string) => number;
@@ -33,12 +33,12 @@ export function decayMultiplier(decays: boolean): number {
 	return decays ? 1 : 0;
 }
 
-/** Elements of a buffer that one optimizer updates, and its state for them. */
+/** The range of a buffer that this rank's optimizer updates, and the optimizer state of the range. */
 export interface OptimizerShard {
 	readonly buffer: ParameterBuffer;
 	readonly begin: number;
 	readonly end: number;
-	/** fp32 weights; the model's own values when those are fp32. */
+	/** fp32 master weights; the model's own values if those are fp32. */
 	readonly master: Tensor;
 	readonly expAvg: Tensor;
 	readonly expAvgSq: Tensor;
@@ -55,7 +55,7 @@ export class AdamW implements Disposable {
 	readonly shards: readonly OptimizerShard[];
 	readonly #runs: ReadonlyMap<OptimizerShard, readonly Run[]>;
 
-	/** Updates the part of its modules' parameters that this rank owns. */
+	/** Updates the range of each module's buffers that this rank owns. */
 	constructor(
 		replicas: readonly DataParallel[],
 		readonly scalars: StepScalars,
@@ -70,7 +70,9 @@ export class AdamW implements Disposable {
 		this.refreshMasters();
 	}
 
-	/** Takes fp32 masters from the model's values: after initialisation or after loading weights alone. */
+	/**
+	 * Copies the model's values into the fp32 masters: after initialisation, or after loading weights without optimizer state.
+	 */
 	refreshMasters(): void {
 		for (const { buffer, begin, end, master } of this.shards) {
 			buffer.valuesChanged();
@@ -80,7 +82,7 @@ export class AdamW implements Disposable {
 		}
 	}
 
-	/** Makes one update from the gradients, scaled by the clip factor; leaves all as it is when found-inf is set. */
+	/** Makes one update from the gradients times the clip factor; does nothing if found-inf is set. */
 	step(): void {
 		const { scalars, options } = this;
 		const { device } = scalars;
@@ -128,7 +130,7 @@ export class AdamW implements Disposable {
 		}
 	}
 
-	/** Runs of neighbouring elements with the same multipliers; padding belongs to the run before it. */
+	/** Runs of neighbouring elements with equal multipliers; padding belongs to the run before it. */
 	#runsOf(shard: OptimizerShard): Run[] {
 		const { weightDecayMultiplier, learningRateMultiplier } = this.options;
 		const runs: { begin: number; end: number; decay: number; rate: number }[] = [];

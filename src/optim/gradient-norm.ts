@@ -1,7 +1,6 @@
 /**
- * Global gradient norm and the clip factor that follows from it (docs/spec/runtime.md §4.4), all on the device. The
- * norm spans every module and rank: each adds the squares of the elements it owns and counts, one sum over the world
- * makes them one.
+ * Global gradient norm and clip factor (docs/spec/runtime.md §4.4), computed on the device. Each rank sums the squares of the
+ * elements that it owns and counts; one all-reduce over the world makes that the norm over all modules and ranks.
  */
 import type { DataParallel } from "../parallel/data-parallel.ts";
 import type { Group } from "../parallel/group.ts";
@@ -9,7 +8,7 @@ import type { ParameterBuffer } from "../parallel/parameter-set.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
-/** gradient *= `factor` for the elements that this rank owns. */
+/** gradient *= `factor`, for the elements that this rank owns. */
 export function scaleGradients(replicas: readonly DataParallel[], scalars: StepScalars, factor: number): void {
 	scalars.set("factor", factor);
 	forOwned(replicas, (gradient) => {
@@ -18,9 +17,9 @@ export function scaleGradients(replicas: readonly DataParallel[], scalars: StepS
 }
 
 /**
- * Puts the norm of all gradients times `scale`, and whether it is finite, into scalars.gradientNorm and foundInf, from every rank's
- * scalars.sumOfSquares of the unscaled gradients. scalars.clipFactor becomes the clip factor times `scale`, so that the
- * update multiplies each gradient once. maxNorm 0: no clipping.
+ * Writes scalars.gradientNorm (the norm of all gradients times `scale`) and foundInf from every rank's scalars.sumOfSquares of
+ * the unscaled gradients. Writes scalars.clipFactor, the clip factor times `scale`, so that the update multiplies each gradient
+ * once. maxNorm 0: no clipping.
  */
 export function clipGradients(scalars: StepScalars, scale: number, maxNorm: number, world: Group): void {
 	const { device, sumOfSquares } = scalars;
@@ -44,7 +43,7 @@ export function gradientSquares(replicas: readonly DataParallel[], scalars: Step
 	return scalars.sumOfSquares.item();
 }
 
-/** Puts Σ g² of the elements this rank owns and counts into scalars.sumOfSquares, without waiting. */
+/** Writes Σ g² of the elements that this rank owns and counts to scalars.sumOfSquares, without waiting for the device. */
 export function sumSquares(replicas: readonly DataParallel[], { device, sumOfSquares }: StepScalars): void {
 	device.setZero(sumOfSquares, sumOfSquares.bytes);
 	forOwned(replicas, (gradient, counted) => {
@@ -58,7 +57,7 @@ export function sumSquares(replicas: readonly DataParallel[], { device, sumOfSqu
 	});
 }
 
-/** Visits the part of every trainable buffer that this rank owns. */
+/** Visits this rank's range of every trainable buffer. */
 function forOwned(replicas: readonly DataParallel[], visit: (gradient: Tensor, counted: boolean) => void): void {
 	for (const replica of replicas) {
 		for (const buffer of replica.parameters.buffers) {
@@ -70,7 +69,7 @@ function forOwned(replicas: readonly DataParallel[], visit: (gradient: Tensor, c
 	}
 }
 
-/** Visits the counted owned elements of every single parameter: padding between them is left out. */
+/** Visits the owned and counted elements of each parameter, without the padding between parameters. */
 function forCounted(
 	replicas: readonly DataParallel[],
 	flat: (buffer: ParameterBuffer) => Tensor | null,
@@ -92,7 +91,7 @@ function forCounted(
 	}
 }
 
-/** Zeros among the gradients of all ranks. */
+/** Number of zero gradients over all ranks. */
 export function countZeros(replicas: readonly DataParallel[], world: Group): number {
 	const { device } = replicas[0]!.parameters;
 	using count = Tensor.zeros(device, [1], "f64", "workspace");

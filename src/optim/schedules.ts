@@ -1,6 +1,6 @@
 /**
- * Learning rate and weight decay by consumed samples (docs/spec/runtime.md §5). The counter starts at 0 and grows by
- * the global batch size with every step that updated the weights; step k + 1 uses the value after k such steps.
+ * Learning rate and weight decay by consumed samples (docs/spec/runtime.md §5). The counter starts at 0 and grows by the global
+ * batch size with each step that updates the weights; the next step uses the value at the counter.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 
@@ -10,11 +10,11 @@ export interface LearningRateSchedule {
 	readonly minimum: number;
 	/** Learning rate at sample 0 of the warm-up. */
 	readonly warmupInit: number;
-	/** W: samples of warm-up; may be fractional. */
+	/** W: samples of the warm-up; may be fractional. */
 	readonly warmupSamples: number;
-	/** X: samples after which the minimum holds. */
+	/** X: samples after which the minimum learning rate holds. */
 	readonly decaySamples: number;
-	/** Last part of WSD: its shape and A, its samples. */
+	/** The annealing phase of WSD: its shape, and A, its length in samples. */
 	readonly annealStyle: TrainingConfiguration["lrWsdDecayStyle"];
 	readonly annealSamples: number;
 }
@@ -26,7 +26,7 @@ export interface WeightDecaySchedule {
 	readonly rampSamples: number;
 }
 
-/** 1 at progress 0, 0 at progress 1. */
+/** Factor between the maximum (1, at progress 0) and the minimum (0, at progress 1). */
 function annealFactor(style: LearningRateSchedule["annealStyle"], progress: number): number {
 	switch (style) {
 		case "linear":
@@ -77,7 +77,7 @@ export interface Schedules {
 	readonly trainIterations: number;
 }
 
-/** The schedules of a configuration, counted in samples whether it counts steps or samples. */
+/** The schedules of a configuration, in samples even if the configuration counts steps. */
 export function schedulesOf(configuration: TrainingConfiguration): Schedules {
 	const c = configuration;
 	const batch = c.globalBatchSize;

@@ -1,6 +1,6 @@
 /**
- * Scalars of one optimizer step, kept in device memory so that a device never waits for the host: kernels read the
- * learning rate, the clip factor or whether anything was infinite from here.
+ * Scalars of an optimizer step in device memory, so that kernels read the learning rate, the clip factor and found-inf without a
+ * wait for the host.
  */
 import type { Device } from "../native/device.ts";
 import { Tensor } from "../tensor/tensor.ts";
@@ -20,7 +20,7 @@ export class StepScalars implements Disposable {
 	readonly #values: Tensor;
 	readonly #doubles: Tensor;
 	readonly #views: Record<(typeof floats)[number], Tensor>;
-	/** Σ g² over the gradients, fp64. */
+	/** Σ g² of this rank's gradients, fp64. */
 	readonly sumOfSquares: Tensor;
 	/** Optimizer steps taken, int32. */
 	readonly step: Tensor;
@@ -36,7 +36,7 @@ export class StepScalars implements Disposable {
 		this.step = Tensor.zeros(device, [1], "i32", "optimizer");
 	}
 
-	/** The device-side scalar of that name, f32. */
+	/** The scalar as a tensor on the device, f32. */
 	get(name: (typeof floats)[number]): Tensor {
 		return this.#views[name];
 	}
@@ -45,7 +45,7 @@ export class StepScalars implements Disposable {
 		this.device.copyToDevice(this.#views[name], new Float32Array([value]));
 	}
 
-	/** After loading: `steps` optimizer steps were taken. */
+	/** Sets the number of optimizer steps taken, after loading a checkpoint. */
 	setStep(steps: number): void {
 		this.device.copyToDevice(this.step, Int32Array.of(steps));
 	}

@@ -1,8 +1,8 @@
 /**
- * Data parallelism over flat parameter buffers: gradients are summed over replicas in fp32, or rounded to bf16, and with ZeRO-1 each replica
- * keeps one equal slice of a buffer: it receives the sum of that slice only, updates it, and the updated values are
- * gathered again. Overlapped, a buffer's sum starts as soon as the last microbatch's backward has filled it and all
- * buffers before it, last layers first: every replica starts them in one order, whatever its samples hold.
+ * Data parallelism over flat parameter buffers. Gradients are reduced over replicas in fp32 or bf16. With ZeRO-1 each replica
+ * owns an equal slice of each buffer: it receives the reduced gradients of its slice, updates it, and the updated values are
+ * all-gathered. With overlap a buffer's reduction starts when the last microbatch's backward has completed it and all buffers
+ * before it, last layers first, so that all replicas start reductions in one order whatever their samples hold.
  */
 import type { Parameter } from "../tensor/parameter.ts";
 import { cast, copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
@@ -10,45 +10,48 @@ import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 
 export interface ReplicaGroups {
-	/** Ranks with the same part of dense parameters. */
+	/** Ranks with the same shard of the dense parameters. */
 	readonly dense: Group;
-	/** Ranks with the same experts. */
+	/** Ranks with the same shard of the same experts. */
 	readonly expert: Group;
-	/** Ranks that hold the replicated parameters and different tokens: their gradients are partial sums; or null. */
+	/**
+	 * Tensor-parallel ranks with different tokens (sequence parallelism), whose gradients of replicated parameters are partial
+	 * sums; null: none.
+	 */
 	readonly sequenceParallel: Group | null;
-	/** This rank and the one of another pipeline stage that holds copies of its parameters; or null. */
+	/** This rank and the rank of another pipeline stage that holds copies of its parameters; null: no copies. */
 	readonly copies: Group | null;
 }
 
 export interface OwnedRange {
 	readonly begin: number;
 	readonly end: number;
-	/** Whether this rank's elements count in norms: of equal copies only one does. */
+	/** Whether this rank's elements count in norms; exactly one of equal copies does. */
 	readonly counted: boolean;
 }
 
-/** Most buffers whose sums are under way in a narrower type at once: each has a copy of its gradients. */
+/** Largest number of bf16 reductions in flight, each of which needs a copy of its gradients. */
 const mostRounded = 4;
 
 export class DataParallel {
-	/** Buffers in the order in which their sums start. */
+	/** Buffers in the order in which their reductions start. */
 	readonly #order: readonly ParameterBuffer[];
 	readonly #bufferOf = new Map<string, ParameterBuffer>();
-	/** Parameters of each buffer whose gradients are not final yet. */
+	/** Names of each buffer's parameters whose gradients are not complete yet. */
 	readonly #awaited = new Map<ParameterBuffer, Set<string>>();
-	/** Sums that have started, those of the first buffers of #order. */
+	/** Reductions in flight or finished: those of the first buffers of #order. */
 	readonly #pending: Pending[] = [];
 
 	constructor(
 		readonly parameters: ParameterSet,
 		readonly groups: ReplicaGroups,
-		/** ZeRO-1. */
+		/** Whether ZeRO-1 is on. */
 		readonly distributedOptimizer: boolean,
-		/** Whether this rank counts parameters that every tensor-parallel rank holds. */
+		/** Whether this rank counts, in norms, the parameters that are replicated over tensor-parallel ranks. */
 		readonly countsReplicated: boolean,
-		/** Whether gradientReady() is called and sums start during backward. */
+		/** Whether reductions start during backward, driven by gradientReady(). */
 		readonly overlaps = false,
-		/** Type in which gradients travel and are summed over replicas. */
+		/** Dtype in which gradients are sent and reduced. */
 		readonly sumsIn: FloatDtype = "f32",
 	) {
 		this.#order = parameters.buffers
@@ -63,8 +66,9 @@ export class DataParallel {
 	}
 
 	/**
-	 * Meets the other replicas, where sums start during backward. NCCL's members wait for each other when they meet, and for
-	 * what their devices have under way: left to the first sum, some would do so amid their backward, others after it.
+	 * Creates the communicators, if reductions start during backward. NCCL's members wait for each other in the first collective,
+	 * and for the work queued on their devices: left to the first reduction, some ranks would wait amid their backward and others
+	 * after it.
 	 */
 	connect(): void {
 		if (!this.overlaps) return;
@@ -79,7 +83,7 @@ export class DataParallel {
 		return buffer.kind.expert ? this.groups.expert : this.groups.dense;
 	}
 
-	/** The elements of a buffer whose gradients are final here after reduce(), and which this rank updates. */
+	/** The elements of a buffer whose gradients are final on this rank after reduce(), and which this rank updates. */
 	owned(buffer: ParameterBuffer): OwnedRange {
 		const { rank, size } = this.groupOf(buffer);
 		const counted = (!buffer.kind.replicated || this.countsReplicated) && buffer.kind.copy !== "uncounted";
@@ -88,7 +92,7 @@ export class DataParallel {
 		return { begin: rank * slice, end: (rank + 1) * slice, counted };
 	}
 
-	/** The step's last microbatch has added to this parameter's gradient. */
+	/** Tells that the step's last microbatch has completed this parameter's gradient. */
 	gradientReady({ name }: Parameter): void {
 		const buffer = this.#bufferOf.get(name);
 		if (!this.overlaps || buffer === undefined) return;
@@ -100,15 +104,15 @@ export class DataParallel {
 	}
 
 	/**
-	 * Starts the sums over replicas (and, where tokens are cut, over the ranks that cut them) that backward has not started.
-	 * To be called before this rank waits for any other: replicas whose sums run already wait for it, and while theirs run
-	 * they cannot meet a new group: making a communicator waits for what its device has under way.
+	 * Starts the reductions that backward has not started. To be called before this rank waits for any other: replicas whose
+	 * reductions run already wait for this rank, and while a reduction runs they cannot create a communicator, which waits for
+	 * the device.
 	 */
 	startSums(): void {
 		for (let next = this.#next; next; next = this.#next) this.#pending.push(this.#start(next));
 	}
 
-	/** Starts the sums that are left and waits for all. */
+	/** Starts the remaining reductions and waits for all. */
 	reduce(): void {
 		this.startSums();
 		for (const pending of this.#pending.splice(0)) pending.wait();
@@ -120,8 +124,8 @@ export class DataParallel {
 	}
 
 	/**
-	 * Sums over ranks that cut tokens go over the group that backward itself uses, and another stage adds to its copy as
-	 * long as its own backward runs: they stay behind it.
+	 * Whether a buffer has to be reduced after the rank's own backward: sums over tensor-parallel ranks use the group that
+	 * backward uses, and another stage adds to its copy for as long as its own backward runs.
 	 */
 	#lastOfAll({ kind }: ParameterBuffer): boolean {
 		return (kind.replicated && this.groups.sequenceParallel !== null) || kind.copy !== "none";
@@ -141,7 +145,8 @@ export class DataParallel {
 		using slice = this.#slice(buffer, gradients);
 		const scattered = group.reduceScatter(gradients, slice);
 		if (this.distributedOptimizer) return scattered;
-		// Not an all-reduce, which NCCL may add in another order than this: ZeRO-1 changes no bit.
+		// Reduce-scatter and all-gather, not all-reduce: NCCL's all-reduce may add in another order, and ZeRO-1 has to change no
+		// bit.
 		const gathered = group.allGather(slice, gradients);
 		return {
 			wait() {
@@ -152,8 +157,8 @@ export class DataParallel {
 	}
 
 	/**
-	 * Starts a sum in a narrower type, in memory of its own until the sum is back in the gradients. All replicas start sums in
-	 * one order, so that a replica that waits for an early sum does not wait for later ones.
+	 * Starts a reduction in bf16, in a copy of the gradients until the sum is back. All replicas start reductions in one order,
+	 * so a replica that waits for an early one does not wait for later ones.
 	 */
 	#startRounded(buffer: ParameterBuffer, gradients: Tensor): Pending {
 		const group = this.groupOf(buffer);
@@ -175,17 +180,14 @@ export class DataParallel {
 		};
 	}
 
-	/** This rank's equal part of a buffer. The receiver disposes it. */
+	/** This rank's slice of a buffer. The caller disposes it. */
 	#slice(buffer: ParameterBuffer, whole: Tensor): Tensor {
 		const { rank, size } = this.groupOf(buffer);
 		const elements = buffer.elements / size;
 		return whole.columns(rank * elements, elements);
 	}
 
-	/**
-	 * Gathers gradients for inspection: every replica then has all gradients, which with ZeRO-1 are otherwise final in
-	 * its own slice only.
-	 */
+	/** All-gathers gradients, for inspection: with ZeRO-1 they are otherwise final in each replica's own slice only. */
 	gatherGradients(): void {
 		if (!this.distributedOptimizer) return;
 		for (const buffer of this.parameters.buffers) {
@@ -196,7 +198,7 @@ export class DataParallel {
 		}
 	}
 
-	/** Gathers the values that each replica has updated: every replica has all values again. */
+	/** All-gathers the values that each replica has updated. */
 	gather(): void {
 		if (!this.distributedOptimizer) return;
 		for (const buffer of this.parameters.buffers) {
@@ -208,7 +210,7 @@ export class DataParallel {
 	}
 }
 
-/** One process holds the only replica. */
+/** Data parallelism of a single replica. */
 export function singleReplica(parameters: ParameterSet): DataParallel {
 	const alone = groupOfOne("dp", 0);
 	const groups = { dense: alone, expert: alone, sequenceParallel: null, copies: null };

@@ -1,9 +1,9 @@
-/** A layout as plain data: `mimo train --print-topology --json` prints it, and the table is made from it. */
+/** A topology as plain data, as `mimo train --print-topology --json` prints it. */
 import { type Coordinates, type Grid, groupsOf, kindsOf } from "./grid.ts";
 import type { Topology } from "./topology.ts";
 
 export interface NamedGroups {
-	/** As the run calls them, without the module. */
+	/** Name of the group kind, without the module. */
 	readonly name: string;
 	/** Global ranks, ascending; groups in the order of their first ranks. */
 	readonly groups: readonly (readonly number[])[];
@@ -14,7 +14,7 @@ export interface ModuleDescription {
 	readonly offset: number;
 	readonly size: number;
 	readonly sizes: Readonly<Record<keyof Coordinates, number>>;
-	/** Ranks of every data lane, all its pipeline stages. */
+	/** Ranks of each data lane over all its pipeline stages. */
 	readonly lanes: readonly (readonly number[])[];
 	readonly groups: readonly NamedGroups[];
 }
@@ -24,24 +24,24 @@ export interface RankPlace extends Coordinates {
 	readonly module: string;
 }
 
-/** Lanes of both sides that exchange rows with each other only, and their ranks. */
+/** Lanes of encoder and language model that exchange rows with each other only. */
 export interface RouteDescription {
-	/** Encoder lanes and the ranks that send their rows. */
+	/** Encoder lanes, and their ranks that send rows. */
 	readonly sources: readonly number[];
 	readonly sourceRanks: readonly number[];
-	/** Language lanes and the ranks that receive rows. */
+	/** Language lanes, and their ranks that receive rows. */
 	readonly destinations: readonly number[];
 	readonly destinationRanks: readonly number[];
 }
 
 export interface TopologyDescription {
 	readonly worldSize: number;
-	/** Both modules live on the same ranks. */
+	/** Whether both modules are on the same ranks. */
 	readonly colocated: boolean;
 	readonly modules: readonly ModuleDescription[];
 	readonly ranks: readonly RankPlace[];
 	readonly routes: readonly RouteDescription[];
-	/** Groups over both modules: world, and with an encoder the ranks that image rows go between. */
+	/** Groups that span modules: the world and, with an encoder, the ranks of the image edge. */
 	readonly groups: readonly NamedGroups[];
 }
 
@@ -60,7 +60,7 @@ export function describeTopology(topology: Topology): TopologyDescription {
 	return { worldSize, colocated, modules, ranks, routes: describeRoutes(topology), groups };
 }
 
-/** Routes with a lane in common make one description: a fan-out or a fan-in. */
+/** Merges routes that share a lane into one fan-out or fan-in. */
 function describeRoutes(topology: Topology): RouteDescription[] {
 	const { routes, encoder, language } = topology;
 	if (!encoder) return [];

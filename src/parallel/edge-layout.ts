@@ -1,44 +1,44 @@
 /**
- * An edge joins two sides that take microbatches in lanes: an encoder and a language model, or two stages of one model.
- * Ranks of a lane hold the same rows, or each a run of them. From every lane of the other side that has rows for it, a
- * rank receives the rows of the rank at its own place in that lane; rows that it holds itself are not transferred.
+ * Which ranks exchange rows over an edge, between an encoder and a language model or between two pipeline stages. Both sides take
+ * microbatches in lanes; the ranks of a lane hold equal rows, or each a run of them. A rank receives from the rank at its own
+ * position in each lane that has rows for it; rows that it holds already are not transferred.
  */
 
-/** Ranks of every lane of both sides, ascending in a lane. */
+/** Ranks of each lane of both sides, ascending within a lane. */
 export interface EdgeLayout {
 	readonly from: readonly (readonly number[])[];
 	readonly to: readonly (readonly number[])[];
 }
 
-/** Lane `source` of one side and lane `destination` of the other exchange rows. */
+/** Lane `source` of one side sends rows to lane `destination` of the other. */
 export interface Route {
 	readonly source: number;
 	readonly destination: number;
 }
 
-/** A transfer of a microbatch, from the view of the rank at one end. */
+/** One transfer of a microbatch, from the view of one rank. */
 export interface Link {
-	/** Rank at the other end; may be this rank itself. */
+	/** Rank at the other end; may be this rank. */
 	readonly peer: number;
-	/** Index of the carried part, of `parts` equal parts of this rank's samples. */
+	/** Index of the part that is sent, of `parts` equal parts of this rank's samples. */
 	readonly part: number;
 	readonly parts: number;
 }
 
 /** The transfers of one rank in one direction, for every microbatch. */
 export interface Links {
-	/** Equal parts go to different lanes; several ranks of a lane get the same part. */
+	/** Transfers to each lane; the ranks of a lane get the same part. */
 	readonly sends: readonly Link[];
-	/** In the order of their rows. */
+	/** Transfers from each lane, in the order of their rows. */
 	readonly receives: readonly Link[];
 }
 
-/** The way back: from the receiving side to the sending one. */
+/** The edge in the other direction. */
 export function reversed({ from, to }: EdgeLayout): EdgeLayout {
 	return { from: to, to: from };
 }
 
-/** Every rank of both sides, ascending. */
+/** All ranks of both sides, ascending. */
 export function ranksOf({ from, to }: EdgeLayout): number[] {
 	return [...new Set([...from.flat(), ...to.flat()])].sort((a, b) => a - b);
 }
@@ -63,7 +63,7 @@ export function linksOf({ from, to }: EdgeLayout, rank: number): Links {
 	return { sends, receives };
 }
 
-/** Each lane of the side with fewer serves equally many neighbours of the other side. */
+/** Routes in which each lane of the smaller side serves the same number of lanes of the larger side. */
 export function routesBetween(sources: number, destinations: number): Route[] {
 	const fanOut = destinations >= sources;
 	const factor = fanOut ? destinations / sources : sources / destinations;

@@ -1,27 +1,27 @@
 /**
- * One rank's end of an edge: rows go forward over it, their gradients come back (docs/spec/runtime.md §2). Image rows
- * are sample-major and say how many each sample has; hidden states have as many rows as both sides know. A lane that
- * serves several others deals out whole samples, and one that is served by several puts their rows one after the other.
+ * One rank's end of an edge: sends rows forward and their gradients back (docs/spec/runtime.md §2). Image rows are sample-major
+ * and are sent with their number for each sample; the number of hidden states is known on both sides. A lane that serves several
+ * lanes splits its samples over them; a lane that is served by several concatenates their rows.
  */
 import type { Device } from "../native/device.ts";
 import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import { type EdgeLayout, type Links, linksOf, reversed } from "./edge-layout.ts";
 import type { Group, Pending } from "./group.ts";
 
-/** Rows of a microbatch and how many each of its samples has; no counts where both sides know how many rows there are. */
+/** Rows of a microbatch, and their number for each sample; empty if both sides know it. */
 export interface Rows {
 	/** [Σ rows, H]; owned by the receiver. */
 	readonly rows: Tensor;
 	readonly rowsPerSample: readonly number[];
-	/** As many rows that travel with them and get no gradient: a teacher's. Owned as they are. */
+	/** Further rows that are sent along and get no gradient: the teacher's hidden states. Owned as `rows` is. */
 	readonly beside?: Tensor | null;
 }
 
-/** Whether a gradient comes back for a microbatch's rows, and whether other rows travel with them. */
+/** How a microbatch's rows are sent. */
 export interface Passage {
-	/** A gradient comes back. */
+	/** Whether their gradient is sent back. */
 	readonly returns: boolean;
-	/** Rows without a gradient travel with them; default: not. */
+	/** Whether rows without a gradient are sent along; default: no. */
 	readonly beside?: boolean;
 }
 
@@ -29,14 +29,14 @@ export interface EdgeOptions {
 	readonly layout: EdgeLayout;
 	/** This rank. */
 	readonly rank: number;
-	/** The ranks of both sides, one group for each direction; null: no row leaves this rank. */
+	/** Groups of both sides' ranks, one for each direction; null: no row leaves this rank. */
 	readonly groups: { readonly forward: Group; readonly backward: Group } | null;
 	/** Width and type of rows. */
 	readonly width: number;
 	readonly dtype: FloatDtype;
-	/** Whether the number of rows is sent with them. */
+	/** Whether the number of rows of each sample is sent with them. */
 	readonly counted: boolean;
-	/** Microbatches that may be on their way at once, each way: a sender waits before it sends more. */
+	/** Largest number of microbatches in flight in each direction; a sender waits before it sends more. */
 	readonly inFlight: number;
 }
 
@@ -45,14 +45,14 @@ interface Message {
 	readonly pending: Pending;
 }
 
-/** Rows that a rank hands to itself. */
+/** Rows that a rank passes to itself. */
 type Handed = { readonly rows: Tensor | null; readonly rowsPerSample: readonly number[] };
 
 const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
 
-/** Messages of one way. */
+/** The messages of one direction. */
 class Line {
-	/** Messages on their way, a list for each microbatch, the oldest first. */
+	/** Messages in flight, a list for each microbatch, the oldest first. */
 	readonly #sent: Message[][] = [];
 	readonly #handed: Handed[] = [];
 
@@ -64,10 +64,9 @@ class Line {
 	) {}
 
 	/**
-	 * Sends a message without rows to every rank that this line sends to, and receives such a message from every rank that it receives
-	 * from; other directions would cost memory and time of NCCL. All ranks take messages in one order: by the pair of ranks, and
-	 * within a pair the message to the higher rank first. So both ranks of the first message that is left come to it, and no
-	 * ranks wait for each other.
+	 * Connects to the ranks at the other ends by sending empty messages in this line's directions only; the other directions
+	 * would cost NCCL memory and time. All ranks handle messages in one order: by pair of ranks, and within a pair the message to
+	 * the higher rank first. Both ranks of the first pending message therefore reach it, and no ranks deadlock.
 	 */
 	connect(): void {
 		const { rank } = this.options;
@@ -85,7 +84,7 @@ class Line {
 		}
 	}
 
-	/** Starts sending parts of `rows`, which have `counts` rows each; the caller may release them. null: zeros. */
+	/** Starts sending parts of `rows` with `counts` rows each; the caller may release them. null: zeros. */
 	send(rows: Tensor | null, counts: readonly number[], headers: readonly (readonly number[])[] | null): void {
 		if (this.links.sends.length === 0) return;
 		this.settle(this.options.inFlight - 1);
@@ -105,8 +104,8 @@ class Line {
 	}
 
 	/**
-	 * The parts of one microbatch, put together; null where this rank has handed itself nothing. `samples`: of every part,
-	 * whose rows are counted where `counts` is null.
+	 * Receives the parts of one microbatch and concatenates them; null if this rank has passed itself nothing. `samples`: of each
+	 * part, whose rows are counted if `counts` is null.
 	 */
 	receive(counts: readonly number[] | null, samples: readonly number[]): { rows: Tensor | null; perPart: number[][] } {
 		const { receives } = this.links;
@@ -130,7 +129,7 @@ class Line {
 		return { rows, perPart };
 	}
 
-	/** Waits for sent messages, except those of the newest `underWay` microbatches, and releases them. */
+	/** Waits for sent messages, except those of the newest `underWay` microbatches, and releases their memory. */
 	settle(underWay = 0): void {
 		for (const { values, pending } of this.#sent.splice(0, Math.max(0, this.#sent.length - underWay)).flat()) {
 			pending.wait();
@@ -138,7 +137,7 @@ class Line {
 		}
 	}
 
-	/** Frees rows that this rank has handed to itself and that were never taken. */
+	/** Releases rows that this rank has passed to itself and never taken. */
 	drop(): void {
 		for (const { rows } of this.#handed.splice(0)) rows?.[Symbol.dispose]();
 	}
@@ -151,7 +150,7 @@ class Line {
 		return Tensor.zeros(this.device, [rows, this.options.width], this.options.dtype);
 	}
 
-	/** Whether anything is sent to other ranks. */
+	/** Whether this line sends to other ranks. */
 	get #leaves(): boolean {
 		return this.links.sends.some(({ peer }) => peer !== this.options.rank);
 	}
@@ -169,7 +168,7 @@ class Line {
 		return [...tensor.toInt32()];
 	}
 
-	/** Takes over `values`. */
+	/** Starts a send and takes ownership of `values`. */
 	#start(values: Tensor, to: number): void {
 		this.#sent.at(-1)!.push({ values, pending: this.#group.send(values, this.#place(to)) });
 	}
@@ -186,10 +185,10 @@ class Line {
 
 export class Edge implements Disposable {
 	readonly #forward: Line;
-	/** Rows without a gradient, in the groups of the others and behind them. */
+	/** Sends the rows without a gradient, in the same groups as the others and after them. */
 	readonly #beside: Line;
 	readonly #backward: Line;
-	/** Rows of every part, oldest microbatch first: of those sent whose gradient is to come, and of those received. */
+	/** Rows of each part, oldest microbatch first: of sent rows whose gradient is expected, and of received rows. */
 	readonly #sent: number[][] = [];
 	readonly #received: number[][] = [];
 
@@ -205,18 +204,18 @@ export class Edge implements Disposable {
 	}
 
 	/**
-	 * Meets the ranks at the other ends; every rank connects its edges in the order of their chunks. The first NCCL message
-	 * of a pair waits on the host until both are there: left to the first step, a rank that sends images and one that sends
-	 * hidden states the other way would wait for each other.
+	 * Connects to the ranks at the other ends; every rank connects its edges in the order of their chunks. The first NCCL message
+	 * of a pair blocks the host until both are there: left to the first step, a rank that sends images and a rank that sends
+	 * hidden states the other way would deadlock.
 	 */
 	connect(): void {
 		this.#forward.connect();
 		this.#backward.connect();
 	}
 
-	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: a gradient comes back. */
+	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: their gradient is sent back. */
 	sendForward({ rows, rowsPerSample, beside = null }: Rows, returns: boolean): void {
-		// A rank that sends nothing itself gets gradients of all parts all the same.
+		// A rank that sends nothing still receives the gradients of all parts.
 		const parts = this.#backward.links.receives.length;
 		const headers = this.options.counted
 			? Array.from({ length: parts }, (_, part) => {
@@ -230,12 +229,15 @@ export class Edge implements Disposable {
 		if (beside !== null) this.#beside.send(beside, counts, null);
 	}
 
-	/** Ranks that rows come from, this one among them where it hands them to itself. */
+	/** Number of ranks that rows come from, including this rank if it passes them to itself. */
 	get sources(): number {
 		return this.#forward.links.receives.length;
 	}
 
-	/** Rows of the next microbatch: of so many samples of every source or, where rows are not counted, so many rows. */
+	/**
+	 * Receives the rows of the next microbatch. `expected`: samples of each source or, if rows are not counted, their number of
+	 * rows.
+	 */
 	receiveForward(expected: readonly number[], { returns, beside = false }: Passage): Rows {
 		const { counted } = this.options;
 		const { rows, perPart } = this.#forward.receive(counted ? null : expected, expected);
@@ -248,26 +250,26 @@ export class Edge implements Disposable {
 		};
 	}
 
-	/** Starts returning the gradient of the oldest received rows, which it takes over; null: the rows got no gradient. */
+	/** Starts sending back the gradient of the oldest received rows, of which it takes ownership; null: they got no gradient. */
 	sendBackward(gradient: Tensor | null): void {
 		const counts = this.#received.shift()!;
 		using own = gradient;
 		this.#backward.send(own, counts, null);
 	}
 
-	/** Gradient of the oldest rows sent; null: there is no gradient. */
+	/** Receives the gradient of the oldest sent rows; null: they got none. */
 	receiveBackward(): Tensor | null {
 		return this.#backward.receive(this.#sent.shift()!, []).rows;
 	}
 
-	/** Called after the last microbatch: returns when no message is on the way any more. */
+	/** Waits, after the last microbatch, until no message is in flight. */
 	settle(): void {
 		this.#forward.settle();
 		this.#beside.settle();
 		this.#backward.settle();
 	}
 
-	/** Called after an error: releases rows handed over inside this rank, without waiting for other ranks. */
+	/** After an error: releases the rows that this rank has passed to itself, without waiting for other ranks. */
 	[Symbol.dispose](): void {
 		this.#forward.drop();
 		this.#beside.drop();

@@ -1,7 +1,9 @@
-/** Texts of any length between ranks: names, reports, states of data. Not for the path of a step. */
+/**
+ * Exchanges texts of any length between ranks, such as names and data states. Waits for the host, so not for use within a step.
+ */
 import type { Group } from "./group.ts";
 
-/** Every member's text, by member. Every member calls this together. */
+/** Returns every member's text, by member. Collective over the group. */
 export function exchangeTexts(group: Group, text: string): string[] {
 	if (group.size === 1) return [text];
 	const bytes = Bun.gzipSync(new TextEncoder().encode(text));

@@ -6,7 +6,7 @@
  * Weight shards (gtp in Megatron) run as extra data parallelism: the same lanes, counted in dp.
  */
 
-/** Sizes that describe a grid. */
+/** Sizes of a grid's dimensions. */
 export interface GridShape {
 	readonly tensor: number;
 	readonly data: number;
@@ -60,7 +60,7 @@ export class Grid {
 		return Array.from({ length: this.size }, (_, index) => this.offset + index);
 	}
 
-	/** Data lanes: microbatches consumed at the same time. */
+	/** Number of data lanes: microbatches that the module takes at a time. */
 	get lanes(): number {
 		return this.shape.data;
 	}
@@ -100,7 +100,7 @@ export class Grid {
 		return [...byKey.values()];
 	}
 
-	/** Ranks of a lane at one pipeline stage, ascending. */
+	/** Ranks of a lane in one pipeline stage, ascending. */
 	lane(lane: number, stage: number): number[] {
 		const { tensor, data } = this.shape;
 		const first = this.offset + tensor * (lane + data * stage);
@@ -108,7 +108,7 @@ export class Grid {
 	}
 }
 
-/** The groups that the ranks of a module make (docs/spec/runtime.md §1.2). */
+/** The kinds of groups of a module's ranks (docs/spec/runtime.md §1.2). */
 const groupKinds = {
 	tp: ["dense", ["tp"]],
 	dp: ["dense", ["dp"]],
@@ -121,7 +121,7 @@ const groupKinds = {
 } as const;
 export type GroupKind = keyof typeof groupKinds;
 
-/** The kinds of groups that a grid's ranks make: those over stages where there are several. */
+/** The kinds of groups in a grid; those over stages only if there are several stages. */
 export function kindsOf({ shape }: Grid): GroupKind[] {
 	const kinds = Object.keys(groupKinds) as GroupKind[];
 	return kinds.filter((kind) => shape.pipeline > 1 || !(groupKinds[kind][1] as readonly string[]).includes("pp"));

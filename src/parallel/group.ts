@@ -1,20 +1,19 @@
 /**
- * A set of ranks that communicate. Members call the same operations in the same order; reductions add in rank order, so
- * results repeat bit for bit. Every operation is queued in the order of the device's stream, so that later operations
- * read complete results.
+ * A process group. Members call its operations in one order. Reductions add in rank order, so results repeat bit for bit.
+ * Operations are ordered with the device's stream, so later operations on the stream see complete results.
  */
 import type { RowStageName, RowTransportName } from "../native/abi.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
 export type Reduction = "sum" | "max";
 
-/** Rows that go to, or come from, each member: member i's are rows [offsets[i], offsets[i] + counts[i]). */
+/** Ranges of rows by member: member i's are [offsets[i], offsets[i] + counts[i]). */
 export interface RowRanges {
 	readonly offsets: readonly number[];
 	readonly counts: readonly number[];
 }
 
-/** Runs of so many rows, one after the other. */
+/** Consecutive ranges of the given lengths. */
 export function consecutive(counts: readonly number[]): RowRanges {
 	let at = 0;
 	const offsets = counts.map((count) => {
@@ -25,24 +24,23 @@ export function consecutive(counts: readonly number[]): RowRanges {
 }
 
 /**
- * Runs of rows that the device knows, i32 [size, runs, 3]: for each member, of every run its first row here, its first row at
- * the member, and how many rows. `out` go to the members, `in` come from them; the `in` of a member
- * B says of a member A the same as A's `out` says of B.
+ * Ranges of rows in device memory, i32 [size, runs, 3]: for each member and run its first row here, its first row at the member,
+ * and its length. `out` go to the members, `in` come from them; B's `in` for A equals A's `out` for B.
  */
 export interface DeviceRanges {
 	readonly out: Tensor;
 	readonly in: Tensor;
-	/** Both, one after the other, where the row transport is "counts"; else null. */
+	/** `out` then `in` on the host, if the row transport is "counts"; else null. */
 	readonly onHost: Int32Array | null;
 }
 
-/** Rows [R, W] of one member, and what goes beside them in the same message: as many rows of another width and type. */
+/** Rows [R, W] and further values [R, W'] of another dtype that are sent in the same message. */
 export interface RowsOfMember {
 	readonly rows: Tensor;
 	readonly beside: Tensor | null;
 }
 
-/** The side at which rows lie when other members reach for them, and the most rows of that side; equal at all members. */
+/** Which side's rows other members access (peer transport), and the largest number of rows at that side; equal at all members. */
 export interface RowStage {
 	readonly at: RowStageName;
 	readonly rows: number;
@@ -50,16 +48,16 @@ export interface RowStage {
 
 /** A collective that has been started. */
 export interface Pending {
-	/** Work queued from now on sees the result. */
+	/** Orders later work on the stream after the collective. */
 	wait(): void;
 }
 
 export interface Group {
-	/** Such as "language.tp". */
+	/** Name, such as "language.tp". */
 	readonly name: string;
 	/** Global ranks of the members, in group order. */
 	readonly ranks: readonly number[];
-	/** This rank's place among them. */
+	/** This rank's index among the members. */
 	readonly rank: number;
 	readonly size: number;
 
@@ -74,32 +72,30 @@ export interface Group {
 	allGather(x: Tensor, y: Tensor): Pending;
 	/** x = member `root`'s x. */
 	broadcast(x: Tensor, root: number): Pending;
-	/** Rows of `send` to every member, into rows of `receive`. Ranges of `send` may overlap. */
+	/** Sends ranges of `send` to all members, into ranges of `receive`. Ranges of `send` may overlap. */
 	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending;
-	/**
-	 * Rows of `send` to every member, into rows of `receive`, in ranges that no host has to know.
-	 */
+	/** As allToAll, with ranges in device memory that no host has to know. */
 	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending;
-	/** The transport of exchangeRows, equal at all members. Every member calls this before the first exchange, and waits for the others. */
+	/** The transport of exchangeRows, equal at all members. Collective; to be called before the first exchange. */
 	rowTransport(): RowTransportName;
 	/**
-	 * Sends x to a member, which receives a tensor of as many bytes. The first message of two members waits for both, and connects
-	 * them in both directions; without elements it connects its own direction alone. First messages that two members send
-	 * each other at once must both have elements or both have none: else each waits for the direction that the other is not at.
+	 * Sends x to a member, which receives a tensor of equal bytes. The first message of a pair waits for both and connects both
+	 * directions; an empty one connects its direction alone. First messages that two members send each other at the same time
+	 * must both be empty or both not, or each waits for a direction that the other does not connect.
 	 */
 	send(x: Tensor, to: number): Pending;
 	receive(x: Tensor, from: number): Pending;
-	/** Returns when every member has called it. */
+	/** Waits until every member has called it. */
 	barrier(): void;
-	/** Every member's integers, by member; host values, waits. */
+	/** All-gathers host integers; waits. */
 	exchange(values: Int32Array): Int32Array[];
-	/** Like exchange, for a member that needs no answer: it does not wait. */
+	/** Like exchange, for a member that does not need the result and does not wait. */
 	tell(values: Int32Array): void;
 }
 
 const done: Pending = { wait() {} };
 
-/** The group of one rank: no data move, except where an operation's result is a copy. */
+/** A group of one rank: no data move, except if the result of an operation is a copy. */
 export function groupOfOne(name: string, rank: number): Group {
 	const copy = (from: Tensor, to: Tensor): Pending => {
 		if (from.allocation !== to.allocation || from.byteOffset !== to.byteOffset) {
@@ -124,7 +120,7 @@ export function groupOfOne(name: string, rank: number): Group {
 			using to = receive.rowsFrom(receiveRows.offsets[0]!, receiveRows.counts[0]!);
 			return copy(from, to);
 		},
-		// Experts of one rank exchange nothing.
+		// A single rank holds all experts, so nothing is ever exchanged.
 		exchangeRows: alone,
 		rowTransport: () => "host",
 		send: alone,

@@ -10,18 +10,18 @@ import { lanesNest } from "./edge-layout.ts";
 import { layOut, type SideLayout, type Topology } from "./topology.ts";
 
 export interface Layout {
-	/** As it was written. */
+	/** The text as given. */
 	readonly text: string;
-	/** null: a language model alone. */
+	/** null: a language model without an encoder. */
 	readonly encoder: SideLayout | null;
 	readonly language: SideLayout;
-	/** Whether both live on the same ranks. */
+	/** Whether both modules are on the same ranks. */
 	readonly colocated: boolean;
 }
 
 type Piece = "tp" | "dp" | "pp" | "ep" | "etp";
 
-/** Part of a text and where it starts in the whole one. */
+/** A part of the text and its offset. */
 interface Part {
 	readonly text: string;
 	readonly offset: number;
@@ -40,22 +40,22 @@ function trim({ text, offset }: Part): Part {
 	return { text: text.trim(), offset: offset + text.length - text.trimStart().length };
 }
 
-/** Layouts separated by commas. Throws a UserError that names the piece and its position, counted from 1. */
+/** Parses layouts separated by commas. Throws a UserError that names the piece and its position, counted from 1. */
 export function parseLayouts(text: string): Layout[] {
 	return split({ text, offset: 0 }, ",").map((part) => parse(trim(part), text));
 }
 
-/** One layout. */
+/** Parses one layout. */
 export function parseLayout(text: string): Layout {
 	return parse(trim({ text, offset: 0 }), text);
 }
 
-/** A language model alone in one process. */
+/** The layout `1` of a language model without an encoder. */
 export const languageAlone: Layout = { text: "1", encoder: null, language: sideOf({}), colocated: false };
 
 /**
- * The layout for a model with an encoder (`encoder`) or without; `1` suits both. Throws a UserError for a layout of the
- * other kind.
+ * `1` stands for both models with and without an encoder: returns the layout for the model. Throws a UserError if another layout
+ * is of the other kind.
  */
 export function layoutFor(layout: Layout, encoder: boolean): Layout {
 	if (layout.text === "1") return encoder ? layout : languageAlone;
@@ -66,7 +66,7 @@ export function layoutFor(layout: Layout, encoder: boolean): Layout {
 	throw new UserError(`Layout ${layout.text}: ${reason}.`, exitCodes.usage);
 }
 
-/** The grids of a layout. */
+/** The topology of a layout. */
 export function topologyOfLayout({ encoder, language, colocated }: Layout): Topology {
 	return layOut(encoder, language, colocated);
 }
@@ -81,7 +81,7 @@ export function namedTopology(layout: Layout): NamedTopology {
 	return { name: layout.text, topology: topologyOfLayout(layout) };
 }
 
-/** An error about a part of `whole`. */
+/** A UserError about a part of `whole`. */
 function refusal(whole: string, part: Part, message: string): UserError {
 	const piece = part.text === "" ? "" : `${part.text.trim()} `;
 	return new UserError(

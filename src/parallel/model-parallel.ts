@@ -4,18 +4,18 @@ import { type Group, groupOfOne } from "./group.ts";
 import type { ShardPlace } from "./shard.ts";
 
 export interface ModelParallel {
-	/** Ranks that cut dense layers; between the language model's layers each holds its own run of tokens. */
+	/** Tensor-parallel ranks; with sequence parallelism each holds its own run of tokens between the language model's layers. */
 	readonly tp: Group;
-	/** null: every expert is here whole. */
+	/** null: this rank holds every expert whole. */
 	readonly experts: ExpertParallel | null;
 }
 
-/** One process holds the module. */
+/** The whole module on one rank. */
 export function noModelParallel(module: string, rank: number): ModelParallel {
 	return { tp: groupOfOne(`${module}.tp`, rank), experts: null };
 }
 
-/** This rank's part of dense parameters, of an expert, and of the set of experts. */
+/** This rank's position among the shards of dense parameters, of an expert, and of the set of experts. */
 export function placeOf({ tp, experts }: ModelParallel): {
 	readonly tensor: ShardPlace;
 	readonly expertTensor: ShardPlace;

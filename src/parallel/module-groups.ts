@@ -1,4 +1,4 @@
-/** The communication groups of one module as one of its ranks sees them (docs/spec/runtime.md §1.2). */
+/** The process groups of one module that a rank is in (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
 import type { ExpertCapacity } from "./experts/capacity.ts";
 import type { Dispatcher, ExpertNodes, ExpertParallel } from "./experts/members.ts";
@@ -6,7 +6,7 @@ import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
 import type { ModelParallel } from "./model-parallel.ts";
 
-/** Creates groups, as World does. All members of groups create them in one order. */
+/** Creates groups, as World does. All members create their groups in one order. */
 export interface GroupFactory {
 	readonly rank: number;
 	group(name: string, ranks: readonly number[]): Promise<Group>;
@@ -15,21 +15,20 @@ export interface GroupFactory {
 export interface ModuleGroups {
 	readonly model: ModelParallel;
 	readonly replicas: ReplicaGroups;
-	/** Ranks that hold the same routers: tensor-parallel ranks and replicas. */
+	/** Ranks over which a router is replicated: tensor-parallel ranks and data-parallel replicas. */
 	readonly tpDp: Group;
-	/** The stages of this rank's pipeline, one rank each. */
+	/** The pipeline stages, one rank of each. */
 	readonly stages: Group;
-	/** Ranks that take the same microbatches: the tensor-parallel ranks of all stages. */
+	/** Ranks that take the same microbatches: tensor-parallel ranks of all stages. */
 	readonly lane: Group;
 	/** Every rank of the module. */
 	readonly module: Group;
 }
 
 /**
- * Makes this rank's groups of its module. `experts`: routed experts of the language model, 0 for the encoder.
- * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage
- * hold copies of one parameter. `expertCapacity`: default as many rows as can come. `dispatcher`: by default experts' rows
- * go to each expert.
+ * Creates this rank's groups of its module. `experts`: number of routed experts of the language model, 0 for the encoder.
+ * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage hold
+ * copies of one parameter. `expertCapacity`: default unbounded. `dispatcher`: default alltoall.
  */
 export async function moduleGroups(
 	factory: GroupFactory,
@@ -62,7 +61,7 @@ export async function moduleGroups(
 							: ((await expertNodes(factory, dispatch, dispatcher.ranksPerNode)) ?? "alltoall"),
 				}
 			: null;
-	// Members meet here, not inside a layer.
+	// Creates the communicators now rather than inside a layer.
 	for (const group of experts ? exchanging(experts) : []) if (group.size > 1) group.rowTransport();
 	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];
 	const copied = options.copies === true && stages.size > 1 && ends.includes(factory.rank);
@@ -81,13 +80,13 @@ export async function moduleGroups(
 	};
 }
 
-/** The groups in which rows go by runs that the device knows. */
+/** The groups over which the dispatcher exchanges rows. */
 function exchanging({ group, dispatcher }: ExpertParallel): Group[] {
 	if (dispatcher === "alltoall") return [group];
 	return dispatcher === "allgather" ? [] : [dispatcher.between, dispatcher.within];
 }
 
-/** The nodes of a dispatch group; null: it is on one. Throws a RangeError where nodes have unequal parts of it. */
+/** Splits a dispatch group into nodes; null if it is within one node. Throws a RangeError if nodes hold unequal parts of it. */
 async function expertNodes(
 	factory: GroupFactory,
 	{ name, ranks }: Group,

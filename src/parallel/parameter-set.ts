@@ -1,13 +1,12 @@
 /**
- * Memory of a model's parameters: flat buffers, one for each storage type and gradient-reduction group; every
- * parameter is a view of a buffer. Flat, because the optimizer, the gradient norm and (data parallel) reduce-scatter and all-gather
- * work on whole buffers.
+ * The memory of a model's parameters: one flat buffer for each dtype and gradient-reduction group, with every parameter a view of
+ * it. The optimizer, the gradient norm, reduce-scatter and all-gather work on whole buffers.
  */
 import type { Device } from "../native/device.ts";
 import { Parameter } from "../tensor/parameter.ts";
 import { elementCount, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 
-/** Place of a parameter in its buffer. */
+/** A parameter's place in its buffer. */
 export interface BufferEntry {
 	readonly name: string;
 	/** Shape of the local tensor. */
@@ -28,29 +27,29 @@ export interface ParameterRequest {
 	readonly shape: readonly number[];
 	readonly dtype: FloatDtype;
 	readonly decays: boolean;
-	/** Expert parameters reduce over another group, so they live in a buffer of their own. */
+	/** Whether it is an expert's: reduced over another group, and so in a buffer of its own. */
 	readonly expert: boolean;
-	/** The same on every tensor-parallel rank: counted once in norms. */
+	/** Whether it is replicated over tensor-parallel ranks, and so counted once in norms. */
 	readonly replicated: boolean;
-	/** Whether another stage holds it too: then gradients of both are summed, and one of both counts. */
+	/** Whether another pipeline stage holds a copy: then both gradients are summed, and exactly one copy counts in norms. */
 	readonly copy: "none" | "counted" | "uncounted";
 	readonly frozen: boolean;
 }
 
-/** Size of the buckets into which a module's gradients are cut: least elements of each, or their number. */
+/** How a module's gradients are bucketed: by the least number of elements, or by the number of buckets. */
 export type BucketSize = { readonly elements: number } | { readonly count: number };
 
-// Entries and slices start at multiples of this many elements: kernels may use whole cache lines.
+// In elements: entries and slices start at multiples of it, so that kernels may use whole cache lines.
 const alignment = 64;
 
-/** One flat buffer: values that the model reads and their fp32 gradients (no gradients when frozen). */
+/** A flat buffer of values and their fp32 gradients (none if frozen). */
 export class ParameterBuffer implements Disposable {
 	readonly entries: readonly BufferEntry[];
 	readonly elements: number;
 	readonly values: Tensor;
 	readonly #gradients: Tensor | null;
 	readonly #parameters: Parameter[] = [];
-	/** Parameters whose gradients are forgotten, not cleared, and runs of elements of everything else. */
+	/** Parameters whose gradients are zeroed lazily, and the ranges of all other elements. */
 	readonly #matrices: Parameter[] = [];
 	readonly #cleared: ElementRun[] = [];
 
@@ -59,10 +58,10 @@ export class ParameterBuffer implements Disposable {
 		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "copy" | "frozen">,
 		requests: readonly ParameterRequest[],
 		slices: number,
-		/** Place of its first parameter among the module's: forward reads in that order, backward comes back in the other. */
+		/** Index of its first parameter in the module's forward order. */
 		readonly firstParameter: number,
 	) {
-		// Decaying parameters first: the optimizer then needs two calls, not one a parameter.
+		// Parameters with weight decay first, so that the optimizer makes two calls a buffer, not one a parameter.
 		const ordered = [...requests.filter((r) => r.decays), ...requests.filter((r) => !r.decays)];
 		let offset = 0;
 		this.entries = ordered.map(({ name, shape, decays }) => {
@@ -87,7 +86,7 @@ export class ParameterBuffer implements Disposable {
 		if (this.elements > cleared) this.#cleared.push({ begin: cleared, end: this.elements });
 	}
 
-	/** The parameters' fp32 gradients, all of them written, and zeros between them; null: frozen. */
+	/** The fp32 gradients with lazy zeros written; null: frozen. */
 	get gradients(): Tensor | null {
 		for (const parameter of this.#matrices) parameter.settleGradient();
 		return this.#gradients;
@@ -105,12 +104,12 @@ export class ParameterBuffer implements Disposable {
 		return this.#parameters;
 	}
 
-	/** Tells parameters that the memory of their values was written: copies that they made of it are old. */
+	/** Invalidates copies that parameters have made of their values, after the values were written. */
 	valuesChanged(): void {
 		for (const parameter of this.#parameters) parameter.valueChanged();
 	}
 
-	/** All gradients are zero; those of matrices, nearly all of the memory, get their zeros when something needs them. */
+	/** Zeroes all gradients; those of matrices, nearly all of the memory, lazily. */
 	zeroGradients(): void {
 		if (this.#gradients === null) return;
 		for (const parameter of this.#matrices) parameter.forgetGradient();
@@ -132,14 +131,14 @@ function slice(flat: Tensor, entry: BufferEntry): Tensor {
 	return window.view(entry.shape);
 }
 
-/** Elements at which a bucket closes (docs/spec/runtime.md §3.6). */
+/** Least number of elements of a bucket (docs/spec/runtime.md §3.6). */
 function elementsOfBucket(requests: readonly ParameterRequest[], buckets: BucketSize | undefined): number {
 	if (buckets === undefined) return Number.POSITIVE_INFINITY;
 	if ("elements" in buckets) return buckets.elements;
 	return Math.floor(requests.reduce((sum, { shape }) => sum + elementCount(shape), 0) / buckets.count);
 }
 
-/** Runs of neighbours that each have at least `least` elements, but for the last. */
+/** Runs of neighbouring parameters with at least `least` elements each, except the last. */
 function cut(requests: readonly ParameterRequest[], least: number): ParameterRequest[][] {
 	const runs: ParameterRequest[][] = [];
 	let open: ParameterRequest[] = [];
@@ -163,9 +162,9 @@ export class ParameterSet implements Disposable {
 	constructor(
 		readonly device: Device,
 		requests: readonly ParameterRequest[],
-		/** Equal slices a buffer can be cut into: the sizes of the groups that may share its optimizer state. */
+		/** Number of equal slices that buffers are padded to: sizes of the groups that may share optimizer state. */
 		slices: { readonly dense: number; readonly expert: number } = { dense: 1, expert: 1 },
-		/** Default: one buffer a kind. */
+		/** Default: one buffer for each kind. */
 		buckets?: BucketSize,
 	) {
 		const flag = (value: boolean) => (value ? 1 : 0);

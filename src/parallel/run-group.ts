@@ -1,4 +1,4 @@
-/** A group of ranks of a run: its collectives, through shared memory, or between GPUs as the run's backend says. */
+/** A Group of several ranks: collectives through shared memory, or between GPUs over the run's backend. */
 import { RowStage as RowStageCode, type RowTransportName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import { NativeGroup, type Ticket } from "../native/group.ts";
@@ -116,7 +116,7 @@ export class RunGroup implements Group, Disposable {
 		this.#native.barrier();
 	}
 
-	/** All members give equally many. */
+	/** Every member passes the same number of values. */
 	exchange(values: Int32Array): Int32Array[] {
 		const all = new Int32Array(this.size * values.length);
 		this.#native.exchange(values, all);
@@ -131,7 +131,7 @@ export class RunGroup implements Group, Disposable {
 		this.#native[Symbol.dispose]();
 	}
 
-	/** The tensors live until the call is done, whatever their owners do meanwhile. */
+	/** Keeps the tensors alive until the call is done, whatever their owners do meanwhile. */
 	#pending(ticket: Ticket, tensors: readonly Tensor[]): Pending {
 		const held = tensors.map((tensor) => tensor.share());
 		const native = this.#native;
@@ -151,7 +151,7 @@ export class RunGroup implements Group, Disposable {
 		if (!x.contiguous) throw new RangeError(`${this.name}: a collective takes contiguous tensors.`);
 	}
 
-	/** Rows of the one can go into rows of the other. */
+	/** Throws unless rows of `send` and `receive` have equal dtype and width. */
 	#requireAlike(send: Tensor, receive: Tensor): void {
 		this.#requireContiguous(send);
 		this.#requireContiguous(receive);
@@ -162,7 +162,7 @@ export class RunGroup implements Group, Disposable {
 		}
 	}
 
-	/** `whole` holds a part like `part` for each member. */
+	/** Throws unless `whole` has room for one `part` a member. */
 	#requireParts(whole: Tensor, part: Tensor): void {
 		this.#requireContiguous(whole);
 		this.#requireContiguous(part);

@@ -1,12 +1,12 @@
-/** The cut of a parameter over the ranks of a tensor-parallel group, and the part that a rank holds. */
+/** How a parameter is sharded over a tensor-parallel group, and which part a rank holds. */
 
-/** The cut of a parameter, as its model declares it. */
+/** The sharding of a parameter, as its model declares it. */
 export type Shard =
 	| { readonly kind: "replicated" }
 	/**
-	 * Every rank holds an equal part of `dimension`; with `blocks` (sizes along it) an equal part of every block, one
-	 * after the other: Mamba's in_proj is cut so. With `interleave` its parts of the blocks, which are equally long, lie in
-	 * turns of so many rows: a gate half and a linear half (docs/spec/moe-performance.md §1.5).
+	 * Each rank holds an equal part of `dimension`. With `blocks` (sizes along it) it holds an equal part of each block, one
+	 * after the other, as of Mamba's in_proj. With `interleave` its parts of the equally long blocks alternate every `interleave`
+	 * rows, as gate and linear halves do (docs/spec/moe-performance.md §1.5).
 	 */
 	| {
 			readonly kind: "split";
@@ -15,13 +15,13 @@ export type Shard =
 			readonly interleave?: number;
 	  };
 
-/** A rank's place in the group that cuts a parameter. */
+/** A rank's position in the group over which a parameter is sharded. */
 export interface ShardPlace {
 	readonly rank: number;
 	readonly size: number;
 }
 
-/** A rectangle that a rank's tensor shares with the whole one, both seen as [rows, columns]. */
+/** A rectangle of a rank's tensor and its place in the whole tensor, both seen as [rows, columns]. */
 export interface ShardBlock {
 	readonly localRow: number;
 	readonly fullRow: number;
@@ -31,7 +31,7 @@ export interface ShardBlock {
 	readonly columns: number;
 }
 
-/** Shape of a rank's part. Throws when a size does not divide. */
+/** Shape of a rank's shard. Throws if a size does not divide. */
 export function localShape(shape: readonly number[], shard: Shard, size: number, name: string): number[] {
 	const local = [...shape];
 	if (shard.kind === "replicated" || size === 1) return local;
@@ -42,9 +42,7 @@ export function localShape(shape: readonly number[], shard: Shard, size: number,
 	return local;
 }
 
-/**
- * The rectangles of a rank's part. Rows from `liveRows` on are padding (of a vocabulary) and belong to no rectangle.
- */
+/** The rectangles of a rank's shard. Rows from `liveRows` on are vocabulary padding and in no rectangle. */
 export function shardBlocks(
 	shape: readonly number[],
 	shard: Shard,
@@ -68,7 +66,7 @@ export function shardBlocks(
 	return clip(shard.interleave ? interleaved(blocks, shard.interleave) : blocks, liveRows);
 }
 
-/** The blocks in turns of `turn` rows, in the order in which they lie on the rank. */
+/** Splits the blocks into alternating runs of `turn` rows, in the order in which they lie on the rank. */
 function interleaved(blocks: readonly ShardBlock[], turn: number): ShardBlock[] {
 	const { rows } = blocks[0]!;
 	if (rows % turn !== 0) throw new RangeError(`${rows} rows cannot lie in turns of ${turn}.`);

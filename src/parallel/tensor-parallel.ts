@@ -1,7 +1,7 @@
 /**
- * Entering and leaving tensor-parallel regions (Megatron's mappings). Between layers of the language model every rank
- * holds its own run of the microbatch's tokens (sequence parallelism); inside a layer all tokens and a part of the
- * channels. The encoder keeps all tokens on every rank.
+ * Megatron's mappings: entering and leaving tensor-parallel regions. Between layers of the language model each rank holds its own
+ * run of the tokens (sequence parallelism); inside a layer it holds all tokens and a part of the channels. In the encoder every
+ * rank holds all tokens throughout.
  */
 import { columnSum, type LinearOptions, linear } from "../tensor/ops/linear.ts";
 import type { Parameter } from "../tensor/parameter.ts";
@@ -9,7 +9,7 @@ import type { Tape } from "../tensor/tape.ts";
 import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { Group } from "./group.ts";
 
-/** x_(T/tp)H of every rank → x_TH. Backward: the sum of all ranks' gradients, own rows. */
+/** All-gather: x_(T/tp)H of each rank → x_TH. Backward: reduce-scatter. */
 export function gatherSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x.share();
 	const { device } = tape;
@@ -18,7 +18,7 @@ export function gatherSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	return recordMove(tape, "gather_sequence", x, y, (dy, dx) => tp.reduceScatter(dy, dx).wait());
 }
 
-/** Partial sums x_TH of every rank → their sum, own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
+/** Reduce-scatter: partial sums x_TH of each rank → y_(T/tp)H. Backward: all-gather. */
 export function reduceScatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x.share();
 	const { device } = tape;
@@ -27,7 +27,7 @@ export function reduceScatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor 
 	return recordMove(tape, "reduce_scatter_sequence", x, y, (dy, dx) => tp.allGather(dy, dx).wait());
 }
 
-/** x_TH, the same on every rank → its own rows: y_(T/tp)H. Backward: all ranks' gradients, gathered. */
+/** Scatter: x_TH, equal on each rank → its own rows y_(T/tp)H. Backward: all-gather. */
 export function scatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x.share();
 	const rows = x.rows / tp.size;
@@ -36,18 +36,18 @@ export function scatterSequence(tape: Tape, x: Tensor, tp: Group): Tensor {
 	return recordMove(tape, "scatter_sequence", x, y, (dy, dx) => tp.allGather(dy, dx).wait());
 }
 
-/** The same x on every rank enters a region where each uses it in part. Backward: the sum of all ranks' gradients. */
+/** Copy: x, equal on each rank, enters a region in which each rank uses it in part. Backward: all-reduce. */
 export function copyToTensorParallel(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1 || x.gradient === null) return x.share();
 	const y = tape.output(x.withGradient(null), true);
 	return recordMove(tape, "copy_to_tensor_parallel", x, y, (dy, dx) => {
-		// Own memory: the gradient that came may be shared with another value.
+		// A copy: the incoming gradient may be shared with another value, and is reduced in place.
 		copyInto(dy, dx);
 		tp.allReduce(dx).wait();
 	});
 }
 
-/** Records y, made of x, on the tape; `back` writes the gradient of x into dx, contiguous and of x's shape. Returns y. */
+/** Records y as a function of x. `back` writes x's gradient into dx, contiguous and of x's shape. Returns y. */
 function recordMove(tape: Tape, name: string, x: Tensor, y: Tensor, back: (dy: Tensor, dx: Tensor) => void): Tensor {
 	tape.record({
 		name,
@@ -61,14 +61,14 @@ function recordMove(tape: Tape, name: string, x: Tensor, y: Tensor, back: (dy: T
 	return y;
 }
 
-/** Partial sums of every rank → their sum on every rank. Takes over x. Backward: the gradient as it is. */
+/** All-reduce of partial sums, in place; takes over x. Backward: the gradient unchanged. */
 function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x;
 	tp.allReduce(x).wait();
 	return x;
 }
 
-/** x_T(C/tp) of every rank → x_TC on every rank. Backward: own columns, the gradient being the same everywhere. */
+/** All-gather of columns: x_T(C/tp) of each rank → x_TC. Backward: own columns of the gradient, which is equal on all ranks. */
 export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x.share();
 	const { device } = tape;
@@ -95,8 +95,8 @@ export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
 }
 
 /**
- * x_TI, the same on every rank, · weight_(O/tp)Iᵀ + bias_(O/tp) → y_T(O/tp), own columns. Backward: the ranks' gradients
- * of x are added while each computes its weight's (Megatron's asynchronous all-reduce).
+ * Column-parallel linear: x_TI, equal on each rank, · weight_(O/tp)Iᵀ + bias_(O/tp) → y_T(O/tp), own columns. Backward overlaps
+ * the all-reduce of x's gradient with the weight gradient, as Megatron's asynchronous all-reduce does.
  */
 export function columnParallelLinear(
 	tape: Tape,
@@ -111,9 +111,9 @@ export function columnParallelLinear(
 }
 
 /**
- * x_T(I/tp) · weight_O(I/tp)ᵀ summed over ranks + bias_O → y_TO on every rank. The first rank's product adds the bias;
- * every rank forms the bias's gradient, which is the same everywhere. Backward leaves the weight's gradient for the sum of
- * the column-parallel product before it, which it hides.
+ * Row-parallel linear: Σ over ranks of x_T(I/tp) · weight_O(I/tp)ᵀ, + bias_O → y_TO on each rank. The first rank's product adds
+ * the bias; each rank computes the bias's gradient, which is equal on all. The weight gradient is computed during the all-reduce
+ * of the column-parallel linear before it, which it hides.
  */
 export function rowParallelLinear(
 	tape: Tape,
@@ -134,7 +134,7 @@ export function rowParallelLinear(
 			const dy = gradient!;
 			const biasGradient = () => columnSum(tape.device, dy, bias.mainGradient!);
 			if (bias.trainable) tape.weightGradient([dy], biasGradient, { hides: true });
-			// On to the product, which was recorded before.
+			// Passes the gradient on to the product, which was recorded before.
 			y.gradient!.accumulate(dy.share());
 		},
 	});

@@ -1,7 +1,6 @@
 /**
- * The whole layout of a run: modules, each on a grid of ranks of its own, and the edges over which rows go from one to
- * another (docs/spec/runtime.md §1.3, §2.1, §2.2). Modules lie one after the other (disjoint), or on the same ranks
- * (colocated).
+ * The layout of a run: modules, each on a grid of ranks, and the edges between them (docs/spec/runtime.md §1.3, §2.1, §2.2).
+ * Module grids are disjoint, one after the other, or equal (colocated).
  */
 
 import { dataLanes, hasEncoder, sharesRanks } from "../config/derive.ts";
@@ -13,9 +12,9 @@ import { Grid, type GridShape } from "./grid.ts";
 export type SideLayout = GridShape;
 
 export class Topology {
-	/** Throws a RangeError unless the grids follow each other from rank 0, or are equal spans, and their lanes nest. */
+	/** Throws a RangeError unless the grids are disjoint and consecutive from rank 0, or equal, and their lanes nest. */
 	constructor(
-		/** null: the language model alone. */
+		/** null: no encoder. */
 		readonly encoder: Grid | null,
 		readonly language: Grid,
 	) {
@@ -31,12 +30,12 @@ export class Topology {
 		}
 	}
 
-	/** Grids in the order in which a microbatch passes their modules. */
+	/** Grids in the order in which a microbatch passes the modules. */
 	get modules(): readonly Grid[] {
 		return this.encoder ? [this.encoder, this.language] : [this.language];
 	}
 
-	/** Whether both modules live on the same ranks. */
+	/** Whether both modules are on the same ranks. */
 	get colocated(): boolean {
 		return this.encoder !== null && this.encoder.offset === this.language.offset;
 	}
@@ -57,14 +56,14 @@ export class Topology {
 			.join("+");
 	}
 
-	/** The grid of the last module that a rank runs: the language model where it is one of its ranks. */
+	/** The grid of the last module of a rank: the language model's if the rank is in it. */
 	gridOf(rank: number): Grid {
 		const grid = this.modulesOf(rank).at(-1);
 		if (!grid) throw new RangeError(`Rank ${rank} belongs to no grid.`);
 		return grid;
 	}
 
-	/** Names of a rank for messages: its modules and its coordinates in the last of them, such as "tp 0 dp 1 ep 0". */
+	/** A rank's modules and its coordinates in the last of them, for messages: "tp 0 dp 1 ep 0". */
 	describe(rank: number): { readonly module: string; readonly coordinates: string } {
 		const grid = this.gridOf(rank);
 		const at = grid.coordinates(rank);
@@ -79,7 +78,7 @@ export class Topology {
 		return { module: this.moduleOf(rank), coordinates: parts.join(" ") };
 	}
 
-	/** Routes in destination order; several sources of one destination in row order. */
+	/** Routes from encoder lanes to language lanes, in destination order, several sources of a destination in row order. */
 	get routes(): Route[] {
 		if (!this.encoder) return [];
 		return routesBetween(this.encoder.lanes, this.language.lanes);
@@ -94,12 +93,12 @@ export class Topology {
 		return { from: lanes(encoder, encoder.shape.pipeline - 1), to: lanes(language, 0) };
 	}
 
-	/** Ranks with an end of it, ascending. */
+	/** Ranks of the image edge, ascending. */
 	get imageRanks(): number[] {
 		return this.imageEdge === null ? [] : ranksOf(this.imageEdge);
 	}
 
-	/** The edge from one stage of the language model to the next, around from the last to the first. */
+	/** The edge from a stage of the language model to the next; from the last stage to the first for interleaved schedules. */
 	stageEdge(stage: number): EdgeLayout {
 		const { language } = this;
 		const next = (stage + 1) % language.shape.pipeline;
@@ -112,8 +111,7 @@ export class Topology {
 }
 
 /**
- * Builds the grids: side by side, encoder first, or from rank 0 both (`colocated`). `encoder` null: the language model
- * alone.
+ * Builds a topology: encoder first and language model after it, or both from rank 0 (`colocated`). `encoder` null: no encoder.
  */
 export function layOut(encoder: SideLayout | null, language: SideLayout, colocated = false): Topology {
 	const encoderGrid = encoder && new Grid("radio_encoder", 0, encoder);
@@ -121,8 +119,8 @@ export function layOut(encoder: SideLayout | null, language: SideLayout, colocat
 }
 
 /**
- * The layout that a configuration, checked as all are, asks for. Weight shards count as data parallelism: lane d·G + g
- * of Megatron is data-parallel rank d·G + g here (docs/spec/runtime.md §1.5).
+ * The topology of a checked configuration. Weight shards (gtp) count as data parallelism: Megatron's lane d·G + g is
+ * data-parallel rank d·G + g here (docs/spec/runtime.md §1.5).
  */
 export function topologyOf(c: TrainingConfiguration): Topology {
 	const encoder = hasEncoder(c)

@@ -1,4 +1,4 @@
-/** A group whose collectives the device's tracer sees while there is one: from their start until their wait is over. */
+/** A Group whose collectives are reported to the device's tracer, if there is one, from start to completion. */
 import type { Device } from "../native/device.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 import type { Group, Pending } from "./group.ts";
@@ -19,7 +19,7 @@ export function tracedGroup(group: Group, device: Device): Group {
 			},
 		};
 	};
-	/** A call that is over when it returns. */
+	/** Traces a synchronous call. */
 	const whole = <Result>(kind: string, bytes: number, call: () => Result): Result => {
 		let result: Result | undefined;
 		seen(kind, bytes, () => {

@@ -1,9 +1,9 @@
-/** The loss over a vocabulary that is cut over the ranks of a tensor-parallel group. */
+/** Cross-entropy over a vocabulary that is sharded over a tensor-parallel group. */
 import { CrossEntropyStatistics } from "../tensor/ops/cross-entropy.ts";
 import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { Group } from "./group.ts";
 
-/** Every shard's statistics, [tp, T] each, of this rank's [1, T]. */
+/** All-gathers the shards' statistics: [1, T] of each rank → [tp, T]. */
 export function gatherStatistics(own: CrossEntropyStatistics, tp: Group): CrossEntropyStatistics {
 	const gather = (part: Tensor) => {
 		const all = Tensor.empty(part.device, [tp.size, part.width], part.dtype as FloatDtype);

@@ -1,4 +1,4 @@
-/** All ranks of a run from the view of one of them: its number, and the groups it belongs to. */
+/** The ranks of a run as one of them sees it: its rank, the world size, and the groups that it creates. */
 import type { BackendName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
@@ -13,14 +13,14 @@ export class World implements Disposable {
 		readonly device: Device,
 		readonly rank: number,
 		readonly size: number,
-		/** null: a world of one process. */
+		/** null: a single process. */
 		private readonly run: Run | null,
-		/** Whether sums over ranks are made in the order of the ranks; NCCL's order depends on the place in the buffer. */
+		/** Whether reductions add in rank order. NCCL's order depends on the element's place in the buffer. */
 		readonly addsInRankOrder: boolean,
 		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
 	) {}
 
-	/** This process plays `rank` of a world of `size` whose other ranks are simulated: for planning. */
+	/** For planning: this process acts as `rank` of a world of `size` whose other ranks are simulated. */
 	static simulated(
 		device: Device,
 		rank: number,
@@ -30,12 +30,12 @@ export class World implements Disposable {
 		return new World(device, rank, size, null, true, imagine);
 	}
 
-	/** One process is the whole world. */
+	/** A world of this process alone. */
 	static alone(device: Device): World {
 		return new World(device, 0, 1, null, true);
 	}
 
-	/** This process becomes `rank` of a run. `backend`: how GPUs talk, the same at all ranks. */
+	/** Joins a run as `rank`. `backend`: transport between GPUs, equal on all ranks. */
 	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
 		run.join(rank);
 		run.setBackend(device, backend);
@@ -43,8 +43,8 @@ export class World implements Disposable {
 	}
 
 	/**
-	 * A group of the given global ranks, in this order. Its members call this, all their groups in the same order. Asked
-	 * for again, a name and set of ranks give the same group.
+	 * Creates a group of the given global ranks, in this order. Collective over its members, which create all their groups in one
+	 * order. The same name and ranks return the same group.
 	 */
 	async group(name: string, ranks: readonly number[]): Promise<Group> {
 		if (!ranks.includes(this.rank)) throw new RangeError(`Rank ${this.rank} is no member of ${name} [${ranks}].`);
@@ -60,17 +60,17 @@ export class World implements Disposable {
 		return seen;
 	}
 
-	/** A step is done. */
+	/** Reports that a step is done, for the watchdog. */
 	progress(step: number): void {
 		this.run?.progress(step);
 	}
 
-	/** Says that this rank has done all its work, so that its end does not count as a failure. */
+	/** Reports that this rank has finished, so that its exit is not taken for a failure. */
 	leave(): void {
 		this.run?.leave();
 	}
 
-	/** Closes the groups; the run itself is closed by its maker. */
+	/** Closes the groups. The run is closed by its creator. */
 	[Symbol.dispose](): void {
 		for (const { group } of this.#groups.values()) group[Symbol.dispose]();
 		this.#groups.clear();

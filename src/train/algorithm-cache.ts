@@ -1,7 +1,7 @@
 /**
- * Algorithms of cuBLASLt and cuDNN that were timed for later runs (docs/decisions/cuda.md, "Timed algorithms"). A run takes
- * the choices that its file has when it starts, the same at all ranks, and no others: the algorithms that it times are for the
- * runs after it, so that no result depends on a clock.
+ * A file of timed algorithm choices of cuBLASLt and cuDNN (docs/decisions/cuda.md, "Timed algorithms"). A run uses only the
+ * choices that the file holds when the run starts, equal on all ranks; algorithms timed during the run serve later runs, so that
+ * no result depends on a clock.
  */
 import { createHash } from "node:crypto";
 import { join } from "node:path";
@@ -14,7 +14,7 @@ import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { Group } from "../parallel/group.ts";
 import type { World } from "../parallel/world.ts";
 
-/** First line of a file, before what it was timed with. */
+/** First field of a file's first line; the environment follows. */
 const FORMAT = "mimo algorithms 1";
 
 export class AlgorithmCache {
@@ -28,9 +28,9 @@ export class AlgorithmCache {
 	) {}
 
 	/**
-	 * Reads the choices for this GPU and these libraries, and makes the device take them. Null where the configuration asks for
-	 * none, or on the CPU library, which has none. Every rank calls this; a rank that finds other choices than rank 0 throws a
-	 * UserError, as for a file that is not the user's own or is damaged.
+	 * Reads the choices for this GPU and these library versions and hands them to the device. Returns null if the configuration
+	 * wants heuristics, or on the CPU library, which has no choice. Collective over the world. Throws a UserError on a rank whose
+	 * choices differ from rank 0's, and for a file that another user can write or that is damaged.
 	 */
 	static async open(c: TrainingConfiguration, world: World): Promise<AlgorithmCache | null> {
 		const { device } = world;
@@ -46,14 +46,15 @@ export class AlgorithmCache {
 		return new AlgorithmCache(path, environment, lines, device, group, c.algorithmChoice === "timed");
 	}
 
-	/** Number of choices that the run takes. */
+	/** Number of choices that the run uses. */
 	get size(): number {
 		return this.lines.length;
 	}
 
 	/**
-	 * Times what the run had no choice for, and adds it to the file of each host: that of the lowest rank where several
-	 * timed the same. Every rank calls this when nothing else runs. Returns a sentence about it; null where nothing is to be timed.
+	 * Times the algorithms that the run had no choice for and adds them to each host's file; if several ranks timed the same
+	 * problem the lowest rank's choice is kept. Collective over the world, called when nothing else runs. Returns a sentence for
+	 * the user; null if the run does not time.
 	 */
 	keep(): string | null {
 		if (!this.times) return null;
@@ -68,7 +69,7 @@ export class AlgorithmCache {
 	}
 }
 
-/** Environment that a choice holds for: the GPU and the versions of CUDA, cuBLASLt and cuDNN, without their paths. */
+/** The environment in which a choice is valid: GPU name and versions of CUDA, cuBLASLt and cuDNN, without paths. */
 function environmentOf(device: Device): string {
 	const { name, threads } = device.describe();
 	const versions = device.library.versions.split("; ").filter((part) => !part.startsWith("NCCL"));
@@ -79,7 +80,7 @@ function digestOf(text: string): Buffer {
 	return createHash("sha256").update(text).digest().subarray(0, 8);
 }
 
-/** The lines of choices in a file; empty without the file. */
+/** The choices in a file, a line each; empty if the file does not exist. */
 function readChoices(path: string, environment: string): string[] {
 	const damaged = (): never => {
 		throw new UserError(`${path} holds no algorithms that this user's runs timed for ${environment}: remove it.`);
@@ -92,7 +93,7 @@ function readChoices(path: string, environment: string): string[] {
 	return lines.every((line) => /^[^\t]+\t[^\t]+(\t[^\t]*)*$/.test(line)) ? lines : damaged();
 }
 
-/** The first line for each thing that is chosen for. */
+/** Drops all but the first choice for each problem. */
 function mergeChoices(lines: readonly string[]): string[] {
 	const first = new Map<string, string>();
 	for (const line of lines) {

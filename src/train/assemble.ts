@@ -1,7 +1,7 @@
 /**
- * Assembles one rank of a run from the run's modules and their layout: the rank's parts of the modules, their groups,
- * the edges between them, the passes and the optimizer. The language model alone, both modules in one process, on the
- * same ranks or on ranks of their own differ in the topology alone.
+ * Builds one rank of a run: its parts of the modules, their process groups, the edges between modules and stages, the passes and
+ * the optimizer. Every setup (the language model alone, both modules in one process, colocated or disjoint grids) takes this one
+ * path and differs only in the topology.
  */
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
@@ -36,26 +36,26 @@ export interface Run extends Disposable {
 	/** This rank in the run, from 0. */
 	readonly rank: number;
 	readonly state: TrainingState;
-	/** Parts of the modules on this rank, or null, and their groups. */
+	/** This rank's part of each module, null on ranks without it, and the module's process groups. */
 	readonly language: HybridModel | null;
-	/** With the language model, where it has a frozen teacher, whose weights are to be loaded. */
+	/** The frozen teacher of the language model, whose weights the caller loads; null without one. */
 	readonly teacher: HybridModel | null;
-	/** The router of an elastic language model; null where this rank has no such model. */
+	/** The router of an elastic language model; null if the model is not elastic or not on this rank. */
 	readonly elastic: ElasticRouter | null;
 	readonly encoder: EncoderModule | null;
 	readonly groups: { readonly encoder: ModuleGroups | null; readonly language: ModuleGroups | null };
-	/** Draws the initial weights: the same whatever the layout. */
+	/** Draws the initial weights from `seed`; the layout does not change them. */
 	initialise(seed: number): void;
-	/** This rank's part of every tensor of its modules, buffers included. The receiver disposes them. */
+	/** This rank's part of every tensor of its modules, buffers included. The caller disposes them. */
 	logicalTensors(): Generator<LogicalTensor>;
-	/** Whether this rank's part of a tensor is the one that counts: of equal copies only one does. */
+	/** Whether this rank's copy of a tensor part is the one to save or sum; exactly one of equal copies is. */
 	counts(tensor: LogicalTensor): boolean;
 }
 
-/** The order of a step but for its microbatches. */
+/** A step's schedule, without the number of microbatches. */
 export type Order = RankPasses["parts"]["shape"];
 
-/** Every rank of the world calls this together. */
+/** Collective over the world. */
 export async function assemble(specification: RunSpecification, topology: Topology, world: World): Promise<Run> {
 	const everyone = await world.group(
 		"world",
@@ -137,7 +137,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	};
 }
 
-/** The router has a learning rate of its own. */
+/** The optimizer's options; the elastic router has its own learning-rate multiplier. */
 function optimizerOptions({ adam, elastic }: RunSpecification): AdamWOptions {
 	if (!elastic) return adam;
 	const { learningRateMultiplier } = elastic.config.router;
@@ -163,7 +163,7 @@ export function shapeOf(specification: RunSpecification, { language, colocated }
 	};
 }
 
-/** Of every block of every segment: whether its experts' rows travel between ranks. */
+/** [segment][block]: whether the block sends experts' rows to other ranks. */
 function exchangesOf(
 	{ language, segments = [wholeModel(language.pattern.length)] }: RunSpecification,
 	{ shape }: Grid,
@@ -212,10 +212,7 @@ function connected(edges: Map<number, Edge>): Map<number, Edge> {
 	return edges;
 }
 
-/**
- * One group for each direction, so that a row on its way forward and a gradient on its way back do not wait for each
- * other.
- */
+/** One group for each direction, so that rows sent forward and gradients sent back do not wait for each other. */
 async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<EdgeOptions["groups"]> {
 	const ranks = ranksOf(layout);
 	if (ranks.length === 1) return null;
@@ -223,7 +220,7 @@ async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<E
 	return { forward: await make("forward"), backward: await make("backward") };
 }
 
-/** Ranks with a head hold the losses; of those that hold the same, the first tensor-parallel one counts. */
+/** Whether this rank counts the losses: of the ranks with the output layer, the first of each tensor-parallel group. */
 function ownsLoss({ module, groups }: HeldModule<HybridModel>): boolean {
 	return groups.model.tp.rank === 0 && module.stages.some(({ segment }) => segment.hasHead);
 }
@@ -238,7 +235,7 @@ function participationOf(
 		policy: wanted.policy,
 		ranks: topology.encoder.lanes,
 		replica: encoder?.replica ?? null,
-		// Tensor-parallel ranks see the same images.
+		// Tensor-parallel ranks see the same images, so one of them votes.
 		votes: encoder?.groups.model.tp.rank === 0 ? sawImages : () => 0,
 	};
 }
@@ -255,13 +252,13 @@ function countsTensor(
 	return firstCopyCounts({ ...replicas, tensor: model.tp })(tensor);
 }
 
-/** The ranks that decode with this one. */
+/** The groups over which this rank decodes. */
 export function decodingRanks({ state, rank }: Run): { readonly group: Group; readonly stages: Group } {
 	const alone = groupOfOne("no language model", rank);
 	return { group: state.language?.routers ?? alone, stages: state.language?.stages ?? alone };
 }
 
-/** Whether this rank prints and logs: the last one, as in Megatron. */
+/** Whether this rank prints and writes logs: the last rank, as in Megatron. */
 export function reports({ topology, rank }: Pick<Run, "topology" | "rank">): boolean {
 	return rank === topology.worldSize - 1;
 }

@@ -1,4 +1,4 @@
-/** A teacher beside the model that trains: a frozen one, or the model itself at full size (docs/spec/elastic.md §11). */
+/** The teacher of a distilled model: a frozen model, or an elastic parent's own unmasked weights (docs/spec/elastic.md §11). */
 
 import type { Sampled } from "../elastic/router/router.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
@@ -13,29 +13,31 @@ import { Tape } from "../tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
 
 export interface DistillationOptions {
-	/** A frozen model of the same sizes, or the elastic model's own weights of the step, without masks. */
+	/** frozen: another model of the same sizes. self: the elastic model's own weights of this step, without masks. */
 	readonly teacher: "frozen" | "self";
 	readonly temperature: number;
-	/** Weight of the divergence; the language model's loss has the rest. */
+	/** Weight α of the divergence from the teacher; the language model loss has weight 1 − α. */
 	readonly alpha: number;
 }
 
 export interface Teacher extends DistillationOptions {
-	/** Cut as the student is, or the student. */
+	/** Sharded as the student is; with self-distillation the student itself. */
 	readonly model: HybridModel;
 }
 
-/** Whether a microbatch learns from the teacher: the model that is its own teacher learns from labels at its own size. */
+/**
+ * Whether a microbatch is distilled. With self-distillation a microbatch at the parent's own size is not: it is its own teacher.
+ */
 export function teaches({ teacher }: DistillationOptions, elastic: Sampled | null): boolean {
 	return teacher === "frozen" || (elastic !== null && !elastic.draw.budget.parent);
 }
 
-/** Tokens whose teacher logits are in memory at once. */
+/** Number of tokens whose teacher logits are in memory at once. */
 const tokensAtOnce = 1024;
 
 /**
- * The teacher's hidden states_(T/tp)H behind its stage of a number, at full size; of the last stage the normed ones of all
- * tokens, u_TH. `entered`: those of the stage before. `input` for its own tape.
+ * The teacher's hidden states_(T/tp)H after stage `stage`, at full size; on the last stage normed and gathered to all tokens,
+ * u_TH. `entered`: the stage's input from the stage before. `input`: on the teacher's own tape.
  */
 export function teacherHidden(
 	{ model }: Teacher,
@@ -50,7 +52,7 @@ export function teacherHidden(
 	return gatherSequence(tape, normed, model.parallel.tp);
 }
 
-/** The divergence_T of the student's logits_T(V/tp) from the teacher's of its hidden states. */
+/** KL divergence_T of the student's logits_T(V/tp) from the teacher's, whose logits are computed from its hidden states. */
 export function distillationLoss(tape: Tape, teacher: Teacher, hidden: Tensor, logits: Tensor): Tensor {
 	const { model, temperature } = teacher;
 	const { tp } = model.parallel;

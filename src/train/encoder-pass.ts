@@ -1,4 +1,6 @@
-/** One microbatch through the encoder: forward on its own tape → rows, kept until their gradient has come back. */
+/**
+ * One microbatch's pass through the encoder. It runs on a tape of its own, which is kept until the gradient of its rows arrives.
+ */
 import type { ImageSet, PlacedImages } from "../data/images.ts";
 import { outputRows, patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
@@ -10,26 +12,29 @@ import { Tape, type WeightGradients } from "../tensor/tape.ts";
 import { cast, Tensor } from "../tensor/tensor.ts";
 import type { EncoderBalance } from "./encoder-balance.ts";
 
-/** Arguments of a pass beside its images. */
+/** Options of an encoder pass. */
 export interface EncoderPassOptions {
-	/** Key of this step's random crops. */
+	/** Philox key of this step's random crops. */
 	readonly cropKey: number;
-	/** Whether gradients will come. */
+	/** Whether a backward pass follows. */
 	readonly training: boolean;
 	readonly observe?: RadioObserver | undefined;
-	/** Features that a frozen tower made ahead of time; the pass takes them over. */
+	/** Features that the frozen tower has computed ahead of time; the pass takes ownership. */
 	readonly features?: EncodedFeatures | null;
-	/** Lanes encode other images than they have read; absent or null: this one encodes its own. */
+	/**
+	 * The assignment of images to lanes under --encoder-balance cost; absent or null: this lane encodes the images that it has
+	 * read.
+	 */
 	readonly deal?: EncoderBalance | null;
 	readonly onGradient?: (parameter: Parameter) => void;
 }
 
-/** Patches of all images on the device, [Σ rows · columns, 3p²] in the encoder's type. */
+/** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the encoder's dtype. */
 export function patchTensor({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
 	const { dtype } = tower;
 	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
 	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
-	// On a library that only counts there are no pixels: the tensor's size is all that is needed.
+	// A counting device has no values, and the data set no pixels: only the size matters.
 	const wide = Tensor.empty(device, shape, "f32", "data");
 	if (dtype === "f32") return wide;
 	using _wide = wide;
@@ -38,7 +43,7 @@ export function patchTensor({ device, config: { tower } }: EncoderModule, { patc
 
 export class EncoderPass implements Pass {
 	readonly #tape: Tape;
-	/** All image rows, [Σ, H]. */
+	/** Encoded rows of all images, [Σ rows, H]. */
 	readonly output: Rows;
 
 	/** Runs the encoder forward. */
@@ -60,7 +65,7 @@ export class EncoderPass implements Pass {
 		}
 	}
 
-	/** Rows of `images`, in their order. */
+	/** Encodes `images`; rows in their order. */
 	#encode(images: PlacedImages): Tensor {
 		const { encoder, options } = this;
 		const { observe, cropKey, features, deal } = options;
@@ -76,12 +81,12 @@ export class EncoderPass implements Pass {
 		return deal.returnRows(this.#tape, encoded);
 	}
 
-	/** Without images there is a way back all the same: every rank goes it. */
+	/** True without images too: the backward pass is a collective of all ranks. */
 	get returns(): boolean {
 		return this.options.training;
 	}
 
-	/** Done at once: the constructor has run the forward pass. */
+	/** Always true: the constructor has run the whole forward pass. */
 	forward(): boolean {
 		return true;
 	}
@@ -104,7 +109,7 @@ export class EncoderPass implements Pass {
 	}
 }
 
-/** Rows of every sample from those of every image. */
+/** Sums the rows of each sample's images. */
 function rowsOfSamples({ imagesPerSample }: ImageSet, rowsPerImage: readonly number[]): number[] {
 	let image = 0;
 	const rows = imagesPerSample.map((count) => {

@@ -1,19 +1,19 @@
-/** The loss without training: dropout is off, routers do not count. */
+/** Evaluation: losses without dropout, and without counting tokens in routers. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { type DrawnBudget, withoutNoise } from "../elastic/router/network.ts";
 import { isTrainingOnlyLoss, Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
 import type { TrainingState } from "./step.ts";
 
-/** The part of a training's state that evaluation needs. */
+/** The part of the training state that an evaluation uses. */
 export type EvaluationState = Pick<
 	TrainingState,
 	"world" | "passes" | "lossOwner" | "lossNames" | "scalars" | "elastic"
 >;
 
 /**
- * Means of every loss over the microbatches of every rank; all call this together. `budget`: of an elastic model, whose router
- * then takes the likeliest sizes; default: the parent.
+ * Mean of every loss over the microbatches of all ranks. Collective over the world. `budget`: evaluates the submodel that the
+ * elastic router chooses for it, without noise; default: the parent.
  */
 export function evaluate(
 	{ scalars, world, passes, lossOwner, lossNames, elastic }: EvaluationState,
@@ -30,15 +30,18 @@ export function evaluate(
 	return { losses: meansOf(totals), tokens: totals.get(languageModelLoss)!.tokens };
 }
 
-/** The models that evaluations look at: the whole one, and submodels. */
+/** The models that an evaluation runs. */
 export interface EvaluatedBudgets {
-	/** The model as it is. */
+	/** Whether the model itself, an elastic model's parent, is evaluated. */
 	readonly parent: boolean;
-	/** Budgets of an elastic model that are evaluated too. */
+	/** Budgets of an elastic model whose submodels are evaluated. */
 	readonly budgets: readonly DrawnBudget[];
 }
 
-/** Losses of the model as it is, or else of the first budget, and the language model's of every budget by its value. */
+/**
+ * All losses of the model itself, or of the first budget if that is not evaluated, and the language model loss of every budget
+ * under its name.
+ */
 export function evaluateBudgets(
 	state: EvaluationState,
 	microbatches: readonly ImageTextMicrobatch[],

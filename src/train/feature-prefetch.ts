@@ -1,21 +1,21 @@
 /**
- * Features of a frozen tower made ahead of time (docs/spec/runtime.md §9): where an encoder rank would wait for
- * gradients, it runs the tower on microbatches that are still to come, of this step and of the next. The projector,
- * which trains, stays in its place in the schedule. Values are the same bit for bit: a frozen tower does not change.
+ * Runs a frozen tower ahead of time (--mimo-encoder-prefetch, docs/spec/runtime.md §9): while an encoder rank would wait for
+ * gradients it encodes later microbatches of this step and the next. The projector trains, so it stays in its place in the
+ * schedule. Results are equal bit for bit, since a frozen tower does not change.
  */
 import type { ImageSet } from "../data/images.ts";
 import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
 import { patchTensor } from "./encoder-pass.ts";
 
 export interface PrefetchOptions {
-	/** Microbatches whose features are kept ready at most. */
+	/** Largest number of microbatches whose features are kept. */
 	readonly depth: number;
-	/** Called with lines that say how long encoding took and how much was ready; null: no lines. */
+	/** Called with lines about encoding times and the number of features ready; null: not called. */
 	readonly debug: ((line: string) => void) | null;
 }
 
 export class FeaturePrefetch implements Disposable {
-	/** Announced and not encoded yet, in order. */
+	/** Announced microbatches that are not encoded yet, in order. */
 	readonly #coming: ImageSet[] = [];
 	readonly #ready = new Map<ImageSet, EncodedFeatures>();
 	#taken = 0;
@@ -26,7 +26,7 @@ export class FeaturePrefetch implements Disposable {
 		private readonly options: PrefetchOptions,
 	) {}
 
-	/** Microbatches that will be taken next, in order; those that were announced before are known. */
+	/** Announces the microbatches to be taken next, in order; those announced before are skipped. */
 	announce(microbatches: readonly ImageSet[]): void {
 		for (const images of microbatches) {
 			if (images.grids.length === 0 || this.#ready.has(images) || this.#coming.includes(images)) continue;
@@ -34,7 +34,7 @@ export class FeaturePrefetch implements Disposable {
 		}
 	}
 
-	/** Features of a microbatch with images; the receiver disposes them. */
+	/** Features of a microbatch with images, encoded now if they are not ready; the caller disposes them. */
 	take(images: ImageSet): EncodedFeatures {
 		const { depth, debug } = this.options;
 		debug?.(`consumer batch=${this.#taken++} ready_at_request=${this.#ready.size}/${depth}`);
@@ -48,7 +48,7 @@ export class FeaturePrefetch implements Disposable {
 		return this.#encode(images);
 	}
 
-	/** Encodes until `depth` microbatches are ready. */
+	/** Encodes announced microbatches until `depth` are ready. */
 	fill(): void {
 		while (this.#ready.size < this.options.depth) {
 			const images = this.#coming.shift();

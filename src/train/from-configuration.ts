@@ -1,4 +1,4 @@
-/** The specification of the run that a training configuration describes. */
+/** RunSpecification of a training configuration. */
 import { hasEncoder, plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ElasticConfig } from "../elastic/config.ts";
@@ -50,20 +50,23 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 	};
 }
 
-/** A frozen language model keeps its routers' expert bias too, which Megatron goes on to update. */
+/**
+ * The language model's configuration. With --freeze-lm the routers' expert bias stays fixed too, unlike in Megatron, which goes
+ * on updating it.
+ */
 function languageConfig(c: TrainingConfiguration): HybridConfig {
 	const config = hybridConfig(c);
 	return c.freezeLm ? { ...config, moe: { ...config.moe, biasUpdateRate: 0 } } : config;
 }
 
-/** The elastic model of a configuration; null: it has none. Throws a UserError that names the key that is wrong. */
+/** The elastic model of a configuration; null if it has none. Throws a UserError that names the wrong key. */
 export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
-	// Commands that do not train have no length.
+	// Commands that do not train have no number of iterations.
 	const trains = c.trainIters !== null || c.trainSamples !== null;
 	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
 }
 
-/** The teacher of a configuration's model; null: it learns from labels alone. */
+/** The distillation options of a configuration; null: the model learns from labels alone. */
 export function distillationOf(c: TrainingConfiguration): DistillationOptions | null {
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";
@@ -75,13 +78,13 @@ function momentsOf(c: TrainingConfiguration): Moments {
 	return { expAvg: dtypes[c.expAvgDtype], expAvgSq: dtypes[c.expAvgSqDtype] };
 }
 
-/** The modules whose weights stay as they are: all but the router with freeze-model. */
+/** The frozen modules; with --freeze-model everything but the elastic router. */
 export function frozenOf(c: TrainingConfiguration): RunSpecification["frozen"] {
 	const { freezeModel: all } = c;
 	return { tower: c.freezeVit || all, projector: c.freezeProjection || all, language: c.freezeLm || all };
 }
 
-/** Budgets that evaluations look at, and whether the model as it is comes first. */
+/** The budgets that evaluations run, and whether they run the model itself first. */
 export function evaluatedBudgets(c: TrainingConfiguration): EvaluatedBudgets {
 	const elastic = elasticOf(c);
 	if (elastic === null) return { parent: true, budgets: [] };
@@ -90,17 +93,17 @@ export function evaluatedBudgets(c: TrainingConfiguration): EvaluatedBudgets {
 	return { parent: !c.isFlexEval, budgets: values.map((value) => ({ value, parent: isParent(value) })) };
 }
 
-/** A configuration's run on this rank. Every rank of the world calls this together. */
+/** Builds a configuration's run on this rank. Collective over the world. */
 export async function openRun(c: TrainingConfiguration, world: World): Promise<Run> {
 	return await assemble(specificationOf(c, world.rank), topologyOf(c), world);
 }
 
-/** The configured turns of passes; null: a pass after the other. */
+/** Options of combined 1F1B (--overlap-moe-expert-parallel-comm); null: off. */
 export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: boolean } | null {
 	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
 }
 
-/** The configured way of experts' rows to other ranks. */
+/** The token dispatcher of --moe-token-dispatcher-type. */
 export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
 	const { moeTokenDispatcherType: type } = c;
 	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;

@@ -1,16 +1,16 @@
 /**
- * Sizes of gradient buckets, and whether they are reduced while backward runs, by the configuration
- * (docs/spec/runtime.md §3.6).
+ * Gradient bucketing by the configuration: bucket sizes, and whether reductions overlap with backward (docs/spec/runtime.md
+ * §3.6).
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { BucketSize } from "../parallel/parameter-set.ts";
 
-/** Elements of a bucket by Megatron's rule, for `replicas` ranks that share a module's gradients. */
+/** Megatron's default bucket size in elements, for `replicas` data-parallel ranks. */
 function usualElements(replicas: number): number {
 	return Math.max(40e6, 1e6 * replicas);
 }
 
-/** Buckets of a module whose reduction overlaps with backward; null: gradients are reduced afterwards, in one piece. */
+/** Buckets of a module whose reductions overlap with backward; null: gradients are reduced after backward, in one piece. */
 export function gradientBuckets(
 	c: Pick<TrainingConfiguration, "ddpBucketSize" | "ddpNumBuckets" | "encoderDdpOverlap" | "overlapGradReduce">,
 	module: "encoder" | "language",

@@ -1,11 +1,11 @@
-/** Cross-entropy of a language model whose vocabulary may be cut over ranks. */
+/** Cross-entropy of a language model whose vocabulary may be sharded over tensor-parallel ranks. */
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { gatherStatistics } from "../parallel/vocabulary-parallel.ts";
 import { type CrossEntropyStatistics, crossEntropy } from "../tensor/ops/cross-entropy.ts";
 import type { Tape } from "../tensor/tape.ts";
 import type { Tensor } from "../tensor/tensor.ts";
 
-/** logits_T(V/tp), labels_T → loss_T of every token, the same on every tensor-parallel rank. */
+/** logits_T(V/tp), labels_T → loss_T of each token, equal on all tensor-parallel ranks. */
 export function tokenLoss(tape: Tape, model: HybridModel, logits: Tensor, labels: Tensor): Tensor {
 	const { tp } = model.parallel;
 	return crossEntropy(tape, logits, labels, {

@@ -1,4 +1,4 @@
-/** One microbatch through a stage of the language model: rows or hidden states in, hidden states or a loss out. */
+/** One microbatch's pass through a stage of the language model: image rows or hidden states in, hidden states or a loss out. */
 
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
@@ -27,45 +27,45 @@ import {
 } from "./losses.ts";
 import { forEachMtpDepth } from "./mtp-loss.ts";
 
-/** Arguments of a pass beside its microbatch. */
+/** Options of a language model pass. */
 export interface LanguagePassOptions {
 	/** null: text alone. */
 	readonly imageTokenId: number | null;
-	/** The microbatch's sample of an elastic model; null: the model as it is. */
+	/** The microbatch's sampled submodel of an elastic model; null: the model itself. */
 	readonly elastic: Sampled | null;
-	/** Draws the microbatch's logits to its own; null: it learns from labels alone. */
+	/** The teacher to distil from; null: the microbatch learns from labels alone. */
 	readonly teacher: Teacher | null;
-	/** Name of the microbatch in messages, such as "microbatch 3". */
+	/** Names the microbatch in messages, such as "microbatch 3". */
 	readonly name: string;
-	/** Key of the step's dropout masks. */
+	/** Philox key of the step's dropout masks. */
 	readonly dropoutKey: number;
-	/** The microbatch's tokens among those of the step's global batch. */
+	/** Indices of the microbatch's tokens in the step's global batch. */
 	readonly tokens: TokenSlice;
-	/** Whether it goes backward; if not, dropout is off and routers do not count. */
+	/** Whether a backward pass follows; without one dropout is off and routers do not count tokens. */
 	readonly training: boolean;
-	/** Whether the gradient of what enters is wanted. */
+	/** Whether the gradient of the pass's input is wanted. */
 	readonly wantsGradient: boolean;
-	/** Called when every gradient of a parameter from this pass is added. */
+	/** Called when the pass has added its last contribution to a parameter's gradient. */
 	readonly onGradient?: (parameter: Parameter) => void;
-	/** Observes the model's values and "per_token_loss". */
+	/** Called with the model's activations, and with "per_token_loss". */
 	readonly observe?: Observer | undefined;
 }
 
 export class LanguagePass implements Pass {
 	readonly #tape: Tape;
 	readonly #owned: Disposable[] = [];
-	/** Gradient of the rows that enter; null: the gradient is not wanted. */
+	/** Gradient of the input rows; null: not wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
-	/** Losses of every token, and the weight of a token's loss as its gradient; empty where the stage has no head. */
+	/** Losses of each token, and their gradients; empty on a stage without the output layer. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
 	readonly #nodes: Nodes<void>;
-	/** Number of the tape's segments at the end of every node. */
+	/** Number of tape segments at the end of each node. */
 	readonly #ends: number[] = [];
 
 	/**
-	 * `entered` (taken over): image rows of the first stage, or the stage before's hidden states. Going forward adds to `losses`.
-	 * Image rows that do not match the image tokens are a UserError that names the sample.
+	 * `entered` (taken over): image rows for the first stage, the stage before's hidden states for others. The forward pass adds
+	 * to `losses`. Throws a UserError that names the sample if image rows and image tokens differ in number.
 	 */
 	constructor(
 		readonly model: HybridModel,
@@ -133,7 +133,7 @@ export class LanguagePass implements Pass {
 		if (losses.names.includes(kind)) losses.add(loss, input.mask, kind);
 	}
 
-	/** The loss_T of every token from normed hidden states; `gradient`: weight of each token's loss. */
+	/** Computes and records loss_T from normed hidden states. `gradient`: the weight of each token's loss. */
 	#loss(normed: Tensor, labels: Tensor, gradient: Tensor, observe?: Observer): Tensor {
 		using logits = this.stage.logits(this.#tape, normed, observe);
 		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));
@@ -141,7 +141,7 @@ export class LanguagePass implements Pass {
 		return loss;
 	}
 
-	/** The teacher's hidden states, of the same image rows or of what its stage before has sent. */
+	/** Runs the teacher's stage on the same image rows, or on the hidden states that the teacher's stage before has sent. */
 	#teach(teacher: Teacher, plain: ForwardInput, entered: Rows | null, matrix: SparseMatrix | null): Tensor {
 		const { tp } = this.model.parallel;
 		const input = (tape: Tape): ForwardInput => ({
@@ -153,7 +153,7 @@ export class LanguagePass implements Pass {
 		return teacherHidden(teacher, this.model.stages.indexOf(this.stage), input, entered?.beside ?? null);
 	}
 
-	/** The language model's loss_T, whose weight is the teacher's rest 1 − α, beside the divergence from the teacher, of weight α. */
+	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α. */
 	#taughtLoss(teacher: Teacher, taught: Tensor, normed: Tensor, input: DeviceInput, losses: Losses): Tensor {
 		const { alpha } = teacher;
 		using logits = this.stage.logits(this.#tape, normed, this.options.observe);
@@ -162,7 +162,7 @@ export class LanguagePass implements Pass {
 			axpby(input.mask, gradient, weight, 0);
 			return gradient;
 		};
-		// A loss without a gradient is computed on a tape that records nothing.
+		// At α = 1 the language model loss is only logged, so its tape records nothing.
 		const own = alpha < 1 ? this.#tape : new Tape(this.model.device, { recording: false });
 		const loss = this.#own(tokenLoss(own, this.model, logits, input.labels));
 		if (alpha < 1) this.#losses.push({ loss, gradient: weighted(1 - alpha) });
@@ -174,7 +174,7 @@ export class LanguagePass implements Pass {
 		return loss;
 	}
 
-	/** A leaf of this tape: the module that sent the rows continues the backward pass from its gradient. */
+	/** A leaf of this tape; the sender's backward pass continues from its gradient. */
 	#leaf(rows: Tensor): Tensor {
 		const { training, wantsGradient } = this.options;
 		if (training && wantsGradient) {
@@ -197,12 +197,12 @@ export class LanguagePass implements Pass {
 		if (node === undefined) this.#tape.backward(weightGradients);
 		else for (const segment of this.#segments(node).reverse()) this.#tape.backwardSegment(segment, weightGradients);
 		if (node !== undefined && node > 0) return "more";
-		// Late weight gradients hold what they read themselves.
+		// Late weight gradients keep what they read alive themselves.
 		this.#release();
 		return this.#slot?.take() ?? null;
 	}
 
-	/** Gives the outputs their gradients. */
+	/** Seeds the backward pass: sets the gradients of the outputs. */
 	#begin(gradient: Tensor | null): void {
 		for (const { loss, gradient: own } of this.#losses) loss.gradient?.accumulate(own.share());
 		const slot = this.#output?.rows.gradient;

@@ -1,6 +1,6 @@
 /**
- * Listeners are called between the steps of a training and may end it: checkpoints, exits, tracing. Every rank has the
- * same listeners and calls them in the same order, so that they may communicate.
+ * Callbacks between the steps of a training, which may end it: checkpoints, exit conditions, profiling. Every rank has the same
+ * listeners and calls them in the same order, so they may communicate.
  */
 import type { StepResult } from "./step.ts";
 
@@ -10,13 +10,13 @@ export interface Progress {
 	readonly iteration: number;
 	/** Samples consumed, skipped updates included. */
 	readonly consumedSamples: number;
-	/** Samples of successful updates, which learning rate and weight decay follow. */
+	/** Samples of steps that updated the weights, by which learning rate and weight decay are scheduled. */
 	readonly scheduledSamples: number;
 	/** Samples consumed by evaluations. */
 	readonly consumedValidSamples: number;
 }
 
-/** The beginning of a training. */
+/** Progress of a training that has not started. */
 export const atTheStart: Progress = {
 	iteration: 0,
 	consumedSamples: 0,
@@ -25,44 +25,44 @@ export const atTheStart: Progress = {
 };
 
 export interface StepEvent {
-	/** After the step. */
+	/** Progress after the step. */
 	readonly progress: Progress;
 	readonly result: StepResult;
 	readonly learningRate: number;
 	/** Learning rate of the next step. */
 	readonly nextLearningRate: number;
 	readonly weightDecay: number;
-	/** Wall clock of the step, its data included. */
+	/** Wall-clock seconds of the step, reading its data included. */
 	readonly seconds: number;
 }
 
-/** A wish to end the training. All ranks must have the same at the same step. */
+/** A request to end the training. All ranks must return the same at the same step. */
 export interface Stop {
 	/** Exit code; 0 where the training ends as asked. */
 	readonly exitCode: number;
 	/** A sentence for the user. */
 	readonly reason: string;
-	/** Whether a batch system is to be asked to start the job again. */
+	/** Whether the batch system is asked to requeue the job. */
 	readonly requeue?: boolean;
 }
 
 export interface Listener {
-	/** `iteration`, from 1, is about to begin. */
+	/** Before step `iteration`, counted from 1. */
 	beforeStep?(iteration: number): void | Promise<void>;
 	/**
-	 * Called between a step's gradients and its update, where all ranks meet anyway: ranks that agree on something here
-	 * do not wait for a module whose update takes longer.
+	 * Between a step's gradients and its update. All ranks synchronise there anyway, so a collective here does not wait for a
+	 * module with a longer update.
 	 */
 	beforeUpdate?(): void | Promise<void>;
-	/** After a step and its log line, before the evaluation it may be due for. */
+	/** After a step and its log line, before an evaluation. */
 	afterStep?(event: StepEvent): void | Promise<void>;
-	/** After an evaluation of a step, over the same samples on every rank; null where it comes after the training. */
+	/** After an evaluation, with its mean loss; `iteration` null: the final evaluation, after the training. */
 	afterEvaluation?(loss: number, iteration: number | null): void | Promise<void>;
-	/** Between two steps, after the evaluation that the first may have been due for. */
+	/** Between two steps, after an evaluation. */
 	// biome-ignore lint/suspicious/noConfusingVoidType: listeners that do not end a training return nothing.
 	betweenSteps?(progress: Progress): Stop | void | Promise<Stop | void>;
-	/** After the last step, whether it was the planned one or a stop, before the last evaluation. */
+	/** After the last step, planned or not, before the final evaluation. */
 	afterTraining?(progress: Progress): void | Promise<void>;
-	/** Called when the run ends, in whatever way. */
+	/** When the run ends, for whatever reason. */
 	close?(): void | Promise<void>;
 }

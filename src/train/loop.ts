@@ -1,4 +1,4 @@
-/** The training loop: schedule → data → step → log, with listeners and evaluations in between. */
+/** The training loop: schedules → data → step → log, with listeners and evaluations between steps. */
 import { plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
@@ -31,22 +31,22 @@ import { type StepGradients, takeGradients, update } from "./step.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;
-	/** Steps of this process. */
+	/** Steps that this process has run. */
 	readonly steps: number;
 	readonly firstLoss: number;
 	readonly lastLoss: number;
 	readonly tokens: number;
-	/** Seconds of the steps alone. */
+	/** Seconds spent in steps, without evaluations and saves. */
 	readonly seconds: number;
-	/** Held-out loss of a token at the end; null without validation data, and after a stop. */
+	/** Mean loss of a held-out token after the training; null without validation data, or if the training was stopped. */
 	readonly heldOutLoss: number | null;
-	/** Of an elastic model, on ranks that have it: the masked parent at every budget. */
+	/** Final evaluation of an elastic model's submodel at each budget; empty on ranks without the model. */
 	readonly heldOutBudgets: readonly BudgetRecord[];
-	/** Why the training ended before its last step; null: it did not. */
+	/** Why the training ended before its last step; null: it reached the last step. */
 	readonly stop: Stop | null;
 }
 
-/** Arguments of the loop beside the configuration and this rank's modules. */
+/** What the loop needs beside the configuration and the run. */
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;
@@ -54,7 +54,7 @@ export interface LoopParts {
 	readonly observer: Observer;
 	readonly records: RunRecords;
 	readonly listeners: readonly Listener[];
-	/** Progress at which the loop begins. */
+	/** Progress to start from. */
 	readonly start: Progress;
 	readonly schedules: Schedules;
 }
@@ -100,7 +100,7 @@ export async function trainingLoop(
 		const { interrupted, news } = await agree(run, interrupts, leftOut.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
 		const result = update(run.state, input, gradients, watch);
-		// A GPU works on the optimizer meanwhile.
+		// Read while the GPU still works on the optimizer step.
 		metrics.clock.enter("data");
 		timing?.timers.start("batch-generator");
 		if (!interrupted) await batches.readAhead(iteration);
@@ -179,12 +179,12 @@ export async function trainingLoop(
 	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, heldOutBudgets, stop };
 }
 
-/** The submodels that the router would choose now, with the losses of an evaluation. */
+/** The submodels that the router now chooses for each budget, with their losses in an evaluation. */
 function familyOf(router: ElasticRouter, losses: Readonly<Record<string, number>>) {
 	return budgetRecords({ config: router.config, weights: router.weights() }, router.model.config, losses);
 }
 
-/** Whether a person has interrupted any rank, and whether any has news of samples left out. */
+/** Agrees over all ranks on whether any was interrupted (SIGINT), and whether any has new skipped samples to report. */
 async function agree(
 	{ state: { world } }: Run,
 	interrupts: ExitSignals,
@@ -195,7 +195,7 @@ async function agree(
 	return { interrupted: everyone.some(([asked]) => asked === 1), news: everyone.some(([, news]) => news === 1) };
 }
 
-/** Index of this lane's first token among those of a step's global batch; dropout follows it. */
+/** Index of this lane's first token in a step's global batch, by which dropout masks are drawn. */
 function firstTokenOf(c: TrainingConfiguration, { topology, rank }: Run): number {
 	const { textLane, laneCount } = dataPlaceOf(topology, rank);
 	return (((textLane ?? 0) * c.globalBatchSize) / laneCount) * c.seqLength;
@@ -205,7 +205,7 @@ function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {
 	return microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 }
 
-/** Means of every loss: of the model as it is, and of an elastic one at its budgets. */
+/** Mean of every loss, of the model and of an elastic model's submodels. */
 async function evaluateOn(
 	c: TrainingConfiguration,
 	run: Run,

@@ -1,4 +1,4 @@
-/** Names of a run's losses, Megatron's. */
+/** Names of a run's losses, as Megatron logs them. */
 
 import type { ElasticConfig } from "../elastic/config.ts";
 import { parentBudget } from "../elastic/router/budget-loss.ts";
@@ -12,7 +12,7 @@ import {
 } from "./losses.ts";
 import { depthLoss } from "./mtp-loss.ts";
 
-/** The next token's first, then every depth's; then those of a teacher and of an elastic model. */
+/** In logging order: next-token loss, MTP depths, distillation, elastic budgets. */
 export function lossNames(model: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {
 	const depths = Array.from({ length: model.prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
 	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];

@@ -1,64 +1,64 @@
-/** Sums of token losses and numbers of loss tokens over the microbatches of a step, by name, kept on the device. */
+/** Accumulates token losses and loss tokens by name over a step's microbatches, on the device. */
 import type { Microbatch } from "../data/microbatch.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
-/** The loss that a training minimises, and whose tokens gradients are divided by. */
+/** The loss that training minimises; gradients are divided by its number of tokens. */
 export const languageModelLoss = "lm loss";
 
-/** Of an elastic model: a token's distance from its microbatch's budget (docs/spec/elastic.md §8, §12). */
+/** Elastic models: a sampled submodel's distance from its budget (docs/spec/elastic.md §8, §12). */
 export const budgetLossName = "budget loss";
-/** A token's divergence from the teacher (docs/spec/elastic.md §11). */
+/** KL divergence of a token's distribution from the teacher's (docs/spec/elastic.md §11). */
 export const distillationLossName = "logits distillation loss";
-/** Name of the divergence from the teacher of the microbatches at a budget. */
+/** Name of the distillation loss over the microbatches at one budget. */
 export function distillationLossOf(budget: number): string {
 	return `${distillationLossName} ${budget.toFixed(3)}`;
 }
-/** The language model's loss of microbatches at the parent's budget, and at any other. */
+/** Names of the language model loss over microbatches at the parent's budget, and at all other budgets. */
 export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
 
-/** Whether evaluations leave the loss out. */
+/** Whether a loss is computed in training only. */
 export function isTrainingOnlyLoss(name: string): boolean {
 	return name === budgetLossName || isBudgetLoss(name);
 }
 
-/** Whether a step may have no microbatch that the loss is of. */
+/** Whether a loss is over microbatches of certain budgets only, so that a step may have none. */
 export function isBudgetLoss(name: string): boolean {
 	return Object.values<string>(elasticLosses).includes(name) || name.startsWith(distillationLossName);
 }
 
-/** The ranks that together compute a module's losses. */
+/** The ranks that compute a module's losses. */
 export interface LossOwner {
 	/** All ranks of the module. */
 	readonly group: Group;
-	/** Whether this rank's losses count: of ranks that hold the same tokens' losses only one does. */
+	/** Whether this rank adds its losses to the totals: of ranks that hold the same tokens' losses exactly one does. */
 	readonly counts: boolean;
 }
 
-/** The sum of the loss weights of all tokens of a microbatch. */
+/** Σ loss mask of a microbatch. */
 export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
 	return lossMask.reduce((sum, weight) => sum + weight, 0);
 }
 
-/** Σ loss and Σ mask over all that count. */
+/** Σ mask · loss and Σ mask, over the ranks that count. */
 export interface LossTotal {
 	readonly sum: number;
 	readonly tokens: number;
 }
 
-/** The mean of every loss by name. */
+/** Mean of each loss. */
 export function meansOf(totals: ReadonlyMap<string, LossTotal>): Record<string, number> {
 	return Object.fromEntries([...totals].map(([name, { sum, tokens }]) => [name, tokens === 0 ? 0 : sum / tokens]));
 }
 
 export class Losses implements Disposable {
-	/** Σ loss, Σ mask of every name; f64 [2 · names]. */
+	/** Σ mask · loss and Σ mask of each name, f64 [2 · names]. */
 	readonly #totals: Tensor;
 
 	constructor(
 		readonly device: Device,
-		/** null: this rank's modules have no loss. */
+		/** null: no module on this rank has a loss. */
 		readonly owner: LossOwner | null,
 		/** Names of the losses, equal on every rank. */
 		readonly names: readonly string[] = [languageModelLoss],
@@ -75,7 +75,7 @@ export class Losses implements Disposable {
 		this.device.run("masked_sum", { x: loss, mask, sum, count, elements: loss.elements });
 	}
 
-	/** Adds a loss that all tokens of a microbatch share; nothing where no loss has that name. */
+	/** Adds a loss that is equal for all tokens of a microbatch; ignored if no loss has the name. */
 	addShared(value: number, tokens: number, name: string): void {
 		if (!this.names.includes(name)) return;
 		using loss = Tensor.from(this.device, Float32Array.of(value));
@@ -83,14 +83,14 @@ export class Losses implements Disposable {
 		this.add(loss, mask, name);
 	}
 
-	/** Totals over the ranks of their owner, whose first rank holds them from now on for totals over more. Waits. */
+	/** Totals over the owner's ranks; its first rank then holds them for totals(). Waits for the device. */
 	totalsOfOwner({ group }: LossOwner): ReadonlyMap<string, LossTotal> {
 		const totals = this.totals(group);
 		if (group.rank !== 0) this.device.setZero(this.#totals, this.#totals.bytes);
 		return totals;
 	}
 
-	/** Totals over every rank by name; waits for the device. */
+	/** Totals over all ranks by name; waits for the device. */
 	totals(world: Group): ReadonlyMap<string, LossTotal> {
 		world.allReduce(this.#totals).wait();
 		const values = new Float64Array(2 * this.names.length);

@@ -1,4 +1,4 @@
-/** Losses of multi-token prediction beside the language model's (docs/spec/language-model.md §5.4). */
+/** Losses of multi-token prediction (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
 import { mtpDepth } from "../models/hybrid/mtp.ts";
@@ -10,24 +10,27 @@ export function depthLoss(depth: number): string {
 	return `mtp_${depth + 1} loss`;
 }
 
-/** Target of a depth in a microbatch. */
+/** A depth's labels and loss weights for one microbatch. */
 export interface DepthTarget extends Disposable {
-	/** Name of its loss. */
+	/** Name of the depth's loss. */
 	readonly name: string;
-	/** Begin of the names of its observed values. */
+	/** Prefix of the names of the depth's observed values. */
 	readonly place: string;
 	/** i32 [T]. */
 	readonly labels: Tensor;
-	/** 1 / n where a label counts, n being how many do: the loss that is logged is a microbatch's mean. f32 [T]. */
+	/** f32 [T]: 1 / n where a label counts, n being their number, so that the logged loss is a microbatch mean. */
 	readonly meanMask: Tensor;
 	/**
-	 * Gradient of each token's loss, f32 [T]: the factor, over depths, times the microbatch's loss tokens over n, so that
-	 * dividing by the step's loss tokens leaves a depth as much weight as the next token's loss has, times factor / depths.
+	 * f32 [T], weight of each token's loss: (factor / depths) · (microbatch's loss tokens) / n. Divided by the step's loss
+	 * tokens, this gives a depth factor / depths times the weight of the next-token loss.
 	 */
 	readonly gradient: Tensor;
 }
 
-/** Runs every depth on the normed hidden states of the main part; `use` is given each one's normed hidden states. */
+/**
+ * Runs the depths one after the other on the main part's normed hidden states, and calls `use` with the normed hidden states of
+ * each.
+ */
 export function forEachMtpDepth(
 	tape: Tape,
 	stage: HybridStage,

@@ -1,4 +1,4 @@
-/** A rank's parts of the modules: each with its groups, and the sums of its gradients over replicas. */
+/** Builds a rank's part of each module with its process groups and gradient reduction. */
 import { drawFor } from "../elastic/router/draws.ts";
 import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
@@ -11,7 +11,7 @@ import type { World } from "../parallel/world.ts";
 import type { Teacher } from "./distillation.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
-/** A module's part on this rank. */
+/** This rank's part of a module. */
 export interface HeldModule<Module> {
 	readonly module: Module;
 	readonly groups: ModuleGroups;
@@ -74,7 +74,10 @@ export function holdTeacher(
 	return { ...distillation, model };
 }
 
-/** The router's weights are whole on every rank of the language model, and their gradients are sums over all of them. */
+/**
+ * The elastic router. Its weights are replicated on every rank of the language model, and its gradients are summed over all of
+ * them.
+ */
 export function holdRouter(
 	{ elastic = null }: RunSpecification,
 	{ language: grid }: Topology,

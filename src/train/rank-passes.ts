@@ -1,4 +1,4 @@
-/** All passes of one rank's modules: the actions of a step, or of an evaluation, executed on microbatches. */
+/** Runs a rank's actions of a step, an evaluation or a decoding on microbatches. */
 import { placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
@@ -23,20 +23,20 @@ import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 
-/** Called with values as they arise and the microbatch, from 0, they belong to; the encoder's are "encoder.…". */
+/** Called with each activation and its microbatch, from 0; names of the encoder's begin with "encoder.". */
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
 
-/** Arguments of a step's passes. */
+/** What the passes of a step depend on beside their microbatches. */
 export interface StepPlace {
-	/** Key of the step's dropout masks and crops. */
+	/** Philox key of the step's dropout masks and random crops. */
 	readonly dropoutKey: number;
-	/** The microbatches' tokens, in order, among those of the step's global batch; default: from the first on. */
+	/** Indices of the microbatches' tokens, in order, in the step's global batch; default: from 0. */
 	readonly tokens?: TokenSlice | undefined;
-	/** Samples of the microbatches of an elastic model. */
+	/** Sampled submodels of the microbatches of an elastic model. */
 	readonly elastic?: readonly Sampled[] | undefined;
-	/** Microbatches of the step after, where they are known. */
+	/** Microbatches of the next step, if known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[] | undefined;
-	/** Called when the step's last microbatch has completed a parameter's gradient. */
+	/** Called when a parameter's gradient has its last contribution of the step. */
 	readonly onGradient?: ((parameter: Parameter) => void) | undefined;
 	/** Called when this rank begins (true) and ceases (false) to wait for rows or gradients. */
 	readonly waits?: ((waiting: boolean) => void) | undefined;
@@ -45,36 +45,39 @@ export interface StepPlace {
 	readonly action?: ((action: Action) => void) | undefined;
 }
 
-/** The parts of a rank that its passes need. */
+/** The parts of a rank that the passes use. */
 export interface PassParts {
 	readonly encoder: EncoderModule | null;
 	readonly language: HybridModel | null;
 	/** null without an encoder. */
 	readonly imageTokenId: number | null;
-	/** The language model's teacher; null: it has none. */
+	/** null: no distillation. */
 	readonly teacher: Teacher | null;
-	/** The encoder's data-parallel ranks, which share images by cost; null: each encodes what it has read. */
+	/** Encoder lanes under --encoder-balance cost; null: each lane encodes the images that it has read. */
 	readonly encoderLanes: EncoderLanes | null;
 	/** Edges with an end here, by the chunk of the language model that they enter. */
 	readonly edges: ReadonlyMap<number, Edge>;
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
 	readonly actor: Actor;
-	/** Runs a frozen tower ahead; null: every microbatch in its turn. */
+	/** --mimo-encoder-prefetch; null: off. */
 	readonly prefetch: FeaturePrefetch | null;
-	/** Starts the sums of a module's gradients. */
+	/** Starts the reduction of a module's gradients. */
 	readonly reduce: (module: Chunk["module"]) => void;
 }
 
 export class RankPasses {
 	constructor(readonly parts: PassParts) {}
 
-	/** This rank's actions for that many microbatches, in order. */
+	/** This rank's actions of a step of `microbatches` microbatches. */
 	actions(microbatches: number, forwardOnly = false): Action[] {
 		const { shape, actor } = this.parts;
 		return actionsOf({ ...shape, microbatches, forwardOnly }, actor);
 	}
 
-	/** All microbatches of a step forward and backward; gradients add up, and their sums over replicas have begun. */
+	/**
+	 * Runs the microbatches of a step forward and backward. Gradients are accumulated, and their reductions have started on
+	 * return.
+	 */
 	train(
 		microbatches: readonly ImageTextMicrobatch[],
 		place: StepPlace,
@@ -85,7 +88,9 @@ export class RankPasses {
 		this.#execute(microbatches, place, losses, observe, true);
 	}
 
-	/** Microbatches forward only: no dropout, routers do not count. `elastic`: samples of an elastic model; default: the parent. */
+	/**
+	 * Runs microbatches forward only, without dropout or counting in routers. `elastic`: sampled submodels; default: the parent.
+	 */
 	evaluate(
 		microbatches: readonly ImageTextMicrobatch[],
 		losses: Losses,
@@ -96,7 +101,10 @@ export class RankPasses {
 		this.requireRoomForRows();
 	}
 
-	/** A UserError when experts of this rank were sent more rows than they have room for since the last call; waits for the device. */
+	/**
+	 * Throws a UserError if experts of this rank were sent more rows than they have room for since the last call; waits for the
+	 * device.
+	 */
 	requireRoomForRows(): void {
 		const { language, teacher } = this.parts;
 		language?.requireRoomForRows();
@@ -104,9 +112,10 @@ export class RankPasses {
 	}
 
 	/**
-	 * Continues the prompts of a microbatch, a sequence a sample: image rows come over the edge once, then the language ranks
-	 * decode. null on ranks without the language model. `numbers`: of the sequences in their run, which random numbers follow;
-	 * sequences past them only fill the microbatch up. `turn`: the microbatch's number, where encoder ranks take turns.
+	 * Decodes the prompts of a microbatch, one a sequence: the encoder sends image rows over the edge once, then the language
+	 * ranks decode. Returns null on ranks without the language model. `numbers`: indices of the sequences in the run, which key
+	 * random numbers; further sequences are padding of the microbatch. `turn`: the microbatch's index, for encoder ranks that
+	 * encode in turn.
 	 */
 	decode(
 		prompts: ImageTextMicrobatch,
@@ -142,7 +151,7 @@ export class RankPasses {
 	): void {
 		const { encoder, language, edges, reduce } = this.parts;
 		const { waits, timers, onGradient } = place;
-		/** Gradients of the last microbatch are complete. */
+		/** onGradient fires in the last microbatch only, which completes gradients. */
 		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
 		const common = { microbatches, place, observe, training, listen };
 		execute(this.actions(microbatches.length, !training), {
@@ -158,7 +167,10 @@ export class RankPasses {
 		});
 	}
 
-	/** Images of a step's microbatches, and the lanes that encode them. All ranks of the encoder call this together. */
+	/**
+	 * The images of a step's microbatches and, under --encoder-balance cost, their assignment to lanes. Collective over the
+	 * encoder.
+	 */
 	#dealt(microbatches: readonly ImageTextMicrobatch[]) {
 		const { encoder, encoderLanes } = this.parts;
 		const images = placesInStep(microbatches.map(({ images }) => images));
@@ -183,7 +195,7 @@ export class RankPasses {
 				});
 			},
 			expected: () => [],
-			// While the gradient is on its way the tower may run ahead on images to come.
+			// The frozen tower encodes later images while the rank waits for a gradient.
 			beforeWait: () => prefetch?.fill(),
 		};
 	}
@@ -237,7 +249,7 @@ interface Common {
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
 }
 
-/** Samples of a microbatch whose rows come from each of an edge's sources. */
+/** Samples of a microbatch by the source of the edge that their rows come from. */
 function samplesFrom(edge: Edge, { text }: ImageTextMicrobatch, index: number): number[] {
 	return samplesOfShares(sampleLengths(text).length, edge.sources, index);
 }

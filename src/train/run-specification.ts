@@ -14,44 +14,47 @@ import type { DistillationOptions } from "./distillation.ts";
 import type { PrefetchOptions } from "./feature-prefetch.ts";
 import type { Participation } from "./participation.ts";
 
-/** The modules that a run trains, and the options of its training. */
+/** The modules of a run and the options of its training. */
 export interface RunSpecification {
 	/** null: the language model alone. */
 	readonly encoder: EncoderConfig | null;
 	readonly language: HybridConfig;
-	/** Runs of layers that a pipeline stage passes at once, in order, a multiple of the stages; default: one, all layers. */
+	/** Virtual pipeline stages, in order of layers; their number is a multiple of the stages. Default: one with all layers. */
 	readonly segments?: readonly Segment[];
-	/** Microbatches that pass a stage's segment before its next one has its turn; default: as many as stages. */
+	/** Microbatch group size of interleaved 1F1B; default: the number of stages. */
 	readonly microbatchGroup?: number | null;
-	/** The language model is an elastic parent; absent or null: it is not. */
+	/** Makes the language model an elastic parent; absent or null: not elastic. */
 	readonly elastic?: ElasticSpecification | null;
-	/** The language model learns from a teacher of the same sizes; absent or null: from labels alone. */
+	/** Distils the language model from a teacher of the same sizes; absent or null: it learns from labels alone. */
 	readonly distillation?: DistillationOptions | null;
-	/** Stands for image rows in the text; null without an encoder. */
+	/** Id of the token that image rows replace; null without an encoder. */
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
 	readonly seed: number;
-	/** Whether the language model's stages leave gradients of their weights for the time in which they wait; default: not. */
+	/** Puts weight gradients of the language model off (--delay-wgrad-compute); default: off. */
 	readonly lateWeightGradients?: boolean;
-	/** Passes of the language model take turns while experts' rows are exchanged; default: not. */
+	/** Combined 1F1B of the language model (--overlap-moe-expert-parallel-comm); default: off. */
 	readonly overlap?: { readonly earlyRelease: boolean } | null;
-	/** ZeRO-1; default: not. */
+	/** ZeRO-1; default: off. */
 	readonly distributedOptimizer?: boolean;
-	/** Type in which gradients are summed over replicas; default fp32. */
+	/** Dtype in which gradients are reduced over replicas; default f32. */
 	readonly gradientSums?: FloatDtype;
-	/** Buckets of a module of so many replicas whose sums start during backward; null, and by default: after it, whole. */
+	/**
+	 * Buckets of a module with `replicas` data-parallel ranks whose reductions overlap with backward; null, and by default: no
+	 * overlap.
+	 */
 	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
-	/** Whether the encoder's lanes encode what they have read, or share images by what they cost; default: what they read. */
+	/** number: each encoder lane encodes the images that it has read. cost: lanes share images by cost. Default: number. */
 	readonly encoderBalance?: "number" | "cost";
 	/** Default: the exact gradient. */
 	readonly participation?: Pick<Participation, "policy">;
-	/** A frozen tower runs ahead; absent or null: it does not. */
+	/** Runs a frozen tower ahead; absent or null: off. */
 	readonly prefetch?: PrefetchOptions | null;
-	/** Room for rows of a rank's experts; default: for as many rows as can come. */
+	/** Rows that are reserved for a rank's experts; default: as many as can ever be routed there. */
 	readonly expertCapacity?: ExpertCapacity;
-	/** Way of experts' rows to other ranks; default: a row for each expert. */
+	/** Token dispatcher; default: alltoall. */
 	readonly dispatcher?: Dispatcher;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
@@ -60,10 +63,10 @@ export interface RunSpecification {
 export interface ElasticSpecification {
 	readonly config: ElasticConfig;
 	/**
-	 * Draws repeat after so many microbatches of a lane and are the same in all lanes, so that layouts of different lanes can
-	 * be compared; default: every microbatch, and every set of lanes that shares experts, has its own.
+	 * Draws repeat after this many microbatches and are equal in all lanes, so that layouts with other lanes can be compared;
+	 * default: every microbatch of every set of lanes that shares experts has its own.
 	 */
 	readonly period?: number;
-	/** The draw of a microbatch in place of the random one, by iteration and microbatch of the lane. */
+	/** Replaces the random draw, by iteration and microbatch of the lane. */
 	readonly draw?: (iteration: number, microbatch: number) => Draw;
 }

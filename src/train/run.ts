@@ -1,4 +1,4 @@
-/** Everything between a resolved configuration and a finished training. */
+/** `mimo train` on one rank: from the resolved configuration to the finished training. */
 import { createHash } from "node:crypto";
 import { resolve } from "node:path";
 import { hasEncoder, plannedIterations, wandbFolder } from "../config/derive.ts";
@@ -36,8 +36,8 @@ import { claimSaveFolder } from "./restart/save-claim.ts";
 import { loadTeacher } from "./restart/teacher.ts";
 
 /**
- * Trains on this rank; every rank of the world calls it with the same configuration. Returns the exit code: not 0 when
- * the training is to be started again, or a person has interrupted it.
+ * Trains on this rank. Collective over the world, with equal configurations. Returns the exit code; not 0 if the training is to
+ * be started again, or was interrupted.
  */
 export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
 	const say = world.rank === world.size - 1 ? note : () => {};
@@ -154,21 +154,21 @@ async function requeue(): Promise<void> {
 }
 
 /**
- * A name that all runs share which continue a training in its folder of checkpoints. A run that takes a checkpoint to another
- * folder, or saves none, has a name and records of its own.
+ * Identifies a training: equal for all runs that continue it in its folder of checkpoints. A run that continues a checkpoint in
+ * another folder, or saves none, is a training of its own.
  */
 function trainingName(lineage: string, save: string | null): string {
 	const folder = save === null ? crypto.randomUUID() : resolve(save);
 	return createHash("sha256").update(`${lineage}\n${folder}`).digest("hex");
 }
 
-/** Modules and lanes, for a drawing. */
+/** Modules and lanes, for the drawing in `mimo report`. */
 function topologyDetails({ topology }: Run) {
 	const { worldSize, modules } = describeTopology(topology);
 	return { worldSize, modules: modules.map(({ name, size, sizes, lanes }) => ({ name, size, sizes, lanes })) };
 }
 
-/** Every key with a value, as in a file. */
+/** Every key that has a value, spelled as in a configuration file. */
 function configurationDetails(c: TrainingConfiguration): Record<string, unknown> {
 	return Object.fromEntries(
 		keys.map((key) => [key, c[propertyOf(key)]] as const).filter(([, value]) => value !== null),
@@ -189,7 +189,7 @@ function introduction(c: TrainingConfiguration, { topology }: Run, world: World)
 	return `Training ${what} on ${on}.${frozenText(c)}`;
 }
 
-/** A sentence that names the parts that stay as they are; empty where all are trained. */
+/** Names the frozen parts; empty if none is frozen. */
 function frozenText(c: TrainingConfiguration): string {
 	const frozen = [
 		...(hasEncoder(c) && c.freezeVit ? ["the vision tower"] : []),
@@ -206,7 +206,7 @@ function languageText(c: TrainingConfiguration, millions: (count: number) => str
 	return adapters === 0 ? model : `adapters of ${millions(adapters)} for ${model}`;
 }
 
-/** The line about the way of tokens to experts of other ranks. */
+/** Describes how rows reach experts of other ranks. */
 const rowTransports = {
 	host: "Rows for experts of other ranks go through the host's shared memory.",
 	peers: "Rows for experts of other ranks go from GPU to GPU, which open each other's memory: the host waits for none.",
@@ -243,7 +243,7 @@ function openReporter(c: TrainingConfiguration, worldSize: number, records: RunR
 	});
 }
 
-/** Ranks that do not report say nothing. */
+/** The observer of ranks that do not report. */
 const silent: Observer = { step() {}, evaluation() {}, note() {}, close() {} };
 
 function summarise(

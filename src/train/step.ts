@@ -23,101 +23,103 @@ import { type Participation, type ParticipationResult, participate, withNorms } 
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
 
-/** A router, and the draw of a microbatch of this rank's lane by iteration and number. */
+/** The elastic router, and the draw of each microbatch of this rank's lane by iteration and microbatch. */
 export interface ElasticTraining {
 	readonly router: ElasticRouter;
 	readonly draw: (iteration: number, microbatch: number) => Draw;
 }
 
-/** State that a step reads and changes; on ranks without the language model `language` is null. */
+/** The state that a step reads and updates. */
 export interface TrainingState {
-	/** Parameters of the modules on this rank, each among its replicas. */
+	/** Parameters and gradient reduction of each module on this rank. */
 	readonly replicas: readonly DataParallel[];
-	/** The language model's part, the ranks with the same routers, and the stages of its pipeline. */
+	/**
+	 * The language model's part on this rank, the group over which its routers are replicated, and its pipeline stages; null on
+	 * ranks without it.
+	 */
 	readonly language: { readonly model: HybridModel; readonly routers: Group; readonly stages: Group } | null;
-	/** An elastic model's router, and what its microbatches draw; null: the model is not elastic, or not here. */
+	/** null: the model is not elastic, or not on this rank. */
 	readonly elastic: ElasticTraining | null;
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly passes: RankPasses;
-	/** The ranks that compute the loss; null on ranks whose modules have no loss, which receive its token count last. */
+	/** The ranks that compute the loss; null on ranks whose modules have none, which learn its token count last. */
 	readonly lossOwner: LossOwner | null;
-	/** Names of the losses, on every rank. */
+	/** Names of all losses, equal on every rank. */
 	readonly lossNames: readonly string[];
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
-	/** Global norm limit; 0: no limit. */
+	/** Maximum global gradient norm; 0: no clipping. */
 	readonly clipGrad: number;
-	/** Keys of dropout masks are drawn from this and the iteration. */
+	/** Seed of dropout masks, with the iteration. */
 	readonly seed: number;
-	/** The participation policy and the votes of encoder ranks; null without an encoder. */
+	/** null without an encoder. */
 	readonly participation: Participation | null;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }
 
 export interface StepInput {
-	/** This rank's. */
+	/** This rank's microbatches. */
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** This rank's microbatches of the step after, where they are known. */
+	/** This rank's microbatches of the next step, if known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[];
-	/** The microbatches' tokens, in order, among those of the step's global batch; default: from its first on. */
+	/** Indices of the microbatches' tokens, in order, in the step's global batch; default: from 0. */
 	readonly tokens?: TokenSlice;
-	/** Steps before this one. */
+	/** Number of steps before this one. */
 	readonly iteration: number;
 	readonly learningRate: number;
 	readonly weightDecay: number;
 }
 
 export interface StepResult {
-	/** Mean loss of a token. */
+	/** Mean language model loss of a token. */
 	readonly loss: number;
-	/** Every loss by name, means of a token. */
+	/** Mean of each loss by name. */
 	readonly losses: Readonly<Record<string, number>>;
 	readonly tokens: number;
-	/** Before clipping. */
+	/** Global gradient norm before clipping. */
 	readonly gradientNorm: number;
-	/** False when the gradient was not finite and nothing was updated. */
+	/** False if the gradient was not finite, so that the update was skipped. */
 	readonly updated: boolean;
-	/** Zeros among the gradients; null unless the state asks for them. */
+	/** Number of zero gradients; null unless the state requests it. */
 	readonly zeroGradients: number | null;
-	/** Norm of all parameters; null unless the state asks for it. */
+	/** Norm of all parameters; null unless the state requests it. */
 	readonly parametersNorm: number | null;
-	/** Balancing losses by Megatron's name: mean over layers and microbatches, before their coefficients. */
+	/** Router losses by Megatron's name: means over layers and microbatches, before their coefficients. */
 	readonly balancing: Readonly<Record<string, number>>;
-	/** Balancing losses of each layer; empty on ranks without the language model. */
+	/** Router losses by layer; empty on ranks without the language model. */
 	readonly balancingByLayer: LossesByLayer;
 	/** null without an encoder. */
 	readonly participation: ParticipationResult | null;
 }
 
-/** Looks into a step: values as they arise, gradients before the update. */
+/** Callbacks during a step, for tests, parity checks and profiles. */
 export interface StepObserver {
 	readonly forward?: MicrobatchObserver;
 	/**
-	 * Called when gradients are final (divided by the loss tokens, not clipped). For this they are divided in memory, which AdamW
-	 * otherwise does as it clips: the update may differ in its last bit.
+	 * Called when gradients are final: divided by the loss tokens, not clipped. With it the division is done in memory rather
+	 * than inside AdamW, so the update may differ in its last bit.
 	 */
 	readonly gradients?: () => void;
-	/** Called when another part of the step begins. */
+	/** Called at the start of each part of the step. */
 	readonly part?: (part: StepPart) => void;
 	readonly timers?: StepTimers | undefined;
-	/** Called before every action of the passes. */
+	/** Called before each action. */
 	readonly action?: (action: Action) => void;
 }
 
-/** Trains on one global batch. */
+/** Trains on one global batch. Collective over the world. */
 export function trainStep(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepResult {
 	return update(state, input, takeGradients(state, input, observer), observer);
 }
 
-/** Results of a step before its update. */
+/** The results of a step that are known before its update. */
 export type StepGradients = Omit<StepResult, "zeroGradients" | "parametersNorm">;
 
 /**
- * Everything in a step before its update; afterwards the optimizer's scalars hold the factors for the gradients. From
- * here to the end of its next passes a rank does not wait for other modules: a long update holds up only its own
- * module.
+ * The part of a step before its update; the optimizer's scalars then hold the factors for the gradients. After this no rank waits
+ * for another module until its next passes, so a module with a long update delays only itself.
  */
 export function takeGradients(state: TrainingState, input: StepInput, observer: StepObserver = {}): StepGradients {
 	const { replicas, world, scalars, lossOwner, participation } = state;
@@ -129,7 +131,7 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	timers?.start("forward-backward");
 	runPasses(state, input, losses, observer);
 	part?.("wait");
-	// Ranks of the loss know it before all others have done their passes.
+	// Ranks that own the loss know it before the other ranks have finished their passes.
 	const known = lossOwner ? losses.totalsOfOwner(lossOwner) : losses.totals(world);
 	const scale = reduce(state, known.get(languageModelLoss)!.tokens, observer);
 	part?.("optimizer");
@@ -160,7 +162,7 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	};
 }
 
-/** The step's update, from the gradients that takeGradients has left. */
+/** The step's update, from the gradients that takeGradients left. */
 export function update(
 	state: TrainingState,
 	{ learningRate, weightDecay }: Pick<StepInput, "learningRate" | "weightDecay">,
@@ -184,7 +186,7 @@ export function update(
 	};
 }
 
-/** All microbatches forward and backward; the sums of gradients over replicas have begun. */
+/** Runs all microbatches forward and backward; gradient reductions have started on return. */
 function runPasses(state: TrainingState, input: StepInput, losses: Losses, observer: StepObserver): void {
 	const overlapping = state.replicas.filter(({ overlaps }) => overlaps);
 	const onGradient = (parameter: Parameter) => {
@@ -203,24 +205,24 @@ function runPasses(state: TrainingState, input: StepInput, losses: Losses, obser
 	};
 	state.passes.train(input.microbatches, place, losses, observer.forward);
 	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input));
-	// Frozen modules have no backward passes, and their lists no sums.
+	// The actions of frozen modules contain no reduce, so theirs start here.
 	for (const replica of state.replicas) replica.startSums();
 }
 
-/** Samples of this rank's microbatches; null: the model is not elastic, or not here. */
+/** Samples submodels for this rank's microbatches; null if the model is not elastic or not on this rank. */
 function sampleStep({ elastic }: TrainingState, { microbatches, iteration }: StepInput): SampledStep | null {
 	if (elastic === null) return null;
 	const draws = microbatches.map((_, microbatch) => elastic.draw(iteration, microbatch));
 	return elastic.router.sample(draws, iteration, { trains: true });
 }
 
-/** Weights of the microbatches' budget losses on this rank: their loss tokens, on the rank that counts their loss, else 0. */
+/** Weights of the microbatches' budget losses: their loss tokens on the rank that counts their loss, elsewhere 0. */
 function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: StepInput): number[] {
 	const { lossWeight } = elastic!.router.config;
 	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
 }
 
-/** Sums gradients over replicas. Returns the factor, in fp32, that makes them gradients of the mean over the step's loss tokens. */
+/** Reduces gradients over replicas. Returns the fp32 factor that makes them gradients of the mean over the step's loss tokens. */
 function reduce(
 	{ replicas, scalars }: TrainingState,
 	tokens: number,
@@ -236,7 +238,9 @@ function reduce(
 	return 1;
 }
 
-/** Updates expert biases and takes the balancing losses of all layers. Throws where experts of a layer lacked room. */
+/**
+ * Updates expert biases and collects the router losses of all layers. Throws a UserError if experts had no room for their rows.
+ */
 function finishRouters({ language, passes }: TrainingState, { microbatches }: StepInput): LossesByLayer {
 	if (language === null) return new Map();
 	passes.requireRoomForRows();

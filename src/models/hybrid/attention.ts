@@ -1,6 +1,6 @@
 /**
- * One causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual.
- * Tensor parallelism cuts key heads with their query heads.
+ * A causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual. Tensor
+ * parallelism shards key-value heads with their query heads.
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
@@ -12,7 +12,7 @@ import { masked } from "./masks.ts";
 import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
-/** `dropout`: key of this layer's mask and the microbatch's tokens among those of the step. */
+/** `dropout`: Philox key of this layer's mask, and the indices of the microbatch's tokens in the step. */
 export function attentionLayer(
 	tape: Tape,
 	context: LayerContext,

@@ -1,13 +1,16 @@
-/** The router's balancing losses of one microbatch (docs/spec/language-model.md §4.4). */
+/**
+ * The router's load-balancing losses (aux_loss, seq_aux_loss, global_aux_loss) of a microbatch (docs/spec/language-model.md
+ * §4.4).
+ */
 import type { Group } from "../../parallel/group.ts";
 import { balancingLoss, type RouterStatistics } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { RouterState } from "./router-state.ts";
 
 /**
- * Adds the gradient of every configured loss to the routing's. Weights are those of a per-token loss: the loss of a
- * microbatch counts as often as it has `tokens`, and the step divides by its loss tokens. Ranks that share the
- * microbatch's tokens sum their counts; each forms the loss of its own scores, and those add up to the loss.
+ * Adds the gradients of the configured losses to the routing's. Gradients are scaled as those of a per-token loss: the loss times
+ * the microbatch's tokens, since the step divides by its loss tokens. Ranks that share the microbatch sum their token counts;
+ * each computes the loss of its own scores, and these add up to the loss.
  */
 export function addBalancingLosses(
 	tape: Tape,

@@ -11,19 +11,19 @@ export interface BalancingLoss {
 
 /** Multi-token prediction (docs/spec/language-model.md §5.4). */
 export interface MtpConfig {
-	/** Further tokens that are predicted. */
+	/** Number of depths: further tokens that are predicted. */
 	readonly depths: number;
 	/** Symbol of every layer of a depth. */
 	readonly pattern: readonly LayerSymbol[];
-	/** Every depth runs the first one's parameters. */
+	/** Whether every depth uses the parameters of the first. */
 	readonly repeated: boolean;
-	/** Weight of all depths' losses together beside the language model's. */
+	/** Weight of the sum of all depths' losses beside the language model loss. */
 	readonly lossScalingFactor: number;
 }
 
 /**
- * Blocks of every stage that backward computes again. uniform: all blocks, in runs of `layers`; each run's input alone is kept.
- * block: the first `layers` blocks, one by one.
+ * --recompute-granularity full. uniform: every block is recomputed, in runs of `layers`, of which only the first input is kept.
+ * block: only the first `layers` blocks of a stage are recomputed, one by one.
  */
 export interface FullRecompute {
 	readonly granularity: "full";
@@ -31,7 +31,7 @@ export interface FullRecompute {
 	readonly layers: number;
 }
 
-/** Parts of every layer. */
+/** --recompute-granularity selective: parts of each layer. */
 export interface SelectiveRecompute {
 	readonly granularity: "selective";
 	readonly modules: readonly RecomputeModule[];
@@ -40,21 +40,21 @@ export interface SelectiveRecompute {
 export interface HybridConfig {
 	/** Symbol of every layer of the main part, first to last. */
 	readonly pattern: readonly LayerSymbol[];
-	/** Layers of every block, in order: 1, or those of a bracket group. */
+	/** Number of layers of each block, in order: 1, or the size of a bracket group. */
 	readonly blocks: readonly number[];
 	/** Multi-token prediction; null: none. */
 	readonly prediction: MtpConfig | null;
 	readonly hiddenSize: number;
 	readonly vocabularySize: number;
-	/** Rows of embedding and output layer, padding included. */
+	/** Rows of the embedding and the output layer, padding included. */
 	readonly paddedVocabularySize: number;
 	readonly normEpsilon: number;
 	readonly initMethodStd: number;
 	readonly embeddingInitMethodStd: number;
 	readonly hiddenDropout: number;
-	/** The output layer is the word embedding. */
+	/** Whether the output layer is the word embedding. */
 	readonly tieWordEmbeddings: boolean;
-	/** fp32 stored and computed, or bf16 with fp32 master weights. */
+	/** f32, or bf16 with fp32 master weights. */
 	readonly dtype: "f32" | "bf16";
 	readonly crossEntropyRoundsBf16: boolean;
 	readonly zLossCoefficient: number;
@@ -77,14 +77,17 @@ export interface HybridConfig {
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
-	/** Biases in attention projections, MLPs, experts and routers, and how they begin: drawn ones weigh in every gradient. */
+	/**
+	 * Biases of attention projections, MLPs, experts and routers. zero or drawn: their initial values (`mimo verify` draws them,
+	 * so that they affect every gradient).
+	 */
 	readonly biases: "none" | "zero" | "drawn";
 	readonly mlp: {
 		readonly ffnHiddenSize: number;
 		readonly activation: ActivationName;
-		/** Of a gated activation: the gate is at most this, the linear half within ± this; infinity: no clamp. */
+		/** Gated activations: upper limit of the gate, and limit ± of the linear half; infinity: no clamp. */
 		readonly clamp: number;
-		/** Added to the linear half of quick GeGLU. */
+		/** Offset of the linear half of quick GeGLU. */
 		readonly linearOffset: number;
 	};
 	readonly moe: {
@@ -98,40 +101,40 @@ export interface HybridConfig {
 		readonly scalingFactor: number;
 		readonly groups: number;
 		readonly groupTopk: number;
-		/** Experts whose best scores make a group's score. */
+		/** Number of best expert scores whose sum is a group's score. */
 		readonly groupScoreTopk: number;
 		readonly expertBias: boolean;
-		/** γ of the bias update after every step; 0 leaves the bias alone. */
+		/** γ of the expert bias update after each step; 0: the bias is fixed. */
 		readonly biasUpdateRate: number;
-		/** Training passes route by random logits: a benchmark. */
+		/** Route by random logits in training: for benchmarks (force-load-balancing.ts). */
 		readonly forceLoadBalancing: boolean;
 		readonly balancing: readonly BalancingLoss[];
 		readonly zLossCoefficient: number;
-		/** Rows of an expert's gate and linear halves that lie in turns in memory; 0: halves. */
+		/** Rows of a run of gate or linear rows of an expert's fc1, which alternate in memory; 0: one half after the other. */
 		readonly interleave: number;
-		/** Whether experts run as one operation: as said, or where they can (auto). */
+		/** Whether the experts of a layer run as one fused operation; auto: if they can. */
 		readonly fused: "auto" | "on" | "off";
-		/** How experts as one operation multiply. */
+		/** Precision of the fused operation's products. */
 		readonly recipe: MlpRecipeName;
-		/** How the gradients of their weights do. */
+		/** Precision of the weight gradients' products. */
 		readonly weightGradientRecipe: MlpRecipeName;
 	};
-	/** Differences between single layers of the main part and the model, by layer index. */
+	/** Sizes of single layers of the main part that differ from the model's, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;
-	/** Low-rank adapters, which train in the place of all weights; null: none. */
+	/** Low-rank adapters, which train while all other weights are frozen; null: none. */
 	readonly lora: LoraConfig | null;
-	/** The parts that backward computes again; null: backward computes nothing again. */
+	/** Activation recomputation; null: off. */
 	readonly recompute: FullRecompute | SelectiveRecompute | null;
 }
 
-/** Part of a configuration that one layer has otherwise. */
+/** The sizes that a layer may have of its own. */
 export interface LayerDifference {
 	readonly attention?: Partial<HybridConfig["attention"]>;
 	readonly mamba?: Partial<HybridConfig["mamba"]>;
 	readonly moe?: Partial<HybridConfig["moe"]>;
 }
 
-/** The configuration as layer `index` has it; layers of prediction depths, which follow, have the model's. */
+/** The configuration of layer `index`; layers of MTP depths, which are numbered after the main part, have the model's sizes. */
 export function configOfLayer(config: HybridConfig, index: number): HybridConfig {
 	const own = config.ofLayer.get(index);
 	if (own === undefined) return config;

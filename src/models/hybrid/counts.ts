@@ -1,6 +1,6 @@
 /**
- * How many parameters a hybrid language model has and what a token costs (docs/spec/language-model.md §9.2, §9.3),
- * exactly. No buffer (expert bias) is counted.
+ * Exact counts of parameters and FLOPs of a hybrid language model (docs/spec/language-model.md §9.2, §9.3). Buffers (expert bias)
+ * are not counted.
  */
 import { hasGatedActivation, paddedVocabularySize } from "../../config/derive.ts";
 import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
@@ -15,11 +15,11 @@ import { isAdapterName } from "./lora.ts";
 import { hybridParameters } from "./names.ts";
 
 export interface ParameterCounts {
-	/** Padding of the vocabulary included. */
+	/** All parameters, vocabulary padding included. */
 	readonly total: number;
-	/** Parameters of layers and final norm that a token meets: of all experts only the chosen ones. */
+	/** Parameters of layers and final norm that a token activates: of routed experts only top-k. */
 	readonly active: number;
-	/** Word embedding; the output layer has as many when it is not tied. */
+	/** Parameters of the word embedding; an untied output layer has as many. */
 	readonly embedding: number;
 	readonly output: number;
 	/** Parameters of low-rank adapters; the other counts leave them out. */
@@ -30,7 +30,7 @@ export function countParameters(c: TrainingConfiguration): ParameterCounts {
 	return parametersOf(hybridConfig(c));
 }
 
-/** Sums over the shapes that the model is made of. */
+/** Sums over the shapes of the model's parameters. */
 export function parametersOf(config: HybridConfig): ParameterCounts {
 	const both = hybridParameters(config);
 	const specs = both.filter(({ name }) => !isAdapterName(name));
@@ -46,7 +46,7 @@ export function parametersOf(config: HybridConfig): ParameterCounts {
 
 type PerLayer = Readonly<Record<LayerSymbol, number>>;
 
-/** fc1 has a gate half too when the activation is gated. */
+/** 2 if the activation is gated, since fc1 then has a gate half too; else 1. */
 function firstLayerFactor(c: TrainingConfiguration): number {
 	return hasGatedActivation(c) ? 2 : 1;
 }
@@ -62,7 +62,7 @@ function mainLayers(c: TrainingConfiguration): PassedLayer[] {
 	return segments.flat(2).map((symbol, index) => ({ symbol, c: modelOfLayer(c, index) }));
 }
 
-/** Layers that a token passes: those of the main part and of every prediction depth. */
+/** Layers that a token passes: the main part, and each MTP depth. */
 function passedLayers(c: TrainingConfiguration): PassedLayer[] {
 	const { prediction } = parsePattern(c.hybridLayerPattern);
 	const ahead = Array.from({ length: prediction?.depths ?? 0 }, () => prediction!.layers);
@@ -70,18 +70,18 @@ function passedLayers(c: TrainingConfiguration): PassedLayer[] {
 }
 
 export interface FlopCounts {
-	/** Forward pass of one layer of the model's sizes, one token. */
+	/** Forward FLOPs of a token in a layer of each kind, of the model's sizes. */
 	readonly layer: PerLayer;
-	/** Forward pass of every layer of the main part, by index, one token. */
+	/** Forward FLOPs of a token in each layer of the main part, by index. */
 	readonly layers: readonly number[];
 	readonly logits: number;
-	/** Forward pass of the model, one token. */
+	/** Forward FLOPs of a token in the model. */
 	readonly forward: number;
-	/** Forward and backward pass: backward costs twice the forward pass. */
+	/** Forward and backward FLOPs of a token: backward costs twice the forward. */
 	readonly forwardBackward: number;
 }
 
-/** Forward pass of a layer of each kind with the configuration's sizes, one token. */
+/** Forward FLOPs of a token in a layer of each kind, of the configured sizes. */
 function layerFlops(c: TrainingConfiguration): PerLayer {
 	const h = c.hiddenSize;
 	const { mambaNumHeads: H, mambaHeadDim: P, mambaNumGroups: G, mambaStateDim: N, mambaChunkSize: Q } = c;
@@ -100,12 +100,12 @@ function layerFlops(c: TrainingConfiguration): PerLayer {
 	return { M: mamba, "*": attention, "-": feedForward(c.ffnHiddenSize), E: moe };
 }
 
-/** Floating-point operations per token at the configured sequence length; a multiply-add counts 2. */
+/** FLOPs per token at the configured sequence length; a multiply-add counts 2. */
 export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
 	const h = c.hiddenSize;
 	const all = passedLayers(c).map((one) => layerFlops(one.c)[one.symbol]);
 	const logits = 2 * h * c.vocabSize;
-	// Every prediction depth joins two hidden states, and has logits of its own.
+	// Each MTP depth has a projection of two hidden states, and logits of its own.
 	const depths = c.mtpNumLayers;
 	const passed = all.reduce((sum, flops) => sum + flops, 0);
 	const forward = passed + (1 + depths) * logits + depths * 2 * (2 * h) * h;
@@ -114,8 +114,8 @@ export function countFlopsPerToken(c: TrainingConfiguration): FlopCounts {
 }
 
 /**
- * Operations of one step as Megatron counts them (docs/spec/runtime.md §6.5), for its TFLOP/s figure only: it takes
- * d_inner = 2h whatever the Mamba heads are, and leaves the router out.
+ * FLOPs of a step by Megatron's formula (docs/spec/runtime.md §6.5), for its TFLOP/s figure only: d_inner = 2h whatever the Mamba
+ * heads are, and no router.
  */
 export function megatronFlopsPerStep(c: TrainingConfiguration): number {
 	const tokens = c.globalBatchSize * c.seqLength;

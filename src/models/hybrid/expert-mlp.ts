@@ -1,4 +1,4 @@
-/** The experts of a layer on the rows that have come to this rank (docs/spec/moe-performance.md §1). */
+/** The MLPs of a layer's experts, on the rows that were routed to this rank (docs/spec/moe-performance.md §1). */
 import { fusedMlpObstacle } from "../../config/fused-mlp.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import type { E4m3Form } from "../../tensor/ops/e4m3-rows.ts";
@@ -14,8 +14,8 @@ const first = "mlp.experts.linear_fc1.weight";
 const second = "mlp.experts.linear_fc2.weight";
 
 /**
- * Rows sorted by local expert through fc1, the weighted activation and fc2: as one operation, which keeps no activation
- * (moe_act), or one after the other.
+ * fc1, weighted activation and fc2 of rows sorted by local expert: as one fused operation, which keeps no activation (recompute
+ * module moe_act), or as three.
  */
 export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows): Tensor {
 	const { mlp, moe } = context.config;
@@ -56,19 +56,19 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	return outputs;
 }
 
-/** How rows are written that the experts read in e4m3; null: they are not. */
+/** The e4m3 form in which the experts read their rows; null: they read no e4m3. */
 export function rowsInE4m3(context: LayerContext): E4m3Form | null {
 	return runsFused(context) ? e4m3FormOf(context.config.moe, biasOf(context, first) !== null) : null;
 }
 
-/** Over how many ranks an expert's channels are cut. */
+/** Number of ranks over which an expert's channels are sharded. */
 function expertTensorOf({ parallel: { experts } }: LayerContext): number {
 	return experts?.expertTensor ?? 1;
 }
 
 function runsFused(context: LayerContext): boolean {
 	const { moe, mlp } = context.config;
-	// A probe looks between the projections.
+	// A probe observes values between the projections, which the fused operation does not produce.
 	if (moe.fused === "off" || context.probe) return false;
 	return (
 		fusedMlpObstacle({

@@ -1,4 +1,7 @@
-/** Whether experts of this rank were sent more rows than they have room for: noted on the device, found out once a step. */
+/**
+ * Detects that experts of this rank were sent more rows than are reserved for them: noted on the device, read by the host once a
+ * step.
+ */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ExpertParallel } from "../../parallel/experts/members.ts";
@@ -7,11 +10,11 @@ import type { RouterState } from "./router-state.ts";
 
 export class ExpertOverflow implements Disposable {
 	readonly #layers: readonly number[];
-	/** i32 [layers, 2]: rows and room of the worst overflow of each layer, or zeros. */
+	/** i32 [layers, 2]: rows and capacity of each layer's worst overflow, zeros without one. */
 	readonly #noted: Tensor;
 	readonly #ofLayer: readonly Tensor[];
 
-	/** Gives every router its place to note. */
+	/** Gives each router its row of #noted. */
 	constructor(
 		device: Device,
 		private readonly parallel: ExpertParallel,
@@ -23,10 +26,10 @@ export class ExpertOverflow implements Disposable {
 		for (const [at, router] of [...routers.values()].entries()) router.overflow = this.#ofLayer[at]!;
 	}
 
-	/** Throws a UserError that names the layer and this rank where rows had no room; waits for the device. */
+	/** Throws a UserError that names the layer and this rank if rows did not fit; waits for the device. */
 	check(): void {
 		const { bound } = this.parallel.capacity;
-		// There is room for whatever comes.
+		// Without a bound every row fits.
 		if (bound === null || this.#layers.length === 0) return;
 		const noted = this.#noted.toInt32();
 		const at = this.#layers.findIndex((_, index) => noted[2 * index]! > 0);

@@ -1,12 +1,14 @@
-/** Routing for benchmarks: random logits in the place of the router's (docs/spec/language-model.md §4.7). */
+/**
+ * --moe-router-force-load-balancing: random logits in place of the router's, for benchmarks (docs/spec/language-model.md §4.7).
+ */
 import { Distribution } from "../../native/abi.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 
 /**
- * Overwrites logits_TE (f32) with draws of the standard normal distribution, so that every expert is as likely as any other.
- * The gradient of what takes their place goes to the router as if it were its own (straight through). A draw follows the key
- * and the token's place in the step's global batch: no layout changes it, and a second forward draws the same.
+ * Overwrites logits_TE (f32) with standard normal draws, which make every expert equally likely. The gradient of the drawn logits
+ * goes to the router unchanged (straight through). A draw depends on the key and the token's index in the step's global batch, so
+ * no layout changes it and a recomputed forward draws the same.
  */
 export function drawLogits(logits: Tensor, seed: bigint, tokens: TokenSlice): void {
 	let row = 0;

@@ -1,4 +1,4 @@
-/** The language model that a training configuration, or a checkpoint's own description, stands for. */
+/** HybridConfig of a training configuration, or of the model description in a checkpoint. */
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { activationOf } from "../../config/fused-mlp.ts";
 import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
@@ -10,7 +10,7 @@ import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
 import type { LoraConfig } from "./lora.ts";
 import { type Segment, segmentsOf } from "./segments.ts";
 
-/** The keys of a training configuration that decide the language model. */
+/** The configuration keys that the language model depends on. */
 export type LanguageModelKeys = Pick<
 	TrainingConfiguration,
 	| "activationFuncClampValue"
@@ -114,7 +114,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			stateDim: c.mambaStateDim,
 			convKernel: c.mambaConvKernelDim,
 			chunkSize: c.mambaChunkSize,
-			// Not configurable in Megatron (docs/spec/language-model.md §2.1).
+			// A constant in Megatron (docs/spec/language-model.md §2.1).
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
@@ -165,7 +165,7 @@ function layerDifferences(c: LanguageModelKeys, pattern: readonly LayerSymbol[])
 	);
 }
 
-/** Keys of a training that no description of a model in another format has. */
+/** Values of the keys that model descriptions of other formats lack. */
 const untold = {
 	makeVocabSizeDivisibleBy: 1,
 	crossEntropyLossFusion: false,
@@ -191,7 +191,7 @@ const untold = {
 	loraTargetModules: [],
 } satisfies Partial<LanguageModelKeys>;
 
-/** The model alone, without losses beside the language model's: of a description that has no keys of a training. */
+/** The model of a description that has no training keys: without auxiliary losses. */
 export function describedConfig(
 	description: Omit<LanguageModelKeys, keyof typeof untold | "bf16" | "embeddingInitMethodStd">,
 	{ bf16 }: Pick<LanguageModelKeys, "bf16">,
@@ -203,12 +203,12 @@ export function describedConfig(
 	});
 }
 
-/** The runs of layers that the configuration's pipeline stages pass at once. */
+/** The segments (virtual pipeline stages) of a configuration. */
 export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">): Segment[] {
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
 }
 
-/** null: no adapters. */
+/** LoRA options of a configuration; null: no adapters. */
 function loraConfig(
 	c: Pick<LanguageModelKeys, "loraAlpha" | "loraDropout" | "loraRank" | "loraTargetModules">,
 ): LoraConfig | null {
@@ -217,7 +217,7 @@ function loraConfig(
 	return { rank, alpha, dropout, targets, start: "zero" };
 }
 
-/** Not with adapters, whose base stays as it is, nor from counts that say nothing about the router. */
+/** Whether the expert bias is updated: not with adapters, whose base is frozen, nor for a description without router keys. */
 function updatesBias(c: LanguageModelKeys): boolean {
 	return c.moeRouterEnableExpertBias && c.loraRank === null && !c.moeRouterForceLoadBalancing;
 }

@@ -1,4 +1,4 @@
-/** One layer of the hybrid language model with its residual (docs/spec/language-model.md §1.5). */
+/** Runs a layer of any kind with its residual and hidden dropout (docs/spec/language-model.md §1.5). */
 import { dropout } from "../../tensor/ops/dropout.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -16,7 +16,7 @@ import type { Nodes } from "./nodes.ts";
 import { wholeSequences } from "./sequence-mixing.ts";
 import type { ForwardInput, StageParts } from "./stage.ts";
 
-/** x + dropout(branch(x)), x_(T/tp)H, which the next norm may write. `name` keys the layer's dropout masks. */
+/** x + dropout(branch(x)), x_(T/tp)H, a sum that the next norm may write. `name` keys the layer's dropout masks. */
 export function* runLayer(
 	tape: Tape,
 	parts: StageParts,

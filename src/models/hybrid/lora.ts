@@ -1,8 +1,8 @@
 /**
- * Low-rank adapters (Hu et al., LoRA): beside a frozen projection W_OI train a_RI and b_OR, and W + (α / r) b a takes W's
- * place. Both are cut as W is, so that an adapter exchanges nothing that its projection does not: of rows cut over
- * tensor-parallel ranks b has the same rows and every rank a whole a; of columns cut a has the same columns and every rank
- * a whole b, whose products with the parts of a x add up where the projection's do.
+ * Low-rank adapters (Hu et al., LoRA): beside a frozen projection W_OI train a_RI and b_OR, and W + (α / r) b a replaces W. Both
+ * are sharded as W is, so that an adapter adds no communication: with W's rows sharded, b has the same rows and a is replicated;
+ * with W's columns sharded, a has the same columns and b is replicated, and the partial products add up where the projection's
+ * do.
  */
 import type { LoraModule } from "../../config/keys/lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
@@ -10,52 +10,55 @@ import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 export interface LoraConfig {
 	readonly rank: number;
 	readonly alpha: number;
-	/** Probability of dropout before matrix a. */
+	/** Dropout probability of the input of a. */
 	readonly dropout: number;
 	readonly targets: readonly LoraModule[];
-	/** How b begins: at zero, so that an adapter adds nothing yet, or drawn, so that no gradient is 0 by definition. */
+	/**
+	 * Initial b: zero, so that an adapter starts as no change, or drawn (`mimo verify`), so that no gradient is zero by
+	 * definition.
+	 */
 	readonly start: "zero" | "drawn";
 }
 
-/** Megatron-Bridge's names of the two matrices, in the place of ".weight". */
+/** Megatron-Bridge's names of the matrices, which replace ".weight". */
 const matrices = { a: ".adapter.linear_in.weight", b: ".adapter.linear_out.weight" } as const;
 export type AdapterMatrix = keyof typeof matrices;
 
-/** Whether a tensor, by its full name, is one of an adapter. */
+/** Whether a tensor's full name is of an adapter. */
 export function isAdapterName(name: string): boolean {
 	return /\.adapter\.linear_(in|out)\.weight\d*$/.test(name);
 }
 
-/** Name of a matrix of the adapter of a weight; an expert's number stays behind it. */
+/** Name of an adapter's matrix from its weight's name; an expert's number stays at the end. */
 export function adapterName(weight: string, matrix: AdapterMatrix): string {
 	return weight.replace(/\.weight(\d*)$/, `${matrices[matrix]}$1`);
 }
 
-/** Name of the weight that an adapter's tensor belongs to. */
+/** Name of the weight that an adapter's matrix belongs to. */
 export function adaptedWeight(name: string): string {
 	return name.replace(/\.adapter\.linear_(?:in|out)\.weight(\d*)$/, ".weight$1");
 }
 
-/** Factor of an adapter's product. */
+/** α / r. */
 export function adapterScale({ rank, alpha }: Pick<LoraConfig, "rank" | "alpha">): number {
 	return alpha / rank;
 }
 
 const target = /\.((?:experts\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
 
-/** Whether a weight, by its name, gets an adapter. */
+/** Whether a weight of this name gets an adapter. */
 export function isTarget({ targets }: LoraConfig, weight: string): boolean {
 	const [, module] = target.exec(weight) ?? [];
 	return targets.some((wanted) => wanted === module);
 }
 
-/** Each of the model's parameters, those of its adapter behind it. */
+/** The model's parameters, each followed by those of its adapter. */
 export function withAdapters(specs: readonly ParameterSpec[], lora: LoraConfig | null): ParameterSpec[] {
 	if (lora === null) return [...specs];
 	return specs.flatMap((spec) => (isTarget(lora, spec.name) ? [spec, ...adapterOf(spec, lora)] : [spec]));
 }
 
-/** PEFT's initial values: a Kaiming-uniform with slope √5, which is U(−1/√I, 1/√I), and b zero. */
+/** PEFT's initial values: a is Kaiming-uniform with slope √5, which is U(−1/√I, 1/√I); b is zero. */
 function adapterOf(spec: ParameterSpec, lora: LoraConfig): ParameterSpec[] {
 	const { rank, start } = lora;
 	const [outputs, inputs] = spec.shape as readonly [number, number];
@@ -81,7 +84,7 @@ function adapterOf(spec: ParameterSpec, lora: LoraConfig): ParameterSpec[] {
 	];
 }
 
-/** The initialisation of b that makes (α / r) b a about as large as the weight, where a is uniform in ±bound. */
+/** An initial b that makes (α / r) b a about as large as the weight, for a uniform in ±bound. */
 function drawn({ name, initialisation }: ParameterSpec, lora: LoraConfig, bound: number): Initialisation {
 	if (initialisation.kind !== "normal") throw new RangeError(`${name} is no projection.`);
 	const deviationOfSum = Math.sqrt(lora.rank) * (bound / Math.sqrt(3));

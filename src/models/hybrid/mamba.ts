@@ -1,6 +1,6 @@
 /**
- * One Mamba-2 layer (docs/spec/language-model.md §2.2): x_TH → mixer(rms(x_TH)), without the residual. Tensor
- * parallelism cuts heads and groups, so no data are exchanged between the two projections.
+ * A Mamba-2 layer (docs/spec/language-model.md §2.2): x_TH → mixer(rms(x_TH)), without the residual. Tensor parallelism shards
+ * heads and groups, so nothing is communicated between the two projections.
  */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { splitColumns } from "../../tensor/ops/split-columns.ts";
@@ -28,7 +28,7 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: ResidualSum): T
 	return reduceScatterSequence(tape, partial, tp);
 }
 
-/** The computation between the projections, of this rank's heads: the convolution, the scan with its gate, the norm. */
+/** Everything between the projections, for this rank's heads: convolution, gated scan, norm. */
 function mixTokens(tape: Tape, context: LayerContext, zxBCdt: Tensor): Tensor {
 	const { config, weights, sequences, mixing } = context;
 	const { tp } = context.parallel;

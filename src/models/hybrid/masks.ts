@@ -1,8 +1,8 @@
 /**
- * Where an elastic model's masks stand in the hybrid language model (docs/spec/elastic.md §9). A microbatch has masks of its
- * own; without any the model is the parent. A norm over masked channels has another ε and a factor behind it, which make it
- * the norm over the channels that are left. Factors of columns commute with sums over rows, so that most masks stand in the
- * operations beside them: in norms, in residual sums, before experts' rows are copied and behind their sum, in activations.
+ * Where an elastic model's masks apply in the hybrid language model (docs/spec/elastic.md §9). Each microbatch has masks of its
+ * own; without masks the model is the parent. A norm over masked columns has another ε and an output scale, which make it the
+ * norm over the remaining columns. Column factors commute with sums over rows, so most masks are fused into neighbouring
+ * operations: norms, residual sums, the copy of experts' rows and their sum, activations.
  */
 
 import type { ColumnMask, Mask, ScaleMask } from "../../tensor/column-mask.ts";
@@ -18,55 +18,55 @@ import type { Tensor } from "../../tensor/tensor.ts";
 /** A norm over masked columns. */
 export interface NormMask {
 	readonly epsilonFactor: number;
-	/** Scale of the norm's output. */
+	/** Scale of the norm's output, √(kept / all columns). */
 	readonly scale: ScaleMask;
 }
 
-/** Masks of one layer; null for the kinds of layers that it does not belong to. */
+/** Masks of one layer; a field is null if the layer is of another kind. */
 export interface LayerMasks {
 	readonly mamba: {
-		/** Columns of z and of dt. */
+		/** Masks of the columns of z and dt. */
 		readonly gate: ColumnMask;
 		readonly step: ColumnMask;
-		/** The weight's factors are squares: they stand for those of x as well. */
+		/** Factors of the weight are squared: the convolution's input is masked by the same factors. */
 		readonly convolution: ChannelMask;
 		readonly norm: NormMask;
 	} | null;
 	readonly attention: {
-		/** Columns of query, key and value heads. */
+		/** Mask of the columns of query, key and value heads. */
 		readonly projection: ColumnMask;
 		readonly attended: ColumnMask;
 	} | null;
 	readonly moe: {
 		readonly scores: ScoreMask | null;
-		/** Between an expert's projections; null: none. */
+		/** Mask between an expert's projections; null: none. */
 		readonly channels: Mask | null;
 	} | null;
-	/** Scale of the layer's branch, 0 to leave the layer out; null: it is never left out. */
+	/** Scale of the layer's branch, 0 to skip the layer; null: the layer is never skipped. */
 	readonly keep: ScaleMask | null;
 }
 
 export interface ModelMasks {
-	/** Columns of hidden states; null: all of them. */
+	/** Mask of the columns of hidden states; null: all are kept. */
 	readonly hidden: ColumnMask | null;
 	readonly norm: NormMask | null;
-	/** Whether embedded tokens are masked. */
+	/** Whether the embedding is masked. */
 	readonly masksEmbedding: boolean;
-	/** Layers of the main part by number. */
+	/** Masks of a layer of the main part by its index. */
 	readonly layer: (index: number) => LayerMasks;
 }
 
-/** x, masked where there is a mask. */
+/** x times the mask, or x itself without one. */
 export function masked(tape: Tape, x: Tensor, columns: ColumnMask | null | undefined): Tensor {
 	return columns ? maskColumns(tape, x, { columns, scale: null }) : x.share();
 }
 
-/** The sum of a and b; b may be masked. */
+/** a + b, with b masked if there is a mask. */
 export function addMasked(tape: Tape, a: Tensor, b: Tensor, columns: ColumnMask | null | undefined): Tensor {
 	return columns ? addMaskedColumns(tape, a, b, { columns, scale: null }) : add(tape, a, b);
 }
 
-/** The sum of x and a branch, which may be masked. The next norm may write the sum. */
+/** x + branch, with the branch masked if there is a mask; the sum may be written by the next norm. */
 export function addBranch(
 	tape: Tape,
 	x: Tensor,
@@ -79,7 +79,7 @@ export function addBranch(
 		: addLater(tape, x, branch);
 }
 
-/** The norm of columns that may be masked, with the masks of what enters. `sum`: the sum that x is. */
+/** The RMS norm of x, masked if there are masks. `sum`: the residual sum that x is, which the norm may write. */
 export function maskedNorm(
 	tape: Tape,
 	x: Tensor,

@@ -1,7 +1,4 @@
-/**
- * Feed-forward pieces (docs/spec/language-model.md §4.1): the dense layer, and the two-projection block shared experts
- * use.
- */
+/** The dense MLP layer, and the two projections that it shares with shared experts (docs/spec/language-model.md §4.1). */
 import { reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
@@ -11,7 +8,7 @@ import type { LayerContext } from "./layer-context.ts";
 import { addOutputBias, project } from "./projection.ts";
 import { everyRanksTokens, normed, runModule } from "./recomputed-module.ts";
 
-/** fc2(act(fc1(u))) of the two projections named `prefix`…; u_TH and the result are this rank's tokens. */
+/** fc2(act(fc1(u))) with the projections named `prefix`…; u_TH and the result are this rank's tokens. */
 export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
 	using activated = enterFeedForward(tape, context, u, prefix);
 	return leaveFeedForward(tape, context, activated, prefix);
@@ -26,7 +23,7 @@ export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, p
 	return activation(tape, hidden, kind, { clamp, linearOffset });
 }
 
-/** The second half of feedForward: fc2 of the activated channels; this rank's tokens. */
+/** The second half of feedForward: fc2 of the activated channels, this rank's tokens. */
 export function leaveFeedForward(tape: Tape, context: LayerContext, activated: Tensor, prefix: string): Tensor {
 	const { tp } = context.parallel;
 	const second = `${prefix}linear_fc2.weight`;

@@ -1,4 +1,4 @@
-/** One rank's part of the hybrid language model: the parameters of its stages, its routers, and the stages themselves. */
+/** One rank's part of the hybrid language model: parameters, routers, and the stages (segments) of the rank. */
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
@@ -15,17 +15,17 @@ import { HybridStage } from "./stage.ts";
 
 export class HybridModel implements Disposable {
 	readonly #parameters: ModuleParameters;
-	/** Default: this process alone. */
+	/** Default: no model parallelism. */
 	readonly parallel: ModelParallel;
-	/** Begin of the names of every MoE layer of this rank, by layer index. */
+	/** Name prefix of each MoE layer on this rank, by layer index. */
 	readonly #routerPrefixes: ReadonlyMap<number, string>;
-	/** State of the router of every MoE layer that is here, by layer index. */
+	/** Router state of each MoE layer on this rank, by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
-	/** null: every expert is here. */
+	/** null: this rank holds all experts, so rows cannot overflow. */
 	readonly #overflow: ExpertOverflow | null;
-	/** Measures the layers of every pass from now on; null: nothing does. */
+	/** Observes the layers of every later pass; null: none. */
 	probe: LayerProbe | null = null;
-	/** In the order of the layers. */
+	/** The segments on this rank, in the order of layers. */
 	readonly stages: readonly HybridStage[];
 
 	constructor(
@@ -34,11 +34,11 @@ export class HybridModel implements Disposable {
 		options: {
 			readonly frozen: boolean;
 			readonly parallel?: ModelParallel;
-			/** Runs of layers that are here, ascending; default: all of them. */
+			/** The segments on this rank, ascending; default: all layers. */
 			readonly segments?: readonly Segment[];
-			/** Replicas of dense and of expert parameters; default one. */
+			/** Data-parallel replicas of dense and of expert parameters; default 1. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
-			/** Buckets of gradients for reduction; default: gradients are not cut. */
+			/** Gradient buckets; default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
 		},
 	) {
@@ -85,7 +85,7 @@ export class HybridModel implements Disposable {
 		this.#parameters.initialise(seed);
 	}
 
-	/** This rank's part of every tensor of the model, buffers included. */
+	/** This rank's part of every tensor of the model, buffers included. The caller disposes them. */
 	*logicalTensors(): Generator<LogicalTensor> {
 		yield* this.#parameters.logicalTensors();
 		if (!this.config.moe.expertBias) return;
@@ -103,12 +103,15 @@ export class HybridModel implements Disposable {
 		}
 	}
 
-	/** A UserError when experts of this rank were sent more rows than they have room for since the last call; waits for the device. */
+	/**
+	 * Throws a UserError if experts of this rank were sent more rows than they have room for since the last call; waits for the
+	 * device.
+	 */
 	requireRoomForRows(): void {
 		this.#overflow?.check();
 	}
 
-	/** First row of this rank's part of the vocabulary, and the number of its rows without padding. */
+	/** This rank's vocabulary shard: its first row, and its number of rows without padding. */
 	get vocabularyShard(): { readonly start: number; readonly live: number } {
 		const { tp } = this.parallel;
 		const rows = this.config.paddedVocabularySize / tp.size;

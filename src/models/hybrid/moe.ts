@@ -1,7 +1,7 @@
 /**
- * One mixture-of-experts layer (docs/spec/language-model.md §4): x_TH → routed experts + shared expert of rms(x_TH),
- * without the residual. Routing weights multiply the activation before fc2, so the combine is a plain sum. Every rank
- * routes its own tokens; with expert parallelism their copies travel to where the experts are.
+ * A mixture-of-experts layer (docs/spec/language-model.md §4): x_TH → routed experts + shared expert of rms(x_TH), without the
+ * residual. Routing weights multiply the activation before fc2, so combining is a plain sum. Each rank routes its own tokens;
+ * under expert parallelism a token dispatcher sends their rows to the experts.
  */
 import type { ExpertParallel } from "../../parallel/experts/members.ts";
 import { linear } from "../../tensor/ops/linear.ts";
@@ -28,7 +28,7 @@ import type { TokenDispatcher } from "./token-dispatcher/dispatcher.ts";
 import { HierarchicalDispatcher } from "./token-dispatcher/hierarchical.ts";
 import { LocalDispatcher } from "./token-dispatcher/local.ts";
 
-/** Yields while rows are on their way to or from other ranks: three nodes, one where this rank holds every expert. */
+/** Runs the layer, yielding while rows are in flight: three nodes, or one if this rank holds all experts. */
 export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: ResidualSum): Nodes<Tensor> {
 	const { config } = context;
 	using u = normed(tape, context, x, "pre_mlp_layernorm.weight");
@@ -40,7 +40,7 @@ export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState
 	return mixed.y.share();
 }
 
-/** Routed experts + shared expert of u_TH. `read` is called when everything that reads u is recorded. */
+/** Routed experts + shared expert of u_TH. `read` is called when everything that reads u has been recorded. */
 function* mixExperts(
 	tape: Tape,
 	context: LayerContext,
@@ -54,7 +54,7 @@ function* mixExperts(
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
 	using dispatcher = dispatcherOf(tape, context, entering, routing, experts, router);
-	// Its first half hides the dispatch, its second half the combine.
+	// The shared expert's first half hides the dispatch, its second half the combine.
 	using shared = config.moe.sharedExpertSize > 0 ? new SharedExpert(tape, context, u) : null;
 	read();
 	if (experts) yield* nextNode(tape, "experts");
@@ -69,7 +69,7 @@ function* mixExperts(
 	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
 }
 
-/** Starts the dispatch of rows to their experts. */
+/** Creates the configured token dispatcher, which starts the dispatch. */
 function dispatcherOf(
 	tape: Tape,
 	context: LayerContext,
@@ -87,12 +87,12 @@ function dispatcherOf(
 	return new HierarchicalDispatcher(tape, u, routing, { ...parallel, nodes: dispatcher }, overflow, inE4m3);
 }
 
-/** With as many experts on a rank as this layer has. */
+/** The dispatch group, with this layer's number of experts a rank. */
 function expertParallelOf({ config, parallel: { experts } }: LayerContext): ExpertParallel | null {
 	return experts && { ...experts, localExperts: (config.moe.experts * experts.expertTensor) / experts.group.size };
 }
 
-/** The next node has a segment of its own, so that it can go backward alone. */
+/** Yields, and begins a tape segment, so that the next node can go backward on its own. */
 function* nextNode(tape: Tape, name: string): Nodes<void> {
 	const layer = tape.segments.at(-1)?.name.split(" ")[0];
 	yield;
@@ -103,7 +103,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	const { moe } = context.config;
 	const weight = "mlp.router.weight";
 	using everyExpert = linear(tape, u, context.weights(weight), biasOf(context, weight), { outputDtype: "f32" });
-	// Evaluation and generation route as the model does.
+	// Evaluation and decoding use the router's own logits.
 	const forced = moe.forceLoadBalancing && tape.training;
 	if (forced) {
 		const { key, place, localTokens } = context.random;
@@ -125,7 +125,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
-		// The step divides by its loss tokens, so a microbatch's mean over tokens counts as a sum (docs/spec/language-model.md §4.4).
+		// The step divides by its loss tokens, so the z-loss gradient is a sum over tokens (docs/spec/language-model.md §4.4).
 		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient / router.options.passes } : null,
 	});
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);

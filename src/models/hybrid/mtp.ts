@@ -24,8 +24,8 @@ import { exhaust } from "./nodes.ts";
 import type { ForwardInput, Observer, StageParts } from "./stage.ts";
 
 /**
- * The hidden state of depth `depth` (from 0), normed. `ids`: every token's (depth + 1)-th next, i32 [T]. `previous`: normed
- * hidden states_(T/tp)H of the main part, or of the depth before.
+ * Normed hidden states of depth `depth` (from 0). `ids`: each token's (depth + 1)-th next, i32 [T]. `previous`: normed hidden
+ * states_(T/tp)H of the main part or the depth before.
  */
 export function mtpDepth(
 	tape: Tape,
@@ -67,7 +67,7 @@ export function mtpDepth(
 	return normed;
 }
 
-/** eh_proj of [rms(embedding) ; rms(previous)], own tokens: every rank has rows of eh_proj. */
+/** eh_proj([rms(embedding) ; rms(previous)]) of this rank's tokens; eh_proj is column-parallel. */
 function project(
 	tape: Tape,
 	{ config, parallel, parameter, vocabularyStart }: StageParts,

@@ -1,4 +1,4 @@
-/** Every parameter of the hybrid language model: Megatron's logical names, shapes, initial values and sharding. */
+/** The parameters of the hybrid language model: Megatron's logical names, shapes, initial values and sharding. */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import { isGatedActivation } from "../../tensor/ops/activation.ts";
@@ -14,10 +14,10 @@ const columns: Shard = { kind: "split", dimension: 1 };
 const ones: Initialisation = { kind: "constant", value: 1 };
 const zeros: Initialisation = { kind: "constant", value: 0 };
 
-/** Name of the word embedding, which a tied output layer is too. */
+/** Name of the word embedding, which is the output layer too if tied. */
 export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
 
-/** The parameters of some segments in forward order. */
+/** The parameters of the given segments in forward order. */
 export function hybridParameters(
 	config: HybridConfig,
 	segments: readonly Segment[] = [wholeModel(config.pattern.length)],
@@ -32,8 +32,7 @@ export function hybridParameters(
 	});
 	const embeds = segments.some((segment) => segment.embeds);
 	const hasHead = segments.some((segment) => segment.hasHead);
-	// Tied output layers and prediction depths on another stage than the embedding read a copy, whose gradients are summed
-	// with the other's.
+	// A tied output layer, or MTP depths, on another stage than the embedding read a copy; the gradients of both are summed.
 	const rereads = tied || config.prediction !== null;
 	const copied = rereads && embeds !== hasHead;
 	const embeddingTable: ParameterSpec = {
@@ -59,7 +58,7 @@ export function hybridParameters(
 	return specs;
 }
 
-/** Parameters of a prediction depth beside those of its layers. */
+/** Parameters of an MTP depth beside those of its layers. */
 function mtpParameters(config: HybridConfig, depth: number): ParameterSpec[] {
 	const h = config.hiddenSize;
 	const prefix = mtpPrefix(depth);
@@ -88,7 +87,10 @@ function layerParameters(config: HybridConfig, symbol: LayerSymbol): ParameterSp
 	}
 }
 
-/** Projections back into the residual stream start smaller: σ0 / sqrt(layers) (docs/spec/language-model.md §6.1). */
+/**
+ * Initialisations of inner projections and of those into the residual stream, which are smaller: σ0 / sqrt(layers)
+ * (docs/spec/language-model.md §6.1).
+ */
 function distributions(config: HybridConfig): { inward: Initialisation; outward: Initialisation } {
 	const std = config.initMethodStd;
 	return {
@@ -157,14 +159,17 @@ function attentionParameters(config: HybridConfig): ParameterSpec[] {
 	];
 }
 
-/** The bias of a projection, where the model has them. */
+/** The bias of a projection, if the model has biases. */
 function biases(config: HybridConfig, name: string, width: number, shard: Shard): ParameterSpec[] {
 	if (config.biases === "none") return [];
 	const initialisation = config.biases === "drawn" ? distributions(config).inward : zeros;
 	return [{ name, shape: [width], initialisation, shard }];
 }
 
-/** Gated fc1 holds the gate half, then the linear half, or both in turns: each is cut on its own. */
+/**
+ * Sharding of fc1: gated, it holds the gate half and the linear half, or alternating runs of both; each half is sharded on its
+ * own.
+ */
 function firstLayerShard(config: HybridConfig, width: number, interleave: number): Shard {
 	if (!isGatedActivation(config.mlp.activation)) return rows;
 	return { kind: "split", dimension: 0, blocks: [width, width], ...(interleave > 0 && { interleave }) };
@@ -201,7 +206,7 @@ function moeParameters(config: HybridConfig): ParameterSpec[] {
 			initialisation: inward,
 			shard: replicated,
 		},
-		// As Megatron draws it.
+		// Megatron initialises the router's bias as a weight.
 		...biases(config, "mlp.router.bias", moe.experts, replicated).map((spec) => ({ ...spec, initialisation: inward })),
 		...feedForward(config, "mlp.experts.", moe.ffnHiddenSize, moe.interleave).map((spec) => ({
 			...spec,

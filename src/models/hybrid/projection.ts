@@ -1,4 +1,4 @@
-/** The projections of a layer, with their adapters where the model has any (lora.ts). */
+/** The projections of a layer, with their adapters if the model has any (lora.ts). */
 import { dropout } from "../../tensor/ops/dropout.ts";
 import { addBias } from "../../tensor/ops/grouped-bias.ts";
 import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
@@ -12,8 +12,8 @@ import type { LayerContext } from "./layer-context.ts";
 import { adapterName, adapterScale, isTarget } from "./lora.ts";
 
 /**
- * x_TI of all tokens · weightᵀ of the layer's projection `name`. Where tensor-parallel ranks cut the weight's columns, x has
- * this rank's and the result is its part of the sum over ranks, without the bias (addOutputBias); elsewhere with it.
+ * x_TI of all tokens · weightᵀ of the layer's projection `name`. Row-parallel: x has this rank's columns, and the result is a
+ * partial sum without the bias (addOutputBias). Column-parallel: the result includes the bias.
  */
 export function project(tape: Tape, context: LayerContext, x: Tensor, name: string): Tensor {
 	const bias = columnsAreCut(name) ? null : biasOf(context, name);
@@ -25,7 +25,7 @@ export function project(tape: Tape, context: LayerContext, x: Tensor, name: stri
 }
 
 /**
- * The projection `name` of routed experts: x_RI sorted by expert → y_RO. `factor`: f32 [R], factor of a row's bias; default 1.
+ * The projection `name` of routed experts: x_RI sorted by expert → y_RO. `factor`: f32 [R], factor of each row's bias; default 1.
  */
 export function projectByExpert(
 	tape: Tape,
@@ -45,18 +45,18 @@ export function projectByExpert(
 	return adapter === null ? base : addGroupedLowRank(tape, base, x, adapter, offsets);
 }
 
-/** The bias of a projection back into the residual stream, on this rank's tokens of the sum over ranks; takes over y_TH. */
+/** Adds the bias of a row-parallel projection to this rank's tokens of the reduced sum; takes over y_TH. */
 export function addOutputBias(tape: Tape, context: LayerContext, y: Tensor, name: string): Tensor {
 	const bias = biasOf(context, name);
 	return bias ? addBias(tape, y, bias) : y;
 }
 
-/** Of a projection's weight by its name; Mamba-2 layers have none in Megatron. */
+/** A projection's bias by its weight's name; null without biases, and in Mamba-2 layers, where Megatron has none. */
 export function biasOf({ config, weights }: LayerContext, name: string): Parameter | null {
 	return config.biases !== "none" && !name.startsWith("mixer.") ? weights(name.replace(/weight$/, "bias")) : null;
 }
 
-/** Whether a projection of the layer has an adapter. */
+/** Whether a projection has an adapter. */
 export function hasAdapter({ config }: LayerContext, name: string): boolean {
 	return config.lora !== null && isTarget(config.lora, name);
 }
@@ -67,7 +67,7 @@ function adapterOf({ config, weights }: LayerContext, name: string): LowRank | n
 	return { a: weights(adapterName(name, "a")), b: weights(adapterName(name, "b")), scale: adapterScale(lora) };
 }
 
-/** Columns that a rank has of what enters are those of its part of a. */
+/** Dropout of an adapter's input; a row-parallel projection's input has this rank's columns only. */
 function adapterDropout(tape: Tape, context: LayerContext, x: Tensor, name: string, { a }: LowRank): Tensor {
 	const { lora } = context.config;
 	const probability = tape.training ? lora!.dropout : 0;
@@ -84,7 +84,7 @@ function adapterDropout(tape: Tape, context: LayerContext, x: Tensor, name: stri
 	});
 }
 
-/** Projections back into the residual stream. */
+/** Whether a projection is row-parallel: those into the residual stream are. */
 function columnsAreCut(name: string): boolean {
 	return /\.(linear_proj|linear_fc2|out_proj)\.weight$/.test(name);
 }

@@ -1,4 +1,4 @@
-/** Parts of a layer whose activations selective recomputation may give up. */
+/** Parts of a layer that selective recomputation (--recompute-modules) can recompute. */
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import { gatherSequence } from "../../parallel/tensor-parallel.ts";
 import { type Computation, Recomputed } from "../../tensor/recompute.ts";
@@ -9,21 +9,24 @@ import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { maskedNorm } from "./masks.ts";
 
-/** Output of a part. */
+/** The output of such a part. */
 export interface ModuleOutput extends Disposable {
 	readonly y: Tensor;
-	/** Everything that reads y forward is recorded: its memory may go where the part is recomputed (Recomputed.drop). */
+	/**
+	 * To be called when every forward reader of y has been recorded: frees y's memory if the part is recomputed
+	 * (Recomputed.drop).
+	 */
 	drop(): void;
 }
 
-/** Whether this forward pass leaves the part's activations to a second one; within that second one they are kept. */
+/** Whether this forward pass discards the part's activations; the recomputing forward keeps them. */
 export function isRecomputed(tape: Tape, { recompute }: HybridConfig, module: RecomputeModule): boolean {
 	return (
 		tape.recording && !tape.replaying && recompute?.granularity === "selective" && recompute.modules.includes(module)
 	);
 }
 
-/** compute(tape, inputs), recomputed where the configuration names the part. */
+/** compute(tape, inputs), recomputed if the configuration names the part. */
 export function runModule(
 	tape: Tape,
 	config: HybridConfig,
@@ -36,8 +39,8 @@ export function runModule(
 }
 
 /**
- * The norm in front of a layer, of this rank's tokens, and of the channels that an elastic model has left: u_(T/tp)H. It writes
- * the sum x; computed again, it reads what it has written.
+ * A layer's input norm of this rank's tokens, masked for an elastic model: u_(T/tp)H. It writes the residual sum x; recomputed,
+ * it reads x.
  */
 export function normed(
 	tape: Tape,
@@ -52,10 +55,7 @@ export function normed(
 	return u;
 }
 
-/**
- * The normed tokens of all tensor-parallel ranks, u_TH. The gathering is recomputed with the norm: its gradient's sum needs no
- * copy of u.
- */
+/** All-gathers the normed tokens, u_TH. The gathering is recomputed with the norm, since its backward needs no copy of u. */
 export function everyRanksTokens(tape: Tape, { config, parallel: { tp } }: LayerContext, u: Tensor): ModuleOutput {
 	if (tp.size === 1) return kept(u.share());
 	return runModule(tape, config, "layernorm", [u], (on, own) => gatherSequence(on, own, tp));

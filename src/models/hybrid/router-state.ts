@@ -1,4 +1,4 @@
-/** A router's state between microbatches and steps: expert bias, token counts, balancing losses. */
+/** A router's state over microbatches and steps: expert bias, token counts, accumulated losses. */
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import { updateExpertBias } from "../../tensor/ops/router.ts";
@@ -14,7 +14,7 @@ const loggedNames = {
 } as const;
 export type RouterLoss = keyof typeof loggedNames;
 
-/** The losses that routers of this configuration have, in order. */
+/** The losses of the configured routers, in order. */
 export function routerLosses({ balancing, zLossCoefficient }: HybridConfig["moe"]): RouterLoss[] {
 	return [...balancing.map(({ type }) => type), ...(zLossCoefficient > 0 ? (["z_loss"] as const) : [])];
 }
@@ -25,31 +25,34 @@ export function loggedName(loss: RouterLoss): string {
 }
 
 export class RouterState implements Disposable {
-	/** Added to scores when experts are chosen; f32 [E]. */
+	/** f32 [E], added to scores for the choice of experts. */
 	readonly expertBias: Tensor;
-	/** Tokens sent to each expert since the last update; i32 [E]. */
+	/** i32 [E]: tokens routed to each expert since the last bias update. */
 	readonly tokensPerExpert: Tensor;
-	/** Tokens sent to each expert in the latest step, by all ranks; i32 [E]. */
+	/** i32 [E]: tokens that all ranks routed to each expert in the latest step. */
 	readonly stepTokens: Tensor;
-	/** Each configured loss summed over the microbatches since takeLosses; f32 [1]. */
+	/** f32 [1] each: sum of each configured loss over the microbatches since takeLosses. */
 	readonly sums: ReadonlyMap<RouterLoss, Tensor>;
-	/** global_aux_loss: counts summed over the step's microbatches so far, f32 [1, E]. */
+	/** f32 [1, E], for global_aux_loss: counts summed over the step's microbatches so far. */
 	readonly #stepCounts: Tensor;
 	#stepMicrobatches = 0;
-	/** i32 [2], not owned: rows that this rank's experts had no room for (Exchange.plan). */
+	/** i32 [2], not owned: written by Exchange.plan if rows do not fit. */
 	overflow: Tensor | null = null;
-	/** Sees, and may change, a microbatch's logits [T, E] of this rank's tokens before experts are chosen. */
+	/** Called with a microbatch's logits [T, E] of this rank's tokens before experts are chosen; may change them. */
 	onLogits: ((logits: Tensor) => void) | null = null;
-	/** Sees every microbatch's choice: experts [T, K], logits [T, E] and routing weights [T, K] of this rank's tokens. */
+	/** Called with each microbatch's choice: experts [T, K], logits [T, E] and routing weights [T, K] of this rank's tokens. */
 	onRouting: ((expertIndex: Tensor, logits: Tensor, probabilities: Tensor) => void) | null = null;
 
 	constructor(
 		readonly device: Device,
 		readonly moe: HybridConfig["moe"],
 		readonly options: {
-			/** Ranks over which a microbatch's tokens are cut. */
+			/** Number of ranks over which a microbatch's tokens are split. */
 			readonly tokenShards: number;
-			/** How often a microbatch passes this router; each pass's losses weigh as much less (docs/spec/language-model.md §4.4). */
+			/**
+			 * How often a microbatch passes this router (repeated MTP depths); each pass's losses are divided by it
+			 * (docs/spec/language-model.md §4.4).
+			 */
 			readonly passes: number;
 		},
 	) {
@@ -60,21 +63,23 @@ export class RouterState implements Disposable {
 		this.sums = new Map(routerLosses(moe).map((name) => [name, Tensor.zeros(device, [1], "f32", "parameter")]));
 	}
 
-	/** Replaces a microbatch's counts by their mean over the step's microbatches so far, this one included. */
+	/**
+	 * For global_aux_loss: replaces a microbatch's counts by their mean over the step's microbatches so far, this one included.
+	 */
 	averageCounts(counts: Tensor): void {
 		axpby(counts, this.#stepCounts, 1, 1);
 		this.#stepMicrobatches++;
 		this.readAverageCounts(counts);
 	}
 
-	/** The mean as averageCounts left it: for a replay of the microbatch. */
+	/** Reads the mean that averageCounts computed, for a recomputing forward of the microbatch. */
 	readAverageCounts(counts: Tensor): void {
 		axpby(this.#stepCounts, counts, 1 / this.#stepMicrobatches, 0);
 	}
 
 	/**
-	 * End of a step: updates the expert bias from the tokens that all ranks of `group` (those that hold this router)
-	 * counted in it (docs/spec/language-model.md §4.3).
+	 * Ends a step: updates the expert bias from the tokens that all ranks of `group` (those with a replica of this router)
+	 * counted (docs/spec/language-model.md §4.3).
 	 */
 	finishStep(group: Group): void {
 		group.allReduce(this.tokensPerExpert).wait();
@@ -85,9 +90,9 @@ export class RouterState implements Disposable {
 	}
 
 	/**
-	 * Mean losses of a microbatch over all ranks of `group`, before their coefficients, as routerLosses orders them; the
-	 * z-loss is the mean of a token. `microbatches` and `tokens` are this rank's: ranks that cut a microbatch's tokens
-	 * each have a part of its loss, lanes have microbatches of their own.
+	 * Mean losses of a microbatch over all ranks of `group`, before their coefficients, in the order of routerLosses; the z-loss
+	 * is the mean over tokens. `microbatches` and `tokens` are this rank's: sequence-parallel ranks each have a part of a
+	 * microbatch's loss, data lanes have microbatches of their own.
 	 */
 	takeLosses(group: Group, microbatches: number, tokens: number): number[] {
 		const lanes = group.size / this.options.tokenShards;

@@ -1,15 +1,12 @@
-/**
- * How the layers of the language model are cut into the runs that pipeline stages pass at once
- * (docs/spec/language-model.md §1.3).
- */
+/** Segments of the language model's layers: virtual pipeline stages (docs/spec/language-model.md §1.3). */
 
-/** Layers [begin, end), which may be none. */
+/** Layers [begin, end); may be empty. */
 export interface Segment {
 	readonly begin: number;
 	readonly end: number;
-	/** Whether ids are embedded before them: in the first segment. */
+	/** Whether the embedding precedes them: in the first segment. */
 	readonly embeds: boolean;
-	/** Whether the final norm and the output layer come after them: in the last segment. */
+	/** Whether the final norm and the output layer follow them: in the last segment. */
 	readonly hasHead: boolean;
 }
 
@@ -17,7 +14,7 @@ export function wholeModel(layers: number): Segment {
 	return { begin: 0, end: layers, embeds: true, hasHead: true };
 }
 
-/** Segments of so many layers each, in order. */
+/** Segments of the given numbers of layers, in order. */
 export function segmentsOf(lengths: readonly number[]): Segment[] {
 	let begin = 0;
 	return lengths.map((length, index) => {
@@ -26,7 +23,7 @@ export function segmentsOf(lengths: readonly number[]): Segment[] {
 	});
 }
 
-/** Layers of every block of a segment. `lengths`: of all blocks of the model, which no segment cuts. */
+/** Layers [begin, end) of each block of a segment. `lengths`: of all blocks of the model, which no segment splits. */
 export function blocksOf(
 	lengths: readonly number[],
 	segment: Segment,

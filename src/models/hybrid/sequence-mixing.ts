@@ -1,6 +1,6 @@
 /**
- * The operations that look along a sequence: rotary positions, attention, the convolution and the state space scan. Training
- * runs them over whole sequences; decoding also keeps what they have seen, and then goes on a token at a time.
+ * The operations that mix the tokens of a sequence: rotary embedding, attention, convolution, state space scan. Training applies
+ * them to whole sequences; decoding replaces them by versions that keep a cache and go on token by token.
  */
 import { attention } from "../../tensor/ops/attention.ts";
 import { causalConv1d } from "../../tensor/ops/causal-conv1d.ts";
@@ -14,5 +14,5 @@ export interface Mixing {
 	readonly scan: typeof ssdScan;
 }
 
-/** The operations over whole sequences, which keep nothing for later tokens. */
+/** The operations on whole sequences, without a cache. */
 export const wholeSequences: Mixing = { rope, attention, convolution: causalConv1d, scan: ssdScan };

@@ -1,4 +1,4 @@
-/** The expert that every token passes, beside the experts that a router chooses (docs/spec/language-model.md §4). */
+/** The shared expert, which every token passes beside its routed experts (docs/spec/language-model.md §4). */
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import type { LayerContext } from "./layer-context.ts";
@@ -8,8 +8,8 @@ import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.
 const prefix = "mlp.shared_experts.";
 
 /**
- * The shared expert in two halves, forward and backward: each half hides an exchange of rows. The constructor runs the first half,
- * finish() the second. A shared expert that is recomputed has no halves: the constructor runs all of it.
+ * The shared expert in two halves, each of which hides an exchange of rows, forward and backward: the constructor runs the first,
+ * finish() the second. If it is recomputed it has no halves, and the constructor runs all of it.
  */
 export class SharedExpert implements Disposable {
 	readonly #whole: ModuleOutput | null;
@@ -32,7 +32,7 @@ export class SharedExpert implements Disposable {
 		if (this.#activated) this.#y = leaveFeedForward(this.tape, this.context, this.#activated, prefix);
 	}
 
-	/** Of this rank's tokens; there after finish(). */
+	/** The output for this rank's tokens; set by finish(). */
 	get y(): Tensor {
 		return this.#whole?.y ?? this.#y!;
 	}

@@ -1,7 +1,7 @@
 /**
- * A run of layers of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): the
- * whole of it, or the part that a pipeline stage passes at once. Tokens of all sequences of a microbatch lie one after
- * the other: activations are x_TH. With tensor parallelism each rank holds an equal run of the tokens between layers.
+ * A segment of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): all layers, or a
+ * virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
+ * rank holds an equal run of the tokens between layers.
  */
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
 import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
@@ -26,8 +26,8 @@ import { blocksOf, type Segment } from "./segments.ts";
 import type { Mixing } from "./sequence-mixing.ts";
 
 /**
- * Called with values as they arise: "text_embedding", "embedding" (image rows added), "layer.0" … (residual added),
- * "final_norm", "logits".
+ * Called with each activation: "text_embedding", "embedding" (with image rows), "layer.0" … (with residual), "final_norm",
+ * "logits".
  */
 export type Observer = (name: string, value: Tensor) => void;
 
@@ -35,34 +35,34 @@ export interface ForwardInput {
 	/** Token ids of the whole microbatch, i32 [T]; an id outside the vocabulary embeds as zeros. */
 	readonly ids: Tensor;
 	readonly sequences: Sequences;
-	/** The parts of the sequences among the tokens that this rank holds between layers. */
+	/** The parts of the sequences in this rank's run of tokens between layers. */
 	readonly localSequences: Sequences;
-	/** Key of this step's dropout masks. */
+	/** Philox key of the step's dropout masks. */
 	readonly dropoutKey: number;
-	/** The microbatch's tokens among those of the step's global batch. */
+	/** Indices of the microbatch's tokens in the step's global batch. */
 	readonly tokens: TokenSlice;
-	/** The part of them that this rank holds between layers. */
+	/** The tokens in this rank's run between layers. */
 	readonly localTokens: TokenSlice;
-	/** Adds to the embedding of this rank's tokens, [T / tp, H]: image rows in their places. */
+	/** Adds the image rows to the embedding of this rank's tokens, [T / tp, H]. */
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
-	/** Masks of an elastic model's microbatch; default: none. */
+	/** Masks of an elastic model's sampled submodel; default: none. */
 	readonly masks?: ModelMasks | undefined;
-	/** The operations of a layer that look along the sequences; default: they see whole sequences and keep nothing. */
+	/** The sequence-mixing operations of each layer; default: on whole sequences, without a cache. */
 	readonly mixing?: (layer: number) => Mixing;
-	/** Picks the tokens whose logits are wanted; default: all. */
+	/** Selects the tokens whose logits are computed; default: all. */
 	readonly wanted?: SparseMatrix;
 }
 
-/** The parts of the model that a stage has. */
+/** The parts of the model that a stage uses. */
 export interface StageParts {
 	readonly config: HybridConfig;
 	readonly parallel: ModelParallel;
 	readonly parameter: (name: string) => Parameter;
-	/** State of the MoE layers' routers by layer index. */
+	/** Router state of the MoE layers by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
-	/** First row of this rank's part of the vocabulary. */
+	/** First row of this rank's vocabulary shard. */
 	readonly vocabularyStart: number;
-	/** Gives the probe that measures the layers of the pass to come, or null; absent: the layers are never measured. */
+	/** Returns the probe of the pass to come, or null; absent: layers are never observed. */
 	readonly probe?: () => LayerProbe | null;
 }
 
@@ -73,8 +73,8 @@ export class HybridStage {
 	) {}
 
 	/**
-	 * From the ids, or from the stage before's hidden states_(T/tp)H: hidden states_(T/tp)H for the next stage, or with a head
-	 * logits_T(V/tp): all tokens, this rank's part of the vocabulary.
+	 * Forward pass from the ids, or from the stage before's hidden states_(T/tp)H (`entered`), to hidden states_(T/tp)H for the
+	 * next stage or, with the output layer, logits_T(V/tp) of all tokens and this rank's vocabulary shard.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Tensor {
 		const hidden = exhaust(this.hidden(tape, input, entered, observe));
@@ -84,8 +84,8 @@ export class HybridStage {
 	}
 
 	/**
-	 * Hidden states_(T/tp)H for the next stage; where the head is, those that it reads, normed. Yields before and after every
-	 * block, and where a block's rows are on their way.
+	 * Hidden states_(T/tp)H for the next stage, normed if the output layer follows. Yields before and after each block, and while
+	 * a block's rows are in flight.
 	 */
 	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Nodes<Tensor> {
 		using first = entered?.share() ?? this.#embed(tape, input, observe);
@@ -103,7 +103,7 @@ export class HybridStage {
 		return normed;
 	}
 
-	/** The output layer on normed hidden states_(T/tp)H: logits_T(V/tp), all tokens, this rank's part of the vocabulary. */
+	/** The output layer of normed hidden states_(T/tp)H: logits_T(V/tp) of all tokens and this rank's vocabulary shard. */
 	logits(tape: Tape, normed: Tensor, observe?: Observer, wanted?: SparseMatrix): Tensor {
 		using gathered = gatherSequence(tape, normed, this.parts.parallel.tp);
 		using everyToken = wanted ? spmm(tape, wanted, gathered) : gathered.share();
@@ -142,7 +142,7 @@ export class HybridStage {
 		return x;
 	}
 
-	/** Layers in order: runs of recomputed blocks, the others layer by layer. */
+	/** The layers as runs to recompute together, and single layers to run plainly. */
 	get #runs(): { readonly begin: number; readonly end: number; readonly recomputed: boolean }[] {
 		const { recompute } = this.parts.config;
 		const wanted = recompute?.granularity === "full" ? recompute : null;
@@ -167,7 +167,7 @@ export class HybridStage {
 		return blocksOf(this.parts.config.blocks, this.segment);
 	}
 
-	/** Runs layers [begin, end) and keeps the first layer's input alone: backward computes the rest again. */
+	/** Runs layers [begin, end) and keeps only the first layer's input; backward recomputes the rest. */
 	#recompute(tape: Tape, begin: number, end: number, first: Tensor, input: ForwardInput): ResidualSum {
 		using y = recompute(tape, first, (again, value) => {
 			let x = ResidualSum.of(value);

@@ -1,6 +1,6 @@
 /**
- * The encoder module: RADIO tower and projector in one set of parameters, which one grid of ranks holds. Images in, rows
- * of the language model's width out.
+ * The encoder module, RADIO tower and projector, as one set of parameters on one grid of ranks: images in, rows of the language
+ * model's width out.
  */
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
@@ -21,19 +21,19 @@ export interface EncoderConfig {
 }
 
 export interface EncoderInput {
-	/** Patches of all images, [Σ rows · columns, 3p²] in f32 or the encoder's type. */
+	/** Patches of all images, [Σ rows · columns, 3p²], f32 or the encoder's dtype. */
 	readonly patches: Tensor;
 	readonly grids: readonly PatchGrid[];
-	/** Key of this step's random crops of the position table. */
+	/** Philox key of the step's random crops of the position table. */
 	readonly cropKey: number;
-	/** Place of every image among those of the step's global batch: crops follow it, so no layout matters. */
+	/** Index of each image in the step's global batch; crops follow it, so that no layout changes them. */
 	readonly indices: readonly number[];
 }
 
 export class EncoderModule implements Disposable {
 	readonly #parameters: ModuleParameters;
 	readonly #tower: RadioModel;
-	/** Default: this process alone. */
+	/** Default: no model parallelism. */
 	readonly parallel: ModelParallel;
 
 	constructor(
@@ -43,9 +43,9 @@ export class EncoderModule implements Disposable {
 			readonly frozenTower: boolean;
 			readonly frozenProjector: boolean;
 			readonly parallel?: ModelParallel;
-			/** Replicas of dense and of expert parameters; default one. */
+			/** Data-parallel replicas; default 1. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
-			/** Buckets of gradients for reduction; default: gradients are not cut. */
+			/** Gradient buckets; default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
 		},
 	) {
@@ -80,14 +80,14 @@ export class EncoderModule implements Disposable {
 		this.#parameters.initialise(seed);
 	}
 
-	/** This rank's part of every tensor of the module. */
+	/** This rank's part of every tensor of the module. The caller disposes them. */
 	logicalTensors(): Generator<LogicalTensor> {
 		return this.#parameters.logicalTensors();
 	}
 
 	/**
-	 * Rows_RH of all images in order, on every tensor-parallel rank; rowsPerImage says whose they are. Without images: no
-	 * rows, and no parameter takes part (all ranks of a tensor-parallel group see the same images).
+	 * Rows_RH of all images in order, on each tensor-parallel rank; rowsPerImage gives each image's number. Without images there
+	 * are no rows and no parameter is used (all ranks of a tensor-parallel group see the same images).
 	 */
 	forward(tape: Tape, input: EncoderInput, observe?: RadioObserver): EncodedImages {
 		const { tower } = this.config;
@@ -99,7 +99,7 @@ export class EncoderModule implements Disposable {
 		return this.project(tape, { features, rowsPerImage: packed.rowsPerImage }, observe);
 	}
 
-	/** A frozen tower's features of at least one image, before the projector. */
+	/** The frozen tower's features, before the projector, of at least one image. */
 	frozenFeatures(patches: Tensor, grids: readonly PatchGrid[]): EncodedFeatures {
 		if (!this.options.frozenTower) throw new Error("The tower trains: its features are of one step alone.");
 		using packed = new PackedImages(this.device, this.config.tower, grids, null);
@@ -107,7 +107,7 @@ export class EncoderModule implements Disposable {
 		return { features: this.#tower.forward(tape, patches, packed), rowsPerImage: packed.rowsPerImage };
 	}
 
-	/** Rows of the language model's width from the tower's features, which stay the caller's. */
+	/** Projects the tower's features to rows of the language model's width; the features stay the caller's. */
 	project(tape: Tape, { features, rowsPerImage }: EncodedFeatures, observe?: RadioObserver): EncodedImages {
 		const rows = project(tape, this.config.projector, this.#parameters, features, this.parallel.tp);
 		observe?.("projector", rows);
@@ -115,8 +115,8 @@ export class EncoderModule implements Disposable {
 	}
 
 	/**
-	 * Random windows of the position table while the tower trains; a frozen one is always evaluated
-	 * (docs/spec/vision.md §1.8).
+	 * Random windows of the position table, if the tower trains; a frozen tower always uses the whole table (docs/spec/vision.md
+	 * §1.8).
 	 */
 	#crops(tape: Tape, { cropKey, indices }: EncoderInput) {
 		const { mode, randomCrop } = this.config.tower.positions;

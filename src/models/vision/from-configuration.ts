@@ -1,4 +1,4 @@
-/** The encoder module that a training configuration stands for (docs/spec/vision.md §1.1, §1.2, §3). */
+/** EncoderConfig of a training configuration (docs/spec/vision.md §1.1, §1.2, §3). */
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { outputWidth, type RadioConfig } from "../radio/config.ts";
@@ -31,9 +31,9 @@ export type EncoderKeys = Pick<
 	| "visionProjectionType"
 >;
 
-/** MIMO's choices where no key says otherwise: class tokens without positions. */
+/** Uses MIMO's choices where no key decides, such as class tokens without positions. */
 export function encoderConfig(c: EncoderKeys): EncoderConfig {
-	// Upstream copies the language model's initialisation, its depth included.
+	// Upstream copies the language model's initialisation, including the number of its layers.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
 	const initialisation = { initMethodStd: c.initMethodStd, outputInitMethodStd };
 	const tower: RadioConfig = {
@@ -66,7 +66,8 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 			inputSize: outputWidth(tower),
 			outputSize: c.hiddenSize,
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
-			// The language model's, as in Megatron-Bridge; transformers has 1e-5, which published models have there too.
+			// The language model's epsilon, as in Megatron-Bridge; transformers has 1e-5, which published models also use for the
+			// language model.
 			normEpsilon: c.visionProjectionNorm ? c.normEpsilon : null,
 		},
 	};

@@ -1,7 +1,6 @@
 /**
- * Image rows in the language sequence (docs/spec/vision.md §4.1): a sequence holds one placeholder id for every image
- * row; the k-th placeholder of a microbatch takes the k-th row. Text embeds as usual, a placeholder's own embedding is
- * zero.
+ * Merges image rows into the token embeddings (docs/spec/vision.md §4.1): a sequence holds one image token for each image row,
+ * and the k-th image token of a microbatch takes the k-th row. An image token's own embedding is zero.
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
@@ -12,19 +11,19 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { TokenSlice } from "../../tensor/token-slice.ts";
 
-/** An id that no vocabulary has: it embeds as zeros. */
+/** An id outside any vocabulary, which embeds as zeros. */
 const noToken = -1;
 
-/** Places of a microbatch's image tokens. */
+/** Positions of a microbatch's image tokens. */
 export interface ImagePlaces {
-	/** Token ids for embedding, placeholders outside the vocabulary. */
+	/** Token ids for the embedding, with image tokens replaced by noToken. */
 	readonly ids: Int32Array;
-	/** Image row of every token; −1 for text. */
+	/** Image row of each token; −1 for text. */
 	readonly rowOfToken: Int32Array;
 	readonly placesPerSample: readonly number[];
 }
 
-/** `lengths`: tokens of every sample, in order. */
+/** Finds the image tokens. `lengths`: tokens of each sample, in order. */
 export function findImagePlaces(ids: Int32Array, lengths: readonly number[], imageTokenId: number): ImagePlaces {
 	const text = ids.slice();
 	const rowOfToken = new Int32Array(ids.length).fill(-1);
@@ -41,7 +40,7 @@ export function findImagePlaces(ids: Int32Array, lengths: readonly number[], ima
 	return { ids: text, rowOfToken, placesPerSample };
 }
 
-/** Throws a UserError unless every sample has as many image rows as image tokens. `where`: such as "microbatch 3". */
+/** Throws a UserError unless each sample has as many image rows as image tokens. `where`: such as "microbatch 3". */
 export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly number[], where: string): void {
 	const { placesPerSample } = places;
 	if (rowsPerSample.length !== placesPerSample.length) {
@@ -58,7 +57,7 @@ export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly numb
 	}
 }
 
-/** The matrix that puts a microbatch's image rows at this rank's equal run of its tokens. */
+/** The sparse matrix that places a microbatch's image rows in this rank's run of tokens. */
 export function placement(device: Device, { rowOfToken, placesPerSample }: ImagePlaces, tp: Group): SparseMatrix {
 	const { ranges } = TokenSlice.of(0, rowOfToken.length).cut(tp);
 	const own = Int32Array.from(ranges.flatMap(({ first, count }) => [...rowOfToken.subarray(first, first + count)]));
@@ -67,8 +66,8 @@ export function placement(device: Device, { rowOfToken, placesPerSample }: Image
 }
 
 /**
- * y = embedded with every image row at its place; embedded_(T/tp)H is zero there. rows_RH are all rows of the microbatch;
- * their gradient is the sum over the ranks that each hold a run of the tokens.
+ * y = embedded with each image row at its token; embedded_(T/tp)H is zero there. rows_RH are all rows of the microbatch; their
+ * gradient is all-reduced over the ranks that each hold a run of the tokens.
  */
 export function placeImageRows(tape: Tape, embedded: Tensor, rows: Tensor, placement: SparseMatrix, tp: Group): Tensor {
 	using entered = copyToTensorParallel(tape, rows, tp);

@@ -1,6 +1,4 @@
-/**
- * From encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on every rank.
- */
+/** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
 import type { Group } from "../../parallel/group.ts";
 import type { Shard } from "../../parallel/shard.ts";
 import { columnParallelLinear, gatherColumns, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
@@ -20,7 +18,7 @@ export interface ProjectorConfig {
 	/** mlp: epsilon of an RMS norm before the first projection; null: no norm, as in MIMO. */
 	readonly normEpsilon: number | null;
 	readonly initMethodStd: number;
-	/** mlp: of the second projection. */
+	/** mlp: standard deviation of the second projection's initial values. */
 	readonly outputInitMethodStd: number;
 }
 
@@ -50,7 +48,7 @@ export function projectorParameters(config: ProjectorConfig): ParameterSpec[] {
 	];
 }
 
-/** affine: W x; mlp: W2 relu(W1 norm(x))². The same rows on every tensor-parallel rank. */
+/** affine: W x; mlp: W2 relu(W1 norm(x))². The result is equal on all tensor-parallel ranks. */
 export function project(
 	tape: Tape,
 	config: ProjectorConfig,

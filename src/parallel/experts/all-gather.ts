@@ -1,22 +1,21 @@
 /**
- * Gathers all members' rows at every member, and sums all members' parts of a row at the member that owns the row: the exchange
- * of experts' rows with the fewest bytes where a group is smaller than the number of a token's experts. The number of rows is
- * known without reading the device.
+ * The all-gather token dispatcher's exchange: gathers all members' rows at every member, and reduce-scatters the partial outputs.
+ * It sends the fewest bytes if the group is smaller than top-k, and needs no row counts from the device.
  */
 import type { Tape } from "../../tensor/tape.ts";
 import { contiguous, copyInto, Tensor } from "../../tensor/tensor.ts";
 import type { Group, RowsOfMember } from "../group.ts";
 import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
-/** Members' rows lie one after the other: `rows` of each member, at least as many as any member has. */
+/** The members' rows are concatenated, padded to `rows` each, the most that any member has. */
 export interface Gathering {
 	readonly group: Group;
 	readonly rows: number;
 }
 
 /**
- * Starts this member's rows, and what goes beside them, on their way to all members. Rows come in the order of the members; where
- * a member has fewer than `rows`, its last ones are -1. Backward: the sum of all members' gradients of this member's rows.
+ * Starts gathering the members' rows and the values sent along, in the order of the members; padding rows are -1. Backward: the
+ * sum of all members' gradients of this member's rows.
  */
 export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering): StartedExchange {
 	return recordExchange(tape, "gather rows", [], sent, {
@@ -25,7 +24,10 @@ export function startGather(tape: Tape, sent: RowsOfMember, gathering: Gathering
 	});
 }
 
-/** Starts the sum of all members' parts: this member receives the sum of its `own` rows. Backward: every member receives all gradients. */
+/**
+ * Starts the reduction of all members' partial outputs; this member receives the sum of its `own` rows. Backward: every member
+ * receives all gradients.
+ */
 export function startSum(tape: Tape, partial: Tensor, own: number, gathering: Gathering): StartedExchange {
 	const sent = { rows: partial, beside: null };
 	return recordExchange(tape, "sum rows", [], sent, {
@@ -49,7 +51,9 @@ function gathered(sent: RowsOfMember, gathering: Gathering): Transfer {
 	);
 }
 
-/** This member's place among all rows, filled with a copy, because the sent rows may be freed before other members have them. */
+/**
+ * Copies this member's rows to their place among all rows: the sent rows may be freed before other members have received them.
+ */
 function ownPlace(all: Tensor, part: Tensor, { group, rows }: Gathering): Tensor {
 	const first = group.rank * rows;
 	using filled = all.rowsFrom(first, part.rows);

@@ -1,8 +1,9 @@
 /**
- * Token exchange between ranks that hold different experts (docs/spec/language-model.md §4.5). The dispatch group is expt_tp × ep,
- * expt_tp fastest: expert e lives on the `expertTensor` members of expert-parallel rank e / (E / EP), each with a part of
- * its channels. A token copy goes to all of them, and their partial outputs are summed on the way back. Which rows go where
- * is found on the device, from every member's counts: the host does not wait for them, but where the row transport needs them.
+ * The all-to-all token dispatcher's exchange between ranks with different experts (docs/spec/language-model.md §4.5). The
+ * dispatch group is expt_tp × ep, expt_tp fastest: expert e is on the `expertTensor` members of expert-parallel rank e / (E /
+ * EP), each with a shard of its channels. A token's row is sent to all of them, and their partial outputs are summed on the way
+ * back. The device computes from every member's counts which rows go where; the host waits for them only if the row transport
+ * needs counts.
  */
 import type { ExpertOrder } from "../../tensor/ops/permute.ts";
 import type { Tape } from "../../tensor/tape.ts";
@@ -12,25 +13,25 @@ import { rowCapacity } from "./capacity.ts";
 import { type ExchangeMembers, tokensOfAnyMember } from "./members.ts";
 import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
-/** Source and destination of every row of one dispatch: found once, used for rows and probabilities, both ways. */
+/** The plan of one dispatch: source and destination of each row, used for rows and probabilities in both directions. */
 export class Exchange implements Disposable {
-	/** i32 [1], the last of `offsets`: rows of this rank's experts. */
+	/** i32 [1], the last of `offsets`: number of rows for this rank's experts. */
 	readonly rowCount: Tensor;
-	/** i32 [1]: rows that this rank sends. */
+	/** i32 [1]: number of rows that this rank sends. */
 	readonly sentCount: Tensor;
 
 	private constructor(
 		readonly parallel: ExchangeMembers,
-		/** Rows of this rank's tokens, live ones first: an upper bound. */
+		/** Upper bound of this rank's rows, live ones first. */
 		readonly slots: number,
-		/** Room for the rows of one member, equal at all members: as many rows as any member sends. */
+		/** Rows reserved for each member, equal at all members: as many as any member sends. */
 		readonly regionRows: number,
-		/** Rows that this rank's experts have room for. */
+		/** Rows reserved for this rank's experts. */
 		readonly capacity: number,
-		/** To the experts, and back from them. */
+		/** Ranges of rows to the experts (`out`) and from them (`in`). */
 		readonly out: DeviceRanges,
 		readonly back: DeviceRanges,
-		/** i32 [localExperts + 1]: first row of every local expert. */
+		/** i32 [localExperts + 1]: first row of each local expert. */
 		readonly offsets: Tensor,
 		order: ExpertOrder,
 	) {
@@ -39,8 +40,8 @@ export class Exchange implements Disposable {
 	}
 
 	/**
-	 * Tells every member this rank's counts and plans the exchange. `overflow`, i32 [2]: filled in when more rows are sent to
-	 * this rank than it has room for; the last rows stay away then.
+	 * Exchanges the members' counts and plans the exchange. `overflow`, i32 [2], is written if more rows are sent to this rank
+	 * than fit; the last rows are dropped then.
 	 */
 	static plan(tape: Tape, order: ExpertOrder, parallel: ExchangeMembers, overflow: Tensor | null): Exchange {
 		const { group, expertTensor, localExperts } = parallel;
@@ -76,7 +77,7 @@ export class Exchange implements Disposable {
 		return new Exchange(parallel, order.slots, regionRows, capacity, known(out), known(back), offsets, order);
 	}
 
-	/** Shares of everything a backward closure reads. */
+	/** The tensors that a backward closure reads. */
 	get tensors(): readonly Tensor[] {
 		const { out, back, offsets, rowCount, sentCount } = this;
 		return [out.out, out.in, back.out, back.in, offsets, rowCount, sentCount];
@@ -87,14 +88,14 @@ export class Exchange implements Disposable {
 	}
 }
 
-/** Ranges that the device has found, where messages cannot do without: the host waits for them. */
+/** The ranges on the host, if the row transport needs them there; waits for the device. */
 function onHost({ out, in: coming }: Pick<DeviceRanges, "out" | "in">, group: Group): Int32Array | null {
 	return group.rowTransport() === "counts" ? Int32Array.from([...out.toInt32(), ...coming.toInt32()]) : null;
 }
 
 /**
- * Starts rows_RW in global expert order, and what goes beside them, on their way to their experts; they come by (local expert,
- * source, row).
+ * Starts sending rows_RW, in global expert order, and the values sent along, to their experts; they arrive sorted by (local
+ * expert, source, row).
  */
 export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange): StartedExchange {
 	return recordExchange(tape, "dispatch", exchange.tensors, sent, {
@@ -106,7 +107,7 @@ export function startDispatch(tape: Tape, sent: RowsOfMember, exchange: Exchange
 	});
 }
 
-/** Starts the outputs of this rank's experts on their way back; they come in global expert order of this rank's tokens. */
+/** Starts sending the outputs of this rank's experts back; they arrive in global expert order of this rank's tokens. */
 export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): StartedExchange {
 	const sent = { rows: outputs, beside: null };
 	return recordExchange(tape, "combine", exchange.tensors, sent, {
@@ -118,7 +119,7 @@ export function startCombine(tape: Tape, outputs: Tensor, exchange: Exchange): S
 	});
 }
 
-/** Sends rows in expert order to their experts' ranks; the rows that arrive are sorted by local expert. */
+/** Sends rows in expert order to their experts' ranks; arriving rows are sorted by local expert. */
 function toExperts(sent: RowsOfMember, exchange: Exchange): Transfer {
 	const { capacity, regionRows, rowCount, out } = exchange;
 	const room = (like: Tensor) => Tensor.empty(like.device, [capacity, widthOf(like)], like.dtype);
@@ -132,22 +133,22 @@ function toExperts(sent: RowsOfMember, exchange: Exchange): Transfer {
 	}));
 }
 
-/** The rows that have come, under as many dimensions as `like` has. */
+/** A view of the live rows with as many dimensions as `like`. */
 function live(matrix: Tensor, like: Tensor, rowCount: Tensor): Tensor {
 	using shaped = matrix.view(like.shape.length > 1 ? matrix.shape : [matrix.rows]);
 	return shaped.withRowCount(rowCount);
 }
 
 /**
- * The way back: rows by local expert return to their tokens' ranks, into `target` (taken over); parts from several members of
- * an expert add up.
+ * Sends rows, sorted by local expert, back to their tokens' ranks into `target` (taken over); parts from several members of one
+ * expert are summed.
  */
 function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Exchange): Transfer {
 	const { back, regionRows } = exchange;
 	const { group, expertTensor } = exchange.parallel;
 	const leaving = matrices(sorted);
 	const whole = matrices(target);
-	// One region for each member of an expert's tensor-parallel group; with one, that region is the result itself.
+	// A region for each member of an expert's tensor-parallel group; a single region is the result itself.
 	const regions = (like: Tensor) =>
 		expertTensor === 1 ? like.share() : Tensor.empty(like.device, [expertTensor * regionRows, like.width], like.dtype);
 	const come = { rows: regions(whole.rows), beside: whole.beside && regions(whole.beside) };
@@ -162,7 +163,7 @@ function fromExperts(sorted: RowsOfMember, target: RowsOfMember, exchange: Excha
 	});
 }
 
-/** sum = Σ of the regions, in the order of the members, in the storage type. */
+/** sum = Σ of the regions, in member order, in the storage dtype. */
 function addRegions(regions: Tensor, sum: Tensor, { parallel, regionRows, sentCount }: Exchange): void {
 	for (let part = 0; part < parallel.expertTensor; part++) {
 		using region = regions.rowsFrom(part * regionRows, sum.rows);
@@ -182,7 +183,7 @@ function addRegions(regions: Tensor, sum: Tensor, { parallel, regionRows, sentCo
 	}
 }
 
-/** A vector is a matrix of one column. */
+/** Views vectors as matrices of one column. */
 function matrices({ rows, beside }: RowsOfMember): RowsOfMember {
 	const matrix = (x: Tensor) => x.view([x.elements / widthOf(x), widthOf(x)]);
 	return { rows: matrix(rows), beside: beside && matrix(beside) };

@@ -1,29 +1,32 @@
-/** The most rows that may be sent to the experts of a rank: memory for them is set aside before their number is known. */
+/** Memory for rows of a rank's experts is reserved before their number is known; this bounds it. */
 
 export interface ExpertCapacity {
-	/** Rows that a rank may receive, as a multiple of those of an even routing; null: as many as can ever come. */
+	/** Largest number of rows as a multiple of a balanced routing's; null: as many as can be routed there. */
 	readonly bound: number | null;
 	/**
-	 * The most tokens of a microbatch that one rank holds between layers in training, so that members need not ask each other;
-	 * null: they ask, in every layer.
+	 * Largest number of a microbatch's tokens on one rank in training, which lets members skip an exchange of counts; null: they
+	 * exchange counts in every layer.
 	 */
 	readonly mostTokens: number | null;
 }
 
-/** Members of a dispatch group, experts of each, and over how many of them an expert is cut. */
+/** Size of the dispatch group, experts of each member, and the number of members that share an expert. */
 export interface ExpertPlaces {
 	readonly members: number;
 	readonly expertTensor: number;
 	readonly localExperts: number;
 }
 
-/** Rows of an even routing, where every member has so many tokens. */
+/** Rows of a rank's experts under a balanced routing of `tokens` tokens a member. */
 export function balancedRows(tokens: number, topk: number, { expertTensor }: ExpertPlaces): number {
-	// The members of an expert each take all its rows.
+	// Each member that shares an expert takes all of its rows.
 	return tokens * topk * expertTensor;
 }
 
-/** Room for rows: the bound's, at most what can come, which is every token of every member at as many experts as it chooses. */
+/**
+ * Rows to reserve: the bound, at most the largest possible number (every token of every member at as many local experts as it can
+ * choose).
+ */
 export function rowCapacity(tokens: number, topk: number, places: ExpertPlaces, bound: number | null): number {
 	const most = tokens * Math.min(topk, places.localExperts) * places.members;
 	return bound === null ? most : Math.min(most, Math.ceil(bound * balancedRows(tokens, topk, places)));

@@ -1,4 +1,4 @@
-/** The ranks that hold a module's experts, and the ways in which rows reach them. */
+/** The ranks that hold a module's experts, and the token dispatcher between them. */
 import type { ExpertOrder } from "../../tensor/ops/permute.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Group } from "../group.ts";
@@ -7,31 +7,37 @@ import type { ExpertCapacity } from "./capacity.ts";
 export interface ExchangeMembers {
 	/** The dispatch group (tp_ep), or a part of it. */
 	readonly group: Group;
-	/** Ranks over which one expert's channels are cut. */
+	/** Ranks over which an expert's channels are sharded. */
 	readonly expertTensor: number;
-	/** Experts of this rank. */
+	/** Number of experts on this rank. */
 	readonly localExperts: number;
 	readonly capacity: ExpertCapacity;
 }
 
 /** Ranks of a module that exchange rows. */
 export interface ExpertParallel extends ExchangeMembers {
-	/** alltoall: a row for each expert; allgather: all rows to every member; nodes: a row for each node. */
+	/**
+	 * alltoall: a row for each expert; allgather: all rows to every member; nodes: a row for each node that holds any of the
+	 * token's experts.
+	 */
 	readonly dispatcher: "alltoall" | "allgather" | ExpertNodes;
 }
 
-/** The way of rows to experts of other ranks: a row for each expert, all rows to every member, or a row to each node of consecutive ranks. */
+/**
+ * Configured token dispatcher: a row for each expert, all rows to every member, or a row for each node of `ranksPerNode`
+ * consecutive ranks.
+ */
 export type Dispatcher = "alltoall" | "allgather" | { readonly ranksPerNode: number };
 
-/** The dispatch group by nodes, each of equally many members side by side. */
+/** The dispatch group split into nodes of equally many consecutive members. */
 export interface ExpertNodes {
-	/** The members at this rank's place in every node, in the order of the nodes. */
+	/** The members at this rank's position in each node, in node order. */
 	readonly between: Group;
 	/** The members of this rank's node. */
 	readonly within: Group;
 }
 
-/** An upper bound of every member's tokens in this layer, equal at all members. */
+/** Upper bound of each member's tokens in this layer, equal at all members. */
 export function tokensOfAnyMember(
 	tape: Tape,
 	{ tokens }: Pick<ExpertOrder, "tokens">,

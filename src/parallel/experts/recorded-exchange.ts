@@ -1,32 +1,35 @@
 /**
- * An exchange of rows between ranks as two records of a tape, its start and its finish: work queued between them hides the
- * exchange, forward and backward.
+ * Records an exchange of rows as two tape records, start and finish: work queued between them hides the exchange, forward and
+ * backward.
  */
 import type { Tape } from "../../tensor/tape.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 import type { Pending, RowsOfMember } from "../group.ts";
 
 /**
- * An exchange that has started. In backward the gradients start their way back where the rows finished, and finish it where the
- * rows started.
+ * An exchange that has started. Backward starts the gradients' exchange at the record of the finish, and finishes it at the
+ * record of the start.
  */
 export interface StartedExchange extends Disposable {
-	/** Waits for the rows and returns them. Called once. */
+	/** Waits for the rows and returns them. To be called once. */
 	finish(): RowsOfMember;
 }
 
-/** One way of an exchange, started: `end` waits for the rows and returns them. Source and destination stay allocated until then. */
+/**
+ * One direction of an exchange that has started: `end` waits for the rows and returns them. Source and destination stay allocated
+ * until then.
+ */
 export interface Transfer extends Disposable {
 	end(): RowsOfMember;
 }
 
-/** The rows, and the rows beside them if there are such. */
+/** The rows and the values sent along, if any. */
 export function parts({ rows, beside }: RowsOfMember): Tensor[] {
 	return beside ? [rows, beside] : [rows];
 }
 
 /**
- * Starts `ways.out` and records the start; finish() records the finish. Both records share `keep`, the tensors that `ways.back`
+ * Starts `ways.out` and records the start; finish() records the finish. Both records keep `keep`, the tensors that `ways.back`
  * reads.
  */
 export function recordExchange(
@@ -39,13 +42,13 @@ export function recordExchange(
 	const wayOut = ways.out();
 	let wayBack: Transfer | null = null;
 	const leaving = parts(sent);
-	// No operation reads the ticket: its gradient tells the first record that the way back has started.
+	// No operation reads the ticket; its gradient tells the first record that the gradients' exchange has started.
 	using ticket = tape.output(Tensor.empty(tape.device, [1]), sent.rows.gradient !== null);
 	const started = ticket.gradient;
 	tape.record({
 		name: `start ${name}`,
 		outputs: [ticket],
-		// The way back ends in this record, when the tape may be the only owner of these tensors.
+		// The gradients' exchange ends in this record, at which the tape may be the only owner of these tensors.
 		keep,
 		own: [{ [Symbol.dispose]: () => wayBack?.[Symbol.dispose]() }],
 		backward: () => {
@@ -79,7 +82,7 @@ function zeros(tape: Tape, { shape, dtype }: Pick<Tensor, "shape" | "dtype">): T
 	return Tensor.zeros(tape.device, shape, dtype);
 }
 
-/** A transfer that owns the tensors `ends` until its end, or until it is disposed; `arrive` makes the rows of them. */
+/** A transfer that owns the tensors `ends` until it ends or is disposed; `arrive` turns them into rows. */
 export function transferOf(pending: readonly Pending[], ends: readonly Tensor[], arrive: () => RowsOfMember): Transfer {
 	let under = true;
 	const release = () => {

@@ -1,4 +1,4 @@
-/** A rank's batches step by step, read while a GPU still works on the step before. */
+/** Reads a rank's batches step by step, the next ones while the GPU still works on the current step. */
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { BatchSource } from "./batch-source.ts";
 
@@ -8,8 +8,8 @@ export class BatchQueue {
 	readonly #read = new Map<number, Promise<Microbatches>>();
 
 	/**
-	 * `last`: the training's last step. `upcoming`: how many steps beyond its own a step wants the batches of. A source that
-	 * keeps a state is never read ahead: the state in a checkpoint must be that of the saved step.
+	 * `last`: the training's last step. `upcoming`: number of further steps whose batches a step wants. A source with a state is
+	 * never read ahead, because a checkpoint must hold the state after the saved step.
 	 */
 	constructor(
 		private readonly source: Pick<BatchSource, "step" | "save">,
@@ -17,20 +17,20 @@ export class BatchQueue {
 		private readonly upcoming: 0 | 1,
 	) {}
 
-	/** The batches of a step, and those of the next where they are wanted. */
+	/** The batches of a step, and of the next step if `upcoming` asks for them. */
 	async step(iteration: number): Promise<{ readonly microbatches: Microbatches; readonly upcoming: Microbatches }> {
 		for (const earlier of this.#read.keys()) if (earlier < iteration) this.#read.delete(earlier);
 		const microbatches = await this.#want(iteration);
 		const next = iteration + 1;
-		// A failed read ends this step: ranks of one tensor-parallel group encode the next batches together, and a rank without
-		// them would leave the others' sums to another operation.
+		// A failed read of the next step fails this one: tensor-parallel ranks encode the next batches together, and a rank
+		// without them would leave the others in a collective that it never joins.
 		const upcoming = this.upcoming === 1 && this.#mayRead(next) ? await this.#want(next) : [];
 		return { microbatches, upcoming };
 	}
 
 	/**
-	 * Reads all that the step after `iteration` wants. A failure is that step's: step `iteration` is reported and saved as if
-	 * nothing had been read.
+	 * Reads what the step after `iteration` wants. A failure is kept for that step, so that step `iteration` is still logged and
+	 * saved.
 	 */
 	async readAhead(iteration: number): Promise<void> {
 		const wanted = Array.from({ length: 1 + this.upcoming }, (_, index) => iteration + 1 + index);

@@ -1,4 +1,4 @@
-/** Sources of a rank's microbatches. */
+/** The interfaces of a rank's data: training, evaluation and captioning. */
 import { joinImages, placeImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
@@ -6,20 +6,17 @@ import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
 import type { SkippedTally } from "../../data/skipped-samples.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
-/**
- * The part of the data that a rank reads. A lane is one of the streams of microbatches that the language model takes at
- * once.
- */
+/** The part of the data that a rank reads. A lane is a data-parallel rank of the language model: a stream of microbatches. */
 export type DataPlace = LanePlace;
 
 /** Training microbatches. */
 export interface BatchSource {
 	/**
-	 * This rank's microbatches of a step, counted from 1: text of its lane; images of all its lanes, in lane order.
-	 * Steps are asked for in order, the first may be any.
+	 * This rank's microbatches of a step (from 1): the text of its lane, and the images of all its lanes in lane order. Steps are
+	 * requested in order, from any first step.
 	 */
 	step(iteration: number): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
-	/** State with which a later run goes on after the last step, as JSON; absent: the step's number is enough. */
+	/** State to resume from after the last step, as JSON; absent: the step's number is enough. */
 	save?(): Promise<unknown>;
 	close?(): Promise<void>;
 }
@@ -27,22 +24,22 @@ export interface BatchSource {
 /** Held-out microbatches. */
 export interface EvaluationSource {
 	/**
-	 * This rank's part of an evaluation over `rounds` global batches; null: of the one after the training, over all that
-	 * is held out. All lanes give equally many microbatches.
+	 * This rank's part of an evaluation over `rounds` global batches; null: of the final evaluation, over all held-out data.
+	 * Every lane returns the same number of microbatches.
 	 */
 	microbatches(rounds: number | null): readonly ImageTextMicrobatch[] | Promise<readonly ImageTextMicrobatch[]>;
 }
 
-/** Held-out pictures to read captions of. */
+/** Held-out pictures to be captioned (--eval-captions). */
 export interface CaptionSource {
-	/** This rank's part; all lanes give equally many microbatches. */
+	/** This rank's part; every lane returns the same number of microbatches. */
 	prompts(): Promise<{
-		/** A sample each sequence, cut where its caption begins. */
+		/** One sample a sequence, cut where its caption begins. */
 		readonly microbatches: readonly ImageTextMicrobatch[];
-		/** The true captions of the sequences; empty on ranks that read no text. */
+		/** Token ids of the true captions, a list a sequence; empty on ranks that read no text. */
 		readonly truths: readonly (readonly number[])[];
 	}>;
-	/** Token that ends a caption. */
+	/** Id of the token that ends a caption. */
 	readonly endId: number;
 	/** Side of a patch of the images, in pixels. */
 	readonly patchSize: number;
@@ -51,13 +48,13 @@ export interface CaptionSource {
 
 export interface RunData {
 	readonly training: BatchSource;
-	/** null: no data are held out. */
+	/** null: the configuration holds out no data. */
 	readonly validation: EvaluationSource | null;
-	/** Held-out bytes of a byte-level text, for their entropies; null otherwise. */
+	/** Held-out bytes of a byte-level text, for its entropies; null for other data. */
 	readonly heldOutBytes: Int32Array | null;
-	/** Absent or null: no captions are read. */
+	/** Absent or null: no pictures are captioned. */
 	readonly captions?: CaptionSource | null;
-	/** Counts the samples left out that this rank tells of, evaluations' too; absent: they are not counted. */
+	/** Counts the skipped samples that this rank reports, those of evaluations included; absent: they are not counted. */
 	readonly leftOut?: SkippedTally;
 }
 
@@ -78,7 +75,7 @@ export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
 	return { ...common, lanes, share, tellsDamage: rank === encoder.lane(dp, 0)[0], wantsImages: true };
 }
 
-/** Ranks that take the same microbatches as `rank`, ascending: one of them may read for all. */
+/** Ranks that take the same microbatches as `rank`, ascending: one of them reads for all. */
 export function readersWith(topology: Topology, rank: number): number[] {
 	const keyOf = (one: number) => JSON.stringify({ ...dataPlaceOf(topology, one), tells: null, tellsDamage: null });
 	const wanted = keyOf(rank);
@@ -86,9 +83,9 @@ export function readersWith(topology: Topology, rank: number): number[] {
 }
 
 /**
- * A rank's microbatch `index` of a step out of those of the lanes it reads: text of its own lane, its share of the images
- * of the lanes it encodes, in lane order. `firstOf`: number of a lane's first sample in the global batch. `width`: values
- * of a patch.
+ * Builds a rank's microbatch `index` of a step from the batches of the lanes that it reads: its own lane's text, and its share of
+ * the images of the lanes that it encodes, in lane order. `firstOf`: index of a lane's first sample in the global batch. `width`:
+ * values of a patch.
  */
 export function ownMicrobatch(
 	{ lanes, textLane, share }: DataPlace,

@@ -1,7 +1,4 @@
-/**
- * Batches out of Energon data: every rank reads its lanes, and after each step all ranks compare the samples they have
- * read.
- */
+/** Batches from Energon data. Each rank reads its lanes; after each step all ranks compare the samples that they have read. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
@@ -29,7 +26,7 @@ export async function energonSources(
 	place: DataPlace,
 	options: DataOptions,
 ): Promise<RunData> {
-	// An evaluation opens its data only when it runs, so its data are checked here, before the first step.
+	// Evaluations open their data when they run; mistakes in it are to be found before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
 	const leftOut = new SkippedTally();
 	return {
@@ -58,7 +55,7 @@ async function energonTraining(
 	};
 }
 
-/** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
+/** Evaluations over the same first samples every time; the final one has eval-iters rounds too. */
 export function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
@@ -77,7 +74,7 @@ export function energonEvaluation(
 	};
 }
 
-/** The first `eval-captions` samples of an evaluation, each a sequence of its own. */
+/** The first `eval-captions` samples of the validation data, a sequence each. */
 function energonCaptions(
 	c: TrainingConfiguration,
 	place: DataPlace,
@@ -109,17 +106,17 @@ function energonCaptions(
 }
 
 interface Amount {
-	/** Samples of every lane. */
+	/** Samples of each lane. */
 	readonly perLane: number;
 	/** Samples of a microbatch. */
 	readonly size: number;
-	/** Step they are for, in messages. */
+	/** Step that the samples are for, in messages. */
 	readonly iteration: number;
 	/** Values of a patch. */
 	readonly width: number;
 }
 
-/** This rank's next microbatches; all ranks of the run call this together. `source`: null where another rank reads. */
+/** This rank's next microbatches. Collective over the run. `source`: null if another rank of the lane reads. */
 async function take(
 	source: EnergonSource | null,
 	place: DataPlace,
@@ -138,7 +135,7 @@ async function take(
 			if (own !== undefined) leaveOut(own.text, own.spans[sample]!);
 		}
 	}
-	// The data threads have cut out a part that is the same of every microbatch.
+	// If the share is equal for all microbatches, the data threads have decoded only that.
 	const decoded = partOfEvery(place.share, size);
 	const rest = { ...place, share: turnOf(place.share, size) };
 	const microbatches = read.map((lanes, index) => {

@@ -1,26 +1,26 @@
-/** Batches out of data sets whose samples have numbers: which ones a lane takes follows from the step alone. */
+/** Batches from data sets with random access (token rows, mock data): the samples of a step follow from its number alone. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../native/errors.ts";
 import { type BatchSource, type DataPlace, type EvaluationSource, ownMicrobatch } from "./batch-source.ts";
 
-/** Consecutive samples of a lane. */
+/** A range of consecutive samples of a lane. */
 export interface SampleRange {
 	readonly lane: number;
-	/** Number of the first among all samples of the run, lane after lane within a step. */
+	/** Index of the range's first sample in the run's order: step by step, lane after lane. */
 	readonly first: number;
-	/** Number of the first among this lane's own. */
+	/** Index of the range's first sample among this lane's own. */
 	readonly firstOfLane: number;
 	readonly count: number;
 }
 
 export interface IndexedData {
-	/** Text and images of a range; parts that `place` does not want are not looked at. */
+	/** Text and images of a range; the parts that `place` does not read are left empty. */
 	microbatch(range: SampleRange, place: DataPlace): ImageTextMicrobatch;
 }
 
-/** Samples of one data set in order, a step's dealt out to the lanes in equal runs. */
+/** Training on the samples of a data set in order; each step's are split into equal ranges, one a lane. */
 export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data: IndexedData): BatchSource {
 	const { globalBatchSize, microBatchSize } = c;
 	const perLane = globalBatchSize / place.laneCount;
@@ -42,8 +42,8 @@ export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data
 }
 
 /**
- * Evaluations that all use the same first samples of `samples`, dealt out to lanes in runs. Without an encoder the last
- * microbatches of a lane may be short or empty; with an encoder all are whole, and left-over samples are dropped.
+ * Evaluations over the same first samples of `samples` every time, split into one range a lane. Without an encoder a lane's last
+ * microbatches may be short or empty; with one all are full, and left-over samples are dropped.
  */
 export function indexedEvaluation(
 	c: TrainingConfiguration,
@@ -75,8 +75,8 @@ export function indexedEvaluation(
 }
 
 /**
- * Evaluations that each go on where the one before stopped; the one after the training has eval-iters rounds too.
- * `consumed`: samples of the evaluations before.
+ * Evaluations that each continue where the one before stopped; the final one has eval-iters rounds too. `consumed`: samples that
+ * earlier evaluations have used.
  */
 export function endlessEvaluation(
 	c: TrainingConfiguration,
@@ -107,7 +107,7 @@ export function endlessEvaluation(
 	};
 }
 
-/** Microbatch `index` of a rank. `number`: of the first sample in the global batch. */
+/** Microbatch `index` of a rank. `number`: index of its first sample in the global batch. */
 function ownPart(
 	c: TrainingConfiguration,
 	place: DataPlace,

@@ -1,4 +1,4 @@
-/** The ranks of a lane, which take the same microbatches: one of them reads, the others receive. */
+/** Ranks of one lane take the same microbatches: the first reads them and broadcasts them to the others. */
 
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { PatchGrid } from "../../models/radio/config.ts";
@@ -7,9 +7,9 @@ import type { Group } from "../../parallel/group.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 
 export interface Lane {
-	/** Whether this rank reads for the others. */
+	/** Whether this rank reads. */
 	readonly reads: boolean;
-	/** The microbatches of the rank that reads, on every rank of the lane; all call this together. */
+	/** Returns the reader's microbatches on every rank of the lane. Collective over the lane. */
 	share(own: readonly ImageTextMicrobatch[] | null): readonly ImageTextMicrobatch[];
 }
 
@@ -19,7 +19,7 @@ export const ownLane: Lane = {
 	share: (own) => own!,
 };
 
-/** `group`: the tensor-parallel ranks of a module. Its first rank reads. */
+/** `group`: ranks of one lane; the first one reads. */
 export function laneOf(group: Group, device: Device): Lane {
 	if (group.size === 1) return ownLane;
 	const reads = group.rank === 0;
@@ -38,7 +38,7 @@ export function laneOf(group: Group, device: Device): Lane {
 	};
 }
 
-/** The fields of a microbatch that are not large arrays. */
+/** A microbatch without its large arrays. */
 interface Outline {
 	readonly tokens: number;
 	readonly lengths: readonly number[];
@@ -50,7 +50,7 @@ interface Outline {
 	readonly indices?: readonly number[];
 }
 
-/** Microbatches as bytes: an outline of all as JSON, then ids, labels, masks and patches of each, as they are. */
+/** Serialises microbatches: a JSON outline of all, then the raw ids, labels, masks and patches of each. */
 export function packMicrobatches(microbatches: readonly ImageTextMicrobatch[]): Uint8Array {
 	const outlines = microbatches.map(({ text, images }): Outline => {
 		const { ids, labels: _, lossMask: __, ...rest } = text;
@@ -71,7 +71,7 @@ export function packMicrobatches(microbatches: readonly ImageTextMicrobatch[]): 
 	return bytes;
 }
 
-/** The microbatches in whole bytes of packMicrobatches; their arrays lie in `bytes`. */
+/** Deserialises packMicrobatches' bytes; the arrays are views of `bytes`. */
 export function unpackMicrobatches(bytes: Uint8Array): ImageTextMicrobatch[] {
 	const { buffer, byteOffset } = bytes;
 	const length = new DataView(buffer, byteOffset).getUint32(0, true);

@@ -1,4 +1,4 @@
-/** The training and validation samples a configuration names. */
+/** Opens the training and validation data that a configuration names. */
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { refuseMockText } from "../../data/check.ts";
@@ -15,15 +15,15 @@ import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 import type { Lane } from "./shared-batches.ts";
 
-/** Arguments of a run's data beside the configuration. */
+/** What opening a run's data needs beside the configuration. */
 export interface DataOptions {
 	/** Every rank of the run. */
 	readonly world: Group;
-	/** The ranks that take the same microbatches as this one. */
+	/** The ranks that take the same microbatches as this rank. */
 	readonly lane: Lane;
-	/** States of the data that the ranks of a saved run kept (BatchSource.save), by rank; null: this run begins anew. */
+	/** States of a saved run's data (BatchSource.save), by rank; null: this run starts anew. */
 	readonly states: readonly unknown[] | null;
-	/** Samples of the saved run's evaluations. */
+	/** Samples that the saved run's evaluations have used. */
 	readonly consumedValidSamples: number;
 }
 
@@ -98,7 +98,7 @@ function textSources(c: TrainingConfiguration): TokenSources {
 			: readTokens(c.validDataPath, tokenizer);
 	const heldOutName = c.validDataPath ?? `the part of ${c.dataPath} that split keeps back`;
 	const training = windowedSource(tokens.subarray(0, trainingEnd), c.seqLength, c.seed, c.dataPath!);
-	// A remainder too short for one sample makes no validation set, but is an error where evaluation was asked for.
+	// A remainder shorter than one sample makes no validation set; it is an error only if an evaluation was configured.
 	const wanted = heldOut.length > c.seqLength || c.evalIters > 0 || c.validDataPath !== null;
 	return {
 		training,
@@ -107,7 +107,7 @@ function textSources(c: TrainingConfiguration): TokenSources {
 	};
 }
 
-/** Megatron's --split: weights of training, validation and test, as fractions of their sum. */
+/** Megatron's --split: fractions of training and validation data. */
 function shares(split: string): [number, number] {
 	const weights = split.split(",").map(Number);
 	const total = weights.reduce((sum, weight) => sum + weight, 0);

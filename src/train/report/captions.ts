@@ -1,4 +1,4 @@
-/** Captions of held-out pictures, decoded over all grids and compared with the true ones. */
+/** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
 import type { ImageSet } from "../../data/images.ts";
 import { greedy } from "../../decode/sampling.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
@@ -7,18 +7,18 @@ import { decodingRanks, type Run } from "../assemble.ts";
 import { type CaptionSource, dataPlaceOf } from "../feed/batch-source.ts";
 
 export interface CaptionReport {
-	/** Lane after lane. */
+	/** Captions in lane order. */
 	readonly read: readonly { readonly caption: string; readonly truth: string }[];
-	/** Exactly right ones by how many words the truth has, ascending. */
+	/** Exact matches by the number of words of the true caption, ascending. */
 	readonly kinds: readonly { readonly words: number; readonly right: number; readonly of: number }[];
-	/** The first pictures in lines of text. */
+	/** The first pictures, drawn in lines of text. */
 	readonly drawings: readonly (readonly string[])[];
 }
 
-/** Pictures shown beside the captions that the model gives. */
+/** Number of pictures shown with their captions. */
 const shown = 3;
 
-/** A rank's part of the captions: texts on language ranks, pictures on encoder ranks. */
+/** A rank's part: texts on language ranks, pictures on encoder ranks. */
 interface Part {
 	readonly lane: number;
 	readonly captions: readonly string[];
@@ -26,7 +26,7 @@ interface Part {
 	readonly drawings: readonly (readonly string[])[];
 }
 
-/** Every rank of the run calls this together, and all get the report. */
+/** Collective over the run; every rank returns the report. */
 export async function readCaptions(run: Run, source: CaptionSource): Promise<CaptionReport> {
 	const { state, topology, rank } = run;
 	const { microbatches, truths } = await source.prompts();
@@ -37,7 +37,7 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 		(prompts, turn) => state.passes.decode(prompts, options, decodingRanks(run), undefined, turn)?.ids ?? [],
 	);
 	const { lanes, textLane, share } = dataPlaceOf(topology, rank);
-	// Tensor-parallel ranks, and stages, have read the same.
+	// Tensor-parallel ranks and stages hold the same captions, so one of them reports.
 	const speaks = run.groups.language?.lane.rank === 0;
 	const draws = run.encoder !== null && lanes[0] === 0 && share.index === 0;
 	const part: Part = {
@@ -64,7 +64,7 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	};
 }
 
-/** The first image of each of the first samples; no lines for a sample without one. */
+/** Draws the first image of each of the first samples; empty for a sample without one. */
 function drawImages({ patches, grids, imagesPerSample }: ImageSet, patchSize: number): string[][] {
 	const area = patchSize ** 2;
 	const starts = [0];
@@ -85,10 +85,10 @@ function drawImages({ patches, grids, imagesPerSample }: ImageSet, patchSize: nu
 	});
 }
 
-/** Kinds of captions that are told apart in the report. */
+/** Largest number of caption lengths that the report lists. */
 const mostKinds = 8;
 
-/** The report in lines. */
+/** The report as lines of text. */
 export function describeCaptions({ read, kinds, drawings }: CaptionReport): string[] {
 	const right = kinds.reduce((sum, kind) => sum + kind.right, 0);
 	const share = (part: { readonly right: number; readonly of: number }) =>

@@ -1,4 +1,4 @@
-/** Finds what first became NaN or infinite, to name it. */
+/** Finds the first NaN or infinity of a failed step: parameter, activation or gradient. */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { Device } from "../../native/device.ts";
@@ -15,9 +15,8 @@ export interface InspectedState extends EvaluationState {
 }
 
 /**
- * Names the parameter, layer or gradient that holds the first value that is not finite. Weights must be the step's.
- * Every rank calls this together. On a rank that finds nothing while another does, it does not return: the run ends
- * with the other's sentence.
+ * Names the parameter, layer or gradient with the first non-finite value; weights must be those of the step. Collective over the
+ * run. A rank that finds nothing while another does never returns: the run ends with the other's error.
  */
 export function describeNonFinite(state: InspectedState, microbatches: readonly ImageTextMicrobatch[]): string {
 	const { world, parameters } = state;
@@ -32,13 +31,14 @@ export function describeNonFinite(state: InspectedState, microbatches: readonly 
 	if (someoneFound(world, first !== null)) {
 		return `the first layer whose output is not finite is ${describeLayer(state, first!)}`;
 	}
-	// Backward runs from the last layer to the first, so the last parameter is where it began.
+	// Backward runs from the last layer to the first, so the last parameter with a non-finite gradient is the first that it
+	// reached.
 	const gradient = all.findLast(({ mainGradient }) => mainGradient !== null && !allFinite(device, mainGradient));
 	if (!someoneFound(world, gradient !== undefined)) return "every value looked at is finite";
 	return `the forward pass is finite, the first gradient that is not is that of ${gradient!.name}`;
 }
 
-/** Whether this rank has found something; waits for the end where only others have. */
+/** Whether this rank has found something; if only others have, waits for the run to end. */
 function someoneFound(world: Group, own: boolean): boolean {
 	const anyone = world.exchange(Int32Array.of(own ? 1 : 0)).some(([found]) => found === 1);
 	if (anyone && !own) world.barrier();

@@ -1,4 +1,4 @@
-/** Profiles some steps of a run: every rank traces its own, the reporting rank puts them into one file. */
+/** --profile-step-start … --profile-step-end: each rank traces these steps; the reporting rank merges the traces into one file. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import type { RunRecords } from "../../observe/run-records.ts";
@@ -9,7 +9,7 @@ import type { World } from "../../parallel/world.ts";
 import { type Run, reports } from "../assemble.ts";
 import type { Listener, Progress } from "../listeners.ts";
 
-/** Rounds in which hosts compare their clocks; the one in which ranks were closest together counts. */
+/** Rounds of clock comparison between hosts; the round with the shortest delay is used. */
 const rounds = 8;
 const second = 1e6;
 
@@ -20,7 +20,7 @@ export interface ProfileParts {
 	readonly say: (sentence: string) => void;
 }
 
-/** null: no step is profiled. */
+/** Opens the profiler; null: the configuration profiles no step. */
 export function openProfile(
 	c: TrainingConfiguration,
 	run: Run,
@@ -45,7 +45,7 @@ export function openProfile(
 		afterStep: ({ progress }) => {
 			if (progress.iteration >= last) write(progress);
 		},
-		// A training that ends before the last step to trace.
+		// Also when the training ends before the last profiled step.
 		afterTraining: write,
 	};
 
@@ -67,10 +67,13 @@ export function openProfile(
 		records.miss(`trace ${file}`, progress.iteration, failure);
 	}
 
-	/** Microseconds of the trace's clock at performance.now() = 0. It is rank 0's, and a second when the ranks compare theirs. */
+	/**
+	 * The trace's clock in microseconds at performance.now() = 0. It follows rank 0's clock and reads one second when ranks
+	 * compare clocks.
+	 */
 	function clockOrigin(): number {
 		const own = performance.timeOrigin * 1000;
-		// The CPU library's ranks share a clock.
+		// Ranks of the CPU library are on one host and share its clock.
 		const shared = device.library.kind === "cpu";
 		let best = { spread: Number.POSITIVE_INFINITY, origin: 0 };
 		for (let round = 0; round < (shared ? 1 : rounds); round++) {

@@ -1,4 +1,4 @@
-/** Reports of the routers of all stages on a step, on every rank of the language model. */
+/** Collects a step's router statistics from all pipeline stages, on every rank of the language model. */
 import { configOfLayer } from "../../models/hybrid/config.ts";
 import { allLayers } from "../../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
@@ -6,15 +6,15 @@ import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
 import type { Group } from "../../parallel/group.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 
-/** Balancing losses of every MoE layer by Megatron's names: means of a microbatch, before their coefficients. */
+/** Router losses by layer and Megatron's name: means over microbatches, before their coefficients. */
 export type LossesByLayer = ReadonlyMap<number, Readonly<Record<string, number>>>;
 
-/** Every MoE layer of the model. */
+/** Indices of the model's MoE layers. */
 function layersOf({ config }: HybridModel): number[] {
 	return allLayers(config).flatMap(({ index, symbol }) => (symbol === "E" ? [index] : []));
 }
 
-/** Numbers of every MoE layer, `widthOf` each, from the `own` numbers of every stage's layers. `stages`: one rank a stage. */
+/** Exchanges `widthOf` numbers of each MoE layer over `stages`, one rank a stage; `own` are those of this stage's layers. */
 function overStages(
 	model: HybridModel,
 	stages: Group,
@@ -37,7 +37,9 @@ function overStages(
 	);
 }
 
-/** After the update of the expert biases; all ranks of the language model call it together, and it begins anew. */
+/**
+ * Returns and resets the router losses of the step. Collective over the language model, after the update of the expert biases.
+ */
 export function takeRouterLosses(
 	model: HybridModel,
 	groups: { readonly routers: Group; readonly stages: Group },
@@ -56,13 +58,13 @@ export function takeRouterLosses(
 	);
 }
 
-/** Tokens that every expert of every MoE layer got in the latest step. */
+/** Tokens routed to each expert of each MoE layer in the latest step. */
 export function stepTokensOf(model: HybridModel, stages: Group): ReadonlyMap<number, number[]> {
 	const own = new Map([...model.routers].map(([layer, { stepTokens }]) => [layer, [...stepTokens.toInt32()]]));
 	return overStages(model, stages, own, (layer) => configOfLayer(model.config, layer).moe.experts);
 }
 
-/** Means over the layers, by name. */
+/** Mean of each loss over the layers. */
 export function meanOfLayers(losses: LossesByLayer): Record<string, number> {
 	const sums: Record<string, number> = {};
 	for (const own of losses.values()) {

@@ -1,35 +1,35 @@
 /**
- * Messages about samples that are left out: a line a kind of mistake, with how many there are over all ranks, when the
- * first, tenth, hundredth … has come, and at the end.
+ * Logs skipped samples: one line a kind of mistake with its count over all ranks, at the first, tenth, hundredth, … sample and at
+ * the end of the run.
  */
 import { KnownNames, type SkippedKind, type SkippedTally } from "../../data/skipped-samples.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
 
-/** The count at which a kind is spoken of again after `said`. */
+/** The count at which a kind is logged next, after a line at count `said`. */
 const nextCount = (said: number): number => (said === 0 ? 1 : 10 ** (Math.floor(Math.log10(said)) + 1));
 
 export class SkippedReport {
-	/** Samples of a kind that this rank had when it last told of them. */
+	/** Counts by kind that this rank has already exchanged. */
 	#told: ReadonlyMap<string, number> = new Map();
-	/** Over all ranks, the same on every rank: samples of a kind, and of how many was spoken. */
+	/** Counts over all ranks by kind, equal on every rank, and the count at the kind's last line (`said`). */
 	readonly #kinds = new Map<string, { reason: string; count: number; said: number }>();
-	/** Several ranks may read one sample. */
+	/** Several ranks may read, and skip, the same sample. */
 	readonly #known = new KnownNames();
 
 	constructor(
 		private readonly world: Group,
-		/** This rank's own; null: it reads no such data. */
+		/** This rank's skipped samples; null: it reads no such data. */
 		private readonly tally: SkippedTally | null,
 	) {}
 
-	/** Whether this rank has something to tell. */
+	/** Whether this rank has skipped samples since the last exchange. */
 	get hasNews(): boolean {
 		return [...(this.tally?.counts ?? [])].some(([kind, count]) => count >= nextCount(this.#told.get(kind) ?? 0));
 	}
 
-	/** Tells what is new over all ranks, after `step`; all ranks call it together, when one of them has news. */
+	/** Exchanges new counts and logs what is due after `step`. Collective over the run, called when any rank has news. */
 	tell(observer: Observer, step: number): void {
 		this.#exchange();
 		say(
@@ -39,12 +39,12 @@ export class SkippedReport {
 		);
 	}
 
-	/** Tells all that was not spoken of yet; all ranks call it together. */
+	/** Logs all counts not yet logged. Collective over the run. */
 	tellRest(observer: Observer, step: number): void {
 		say(this.rest(), observer, step);
 	}
 
-	/** Sentences of all that was not spoken of yet; all ranks call it together. */
+	/** The lines for all counts not yet logged. Collective over the run. */
 	rest(): string[] {
 		const any = this.world.exchange(Int32Array.of(this.tally?.counts.size ?? 0)).some(([kinds]) => kinds !== 0);
 		if (any) this.#exchange();

@@ -1,6 +1,6 @@
 /**
- * Where every rank's step went, brought together on the reporting rank: seconds by part, floating-point operations,
- * device memory, loads of experts. The others do not wait for it.
+ * Collects the step metrics of all ranks on the reporting rank (time by part, FLOPs, device memory, expert loads). The other
+ * ranks do not wait for it.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
@@ -17,16 +17,16 @@ import type { StepResult } from "../step.ts";
 import { stepTokensOf } from "./router-report.ts";
 
 const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
-/** Integers are exchanged: microseconds, MFLOP in two halves, KiB. */
+/** Units of the exchanged integers: microseconds, MFLOP in two halves, KiB. */
 const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
 const half = 2 ** 31;
 
-/** Returns when the device has done all queued work; the CPU library has done it when a call returns. */
+/** A function that returns when the device has finished all queued work; the CPU library has when a call returns. */
 export function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
 
-/** The CPU library has done its work when a call returns; a GPU passes events. */
+/** Host times for the CPU library, which is synchronous; recorded events for a GPU. */
 function timestampsOf(device: Device): Timestamps {
 	if (device.library.kind === "cpu") return hostTimestamps();
 	let events: DeviceEvent[] = [];
@@ -47,7 +47,7 @@ function timestampsOf(device: Device): Timestamps {
 	};
 }
 
-/** Figures that the ranks have sent to the reporting rank. */
+/** The collected fields of a step's report. */
 export type Collected = Pick<StepReport, "modules" | "memory" | "layerLosses" | "tokensPerExpert" | "padding">;
 
 export class StepMetrics {
@@ -65,13 +65,13 @@ export class StepMetrics {
 	}
 
 	/**
-	 * Called after a step of `microbatches`, whose clock has been stopped. Returns the fields of its report beyond the
-	 * result on the reporting rank, null on the others. Every rank calls this.
+	 * Collects the metrics of a step, whose clock has been stopped. Collective over the world. Returns the collected fields on
+	 * the reporting rank, null on others.
 	 */
 	collect(microbatches: readonly ImageTextMicrobatch[], result: StepResult, seconds: StepSeconds): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
-		// Ranks of a lane have the same samples: one of them counts them.
+		// Ranks of a lane have the same samples, so one of them counts padding.
 		const counts = this.run.state.lossOwner?.counts ?? false;
 		const filled = counts ? microbatches.filter(({ text }) => text.padding !== undefined) : [];
 		const own = Int32Array.from([
@@ -99,7 +99,7 @@ export class StepMetrics {
 		};
 	}
 
-	/** This rank's operations, forward and backward; ranks that share a microbatch have equal parts of it. */
+	/** This rank's FLOPs of the step, forward and backward; ranks that share a microbatch each count an equal part. */
 	#flopsOf(microbatches: readonly ImageTextMicrobatch[]): number {
 		const { encoder, groups } = this.run;
 		let flops = 0;
@@ -114,11 +114,11 @@ export class StepMetrics {
 
 	#modules(everyone: readonly RankStep[]): ModuleReport[] {
 		const { modules, language, colocated } = this.run.topology;
-		// Modules that share ranks share their times too: they have one report.
+		// Colocated modules share ranks and times, so they are one report.
 		return (colocated ? [language] : modules).map((grid) => moduleReport(grid, everyone));
 	}
 
-	/** `tokensPerExpert`: null on ranks that do not report. */
+	/** Fields about experts; `tokensPerExpert` is null on ranks that do not report. */
 	#experts(
 		{ balancingByLayer }: StepResult,
 		tokensPerExpert: ByLayer<readonly number[]> | null,
@@ -131,7 +131,7 @@ export class StepMetrics {
 	}
 }
 
-/** Floating-point operations of a token in the chunks of this rank, forward and backward. */
+/** FLOPs of a token in this rank's chunks, forward and backward. */
 function flopsPerToken(c: TrainingConfiguration, { stages }: HybridModel): number {
 	const { layers, logits } = countFlopsPerToken(c);
 	return stages.reduce((sum, { segment: { begin, end, hasHead } }) => {
@@ -141,7 +141,7 @@ function flopsPerToken(c: TrainingConfiguration, { stages }: HybridModel): numbe
 }
 
 interface RankStep {
-	/** Tokens that fill sequences up, and all tokens of microbatches whose sequences are filled up. */
+	/** Padding tokens, and all tokens of microbatches that have any. */
 	readonly padding: number;
 	readonly filled: number;
 	readonly seconds: StepSeconds;
@@ -164,7 +164,7 @@ function readRank([padding, filled, ...values]: Int32Array): RankStep {
 	};
 }
 
-/** Time spent waiting for other ranks does not count as work. */
+/** Seconds of the step without waiting for other ranks. */
 const busyOf = (seconds: StepSeconds) =>
 	parts.reduce((sum, part) => sum + (part === "bridge" || part === "wait" ? 0 : seconds[part]), 0);
 

@@ -1,4 +1,4 @@
-/** Timers of a run: every rank measures its own, and with every log line they come together on the reporting rank. */
+/** Megatron's timers: each rank measures its own; the reporting rank collects them for each log line. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { Timers, timerNames } from "../../observe/timers.ts";
@@ -7,10 +7,10 @@ import { type Run, reports } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";
 import { settleOf } from "./step-metrics.ts";
 
-/** Exchanged as integers of this many seconds: the last digit that is shown. */
+/** Seconds of one exchanged integer: the last digit that is shown. */
 const unit = 1e-5;
 
-/** null: no timer is asked for. */
+/** Opens the timers; null: --timing-log-level is 0. */
 export function openTiming(
 	c: TrainingConfiguration,
 	run: Run,
@@ -35,7 +35,7 @@ export function openTiming(
 				const seconds = new Map(timerNames.map((name, i) => [name, everyone.map((values) => values[i]! * unit)]));
 				observer.timers?.({ iteration, option: c.timingLogOption, seconds });
 			}
-			// As the line that it follows: a process's first one goes into the second's mean.
+			// The first step is averaged into the second line, as in the log line that this one follows.
 			if (!first) {
 				timers.reset();
 				steps = 0;

@@ -1,19 +1,20 @@
 /**
- * Schedules of a resumed run: the checkpoint's and this run's are equal, or a flag chooses (docs/spec/runtime.md §5).
+ * The schedules of a resumed run: the checkpoint's and this run's must be equal unless a flag chooses one (docs/spec/runtime.md
+ * §5).
  */
 import type { TrainingRecord } from "../../checkpoint/training/record.ts";
 import type { Key, TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../native/errors.ts";
 import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../../optim/schedules.ts";
 
-/** The schedules that a run follows. Throws a UserError that names every flag in which they differ. */
+/** Returns the schedules to follow. Throws a UserError that names every differing flag. */
 export function agreedSchedules(
 	c: TrainingConfiguration,
 	own: Schedules,
 	schedules: NonNullable<TrainingRecord["schedules"]>,
 	path: string,
 ): Schedules {
-	// Megatron's checkpoints do not say everything.
+	// Megatron's checkpoints lack some fields.
 	const stored: Schedules = {
 		...own,
 		learningRate: { ...own.learningRate, ...(schedules.learningRate as Partial<LearningRateSchedule>) },
@@ -30,7 +31,7 @@ export function agreedSchedules(
 	);
 }
 
-/** The parts of the schedules that have an effect, named by their flags: in steps where the run counts steps. */
+/** The effective values of the schedules by flag, in steps if the run counts steps. */
 function flagsOf({ learningRate, weightDecay }: Schedules, c: TrainingConfiguration): Map<Key, string | number> {
 	const inSteps = c.trainIters !== null;
 	const flags = new Map<Key, string | number>();

@@ -1,6 +1,6 @@
 /**
- * Refuses a run's checkpoints and Hugging Face folders before anything else is done: they are opened and compared with
- * the configuration, and no weights are read.
+ * Checks the checkpoints and Hugging Face folders of a run before ranks start: opens them and compares them with the
+ * configuration, without reading weights.
  */
 import { join } from "node:path";
 import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";
@@ -17,7 +17,7 @@ import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpo
 import { openAdapters, requirePeftNames } from "./peft.ts";
 import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
 
-/** Throws a UserError for the first thing that the run could not start from, or would have to write over at its end. */
+/** Throws a UserError for the first checkpoint or folder that the run cannot start from, or would overwrite at its end. */
 export function requireStart(c: TrainingConfiguration): void {
 	const start = startOf(c);
 	const lineage = start === null ? null : lineageOf(c, start);
@@ -29,11 +29,11 @@ export function requireStart(c: TrainingConfiguration): void {
 	if (c.savePeft !== null) requireWritable(c.savePeft, lineage, "save-peft");
 	if (c.saveHf === null) return;
 	requireWritable(c.saveHf, lineage);
-	// A model that came from such a folder goes back into one.
+	// A model that was loaded from a Hugging Face folder can always be written as one.
 	if (c.loadHf === null) configurationToHuggingFace(languageKeys(c), "float32", `--save-hf ${c.saveHf}`);
 }
 
-/** Name of the training that a checkpoint is of, once it is known to be of this run's; null: a new one, or unknown. */
+/** Lineage of the checkpoint that the run continues, after checking that it fits; null: a new training, or unknown. */
 function lineageOf(c: TrainingConfiguration, start: Start): string | null {
 	if (isMegatron(start.path)) {
 		using checkpoint = openMegatron(c, start, false);
@@ -44,7 +44,7 @@ function lineageOf(c: TrainingConfiguration, start: Start): string | null {
 	try {
 		checkpoint = NativeCheckpoint.openExactly(path);
 	} catch (error) {
-		// Damage is for the ranks, which read everything and know older checkpoints.
+		// Damage is left to the ranks, which verify every byte and can fall back to older checkpoints.
 		if (error instanceof UserError) return null;
 		throw error;
 	}
@@ -54,14 +54,14 @@ function lineageOf(c: TrainingConfiguration, start: Start): string | null {
 	return record?.lineage ?? null;
 }
 
-/** Energon data go on exactly, or not at all, with other lanes and workers. */
+/** Throws a UserError if the saved Energon state cannot continue exactly with this run's lanes and workers. */
 function requireFittingData(c: TrainingConfiguration, checkpoint: NativeCheckpoint): void {
 	if (c.datasetProvider !== "energon" || c.overrideCkptIteration !== null) return;
 	let states: readonly unknown[] | null;
 	try {
 		states = dataStates(checkpoint);
 	} catch (error) {
-		// Damage, as above.
+		// Damage is left to the ranks, as in lineageOf.
 		if (error instanceof UserError) return;
 		throw error;
 	}

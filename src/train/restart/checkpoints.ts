@@ -1,4 +1,4 @@
-/** Checkpoints of a run: where it starts, when it saves, when it stops early (docs/spec/runtime.md §10, §12.2). */
+/** The checkpointing of a run: restoring at the start, saving, and stopping early (docs/spec/runtime.md §10, §12.2). */
 import type { Manifest } from "../../checkpoint/native/manifest.ts";
 import { commonOf, dataObject } from "../../checkpoint/training/record.ts";
 import { CheckpointSaver } from "../../checkpoint/training/saver.ts";
@@ -18,25 +18,25 @@ import { type Provenance, provenanceOfFolders } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
 import { restoreTraining, type StartingPoint } from "./starting-point.ts";
 
-/** Signals by their weight, for ranks that received different ones; null: no signal. */
+/** Signals in ascending priority, if ranks received different ones; null: no signal. */
 const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
 
-/** A request that any rank has received. */
+/** Requests to stop, over all ranks. */
 interface Wish {
 	readonly signal: NodeJS.Signals | null;
-	/** The time that the run may take is over. */
+	/** --exit-duration-in-mins is over. */
 	readonly late: boolean;
 }
 
 const nothingAsked: Wish = { signal: null, late: false };
 
 export interface CheckpointOptions {
-	/** Called on every rank with messages and with warnings for the user. */
+	/** Called on every rank with messages and warnings for the user. */
 	readonly say: (sentence: string) => void;
 	readonly warn: (sentence: string) => void;
-	/** State of this rank's data, as JSON; undefined: the step's number is enough to go on. */
+	/** State of this rank's data, as JSON; undefined: the step's number suffices to resume. */
 	readonly dataState: () => Promise<unknown>;
-	/** The run's claim to the folder of its checkpoints. */
+	/** The run's claim to its --save folder. */
 	readonly claim: SaveClaim;
 }
 
@@ -46,11 +46,11 @@ export class Checkpoints implements Listener {
 	readonly #signals: ExitSignals | null;
 	#schedules: Schedules;
 	#provenance: Provenance;
-	/** Step of the newest checkpoint in `save`, as far as this run knows. */
+	/** Step of the newest checkpoint in --save, if known. */
 	#latest: number | null = null;
-	/** Name of the run that began this training. */
+	/** Lineage: the name of the run that started this training. */
 	#lineage: string;
-	/** Requests received during the step under way. */
+	/** Requests received during the current step. */
 	#asked = nothingAsked;
 
 	constructor(
@@ -66,7 +66,7 @@ export class Checkpoints implements Listener {
 			replicas: state.replicas,
 			logicalTensors: () => run.logicalTensors(),
 			optimizer: state.optimizer,
-			// On ranks without routers there is nothing loose.
+			// Only ranks with routers have tensors outside the buffers.
 			writesLoose: state.language?.routers.rank === 0,
 		});
 		this.#saver =
@@ -86,27 +86,27 @@ export class Checkpoints implements Listener {
 		this.#signals = c.exitSignalHandler ? new ExitSignals() : null;
 	}
 
-	/** The schedules that the training follows: the configuration's, unless a checkpoint's were asked for. */
+	/** The schedules of the training: the configuration's, or the checkpoint's if flags ask for them. */
 	get schedules(): Schedules {
 		return this.#schedules;
 	}
 
-	/** Throws a UserError when the first checkpoint would not fit on the disk. Every rank calls this together. */
+	/** Throws a UserError if the first checkpoint would not fit on the disk. Collective over the world. */
 	requireRoom(): void {
 		this.#saver?.requireRoom();
 	}
 
-	/** Name of the run that began this training: of the first one that was resumed. */
+	/** Lineage: the name of the run that started this training, kept over resumes. */
 	get lineage(): string {
 		return this.#lineage;
 	}
 
-	/** The parts kept of the Hugging Face folders that the training began from. */
+	/** What is kept of the Hugging Face folders that the training started from. */
 	get provenance(): Provenance {
 		return this.#provenance;
 	}
 
-	/** Restores what the configuration names; null: it names nothing. Every rank calls this together. */
+	/** Restores the checkpoint that the configuration names; null if it names none. Collective over the world. */
 	async restore(): Promise<StartingPoint | null> {
 		const { state } = this.run;
 		const start = await restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
@@ -131,7 +131,7 @@ export class Checkpoints implements Listener {
 		const saved = c.save === null ? ", without a checkpoint" : "";
 		if (asked.signal !== null) {
 			const reason = `Stopped by ${asked.signal} after step ${iteration}${saved}.`;
-			// Batch systems give notice with SIGUSR1; SIGTERM ends a job for good.
+			// Batch systems send SIGUSR1 ahead of the time limit; SIGTERM ends a job for good.
 			return { exitCode: exitCodes.runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
 		}
 		if (c.saveInterval !== null && iteration % c.saveInterval === 0) await this.#save(progress);
@@ -147,7 +147,7 @@ export class Checkpoints implements Listener {
 		return undefined;
 	}
 
-	/** The last step's checkpoint, complete. */
+	/** Saves the last step and waits until the checkpoint is complete. */
 	async afterTraining(progress: Progress): Promise<void> {
 		if (this.#saver === null) return;
 		await this.#save(progress);
@@ -155,7 +155,7 @@ export class Checkpoints implements Listener {
 		if (this.#saver.failed) throw new UserError(`The checkpoint of step ${progress.iteration} was not saved.`);
 	}
 
-	/** The strongest request of all ranks. */
+	/** The highest-priority request over all ranks. */
 	async #agree(): Promise<Wish> {
 		const limit = this.c.exitDurationInMins;
 		if (this.#signals === null && limit === null) return nothingAsked;
@@ -166,7 +166,7 @@ export class Checkpoints implements Listener {
 		return { signal: agreed[strongest] ?? null, late: wishes.some(([, one]) => one === 1) };
 	}
 
-	/** Begins a save unless this step has one; waits for it unless saves are asynchronous. */
+	/** Starts a save unless this step has one; waits for it unless saves are asynchronous. */
 	async #save(progress: Progress): Promise<void> {
 		if (this.#saver === null || this.#latest === progress.iteration) return;
 		this.#latest = progress.iteration;
@@ -216,7 +216,7 @@ export class Checkpoints implements Listener {
 		});
 	}
 
-	/** JSON of the data's states of all ranks, by rank; null for a rank without a state. */
+	/** JSON list of the ranks' data states, null for a rank without one. */
 	async #dataStates(): Promise<string> {
 		const own = JSON.stringify((await this.options.dataState()) ?? null);
 		return `[${exchangeTexts(this.run.state.world, own).join(",")}]`;

@@ -1,7 +1,7 @@
 /**
- * Token copies whose experts lie on few ranks: every rank receives the rows of all ranks, copies the rows that its experts take,
- * and sums the experts' outputs token by token; then the ranks' sums are added. Each rank's sum is rounded before it is added, and
- * so are gradients.
+ * The all-gather token dispatcher, for dispatch groups of few ranks: every rank receives the rows of all ranks, permutes the rows
+ * of its experts, and sums the experts' outputs by token; the partial sums are then reduce-scattered. Each rank's partial sum,
+ * and its gradient, is rounded before it is added.
  */
 
 import { type Gathering, startGather, startSum } from "../../../parallel/experts/all-gather.ts";
@@ -28,7 +28,7 @@ export class AllGatherDispatcher implements TokenDispatcher {
 		u: Tensor,
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers,
-		/** How the experts read rows in e4m3; null: not. */
+		/** The e4m3 form in which experts read rows; null: they read no e4m3. */
 		private readonly inE4m3: E4m3Form | null,
 	) {
 		const { group, expertTensor, localExperts } = parallel;

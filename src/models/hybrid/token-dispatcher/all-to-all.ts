@@ -1,4 +1,4 @@
-/** Token copies that go to the ranks of their experts, a row for each expert. */
+/** The all-to-all token dispatcher: a row for each of a token's experts. */
 import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
 import type { ExchangeMembers } from "../../../parallel/experts/members.ts";
 import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
@@ -8,7 +8,7 @@ import type { Tape } from "../../../tensor/tape.ts";
 import type { Tensor } from "../../../tensor/tensor.ts";
 import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
 
-/** Takes the order over. */
+/** Takes ownership of the order. */
 export class AllToAllDispatcher implements TokenDispatcher {
 	readonly #exchange: Exchange;
 	readonly #dispatch: StartedExchange;

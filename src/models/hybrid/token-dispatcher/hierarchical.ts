@@ -1,8 +1,8 @@
 /**
- * Token copies on their way to experts of several nodes (docs/spec/moe-performance.md §2.3), as HybridEP and DeepEP move them:
- * between nodes a token's row goes once to each node that holds any of its experts, to the member there that has this rank's place;
- * inside the node it is spread to its experts. On the way back the node sums a token's outputs before one row returns, rounded once
- * more than without; gradients of copies go the same ways.
+ * The hierarchical token dispatcher (--moe-token-dispatcher-type flex, docs/spec/moe-performance.md §2.3), as in HybridEP and
+ * DeepEP: a token's row is sent once to each node that holds any of its experts, to the member there at this rank's position, and
+ * is copied to its experts inside the node. On the way back the node sums a token's outputs and returns one row, with one more
+ * rounding; gradients take the same paths.
  */
 import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
 import type { ExchangeMembers, ExpertNodes } from "../../../parallel/experts/members.ts";
@@ -18,11 +18,11 @@ import type { ExpertRows, TokenDispatcher } from "./dispatcher.ts";
 import { LocalDispatcher } from "./local.ts";
 
 export class HierarchicalDispatcher implements TokenDispatcher {
-	/** Tokens by node: a node is to the exchange between nodes what an expert is to that inside. */
+	/** Tokens sorted by node: nodes are to the exchange between nodes what experts are to the exchange inside a node. */
 	readonly #byNode: ExpertOrder;
 	readonly #between: Exchange;
 	readonly #coming: StartedExchange;
-	/** The exchange inside this node: from the members that received rows to the experts, and back. */
+	/** The dispatcher inside this node, from the members that received rows to the experts. */
 	#within: TokenDispatcher | null = null;
 	#returning: StartedExchange | null = null;
 
@@ -32,7 +32,7 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 		routing: Pick<Routing, "expertIndex" | "probabilities">,
 		private readonly parallel: ExchangeMembers & { readonly nodes: ExpertNodes },
 		private readonly overflow: Tensor | null,
-		/** How the experts read rows in e4m3; null: not. */
+		/** The e4m3 form in which experts read rows; null: they read no e4m3. */
 		private readonly inE4m3: E4m3Form | null,
 	) {
 		const { between } = parallel.nodes;
@@ -49,7 +49,7 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 		this.#coming = startDispatch(tape, { rows: sentRows, beside: sentRouting }, this.#between);
 	}
 
-	/** Experts of a node. */
+	/** Number of experts of a node. */
 	get #nodeExperts(): number {
 		const { nodes, expertTensor, localExperts } = this.parallel;
 		return (nodes.within.size / expertTensor) * localExperts;
@@ -69,7 +69,7 @@ export class HierarchicalDispatcher implements TokenDispatcher {
 		using probabilities = chosen.probabilities;
 		const byExpert = ExpertOrder.of(tape.device, expertIndex, experts);
 		const own = { probabilities };
-		// A member of a node may hold the tokens of `between.size` members; experts receive as many rows as without nodes.
+		// A member of a node may receive the tokens of `between.size` members; experts receive as many rows as without nodes.
 		const room = {
 			bound: capacity.bound === null ? null : capacity.bound / between.size,
 			mostTokens: capacity.mostTokens === null ? null : capacity.mostTokens * between.size,

@@ -1,4 +1,4 @@
-/** Token copies by expert where this rank holds every expert. */
+/** The token dispatcher of a rank that holds all experts: a local permutation. */
 import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
 import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../../tensor/ops/permute.ts";
 import type { Routing } from "../../../tensor/ops/router.ts";
@@ -6,9 +6,9 @@ import type { Tape } from "../../../tensor/tape.ts";
 import type { Tensor } from "../../../tensor/tensor.ts";
 import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
 
-/** Takes the order over. */
+/** Takes ownership of the order. */
 export class LocalDispatcher implements TokenDispatcher {
-	/** null: finishDispatch has handed them over. */
+	/** null: finishDispatch has passed them on. */
 	#permuted: PermutedRows | null;
 	#outputs: Tensor | null = null;
 
@@ -17,7 +17,7 @@ export class LocalDispatcher implements TokenDispatcher {
 		u: Tensor,
 		{ probabilities }: Pick<Routing, "probabilities">,
 		private readonly order: ExpertOrder,
-		/** How the experts read rows in e4m3; null: not. */
+		/** The e4m3 form in which experts read rows; null: they read no e4m3. */
 		inE4m3: E4m3Form | null,
 	) {
 		this.#permuted = permute(tape, u, probabilities, order, { inE4m3 });
