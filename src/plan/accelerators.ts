@@ -31,11 +31,14 @@ export const acceleratorNames = Object.keys(accelerators);
 /** Rates of an H200 in operations that were not timed: products, and bytes of everything else. */
 const untimed = { product: 640e12, bytes: 3.7e12 };
 /**
- * Time of a layer of experts in e4m3 over that in bf16, forward and backward without the gradients of weights, of matrices that
- * are rounded: 1.24 + 1.40 less 0.10 for each rounding of rows, which moe_permute does, over 1.69 + 1.85 ms
- * (docs/measurements/2026-11-23-h200-experts.md). Rows that come from other ranks are rounded by the layer, which takes 0.75.
+ * Times of experts in e4m3 over those in bf16, matrices rounded before, means of squared ReLU and SwiGLU in tests/bench/grouped-mlp.py
+ * (docs/measurements/2026-11-23-h200-experts.md#in-plans). The layer forward and backward without gradients of weights, less its two
+ * permutations as a plan counts them: rows that the permutation has rounded (2.44 and 1.80 ms beside 3.59 and 2.65), rows that the
+ * layer rounds, 0.10 ms each way more, and rows in e4m3 alone (2.32 and 1.67). Gradients of weights of rows in bf16, which they round
+ * (0.969 ms beside 0.976), and of rows in e4m3 alone (1.87 and 1.61 beside 2.07 and 1.87 in the same
+ * layer).
  */
-const e4m3Time = 0.69;
+const e4m3Times = { rounded: 0.635, rounding: 0.705, alone: 0.643, weightGradient: 0.99, weightGradientAlone: 0.88 };
 /** Seconds between two kernels, and of one with hardly anything to do. */
 const [launchGap, leastKernel] = [2.5e-6, 4e-6];
 
@@ -76,12 +79,40 @@ function untimedMilliseconds(name: OperationName, values: OperationValues): numb
 	return (1000 * workOf(name, values).flops) / untimed.product;
 }
 
+type TimedCall = readonly [OperationName, OperationValues, milliseconds: number];
+
+const weightGradientMilliseconds = 0.976;
+
+/** Calls of experts in e4m3, from those in bf16. Pointers stand for the rows that are given. */
+function expertsInE4m3(): TimedCall[] {
+	const rows = {
+		rounded: { x: 1, x_e4m3: 1, dy: 1, dy_e4m3: 1 },
+		rounding: { x: 1, x_e4m3: 0, dy: 1, dy_e4m3: 0 },
+		alone: { x: 0, x_e4m3: 1, dy: 0, dy_e4m3: 1 },
+	} as const;
+	const layers = (["rounded", "rounding", "alone"] as const).flatMap((form) =>
+		(["grouped_mlp_forward", "grouped_mlp_backward"] as const).map((name) => {
+			const values = { ...mlpInE4m3, ...rows[form] };
+			return [name, values, e4m3Times[form] * untimedMilliseconds(name, values)] as const;
+		}),
+	);
+	const weightGradient = (rowType: number, time: number) => {
+		const values = { ...experts, recipe: MlpRecipe.e4m3Blockwise, dy_dtype: rowType, x_dtype: rowType };
+		return ["grouped_gemm_weight_gradient", values, time * weightGradientMilliseconds] as const;
+	};
+	return [
+		...layers,
+		weightGradient(dtype, e4m3Times.weightGradient),
+		weightGradient(Dtype.u8, e4m3Times.weightGradientAlone),
+	];
+}
+
 /**
  * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md,
  * 2026-11-23-h200-attention.md and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md). Products of 32 and 64: the mean of a
  * router's three.
  */
-const timedCalls: readonly (readonly [OperationName, OperationValues, milliseconds: number])[] = [
+const timedCalls: readonly TimedCall[] = [
 	["gemm", gemm(8192, 2688, 32), 0.033],
 	["gemm", gemm(8192, 2688, 64), 0.042],
 	["gemm", gemm(16384, 1280, 640), 0.0486],
@@ -93,10 +124,8 @@ const timedCalls: readonly (readonly [OperationName, OperationValues, millisecon
 	["gelu_gemm_backward", gelu(2560, 1280), 0.194],
 	["gelu_gemm_backward", gelu(5120, 1280), 0.352],
 	["grouped_gemm", experts, 0.794],
-	["grouped_gemm_weight_gradient", experts, 0.976],
-	["grouped_gemm_weight_gradient", { ...experts, recipe: MlpRecipe.e4m3Blockwise }, 0.969],
-	["grouped_mlp_forward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_forward", mlpInE4m3)],
-	["grouped_mlp_backward", mlpInE4m3, e4m3Time * untimedMilliseconds("grouped_mlp_backward", mlpInE4m3)],
+	["grouped_gemm_weight_gradient", experts, weightGradientMilliseconds],
+	...expertsInE4m3(),
 	["attention_forward", packed(64, 8), 0.0345],
 	["attention_forward", packed(16, 8), 0.0984],
 	["attention_forward", packed(4, 8), 0.365],

@@ -10,15 +10,42 @@ export interface Work {
 	readonly bytes: number;
 }
 
-const roundedNames = ["grouped_mlp_forward", "grouped_mlp_backward", "grouped_gemm_weight_gradient"] as const;
-type RoundedName = (typeof roundedNames)[number];
+/**
+ * Products in e4m3 whose kernels depend on their rows: rows that are rounded already and lie beside those in bf16 ("e4m3"), that the
+ * layer rounds, because an exchange has written them ("e4m3 rounding"), or that are in e4m3 alone. Weight gradients round or read them.
+ */
+const roundedNames = [
+	"grouped_mlp_forward e4m3",
+	"grouped_mlp_forward e4m3 rounding",
+	"grouped_mlp_forward e4m3 alone",
+	"grouped_mlp_backward e4m3",
+	"grouped_mlp_backward e4m3 rounding",
+	"grouped_mlp_backward e4m3 alone",
+	"grouped_gemm_weight_gradient e4m3",
+	"grouped_gemm_weight_gradient e4m3 alone",
+] as const;
 
 /** Name of an operation with a rate of its own, with the rounding of its products where that changes its kernels. */
-export type RatedName = OperationName | `${RoundedName} e4m3`;
+export type RatedName = OperationName | (typeof roundedNames)[number];
 
-export function ratedName(name: OperationName, { recipe }: OperationValues): RatedName {
-	const rounded = recipe === MlpRecipe.e4m3Blockwise ? roundedNames.find((one) => one === name) : undefined;
-	return rounded === undefined ? name : `${rounded} e4m3`;
+export function ratedName(name: OperationName, v: OperationValues): RatedName {
+	if (v.recipe !== MlpRecipe.e4m3Blockwise) return name;
+	switch (name) {
+		case "grouped_mlp_forward":
+			return `${name} e4m3${rowsOf(v.x, v.x_e4m3)}`;
+		case "grouped_mlp_backward":
+			return `${name} e4m3${rowsOf(v.dy, v.dy_e4m3)}`;
+		case "grouped_gemm_weight_gradient":
+			return v.x_dtype === Dtype.u8 ? `${name} e4m3 alone` : `${name} e4m3`;
+		default:
+			return name;
+	}
+}
+
+/** By the pointers to rows as they are and in e4m3, null (0) where they are not given. */
+function rowsOf(asTheyAre: number | undefined, rounded: number | undefined): "" | " rounding" | " alone" {
+	if (!rounded) return " rounding";
+	return asTheyAre ? "" : " alone";
 }
 
 const size = (dtype: number | undefined): number => (dtype === Dtype.bf16 ? 2 : dtype === Dtype.u8 ? 1 : 4);
@@ -198,9 +225,7 @@ const products: readonly RatedName[] = [
 	"grouped_gemm_weight_gradient",
 	"grouped_mlp_forward",
 	"grouped_mlp_backward",
-	"grouped_mlp_forward e4m3",
-	"grouped_mlp_backward e4m3",
-	"grouped_gemm_weight_gradient e4m3",
+	...roundedNames,
 	"attention_forward",
 	"attention_backward",
 	"ssd_forward",

@@ -284,8 +284,13 @@ test("matrices are rounded to e4m3 once a step, and products in e4m3 have rates 
 	expect(calls("backward", "grouped_gemm_weight_gradient")).toBe(4);
 	const all = await planRank(configurationOf({ ...inE4m3, "fp8-wgrad": true, "global-batch-size": 32 }), 0, counting);
 	const names = all.phases.backward.operations.map(({ name }) => name);
-	expect(names).toContain("grouped_gemm_weight_gradient e4m3");
+	expect(names).toContain("grouped_gemm_weight_gradient e4m3 alone");
 	expect(names).not.toContain("grouped_gemm_weight_gradient");
+	expect(names).toContain("grouped_mlp_backward e4m3 alone");
+	// The layer rounds rows that an exchange has written.
+	const exchanged = { ...inE4m3, "llm-dp": 2, "llm-ep": 2, "moe-token-dispatcher-type": "alltoall" };
+	const ofTwo = await planRank(configurationOf({ ...exchanged, "global-batch-size": 32 }), 0, counting);
+	expect(ofTwo.phases.forward.operations.map(({ name }) => name)).toContain("grouped_mlp_forward e4m3 rounding");
 	// Experts keep their rows in e4m3 alone.
 	expect(all.memory.activations).toBeLessThan(memory.activations);
 	const { rates } = acceleratorRates("h200");
