@@ -1,4 +1,5 @@
 /** Asks the NVIDIA driver about a host's GPUs, through its own tool. */
+import { counted } from "../native/counted.ts";
 import type { Finding } from "./machine.ts";
 
 const queries = [
@@ -58,7 +59,7 @@ export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 			findings.push({ name: `GPU ${index}`, value, state: "warning", advice: "check cooling and power" });
 		}
 		if (Number(errors) > 0) {
-			const value = `${errors} uncorrected memory errors`;
+			const value = counted(Number(errors), "uncorrected memory error");
 			findings.push({ name: `GPU ${index}`, value, state: "problem", advice: "reset or replace it" });
 		}
 		if (Number(used) > 1024) {

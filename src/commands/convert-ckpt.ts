@@ -20,6 +20,7 @@ import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
 import { readImportance } from "../elastic/importance/importance.ts";
 import { permutedSource } from "../elastic/importance/permute.ts";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { programVersion } from "../native/program-version.ts";
@@ -176,7 +177,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		const lines = planLines(planned.tensors);
 		if (given.json) print(JSON.stringify(lines, null, 2));
 		else for (const line of lines) print(formatPlanLine(line));
-		if (!given.json) print(`${lines.length} tensors, ${formatBytes(planned.bytes)}; nothing was written.`);
+		if (!given.json) print(`${counted(lines.length, "tensor")}, ${formatBytes(planned.bytes)}; nothing was written.`);
 		return;
 	}
 	const start = performance.now();
@@ -185,7 +186,7 @@ async function convert(source: string, target: string, given: Arguments): Promis
 	progress.done();
 	const seconds = (performance.now() - start) / 1000;
 	print(
-		`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
+		`${written}: ${counted(planned.tensors.tensors.size, "tensor")}, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
 	);
 	if (given.verify) verify(planned, written, options);
 }

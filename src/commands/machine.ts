@@ -3,6 +3,7 @@ import { accessSync, constants, existsSync, readFileSync, statfsSync, statSync }
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { ABI_VERSION } from "../native/abi.ts";
+import { counted } from "../native/counted.ts";
 import { Device } from "../native/device.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
@@ -115,7 +116,7 @@ async function library(kind: DeviceKind): Promise<Finding[]> {
 		try {
 			using device = Device.open(opened);
 			const about = device.describe();
-			const parts = [about.name, about.instructions, `${about.threads} threads`, gibibytes(about.memoryBytes)];
+			const parts = [about.name, about.instructions, counted(about.threads, "thread"), gibibytes(about.memoryBytes)];
 			const value = parts.filter((part) => part !== "").join(", ");
 			return [loaded, ...opens, { name: `${kind} device`, value, state: "good", details: { ...about } }];
 		} catch (error) {

@@ -3,6 +3,7 @@
 import type { Destination } from "../launch/bandwidth.ts";
 import { pairsInRounds } from "../launch/bandwidth.ts";
 import type { RankReport, ReportingRank } from "../launch/gather-reports.ts";
+import { counted } from "../native/counted.ts";
 import { median } from "../observe/median.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";
@@ -121,7 +122,7 @@ export function compareLinks(links: readonly Link[], way: Way = overTcp): Findin
 	const middle = reached(links);
 	const least = Math.min(...rates);
 	const details = { reached: middle, links };
-	const all = `${links.length} pair${links.length === 1 ? "" : "s"} of nodes over ${way.over}: ${gigabits(middle)}`;
+	const all = `${counted(links.length, "pair")} of nodes over ${way.over}: ${gigabits(middle)}`;
 	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
 	const overview: Finding = {
 		name,

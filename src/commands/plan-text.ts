@@ -1,5 +1,6 @@
 /** The text that `mimo plan` prints. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { counted } from "../native/counted.ts";
 import { columns } from "../observe/columns.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { LayoutFlags, LayoutKind } from "../plan/layout-candidates.ts";
@@ -27,7 +28,7 @@ const tera = (flops: number) => `${(flops / 1e12).toPrecision(4)} TFLOP`;
 
 export function planText(plan: RunPlan, machine: Machine): string {
 	return [
-		`${plan.worldSize} ranks on ${machine.rates.device}: ${plan.microbatches} microbatches and ${plan.tokens} tokens a step.`,
+		`${counted(plan.worldSize, "rank")} on ${machine.rates.device}: ${counted(plan.microbatches, "microbatch", "microbatches")} and ${counted(plan.tokens, "token")} a step.`,
 		"",
 		"# Memory of a rank",
 		...memoryTable(plan.modules, machine),
@@ -165,7 +166,9 @@ export function splitsText({ splits, layouts }: RankedSplits, machine: Machine, 
 	return [
 		`Layouts on ${machine.rates.device}, global batch ${c.globalBatchSize}, ${splits.length} of them${rest}, most tokens a second first:`,
 		...columns([header, ...rows]),
-		...[...patterns].map(([segments, pattern]) => `${segments} segments: --hybrid-layer-pattern '${pattern}'`),
+		...[...patterns].map(
+			([segments, pattern]) => `${counted(segments, "segment")}: --hybrid-layer-pattern '${pattern}'`,
+		),
 		"Ranks: the encoder's and the language model's, or those that both share. Idle: of each module, or of every stage.",
 		"Peak: of the rank that needs most. Sent: by the rank that sends most, in a step, and the time of its transfers.",
 	].join("\n");
@@ -184,7 +187,7 @@ function shownSplits(splits: readonly Split[]): readonly Split[] {
 /** Such as "colocated, 2 stages of 4 segments". */
 function kindText({ modules, stages, virtualStages }: LayoutKind): string {
 	if (stages === 1) return modules;
-	return `${modules}, ${stages} stages${virtualStages === 1 ? "" : ` of ${virtualStages} segments`}`;
+	return `${modules}, ${counted(stages, "stage")}${virtualStages === 1 ? "" : ` of ${counted(virtualStages, "segment")}`}`;
 }
 
 function idleText(modules: readonly ModuleEstimate[]): string {

@@ -12,6 +12,7 @@ import { launch, type RankDescription } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
+import { counted } from "../native/counted.ts";
 import { debug, debugging } from "../native/debug.ts";
 import { NativeError, UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
@@ -60,7 +61,10 @@ export function checkRankCount(topology: Topology, given: string | undefined): v
 	}
 	const grids = [...(topology.encoder ? [topology.encoder] : []), topology.language];
 	const sizes = grids.map((grid) => `${grid.name} ${grid.size}`).join(", ");
-	throw new UserError(`--nproc ${given}: the configured grids need ${worldSize} ranks (${sizes}).`, exitCodes.usage);
+	throw new UserError(
+		`--nproc ${given}: the configured grids need ${counted(worldSize, "rank")} (${sizes}).`,
+		exitCodes.usage,
+	);
 }
 
 /** How the ranks of a configuration's run start; `reporter`: the rank that writes to the terminal. */
@@ -111,7 +115,7 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 	const place = placeFromEnvironment();
 	if (place !== null && place.worldSize !== options.ranks) {
 		throw new UserError(
-			`The configuration needs ${options.ranks} ranks, but WORLD_SIZE is ${place.worldSize}.`,
+			`The configuration needs ${counted(options.ranks, "rank")}, but WORLD_SIZE is ${place.worldSize}.`,
 			exitCodes.usage,
 		);
 	}

@@ -2,6 +2,7 @@
 import { writeFileSync } from "node:fs";
 import { basename, extname } from "node:path";
 import { defineCommand } from "citty";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { systemReason } from "../native/system-errors.ts";
 import { note } from "../observe/messages.ts";
@@ -34,8 +35,8 @@ export default defineCommand({
 		} catch (error) {
 			throw new UserError(`The page ${page} cannot be written: ${systemReason(error)}.`);
 		}
-		const steps = logs.map((log) => log.steps).join(" and ");
-		note(`${page}: ${steps} steps, ${(text.length / 1024).toFixed(0)} KiB.`);
+		const steps = logs.map((log) => counted(log.steps, "step")).join(" and ");
+		note(`${page}: ${steps}, ${(text.length / 1024).toFixed(0)} KiB.`);
 		for (const log of logs) noteEarlier(log);
 	},
 });

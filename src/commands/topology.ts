@@ -2,6 +2,7 @@
 import { encoderMicroBatchSize } from "../config/derive.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { counted } from "../native/counted.ts";
 import { columns } from "../observe/columns.ts";
 import {
 	describeTopology,
@@ -49,7 +50,7 @@ export function topologyTable({ configuration, notes }: ResolvedConfiguration): 
 function summary({ worldSize, colocated, modules }: TopologyDescription): string {
 	if (colocated && worldSize === 1) return "1 rank: encoder and language model in one process.";
 	const spans = modules.map(({ name, offset, size }) => `${name} ${span(offset, size)}`).join(", ");
-	return `${worldSize} rank${worldSize === 1 ? "" : "s"}: ${spans}.`;
+	return `${counted(worldSize, "rank")}: ${spans}.`;
 }
 
 function grids({ modules }: TopologyDescription, configuration: TrainingConfiguration): string[] {

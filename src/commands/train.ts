@@ -3,6 +3,7 @@ import { availableParallelism } from "node:os";
 import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { counted } from "../native/counted.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
@@ -67,7 +68,7 @@ export default configuredCommand({
 		const cores = availableParallelism();
 		if (startsTheRun() && configuration.threads > cores) {
 			warn(
-				`threads ${configuration.threads}: this process may use ${cores} cores, and more threads only wait for them.`,
+				`threads ${configuration.threads}: this process may use ${counted(cores, "core")}, and more threads only wait for them.`,
 			);
 		}
 		if (topology.worldSize === 1 && configuration.flightRecorderDir !== null) {

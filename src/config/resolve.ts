@@ -4,6 +4,7 @@
  * them.
  */
 import * as v from "valibot";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { checks, lengthIsGiven, patternIsLegal } from "./checks/all.ts";
@@ -246,14 +247,14 @@ function notesOn(given: readonly Entry[], configuration: TrainingConfiguration):
 	const shards = weightShards(configuration);
 	if (shards.dense > 1 || shards.expert > 1) {
 		notes.push(
-			`Weight shards run as extra data parallelism with the same ${dataLanes(configuration)} data lanes: a rank holds whole what Megatron cuts into ${shards.dense} (dense) and ${shards.expert} (expert) shards.`,
+			`Weight shards run as extra data parallelism with the same ${counted(dataLanes(configuration), "data lane")}: a rank holds whole what Megatron cuts into ${shards.dense} (dense) and ${shards.expert} (expert) shards.`,
 		);
 	}
 	const { segments, prediction } = parsePattern(configuration.hybridLayerPattern);
 	const layers = segments.flat(2).length;
 	if (configuration.numLayers !== layers) {
 		notes.push(
-			`num-layers is ${configuration.numLayers}, but hybrid-layer-pattern has ${layers} layers, which counts.`,
+			`num-layers is ${configuration.numLayers}, but hybrid-layer-pattern has ${counted(layers, "layer")}, which counts.`,
 		);
 	}
 	const depths = prediction?.depths ?? 0;

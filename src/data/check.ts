@@ -4,6 +4,7 @@
  */
 import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { loadDatasets } from "./energon/dataset.ts";
 import type { LoaderConfiguration } from "./energon/loader/configuration.ts";
@@ -83,6 +84,6 @@ function requireBatches(
 	const least = c.evalMicroBatchSize * dataLanes(c);
 	if (samples >= least) return;
 	throw new UserError(
-		`The part ${load.splitPart} of ${path} has ${samples} samples, and an evaluation needs ${least}: eval-micro-batch-size (${c.evalMicroBatchSize}) for each of ${dataLanes(c)} data lanes.`,
+		`The part ${load.splitPart} of ${path} has ${counted(samples, "sample")}, and an evaluation needs ${least}: eval-micro-batch-size (${c.evalMicroBatchSize}) for each of ${counted(dataLanes(c), "data lane")}.`,
 	);
 }

@@ -1,6 +1,7 @@
 /** A microbatch in device memory. */
 
 import type { ForwardInput } from "../models/hybrid/stage.ts";
+import { counted } from "../native/counted.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../native/errors.ts";
 import type { Group } from "../parallel/group.ts";
@@ -47,7 +48,7 @@ function localLengths(lengths: readonly number[], tp: Group): number[] {
 	const tokens = lengths.reduce((sum, length) => sum + length, 0);
 	if (tokens % tp.size !== 0) {
 		throw new UserError(
-			`A microbatch of ${tokens} tokens cannot be cut over ${tp.size} tensor-parallel ranks: micro-batch-size × seq-length must be a multiple of the tensor-parallel size.`,
+			`A microbatch of ${counted(tokens, "token")} cannot be cut over ${counted(tp.size, "tensor-parallel rank")}: micro-batch-size × seq-length must be a multiple of the tensor-parallel size.`,
 		);
 	}
 	const own = TokenSlice.of(0, tokens).cut(tp);

@@ -5,6 +5,7 @@
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { PatchGrid } from "../models/radio/config.ts";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
 import { type ImageSet, noImages } from "./images.ts";
@@ -70,7 +71,7 @@ export class MockData {
 		const { size, sequenceLength, imageTokenId } = this.options;
 		if (first + count > size) {
 			throw new UserError(
-				`Mock data has ${size} samples (mock-dataset-size); sample ${first + count - 1} is asked for.`,
+				`Mock data has ${counted(size, "sample")} (mock-dataset-size); sample ${first + count - 1} is asked for.`,
 			);
 		}
 		const ids = new Int32Array(count * sequenceLength);

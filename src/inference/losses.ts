@@ -6,6 +6,7 @@ import { describeDataset } from "../data/energon/tools/describe.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
@@ -106,7 +107,10 @@ export async function* samplesOf(
 		} else {
 			// A sample of every lane a round, so that few are left over.
 			rounds = Math.floor(Math.min(most, samples!) / laneCount);
-			if (rounds === 0) throw new UserError(`${path} has ${samples} samples, fewer than the ${laneCount} data lanes.`);
+			if (rounds === 0)
+				throw new UserError(
+					`${path} has ${counted(samples!, "sample")}, fewer than the ${counted(laneCount, "data lane")}.`,
+				);
 			source = energonEvaluation(
 				{
 					...own,

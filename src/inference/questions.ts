@@ -2,6 +2,7 @@
  * Questions with known answers, a record a line of JSONL: `prompt` or `messages`, with images as for requests, and `answer` (a
  * text, or several as `answers`), or `choices` that include `answer`: its text, its number from 0, or its letter.
  */
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
 
@@ -27,7 +28,7 @@ export function readQuestions(path: string, chat: boolean): Question[] {
 		const right = rightOne(texts, answer);
 		if (right === null) {
 			throw new UserError(
-				`${line.name}: answer is ${JSON.stringify(answer)}; it is the text, the number from 0 or the letter of one of ${choices.length} choices.`,
+				`${line.name}: answer is ${JSON.stringify(answer)}; it is the text, the number from 0 or the letter of one of ${counted(choices.length, "choice")}.`,
 			);
 		}
 		return { request, kind: "choice", choices: texts, right };

@@ -6,6 +6,7 @@ import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/token
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
 import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
+import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
 import { endIdsOfFolder } from "./eos-tokens.ts";
@@ -72,8 +73,8 @@ export class RequestReader {
 		const limit = `the ${most} positions of the model (--max-position-embeddings)`;
 		throw new UserError(
 			ids.length >= most
-				? `${request.name} has ${ids.length} tokens, which leaves no room for an answer among ${limit}.`
-				: `${request.name} has ${ids.length} tokens and is to get ${more} more: together more than ${limit}.`,
+				? `${request.name} has ${counted(ids.length, "token")}, which leaves no room for an answer among ${limit}.`
+				: `${request.name} has ${counted(ids.length, "token")} and is to get ${more} more: together more than ${limit}.`,
 		);
 	}
 

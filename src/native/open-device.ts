@@ -1,5 +1,6 @@
 /** Opens the device a configuration asks for. */
 import type { BackendName } from "./abi.ts";
+import { counted } from "./counted.ts";
 import { debug } from "./debug.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries } from "./embedded.ts";
@@ -56,7 +57,7 @@ export function gpuOf(gpus: number, options: Pick<DeviceOptions, "localRank" | "
 export function requireGpus(gpus: number, ranks: number): void {
 	if (ranks <= gpus) return;
 	throw new UserError(
-		`${ranks} ranks and ${gpus} GPU${gpus === 1 ? "" : "s"} on this host: NCCL needs a GPU for each rank; with --distributed-backend shm ranks share GPUs (slow: for checking a layout).`,
+		`${counted(ranks, "rank")} and ${counted(gpus, "GPU")} on this host: NCCL needs a GPU for each rank; with --distributed-backend shm ranks share GPUs (slow: for checking a layout).`,
 	);
 }
 

@@ -2,6 +2,7 @@
  * A bf16 run beside an fp32 reference: rounding moves every value by about 2^-9, so only what training is judged by is
  * compared, the losses.
  */
+import { counted } from "../native/counted.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
 /** Type in which parameters and activations are stored and multiplied; master weights and sums stay fp32. */
@@ -22,7 +23,7 @@ function meanLoss(losses: readonly Check[]): Check {
 	const mean = (of: "expected" | "actual") => losses.reduce((sum, check) => sum + check[of], 0) / losses.length;
 	const [expected, actual] = [mean("expected"), mean("actual")];
 	return {
-		name: `mean loss of ${losses.length} steps`,
+		name: `mean loss of ${counted(losses.length, "step")}`,
 		expected,
 		actual,
 		error: relative(actual, expected),

@@ -3,6 +3,7 @@
  * in operations a second, everything else in bytes a second.
  */
 import * as v from "valibot";
+import { counted } from "../native/counted.ts";
 import { isProduct } from "./operation-work.ts";
 import type { OperationTally } from "./rank-plan.ts";
 import type { Transfer } from "./simulated-group.ts";
@@ -36,7 +37,7 @@ export type Rates = v.InferOutput<typeof ratesSchema>;
 /** Rates of this processor before anything was timed. */
 export function processorRates(cores: number, threads: number): Rates {
 	return {
-		device: `CPU with ${cores} cores`,
+		device: `CPU with ${counted(cores, "core")}`,
 		cores,
 		threads,
 		operations: {},

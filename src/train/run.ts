@@ -11,6 +11,7 @@ import { radioParameters } from "../models/radio/names.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { projectorParameters } from "../models/vision/projector.ts";
 import type { RowTransportName } from "../native/abi.ts";
+import { counted } from "../native/counted.ts";
 import { debug } from "../native/debug.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { note, warn } from "../observe/messages.ts";
@@ -123,7 +124,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		observer.event?.({
 			kind: summary.stop === null ? "end" : "stop",
 			step: summary.progress.iteration,
-			sentence: summary.stop?.reason ?? [`Trained ${summary.steps} steps.`, ...read.slice(0, 1)].join(" "),
+			sentence: summary.stop?.reason ?? [`Trained ${counted(summary.steps, "step")}.`, ...read.slice(0, 1)].join(" "),
 		});
 		if (summary.stop?.requeue && world.rank === 0) await requeue();
 		exitCode = summary.stop?.exitCode ?? 0;
@@ -184,8 +185,8 @@ function introduction(c: TrainingConfiguration, { topology }: Run, world: World)
 	const sizes = topology.encoder
 		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
 		: "";
-	const ranks = world.size === 1 ? "" : `${world.size} ranks${sizes}, `;
-	const on = `${name}, ${ranks}${threads} threads${world.size === 1 ? "" : " each"}`;
+	const ranks = world.size === 1 ? "" : `${counted(world.size, "rank")}${sizes}, `;
+	const on = `${name}, ${ranks}${counted(threads, "thread")}${world.size === 1 ? "" : " each"}`;
 	return `Training ${what} on ${on}.${frozenText(c)}`;
 }
 
@@ -255,7 +256,7 @@ function summarise(
 ): void {
 	if (summary.steps > 0) {
 		observer.note(
-			`Trained ${summary.steps} steps in ${summary.seconds.toFixed(1)} s (${Math.round(summary.tokens / summary.seconds)} tokens/s): loss ${summary.firstLoss.toFixed(4)} → ${summary.lastLoss.toFixed(4)}.`,
+			`Trained ${counted(summary.steps, "step")} in ${summary.seconds.toFixed(1)} s (${Math.round(summary.tokens / summary.seconds)} tokens/s): loss ${summary.firstLoss.toFixed(4)} → ${summary.lastLoss.toFixed(4)}.`,
 		);
 	}
 	if (summary.stop !== null) observer.note(summary.stop.reason);

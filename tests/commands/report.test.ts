@@ -23,7 +23,7 @@ test("the latest run is drawn, two logs are compared, one that is not there is n
 	expect(report("--all-runs").stdout).toMatch(/^log\.html: 5 steps, \d+ KiB\.\n$/);
 	const two = report("log.jsonl", "--output", "two.html");
 	expect([two.exitCode, two.stderr]).toEqual([0, ""]);
-	expect(two.stdout).toMatch(/^two\.html: 2 and 2 steps, \d+ KiB\.\n/);
+	expect(two.stdout).toMatch(/^two\.html: 2 steps and 2 steps, \d+ KiB\.\n/);
 	const absent = report("other.jsonl");
 	expect([absent.exitCode, absent.stderr]).toEqual([
 		1,

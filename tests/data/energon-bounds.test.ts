@@ -173,7 +173,7 @@ describe("prepare", () => {
 		const lines: string[] = [];
 		prepare(folder, { ...options, report: (line) => lines.push(line) });
 		expect(lines).toContain("warning: 0.tar has no end mark: files after its last sample may be missing");
-		expect(lines).toContain("warning: train gets no shard: 1 shards are too few for 8,1,1");
+		expect(lines).toContain("warning: train gets none of 1 shard, too few for 8,1,1");
 		const info = JSON.parse(readFileSync(join(folder, ".nv-meta/.info.json"), "utf8"));
 		expect(info).toEqual({ energon_version: "7.4.0", shard_counts: { "0.tar": 1 } });
 	});

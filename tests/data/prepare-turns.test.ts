@@ -25,6 +25,6 @@ test("a folder that another command writes into is prepared after it", async () 
 	reader.releaseLock();
 	expect([await child.exited, await new Response(child.stdout).text()]).toEqual([
 		0,
-		expect.stringMatching(/^3 samples in 1 shards/),
+		expect.stringMatching(/^3 samples in 1 shard\b/),
 	]);
 }, 30_000);

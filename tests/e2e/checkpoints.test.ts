@@ -207,7 +207,7 @@ test("without the optimizer: saved so, and loaded so", () => {
 		"--train-iters 4 --save bare --save-interval 100 --no-save-optim --exit-duration-in-mins 1e-4",
 	);
 	expect([stopped.exitCode, stopped.stderr]).toEqual([0, ""]);
-	expect(stopped.stdout).toContain("Stopped after step 1: 0.0001 minutes are over.");
+	expect(stopped.stdout).toContain("Stopped after step 1: the time of 0.0001 minutes is over.");
 	expect(Object.keys(digests("bare")).filter((name) => name.startsWith("optimizer."))).toEqual([]);
 	const refused = train("colocated", "--train-iters 4 --load bare");
 	expect([refused.exitCode, refused.stderr]).toEqual([

@@ -84,7 +84,7 @@ test("a resumed run goes on with the samples after the last, on other grids too"
 	expect(refused.exitCode).toBe(1);
 	// Before ranks start.
 	expect(refused.stderr).toMatch(
-		/^mimo: checkpoints\/iter_\d+: The data state was saved with .*; 1 data ranks continue it exactly with num-workers 4\.\n$/,
+		/^mimo: checkpoints\/iter_\d+: The data state was saved with .*; a run of 1 data rank continues it exactly with num-workers 4\.\n$/,
 	);
 }, 60_000);
 
@@ -100,7 +100,7 @@ test("evaluation reads the validation part; text alone trains a language model",
 		1,
 		"",
 		expect.stringMatching(
-			/^mimo: The part val of one has \d+ samples, and an evaluation needs 50: eval-micro-batch-size \(50\) for each of 1 data lanes\.\n$/,
+			/^mimo: The part val of one has \d+ samples, and an evaluation needs 50: eval-micro-batch-size \(50\) for each of 1 data lane\.\n$/,
 		),
 	]);
 	const records = Array.from({ length: 40 }, (_, i) => JSON.stringify({ text: `record ${i} ${"x".repeat(i)}` }));

@@ -166,7 +166,7 @@ test("ranks of another launcher compare themselves with a reference made before"
 		const printed = await Promise.all(ranks.map(({ stdout }) => stdout.text()));
 		expect(await Promise.all(ranks.map(({ exited }) => exited))).toEqual([0, 0]);
 		expect(printed[0]).toBe("");
-		expect(printed[1]).toEndWith("All 1 layouts give what one process gives.\n");
+		expect(printed[1]).toEndWith("The layout gives what one process gives.\n");
 	} finally {
 		rmSync(folder, { recursive: true });
 	}
@@ -228,7 +228,7 @@ describe("a mistake is one sentence", () => {
 		[
 			"balancing over microbatches of another size",
 			["--layouts", "2+4,1+8", "--moe-router-load-balancing-type", "aux_loss"],
-			/^mimo: Layout 1\+8 needs microbatches of 1 samples instead of 2: .* because .* aux_loss balances /,
+			/^mimo: Layout 1\+8 needs microbatches of 1 sample instead of 2: .* because .* aux_loss balances /,
 		],
 		[
 			"global balancing",

@@ -231,7 +231,7 @@ describe("is refused in a sentence", () => {
 		[
 			"more tags than images",
 			'{"messages": [{"role": "user", "content": "<image>"}]}\n',
-			/^mimo: bad\.jsonl, line 1: it has 1 <image> tags and 0 images; `images` lists their files\.\n$/,
+			/^mimo: bad\.jsonl, line 1: it has 1 <image> tag and 0 images; `images` lists their files\.\n$/,
 		],
 	] as const)("%s, on any layout", (_, content, sentence) => {
 		folder.file("bad.jsonl", content);

@@ -51,7 +51,7 @@ test("fields of every record are in steps, evaluations and events", () => {
 	log.event({ kind: "start", step: 0, sentence: "A new training." });
 	log.step(step({ iteration: 1 }));
 	log.evaluation({ iteration: 1, split: "validation", label: "iteration 1", losses: { "lm loss": 2 } });
-	log.event({ kind: "end", step: 1, sentence: "Trained 1 steps." });
+	log.event({ kind: "end", step: 1, sentence: "Trained 1 step." });
 	log.close();
 	expect(records(file).map(({ caution }) => caution)).toEqual([
 		"a benchmark",

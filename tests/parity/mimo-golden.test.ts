@@ -80,7 +80,7 @@ describe("refused by name", () => {
 			(g) => (g.steps[1].lr = 2e-3),
 			/step 2 has lr 0\.002; config\.json has the constant 0\.001/,
 		],
-		["other participants", (g) => (g.steps[1].participants = 2), /step 2 has participants 2 .* on 1 encoder ranks\.$/],
+		["other participants", (g) => (g.steps[1].participants = 2), /step 2 has participants 2 .* on 1 encoder rank\.$/],
 		["participants in config.json", (_, c) => (c.data.participants[1] = 2), /step 2 has .* and config\.json 2;/],
 		[
 			"no balancing loss of a layer",

@@ -1,5 +1,6 @@
 /** Lists the content of a checkpoint of any format, under the names it stores. */
 import { basename } from "node:path";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
@@ -129,6 +130,6 @@ export function formatInspection({ path, format, tensors, objects, bytes }: Insp
 				`${tensor.name.padEnd(width)}  ${tensor.dtype.padEnd(4)} [${tensor.shape.join(", ")}]  ${formatBytes(tensor.bytes)}${end(tensor)}`,
 		),
 		...objects.map((object) => `${object.name}  object  ${formatBytes(object.bytes)}${end(object)}`),
-		`${basename(path)}: ${format}, ${tensors.length} tensors, ${formatBytes(bytes)}${objects.length > 0 ? `, ${objects.length} objects` : ""}`,
+		`${basename(path)}: ${format}, ${counted(tensors.length, "tensor")}, ${formatBytes(bytes)}${objects.length > 0 ? `, ${counted(objects.length, "object")}` : ""}`,
 	];
 }

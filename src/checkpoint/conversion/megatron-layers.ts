@@ -1,5 +1,6 @@
 /** How the layers of a torch_dist checkpoint are numbered in its keys, found out when it is read and chosen when it is written. */
 import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
@@ -98,7 +99,9 @@ function requireCount(
 	const there = new Set([...tensors.keys()].map(layerOf).filter((layer) => layer !== null)).size;
 	const wanted = layers.filter(({ symbol }) => symbol === "*").length;
 	if (there === wanted) return;
-	throw new UserError(`${path} is a GPT model of ${there} layers, and pattern "${pattern}" has ${wanted} * of them.`);
+	throw new UserError(
+		`${path} is a GPT model of ${counted(there, "layer")}, and pattern "${pattern}" has ${wanted} * of them.`,
+	);
 }
 
 /** The checkpoint's tensors under physical names. */

@@ -6,6 +6,7 @@
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes } from "../../config/per-layer.ts";
 import { modelDifferences } from "../../config/same-model.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { blockConfigs, ownSizesIn } from "./block-configs.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
@@ -257,7 +258,7 @@ function mainPattern(values: Record<string, unknown>, bad: Refuse): string {
 	if (!pattern) return bad("neither layers_block_type nor hybrid_override_pattern names the layers");
 	if (typeof layers === "number" && layers !== pattern.length) {
 		const list = typeof written === "string" ? "hybrid_override_pattern" : "layers_block_type";
-		bad(`num_hidden_layers is ${layers}, ${list} has ${pattern.length} layers`);
+		bad(`num_hidden_layers is ${layers}, ${list} has ${counted(pattern.length, "layer")}`);
 	}
 	return pattern;
 }

@@ -3,6 +3,7 @@
  * to agree. config.json alone tells the number of heads and the activation. Read from transformers' RadioConfig and from the
  * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
  */
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { clipStatistics } from "../../native/images.ts";
 import { affineName, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "./projector-names.ts";
@@ -154,7 +155,7 @@ function layersOf(values: Json, stored: Shapes, spelling: TowerSpelling, bad: (s
 	const said = values.num_hidden_layers;
 	if (said === undefined || said === null) return numbers.size;
 	if (!Number.isSafeInteger(said) || (said as number) < 0 || (said as number) > stored.size) {
-		bad(`num_hidden_layers is ${JSON.stringify(said)}, and there are ${stored.size} tensors`);
+		bad(`num_hidden_layers is ${JSON.stringify(said)}, and there are ${counted(stored.size, "tensor")}`);
 	}
 	return said as number;
 }
@@ -162,7 +163,9 @@ function layersOf(values: Json, stored: Shapes, spelling: TowerSpelling, bad: (s
 function headsOf(values: Json, width: number, flag: number | null, path: string): number {
 	const said = Number.isSafeInteger(values.num_attention_heads) ? (values.num_attention_heads as number) : null;
 	if (flag !== null && said !== null && flag !== said) {
-		throw new UserError(`${path} says ${said} heads of the vision tower, --vision-num-attention-heads ${flag}.`);
+		throw new UserError(
+			`${path} says ${counted(said, "head")} of the vision tower, --vision-num-attention-heads ${flag}.`,
+		);
 	}
 	const heads = flag ?? said ?? headsOfWidth[width] ?? null;
 	if (heads === null) {

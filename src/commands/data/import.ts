@@ -2,6 +2,7 @@
 import { defineCommand } from "citty";
 import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
@@ -124,6 +125,8 @@ export default defineCommand({
 });
 
 function summary({ samples, images, rows, parts }: ImportResult): string[] {
-	const divided = parts.map((one) => `${one.part} ${one.samples} in ${one.shards} shard${one.shards === 1 ? "" : "s"}`);
-	return [`${samples} samples with ${images} images of ${rows} rows: ${divided.join(", ")}`];
+	const divided = parts.map((one) => `${one.part} ${one.samples} in ${counted(one.shards, "shard")}`);
+	return [
+		`${counted(samples, "sample")} with ${counted(images, "image")} of ${counted(rows, "row")}: ${divided.join(", ")}`,
+	];
 }

@@ -1,6 +1,7 @@
 /** `mimo data info` describes a data set. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
+import { counted } from "../../native/counted.ts";
 import { print } from "../../observe/output.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
@@ -22,21 +23,22 @@ export default defineCommand({
 });
 
 function render(set: DatasetDescription): string {
-	const lines = [`${set.path}: ${kinds[set.kind]}, ${set.samples} samples`];
+	const lines = [`${set.path}: ${kinds[set.kind]}, ${counted(set.samples, "sample")}`];
 	if (set.kind !== "metadataset") {
-		lines.push(`  ${count(set.shards, "shard")}, ${size(set.bytes)}, samples ${set.sampleType ?? ""}`);
+		lines.push(`  ${counted(set.shards, "shard")}, ${size(set.bytes)}, samples ${set.sampleType ?? ""}`);
 	}
 	for (const [field, source] of Object.entries(set.fields)) lines.push(`    ${field} from ${source}`);
 	for (const { part, shards, samples, excluded } of set.parts) {
 		const left = excluded > 0 ? `, ${excluded} excluded` : "";
-		lines.push(`  ${part}: ${count(shards, "shard")}, ${samples} samples${left}`);
+		lines.push(`  ${part}: ${counted(shards, "shard")}, ${counted(samples, "sample")}${left}`);
 	}
 	for (const leaf of set.leaves) {
 		const share = leaf.weight === null ? null : `weight ${leaf.weight.toPrecision(4)}`;
-		const times = leaf.repetitions === null ? null : `${leaf.repetitions} times`;
-		const of = leaf.used === leaf.samples ? `${leaf.samples}` : `${leaf.used} of ${leaf.samples}`;
+		const times = leaf.repetitions === null ? null : counted(leaf.repetitions, "time");
+		const all = counted(leaf.samples, "sample");
+		const samples = leaf.used === leaf.samples ? all : `${leaf.used} of ${all}`;
 		const flavors = Object.keys(leaf.subflavors).length > 0 ? JSON.stringify(leaf.subflavors) : null;
-		const details = [`${of} samples`, share, times, flavors].filter((text) => text !== null);
+		const details = [samples, share, times, flavors].filter((text) => text !== null);
 		lines.push(`  ${leaf.part}: ${leaf.path} (${leaf.splitPart}), ${details.join(", ")}`);
 	}
 	if (set.kind === "webdataset" && !set.hasKeyIndex) lines.push("  no index by key: joins need one");
@@ -44,8 +46,6 @@ function render(set: DatasetDescription): string {
 }
 
 const kinds = { webdataset: "WebDataset", jsonl: "JSONL file", metadataset: "metadataset" } as const;
-
-const count = (number: number, what: string) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function size(bytes: number): string {
 	const units = ["bytes", "kB", "MB", "GB", "TB"];

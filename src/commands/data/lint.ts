@@ -1,6 +1,7 @@
 /** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
 import { defineCommand } from "citty";
 import type { Sample } from "../../data/energon/sample.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
@@ -47,7 +48,7 @@ const command = defineCommand({
 			print(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
 		});
 		const { shards, samples, bad, problems } = result;
-		const summary = `${samples} samples in ${shards} shards, ${bad} bad samples, ${problems} problems`;
+		const summary = `${counted(samples, "sample")} in ${counted(shards, "shard")}, ${counted(bad, "bad sample")}, ${counted(problems, "problem")}`;
 		if (json) process.stderr.write(`${summary}\n`);
 		else print(summary);
 		if (problems > 0) process.exitCode = exitCodes.failure;

@@ -3,6 +3,7 @@ import { existsSync, statSync } from "node:fs";
 import { defineCommand } from "citty";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
+import { counted } from "../../native/counted.ts";
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
 import { datasetPath } from "./dataset-path.ts";
@@ -62,6 +63,6 @@ export default defineCommand({
 			report: (line) => process.stderr.write(`${line}\n`),
 		});
 		const parts = prepared.parts.length === 0 ? "" : `, parts ${prepared.parts.join(", ")}`;
-		print(`${prepared.samples} samples in ${prepared.shards} shards${parts}`);
+		print(`${counted(prepared.samples, "sample")} in ${counted(prepared.shards, "shard")}${parts}`);
 	},
 });

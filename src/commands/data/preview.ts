@@ -1,5 +1,6 @@
 /** `mimo data preview`: samples as a training configuration would train on them. */
 import { defineCommand } from "citty";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
@@ -64,7 +65,7 @@ const command = defineCommand({
 		if (command.html !== undefined) {
 			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
 			await Bun.write(command.html, previewPage(samples, tokenizer, task));
-			print(`${samples.length} samples in ${command.html}`);
+			print(`${counted(samples.length, "sample")} in ${command.html}`);
 			return;
 		}
 		const { headline, imageLines, spansOf } = await import("../../data/vision-language/preview.ts");
@@ -72,7 +73,7 @@ const command = defineCommand({
 		for (const sample of samples) {
 			const spans = spansOf(sample, tokenizer, task);
 			const text = spans.map((span) => {
-				if ("image" in span) return `<image ${span.image}: ${span.rows} rows>`;
+				if ("image" in span) return `<image ${span.image}: ${counted(span.rows, "row")}>`;
 				return span.loss ? `${mark[0]}${span.text}${mark[1]}` : span.text;
 			});
 			print(headline(sample, task.sequenceLength));

@@ -10,6 +10,7 @@ import type { Submodel } from "../../elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { parametersOf } from "../../models/hybrid/counts.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { programVersion } from "../../native/program-version.ts";
@@ -69,7 +70,9 @@ export default defineCommand({
 		const progress = new ByteProgress("writing", planned.bytes);
 		const written = await planned.run((bytes) => progress.add(bytes));
 		progress.done();
-		print(`${written}: ${planned.tensors.tensors.size} tensors, ${formatBytes(planned.bytes)}; ${summary(planned)}.`);
+		print(
+			`${written}: ${counted(planned.tensors.tensors.size, "tensor")}, ${formatBytes(planned.bytes)}; ${summary(planned)}.`,
+		);
 	},
 });
 
@@ -101,7 +104,7 @@ function summary({ parent, child }: Extraction): string {
 	const millions = (model: Extraction["parent"]) =>
 		(parametersOf(describedConfig(model, { bf16: false })).total / 1e6).toFixed(2);
 	return (
-		`hidden-size ${child.hiddenSize} of ${parent.hiddenSize}, ${child.numLayers} of ${parent.numLayers} layers, ` +
+		`hidden-size ${child.hiddenSize} of ${parent.hiddenSize}, ${child.numLayers} of ${counted(parent.numLayers, "layer")}, ` +
 		`${millions(child)} M of ${millions(parent)} M parameters`
 	);
 }

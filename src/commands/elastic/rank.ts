@@ -1,4 +1,5 @@
 /** `mimo elastic rank`: how important the units of a model are, measured on data. */
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
@@ -61,7 +62,7 @@ export default configuredCommand({
 			const text = new TextEncoder().encode(formatImportance(importance));
 			writeFileAtomically(output, (file) => file.write(text), { sync: false });
 			const ranking = layerRanking(importance);
-			print(`${output}: measured on ${importance.tokens} tokens.`);
+			print(`${output}: measured on ${counted(importance.tokens, "token")}.`);
 			if (ranking !== null) print(`Layers, the least important first: ${ranking.join(", ")}.`);
 		});
 	},

@@ -1,5 +1,6 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
+import { counted } from "../../native/counted.ts";
 import { columns } from "../../observe/columns.ts";
 import { print } from "../../observe/output.ts";
 import {
@@ -27,7 +28,7 @@ export default defineCommand({
 			return;
 		}
 		const { steps, ranks, milliseconds, modules } = summary;
-		print(`${steps} step${steps === 1 ? "" : "s"} of ${ranks} ranks, ${milliseconds.toFixed(1)} ms.`);
+		print(`${counted(steps, "step")} of ${counted(ranks, "rank")}, ${milliseconds.toFixed(1)} ms.`);
 		for (const module of modules) print(`\n${moduleText(module, steps)}`);
 	},
 });
@@ -48,7 +49,7 @@ function moduleText(module: ModuleSummary, steps: number): string {
 		return [...columns([[title, "calls", "ms", "of a step", ""], ...totals.slice(0, shown).map(row)]), ...more, ""];
 	};
 	return [
-		`# ${module.name}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}, at most ${bytesText(module.peakBytes)} of device memory`,
+		`# ${module.name}: ${counted(module.ranks, "rank")}, at most ${bytesText(module.peakBytes)} of device memory`,
 		...table("part", module.parts),
 		...table("operation", module.operations),
 		...table("layer", module.scopes),

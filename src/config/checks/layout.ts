@@ -3,6 +3,7 @@
  * lanes.
  */
 
+import { counted } from "../../native/counted.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
 import { pipelineObjection } from "../pipeline.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
@@ -59,7 +60,7 @@ const ranksAreFew: Check = (c) => {
 	return unless(
 		ranks <= mostRanks,
 		"llm-dp",
-		`with it the run has ${ranks} ranks, and at most ${mostRanks} are allowed`,
+		`with it the run has ${counted(ranks, "rank")}, and at most ${mostRanks} are allowed`,
 	);
 };
 

@@ -3,6 +3,7 @@
  * skip drops the sample silently; a broken program ends the run; any other error goes to the handler, drops the sample
  * and counts; too many failures in a row end the run.
  */
+import { counted } from "../../native/counted.ts";
 import { printable, UserError } from "../../native/errors.ts";
 import type { SourceInfo } from "./sample.ts";
 
@@ -117,7 +118,7 @@ export function sourcesOf(sample: unknown): readonly SourceInfo[] {
 }
 
 function describe(sample: unknown): string {
-	if (Array.isArray(sample)) return `${sample.length} samples from ${describe(sample[0])}`;
+	if (Array.isArray(sample)) return `${counted(sample.length, "sample")} from ${describe(sample[0])}`;
 	const { key, shard } = (sample ?? {}) as { key?: string; shard?: string };
 	return key === undefined ? "A sample" : `Sample ${shard === undefined ? "" : `${shard}/`}${key}`;
 }

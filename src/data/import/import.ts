@@ -2,6 +2,7 @@
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Images } from "../../native/images.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
@@ -157,7 +158,9 @@ class ImportRun {
 				}
 				if (Date.now() - reported < REPORT_MILLISECONDS) continue;
 				reported = Date.now();
-				this.options.report(`${this.#rows} rows, ${this.#samples} samples, ${this.#skipped.count} skipped`);
+				this.options.report(
+					`${counted(this.#rows, "row")}, ${counted(this.#samples, "sample")}, ${this.#skipped.count} skipped`,
+				);
 			}
 			for (const { row, outcome } of waiting) this.#take(row, await outcome);
 			waiting = [];

@@ -3,6 +3,7 @@
  * ShareGPT), `messages` (OpenAI, Hugging Face), pairs of `user` and `assistant` (The Cauldron), question and answer,
  * documents of OBELICS and MMC4, captions, plain text.
  */
+import { counted } from "../../native/counted.ts";
 import { interleavedRecord } from "../vision-language/interleaved-record.ts";
 import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
 import { type ImageReference, imageReferences } from "./image-reference.ts";
@@ -60,7 +61,9 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 		const images = document.fragments.map((one) => (typeof one === "string" ? null : one.image));
 		const references = imagesOf(document.names);
 		if (references.length !== document.names.length) {
-			throw new SkippedRow(`it has ${document.names.length} places for images and ${references.length} images`);
+			throw new SkippedRow(
+				`it has ${counted(document.names.length, "place")} for images and ${counted(references.length, "image")}`,
+			);
 		}
 		return { record: { texts, images }, images: references };
 	}

@@ -2,6 +2,7 @@
 import { isUtf8 } from "node:buffer";
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { systemReason } from "../../native/system-errors.ts";
 import { importLine } from "../import/import-line.ts";
@@ -61,7 +62,7 @@ export function windowedSource(
 	const samples = Math.floor((tokens.length - 1) / sequenceLength);
 	if (samples < 1) {
 		throw new UserError(
-			`${name} has ${tokens.length} tokens, fewer than one sample of sequence-length ${sequenceLength} + 1 needs.`,
+			`${name} has ${counted(tokens.length, "token")}, fewer than one sample of sequence-length ${sequenceLength} + 1 needs.`,
 		);
 	}
 	let shuffled: { epoch: number; order: Uint32Array } | null = null;

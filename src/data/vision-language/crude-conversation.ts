@@ -2,6 +2,7 @@
  * Conversations out of crude samples: `conversations` ([{from, value}]) or `messages` ([{role, content}]) of a JSON
  * part with the image parts at its `<image>` tags, a document of OBELICS or MMC4, else a `text` field or a text part.
  */
+import { counted } from "../../native/counted.ts";
 import { SampleError } from "../energon/errors.ts";
 import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
@@ -41,7 +42,7 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 	if (document !== null) {
 		const { fragments, names } = document;
 		if (names.length === images.length) return { turns: [{ role: null, sender: "", fragments }], images };
-		return refuse(`its document has ${names.length} images and it has ${images.length}`);
+		return refuse(`its document has ${counted(names.length, "image")} and it has ${images.length}`);
 	}
 	const text = textOf(record, sample);
 	if (text === null) return refuse("it has neither a conversation nor text");
@@ -125,7 +126,7 @@ function placed(
 	const textOfTurn = ({ fragments }: Turn) => String(fragments?.[0] ?? "");
 	const tags = turns.reduce((sum, turn) => sum + textOfTurn(turn).split(imageTag).length - 1, 0);
 	if (tags > images.length) {
-		refuse(`it has ${tags} ${imageTag} tags and ${images.length} images; ${imagesInTars}`);
+		refuse(`it has ${counted(tags, `${imageTag} tag`)} and ${counted(images.length, "image")}; ${imagesInTars}`);
 	}
 	if (turns.some((turn) => turn.role === "assistant" && textOfTurn(turn).includes(imageTag))) {
 		refuse(`an assistant's turn has an ${imageTag} tag`);

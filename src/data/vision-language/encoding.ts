@@ -2,6 +2,7 @@
  * Pieces of text and images → token ids, labels and loss mask (docs/spec/vision.md §4.1, §4.5, §5.5). An image has one
  * image token for every row the encoder gives; a sequence that is too long is cut, never within an image.
  */
+import { counted } from "../../native/counted.ts";
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
 import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
@@ -93,7 +94,10 @@ export function encodePieces(
 	if (options.tooLong === "skip") {
 		const all = runs.reduce((sum, run) => sum + ("ids" in run ? 0 : tokensOf(run.image)), textTokens);
 		if (all > sequenceLength) {
-			throw new ExpectedLoss(`Sample ${key} has ${all} tokens, more than seq-length ${sequenceLength}.`, key);
+			throw new ExpectedLoss(
+				`Sample ${key} has ${counted(all, "token")}, more than seq-length ${sequenceLength}.`,
+				key,
+			);
 		}
 	}
 	const sequence = new Sequence(sequenceLength, imageTokenId);

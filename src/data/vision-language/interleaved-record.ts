@@ -2,6 +2,7 @@
  * Documents of text and images in the forms of OBELICS (`texts` and `images`; each place has either) and MMC4
  * (`text_list` and `image_info`, each image with the sentence that it belongs to).
  */
+import { counted } from "../../native/counted.ts";
 
 export interface InterleavedRecord {
 	/** Text, and images by their number among `names`. */
@@ -26,7 +27,7 @@ const isText = (value: unknown): value is string => typeof value === "string";
 
 function obelics(texts: readonly (string | null)[], images: readonly unknown[]): InterleavedRecord | string {
 	if (texts.length !== images.length) {
-		return `it has ${texts.length} texts and ${images.length} images; each place of a document has one of both, null the other`;
+		return `it has ${counted(texts.length, "text")} and ${counted(images.length, "image")}; each place of a document has one of both, null the other`;
 	}
 	const names: unknown[] = [];
 	const fragments: (string | { image: number })[] = [];

@@ -1,4 +1,5 @@
 /** The samples of a preview as one page without scripts or outside files. */
+import { counted } from "../../native/counted.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import type { EncodedSample } from "./batch.ts";
 import { headline, imageLines, type Span, spansOf } from "./preview.ts";
@@ -28,7 +29,7 @@ ${articles.join("\n")}</html>
 }
 
 function markup(span: Span): string {
-	if ("image" in span) return `<i>image ${span.image}: ${span.rows} rows</i>`;
+	if ("image" in span) return `<i>image ${span.image}: ${counted(span.rows, "row")}</i>`;
 	return span.loss ? `<b>${escapeHtml(span.text)}</b>` : escapeHtml(span.text);
 }
 

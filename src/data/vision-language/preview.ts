@@ -1,4 +1,5 @@
 /** Samples as they will be trained on, for people to look at: on a terminal or as a page. */
+import { counted } from "../../native/counted.ts";
 import type { Images } from "../../native/images.ts";
 import { type LoadOptions, loadDatasets } from "../energon/dataset.ts";
 import type { ErrorHandler } from "../energon/errors.ts";
@@ -102,12 +103,12 @@ export function imageLines({ images }: EncodedSample, spans: readonly Span[], { 
 		const { size, columns, rows, thumbnail } = plan;
 		const tiles = columns * rows > 1 ? `, ${columns} x ${rows} tiles${thumbnail ? " and a thumbnail" : ""}` : "";
 		const patches = `${size.width / patchSize} x ${size.height / patchSize} patches`;
-		return `image ${image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${rowsOfAll} rows at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;
+		return `image ${image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${counted(rowsOfAll, "row")} at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;
 	});
 }
 
 /** Its headline: name, tokens, how many count. */
 export function headline(sample: EncodedSample, sequenceLength: number): string {
-	const counted = sample.labels.filter((label) => label !== ignored).length;
-	return `${sampleName(sample)}: ${sample.ids.length} tokens of ${sequenceLength}, ${counted} count in the loss`;
+	const inLoss = sample.labels.filter((label) => label !== ignored).length;
+	return `${sampleName(sample)}: ${counted(sample.ids.length, "token")} of ${sequenceLength}, ${inLoss} in the loss`;
 }

@@ -2,6 +2,7 @@
  * Prompts of a model: a conversation up to where the assistant speaks, or a text, as token ids and images. The
  * pieces of a conversation come from the template that training renders; only promptPieces knows how.
  */
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
@@ -56,7 +57,7 @@ export function textPieces(fragments: readonly Fragment[], imageTags: TemplateOp
 export function withImages(text: string, images: number): Fragment[] | string {
 	const tag = "<image>";
 	const tags = text.split(tag).length - 1;
-	if (tags > images) return `it has ${tags} ${tag} tags and ${images} images`;
+	if (tags > images) return `it has ${counted(tags, `${tag} tag`)} and ${counted(images, "image")}`;
 	let image = 0;
 	return (`${tag}\n`.repeat(images - tags) + text)
 		.split(tag)

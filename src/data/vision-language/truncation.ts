@@ -1,4 +1,5 @@
 /** Whether a sample keeps all its images and text within the sequence length. */
+import { counted } from "../../native/counted.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
@@ -51,5 +52,5 @@ function cutOffSample(
 	if (kept.ids.length < sequenceLength) return null;
 	const text = encode(COUNTED).ids.filter((id) => id !== imageTokenId).length;
 	if (text + rows <= sequenceLength) return null;
-	return `it has ${text} tokens of text and ${rows} of images, and is cut at ${sequenceLength} (--seq-length)`;
+	return `it has ${counted(text, "token")} of text and ${rows} of images, and is cut at ${sequenceLength} (--seq-length)`;
 }

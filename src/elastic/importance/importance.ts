@@ -7,6 +7,7 @@ import * as v from "valibot";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { systemReason } from "../../native/system-errors.ts";
 import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
@@ -82,7 +83,7 @@ export function unitsOfImportance(c: LanguageModelConfiguration, importance: Imp
 	const own = withoutCuts(c.hybridLayerPattern);
 	if (importance.pattern !== own) bad(`its layers are ${importance.pattern}, the checkpoint's ${own}`);
 	if (importance.layers.length !== pattern.length)
-		bad(`it has ${importance.layers.length} layers, the checkpoint ${pattern.length}`);
+		bad(`it has ${counted(importance.layers.length, "layer")}, the checkpoint ${pattern.length}`);
 	const order = (what: string, values: readonly number[] | undefined, count: number, groups = 1): Uint32Array => {
 		if (values?.length !== count)
 			return bad(`it has ${values?.length ?? 0} scores of ${what}, the checkpoint ${count}`);

@@ -4,6 +4,7 @@
  */
 import { nearestHint } from "../../config/names.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { readYaml } from "../yaml-file.ts";
 import { parentSubmodel, type Submodel } from "./submodel.ts";
@@ -55,7 +56,7 @@ export function choiceOf(value: unknown, parent: HybridConfig, path: string): Su
 			const said = given[key];
 			if (said === undefined) return [axis, all];
 			if (Array.isArray(said) && said.length !== all.length) {
-				bad(`${key} has ${said.length} sizes, and the parent has ${all.length} layers ${symbol}`);
+				bad(`${key} has ${counted(said.length, "size")}, and the parent has ${counted(all.length, "layer")} ${symbol}`);
 			}
 			if (all.length === 0) bad(`${key} is given, and the parent has no layer ${symbol}`);
 			const [divisor, of] = divisorOf(axis, parent);

@@ -1,6 +1,7 @@
 /** A rank's description of itself when ranks meet, and reasons why a rank may not take part. */
 import { createHash } from "node:crypto";
 import * as v from "valibot";
+import { counted } from "../../native/counted.ts";
 
 /** A rank's identity as it sends it first. */
 export const introductionSchema = v.strictObject({
@@ -57,7 +58,7 @@ function differences(a: Identity, b: Identity, most = 3): string {
 export function objection(member: Identity, reference: Identity): string | null {
 	const [who, other] = [describeIdentity(member), describeIdentity(reference)];
 	if (member.worldSize !== reference.worldSize) {
-		return `${who} was told of ${member.worldSize} ranks, ${other} of ${reference.worldSize}.`;
+		return `${who} was told of ${counted(member.worldSize, "rank")}, ${other} of ${reference.worldSize}.`;
 	}
 	if (member.version !== reference.version) {
 		return `${who} runs mimo ${member.version}, ${other} runs ${reference.version}.`;

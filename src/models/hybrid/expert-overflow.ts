@@ -2,6 +2,7 @@
  * Detects that experts of this rank were sent more rows than are reserved for them: noted on the device, read by the host once a
  * step.
  */
+import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import type { ExpertParallel } from "../../parallel/experts/members.ts";
@@ -38,7 +39,7 @@ export class ExpertOverflow implements Disposable {
 		const rank = this.parallel.group.ranks[this.parallel.group.rank]!;
 		const enough = Math.ceil((100 * bound * rows) / Math.max(1, room)) / 100;
 		throw new UserError(
-			`Layer ${this.#layers[at]}: the experts of rank ${rank} were sent ${rows} rows in one microbatch, and ` +
+			`Layer ${this.#layers[at]}: the experts of rank ${rank} were sent ${counted(rows, "row")} in one microbatch, and ` +
 				`moe-expert-capacity-bound ${bound} gives room for ${room}; ${enough} would have been enough.`,
 		);
 	}

@@ -2,6 +2,7 @@
  * Merges image rows into the token embeddings (docs/spec/vision.md §4.1): a sequence holds one image token for each image row,
  * and the k-th image token of a microbatch takes the k-th row. An image token's own embedding is zero.
  */
+import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -45,13 +46,13 @@ export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly numb
 	const { placesPerSample } = places;
 	if (rowsPerSample.length !== placesPerSample.length) {
 		throw new UserError(
-			`${where} has ${placesPerSample.length} samples of text and ${rowsPerSample.length} of image rows.`,
+			`${where} has ${counted(placesPerSample.length, "sample")} of text and ${rowsPerSample.length} of image rows.`,
 		);
 	}
 	for (const [sample, tokens] of placesPerSample.entries()) {
 		if (tokens !== rowsPerSample[sample]) {
 			throw new UserError(
-				`Sample ${sample} of ${where} has ${tokens} image tokens but ${rowsPerSample[sample]} image rows.`,
+				`Sample ${sample} of ${where} has ${counted(tokens, "image token")} but ${counted(rowsPerSample[sample] ?? 0, "image row")}.`,
 			);
 		}
 	}

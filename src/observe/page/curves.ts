@@ -1,4 +1,5 @@
 /** The curves of one run, or of several laid over each other; a section for which all logs are empty is "". */
+import { counted } from "../../native/counted.ts";
 import type { RunLog, Streak } from "../run-log/reader.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";
@@ -113,7 +114,7 @@ export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
 				: "";
 		const rate = recentOf(module.rate);
 		const speed = rate > 0 ? `, ${numberText(rate)} TFLOP/s a rank` : "";
-		return `<h3>${escapeHtml(module.name)}: ${module.ranks} rank${module.ranks === 1 ? "" : "s"}${speed}</h3>${stackedChart(parts, about) ?? ""}${who}`;
+		return `<h3>${escapeHtml(module.name)}: ${counted(module.ranks, "rank")}${speed}</h3>${stackedChart(parts, about) ?? ""}${who}`;
 	});
 	return section("Where a step's time goes", drawn.join(""));
 }

@@ -1,4 +1,5 @@
 /** The parts of a run's page, each "" where the log has nothing for it. */
+import { counted } from "../../native/counted.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { bars, heatMap } from "./bars.ts";
 import { lineChart } from "./charts.ts";
@@ -105,8 +106,8 @@ export function eventSection(log: RunLog): string {
 			`<tr><td class="number">${numberText(step)}${lastStep === step ? "" : `–${numberText(lastStep)}`}</td><td class="number">${escapeHtml(kind)}</td><td>${times === 1 ? "" : `${numberText(times)} times, the latest: `}${escapeHtml(sentence)}</td><td class="number">${escapeHtml(time?.slice(0, 19).replace("T", " ") ?? "")}</td></tr>`,
 	);
 	const notes = [
-		...(log.eventsLeftOut > 0 ? [`${log.eventsLeftOut} more events are left out.`] : []),
-		...(log.damaged > 0 ? [`${log.damaged} lines of the log are damaged and were left out.`] : []),
+		...(log.eventsLeftOut > 0 ? [`Left out: ${counted(log.eventsLeftOut, "more event")}.`] : []),
+		...(log.damaged > 0 ? [`Left out: ${counted(log.damaged, "damaged line")} of the log.`] : []),
 	];
 	if (rows.length + notes.length === 0) return "";
 	const table = `<div class="scroll"><table class="events"><tr><th>step</th><th>what</th><th class="rest"></th><th>when</th></tr>${rows.join("")}</table></div>`;
@@ -154,7 +155,7 @@ export function topologySection(log: RunLog): string {
 			.filter(([, count]) => count > 1)
 			.map(([dimension, count]) => `${dimension} ${count}`);
 		const about = shape.length > 0 ? ` (${shape.join(", ")})` : "";
-		return `<div class="module"><b>${escapeHtml(name)}</b> ${size} rank${size === 1 ? "" : "s"}${escapeHtml(about)}<div class="lanes${many}">${boxes}</div></div>`;
+		return `<div class="module"><b>${escapeHtml(name)}</b> ${counted(size, "rank")}${escapeHtml(about)}<div class="lanes${many}">${boxes}</div></div>`;
 	});
 	const bridge = '<div class="arrows">image rows →<br>← gradients</div>';
 	const alone = drawn.length === 1 ? " alone" : "";
@@ -170,7 +171,7 @@ export function configurationSection(log: RunLog): string {
 	const table = `<div class="scroll"><table>${rows.join("")}</table></div>`;
 	return section(
 		"Configuration",
-		`<details><summary>${rows.length} keys with values</summary>${table}</details>`,
+		`<details><summary>${counted(rows.length, "key")} with values</summary>${table}</details>`,
 		true,
 	);
 }

@@ -16,6 +16,7 @@ import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Sampled } from "../../elastic/router/router.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
+import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
@@ -74,7 +75,7 @@ export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
 	}
 	if (plan.microBatchSize === batch) return plan;
 	throw new UserError(
-		`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
+		`Layout ${layout.name} needs microbatches of ${counted(plan.microBatchSize, "sample")}; ${path} draws budgets for ${batch}.`,
 	);
 }
 

@@ -14,6 +14,7 @@ import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "..
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
 import { decays } from "../../models/parameter-spec.ts";
+import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
@@ -118,7 +119,7 @@ function requireProbes(
 	const path = join(folder, "golden.json");
 	const layers = config.pattern.length;
 	if (probes.layers.length !== layers) {
-		throw new UserError(`${path}: step1_probe has ${probes.layers.length} layers of ${layers}.`);
+		throw new UserError(`${path}: step1_probe has ${counted(probes.layers.length, "layer")} of ${layers}.`);
 	}
 	const stacked = hybridParameters(config).map(({ name }) => name);
 	const trained = names.links

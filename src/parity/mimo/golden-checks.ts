@@ -3,6 +3,7 @@
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
 import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { requireBands } from "../bands.ts";
 import { requireKeys } from "../required-keys.ts";
@@ -62,7 +63,9 @@ export function participantsOf(config: MimoGoldenConfig, step: number): number {
 /** Throws a UserError that names the file and the field. */
 export function checkMimoGolden(folder: string, config: MimoGoldenConfig, golden: MimoGolden): void {
 	if (golden.steps.length !== config.data.steps) {
-		throw new UserError(`${folder}: golden.json has ${golden.steps.length} steps, config.json ${config.data.steps}.`);
+		throw new UserError(
+			`${folder}: golden.json has ${counted(golden.steps.length, "step")}, config.json ${config.data.steps}.`,
+		);
 	}
 	const path = `${folder}/golden.json`;
 	requireBands(path, golden.exact_steps, golden.steps);
@@ -90,7 +93,7 @@ function checkSteps(path: string, config: MimoGoldenConfig, { steps }: MimoGolde
 		const given = [...(textOnly ? [step.participants, participants?.[index]] : [])];
 		if (given.some((count) => count !== ranks)) {
 			throw new UserError(
-				`${where} has participants ${step.participants} and config.json ${participants?.[index]}; its samples have images on ${ranks} encoder ranks.`,
+				`${where} has participants ${step.participants} and config.json ${participants?.[index]}; its samples have images on ${counted(ranks, "encoder rank")}.`,
 			);
 		}
 	}
@@ -99,7 +102,9 @@ function checkSteps(path: string, config: MimoGoldenConfig, { steps }: MimoGolde
 function checkLanes(path: string, config: MimoGoldenConfig, { step1_probe: probes }: MimoGolden): void {
 	const { lanes } = config.data;
 	if (probes.lanes.length !== lanes || probes.logits_lanes.length !== lanes) {
-		throw new UserError(`${path}: step1_probe needs lanes and logits_lanes of ${lanes} lanes, as config.json has.`);
+		throw new UserError(
+			`${path}: step1_probe needs lanes and logits_lanes of ${counted(lanes, "lane")}, as config.json has.`,
+		);
 	}
 	const maps = routersOf(config).map(({ name }) => `${name}.map`);
 	for (const [lane, found] of probes.lanes.entries()) {

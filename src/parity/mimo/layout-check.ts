@@ -1,4 +1,5 @@
 /** Whether a mimo-* reference folder can run on a layout: known before a rank starts. */
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
 import { requireCuts } from "../layout-cuts.ts";
@@ -18,7 +19,7 @@ export function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): P
 	const plan = planOf(layout, { samples, microBatchSize: 1, sequenceLength: l.sequence_length });
 	if (plan.microBatchSize > 1 && l.moe.load_balancing_type === "aux_loss") {
 		throw new UserError(
-			`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; aux_loss is another loss then than the reference's.`,
+			`Layout ${layout.name} needs microbatches of ${counted(plan.microBatchSize, "sample")}; aux_loss is another loss then than the reference's.`,
 		);
 	}
 	return plan;

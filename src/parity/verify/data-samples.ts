@@ -7,6 +7,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeImages } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { groupOfOne } from "../../parallel/group.ts";
 import { ownLane } from "../../train/feed/shared-batches.ts";
@@ -27,7 +28,9 @@ export async function readSamples(c: TrainingConfiguration): Promise<Sample[]> {
 		const microbatches = await training.step(1);
 		return microbatches.map(({ text, images }, index) => {
 			if (text.ids.length > c.seqLength) {
-				throw new UserError(`Sample ${index} of the data has ${text.ids.length} tokens; seq-length is ${c.seqLength}.`);
+				throw new UserError(
+					`Sample ${index} of the data has ${counted(text.ids.length, "token")}; seq-length is ${c.seqLength}.`,
+				);
 			}
 			return { text: padded(text, c.seqLength), images: placeImages(images, index) };
 		});

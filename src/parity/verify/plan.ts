@@ -5,6 +5,7 @@
 import { type ImageSet, noImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
@@ -36,7 +37,7 @@ export function planOf(
 	};
 	const lanes = topology.language.lanes;
 	if (samples % lanes !== 0) {
-		refuse(`global-batch-size ${samples} cannot be dealt out to ${lanes} data lanes of the language model.`);
+		refuse(`global-batch-size ${samples} cannot be dealt out to ${counted(lanes, "data lane")} of the language model.`);
 	}
 	const fits = (size: number) => (size * sequenceLength) % topology.language.shape.tensor === 0;
 	const sizes = divisors(samples / lanes).filter(fits);
@@ -44,7 +45,7 @@ export function planOf(
 	if (best === undefined) {
 		const perLane = samples / lanes;
 		return refuse(
-			`no micro-batch size divides a lane's ${perLane} samples (global-batch-size ${samples}) and can be cut over ${topology.language.shape.tensor} tensor-parallel ranks.`,
+			`no micro-batch size divides a lane's ${counted(perLane, "sample")} (global-batch-size ${samples}) and can be cut over ${counted(topology.language.shape.tensor, "tensor-parallel rank")}.`,
 		);
 	}
 	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };
@@ -55,7 +56,7 @@ export function requireEqualMicrobatches(plan: Plan, reference: Plan, reason: st
 	const { name, microBatchSize } = plan;
 	if (microBatchSize === reference.microBatchSize) return;
 	throw new UserError(
-		`Layout ${name} needs microbatches of ${microBatchSize} samples instead of ${reference.microBatchSize}: results depend on it, because ${reason}.`,
+		`Layout ${name} needs microbatches of ${counted(microBatchSize, "sample")} instead of ${reference.microBatchSize}: results depend on it, because ${reason}.`,
 		2,
 	);
 }

@@ -1,4 +1,5 @@
 /** The output of `mimo verify`: the reference and its noise, a line for every layout, and the failures. */
+import { counted } from "../../native/counted.ts";
 import { columns } from "../../observe/columns.ts";
 import type { LayoutResult } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
@@ -27,8 +28,8 @@ export function renderReference(subject: Subject, reference: Reference): string 
 		.filter((count) => count > 0);
 	const others = rows.length === 0 ? "" : `, the others with ${Math.min(...rows)} to ${Math.max(...rows)} image rows`;
 	const lines = [
-		`Reference: layout 1, one process${subject.encoder ? " with both modules" : ""}. ${samples.length} samples of ${subject.sequenceLength} tokens ${subject.origin}${subject.encoder ? `, ${textOnly} of them text alone${others}` : ""}.`,
-		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${scalars.tokens} loss tokens, ${reference.microbatches} × ${reference.microBatchSize} samples a step`,
+		`Reference: layout 1, one process${subject.encoder ? " with both modules" : ""}. ${counted(samples.length, "sample")} of ${counted(subject.sequenceLength, "token")} ${subject.origin}${subject.encoder ? `, ${textOnly} of them text alone${others}` : ""}.`,
+		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${counted(scalars.tokens, "loss token")}, ${reference.microbatches} × ${counted(reference.microBatchSize, "sample")} a step`,
 	];
 	if (reference.recipe === "e4m3Blockwise") {
 		const { number, tensor } = limitsOf[reference.recipe];
@@ -113,7 +114,9 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 	const failed = reports.filter(({ failures }) => failures.length > 0).map(({ layout }) => layout);
 	lines.push(
 		failed.length === 0
-			? `All ${reports.length} layouts give what one process gives.`
+			? reports.length === 1
+				? "The layout gives what one process gives."
+				: `All ${reports.length} layouts give what one process gives.`
 			: `FAILED: ${failed.join(", ")}.`,
 	);
 	return lines.join("\n");

@@ -1,5 +1,6 @@
 /** Judges a layout's result against the reference, its tolerance and the noise of this machine. */
 import type { MlpRecipeName } from "../../native/abi.ts";
+import { counted } from "../../native/counted.ts";
 import { relative } from "../comparison.ts";
 import type { Difference, LayoutResult, Unequal } from "./layout-run.ts";
 import type { Reference, ReferenceTensor } from "./reference.ts";
@@ -95,10 +96,13 @@ export function judge(result: LayoutResult, reference: Reference, tolerance: num
 		...unequalFailures("ZeRO-1 changes", result.zero),
 		...(result.reordered ? unequalFailures(`${result.reordered.what} change`, result.reordered) : []),
 	];
-	const { counted, expected } = result.participants;
-	if (counted !== expected) failures.unshift(`it counts ${counted} encoder ranks with images instead of ${expected}`);
+	const { counted: participants, expected } = result.participants;
+	if (participants !== expected)
+		failures.unshift(`it counts ${counted(participants, "encoder rank")} with images instead of ${expected}`);
 	if (result.scalars.tokens !== reference.scalars.tokens) {
-		failures.unshift(`it counts ${result.scalars.tokens} loss tokens instead of ${reference.scalars.tokens}`);
+		failures.unshift(
+			`it counts ${counted(result.scalars.tokens, "loss token")} instead of ${reference.scalars.tokens}`,
+		);
 	}
 	return {
 		recipe: reference.recipe,
@@ -139,6 +143,7 @@ function flipFailures({ flips }: LayoutResult): string[] {
 }
 
 function unequalFailures(change: string, { gradients, weights }: Unequal): string[] {
-	const off = (count: number, what: string) => (count === 0 ? [] : [`${change} ${count} elements of ${what}`]);
+	const off = (count: number, what: string) =>
+		count === 0 ? [] : [`${change} ${counted(count, "element")} of ${what}`];
 	return [...off(gradients, "the gradients"), ...off(weights, "the weights")];
 }

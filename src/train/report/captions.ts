@@ -1,6 +1,7 @@
 /** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
 import type { ImageSet } from "../../data/images.ts";
 import { greedy } from "../../decode/sampling.ts";
+import { counted } from "../../native/counted.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import { decodingRanks, type Run } from "../assemble.ts";
@@ -93,7 +94,7 @@ export function describeCaptions({ read, kinds, drawings }: CaptionReport): stri
 	const right = kinds.reduce((sum, kind) => sum + kind.right, 0);
 	const share = (part: { readonly right: number; readonly of: number }) =>
 		`${((100 * part.right) / part.of).toFixed(1)} %`;
-	const list = kinds.map((kind) => `${kind.words} word${kind.words === 1 ? "" : "s"} ${share(kind)} of ${kind.of}`);
+	const list = kinds.map((kind) => `${counted(kind.words, "word")} ${share(kind)} of ${kind.of}`);
 	const details = kinds.length > mostKinds ? "" : ` (${list.join(", ")})`;
 	return [
 		`Captions of ${read.length} held-out pictures, decoded greedily: exactly right ${share({ right, of: read.length })}${details}.`,

@@ -5,6 +5,7 @@ import { CheckpointSaver } from "../../checkpoint/training/saver.ts";
 import { TrainingTensors } from "../../checkpoint/training/tensors.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { ExitSignals } from "../../launch/exit-signals.ts";
+import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
 import { exitCodes } from "../../native/exit-codes.ts";
 import { programVersion } from "../../native/program-version.ts";
@@ -138,7 +139,7 @@ export class Checkpoints implements Listener {
 		if (asked.late) {
 			return {
 				exitCode: 0,
-				reason: `Stopped after step ${iteration}: ${c.exitDurationInMins} minutes are over${saved}.`,
+				reason: `Stopped after step ${iteration}: the time of ${counted(c.exitDurationInMins!, "minute")} is over${saved}.`,
 			};
 		}
 		if (c.exitInterval !== null && iteration % c.exitInterval === 0) {

@@ -61,7 +61,7 @@ describe("rows that are skipped, with the reason", () => {
 		[{ video: "a.mp4", text: "t" }, "its field video names video, which is not built yet"],
 		[
 			{ image: "a.png", conversations: [turn("human", "<image><image>?"), turn("gpt", "!")] },
-			/^it has 2 <image> tags and 1 images/,
+			/^it has 2 <image> tags and 1 image\b/,
 		],
 		[{ conversations: [turn("human", "?")] }, "it has no turn of an assistant, so nothing is learned from it"],
 		[{ conversations: [turn("human", "?"), turn("gpt", " ")] }, "its answer is empty"],
@@ -69,7 +69,7 @@ describe("rows that are skipped, with the reason", () => {
 		[{ conversations: [turn("human", 5), turn("gpt", "!")] }, "turn 1 has no text"],
 		[{ messages: [{ role: "narrator", content: "?" }] }, "it has no turn of an assistant"],
 		[{ messages: [{ role: "user", content: [{ type: "input_audio" }] }] }, /^turn 1 has content of type "input_audio"/],
-		[{ texts: ["a"], images: [null, "a.png"] }, /^it has 1 texts and 2 images/],
+		[{ texts: ["a"], images: [null, "a.png"] }, /^it has 1 text and 2 images/],
 		[
 			{ text_list: ["a"], image_info: [{ image_name: "a.png", matched_text_index: 3 }] },
 			"an image of it belongs to text 3 of 1",

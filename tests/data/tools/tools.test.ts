@@ -163,7 +163,7 @@ test("preview: text, what counts, image sizes and places", () => {
 	expect(imageLines(sample, spans, task.tower)).toEqual([
 		"image 0: 64 x 32 -> 64 x 32 pixels, 4 x 2 patches, 2 rows at tokens 17 to 18",
 	]);
-	expect(headline(sample, 96)).toEndWith("/0.tar/a: 81 tokens of 96, 16 count in the loss");
+	expect(headline(sample, 96)).toEndWith("/0.tar/a: 81 tokens of 96, 16 in the loss");
 	const page = previewPage(samples, byteTokenizer, task);
 	expect(page).toContain("What is &lt;b&gt;?");
 	expect(page).toContain("<b>A dot.&lt;|im_end|&gt;</b>");

@@ -227,7 +227,7 @@ describe("documents", () => {
 		const { sizes, failures, text } = trained(folder);
 		expect(sizes).toEqual({ a: ["16x32", "48x16"], b: ["48x16", "16x32"] });
 		expect(text).toBe("one|first\nsecond");
-		expect(failures).toEqual(["Sample c cannot be trained on: its document has 1 images and it has 2."]);
+		expect(failures).toEqual(["Sample c cannot be trained on: its document has 1 image and it has 2."]);
 	});
 });
 
@@ -246,7 +246,7 @@ test("lint says what training stumbles on, and with a configuration what is cut 
 		["g.json", talk(["human", "?"], ["gpt", "fine"])],
 	]);
 	const common = [
-		expect.stringContaining("Sample a cannot be trained on: it has 1 <image> tags and 0 images"),
+		expect.stringContaining("Sample a cannot be trained on: it has 1 <image> tag and 0 images"),
 		"Sample b cannot be trained on: its answer is empty.",
 		"Sample c cannot be trained on: it has no turn of an assistant, so nothing is learned from it.",
 		expect.stringContaining("Sample d cannot be trained on: its conversation has a turn of no speaker"),

@@ -81,7 +81,7 @@ describe("conversations", () => {
 		[
 			"more tags than images",
 			crude({ conversations: conversation }, { "a.jpg": image(1) }),
-			"2 <image> tags and 1 images",
+			"2 <image> tags and 1 image",
 		],
 		[
 			"a tag of the assistant",

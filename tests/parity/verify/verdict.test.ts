@@ -108,7 +108,7 @@ test("what is not a number never holds", () => {
 test("numbers and the count of tokens are compared", () => {
 	expect(failures({ scalars: { ...scalars, loss: 2.001 } })).toEqual(["loss is off by 5.0e-4 (limit 1.0e-5)"]);
 	expect(failures({ participants: { counted: 1, expected: 2 } })).toEqual([
-		"it counts 1 encoder ranks with images instead of 2",
+		"it counts 1 encoder rank with images instead of 2",
 	]);
 	expect(failures({ scalars: { ...scalars, tokens: 99 } })).toEqual(["it counts 99 loss tokens instead of 100"]);
 	expect(failures({ scalars: { ...scalars, balancing: {} } })[0]).toMatch(/^seq_load_balancing_loss is off by NaN/);

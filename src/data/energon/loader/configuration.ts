@@ -2,6 +2,7 @@
  * All settings that decide which samples a loader delivers: plain values, so that they reach other threads and states.
  */
 import { CryptoHasher } from "bun";
+import { counted } from "../../../native/counted.ts";
 import { UserError } from "../../../native/errors.ts";
 import type { Images } from "../../../native/images.ts";
 import { checkTrainable } from "../../vision-language/dataset-checks.ts";
@@ -114,7 +115,7 @@ export class Pipelines {
 export function checkConfiguration(configuration: LoaderConfiguration): void {
 	const { rank, worldSize, numWorkers } = configuration;
 	if (!(Number.isInteger(worldSize) && worldSize >= 1 && Number.isInteger(rank) && rank >= 0 && rank < worldSize)) {
-		throw new UserError(`Data rank ${rank} of ${worldSize} ranks does not exist.`);
+		throw new UserError(`Data rank ${rank} of ${counted(worldSize, "rank")} does not exist.`);
 	}
 	if (!(Number.isInteger(numWorkers) && numWorkers >= 0)) {
 		throw new UserError(`num_workers is ${numWorkers}; it is 0 or more.`);

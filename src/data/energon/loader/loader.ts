@@ -3,6 +3,7 @@
  * order, whatever the threads' speed; memory for outputs that wait is bounded; a state taken at any moment continues
  * exactly after the last output the consumer has taken.
  */
+import { counted } from "../../../native/counted.ts";
 import { UserError } from "../../../native/errors.ts";
 import { openWorker } from "../../../native/worker.ts";
 import type { Keyed } from "../sample.ts";
@@ -102,7 +103,7 @@ export class DataLoader implements AsyncDisposable {
 		for (const [i, saved] of states.entries()) {
 			if (saved === null || (saved.workers.length === workers && saved.rank === ranks[i])) continue;
 			throw new UserError(
-				`The loader state is of data rank ${saved.rank} with ${saved.workers.length} workers; this is rank ${ranks[i]} with ${workers}.`,
+				`The loader state is of data rank ${saved.rank} with ${counted(saved.workers.length, "worker")}; this is rank ${ranks[i]} with ${workers}.`,
 			);
 		}
 		const lanes = ranks.map((rank, i) => new Lane(rank, workers, states[i] ?? null));

@@ -2,6 +2,7 @@
  * A saved loader continued by another number of data ranks over the same logical workers (docs/spec/energon.md §4.3,
  * §6): the workers of all ranks in order, cut into equal runs.
  */
+import { counted } from "../../../native/counted.ts";
 import { UserError } from "../../../native/errors.ts";
 import type { LoaderState } from "./state.ts";
 
@@ -21,7 +22,7 @@ export function resize(states: readonly LoaderState[], worldSize: number, numWor
 	const [before, now] = [first.worldSize * first.numWorkers, worldSize * numWorkers];
 	if (before !== now || before === 0) {
 		throw new UserError(
-			`The data state was saved with ${first.worldSize} data ranks of ${first.numWorkers} workers; ${worldSize} data ranks continue it exactly with ${fitting(before, worldSize)}.`,
+			`The data state was saved with ${counted(first.worldSize, "data rank")} of ${counted(first.numWorkers, "worker")}; a run of ${counted(worldSize, "data rank")} continues it exactly with ${fitting(before, worldSize)}.`,
 		);
 	}
 	if (saved.some(({ nextWorker, ended }) => nextWorker !== 0 || ended.includes(true))) {

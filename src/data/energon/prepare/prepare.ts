@@ -5,6 +5,7 @@
 import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { counted } from "../../../native/counted.ts";
 import { UserError } from "../../../native/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { collapseBraces, expandBraces } from "../format/brace.ts";
@@ -248,7 +249,7 @@ function writeIndexes(
 				if (parts.size >= 50) break;
 				for (const { extension } of sample.parts) parts.add(extension);
 			}
-			report(`${i + 1}/${names.length} ${name}: ${index.samples.length} samples`);
+			report(`${i + 1}/${names.length} ${name}: ${counted(index.samples.length, "sample")}`);
 		}
 		report("building the index by key");
 		writer.finish();
@@ -309,7 +310,7 @@ function splitter(options: PrepareOptions): (names: readonly string[]) => Split 
 				start = end;
 				if (taken.length === 0 && shares[i]! > 0) {
 					options.report(
-						`warning: ${part} gets no shard: ${names.length} shards are too few for ${options.splitRatio}`,
+						`warning: ${part} gets none of ${counted(names.length, "shard")}, too few for ${options.splitRatio}`,
 					);
 				}
 				return [part, taken];

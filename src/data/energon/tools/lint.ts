@@ -2,6 +2,7 @@
  * Reads everything of a data set: tars against their indexes, every sample decoded and read as a conversation. Each problem
  * is reported by name.
  */
+import { counted } from "../../../native/counted.ts";
 import { conversationOf } from "../../vision-language/conversation.ts";
 import { faultOf } from "../../vision-language/conversation-faults.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
@@ -165,7 +166,7 @@ class Linter {
 			file.close();
 			if (cutOff !== null) this.#report(name, null, `the tar ends early: ${cutOff}`);
 			if (samples.length !== count) {
-				this.#report(name, null, `the tar has ${samples.length} samples, .info.json says ${count}`);
+				this.#report(name, null, `the tar has ${counted(samples.length, "sample")}, .info.json says ${count}`);
 			}
 			this.#offsets(name, path, offsets);
 			for (const { key } of samples) {
@@ -186,7 +187,11 @@ class Linter {
 		try {
 			if (index.trailingBytes > 0) this.#report(name, null, `the index has ${index.trailingBytes} bytes too many`);
 			if (index.length !== offsets.length) {
-				this.#report(name, null, `the index has ${index.length} entries, the tar needs ${offsets.length}`);
+				this.#report(
+					name,
+					null,
+					`the index has ${counted(index.length, "entry", "entries")}, the tar needs ${offsets.length}`,
+				);
 				return;
 			}
 			const at = offsets.findIndex((offset, i) => index.at(i) !== offset);

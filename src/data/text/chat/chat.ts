@@ -2,6 +2,7 @@
  * Conversations through a chat template: the text it makes of them, the places of the images, and the parts that an
  * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
+import { counted } from "../../../native/counted.ts";
 import type { CountedPart } from "../loss-parts.ts";
 import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";
@@ -179,7 +180,7 @@ export class Chat {
 		end();
 		if (found !== images.length) {
 			throw new ChatError(
-				`${this.#template.file} writes ${found} image placeholders (${this.#imageText}) for its ${images.length} images`,
+				`${this.#template.file} writes ${counted(found, "image placeholder")} (${this.#imageText}) for its ${counted(images.length, "image")}`,
 			);
 		}
 		return pieces;
