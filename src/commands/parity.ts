@@ -58,9 +58,9 @@ export default defineCommand({
 	},
 	run: async ({ args }) => {
 		const { isMimoGolden } = await import("../parity/mimo/golden.ts");
-		const { isMtpGolden } = await import("../parity/mtp/golden.ts");
-		const { isElasticGolden } = await import("../parity/elastic/golden.ts");
-		const own = [isMimoGolden, isMtpGolden, isElasticGolden].some((isOne) => isOne(args.golden));
+		const { mtpFormat } = await import("../parity/mtp/golden.ts");
+		const { elasticFormat } = await import("../parity/elastic/golden.ts");
+		const own = isMimoGolden(args.golden) || [mtpFormat, elasticFormat].some((format) => format.holds(args.golden));
 		const onRanks = own || args.layout !== undefined;
 		if (args.log === undefined && onRanks) {
 			await compareOnLayout(args);
@@ -102,8 +102,8 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { golden, layout, weights } = args;
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
 	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo/golden.ts");
-	const { isMtpGolden } = await import("../parity/mtp/golden.ts");
-	if (isMtpGolden(golden)) {
+	const { mtpFormat } = await import("../parity/mtp/golden.ts");
+	if (mtpFormat.holds(golden)) {
 		if (weights !== undefined) {
 			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
 		}
@@ -112,8 +112,8 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 		planOfMtpGolden(named, golden);
 		return named;
 	}
-	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
-	if (isElasticGolden(golden)) {
+	const { elasticFormat } = await import("../parity/elastic/golden.ts");
+	if (elasticFormat.holds(golden)) {
 		if (weights !== undefined) {
 			throw new UserError(`--weights ${weights}: a reference of an elastic model has its own.`, exitCodes.usage);
 		}
@@ -162,14 +162,14 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 
 async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
 	const precision = args.bf16 ? "bf16" : "f32";
-	const { isMtpGolden } = await import("../parity/mtp/golden.ts");
-	if (isMtpGolden(args.golden)) {
+	const { mtpFormat } = await import("../parity/mtp/golden.ts");
+	if (mtpFormat.holds(args.golden)) {
 		const { mtpLayoutParity } = await import("../parity/mtp/parity.ts");
 		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
 		return await mtpLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
 	}
-	const { isElasticGolden } = await import("../parity/elastic/golden.ts");
-	if (isElasticGolden(args.golden)) {
+	const { elasticFormat } = await import("../parity/elastic/golden.ts");
+	if (elasticFormat.holds(args.golden)) {
 		const { elasticLayoutParity } = await import("../parity/elastic/parity.ts");
 		return await elasticLayoutParity(world, layout, args.golden);
 	}

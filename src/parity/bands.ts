@@ -5,7 +5,7 @@
 import { join } from "node:path";
 import type * as v from "valibot";
 import { UserError } from "../native/errors.ts";
-import { readReferenceJson } from "./reference-json.ts";
+import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 export type Banded = "loss" | "grad_norm" | "seq_load_balancing_loss";
 
@@ -31,19 +31,33 @@ export function bandLimit(quantity: Banded, band: number): number {
 
 type BandedSteps = readonly { readonly [Key in `${Banded}_band`]?: number | undefined }[];
 
-/** Reads and checks config.json and golden.json of a folder, and golden.json's bands; the error names the file and the field. */
-export function readBandedReference<
-	Config extends v.GenericSchema,
-	Golden extends v.GenericSchema<unknown, { readonly exact_steps: number; readonly steps: BandedSteps }>,
->(
-	folder: string,
-	schemas: { readonly config: Config; readonly golden: Golden },
-): { readonly config: v.InferOutput<Config>; readonly golden: v.InferOutput<Golden> } {
-	const config = readReferenceJson(schemas.config, join(folder, "config.json"));
-	const path = join(folder, "golden.json");
-	const golden = readReferenceJson(schemas.golden, path);
-	requireBands(path, golden.exact_steps, golden.steps);
-	return { config, golden };
+/** The two files of a reference folder, as a format reads them. */
+export interface ReferenceFiles<Config, Golden> {
+	readonly config: Config;
+	readonly golden: Golden;
+}
+
+/** A format of reference folders whose golden.json has bands. */
+export class BandedFormat<Config, Golden extends { readonly exact_steps: number; readonly steps: BandedSteps }> {
+	/** `key`: stands in config.json of this format's folders alone. */
+	constructor(
+		private readonly key: string,
+		private readonly schemas: ReferenceFiles<v.GenericSchema<unknown, Config>, v.GenericSchema<unknown, Golden>>,
+	) {}
+
+	/** Whether a folder is a reference in this format. */
+	holds(folder: string): boolean {
+		return configurationHas(folder, this.key);
+	}
+
+	/** Reads and checks both files and the bands; the error names the file and the field. */
+	read(folder: string): ReferenceFiles<Config, Golden> {
+		const config = readReferenceJson(this.schemas.config, join(folder, "config.json"));
+		const path = join(folder, "golden.json");
+		const golden = readReferenceJson(this.schemas.golden, path);
+		requireBands(path, golden.exact_steps, golden.steps);
+		return { config, golden };
+	}
 }
 
 /** Throws a UserError for a band that would let a wrong run pass. `exactSteps`: steps before the first flipped decision. */

@@ -1,6 +1,16 @@
 /** Fields that several formats of reference folders have, as entries of valibot schemas. */
 import * as v from "valibot";
 
+/** The model and the batches of Megatron's own references, in config.json. */
+export const describedRun = {
+	pattern: v.string(),
+	vocab_size: v.number(),
+	seq: v.number(),
+	batch: v.number(),
+	microbatches: v.number(),
+	layernorm_epsilon: v.number(),
+};
+
 /** Sizes of a hybrid model in Megatron's `transformer_config`. */
 export const modelSizes = {
 	hidden_size: v.number(),

@@ -3,22 +3,16 @@ import * as v from "valibot";
 import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/axes.ts";
 import type { ElasticConfig } from "../../elastic/config.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { readBandedReference } from "../bands.ts";
+import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
-import { adamW, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
+import { adamW, describedRun, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
 import { mtpModel } from "../mtp/golden.ts";
-import { configurationHas } from "../reference-json.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 
 const configSchema = v.object({
-	pattern: v.string(),
-	vocab_size: v.number(),
-	seq: v.number(),
-	batch: v.number(),
-	microbatches: v.number(),
+	...describedRun,
 	steps: v.number(),
-	layernorm_epsilon: v.number(),
 	transformer_config: v.object({
 		...modelSizes,
 		moe_router_load_balancing_type: v.literal("none"),
@@ -101,18 +95,8 @@ const goldenSchema = v.object({
 export type ElasticConfigFile = v.InferOutput<typeof configSchema>;
 export type ElasticGolden = v.InferOutput<typeof goldenSchema>;
 
-/** Whether a folder is a reference of an elastic model. */
-export function isElasticGolden(folder: string): boolean {
-	return configurationHas(folder, "flextron");
-}
-
-/** Reads and checks both files; the error names the file and the field. */
-export function readElasticGolden(folder: string): {
-	readonly config: ElasticConfigFile;
-	readonly golden: ElasticGolden;
-} {
-	return readBandedReference(folder, { config: configSchema, golden: goldenSchema });
-}
+/** References of an elastic model. */
+export const elasticFormat = new BandedFormat("flextron", { config: configSchema, golden: goldenSchema });
 
 /** The parent that config.json describes. */
 export function elasticModel({ transformer_config: t, ...file }: ElasticConfigFile, dtype: Precision): HybridConfig {

@@ -16,7 +16,6 @@ import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Sampled } from "../../elastic/router/router.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
-import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../native/errors.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
@@ -34,13 +33,7 @@ import { requireCuts } from "../layout-cuts.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { readTokenBatches } from "../token-batches.ts";
 import { type Plan, planOf } from "../verify/plan.ts";
-import {
-	type ElasticConfigFile,
-	type ElasticGolden,
-	elasticConfig,
-	elasticModel,
-	readElasticGolden,
-} from "./golden.ts";
+import { type ElasticConfigFile, type ElasticGolden, elasticConfig, elasticFormat, elasticModel } from "./golden.ts";
 
 /** Largest difference of a probability. */
 const probabilityLimit = 1e-5;
@@ -63,7 +56,7 @@ export async function elasticParity(
 
 /** Whether an elastic-* folder can run on a layout, and how its samples are dealt out there. */
 export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
-	const { config } = readElasticGolden(path);
+	const { config } = elasticFormat.read(path);
 	requireCuts(layout, elasticModel(config, "f32"), null);
 	const { batch, microbatches, seq } = config;
 	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
@@ -75,7 +68,7 @@ export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
 	}
 	if (plan.microBatchSize === batch) return plan;
 	throw new UserError(
-		`Layout ${layout.name} needs microbatches of ${counted(plan.microBatchSize, "sample")}; ${path} draws budgets for ${batch}.`,
+		`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
 	);
 }
 
@@ -86,7 +79,7 @@ export async function elasticLayoutParity(
 	path: string,
 	options: ElasticParityOptions = {},
 ): Promise<ParityReport> {
-	const { config: file, golden } = readElasticGolden(path);
+	const { config: file, golden } = elasticFormat.read(path);
 	const plan = planOfElasticGolden(layout, path);
 	const model = elasticModel(file, "f32");
 	using weights = openSafetensors(join(path, "model.safetensors"));

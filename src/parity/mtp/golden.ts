@@ -2,18 +2,12 @@
 import * as v from "valibot";
 import { parsePattern } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { readBandedReference } from "../bands.ts";
+import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
-import { adamW, fixedModel, modelSizes, referenceExperts, valueProbe } from "../golden-fields.ts";
-import { configurationHas } from "../reference-json.ts";
+import { adamW, describedRun, fixedModel, modelSizes, referenceExperts, valueProbe } from "../golden-fields.ts";
 
 const configSchema = v.object({
-	pattern: v.string(),
-	vocab_size: v.number(),
-	seq: v.number(),
-	batch: v.number(),
-	microbatches: v.number(),
-	layernorm_epsilon: v.number(),
+	...describedRun,
 	activation: v.literal("squared ReLU"),
 	transformer_config: v.object({
 		...modelSizes,
@@ -53,18 +47,8 @@ const goldenSchema = v.object({
 export type MtpConfigFile = v.InferOutput<typeof configSchema>;
 export type MtpGolden = v.InferOutput<typeof goldenSchema>;
 
-/** Whether a folder is a reference of multi-token prediction. */
-export function isMtpGolden(folder: string): boolean {
-	return configurationHas(folder, "mtp_pattern");
-}
-
-/** Reads and checks both files; the error names the file and the field. */
-export function readMtpGolden(folder: string): {
-	readonly config: MtpConfigFile;
-	readonly golden: MtpGolden;
-} {
-	return readBandedReference(folder, { config: configSchema, golden: goldenSchema });
-}
+/** References of multi-token prediction. */
+export const mtpFormat = new BandedFormat("mtp_pattern", { config: configSchema, golden: goldenSchema });
 
 /** The part of a Megatron reference's configuration that decides its model. */
 export type DescribedModel = Pick<MtpConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {

@@ -24,7 +24,7 @@ import { requireCuts } from "../layout-cuts.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { readTokenBatches } from "../token-batches.ts";
 import { type Plan, planOf } from "../verify/plan.ts";
-import { type MtpConfigFile, type MtpGolden, mtpModel, readMtpGolden } from "./golden.ts";
+import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
@@ -50,7 +50,7 @@ export async function mtpParity(
 
 /** Whether a mtp-* folder can run on a layout, and how its samples are dealt out there. */
 export function planOfMtpGolden(layout: NamedTopology, path: string): Plan {
-	const { config } = readMtpGolden(path);
+	const { config } = mtpFormat.read(path);
 	requireCuts(layout, mtpModel(config, "f32"), null);
 	const { batch, microbatches, seq } = config;
 	return planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
@@ -63,7 +63,7 @@ export async function mtpLayoutParity(
 	path: string,
 	options: PredictionParityOptions = {},
 ): Promise<ParityReport> {
-	const { config: file, golden } = readMtpGolden(path);
+	const { config: file, golden } = mtpFormat.read(path);
 	const plan = planOfMtpGolden(layout, path);
 	const { precision = "f32", segmentsPerStage = 1 } = options;
 	const model = mtpModel(file, precision);
