@@ -45,9 +45,12 @@ export interface LaunchOptions {
 
 /** Exit codes of a rank that has done its work, and perhaps found that something does not hold. */
 const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
+const passedOn = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
 const watchInterval = 200;
 /** Milliseconds from the end of a rank's connection to the end of its process: a crash is written down in between. */
 const leaveTime = 2000;
+/** Milliseconds within which a signal to the process group has reached this process too. */
+const sameKeyPress = 100;
 /** Ranks that are started without a look at what has happened meanwhile. */
 const startsTogether = 16;
 /** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
@@ -166,8 +169,10 @@ class Job implements Disposable {
 		if (!this.#over && this.#run.watch() === null) this.#run.fail(rank, "it ended before all had joined");
 	}
 
-	#exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): void {
+	async #exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): Promise<void> {
 		this.#children[rank]!.exited = true;
+		// A terminal sends Ctrl-C to ranks and launcher alike, and a rank that has not begun dies of it at once.
+		if (this.#interrupted === null && passedOn.some((one) => one === signal)) await Bun.sleep(sameKeyPress);
 		const { phase, error } = this.#run.rankState(rank);
 		const finished = phase === "finished" && code !== null && ends.includes(code);
 		if (finished) this.#finished = Math.max(this.#finished, code);
@@ -204,8 +209,7 @@ class Job implements Disposable {
 
 	/** Passes signals on; the same one again ends the ranks at once. Returns what undoes it. */
 	#listenToSignals(): () => void {
-		const signals = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
-		const listeners = signals.map((signal) => {
+		const listeners = passedOn.map((signal) => {
 			const listener = () => {
 				const second = this.#interrupted === signal;
 				this.#interrupted = signal;

@@ -201,6 +201,7 @@ test("what keys must satisfy together", () => {
 	expect(blamed("--profile-step-start", "3", "--profile-step-end", "2")).toEqual(["--profile-step-end"]);
 	expect(blamed("--split", "0,0,0")).toEqual(["--split"]);
 	expect(blamed("--threads", "100000")).toEqual(["--threads"]);
+	expect(mistakes(...tiny, "--ckpt-step", "5")).toEqual(["--ckpt-step: the value is 5; it needs load."]);
 	expect(mistakes(...tiny, "--llm-dp", "65537", "--global-batch-size", "262148")).toEqual([
 		"--llm-dp: the value is 65537; with it the run has 65537 ranks, and at most 65536 are allowed.",
 	]);

@@ -59,7 +59,7 @@ const megatronFlags = `--model-provider --encoder-tp --encoder-dp --llm-offset -
 --use-fused-weighted-squared-relu --moe-token-dispatcher-type --mamba-num-heads --mamba-head-dim --mamba-num-groups
 --mamba-state-dim --linear-conv-kernel-dim --attention-backend --ckpt-step --pretrained-checkpoint --finetune
 --no-save-optim --no-load-optim --no-save-rng --no-load-rng --override-ckpt-iteration --save-retain-interval
---dist-ckpt-strictness --async-save`;
+--dist-ckpt-strictness --async-save --sequence-parallel --use-mcore-models --transformer-impl --attention-softmax-in-fp32`;
 
 test("every flag of the specification is known", () => {
 	for (const flag of megatronFlags.split(/\s+/)) expect([flag, keyOf(flag.slice(2))]).toEqual([flag, flag.slice(2)]);

@@ -1,9 +1,32 @@
-/** More ranks than a host can hold, and a signal while ranks are still being started. */
+/** Starting ranks: more than a host can hold, and signals that come while they start. */
 import { expect, test } from "bun:test";
 import { requireRoom } from "../../src/commands/ranks.ts";
 import { identityOf } from "../../src/launch/join.ts";
 import { launch } from "../../src/launch/launcher.ts";
 import { openLibraryOf } from "../../src/native/open-device.ts";
+
+const library = await openLibraryOf("cpu");
+
+/** The exit code of so many processes of `command`, and what was said of them. */
+async function launched(command: readonly string[], ranks: number, onDescribe: (rank: number) => void) {
+	const said: string[] = [];
+	const exitCode = await launch({
+		command,
+		ranks,
+		library,
+		identity: identityOf(null, ranks, { library, configuration: {}, version: "test" }),
+		describe: (rank) => {
+			onDescribe(rank);
+			return { module: "language", coordinates: `dp ${rank}` };
+		},
+		reporter: ranks - 1,
+		timeoutMinutes: 1,
+		say: (line, kind) => {
+			if (kind === "failure") said.push(line);
+		},
+	});
+	return { exitCode, said };
+}
 
 test("ranks that the host's memory cannot hold are refused before any starts", () => {
 	requireRoom(1, 2 ** 20);
@@ -14,24 +37,17 @@ test("ranks that the host's memory cannot hold are refused before any starts", (
 });
 
 test("a signal is heard while ranks are being started, and no further one is", async () => {
-	const ranks = 64;
 	const started = new Set<number>();
-	const library = await openLibraryOf("cpu");
-	const options = { threads: 1, device: "cpu", backend: "shm", configuration: {}, library, version: "test" } as const;
-	const exitCode = await launch({
-		command: ["/bin/sleep", "60"],
-		ranks,
-		library,
-		identity: identityOf(null, ranks, options),
-		describe: (rank) => {
-			if (rank === 5 && !started.has(rank)) process.kill(process.pid, "SIGTERM");
-			started.add(rank);
-			return { module: "language", coordinates: `dp ${rank}` };
-		},
-		reporter: ranks - 1,
-		timeoutMinutes: 1,
-		say: () => {},
+	const { exitCode, said } = await launched(["/bin/sleep", "60"], 64, (rank) => {
+		if (rank === 5 && !started.has(rank)) process.kill(process.pid, "SIGTERM");
+		started.add(rank);
 	});
-	expect(exitCode).toBe(143);
-	expect(started.size).toBeLessThan(ranks);
+	expect([exitCode, said]).toEqual([143, ["The run was interrupted by SIGTERM."]]);
+	expect(started.size).toBeLessThan(64);
+});
+
+test("Ctrl-C that ranks die of before the launcher hears it is an interruption, and no rank's failure", async () => {
+	setTimeout(() => process.kill(process.pid, "SIGINT"), 50);
+	const { exitCode, said } = await launched(["/bin/sh", "-c", "kill -INT $$"], 2, () => {});
+	expect([exitCode, said]).toEqual([130, ["The run was interrupted by SIGINT."]]);
 });

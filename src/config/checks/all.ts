@@ -268,6 +268,7 @@ const other: readonly Check[] = [
 		),
 	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
 	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
+	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
 	(c) => {
 		const lacking = hasEncoder(c) && c.saveHf !== null ? publishedNeeds.filter(([, holds]) => !holds(c)) : [];

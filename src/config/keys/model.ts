@@ -119,6 +119,14 @@ export const modelKeys = {
 		"Megatron's choice of attention kernel.",
 		{ noEffect: "each native library chooses its attention kernel" },
 	),
+	"attention-softmax-in-fp32": alwaysOn("Softmax of attention in fp32."),
+	"use-mcore-models": alwaysOn("Models of Megatron Core, which these are."),
+	"transformer-impl": defaulting(
+		choice(["transformer_engine", "local", "inference_optimized"]),
+		"transformer_engine",
+		"Megatron's choice of layers.",
+		{ noEffect: "every layer kind has one implementation" },
+	),
 	"vocab-size": required(integer(1), "Tokens of the vocabulary before padding."),
 	"make-vocab-size-divisible-by": defaulting(
 		integer(1),

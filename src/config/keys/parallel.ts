@@ -1,5 +1,5 @@
 /** The layout of ranks (docs/spec/runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
-import { choice, defaulting, derived, integer, off, optional } from "../field.ts";
+import { alwaysOn, choice, defaulting, derived, integer, off, optional } from "../field.ts";
 
 const size = integer(1);
 
@@ -17,6 +17,7 @@ export const parallelKeys = {
 		megatron: "2",
 		aliases: ["tensor-model-parallel-size"],
 	}),
+	"sequence-parallel": alwaysOn("Between tensor-parallel projections every rank holds a part of the tokens."),
 	"llm-cp": defaulting(size, 1, "Context-parallel size of the language model; only 1 is built.", {
 		aliases: ["context-parallel-size"],
 	}),
