@@ -139,6 +139,45 @@ describe("causalConv1d", () => {
 		expect(run(single, "f32")).toEqual(run(device, "f32"));
 	});
 
+	// Those loops keep the last tokens in registers from piece to piece, which are cut at every 16th and every 128th token.
+	test("loops over vectors of channels give what the loops over few channels give", () => {
+		const [lengths, channels, few, width] = [[126, 1, 2, 127, 0, 145, 3], 32, 4, 4];
+		const tokens = lengths.reduce((sum, length) => sum + length, 0);
+		using sequences = Sequences.of(device, lengths);
+		const [x, dy] = [randomValues(tokens * channels, 1), randomValues(tokens * channels, 2)];
+		const [taps, biases] = [randomValues(channels * width, 3), randomValues(channels, 4)];
+		/** Columns [from, from + count) of rows. */
+		const columns = (values: Float32Array, from: number, count: number) =>
+			values.filter((_, i) => i % channels >= from && i % channels < from + count);
+		const pass = (from: number, count: number) => {
+			using plain = Tensor.from(device, columns(x, from, count), [tokens, count]);
+			using input = plain.withGradient(new GradientSlot(device, plain.shape, "f32"));
+			const parameter = (name: string, values: Float32Array, shape: number[]) =>
+				new Parameter(name, Tensor.from(device, values, shape), Tensor.zeros(device, shape));
+			using weight = parameter("weight", taps.subarray(from * width, (from + count) * width), [count, width]);
+			using bias = parameter("bias", biases.subarray(from, from + count), [count]);
+			const tape = new Tape(device, { recording: true });
+			using y = causalConv1d(tape, input, weight, bias, sequences);
+			y.gradient!.accumulate(Tensor.from(device, columns(dy, from, count), y.shape));
+			tape.backward();
+			using dx = input.gradient!.take()!;
+			return {
+				y: y.toFloat32(),
+				dx: dx.toFloat32(),
+				dweight: weight.mainGradient!.toFloat32(),
+				dbias: bias.mainGradient!.toFloat32(),
+			};
+		};
+		const all = pass(0, channels);
+		for (let from = 0; from < channels; from += few) {
+			const own = pass(from, few);
+			expect(relativeRms(columns(all.y, from, few), own.y)).toBeLessThan(5e-7);
+			expect(relativeRms(columns(all.dx, from, few), own.dx)).toBeLessThan(5e-7);
+			expect(relativeRms(all.dweight.subarray(from * width, (from + few) * width), own.dweight)).toBeLessThan(2e-6);
+			expect(relativeRms(all.dbias.subarray(from, from + few), own.dbias)).toBeLessThan(2e-6);
+		}
+	});
+
 	test("refuses shapes that do not fit", () => {
 		const tape = new Tape(device, { recording: false });
 		using sequences = Sequences.of(device, [2]);

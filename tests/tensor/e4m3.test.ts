@@ -73,10 +73,13 @@ function run(
 ) {
 	const total = loads.reduce((sum, load) => sum + load, 0);
 	const experts = loads.length;
-	const weights = {
-		w1: randomValues(experts * width * hidden, 2, 0.1),
-		w2: randomValues(experts * hidden * width, 3, 0.1),
-	};
+	// Every block of a matrix has another power of two.
+	const matrix = (outputs: number, inputs: number, seed: number) =>
+		randomValues(experts * outputs * inputs, seed, 0.1).map((value, i) => {
+			const [row, column] = [Math.floor(i / inputs) % outputs, i % inputs];
+			return value * 4 ** (Math.floor(column / 128) - 2 * Math.floor(row / 128));
+		});
+	const weights = { w1: matrix(width, hidden, 2), w2: matrix(hidden, width, 3) };
 	const parameter = (name: "w1" | "w2", shape: number[]) =>
 		new Parameter(name, Tensor.from(device, weights[name], shape), Tensor.zeros(device, shape));
 	using fc1 = parameter("w1", [experts, width, hidden]);
@@ -111,6 +114,23 @@ test("the numbers of e4m3", () => {
 		0,
 		2 ** -8,
 	]);
+});
+
+test("rows are multiplied by the largest power of two that keeps them within the largest number", () => {
+	for (const largest of [1, 448, 448.5, 3.5, 3.5001, 1e-3, 0]) {
+		// The smallest ones are among the numbers of e4m3 that have fewer digits, whose count the power decides.
+		const values = Float32Array.from(
+			{ length: 128 },
+			(_, i) => (i % 2 === 0 ? 1 : -1) * Math.fround(largest * 0.93 ** i),
+		);
+		using x = Tensor.from(device, values, [1, 128]);
+		using live = Tensor.from(device, Int32Array.of(1));
+		using made = E4m3Rows.of(x, live);
+		const power = largest === 0 ? 1 : 2 ** Math.floor(Math.log2(448 / values[0]!));
+		expect(made.factors.toFloat32()[0]).toBe(1 / power);
+		const numbers = [...bytesOf(made.values)].map((byte) => (byte >= 0x80 ? -1 : 1) * codes[byte & 0x7f]!);
+		expect(numbers.map((number) => number + 0)).toEqual([...values].map((value) => toE4m3(value * power) + 0));
+	}
 });
 
 test("forward and backward are those of rounded operands, and far from those of plain ones", () => {

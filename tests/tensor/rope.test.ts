@@ -59,6 +59,28 @@ describe("rope", () => {
 		});
 	}
 
+	test("sequences that begin at positions of their own are turned as within a whole sequence", () => {
+		const c = cases[0]!;
+		const width = widthOf(c);
+		const tape = new Tape(device, { recording: false });
+		using whole = Tensor.from(device, randomValues(80 * width, 2), [80, width]);
+		using one = Sequences.of(device, [80]);
+		using turned = rope(tape, whole, { ...c, sequences: one });
+		const firsts = [64, 3, 0];
+		const lengths = [16, 1, 5];
+		const rowsOf = (tensor: Tensor) => {
+			const values = tensor.toFloat32();
+			return Float32Array.from(
+				firsts.flatMap((first, s) => [...values.subarray(first * width, (first + lengths[s]!) * width)]),
+			);
+		};
+		using parts = Tensor.from(device, rowsOf(whole), [22, width]);
+		using sequences = Sequences.of(device, lengths);
+		using firstPositions = Tensor.from(device, Int32Array.from(firsts));
+		using y = rope(tape, parts, { ...c, sequences, firstPositions });
+		expect(relativeRms(y.toFloat32(), rowsOf(turned))).toBeLessThan(1e-7);
+	});
+
 	const long: Case = { lengths: [9000, 70], queryHeads: 1, keyHeads: 1, headDim: 16, base: 10000, percent: 1 };
 
 	test("positions in the thousands keep their digits", () => {
