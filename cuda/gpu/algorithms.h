@@ -13,7 +13,7 @@
 
 namespace mimo::cuda {
 
-/// Adds " name value value ..." to what a choice is kept by.
+/// Adds " name value value ..." to the key of a choice.
 void add_values(std::string& text, const char* name, std::initializer_list<int64_t> values);
 
 /// Queues one call on the stream that candidates are timed on; `turn` says which set of operands.
@@ -24,10 +24,10 @@ struct Timing {
   float microseconds, first_microseconds;
 };
 
-/// The choices of a device, by the text of what they are for.
+/// The choices of a device, by the text of the call that each is for.
 class Algorithms {
  public:
-  /// Replaces all choices. A line each: what for, a tab, the algorithm, and what may follow behind another tab.
+  /// Replaces all choices. A line each: the call, a tab, the algorithm; fields behind another tab are ignored.
   void set(const std::string& lines);
   /// Null where the library's first answer is taken.
   const std::string* find(const std::string& what) const;

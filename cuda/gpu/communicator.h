@@ -50,7 +50,7 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   cudaStream_t stream() const { return stream_; }
-  /// Queues what `body` asks of NCCL; several calls in it are one group.
+  /// Queues the calls of NCCL that `body` makes, as one group.
   void queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body);
   /// No calls can be queued afterwards. Queued calls end, wherever they wait, when abort_communicator() is called with
   /// the returned value; null: there is no call to end.

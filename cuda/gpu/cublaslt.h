@@ -12,7 +12,7 @@ enum class Epilogue : int32_t {
   none,
   bias,
   gelu,           // result + bias is written beside c, c is its GELU by tanh
-  gelu_gradient,  // c is the result times the slope of that GELU at what lies beside it
+  gelu_gradient,  // c is the result times the slope of that GELU at `beside`
 };
 
 /// c = alpha op(a) op(b) + beta c + bias, row major, as mimo_gemm_args says; a and b of one storage type, bias of c's.

@@ -96,7 +96,7 @@ struct CublasLt::State {
   /// (cublasLtReductionScheme_t) that may be among them. Empty when cuBLASLt has no answer.
   std::vector<cublasLtMatmulHeuristicResult_t> answers(const ProductShape& s, const ProductPlan& plan, int wanted,
                                                        uint32_t reductions, size_t workspace_bytes) const;
-  /// Whether an algorithm computes the plan; `workspace_bytes` is what it then needs.
+  /// Whether an algorithm computes the plan; it then needs `workspace_bytes`.
   bool fits(const ProductPlan& plan, const cublasLtMatmulAlgo_t& algorithm, size_t* workspace_bytes) const;
   void launch(mimo_stream& stream, const ProductPlan& plan, const ProductOperands& operands, float alpha, float beta) const;
   int32_t time_algorithms(mimo_stream& stream);

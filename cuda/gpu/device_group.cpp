@@ -115,8 +115,8 @@ DeviceGroup::~DeviceGroup() {
       std::lock_guard<std::mutex> lock(mutex_);
       note_missing();
     }
-    // This rank ends early. Its communicators end with the process, and what their kernels use: closing them would wait for
-    // their members.
+    // This rank ends early. Its communicators, and the memory that their kernels use, end with the process: closing them
+    // would wait for their members.
     static_cast<void>(peer_rows_.release());
     for (auto& [number, line] : lines_) line.communicator.release();
     for (auto& one : staging_) one.release();

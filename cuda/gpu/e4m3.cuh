@@ -79,7 +79,7 @@ __device__ __forceinline__ void turn(uint2 (&byte)[8]) {
 __device__ __forceinline__ uint4 eight_bf16(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
 __device__ __forceinline__ void read(const uint4& from, float (&to)[8]) { read(reinterpret_cast<const bf16*>(&from), to); }
 
-/// A lane's columns of a run, and what they are multiplied by.
+/// A lane's columns of a run, and their factor.
 template <int Width>
 struct RoundedColumns {
   uint2 bytes[Width / 8];

@@ -55,7 +55,7 @@ PeerMemory::PeerMemory(mimo_device& device, int32_t size, int32_t rank, int64_t 
       open_ = false;
     }
   }
-  cudaGetLastError();  // what was refused is no error of a later call
+  cudaGetLastError();  // so that a later call does not report the refusal
 }
 
 void PeerMemory::close_opened() {

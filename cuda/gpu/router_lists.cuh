@@ -38,7 +38,7 @@ __device__ __forceinline__ void sort_8(float (&v)[8]) {
   }
 }
 
-/// Sorts what falls and then rises, so that it falls.
+/// Sorts a list that falls and then rises into one that falls.
 __device__ __forceinline__ void sort_valley(float (&v)[8]) {
 #pragma unroll
   for (int distance = 4; distance >= 1; distance /= 2) {

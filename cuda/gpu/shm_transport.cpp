@@ -2,7 +2,7 @@
 // shared memory, and copies values out of the others' slots to its GPU. Sums are made by the processor, in the order of
 // the members.
 //
-// Starting a call waits for what the stream holds, and waiting for one waits for its copies: the host is never ahead. That
+// Starting a call waits for the work that the stream holds, and waiting for one waits for its copies: the host is never ahead. That
 // is slow, and asks nothing of the GPUs, which ranks may share. Pinned is a slot's size for each group, 256 KiB at most.
 #include "collective.h"
 #include "error.h"

@@ -19,7 +19,7 @@ constexpr int main_warps = 8, dq_warps = 4, backward_threads = 4 * 128;
 /// Of 64 Ki: 128 threads keep 24, 128 have 72, 256 get 208.
 constexpr int service_registers = 24, dq_registers = 72, main_registers = 208;
 
-/// What both kernels are given.
+/// Arguments of both kernels.
 struct BackwardProblem {
   CUtensorMap q, k, v, d_o;
   mimo_attention_backward_args args;

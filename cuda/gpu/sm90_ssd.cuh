@@ -1,6 +1,6 @@
 // Shared by the state space scan's kernels for Hopper: heads of 64, chunks of 64 tokens, states of 64 or 128, bf16.
 //
-// A tile is 64 x 64 bf16 as the copy engine and products of warpgroups have it (sm90.cuh); what is wider lies as several side
+// A tile is 64 x 64 bf16 as the copy engine and products of warpgroups have it (sm90.cuh); wider matrices lie as several side
 // by side. States lie in memory as tiles too, [piece][head][state_dim / 64][64 of the head][64 of the state], so that a copy
 // of bytes brings them.
 #pragma once
@@ -23,12 +23,12 @@ struct SsdChunkTokens {
   float from_start[ssd_chunk];  // exp(cs); the last is the decay of the whole chunk
 };
 
-/// One direction in which states are carried. Forward, a = x, b = B: states[c] = H_c. In reverse, a = dy, b = C:
+/// A direction in which states are carried. Forward, a = x, b = B: states[c] = H_c. In reverse, a = dy, b = C:
 /// states[c] = dS_c.
 struct SsdCarry {
   CUtensorMap a, b;  // heads_map, of tiles
   bf16* states;
-  float* last;  // [sequences, heads, 64, state_dim] what is carried past the last chunk, or null
+  float* last;  // [sequences, heads, 64, state_dim] states past the last chunk, or null
   bool reverse;
 };
 struct SsdSizes {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void write_head_tile(const char* tile, const CUtensor
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until at most `Pending` of what this thread has given to the copy engine to write are still being read.
+/// Waits until the copy engine still reads at most `Pending` of the groups that this thread gave it to write.
 template <int Pending>
 __device__ __forceinline__ void wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");

@@ -69,7 +69,7 @@ __device__ __forceinline__ Work next_work(const Problem& problem, int& unit) {
   return {};
 }
 
-/// Brings B and C of the block's chunks, and says what they are.
+/// Brings B and C of the block's chunks, and tells the other warps which chunks these are.
 template <int N>
 __device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>& shared) {
   constexpr int slices = N / 64;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>
   }
 }
 
-/// Brings what the heads have of their own, also of chunks whose B and C have no place yet.
+/// Brings the heads' own x, dy and states, also of chunks whose B and C have no place yet.
 template <int N>
 __device__ __forceinline__ void fetch_heads(const Problem& problem, Shared<N>& shared) {
   constexpr int slices = N / 64;

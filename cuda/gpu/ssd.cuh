@@ -23,8 +23,8 @@ void ssd_decays(mimo_stream& stream, const void* dt, int64_t dt_stride, const fl
                 int64_t chunk, int32_t dtype, float* step, float* sum);
 
 /// Carries states over the chunks of every sequence. Forward: to[c] = H_c from S_c; reverse: to[c] = dS_c from the gradients
-/// U_c that chunk c gives the state before it. [pieces, H, elements] each; `to` may be `from` when it is fp32. What is carried
-/// past the last chunk of every sequence goes to last_state [sequences, H, elements], or is dropped where that is null.
+/// U_c that chunk c gives the state before it. [pieces, H, elements] each; `to` may be `from` when it is fp32. The state past
+/// the last chunk of every sequence goes to last_state [sequences, H, elements], or is dropped where that is null.
 void ssd_pass(mimo_stream& stream, bool reverse, const float* from, void* to, int32_t to_dtype, float* last_state,
               const float* sum, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, int64_t heads,
               int64_t elements, int64_t chunk);

@@ -11,7 +11,7 @@ struct VendorLibrary {
   std::string path;
 };
 
-/// Opens a library once per process; throws MIMO_ERROR_UNSUPPORTED with what to install when it is nowhere.
+/// Opens a library once per process; throws MIMO_ERROR_UNSUPPORTED, which names the package to install, when it is nowhere.
 const VendorLibrary& open_vendor(Vendor vendor);
 
 /// Address of a function of an opened library; throws when it has none of this name.

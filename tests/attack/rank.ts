@@ -1,7 +1,7 @@
 /**
- * A rank of a run on two played hosts of two ranks each. What the CPU library cannot do between hosts, each host does for
- * itself: its ranks train a small language model on samples of their own. Step N is due N times PERIOD milliseconds after the
- * first, and begins then, or when the one before is done.
+ * A rank of a run on two played hosts of two ranks each. The CPU library has no collectives between hosts, so each host
+ * trains for itself: its ranks train a small language model on samples of their own. Step N is due N times PERIOD
+ * milliseconds after the first, and begins then, or when the one before is done.
  *
  *   bun rank.ts STEPS HOLD PERIOD
  *

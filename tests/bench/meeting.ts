@@ -1,6 +1,6 @@
 /**
  * The meeting of large runs at rank 0, alone: hosts come, name their ranks, are asked for their parts level by level, and are told that
- * the run begins. Their answers are ready, so that what is left is what rank 0 does: up to 65,536 ranks.
+ * the run begins. Their answers are ready, so that only rank 0's own work is timed: up to 65,536 ranks.
  *
  *   bun tests/bench/meeting.ts [--hosts 64,512,4096,8192] [--ranks-a-host 8]
  *

@@ -1,7 +1,7 @@
 /**
  * The exchange of experts' rows planned by the host: counts are read back and told, every row's place is computed here, rows
- * and probabilities travel one after the other and are gathered by expert when they have come. What the device's plan is
- * compared with.
+ * and probabilities travel one after the other and are gathered by expert when they have come. The device's plan
+ * is compared with it.
  */
 import type { Device } from "../../src/native/device.ts";
 import type { Group, RowRanges } from "../../src/parallel/group.ts";

@@ -1,5 +1,5 @@
-// Collectives in rounds (see group.h). Each says what it writes into its slot in a round and what it reads from the
-// others'; waiting, publishing and checking that the members agree is common to all.
+// Collectives in rounds (see group.h). A collective writes its slot and reads the others' in every round; waiting, publishing
+// and checking that the members agree is common to all.
 #pragma once
 #include "group.h"
 

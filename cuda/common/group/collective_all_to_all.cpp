@@ -1,4 +1,4 @@
-// All-to-all with row counts that only sender and receiver know. The first round carries everybody's counts, and the
+// All-to-all with row counts that only sender and receiver know. The first round carries all members' counts, and the
 // rows of members whose rows fit beside them; the following ones, as many as the largest message needs, the rest.
 #include <algorithm>
 
@@ -20,7 +20,7 @@ class AllToAll final : public Collective {
         sent_(sent),
         share_(group.slot_bytes() / group.size() / 64 * 64) {}
 
-  // Whether more rounds follow is known only when everybody's counts are here.
+  // The counts of all members say whether more rounds follow.
   bool needs_thread() const override { return !finished(); }
 
  protected:

@@ -67,7 +67,7 @@ class ExchangeRows final : public Collective {
         send_{part(rows.x, rows.row_bytes), part(rows.beside_x, rows.beside_row_bytes)},
         receive_{part(rows.y, rows.row_bytes), part(rows.beside_y, rows.beside_row_bytes)} {}
 
-  // Whether more rounds follow is known only when everybody's lengths are here.
+  // The lengths of all members say whether more rounds follow.
   bool needs_thread() const override { return !finished(); }
 
  protected:

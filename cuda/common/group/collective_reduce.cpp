@@ -111,7 +111,7 @@ class LargeAllReduce final : public Reducing {
     char* tensor = x_ + offset(r, own);
     const char* held = memory().hold(tensor, own_bytes);
     char* to = memory().room(tensor);
-    // Everybody has written round r, so has read round r - 1: the next slot is free for the result, piece by piece while
+    // All members have written round r, so have read round r - 1: the next slot is free for the result, piece by piece while
     // it is in the nearest cache.
     char* result = group.slot(own, round + 1) + own * share_;
     for (int64_t begin = 0; begin < own_bytes; begin += piece_bytes) {

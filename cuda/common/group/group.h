@@ -3,7 +3,7 @@
 //
 // A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds; all members know
 // their number. In round r a member
-//   1. waits until everybody has read what its slot r mod 2 held two rounds ago (`read` >= r - 2),
+//   1. waits until all members have read the content of its slot r mod 2 of two rounds ago (`read` >= r - 2),
 //   2. writes its part into that slot and publishes `written` = r,
 //   3. waits until those it needs have written round r, reads their slots and publishes `read` = r.
 // A member waits on the doorbell of its own place in the group; a member that publishes rings the others' doorbells.
@@ -62,7 +62,7 @@ class Call {
   /// Moves on by at most one round. Returns whether it moved.
   virtual bool advance(Group& group) = 0;
   virtual bool finished() const = 0;
-  /// Needs more than what start() could do at once.
+  /// Rounds are left after start().
   virtual bool needs_thread() const = 0;
   /// Members whose part is missing.
   virtual std::vector<int32_t> missing(const Group& group) const = 0;

@@ -26,7 +26,7 @@ class MemoryPool {
   void trim();
   void set_limit(int64_t bytes);
 
-  /// Somebody whose work may use blocks after they were freed here: work that is not queued yet.
+  /// A queue of work that the device does not have yet, and that may use blocks after they were freed here.
   class Holder {
    public:
     /// Cached blocks are about to go back to the system. Those freed from the returned count of frees() on stay.
@@ -44,8 +44,8 @@ class MemoryPool {
   /// Null when the system has no memory left.
   virtual void* system_allocate(int64_t bytes) = 0;
   virtual void system_free(void* address, int64_t bytes) = 0;
-  /// The first `live` of a block's `bytes` may be touched from now on: lets a sanitizer see what caching and rounding
-  /// would hide from it.
+  /// The first `live` of a block's `bytes` may be touched from now on: lets a sanitizer see accesses that caching
+  /// and rounding would hide from it.
   virtual void mark_live(void* /*address*/, int64_t /*live*/, int64_t /*bytes*/) {}
   /// Derived destructors call this while system_free is still theirs.
   void release_all();

@@ -10,8 +10,8 @@ namespace mimo {
 namespace {
 
 constexpr int64_t millisecond = 1'000'000;
-/// Limits after a failure: to gather what ranks had begun, for ranks to note which ranks they waited for, and for both together.
-/// A host stops waiting for those below it a little before its parent stops waiting for it.
+/// Limits after a failure: to gather the collectives that ranks had begun, for ranks to note which ranks they waited for, and
+/// for both together. A host stops waiting for those below it a little before its parent stops waiting for it.
 constexpr int64_t gather_limit = 1200 * millisecond;
 constexpr int64_t gather_step = 300 * millisecond;
 constexpr int64_t begun_limit = 1400 * millisecond;
@@ -45,8 +45,8 @@ void Relay::tell_begun(Peer& peer, const std::vector<BegunRun>& runs) {
   peer.link->say(Word::gathered);
 }
 
-/// Collects what ranks here and below had begun; the centre publishes it. A host that is cut off from the centre does for those
-/// below it.
+/// Gathers the collectives that ranks here and below had begun; the centre publishes those of all ranks, a host that is cut
+/// off from the centre those of the hosts below it.
 void Relay::gather(int64_t since) {
   const bool alone = parent_ == nullptr || parent_->bye;
   const bool here = all_children([](const Peer& peer) { return peer.told || peer.bye; });

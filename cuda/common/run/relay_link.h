@@ -64,7 +64,7 @@ class Link {
   void close_for(const std::string& fault);
 
  private:
-  /// One of the two directions.
+  /// A direction of the connection.
   struct Direction {
     uint8_t key[hmac_key_bytes];
     uint64_t messages = 0;

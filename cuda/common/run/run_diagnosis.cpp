@@ -115,7 +115,7 @@ std::string describe_ranges(const std::vector<int32_t>& ranks) {
   return joined(ranges, ", ");
 }
 
-/// One line for all ranks that were at the same place, those with the fewest ranks first: these are the odd ones.
+/// A line for each place, with all ranks that were there. Places of the fewest ranks come first: these ranks are the odd ones.
 std::string describe_together(const Run& run, const std::map<std::string, std::vector<int32_t>>& places) {
   std::vector<std::pair<std::string, std::vector<int32_t>>> lines(places.begin(), places.end());
   std::stable_sort(lines.begin(), lines.end(),

@@ -1,7 +1,7 @@
 // The structs in the memory that the ranks of one host share, in this order: RunHeader, a RankPlace for every rank of the run,
 // a RankRegion for each rank that this host knows more of, the FlightRecorder of each rank of this host, the FarCalls of each
-// other known rank, the board, and what ranks of other hosts had begun when the run failed. All ranks of the run cost a host
-// 8 bytes each, those it knows about 2 KB, its own 18 KB.
+// other known rank, the board, and the collectives that ranks of other hosts had begun when the run failed. All ranks of the
+// run cost a host 8 bytes each, those it knows about 2 KB, its own 18 KB.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -123,7 +123,7 @@ struct Posting {
   char value[256];
 };
 
-/// Postings and wishes are only added. Both are of ranks of this host; what these wish for arrives from other hosts.
+/// Postings and wishes are only added. Both are of ranks of this host; postings that these wish for arrive from other hosts.
 struct Board {
   std::atomic<int64_t> count;   // of postings
   std::atomic<int64_t> wished;  // of keys that ranks wait for and that others post
@@ -131,7 +131,7 @@ struct Board {
 
 /// Groups of ranks and pairs of neighbours; an encoder's rank may have hundreds.
 constexpr int64_t board_capacity(int32_t local_ranks) { return 1024 + 64 * static_cast<int64_t>(local_ranks); }
-/// Ranks do the same, so that few runs say what all of them had begun; of those beyond this number nothing is said.
+/// Ranks begin the same collectives, so few runs describe all ranks; runs beyond this number are left out.
 constexpr int64_t begun_capacity(int32_t ranks) { return 1024 + static_cast<int64_t>(ranks); }
 
 struct RunHeader {
@@ -156,7 +156,7 @@ struct RunHeader {
   int32_t own_host;
   SharedOutlook below;               // of the hosts below this one
   SharedOutlook whole;               // of all, as the centre has said
-  std::atomic<int64_t> begun_runs;   // what ranks of other hosts had begun
+  std::atomic<int64_t> begun_runs;   // of ranks of other hosts
   std::atomic<int32_t> mirrored;     // since the failure: those are here
   std::atomic<int32_t> settled;      // their notes after the failure are here, or were given up
   std::atomic<int32_t> centre_lost;  // the host of rank 0 is gone

@@ -35,7 +35,7 @@ struct LaneInputs {
     }
   }
 
-  /// Takes in a token; returns what SiLU is taken of.
+  /// Takes in a token; returns the convolution there, of which SiLU is taken.
   Vector convolve(int64_t token, const LaneTaps& by) {
     __builtin_prefetch(x + (token + tokens_per_sweep) * stride);
     last[0] = last[1];

@@ -23,7 +23,7 @@ void step(const mimo_causal_conv1d_step_args& args, int64_t channel, int64_t cou
       const T* input = k + 1 < args.width ? row : x;
 #pragma omp simd
       for (int64_t c = 0; c < count; ++c) p[c] += load(weight[c * args.width + k]) * load(input[c]);
-      // Row k - 1 has been read: it becomes what row k was.
+      // Row k - 1 has been read: it takes the values of row k.
       if (k > 0) std::memcpy(row - args.channels, input, static_cast<size_t>(count) * sizeof(T));
     }
     T* y = static_cast<T*>(args.y) + s * args.y_stride + channel;

@@ -10,7 +10,7 @@ namespace mimo::MIMO_ISA {
 /// Columns of a run, and rows and columns of a block.
 constexpr int64_t e4m3_run = 128;
 
-/// To nearest, ties to even; beyond the largest number the largest, and what is not finite is NaN.
+/// To nearest, ties to even. Numbers beyond the largest become the largest; infinities become NaN.
 inline float round_to_e4m3(float x) {
   constexpr float largest = 448.0f, smallest_normal = 0x1p-6f, subnormal_step = 0x1p-9f;
   const float magnitude = std::fabs(x);
@@ -61,7 +61,7 @@ inline float e4m3_power(float magnitude) {
   return ratio < 0x1p126f ? std::ldexp(1.0f, std::ilogb(ratio)) : 0x1p126f;
 }
 
-/// Rows in runs of 128 columns: bytes [rows, width], and what they are multiplied by, [runs, factor_stride].
+/// Rows in runs of 128 columns: bytes [rows, width], and the factors of the numbers, [runs, factor_stride].
 struct E4m3Rows {
   uint8_t* values;
   float* factors;

@@ -65,7 +65,7 @@ void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& p) {
   const int64_t live = p.offsets[p.groups], stride = e4m3_factor_stride(rounds ? live : p.rows);
   Workspace factors(&stream, rounds ? e4m3_runs(p.k) * stride * float_bytes : 0);
   Workspace values(&stream, rounds ? live * p.k : 0);
-  // What is given is read alone.
+  // Rows that come rounded are not written: E4m3Rows serves both directions and is not const.
   const E4m3Rows a = rounds ? E4m3Rows{values.as<uint8_t>(), factors.as<float>(), stride}
                             : E4m3Rows{const_cast<uint8_t*>(p.a_e4m3), const_cast<float*>(p.a_factors), stride};
   if (rounds) round_rows_to_e4m3(stream, p.a, p.a_dtype, live, p.k, a);

@@ -1,5 +1,5 @@
-// Products of experts whose operands are rounded to e4m3 in blocks (docs/spec/moe-performance.md §1.7): plain code, to see what
-// the rounding does.
+// Products of experts whose operands are rounded to e4m3 in blocks (docs/spec/moe-performance.md §1.7): plain code, that shows
+// the effect of rounding.
 #pragma once
 #include "kernel.h"
 

@@ -1,5 +1,5 @@
-// Gradients of experts' matrices from operands rounded to e4m3. What is rounded is scaled back at once: factors are powers of two,
-// which change no digit of a sum.
+// Gradients of experts' matrices from operands rounded to e4m3. Rounded numbers are scaled back at once: factors are powers of
+// two, which change no digit of a sum.
 #include <algorithm>
 
 #include "e4m3.h"

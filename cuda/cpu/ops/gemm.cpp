@@ -114,7 +114,7 @@ void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const f
 
 /// Computes columns [0, whole) of a product, alpha being 1 and beta 0 or 1, panel by panel, and returns `whole`: 0 when
 /// operands are small enough to stay in the caches, where reading them in place is faster, or when the left one is read
-/// across rows that lie far apart; otherwise what is left is less than two panels.
+/// across rows that lie far apart; otherwise less than two panels are left.
 template <bool Transposed>
 int64_t multiply_whole_panels(const LeftRows<Transposed>& a, const Matrix<float>& b, int64_t rows, int64_t columns,
                               const Product& p, float* c) {

@@ -1,5 +1,5 @@
 // The state space scan one token further (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y = h C + D x,
-// o = y silu(z). Every state is read and written once, and that is what it costs.
+// o = y silu(z). Every state is read and written once: memory decides the time.
 #include "ssd.h"
 
 namespace mimo::MIMO_ISA {

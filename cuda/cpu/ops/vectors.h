@@ -133,7 +133,7 @@ static inline float row_sum(int64_t count, At at, One one) {
   return sum;
 }
 
-/// at(i) for every whole vector of [0, count), one(i) for what is left.
+/// at(i) for every whole vector of [0, count), one(i) for each element behind them.
 template <class At, class One>
 static inline void row_loop(int64_t count, At at, One one) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
 // The activation of experts between two products in e4m3 (docs/spec/moe-performance.md §1.2, §1.3, §1.7): reads z (and dhs)
-// once, and writes what the next product reads in one byte an element, with a factor for every run of 128 columns.
+// once, and writes the next product's operand in one byte an element, with a factor for every run of 128 columns.
 #include "activation.cuh"
 #include "activation_backward.h"
 #include "e4m3.cuh"
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
         for (int j = 0; j < 8; ++j) value[piece * 8 + j] = p * activated[j];
       }
-      round_to_bf16(value);  // columns that are not there are zeros, and so is what becomes of them
+      round_to_bf16(value);  // columns past the width are zeros, and stay zeros
       store_run(value, hs.values + row * columns.width + column, hs.factors + index * hs.factor_stride + row, lives);
     }
   }

@@ -1,6 +1,6 @@
 // Turns rows of groups and rounds them to e4m3, so that products can sum over rows (docs/spec/moe-performance.md §1.7). A block of
 // threads has 128 rows of 128 columns, a thread eight rows of eight columns, which it turns in registers. Shared memory then brings
-// the 128 numbers of a column together, so that what is written is one piece. Rows in e4m3 are a run of 128 columns to a block, with
+// the 128 numbers of a column together, so that they are written as one piece. Rows in e4m3 are a run of 128 columns to a block, with
 // one factor a row; powers of two change their digits only where a number becomes one of the smallest.
 #include "e4m3.cuh"
 #include "early.cuh"
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(finding_threads) find_kernel(const int32_t* of
 }
 
 struct Factors {
-  float by[side];  // what a column is multiplied by
+  float by[side];  // factor of a column
 };
 
 /// Powers of a block's columns, from the largest magnitudes that the threads have seen of theirs.

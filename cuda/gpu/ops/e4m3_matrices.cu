@@ -1,6 +1,6 @@
 // Rounds matrices to e4m3 in blocks of 128 x 128, and turns them (docs/spec/moe-performance.md §1.7). Reads bf16 once and writes
-// both orders: a block of threads has a block of a matrix, a thread eight rows of eight columns, which it turns in registers. What
-// is written turned goes through shared memory, so that its rows are whole lines too.
+// both orders: a block of threads has a block of a matrix, a thread eight rows of eight columns, which it turns in registers. The
+// turned matrix goes through shared memory, so that its rows are written as whole lines too.
 #include "e4m3.cuh"
 #include "operations.h"
 

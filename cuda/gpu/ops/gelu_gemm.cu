@@ -9,7 +9,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// Whether the product takes the epilogue, with what it reads or writes beside the result.
+/// Multiplies with the epilogue, which reads or writes `beside` besides the result. Whether cuBLASLt could.
 bool multiply(mimo_stream& stream, const mimo_gemm_args& args, Epilogue epilogue, void* beside, void* result) {
   const auto lies = [&](const void* pointer) { return packs_fit<bf16>(pointer, args.n, args.n, vector_width<bf16>); };
   if (args.c_dtype != MIMO_DTYPE_BF16 || !lies(beside) || !lies(result)) return false;

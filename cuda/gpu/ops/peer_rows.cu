@@ -71,7 +71,7 @@ __device__ int count_pieces(const mimo_row_exchange& rows, const Range* ranges, 
   return before[entries];
 }
 
-/// Loads go past the first-level cache, which does not know what other GPUs write.
+/// Loads go past the first-level cache, which does not see other GPUs' writes.
 __device__ __forceinline__ uint4 fetch(const uint4* from) { return __ldcg(from); }
 __device__ __forceinline__ uint32_t fetch(const uint32_t* from) { return __ldcg(from); }
 __device__ __forceinline__ uint16_t fetch(const uint16_t* from) { return __ldcg(from); }

@@ -5,7 +5,7 @@
 //
 // One block a multiprocessor takes pieces of 128 keys of a head, one after the other, and walks the sequence's queries for
 // each, 64 at a time. Two warpgroups have 64 keys each: they compute sᵀ and dpᵀ with keys as rows, so that pᵀ and dsᵀ are in
-// registers already what the products for dv and dk want on their left, and leave dsᵀ in shared memory too. A third
+// registers as the products for dv and dk want their left operands, and leave dsᵀ in shared memory too. A third
 // warpgroup multiplies that with the keys: dq of 64 queries, summed over the piece's keys. The fourth has a warp that takes
 // pieces, one that fetches, across the ends of pieces, and two that add dq to the sums in memory.
 //

@@ -5,7 +5,7 @@
 //
 // One block a multiprocessor takes a head of a whole sequence at a time, the longest sequences first. It walks the keys, 128
 // at a time, and for each of these tiles the queries, 64 at a time. Two warpgroups have 64 keys each: they compute sᵀ and dpᵀ
-// with keys as rows, so that pᵀ and dsᵀ are in registers already what the products for dv and dk want on their left, and
+// with keys as rows, so that pᵀ and dsᵀ are in registers as the products for dv and dk want their left operands, and
 // leave dsᵀ in shared memory too. A third warpgroup multiplies that with the keys, for dq. The sums of dq over the tiles of
 // keys lie in memory between two tiles: every one of them belongs to one thread, so no other block or thread waits for
 // it, and the last tile of keys rounds it. A warp of the fourth warpgroup fetches, across the ends of tiles and sequences.
