@@ -9,6 +9,7 @@ import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { median } from "../../src/observe/median.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
+import { adamwArguments } from "./adamw-arguments.ts";
 import { type Case, hidden, Tensors, tokens } from "./cuda-case.ts";
 import { attentionCases, expertCases, mambaCases } from "./cuda-layers.ts";
 
@@ -254,28 +255,7 @@ function optimizerCases(x: Tensors): Case[] {
 		device.copyToDevice(made, new Float32Array([value]));
 		return made;
 	};
-	const adamw = {
-		master,
-		model,
-		gradient,
-		exp_avg: expAvg,
-		exp_avg_sq: expAvgSq,
-		learning_rate: scalar(1e-4),
-		weight_decay: scalar(0.1),
-		clip_factor: scalar(0.5),
-		bias_correction1: scalar(0.5),
-		bias_correction2: scalar(0.5),
-		found_inf: null,
-		elements,
-		beta1: 0.9,
-		beta2: 0.95,
-		epsilon: 1e-8,
-		weight_decay_multiplier: 1,
-		learning_rate_multiplier: 1,
-		model_dtype: bf16,
-		exp_avg_dtype: f32,
-		exp_avg_sq_dtype: f32,
-	};
+	const adamw = adamwArguments({ master, model, gradient, expAvg, expAvgSq, foundInf: null }, scalar);
 	const narrow = {
 		exp_avg: x.random([elements], "bf16", 0.01),
 		exp_avg_sq: x.random([elements], "bf16", 0),

@@ -3,6 +3,7 @@ import { Activation } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
+import { adamwArguments } from "./adamw-arguments.ts";
 import { compare, type Row, row, timed } from "./measure.ts";
 
 const group = "Memory-bound operations against memcpy of the same bytes";
@@ -121,28 +122,8 @@ function optimizerCases(device: Device, stack: DisposableStack, elements: number
 	const expAvgSq = stack.use(Tensor.zeros(device, [elements]));
 	const scalar = (value: number) => stack.use(Tensor.from(device, new Float32Array([value])));
 	const total = stack.use(Tensor.zeros(device, [1], "f64"));
-	const args = {
-		master,
-		model: null,
-		gradient,
-		exp_avg: expAvg,
-		exp_avg_sq: expAvgSq,
-		learning_rate: scalar(1e-4),
-		weight_decay: scalar(0.1),
-		clip_factor: scalar(0.5),
-		bias_correction1: scalar(0.5),
-		bias_correction2: scalar(0.5),
-		found_inf: scalar(0),
-		elements,
-		beta1: 0.9,
-		beta2: 0.95,
-		epsilon: 1e-8,
-		weight_decay_multiplier: 1,
-		learning_rate_multiplier: 1,
-		model_dtype: master.dtypeCode,
-		exp_avg_dtype: master.dtypeCode,
-		exp_avg_sq_dtype: master.dtypeCode,
-	};
+	const state = { master, model: null, gradient, expAvg, expAvgSq, foundInf: scalar(0) };
+	const args = adamwArguments(state, scalar);
 	const shape = `${elements}`;
 	const sumOfSquares = () =>
 		device.run("sum_of_squares", { x: gradient, sum: total, elements, dtype: gradient.dtypeCode });

@@ -12,7 +12,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { byLayer, familyOf, parentSeed, softMasks, text } from "../elastic/family-model.ts";
 import { randomValues, testDevice } from "../support.ts";
 import { batch, Training, tiny } from "../train/training.ts";
-import { tinyTower } from "./radio/tower.ts";
+import { tinyProjector, tinyTower } from "./radio/tower.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -115,8 +115,7 @@ test("a step of an elastic model, whose sums and norms are masked", async () => 
 test("the vision encoder, forward and backward", async () => {
 	const [together, apart] = await bothWays(() => {
 		const options = { frozenTower: false, frozenProjector: false };
-		const sizes = { inputSize: 64, outputSize: 10, ffnHiddenSize: 32, normEpsilon: 1e-5 };
-		const projector = { type: "mlp", ...sizes, initMethodStd: 0.2, outputInitMethodStd: 0.1 } as const;
+		const projector = tinyProjector(10);
 		using encoder = new EncoderModule(device, { tower: { ...tinyTower, dtype: "bf16" }, projector }, options);
 		encoder.initialise(7);
 		using patches = Tensor.from(device, randomValues(16 * 12, 1), [16, 12], { dtype: "bf16" });

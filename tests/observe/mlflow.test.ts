@@ -1,25 +1,15 @@
 /** Runs in MLflow's file store: its folders and files, line by line. */
-import { afterEach, expect, test } from "bun:test";
-import { appendFileSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { expect, test } from "bun:test";
+import { appendFileSync, existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { parse } from "yaml";
 import { MlflowRun } from "../../src/observe/mlflow.ts";
-import { step } from "./step.ts";
+import { testFolders, train, training } from "./tracked-training.ts";
 
-const folders: string[] = [];
-afterEach(() => {
-	for (const folder of folders.splice(0)) rmSync(folder, { recursive: true });
-});
-
-function folderOf(): string {
-	const folder = mkdtempSync(join(tmpdir(), "mimo-mlflow-"));
-	folders.push(folder);
-	return join(folder, "mlruns");
-}
+const newFolder = testFolders("mlflow");
+const folderOf = () => join(newFolder(), "mlruns");
 
 const scalars = { interval: 1, timers: true, logInterval: 2, flopsPerStep: null, worldSize: 1 };
-const training = "c0ffee".padEnd(64, "7");
 const began = 1_800_000_000_000;
 
 function open(folder: string, at: number, experiment = "digits", save: string | null = "runs/digits") {
@@ -33,9 +23,6 @@ function open(folder: string, at: number, experiment = "digits", save: string | 
 	return run;
 }
 
-const train = (run: MlflowRun, first: number, last: number, loss = (at: number) => 10 - at) => {
-	for (let at = first; at <= last; at++) run.step(step({ iteration: at, losses: { "lm loss": loss(at) } }));
-};
 const event = (kind: "stop" | "end" | "failure") => ({ kind, step: null, sentence: "" });
 const yamlOf = (file: string) => parse(readFileSync(file, "utf8"));
 

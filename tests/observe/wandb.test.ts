@@ -1,35 +1,15 @@
 /** Offline runs of Weights & Biases, read by a decoder of the tests' own. */
-import { afterEach, expect, test } from "bun:test";
-import {
-	appendFileSync,
-	existsSync,
-	mkdtempSync,
-	readdirSync,
-	readFileSync,
-	readlinkSync,
-	rmSync,
-	writeFileSync,
-} from "node:fs";
-import { tmpdir } from "node:os";
+import { expect, test } from "bun:test";
+import { appendFileSync, existsSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { WandbRun } from "../../src/observe/wandb/run.ts";
 import { TransactionLog } from "../../src/observe/wandb/transaction-log.ts";
-import { step } from "./step.ts";
+import { testFolders, train, training } from "./tracked-training.ts";
 import { decodeLog, type Fields, itemsOf, kindsOf, messagesOf, numberOf, textOf } from "./wandb-decoder.ts";
 
-const folders: string[] = [];
-afterEach(() => {
-	for (const folder of folders.splice(0)) rmSync(folder, { recursive: true });
-});
-
-function folderOf(): string {
-	const folder = mkdtempSync(join(tmpdir(), "mimo-wandb-"));
-	folders.push(folder);
-	return folder;
-}
+const folderOf = testFolders("wandb");
 
 const scalars = { interval: 1, timers: false, logInterval: 1, flopsPerStep: null, worldSize: 1 };
-const training = "c0ffee".padEnd(64, "7");
 const began = Date.parse("2026-01-31T09:00:00Z");
 
 function open(folder: string, at: number, configuration: Record<string, unknown> = { lr: 3e-4, note: "<ü>" }) {
@@ -41,9 +21,6 @@ function open(folder: string, at: number, configuration: Record<string, unknown>
 }
 
 const event = (kind: "stop" | "end" | "failure") => ({ kind, step: null, sentence: `It is a ${kind}.` });
-const train = (run: WandbRun, first: number, last: number, loss = (at: number) => 10 - at) => {
-	for (let at = first; at <= last; at++) run.step(step({ iteration: at, losses: { "lm loss": loss(at) } }));
-};
 
 /** The folder and the records of the one run there is. */
 function read(folder: string) {

@@ -10,7 +10,7 @@ import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { tinyTower } from "../models/radio/tower.ts";
+import { tinyProjector, tinyTower } from "../models/radio/tower.ts";
 import { randomValues } from "../support.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
@@ -25,15 +25,7 @@ const tp = await world.group(
 const width = 12;
 const config = {
 	tower: tinyTower,
-	projector: {
-		type,
-		inputSize: 64,
-		outputSize: width,
-		ffnHiddenSize: 32,
-		normEpsilon: 1e-5,
-		initMethodStd: 0.2,
-		outputInitMethodStd: 0.1,
-	},
+	projector: { ...tinyProjector(width), type },
 };
 const options = { frozenTower: false, frozenProjector: false, parallel: { tp, experts: null } };
 using encoder = new EncoderModule(device, config, options);

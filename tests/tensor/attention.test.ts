@@ -1,4 +1,4 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { Distribution } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
@@ -6,18 +6,14 @@ import { type AttentionOptions, attention } from "../../src/tensor/ops/attention
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
 import { referenceAttention } from "./attention-reference.ts";
+import { openDevices } from "./devices.ts";
 
 let device: Device;
 let oneThread: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	oneThread = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	oneThread[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, oneThread] = [two, one];
 });
 
 interface Case {

@@ -1,18 +1,14 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { gemm } from "../../src/tensor/ops/linear.ts";
 import { type FloatDtype, roundToBf16, Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../support.ts";
+import { openDevices } from "./devices.ts";
 
 let device: Device;
 let oneThread: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	oneThread = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	oneThread[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, oneThread] = [two, one];
 });
 
 interface Case {

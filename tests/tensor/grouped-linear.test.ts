@@ -1,21 +1,17 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { groupedLinear } from "../../src/tensor/ops/grouped-linear.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
+import { openDevices } from "./devices.ts";
 
 let device: Device;
 let single: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	single = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	single[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, single] = [two, one];
 });
 
 /** First row of every expert and the end, from their loads. */

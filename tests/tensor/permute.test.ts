@@ -1,20 +1,16 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { ExpertOrder, permute, unpermute } from "../../src/tensor/ops/permute.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, testDevice } from "../support.ts";
+import { checkGradients, randomValues } from "../support.ts";
+import { openDevices } from "./devices.ts";
 
 let device: Device;
 let single: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	single = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	single[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, single] = [two, one];
 });
 
 /** Expert choices [T, K]: ascending and distinct per token, about one slot in six dropped. */

@@ -1,21 +1,17 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { type RopeOptions, rope } from "../../src/tensor/ops/rope.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
+import { openDevices } from "./devices.ts";
 
 let device: Device;
 let oneThread: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	oneThread = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	oneThread[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, oneThread] = [two, one];
 });
 
 type Case = Omit<RopeOptions, "sequences"> & { readonly lengths: readonly number[] };

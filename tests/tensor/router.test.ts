@@ -1,22 +1,18 @@
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { balancingLoss, type RouterOptions, route, updateExpertBias } from "../../src/tensor/ops/router.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
+import { openDevices } from "./devices.ts";
 import { type ReferenceOptions, referenceBalancingLoss, referenceRouting } from "./router-reference.ts";
 
 let device: Device;
 let single: Device;
-beforeAll(async () => {
-	device = await testDevice(2);
-	single = await testDevice(1);
-});
-afterAll(() => {
-	device[Symbol.dispose]();
-	single[Symbol.dispose]();
+openDevices((two, one) => {
+	[device, single] = [two, one];
 });
 
 const inference = () => new Tape(device, { recording: false });

@@ -1,5 +1,6 @@
-/** A tower small enough for tests. */
+/** A tower and its projector, small enough for tests. */
 import type { RadioConfig } from "../../../src/models/radio/config.ts";
+import type { EncoderConfig } from "../../../src/models/vision/encoder.ts";
 
 export const tinyTower: RadioConfig = {
 	layers: 2,
@@ -21,3 +22,15 @@ export const tinyTower: RadioConfig = {
 	outputInitMethodStd: 0.1,
 	dtype: "f32",
 };
+
+/** An MLP from the tiny tower's rows, whose pixels are shuffled, to rows of `outputSize`. */
+export const tinyProjector = (outputSize: number) =>
+	({
+		type: "mlp",
+		inputSize: 64,
+		outputSize,
+		ffnHiddenSize: 32,
+		normEpsilon: 1e-5,
+		initMethodStd: 0.2,
+		outputInitMethodStd: 0.1,
+	}) as const satisfies EncoderConfig["projector"];

@@ -6,7 +6,7 @@ import type { Device } from "../../../src/native/device.ts";
 import { Tape, type WeightGradients } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../../support.ts";
-import { tinyTower } from "../radio/tower.ts";
+import { tinyProjector, tinyTower } from "../radio/tower.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -17,15 +17,7 @@ afterAll(() => device[Symbol.dispose]());
 const width = 10;
 const config: EncoderConfig = {
 	tower: tinyTower,
-	projector: {
-		type: "mlp",
-		inputSize: 64,
-		outputSize: width,
-		ffnHiddenSize: 32,
-		normEpsilon: 1e-5,
-		initMethodStd: 0.2,
-		outputInitMethodStd: 0.1,
-	},
+	projector: tinyProjector(width),
 };
 const [small, wide]: PatchGrid[] = [
 	{ rows: 4, columns: 4 },
