@@ -25,7 +25,14 @@ import {
 	type TrainingConfiguration,
 	trainingSchema,
 } from "./schema.ts";
-import { describeOrigin, type Entry, type FolderReader, type Origin, type Problem } from "./sources.ts";
+import {
+	describeOrigin,
+	type Entry,
+	type FolderReader,
+	type FolderValue,
+	type Origin,
+	type Problem,
+} from "./sources.ts";
 
 export interface ResolvedConfiguration {
 	readonly configuration: TrainingConfiguration;
@@ -61,7 +68,8 @@ export function resolveConfiguration(
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
 	// Mistakes in the given entries are reported before mistakes in the folders that they name.
 	const base = beneath && problems.length === 0 ? beneath(given) : [];
-	const resolved = resolveEntries(given, problems, file?.complete ?? true, trains, folders, base, unchecked);
+	const complete = file?.complete ?? true;
+	const resolved = resolveEntries({ base, given, problems, complete, folders, trains, unchecked });
 	return { ...resolved, command: flags.command };
 }
 
@@ -75,107 +83,159 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	return resolveEntries(entries, [], true, trains, () => []).configuration;
+	const none = { base: [], problems: [], unchecked: [], folders: () => [] };
+	return resolveEntries({ ...none, given: entries, complete: true, trains }).configuration;
 }
 
-/** `complete`: every source was understood, so that a key that is in none of them is missing. */
-function resolveEntries(
-	given: readonly Entry[],
-	problems: Problem[],
-	complete: boolean,
-	trains: boolean,
-	folders: FolderReader,
-	base: readonly Entry[] = [],
-	unchecked: readonly Key[] = [],
-): Omit<ResolvedConfiguration, "command"> {
-	const origins = {} as Record<Key, Origin>;
-	const raw: Partial<Record<Key, unknown>> = {};
-	const apply = (key: Key, value: unknown, origin: Origin) => {
-		raw[key] = value;
-		origins[key] = origin;
-	};
-	for (const { key, value, origin } of base) apply(key, value, origin);
-	const preset = given.findLast(({ key }) => key === "preset")?.value;
-	if (isPresetName(preset)) {
-		for (const [key, value] of presetValues(preset, new Set(given.map(({ key }) => key)))) {
-			apply(key, value, { source: "preset", name: preset });
-		}
-	}
-	for (const { key, value, origin } of given) apply(key, value, origin);
-	// A flag or key that was not understood may have been meant to name a folder, so folders are read only without problems.
-	const understood = complete && problems.length === 0;
-	const named = folderKeys.some((key) => key in raw);
-	for (const { key, value, from, fixed } of understood ? folders((name) => raw[name]) : []) {
-		const origin: Origin = { source: "folder", file: from };
-		if (key in raw && fixed && !sameValue(key, raw, value)) {
-			problems.push(problem(key, raw[key], origins[key], `${from} says ${JSON.stringify(value)}`));
-			// The folder's value takes its place, so that the other checks are of the model that is there.
-			delete raw[key];
-		}
-		if (!(key in raw)) apply(key, value, origin);
+/** Sources of configuration values in ascending precedence, and how they are checked. */
+interface Sources {
+	/** A checkpoint's values, beneath all others. */
+	readonly base: readonly Entry[];
+	readonly given: readonly Entry[];
+	/** Mistakes found while the sources were parsed. */
+	readonly problems: readonly Problem[];
+	/** Whether every source was parsed whole, so that a key in none of them is missing. */
+	readonly complete: boolean;
+	readonly folders: FolderReader;
+	/** Whether the command needs the length of the training. */
+	readonly trains: boolean;
+	/** Keys whose checks are skipped. */
+	readonly unchecked: readonly Key[];
+}
+
+function resolveEntries(sources: Sources): Omit<ResolvedConfiguration, "command"> {
+	const resolution = new Resolution(sources);
+	resolution.takeValues();
+	resolution.parse();
+	resolution.derive();
+	resolution.check();
+	return resolution.finish();
+}
+
+/** A configuration on its way from sources to checked values. Collects every mistake and throws them together. */
+class Resolution {
+	readonly #origins = {} as Record<Key, Origin>;
+	readonly #raw: Partial<Record<Key, unknown>> = {};
+	readonly #draft = new Draft();
+	readonly #refused = new Set<Key>();
+	readonly #problems: Problem[];
+	/** Whether a key in no source is known to be missing: an unknown preset, a bad file or an unread folder might have set it. */
+	#knowsMissing = false;
+
+	constructor(private readonly sources: Sources) {
+		this.#problems = [...sources.problems];
 	}
 
-	const draft = new Draft();
-	const refused = new Set<Key>();
-	const refuse = (key: Key, message: string) => {
-		const value = key in raw ? raw[key] : draft.valueOf(key);
-		problems.push(problem(key, value, origins[key], message));
-		refused.add(key);
-		draft.refuse(key);
-	};
+	/** Takes values from the base, the preset, the given entries and the folders they name. */
+	takeValues(): void {
+		const { base, given, complete, folders } = this.sources;
+		for (const { key, value, origin } of base) this.#take(key, value, origin);
+		const preset = given.findLast(({ key }) => key === "preset")?.value;
+		if (isPresetName(preset)) {
+			for (const [key, value] of presetValues(preset, new Set(given.map(({ key }) => key)))) {
+				this.#take(key, value, { source: "preset", name: preset });
+			}
+		}
+		for (const { key, value, origin } of given) this.#take(key, value, origin);
+		// A flag or key that was not understood may have been meant to name a folder, so folders are read only without problems.
+		const understood = complete && this.#problems.length === 0;
+		const named = folderKeys.some((key) => key in this.#raw);
+		for (const said of understood ? folders((name) => this.#raw[name]) : []) this.#takeFromFolder(said);
+		this.#knowsMissing =
+			complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
+	}
 
-	for (const key of keys) {
-		const field = fieldOf(key);
-		if (key in raw) draft.set(key, raw[key]);
-		else if (field.presence === "default" || field.presence === "optional") {
-			draft.set(key, field.default);
-			origins[key] = { source: "default" };
+	/** Fills in fixed defaults, and checks the type and bounds of each value. */
+	parse(): void {
+		for (const key of keys) {
+			const field = fieldOf(key);
+			if (key in this.#raw) this.#draft.set(key, this.#raw[key]);
+			else if (field.presence === "default" || field.presence === "optional") {
+				this.#draft.set(key, field.default);
+				this.#origins[key] = { source: "default" };
+			}
+		}
+		const parsed = v.safeParse(trainingSchema, this.#raw);
+		for (const issue of parsed.issues ?? []) {
+			const key = issue.path![0]!.key as Key;
+			if (!this.#refused.has(key)) this.#refuse(key, disallowed(key, this.#raw[key]));
+		}
+		for (const key of Object.keys(this.#raw) as Key[]) {
+			if (!this.#refused.has(key) && fieldOf(key).alwaysOn && this.#raw[key] === false) {
+				this.#refuse(key, "allowed is true: it is always so here");
+			}
+		}
+		for (const key of keys) if (fieldOf(key).presence === "required" && !(key in this.#raw)) this.#lack(key);
+	}
+
+	/** Computes derived defaults, which read the layer pattern. */
+	derive(): void {
+		this.#inspect([patternIsLegal]);
+		for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
+			if (key in this.#raw) continue;
+			const result = this.#draft.read((c) => ({ value: derive(c) }));
+			if (result === undefined) continue;
+			if (result.value === undefined) {
+				this.#lack(key);
+				continue;
+			}
+			const { type, derivation } = fieldOf(key);
+			this.#origins[key] = { source: "derived", from: derivation! };
+			this.#draft.set(key, result.value);
+			if (!v.is(type.schema, result.value))
+				this.#refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
 		}
 	}
-	const parsed = v.safeParse(trainingSchema, raw);
-	for (const issue of parsed.issues ?? []) {
-		const key = issue.path![0]!.key as Key;
-		if (!refused.has(key)) refuse(key, disallowed(key, raw[key]));
+
+	/** Checks conditions over several keys. */
+	check(): void {
+		const { trains, unchecked } = this.sources;
+		const all = this.#knowsMissing && trains ? [lengthIsGiven, ...checks] : checks;
+		this.#draft.without(unchecked, () => this.#inspect(all));
 	}
-	for (const key of Object.keys(raw) as Key[]) {
-		if (!refused.has(key) && fieldOf(key).alwaysOn && raw[key] === false) {
-			refuse(key, "allowed is true: it is always so here");
+
+	/** Throws a UserError with every mistake, if there are any. */
+	finish(): Omit<ResolvedConfiguration, "command"> {
+		if (this.#problems.length > 0) throw new UserError(report(this.#problems), exitCodes.usage);
+		const notes = notesOn(this.sources.given, this.#draft.finish());
+		const { segments, prediction } = parsePattern(this.#draft.finish().hybridLayerPattern);
+		this.#draft.set("num-layers", segments.flat(2).length);
+		this.#draft.set("mtp-num-layers", prediction?.depths ?? 0);
+		return { configuration: this.#draft.finish(), origins: this.#origins, notes };
+	}
+
+	#take(key: Key, value: unknown, origin: Origin): void {
+		this.#raw[key] = value;
+		this.#origins[key] = origin;
+	}
+
+	#takeFromFolder({ key, value, from, fixed }: FolderValue): void {
+		if (key in this.#raw && fixed && !sameValue(key, this.#raw, value)) {
+			const message = `${from} says ${JSON.stringify(value)}`;
+			this.#problems.push(problem(key, this.#raw[key], this.#origins[key], message));
+			// The folder's value replaces it, so that the other checks are of the folder's model.
+			delete this.#raw[key];
 		}
+		if (!(key in this.#raw)) this.#take(key, value, { source: "folder", file: from });
 	}
-	// Keys that an unknown preset, an unreadable file or a folder would have set are not known to be missing.
-	const known = complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
-	const lacking = (key: Key) => {
-		if (known) problems.push(missing(key));
-	};
-	for (const key of keys) if (fieldOf(key).presence === "required" && !(key in raw)) lacking(key);
-	const inspect = (list: readonly Check[]) => {
+
+	#refuse(key: Key, message: string): void {
+		const value = key in this.#raw ? this.#raw[key] : this.#draft.valueOf(key);
+		this.#problems.push(problem(key, value, this.#origins[key], message));
+		this.#refused.add(key);
+		this.#draft.refuse(key);
+	}
+
+	#lack(key: Key): void {
+		if (this.#knowsMissing) this.#problems.push(missing(key));
+	}
+
+	#inspect(list: readonly Check[]): void {
 		for (const check of list) {
-			const complaint = draft.read(check);
-			if (complaint && !refused.has(complaint.key)) refuse(complaint.key, complaint.message);
+			const complaint = this.#draft.read(check);
+			if (complaint && !this.#refused.has(complaint.key)) this.#refuse(complaint.key, complaint.message);
 		}
-	};
-	inspect([patternIsLegal]);
-	for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
-		if (key in raw) continue;
-		const result = draft.read((c) => ({ value: derive(c) }));
-		if (result === undefined) continue;
-		if (result.value === undefined) {
-			lacking(key);
-			continue;
-		}
-		const { type, derivation } = fieldOf(key);
-		origins[key] = { source: "derived", from: derivation! };
-		draft.set(key, result.value);
-		if (!v.is(type.schema, result.value))
-			refuse(key, `allowed is ${type.allowed}, so it has to be given (flag --${key})`);
 	}
-	draft.without(unchecked, () => inspect(known && trains ? [lengthIsGiven, ...checks] : checks));
-	if (problems.length > 0) throw new UserError(report(problems), exitCodes.usage);
-	const notes = notesOn(given, draft.finish());
-	const { segments, prediction } = parsePattern(draft.finish().hybridLayerPattern);
-	draft.set("num-layers", segments.flat(2).length);
-	draft.set("mtp-num-layers", prediction?.depths ?? 0);
-	return { configuration: draft.finish(), origins, notes };
 }
 
 function missing(key: Key): Problem {

@@ -74,7 +74,7 @@ export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): E
 }
 
 /**
- * The first `most` samples of every entry, cut for this rank; `leftOut` counts those that this rank tells of. Every rank of
+ * The first `most` samples of every entry, cut for this rank; `tally` counts those that this rank tells of. Every rank of
  * the world calls this together.
  */
 export async function* samplesOf(
@@ -83,7 +83,7 @@ export async function* samplesOf(
 	world: World,
 	entries: readonly Entry[],
 	most: number,
-	leftOut: SkippedTally,
+	tally: SkippedTally,
 ): AsyncGenerator<{ readonly entry: Entry; readonly microbatches: readonly ImageTextMicrobatch[] }> {
 	const place = dataPlaceOf(run.topology, run.rank);
 	const { laneCount } = place;
@@ -122,7 +122,7 @@ export async function* samplesOf(
 				},
 				place,
 				options,
-				leftOut,
+				tally,
 			);
 			rounds = Math.max(1, Math.floor(rounds / place.share.count));
 		}
@@ -140,11 +140,11 @@ export async function lossesOf(
 	world: World,
 	entries: readonly Entry[],
 	most: number,
-): Promise<{ readonly losses: DatasetLoss[]; readonly leftOut: readonly string[] }> {
+): Promise<{ readonly losses: DatasetLoss[]; readonly skipped: readonly string[] }> {
 	const found: DatasetLoss[] = [];
-	const leftOut = new SkippedTally();
+	const tally = new SkippedTally();
 	const { parent, budgets } = evaluatedBudgets(c);
-	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, leftOut)) {
+	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, tally)) {
 		const at = (budget: DrawnBudget | null) => evaluate(run.state, microbatches, undefined, budget);
 		const each = budgets.map((budget) => ({ budget: budget.value, ...at(budget) }));
 		const { losses, tokens } = parent ? at(null) : each[0]!;
@@ -155,5 +155,5 @@ export async function lossesOf(
 		const byBudget = each.map((one) => ({ budget: one.budget, loss: one.losses[languageModelLoss]! }));
 		found.push({ dataset: path, part, samples: everyone, tokens, loss: losses[languageModelLoss]!, budgets: byBudget });
 	}
-	return { losses: found, leftOut: new SkippedReport(run.state.world, leftOut).rest() };
+	return { losses: found, skipped: new SkippedReport(run.state.world, tally).rest() };
 }

@@ -47,7 +47,7 @@ export function checkEvaluation(c: TrainingConfiguration, job: EvaluationJob, li
 /** Every rank of the world calls this together. */
 export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, world: World): Promise<void> {
 	using run = await openModel(c, world, warn);
-	const { losses: datasets, leftOut } = await lossesOf(c, run, world, entriesOf(c, job.data), job.samples);
+	const { losses: datasets, skipped } = await lossesOf(c, run, world, entriesOf(c, job.data), job.samples);
 	const questions: QuestionReport[] = [];
 	if (job.questions.length > 0) {
 		const reader = new RequestReader(c, new Images(world.device.library), job.bytes);
@@ -61,7 +61,7 @@ export async function runEvaluate(c: TrainingConfiguration, job: EvaluationJob, 
 		}
 	}
 	if (run.rank !== reportingRank(run)) return;
-	for (const sentence of leftOut) warn(sentence);
+	for (const sentence of skipped) warn(sentence);
 	const bare = !job.chat && job.questions.some((file) => readQuestions(file, false).some(isBare));
 	if (bare && c.conversationTemplate !== "plain") {
 		warn("The model has a chat template, and prompts were read without it: --chat writes it around them.");

@@ -31,9 +31,9 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	const config = hybridConfig(c);
 	const meter = new ImportanceMeter(config);
 	const changes = new OutputChanges(run, config.pattern.length);
-	const leftOut = new SkippedTally();
+	const tally = new SkippedTally();
 	let tokens = 0;
-	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples, leftOut)) {
+	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples, tally)) {
 		for (const microbatch of microbatches) {
 			if (run.language) run.language.probe = meter.probeOf(run.language);
 			tokens += changes.keep(microbatch);
@@ -43,7 +43,7 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	if (run.language) run.language.probe = null;
 	const units = meter.finish(world.device, run.state.world);
 	const layers = job.layers ? changes.finish() : config.pattern.map(() => null);
-	const sentences = new SkippedReport(run.state.world, leftOut).rest();
+	const sentences = new SkippedReport(run.state.world, tally).rest();
 	if (run.rank !== reportingRank(run)) return null;
 	for (const sentence of sentences) warn(sentence);
 	return {

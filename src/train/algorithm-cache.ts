@@ -58,13 +58,13 @@ export class AlgorithmCache {
 	 */
 	keep(): string | null {
 		if (!this.times) return null;
-		const leftOut = this.device.timeAlgorithms();
+		const untimed = this.device.timeAlgorithms();
 		const timed = exchangeTexts(this.group, this.device.timedAlgorithms());
 		const merged = mergeChoices([...this.lines, ...timed.flatMap((text) => text.split("\n").filter(Boolean))]);
 		if ((placeFromEnvironment()?.localRank ?? 0) === 0) {
 			replaceOwnFile(this.path, `${FORMAT}\t${this.environment}\n${merged.join("\n")}\n`);
 		}
-		const skipped = leftOut === 0 ? "" : ` There was no memory to time ${leftOut} of this rank's.`;
+		const skipped = untimed === 0 ? "" : ` There was no memory to time ${untimed} of this rank's.`;
 		return `Timed ${merged.length - this.lines.length} algorithms for later runs: ${this.path}.${skipped}`;
 	}
 }

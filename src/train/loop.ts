@@ -11,7 +11,8 @@ import { exitCodes } from "../native/exit-codes.ts";
 import { type BudgetRecord, familyEvent } from "../observe/run-log/family.ts";
 import type { RunRecords } from "../observe/run-records.ts";
 import type { StepPart } from "../observe/step-clock.ts";
-import type { Observer } from "../observe/step-report.ts";
+import type { Observer, StepSeconds } from "../observe/step-report.ts";
+import type { StepTimers } from "../observe/timers.ts";
 import { learningRateAt, type Schedules, weightDecayAt } from "../optim/schedules.ts";
 import type { World } from "../parallel/world.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
@@ -27,7 +28,7 @@ import { openProfile } from "./report/profile.ts";
 import type { SkippedReport } from "./report/skipped-samples.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
-import { type StepGradients, takeGradients, update } from "./step.ts";
+import { type StepGradients, type StepResult, takeGradients, update } from "./step.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;
@@ -50,7 +51,7 @@ export interface TrainingSummary {
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;
-	readonly leftOut: SkippedReport;
+	readonly skippedReport: SkippedReport;
 	readonly observer: Observer;
 	readonly records: RunRecords;
 	readonly listeners: readonly Listener[];
@@ -59,78 +60,157 @@ export interface LoopParts {
 	readonly schedules: Schedules;
 }
 
+/** Runs the training from `start`. Collective over the world. */
 export async function trainingLoop(
 	c: TrainingConfiguration,
 	run: Run,
-	{ world, data, leftOut, observer, records, listeners: given, start, schedules }: LoopParts,
+	{ world, data, skippedReport, observer, records, listeners, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
-	const { learningRate, weightDecay } = schedules;
 	const iterations = plannedIterations(c);
-	const firstToken = firstTokenOf(c, run);
-	let progress = start;
-	let [steps, allTokens, seconds] = [0, 0, 0];
-	let [firstLoss, lastLoss] = [Number.NaN, Number.NaN];
-	let stop: Stop | null = null;
 	const metrics = new StepMetrics(c, run, world);
 	const profile = openProfile(c, run, { world, clock: metrics.clock, records, say: (text) => observer.note(text) });
 	const timing = openTiming(c, run, world, observer);
 	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
-	const listeners = [...given, ...own];
 	using interrupts = new ExitSignals(["SIGINT"]);
-	const batches = new BatchQueue(data.training, iterations, c.mimoEncoderPrefetch ? 1 : 0);
-	while (progress.iteration < iterations && stop === null) {
-		const iteration = progress.iteration + 1;
-		for (const listener of listeners) await listener.beforeStep?.(iteration);
+	const state: LoopState = {
+		c,
+		run,
+		world,
+		data,
+		skippedReport,
+		observer,
+		listeners: [...listeners, ...own],
+		schedules,
+		metrics,
+		timers: timing?.timers,
+		batches: new BatchQueue(data.training, iterations, c.mimoEncoderPrefetch ? 1 : 0),
+		interrupts,
+		firstToken: firstTokenOf(c, run),
+	};
+	return await new TrainingLoop(state, start).train(iterations);
+}
+
+interface LoopState extends Omit<LoopParts, "start" | "records"> {
+	readonly c: TrainingConfiguration;
+	readonly run: Run;
+	readonly metrics: StepMetrics;
+	readonly timers: StepTimers | undefined;
+	readonly batches: BatchQueue;
+	readonly interrupts: ExitSignals;
+	/** Index of this lane's first token in a step's global batch. */
+	readonly firstToken: number;
+}
+
+/** A step that has been done, as the log and the listeners see it. */
+interface DoneStep {
+	readonly result: StepResult;
+	readonly microbatches: readonly ImageTextMicrobatch[];
+	readonly partSeconds: StepSeconds;
+	readonly seconds: number;
+	readonly learningRate: number;
+	readonly weightDecay: number;
+	/** Whether any rank was interrupted (SIGINT) during the step. */
+	readonly interrupted: boolean;
+	/** Whether any rank has skipped samples to report. */
+	readonly news: boolean;
+}
+
+class TrainingLoop {
+	#progress: Progress;
+	#stop: Stop | null = null;
+	#steps = 0;
+	#tokens = 0;
+	#seconds = 0;
+	#firstLoss = Number.NaN;
+	#lastLoss = Number.NaN;
+
+	constructor(
+		private readonly state: LoopState,
+		start: Progress,
+	) {
+		this.#progress = start;
+	}
+
+	async train(iterations: number): Promise<TrainingSummary> {
+		const { listeners, world } = this.state;
+		while (this.#progress.iteration < iterations && this.#stop === null) {
+			const iteration = this.#progress.iteration + 1;
+			for (const listener of listeners) await listener.beforeStep?.(iteration);
+			const done = await this.#step(iteration);
+			world.progress(iteration);
+			this.#advance(iteration, done);
+			await this.#report(iteration, done);
+			await this.#evaluateIfDue(iteration);
+			for (const listener of listeners) this.#stop = (await listener.betweenSteps?.(this.#progress)) ?? this.#stop;
+		}
+		for (const listener of listeners) await listener.afterTraining?.(this.#progress);
+		return { ...(await this.#finalEvaluation()), ...this.#summary() };
+	}
+
+	/** Data → gradients → update. */
+	async #step(iteration: number): Promise<DoneStep> {
+		const { c, run, schedules, metrics, timers, batches, interrupts, skippedReport, listeners, firstToken } =
+			this.state;
 		const started = performance.now();
 		metrics.clock.start("data");
-		timing?.timers.start("batch-generator");
+		timers?.start("batch-generator");
 		const { microbatches, upcoming } = await batches.step(iteration);
-		timing?.timers.stop("batch-generator");
+		timers?.stop("batch-generator");
 		metrics.clock.enter("other");
-		const rate = learningRateAt(learningRate, progress.scheduledSamples);
-		const decay = weightDecayAt(weightDecay, progress.scheduledSamples);
+		const { scheduledSamples } = this.#progress;
+		const learningRate = learningRateAt(schedules.learningRate, scheduledSamples);
+		const weightDecay = weightDecayAt(schedules.weightDecay, scheduledSamples);
 		const tokens = TokenSlice.of(firstToken, tokensIn(microbatches));
-		const about = { iteration: iteration - 1, learningRate: rate, weightDecay: decay };
-		const input = { microbatches, upcoming, tokens, ...about };
-		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers: timing?.timers };
-		if (steps === 0) debug(1, "the first batch is here");
+		const input = { microbatches, upcoming, tokens, iteration: iteration - 1, learningRate, weightDecay };
+		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers };
+		if (this.#steps === 0) debug(1, "the first batch is here");
 		const gradients = takeGradients(run.state, input, watch);
-		if (steps === 0) debug(1, "the first gradients are taken");
+		if (this.#steps === 0) debug(1, "the first gradients are taken");
 		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, gradients);
-		const { interrupted, news } = await agree(run, interrupts, leftOut.hasNews);
+		const { interrupted, news } = await agree(run, interrupts, skippedReport.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
 		const result = update(run.state, input, gradients, watch);
 		// Read while the GPU still works on the optimizer step.
 		metrics.clock.enter("data");
-		timing?.timers.start("batch-generator");
+		timers?.start("batch-generator");
 		if (!interrupted) await batches.readAhead(iteration);
-		timing?.timers.stop("batch-generator");
+		timers?.stop("batch-generator");
 		const partSeconds = metrics.clock.stop();
-		world.progress(iteration);
-		progress = {
-			...progress,
+		const seconds = (performance.now() - started) / 1000;
+		debug(2, `step ${iteration}: loss ${result.loss}, ${seconds.toFixed(3)} s`);
+		return { result, microbatches, partSeconds, seconds, learningRate, weightDecay, interrupted, news };
+	}
+
+	#advance(iteration: number, { result, seconds }: DoneStep): void {
+		const { globalBatchSize } = this.state.c;
+		const { consumedSamples, scheduledSamples } = this.#progress;
+		this.#progress = {
+			...this.#progress,
 			iteration,
-			consumedSamples: progress.consumedSamples + c.globalBatchSize,
-			scheduledSamples: progress.scheduledSamples + (result.updated ? c.globalBatchSize : 0),
+			consumedSamples: consumedSamples + globalBatchSize,
+			scheduledSamples: scheduledSamples + (result.updated ? globalBatchSize : 0),
 		};
-		const stepSeconds = (performance.now() - started) / 1000;
-		debug(2, `step ${iteration}: loss ${result.loss}, ${stepSeconds.toFixed(3)} s`);
-		seconds += stepSeconds;
-		allTokens += result.tokens;
-		if (steps++ === 0) firstLoss = result.loss;
-		lastLoss = result.loss;
-		const nextLearningRate = learningRateAt(learningRate, progress.scheduledSamples);
-		const measured = metrics.collect(microbatches, result, partSeconds);
-		if (news) leftOut.tell(observer, iteration);
+		this.#seconds += seconds;
+		this.#tokens += result.tokens;
+		if (this.#steps++ === 0) this.#firstLoss = result.loss;
+		this.#lastLoss = result.loss;
+	}
+
+	async #report(iteration: number, done: DoneStep): Promise<void> {
+		const { c, metrics, skippedReport, observer, listeners, schedules } = this.state;
+		const { result, seconds, learningRate, weightDecay } = done;
+		const nextLearningRate = learningRateAt(schedules.learningRate, this.#progress.scheduledSamples);
+		const measured = metrics.collect(done.microbatches, result, done.partSeconds);
+		if (done.news) skippedReport.tell(observer, iteration);
 		observer.step({
 			...measured,
 			iteration,
-			consumedSamples: progress.consumedSamples,
+			consumedSamples: this.#progress.consumedSamples,
 			skippedSamples: 0,
 			globalBatchSize: c.globalBatchSize,
 			tokens: result.tokens,
-			seconds: stepSeconds,
-			learningRate: rate,
+			seconds,
+			learningRate,
 			nextLearningRate,
 			losses: { ...result.losses, ...result.balancing },
 			lossScale: 1,
@@ -140,43 +220,53 @@ export async function trainingLoop(
 			skipped: !result.updated,
 			participation: result.participation,
 		});
-		const event = {
-			progress,
-			result,
-			learningRate: rate,
-			nextLearningRate,
-			weightDecay: decay,
-			seconds: stepSeconds,
-		};
-		if (interrupted)
-			stop = { exitCode: exitCodes.interrupted, reason: `Interrupted: stopped after step ${iteration}.` };
-		for (const listener of listeners) await listener.afterStep?.(event);
-		if (stop === null && c.evalIters > 0 && iteration % c.evalInterval === 0 && data.validation) {
-			const losses = await evaluateOn(c, run, data.validation, c.evalIters);
-			progress = {
-				...progress,
-				consumedValidSamples: progress.consumedValidSamples + c.evalIters * c.evalGlobalBatchSize,
-			};
-			observer.evaluation({
-				iteration,
-				consumedSamples: progress.consumedSamples,
-				split: "validation",
-				label: `iteration ${iteration}`,
-				losses,
-			});
-			if (run.elastic) observer.event?.(familyEvent(iteration, familyOf(run.elastic, losses)));
-			const loss = losses[languageModelLoss]!;
-			for (const listener of listeners) await listener.afterEvaluation?.(loss, iteration);
+		if (done.interrupted) {
+			const reason = `Interrupted: stopped after step ${iteration}.`;
+			this.#stop = { exitCode: exitCodes.interrupted, reason };
 		}
-		for (const listener of listeners) stop = (await listener.betweenSteps?.(progress)) ?? stop;
+		const event = { progress: this.#progress, result, learningRate, nextLearningRate, weightDecay, seconds };
+		for (const listener of listeners) await listener.afterStep?.(event);
 	}
-	for (const listener of listeners) await listener.afterTraining?.(progress);
-	const heldOut = stop === null && data.validation ? await evaluateOn(c, run, data.validation, null) : null;
-	const heldOutLoss = heldOut?.[languageModelLoss] ?? null;
-	const heldOutBudgets = run.elastic && heldOut ? familyOf(run.elastic, heldOut) : [];
-	if (heldOutBudgets.length > 0) observer.event?.(familyEvent(progress.iteration, heldOutBudgets));
-	if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
-	return { progress, steps, firstLoss, lastLoss, tokens: allTokens, seconds, heldOutLoss, heldOutBudgets, stop };
+
+	async #evaluateIfDue(iteration: number): Promise<void> {
+		const { c, run, data, observer, listeners } = this.state;
+		const due = c.evalIters > 0 && iteration % c.evalInterval === 0;
+		if (this.#stop !== null || !due || data.validation === null) return;
+		const losses = await evaluateOn(c, run, data.validation, c.evalIters);
+		const { consumedSamples, consumedValidSamples } = this.#progress;
+		this.#progress = {
+			...this.#progress,
+			consumedValidSamples: consumedValidSamples + c.evalIters * c.evalGlobalBatchSize,
+		};
+		const label = `iteration ${iteration}`;
+		observer.evaluation({ iteration, consumedSamples, split: "validation", label, losses });
+		if (run.elastic) observer.event?.(familyEvent(iteration, familyOf(run.elastic, losses)));
+		for (const listener of listeners) await listener.afterEvaluation?.(losses[languageModelLoss]!, iteration);
+	}
+
+	/** The evaluation after the training, over all held-out data; none after a stop. */
+	async #finalEvaluation(): Promise<Pick<TrainingSummary, "heldOutLoss" | "heldOutBudgets">> {
+		const { c, run, data, observer, listeners } = this.state;
+		if (this.#stop !== null || data.validation === null) return { heldOutLoss: null, heldOutBudgets: [] };
+		const losses = await evaluateOn(c, run, data.validation, null);
+		const heldOutLoss = losses[languageModelLoss] ?? null;
+		const heldOutBudgets = run.elastic ? familyOf(run.elastic, losses) : [];
+		if (heldOutBudgets.length > 0) observer.event?.(familyEvent(this.#progress.iteration, heldOutBudgets));
+		if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
+		return { heldOutLoss, heldOutBudgets };
+	}
+
+	#summary(): Omit<TrainingSummary, "heldOutLoss" | "heldOutBudgets"> {
+		return {
+			progress: this.#progress,
+			steps: this.#steps,
+			firstLoss: this.#firstLoss,
+			lastLoss: this.#lastLoss,
+			tokens: this.#tokens,
+			seconds: this.#seconds,
+			stop: this.#stop,
+		};
+	}
 }
 
 /** The submodels that the router now chooses for each budget, with their losses in an evaluation. */

@@ -59,11 +59,11 @@ export function sourceOptions(
 		readonly unpacked?: boolean;
 		readonly state?: SourceState | null;
 		/** Counts the samples left out that this rank tells of. */
-		readonly leftOut?: SkippedTally;
+		readonly tally?: SkippedTally;
 	} = {},
 ): SourceOptions {
 	const { lanes, textLane, laneCount, tells, wantsText, wantsImages } = place;
-	const { evaluation = false, unpacked = false, state = null, leftOut = new SkippedTally() } = options;
+	const { evaluation = false, unpacked = false, state = null, tally = new SkippedTally() } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
 	const batchSize = evaluation ? c.evalMicroBatchSize : c.microBatchSize;
 	const loader: Partial<LoaderOptions> = {
@@ -74,7 +74,7 @@ export function sourceOptions(
 		skipBudget: c.dataSkipBudget,
 		skippedFile: tells ? skippedFile(c) : null,
 		tells: (lane) => tells && lane === textLane,
-		onSkipped: (skipped) => leftOut.add(skipped),
+		onSkipped: (skipped) => tally.add(skipped),
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};
 	return {
@@ -83,7 +83,7 @@ export function sourceOptions(
 		turn: turnOf(place.share, batchSize),
 		routing: c.dataRouting,
 		loader,
-		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: (skipped) => leftOut.add(skipped) } } : {}),
+		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: (skipped) => tally.add(skipped) } } : {}),
 		state,
 		configuration: {
 			...defaultLoaderConfiguration,

@@ -55,7 +55,7 @@ export interface RunData {
 	/** Absent or null: no pictures are captioned. */
 	readonly captions?: CaptionSource | null;
 	/** Counts the skipped samples that this rank reports, those of evaluations included; absent: they are not counted. */
-	readonly leftOut?: SkippedTally;
+	readonly skipped?: SkippedTally;
 }
 
 /** The part of the data that `rank` reads. */

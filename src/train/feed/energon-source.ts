@@ -28,13 +28,13 @@ export async function energonSources(
 ): Promise<RunData> {
 	// Evaluations open their data when they run; mistakes in it are to be found before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
-	const leftOut = new SkippedTally();
+	const tally = new SkippedTally();
 	return {
-		training: await energonTraining(c, place, options, leftOut),
-		validation: c.evalIters > 0 ? energonEvaluation(c, place, options, leftOut) : null,
+		training: await energonTraining(c, place, options, tally),
+		validation: c.evalIters > 0 ? energonEvaluation(c, place, options, tally) : null,
 		heldOutBytes: null,
-		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options, leftOut),
-		leftOut,
+		captions: c.evalCaptions === 0 ? null : energonCaptions(c, place, options, tally),
+		skipped: tally,
 	};
 }
 
@@ -42,10 +42,10 @@ async function energonTraining(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: SkippedTally,
+	tally: SkippedTally,
 ): Promise<BatchSource> {
 	const state = options.states && mergeStates(options.states);
-	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state, leftOut })) : null;
+	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state, tally })) : null;
 	const width = patchWidth({ patchSize: c.patchDim });
 	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize, width };
 	return {
@@ -60,13 +60,13 @@ export function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: SkippedTally,
+	tally: SkippedTally,
 ): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
 			await using source = options.lane.reads
-				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, leftOut }))
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, tally }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
 			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
@@ -79,7 +79,7 @@ function energonCaptions(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
-	leftOut: SkippedTally,
+	tally: SkippedTally,
 ): CaptionSource {
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const endId = c.dataEndId!;
@@ -91,7 +91,7 @@ function energonCaptions(
 			const size = c.evalMicroBatchSize;
 			const perLane = size * Math.floor(c.evalCaptions / (size * place.laneCount));
 			await using source = options.lane.reads
-				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true, leftOut }))
+				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true, tally }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
 			const microbatches = await take(source, place, options, { perLane, size, iteration: 0, width });

@@ -1,0 +1,108 @@
+/** The sentences that a training prints: what it trains and where, before the first step; what came of it, after the last. */
+import { hasEncoder, wandbFolder } from "../../config/derive.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
+import { countParameters } from "../../models/hybrid/counts.ts";
+import { radioParameters } from "../../models/radio/names.ts";
+import { encoderConfig } from "../../models/vision/from-configuration.ts";
+import { projectorParameters } from "../../models/vision/projector.ts";
+import type { RowTransportName } from "../../native/abi.ts";
+import { counted } from "../../native/counted.ts";
+import type { Observer } from "../../observe/step-report.ts";
+import type { World } from "../../parallel/world.ts";
+import { elementCount } from "../../tensor/tensor.ts";
+import type { Run } from "../assemble.ts";
+import type { RunData } from "../feed/batch-source.ts";
+import type { TrainingSummary } from "../loop.ts";
+
+/** The first sentence: model, ranks, device and frozen parts. */
+export function introduction(c: TrainingConfiguration, { topology }: Run, world: World): string {
+	const { name, threads } = world.device.describe();
+	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
+	const language = languageText(c, millions);
+	const encoder = hasEncoder(c) ? countEncoder(c) : null;
+	const what = encoder === null ? language : `${millions(encoder)} of a vision encoder and ${language}`;
+	const sizes = topology.encoder
+		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
+		: "";
+	const ranks = world.size === 1 ? "" : `${counted(world.size, "rank")}${sizes}, `;
+	const on = `${name}, ${ranks}${counted(threads, "thread")}${world.size === 1 ? "" : " each"}`;
+	return `Training ${what} on ${on}.${frozenText(c)}`;
+}
+
+/** Names the frozen parts; empty if none is frozen. */
+function frozenText(c: TrainingConfiguration): string {
+	const frozen = [
+		...(hasEncoder(c) && c.freezeVit ? ["the vision tower"] : []),
+		...(hasEncoder(c) && c.freezeProjection ? ["the projector"] : []),
+		...(c.freezeLm ? ["the language model"] : []),
+	];
+	if (frozen.length === 0) return "";
+	return ` Frozen: ${frozen.join(" and ")}.`;
+}
+
+function languageText(c: TrainingConfiguration, millions: (count: number) => string): string {
+	const { total, adapters } = countParameters(c);
+	const model = `${millions(total)} (${c.hybridLayerPattern})`;
+	return adapters === 0 ? model : `adapters of ${millions(adapters)} for ${model}`;
+}
+
+/** Describes how rows reach experts of other ranks. */
+export const rowTransports = {
+	host: "Rows for experts of other ranks go through the host's shared memory.",
+	peers: "Rows for experts of other ranks go from GPU to GPU, which open each other's memory: the host waits for none.",
+	counts:
+		"Rows for experts of other ranks go as messages of NCCL, because these GPUs do not open each other's memory: the host " +
+		"waits for the rows' counts in every layer of experts.",
+} as const satisfies Record<RowTransportName, string>;
+
+function countEncoder(c: TrainingConfiguration): number {
+	const { tower, projector } = encoderConfig(c);
+	return [...radioParameters(tower), ...projectorParameters(projector)].reduce(
+		(sum, { shape }) => sum + elementCount(shape),
+		0,
+	);
+}
+
+/** Prints the results of a training: steps, held-out losses, captions, and the files it has written. */
+export function summarise(
+	c: TrainingConfiguration,
+	summary: TrainingSummary,
+	data: RunData,
+	observer: Observer,
+	captions: readonly string[],
+): void {
+	if (summary.steps > 0) {
+		observer.note(
+			`Trained ${counted(summary.steps, "step")} in ${summary.seconds.toFixed(1)} s (${Math.round(summary.tokens / summary.seconds)} tokens/s): loss ${summary.firstLoss.toFixed(4)} → ${summary.lastLoss.toFixed(4)}.`,
+		);
+	}
+	if (summary.stop !== null) observer.note(summary.stop.reason);
+	if (summary.heldOutLoss !== null) {
+		observer.note(`Held-out loss: ${summary.heldOutLoss.toFixed(4)} a token.`);
+		for (const { budget, loss, active } of summary.heldOutBudgets) {
+			const size = `${(active / 1e6).toPrecision(3)} M active parameters`;
+			if (loss !== null) observer.note(`Held-out loss at budget ${budget} (${size}): ${loss.toFixed(4)} a token.`);
+		}
+		if (data.heldOutBytes) {
+			const bits = summary.heldOutLoss / Math.LN2;
+			observer.note(
+				`Held-out bits per byte: ${bits.toFixed(4)} (unigram entropy of the same bytes ${unigramEntropy(data.heldOutBytes).toFixed(4)}, bigram ${bigramEntropy(data.heldOutBytes).toFixed(4)}).`,
+			);
+		}
+	}
+	for (const line of captions) observer.note(line);
+	const files = [
+		["log", c.logJson],
+		["TensorBoard", c.tensorboardDir],
+		["MLflow", c.mlflowDir],
+		["Weights & Biases", wandbFolder(c)],
+		["weights", c.saveHf],
+		["adapters", c.savePeft],
+	].filter(([, path]) => path);
+	if (c.save === null && c.saveHf === null && c.savePeft === null) {
+		const adapters = c.loraRank === null ? "neither --save nor --save-hf" : "none of --save, --save-hf and --save-peft";
+		observer.note(`The weights are not kept: ${adapters} is given.`);
+	}
+	if (files.length > 0) observer.note(`Files: ${files.map(([what, path]) => `${what} ${path}`).join(", ")}.`);
+}
