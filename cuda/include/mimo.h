@@ -65,7 +65,7 @@
 #include "mimo/ops/rope.h"          /* rope */
 #include "mimo/ops/mamba.h"         /* causal_conv1d, ssd */
 #include "mimo/ops/router.h"        /* router */
-#include "mimo/ops/moe_dispatch.h"  /* moe_sort, moe_permute, moe_unpermute, expert_exchange_plan, moe_token_nodes, moe_node_experts */
+#include "mimo/ops/moe_dispatch.h"  /* moe_sort, moe_permute, moe_unpermute, moe_token_nodes, moe_node_experts, expert_exchange_plan */
 #include "mimo/ops/e4m3.h"          /* e4m3 */
 #include "mimo/ops/grouped_gemm.h"  /* grouped_gemm, grouped_bias */
 #include "mimo/ops/grouped_mlp.h"   /* grouped_mlp */

@@ -50,7 +50,7 @@ Outlook Run::whole_outlook() const {
 }
 
 void Run::relay_through(std::unique_ptr<Relay> relay) {
-  MIMO_REQUIRE(relay_ == nullptr, "mimo_run_listen, mimo_run_connect (once a process)");
+  MIMO_REQUIRE(relay_ == nullptr, "mimo_run_relay (once a process)");
   relay_ = std::move(relay);
 }
 

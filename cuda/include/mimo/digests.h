@@ -1,5 +1,6 @@
 /*
- * SHA-256 of consecutive ranges of a file while another thread writes it: no device, no stream.
+ * SHA-256 of consecutive ranges of a file while another thread writes it. Without a device or stream; threads of the library
+ * do the work.
  *
  *     mimo_digests_open(file, position of the first range, 1, &digests);
  *     mimo_digests_range(digests, bytes of the next range);       // before its bytes are announced
@@ -7,8 +8,8 @@
  *     mimo_digests_wait(digests, host_sums, 32 * ranges);         // all ranges must have been announced
  *     mimo_digests_close(digests);                                // at any time
  *
- * Threads of the library read the file back, so the sums are of what it holds. A thread takes two ranges at a time: the
- * instructions of one stream wait for each other, those of two nearly double the rate.
+ * The file is read back, so that the sums are those of what it holds. A thread takes two ranges at a time: SHA-256's
+ * instructions on one range wait for each other, and two ranges interleaved take little more time than one.
  */
 #pragma once
 
@@ -16,14 +17,15 @@
 
 typedef struct mimo_digests mimo_digests;
 
-/* file: a descriptor open for reading, which stays the caller's and open until close. The first range begins at byte
- * `position`. Starts `threads` threads. */
+/* file: a descriptor open for reading, which the calling program keeps open until mimo_digests_close. The first range begins
+ * at byte `position`. Starts `threads` threads, at least 1. */
 MIMO_API int32_t mimo_digests_open(int32_t file, int64_t position, int32_t threads, mimo_digests** digests);
-/* The next range, behind the one before. */
+/* Adds a range of `bytes` bytes, directly behind the last range. */
 MIMO_API int32_t mimo_digests_range(mimo_digests* digests, int64_t bytes);
-/* The file's bytes below `position` are there; never less than was said before. */
+/* Announces that all bytes of the file below `position` are written. `position` never falls. */
 MIMO_API int32_t mimo_digests_written(mimo_digests* digests, int64_t position);
-/* Waits for the sums of all ranges, 32 bytes each in their order; sum_bytes = 32 * ranges. A file that cannot be read
- * back ends with MIMO_ERROR_DATA. */
+/* Waits for the sums of all ranges, 32 bytes each, in the order of the ranges; sum_bytes = 32 * ranges. MIMO_ERROR_DATA: the
+ * file cannot be read back. */
 MIMO_API int32_t mimo_digests_wait(mimo_digests* digests, void* host_sums, int64_t sum_bytes);
+/* Ends the threads, whether or not all ranges are done. */
 MIMO_API int32_t mimo_digests_close(mimo_digests* digests);

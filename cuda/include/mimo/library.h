@@ -15,7 +15,7 @@
 
 enum mimo_status {
   MIMO_OK = 0,
-  MIMO_ERROR_ARGUMENT = 1,      /* an argument is out of range: a bug in the caller */
+  MIMO_ERROR_ARGUMENT = 1,      /* an argument is out of range: a bug in the calling program */
   MIMO_ERROR_OUT_OF_MEMORY = 2, /* the device or the host has no memory left */
   MIMO_ERROR_UNSUPPORTED = 3,   /* this library or device cannot do it */
   MIMO_ERROR_DEVICE = 4,        /* the driver or a vendor library failed */
@@ -24,6 +24,7 @@ enum mimo_status {
   MIMO_ERROR_DATA = 7           /* bytes of a file are damaged or of an unknown kind */
 };
 
+/* Types of a tensor's elements. */
 enum mimo_dtype { MIMO_DTYPE_F32 = 0, MIMO_DTYPE_BF16 = 1, MIMO_DTYPE_I32 = 2, MIMO_DTYPE_U8 = 3, MIMO_DTYPE_F64 = 4 };
 
 MIMO_API int32_t mimo_abi_version(void);

@@ -1,9 +1,9 @@
-/* Device memory: a pool with statistics by purpose, and copies. */
+/* Device memory: a pool for each device, with statistics by purpose, and copies. */
 #pragma once
 
 #include "stream.h"
 
-/* Purpose of a block of memory; statistics are kept by tag. */
+/* What a block of memory is for: statistics are kept by tag. MIMO_TAG_COUNT is their number. */
 enum mimo_memory_tag {
   MIMO_TAG_PARAMETER = 0,
   MIMO_TAG_GRADIENT = 1,
@@ -16,28 +16,30 @@ enum mimo_memory_tag {
 };
 
 typedef struct mimo_memory_statistics {
-  int64_t live_bytes;                  /* handed out and not freed */
-  int64_t peak_bytes;                  /* highest live_bytes since the last reset */
-  int64_t reserved_bytes;              /* taken from the system, live or cached */
-  int64_t live_blocks;
-  int64_t system_allocations;          /* calls to the system allocator so far */
+  int64_t live_bytes;         /* bytes asked for and not freed */
+  int64_t peak_bytes;         /* the highest live_bytes since mimo_memory_reset_peak */
+  int64_t reserved_bytes;     /* bytes taken from the system: live blocks, rounded up, and cached ones */
+  int64_t live_blocks;        /* blocks not freed */
+  int64_t system_allocations; /* blocks taken from the system so far */
   int64_t live_bytes_by_tag[MIMO_TAG_COUNT];
-  int64_t peak_bytes_by_tag[MIMO_TAG_COUNT];
+  int64_t peak_bytes_by_tag[MIMO_TAG_COUNT]; /* each tag's own peak, at its own time */
 } mimo_memory_statistics;
 
-/* Stream-ordered: the block may be used by work queued on `stream` from now on. 64-byte aligned at least; zero bytes
- * give a unique address. The block belongs to the pool of the stream's device. */
+/* A block of the pool of the stream's device, for work queued on `stream` from now on. Its address is a multiple of 64, and
+ * unique also for 0 bytes; its content is undefined. MIMO_ERROR_OUT_OF_MEMORY names the bytes, the tag and what is live. */
 MIMO_API int32_t mimo_memory_allocate(mimo_stream* stream, int64_t bytes, int32_t tag, void** address);
-/* The block may be reused by work queued on `stream` from now on. */
+/* Caches the block for later blocks of `stream`: work queued before may still use it. */
 MIMO_API int32_t mimo_memory_free(mimo_stream* stream, void* address);
 MIMO_API int32_t mimo_memory_statistics_get(mimo_device* device, mimo_memory_statistics* statistics);
 MIMO_API int32_t mimo_memory_reset_peak(mimo_device* device);
-/* Gives cached blocks back to the system. */
+/* Gives the pool's cached blocks back to the system. */
 MIMO_API int32_t mimo_memory_trim(mimo_device* device);
-/* Refuse to hold more than `bytes` live (0 = no limit): tests and plans of a smaller device. */
+/* Makes mimo_memory_allocate refuse to pass `bytes` live (0 = no limit): for tests, and to stand for a smaller device. */
 MIMO_API int32_t mimo_memory_limit(mimo_device* device, int64_t bytes);
 
-/* Copies to the host are complete when they return; the source of one to the device may change then. */
+/* Copies, and zeros, in the order of the stream. When mimo_memory_copy_to_host returns, the bytes are there; when
+ * mimo_memory_copy_to_device returns, its source may change. Source and destination do not overlap. After a failure of the run
+ * whose collectives were ended, mimo_memory_copy_to_host of the CUDA library returns MIMO_ERROR_PEER. */
 MIMO_API int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);

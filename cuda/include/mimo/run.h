@@ -1,17 +1,20 @@
-/* Runs: memory that the ranks of one host share. */
+/*
+ * Runs. The ranks of a host share memory that holds their names, whether they live, which collective each waits for, and the
+ * memory of groups. With it every rank notices that another one died or hangs, and the run ends with a diagnosis.
+ */
 #pragma once
 
 #include "library.h"
 
-/* Texts of fixed length, each with its zero. */
+/* Lengths of texts in bytes, with the zero at the end. */
 #define MIMO_RUN_PATH_BYTES 64
 #define MIMO_HOST_BYTES 64
 #define MIMO_MODULE_BYTES 32
 #define MIMO_COORDINATES_BYTES 64
 #define MIMO_SENTENCE_BYTES 512
 
-/* An unnamed file in /dev/shm holds a run: the ranks' names, whether they live, which call each waits for, and the memory of
- * groups. The file disappears with the last process that has it open, however that process ends. */
+/* A run in this process. Its memory is an unnamed file in /dev/shm, which disappears with the last process that has it open,
+ * however that process ends. */
 typedef struct mimo_run mimo_run;
 
 enum mimo_rank_phase {
@@ -21,6 +24,7 @@ enum mimo_rank_phase {
   MIMO_RANK_PHASE_FAILED = 3
 };
 
+/* Kinds of calls of the flight recorder: the functions mimo_group_*. */
 enum mimo_collective {
   MIMO_COLLECTIVE_ALL_REDUCE = 0,
   MIMO_COLLECTIVE_REDUCE_SCATTER = 1,
@@ -41,78 +45,84 @@ typedef struct mimo_rank_state {
   char host[MIMO_HOST_BYTES];
   char module[MIMO_MODULE_BYTES];           /* such as "language" */
   char coordinates[MIMO_COORDINATES_BYTES]; /* such as "tp 0 dp 1" */
-  char error[MIMO_SENTENCE_BYTES];          /* the sentence it failed with, or "" */
-  int64_t phase;        /* MIMO_RANK_PHASE_* */
-  int64_t pid;
-  int64_t heartbeat;     /* beats so far */
-  int64_t progress;      /* finished collectives and steps */
-  int64_t progress_time; /* when it last rose */
-  int64_t step;          /* last finished step */
-  int64_t calls;         /* collectives started so far */
-  int64_t waiting_call;  /* the call its training thread waits for, or -1 */
+  char error[MIMO_SENTENCE_BYTES];          /* the sentence that the rank failed with, or "" */
+  int64_t phase;                            /* MIMO_RANK_PHASE_* */
+  int64_t pid;                              /* of its process; 0: not known yet */
+  int64_t heartbeat;                        /* beats so far */
+  int64_t progress;                         /* finished collectives and steps */
+  int64_t progress_time;                    /* when `progress` last rose */
+  int64_t step;                             /* the last finished step */
+  int64_t calls;                            /* collectives started so far */
+  int64_t waiting_call;                     /* number of the call that its training thread waits for, or -1 */
 } mimo_rank_state;
 
 /* A collective call of a rank: an entry of the flight recorder. */
 typedef struct mimo_call_record {
   char group[64];
-  int64_t call;     /* counts this rank's calls */
-  int64_t sequence; /* counts the group's collectives; for send and receive, the messages of this pair and direction */
-  int64_t kind;     /* MIMO_COLLECTIVE_* */
-  int64_t bytes;    /* moved by or given to this rank */
-  int64_t state;    /* MIMO_CALL_STATE_* */
-  int64_t started;
-  int64_t finished;      /* or 0 */
-  int64_t missing_count; /* members whose part was missing when it failed */
-  int64_t missing[16];   /* the first of them: global ranks */
+  int64_t call;          /* number of the call among those of the rank, from 0 */
+  int64_t sequence;      /* number among the group's collectives; of a message, among those of its pair and direction */
+  int64_t kind;          /* MIMO_COLLECTIVE_* */
+  int64_t bytes;         /* size of x, or of a row where the call moves rows */
+  int64_t state;         /* MIMO_CALL_STATE_* */
+  int64_t started;       /* nanoseconds of the host's monotonic clock */
+  int64_t finished;      /* as `started`; 0: not finished */
+  int64_t missing_count; /* of a failed call: how many members' parts were missing */
+  int64_t missing[16];   /* global ranks of the first of those members */
 } mimo_call_record;
 
-/* Makes the shared memory of a run. `path` [MIMO_RUN_PATH_BYTES] receives where the other processes of this host open it
- * while this one lives. `timeout_ms`: a living rank without progress for longer has failed. `supervised` 1: a launcher, which
- * is this process, calls mimo_run_watch, and the ranks watch each other only when it has not for 5 s; 0: they always do. */
+/* Makes the shared memory of a run whose ranks are all on this host. `path` [MIMO_RUN_PATH_BYTES] receives where other
+ * processes of the host open it while this process lives. `timeout_ms`: the run fails when no rank makes progress for longer.
+ * `supervised` 1: this process is a launcher that calls mimo_run_watch, and ranks judge each other only when it has not for 5
+ * s; 0: ranks judge each other. */
 MIMO_API int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run);
 MIMO_API int32_t mimo_run_open(const char* path, mimo_run** run);
+/* After its groups are destroyed. */
 MIMO_API int32_t mimo_run_close(mimo_run* run);
-/* This process is `rank` from now on: a thread of its own, its heart, beats until the process ends or mimo_run_leave. When
- * the run has failed and this process does not end by itself within 3 s, its heart concludes (mimo_run_conclude) and ends it
- * with `exit_code`. */
+/* This process is `rank` from now on, once a process. A thread, the heart, beats and watches the other ranks until
+ * mimo_run_close. When the run has failed and this process has not ended 3 s later, its heart calls mimo_run_conclude and ends
+ * the process with `exit_code`. MIMO_ERROR_PEER: the run has failed, or another process is that rank. */
 MIMO_API int32_t mimo_run_join(mimo_run* run, int32_t rank, int32_t exit_code);
-/* Sets a rank's names in diagnoses. */
+/* Sets the names of `rank` in diagnoses, such as "language" and "tp 0 dp 1". */
 MIMO_API int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates);
-/* A step is done. */
+/* This process's rank has finished step `step`. */
 MIMO_API int32_t mimo_run_progress(mimo_run* run, int64_t step);
-/* This rank has done all its work. */
+/* This process's rank has done all its work: its end is no failure. */
 MIMO_API int32_t mimo_run_leave(mimo_run* run);
-/* Ends the run: every wait of every rank returns MIMO_ERROR_PEER. The first failure counts, later ones are only kept as
- * their rank's own error. `rank` -1: no rank is to blame. */
+/* Fails the run: every wait of every rank returns MIMO_ERROR_PEER. The first failure is the run's; a later one is only kept as
+ * the error of its rank. `rank` -1: no rank is to blame. */
 MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence);
-/* The launcher tells which process will be `rank`, so that mimo_run_watch can see it stop before it joins. */
+/* The launcher says which process will be `rank`, so that mimo_run_watch notices its end before it joins. */
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
-/* Looks at every rank, but from a rank's own process, whose heart does; to be called a few times a second. A rank that died, stopped or makes no progress fails the run.
- * `failed`: 1 when the run has failed; its rank is then in `rank` and its sentence in `reason` [MIMO_SENTENCE_BYTES]. */
+/* To be called by a launcher a few times a second: looks at every rank, and fails the run when a rank died, is stopped or
+ * silent for 5 s, has not joined within 60 s, or makes no progress. In a process that has joined it only reports, since the
+ * heart looks. `failed`: 1 when the run has failed; `rank` then receives the rank to blame or -1, and `reason`
+ * [MIMO_SENTENCE_BYTES] the sentence. */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
-/* 1 for a single caller, which prints the diagnosis. */
+/* claimed: 1 for the first call of all processes, which is to print the diagnosis; 0 for others. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
-/* Why the run has failed: a sentence of its own, and a line for every other rank, as much as `capacity` bytes hold. */
+/* The diagnosis of a failed run: why it failed, and a line for every other rank; of more than 64 ranks those at the same place
+ * share a line. Cut to `capacity` bytes, with the zero. */
 MIMO_API int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity);
-/* The descriptor that this process prints a diagnosis to, in place of standard error. */
+/* file: the descriptor that this process prints a diagnosis to, instead of standard error. */
 MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
-/* The run has failed, and this rank, joined or not, will end with `exit_code`. Returns when the diagnosis has been printed, to standard
- * error (or where mimo_run_print_to says) by this process where neither a living launcher nor another rank does, or after some seconds. A rank of this host that
- * is to blame and does not live on is killed then. */
+/* To be called by a rank's process, joined or not, before it ends with `exit_code` because the run has failed. Returns when the
+ * diagnosis has been printed, or after some seconds. This process prints it, to standard error or where mimo_run_print_to
+ * says, if no living launcher and no other rank does. Then a rank of this host that is to blame, and whose heart no longer
+ * beats, is killed. */
 MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
-/* From now on the heart of this process's rank writes the rank's state and a failure to `path`, at every beat: a
- * recording that is left when every process of the run is killed. mimo_run_leave removes the file. */
+/* From now on the heart of this process's rank writes a recording to the file `path` at every beat: the rank's state, its
+ * latest calls and the run's failure. It is left when every process of the run is killed; mimo_run_leave removes it. */
 MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
-/* Writes such a file of any rank, once: called by the launcher when the run has failed. */
+/* Writes a recording of any rank to the file `path`, once: for a launcher whose run has failed. */
 MIMO_API int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path);
-/* A run made from `count` such files, whose paths lie one after the other, each with its zero: it can be asked for
- * states and calls (`ranks`: how many there were), and has failed with the recorded failure, or with the rank that fell
- * silent first. */
+/* Makes a failed run from `count` recordings, whose paths lie one after the other in `paths`, each with its zero.
+ * mimo_run_rank_state, mimo_run_calls and mimo_run_diagnose work on it; `ranks` receives how many ranks it had. Its failure is
+ * the recorded one, or that of the rank that fell silent first. MIMO_ERROR_DATA: a file is no recording of this run. */
 MIMO_API int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run);
 MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state);
-/* The latest calls of a rank, newest first, at most `capacity` of those still recorded. */
+/* records [capacity] receives the latest calls of a rank, newest first, as far as they are still recorded; count: how many. */
 MIMO_API int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity,
                                 int32_t* count);
-/* The system ends this process when process `parent`, which must have started it, ends; where it has already, this process
- * ends with `exit_code`. */
+/* From now on the system kills this process when its parent, the process `parent`, ends. If `parent` has ended already, this
+ * process ends now with `exit_code`. */
 MIMO_API int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code);

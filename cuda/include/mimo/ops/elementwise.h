@@ -1,4 +1,4 @@
-/* Elementwise operations. */
+/* Copies, casts, sums, constants and scaling. */
 #pragma once
 
 #include "../stream.h"
@@ -6,8 +6,8 @@
 /* y = alpha * x + beta * y, each with its own dtype and stride: also copies, casts, scales and accumulates. An operand
  * whose factor is 0 is not read. */
 typedef struct mimo_axpby_args {
-  const void* x;
-  void* y;
+  const void* x;            /* [rows, width] */
+  void* y;                  /* [rows, width] */
   const int32_t* row_count; /* or null */
   int64_t rows;
   int64_t width;
@@ -20,7 +20,7 @@ typedef struct mimo_axpby_args {
 } mimo_axpby_args;
 MIMO_API int32_t mimo_axpby(mimo_stream* stream, const mimo_axpby_args* args);
 
-/* y = a + b, fp32 sum, one rounding; contiguous; y may be a or b. */
+/* y = a + b, in fp32 and rounded once; y may be a or b. */
 typedef struct mimo_add_args {
   const void* a;
   const void* b;
@@ -30,7 +30,7 @@ typedef struct mimo_add_args {
 } mimo_add_args;
 MIMO_API int32_t mimo_add(mimo_stream* stream, const mimo_add_args* args);
 
-/* y = value. */
+/* Every element of y = value; y has any dtype. */
 typedef struct mimo_fill_args {
   void* y;
   int64_t elements;
@@ -39,7 +39,7 @@ typedef struct mimo_fill_args {
 } mimo_fill_args;
 MIMO_API int32_t mimo_fill(mimo_stream* stream, const mimo_fill_args* args);
 
-/* x *= factor[0]. */
+/* x *= factor[0], x in fp32. */
 typedef struct mimo_scale_args {
   float* x;
   const float* factor;

@@ -1,13 +1,13 @@
-/* Embedding tables. */
+/* Embedding of token ids, of a shard of the vocabulary. */
 #pragma once
 
 #include "../stream.h"
 
-/* y[t] = table[ids[t] - vocabulary_start]; a foreign id gives zeros. */
+/* y[t] = table[ids[t] - vocabulary_start]; zeros for an id outside this shard of vocabulary_rows ids. */
 typedef struct mimo_embedding_forward_args {
-  const void* table; /* [vocabulary_rows, width] */
-  const int32_t* ids;
-  void* y;
+  const void* table;  /* [vocabulary_rows, width] */
+  const int32_t* ids; /* [T] */
+  void* y;            /* [T, width] */
   int64_t tokens;
   int64_t width;
   int64_t vocabulary_start;
@@ -16,10 +16,11 @@ typedef struct mimo_embedding_forward_args {
 } mimo_embedding_forward_args;
 MIMO_API int32_t mimo_embedding_forward(mimo_stream* stream, const mimo_embedding_forward_args* args);
 
+/* dtable[ids[t] - vocabulary_start] += dy[t], for the ids of this shard. */
 typedef struct mimo_embedding_backward_args {
-  const void* dy;
-  const int32_t* ids;
-  float* dtable; /* [vocabulary_rows, width] */
+  const void* dy;     /* [T, width] */
+  const int32_t* ids; /* [T] */
+  float* dtable;      /* [vocabulary_rows, width], added to */
   int64_t tokens;
   int64_t width;
   int64_t vocabulary_start;

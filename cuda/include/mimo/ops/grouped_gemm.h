@@ -1,14 +1,14 @@
-/* Products and biases of rows that are sorted by group. */
+/* Products and biases of rows sorted by group, as tokens by expert: group g has rows offsets[g] to offsets[g + 1] - 1. */
 #pragma once
 
 #include "e4m3.h"
 
-/* Rows of group g, offsets[g] <= row < offsets[g+1], times that group's matrix. Groups may be empty.
- * transpose_b = 1: b is [groups, n, k] (a forward product with weights [out, in]); 0: [groups, k, n] (its input
- * gradient). Rows past offsets[groups] are left alone. */
+/* c_r = a_r op(b_g) for the rows r of each group g. Groups may be empty. transpose_b = 1: b is [groups, n, k], op its
+ * transpose (a forward product with weights [out, in]); 0: b is [groups, k, n] (the gradient of its input). Rows from
+ * offsets[groups] on are neither read nor written. */
 typedef struct mimo_grouped_gemm_args {
-  const void* a; /* [rows, k] */
-  const void* b;
+  const void* a;          /* [rows, k] */
+  const void* b;          /* [groups, n, k] or [groups, k, n] */
   void* c;                /* [rows, n] */
   const int32_t* offsets; /* [groups + 1] */
   int64_t rows;           /* upper bound of offsets[groups] */
@@ -16,38 +16,39 @@ typedef struct mimo_grouped_gemm_args {
   int64_t n;
   int64_t k;
   int32_t transpose_b;
-  int32_t a_dtype;
+  int32_t a_dtype; /* f32 or bf16, each of the three */
   int32_t b_dtype;
   int32_t c_dtype;
 } mimo_grouped_gemm_args;
 MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_args* args);
 
-/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, for every group. A dw that is written is not read.
+/* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, over the rows of each group.
  *
- * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: rows of a group are cut into blocks of 128 at their distance from its first row. A block of dy has
- * a factor for every column, a block of x for 128 columns. Products of a block's rows are summed in fp32, divided by both factors and
- * added to fp32 sums. Operands may be rows in e4m3, a byte an element, as e4m3_rows writes them: then blocks are rounded from
- * the numbers that are left. On GPUs: sm_90, both in bf16 or e4m3, n and k multiples of 16. */
+ * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: the rows of a group, counted from its first, are cut into blocks of 128. A block of dy has a
+ * factor for each column, a block of x a factor for 128 columns. Products over a block's rows are summed in fp32, scaled by both
+ * factors and added to fp32 sums. An operand may already be in e4m3, as e4m3_rows writes it: its blocks are then rounded from the
+ * numbers that those bytes mean. On GPUs: sm_90, both operands in bf16 or e4m3, n and k multiples of 16; else
+ * MIMO_ERROR_UNSUPPORTED. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
   const void* dy;          /* [rows, n] */
-  const float* dy_factors; /* of a dy in e4m3, whose dy_dtype is u8; else null */
+  const float* dy_factors; /* factors of dy in e4m3, whose dy_dtype is u8; else null */
   const void* x;           /* [rows, k] */
-  const float* x_factors;  /* as dy_factors */
+  const float* x_factors;  /* as dy_factors, for x */
   float* dw;               /* [groups, n, k] */
-  const int32_t* offsets;
-  int64_t rows;
+  const int32_t* offsets;  /* [groups + 1] */
+  int64_t rows;            /* upper bound of offsets[groups] */
   int64_t groups;
   int64_t n;
   int64_t k;
-  int32_t accumulate; /* 1: added to dw, groups without rows are left alone; 0: theirs is zero */
+  int32_t accumulate; /* 1: added to dw, that of an empty group is left alone; 0: dw is written, zero for an empty group */
   int32_t recipe;     /* MIMO_MLP_RECIPE_* */
-  int32_t dy_dtype;
-  int32_t x_dtype;
+  int32_t dy_dtype;   /* f32 or bf16; u8: e4m3 */
+  int32_t x_dtype;    /* as dy_dtype */
 } mimo_grouped_gemm_weight_gradient_args;
 MIMO_API int32_t mimo_grouped_gemm_weight_gradient(mimo_stream* stream,
                                                    const mimo_grouped_gemm_weight_gradient_args* args);
 
-/* y_r += factor_r * bias_g for the rows r of every group g; the sum is fp32, one rounding. */
+/* y_r += factor_r * bias_g for the rows r of each group g, in fp32 and rounded once. */
 typedef struct mimo_grouped_bias_forward_args {
   const void* bias;       /* [groups, width] */
   const float* factor;    /* [rows], or null = 1 */
@@ -60,15 +61,15 @@ typedef struct mimo_grouped_bias_forward_args {
 } mimo_grouped_bias_forward_args;
 MIMO_API int32_t mimo_grouped_bias_forward(mimo_stream* stream, const mimo_grouped_bias_forward_args* args);
 
-/* dbias_g += sum over the group's rows of factor_r dy_r; dfactor_r = sum over columns of dy_r bias_g. The rows of a group
- * are summed in runs cut at their distance from its first row, and the runs in order. */
+/* dbias_g += Σ factor_r dy_r over the group's rows; dfactor_r = Σ dy_r bias_g over the columns. The order of the sums depends
+ * on sizes and offsets alone. */
 typedef struct mimo_grouped_bias_backward_args {
-  const void* dy;      /* [rows, width] */
-  const void* bias;    /* [groups, width]; read for dfactor alone, else it may be null */
-  const float* factor; /* or null = 1 */
-  const int32_t* offsets;
-  float* dbias;   /* [groups, width], added to; or null */
-  float* dfactor; /* [rows]; or null */
+  const void* dy;         /* [rows, width] */
+  const void* bias;       /* [groups, width]; or null where dfactor is */
+  const float* factor;    /* [rows], or null = 1 */
+  const int32_t* offsets; /* as in _forward */
+  float* dbias;           /* [groups, width], added to; or null */
+  float* dfactor;         /* [rows]; or null */
   int64_t rows;
   int64_t groups;
   int64_t width;

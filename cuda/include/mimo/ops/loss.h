@@ -1,29 +1,29 @@
-/* Losses over a vocabulary that ranks may share. */
+/* Cross entropy and Kullback-Leibler divergence over a vocabulary that is sharded over ranks: statistics, loss, gradient. */
 #pragma once
 
 #include "../stream.h"
 
-/* Per row of this shard of the vocabulary: maximum, Σ exp(l - maximum), and the label's logit (0 and found = 0 when
- * another shard owns it). Columns at or beyond vocabulary_live (padding) do not exist. */
+/* For each token, over the logits l of this shard of the vocabulary: the maximum, Σ exp(l - maximum), and the label's logit,
+ * or 0 with found = 0 where the label is not in this shard. Columns from vocabulary_live on are padding and not read. */
 typedef struct mimo_cross_entropy_statistics_args {
-  const void* logits; /* [T, vocabulary_rows] */
-  const int32_t* labels;
-  float* maximum;      /* [T] */
-  float* sum_exp;      /* [T] */
-  float* target_logit; /* [T] */
-  int32_t* found;      /* [T] */
+  const void* logits;    /* [T, vocabulary_rows] */
+  const int32_t* labels; /* [T] */
+  float* maximum;        /* [T] */
+  float* sum_exp;        /* [T] */
+  float* target_logit;   /* [T] */
+  int32_t* found;        /* [T] */
   int64_t tokens;
-  int64_t vocabulary_start;
-  int64_t vocabulary_rows;
-  int64_t vocabulary_live; /* rows of this shard that are real */
+  int64_t vocabulary_start; /* id of the shard's first column */
+  int64_t vocabulary_rows;  /* columns of the shard */
+  int64_t vocabulary_live;  /* columns that are not padding */
   int32_t dtype;
 } mimo_cross_entropy_statistics_args;
 MIMO_API int32_t mimo_cross_entropy_statistics(mimo_stream* stream, const mimo_cross_entropy_statistics_args* args);
 
-/* Combines the statistics of `shards` vocabulary shards, [shards, T] each. lse = log Σ exp. A label that no shard owns
- * (such as -100) counts as a logit equal to the row maximum, as in Megatron. loss = lse - target + z_loss lse². */
+/* loss = lse - target + z_loss lse², lse = log Σ exp(l), from the statistics of all shards. The logit of a label that is in no
+ * shard (such as -100) counts as the maximum, as in Megatron. */
 typedef struct mimo_cross_entropy_loss_args {
-  const float* maximum;
+  const float* maximum; /* [shards, T], as the three below */
   const float* sum_exp;
   const float* target_logit;
   const int32_t* found;
@@ -35,41 +35,41 @@ typedef struct mimo_cross_entropy_loss_args {
 } mimo_cross_entropy_loss_args;
 MIMO_API int32_t mimo_cross_entropy_loss(mimo_stream* stream, const mimo_cross_entropy_loss_args* args);
 
-/* dlogits = dloss[t] * ((1 + 2 z_loss lse) softmax - [v = label]); dlogits may be logits itself. Padding columns get
- * zero. round_bf16 = 1 rounds the gradient to bf16 whatever the dtype, as Megatron's fused loss does. */
+/* dlogits[t][v] = dloss[t] * ((1 + 2 z_loss lse) softmax - [v = label]), zero in padding columns; dlogits may be logits
+ * itself. */
 typedef struct mimo_cross_entropy_backward_args {
-  const void* logits;
-  const int32_t* labels;
-  const float* lse;
-  const float* dloss; /* [T] */
-  void* dlogits;
+  const void* logits;    /* [T, vocabulary_rows] */
+  const int32_t* labels; /* [T] */
+  const float* lse;      /* [T] */
+  const float* dloss;    /* [T] */
+  void* dlogits;         /* [T, vocabulary_rows] */
   int64_t tokens;
   int64_t vocabulary_start;
   int64_t vocabulary_rows;
   int64_t vocabulary_live;
   float z_loss;
-  int32_t round_bf16;
+  int32_t round_bf16; /* 1: the gradient is rounded to bf16 whatever the dtype, as Megatron's fused loss does */
   int32_t dtype;
 } mimo_cross_entropy_backward_args;
 MIMO_API int32_t mimo_cross_entropy_backward(mimo_stream* stream, const mimo_cross_entropy_backward_args* args);
 
-/* Statistics of a vocabulary shard for the divergence of a student from a teacher (docs/spec/elastic.md §11). Per token, over
- * the live columns of s = student / temperature and t = teacher / temperature: max s, sum exp(s - max s), max t,
- * sum exp(t - max t), sum exp(t - max t) (t - s). */
+/* Statistics of a vocabulary shard for the divergence of a student from a teacher (docs/spec/elastic.md §11): for each token,
+ * over the first vocabulary_live columns of s = student / temperature and t = teacher / temperature: max s, Σ exp(s - max s),
+ * max t, Σ exp(t - max t), Σ exp(t - max t) (t - s). */
 typedef struct mimo_kl_statistics_args {
   const void* student; /* [T, vocabulary_rows] */
   const void* teacher; /* [T, vocabulary_rows] */
   float* statistics;   /* [5, T] */
   int64_t tokens;
   int64_t vocabulary_rows;
-  int64_t vocabulary_live; /* columns from here on do not exist */
+  int64_t vocabulary_live; /* columns that are not padding */
   float inverse_temperature;
   int32_t student_dtype;
   int32_t teacher_dtype;
 } mimo_kl_statistics_args;
 MIMO_API int32_t mimo_kl_statistics(mimo_stream* stream, const mimo_kl_statistics_args* args);
 
-/* loss = sum over the vocabulary of P_t (log P_t - log P_s), from the statistics of all shards. */
+/* loss = Σ P_t (log P_t - log P_s) over the vocabulary, from the statistics of all shards. */
 typedef struct mimo_kl_loss_args {
   const float* statistics; /* [shards, 5, T] */
   float* loss;             /* [T] */
@@ -80,14 +80,14 @@ typedef struct mimo_kl_loss_args {
 } mimo_kl_loss_args;
 MIMO_API int32_t mimo_kl_loss(mimo_stream* stream, const mimo_kl_loss_args* args);
 
-/* dlogits = dloss (P_s - P_t) / temperature, 0 in columns that do not exist. dlogits may be the student's memory. */
+/* dlogits = dloss (P_s - P_t) / temperature, 0 in padding columns. dlogits may be `student` itself. */
 typedef struct mimo_kl_backward_args {
-  const void* student;
-  const void* teacher;
+  const void* student;      /* [T, vocabulary_rows] */
+  const void* teacher;      /* [T, vocabulary_rows] */
   const float* student_lse; /* [T] */
   const float* teacher_lse; /* [T] */
   const float* dloss;       /* [T] */
-  void* dlogits;            /* of the student's type */
+  void* dlogits;            /* [T, vocabulary_rows], in student_dtype */
   int64_t tokens;
   int64_t vocabulary_rows;
   int64_t vocabulary_live;

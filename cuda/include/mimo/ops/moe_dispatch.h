@@ -1,50 +1,52 @@
-/* Rows on their way to experts and back. */
+/* Dispatch of tokens to experts: the order of rows, permutation, the plan of exchanges between ranks, and nodes. */
 #pragma once
 
 #include "../stream.h"
 
-/* Order in which token copies are processed: rows sorted by (expert, token). A slot is token * K + choice. */
+/* Sorts the copies of tokens that go to experts: rows are in the order of (expert, token). A slot is token * K + choice. */
 typedef struct mimo_moe_sort_args {
-  const int32_t* expert_index; /* [T, K]; -1 (anything outside 0 .. E-1) = dropped */
-  int32_t* offsets;            /* [E + 1] first row of every expert; the last is the number of rows */
+  const int32_t* expert_index; /* [T, K]; a number outside 0 .. E - 1, such as -1, drops the slot */
+  int32_t* offsets;            /* [E + 1]: the first row of each expert; the last element is the number of rows */
   int32_t* row_of_slot;        /* [T K]; -1 for a dropped slot */
-  int32_t* slot_of_row;        /* [T K] */
+  int32_t* slot_of_row;        /* [T K]; undefined from offsets[E] on */
   int64_t tokens;
   int64_t topk;
   int64_t experts;
 } mimo_moe_sort_args;
 MIMO_API int32_t mimo_moe_sort(mimo_stream* stream, const mimo_moe_sort_args* args);
 
-/* Where the rows of an exchange between the ranks that hold experts come from and go to. Members are in expert-parallel order, the
- * `expert_tensor` members of an expert side by side; expert e is local expert e mod local_experts of the members of
- * e / local_experts. Rows lie in expert order where their tokens are; where their expert is, by (local expert, member, row).
- * Ranges are what mimo_group_exchange_rows reads: first row here, first row at the member, rows; one for each local expert of the
- * receiver of the way out. On the way back rows of the p-th member of an expert come to rows p * region_rows and on.
- * A member has room for `capacity` rows: the last rows, which do not fit, stay away, in both directions. */
+/* Where the rows of an exchange between the ranks that hold experts come from and go to: out to the experts, and back to the
+ * tokens. Members are in expert-parallel order, the `expert_tensor` members that share experts side by side; expert e is local
+ * expert e mod local_experts of the e / local_experts-th such set of members. At their tokens' member, rows are in the order of
+ * experts; at their expert's member, in that of (local expert, member, row). Ranges [first row here, first row at the member,
+ * number of rows] are what mimo_group_exchange_rows reads, one for each local expert of the member with the expert. On the way
+ * back the rows of the p-th member of a set come to rows from p * region_rows on. A member has room for `capacity` rows: rows
+ * beyond, the last in its order, are left out in both directions. */
 typedef struct mimo_expert_exchange_plan_args {
-  const int32_t* offsets;    /* [members, experts + 1]: every member's first rows of all experts */
-  int32_t* out_send;         /* [members, local_experts, 3] */
-  int32_t* out_receive;      /* [members, local_experts, 3] */
-  int32_t* back_send;        /* [members, local_experts, 3] */
-  int32_t* back_receive;     /* [members, local_experts, 3] */
-  int32_t* local_offsets;    /* [local_experts + 1]: first row of each expert of this member */
-  int32_t* overflow;         /* [2], or null: the most rows that this member was sent and had no room for, and its room then */
+  const int32_t* offsets; /* [members, E + 1]: `offsets` of moe_sort of every member */
+  int32_t* out_send;      /* [members, local_experts, 3] */
+  int32_t* out_receive;   /* [members, local_experts, 3] */
+  int32_t* back_send;     /* [members, local_experts, 3] */
+  int32_t* back_receive;  /* [members, local_experts, 3] */
+  int32_t* local_offsets; /* [local_experts + 1]: the first row of each expert of this member, and the number of rows */
+  int32_t* overflow;      /* [2], raised where more than `capacity` rows came: their number, capacity; or null */
   int64_t members;
-  int64_t member; /* this one */
-  int64_t expert_tensor;
+  int64_t member;        /* index of this member */
+  int64_t expert_tensor; /* divides members */
   int64_t local_experts;
   int64_t capacity;
   int64_t region_rows;
 } mimo_expert_exchange_plan_args;
 MIMO_API int32_t mimo_expert_exchange_plan(mimo_stream* stream, const mimo_expert_exchange_plan_args* args);
 
-/* The nodes that hold a token's experts, each once: a token's row goes to each of them once, whatever the number of its experts
- * there. Expert e lies on node e / node_experts. Beside the row goes its routing, from which the node finds its own experts. */
+/* The nodes that hold a token's experts, each named once: the token's row is sent to a node once, however many of its experts
+ * are there (docs/spec/moe-performance.md §2.3). Expert e is on node e / node_experts. The routing is sent with the row; a node
+ * finds its own experts in it. */
 typedef struct mimo_moe_token_nodes_args {
   const int32_t* expert_index; /* [T, K]; outside 0 .. nodes node_experts - 1 = dropped */
   const float* probabilities;  /* [T, K] */
-  int32_t* node_index;         /* [T, W]: in the order of the first choice that lies there, then -1 */
-  float* routing;              /* [T, 2 K]: experts as numbers, -1 = dropped; then probabilities */
+  int32_t* node_index;         /* [T, W]: nodes in the order of the choices, then -1 */
+  float* routing;              /* [T, 2 K]: K expert indices as floats, -1 = dropped; then K probabilities */
   int64_t tokens;
   int64_t topk;
   int64_t nodes;
@@ -53,45 +55,46 @@ typedef struct mimo_moe_token_nodes_args {
 } mimo_moe_token_nodes_args;
 MIMO_API int32_t mimo_moe_token_nodes(mimo_stream* stream, const mimo_moe_token_nodes_args* args);
 
-/* Experts of one node in the routing that came beside rows. */
+/* The experts of this node in the routing that came with R rows. Unlike others, this operation writes rows beyond row_count. */
 typedef struct mimo_moe_node_experts_args {
-  const float* routing;     /* [R, 2 K] of mimo_moe_token_nodes */
-  const int32_t* row_count; /* rows that are live, or null = R */
-  int32_t* expert_index;    /* [R, K] counted from first_expert; -1: of another node, dropped, or of a row that is not live */
+  const float* routing;     /* [R, 2 K], of moe_token_nodes */
+  const int32_t* row_count; /* or null = R */
+  int32_t* expert_index;    /* [R, K], counted from first_expert; -1: of another node, dropped, or of a row beyond row_count */
   float* probabilities;     /* [R, K]; 0 where the index is -1 */
-  int64_t rows;
+  int64_t rows;             /* R */
   int64_t topk;
-  int64_t first_expert;
-  int64_t experts;
+  int64_t first_expert; /* the node's first expert */
+  int64_t experts;      /* how many experts the node has */
 } mimo_moe_node_experts_args;
 MIMO_API int32_t mimo_moe_node_experts(mimo_stream* stream, const mimo_moe_node_experts_args* args);
 
-/* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]. Backward of moe_unpermute. The rows may be
- * written in e4m3 too, as e4m3_rows rounds them, or in e4m3 alone. */
+/* rows[r] = x[slot_of_row[r] / K], row_probability[r] = probabilities[slot_of_row[r]]: copies tokens into the order of
+ * moe_sort, and is the gradient of moe_unpermute. Rows may be written in e4m3 too, as e4m3_rows rounds them, or in e4m3 alone. */
 typedef struct mimo_moe_permute_args {
   const void* x;              /* [T, width] */
   const float* probabilities; /* [T, K], or null */
-  const int32_t* slot_of_row; /* [T K] */
-  const int32_t* row_count;   /* offsets + E, or null = T K */
+  const int32_t* slot_of_row; /* [T K], of moe_sort */
+  const int32_t* row_count;   /* offsets + E of moe_sort, or null = T K */
   void* rows;                 /* [T K, width]; or null, where e4m3 is given */
-  float* row_probability;     /* [T K], or null */
-  void* e4m3;                 /* [T K, width] a byte an element, or null; GPUs: bf16, width a multiple of 16 */
-  float* e4m3_factors;        /* [ceil(width / 128), T K rounded up to 4] what a run's bytes are multiplied by; or null */
+  float* row_probability;     /* [T K]; null where probabilities is */
+  void* e4m3;                 /* [T K, width], one byte an element; or null. On GPUs: dtype bf16, width a multiple of 16 */
+  float* e4m3_factors;        /* as `factors` of e4m3_rows for T K rows; null where e4m3 is */
   int64_t tokens;
   int64_t topk;
   int64_t width;
-  int32_t dtype;
+  int32_t dtype; /* of x and rows, f32 or bf16 */
 } mimo_moe_permute_args;
 MIMO_API int32_t mimo_moe_permute(mimo_stream* stream, const mimo_moe_permute_args* args);
 
-/* y[t] = Σ_k rows[row_of_slot[t, k]], fp32 sum, one rounding; probabilities[slot] = row_probability[row_of_slot[slot]]
- * (0 for a dropped slot). Backward of moe_permute. */
+/* y[t] = Σ_k rows[row_of_slot[t, k]], summed in fp32 and rounded once; probabilities[slot] =
+ * row_probability[row_of_slot[slot]], 0 for a dropped slot: adds up the rows of each token, and is the gradient of
+ * moe_permute. */
 typedef struct mimo_moe_unpermute_args {
   const void* rows;             /* [T K, width] */
-  const float* row_probability; /* or null */
-  const int32_t* row_of_slot;
-  void* y;              /* [T, width] */
-  float* probabilities; /* [T, K], or null */
+  const float* row_probability; /* [T K], or null */
+  const int32_t* row_of_slot;   /* [T K], of moe_sort */
+  void* y;                      /* [T, width] */
+  float* probabilities;         /* [T, K]; null where row_probability is */
   int64_t tokens;
   int64_t topk;
   int64_t width;

@@ -1,17 +1,17 @@
-/* Norms. */
+/* RMSNorm and LayerNorm, each with an optional residual sum before it. */
 #pragma once
 
 #include "../stream.h"
 
-/* h = x + residual, rounded to its type;  y = h * rsqrt(mean(h²) + epsilon) * weight, the mean over each run of
- * `group_size` columns. */
+/* h = x + residual, rounded to `dtype`;  y = h * rstd * weight,  rstd = 1 / sqrt(mean(h²) + epsilon), the mean over each run
+ * of `group_size` columns. */
 typedef struct mimo_rms_norm_forward_args {
-  const void* x;
-  const void* residual; /* stride = x_stride; or null: h = x */
+  const void* x;        /* [rows, width] */
+  const void* residual; /* [rows, width], stride x_stride; or null: h = x */
   const void* weight;   /* [width] */
-  void* sum;            /* h where there is a residual, else null; stride = width */
-  void* y;
-  float* rstd; /* [rows, width / group_size] */
+  void* sum;            /* h, [rows, width] contiguous, where there is a residual; else null */
+  void* y;              /* [rows, width] */
+  float* rstd;          /* [rows, width / group_size] */
   int64_t rows;
   int64_t width;
   int64_t group_size;
@@ -23,15 +23,15 @@ typedef struct mimo_rms_norm_forward_args {
 } mimo_rms_norm_forward_args;
 MIMO_API int32_t mimo_rms_norm_forward(mimo_stream* stream, const mimo_rms_norm_forward_args* args);
 
-/* dx = dresidual + gradient of the norm at x; dx may be dresidual itself. */
+/* dx = dresidual + the gradient of the norm at h; dx may be dresidual itself. */
 typedef struct mimo_rms_norm_backward_args {
-  const void* dy;
-  const void* x; /* the normalised input (h above) */
-  const void* weight;
-  const float* rstd;
-  const void* dresidual; /* [rows, width] added to dx, or null */
-  void* dx;
-  float* dweight; /* [width], or null when the weight is frozen */
+  const void* dy;        /* [rows, width] */
+  const void* x;         /* h of _forward: x, or the sum where there was a residual */
+  const void* weight;    /* [width] */
+  const float* rstd;     /* of _forward */
+  const void* dresidual; /* [rows, width], stride dx_stride, added to dx; or null */
+  void* dx;              /* [rows, width] */
+  float* dweight;        /* [width], added to; or null: the weight is frozen */
   int64_t rows;
   int64_t width;
   int64_t group_size;
@@ -43,16 +43,17 @@ typedef struct mimo_rms_norm_backward_args {
 } mimo_rms_norm_backward_args;
 MIMO_API int32_t mimo_rms_norm_backward(mimo_stream* stream, const mimo_rms_norm_backward_args* args);
 
-/* h = x + residual, rounded to its type;  y = (h - mean) * rstd * weight + bias over rows of `width`, biased variance. */
+/* h = x + residual, rounded to `dtype`;  y = (h - mean) * rstd * weight + bias,  rstd = 1 / sqrt(variance + epsilon), mean and
+ * variance over a row's `width` columns, the variance divided by width. All tensors are contiguous. */
 typedef struct mimo_layer_norm_forward_args {
-  const void* x;
-  const void* residual; /* or null: h = x */
-  const void* weight;
-  const void* bias;
-  void* sum; /* h where there is a residual, else null */
-  void* y;
-  float* mean; /* [rows] */
-  float* rstd; /* [rows] */
+  const void* x;        /* [rows, width] */
+  const void* residual; /* [rows, width]; or null: h = x */
+  const void* weight;   /* [width] */
+  const void* bias;     /* [width] */
+  void* sum;            /* h, [rows, width], where there is a residual; else null */
+  void* y;              /* [rows, width] */
+  float* mean;          /* [rows] */
+  float* rstd;          /* [rows] */
   int64_t rows;
   int64_t width;
   float epsilon;
@@ -61,16 +62,17 @@ typedef struct mimo_layer_norm_forward_args {
 } mimo_layer_norm_forward_args;
 MIMO_API int32_t mimo_layer_norm_forward(mimo_stream* stream, const mimo_layer_norm_forward_args* args);
 
+/* dx = dresidual + the gradient of the norm at h; dx may be dresidual itself. */
 typedef struct mimo_layer_norm_backward_args {
-  const void* dy;
-  const void* x; /* the normalised input (h above) */
-  const void* weight;
-  const float* mean;
-  const float* rstd;
-  const void* dresidual; /* or null */
-  void* dx;
-  float* dweight; /* or null */
-  float* dbias;   /* or null */
+  const void* dy;        /* [rows, width] */
+  const void* x;         /* h of _forward: x, or the sum where there was a residual */
+  const void* weight;    /* [width] */
+  const float* mean;     /* of _forward */
+  const float* rstd;     /* of _forward */
+  const void* dresidual; /* [rows, width], added to dx; or null */
+  void* dx;              /* [rows, width] */
+  float* dweight;        /* [width], added to; or null */
+  float* dbias;          /* [width], added to; or null */
   int64_t rows;
   int64_t width;
   int32_t dtype;

@@ -1,12 +1,12 @@
-/* Sums and counts. */
+/* Sums and counts, whose order depends on sizes alone. */
 #pragma once
 
 #include "../stream.h"
 
-/* dbias[c] += sum over rows of dy[r][c]: gradient of a bias. */
+/* dbias[c] += Σ dy[r][c] over the rows: the gradient of a bias. */
 typedef struct mimo_column_sum_args {
-  const void* dy; /* [rows, width] */
-  float* dbias;   /* [width] */
+  const void* dy;           /* [rows, width] */
+  float* dbias;             /* [width] */
   const int32_t* row_count; /* or null */
   int64_t rows;
   int64_t width;
@@ -15,7 +15,7 @@ typedef struct mimo_column_sum_args {
 } mimo_column_sum_args;
 MIMO_API int32_t mimo_column_sum(mimo_stream* stream, const mimo_column_sum_args* args);
 
-/* sum[0] += Σ mask[t] x[t]; count[0] += Σ mask[t]. */
+/* sum[0] += Σ mask[i] x[i]; count[0] += Σ mask[i]; in fp64. */
 typedef struct mimo_masked_sum_args {
   const float* x;
   const float* mask; /* or null = 1 */
@@ -25,7 +25,7 @@ typedef struct mimo_masked_sum_args {
 } mimo_masked_sum_args;
 MIMO_API int32_t mimo_masked_sum(mimo_stream* stream, const mimo_masked_sum_args* args);
 
-/* sum[0] += Σ x², in fp64, in a fixed order. */
+/* sum[0] += Σ x[i]², in fp64. */
 typedef struct mimo_sum_of_squares_args {
   const void* x;
   double* sum;
@@ -34,7 +34,7 @@ typedef struct mimo_sum_of_squares_args {
 } mimo_sum_of_squares_args;
 MIMO_API int32_t mimo_sum_of_squares(mimo_stream* stream, const mimo_sum_of_squares_args* args);
 
-/* count[0] += number of zeros. */
+/* count[0] += how many elements of x are 0. */
 typedef struct mimo_count_zeros_args {
   const float* x;
   double* count;
@@ -42,7 +42,7 @@ typedef struct mimo_count_zeros_args {
 } mimo_count_zeros_args;
 MIMO_API int32_t mimo_count_zeros(mimo_stream* stream, const mimo_count_zeros_args* args);
 
-/* flag[0] = 1 if an element is NaN or infinite; else flag is left alone. */
+/* flag[0] = 1 if an element of x is NaN or infinite; else flag is left alone. */
 typedef struct mimo_find_nonfinite_args {
   const void* x;
   int32_t* flag;
