@@ -61,14 +61,14 @@ function obstacle(path: string): string | null {
 	return null;
 }
 
-/** Why `bytes` do not fit on the disk of `root`, where removable leftovers count as free; null: they do. */
-export function roomProblem(root: string, bytes: number): string | null {
+/** Why `bytes` of `what` do not fit on the disk of `root`, where removable leftovers count as free; null: they do. */
+export function roomProblem(what: string, root: string, bytes: number): string | null {
 	try {
 		const { bsize, blocks, bavail } = statfsSync(root);
 		const free = bsize * bavail + leftoverBytes(root);
 		// A file system that counts no blocks does not know.
 		if (blocks === 0 || free >= bytes) return null;
-		return `--save ${root}: a checkpoint needs ${formatBytes(bytes)} (${bytes} bytes), but only ${formatBytes(free)} (${free} bytes) are free there.`;
+		return `${what} needs ${formatBytes(bytes)} (${bytes} bytes), but only ${formatBytes(free)} (${free} bytes) are free there.`;
 	} catch (error) {
 		return fileError("read", root, error).message;
 	}

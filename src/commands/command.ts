@@ -60,7 +60,8 @@ export function describeError(error: unknown): { readonly sentence: string; read
 		if (explained.includes(error.status)) return { sentence: error.message, exitCode: exitCodes.failure };
 	}
 	if (error instanceof RangeError && /out of memory|allocat/i.test(error.message)) {
-		return { sentence: `Out of memory: ${error.message}.`, exitCode: exitCodes.failure };
+		const more = /^out of memory\.?$/i.test(error.message) ? "" : `: ${error.message}`;
+		return { sentence: `Out of memory${more}.`, exitCode: exitCodes.failure };
 	}
 	const { code, syscall, path } = (error ?? {}) as Partial<NodeJS.ErrnoException>;
 	if (code !== undefined && scarce.includes(code)) {

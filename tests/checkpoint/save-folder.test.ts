@@ -51,10 +51,10 @@ test("what will be made later is looked at too", () => {
 test("a checkpoint that does not fit is refused with its bytes", () => {
 	const { bsize, blocks } = statfsSync(folder);
 	mkdirSync(at("room"));
-	expect(roomProblem(at("room"), 1)).toBeNull();
-	expect(roomProblem(at("room"), bsize * blocks + 1)).toMatch(
+	expect(roomProblem("--save room: a checkpoint", at("room"), 1)).toBeNull();
+	expect(roomProblem("--save room: a checkpoint", at("room"), bsize * blocks + 1)).toMatch(
 		new RegExp(
-			`^--save ${at("room")}: a checkpoint needs [\\d.]+ .B \\(${bsize * blocks + 1} bytes\\), but only [\\d.]+ .?B \\(\\d+ bytes\\) are free there\\.$`,
+			`^--save room: a checkpoint needs [\\d.]+ .B \\(${bsize * blocks + 1} bytes\\), but only [\\d.]+ .?B \\(\\d+ bytes\\) are free there\\.$`,
 		),
 	);
 });

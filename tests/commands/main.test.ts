@@ -77,6 +77,7 @@ test("an error is one sentence; what only the programmer understands says how to
 		sentence: "The file a.txt is empty.",
 		exitCode: 3,
 	});
+	expect(describeError(new RangeError("Out of memory")).sentence).toBe("Out of memory.");
 	expect(describeError(new NativeError("mimo_memory_allocate", Status.outOfMemory, "8 GiB were refused."))).toEqual({
 		sentence: "Out of memory: 8 GiB were refused.",
 		exitCode: 1,

@@ -24,11 +24,10 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	["too little text", ["--seq-length", "100000"], /fewer than one sample of sequence-length 100000/],
 	["tokens outside the vocabulary", ["--vocab-size", "64"], /outside the vocabulary of vocab-size 64\.$/],
 	["a tokenizer that is none", ["--tokenizer", "text.txt"], /^mimo: The tokenizer file .*text\.txt .*\.$/],
-	// No machine has it.
 	[
-		"a model larger than memory",
-		["--hidden-size", "1000000000"],
-		/^mimo: Rank 0 needs \d+\.\d GiB at the peak, as mimo plan counts; .* has \d+\.\d GiB\. /,
+		"a model that the disk cannot take at the end",
+		["--hidden-size", "1000000000000"],
+		/^mimo: --save-hf never: the model needs [\d.]+ .B \(\d+ bytes\), but only .* are free there\.$/,
 	],
 	[
 		"a file where checkpoints should go",

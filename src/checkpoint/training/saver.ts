@@ -87,7 +87,8 @@ export class CheckpointSaver implements Disposable {
 		const { root, world, tensors, withOptimizer, goesOnAfterFailure, warn } = this.options;
 		const all = exchangeTexts(world, String(tensors.writtenBytes(withOptimizer)));
 		const bytes = all.reduce((sum, own) => sum + Number(own), 0);
-		const [problem] = exchangeTexts(world, world.rank === 0 ? (roomProblem(root, bytes) ?? "") : "") as [string];
+		const own = world.rank === 0 ? roomProblem(`--save ${root}: a checkpoint`, root, bytes) : null;
+		const [problem] = exchangeTexts(world, own ?? "") as [string];
 		if (problem === "") return;
 		if (goesOnAfterFailure) warn(problem);
 		else if (world.rank === 0) throw new UserError(problem);

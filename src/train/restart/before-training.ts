@@ -2,15 +2,17 @@
  * Checks the checkpoints and Hugging Face folders of a run before ranks start: opens them and compares them with the
  * configuration, without reading weights.
  */
-import { join } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";
 import { requireWritable } from "../../checkpoint/hf/ownership.ts";
 import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
+import { roomProblem } from "../../checkpoint/save-folder.ts";
 import { requireOwnSteps, type Start } from "../../checkpoint/training/own-checkpoints.ts";
 import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
+import { countParameters } from "../../models/hybrid/counts.ts";
 import { UserError } from "../../native/errors.ts";
 import { languageKeys, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
@@ -31,6 +33,19 @@ export function requireStart(c: TrainingConfiguration): void {
 	requireWritable(c.saveHf, lineage);
 	// A model that was loaded from a Hugging Face folder can always be written as one.
 	if (c.loadHf === null) configurationToHuggingFace(languageKeys(c), "float32", `--save-hf ${c.saveHf}`);
+	requireRoomForModel(c, c.saveHf);
+}
+
+/** Throws a UserError where the language model alone would not fit on the disk: the end of a training is too late to say so. */
+function requireRoomForModel(c: TrainingConfiguration, target: string): void {
+	// Weights that came from elsewhere go back in their own types, of which no float is shorter.
+	const valueBytes = c.loadHf === null && c.load === null && c.pretrainedCheckpoint === null ? 4 : 2;
+	const problem = roomProblem(
+		`--save-hf ${target}: the model`,
+		dirname(resolve(target)),
+		valueBytes * countParameters(c).total,
+	);
+	if (problem !== null) throw new UserError(problem);
 }
 
 /** Lineage of the checkpoint that the run continues, after checking that it fits; null: a new training, or unknown. */
