@@ -180,6 +180,10 @@ test("missing keys are all named", () => {
 test("what keys must satisfy together", () => {
 	const blamed = (...args: string[]) => mistakes(...tiny, ...args).map((line) => line.split(":")[0]);
 	expect(blamed("--moe-router-topk", "9")).toEqual(["--moe-router-topk"]);
+	const softmax = ["--moe-router-score-function", "softmax", "--no-moe-router-enable-expert-bias"];
+	expect(blamed("--moe-router-topk", "1", ...softmax)).toEqual(["--moe-router-topk"]);
+	const learns = ["--moe-router-topk", "1", ...softmax, "--moe-router-pre-softmax"];
+	expect(resolveConfiguration([...tiny, ...learns]).configuration.moeRouterTopk).toBe(1);
 	expect(blamed("--num-query-groups", "3")).toEqual(["num-attention-heads (preset nemotron-tiny)"]);
 	expect(blamed("--min-lr", "1")).toEqual(["--min-lr"]);
 	expect(blamed("--train-iters", "300", "--train-samples", "100")).toEqual(["--train-samples"]);

@@ -59,6 +59,16 @@ const routingChecks: readonly Check[] = [
 			"moe-router-topk",
 			`allowed is at most num-experts (${c.numExperts})`,
 		),
+	// As in Megatron: the softmax of a single score is 1, whatever the router says.
+	(c) =>
+		unless(
+			!c.hybridLayerPattern.includes("E") ||
+				c.moeRouterTopk > 1 ||
+				c.moeRouterScoreFunction !== "softmax" ||
+				c.moeRouterPreSoftmax,
+			"moe-router-topk",
+			"allowed with moe-router-score-function softmax is at least 2, or 1 with moe-router-pre-softmax: without it the only expert's weight is always 1 and the router does not learn",
+		),
 	(c) =>
 		unless(
 			c.numExperts % c.moeRouterNumGroups === 0,
