@@ -4,7 +4,8 @@
  */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { PatchGrid } from "../models/radio/config.ts";
+import { outputRows, type PatchGrid } from "../models/radio/config.ts";
+import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { counted } from "../native/counted.ts";
 import { UserError } from "../native/errors.ts";
 import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
@@ -145,19 +146,22 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 /** The one image of a mock sample, and how many image tokens it makes (docs/spec/runtime.md §8). */
 export function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid; readonly tokens: number } {
 	if (!hasEncoder(c)) return { grid: { rows: 0, columns: 0 }, tokens: 0 };
-	if (!c.disableVisionClassToken) throw new UserError("Mock data needs --disable-vision-class-token.");
-	const shuffled = c.pixelShuffle ? 4 : 1;
+	const { tower } = encoderConfig(c);
 	if (c.dynamicResolution) {
 		const tokens = c.imageSeqLength ?? Math.floor(c.seqLength / 2);
-		return { grid: mockGrid(tokens * shuffled, c.pixelShuffle), tokens };
+		const classTokens = outputRows(tower, { rows: 0, columns: 0 });
+		if (tokens <= classTokens) {
+			throw new UserError(`${tokens} image tokens leave no patches beside ${classTokens} class tokens.`);
+		}
+		return { grid: mockGrid((tokens - classTokens) * (c.pixelShuffle ? 4 : 1), c.pixelShuffle), tokens };
 	}
 	const grid = { rows: Math.floor(c.imgH / c.patchDim), columns: Math.floor(c.imgW / c.patchDim) };
-	const tokens = (grid.rows * grid.columns) / shuffled;
-	if (c.pixelShuffle && (grid.rows !== grid.columns || grid.rows % 2 !== 0)) {
+	if (c.pixelShuffle && (grid.rows % 2 !== 0 || grid.columns % 2 !== 0)) {
 		throw new UserError(
-			`--pixel-shuffle needs a square, even grid of patches; img-h × img-w and patch-dim make ${grid.rows} × ${grid.columns}.`,
+			`--pixel-shuffle needs an even number of rows and of columns of patches; img-h × img-w and patch-dim make ${grid.rows} × ${grid.columns}.`,
 		);
 	}
+	const tokens = outputRows(tower, grid);
 	if (c.imageSeqLength !== null && c.imageSeqLength !== tokens) {
 		throw new UserError(
 			`image-seq-length is ${c.imageSeqLength}, but an image of img-h × img-w makes ${tokens} image tokens.`,

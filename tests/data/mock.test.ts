@@ -1,5 +1,6 @@
 import { describe, expect, test } from "bun:test";
-import { datasetSeed, MockData, mockGrid, mockImages } from "../../src/data/mock.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { datasetSeed, MockData, mockGrid, mockImage, mockImages } from "../../src/data/mock.ts";
 
 test("the specification's vector: vocabulary 131072, image id 511, seed 1234", () => {
 	const data = new MockData({
@@ -65,6 +66,19 @@ test("grids are nearest to square, even where pixels are shuffled", () => {
 	expect(mockGrid(40, true)).toEqual({ rows: 4, columns: 10 });
 	expect(mockGrid(15, false)).toEqual({ rows: 3, columns: 5 });
 	expect(() => mockGrid(15, true)).toThrow("No grid of 15 patches");
+});
+
+test("class tokens are image tokens too, and a fixed size may be wider than high", () => {
+	const image = (values: Record<string, unknown>) =>
+		mockImage(configurationOf({ preset: "nemotron-vlm-tiny", "pixel-shuffle": false, ...values }));
+	const classes = { "disable-vision-class-token": false, "class-token-len": 4 };
+	expect(image(classes)).toEqual({ grid: { rows: 4, columns: 7 }, tokens: 32 });
+	expect(image({ ...classes, "dynamic-resolution": false, "img-h": 16, "img-w": 32 }).tokens).toBe(2 * 4 + 4);
+	const wide = { "dynamic-resolution": false, "pixel-shuffle": true, "img-h": 16, "img-w": 32 };
+	expect(image(wide)).toEqual({ grid: { rows: 2, columns: 4 }, tokens: 2 });
+	expect(() => image({ ...classes, "class-token-len": 32 })).toThrow(
+		"32 image tokens leave no patches beside 32 class tokens.",
+	);
 });
 
 test("images are zeros, one a sample", () => {

@@ -49,6 +49,7 @@ test("GPUs of ranks of their own, and devices that do not tell, are not asked", 
 	const apart = configurationOf({ ...shared, "llm-offset": 2 });
 	await requireMemory(apart, 0, { ...device, kind: "cuda", memoryBytes: 1 });
 	// Data that mock data cannot imitate are not planned.
-	const classes = configurationOf({ ...shared, "disable-vision-class-token": false, "data-path": "x.yaml" });
+	const many = { "disable-vision-class-token": false, "pixel-shuffle": false, "class-token-len": 40 };
+	const classes = configurationOf({ ...shared, ...many, "data-path": "x.yaml" });
 	await requireMemory(classes, 0, { ...device, memoryBytes: 1 });
 });
