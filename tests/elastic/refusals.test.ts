@@ -124,6 +124,10 @@ describe("what an elastic model cannot be combined with", () => {
 			`${elastic} --normalization LayerNorm`,
 			'--normalization: the value is "LayerNorm"; LayerNorm is not built yet; allowed is RMSNorm',
 		],
+		[
+			`${elastic} --num-experts-per-layer 8 16`,
+			"--num-experts-per-layer: the value is [8,16]; allowed only without flextron: a parent's layers of a kind are alike",
+		],
 		[`${elastic} --lora-rank 4`, "--lora-rank: the value is 4; allowed only without flextron"],
 		[
 			`${elastic} --cuda-graph-impl local`,

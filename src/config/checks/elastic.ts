@@ -1,6 +1,7 @@
 /** Constraints on the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
 
 import { parsePattern } from "../hybrid-pattern.ts";
+import { perLayerSizes } from "../per-layer.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
@@ -60,6 +61,14 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	],
 	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
+	...perLayerSizes.map(
+		({ key, list }) =>
+			[
+				key,
+				(c: TrainingConfiguration) => c[list] !== null,
+				"allowed only without flextron: a parent's layers of a kind are alike",
+			] as const,
+	),
 	["freeze-lm", (c) => c.freezeLm, "allowed with flextron is false; freeze-model freezes all but the router"],
 	[
 		"cuda-graph-impl",
