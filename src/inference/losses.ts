@@ -11,7 +11,7 @@ import { UserError } from "../native/errors.ts";
 import type { World } from "../parallel/world.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
-import { dataPlaceOf, type EvaluationSource } from "../train/feed/batch-source.ts";
+import { dataPlaceOf, type EvaluationSource, readersWith } from "../train/feed/batch-source.ts";
 import { energonEvaluation } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/shared-batches.ts";
 import { openSources } from "../train/feed/sources.ts";
@@ -23,7 +23,7 @@ export interface DatasetLoss {
 	readonly dataset: string;
 	/** Part of an Energon data set; null: all of a file. */
 	readonly part: string | null;
-	/** Samples that were looked at: sequences of a text. */
+	/** Samples whose tokens count, each once: sequences of a text. */
 	readonly samples: number;
 	/** Tokens that count, and the mean of their losses. */
 	readonly tokens: number;
@@ -89,7 +89,7 @@ export async function* samplesOf(
 	const { laneCount } = place;
 	const options = {
 		world: run.state.world,
-		lane: laneOf((run.groups.language ?? run.groups.encoder)!.lane, world.device),
+		lane: laneOf(await world.group("readers", readersWith(run.topology, run.rank)), world.device),
 		states: null,
 		consumedValidSamples: 0,
 	};
@@ -105,29 +105,53 @@ export async function* samplesOf(
 			source = (await openSources({ ...own, datasetProvider: provider, evalGlobalBatchSize: size }, place, options))
 				.validation!;
 		} else {
-			// A sample of every lane a round, so that few are left over.
-			rounds = Math.floor(Math.min(most, samples!) / laneCount);
-			if (rounds === 0)
+			if (samples! < laneCount) {
 				throw new UserError(
 					`${path} has ${counted(samples!, "sample")}, fewer than the ${counted(laneCount, "data lane")}.`,
 				);
+			}
+			rounds =
+				most < samples! ? Math.max(1, Math.floor(most / laneCount)) : roundsOfAll(samples!, laneCount, c.numWorkers);
 			source = energonEvaluation(
 				{
 					...own,
 					datasetProvider: "energon",
 					validDataSplitPart: part,
 					packingBufferSize: null,
-					evalMicroBatchSize: place.share.count,
-					evalGlobalBatchSize: laneCount * place.share.count,
+					// Several samples would be left over where a data worker has read all of its own.
+					evalMicroBatchSize: 1,
+					evalGlobalBatchSize: laneCount,
 				},
 				place,
 				options,
 				tally,
+				"left out",
 			);
-			rounds = Math.max(1, Math.floor(rounds / place.share.count));
 		}
-		yield { entry, microbatches: await source.microbatches(rounds) };
+		const read = await source.microbatches(rounds);
+		const counting = read.findLastIndex((microbatch) => countedSamples(microbatch) > 0) + 1;
+		const used = Math.max(...run.state.world.exchange(Int32Array.of(counting)).map(([count]) => count!));
+		yield { entry, microbatches: read.slice(0, used) };
 	}
+}
+
+/**
+ * Rounds of a sample of every lane after which each sample was read: of workers, which share the samples equally and take
+ * turns, some have one more than others, and begin anew when they have read theirs.
+ */
+function roundsOfAll(samples: number, lanes: number, workersOfLane: number): number {
+	const workers = Math.max(1, workersOfLane);
+	return workers * Math.ceil(samples / (lanes * workers));
+}
+
+/** Samples of which a token counts in the loss. */
+function countedSamples({ text }: ImageTextMicrobatch): number {
+	let begin = 0;
+	return sampleLengths(text).filter((length) => {
+		const mask = text.lossMask.subarray(begin, begin + length);
+		begin += length;
+		return mask.some((value) => value > 0);
+	}).length;
 }
 
 /**
@@ -148,8 +172,8 @@ export async function lossesOf(
 		const at = (budget: DrawnBudget | null) => evaluate(run.state, microbatches, undefined, budget);
 		const each = budgets.map((budget) => ({ budget: budget.value, ...at(budget) }));
 		const { losses, tokens } = parent ? at(null) : each[0]!;
-		const read = microbatches.reduce((sum, { text }) => sum + sampleLengths(text).length, 0);
-		const counted = Int32Array.of(run.state.lossOwner?.counts ? read : 0);
+		const own = microbatches.reduce((sum, microbatch) => sum + countedSamples(microbatch), 0);
+		const counted = Int32Array.of(run.state.lossOwner?.counts ? own : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);
 		const { path, part } = entry;
 		const byBudget = each.map((one) => ({ budget: one.budget, loss: one.losses[languageModelLoss]! }));

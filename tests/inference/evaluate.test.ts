@@ -82,6 +82,29 @@ describe("losses", () => {
 		const { stderr } = run("evaluate --load pictures --data cats --valid-data-split-part wal");
 		expect(stderr).toMatch(/^mimo: cats has no part wal: --valid-data-split-part takes one of .*val.*\.\n$/);
 	}, 60_000);
+
+	test("of every sample once with its own pictures, whatever is left out and whichever ranks read", () => {
+		captions(folder, "birds", [14], "0,1,0");
+		const measure = (layout: string) => {
+			const flags = `--data-too-long skip --seq-length 28 --json${layout}`;
+			const { exitCode, stdout, stderr } = run(`evaluate --load pictures --data birds ${flags}`);
+			expect([exitCode, stderr]).toEqual([0, expect.stringMatching(/^\d+ samples are left out/)]);
+			return (JSON.parse(stdout) as Report).datasets[0]!;
+		};
+		const { samples, tokens, loss } = measure("");
+		expect(samples).toBeLessThan(14);
+		for (const layout of [
+			" --num-workers 0",
+			" --llm-dp 2 --llm-offset 1",
+			" --llm-dp 2 --num-workers 3 --llm-offset 1",
+			" --encoder-dp 2 --llm-offset 2",
+			" --encoder-dp 2 --llm-tp 2",
+		]) {
+			const found = measure(layout);
+			expect([layout, found.samples, found.tokens]).toEqual([layout, samples, tokens]);
+			expect(Math.abs(found.loss / loss - 1)).toBeLessThan(1e-5);
+		}
+	}, 60_000);
 });
 
 describe("questions", () => {

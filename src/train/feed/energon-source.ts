@@ -55,12 +55,16 @@ async function energonTraining(
 	};
 }
 
-/** Evaluations over the same first samples every time; the final one has eval-iters rounds too. */
+/**
+ * Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. `repeats`:
+ * whether a sample that comes again, as where a data worker has read all of its own, counts in the loss again.
+ */
 export function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
 	tally: SkippedTally,
+	repeats: "counted" | "left out" = "counted",
 ): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
@@ -69,7 +73,8 @@ export function energonEvaluation(
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, tally }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
-			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
+			const counted = repeats === "left out" ? new Set<string>() : null;
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width, counted });
 		},
 	};
 }
@@ -114,6 +119,8 @@ interface Amount {
 	readonly iteration: number;
 	/** Values of a patch. */
 	readonly width: number;
+	/** Names of the samples that count, each of them once; null or absent: samples count each time. */
+	readonly counted?: Set<string> | null;
 }
 
 /** This rank's next microbatches. Collective over the run. `source`: null if another rank of the lane reads. */
@@ -121,7 +128,7 @@ async function take(
 	source: EnergonSource | null,
 	place: DataPlace,
 	{ world, lane }: DataOptions,
-	{ perLane, size, iteration, width }: Amount,
+	{ perLane, size, iteration, width, counted = null }: Amount,
 ): Promise<readonly ImageTextMicrobatch[]> {
 	const { laneCount, textLane } = place;
 	const read: ReadonlyMap<number, ImageTextBatch>[] = [];
@@ -133,6 +140,13 @@ async function take(
 		for (const { lane: number, microbatch, sample } of source.compare(exchange, iteration).damaged) {
 			const own = number === textLane ? read[microbatch]?.get(number) : undefined;
 			if (own !== undefined) leaveOut(own.text, own.spans[sample]!);
+		}
+	}
+	for (const lanes of read) {
+		const own = textLane === null ? undefined : lanes.get(textLane);
+		for (const [sample, name] of (counted && own ? own.names : []).entries()) {
+			if (counted!.has(name)) leaveOut(own!.text, own!.spans[sample]!);
+			else counted!.add(name);
 		}
 	}
 	// If the share is equal for all microbatches, the data threads have decoded only that.
