@@ -1,6 +1,8 @@
 /** The text that `mimo plan` prints. */
+
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { counted } from "../native/counted.ts";
+import { bytesText } from "../observe/bytes-text.ts";
 import { columns } from "../observe/columns.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { LayoutFlags, LayoutKind } from "../plan/layout-candidates.ts";
@@ -10,13 +12,6 @@ import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
 
 /** Splits that the table shows besides the best of each kind. */
 const shown = 12;
-
-/** "20.3 GiB", "512 KiB". */
-export function bytesText(bytes: number): string {
-	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-	const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
-	return `${(bytes / 1024 ** power).toFixed(power < 2 ? 0 : 1)} ${units[power]}`;
-}
 
 /** "1.25 s", "31.4 ms". */
 function secondsText(seconds: number): string {

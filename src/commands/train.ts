@@ -1,8 +1,9 @@
 /** `mimo train`: flags in, one training, exit code out. */
-import { availableParallelism } from "node:os";
+import { availableParallelism, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Place } from "../launch/place.ts";
 import { counted } from "../native/counted.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
@@ -71,11 +72,16 @@ export default configuredCommand({
 				`threads ${configuration.threads}: this process may use ${counted(cores, "core")}, and more threads only wait for them.`,
 			);
 		}
+		const { requireDataRoom } = await import("../train/feed/data-room.ts");
+		const { placeFromEnvironment } = await import("../launch/place.ts");
+		const here = ranksOfHost(placeFromEnvironment(), topology.worldSize);
+		const host = { memory: totalmem(), cores };
+		const crowded = here === null ? null : requireDataRoom(configuration, topology, here, host);
+		if (crowded !== null) warn(crowded);
 		if (topology.worldSize === 1 && configuration.flightRecorderDir !== null) {
 			warn("flight-recorder-dir: a run of one process keeps no recording.");
 		}
 		const options = rankOptions(configuration, topology, topology.worldSize - 1);
-		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const { requireMemory } = await import("../plan/require-memory.ts");
 		const { requireStart } = await import("../train/restart/before-training.ts");
 		const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
@@ -101,6 +107,15 @@ function sharedDevice(c: TrainingConfiguration, { rank, size, device }: World): 
 	const devices = kind === "cpu" ? 1 : c.distributedBackend === "shm" ? deviceCount : size;
 	const ranks = Array.from({ length: size }, (_, one) => one).filter((one) => one % devices === rank % devices);
 	return { name, memoryBytes, kind, ranks };
+}
+
+/** All ranks of this host, in the one process that speaks for them; null: another one does. */
+function ranksOfHost(place: Place | null, worldSize: number): number[] | null {
+	if (place === null) return Array.from({ length: worldSize }, (_, rank) => rank);
+	if (place.launcher !== null || place.localRank !== 0) return null;
+	const local = Array.from({ length: place.localSize }, (_, one) => place.rank + one);
+	// Another number of ranks than the grids need is refused later.
+	return local.filter((rank) => rank < worldSize);
 }
 
 /**

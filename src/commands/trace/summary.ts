@@ -1,6 +1,7 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
 import { counted } from "../../native/counted.ts";
+import { bytesText } from "../../observe/bytes-text.ts";
 import { columns } from "../../observe/columns.ts";
 import { print } from "../../observe/output.ts";
 import {
@@ -10,7 +11,6 @@ import {
 	summariseTrace,
 	type Total,
 } from "../../observe/trace/summary.ts";
-import { bytesText } from "../plan-text.ts";
 
 /** Lines of a table. */
 const shown = 10;

@@ -25,13 +25,6 @@ export function millisecondsText(value: number): string {
 	return `${value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 })} ms`;
 }
 
-/** "20.3 GiB". */
-export function bytesText(bytes: number): string {
-	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-	const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
-	return `${(bytes / 1024 ** power).toFixed(power < 2 ? 0 : 1)} ${units[power]}`;
-}
-
 /** "2 h 5 min", "41 s". */
 export function durationText(seconds: number): string {
 	const whole = Math.round(seconds);

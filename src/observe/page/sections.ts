@@ -1,9 +1,11 @@
 /** The parts of a run's page, each "" where the log has nothing for it. */
+
 import { counted } from "../../native/counted.ts";
+import { bytesText } from "../bytes-text.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { bars, heatMap } from "./bars.ts";
 import { lineChart } from "./charts.ts";
-import { bytesText, durationText, escapeHtml, millisecondsText, numberText, section } from "./html.ts";
+import { durationText, escapeHtml, millisecondsText, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
