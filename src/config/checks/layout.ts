@@ -97,12 +97,12 @@ const expertNodesAreEqual: Check = (c) => {
 	);
 };
 
-/** Gathered rows are all rows: a bound on the rows that experts are sent would save no memory. */
+/** Where rows are gathered, the copies for this rank's experts have no bound: the operations that sort and copy them know none. */
 const gatheringHasNoBound: Check = (c) =>
 	unless(
 		c.moeExpertCapacityBound === null || c.moeTokenDispatcherType !== "allgather",
 		"moe-expert-capacity-bound",
-		"it limits nothing with moe-token-dispatcher-type allgather, which gives every rank all rows",
+		"moe-token-dispatcher-type allgather has room for all that can come, and no bound yet",
 	);
 
 /** A route joins whole lanes: each lane of one side serves as many of the other. */

@@ -74,7 +74,7 @@ test.each([
 	[
 		"--llm-dp 2 --llm-ep 2 --moe-token-dispatcher-type allgather --moe-expert-capacity-bound 2",
 		tiny,
-		"--moe-expert-capacity-bound: the value is 2; it limits nothing with moe-token-dispatcher-type allgather, which gives every rank all rows.",
+		"--moe-expert-capacity-bound: the value is 2; moe-token-dispatcher-type allgather has room for all that can come, and no bound yet.",
 	],
 	["--llm-dp 3 --llm-ep 3", tiny, "--llm-ep: the value is 3; allowed is a divisor of num-experts (8)."],
 	[
