@@ -1,4 +1,5 @@
 /** Samples that were left out, by what is wrong with them: reasons that differ in nothing but names and numbers are one kind. */
+import { warn } from "../observe/messages.ts";
 import type { SkippedSample } from "./energon/loader/messages.ts";
 
 /** Samples of a kind that were not handed over before. */
@@ -37,6 +38,9 @@ export class SkippedTally {
 	/** Samples of every kind so far. */
 	readonly #counts = new Map<string, number>();
 	readonly #known = new KnownNames();
+
+	/** `onUnlisted`: hears why a sample could not be written to the list of skipped samples. */
+	constructor(readonly onUnlisted: (sentence: string) => void = warn) {}
 
 	add({ reason, samples }: Pick<SkippedSample, "reason" | "samples">): void {
 		const own = kindOf(reason);

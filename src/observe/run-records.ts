@@ -10,8 +10,8 @@ import type { Observer } from "./step-report.ts";
 interface Gap {
 	/** Entries that could not be written. */
 	entries: number;
-	/** Steps done when the first one could not. */
-	readonly after: number;
+	/** Steps done when the first one could not; null: not known. */
+	readonly after: number | null;
 }
 
 export class RunRecords {
@@ -53,8 +53,8 @@ export class RunRecords {
 		}
 	}
 
-	/** An entry of a record after `step` is missing, for the reason that a sentence gives. */
-	miss(name: string, step: number, sentence: string): void {
+	/** An entry of a record after `step` (null: any) is missing, for the reason that a sentence gives. */
+	miss(name: string, step: number | null, sentence: string): void {
 		const gap = this.#gaps.get(name);
 		if (gap !== undefined) {
 			gap.entries++;
@@ -66,9 +66,9 @@ export class RunRecords {
 
 	/** A sentence for each record with a gap. */
 	gaps(): string[] {
-		return [...this.#gaps].map(
-			([name, { entries, after }]) =>
-				`The ${name} is incomplete: ${counted(entries, "entry", "entries")} could not be written, the first after step ${after}.`,
-		);
+		return [...this.#gaps].map(([name, { entries, after }]) => {
+			const first = after === null ? "" : `, the first after step ${after}`;
+			return `The ${name} is incomplete: ${counted(entries, "entry", "entries")} could not be written${first}.`;
+		});
 	}
 }

@@ -47,7 +47,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	adapters.load();
 	run.state.optimizer.refreshMasters();
 	const hear = reports(run) ? warn : () => {};
-	const records = new RunRecords(hear);
+	// Other ranks write lists of skipped samples.
+	const records = new RunRecords(warn);
 	const observer = reports(run) ? openReporter(c, world.size, records) : silent;
 	let data: RunData | null = null;
 	const checkpoints = new Checkpoints(c, run, {
@@ -78,6 +79,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			lane: laneOf(readers, world.device),
 			states: start?.data ?? null,
 			consumedValidSamples: first.consumedValidSamples,
+			onUnlisted: (sentence) => records.miss("list of skipped samples", null, sentence),
 		});
 		debug(1, "the weights stand, the data are open");
 		recordStart(observer, c, run, world, { step: first.iteration, lineage: checkpoints.lineage });

@@ -185,6 +185,14 @@ describe("failures", () => {
 		expect(skipped).toHaveLength(1);
 		expect(skipped[0].samples).toEqual([{ dataset: paths.d, shard: "d-001.tar", key: "d000005" }]);
 		expect(skipped[0].reason).toContain("the part png cannot be decoded");
+		// A list that cannot be written costs no sample.
+		const unlisted: string[] = [];
+		const onUnlisted = (sentence: string) => unlisted.push(sentence);
+		await using other = await DataLoader.open(config, { skippedFile: "/dev/full", onUnlisted });
+		let outputs = 0;
+		while ((await other.next()) !== null) outputs++;
+		expect([other.skipped, outputs]).toEqual([1, keys.length]);
+		expect(unlisted).toEqual(["Cannot write /dev/full: no space left on the device."]);
 	});
 
 	test("a truncated shard loses only what is gone", async () => {

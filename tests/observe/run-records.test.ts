@@ -67,7 +67,11 @@ test("a start that cannot be written refuses the run, and a bug stays one", () =
 	expect(() => kept.event?.({ kind: "failure", step: 0, sentence: "" })).not.toThrow();
 	const bug = new TypeError("undefined is not a function");
 	expect(() => records.keep("other", refuses(bug)).step(step({ iteration: 1 }))).toThrow(bug);
-	expect(records.gaps()).toEqual(["The log is incomplete: 1 entry could not be written, the first after step 0."]);
+	records.miss("list", null, "The disk is full.");
+	expect(records.gaps()).toEqual([
+		"The log is incomplete: 1 entry could not be written, the first after step 0.",
+		"The list is incomplete: 1 entry could not be written.",
+	]);
 });
 
 test("a disk that takes a part of an entry keeps none of it", () => {

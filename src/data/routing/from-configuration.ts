@@ -75,6 +75,7 @@ export function sourceOptions(
 		skippedFile: tells ? skippedFile(c) : null,
 		tells: (lane) => tells && lane === textLane,
 		onSkipped: (skipped) => tally.add(skipped),
+		onUnlisted: (sentence) => tally.onUnlisted(sentence),
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};
 	return {

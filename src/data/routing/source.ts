@@ -180,8 +180,8 @@ function groupsOf(lanes: readonly number[], routing: Routing): (readonly number[
 
 /** Lists the damaged samples of a batch, or ends the run with the first. */
 function damageOf({ loader, damage }: SourceOptions): (batch: ImageTextBatch, lane: number) => void {
-	const { onFailure = defaultLoaderOptions.onFailure, skipBudget = defaultLoaderOptions.skipBudget } = loader;
-	const log = new SkipLog(damage?.file ?? null, skipBudget, () => damage !== undefined);
+	const { onFailure, skipBudget, onUnlisted } = { ...defaultLoaderOptions, ...loader };
+	const log = new SkipLog(damage?.file ?? null, skipBudget, () => damage !== undefined, onUnlisted);
 	return ({ damaged }, rank) => {
 		for (const { reason, sources } of damaged) {
 			if (onFailure === "raise") throw new UserError(reason);

@@ -28,7 +28,7 @@ export async function energonSources(
 ): Promise<RunData> {
 	// Evaluations open their data when they run; mistakes in it are to be found before the first step.
 	if (options.lane.reads && (c.evalIters > 0 || c.evalCaptions > 0)) checkDatasets(c, { evaluation: true });
-	const tally = new SkippedTally();
+	const tally = new SkippedTally(options.onUnlisted);
 	return {
 		training: await energonTraining(c, place, options, tally),
 		validation: c.evalIters > 0 ? energonEvaluation(c, place, options, tally) : null,

@@ -23,6 +23,8 @@ export interface DataOptions {
 	readonly lane: Lane;
 	/** States of a saved run's data (BatchSource.save), by rank; null: this run starts anew. */
 	readonly states: readonly unknown[] | null;
+	/** Hears why a skipped sample could not be written to the list of them; absent: a warning. */
+	readonly onUnlisted?: (sentence: string) => void;
 	/** Samples that the saved run's evaluations have used. */
 	readonly consumedValidSamples: number;
 }

@@ -30,6 +30,8 @@ export interface LoaderOptions {
 	readonly tells: (rank: number) => boolean;
 	/** Hears of every skipped sample. */
 	readonly onSkipped: (skipped: SkippedSample) => void;
+	/** Hears why a skipped sample could not be written to the list. */
+	readonly onUnlisted: (sentence: string) => void;
 	/** Hears when the consumer has waited `stallSeconds` for a worker of a data rank. */
 	readonly onStall: (rank: number, worker: number) => void;
 	readonly stallSeconds: number;
@@ -44,6 +46,9 @@ export const defaultLoaderOptions: LoaderOptions = {
 	skippedFile: null,
 	tells: () => true,
 	onSkipped: () => {},
+	onUnlisted: (sentence) => {
+		throw new UserError(sentence);
+	},
 	onStall: () => {},
 	stallSeconds: 60,
 };
@@ -89,7 +94,7 @@ export class DataLoader implements AsyncDisposable {
 		this.#configuration = configuration;
 		this.#options = options;
 		this.#lanes = lanes;
-		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.tells);
+		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.tells, options.onUnlisted);
 	}
 
 	/** Opens the data set in all threads. Throws a UserError for anything wrong with it or with the state. */

@@ -1,10 +1,11 @@
 /**
  * Samples that failed: reported, counted, written to a file; too many of them end the run (docs/spec/energon.md §1.9).
  */
-import { appendFileSync, mkdirSync } from "node:fs";
+import { mkdirSync } from "node:fs";
 import { dirname } from "node:path";
 import { UserError } from "../../../native/errors.ts";
 import { fileError } from "../../../native/system-errors.ts";
+import { appendText } from "../../../observe/append.ts";
 import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
 import type { RawRecord, Sample } from "../sample.ts";
 import type { SkippedSample } from "./messages.ts";
@@ -57,6 +58,8 @@ export class SkipLog {
 		private readonly budget: number,
 		/** Whether this process writes and counts the samples that a data rank skips. */
 		private readonly tells: (rank: number) => boolean,
+		/** Hears why a sample could not be written; the sample counts all the same. */
+		private readonly onUnwritten: (sentence: string) => void,
 	) {
 		if (path === null) return;
 		try {
@@ -88,9 +91,9 @@ export class SkipLog {
 
 	#write(path: string, line: string): void {
 		try {
-			appendFileSync(path, line);
+			appendText(path, line);
 		} catch (error) {
-			throw fileError("write", path, error);
+			this.onUnwritten(fileError("write", path, error).message);
 		}
 	}
 }
