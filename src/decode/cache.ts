@@ -1,7 +1,7 @@
 /**
- * Decoding's memory of the tokens that sequences have so far: keys and values of the attention layers, the last inputs of the
- * convolutions and the states of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts fills it;
- * a step reads it and adds a token to some of the sequences.
+ * The decoding cache of a batch of sequences: keys and values of the attention layers, last inputs of the convolutions and states
+ * of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
+ * step reads it and adds a token to some of the sequences.
  */
 import { type Mixing, wholeSequences } from "../models/hybrid/sequence-mixing.ts";
 import type { Device } from "../native/device.ts";
@@ -66,7 +66,7 @@ export class DecodingCache implements Disposable {
 		};
 	}
 
-	/** Takes over what a filled layer has left. */
+	/** Takes ownership of the keys and values that the prefill of a layer leaves. */
 	keepAttention(layer: number, kept: KeyValueCache): void {
 		this.#attention.set(layer, kept);
 	}
@@ -84,7 +84,7 @@ export class DecodingCache implements Disposable {
 	}
 }
 
-/** The pass over the prompts. Disposing it leaves the cache as it is. */
+/** The prefill of prompts. Disposing it leaves the cache as it is. */
 class Filling implements Disposable {
 	/** Token of every row of keys, and of windows by their width. */
 	#rowsOfKeys: SparseMatrix | null = null;

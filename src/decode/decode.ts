@@ -1,6 +1,6 @@
 /**
- * Continuing prompts: one forward pass over all of them, which fills the cache, then a token of every unfinished sequence a
- * step. The ranks of the language model do it together, whatever their layout.
+ * Decodes: one prefill over all prompts fills the cache, then each step adds a token to every unfinished sequence. Collective
+ * over the ranks of the language model, in any layout.
  */
 import { DeviceInput } from "../data/device-input.ts";
 import type { Microbatch } from "../data/microbatch.ts";
@@ -43,14 +43,14 @@ export interface DecodingOptions {
 
 /** The ranks that decode together. */
 export interface DecodingRanks {
-	/** Language ranks that must pass through the model equally often: those that share its experts. */
+	/** Language ranks that have to run the model equally often, because they share experts. */
 	readonly group: Group;
 	/** The pipeline's stages, one rank each, and the edges between their chunks. */
 	readonly stages: Group;
 	readonly edges: ReadonlyMap<number, Edge>;
 }
 
-/** How long a rank's passes took, and over how many tokens of its lane. */
+/** Seconds of a rank's passes, and tokens of its lane. */
 export interface DecodingTimes {
 	readonly prefill: { readonly tokens: number; readonly seconds: number };
 	readonly decode: { readonly tokens: number; readonly seconds: number };
@@ -88,7 +88,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 	);
 	const continued: number[][] = prompts.ids.map(() => []);
 	let active = numbers.map((_, index) => index);
-	/** Adds the tokens that follow, and says which sequences go on. */
+	/** Appends the sampled tokens, and returns the sequences that continue. */
 	const take = (sequences: readonly number[], logits: Logits | null): number[] => {
 		const own = Int32Array.from(sequences, (sequence, row) => {
 			if (logits === null) return 0;
@@ -110,7 +110,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 	const filled = performance.now();
 	let steps = 0;
 	using step = new StepInput(model, cache, prompts.ids.length);
-	// A rank that is done passes through the model with the others all the same.
+	// A rank whose sequences are finished still runs the model, with the other ranks of its experts.
 	while (ranks.group.exchange(Int32Array.of(active.length)).some(([count]) => count! > 0)) {
 		steps += active.length;
 		const input = step.of(

@@ -1,4 +1,4 @@
-/** The next token out of a row of logits: the likeliest, or one that is drawn. */
+/** Samples the next token from logits: greedy, or by temperature, top-k and top-p. */
 import { philoxKey } from "../models/initialise.ts";
 import { Distribution } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
@@ -6,11 +6,11 @@ import { UserError } from "../native/errors.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
 export interface SamplingOptions {
-	/** Divides the logits; 0: the likeliest token, nothing is drawn. */
+	/** Divides the logits; 0: greedy. */
 	readonly temperature: number;
-	/** Only so many of the likeliest, and those as likely as the last of them; null: all. */
+	/** Number of likeliest tokens to sample from, and any as likely as the last of them; null: all. */
 	readonly topK: number | null;
-	/** Only the likeliest whose probabilities together reach this (Holtzman et al., 2020); 1: all. */
+	/** Nucleus sampling (Holtzman et al., 2020): the fewest likeliest tokens whose probabilities sum to at least this; 1: all. */
 	readonly topP: number;
 	readonly seed: number;
 }
@@ -39,7 +39,7 @@ export function uniformsOf(device: Device, seed: number, sequence: number, count
 	return y.toFloat32();
 }
 
-/** The token that follows `logits`; `uniform`, in [0, 1), points at the one that is drawn. */
+/** Chooses a token; `uniform` in [0, 1) decides the draw. */
 export function choose(logits: Float32Array, options: SamplingOptions, uniform: number): number {
 	const best = likeliest(logits);
 	const highest = logits[best]!;
@@ -49,7 +49,7 @@ export function choose(logits: Float32Array, options: SamplingOptions, uniform: 
 	return options.temperature === 0 ? best : draw(logits, highest, options, uniform);
 }
 
-/** Index of the largest value; the lowest of equal ones. */
+/** Index of the largest value; the lowest index of equal values. */
 function likeliest(logits: Float32Array): number {
 	let best = 0;
 	for (let id = 1; id < logits.length; id++) if (logits[id]! > logits[best]!) best = id;
@@ -81,7 +81,7 @@ function draw(
 	return last;
 }
 
-/** Weight of the least likely token that is kept. */
+/** Smallest weight that is kept by topK and topP. */
 function lowestKept(weights: Float64Array, topK: number | null, topP: number): number {
 	if ((topK === null || topK >= weights.length) && topP >= 1) return 0;
 	const among = topK === null ? withoutTail(weights, topP) : largest(weights, topK);

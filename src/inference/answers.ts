@@ -1,4 +1,4 @@
-/** A model's answers to questions: what it writes, or the choice that it finds likeliest. */
+/** Answers questions with a model: by generated text, or by the choice of lowest loss. */
 import { ignored } from "../data/vision-language/encoding.ts";
 import { greedy } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";

@@ -1,4 +1,4 @@
-/** Requests dealt out to the lanes of a layout: what one rank takes of a round. */
+/** Splits requests over the lanes of a layout, in rounds: one round is a microbatch a rank. */
 import { type ImageSet, joinImages, noImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
 import { shareOfImages } from "../data/routing/image-share.ts";
@@ -34,8 +34,8 @@ export interface LabelledPrompt extends EncodedPrompt {
 }
 
 /**
- * This rank's part of a round of prompts, which is one microbatch: lane after lane, `perLane` each, the last ones filled up. `unit`: the tokens of a
- * microbatch are a multiple of it.
+ * This rank's part of a round of prompts, one microbatch: lane after lane, `perLane` sequences each, padded with fillers. `unit`:
+ * the microbatch's tokens are padded to a multiple of it.
  */
 export function deal(
 	prompts: readonly LabelledPrompt[],

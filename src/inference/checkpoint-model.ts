@@ -1,6 +1,6 @@
 /**
- * The model that a checkpoint holds, for commands that do not train it: values of its index or config.json stand beneath the
- * configuration that is given.
+ * Opens a checkpoint's model for commands that do not train it. Values of the checkpoint's index or config.json are defaults
+ * beneath the given configuration.
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -28,7 +28,7 @@ import { assemble, type Run } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import { loadFolders, openFolders } from "../train/restart/hugging-face.ts";
 
-/** Keys of a training that say what its model is and how text and images become its input. */
+/** Configuration keys of a checkpoint that describe its model and how text and images become its input. */
 const describing = [
 	...["Language model", "Mamba-2 layers", "Mixture of experts", "Elastic models", "Vision", "Energon data"].flatMap(
 		(subject) => Object.keys(subjects[subject as keyof typeof subjects]),
@@ -65,7 +65,7 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
 	const path = (load ?? loadHf)!;
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
-	// Without a word about ranks, one process holds the encoder too.
+	// Without layout keys, one process holds the encoder too.
 	const layout = given.some(({ key }) => key in subjects.Layout) ? {} : { "llm-offset": 0 };
 	const values: Partial<Record<Key, unknown>> = { ...untrained(given), ...layout, ...model };
 	return Object.entries(values).map(([key, value]) => ({
@@ -96,7 +96,7 @@ function nativeValues(path: string, step: number | null): Partial<Record<Key, un
 		const value = model[propertyOf(key)];
 		if (value !== undefined && value !== null) values[key] = value;
 	}
-	// Where a pipeline cut the layers of the training is no matter here.
+	// The pipeline cuts of the training do not matter here.
 	const pattern = values["hybrid-layer-pattern"];
 	if (typeof pattern === "string") values["hybrid-layer-pattern"] = withoutCuts(pattern);
 	return values;

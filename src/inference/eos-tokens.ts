@@ -1,4 +1,4 @@
-/** The tokens with which a Hugging Face model ends what it says: eos_token_id of generation_config.json and config.json. */
+/** The end-of-sequence tokens of a Hugging Face model: eos_token_id of generation_config.json and config.json. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { parsePythonJson } from "../checkpoint/hf/json.ts";

@@ -1,4 +1,4 @@
-/** `mimo generate` on one rank: requests in rounds over the lanes, what follows each to the rank that reports. */
+/** Generates answers to requests: in rounds over the lanes, collected on the reporting rank. */
 
 import type { DecodingTimes } from "../decode/decode.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
@@ -24,12 +24,12 @@ export interface Answer {
 	readonly ended: boolean;
 }
 
-/** Sums over rounds and lanes of tokens, and over rounds of the slowest lane's seconds. */
+/** Tokens summed over rounds and lanes, and seconds of the slowest lane summed over rounds. */
 export type Pace = DecodingTimes;
 
 const noPace: Pace = { prefill: { tokens: 0, seconds: 0 }, decode: { tokens: 0, seconds: 0 } };
 
-/** A lane's report on a round. */
+/** A lane's results of a round. */
 interface Part {
 	readonly answers: readonly { readonly place: number; readonly ids: readonly number[] }[];
 	readonly times: Pace;

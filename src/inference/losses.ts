@@ -1,4 +1,4 @@
-/** The loss of a model on data sets: text files, rows of tokens, Energon data, and every entry of a metadataset by itself. */
+/** The model's loss on data sets: text files, rows of tokens, Energon data, and each entry of a metadataset on its own. */
 import { derivations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";

@@ -11,7 +11,7 @@ export type Question = { readonly request: Request } & (
 	| { readonly kind: "choice"; readonly choices: readonly string[]; readonly right: number }
 );
 
-/** Throws a UserError that names the line that is no question. */
+/** Reads a file of questions. Throws a UserError that names a line that is not a question. */
 export function readQuestions(path: string, chat: boolean): Question[] {
 	return readJsonl(path).map((line) => {
 		const request = requestOf(line, path, chat);
@@ -48,7 +48,7 @@ function rightOne(choices: readonly string[], answer: unknown): number | null {
 	return Number.isInteger(place) && place >= 0 && place < choices.length ? place : null;
 }
 
-/** Whether an answer is one of those allowed, but for space around it. */
+/** Whether an answer equals one of the allowed answers, ignoring surrounding space. */
 export function isRight(text: string, answers: readonly string[]): boolean {
 	return answers.some((answer) => answer.trim() === text.trim());
 }

@@ -1,4 +1,4 @@
-/** Requests as the model reads them: token ids and images, through the tokenizer and the chat template of a configuration. */
+/** Encodes requests for the model: token ids and images, by the configuration's tokenizer and chat template. */
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Chat } from "../data/text/chat/chat.ts";

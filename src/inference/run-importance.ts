@@ -54,7 +54,7 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	};
 }
 
-/** How far the normed output of the last layer moves where a layer is left out: squares of the difference over its own. */
+/** Relative change of the model's output (final norm) without each layer: squared difference over the squared output. */
 class OutputChanges {
 	/** Of this rank's rows: the sum of their squares, and that of the differences without each layer. */
 	readonly #sums: Float64Array;

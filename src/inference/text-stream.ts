@@ -1,4 +1,4 @@
-/** Tokens to text as they come: a character of several tokens is written when its last one is there. */
+/** Decodes tokens to text as they arrive; a character of several tokens is written when complete. */
 
 /** The replacement character, which decoders write for bytes that are no character yet. */
 const incomplete = "\ufffd";

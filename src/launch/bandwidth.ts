@@ -11,29 +11,29 @@ import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
 import { connect, createServer, type Server, type Socket } from "node:net";
 import { isOwnUser, loopback } from "./rendezvous/socket-owner.ts";
 
-/** Sent at once. */
+/** The bytes of one write. */
 const block = Buffer.alloc(2 ** 18);
 const trial = { least: 2 ** 21, most: 2 ** 28, seconds: 0.25 };
-/** Milliseconds until a host answers, until it has received all bytes, and until a sender begins. */
+/** Milliseconds: for a host to answer, to receive all bytes, and for a sender to begin. */
 const patience = { connect: 2000, sent: 20_000, header: 5000 };
 const longestHeader = 512;
-/** Connections at once; a host sends to one other at a time. */
+/** Largest number of connections at a time; a host sends to one other host at a time. */
 const mostSenders = 64;
 
-/** Where a host takes in bytes; the first address that answers is taken. */
+/** Where a host receives bytes; the first address that answers is used. */
 export interface Destination {
 	readonly addresses: readonly string[];
 	readonly port: number;
 }
 
-/** Takes in bytes until it is disposed. */
+/** Receives bytes of any number of senders until it is disposed. */
 export class ByteSink implements Disposable {
 	private constructor(
 		private readonly server: Server,
 		readonly port: number,
 	) {}
 
-	/** `secret` null: of this user's processes on this host. */
+	/** `secret` null: accepts this user's processes on this host only. */
 	static open(secret: string | null): Promise<ByteSink> {
 		return new Promise((resolve, reject) => {
 			let senders = 0;
@@ -56,7 +56,7 @@ export class ByteSink implements Disposable {
 	}
 }
 
-/** Trials of a connection. */
+/** Serves the trials of one connection. */
 function takeIn(socket: Socket, secret: string | null): void {
 	const challenge = randomBytes(32).toString("hex");
 	let trials = 0;
@@ -100,7 +100,7 @@ function proofOf(secret: string | null, challenge: string, trial: number, bytes:
 		.digest("hex");
 }
 
-/** 0: not from one of us, or more than is sent at most. */
+/** The number of bytes that a header announces; 0 if its proof is wrong, or the number above the limit. */
 function announced(header: string, secret: string | null, challenge: string, number: number): number {
 	try {
 		const { bytes, proof } = JSON.parse(header) as { bytes: unknown; proof: unknown };
@@ -112,7 +112,7 @@ function announced(header: string, secret: string | null, challenge: string, num
 	}
 }
 
-/** Bytes a second from this host to another. Fails with the system's words. */
+/** Bytes a second from this host to another. Rejects with the system's error. */
 export async function measureRate({ addresses, port }: Destination, secret: string | null): Promise<number> {
 	let failure: unknown = null;
 	for (const address of addresses) {
@@ -151,7 +151,7 @@ function reach(host: string, port: number): Promise<Socket> {
 	});
 }
 
-/** The other side's first line. */
+/** The challenge in the other side's first line. */
 function challengeOf(socket: Socket): Promise<string> {
 	return new Promise((resolve, reject) => {
 		const late = setTimeout(() => socket.destroy(new Error("the other side says nothing")), patience.connect);
@@ -173,7 +173,7 @@ function challengeOf(socket: Socket): Promise<string> {
 	});
 }
 
-/** Seconds until the other side has `bytes`. */
+/** Sends `bytes`; seconds until the other side confirms them. */
 function send(socket: Socket, bytes: number, proof: string): Promise<number> {
 	return new Promise((resolve, reject) => {
 		const began = performance.now();
@@ -204,7 +204,7 @@ function send(socket: Socket, bytes: number, proof: string): Promise<number> {
 	});
 }
 
-/** Every pair of `count` hosts once, in rounds in which no host is in two pairs. */
+/** All pairs of `count` hosts, in rounds in which each host is in at most one pair. */
 export function pairsInRounds(count: number): (readonly [number, number])[][] {
 	const even = count + (count % 2);
 	return Array.from({ length: Math.max(0, even - 1) }, (_, round) =>

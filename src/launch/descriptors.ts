@@ -1,19 +1,19 @@
-/** Whether rank 0 may hold the connections of all that meet it. */
+/** Checks the limit of open files against the connections that rank 0 of several hosts holds in the rendezvous. */
 import { readFileSync } from "node:fs";
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
 
-/** Descriptors of a process besides: its files, pipes, strangers at its port, and some to spare. */
+/** Descriptors that a process needs besides: its files and pipes, unproven connections, and a margin. */
 const besides = 64;
 
-/** Connections to rank 0 of several hosts while ranks meet: one of each other host, and of its neighbours. */
+/** Connections that rank 0 holds while ranks join: one of each other host, and one of each rank of its own. */
 export function connectionsOf({ localSize, worldSize }: Pick<Place, "localSize" | "worldSize">): number {
 	return Math.ceil(worldSize / localSize) - 1 + localSize - 1;
 }
 
 /**
- * Throws a UserError where the system allows this process too few descriptors. Bun has raised the limit to what is allowed.
- * `limits`: the text of /proc/self/limits; where it says nothing, nothing is wrong.
+ * Throws a UserError if the system allows this process too few descriptors. Bun has raised the limit to the allowed maximum.
+ * `limits`: the text of /proc/self/limits; unknown limits are accepted.
  */
 export function requireDescriptors(place: Pick<Place, "localSize" | "worldSize">, limits = readLimits()): void {
 	const allowed = Number(/^Max open files\s+(\d+)/m.exec(limits)?.[1] ?? Number.POSITIVE_INFINITY);

@@ -1,16 +1,16 @@
-/** A failed run as data, and the place of its ranks' recordings. The sentences are the library's. */
+/** A failed run's state as data, and the files of its ranks' recordings. The native library writes the sentences. */
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../native/errors.ts";
 import type { CallRecord, RankState, Run, RunFailure } from "../native/run.ts";
 
-/** State of every rank when the run has failed. */
+/** State of every rank at the failure. */
 export interface Snapshot {
 	readonly failure: RunFailure;
 	readonly ranks: readonly { readonly state: RankState; readonly calls: readonly CallRecord[] }[];
 }
 
-/** File of a rank's recording in its folder. */
+/** Name of a rank's recording in its folder. */
 export function recordingName(rank: number): string {
 	return `rank-${rank}.flight`;
 }
@@ -35,7 +35,7 @@ export function findRecordings(folder: string): string[] {
 	return ranks.sort((a, b) => a - b).map((rank) => join(folder, recordingName(rank)));
 }
 
-/** The latest calls are enough to find the one that is waited for. */
+/** Number of latest calls to keep: enough to contain the one that the rank waits for. */
 const recentCalls = 64;
 
 export function takeSnapshot(run: Run, failure: RunFailure): Snapshot {

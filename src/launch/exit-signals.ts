@@ -1,14 +1,14 @@
 /**
- * Signals that ask for an end after the current step: SIGTERM, and SIGUSR1, which batch systems send ahead of time, mean to
- * save first; SIGINT comes from a terminal, and a second one ends the run at once.
+ * Signals that request a stop after the current step: SIGTERM and SIGUSR1, which batch systems send ahead of a time limit, save
+ * first; SIGINT comes from a terminal, and a second one ends the run at once.
  */
 
 import { exitCodes } from "../native/exit-codes.ts";
 
-/** Milliseconds: a terminal and a launcher both pass one key press on. */
+/** Milliseconds within which two SIGINTs are one key press: terminal and launcher each pass it on. */
 const sameKeyPress = 500;
 
-/** Listens as long as it lives. */
+/** Listens for signals until it is disposed. */
 export class ExitSignals implements Disposable {
 	#asked: NodeJS.Signals | null = null;
 	#askedAt = 0;
@@ -24,7 +24,7 @@ export class ExitSignals implements Disposable {
 		for (const signal of signals) process.on(signal, this.#listener);
 	}
 
-	/** The signal that has come so far, or null. Signals arrive while the event loop turns, so it does. */
+	/** The signal received so far, or null. Turns the event loop once, in which signals arrive. */
 	async asked(): Promise<NodeJS.Signals | null> {
 		await new Promise<void>((resolve) => setImmediate(resolve));
 		return this.#asked;

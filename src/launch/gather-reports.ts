@@ -1,6 +1,6 @@
 /**
- * Ranks report to rank 0 and then do what it asks, before any run: no native library, no shared memory. Rank 0 also
- * compares the others' clocks with its own.
+ * Each rank sends rank 0 a report and then answers its questions, before any run exists: without native library or shared memory
+ * (`mimo doctor` under srun). Rank 0 also compares the ranks' clocks with its own.
  */
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
@@ -13,29 +13,29 @@ import { isLoopback } from "./rendezvous/socket-owner.ts";
 export interface RankReport<Report> {
 	readonly rank: number;
 	readonly report: Report;
-	/** Milliseconds that the rank's clock is ahead of rank 0's, and how sure that is: half the way there and back. */
+	/** Milliseconds that the rank's clock is ahead of rank 0's, and the error of that: half the round trip. */
 	readonly skew: number;
 	readonly uncertainty: number;
 }
 
-/** A rank that has told, and waits for questions. */
+/** A rank that has sent its report and waits for questions. */
 export interface ReportingRank<Report> extends RankReport<Report> {
-	/** Where rank 0, and so others, can reach it. */
+	/** Addresses at which rank 0, and so other ranks, can reach it. */
 	readonly addresses: readonly string[];
-	/** The rank's answer. Throws a UserError when the rank does not answer. */
+	/** Asks the rank a question. Throws a UserError if it does not answer. */
 	ask(question: unknown): Promise<unknown>;
 }
 
 export interface GatheringOptions {
-	/** Until all have told. */
+	/** Milliseconds for all reports to arrive. */
 	readonly milliseconds: number;
-	/** This rank's answer to a question of rank 0. */
+	/** Answers a question of rank 0. */
 	readonly answer: (question: unknown) => Promise<unknown>;
 }
 
-/** Milliseconds: between attempts, for a word, for an answer that takes work, for the next question. */
+/** Milliseconds: between attempts to connect, for a short answer, for an answer that needs work, for the next question. */
 const knock = { milliseconds: 200, answer: 20_000, work: 900_000, patience: 600_000 };
-/** Questions for the time; the quickest answer counts. */
+/** Number of clock questions; the quickest answer is used. */
 const questions = 5;
 
 interface Hello<Report> {
@@ -44,8 +44,8 @@ interface Hello<Report> {
 }
 
 /**
- * On rank 0 `hear` is called with all ranks, rank 0 first, and its result is returned; on the others null is returned
- * when rank 0 has finished. Throws a UserError about ranks that do not come.
+ * On rank 0 calls `hear` with all ranks, rank 0 first, and returns its result; on others returns null when rank 0 has finished.
+ * Throws a UserError that names absent ranks.
  */
 export async function gather<Report, Result>(
 	place: Place,
@@ -68,7 +68,7 @@ export async function gather<Report, Result>(
 	}
 }
 
-/** Addresses that rank 0 is told to meet the others at. */
+/** Addresses of this host at which others may reach it. */
 function ownAddresses(place: Place): string[] {
 	return [place.address, ...(place.fallbackAddress ? [place.fallbackAddress] : [])];
 }
@@ -129,17 +129,17 @@ async function listenTo<Report>(connection: ProvenConnection, place: Place): Pro
 		if (answered === undefined) throw new UserError(`Rank ${rank} has gone.`);
 		return answered.answer;
 	};
-	// A rank on this host may have come by an address that other hosts cannot reach.
+	// A rank on this host may have connected to an address that other hosts cannot reach.
 	const addresses = isLoopback(connection.from) ? [connection.from, ...ownAddresses(place)] : [connection.from];
 	return { rank, report, ...best, addresses, ask };
 }
 
-/** A message of rank 0: it asks for the time, asks a question, or says that it has finished. */
+/** A message of rank 0: a clock question, a question, or the end. */
 type Word = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
 
 async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
 	const end = performance.now() + milliseconds;
-	// A run without a secret meets where no other host can reach it.
+	// Without a secret rank 0 listens where no other host can reach it.
 	const numeric = await meetingAddress(place, milliseconds);
 	const addresses = place.secret === null ? [numeric] : ownAddresses(place);
 	for (let attempt = 0; performance.now() < end; attempt++) {

@@ -1,13 +1,10 @@
-/** On which of a run's hosts each rank is: as few numbers, and as the tree that the hosts form. */
+/** Encodes compactly which host each rank is on, and arranges the hosts as a tree. */
 import { HOST_FAN_OUT } from "../native/abi.ts";
 
-/**
- * Ranks in their order: `hosts` hosts from `first` on, with `ranks` ranks each. A run of equal hosts, whose ranks follow each
- * other, is one of these, however many hosts it has.
- */
+/** `hosts` consecutive hosts from `first` on with `ranks` consecutive ranks each: a run of equal hosts is one such triple. */
 export type PlacementRun = [first: number, ranks: number, hosts: number];
 
-/** As few runs as describe `hostOfRank`. */
+/** The shortest list of triples that describes `hostOfRank`. */
 export function placementOf(hostOfRank: readonly number[]): PlacementRun[] {
 	const runs: PlacementRun[] = [];
 	for (let rank = 0; rank < hostOfRank.length; ) {
@@ -22,7 +19,7 @@ export function placementOf(hostOfRank: readonly number[]): PlacementRun[] {
 	return runs;
 }
 
-/** The host of each rank, at most `ranks` of them. */
+/** Host of each rank, at most `ranks` of them. */
 export function hostsFrom(placement: readonly PlacementRun[], ranks: number): number[] {
 	const hosts: number[] = [];
 	for (const [first, each, count] of placement) {
@@ -33,12 +30,12 @@ export function hostsFrom(placement: readonly PlacementRun[], ranks: number): nu
 	return hosts;
 }
 
-/** The host that host `host`, above 0, is connected to. */
+/** Parent of host `host` (above 0) in the tree. */
 export function parentOf(host: number): number {
 	return Math.floor((host - 1) / HOST_FAN_OUT);
 }
 
-/** Hosts 1 to `hosts` - 1 by their distance from host 0. */
+/** Hosts 1 to `hosts` - 1, grouped by their distance from host 0. */
 export function levelsOf(hosts: number): number[][] {
 	const levels: number[][] = [];
 	const depths = [0];

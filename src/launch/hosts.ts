@@ -1,4 +1,7 @@
-/** Runs of several hosts: which rank is where, and how the first rank of each host makes and joins its part of the run. */
+/**
+ * Runs of several hosts: which rank is on which host, and how the first rank of each host creates the host's shared memory and
+ * joins the tree of relays.
+ */
 import { createHmac, randomBytes } from "node:crypto";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
@@ -7,7 +10,7 @@ import type { Identity } from "./rendezvous/identity.ts";
 import type { Lead } from "./rendezvous/messages.ts";
 import type { RendezvousServer } from "./rendezvous/server.ts";
 
-/** The index of the machine each rank is on, counted in the order of their first ranks. */
+/** Index of each rank's machine, in the order of the machines' first ranks. */
 export function hostsOf(identities: readonly Pick<Identity, "machine">[]): number[] {
 	const indices = new Map<string, number>();
 	return identities.map(({ machine }) => {
@@ -18,8 +21,8 @@ export function hostsOf(identities: readonly Pick<Identity, "machine">[]): numbe
 }
 
 /**
- * The key that relays of different hosts prove to each other to know; it is never sent. Without a secret it is as
- * secret as the nonce, which no other user sees: the ranks have met on the loopback interface.
+ * The key with which relays of different hosts authenticate; never sent. Without a secret it is derived from the nonce alone,
+ * which no other user sees, since the ranks have joined on the loopback interface.
  */
 function relayKey(secret: string | null, nonce: string): Uint8Array {
 	return createHmac("sha256", secret ?? "")
@@ -29,15 +32,15 @@ function relayKey(secret: string | null, nonce: string): Uint8Array {
 
 export interface RunOptions {
 	readonly secret: string | null;
-	/** Where the ranks have met: numeric, of rank 0's host. */
+	/** Numeric address of rank 0's host. */
 	readonly address: string;
 	readonly ranks: number;
 	readonly timeoutMinutes: number;
 }
 
 /**
- * Called by rank 0 when all ranks have met at `host`: makes the run's shared memory here, has it made on every other
- * machine, and tells all ranks where it is. Throws UserErrors, which all ranks receive.
+ * Called by rank 0 when all ranks have joined: creates the shared memory of this host, has it created on every other machine, and
+ * sends every rank its path. Throws UserErrors, which all ranks receive.
  */
 export async function makeRun(
 	host: RendezvousServer,
@@ -62,7 +65,8 @@ export async function makeRun(
 }
 
 /**
- * Paths of the other hosts' shared memory, in their order. A host is asked when the one above it in the tree listens.
+ * Has the other hosts' shared memory created; returns the paths in host order. A host is asked once its parent in the tree
+ * listens.
  */
 async function haveOthersMade(
 	host: RendezvousServer,
@@ -87,7 +91,9 @@ async function haveOthersMade(
 	return made.slice(1).map((part) => part.run);
 }
 
-/** The first rank of another host, asked to: makes the run's shared memory there and meets the relay of the host above. */
+/**
+ * On the first rank of another host, at rank 0's request: creates the host's shared memory and connects to the parent's relay.
+ */
 export function leadHost(
 	wanted: Lead,
 	addresses: { readonly host: string; readonly own: string },

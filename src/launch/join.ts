@@ -1,7 +1,4 @@
-/**
- * Makes this process a rank: it meets the others, checks that they fit, and opens the shared memory of the host's
- * ranks.
- */
+/** Makes this process a rank: joins the rendezvous, which checks its identity, and opens the host's shared memory. */
 
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
@@ -17,7 +14,7 @@ import type { Identity } from "./rendezvous/identity.ts";
 import { joinThroughFirstLocalRank, LocalRanks, localSocketOf } from "./rendezvous/local-ranks.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 
-/** This process's description of itself; `rank` null: the launcher. */
+/** The identity of this process; `rank` null: the launcher. */
 export function identityOf(
 	rank: number | null,
 	worldSize: number,
@@ -37,8 +34,7 @@ export function identityOf(
 }
 
 /**
- * Differs between hosts, and between starts of one. Where containers share a host, NCCL's own variable says which of
- * them count as one.
+ * Identifies the machine and its boot. For containers of one host NCCL's own variable decides which of them count as one machine.
  */
 function machineIdentifier(): string {
 	const given = process.env.NCCL_HOSTID;
@@ -51,8 +47,8 @@ function machineIdentifier(): string {
 }
 
 /**
- * Opens the run that `place` names, when all its ranks have met. Throws UserErrors: the address does not answer, a rank
- * is absent after `timeoutMinutes` or differs in version or configuration, or the secret is wrong or absent.
+ * Opens the run that `place` names when all ranks have joined. Throws a UserError if the address does not answer, a rank is
+ * absent after `timeoutMinutes` or differs in version or configuration, or the secret is wrong or missing.
  */
 export async function findRun(
 	place: Place,

@@ -1,6 +1,6 @@
 /**
- * Starts the ranks of a run on this host as children of this process, watches them, and ends all when one fails: within
- * ten seconds every rank is gone and one diagnosis is known.
+ * Starts the ranks of a run on this host as child processes, watches them, and ends all if one fails: within ten seconds every
+ * rank has ended and one diagnosis is printed.
  */
 import { randomBytes } from "node:crypto";
 import { existsSync } from "node:fs";
@@ -17,46 +17,46 @@ import type { Identity } from "./rendezvous/identity.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 
-/** The name of a rank in diagnoses and output. */
+/** How diagnoses and prefixed output name a rank. */
 export interface RankDescription {
-	/** Such as "language". */
+	/** Module, such as "language". */
 	readonly module: string;
-	/** Its place in the module's grid, such as "tp 0 dp 1". */
+	/** Coordinates in the module's grid, such as "tp 0 dp 1". */
 	readonly coordinates: string;
 }
 
 export interface LaunchOptions {
-	/** The program of a rank and its arguments. */
+	/** Command line of a rank. */
 	readonly command: readonly string[];
 	readonly ranks: number;
 	readonly library: Library;
-	/** Identity with which every rank's is compared: that of this process, the launcher. */
+	/** The launcher's identity, with which every rank's is compared. */
 	readonly identity: Identity;
 	readonly describe: (rank: number) => RankDescription;
-	/** The rank whose output is this process's own; that of the others is prefixed. */
+	/** The rank whose output is passed on as it is; other ranks' lines are prefixed. */
 	readonly reporter: number;
-	/** A living rank without progress for longer has failed. */
+	/** Minutes without progress after which a living rank counts as failed. */
 	readonly timeoutMinutes: number;
-	/** Folder for the ranks' recordings; null: nothing is recorded. */
+	/** Folder for the ranks' recordings; null: none. */
 	readonly recordings?: string | null;
-	/** Receives lines about the run itself: its processes, the diagnosis. */
+	/** Called with lines about the run itself: its processes, the diagnosis. */
 	readonly say: (line: string, kind: "information" | "failure") => void;
 }
 
-/** Exit codes of a rank that has done its work, and perhaps found that something does not hold. */
+/** Exit codes of a rank that has finished, successfully or with a negative result. */
 const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
 const passedOn = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
 const watchInterval = 200;
-/** Milliseconds from the end of a rank's connection to the end of its process: a crash is written down in between. */
+/** Milliseconds from a rank's disconnection to the end of its process, in which a crash is reported. */
 const leaveTime = 2000;
 /** Milliseconds within which a signal to the process group has reached this process too. */
 const sameKeyPress = 100;
 /** Ranks that are started without a look at what has happened meanwhile. */
 const startsTogether = 16;
-/** Milliseconds for ranks to notice that the run has failed, before they are killed; the one to blame may be deaf. */
+/** Milliseconds for ranks to end by themselves after a failure before they are killed; the rank to blame may be hung. */
 const grace = { blamed: 500, others: 2500 };
 
-/** Returns the exit code: 0 when every rank has finished, `exitCodes.runAgain` when they have but want to be started again. */
+/** Returns the exit code: 0 if every rank has finished, `exitCodes.runAgain` if they ask to be started again. */
 export async function launch(options: LaunchOptions): Promise<number> {
 	using job = new Job(options);
 	return await job.run();
@@ -64,7 +64,7 @@ export async function launch(options: LaunchOptions): Promise<number> {
 
 interface Child {
 	readonly process: Subprocess;
-	/** Resolves when it has ended and all its output is here. */
+	/** Resolves when the process has ended and all its output has been read. */
 	readonly ended: Promise<unknown>;
 	exited: boolean;
 }
@@ -72,15 +72,15 @@ interface Child {
 class Job implements Disposable {
 	readonly #run: Run;
 	readonly #children: Child[] = [];
-	/** The signal that this process got last. */
+	/** The latest signal that this process received. */
 	#interrupted: NodeJS.Signals | null = null;
-	/** The output of the reporting rank has no reader any more. */
+	/** Whether the reader of the reporting rank's output has gone (EPIPE). */
 	#unread = false;
-	/** Exit code of ranks that have finished. */
+	/** Exit code of the ranks that have finished. */
 	#finished = 0;
-	/** First exit code of a rank that failed by itself. */
+	/** Exit code of the first rank that failed by itself. */
 	#exitCode = 0;
-	/** When the run was seen to have failed. */
+	/** Time at which the failure was noticed; null: none. */
 	#failedAt: number | null = null;
 	#over = false;
 
@@ -123,7 +123,7 @@ class Job implements Disposable {
 		return this.#conclude();
 	}
 
-	/** Ends all ranks: no rank outlives the launcher. */
+	/** Kills all ranks, so that none outlives the launcher. */
 	[Symbol.dispose](): void {
 		for (const { process, exited } of this.#children) if (!exited) process.kill("SIGKILL");
 		this.#run[Symbol.dispose]();
@@ -146,7 +146,7 @@ class Job implements Disposable {
 		const child = Bun.spawn([...command], {
 			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
-			// The last is launcherErrors.
+			// The last descriptor is `launcherErrors`.
 			stdio: ["ignore", to, to, process.stderr.fd],
 		});
 		const { module, coordinates } = this.options.describe(rank);
@@ -163,7 +163,7 @@ class Job implements Disposable {
 		this.#children.push({ process: child, ended: Promise.all([exited, output]), exited: false });
 	}
 
-	/** How a rank has ended that left before all had joined is known a moment later, when its process is gone. */
+	/** Reports how a rank ended that disconnected before all had joined, known once its process is gone. */
 	async #blameLeft(rank: number): Promise<void> {
 		await Promise.race([this.#children[rank]!.process.exited, Bun.sleep(leaveTime)]);
 		if (!this.#over && this.#run.watch() === null) this.#run.fail(rank, "it ended before all had joined");
@@ -188,26 +188,26 @@ class Job implements Disposable {
 				this.#run.fail(rank, code === 0 ? "it ended before its work was done" : `it ended with exit code ${code}`);
 			}
 		}
-		// A rank that failed by itself says so before it ends.
+		// A rank that fails by itself reports its error before it ends.
 		if (error !== "" && this.#run.watch()?.rank === rank) this.#exitCode = code ?? 0;
 		this.#look();
 	}
 
-	/** Looks whether the run lives; when it has failed, gives its ranks a while and then ends them. */
+	/** Polls the run; after a failure gives its ranks the grace period and then kills them. */
 	#look(): void {
 		const failure = this.#run.watch();
 		if (failure === null) return;
 		this.#failedAt ??= performance.now();
 		const since = performance.now() - this.#failedAt;
 		this.#children.forEach(({ process, exited }, rank) => {
-			// A rank that has not joined cannot see that the run has failed.
+			// A rank that has not joined cannot notice the failure.
 			const deaf = this.#run.rankState(rank).host === "";
 			const patience = deaf ? 0 : failure.rank === rank ? grace.blamed : grace.others;
 			if (!exited && since >= patience) process.kill("SIGKILL");
 		});
 	}
 
-	/** Passes signals on; the same one again ends the ranks at once. Returns what undoes it. */
+	/** Forwards signals to the ranks; the same signal again kills them. Returns a function that stops forwarding. */
 	#listenToSignals(): () => void {
 		const listeners = passedOn.map((signal) => {
 			const listener = () => {
@@ -233,16 +233,14 @@ class Job implements Disposable {
 			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
 			return signalExit(this.#interrupted);
 		}
-		// While this process was stopped the ranks have printed it.
+		// The ranks print the diagnosis themselves if this process was stopped meanwhile.
 		if (this.#run.claimDiagnosis()) {
 			for (const line of this.#run.diagnosis().split("\n")) this.options.say(line, "failure");
 		}
 		return this.#exitCode || exitCodes.failure;
 	}
 
-	/**
-	 * Records every rank where the ranks have begun to record: a rank that was killed could not write its own recording.
-	 */
+	/** Writes the recording of every rank, if ranks record: a killed rank could not write its own. */
 	#record(): void {
 		const { recordings, ranks } = this.options;
 		if (!recordings || !existsSync(recordings)) return;

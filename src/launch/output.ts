@@ -1,6 +1,6 @@
-/** Output of a child process, forwarded whole line by whole line. */
+/** Forwards the output of a child process line by line. */
 
-/** Writes each line of `from` to `to` behind `prefix`; resolves at its end. */
+/** Writes each line of `from` to `to` with `prefix`; resolves at the end of `from`. */
 export async function forwardLines(
 	from: ReadableStream<Uint8Array>,
 	to: { write(text: string): unknown },

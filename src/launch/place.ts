@@ -1,6 +1,6 @@
 /**
- * Where this process stands in a run, from its environment: the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK,
- * MASTER_ADDR, MASTER_PORT), which our own launcher sets too, or those of a Slurm job step.
+ * This process's rank and world size, from the environment: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+ * MASTER_PORT), which our launcher sets too, or those of a Slurm job step.
  */
 import { UserError } from "../native/errors.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
@@ -13,27 +13,27 @@ export interface Place {
 	/** Rank and number of ranks on this host. */
 	readonly localRank: number;
 	readonly localSize: number;
-	/** Number of the node as the job counts it: nodes may be parts of one machine. Absent: not told. */
+	/** The job's index of the node, of which several may be on one machine; absent: unknown. */
 	readonly node?: string;
-	/** Where ranks meet. */
+	/** Address of the rendezvous. */
 	readonly address: string;
-	/** Used where `address` is a name that does not resolve. */
+	/** Used if `address` does not resolve. */
 	readonly fallbackAddress?: string | null;
 	readonly port: number;
-	/** null: no secret; the ranks meet on the loopback interface of one host. */
+	/** null: no secret; the rendezvous is on the loopback interface of one host. */
 	readonly secret: string | null;
-	/** Process of our launcher, which then is the one to meet; null: rank 0 is. */
+	/** Process of our launcher, which then is the rendezvous server; null: rank 0 is. */
 	readonly launcher: number | null;
 }
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Variables of our own launcher. */
+/** Variables that our launcher sets. */
 const launcherVariable = "MIMO_LAUNCHER_PID";
-/** The descriptor under which ranks have their launcher's standard error; their own may be a pipe to it. */
+/** File descriptor at which ranks inherit the launcher's standard error; their own may be a pipe to it. */
 export const launcherErrors = 3;
 
-/** null: no launcher has started this process. Throws a UserError that names the wrong or missing variable. */
+/** null: no launcher has started this process. Throws a UserError that names a wrong or missing variable. */
 export function placeFromEnvironment(environment: Environment = process.env): Place | null {
 	if (environment.RANK === undefined && environment.WORLD_SIZE === undefined) return placeFromSlurm(environment);
 	const worldSize = integer(environment, "WORLD_SIZE", 1);
@@ -48,16 +48,16 @@ export function placeFromEnvironment(environment: Environment = process.env): Pl
 		localRank: integer(environment, "LOCAL_RANK", 0, localSize - 1, rank),
 		localSize,
 		...(environment.GROUP_RANK === undefined ? {} : { node: environment.GROUP_RANK }),
-		// All ranks are here when the launcher says so, whatever name it gives this host.
+		// LOCAL_WORLD_SIZE tells that all ranks are on this host, whatever name the launcher gives it.
 		address: environment.LOCAL_WORLD_SIZE === String(worldSize) ? loopback : address,
-		// torchrun's own store listens at MASTER_PORT when it says so.
+		// torchrun's own store then listens at MASTER_PORT.
 		port: environment.TORCHELASTIC_USE_AGENT_STORE === "True" ? port + 1 : port,
 		secret: secretFromEnvironment(environment, environment.TORCHELASTIC_RUN_ID ?? ""),
 		launcher: launcher === undefined ? null : integer(environment, launcherVariable, 1),
 	};
 }
 
-/** The environment that gives a process its place. */
+/** The environment variables that give a process this place. */
 export function environmentOf(place: Place): Record<string, string> {
 	return {
 		RANK: String(place.rank),

@@ -1,7 +1,7 @@
 /**
- * The secret of a run: text that its ranks alone know. They get it from the environment of the job, or from a file
- * that its owner alone can read. Without one ranks meet on this host's loopback interface alone, and the kernel says whether
- * the process on the other side belongs to the same user.
+ * The secret of a run, known to its ranks alone: from the job's environment, or from a file that only its owner can read. Without
+ * a secret ranks join on this host's loopback interface only, and the kernel tells whether the other process belongs to the same
+ * user.
  */
 import { createHmac } from "node:crypto";
 import { closeSync, constants, fstatSync, openSync, readFileSync } from "node:fs";
@@ -12,12 +12,12 @@ type Environment = Readonly<Record<string, string | undefined>>;
 export const secretVariable = "MIMO_SECRET";
 export const secretFileVariable = "MIMO_SECRET_FILE";
 
-/** Characters. */
+/** Limits of the secret's length in characters. */
 const fileLength = { least: 16, most: 4096 };
 
 /**
- * The secret that the environment gives this process, or null. That of a file is made one of `run`, a name that may be known:
- * a file serves many runs, whose ranks do not let each other in. Throws a UserError about a file that others could read.
+ * The secret from the environment, or null. A file's secret is combined with `run`, a name that may be public: one file serves
+ * many runs, whose ranks must not join each other. Throws a UserError for a file that others could read.
  */
 export function secretFromEnvironment(environment: Environment, run: string): string | null {
 	const given = environment[secretVariable]?.trim();
@@ -27,7 +27,7 @@ export function secretFromEnvironment(environment: Environment, run: string): st
 	return createHmac("sha256", readSecretFile(path)).update(`secret of ${run}`).digest("hex");
 }
 
-/** The text of a file, which must be this user's and closed to everybody else. Throws a UserError. */
+/** The text of a file that must belong to this user and be inaccessible to all others. Throws a UserError otherwise. */
 export function readSecretFile(path: string): string {
 	const refuse = (why: string): never => {
 		throw new UserError(
@@ -36,7 +36,7 @@ export function readSecretFile(path: string): string {
 	};
 	let file: number;
 	try {
-		// Not waiting for the writer of a pipe.
+		// O_NONBLOCK: opening a pipe must not wait for its writer.
 		file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
 	} catch (error) {
 		return refuse(`cannot be opened (${(error as NodeJS.ErrnoException).code})`);

@@ -1,4 +1,4 @@
-/** A process's place in a job step of Slurm, from the variables that `srun` sets. */
+/** Rank and world size of a process in a Slurm job step, from the variables that `srun` sets. */
 import { UserError } from "../native/errors.ts";
 import type { Place } from "./place.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
@@ -6,7 +6,7 @@ import { secretFromEnvironment } from "./secret.ts";
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Ports of rank 0 by job and step, so that jobs that share a node do not meet. */
+/** Range of rendezvous ports, chosen by job and step so that jobs on one node do not collide. */
 const ports = { first: 20_000, count: 20_000 };
 
 /**
@@ -60,7 +60,7 @@ export function expandTaskCounts(counts: string): number[] {
 	});
 }
 
-/** null outside of a job step, and in one of a single task, which may launch ranks itself. */
+/** null outside of a job step, and in a step of a single task, which may launch ranks itself. */
 export function placeFromSlurm(environment: Environment = process.env): Place | null {
 	const step = environment.SLURM_STEP_ID ?? environment.SLURM_STEPID;
 	if (step === undefined || environment.SLURM_PROCID === undefined) return null;
@@ -77,7 +77,7 @@ export function placeFromSlurm(environment: Environment = process.env): Place | 
 		localRank: integer(environment, ["SLURM_LOCALID"]),
 		localSize: counts[node] ?? worldSize,
 		node: String(node),
-		// The name of a step's only node may be one that other hosts can reach.
+		// A step of one node needs no name that other hosts could reach.
 		address: environment.MASTER_ADDR ?? (hosts.length === 1 ? loopback : hosts[0]!),
 		fallbackAddress: environment.MASTER_ADDR === undefined ? (environment.SLURM_LAUNCH_NODE_IPADDR ?? null) : null,
 		port: environment.MASTER_PORT === undefined ? port : integer(environment, ["MASTER_PORT"]),
@@ -97,7 +97,7 @@ function integer(environment: Environment, names: readonly string[]): number {
 	return Number(text);
 }
 
-/** Puts this process's job back into the queue, as is allowed when its time is over. Returns the error, or null. */
+/** Requeues this process's job, as Slurm allows when its time is over. Returns an error message, or null. */
 export async function requeueJob(environment: Environment = process.env): Promise<string | null> {
 	const job = environment.SLURM_JOB_ID;
 	if (job === undefined) return null;

@@ -1,9 +1,8 @@
 /**
- * A native library that computes nothing: it speaks the ABI, keeps the books of the memory pool and reports every
- * operation. A program that runs on it takes the memory and asks for the operations that it would on a real device,
- * whatever the model's size; of the workspace that a real library takes inside an operation it counts what is as large as
- * activations. Integers written by the host, the row offsets of a sort and the plan of an exchange of rows can be read back,
- * because the program's own course, or what it is said to move, depends on them; every other value is zero.
+ * A native library that computes nothing: it implements the ABI, tracks the memory pool and reports every operation. A program on
+ * it allocates the memory and issues the operations that it would on a real device of any size; of the workspace inside
+ * operations only what is as large as activations is counted. Integers from the host, the offsets of a sort and the plan of an
+ * exchange of rows can be read back, because the program's control flow depends on them; every other value reads as zero.
  */
 import { Dtype, MemoryTag, type OperationName, operations, Status, structs } from "./abi.ts";
 import { expectedExchange } from "./expected-exchange.ts";
@@ -11,21 +10,21 @@ import type { DeviceKind, Library, NativeFunction } from "./library.ts";
 import { workspaceBytes } from "./operation-workspace.ts";
 import { type Layout, layoutOf, writeInt64 } from "./structs.ts";
 
-/** Scalar arguments of an operation by name; of pointers only whether they are null (0) matters. */
+/** Scalar arguments of an operation by name; a pointer is 0 if null, else 1. */
 export type OperationValues = Readonly<Record<string, number>>;
 
 export interface CountingOptions {
-	/** The library it stands for. */
+	/** The library that it imitates. */
 	readonly kind: DeviceKind;
-	/** Called with every operation; clearing and copying memory count as fill and axpby. */
+	/** Called with every operation; memset and copies are reported as fill and axpby. */
 	readonly observe: (name: OperationName, values: OperationValues) => void;
 }
 
-/** Longest integer array that is remembered, in bytes. */
+/** Longest integer array, in bytes, whose values are kept. */
 const remembered = 2 ** 20;
 const tagCount = Object.keys(MemoryTag).length;
 
-/** Numbers of rows that were sent to the experts here: there is memory for more rows than operations work on. */
+/** Live row counts of expert inputs: more memory is reserved than operations work on. */
 class LiveRows {
 	readonly #rows = new Map<number, number>();
 	/** Addresses of the last offset, which is the number of rows, by the address of the first offset. */
@@ -37,14 +36,14 @@ class LiveRows {
 		for (const address of [offsets!, count]) this.#rows.set(address, rows);
 	}
 
-	/** Memory is freed. */
+	/** Forgets a block that is freed. */
 	forget(address: number): void {
 		this.#rows.delete(address);
 		this.#rows.delete(this.#counts.get(address) ?? 0);
 		this.#counts.delete(address);
 	}
 
-	/** An operation's values with the rows that it works on. */
+	/** An operation's values, with its number of rows replaced by the live ones. */
 	in(values: OperationValues): OperationValues {
 		const rows = this.#rows.get(values.row_count ?? values.offsets ?? 0);
 		return rows === undefined || values.rows === undefined ? values : { ...values, rows };
@@ -80,7 +79,7 @@ class NodeRows {
 		return this.#rows.get(at!);
 	}
 
-	/** Memory is freed. */
+	/** Forgets a block that is freed. */
 	forget(address: number): void {
 		this.#rows.delete(address);
 	}
@@ -255,7 +254,7 @@ export function timingLibrary(
 	return { ...library, symbols: { ...library.symbols, ...table } };
 }
 
-/** Any other function: it succeeds, and a handle it has to give is not null. */
+/** Any other function of the ABI: returns success, and writes a non-null handle where one is returned. */
 const succeed: NativeFunction = (...args) => {
 	const out = args.at(-1);
 	if (out instanceof BigUint64Array) out[0] = 1n;
@@ -305,7 +304,7 @@ function sortRows(books: Books, values: OperationValues): void {
 	if (rows !== undefined) books.liveRows.set({ local_offsets: offsets!, local_experts: experts! }, rows);
 }
 
-/** Offsets of a sort whose experts get equally many rows, the first ones one more where that does not divide. */
+/** Offsets of a sort with equally many rows for each expert, the first experts taking the remainder. */
 function evenOffsets({ experts }: OperationValues, rows: number): Int32Array {
 	return Int32Array.from({ length: experts! + 1 }, (_, expert) => Math.ceil((rows * expert) / experts!));
 }

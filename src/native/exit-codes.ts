@@ -1,25 +1,23 @@
-/**
- * Every exit code of the program. It stands here alone: the native library, whose threads may have to end a process, is told.
- */
+/** All exit codes of the program. The native library, whose threads may end a process, receives them from here. */
 import { constants } from "node:os";
 
-/** Above it codes tell of signals. */
+/** Codes above it are 128 + a signal's number. */
 export const signalled = 128;
 
 export const exitCodes = {
-	/** A mistake in the input, a machine that refuses something, a result that does not hold. */
+	/** A mistake in the input, a refusal by the machine, or a negative result. */
 	failure: 1,
-	/** A command, flag or configuration that was not understood. */
+	/** An unknown or wrong command, flag or configuration. */
 	usage: 2,
-	/** A rank ended because another one had failed (BSD's "service unavailable"). */
+	/** A rank ended because another rank failed (BSD's EX_UNAVAILABLE). */
 	endedByAnother: 69,
-	/** A bug of this program. */
+	/** A bug of this program (BSD's EX_SOFTWARE). */
 	unexpected: 70,
-	/** The run has stopped early, as asked, and is to be started again (BSD's "temporary failure"). */
+	/** The run has stopped early on request and is to be started again (BSD's EX_TEMPFAIL). */
 	runAgain: 75,
 	/** SIGINT stopped the run after a step. */
 	interrupted: signalExit("SIGINT"),
-	/** The reader of the output is gone; SIGPIPE ends other programs so, without a word. */
+	/** The reader of the output is gone: ended silently, as SIGPIPE would. */
 	unread: signalExit("SIGPIPE"),
 } as const;
 

@@ -1,6 +1,6 @@
 /**
- * Folders and files of caches: this program's own, made and read by its user alone. Write access to the folder around one is
- * not enough to plant anything in it.
+ * Private cache folders and files: created and read by one user only. Write access to the parent folder is not enough to plant
+ * anything in them.
  */
 
 import { randomUUID } from "node:crypto";
@@ -20,7 +20,7 @@ import { homedir } from "node:os";
 import { isAbsolute, join } from "node:path";
 import { UserError } from "./errors.ts";
 
-/** Where caches lie when no folder is named: the user's cache folder. */
+/** The default parent of caches: the user's cache folder. */
 export function defaultCacheFolder(environment: Readonly<Record<string, string | undefined>> = process.env): string {
 	const named = environment.XDG_CACHE_HOME ?? "";
 	return join(isAbsolute(named) ? named : join(homedir(), ".cache"), "mimo");
@@ -76,7 +76,7 @@ export function readOwnFile(path: string, refuse: () => never): Uint8Array | nul
 	}
 }
 
-/** Puts a file of the user's alone into their own folder, whole, in place of an earlier one. */
+/** Atomically writes or replaces a file in the user's private folder, readable by the user alone. */
 export function replaceOwnFile(path: string, content: string | Uint8Array): void {
 	const unfinished = `${path}.${randomUUID()}`;
 	try {

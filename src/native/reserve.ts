@@ -1,4 +1,4 @@
-/** Room on a disk before it is written to. */
+/** Preallocates disk space (fallocate). */
 import { dlopen } from "bun:ffi";
 
 let libc: ReturnType<typeof open> | null = null;
@@ -8,9 +8,9 @@ function open() {
 }
 
 /**
- * Reserves `bytes` bytes of a file from `position` on, to which it is extended. Writing them is then about twice as fast: the
- * file system has found their place at once, not page by page. Where it cannot (or has no room), the writes that follow go
- * on (or fail) by themselves.
+ * Preallocates `bytes` bytes of a file from `position` on, which extends it. Writing is then about twice as fast, because the
+ * file system allocates once and not page by page. If the file system cannot, or is full, nothing happens and the writes proceed
+ * or fail by themselves.
  */
 export function reserve(descriptor: number, position: number, bytes: number): void {
 	libc ??= open();

@@ -1,6 +1,6 @@
 /**
- * Threads. A worker is an entry point of its own; in the executable it lies under its path below src, which build.ts
- * lists, and run from source it is the file itself.
+ * Worker threads. Each has an entry point, which is the source file itself or, in the executable, an entry at its path below src,
+ * as build.ts lists it.
  */
 
 /** Entry points of workers, paths below src without the extension. */

@@ -1,6 +1,6 @@
 /**
- * Rates of GPUs that are not here: calls timed on an H200, at the sizes of a 20-layer Nemotron model, and for other GPUs
- * the same shares of their vendors' peaks. `mimo plan --measure` replaces them with the machine's own.
+ * Rates of GPUs for planning without one: operations timed on an H200 at the sizes of a 20-layer Nemotron model; for other GPUs
+ * the same fractions of their vendors' peaks. `mimo plan --measure` replaces them with the machine's own.
  */
 import { Activation, Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
 import type { OperationValues } from "../native/counting-library.ts";

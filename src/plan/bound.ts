@@ -1,4 +1,4 @@
-/** Bound of a step's time: where its busiest ranks spend it, and what does not fit. */
+/** What bounds a step's time: the busiest ranks' largest cost, or memory that does not suffice. */
 import { type PlannedActor, type StepConditions, type StepEstimate, timeOf } from "./estimate.ts";
 
 /** "pipeline": its stages wait for each other. */

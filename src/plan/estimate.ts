@@ -1,6 +1,6 @@
 /**
- * How long a step takes: each rank's passes and update from its tallies and a machine's rates, then all ranks side by side,
- * each with the list of actions that it would execute; once a step all wait for each other.
+ * Estimates the time of a step: each rank's passes and update from its tallies and the machine's rates, then all ranks side by
+ * side executing their lists of actions, with one synchronisation a step.
  */
 import {
 	type Actor,
@@ -23,7 +23,7 @@ export interface RankSeconds {
 	/** One microbatch's passes, collectives inside layers included; late weight gradients count as backward. */
 	readonly forward: number;
 	readonly backward: number;
-	/** One microbatch over edges, there and back. */
+	/** Transfers of one microbatch over edges, both directions. */
 	readonly bridge: number;
 	/** Sums over replicas that no backward pass hides, and the gathering of parameters. */
 	readonly gradients: number;

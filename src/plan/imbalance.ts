@@ -1,4 +1,4 @@
-/** How uneven the routing of a run was, from its log. */
+/** Measures the routing imbalance of an earlier run from its log. */
 import { UserError } from "../native/errors.ts";
 import { linesOf } from "../observe/lines.ts";
 

@@ -38,7 +38,7 @@ const expertSizes = [1, 2, 4, 8, 16, 32];
 const pipelines = [1, 2, 4, 8].flatMap((stages) =>
 	(stages === 1 ? [1] : [1, 2]).map((virtualStages) => ({ stages, virtualStages })),
 );
-/** Devices that may be left idle: so many, or this share of them. */
+/** Devices that a layout may leave idle: at most this number, or this fraction. */
 const idle = { devices: 3, share: 0.05 };
 
 /** The configuration with a layout; null: its checks refuse it. */

@@ -1,4 +1,4 @@
-/** Ways to lay out a run on N devices, most tokens a second first. */
+/** `mimo plan --split`: searches the layouts of a run on N devices, most tokens a second first. */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import { topologyOf } from "../parallel/topology.ts";
@@ -145,7 +145,7 @@ async function splitOf(layout: LayoutFlags, c: TrainingConfiguration, ranks: Pla
 	};
 }
 
-/** Plans of single ranks, each made once: many layouts have an equal encoder, or an equal stage. */
+/** A cache of rank plans: many layouts share an equal encoder or stage. */
 class PlannedRanks {
 	readonly #plans = new Map<string, Promise<RankPlan>>();
 

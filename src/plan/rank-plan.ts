@@ -1,4 +1,4 @@
-/** One rank's memory, operations and transfers, found by running it on a library that only counts. */
+/** Plans one rank: memory, operations and transfers, found by running it on a counting library. */
 import { encoderTurns } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { MemoryTagName, OperationName } from "../native/abi.ts";
@@ -61,7 +61,7 @@ export function enoughMicrobatches(c: TrainingConfiguration): number {
 	return Math.min(inFlight(shapeOf(specificationOf(c), topologyOf(c))), microbatchesOf(c));
 }
 
-/** Adds operations up by name and amount. */
+/** Accumulates operations by name and amount. */
 export class Tally implements PhaseTally {
 	flops = 0;
 	readonly transfers: TransferTally[] = [];

@@ -111,7 +111,7 @@ function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device)
 	return mockImages(encoderMicroBatchSize(c), grid, counts ? 0 : patchWidth({ patchSize: c.patchDim }));
 }
 
-/** A step whose phases are told. */
+/** Runs a step and reports its phases. */
 function step(
 	c: TrainingConfiguration,
 	state: TrainingState,

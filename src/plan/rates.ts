@@ -1,6 +1,6 @@
 /**
- * How fast a machine is: measured on it by `mimo plan --measure`, or known beforehand (accelerators.ts). Products are rated
- * in operations a second, everything else in bytes a second.
+ * The rates of a machine: measured by `mimo plan --measure`, or known beforehand (accelerators.ts). Products are rated in
+ * operations a second, everything else in bytes a second.
  */
 import * as v from "valibot";
 import { counted } from "../native/counted.ts";

@@ -1,4 +1,4 @@
-/** Refuses a run that `mimo plan` counts too large for its devices before the first step, in which a rank would fail. */
+/** Refuses a run before its first step if its plan needs more memory than a device has. */
 import { sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceInfo } from "../native/device.ts";

@@ -1,4 +1,4 @@
-/** A whole run: memory and work of a rank of each module, traffic, and the time of a step. */
+/** Plans a run: memory and work of one rank of each module or stage, traffic, and the time of a step. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";

@@ -1,4 +1,4 @@
-/** The address and the interface at which the ranks of a run meet. */
+/** Resolves the address of the rendezvous. */
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 import { UserError } from "../../native/errors.ts";
@@ -10,13 +10,13 @@ const everyInterface = "0.0.0.0";
 const retryInterval = 500;
 
 /**
- * The numeric address of rank 0: where it listens, and where others find it. Throws a UserError when the name does not resolve,
- * within `milliseconds`, and when a run without a secret would meet where other hosts can reach it.
+ * Numeric address of the rendezvous, at which the server listens and clients connect. Throws a UserError if the name does not
+ * resolve within `milliseconds`, or if a run without a secret would listen where other hosts can reach it.
  */
 export async function meetingAddress(place: Place, milliseconds: number): Promise<string> {
 	const numeric = await resolve(place, performance.now() + milliseconds);
 	const otherHosts = place.localSize < place.worldSize;
-	// A host that calls itself by a loopback address (Debian: 127.0.1.1) is not found there by others.
+	// A host may resolve its own name to a loopback address (Debian: 127.0.1.1), at which other hosts cannot reach it.
 	const hidden = isLoopback(numeric) && !isIP(place.address) && place.address !== "localhost" && otherHosts;
 	if (place.secret === null && (hidden || !isLoopback(numeric))) {
 		throw new UserError(
@@ -26,7 +26,7 @@ export async function meetingAddress(place: Place, milliseconds: number): Promis
 	return hidden && place.rank === 0 ? everyInterface : numeric;
 }
 
-/** The place's address, or the other one where the name of a node is known to its batch system alone. */
+/** Resolves the address, or the fallback for a node name that only the batch system knows. */
 async function resolve({ address, fallbackAddress }: Place, end: number): Promise<string> {
 	while (true) {
 		try {
