@@ -4,7 +4,7 @@
  * larger one is read again right after, from the system's cache. Each chunk is checked once.
  */
 
-/** Where a chunk's bytes come from. */
+/** The stored bytes of a chunk. */
 export interface ChunkBytes {
 	readonly size: number;
 	readonly readInto: (position: number, into: Uint8Array) => void;
@@ -24,7 +24,7 @@ const PIECE = 2 ** 18;
 export class CheckedChunks<Chunk extends object> {
 	readonly #checked = new WeakSet<Chunk>();
 	#kept: { readonly chunk: Chunk; readonly bytes: Uint8Array } | null = null;
-	/** Room for the kept chunk, used again for the next. */
+	/** Buffer of the kept chunk, reused for the next. */
 	#room = new Uint8Array(0);
 	readonly #buffer = new Uint8Array(PIECE);
 
@@ -55,7 +55,7 @@ export class CheckedChunks<Chunk extends object> {
 		this.#checked.add(chunk);
 	}
 
-	/** Takes a chunk as checked, elsewhere. */
+	/** Marks a chunk as checked, because another rank has checked it. */
 	trust(chunk: Chunk): void {
 		this.#checked.add(chunk);
 	}

@@ -11,8 +11,8 @@ export interface Box {
 }
 
 /**
- * Why the boxes are not a partition of `shape`, or null if they are: every box inside, no two overlapping, volumes
- * adding up. Complete the sentence "tensor w …".
+ * Checks that the boxes partition `shape`: all inside, none overlapping, volumes adding up. Returns null, or the fault as the end
+ * of a sentence "tensor w …".
  */
 export function partitionFault(shape: readonly number[], boxes: readonly Box[]): string | null {
 	const volume = (sizes: readonly number[]) => sizes.reduce((product, size) => product * size, 1);

@@ -9,7 +9,7 @@ import { reserve } from "../native/reserve.ts";
 import { fileError } from "../native/system-errors.ts";
 import { WriteBack } from "./write-back.ts";
 
-/** One call reads or writes at most this much: larger ones are cut by the system at 2 GiB. */
+/** Largest read or write of one system call; the kernel cuts larger ones at 2 GiB. */
 const LARGEST_TRANSFER = 2 ** 30;
 
 /** Bytes that are read by position. Reading outside is an error that names the path. */
@@ -147,7 +147,7 @@ export interface Durability {
 export class OutputFile implements Disposable {
 	#fd: number | null;
 	#position = 0;
-	/** Only of large files. */
+	/** Background write-back of a large file; null for a small one. */
 	#writeBack: WriteBack | null = null;
 	#asked = 0;
 

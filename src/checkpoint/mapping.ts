@@ -24,7 +24,7 @@ export interface Link {
 }
 
 /**
- * How logical tensors (Megatron's names and shapes) and those of another format hold the same values. Elements of a
+ * Which elements of logical tensors (Megatron's names and shapes) and of another format's tensors are equal. Elements of a
  * logical tensor that no link names are padding: zero when written, ignored when read.
  */
 export interface Correspondence {

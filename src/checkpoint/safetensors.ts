@@ -22,7 +22,7 @@ export interface TensorInformation {
 	readonly shape: readonly number[];
 	/** Bytes of the dense values. */
 	readonly bytes: number;
-	/** Where they begin in the file. */
+	/** Offset of the values in the file. */
 	readonly position: number;
 }
 

@@ -61,7 +61,7 @@ function obstacle(path: string): string | null {
 	return null;
 }
 
-/** Why `bytes` of `what` do not fit on the disk of `root`, where removable leftovers count as free; null: they do. */
+/** The sentence about a disk of `root` that has no room for the `bytes` of `what`, removable leftovers counted as free; null: they fit. */
 export function roomProblem(what: string, root: string, bytes: number): string | null {
 	try {
 		const { bsize, blocks, bavail } = statfsSync(root);

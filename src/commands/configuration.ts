@@ -5,7 +5,7 @@ import { type ResolvedConfiguration, resolveConfiguration } from "../config/reso
 import type { Key } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
 
-/** As `resolveConfiguration`. */
+/** resolveConfiguration with the keys that folders of weights decide. */
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},

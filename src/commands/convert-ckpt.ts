@@ -244,7 +244,7 @@ function newLayersOf(given: Arguments): NewLayerOptions {
 	return { seed: whole(given, "seed") ?? 1234, sizes: Object.fromEntries(sizes) };
 }
 
-/** How the target names layers and lays out tensors; torch_dist knows its layers itself, a native one has to be told. */
+/** Names and layout of the target. torch_dist finds its layer names itself; a native target needs them given. */
 function namesOf(given: Arguments, to: TargetName): Pick<ConversionOptions, "layout" | "layerNames"> {
 	const layerNames = choice(given, "layer-names", layerNameKinds);
 	const block = whole(given, "glu-interleave-size") ?? 0;

@@ -61,7 +61,7 @@ async function inspectNodes(place: Place, findings: readonly Finding[]) {
 	});
 }
 
-/** How fast nodes reach each other through NCCL, where all of them could. */
+/** Measures the links between nodes through NCCL, if all nodes can use it. */
 async function compareNccl(nodes: readonly ReportingRank<NodeReport>[]): Promise<Finding[]> {
 	const able = nodes.filter(({ report }) => hasNccl(report.findings)).length;
 	if (nodes.length < 2 || able < nodes.length) {

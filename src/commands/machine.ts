@@ -17,7 +17,7 @@ export interface Finding {
 	readonly value: string;
 	/** "problem": training cannot run. */
 	readonly state: "good" | "information" | "warning" | "problem";
-	/** Its meaning, or advice. */
+	/** Meaning of the value, or advice about it. */
 	readonly advice?: string;
 	/** The numbers behind `value`. */
 	readonly details?: Readonly<Record<string, unknown>>;

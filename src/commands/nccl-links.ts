@@ -1,4 +1,4 @@
-/** How fast the nodes of a job reach each other through NCCL: every pair both ways, between their first GPUs. */
+/** Measures the NCCL bandwidth between the nodes of a job: each pair in both directions, between their first GPUs. */
 
 import { pairsInRounds } from "../launch/bandwidth.ts";
 import { findRun, identityOf } from "../launch/join.ts";

@@ -1,4 +1,4 @@
-/** How fast the nodes of a job send to each other: every pair measured both ways, the slow ones named. */
+/** Measures the TCP bandwidth between the nodes of a job, each pair in both directions, and names the slow ones. */
 
 import type { Destination } from "../launch/bandwidth.ts";
 import { pairsInRounds } from "../launch/bandwidth.ts";
@@ -14,7 +14,7 @@ export interface NodeReport {
 	readonly findings: readonly Finding[];
 	/** Whether it is the first task of its node, which stands for the node's network. */
 	readonly first: boolean;
-	/** Where it takes in bytes. */
+	/** Port of its ByteSink. */
 	readonly port: number;
 }
 
@@ -70,7 +70,7 @@ function gigabits(rate: number): string {
 	return `${((8 * rate) / 1e9).toPrecision(3)} Gbit/s`;
 }
 
-/** How links were measured: the name of findings about them, the network they used, and advice about slow ones. */
+/** A method of measuring links: the name of its findings, the network it uses, and advice about slow links. */
 export interface Way {
 	readonly name: string;
 	readonly over: string;

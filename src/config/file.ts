@@ -14,7 +14,7 @@ export interface ParsedFile {
 	readonly complete: boolean;
 }
 
-/** Reads a file. Throws no errors: an unreadable file and every mistake in it are in `problems`. */
+/** Parses a file. Throws nothing: an unreadable file and every mistake in it are in `problems`. */
 export function parseFile(file: string): ParsedFile {
 	let source: string;
 	try {

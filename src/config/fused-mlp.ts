@@ -1,4 +1,4 @@
-/** Whether the experts of a layer can run as one operation (docs/spec/moe-performance.md §1.4). */
+/** Decides whether the experts of a layer run as one fused operation (docs/spec/moe-performance.md §1.4). */
 import type { TrainingConfiguration } from "./schema.ts";
 
 export interface ExpertLayer {

@@ -1,7 +1,7 @@
 /**
- * Whether two configurations describe one model: weights of one are weights of the other, and mean the same. The keys that
- * decide it say so where they are defined (keys/), by default all of a model's groups, so that a new key is compared
- * unless it says that it need not be.
+ * Compares the models of two configurations: whether weights of one are weights of the other, with the same meaning. Each key
+ * declares whether it decides that (keys/), by default all keys of a model's groups, so that a new key is compared unless it is
+ * exempt.
  */
 import { UserError } from "../native/errors.ts";
 import type { ModelPart } from "./field.ts";

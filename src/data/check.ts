@@ -1,6 +1,6 @@
 /**
- * A look at a run's data before anything is trained: mistakes that can be found by then are reported at once, not by a rank
- * or when the first evaluation comes.
+ * Checks a run's data before anything is trained, so that mistakes are reported at once rather than by a rank or by the first
+ * evaluation.
  */
 import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
@@ -16,7 +16,7 @@ import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
 import { checkTrainable } from "./vision-language/dataset-checks.ts";
 import { taskOf } from "./vision-language/from-configuration.ts";
 
-/** Opens what `c` names, reading little of it. Throws a UserError for the first thing that cannot be trained on. */
+/** Opens the data that `c` names, reading little of it. Throws a UserError for the first thing that cannot be trained on. */
 export function checkData(c: TrainingConfiguration): void {
 	switch (c.datasetProvider) {
 		case "energon":

@@ -17,7 +17,7 @@ export interface ImageSet {
 	readonly indices?: readonly number[];
 }
 
-/** Images that say their places. */
+/** Images with their indices in the step's global batch. */
 export type PlacedImages = ImageSet & Required<Pick<ImageSet, "indices">>;
 
 /** The images of a step's microbatches of one rank; those that do not say their places have those after the ones before. */
@@ -35,10 +35,12 @@ export function noImages(samples: number): ImageSet {
 	return { patches: new Float32Array(0), grids: [], imagesPerSample: new Array<number>(samples).fill(0) };
 }
 
-/** Places for images of one sample. */
+/** Number of image indices reserved for each sample. */
 const placesOfSample = 4096;
 
-/** The images of a sample whose first is number `first` in the step's global batch, with places no other image has. */
+/**
+ * Gives the images of samples, the first of which is sample `first` of the step's global batch, indices that no other image has.
+ */
 export function placeImages(images: ImageSet, first: number): ImageSet {
 	const indices = images.imagesPerSample.flatMap((count, sample) =>
 		Array.from({ length: count }, (_, image) => (first + sample) * placesOfSample + image),

@@ -1,4 +1,4 @@
-/** Samples that were left out, by what is wrong with them: reasons that differ in nothing but names and numbers are one kind. */
+/** Counts skipped samples by kind of mistake: reasons that differ only in names and numbers are one kind. */
 import { warn } from "../observe/messages.ts";
 import type { SkippedSample } from "./energon/loader/messages.ts";
 
@@ -21,11 +21,11 @@ const mostNames = 100_000;
 
 const others = "other reasons";
 
-/** Names that were seen. */
+/** The names already counted. */
 export class KnownNames {
 	readonly #names = new Set<string>();
 
-	/** Whether a name is new, as all are that there is no room to remember. */
+	/** Whether a name is new; always true once there is no room to remember names. */
 	add(name: string): boolean {
 		if (this.#names.has(name)) return false;
 		if (this.#names.size < mostNames) this.#names.add(name);

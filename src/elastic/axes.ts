@@ -10,13 +10,13 @@ export type AxisName = (typeof axisNames)[number];
 /** One axis: sizes in descending order, the parent's first. */
 export interface Axis {
 	readonly name: AxisName;
-	/** Of skip_layer: how many of the ranked layers are left out, ascending from 0. */
+	/** For skip_layer: number of ranked layers that are skipped, ascending from 0. */
 	readonly sizes: readonly number[];
 	/** Layers of the main part, each with a choice of its own; null: one choice for all. */
 	readonly layers: readonly number[] | null;
 }
 
-/** Choices that an axis makes at once. */
+/** Number of choices that an axis makes: one, or one for each of its layers. */
 export function rowsOf({ layers }: Axis): number {
 	return layers?.length ?? 1;
 }
@@ -31,7 +31,7 @@ export const layerKind: Readonly<Record<AxisName, LayerSymbol | null>> = {
 	emb: null,
 };
 
-/** The flags of an axis begin so. */
+/** Prefix of an axis's flags. */
 export const flagPrefix: Readonly<Record<Exclude<AxisName, "skip_layer">, string>> = {
 	mlp: "mlp",
 	mamba: "mamba",

@@ -15,7 +15,7 @@ export interface ElasticConfig {
 	readonly ranking: readonly number[];
 	/** Descending. */
 	readonly budgets: readonly number[];
-	/** How often each is drawn, relative to the others; null: equally often. */
+	/** Relative probability of each budget; null: uniform. */
 	readonly budgetProbabilities: readonly number[] | null;
 	/** Probability of the parent's own budget. */
 	readonly parentProbability: number;
@@ -24,10 +24,10 @@ export interface ElasticConfig {
 		/** Hidden width of an axis's network. */
 		readonly width: number;
 		readonly standardDeviation: number;
-		/** Logits are divided by their standard deviation. */
+		/** Whether logits are divided by their standard deviation. */
 		readonly normalise: boolean;
 		readonly frozen: boolean;
-		/** Times the learning rate of the step. */
+		/** Multiplier of the learning rate. */
 		readonly learningRateMultiplier: number;
 	};
 	/** The logits' factor runs from `start` to `end` over so many iterations; null: 1. */
@@ -35,11 +35,11 @@ export interface ElasticConfig {
 	readonly temperature: { readonly initial: number; readonly decay: number };
 	/** A sample is one-hot when a uniform number is above this. */
 	readonly hardThreshold: number;
-	/** Masks weighted by probabilities; if not, those of the chosen sizes. */
+	/** Whether masks are weighted by probabilities rather than those of the chosen sizes. */
 	readonly softMask: boolean;
 	/** Weight of a token's budget loss beside the language model's. */
 	readonly lossWeight: number;
-	/** Megatron's behaviour where this program's differs (docs/spec/elastic.md §9). */
+	/** Whether to follow Megatron where this program differs (docs/spec/elastic.md §9). */
 	readonly compat: boolean;
 	/** Keys of budgets and noise are drawn from this. */
 	readonly seed: number;

@@ -1,6 +1,6 @@
 /**
- * How near a run has to come to a reference's losses and norms. A band is the largest relative difference so far between
- * the reference and equally right runs; three of them are allowed, and never less than a few roundings of fp32.
+ * Tolerances of losses and norms against a reference. A band is the largest relative difference seen so far between the reference
+ * and other correct runs; three bands are allowed, and at least a few roundings of fp32.
  */
 import { join } from "node:path";
 import type * as v from "valibot";

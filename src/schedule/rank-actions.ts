@@ -19,7 +19,7 @@ export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
 export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">): number {
 	const { stages, virtualStages, groupSize } = shape;
 	const first = Array.from({ length: virtualStages }, (_, virtual) => languageChunk(virtual * stages));
-	// One group and three show every steady state: further groups repeat the third.
+	// One group of microbatches has the fewest in flight, three are a full pipeline: the maximum over any number is among them.
 	const most = [1, 3].map((groups) => {
 		const training = { ...shape, microbatches: groups * groupSize + stages - 1, forwardOnly: false };
 		const passes = languagePasses(training, 0);

@@ -1,14 +1,14 @@
-/** The gradients of one value, which gather during a backward pass. */
+/** The gradient of one value, accumulated during a backward pass. */
 import type { Device } from "../native/device.ts";
 import type { E4m3Form, E4m3Rows } from "./ops/e4m3-rows.ts";
 import { axpby, type FloatDtype, Tensor } from "./tensor.ts";
 
 export class GradientSlot {
 	#gradient: Tensor | null = null;
-	/** The window, from when it is asked for until the gradient is taken. */
+	/** The window into a larger gradient, from its first use until the gradient is taken. */
 	#opened: Tensor | null = null;
 	#inE4m3: E4m3Rows | null = null;
-	/** How the reader of the gradient wants it rounded to e4m3, where the operation that computes it can do that; null: not. */
+	/** The e4m3 form in which the gradient's consumer wants it, if its producer supports that; null: not in e4m3. */
 	wantsE4m3: E4m3Form | null = null;
 
 	/**
@@ -36,7 +36,7 @@ export class GradientSlot {
 		return Tensor.empty(this.device, this.shape, this.dtype);
 	}
 
-	/** As target(), for a kernel that writes rows side by side: a strided window is left to be copied into later. */
+	/** As target(), for a kernel that writes contiguous rows: a strided window is copied into later. */
 	contiguousTarget(): Tensor {
 		const target = this.target();
 		if (target.contiguous) return target;
@@ -90,7 +90,7 @@ export class GradientSlot {
 		if (previous !== null && previous !== this.#gradient) previous[Symbol.dispose]();
 	}
 
-	/** The gathered gradient, null if no gradient came; the caller owns it. */
+	/** Takes the accumulated gradient; null if none arrived. The caller owns it. */
 	take(): Tensor | null {
 		const gradient = this.#gradient;
 		this.#gradient = null;
@@ -98,14 +98,14 @@ export class GradientSlot {
 		return gradient;
 	}
 
-	/** The gathered gradient in e4m3, null if it did not come so; the caller owns it. Stays when the gradient is taken. */
+	/** Takes the gradient in e4m3; null if it did not arrive so. The caller owns it. take() leaves it in place. */
 	takeE4m3(): E4m3Rows | null {
 		const inE4m3 = this.#inE4m3;
 		this.#inE4m3 = null;
 		return inE4m3;
 	}
 
-	/** Drops the gradient gathered so far. */
+	/** Releases the gradient accumulated so far. */
 	clear(): void {
 		this.take()?.[Symbol.dispose]();
 		this.takeE4m3()?.[Symbol.dispose]();

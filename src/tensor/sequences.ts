@@ -1,6 +1,6 @@
 /**
- * Where each sequence of a packed microbatch begins and ends. Tokens of all sequences lie one after the other; attention
- * and the state space scan never look across a boundary. Sequences may be empty.
+ * Boundaries of the sequences of a packed microbatch. Tokens of all sequences are concatenated; attention and the state space
+ * scan never cross a boundary. Sequences may be empty.
  */
 import type { Device } from "../native/device.ts";
 import { Tensor } from "./tensor.ts";

@@ -37,7 +37,7 @@ export interface Segment {
 	readonly tasks: Task[];
 }
 
-/** The operation that runs backward now. */
+/** The operation whose backward is running. */
 interface Running {
 	readonly segment: Segment;
 	readonly entry: Entry;
@@ -69,7 +69,7 @@ class Uses {
 		for (const parameter of parameters) this.#left.set(parameter, (this.#left.get(parameter) ?? 0) + 1);
 	}
 
-	/** One use less of each; empties the list. */
+	/** Counts one use less of each parameter, and empties the list. */
 	finish(parameters: Parameter[]): void {
 		for (const parameter of parameters.splice(0)) {
 			const left = this.#left.get(parameter)! - 1;

@@ -1,6 +1,6 @@
 /**
- * A tensor: a place in device memory with a shape and a storage type. Its maker owns it and disposes it (`using`);
- * share() adds an owner. Row major; a matrix may be a window into a wider one (`stride`).
+ * A tensor: a region of device memory with a shape and a dtype. Its creator owns it and disposes it (`using`); share() adds an
+ * owner. Row major; a matrix may be a window into a wider one (`stride`).
  */
 import { Dtype, type DtypeName, type MemoryTagName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
@@ -8,7 +8,7 @@ import type { Allocation, DeviceMemory } from "../native/memory.ts";
 import type { GradientSlot } from "./gradient.ts";
 
 export const dtypeBytes: Readonly<Record<DtypeName, number>> = { f32: 4, bf16: 2, i32: 4, u8: 1, f64: 8 };
-/** Storage types that carry gradients. */
+/** Dtypes that can have gradients. */
 export type FloatDtype = "f32" | "bf16";
 
 type HostArray = Float32Array | Int32Array | Uint8Array | Float64Array | Uint16Array;
@@ -109,17 +109,17 @@ export class Tensor implements DeviceMemory, Disposable {
 		return this.#disposed;
 	}
 
-	/** Another owner of the same value. */
+	/** A further owner of the same memory. */
 	share(): Tensor {
 		return this.#with({});
 	}
 
-	/** This value with another gradient slot (null: without): an owner of its own. */
+	/** A further owner with another gradient slot (null: none). */
 	withGradient(gradient: GradientSlot | null): Tensor {
 		return this.#with({ gradient });
 	}
 
-	/** This memory under another shape; needs contiguous rows. */
+	/** A view with another shape; rows must be contiguous. */
 	view(shape: readonly number[]): Tensor {
 		if (!this.contiguous || elementCount(shape) !== this.elements) {
 			throw new RangeError(`A tensor of shape [${this.shape}] cannot be seen as [${shape}].`);
@@ -127,7 +127,7 @@ export class Tensor implements DeviceMemory, Disposable {
 		return this.#with({ shape, stride: shape.at(-1) ?? 1 });
 	}
 
-	/** Columns [start, start + count) of every row: a window, no copy. */
+	/** A view of columns [start, start + count). */
 	columns(start: number, count: number): Tensor {
 		if (start < 0 || start + count > this.width) throw new RangeError(`No columns ${start}..${start + count}.`);
 		return this.#with({
@@ -137,7 +137,7 @@ export class Tensor implements DeviceMemory, Disposable {
 		});
 	}
 
-	/** Rows [start, start + count): a window, no copy. */
+	/** A view of rows [start, start + count). */
 	rowsFrom(start: number, count: number): Tensor {
 		if (start < 0 || start + count > this.rows) throw new RangeError(`No rows ${start}..${start + count}.`);
 		return this.#with({
@@ -147,7 +147,7 @@ export class Tensor implements DeviceMemory, Disposable {
 		});
 	}
 
-	/** This value with rowCount[0] live rows (null: all are live). `rowCount` must outlive the new tensor. */
+	/** A further owner with rowCount[0] live rows (null: all are live). `rowCount` must outlive it. */
 	withRowCount(rowCount: Tensor | null): Tensor {
 		return this.#with({ rowCount });
 	}
@@ -250,7 +250,7 @@ function dtypeOf(values: HostArray): DtypeName {
 
 /** Bits of the nearest bf16 of every value, ties to even. */
 export function roundToBf16(values: Float32Array): Uint16Array {
-	// Of 32-bit integers that wrap around, and as a plain loop: others take several times as long.
+	// On wrapping 32-bit integers in a plain loop, which is several times faster than the alternatives.
 	const bits = new Int32Array(values.buffer, values.byteOffset, values.length);
 	const rounded = new Uint16Array(values.length);
 	for (let i = 0; i < bits.length; i++) {

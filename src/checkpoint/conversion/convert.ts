@@ -43,7 +43,7 @@ export interface ConversionOptions extends SourceOptions, Durability {
 	readonly names: SpellingName | null;
 	readonly reference: string | null;
 	readonly layout: NativeLayout;
-	/** How a torch_dist target numbers layers; null: as the source did, physically otherwise. */
+	/** Numbering of layers in a torch_dist target; null: as in the source, physical otherwise. */
 	readonly layerNames: LayerNames | null;
 	readonly wrapper: string | null;
 	/** Rows of embedding and output layer; null: as stored. */

@@ -43,7 +43,7 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 	}
 }
 
-/** How folders are spelled, as a native checkpoint's `source` keeps it. */
+/** A folder's spelling of names as a native checkpoint's `source` records it. */
 export function spellingObject({ language, tower, projector }: FolderSpelling): JsonObject {
 	const vision = tower === null && projector === null ? {} : { huggingFaceVision: { tower, projector } };
 	return { huggingFace: language, ...vision } as unknown as JsonObject;

@@ -16,7 +16,7 @@ export interface InspectedTensor {
 	readonly bytes: number;
 	/** SHA-256 of the values; null when not asked for, or when they cannot be read. */
 	readonly sha256: string | null;
-	/** Why the values differ from the written ones; null: they do not, or they were not read. */
+	/** The sentence about values that fail their checksum; null: intact, or not read. */
 	readonly damage: string | null;
 }
 

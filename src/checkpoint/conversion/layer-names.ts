@@ -23,7 +23,10 @@ export interface NumberedLayer {
 	readonly number: number | null;
 }
 
-/** By block. Names of a block's layers differ by family, so each has one alone. `path` is for errors. */
+/**
+ * Numbers layers by block, so that a bracket group's layers share a number. Names of layers in a block differ by family, so a
+ * block has one layer of each. `path` is for errors.
+ */
 export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 	const blocks = parseAt(pattern, path).segments.flat();
 	for (const block of blocks) {
@@ -35,8 +38,8 @@ export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 }
 
 /**
- * By order among the layers of a kind: the first `*` and the first `-` or `E` are the first layer of a GPT model, wherever they
- * stand; `M` has no place in one.
+ * Numbers layers as a GPT model does: the n-th `*` and the n-th `-` or `E` are layer n, wherever they stand; `M` has no place in
+ * one.
  */
 export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 	const { segments, prediction } = parseAt(pattern, path);

@@ -15,7 +15,7 @@ export interface StoredLayout extends NativeLayout {
 	readonly gluTensorParallel: number;
 }
 
-/** How gated rows are interleaved, as Megatron's arguments tell it; `path` is for errors. */
+/** The layout of gated rows by Megatron's arguments; `path` is for errors. */
 export function layoutOfArguments(args: JsonObject, path: string): StoredLayout {
 	const size = (name: string) => {
 		const value = args[name] ?? 0;

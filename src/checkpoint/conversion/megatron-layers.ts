@@ -1,4 +1,4 @@
-/** How the layers of a torch_dist checkpoint are numbered in its keys, found out when it is read and chosen when it is written. */
+/** Numbering of layers in the keys of a torch_dist checkpoint: detected when it is read, chosen when it is written. */
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { counted } from "../../native/counted.ts";
 import { UserError } from "../../native/errors.ts";
@@ -18,7 +18,7 @@ export interface MegatronLayers {
 	readonly names: LayerNames;
 	/** With the groups that the names count; null: unknown. */
 	readonly pattern: string | null;
-	/** Of the main part; empty where names are physical. */
+	/** Layers of the main part with their numbers; empty if names are physical. */
 	readonly layers: readonly NumberedLayer[];
 }
 

@@ -43,7 +43,7 @@ export interface SourceCheckpoint extends Disposable {
 }
 
 export interface NewLayerOptions {
-	/** Of their initial values. */
+	/** Seed of the new layers' initial values. */
 	readonly seed: number;
 	/** Megatron's arguments of their sizes, mamba_num_heads and so on. */
 	readonly sizes: JsonObject;
@@ -56,7 +56,7 @@ export interface SourceOptions {
 	readonly allowFallback: boolean;
 	/** Heads of the vision tower, where its width does not tell. */
 	readonly visionHeads: number | null;
-	/** Of Mamba-2 layers that a GPT model becomes a hybrid one with. */
+	/** Options of the Mamba-2 layers that are added when a GPT model becomes a hybrid one. */
 	readonly newLayers: NewLayerOptions;
 	/** Layer pattern, where the checkpoint does not say it (or says it without its groups). */
 	readonly pattern: string | null;

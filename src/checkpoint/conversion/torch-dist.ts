@@ -230,7 +230,7 @@ function layersFor(source: SourceCheckpoint, { layerNames, pattern: given }: Tor
 	return layersToWrite(layerNames ?? (fits ? kept : "physical"), pattern, path);
 }
 
-/** As the source was spelled; otherwise as a run with these dtypes would spell it. */
+/** Key style of the target: the source's, otherwise the style of a run with these dtypes. */
 function styleFor(source: SourceCheckpoint, weights: TensorStore, wrapper: string | null): KeyStyle {
 	const kept = source.spelling.torchDist as unknown as KeyStyle | undefined;
 	const roots = new Set<string>();
@@ -312,14 +312,14 @@ function commonFor(
 	return common;
 }
 
-/** How the layers are numbered; where pipeline stages begin stays as it was. */
+/** Megatron's arguments about the numbering of layers; pipeline cuts stay as they were. */
 function numberingArguments(known: JsonObject, layers: MegatronLayers): JsonObject {
 	const uncut = (pattern: string | null) => pattern?.replaceAll("|", "");
 	const same = layers.names !== "gpt" && uncut(patternOfArguments(known)) === uncut(layers.pattern);
 	return same ? {} : layerArguments(layers);
 }
 
-/** Of multi-token prediction; the pattern has the layers. */
+/** Megatron's arguments about multi-token prediction; the pattern has its layers. */
 function predictionArguments(configuration: LanguageModelConfiguration): JsonObject {
 	const depths = configuration.hybridLayerPattern.split("/").length - 1;
 	if (depths === 0) return {};

@@ -18,7 +18,7 @@ export interface LanguageModelConfiguration {
 	/** Absent: the format does not tell. */
 	readonly mtpUseRepeatedLayer?: boolean;
 	readonly mtpLossScalingFactor?: number;
-	/** Of the main part. */
+	/** Number of layers of the main part. */
 	readonly numLayers: number;
 	readonly hiddenSize: number;
 	readonly ffnHiddenSize: number;
@@ -193,7 +193,7 @@ export function configurationFromHuggingFace(
 	if (Number(configuration.numAttentionHeads) % Number(configuration.numQueryGroups) !== 0) {
 		bad("num_attention_heads is no multiple of num_key_value_heads");
 	}
-	// As Megatron, this program divides the chosen experts' scores by their sum unless it is the sum of one.
+	// As in Megatron, the scores of the chosen experts are normalised unless only one is chosen.
 	const normalised = Number(configuration.moeRouterTopk) > 1;
 	const written = values.norm_topk_prob ?? true;
 	if (pattern.includes("E") && written !== normalised) {

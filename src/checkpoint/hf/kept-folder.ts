@@ -21,7 +21,7 @@ export const configObject = "huggingface/config.json";
 const leftOutObject = "huggingface/left-out.safetensors";
 const filePrefix = "huggingface/files/";
 
-/** How a folder spells the tensors of each part; null: it has none. */
+/** A folder's tensor spelling of each part; null: it lacks the part. */
 export interface FolderSpelling {
 	readonly language: Spelling | null;
 	readonly tower: TowerSpelling | null;
@@ -41,7 +41,7 @@ export interface KeptObject {
 	readonly bytes: Uint8Array;
 }
 
-/** Of an open folder, which it reads from while it is used. `beside`: not of modules of gigabytes. */
+/** Keeps what is needed of an open folder, which it goes on reading from. `beside`: false leaves out modules of gigabytes. */
 export function keepFolder(parts: FolderParts, { beside }: { readonly beside: boolean }): KeptFolder {
 	const { stored, scales, language, tower, projector } = parts;
 	const wanted = beside ? isKeptBeside : isLeftOut;
@@ -76,7 +76,7 @@ export function ones(
 	};
 }
 
-/** As a native checkpoint keeps it. */
+/** The objects of a native checkpoint that hold it. */
 export function objectsOf({ configText, leftOut, companions }: KeptFolder): ReadonlyMap<string, KeptObject> {
 	const objects = new Map<string, KeptObject>([
 		[configObject, { encoding: "json", bytes: new TextEncoder().encode(configText) }],

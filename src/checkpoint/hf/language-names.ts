@@ -8,13 +8,13 @@ import { UserError } from "../../native/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
 
-/** How a Hugging Face folder spells its tensors. */
+/** The tensor names of a Hugging Face folder. */
 export interface Spelling {
 	/** In front of the layers and the embedding. */
 	readonly base: string;
 	/** In front of lm_head.weight. */
 	readonly head: string;
-	/** One tensor an expert (published checkpoints) or all experts of a layer stacked (transformers). */
+	/** separate: a tensor for each expert (published checkpoints); packed: all experts of a layer stacked (transformers). */
 	readonly experts: "separate" | "packed";
 	/** In front of `mtp.layers.`; absent: nothing, also in vision-language models. */
 	readonly prediction?: string;

@@ -83,7 +83,7 @@ function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
 	return [...values, ...pictureDefaults(tower)];
 }
 
-/** How the tower was shown pictures. */
+/** Image sizing and normalisation of the tower's training. */
 function pictureDefaults({ json, path, configPath }: FolderParts): FolderValue[] {
 	const section = towerConfig(json);
 	const args = (section.args ?? {}) as Record<string, unknown>;

@@ -35,11 +35,11 @@ export interface FolderParts extends Disposable {
 		readonly spelling: TowerSpelling;
 	} | null;
 	readonly projector: { readonly sizes: ProjectorSizes; readonly style: ProjectorStyle } | null;
-	/** As config.json says it; null: it does not. */
+	/** image_token_id of config.json; null if absent. */
 	readonly imageTokenId: number | null;
 	/** Under logical names, layer scales multiplied in. */
 	readonly weights: TensorStore;
-	/** As they are stored. */
+	/** Tensors as stored. */
 	readonly stored: TensorStore;
 	/** Names of the layer scales there. */
 	readonly scales: readonly string[];
@@ -47,7 +47,7 @@ export interface FolderParts extends Disposable {
 	readonly notices: readonly string[];
 }
 
-/** Where vision-language models keep the language model's configuration. */
+/** Keys under which vision-language models nest the language model's configuration. */
 const languageConfigs = ["llm_config", "text_config", "language_config"];
 
 /** The key of a vision-language config.json that holds the language model's; null: it is the language model's itself. */

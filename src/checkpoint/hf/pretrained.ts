@@ -30,7 +30,7 @@ export interface Description {
 }
 
 export interface Pretrained extends Disposable {
-	/** Where each part comes from; null: from none of the folders. */
+	/** The folder that each part comes from; null: none has it. */
 	readonly language: FolderParts | null;
 	readonly tower: FolderParts | null;
 	readonly projector: FolderParts | null;
@@ -137,7 +137,7 @@ function describe(
 		add(tower, describeParts({ ...tower, language: null, projector: null, imageTokenId: null }));
 	}
 	if (projector) {
-		// How patches are joined follows from both widths.
+		// Whether patches are joined follows from the widths of tower and projector.
 		const described = describeParts({ ...projector, language: null, tower: tower?.tower ?? null });
 		const own = Object.entries(described).filter(([key]) => /^(visionProjection|pixelShuffle|disableVision)/.test(key));
 		add(projector, Object.fromEntries(own));

@@ -6,7 +6,7 @@ export const projectorPrefix = "modality_submodules.radio_encoder.input_projecti
 /** The projector of published models: an RMS norm, two projections. */
 const logical = ["linear_fc1.layer_norm_weight", "linear_fc1.weight", "linear_fc2.weight"] as const;
 
-/** How folders name them. */
+/** Their names in folders, by style. */
 export const projectorStyles = {
 	/** Published models; mlp1.2 is the activation. */
 	published: ["mlp1.0.weight", "mlp1.1.weight", "mlp1.3.weight"],

@@ -37,7 +37,7 @@ const transformersOutside = [
 	"embeddings.patch_projection.weight",
 ] as const;
 
-/** How folders name the same tensors. */
+/** Their names in folders, by style. */
 const towerStyles = {
 	/** NVlabs' RADIO, published vision-language models, and what transformers writes. */
 	published: {
@@ -64,7 +64,7 @@ const towerStyles = {
 
 export type TowerStyle = keyof typeof towerStyles;
 
-/** How a folder spells a tower's tensors. */
+/** A folder's names of a tower's tensors. */
 export interface TowerSpelling {
 	/** In front of every name. */
 	readonly prefix: string;

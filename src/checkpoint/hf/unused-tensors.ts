@@ -11,11 +11,11 @@ import { readTensor, type TensorStore, typeOf } from "../store.ts";
 
 interface LeftOut {
 	readonly name: RegExp;
-	/** Why nothing is lost; completes "NAME is left out: …". */
+	/** Reason that the tensor can be omitted; completes "NAME is left out: …". */
 	readonly reason: string;
 	/** Values that the tensor must have for the reason to hold. */
 	readonly values?: readonly number[];
-	/** Of a module of its own, gigabytes perhaps: a checkpoint of another format keeps none of it. */
+	/** Whether it belongs to a whole module, perhaps of gigabytes, which checkpoints of other formats do not keep. */
 	readonly module?: boolean;
 }
 

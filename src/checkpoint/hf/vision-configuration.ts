@@ -144,7 +144,7 @@ export function towerConfiguration(
 	};
 }
 
-/** As config.json counts the blocks, else as their tensors do. */
+/** Number of blocks: by config.json, else by their tensors. */
 function layersOf(values: Json, stored: Shapes, spelling: TowerSpelling, bad: (sentence: string) => never): number {
 	const start = blockPrefix(spelling, "").slice(0, -1);
 	const numbers = new Set<number>();

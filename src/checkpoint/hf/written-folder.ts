@@ -22,7 +22,7 @@ import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
 import { towerJson, wholeJson } from "./vision-language-config.ts";
 
 export interface WritableModel {
-	/** Where it comes from, for errors. */
+	/** Path of the source, for errors. */
 	readonly path: string;
 	/** Model tensors under logical names. */
 	readonly weights: TensorStore;
@@ -30,7 +30,7 @@ export interface WritableModel {
 	readonly language: LanguageModelConfiguration | null;
 	/** Other known values of the model, under the program's keys. */
 	readonly described: Readonly<Record<string, unknown>>;
-	/** Of the folder that it came from; null: it came from none. */
+	/** What was kept of the source folder; null: it came from none. */
 	readonly kept: Omit<KeptFolder, "companions"> | null;
 	/** Files to write beside it. */
 	readonly companions: Companions;
@@ -83,7 +83,7 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	}
 	if (tower) addTower(builder, tower, spelling.tower!, path);
 	if (projector?.visionProjectionType === "mlp") addProjector(builder, projector, spelling.projector!);
-	// Another model than such a folder can describe is named before its tensors.
+	// A model that Hugging Face cannot describe is refused before its tensors are compared.
 	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	requireHomes(names, builder);
 	const mapped = new MappedStore(weights, planTensors(weights, builder, "foreign"));
@@ -190,7 +190,7 @@ function makeConfig(
 	});
 }
 
-/** As it stands in the folder of a language model, or of one that had more. */
+/** The language model's part of config.json, kept from the source folder if there is one. */
 function languageJson(language: LanguageModelConfiguration, original: Json | null, dtype: string, path: string): Json {
 	if (original?.model_type === "nemotron_h") return original;
 	const key = original === null ? null : languageKey(original);

@@ -19,7 +19,7 @@ export interface CopiedMatrix {
 }
 
 export interface PeftCorrespondence {
-	/** Of all adapters; of those whose modules share an A, with one of its copies. */
+	/** Correspondence of all adapters; of modules that share an A, with one of its copies. */
 	readonly builder: CorrespondenceBuilder;
 	/** The further copies of A. */
 	readonly copies: readonly CopiedMatrix[];
@@ -27,11 +27,11 @@ export interface PeftCorrespondence {
 	readonly modules: readonly string[];
 }
 
-/** Where an adapter's weight lies in a Hugging Face folder. */
+/** A module of a Hugging Face folder that holds rows of an adapter's weight. */
 interface AdaptedModule {
 	readonly name: string;
 	readonly rows: number;
-	/** Its rows among the weight's. */
+	/** The module's rows of the weight. */
 	readonly links: readonly Link[];
 }
 
@@ -142,8 +142,8 @@ function linkRows(
 }
 
 /**
- * How the modules of a PEFT file are spelled, from its tensors' names; null: they are of no NemotronH. Prediction depths
- * (`mtp.layers.N`) stand beside the layers, under a prefix of their own.
+ * Detects the spelling of a PEFT file's modules from its tensor names; null: not a NemotronH model. MTP depths (`mtp.layers.N`)
+ * are beside the layers, under a prefix of their own.
  */
 export function peftSpelling(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;

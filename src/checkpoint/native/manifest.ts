@@ -18,9 +18,9 @@ export type Json = null | boolean | number | string | readonly Json[] | { readon
 /** A box of a tensor: a tensor of its own in a safetensors file. */
 export interface NativeChunk extends Box {
 	readonly file: string;
-	/** Its name there. */
+	/** Name of the chunk in the file. */
 	readonly name: string;
-	/** Of its values. */
+	/** SHA-256 of the chunk's bytes. */
 	readonly sha256: string;
 }
 
@@ -41,7 +41,7 @@ export interface NativeObject {
 	readonly encoding: "torch-save" | "json" | "raw";
 }
 
-/** How names and layouts of the tensors deviate from the canonical ones (only where a conversion was asked to). */
+/** Deviations of names and layouts from the canonical ones, made only by a conversion on request. */
 export interface NativeLayout {
 	/** `logical`: the layers of a bracket group share an index. */
 	readonly layerNames: "physical" | "logical";

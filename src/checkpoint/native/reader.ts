@@ -215,7 +215,7 @@ export interface Latest {
 	/** Name of the iteration's folder. */
 	readonly dir: string;
 	readonly iteration: number | null;
-	/** Of that folder's index. */
+	/** SHA-256 of that folder's index.json. */
 	readonly indexSha256: string;
 }
 

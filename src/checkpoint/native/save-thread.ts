@@ -16,7 +16,7 @@ export interface SnapshotEntry extends Box {
 	/** Shape of the whole tensor. */
 	readonly shape: readonly number[];
 	readonly memory: SharedArrayBuffer;
-	/** Where in `memory` they begin. */
+	/** Offset of the values in `memory`, in bytes. */
 	readonly byteOffset: number;
 }
 
@@ -63,7 +63,7 @@ export interface SaveResult {
 	readonly failure: string | null;
 }
 
-/** One thread, one job at a time. */
+/** The thread that writes checkpoints, one job at a time. */
 export class SaveThread implements Disposable {
 	readonly #worker = openWorker("checkpoint/native/save-worker");
 	#status: SharedArrayBuffer | null = null;

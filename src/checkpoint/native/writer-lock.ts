@@ -29,9 +29,9 @@ export interface LockTimes {
 	readonly beat: number;
 	/** Without a sign of life, after which a process of another host counts as dead. */
 	readonly silence: number;
-	/** How long a run waits for the end of another run that lives: it may be about to end. */
+	/** Time to wait for another live run, which may be about to end. */
 	readonly farewell: number;
-	/** How long a run waits for the end of a run of the same job, which was put back into the queue or started again. */
+	/** Time to wait for a run of the same job, which was requeued or restarted. */
 	readonly handover: number;
 }
 
@@ -66,7 +66,7 @@ export function newRunName(): string {
 	return crypto.randomUUID().replaceAll("-", "").slice(0, 12);
 }
 
-/** This process as the owner of a lock. */
+/** The record of this process as a lock's owner. */
 export function ownHolder(run: string): LockHolder {
 	return { run, since: new Date().toISOString(), process: ownProcess() };
 }
@@ -139,7 +139,7 @@ export function beatLock({ root, generation, run }: LockReference, count: number
 	return true;
 }
 
-/** Why a run may no longer write: another one has taken its folder over; null: it may. */
+/** The sentence about a lock that another run has taken over; null: the run still holds it. */
 export function lockLost({ root, generation, run }: LockReference): string | null {
 	const successor = generations(root).findLast((other) => other > generation);
 	const other = readLock(root, successor ?? generation)?.holder;
@@ -148,7 +148,7 @@ export function lockLost({ root, generation, run }: LockReference): string | nul
 	return `${root} (--save) is written by ${by} since this run gave no sign of life.`;
 }
 
-/** Another run's lock, as it has been seen. */
+/** The latest observation of another run's lock. */
 interface Sighting {
 	readonly text: string;
 	/** When the text was new, by this process's own clock. */
@@ -197,7 +197,7 @@ export class WriterClaim {
 			try {
 				rmSync(lockPath(root, other), { force: true });
 			} catch {
-				// Another user's: it stays, and stays dead.
+				// A dead lock of another user cannot be removed; it does no harm.
 			}
 		}
 		return { lock: new WriterLock(root, generation, own, times) };

@@ -131,7 +131,7 @@ interface TensorSums {
 	all(): string[];
 }
 
-/** By the thread that writes. */
+/** Hashes on the writing thread. */
 class OwnSums implements TensorSums {
 	#hasher = new Bun.CryptoHasher("sha256");
 	readonly #sums: string[] = [];
@@ -153,7 +153,7 @@ class OwnSums implements TensorSums {
 	}
 }
 
-/** By a thread of the native library, which reads the file back. */
+/** Hashes on a thread of the native library, which reads the file back. */
 class ThreadSums implements TensorSums, Disposable {
 	readonly #digests: FileDigests;
 
@@ -229,7 +229,7 @@ export class NativeSave {
 	constructor(
 		readonly root: string,
 		readonly iteration: number | null,
-		/** Where ranks write: tell them. Made by begin(). */
+		/** The folder that all ranks write to, created by begin(). */
 		readonly folder: string,
 	) {}
 

@@ -19,7 +19,7 @@ interface WrittenRecord {
 	readonly crc: number;
 }
 
-/** One archive, appended to a file that may hold others. */
+/** Writes one archive to a file that may hold others. */
 class ArchiveWriter {
 	readonly #start: number;
 	readonly #records: WrittenRecord[] = [];

@@ -33,7 +33,7 @@ export class TorchArchive {
 		return unpickle(bytes, this.zip.where, { allowed, persistent: storageOf, limits: { values: MOST_VALUES } });
 	}
 
-	/** Where a storage's bytes lie in the file. The archive must hold exactly as many as the pickle says. */
+	/** Position of a storage's bytes in the file. Their number must equal the pickle's. */
 	locate(storage: StorageReference): { readonly position: number; readonly size: number; readonly crc: number } {
 		const record = this.zip.locate(`${this.#prefix}data/${storage.key}`);
 		const expected = storage.length * (storage.dtype === null ? 1 : dtypes[storage.dtype].bits / 8);

@@ -12,7 +12,7 @@ const LOCATOR_BYTES = 20;
 const ZIP64_END_BYTES = 56;
 const ENTRY_BYTES = 46;
 const HEADER_BYTES = 30;
-/** One item has a few records, a whole model file some ten thousand. */
+/** Largest directory in bytes: an item has a few records, a whole model file some ten thousand. */
 const LARGEST_DIRECTORY = 2 ** 28;
 const UNKNOWN = 0xffffffff;
 
@@ -21,7 +21,7 @@ interface Entry {
 	readonly crc: number;
 	/** Offset of the local header, from the start of the item. */
 	readonly header: number;
-	/** Where the next record or the directory begins. */
+	/** Offset of the next record or the directory. */
 	limit: number;
 }
 

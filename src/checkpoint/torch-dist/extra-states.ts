@@ -56,7 +56,7 @@ export function extraStates(
 	return found;
 }
 
-/** One for each place on the axes: `shard_<places, dotted>_<axes, dotted>`. */
+/** A name for each position on the axes: `shard_<positions, dotted>_<axes, dotted>`. */
 function shards(found: Map<string, ExtraState>, name: string, axes: readonly number[]): void {
 	let places: string[] = [""];
 	for (const count of axes) {

@@ -9,7 +9,7 @@ import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 
 type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
-/** How a checkpoint spells what logical names leave out. A native manifest remembers it. */
+/** A checkpoint's variation of keys that logical names leave out. A native manifest records it. */
 export interface KeyStyle {
 	/** Keys of a language model alone have no `language_model.` in front. */
 	readonly plain: boolean;

@@ -11,7 +11,7 @@ import { unpickle } from "../pickle/machine.ts";
 import { PythonObject, TorchDtype, Tuple } from "../pickle/values.ts";
 import type { TensorType } from "../store.ts";
 
-/** One torch.save archive inside a .distcp file. */
+/** A torch.save archive inside a .distcp file. */
 export interface StoredItem {
 	readonly file: string;
 	readonly position: number;

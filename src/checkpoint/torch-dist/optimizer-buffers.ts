@@ -22,7 +22,7 @@ const parameterDtypes: Readonly<Record<string, DtypeTag>> = {
 	"torch.float16": "F16",
 };
 
-/** One buffer on disk. */
+/** A stored buffer. */
 interface FlatBuffer {
 	readonly key: string;
 	readonly module: string;
@@ -42,7 +42,7 @@ interface Piece {
 	readonly name: string;
 	readonly offset: number;
 	readonly parts: readonly ShardRuns[];
-	/** Another rank's buffer holds the same values, and that one is read. */
+	/** Whether another rank's buffer holds the same values and is read instead. */
 	readonly repeated: boolean;
 }
 
@@ -98,7 +98,7 @@ function parametersOf(model: TensorStore, { module, chain, dtype }: FlatBuffer):
 		.map(([name]) => name);
 }
 
-/** Where the parts of parameters lie in one bucket of a buffer. */
+/** Positions of parameter parts in a bucket of a buffer. */
 interface Placement {
 	readonly states: readonly FlatBuffer[];
 	readonly pieces: readonly Piece[];

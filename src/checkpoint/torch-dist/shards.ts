@@ -1,7 +1,6 @@
 /**
- * Where a tensor-parallel rank's part of a parameter lies in the whole (docs/spec/checkpoint.md §3.1–§3.3,
- * docs/spec/language-model.md §8.1), and the order in which Megatron registers parameters. Both are needed only to read
- * the flat buffers of its distributed optimizer.
+ * Shards of Megatron's tensor parallelism (docs/spec/checkpoint.md §3.1–§3.3, docs/spec/language-model.md §8.1), and the order in
+ * which Megatron registers parameters. Needed only to read the flat buffers of its distributed optimizer.
  */
 import type { Runs } from "../mapping.ts";
 
@@ -18,7 +17,7 @@ const splitRows =
 	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
 const splitColumns = /(linear_proj\.weight|linear_fc2\.weight|mixer\.out_proj\.weight)$/;
 
-/** How tensor parallelism cuts a dense parameter; `shapes` of the whole model give the blocks of fused ones. */
+/** The sharding of a dense parameter; `shapes` of the whole model give the blocks of fused ones. */
 function cutOf(name: string, shapes: ReadonlyMap<string, { readonly shape: readonly number[] }>): Cut {
 	const rows = shapes.get(name)!.shape[0] ?? 1;
 	const mixer = /^(.*mixer\.)(in_proj\.weight|conv1d_weight|conv1d_bias)$/.exec(name);

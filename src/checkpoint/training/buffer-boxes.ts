@@ -14,7 +14,7 @@ export interface LocalPart {
 	/** First element in the buffer; rows of `width` elements follow. */
 	readonly offset: number;
 	readonly width: number;
-	/** Where its rows and columns belong in the whole tensor, seen as [shape[0], rest]. */
+	/** Its rectangles in the whole tensor, seen as [shape[0], rest]. */
 	readonly blocks: readonly ShardBlock[];
 }
 

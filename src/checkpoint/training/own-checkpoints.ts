@@ -22,7 +22,7 @@ export interface Start {
  * others, if there are any.
  */
 export function requireOwnSteps(save: string, start: Start | null): string[] {
-	// What is there and no folder is refused where the folder is tried.
+	// A --save that is not a folder is refused by the check of writable folders.
 	if (!existsSync(save) || !statSync(save).isDirectory()) return [];
 	const names = listIterations(save);
 	const loaded = start === null ? null : loadedName(save, start, names);

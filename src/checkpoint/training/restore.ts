@@ -103,7 +103,7 @@ function readParts(
 	return values;
 }
 
-/** One box, widened to fp32. */
+/** Reads a box and widens it to fp32. */
 function readFloats(store: TensorStore, name: string, piece: Piece, values: Float32Array, begin: number): void {
 	const { dtype } = typeOf(store, name);
 	const target = values.subarray(piece.position - begin, piece.position - begin + piece.elements);

@@ -41,7 +41,7 @@ export interface SaverOptions {
 /** Ranks that wait for a save look together this often, in milliseconds: a run without progress counts as stuck. */
 const longestWait = 5000;
 
-/** How far this rank is with a phase of the save. */
+/** This rank's progress in a phase of the save. */
 const Progress = { working: 0, done: 1, failed: 2 } as const;
 
 interface Saving {
@@ -51,7 +51,7 @@ interface Saving {
 	readonly started: number;
 	phase: "write" | "publish";
 	progress: number;
-	/** Of this rank. */
+	/** This rank's error; null: none. */
 	failure: string | null;
 }
 
@@ -167,7 +167,7 @@ export class CheckpointSaver implements Disposable {
 		if (progress.includes(Progress.working)) return;
 		if (progress.includes(Progress.failed)) {
 			const { lock = null } = this.options;
-			// Another run that has taken over the folder has removed this run's unfinished save.
+			// A run that takes the folder over removes this run's unfinished save.
 			const lost = lock === null ? null : lockLost(lock.reference);
 			if (lost !== null) saving.failure = lost;
 			const failures = exchangeTexts(world, saving.failure ?? "");

@@ -1,7 +1,7 @@
 /**
- * One rank's part of a training's tensors: its parts of the parameters, laid out in flat buffers, the optimizer's state
- * beside them, and tensors outside of buffers (the routers' expert biases). Replicas of a part divide it into equal
- * slices, the ones that ZeRO-1 uses, and each writes its own: every byte is written once.
+ * This rank's part of a training's tensors: parameters in flat buffers, their optimizer state, and tensors outside of buffers
+ * (the routers' expert biases). Data-parallel replicas divide a part into equal slices, those of ZeRO-1, and each writes its own,
+ * so every byte is written once.
  */
 import { isAdapterName } from "../../models/hybrid/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";

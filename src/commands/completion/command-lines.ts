@@ -20,7 +20,7 @@ export interface CommandLine {
 	readonly summary: string;
 	/** Commands below it, by the word that names them. */
 	readonly below: readonly string[];
-	/** Its own flags. */
+	/** Flags of the command itself. */
 	readonly flags: readonly Flag[];
 	/** Whether it takes a configuration's keys as flags too. */
 	readonly configured: boolean;

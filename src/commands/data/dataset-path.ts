@@ -8,7 +8,7 @@ export const pathArgument = {
 	valueHint: "PATH",
 } as const;
 
-/** Its value as data sets are named: without slashes at the end. */
+/** The positional argument without trailing slashes. */
 export function datasetPath(given: string): string {
 	return given.replace(/(?<=.)\/+$/, "");
 }

@@ -1,6 +1,6 @@
 /**
- * Samples with a damaged image, which only the ranks that encode it find: all ranks hear of them before they train, and the
- * language ranks leave their tokens out of the loss. So what a rank reads never depends on what another one decodes.
+ * Samples with a damaged image, which only the ranks that encode it notice: all ranks exchange them before they train, and the
+ * language ranks mask their tokens out of the loss. What a rank reads therefore never depends on what another rank decodes.
  */
 import type { Microbatch } from "../microbatch.ts";
 import { ignored } from "../vision-language/encoding.ts";

@@ -1,13 +1,13 @@
 /**
- * A running hash of the samples a lane has given: encoder ranks and language ranks read the same lanes on their own, and
- * compare the hashes every step.
+ * A running hash of a lane's samples. Encoder and language ranks read the same lanes independently, and compare the hashes each
+ * step.
  */
 import { UserError } from "../../native/errors.ts";
 
 export class Trail {
 	#hash = 0n;
 
-	/** Goes on from a saved hash. */
+	/** Continues from a saved hash. */
 	constructor(hash = "0") {
 		this.#hash = BigInt(`0x${hash}`);
 	}

@@ -34,13 +34,13 @@ export interface SourceOptions {
 	readonly turn?: Share;
 	readonly routing: Routing;
 	readonly loader: Partial<LoaderOptions>;
-	/** Where samples with damaged images are listed: on one of the ranks that decode them. */
+	/** Where damaged samples are listed; set on one of the ranks that decode them. */
 	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample) => void };
 	/** Of all lanes of the saved run; null = from the beginning. */
 	readonly state: SourceState | null;
 }
 
-/** Where lanes are, as plain JSON: loader states as base64 of their compressed form. */
+/** Positions of the lanes as plain JSON: loader states as base64 of their compressed form. */
 export interface SourceState {
 	readonly format: "mimo data source";
 	readonly version: 1;
@@ -151,7 +151,7 @@ export class EnergonSource implements AsyncDisposable {
 		exchangeDamage([], mostDamaged(exchange(nothingRead(laneCount))), exchange);
 	}
 
-	/** Where this rank's lanes are, after the last microbatch of next(). */
+	/** State of this rank's lanes after the last microbatch of next(). */
 	async save(): Promise<SourceState> {
 		const lanes = await Promise.all(
 			this.feeds.map(async ({ lane, loader, place, trail }): Promise<LaneState> => {

@@ -1,7 +1,7 @@
-/** Text whose parts count in the loss or do not, and its tokens, each with whether it counts. */
+/** Tokenises text whose parts are or are not in the loss; each token is marked accordingly. */
 import type { TextPart, Tokenizer } from "./tokenizer.ts";
 
-/** A part of a text that counts in the loss, or does not. */
+/** A part of a text, and whether it is in the loss. */
 export interface CountedPart extends TextPart {
 	readonly loss: boolean;
 }
@@ -13,7 +13,7 @@ export interface CountedTokens {
 	readonly loss: Uint8Array;
 }
 
-/** Parts as one text. A token that reaches over the border of what counts and what does not counts. */
+/** Tokenises the parts as one text. A token that spans parts is in the loss if any of them is. */
 export function encodeCounted(tokenizer: Tokenizer, parts: readonly CountedPart[]): CountedTokens {
 	const ids = tokenizer.encodeParts(parts);
 	const loss = new Uint8Array(ids.length);

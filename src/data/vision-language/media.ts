@@ -1,4 +1,4 @@
-/** Media that a sample names or brings and that cannot be trained on: said by name instead of passed over. */
+/** Detects media that a sample names or contains and that cannot be trained on, so that they are named rather than ignored. */
 import { isImageExtension, mediaOfExtension } from "../energon/format/decode.ts";
 import { importLine } from "../import/import-line.ts";
 import { interleavedRecord } from "./interleaved-record.ts";

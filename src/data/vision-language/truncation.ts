@@ -1,4 +1,4 @@
-/** Whether a sample keeps all its images and text within the sequence length. */
+/** Finds samples that do not fit the sequence length whole. */
 import { counted } from "../../native/counted.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Chat } from "../text/chat/chat.ts";
@@ -12,7 +12,10 @@ import { render } from "./template.ts";
 /** Tokens up to which the whole length of a sample is counted. */
 const COUNTED = 2 ** 20;
 
-/** Says what of a sample is cut off, as a sentence's end; null where all fits. Throws a SampleError as training does. */
+/**
+ * A function that describes, as the end of a sentence, what is cut off a sample; null if all fits. It throws a SampleError as
+ * training does.
+ */
 export function cutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
 	const encoders = new Map<string, ReturnType<typeof datasetCutOff>>();
 	return (sample) => {

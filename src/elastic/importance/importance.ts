@@ -1,5 +1,5 @@
 /**
- * How important the units of a model are, measured on data, and the order that follows (docs/spec/elastic.md §23): the file that
+ * Importance scores of a model's units, measured on data, and the order that follows (docs/spec/elastic.md §23): the file that
  * `mimo elastic rank` writes and `mimo convert-ckpt --permute` reads.
  */
 import { readFileSync } from "node:fs";

@@ -1,6 +1,6 @@
 /**
- * Measures how important the units of a language model are, while it runs (docs/spec/elastic.md §23). Every rank adds what it has of units
- * and tokens; the sum over ranks is the model's.
+ * Measures the importance of a language model's units during forward passes (docs/spec/elastic.md §23). Each rank accumulates its
+ * own units and tokens; the sum over ranks is the model's.
  */
 import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
 import type { LayerProbe } from "../../models/hybrid/layer-context.ts";

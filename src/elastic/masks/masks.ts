@@ -1,4 +1,4 @@
-/** The masks of one microbatch from its sample (docs/spec/elastic.md §9, §10). */
+/** Builds the masks of one microbatch from its sampled submodel (docs/spec/elastic.md §9, §10). */
 import type { LayerMasks, ModelMasks, NormMask } from "../../models/hybrid/masks.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { ColumnMask, ScaleMask } from "../../tensor/column-mask.ts";
@@ -22,7 +22,7 @@ interface Parts {
 	readonly sample: RouterSample;
 }
 
-/** Memory of a microbatch's masks. */
+/** Device memory of a microbatch's mask factors and their gradients. */
 export interface MaskMemory {
 	readonly columns: (place: PartPlace) => ColumnMask;
 	readonly scale: (place: PartPlace) => ScaleMask;

@@ -1,4 +1,4 @@
-/** How far a sample's expected sizes are from its budget (docs/spec/elastic.md §8). */
+/** The budget loss: distance of a sample's expected sizes from its budget (docs/spec/elastic.md §8). */
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { type AxisName, rowsOf } from "../axes.ts";
 import { countRule, type ElasticConfig } from "../config.ts";

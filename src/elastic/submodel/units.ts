@@ -1,6 +1,6 @@
 /**
- * Which units of a model are kept and in which order, and what that makes of every tensor (docs/spec/elastic.md §16): a submodel keeps
- * the first units of every axis, a permutation keeps all in another order.
+ * Selections of units that make a submodel's tensors (docs/spec/elastic.md §16): a submodel keeps the first units of each axis, a
+ * permutation keeps all in another order.
  */
 
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";

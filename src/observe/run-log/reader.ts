@@ -1,6 +1,6 @@
 /**
- * Reads a run's JSON log, also while it is written, line by line and in bounded memory, into what a report shows. Log
- * lines are steps (they have `iteration`), evaluations (`split` too) and events (`event`).
+ * Reads a run's JSON log, also while it is being written, line by line in bounded memory, into the series that a report shows.
+ * Lines are steps (with `iteration`), evaluations (also `split`) and events (`event`).
  */
 import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";

@@ -1,4 +1,4 @@
-/** Where the steps of a trace went: parts, operations, layers and collectives, by module and summed over its ranks. */
+/** Summarises a trace: time by step part, operation, layer and collective, by module and summed over its ranks. */
 import { readFileSync } from "node:fs";
 import * as v from "valibot";
 import { UserError } from "../../native/errors.ts";

@@ -1,4 +1,4 @@
-/** One rank's part of a training run on a layout, as verify looks at it: steps, gradients, weights, routing. */
+/** A training run on a layout for `mimo verify`, on one rank: steps, gradients, weights, routing. */
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";

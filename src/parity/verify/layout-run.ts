@@ -1,4 +1,6 @@
-/** One layout's run: every rank compares what it holds with the reference, and the sums of all ranks are the result. */
+/**
+ * Runs a layout for `mimo verify`: each rank compares its part with the reference, and the sums over all ranks are the result.
+ */
 import type { World } from "../../parallel/world.ts";
 import { elementCount, type Tensor } from "../../tensor/tensor.ts";
 import { reduceHost } from "../reduce-host.ts";
@@ -9,7 +11,7 @@ import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } f
 import type { Flip } from "./routing.ts";
 import { plainOrder, type Subject } from "./subject.ts";
 
-/** How a tensor differs from the reference's. */
+/** The difference of a tensor from the reference's. */
 export interface Difference {
 	/** Root mean square of the difference, of the copy that counts. */
 	readonly rms: number;

@@ -9,7 +9,7 @@ export class ExpertOrder implements Disposable {
 	private constructor(
 		/** int32 [experts + 1]: first row of every expert; the last entry is the number of rows. */
 		readonly offsets: Tensor,
-		/** That last entry: how many rows are live. */
+		/** i32 [1], the last entry of `offsets`: number of live rows. */
 		readonly rowCount: Tensor,
 		/** int32 [T K], -1 for a dropped slot. */
 		readonly rowOfSlot: Tensor,

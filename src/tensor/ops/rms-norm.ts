@@ -13,7 +13,7 @@ const noMask: Mask = { columns: null, scale: null };
 export interface RmsNormOptions {
 	/** Columns that are normalised together; default: the whole row. */
 	readonly groupSize?: number | undefined;
-	/** Its columns multiply x before, its scale y (docs/spec/elastic.md §9). */
+	/** Column factors multiply x before the norm, the scale multiplies y (docs/spec/elastic.md §9). */
 	readonly mask?: Mask | null;
 	/** The sum that x is, whose values are written in the same pass if they are not there yet. */
 	readonly sum?: ResidualSum | null;

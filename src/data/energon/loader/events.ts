@@ -52,7 +52,7 @@ export class EventStream {
 		return position;
 	}
 
-	/** Positions before event `number` are not needed any more. */
+	/** Drops positions before event `number`, which are no longer needed. */
 	forget(number: number): void {
 		for (; this.#oldest < number; this.#oldest++) this.#positions.delete(this.#oldest);
 	}

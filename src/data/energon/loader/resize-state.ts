@@ -1,6 +1,6 @@
 /**
- * A saved loader continued by another number of data ranks over the same logical workers (docs/spec/energon.md §4.3,
- * §6): the workers of all ranks in order, cut into equal runs.
+ * Continues a saved loader on another number of data ranks over the same logical workers (docs/spec/energon.md §4.3, §6): the
+ * workers of all ranks in order, split into equal runs.
  */
 import { counted } from "../../../native/counted.ts";
 import { UserError } from "../../../native/errors.ts";

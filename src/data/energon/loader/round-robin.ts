@@ -1,6 +1,6 @@
 /**
- * Whose output is next: workers take turns in order of their numbers; one whose pass has ended sits out until all have
- * (docs/spec/energon.md §2.3).
+ * Round-robin over workers in order of their numbers; a worker whose pass has ended waits until all have (docs/spec/energon.md
+ * §2.3).
  */
 export class Turns {
 	#next: number;
@@ -11,7 +11,7 @@ export class Turns {
 		this.#ended = Array.from({ length: workers }, (_, i) => ended[i] ?? false);
 	}
 
-	/** The worker to ask; null when all passes have ended, and then all begin again. */
+	/** The worker whose output is next; null if all passes have ended, after which all start again. */
 	worker(): number | null {
 		if (this.#ended.every((ended) => ended)) {
 			this.#ended.fill(false);
@@ -22,12 +22,12 @@ export class Turns {
 		return this.#next;
 	}
 
-	/** The worker asked had an output. */
+	/** The current worker has delivered an output. */
 	delivered(): void {
 		this.#next = (this.#next + 1) % this.#ended.length;
 	}
 
-	/** The worker asked has ended its pass. */
+	/** The current worker has ended its pass. */
 	endedPass(): void {
 		this.#ended[this.#next] = true;
 	}

@@ -1,4 +1,4 @@
-/** A data rank as its loader sees it: its logical workers, whose turn it is, what waits for the consumer. */
+/** The loader's queues of one data rank: its logical workers, whose turn it is, and the outputs that wait for the consumer. */
 import type { Keyed } from "../sample.ts";
 import { Turns } from "./round-robin.ts";
 

@@ -1,4 +1,4 @@
-/** How fast a data set is read. */
+/** Measures the read rate of a data set. */
 import { UserError } from "../../../native/errors.ts";
 import { defaultLoaderConfiguration } from "../loader/configuration.ts";
 import { DataLoader } from "../loader/loader.ts";

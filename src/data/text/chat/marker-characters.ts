@@ -1,6 +1,6 @@
 /**
- * Characters that stand in a rendered conversation for what its text cannot say: which special tokens are the data's own
- * text, where an image is, what counts in the loss. They are noncharacters of Unicode, which no text may have.
+ * Marker characters in a rendered conversation for what its text cannot express: special tokens that are the data's own text,
+ * places of images, parts in the loss. They are Unicode noncharacters, which no text may contain.
  */
 import { UserError } from "../../../native/errors.ts";
 
