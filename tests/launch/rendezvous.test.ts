@@ -267,7 +267,7 @@ describe("where there is no rendezvous", () => {
 		open.push({ [Symbol.dispose]: () => server.close() });
 		const { port } = server.address() as { port: number };
 		expect(await refusal(join(port, identity(1)))).toBe(
-			`What listens at ${address}:${port} is no rendezvous of mimo; give another MASTER_PORT.`,
+			`The program that listens at ${address}:${port} is no rendezvous of mimo; give another MASTER_PORT.`,
 		);
 	});
 
@@ -276,7 +276,7 @@ describe("where there is no rendezvous", () => {
 		const { port } = here;
 		here[Symbol.dispose]();
 		expect(await refusal(join(port, identity(1), {}, 400))).toBe(
-			`Nobody answers at ${address}:${port}, where the ranks should meet (ECONNREFUSED).`,
+			`No process answers at ${address}:${port}, where the ranks should meet (ECONNREFUSED).`,
 		);
 	});
 });

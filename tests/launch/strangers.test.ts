@@ -316,6 +316,6 @@ describe("without a secret", () => {
 		const other = Bun.spawn(["setpriv", "--reuid=65534", "--clear-groups", "bash", "-c", script], { stdout: "pipe" });
 		expect(await other.stdout.text()).toEndWith('{"refused":"owner"}\n');
 		const gathered = here.gather([1, 2], 100);
-		await expect(gathered).rejects.toThrow("Somebody from 127.0.0.1 belonged to another user and was refused.");
+		await expect(gathered).rejects.toThrow("A process at 127.0.0.1 belonged to another user and was refused.");
 	});
 });

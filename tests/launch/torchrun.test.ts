@@ -123,7 +123,7 @@ test("a port in use is named by rank 0, and what is there by the others", async 
 	});
 	expect(one).toMatchObject({
 		exitCode: 1,
-		stderr: `mimo: What listens at 127.0.0.1:${port} is no rendezvous of mimo; give another MASTER_PORT.\n`,
+		stderr: `mimo: The program that listens at 127.0.0.1:${port} is no rendezvous of mimo; give another MASTER_PORT.\n`,
 	});
 }, 30_000);
 

@@ -147,7 +147,7 @@ async function prove(spot: Spot, secret: string | null, end: number): Promise<Pr
 		} else if (outcome.kind !== "gone") throw new UserError(notOurs(where, outcome));
 		if (silent >= silence.most) {
 			throw new UserError(
-				`What listens at ${where} says nothing: it is no rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
+				`The program that listens at ${where} sends nothing: it is no rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
 			);
 		}
 		if (performance.now() + retryInterval > end) {
@@ -171,7 +171,7 @@ function notOurs(where: string, failure: Failure): string {
 		case "owner":
 			return `The rendezvous at ${where} and this rank do not belong to the same user, and the run has no secret (MIMO_SECRET).`;
 		default:
-			return `What listens at ${where} is no rendezvous of mimo; give another MASTER_PORT.`;
+			return `The program that listens at ${where} is no rendezvous of mimo; give another MASTER_PORT.`;
 	}
 }
 
@@ -186,7 +186,7 @@ async function reach(spot: Spot, end: number): Promise<LineConnection> {
 				await Bun.sleep(retryInterval);
 				continue;
 			}
-			throw new UserError(`Nobody answers at ${describeSpot(spot)}, where the ranks should meet (${code}).`);
+			throw new UserError(`No process answers at ${describeSpot(spot)}, where the ranks should meet (${code}).`);
 		}
 	}
 }

@@ -28,8 +28,8 @@ const messageSchema = v.strictObject({ body: v.string(), tag: hash });
 
 type Side = "server" | "client";
 
-/** Why the server refuses a client, as the end of "Somebody from ADDRESS ...". */
-export type Refusal = "spoke no rendezvous" | "had another secret" | "belonged to another user";
+/** Why the server refuses a client, as the end of "A process at ADDRESS ...". */
+export type Refusal = "did not speak the rendezvous protocol" | "had another secret" | "belonged to another user";
 
 /**
  * Why the server is not this run's. `version`: it speaks another protocol; `gone`: it closed the connection; `silent`: it
@@ -99,7 +99,7 @@ export class ProvenConnection implements Disposable {
 			return "belonged to another user";
 		}
 		const hello = v.safeParse(helloSchema, parse(await connection.receive(answerTime)));
-		if (!hello.success) return "spoke no rendezvous";
+		if (!hello.success) return "did not speak the rendezvous protocol";
 		const keys = new Keys(secret, serverChallenge, hello.output.challenge);
 		if (!equal(keys.proof("client"), hello.output.proof)) {
 			say({ refused: "secret" });

@@ -56,7 +56,7 @@ export class ProvenListener implements Disposable {
 		const outcome = await ProvenConnection.welcome(connection, this.options.secret);
 		if (typeof outcome === "string") {
 			connection[Symbol.dispose]();
-			this.options.onRefused?.(`Somebody from ${connection.from} ${outcome} and was refused.`);
+			this.options.onRefused?.(`A process at ${connection.from} ${outcome} and was refused.`);
 			return;
 		}
 		this.#unproven.delete(connection);
