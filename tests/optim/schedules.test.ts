@@ -52,6 +52,17 @@ test("the 20-layer recipe's table", () => {
 	]);
 });
 
+test("the warm-up is a straight line up to its last sample, and the decay begins there", () => {
+	for (const style of ["linear", "cosine", "constant", "inverse-square-root"]) {
+		const { learningRate } = schedules({ "lr-decay-style": style, "lr-warmup-iters": 10, "lr-warmup-init": 0.2 });
+		expectClose(
+			[0, 1, 40, 79, 80].map((samples) => learningRateAt(learningRate, samples)),
+			[0.2, 0.21, 0.6, 0.99, 1],
+		);
+		expect(learningRateAt(learningRate, 81)).toBeWithin(0.9, style === "constant" ? 1.0000001 : 1);
+	}
+});
+
 test("WSD: flat, then each anneal half way and at its end", () => {
 	for (const [style, half] of [
 		["linear", 0.5],

@@ -13,7 +13,7 @@ test("a rank on a device of its own asks for itself", async () => {
 	for (const rank of [0, 1]) {
 		const device = { name: "small", kind: "cpu", ranks: [rank] } as const;
 		await requireMemory(c, rank, { ...device, memoryBytes: peaks[rank]! });
-		expect(requireMemory(c, rank, { ...device, memoryBytes: peaks[rank]! - 1 })).rejects.toThrow(
+		await expect(requireMemory(c, rank, { ...device, memoryBytes: peaks[rank]! - 1 })).rejects.toThrow(
 			new RegExp(
 				`^Rank ${rank} holds both modules and needs 0\\.0 GiB at the peak, as mimo plan counts; small has 0\\.0 GiB\\.`,
 			),
@@ -25,7 +25,9 @@ test("ranks that share a device need it together", async () => {
 	const device = { name: "host", kind: "cpu", ranks: [0, 1] } as const;
 	const needed = peaks[0]! + peaks[1]!;
 	await requireMemory(c, 0, { ...device, memoryBytes: needed });
-	expect(requireMemory(c, 0, { ...device, memoryBytes: needed - 1 })).rejects.toThrow(/^2 ranks share host, hold both/);
+	await expect(requireMemory(c, 0, { ...device, memoryBytes: needed - 1 })).rejects.toThrow(
+		/^2 ranks share host, hold both/,
+	);
 	await requireMemory(c, 1, { ...device, memoryBytes: 1 });
 });
 
@@ -34,11 +36,11 @@ test("on a processor a model in one process, and grids of their own, ask too", a
 	const one = configurationOf({ preset: "nemotron-tiny", "data-path": "x.txt" });
 	const { peak } = (await planRank(one, 0, { kind: "cpu", imbalance: 1 })).memory;
 	await requireMemory(one, 0, { ...device, ranks: [0], memoryBytes: peak });
-	expect(requireMemory(one, 0, { ...device, ranks: [0], memoryBytes: peak - 1 })).rejects.toThrow(
+	await expect(requireMemory(one, 0, { ...device, ranks: [0], memoryBytes: peak - 1 })).rejects.toThrow(
 		/^Rank 0 needs 0\.\d GiB at the peak, as mimo plan counts; host has 0\.\d GiB\./,
 	);
 	const apart = configurationOf({ ...shared, "llm-offset": 2 });
-	expect(requireMemory(apart, 0, { ...device, ranks: [0, 1, 2, 3], memoryBytes: 1 })).rejects.toThrow(
+	await expect(requireMemory(apart, 0, { ...device, ranks: [0, 1, 2, 3], memoryBytes: 1 })).rejects.toThrow(
 		/^4 ranks share host and need 0\.\d GiB at the peak/,
 	);
 });

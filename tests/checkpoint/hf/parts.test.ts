@@ -213,7 +213,7 @@ test("a model with a sound encoder keeps its tensors where the folder is at hand
 	using read = open(path);
 	expect(read.notices).toEqual([`${path}: ${sound} is left out: it belongs to a sound encoder, which is not trained.`]);
 	const native = await convert("hf", "native", path);
-	expect(convert("native", "hf", native)).rejects.toThrow(/a sound encoder \(sound_config\).*--hf-reference/);
+	await expect(convert("native", "hf", native)).rejects.toThrow(/a sound encoder \(sound_config\).*--hf-reference/);
 	const back = await convert("native", "hf", native, { reference: path });
 	expect(
 		readFileSync(join(back, "model.safetensors")).equals(readFileSync(join(path, "model.safetensors"))),

@@ -154,6 +154,6 @@ describe("conversions", () => {
 	}
 
 	test("Hugging Face's NemotronH has neither gates nor biases", async () => {
-		expect(convert("halves", "hf", { from: "native", to: "hf" })).rejects.toThrow(/swiglu|add-bias-linear/);
+		await expect(convert("halves", "hf", { from: "native", to: "hf" })).rejects.toThrow(/swiglu|add-bias-linear/);
 	});
 });

@@ -176,17 +176,17 @@ describe("inputs that are refused in one sentence", () => {
 		["forced.csv", "a,b\n", /holds no a folder of pictures|is no form|holds no/, { from: "pictures" }],
 	];
 	for (const [name, content, message, options] of cases) {
-		test(name, () =>
-			expect(importing(scratch.file(`bad/${name}`, content), output(), options)).rejects.toThrow(message),
-		);
+		test(name, async () => {
+			await expect(importing(scratch.file(`bad/${name}`, content), output(), options)).rejects.toThrow(message);
+		});
 	}
 
 	test("what is not there, a URL, an Energon set", async () => {
-		expect(importing(join(scratch.path, "no"), output())).rejects.toThrow("no does not exist");
-		expect(importing("https://host/a.jsonl", output())).rejects.toThrow("is a URL");
+		await expect(importing(join(scratch.path, "no"), output())).rejects.toThrow("no does not exist");
+		await expect(importing("https://host/a.jsonl", output())).rejects.toThrow("is a URL");
 		const set = output();
 		await importing(scratch.file("one.jsonl", '{"text": "a"}'), set);
-		expect(importing(set, output())).rejects.toThrow("is an Energon data set already: `mimo train --data-path");
+		await expect(importing(set, output())).rejects.toThrow("is an Energon data set already: `mimo train --data-path");
 	});
 
 	test("a limit that is none", () => {

@@ -127,30 +127,30 @@ describe("a folder of another import", () => {
 		const options = { skipLimit: { share: 0.5 } };
 		await importing(own, output, options);
 		expect((await importing(own, output, options)).wasDone).toBe(true);
-		expect(importing(own, output, { ...options, shuffle: 1 })).rejects.toThrow(
+		await expect(importing(own, output, { ...options, shuffle: 1 })).rejects.toThrow(
 			"shuffle was null and is 1; name a new folder",
 		);
 		utimesSync(own, 1, 1);
-		expect(importing(own, output, options)).rejects.toThrow("settings holds another import: data was ");
+		await expect(importing(own, output, options)).rejects.toThrow("settings holds another import: data was ");
 	});
 
-	test("of something else is left alone", () => {
+	test("of something else is left alone", async () => {
 		const file = scratch.file("other/notes.txt", "mine");
-		expect(importing(jsonl, join(file, ".."))).rejects.toThrow("is not empty and was begun by no import");
+		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow("is not empty and was begun by no import");
 		expect(existsSync(file)).toBe(true);
 	});
 
-	test("with a damaged journal is named", () => {
+	test("with a damaged journal is named", async () => {
 		const file = scratch.file(`broken/${JOURNAL}`, "{}");
-		expect(importing(jsonl, join(file, ".."))).rejects.toThrow(/broken\/import.json is damaged at version/);
+		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow(/broken\/import.json is damaged at version/);
 		writeFileSync(file, "{");
-		expect(importing(jsonl, join(file, ".."))).rejects.toThrow("cannot be read");
+		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow("cannot be read");
 	});
 });
 
 test("the limit of skipped rows ends an import, a higher one goes on", async () => {
 	const output = join(scratch.path, "limited");
-	expect(importing(jsonl, output, { skipLimit: { rows: 2 } })).rejects.toThrow(
+	await expect(importing(jsonl, output, { skipLimit: { rows: 2 } })).rejects.toThrow(
 		/^3 of 23 rows were skipped, more than --skip-limit allows; most often, as in .*: the image cannot be read/,
 	);
 	await Bun.sleep(0);

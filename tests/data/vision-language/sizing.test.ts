@@ -78,6 +78,15 @@ describe("tiles (golden G12)", () => {
 		});
 	}
 
+	test("of grids of the same proportions the one with more tiles from half of its pixels on", () => {
+		const square = (side: number, areaWeighted = false) =>
+			tileGrid({ width: side, height: side }, { ...tiling, areaWeighted });
+		// 0.5 · 4 · 512² is 724.1² pixels, 0.5 · 9 · 512² is 1086.1².
+		expect([724, 725, 1086, 1087].map((side) => square(side).rows)).toEqual([1, 2, 2, 3]);
+		// By proportions and area a grid of 0.6 of the image's pixels is as good as a larger one: 512² / 0.6 is 660.99².
+		expect([660, 661].map((side) => square(side, true).rows)).toEqual([1, 2]);
+	});
+
 	test("by proportions and area a large image has more tiles, and no image fewer than the least", () => {
 		const shown = ({ columns, rows }: { columns: number; rows: number }) => `${columns}x${rows}`;
 		const size = { width: 3000, height: 2000 };
