@@ -2,11 +2,13 @@
 #include "processor.h"
 
 #include <cpuid.h>
+#include <sched.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 namespace mimo {
 namespace {
@@ -60,6 +62,15 @@ bool processor_has_avx512() {
 #endif
   static const bool there = read_features().avx512 && !left_out("avx512");
   return there;
+}
+
+int32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  // More than a set holds.
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores == 0 ? 1 : static_cast<int32_t>(cores);
 }
 
 std::string processor_name() {

@@ -1,5 +1,6 @@
 // Finds the instructions that this processor and its operating system offer.
 #pragma once
+#include <cstdint>
 #include <string>
 
 namespace mimo {
@@ -12,5 +13,7 @@ bool processor_has_avx2();
 bool processor_has_avx512();
 /// As /proc/cpuinfo has it.
 std::string processor_name();
+/// Cores that this process may use.
+int32_t usable_cores();
 
 }  // namespace mimo

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "processor.h"
 #include "start_thread.h"
 
 namespace mimo {
@@ -19,14 +20,6 @@ constexpr uint64_t index_bits = 40;
 constexpr uint64_t index_mask = (uint64_t{1} << index_bits) - 1;
 // About the time of two small operations; past it a sleeping worker costs less than a spinning one.
 constexpr auto spin_time = std::chrono::microseconds(30);
-
-int32_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores == 0 ? 1 : static_cast<int32_t>(cores);
-}
 
 void relax() { __builtin_ia32_pause(); }
 

@@ -1,6 +1,7 @@
 // Collectives as NCCL's calls.
 #include "device_group.h"
 #include "error.h"
+#include "row_range.h"
 #include "status.h"
 #include "transport.h"
 
@@ -54,13 +55,9 @@ ncclResult_t exchange_counted(const DeviceGroup& group, const char* x, char* y, 
   return ncclSuccess;
 }
 
-struct Range {
-  int32_t here, there, rows;
-};
-
 /// Ranges to and from every member, of the one tensor and of the one beside it; its own are copied. A pair's messages meet in the
 /// order of its ranges.
-ncclResult_t exchange_ranges(const DeviceGroup& group, const mimo_row_exchange& rows, const Range* ranges, ncclComm_t comm,
+ncclResult_t exchange_ranges(const DeviceGroup& group, const mimo_row_exchange& rows, const RowRange* ranges, ncclComm_t comm,
                              cudaStream_t queue) {
   const struct {
     const char* x;
@@ -68,8 +65,8 @@ ncclResult_t exchange_ranges(const DeviceGroup& group, const mimo_row_exchange& 
     int64_t row_bytes;
   } parts[] = {{static_cast<const char*>(rows.x), static_cast<char*>(rows.y), rows.row_bytes},
                {static_cast<const char*>(rows.beside_x), static_cast<char*>(rows.beside_y), rows.beside_row_bytes}};
-  const Range* const sent = ranges;
-  const Range* const received = ranges + group.size() * rows.ranges;
+  const RowRange* const sent = ranges;
+  const RowRange* const received = ranges + group.size() * rows.ranges;
   for (const auto& part : parts) {
     if (part.x == nullptr) continue;
     const auto bytes = [&](int64_t count) { return static_cast<size_t>(count * part.row_bytes); };
@@ -149,7 +146,7 @@ class NcclTransport final : public Transport {
     }
     MIMO_REQUIRE(host_ranges != nullptr, "mimo_group_exchange_rows");
     return group_.collective(stream, MIMO_COLLECTIVE_EXCHANGE_ROWS, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
-      return exchange_ranges(group_, rows, reinterpret_cast<const Range*>(host_ranges), comm, queue);
+      return exchange_ranges(group_, rows, reinterpret_cast<const RowRange*>(host_ranges), comm, queue);
     });
   }
   int32_t row_transport() override {

@@ -4,14 +4,11 @@
 #include <algorithm>
 
 #include "collective.h"
+#include "row_range.h"
 #include "status.h"
 
 namespace mimo {
 namespace {
-
-struct Range {
-  int32_t here, there, rows;
-};
 
 struct Part {
   char* rows;
@@ -21,7 +18,7 @@ struct Part {
 /// Walks through the bytes of one member's ranges.
 class Walk {
  public:
-  Walk(const Range* ranges, int64_t count, const Part* parts) : ranges_(ranges), count_(count), parts_(parts) {}
+  Walk(const RowRange* ranges, int64_t count, const Part* parts) : ranges_(ranges), count_(count), parts_(parts) {}
 
   int64_t bytes() const {
     int64_t rows = 0;
@@ -51,7 +48,7 @@ class Walk {
   }
 
  private:
-  const Range* ranges_;
+  const RowRange* ranges_;
   int64_t count_;
   const Part* parts_;
   int32_t part_ = 0;
@@ -110,7 +107,7 @@ class ExchangeRows final : public Collective {
 
   void read_ranges(const Group& group) {
     const auto count = static_cast<size_t>(group.size() * rows_.ranges);
-    const auto bytes = static_cast<int64_t>(count * sizeof(Range));
+    const auto bytes = static_cast<int64_t>(count * sizeof(RowRange));
     sent_.resize(count);
     received_.resize(count);
     memory().fetch(reinterpret_cast<char*>(sent_.data()), reinterpret_cast<const char*>(rows_.send_ranges), bytes);
@@ -125,8 +122,8 @@ class ExchangeRows final : public Collective {
     }
   }
 
-  void require(const Group& group, const std::vector<Range>& ranges, int64_t rows, const char* what) const {
-    for (const Range& range : ranges) {
+  void require(const Group& group, const std::vector<RowRange>& ranges, int64_t rows, const char* what) const {
+    for (const RowRange& range : ranges) {
       const int64_t end = int64_t{range.here} + range.rows;
       if (range.here >= 0 && range.rows >= 0 && end <= rows) continue;
       throw Error(MIMO_ERROR_ARGUMENT, "In " + group.describe(*this) + " rows " + std::to_string(range.here) + " to " +
@@ -168,7 +165,7 @@ class ExchangeRows final : public Collective {
   mimo_row_exchange rows_;
   int64_t share_;  // bytes to each member in a round
   Part send_[2], receive_[2];
-  std::vector<Range> sent_, received_;  // [size, ranges]
+  std::vector<RowRange> sent_, received_;  // [size, ranges]
   std::vector<Walk> going_, coming_;    // by member
 };
 

@@ -8,17 +8,12 @@
 #include <cstring>
 #include <iterator>
 
+#include "processor.h"
 #include "start_thread.h"
 #include "status.h"
 
 namespace mimo {
 namespace {
-
-int32_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 /// A wait looks at least this often whether the run has failed.
 constexpr int64_t look_milliseconds = 50;

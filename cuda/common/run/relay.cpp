@@ -18,7 +18,6 @@
 namespace mimo {
 namespace {
 
-constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
 /// Postings wait at most this long where some have come lately, and otherwise that long.
 constexpr int look_milliseconds = 5, idle_look_milliseconds = 20;

@@ -9,7 +9,6 @@
 namespace mimo {
 namespace {
 
-constexpr int64_t millisecond = 1'000'000;
 /// Limits after a failure: to gather the collectives that ranks had begun, for ranks to note which ranks they waited for, and
 /// for both together. A host stops waiting for those below it a little before its parent stops waiting for it.
 constexpr int64_t gather_limit = 1200 * millisecond;

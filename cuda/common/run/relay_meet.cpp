@@ -15,7 +15,6 @@
 namespace mimo {
 namespace {
 
-constexpr int64_t millisecond = 1'000'000;
 constexpr int retry_microseconds = 50'000;
 constexpr int look_milliseconds = 20;
 /// Connections that wait to be accepted. A relay that strangers keep busy takes 800 a second: a longer queue would be a longer wait.

@@ -11,7 +11,6 @@
 namespace mimo {
 namespace {
 
-constexpr int64_t millisecond = 1'000'000;
 /// Until all ranks have noted where they waited.
 constexpr int64_t note_time = 400 * millisecond;
 /// Waits until the diagnosis is printed: the program that started the ranks may end all of them with the first.

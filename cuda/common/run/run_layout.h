@@ -12,6 +12,7 @@ namespace mimo {
 
 /// Nanoseconds of the monotonic clock, the same for all processes of the host.
 int64_t monotonic_nanoseconds();
+constexpr int64_t millisecond = 1'000'000;
 
 /// Copies as much of a string as `size` bytes with the zero hold.
 void copy_string(char* to, size_t size, const char* from);

@@ -14,7 +14,6 @@
 namespace mimo {
 namespace {
 
-constexpr int64_t millisecond = 1'000'000;
 constexpr int64_t beat_interval = 200 * millisecond;
 /// A look counts at most this much silence: when everything was stopped (a laptop's lid, Ctrl-Z), no rank is to blame.
 constexpr int64_t longest_look = 1000 * millisecond;

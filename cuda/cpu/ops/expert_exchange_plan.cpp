@@ -1,6 +1,7 @@
 // Where the rows of an exchange between ranks that hold experts come from and go to (docs/spec/language-model.md §4.5): from every
 // member's expert offsets alone, so all members find the same.
 #include "kernel.h"
+#include "row_range.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
@@ -10,12 +11,10 @@ int32_t higher(int64_t a, int64_t b) { return static_cast<int32_t>(a < b ? b : a
 
 /// Writes ranges one after the other.
 struct Ranges {
-  int32_t* at;
+  RowRange* at;
+  explicit Ranges(int32_t* to) : at(reinterpret_cast<RowRange*>(to)) {}
   void add(int64_t here, int64_t there, int64_t rows) {
-    at[0] = static_cast<int32_t>(here);
-    at[1] = static_cast<int32_t>(there);
-    at[2] = static_cast<int32_t>(rows);
-    at += 3;
+    *at++ = {static_cast<int32_t>(here), static_cast<int32_t>(there), static_cast<int32_t>(rows)};
   }
 };
 

@@ -1,15 +1,12 @@
 // Where the rows of an exchange between ranks that hold experts come from and go to (docs/spec/language-model.md §4.5): from every
 // member's expert offsets alone, so all members find the same. One block: there are as many ranges as experts, not as rows.
 #include "early.cuh"
+#include "row_range.h"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int threads = 512;
-
-struct Range {
-  int32_t here, there, rows;
-};
 
 __global__ void __launch_bounds__(threads) plan_kernel(mimo_expert_exchange_plan_args args, int experts) {
   extern __shared__ int32_t shared[];
@@ -55,13 +52,13 @@ __global__ void __launch_bounds__(threads) plan_kernel(mimo_expert_exchange_plan
     const int theirs = member / parts * locals + local;
     const int2 sent = place(own, theirs);
     const int from = first_row(own, theirs);
-    reinterpret_cast<Range*>(args.out_send)[i] = {from, sent.x, sent.y};
-    reinterpret_cast<Range*>(args.back_receive)[i] = {member % parts * region + from, sent.x, sent.y};
+    reinterpret_cast<RowRange*>(args.out_send)[i] = {from, sent.x, sent.y};
+    reinterpret_cast<RowRange*>(args.back_receive)[i] = {member % parts * region + from, sent.x, sent.y};
     const int ours = own / parts * locals + local;
     const int2 come = place(member, ours);
     const int there = first_row(member, ours);
-    reinterpret_cast<Range*>(args.out_receive)[i] = {come.x, there, come.y};
-    reinterpret_cast<Range*>(args.back_send)[i] = {come.x, own % parts * region + there, come.y};
+    reinterpret_cast<RowRange*>(args.out_receive)[i] = {come.x, there, come.y};
+    reinterpret_cast<RowRange*>(args.back_send)[i] = {come.x, own % parts * region + there, come.y};
   }
 }
 

@@ -1,6 +1,7 @@
 // Rows between GPUs that have opened each other's memory (peer_rows.h).
 #include "kernel.cuh"
 #include "peer_rows_kernels.h"
+#include "row_range.h"
 
 namespace mimo::cuda {
 namespace {
@@ -11,10 +12,6 @@ constexpr int copy_blocks = 32;
 /// A block's piece of a range, in bytes.
 constexpr int64_t piece_bytes = 32 << 10;
 constexpr int words_at_once = 4;
-
-struct Range {
-  int32_t here, there, rows;
-};
 
 __device__ __forceinline__ void store_released(uint32_t* to, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
@@ -45,7 +42,7 @@ __global__ void wait_kernel(PeerTable peers, int moment, uint32_t number) {
 }
 
 /// Pieces of all ranges before each; ranges are walked from the next member on, so that members meet different ones.
-__device__ int count_pieces(const mimo_row_exchange& rows, const Range* ranges, const PeerTable& peers, int32_t* before) {
+__device__ int count_pieces(const mimo_row_exchange& rows, const RowRange* ranges, const PeerTable& peers, int32_t* before) {
   const int entries = static_cast<int>(peers.size * rows.ranges), lane = static_cast<int>(threadIdx.x);
   if (lane < 32) {
     int total = 0;
@@ -105,7 +102,7 @@ __global__ void __launch_bounds__(copy_threads)
     copy_kernel(PeerTable peers, mimo_row_exchange rows, int64_t beside_begin) {
   extern __shared__ int32_t before[];
   const bool pull = rows.stage == MIMO_ROW_STAGE_SENDER;
-  const Range* const ranges = reinterpret_cast<const Range*>(pull ? rows.receive_ranges : rows.send_ranges);
+  const RowRange* const ranges = reinterpret_cast<const RowRange*>(pull ? rows.receive_ranges : rows.send_ranges);
   char* const tensor = pull ? static_cast<char*>(rows.y) : const_cast<char*>(static_cast<const char*>(rows.x));
   const int entries = static_cast<int>(peers.size * rows.ranges), turn = static_cast<int>((peers.rank + 1) * rows.ranges);
   const int pieces = count_pieces(rows, ranges, peers, before);
@@ -124,7 +121,7 @@ __global__ void __launch_bounds__(copy_threads)
       }
     }
     const int entry = (low + turn) % entries;
-    const Range range = ranges[entry];
+    const RowRange range = ranges[entry];
     const int64_t begin = (piece - before[low]) * piece_bytes;
     const Place place{peers.windows[entry / rows.ranges] + range.there * rows.row_bytes + begin,
                       tensor + range.here * rows.row_bytes + begin};
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(copy_threads)
   const int teams = static_cast<int>(gridDim.x) * copy_threads / team;
   for (int i = static_cast<int>(blockIdx.x * copy_threads + threadIdx.x) / team; i < entries; i += teams) {
     const int entry = (i + turn) % entries;
-    const Range range = ranges[entry];
+    const RowRange range = ranges[entry];
     const Place place{peers.windows[entry / rows.ranges] + beside_begin + range.there * rows.beside_row_bytes,
                       beside + range.here * rows.beside_row_bytes};
     copy(BesideWord{}, place, range.rows * rows.beside_row_bytes, static_cast<int>(threadIdx.x) % team, team);
