@@ -178,3 +178,10 @@ describe("before the first step", () => {
 		expect(run(400)).not.toThrow();
 	});
 });
+
+test("a blend without the lines that make it a MetadatasetV2 is told them", () => {
+	const blend = scratch.file("blend.yaml", "splits:\n  train:\n    blend:\n      - {path: ./set}\n");
+	expect(() => vlm(blend)).toThrow(
+		/^split train of \S*blend\.yaml is written as in a MetadatasetV2, and the file does not say that it is one: .*"__module__: megatron\.energon" and "__class__: MetadatasetV2"\.$/,
+	);
+});

@@ -118,8 +118,9 @@ export default defineCommand({
 			print(`${count} of ${result.rows} rows skipped; ${output}/${SKIPPED_LIST} lists all:`);
 			for (const line of skippedLines(skipped)) print(line);
 		}
+		const set = /[^\w./:@%+=,-]/u.test(output) ? `'${output.replaceAll("'", "'\\''")}'` : output;
 		print(
-			`Look at it: mimo data info ${output}; train on it: mimo train with --data-path ${output}, after mimo data preview with the same flags`,
+			`Look at it: mimo data info ${set}; train on it: mimo train with --data-path ${set}, after mimo data preview with the same flags`,
 		);
 	},
 });

@@ -67,9 +67,13 @@ export function wantedColumns(there: readonly string[], columns: Columns): strin
 
 /**
  * Checks the fields that all rows of a source have before any is read. Throws a UserError when a field that a flag names
- * is missing, or when no field can hold text.
+ * is missing, when no field can hold text, or when no field can hold the images that a folder is named for.
  */
-export function checkColumns(there: readonly string[], columns: Columns, where: string): void {
+export function checkColumns(
+	there: readonly string[],
+	columns: Columns,
+	{ where, imageRoot }: { readonly where: string; readonly imageRoot: string | null },
+): void {
 	const has = there.length === 0 ? "none" : there.slice(0, 50).join(", ");
 	const flags: readonly (readonly [flag: string, names: readonly string[]])[] = [
 		["--image-column", columns.images ?? []],
@@ -81,10 +85,19 @@ export function checkColumns(there: readonly string[], columns: Columns, where: 
 		const missing = names.find((name) => !there.includes(name));
 		if (missing !== undefined) throw new UserError(`${flag} ${missing}: ${where} has the columns ${has}.`);
 	}
+	const imagesHere = [...imageNames, ...conversationNames, ...documentNames, ...(columns.images ?? [])];
+	if (imageRoot !== null && !there.some((name) => imagesHere.includes(name))) {
+		throw new UserError(
+			`--image-root ${imageRoot}: ${where} has the columns ${has}; none of them is known to hold images: name it with --image-column.`,
+		);
+	}
 	const readable = [columns.text, columns.answer].some((name) => name !== null);
 	const texts: readonly string[] = [...textNames, ...answerNames, ...conversationNames, ...documentNames];
 	if (readable || there.some((name) => texts.includes(name))) return;
+	const undivided = there.length === 1 && /[;\t|]/.test(has);
 	throw new UserError(
-		`${where} has the columns ${has}; none of them is known to hold text: name it with --text-column, or --question-column and --answer-column.`,
+		undivided
+			? `${where} has the one column ${has}: --delimiter says what stands between columns.`
+			: `${where} has the columns ${has}; none of them is known to hold text: name it with --text-column, or --question-column and --answer-column.`,
 	);
 }

@@ -70,7 +70,7 @@ async function sourceOf(
 		}
 		case "csv": {
 			const source = await tableSource(files, table, imageRoot);
-			checkColumns(source.columns!, columns, files[0]!.path);
+			checkColumns(source.columns!, columns, { where: files[0]!.path, imageRoot });
 			return source;
 		}
 		case "json":

@@ -161,6 +161,13 @@ describe("inputs that are refused in one sentence", () => {
 			"a,b\n1,2\n",
 			"numbers.csv has the columns a, b; none of them is known to hold text: name it with --text-column",
 		],
+		["semicolons.csv", "image;caption\na.png;b\n", "semicolons.csv has the one column image;caption: --delimiter says"],
+		[
+			"files.csv",
+			"file,text\na.png,b\n",
+			/^--image-root pictures: \S*files.csv has the columns file, text; none of them is known to hold images: name it with --image-column\.$/,
+			{ imageRoot: "pictures" },
+		],
 		["twice.csv", "a,a\n1,2\n", 'twice.csv has the column "a" twice'],
 		["quote.csv", 'image,caption\na.png,x "y" z\n', /quote.csv is no table: Invalid/],
 		["latin.csv", Buffer.from("image,caption\na.png,caf\xe9\n", "latin1"), "latin.csv is no text in UTF-8"],

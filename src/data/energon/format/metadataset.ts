@@ -130,6 +130,11 @@ class NodeReader {
 	split(value: YamlValue, where: string): Node {
 		const fields = YamlFields.of(value, where);
 		if (this.version === "Metadataset") {
+			if (!fields.has("datasets") && ["blend", "blend_epochized", "join", "path"].some((name) => fields.has(name))) {
+				throw new UserError(
+					`${where} is written as in a MetadatasetV2, and the file does not say that it is one: it begins with the lines "__module__: megatron.energon" and "__class__: MetadatasetV2".`,
+				);
+			}
 			const items = fields.list("datasets").map((item, i) => this.#weighted(item, `dataset ${i + 1} in ${where}`));
 			fields.end();
 			return { kind: "blend", items, subset: null };

@@ -18,7 +18,7 @@ const LARGEST_DESCRIPTION = 2 ** 26;
 export function arrowSource(files: readonly InputFile[], columns: Columns, imageRoot: string | null): SyncSource {
 	for (const { path } of files) refuseIndices(dirname(path));
 	const there = arrowColumns(files[0]!.path);
-	checkColumns(there, columns, files[0]!.path);
+	checkColumns(there, columns, { where: files[0]!.path, imageRoot });
 	return {
 		description: `a data set of save_to_disk in ${files.length === 1 ? "one file" : `${files.length} files`}`,
 		identity: identityOf(files),

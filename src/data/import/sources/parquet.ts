@@ -21,7 +21,7 @@ export async function parquetSource(
 ): Promise<Source> {
 	const first = await metadataOf(files[0]!.path);
 	const there = topColumns(first);
-	checkColumns(there, columns, files[0]!.path);
+	checkColumns(there, columns, { where: files[0]!.path, imageRoot });
 	return {
 		description: files.length === 1 ? "a Parquet file" : `${files.length} Parquet files`,
 		identity: identityOf(files),
