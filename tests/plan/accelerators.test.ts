@@ -44,19 +44,9 @@ const measured: readonly (readonly [string, Flags, number])[] = [
 	[
 		"both modules on one GPU, 32 experts",
 		{ ...grids(["encoder-tp", "llm-tp", "llm-ep"], "1"), "llm-offset": "0", "num-experts": "32" },
-		2.31,
+		2.185,
 	],
 	["1+1, 64 experts", { ...grids(["encoder-tp", "llm-tp", "llm-ep", "llm-offset"], "1"), "num-experts": "64" }, 1.74],
-	[
-		"dp2|dp2ep2, 64 experts",
-		{
-			...grids(["encoder-tp", "llm-tp"], "1"),
-			...grids(["encoder-dp", "llm-dp", "llm-ep"], "2"),
-			"llm-offset": "0",
-			"num-experts": "64",
-		},
-		1.28,
-	],
 	["tp2+tp2ep2", { "llm-offset": "2" }, 0.986],
 	["tp2dp2+tp2dp2ep2", { ...grids(["encoder-dp", "llm-dp"], "2"), "global-batch-size": "8" }, 0.991],
 	[
