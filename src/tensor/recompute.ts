@@ -7,7 +7,7 @@ import type { Tensor } from "./tensor.ts";
 
 /**
  * A part of the model, y = compute(tape, inputs), in fresh memory. It must compute the same twice: dropout does, its masks
- * come from counters; side effects must look at tape.replaying.
+ * come from counters; side effects must look at tape.replaying, and what depends on them goes through tape.once.
  */
 export type Computation = (tape: Tape, ...inputs: Tensor[]) => Tensor;
 
@@ -31,12 +31,15 @@ export class Recomputed implements Disposable {
 			this.#second = null;
 			return;
 		}
-		const first = new Tape(tape.device, { recording: false, training: tape.training, replaying: tape.replaying });
+		const kept: Tensor[] = [];
+		const { training, replaying } = tape;
+		const { earlier } = tape.options;
+		const first = new Tape(tape.device, { recording: false, training, replaying, kept, ...(earlier && { earlier }) });
 		const value = withoutGradients(inputs, (plain) => compute(first, ...plain));
 		const { parameters } = first;
 		this.y = tape.output(value, parameters.length > 0 || inputs.some(({ gradient }) => gradient !== null));
 		// Gradients of the inputs gather where they would without recomputation: the same sums in the same order.
-		const second = new SecondForward(tape, (again) => compute(again, ...inputs));
+		const second = new SecondForward(tape, (again) => compute(again, ...inputs), kept);
 		this.#second = second;
 		tape.record({
 			name: "recompute",
@@ -73,10 +76,12 @@ class SecondForward implements Disposable {
 	constructor(
 		private readonly tape: Tape,
 		private readonly compute: (again: Tape) => Tensor,
+		/** Owned: what the first forward kept. */
+		private readonly kept: Tensor[],
 	) {}
 
 	get y(): Tensor {
-		this.#made ??= this.tape.computeAgain(this.compute);
+		this.#made ??= this.tape.computeAgain(this.compute, this.kept);
 		return this.#made.y;
 	}
 
@@ -86,6 +91,7 @@ class SecondForward implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
+		for (const value of this.kept.splice(0)) value[Symbol.dispose]();
 		this.#made?.again.discard();
 		this.#made?.y[Symbol.dispose]();
 		this.#made = null;

@@ -90,6 +90,10 @@ export interface TapeOptions {
 	readonly training?: boolean;
 	/** A second forward of the same data (recomputation), whose side effects, such as counting routed tokens, are done. */
 	readonly replaying?: boolean;
+	/** Values of `once`, in order, that a later second forward reads. */
+	readonly kept?: Tensor[];
+	/** The values of `once` of the first forward, which a second forward takes in order. */
+	readonly earlier?: Tensor[];
 	/** Called when every recorded operation that uses a trainable parameter has added to its gradient. */
 	readonly onGradient?: (parameter: Parameter) => void;
 	/** The tape whose backward pass records this one (recomputation): uses and late tasks of this one are its own. */
@@ -118,6 +122,17 @@ export class Tape {
 
 	get replaying(): boolean {
 		return this.options.replaying ?? false;
+	}
+
+	/**
+	 * A value that depends on when it is computed, so that a second forward takes that of the first. The caller owns it, and
+	 * does not change it.
+	 */
+	once(compute: () => Tensor): Tensor {
+		const { kept, earlier } = this.options;
+		const value = earlier ? earlier.shift()! : compute();
+		kept?.push(value.share());
+		return value;
 	}
 
 	/** Trainable parameters of its operations; a tape that does not record knows them too. */
@@ -179,10 +194,11 @@ export class Tape {
 
 	/**
 	 * y of `compute` on a tape for the second forward of what runs backward now: uses of parameters and late weight gradients of
-	 * that tape are this one's.
+	 * that tape are this one's. `earlier`: values of the first forward's `once`.
 	 */
-	computeAgain(compute: (again: Tape) => Tensor): { readonly again: Tape; readonly y: Tensor } {
-		const again = new Tape(this.device, { recording: true, training: this.training, replaying: true, outer: this });
+	computeAgain(compute: (again: Tape) => Tensor, earlier: Tensor[]): { readonly again: Tape; readonly y: Tensor } {
+		const { training } = this;
+		const again = new Tape(this.device, { recording: true, training, replaying: true, earlier, outer: this });
 		again.begin(`${this.#running!.segment.name} again`);
 		const y = compute(again);
 		this.#continueScope();

@@ -49,6 +49,24 @@ describe("training", () => {
 		expect(logged("3.jsonl")).toEqual(logged("1.jsonl"));
 	});
 
+	test("experts recomputed in a pipeline balance by the counts that their microbatch had", () => {
+		const pipeline =
+			"--hybrid-layer-pattern ME*E --llm-pp 2 --micro-batch-size 1 --global-batch-size 4 --train-iters 2";
+		const balance = "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 0.1 --log-interval 1";
+		const steps = [
+			"",
+			" --recompute-granularity full",
+			" --recompute-granularity selective --recompute-modules moe",
+		].map((recomputed, at) => {
+			const flags = `${pipeline} ${balance}${recomputed} --log-json global${at}.jsonl`;
+			expect(train(...flags.split(" ")).exitCode).toBe(0);
+			return logged(`global${at}.jsonl`);
+		});
+		expect(steps[0]).toHaveLength(2);
+		expect(steps[1]).toEqual(steps[0]!);
+		expect(steps[2]).toEqual(steps[0]!);
+	}, 30_000);
+
 	test("saved Hugging Face weights go on where they stopped", () => {
 		expect(train("--train-iters", "5", "--save-hf", "model").exitCode).toBe(0);
 		expect(readdirSync(join(folder, "model")).sort()).toEqual(["config.json", "mimo.json", "model.safetensors"]);

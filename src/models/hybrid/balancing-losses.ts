@@ -5,6 +5,7 @@
 import type { Group } from "../../parallel/group.ts";
 import { balancingLoss, type RouterStatistics } from "../../tensor/ops/router.ts";
 import type { Tape } from "../../tensor/tape.ts";
+import { axpby } from "../../tensor/tensor.ts";
 import type { RouterState } from "./router-state.ts";
 
 /**
@@ -36,8 +37,12 @@ export function addBalancingLosses(
 			}
 			case "global_aux_loss": {
 				using pooled = statistics.pooled();
-				if (tape.replaying) router.readAverageCounts(pooled.counts);
-				else router.averageCounts(pooled.counts);
+				// When a part is recomputed, later microbatches may have been counted already.
+				using average = tape.once(() => {
+					router.averageCounts(pooled.counts);
+					return pooled.counts.share();
+				});
+				if (tape.replaying) axpby(average, pooled.counts, 1, 0);
 				balancingLoss(tape, pooled, options);
 				break;
 			}

@@ -69,11 +69,6 @@ export class RouterState implements Disposable {
 	averageCounts(counts: Tensor): void {
 		axpby(counts, this.#stepCounts, 1, 1);
 		this.#stepMicrobatches++;
-		this.readAverageCounts(counts);
-	}
-
-	/** Reads the mean that averageCounts computed, for a recomputing forward of the microbatch. */
-	readAverageCounts(counts: Tensor): void {
 		axpby(this.#stepCounts, counts, 1 / this.#stepMicrobatches, 0);
 	}
 
