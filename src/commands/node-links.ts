@@ -71,19 +71,19 @@ function gigabits(rate: number): string {
 }
 
 /** A method of measuring links: the name of its findings, the network it uses, and advice about slow links. */
-export interface Way {
+export interface LinkMethod {
 	readonly name: string;
 	readonly over: string;
 	readonly node: string;
 	readonly pair: string;
 }
-const overTcp: Way = {
+const overTcp: LinkMethod = {
 	name: "network",
 	over: "TCP",
 	node: "check its card, its cable and its port, or leave it out",
 	pair: "check the way between them",
 };
-export const overNccl: Way = {
+export const overNccl: LinkMethod = {
 	name: "NCCL links",
 	over: "NCCL",
 	node: "see with NCCL_DEBUG=INFO which card it takes, and check that one, or leave the node out",
@@ -109,8 +109,8 @@ export function linksOf(names: readonly string[], rates: readonly NcclRate[]): L
  * Findings about links: one line where all are well; otherwise the nodes and pairs that are slow, or do not reach each
  * other.
  */
-export function compareLinks(links: readonly Link[], way: Way = overTcp): Finding[] {
-	const { name } = way;
+export function compareLinks(links: readonly Link[], method: LinkMethod = overTcp): Finding[] {
+	const { name } = method;
 	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));
 	const broken = links
 		.filter(({ failure }) => failure !== null)
@@ -122,7 +122,7 @@ export function compareLinks(links: readonly Link[], way: Way = overTcp): Findin
 	const middle = reached(links);
 	const least = Math.min(...rates);
 	const details = { reached: middle, links };
-	const all = `${counted(links.length, "pair")} of nodes over ${way.over}: ${gigabits(middle)}`;
+	const all = `${counted(links.length, "pair")} of nodes over ${method.over}: ${gigabits(middle)}`;
 	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
 	const overview: Finding = {
 		name,
@@ -130,7 +130,7 @@ export function compareLinks(links: readonly Link[], way: Way = overTcp): Findin
 		state: lagging.length === 0 && broken.length === 0 ? "good" : "information",
 		details,
 	};
-	return [overview, ...broken, ...slowest(lagging, links, middle, way)];
+	return [overview, ...broken, ...slowest(lagging, links, middle, method)];
 }
 
 /**
@@ -145,22 +145,22 @@ function reached(links: readonly Link[]): number {
 }
 
 /** Nodes most of whose links are slow, then the slow links of others. */
-function slowest(lagging: readonly Link[], links: readonly Link[], middle: number, way: Way): Finding[] {
+function slowest(lagging: readonly Link[], links: readonly Link[], middle: number, method: LinkMethod): Finding[] {
 	const ofNode = (node: string, among: readonly Link[]) => among.filter(({ nodes }) => nodes.includes(node));
 	const named = new Set(lagging.flatMap(({ nodes }) => nodes));
 	const nodes = [...named].filter((node) => {
 		const own = ofNode(node, links).length;
 		return own > 1 && ofNode(node, lagging).length > own / 2;
 	});
-	const warning = (value: string, advice: string): Finding => ({ name: way.name, value, state: "warning", advice });
+	const warning = (value: string, advice: string): Finding => ({ name: method.name, value, state: "warning", advice });
 	const below = `against ${gigabits(middle)}`;
 	return [
 		...nodes.map((node) => {
 			const rate = median(ofNode(node, lagging).map((one) => one.rate!));
-			return warning(`${node} is slow: ${gigabits(rate)} ${below}`, way.node);
+			return warning(`${node} is slow: ${gigabits(rate)} ${below}`, method.node);
 		}),
 		...lagging
 			.filter(({ nodes: [a, b] }) => !nodes.includes(a) && !nodes.includes(b))
-			.map(({ nodes: pair, rate }) => warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, way.pair)),
+			.map(({ nodes: pair, rate }) => warning(`${pair.join(" and ")}: ${gigabits(rate!)} ${below}`, method.pair)),
 	];
 }

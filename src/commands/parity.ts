@@ -108,7 +108,7 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
 		}
 		const { planOfMtpGolden } = await import("../parity/mtp/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
+		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), { encoder: false }));
 		planOfMtpGolden(named, golden);
 		return named;
 	}
@@ -119,19 +119,19 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 		}
 		if (args.bf16) throw new UserError("--bf16: a reference of an elastic model is compared in fp32.", exitCodes.usage);
 		const { planOfElasticGolden } = await import("../parity/elastic/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), false));
+		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), { encoder: false }));
 		planOfElasticGolden(named, golden);
 		return named;
 	}
 	if (!isMimoGolden(golden)) {
 		const { planOfLanguageGolden } = await import("../parity/language/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout!), false));
+		const named = namedTopology(layoutFor(parseLayout(layout!), { encoder: false }));
 		planOfLanguageGolden(named, golden);
 		return named;
 	}
 	const { checkParticipation, planOfGolden } = await import("../parity/mimo/layout-check.ts");
 	const { config } = readMimoGolden(golden);
-	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), true));
+	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), { encoder: true }));
 	checkParticipation(golden, config, planOfGolden(named, config));
 	return named;
 }

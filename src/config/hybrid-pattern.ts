@@ -89,7 +89,7 @@ export function withoutCuts(pattern: string): string {
 }
 
 /** The pattern of the layers that have weights: of repeated prediction depths the first alone. */
-export function storedPattern(pattern: string, repeated: boolean): string {
+export function storedPattern(pattern: string, { repeated }: { readonly repeated: boolean }): string {
 	const layers = withoutCuts(pattern);
 	return repeated ? layers.split("/").slice(0, 2).join("/") : layers;
 }

@@ -256,7 +256,7 @@ const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
 function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, said: unknown): boolean {
 	const given = raw[key];
 	if (key !== "hybrid-layer-pattern" || typeof given !== "string") return Bun.deepEquals(given, said);
-	const stored = (pattern: string) => storedPattern(pattern, raw["mtp-use-repeated-layer"] === true);
+	const stored = (pattern: string) => storedPattern(pattern, { repeated: raw["mtp-use-repeated-layer"] === true });
 	return stored(given) === stored(String(said));
 }
 

@@ -69,7 +69,7 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 	const property = propertyOf(key);
 	// Where a pipeline cuts the layers makes no other model, nor how often a prediction depth is repeated.
 	if (property === "hybridLayerPattern" && property in description) {
-		return storedPattern(String(description[property]), description.mtpUseRepeatedLayer === true);
+		return storedPattern(String(description[property]), { repeated: description.mtpUseRepeatedLayer === true });
 	}
 	const own = perLayerSizes.find(({ list }) => list === property);
 	if (own && description[own.size] !== undefined) {

@@ -211,7 +211,7 @@ function passThrough(
 		using hidden = entered?.rows ?? null;
 		using result = stage.forward(tape, forward, hidden);
 		if (!stage.segment.hasHead) {
-			edges.get(chunk + 1)!.sendForward({ rows: result, rowsPerSample: [] }, false);
+			edges.get(chunk + 1)!.sendForward({ rows: result, rowsPerSample: [] }, { returns: false });
 			continue;
 		}
 		using whole = gatherColumns(tape, result, parallel.tp);

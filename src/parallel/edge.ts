@@ -214,7 +214,7 @@ export class Edge implements Disposable {
 	}
 
 	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: their gradient is sent back. */
-	sendForward({ rows, rowsPerSample, beside = null }: Rows, returns: boolean): void {
+	sendForward({ rows, rowsPerSample, beside = null }: Rows, { returns }: Pick<Passage, "returns">): void {
 		// A rank that sends nothing still receives the gradients of all parts.
 		const parts = this.#backward.links.receives.length;
 		const headers = this.options.counted

@@ -57,7 +57,7 @@ export const languageAlone: Layout = { text: "1", encoder: null, language: sideO
  * `1` stands for both models with and without an encoder: returns the layout for the model. Throws a UserError if another layout
  * is of the other kind.
  */
-export function layoutFor(layout: Layout, encoder: boolean): Layout {
+export function layoutFor(layout: Layout, { encoder }: { readonly encoder: boolean }): Layout {
 	if (layout.text === "1") return encoder ? layout : languageAlone;
 	if (encoder === (layout.encoder !== null)) return layout;
 	const reason = encoder

@@ -26,7 +26,7 @@ const notReady = -1;
 export const gone = 2 ** 31 - 1;
 
 /** Milliseconds between polls of a thread that starts or ends. */
-const lookInterval = 5;
+const pollInterval = 5;
 
 interface ConcurrentRank {
 	readonly worker: Worker;
@@ -89,5 +89,5 @@ function ask(words: Int32Array, steps: number): void {
 }
 
 async function until(words: Int32Array, reached: (finished: number) => boolean): Promise<void> {
-	while (!reached(Atomics.load(words, SharedWord.finished))) await Bun.sleep(lookInterval);
+	while (!reached(Atomics.load(words, SharedWord.finished))) await Bun.sleep(pollInterval);
 }

@@ -62,7 +62,7 @@ export function enoughMicrobatches(c: TrainingConfiguration): number {
 }
 
 /** Accumulates operations by name and amount. */
-export class Tally implements PhaseTally {
+class Tally implements PhaseTally {
 	flops = 0;
 	readonly transfers: TransferTally[] = [];
 	readonly #operations = new Map<string, OperationTally>();

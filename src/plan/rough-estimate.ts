@@ -16,7 +16,7 @@ import { specificationOf } from "../train/from-configuration.ts";
 import type { UncheckedLayout } from "./layout-candidates.ts";
 import type { Machine } from "./run-plan.ts";
 
-export interface Outlook {
+export interface RoughEstimate {
 	/** Bytes of parameters, gradients and optimizer on a rank of the language model. */
 	readonly states: number;
 	/** Seconds of a step. */
@@ -30,7 +30,7 @@ const [resident, optimizer] = [6, 12];
 export function roughEstimateOf(
 	c: TrainingConfiguration,
 	{ rates, ranksPerHost }: Machine,
-): (layout: UncheckedLayout) => Outlook {
+): (layout: UncheckedLayout) => RoughEstimate {
 	const specs = hybridParameters(hybridConfig(c));
 	const elements = (experts: boolean) =>
 		specs

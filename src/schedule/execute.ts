@@ -134,7 +134,7 @@ class Execution implements Disposable {
 		const key = keyOf(before(to), microbatch);
 		const pass = this.#passes.get(key)!;
 		timed(this.equipment.timers, "forward-send", () =>
-			this.#edge(to).sendForward(pass.output!, this.returning.has(to.index)),
+			this.#edge(to).sendForward(pass.output!, { returns: this.returning.has(to.index) }),
 		);
 		if (!pass.returns) this.#finish(key);
 	}

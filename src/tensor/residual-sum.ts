@@ -14,7 +14,7 @@ export interface Addends {
 }
 
 /** Addends that keep their memory until they are disposed. */
-export class PendingAddends implements Addends, Disposable {
+class PendingAddends implements Addends, Disposable {
 	readonly residual: Tensor;
 	readonly branch: Tensor;
 	readonly mask: Mask | null;

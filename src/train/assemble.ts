@@ -53,7 +53,7 @@ export interface Run extends Disposable {
 }
 
 /** A step's schedule, without the number of microbatches. */
-export type Order = RankPasses["parts"]["shape"];
+export type StepShape = RankPasses["parts"]["shape"];
 
 /** Collective over the world. */
 export async function assemble(specification: RunSpecification, topology: Topology, world: World): Promise<Run> {
@@ -149,7 +149,7 @@ function trainsEncoder({ encoder, frozen }: RunSpecification): boolean {
 	return encoder !== null && !(frozen.tower && frozen.projector);
 }
 
-export function shapeOf(specification: RunSpecification, { language, colocated }: Topology): Order {
+export function shapeOf(specification: RunSpecification, { language, colocated }: Topology): StepShape {
 	const { pipeline: stages } = language.shape;
 	return {
 		stages,
@@ -179,14 +179,14 @@ async function makeEdges(
 	{ encoder, language }: RunSpecification,
 	topology: Topology,
 	world: World,
-	shape: Order,
+	shape: StepShape,
 ): Promise<Map<number, Edge>> {
 	const edges = new Map<number, Edge>();
 	const most = inFlight(shape);
 	const common = { rank: world.rank, width: language.hiddenSize, inFlight: most };
 	const images = topology.imageEdge;
 	if (encoder !== null && images !== null && ranksOf(images).includes(world.rank)) {
-		const groups = await waysOf(world, "image_rows", images);
+		const groups = await directionGroups(world, "image_rows", images);
 		edges.set(
 			0,
 			new Edge(world.device, { ...common, layout: images, groups, dtype: encoder.tower.dtype, counted: true }),
@@ -197,7 +197,7 @@ async function makeEdges(
 	const ends = topology.language.coordinates(world.rank);
 	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
 	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
-	const groups = await waysOf(world, "hidden_states", pipeline);
+	const groups = await directionGroups(world, "hidden_states", pipeline);
 	for (let chunk = 1; chunk < stages * virtualStages; chunk++) {
 		const layout = line[(chunk - 1) % stages]!;
 		if (!ranksOf(layout).includes(world.rank)) continue;
@@ -213,7 +213,7 @@ function connected(edges: Map<number, Edge>): Map<number, Edge> {
 }
 
 /** One group for each direction, so that rows sent forward and gradients sent back do not wait for each other. */
-async function waysOf(world: World, name: string, layout: EdgeLayout): Promise<EdgeOptions["groups"]> {
+async function directionGroups(world: World, name: string, layout: EdgeLayout): Promise<EdgeOptions["groups"]> {
 	const ranks = ranksOf(layout);
 	if (ranks.length === 1) return null;
 	const make = (way: string): Promise<Group> => world.group(`edge.${name}.${way}`, ranks);
@@ -259,6 +259,6 @@ export function decodingRanks({ state, rank }: Run): { readonly group: Group; re
 }
 
 /** Whether this rank prints and writes logs: the last rank, as in Megatron. */
-export function reports({ topology, rank }: Pick<Run, "topology" | "rank">): boolean {
+export function isReportingRank({ topology, rank }: Pick<Run, "topology" | "rank">): boolean {
 	return rank === topology.worldSize - 1;
 }

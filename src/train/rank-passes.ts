@@ -130,7 +130,7 @@ export class RankPasses {
 			const { images: placed, deals } = this.#dealt([prompts]);
 			const about = { cropKey: 0, training: false, deal: deals?.[0] ?? null };
 			using encoded = new EncoderPass(encoder, placed[0]!, about);
-			images!.sendForward(encoded.output, false);
+			images!.sendForward(encoded.output, { returns: false });
 		}
 		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
 		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), { returns: false }).rows : null;

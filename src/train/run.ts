@@ -15,7 +15,7 @@ import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
 import type { World } from "../parallel/world.ts";
-import { type Run, reports } from "./assemble.ts";
+import { isReportingRank, type Run } from "./assemble.ts";
 import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/shared-batches.ts";
 import { openSources } from "./feed/sources.ts";
@@ -46,10 +46,10 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const adapters = await PeftWeights.open(c, run, world);
 	adapters.load();
 	run.state.optimizer.refreshMasters();
-	const hear = reports(run) ? warn : () => {};
+	const hear = isReportingRank(run) ? warn : () => {};
 	// Other ranks write lists of skipped samples.
 	const records = new RunRecords(warn);
-	const observer = reports(run) ? openReporter(c, world.size, records) : silent;
+	const observer = isReportingRank(run) ? openReporter(c, world.size, records) : silent;
 	let data: RunData | null = null;
 	const checkpoints = new Checkpoints(c, run, {
 		say: (sentence) => {

@@ -82,9 +82,9 @@ test("/ begins a prediction depth; empty depths alone are none", () => {
 	for (const pattern of ["M*", "M*/", "M*//"]) expect(prediction(pattern)).toBeNull();
 	expect(parseHybridPattern("M*/*E").join("")).toBe("M*");
 	expect(withoutCuts("M*//")).toBe("M*");
-	expect(storedPattern("M[*-]/*E/*E", false)).toBe("M*-/*E/*E");
-	expect(storedPattern("M|*-/*E/*E", true)).toBe("M*-/*E");
-	expect(storedPattern("M*", true)).toBe("M*");
+	expect(storedPattern("M[*-]/*E/*E", { repeated: false })).toBe("M*-/*E/*E");
+	expect(storedPattern("M|*-/*E/*E", { repeated: true })).toBe("M*-/*E");
+	expect(storedPattern("M*", { repeated: true })).toBe("M*");
 });
 
 test("every mistake of groups and prediction depths is refused at its position", () => {

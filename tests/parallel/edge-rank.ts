@@ -64,7 +64,7 @@ function send(grid: Grid, microbatch: number): void {
 	const values = valuesOf(grid, microbatch, 1);
 	// Released at once: what is on the way must not be lost with it.
 	using rows = Tensor.from(device, values, [values.length / width, width]);
-	edge.sendForward({ rows, rowsPerSample: own(grid, microbatch).rowsPerSample }, true);
+	edge.sendForward({ rows, rowsPerSample: own(grid, microbatch).rowsPerSample }, { returns: true });
 }
 
 function back(grid: Grid, microbatch: number): void {

@@ -58,7 +58,7 @@ export function layersInCheckpoint(
 
 /** Throws a UserError unless two patterns have the same layers, however they are cut and grouped. */
 export function requireSameLayers(own: string, given: string, repeated: boolean, path: string): void {
-	const [there, here] = [own, given].map((pattern) => storedPattern(pattern, repeated));
+	const [there, here] = [own, given].map((pattern) => storedPattern(pattern, { repeated }));
 	if (there !== here) throw new UserError(`${path} has the layers "${there}", and the pattern given has "${here}".`);
 }
 

@@ -273,7 +273,9 @@ export function configurationToHuggingFace(
 	path: string,
 ): Record<string, unknown> {
 	const json: Record<string, unknown> = { architectures: ["NemotronHForCausalLM"], model_type: "nemotron_h" };
-	const stored = storedPattern(configuration.hybridLayerPattern, configuration.mtpUseRepeatedLayer === true);
+	const stored = storedPattern(configuration.hybridLayerPattern, {
+		repeated: configuration.mtpUseRepeatedLayer === true,
+	});
 	const [main = "", ...depths] = stored.split("/");
 	const typesOf = (layers: string) => [...layers].map((symbol) => typeOfSymbol[symbol]);
 	for (const [key, [name]] of Object.entries(sizes)) json[name] = configuration[key as keyof typeof sizes];

@@ -2,7 +2,7 @@
 import { lockTimes, newRunName, ownHolder, WriterClaim, type WriterLock } from "./writer-lock.ts";
 
 /** Milliseconds between looks at another writer's lock. */
-const lookInterval = 500;
+const pollInterval = 500;
 
 /**
  * The lock of `folder`, which exists; the caller disposes it. `flag` names the folder in sentences, `say` is told of the
@@ -15,6 +15,6 @@ export async function claimFolder(folder: string, flag: string, say: (sentence: 
 		if (lock !== undefined) return lock;
 		if (waiting !== said) say(waiting);
 		said = waiting;
-		await Bun.sleep(lookInterval);
+		await Bun.sleep(pollInterval);
 	}
 }

@@ -65,7 +65,7 @@ const files = { values: "reference.safetensors", description: "reference.json" }
 
 /** Layout `1`, as the reference runs on it. */
 export function referencePlan(subject: Subject): Plan {
-	return planOf(namedTopology(layoutFor(parseLayout("1"), subject.encoder !== null)), {
+	return planOf(namedTopology(layoutFor(parseLayout("1"), { encoder: subject.encoder !== null })), {
 		samples: subject.samples.length,
 		microBatchSize: microBatchSizes(subject).reference,
 		sequenceLength: subject.sequenceLength,

@@ -6,7 +6,7 @@ import type { StepClock } from "../../observe/step-clock.ts";
 import { mergeTrace, partName, removeTrace, Tracer } from "../../observe/trace/tracer.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { World } from "../../parallel/world.ts";
-import { type Run, reports } from "../assemble.ts";
+import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener, Progress } from "../listeners.ts";
 
 /** Rounds of clock comparison between hosts; the round with the shortest delay is used. */
@@ -57,7 +57,7 @@ export function openProfile(
 		const own = attempt(() => traced.write(partName(file, world.rank)));
 		tracer = null;
 		const failed = exchangeTexts(everyone, own).find((sentence) => sentence !== "");
-		if (!reports(run)) return;
+		if (!isReportingRank(run)) return;
 		const failure = failed ?? attempt(() => mergeTrace(file, world.size));
 		if (failure === "") {
 			say(`Traced steps ${first} to ${progress.iteration}: ${file}.`);

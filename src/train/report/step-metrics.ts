@@ -12,7 +12,7 @@ import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../..
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/step-report.ts";
 import type { Grid } from "../../parallel/grid.ts";
 import type { World } from "../../parallel/world.ts";
-import { type Run, reports } from "../assemble.ts";
+import { isReportingRank, type Run } from "../assemble.ts";
 import type { StepResult } from "../step.ts";
 import { stepTokensOf } from "./router-report.ts";
 
@@ -83,9 +83,9 @@ export class StepMetrics {
 			...[statistics.liveBytes, statistics.reservedBytes, statistics.peakBytes].map((bytes) => bytes * unit.byte),
 		]);
 		const { world, language } = this.run.state;
-		const asked = language !== null && (language.stages.size > 1 || reports(this.run));
+		const asked = language !== null && (language.stages.size > 1 || isReportingRank(this.run));
 		const tokensPerExpert = asked ? stepTokensOf(language.model, language.stages) : null;
-		if (!reports(this.run)) {
+		if (!isReportingRank(this.run)) {
 			world.tell(own);
 			return null;
 		}

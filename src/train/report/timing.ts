@@ -3,7 +3,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { Timers, timerNames } from "../../observe/timers.ts";
 import type { World } from "../../parallel/world.ts";
-import { type Run, reports } from "../assemble.ts";
+import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";
 import { settleOf } from "./step-metrics.ts";
 
@@ -29,7 +29,7 @@ export function openTiming(
 				const seconds = timers.seconds(name) / steps;
 				return seconds > 0 ? Math.max(1, Math.round(seconds / unit)) : 0;
 			});
-			if (!reports(run)) run.state.world.tell(Int32Array.from(own));
+			if (!isReportingRank(run)) run.state.world.tell(Int32Array.from(own));
 			else {
 				const everyone = run.state.world.exchange(Int32Array.from(own));
 				const seconds = new Map(timerNames.map((name, i) => [name, everyone.map((values) => values[i]! * unit)]));

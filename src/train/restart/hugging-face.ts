@@ -196,7 +196,7 @@ function dtypesOf(pretrained: Pretrained | null, kept: KeptFolder | null) {
 export function languageKeys(c: TrainingConfiguration): LanguageModelConfiguration {
 	return {
 		...c,
-		hybridLayerPattern: storedPattern(c.hybridLayerPattern, c.mtpUseRepeatedLayer),
+		hybridLayerPattern: storedPattern(c.hybridLayerPattern, { repeated: c.mtpUseRepeatedLayer }),
 		moeRouterScoreFunction: c.moeRouterScoreFunction as "sigmoid" | "softmax",
 	};
 }

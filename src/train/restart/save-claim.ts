@@ -19,7 +19,7 @@ export interface SaveClaim {
 }
 
 /** Milliseconds between looks at another run's lock. */
-const lookInterval = 500;
+const pollInterval = 500;
 
 /**
  * Waits until no other run writes into the folder; `say` is called with the name of the run that it waits for. Throws a
@@ -42,7 +42,7 @@ export async function claimSaveFolder(
 		if (waiting === "") return claimed(c, c.save, run, attempt?.lock ?? null);
 		if (waiting !== said) say(waiting);
 		said = waiting;
-		await Bun.sleep(lookInterval);
+		await Bun.sleep(pollInterval);
 	}
 }
 
