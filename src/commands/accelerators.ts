@@ -30,7 +30,7 @@ const nvidiaSmi: DriverTool = (args) => {
 	return success ? stdout.toString() : null;
 };
 
-/** Findings: one for the driver, one for all GPUs, one for each trouble. */
+/** A finding for the driver, one for all GPUs, and one for each problem. */
 export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 	const table = tool([`--query-gpu=${queries.join(",")}`, "--format=csv,noheader,nounits"]);
 	if (table === null) return [{ name: "GPUs", value: "none: the NVIDIA driver does not answer", state: "information" }];
@@ -70,7 +70,7 @@ export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 	return gpus.length > 1 ? [...findings, peerAccess(tool, gpus.length)] : findings;
 }
 
-/** Whether every GPU reads every other one's memory. */
+/** Finding about peer access: whether every GPU can read every other's memory. */
 function peerAccess(tool: DriverTool, count: number): Finding {
 	const matrix = tool(["topo", "-p2p", "r"]);
 	if (matrix === null) return { name: "peer access", value: "unknown", state: "information" };

@@ -1,4 +1,4 @@
-/** Shared by the commands: strict flags for commands that declare theirs, and how an error ends the program. */
+/** Shared by all commands: strict flags for commands that declare theirs, and how an error ends the program. */
 import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
@@ -6,7 +6,7 @@ import { NativeError, UserError } from "../native/errors.ts";
 import { exitCodes } from "../native/exit-codes.ts";
 import { systemReason } from "../native/system-errors.ts";
 
-/** citty ignores flags it does not know: refuses them, with the nearest known one. */
+/** Refuses unknown flags, which citty ignores, naming the nearest known one. */
 export function checkFlags(args: readonly string[], known: ArgsDef): void {
 	const names = Object.keys(known);
 	for (const argument of args) {
@@ -37,16 +37,13 @@ export async function usage(command: CommandDef<any>, parent?: CommandDef<any>):
 	return process.stdout.isTTY ? text : Bun.stripANSI(text);
 }
 
-/** Statuses whose sentence tells the user what happened; any other is a bug of this program. */
+/** Statuses of the native library that are no bug: their sentence tells the user what to do. */
 const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
 
-/**
- * Errors of the system about resources that the machine or its administrator gives this process, wherever they come
- * from.
- */
+/** System errors about resources that the machine grants this process, wherever they are thrown. */
 const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
 
-/** Text to print on standard error, and the exit code. */
+/** The text for standard error and the exit code of an error. Errors that are no bug have no stack trace. */
 export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
 	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
 	if (error instanceof Error && error.name === "CLIError") {

@@ -1,6 +1,6 @@
 /**
- * Runs a command's work on every rank: in this process alone, in processes that this one launches, or in this one as a
- * rank that a launcher (ours, or torchrun) has started.
+ * Runs a command's work on every rank: in this process alone, in processes that it launches, or as one rank that a launcher (ours
+ * or torchrun) has started.
  */
 import { mkdirSync } from "node:fs";
 import { availableParallelism, totalmem } from "node:os";
@@ -24,35 +24,35 @@ import { World } from "../parallel/world.ts";
 import { describeError } from "./command.ts";
 
 export interface RankOptions {
-	/** Ranks that the work needs. */
+	/** Number of ranks. */
 	readonly ranks: number;
 	readonly device: DeviceChoice;
-	/** How GPUs talk. */
+	/** Communication backend between GPUs. */
 	readonly backend: BackendName;
-	/** CPU threads of a rank; 0: this rank's share of the cores. */
+	/** CPU threads of each rank; 0: an equal share of the cores. */
 	readonly threads: number;
-	/** Results repeat bit for bit on CUDA too. */
+	/** Whether results repeat bit for bit on CUDA too. */
 	readonly deterministic?: boolean;
-	/** Runs of operations that repeat are launched as CUDA graphs. */
+	/** Whether repeated runs of operations are launched as CUDA graphs. */
 	readonly graphs?: boolean;
-	/** The settings that must be the same on all ranks, as text. */
+	/** Settings that have to be equal on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
 	readonly describe: (rank: number) => RankDescription;
-	/** The rank that writes to the terminal. */
+	/** The rank whose output goes to the terminal as it is. */
 	readonly reporter: number;
 	readonly timeoutMinutes: number;
 	/** Folder for the ranks' recordings; null: nothing is recorded. */
 	readonly recordings?: string | null;
-	/** Do not print the processes of the ranks. */
+	/** Whether to omit the line about the ranks' processes. */
 	readonly quiet?: boolean;
 }
 
-/** Milliseconds, more than a launcher takes to end a rank. */
+/** Milliseconds to wait for the launcher to end this rank. */
 const launcherPatience = 10_000;
 /** Bytes that the process of a rank takes at least, weights not counted: of the tiniest model 100 MiB are measured. */
 const rankMemory = 64 * 2 ** 20;
 
-/** Refuses a `--nproc` that is not the number of ranks that the grids need. */
+/** Throws a UserError unless `--nproc` equals the number of ranks of the grids. */
 export function checkRankCount(topology: Topology, given: string | undefined): void {
 	const { worldSize } = topology;
 	if (given === undefined || given === String(worldSize)) return;
@@ -93,18 +93,18 @@ export function printsForTheRun(): boolean {
 	return place === null || (place.launcher === null && place.rank === 0);
 }
 
-/** Whether this process starts the ranks, or is the only one. */
+/** Whether this process launches the ranks, or is the only rank. */
 export function startsTheRun(): boolean {
 	return placeFromEnvironment() === null;
 }
 
-/** A rank's work; it may resolve with an exit code: `exitCodes.runAgain` when all ranks have agreed to stop early. */
+/** A rank's work. It may resolve with an exit code: `exitCodes.runAgain` if all ranks have agreed to stop early. */
 // biome-ignore lint/suspicious/noConfusingVoidType: most work has nothing to say.
 export type Work = (world: World) => Promise<number | void>;
 
 /**
- * Resolves when the work is done everywhere; otherwise the process ends, with a diagnosis where it failed and the right
- * exit code.
+ * Resolves when the work is done on every rank; otherwise ends the process, with a diagnosis after a failure and the right exit
+ * code.
  */
 export async function onEveryRank(options: RankOptions, work: Work): Promise<void> {
 	const exitCode = await workEverywhere(options, work);
@@ -137,7 +137,7 @@ export function requireRoom(ranks: number, memory: number): void {
 	);
 }
 
-/** Starts this program once more for every rank, with the same or with other arguments. Returns the exit code. */
+/** Launches this program for every rank, with the same or with other arguments. Returns the exit code. */
 export async function launchRanks(
 	options: RankOptions,
 	args: readonly string[] = process.argv.slice(2),
@@ -149,7 +149,7 @@ export async function launchRanks(
 	return await launch({
 		...options,
 		library,
-		// This very program, also when its file has been replaced by another build since it started.
+		// /proc/PID/exe: this build, even if its file has been replaced since.
 		command: [`/proc/${process.pid}/exe`, ...(compiled ? [] : [Bun.main]), ...args],
 		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
 		say: (line, kind) => {
@@ -184,7 +184,7 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	}
 }
 
-/** The launcher that has refused the run says why, and ends its ranks. */
+/** The launcher has refused the run: it prints the reason and ends its ranks. */
 async function leaveToLauncher(place: Place, error: Error): Promise<never> {
 	if (place.launcher !== null && error instanceof RefusedError) await Bun.sleep(launcherPatience);
 	throw error;
@@ -200,14 +200,14 @@ function record(run: Run, folder: string, rank: number): void {
 	run.record(join(folder, recordingName(rank)));
 }
 
-/** Tells the run why this rank ends; the process that has to prints the diagnosis. Returns the exit code. */
+/** Reports this rank's error to the run; whichever process has to prints the diagnosis. Returns the exit code. */
 export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
 	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;
 	if (!byAnother) run.fail(place.rank, sentence);
 	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
 	const code = byAnother ? exitCodes.endedByAnother : exitCode;
-	// Earlier output comes first.
+	// Lets earlier output be written first.
 	await Bun.sleep(0);
 	run.conclude(code);
 	return code;

@@ -10,17 +10,17 @@ import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { actorName, type Simulation, simulate } from "../schedule/simulate.ts";
 
-/** Time slots of a forward pass through a segment, of a whole backward pass, and of one without weight gradients. */
+/** Time slots of a forward pass of a segment, of a whole backward pass, and of one without weight gradients. */
 const slots = { forward: 1, backward: 2, "weight gradient": 1 } as const;
 const slotsWithoutWeights = 1;
 
 function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: ScheduleShape; simulation: Simulation } {
 	const shape = stepShape(c);
 	const lists = actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
-	// The encoder is drawn as long as a whole stage.
+	// An encoder pass is drawn as long as a stage's.
 	const of = (action: Action) => {
 		if (!isWork(action)) return 0;
-		// Where passes take turns a slot is a node.
+		// In combined 1F1B a slot is a node.
 		const { overlap } = shape;
 		if (overlap !== null && action.chunk.module === "language") {
 			return action.node !== undefined || action.kind === "weight gradient"

@@ -12,7 +12,7 @@ import {
 } from "../parallel/describe-topology.ts";
 import { topologyOf } from "../parallel/topology.ts";
 
-/** Groups of a line and ranks of a group that the table shows before it is cut short; JSON has all. */
+/** Number of groups in a line, and of ranks in a group, that the table shows; JSON has all. */
 const shown = 8;
 
 /** One JSON object: the description with group names as keys, and the notes. */
@@ -86,7 +86,7 @@ function routes({ routes }: TopologyDescription): string[] {
 	]);
 }
 
-/** `size`: ranks that could be members. */
+/** A line for each kind of group. `size`: number of ranks that could be members. */
 function groupLines(named: readonly NamedGroups[], size: number): string[] {
 	return columns(
 		named.map(({ name, groups }) => {

@@ -98,8 +98,8 @@ export default configuredCommand({
 });
 
 /**
- * The device of a rank and the ranks that share it: all ranks of the host share its processor; under shm several ranks may
- * share a GPU.
+ * A rank's device and the ranks that share it: all ranks of a host share its processor; under the shm backend several may share a
+ * GPU.
  */
 function sharedDevice(c: TrainingConfiguration, { rank, size, device }: World): SharedDevice {
 	const { name, memoryBytes, deviceCount } = device.describe();
@@ -118,21 +118,18 @@ function ranksOfHost(place: Place | null, worldSize: number): number[] | null {
 	return local.filter((rank) => rank < worldSize);
 }
 
-/**
- * Checks the checkpoint that the run starts from, and the folders and files that it will write much later; a launcher does so for
- * its ranks.
- */
+/** Checks the starting checkpoint and every folder and file that the run will write; a launcher checks for its ranks. */
 async function tryStart(c: TrainingConfiguration): Promise<void> {
 	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const place = placeFromEnvironment();
 	if (place !== null && place.launcher !== null) return;
 	const { requireStart } = await import("../train/restart/before-training.ts");
-	// Ranks of another launcher have to meet first, so that all of them report an error together.
+	// Under another launcher ranks join first, so that all report the error together.
 	if (place === null) requireStart(c);
 	const { save, saveHf, flightRecorderDir, dataSkippedFile, profileFile } = c;
 	const { tryFile, tryFolder } = await import("../checkpoint/save-folder.ts");
 	if (save !== null) tryFolder(`--save ${save}`, save);
-	// Built beside its name.
+	// --save-hf is built beside its final path.
 	if (saveHf !== null) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
 	if (flightRecorderDir !== null) tryFolder(`--flight-recorder-dir ${flightRecorderDir}`, flightRecorderDir);
 	if (dataSkippedFile !== null) tryFile(`--data-skipped-file ${dataSkippedFile}`, dataSkippedFile);

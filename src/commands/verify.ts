@@ -61,7 +61,7 @@ export default configuredCommand({
 	},
 });
 
-/** Keys that a layout says. */
+/** Configuration keys that a layout sets. */
 const gridKeys = [
 	"encoder-tp",
 	"encoder-dp",
@@ -169,14 +169,14 @@ function toleranceOf(text: string | undefined): number {
 	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a number from 0.`, exitCodes.usage);
 }
 
-/** How the ranks of a layout are started and found. Nothing is recorded of so short a run. */
+/** Options of launching a layout's ranks. So short a run needs no recordings. */
 async function optionsOf(c: TrainingConfiguration, { name, topology }: Plan): Promise<RankOptions> {
 	const { rankOptions } = await import("./ranks.ts");
 	const configuration = { ...textOf(c), layouts: name };
 	return { ...rankOptions(c, topology, 0), configuration, recordings: null, quiet: true };
 }
 
-/** This process is a rank of the one layout it was started for. */
+/** Runs this process as a rank of the one layout that it was launched for. */
 async function compareAsRank(
 	c: TrainingConfiguration,
 	flags: Flags,
@@ -197,7 +197,7 @@ async function compareAsRank(
 	const policy = "policy" in flags;
 	await onEveryRank(await optionsOf(c, plan!), async (world) => {
 		await (policy ? policyOnRank : verifyOnRank)(world, plan!, subject, folder);
-		// Our own launcher's process reads the results; where another launcher started the ranks the last one does.
+		// Our launcher's process reads the results; under another launcher the last rank does.
 		const last = world.rank === plan!.topology.worldSize - 1;
 		if (launcher !== null || policy || !last) return;
 		const { reportJson, renderLayouts } = await import("../parity/verify/report.ts");

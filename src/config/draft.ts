@@ -1,6 +1,6 @@
 /**
- * A configuration while it is being resolved. Derived defaults and checks read it like a TrainingConfiguration; reading
- * a key that is missing or was refused skips the reader, so that one mistake is reported once.
+ * A configuration while it is resolved. Derived defaults and checks read it like a TrainingConfiguration; a reader of a key that
+ * is missing or refused is skipped, so that one mistake is reported once.
  */
 import { type Key, propertyOf, type TrainingConfiguration } from "./schema.ts";
 
@@ -27,12 +27,12 @@ export class Draft {
 		return this.#values.get(propertyOf(key));
 	}
 
-	/** Takes a value back: it was refused. */
+	/** Removes a refused value. */
 	refuse(key: Key): void {
 		this.#values.delete(propertyOf(key));
 	}
 
-	/** The result of `reader` on the values; undefined when a value that it reads is missing. */
+	/** Result of `reader`; undefined if a value that it reads is missing. */
 	read<Result>(reader: (configuration: TrainingConfiguration) => Result): Result | undefined {
 		try {
 			return reader(this.#view);
@@ -42,7 +42,7 @@ export class Draft {
 		}
 	}
 
-	/** `work` without the values of some keys: readers of these are skipped. */
+	/** Runs `work` without the values of some keys, so that their readers are skipped. */
 	without(keys: readonly Key[], work: () => void): void {
 		const kept = keys
 			.filter((key) => this.#values.has(propertyOf(key)))

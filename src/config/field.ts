@@ -5,24 +5,24 @@
  */
 import * as v from "valibot";
 
-/** How text of a flag becomes a value, and which values are legal. */
+/** How the text of a flag becomes a value, and the legal values. */
 export interface ValueType<Value> {
 	readonly kind: "number" | "boolean" | "text" | "path" | "list";
-	/** Whether it is, or is a list of, numbers: their spelling in a flag becomes a number. */
+	/** Whether values are numbers, or lists of numbers, so that a flag's text is converted. */
 	readonly numeric: boolean;
 	/** Checks a value of a file or of a converted flag. */
 	readonly schema: v.GenericSchema<unknown, Value>;
-	/** Completes "allowed is …". */
+	/** The legal values, as the end of "allowed is …". */
 	readonly allowed: string;
 	/** Placeholder in the help: `--lr NUMBER`. */
 	readonly placeholder: string;
-	/** Choices Megatron has and this program does not have yet. */
+	/** Megatron's choices that are not implemented. */
 	readonly notBuilt: readonly string[];
 }
 
 export type Presence = "default" | "optional" | "required" | "derived";
 
-/** The part of a model that a key describes: the key matters only to models that have that part (same-model.ts). */
+/** The part of a model that a key describes; a key matters only to models with that part (same-model.ts). */
 export type ModelPart =
 	| "language model"
 	| "attention"
@@ -39,15 +39,15 @@ export type ModelPart =
 
 export interface Extras {
 	/**
-	 * Whether weights mean another model under another value. Absent: as in its group, where every key of the language
-	 * model, Mamba-2 layers, experts and the encoder makes the model, and no other does.
+	 * Whether a different value makes a different model. Absent: as in its group; every key of the language model, Mamba-2
+	 * layers, experts and the encoder does, no other does.
 	 */
 	readonly model?: false | ModelPart;
 	/** Megatron's default where ours differs. */
 	readonly megatron?: string;
 	/** Other spellings of the key. */
 	readonly aliases?: readonly string[];
-	/** Why the flag changes nothing here; said once in a line when it is given. */
+	/** Reason that the flag has no effect; printed when it is given. */
 	readonly noEffect?: string;
 }
 
@@ -58,7 +58,7 @@ export interface Field<Value = unknown, P extends Presence = Presence> extends E
 	readonly default: Value | null;
 	/** The keys from which a derived default is computed. */
 	readonly derivation: string | null;
-	/** Accepted because scripts pass it; the behaviour it asks for cannot be switched off here. */
+	/** Accepted because scripts pass it, but its behaviour cannot be switched off. */
 	readonly alwaysOn: boolean;
 	readonly description: string;
 }

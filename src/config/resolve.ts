@@ -1,7 +1,7 @@
 /**
- * Checkpoint < preset < file < flags → one checked TrainingConfiguration. Every mistake of all sources is reported together. Folders of
- * weights that they name say what model it is: keys that are not given come from there, and others must not contradict
- * them.
+ * Resolves a configuration: checkpoint < preset < file < flags → one checked TrainingConfiguration. All mistakes of all sources
+ * are reported together. Folders of weights that the values name describe the model: they provide keys that are not given, and
+ * given keys must not contradict them.
  */
 import * as v from "valibot";
 import { counted } from "../native/counted.ts";
@@ -36,7 +36,7 @@ import {
 
 export interface ResolvedConfiguration {
 	readonly configuration: TrainingConfiguration;
-	/** Where each value came from. */
+	/** Origin of each value. */
 	readonly origins: Readonly<Record<Key, Origin>>;
 	/** Notes for the user: flags without effect here, a pattern that overrules num-layers. */
 	readonly notes: readonly string[];
@@ -73,7 +73,7 @@ export function resolveConfiguration(
 	return { ...resolved, command: flags.command };
 }
 
-/** A configuration made by the program from keys and values, checked like any other. `trains`: as above. */
+/** A configuration from keys and values in the program, checked like any other. `trains`: as in resolveConfiguration. */
 export function configurationOf(
 	values: Readonly<Partial<Record<Key, unknown>>>,
 	{ trains = true }: { readonly trains?: boolean } = {},
@@ -249,10 +249,7 @@ function missing(key: Key): Problem {
 /** Keys that name folders of weights. */
 const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
 
-/**
- * Whether a given value is the one that a folder says. Where a pipeline cuts the layers makes no other model, nor how often a
- * prediction depth is repeated.
- */
+/** Whether a given value equals a folder's. Pipeline cuts and repetition of MTP depths do not make another model. */
 function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, said: unknown): boolean {
 	const given = raw[key];
 	if (key !== "hybrid-layer-pattern" || typeof given !== "string") return Bun.deepEquals(given, said);

@@ -1,5 +1,5 @@
 /**
- * A run's curves by Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases alike. Values
+ * A run's scalar series under Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases. Series
  * that Megatron lacks (modules, balancing losses by layer) have names of their own.
  */
 import type { EvaluationReport, StepReport, TimersReport } from "./step-report.ts";

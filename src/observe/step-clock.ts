@@ -1,4 +1,4 @@
-/** Divides a step's time into parts, on one rank. */
+/** Measures the parts of a step on one rank. */
 import type { StepSeconds } from "./step-report.ts";
 
 export type StepPart = keyof StepSeconds;
@@ -6,8 +6,8 @@ export type StepPart = keyof StepSeconds;
 const nothing: StepSeconds = { compute: 0, bridge: 0, wait: 0, gradients: 0, optimizer: 0, data: 0, other: 0 };
 
 /**
- * Times at which a device has done the work queued before them. Recording one does not wait: a host that waited at every part would
- * queue the next one's work late.
+ * Timestamps of a device's queue. Recording one does not wait: a host that waited at each part would queue the next part's work
+ * late.
  */
 export interface Timestamps {
 	record(): void;
@@ -15,7 +15,7 @@ export interface Timestamps {
 	take(): number[];
 }
 
-/** A device that has done its work when a call returns. */
+/** Timestamps of a synchronous device, such as the CPU library. */
 export function hostTimestamps(now: () => number = () => performance.now()): Timestamps {
 	let recorded: number[] = [];
 	return {
@@ -35,13 +35,13 @@ export class StepClock {
 
 	constructor(private readonly timestamps: Timestamps) {}
 
-	/** A step begins, with `part`. */
+	/** Starts a step with `part`. */
 	start(part: StepPart): void {
 		this.#parts = [];
 		this.enter(part);
 	}
 
-	/** Work queued from now on belongs to `part`, and so does the time that it takes. */
+	/** Starts another part: later work, and its time, belong to it. */
 	enter(part: StepPart): void {
 		this.timestamps.record();
 		this.#parts.push(part);
@@ -52,7 +52,7 @@ export class StepClock {
 		this.#watcher = watcher;
 	}
 
-	/** The step is over; waits until the device has done all of it. */
+	/** Ends the step; waits until the device has done all of its work. */
 	stop(): StepSeconds {
 		this.timestamps.record();
 		const timestamps = this.timestamps.take();

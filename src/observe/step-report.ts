@@ -1,6 +1,6 @@
-/** The report of the training loop to its observers after every step, and the interface that they implement. */
+/** What the training loop reports after each step, and the Observer interface that receives it. */
 
-/** Where a step's time went. Parts add up to the step. */
+/** Seconds of a step by part; the parts add up to the step. */
 export interface StepSeconds {
 	/** Forward and backward passes, collectives inside a module's layers included. */
 	readonly compute: number;
@@ -131,7 +131,7 @@ export interface RunEvent {
 	readonly details?: Readonly<Record<string, unknown>>;
 }
 
-/** Something that shows or stores a training. Calls come in the order things happen. */
+/** A sink that shows or stores a training. Calls come in the order of events. */
 export interface Observer {
 	/** Before the first step. */
 	begin?(start: TrainingStart): void;
@@ -146,7 +146,7 @@ export interface Observer {
 	close(): void;
 }
 
-/** An observer that passes everything on to others, in order. */
+/** An observer that forwards everything to others, in order. */
 export function together(observers: readonly Observer[]): Observer {
 	return {
 		begin: (start) => {

@@ -1,11 +1,11 @@
 /**
- * Megatron's timers (docs/spec/runtime.md §12.3): names, levels, what a rank measures, and how all ranks are shown. A
- * timer above the level that is asked for costs nothing.
+ * Megatron's timers (docs/spec/runtime.md §12.3): names, levels, measurement on a rank, and the display over all ranks. Timers
+ * above the requested level cost nothing.
  */
 import { fixed } from "./printf.ts";
 import type { TimersReport } from "./step-report.ts";
 
-/** In the order in which they are shown; level 1: a few a step, level 2: a few a microbatch. */
+/** In display order. Level 1: a few a step; level 2: a few a microbatch. */
 const levels = {
 	"forward-backward": 1,
 	"forward-compute": 2,
@@ -33,7 +33,7 @@ export interface StepTimers {
 	stop(name: TimerName): void;
 }
 
-/** Runs `body` under a timer, where there are any. */
+/** Runs `body` under a timer, if timers are on. */
 export function timed<Result>(timers: StepTimers | undefined, name: TimerName, body: () => Result): Result {
 	timers?.start(name);
 	const result = body();
@@ -41,7 +41,7 @@ export function timed<Result>(timers: StepTimers | undefined, name: TimerName, b
 	return result;
 }
 
-/** One rank's. */
+/** The timers of one rank. */
 export class Timers implements StepTimers {
 	readonly #began = new Map<TimerName, number>();
 	readonly #seconds = new Map<TimerName, number>();
@@ -66,7 +66,7 @@ export class Timers implements StepTimers {
 		this.#seconds.set(name, (this.#seconds.get(name) ?? 0) + seconds);
 	}
 
-	/** Since the last reset; 0 where it never ran. */
+	/** Seconds since the last reset; 0 if it never ran. */
 	seconds(name: TimerName): number {
 		return this.#seconds.get(name) ?? 0;
 	}

@@ -1,8 +1,8 @@
-/** The comparisons of a parity check, a line each, and the verdict. */
+/** The checks of a parity run, its verdict, and their display. */
 import { columns } from "../observe/columns.ts";
 
 export interface Check {
-	/** Such as "step 1 layer 3 rms" or "step 12 loss". */
+	/** Name, such as "step 1 layer 3 rms" or "step 12 loss". */
 	readonly name: string;
 	readonly expected: number;
 	readonly actual: number;
@@ -24,7 +24,7 @@ export function relative(actual: number, expected: number): number {
 export interface ParityReport {
 	readonly folder: string;
 	readonly checks: readonly Check[];
-	/** Routing decisions within rounding that were taken as the reference took them. */
+	/** Near ties in routing that were decided as in the reference. */
 	readonly ties?: readonly string[];
 	/** Others that do not explain the first difference, and how many were not tried because that would take too long. */
 	readonly search?: { readonly tried: number; readonly untried: number };

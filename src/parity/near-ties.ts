@@ -1,18 +1,18 @@
 /**
- * Routing decisions that rounding decides. Two scores closer than fp32 noise are chosen between differently on another
- * processor, and from there on two equally right runs part. A comparison with a reference finds such near ties and, where
- * a step is off, may take them as the reference did: the values then agree again, or the difference has another cause.
+ * Near ties in routing. Two scores closer than fp32 rounding are ordered differently on another processor, after which two
+ * correct runs diverge. A comparison with a reference finds near ties and, if a step is off, may decide them as the reference
+ * did: either the values agree again, or the difference has another cause.
  */
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import { axpby, Tensor } from "../tensor/tensor.ts";
 
 /**
- * Scores closer than this may be ordered either way. fp32 noise moves a logit by up to 1e-5 after 30 steps, and its sigmoid
- * by at most a quarter of that: the difference of two by half.
+ * Scores closer than this may be ordered either way. fp32 rounding moves a logit by up to 1e-5 after 30 steps, its sigmoid by at
+ * most a quarter of that, and the difference of two by half.
  */
 const nearby = 5e-6;
 
-/** A token's last chosen expert and the best one left out. */
+/** A token's k-th expert and the next one. */
 export interface NearTie {
 	readonly rank: number;
 	/** From 0. */
@@ -28,7 +28,7 @@ export interface NearTie {
 	readonly gap: number;
 }
 
-/** Watches the routers of one run on one rank. */
+/** Finds the near ties of a run on one rank. */
 export class NearTies {
 	readonly found: NearTie[] = [];
 	#step = 0;

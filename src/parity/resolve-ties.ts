@@ -1,6 +1,6 @@
 /**
- * Compares a training with its reference step by step. Where a step is off, near ties of its routing are decided the
- * other way, one at a time, from the step of the tie on; the first that makes every value agree is kept.
+ * Compares a training with its reference step by step. If a step is off, near ties of its routing are flipped one at a time, from
+ * the tie's step on, and the first flip that makes every value agree is kept.
  */
 import type { RouterState } from "../models/hybrid/router-state.ts";
 import type { Device } from "../native/device.ts";
@@ -14,7 +14,7 @@ import { Snapshot, type Trained } from "./snapshot.ts";
 /** Every rank's values, in rank order; each gives equally many. */
 export type Gather = (own: Float64Array) => Float64Array;
 
-/** A training that can go back, on one rank. */
+/** A training on one rank that can be rolled back. */
 export interface ComparedRun {
 	readonly folder: string;
 	readonly steps: number;

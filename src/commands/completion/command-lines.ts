@@ -1,14 +1,14 @@
-/** The words that can follow `mimo`, from the command table, the commands' own flags and the configuration's keys. */
+/** The completable words: from the command table, the commands' own flags and the configuration's keys. */
 import type { ArgsDef, CommandDef } from "citty";
 import type { Field } from "../../config/field.ts";
 import type { CommandFlags } from "../../config/flags.ts";
 import { fieldOf, keyOf, keys } from "../../config/schema.ts";
 
-/** The value of a flag: none, a path, one of these words, or text that only the user knows. */
+/** What completes a flag's value: nothing (the flag takes none), paths, fixed words, or nothing known (text). */
 export type Values = "none" | "path" | "text" | readonly string[];
 
 export interface Flag {
-	/** Without dashes. */
+	/** Name without dashes. */
 	readonly name: string;
 	readonly description: string;
 	readonly values: Values;
@@ -18,11 +18,11 @@ export interface CommandLine {
 	/** "mimo", "mimo data", "mimo data prepare". */
 	readonly path: string;
 	readonly summary: string;
-	/** Commands below it, by the word that names them. */
+	/** Subcommands by name. */
 	readonly below: readonly string[];
 	/** Flags of the command itself. */
 	readonly flags: readonly Flag[];
-	/** Whether it takes a configuration's keys as flags too. */
+	/** Whether it also takes the configuration's keys as flags. */
 	readonly configured: boolean;
 }
 
@@ -34,7 +34,7 @@ export type CommandTable = Readonly<
 
 const help: Flag = { name: "help", description: "Say what there is.", values: "none" };
 
-/** Every command of the table and below it, `mimo` itself first. */
+/** Every command and subcommand, `mimo` itself first. */
 export async function commandLines(table: CommandTable): Promise<CommandLine[]> {
 	const version: Flag = {
 		name: "version",

@@ -1,4 +1,4 @@
-/** Conditions over several keys; each larger subject has a file of its own. */
+/** Conditions over several keys. Those of larger subjects are in files of their own, and all are listed here. */
 
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
@@ -13,7 +13,7 @@ import { loraChecks } from "./lora.ts";
 import { perLayerChecks } from "./per-layer.ts";
 import { recomputeChecks } from "./recompute.ts";
 
-/** Comes first: derived defaults read the pattern. */
+/** Checked first, because derived defaults read the pattern. */
 export const patternIsLegal: Check = (c) => {
 	try {
 		parseHybridPattern(c.hybridLayerPattern);
@@ -93,7 +93,7 @@ const optimizer: readonly Check[] = [
 		),
 ];
 
-/** Step- and sample-based keys must not be mixed. */
+/** Refuses keys in samples beside keys in steps. */
 function mixing(key: Key, given: (c: TrainingConfiguration) => boolean, mode: "iters" | "samples"): Check {
 	return (c) => {
 		const bySamples = c.trainSamples !== null && c.trainIters === null;
@@ -101,7 +101,7 @@ function mixing(key: Key, given: (c: TrainingConfiguration) => boolean, mode: "i
 	};
 }
 
-/** Not asked of a configuration whose file could not be understood. */
+/** Skipped for a configuration whose file could not be parsed. */
 export const lengthIsGiven: Check = (c) =>
 	unless(
 		c.trainIters !== null || c.trainSamples !== null,

@@ -1,10 +1,10 @@
 /**
- * A check looks at the configuration and returns the key to blame and the reason, or null. It is skipped when a key it
- * reads is missing or already refused.
+ * A check of a configuration: returns the key to blame and a reason, or null. It is skipped if a key that it reads is missing or
+ * already refused.
  */
 import type { Key, TrainingConfiguration } from "../schema.ts";
 
-/** Blamed key and the end of a sentence that starts with key and value. */
+/** The key to blame, and the end of a sentence that begins with key and value. */
 export interface Complaint {
 	readonly key: Key;
 	readonly message: string;

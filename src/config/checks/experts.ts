@@ -24,7 +24,7 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 	],
 ];
 
-/** The obstacle that keeps experts from being one operation, as the end of "… and"; null: there is no obstacle. */
+/** Why the experts cannot be one fused operation, as the end of "… and"; null: they can. */
 function notFused(c: TrainingConfiguration): string | null {
 	return c.moeFusedMlp === "off" ? "moe-fused-mlp is off" : fusedMlpObstacle(expertLayerOf(c));
 }

@@ -23,13 +23,13 @@ function cuts(key: Key, size: (c: TrainingConfiguration) => number, lengths: Cut
 
 const has = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
 
-/** One of two numbers is a multiple of the other. */
+/** Whether one of two numbers is a multiple of the other. */
 const nested = (a: number, b: number) => a % b === 0 || b % a === 0;
 
 /** "rank 4", "ranks 4-7". */
 const rankSpan = (begin: number, end: number) => (end - begin === 1 ? `rank ${begin}` : `ranks ${begin}-${end - 1}`);
 
-/** The encoder starts at rank 0, the language model right behind it: no rank is shared or left out. */
+/** The encoder starts at rank 0 and the language model follows it, without a shared or unused rank. */
 const spansMeet: Check = (c) => {
 	if (!hasEncoder(c)) {
 		return unless(
@@ -64,7 +64,7 @@ const ranksAreFew: Check = (c) => {
 	);
 };
 
-/** The expert view divides the ranks of a pipeline stage again. */
+/** The expert view (etp, ep) has to divide the ranks of a pipeline stage. */
 const expertsDivideStage: Check = (c) => {
 	const stage = c.llmTp * dataLanes(c);
 	return unless(
@@ -84,7 +84,7 @@ const expertShardsDivideStage: Check = (c) => {
 	);
 };
 
-/** Ranks that exchange experts' rows lie on one node, or fill several. */
+/** A dispatch group has to be within one node or fill several. */
 const expertNodesAreEqual: Check = (c) => {
 	const [group, node] = [c.llmEp * c.llmExptTp, c.moeHybridepRanksPerNvlinkDomain];
 	const [less, more] = [Math.min(group, node), Math.max(group, node)];
@@ -105,7 +105,7 @@ const gatheringHasNoBound: Check = (c) =>
 		"moe-token-dispatcher-type allgather has room for all that can come, and no bound yet",
 	);
 
-/** A route joins whole lanes: each lane of one side serves as many of the other. */
+/** Routes join whole lanes, so the numbers of lanes have to nest. */
 const lanesNest: Check = (c) =>
 	unless(
 		!hasEncoder(c) || nested(c.encoderDp, dataLanes(c)),
@@ -113,7 +113,7 @@ const lanesNest: Check = (c) =>
 		`allowed is a divisor or a multiple of the language model's data lanes (${dataLanes(c)})`,
 	);
 
-/** Come before all that reads the number of data lanes, which they make a whole number. */
+/** Checked before everything that reads the number of data lanes, which these make whole. */
 export const weightShardChecks: readonly Check[] = [
 	divides(
 		"tensor-parallel-num-weight-shards",
@@ -129,7 +129,7 @@ export const weightShardChecks: readonly Check[] = [
 	),
 ];
 
-/** Sizes that cut the model come last: refusing one skips every check that reads it. */
+/** Sharding sizes come last: refusing one skips every check that reads it. */
 export const layoutChecks: readonly Check[] = [
 	ranksAreFew,
 	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),

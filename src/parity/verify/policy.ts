@@ -1,7 +1,6 @@
 /**
- * `mimo verify --policy`: the effect of encoder-grad-participation corrected on a step. Where only some encoder ranks
- * saw images it multiplies the encoder's gradient by ranks / participants, which exact leaves as that of the token
- * mean.
+ * `mimo verify --policy`: measures the effect of encoder-grad-participation `corrected` on a step. If only some encoder ranks saw
+ * images it multiplies the encoder's gradient by ranks / participants; `exact` leaves the gradient of the token mean.
  */
 import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { columns } from "../../observe/columns.ts";

@@ -1,4 +1,4 @@
-/** The subject that `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
+/** What `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -17,10 +17,10 @@ import { dispatcherOf, distillationOf, elasticOf, frozenOf, overlapOf } from "..
 import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
-/** Options that change the order of a layout's work, and no value. */
+/** Options that change the order of work and no value. */
 export type WorkOrder = Required<Pick<RunSpecification, "lateWeightGradients" | "overlap">>;
 
-/** One pass after the other. */
+/** Plain 1F1B without late weight gradients. */
 export const plainOrder: WorkOrder = { lateWeightGradients: false, overlap: null };
 
 export interface Subject {
@@ -142,7 +142,7 @@ export function specificationOn(subject: Subject, { language }: Topology): RunSp
 	return { ...subject, segments };
 }
 
-/** Why a microbatch's losses depend on which samples share it; null: they do not. */
+/** Why a microbatch's losses depend on the samples that share it, as a sentence; null: they do not. */
 export function poolingReason({ language, samples }: Pick<Subject, "language" | "samples">): string | null {
 	if (language.prediction !== null) {
 		return "multi-token prediction weighs the loss of a depth by the loss tokens that a microbatch has for it";
