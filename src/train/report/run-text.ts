@@ -1,4 +1,5 @@
 /** The sentences that a training prints: what it trains and where, before the first step; what came of it, after the last. */
+import { isAbsolute, relative } from "node:path";
 import { hasEncoder, wandbFolder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
@@ -104,5 +105,12 @@ export function summarise(
 		const adapters = c.loraRank === null ? "neither --save nor --save-hf" : "none of --save, --save-hf and --save-peft";
 		observer.note(`The weights are not kept: ${adapters} is given.`);
 	}
-	if (files.length > 0) observer.note(`Files: ${files.map(([what, path]) => `${what} ${path}`).join(", ")}.`);
+	if (files.length > 0)
+		observer.note(`Files: ${files.map(([what, path]) => `${what} ${shownPath(path!)}`).join(", ")}.`);
+}
+
+/** Paths of a file of keys are absolute: one below the working folder is shown from there. */
+export function shownPath(path: string): string {
+	const below = relative(process.cwd(), path);
+	return isAbsolute(path) && below !== "" && !below.startsWith("..") ? below : path;
 }
