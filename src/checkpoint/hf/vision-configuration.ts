@@ -71,57 +71,20 @@ export function towerConfiguration(
 			bad(`${name} is ${JSON.stringify(value)}, this program's vision tower has only ${JSON.stringify(only)}`);
 		}
 	}
-	// Of a whole model, or of the tower.
+	// config.json of a whole model has the statistics beside the tower's section, that of a tower inside it.
 	for (const place of [json, values]) requireStatistics(place, bad);
-	const size = (name: string, axes: number, axis: number): number => {
-		const shape = stored.get(name)?.shape;
-		if (shape === undefined) throw new UserError(`${folder} has no tensor ${name}.`);
-		if (shape.length === axes) return shape[axis]!;
-		throw new UserError(`${folder}: ${name} has [${shape.join(", ")}], expected ${axes} axes.`);
+	const read: TowerReading = {
+		values,
+		spelling,
+		sizeOf: axisSizes(stored, folder),
+		agree: agreement(values, bad),
+		bad,
 	};
-	const names = outsideNames(spelling);
-	const width = size(names.embedder, 2, 0);
-	const agree = (key: string, tensor: string, found: number, said: unknown = values[key]): number => {
-		if (said !== undefined && said !== null && said !== found) {
-			bad(`${key} is ${JSON.stringify(said)}, but tensor ${tensor} says ${found}`);
-		}
-		return found;
-	};
-	agree("hidden_size", names.embedder, width);
-	const patch = Math.sqrt(size(names.embedder, 2, 1) / 3);
-	if (!Number.isInteger(patch)) bad(`tensor ${names.embedder} holds no square patches of three colours`);
-	agree("patch_size", names.embedder, patch, [values.patch_size].flat()[0]);
-	const positions = size(names.positions, 3, 1);
-	const side = Math.sqrt(positions);
-	if (!Number.isInteger(side)) bad(`tensor ${names.positions} is no square table of ${positions} positions`);
-	const said = [values.max_img_size, values.cpe_max_size, section.max_resolution].find((n) => typeof n === "number");
-	const pixels = (said as number | undefined) ?? side * patch;
-	if (Math.floor(pixels / patch) !== side) {
-		bad(
-			`images of ${pixels} pixels have ${Math.floor(pixels / patch)} patches a side, but tensor ${names.positions} has ${side}`,
-		);
-	}
-	const classTokens = stored.has(names.classToken)
-		? size(names.classToken, spelling.classAxis ? 3 : 2, spelling.classAxis ? 1 : 0)
-		: 0;
-	if (typeof values.num_cls_tokens === "number" && typeof values.num_registers === "number") {
-		agree(
-			"num_cls_tokens + num_registers",
-			names.classToken,
-			classTokens,
-			values.num_cls_tokens + values.num_registers,
-		);
-	}
+	const { width, patch } = embedderSizes(read);
+	const { positions, pixels } = positionSizes(read, patch, section.max_resolution);
+	const classTokens = classTokensOf(read, stored);
 	const layers = layersOf(values, stored, spelling, bad);
-	const ffn = layers === 0 ? 4 * width : size(`${blockPrefix(spelling, 0)}mlp.fc1.weight`, 2, 0);
-	if (typeof values.mlp_ratio === "number") {
-		agree(
-			"hidden_size × mlp_ratio",
-			`${blockPrefix(spelling, 0)}mlp.fc1.weight`,
-			ffn,
-			Math.trunc(width * values.mlp_ratio),
-		);
-	}
+	const ffn = ffnSize(read, layers, width);
 	const heads = headsOf(values, width, flag, path);
 	const act = values.hidden_act ?? "gelu";
 	if (typeof act !== "string" || !Object.hasOwn(activations, act)) {
@@ -142,6 +105,83 @@ export function towerConfiguration(
 		patchDim: patch,
 		positions,
 	};
+}
+
+/** What the readers of single sizes share. */
+interface TowerReading {
+	readonly values: Json;
+	readonly spelling: TowerSpelling;
+	/** Size of a stored tensor of `axes` axes along `axis`. Throws a UserError if the tensor is missing or has other axes. */
+	readonly sizeOf: (name: string, axes: number, axis: number) => number;
+	/** Returns `found`, the size of `tensor`. Throws a UserError if config.json has another value for `key`. */
+	readonly agree: (key: string, tensor: string, found: number, said?: unknown) => number;
+	readonly bad: (sentence: string) => never;
+}
+
+function axisSizes(stored: Shapes, folder: string): TowerReading["sizeOf"] {
+	return (name, axes, axis) => {
+		const shape = stored.get(name)?.shape;
+		if (shape === undefined) throw new UserError(`${folder} has no tensor ${name}.`);
+		if (shape.length === axes) return shape[axis]!;
+		throw new UserError(`${folder}: ${name} has [${shape.join(", ")}], expected ${axes} axes.`);
+	};
+}
+
+function agreement(values: Json, bad: TowerReading["bad"]): TowerReading["agree"] {
+	return (key, tensor, found, said = values[key]) => {
+		if (said !== undefined && said !== null && said !== found) {
+			bad(`${key} is ${JSON.stringify(said)}, but tensor ${tensor} says ${found}`);
+		}
+		return found;
+	};
+}
+
+function embedderSizes({ values, spelling, sizeOf, agree, bad }: TowerReading): {
+	readonly width: number;
+	readonly patch: number;
+} {
+	const { embedder } = outsideNames(spelling);
+	const width = sizeOf(embedder, 2, 0);
+	agree("hidden_size", embedder, width);
+	const patch = Math.sqrt(sizeOf(embedder, 2, 1) / 3);
+	if (!Number.isInteger(patch)) bad(`tensor ${embedder} holds no square patches of three colours`);
+	agree("patch_size", embedder, patch, [values.patch_size].flat()[0]);
+	return { width, patch };
+}
+
+/** Entries of the position table, and the side in pixels of the image that it covers. */
+function positionSizes(
+	{ values, spelling, sizeOf, bad }: TowerReading,
+	patch: number,
+	maxResolution: unknown,
+): { readonly positions: number; readonly pixels: number } {
+	const { positions: name } = outsideNames(spelling);
+	const positions = sizeOf(name, 3, 1);
+	const side = Math.sqrt(positions);
+	if (!Number.isInteger(side)) bad(`tensor ${name} is no square table of ${positions} positions`);
+	const said = [values.max_img_size, values.cpe_max_size, maxResolution].find((n) => typeof n === "number");
+	const pixels = (said as number | undefined) ?? side * patch;
+	if (Math.floor(pixels / patch) !== side) {
+		bad(`images of ${pixels} pixels have ${Math.floor(pixels / patch)} patches a side, but tensor ${name} has ${side}`);
+	}
+	return { positions, pixels };
+}
+
+/** Number of class tokens and registers, which are stored as one tensor; 0 without the tensor. */
+function classTokensOf({ values, spelling, sizeOf, agree }: TowerReading, stored: Shapes): number {
+	const { classToken } = outsideNames(spelling);
+	const count = stored.has(classToken) ? sizeOf(classToken, spelling.classAxis ? 3 : 2, spelling.classAxis ? 1 : 0) : 0;
+	const { num_cls_tokens: tokens, num_registers: registers } = values;
+	if (typeof tokens !== "number" || typeof registers !== "number") return count;
+	return agree("num_cls_tokens + num_registers", classToken, count, tokens + registers);
+}
+
+/** Hidden width of the blocks' MLPs; 4 times the width for a tower without blocks. */
+function ffnSize({ values, spelling, sizeOf, agree }: TowerReading, layers: number, width: number): number {
+	const name = `${blockPrefix(spelling, 0)}mlp.fc1.weight`;
+	const ffn = layers === 0 ? 4 * width : sizeOf(name, 2, 0);
+	if (typeof values.mlp_ratio !== "number") return ffn;
+	return agree("hidden_size × mlp_ratio", name, ffn, Math.trunc(width * values.mlp_ratio));
 }
 
 /** Number of blocks: by config.json, else by their tensors. */
