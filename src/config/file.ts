@@ -78,7 +78,7 @@ export function parseText(source: string, file: string): ParsedFile {
 		if (isAlias(pair.value)) {
 			problems.push({
 				where,
-				message: `the value of ${name} starts with *, which is an alias in YAML; put it in quotes`,
+				message: `the value of ${name} starts with *, which is an alias in YAML; put a pattern in quotes, or write the value that the alias stands for`,
 			});
 			continue;
 		}
