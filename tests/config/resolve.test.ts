@@ -130,7 +130,9 @@ test("files: duplicate keys, unknown keys, nested keys, aliases, syntax, absence
 	expect(inFile("lr:\n  max: 3\n")).toEqual([
 		"/run.yaml:2: lr has keys below it; the file is flat, one `key: value` a line.",
 	]);
-	expect(inFile("hybrid-layer-pattern: *M\n")[0]).toContain("is an alias in YAML; put a pattern in quotes, or write the value");
+	expect(inFile("hybrid-layer-pattern: *M\n")[0]).toContain(
+		"is an alias in YAML; put a pattern in quotes, or write the value",
+	);
 	expect(inFile("lr: [1\n")[0]).toMatch(/^\/run\.yaml:\d+: this is no YAML: /);
 	expect(inFile("---\nlr: 1\n")).toEqual(["/run.yaml:2: `---` begins a second document; a configuration is one."]);
 	expect(inFile("load: ~/runs\n")).toEqual([
