@@ -33,6 +33,9 @@ const describing = [
 	...["Language model", "Mamba-2 layers", "Mixture of experts", "Elastic models", "Vision", "Energon data"].flatMap(
 		(subject) => Object.keys(subjects[subject as keyof typeof subjects]),
 	),
+	"lora-rank",
+	"lora-alpha",
+	"lora-target-modules",
 	"bf16",
 	"tokenizer",
 ] as readonly Key[];

@@ -79,6 +79,21 @@ describe("a base, adapters, a merged model", () => {
 		expect(values("from-peft").equals(values("merged"))).toBeTrue();
 	}, 60_000);
 
+	test("evaluate and generate read the adapters with the checkpoint", () => {
+		const both = [
+			["--load", "whole"],
+			["--load-hf", "merged"],
+		].map((from) => {
+			const flags = [...from, "--data", "text.txt", "--samples", "8", "--seq-length", "64", "--bytes", "--json"];
+			const { exitCode, stdout, stderr } = mimo(["evaluate", ...flags, "--device", "cpu"], run.folder);
+			expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
+			return (JSON.parse(stdout) as { datasets: { loss: number }[] }).datasets[0]!.loss;
+		});
+		expect(Math.abs(both[0]! / both[1]! - 1)).toBeLessThan(1e-5);
+		const words = ["--prompt", "in the", "--max-new-tokens", "2", "--device", "cpu"];
+		expect(mimo(["generate", "--load", "whole", ...words], run.folder).exitCode).toBe(0);
+	}, 30_000);
+
 	test("--load-peft goes on from the adapters, --pretrained-checkpoint takes a base", () => {
 		const still = "--lr 0 --min-lr 0 --train-iters 1";
 		trainWell(`${adapters} ${still} --load-hf ${base} --load-peft peft --llm-pp 2 --save-peft again --save-hf same`);
