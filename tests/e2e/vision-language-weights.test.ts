@@ -152,6 +152,19 @@ test("a language model that came from no folder takes the tokenizer it was train
 	}
 });
 
+test("a checkpoint of a model that Hugging Face's would compute otherwise is refused", () => {
+	const small =
+		"--preset nemotron-vlm-tiny --vision-num-layers 1 --vision-projection-type mlp --vision-projection-norm " +
+		"--no-vision-final-layernorm --dataset-provider mock --train-iters 1 --lr-warmup-iters 0 --global-batch-size 4 --llm-offset 0 " +
+		"--vision-position-mode window --norm-epsilon 1e-6 --save window --save-interval 1 --device cpu";
+	expect(mimo(["train", ...small.split(" ")], folder).exitCode).toBe(0);
+	const { exitCode, stderr } = mimo(["convert-ckpt", "--to", "hf", "window", "window-hf"], folder);
+	expect([exitCode, stderr]).toEqual([
+		1,
+		"mimo: window/iter_0000001: Hugging Face's vision-language model of NemotronH needs norm-epsilon 1e-5, vision-position-mode cpe.\n",
+	]);
+}, 30_000);
+
 test("what does not fit is one sentence before step 1", () => {
 	for (const [flags, sentence] of [
 		[["--load-vision", parts.language], "(--load-vision) holds no RADIO tower."],

@@ -3,6 +3,8 @@
  * its projector. Names, config.json and the files beside it are those of the folder that the model came from, otherwise
  * made.
  */
+
+import { lackingOfPublished } from "../../config/published-model.ts";
 import { UserError } from "../../native/errors.ts";
 import { clipStatistics } from "../../native/images.ts";
 import type { Durability } from "../files.ts";
@@ -83,6 +85,10 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	}
 	if (tower) addTower(builder, tower, spelling.tower!, path);
 	if (projector?.visionProjectionType === "mlp") addProjector(builder, projector, spelling.projector!);
+	if (!fits && present.language && tower && projector) {
+		const lacking = lackingOfPublished(model.described);
+		if (lacking !== null) throw new UserError(`${model.path}: ${lacking}.`);
+	}
 	// A model that Hugging Face cannot describe is refused before its tensors are compared.
 	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	requireHomes(names, builder);

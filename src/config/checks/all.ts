@@ -2,6 +2,7 @@
 
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
+import { lackingOfPublished } from "../published-model.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
 import { distillationChecks } from "./distillation.ts";
@@ -209,22 +210,6 @@ const prefetch = prefetchNeeds.map(
 			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
 );
 
-/** Properties of Hugging Face's vision-language models (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
-const publishedNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
-	["vision-projection-type mlp", (c) => c.visionProjectionType === "mlp"],
-	["vision-projection-norm", (c) => c.visionProjectionNorm],
-	["norm-epsilon 1e-5", (c) => c.normEpsilon === 1e-5],
-	["pixel-shuffle", (c) => c.pixelShuffle],
-	["disable-vision-class-token", (c) => c.disableVisionClassToken],
-	["no vision-final-layernorm", (c) => !c.visionFinalLayernorm],
-	["vision-position-mode cpe", (c) => c.visionPositionMode === "cpe"],
-	["vision-max-img-h as large as vision-max-img-w", (c) => c.visionMaxImgH === c.visionMaxImgW],
-	[
-		"vision-kv-channels of vision-hidden-size / vision-num-attention-heads",
-		(c) => c.visionKvChannels * c.visionNumAttentionHeads === c.visionHiddenSize,
-	],
-];
-
 /** The runs' records that only make sense with another key. */
 const trackers: readonly Check[] = [
 	(c) => unless(c.mlflowRunName === null || c.mlflowDir !== null, "mlflow-run-name", "it needs mlflow-dir"),
@@ -271,9 +256,8 @@ const other: readonly Check[] = [
 	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
 	(c) => {
-		const lacking = hasEncoder(c) && c.saveHf !== null ? publishedNeeds.filter(([, holds]) => !holds(c)) : [];
-		const what = lacking.map(([name]) => name).join(", ");
-		return unless(lacking.length === 0, "save-hf", `Hugging Face's vision-language model of NemotronH needs ${what}`);
+		const lacking = hasEncoder(c) && c.saveHf !== null ? lackingOfPublished(c) : null;
+		return lacking === null ? null : { key: "save-hf", message: lacking };
 	},
 	(c) =>
 		unless(
