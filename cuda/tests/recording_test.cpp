@@ -58,6 +58,13 @@ int main() {
     CHECK(holds(diagnose(path, damaged), "in language.tp call of an unknown kind 1 (4096 bytes)"));
   }
 
+  // No string has an end.
+  std::string endless = whole;
+  endless.replace(offsetof(mimo::Recording, written), std::string::npos,
+                  std::string(whole.size() - offsetof(mimo::Recording, written), '\xff'));
+  const std::string said = diagnose(path, endless);
+  CHECK(!said.empty() && said.size() < sizeof(mimo::Recording));
+
   std::mt19937 random(7);
   for (int32_t round = 0; round < 300; ++round) {
     std::string damaged = whole;

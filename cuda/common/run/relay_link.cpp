@@ -44,10 +44,6 @@ void make_tag(const uint8_t* key, uint64_t number, const Head& head, const uint8
   hmac.finish(tag);
 }
 
-template <size_t size>
-void end_inside(char (&text)[size]) {
-  text[size - 1] = 0;
-}
 template <class Body>
 void terminate_strings(Body&) {}
 void terminate_strings(Name& name) {

@@ -4,6 +4,7 @@
 // run cost a host 8 bytes each, those it knows about 2 KB, its own 18 KB.
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "mimo.h"
@@ -16,6 +17,11 @@ constexpr int64_t millisecond = 1'000'000;
 
 /// Copies as much of a string as `size` bytes with the zero hold.
 void copy_string(char* to, size_t size, const char* from);
+/// Makes a string that came from outside end inside its field.
+template <size_t size>
+void end_inside(char (&text)[size]) {
+  text[size - 1] = 0;
+}
 
 /// Wakes the threads of one rank that wait for others. Ringing costs a system call only when a thread sleeps.
 struct alignas(64) Doorbell {

@@ -27,6 +27,15 @@ int64_t wall_clock() {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
+void terminate_strings(Recording::Recorded& recorded) {
+  end_inside(recorded.region.gpu);
+  end_inside(recorded.region.host);
+  end_inside(recorded.region.module);
+  end_inside(recorded.region.coordinates);
+  end_inside(recorded.region.error);
+  for (mimo_call_record& call : recorded.flight.calls) end_inside(call.group);
+}
+
 std::unique_ptr<Recording> read_recording(const std::string& path) {
   // Zeros first: the struct holds atomics, which are plain numbers here.
   auto recording = std::unique_ptr<Recording>(new (std::align_val_t(alignof(Recording))) Recording());
@@ -38,6 +47,9 @@ std::unique_ptr<Recording> read_recording(const std::string& path) {
                     recording->ranks >= 1 && recording->ranks <= max_ranks && recording->rank >= 0 &&
                     recording->rank < recording->ranks;
   if (!good) throw Error(MIMO_ERROR_DATA, path + " is no recording of a rank by this version.");
+  end_inside(recording->reason);
+  terminate_strings(recording->own);
+  terminate_strings(recording->blamed);
   return recording;
 }
 
