@@ -294,6 +294,23 @@ describe("gemm", () => {
 		check({ m: 100, n: 110, k: 120, batch: 9, transposeA: true });
 	});
 
+	test("sums by panels are the same on one thread as on several", () => {
+		for (const [m, n, k] of [
+			[1030, 261, 353],
+			[512, 1300, 256],
+			[518, 200, 700],
+		] as const) {
+			for (const transposeA of both) {
+				for (const transposeB of both) {
+					const c: Case = { m, n, k, transposeA, transposeB, gap: 1, beta: 1 };
+					const operands = operandsOf(c);
+					const [alone, shared] = [oneThread, device].map((on) => Buffer.from(run(on, c, operands).buffer));
+					expect(alone!.equals(shared!)).toBe(true);
+				}
+			}
+		}
+	});
+
 	// Shared between threads, past the limits of products without packing, several panels in every direction.
 	for (const [m, n, k] of [
 		[517, 193, 801],

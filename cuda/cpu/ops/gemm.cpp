@@ -43,25 +43,6 @@ const float* widen(mimo_stream& stream, const void* from, int32_t dtype, int64_t
 
 constexpr int64_t unit = 16;  // OpenBLAS's register tile
 
-/// Blocks of one product. OpenBLAS adds in another order at the edges of its tiles and for small products, so the cut
-/// depends on the sizes alone, never on the number of threads: results do not either. Every block packs the shorter
-/// side's operand again (four of 256 rows cost a twentieth), hence rows enough to hide that, or else just two; below the
-/// work of one block sharing does not pay.
-int64_t block_count(const mimo_gemm_args& args) {
-  constexpr double least_work = 2e6;  // multiplications of a block: about 20 µs of one core
-  constexpr int64_t most = 16, few = 2, long_block = 512;
-  if (args.batch >= most) return 1;
-  const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
-  const int64_t longer = args.m >= args.n ? args.m : args.n;
-  const int64_t wanted = longer / long_block > few ? longer / long_block : few;
-  int64_t count = 1;
-  while (2 * count <= most && 2 * count <= wanted && 2 * count * unit <= longer &&
-         work >= least_work * 2 * static_cast<double>(count)) {
-    count *= 2;
-  }
-  return count;
-}
-
 struct Block {
   int64_t row, rows, column, columns;
 };
@@ -112,28 +93,57 @@ void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const f
   });
 }
 
-/// Computes columns [0, whole) of a product, alpha being 1 and beta 0 or 1, panel by panel, and returns `whole`: 0 when
-/// operands are small enough to stay in the caches, where reading them in place is faster, or when the left one is read
-/// across rows that lie far apart; otherwise less than two panels are left.
+/// Whether a product is made panel by panel. Operands small enough to stay in the caches are faster read in place; a left one that is
+/// read across rows this far apart falls into few sets of the first-level cache; OpenBLAS, which copies both, is faster where results
+/// of several panels and large operands take turns in the caches.
+bool by_panels(const Product& p, int64_t rows, int64_t columns) {
+  constexpr int64_t least_rows = 8, least_columns = 2 * panel_width, least_elements = 1 << 15, far_stride = 2048;
+  constexpr double most_work = 5e9;  // multiplications
+  const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(p.k);
+  return p.alpha == 1.0f && (p.beta == 0.0f || p.beta == 1.0f) && rows >= least_rows && columns >= least_columns &&
+         columns * p.k >= least_elements && !(p.transpose_a && p.a_stride > far_stride) &&
+         (p.k <= panel_depth || work <= most_work);
+}
+
+/// Computes the columns of a product that whole vectors hold, panel by panel, and returns their number.
 template <bool Transposed>
-int64_t multiply_whole_panels(const LeftRows<Transposed>& a, const Matrix<float>& b, int64_t rows, int64_t columns,
-                              const Product& p, float* c) {
-  constexpr int64_t least_elements = 1 << 15, far_stride = 512;
-  // Of the left operand, panel_depth columns of so many rows stay in the second-level cache.
-  constexpr int64_t most_rows = 512;
-  if (p.alpha != 1.0f || (p.beta != 0.0f && p.beta != 1.0f) || columns < 2 * panel_width || rows < tile_rows) return 0;
-  if (columns * p.k < least_elements || (Transposed && a.stride > far_stride)) return 0;
-  int64_t whole = columns / panel_width * panel_width;
-  // Two tiles of two vectors rather than a tile of three and a tile of a single vector.
-  if (columns > whole && columns - whole <= lanes) whole -= panel_width;
+int64_t multiply_whole_vectors(const LeftRows<Transposed>& a, const Matrix<float>& b, int64_t rows, int64_t columns,
+                               const Product& p, float* c) {
+  const int64_t whole = columns / lanes * lanes;
   alignas(64) float panel[panel_depth * panel_width];
-  for (int64_t r = 0; r < rows; r += most_rows) {
-    const int64_t some = rows - r < most_rows ? rows - r : most_rows;
-    float* const sums = c + r * p.c_stride;
-    multiply_panels(a.from(r), some, b, p.k, 0, whole, p.beta == 0.0f, panel,
-                    [&](int64_t j) -> PanelSums { return {sums + j, p.c_stride}; });
-  }
+  multiply_panels(a, rows, b, p.k, 0, whole, p.beta == 0.0f, panel,
+                  [&](int64_t row, int64_t j, int64_t) -> PanelSums { return {c + row * p.c_stride + j, p.c_stride}; });
   return whole;
+}
+
+/// Blocks of one product. OpenBLAS adds in another order at the edges of its tiles and for small products, so the cut
+/// depends on the sizes alone, never on the number of threads: results do not either. Every block packs the shorter
+/// side's operand again (four of 256 rows cost a twentieth), hence rows enough to hide that, or else just two; below the
+/// work of one block sharing does not pay.
+int64_t shared_block_count(const mimo_gemm_args& args) {
+  constexpr double least_work = 2e6;  // multiplications of a block: about 20 µs of one core
+  constexpr int64_t most = 16, few = 2, long_block = 512;
+  if (args.batch >= most) return 1;
+  const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
+  const int64_t longer = args.m >= args.n ? args.m : args.n;
+  const int64_t wanted = longer / long_block > few ? longer / long_block : few;
+  int64_t count = 1;
+  while (2 * count <= most && 2 * count <= wanted && 2 * count * unit <= longer &&
+         work >= least_work * 2 * static_cast<double>(count)) {
+    count *= 2;
+  }
+  return count;
+}
+
+/// Blocks of each product of the batch. Sums by panels are the same in every cut: a single thread does not copy panels twice.
+int64_t block_count(const mimo_gemm_args& args, const Product& p, int32_t threads) {
+  const int64_t count = shared_block_count(args);
+  if (threads > 1 || !by_panels(p, args.m, args.n)) return count;
+  for (int64_t i = 0; i < count; ++i) {
+    const Block part = block(args.m, args.n, count, i);
+    if (!by_panels(p, part.rows, part.columns)) return count;
+  }
+  return 1;
 }
 
 void require_matrices(const Matrices& x) {
@@ -157,12 +167,16 @@ void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_
   }
   const bool small = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(p.k) <= most_of_tiles;
   const Matrix<float> right{b, p.b_stride, p.transpose_b};
-  // A sum that needs one panel is as fast or faster than OpenBLAS's at any size.
-  if (small || p.k <= panel_depth) {
+  if (by_panels(p, rows, columns)) {
     const int64_t whole = p.transpose_a
-                              ? multiply_whole_panels(LeftRows<true>{a, p.a_stride}, right, rows, columns, p, c)
-                              : multiply_whole_panels(LeftRows<false>{a, p.a_stride}, right, rows, columns, p, c);
-    if (whole > 0) return product(p, row, rows, column + whole, columns - whole);
+                              ? multiply_whole_vectors(LeftRows<true>{a, p.a_stride}, right, rows, columns, p, c)
+                              : multiply_whole_vectors(LeftRows<false>{a, p.a_stride}, right, rows, columns, p, c);
+    if (whole == columns) return;
+    // Tiles at any number of rows: what a product is cut into must not show in its sums.
+    const Matrix<float> rest{p.transpose_b ? b + whole * p.b_stride : b + whole, p.b_stride, p.transpose_b};
+    const TileResult result{c + whole, p.c_stride, p.alpha, p.beta};
+    if (p.transpose_a) return tile_product(LeftRows<true>{a, p.a_stride}, rest, rows, columns - whole, p.k, result);
+    return tile_product(LeftRows<false>{a, p.a_stride}, rest, rows, columns - whole, p.k, result);
   }
   if (small) {
     const TileResult result{c, p.c_stride, p.alpha, p.beta};
@@ -203,16 +217,17 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
   const float beta = c_is_f32 ? args.beta : 0.0f;
 
   ThreadPool& threads = stream.device->threads;
-  const int64_t blocks = block_count(args);
   // OpenBLAS refuses a leading dimension below the width even for a single row.
   const auto leading = [](const Matrices& x) { return x.stride < x.width ? x.width : x.stride; };
+  const auto product_at = [&](int64_t index) {
+    return Product{a_f32 + index * a.batch_stride, b_f32 + index * b.batch_stride, c_f32 + index * c_batch_stride,
+                   args.k, leading(a), leading(b), c_stride < args.n ? args.n : c_stride, args.alpha, beta,
+                   args.transpose_a != 0, args.transpose_b != 0};
+  };
+  const int64_t blocks = block_count(args, product_at(0), threads.size());
   parallel_for(threads, args.batch * blocks, [&](int64_t i) {
-    const int64_t index = i / blocks;
     const Block part = block(args.m, args.n, blocks, i % blocks);
-    const Product p{a_f32 + index * a.batch_stride, b_f32 + index * b.batch_stride, c_f32 + index * c_batch_stride,
-                    args.k, leading(a), leading(b), c_stride < args.n ? args.n : c_stride, args.alpha, beta,
-                    args.transpose_a != 0, args.transpose_b != 0};
-    product(p, part.row, part.rows, part.column, part.columns);
+    product(product_at(i / blocks), part.row, part.rows, part.column, part.columns);
   });
   if (c_is_f32 && args.bias == nullptr) return;
   with_dtype(args.b_dtype, [&](auto* w) {

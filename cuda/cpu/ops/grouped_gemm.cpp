@@ -67,7 +67,7 @@ struct Block {
   int64_t group, row, rows, column, columns;
 };
 
-/// Columns past the last whole panel, and everything for bf16, are summed aside and copied: a panel writes all its
+/// Columns of a panel that passes the last one, and everything for bf16, are summed aside and copied: a panel writes all its
 /// columns, and sums stay fp32 until they are whole.
 template <class B, class C>
 void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Block& block, float* scratch) {
@@ -86,27 +86,26 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
   }
   if constexpr (std::is_same_v<B, float> && std::is_same_v<C, float>) {
     // A matrix of this size stays in the second-level cache: there is nothing to fetch ahead.
-    constexpr int64_t cached_elements = 1 << 16;
+    constexpr int64_t cached_elements = 1 << 15;
     if (args.n * args.k <= cached_elements) {
       const Product p{a + block.row * args.k, b.values, c - block.column, args.k, args.k, b.stride, args.n, 1.0f, 0.0f,
                       false,                  b.transposed};
       return product(p, 0, block.rows, block.column, block.columns);
     }
   }
-  const auto in_place = [&](int64_t j) { return std::is_same_v<C, float> && j + panel_width <= block.columns; };
+  int64_t begin = block.columns;  // of the columns aside
   const LeftRows<false> left{a + block.row * args.k, args.k};
   multiply_panels(left, block.rows, b, args.k, block.column, block.columns, true, scratch,
-                  [&](int64_t j) -> PanelSums {
-                    if (in_place(j)) return {reinterpret_cast<float*>(c) + j, args.n};
-                    return {aside + j, columns_per_block};
+                  [&](int64_t row, int64_t j, int64_t width) -> PanelSums {
+                    if (std::is_same_v<C, float> && j + width <= block.columns) {
+                      return {reinterpret_cast<float*>(c) + row * args.n + j, args.n};
+                    }
+                    if (j < begin) begin = j;
+                    return {aside + row * columns_per_block + j, columns_per_block};
                   });
-  for (int64_t j = 0; j < block.columns; j += panel_width) {
-    if (in_place(j)) continue;
-    const int64_t end = j + panel_width < block.columns ? j + panel_width : block.columns;
-    for (int64_t r = 0; r < block.rows; ++r) {
+  for (int64_t r = 0; begin < block.columns && r < block.rows; ++r) {
 #pragma omp simd
-      for (int64_t i = j; i < end; ++i) store(&c[r * args.n + i], aside[r * columns_per_block + i]);
-    }
+    for (int64_t i = begin; i < block.columns; ++i) store(&c[r * args.n + i], aside[r * columns_per_block + i]);
   }
 }
 

@@ -1,20 +1,35 @@
-// Products with matrices that lie in memory, not in a core's caches, as weights do. OpenBLAS waits for the matrix while it
-// copies it, a third of its time where rows are few; here it is copied panel by panel, each fetched from memory while the
-// one before is multiplied, and a tile of tile_rows x panel_width sums stays in registers.
+// Products whose operands lie in memory, not in a core's caches, as weights and activations do. OpenBLAS waits for a matrix while it
+// copies it; here the right operand is copied panel by panel, each fetched from memory while the one before is multiplied. What the
+// next steps of k need of the left operand is fetched meanwhile, and so are the results of the next tile. A tile of sums stays in
+// registers.
 #pragma once
 #include "transpose.h"
 #include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
+/// Rows of a tile of 1, 2 or 3 vectors: enough sums to hide how long an addition takes, few enough for the registers.
 #if defined(__AVX512F__)
-constexpr int64_t tile_rows = 8;
+constexpr int64_t tile_rows_of(int64_t) { return 8; }
 #else
-constexpr int64_t tile_rows = 4;
+constexpr int64_t tile_rows_of(int64_t vectors) { return vectors == 3 ? 4 : (vectors == 2 ? 6 : 8); }
 #endif
-constexpr int64_t tile_vectors = 3, panel_width = lanes * tile_vectors, panel_depth = 256;
-/// Rows of a panel multiplied between two prefetches: a cache line of fp32.
-constexpr int64_t prefetch_rows = 16;
+constexpr int64_t tile_vectors = 3, panel_width = lanes * tile_vectors;
+/// Steps of k of a panel at most, and of each panel when k needs more of them: one that leaves room for the left operand in the
+/// first-level cache.
+constexpr int64_t panel_depth = 256, shared_panel_depth = lanes == 16 ? 192 : panel_depth;
+/// Steps of k between two prefetches: a cache line of fp32.
+constexpr int64_t prefetch_steps = 16;
+
+/// Vectors of the next panel when `left` are: three, but two and two rather than three and one.
+static inline int64_t panel_vectors(int64_t left) { return left <= 3 ? left : (left == 4 ? 2 : 3); }
+
+/// Steps of k of a panel: all of them when they fit, otherwise about equal parts, so that the last is no shorter than the others.
+static inline int64_t depth_of_panels(int64_t k) {
+  if (k <= panel_depth) return k;
+  const int64_t panels = (k + shared_panel_depth - 1) / shared_panel_depth;
+  return ((k + panels - 1) / panels + prefetch_steps - 1) / prefetch_steps * prefetch_steps;
+}
 
 /// A right operand: [k, n] with `stride` between rows, or [n, k] when transposed.
 template <class T>
@@ -39,77 +54,111 @@ struct LeftRows {
   LeftRows from_step(int64_t k) const { return {values + (Transposed ? k * stride : k), stride}; }
 };
 
-/// Part of the next panel that one tile fetches while it multiplies: `count` runs, each `lines` cache lines, for every
-/// prefetch_rows rows.
-struct Prefetch {
-  const char* first = nullptr;
-  int64_t bytes_per_row = 0, run_bytes = 0, count = 0, lines = 0;
-};
+/// Cache lines that a tile fetches into the second-level cache every prefetch_steps steps of k, each `step` bytes after what it fetched
+/// before. Their number is the same all along a tile: the sums would wait for a branch that is foreseen wrongly.
+class Prefetches {
+ public:
+  void add(const void* first, int64_t step) {
+    lines_[count_++] = {static_cast<const char*>(first), step};
+  }
 
-/// The share of tile `tile` of `tiles` in the panel that begins at `next`.
-template <class T>
-Prefetch share_of(const Matrix<T>& b, const T* next, int64_t columns, int64_t tile, int64_t tiles) {
-  const int64_t element = sizeof(T), stride = b.stride * element;
-  const int64_t runs = b.transposed ? columns : prefetch_rows;
-  const int64_t each = (runs + tiles - 1) / tiles, begin = tile * each;
-  if (begin >= runs) return {};
-  const int64_t count = begin + each < runs ? each : runs - begin;
-  const char* first = reinterpret_cast<const char*>(next) + begin * stride;
-  return b.transposed ? Prefetch{first, element, stride, count, 1}
-                      : Prefetch{first, stride, stride, count, columns * element / 64 + 1};
-}
-
-/// c[0 .. M, 0 .. panel_width] = (previous c, or 0 when `first`) + a[0 .. M, 0 .. depth] panel.
-template <int64_t M, bool Transposed>
-void multiply_tile(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride,
-                   bool first, const Prefetch& prefetch) {
-  Vector sums[M][tile_vectors];
-#pragma GCC unroll 8
-  for (int64_t r = 0; r < M; ++r) {
-#pragma GCC unroll 3
-    for (int64_t v = 0; v < tile_vectors; ++v) {
-      sums[r][v] = first ? Vector{} : *reinterpret_cast<const Vector*>(c + r * c_stride + v * lanes);
+  void fetch() {
+    for (int64_t i = 0; i < count_; ++i) {
+      __builtin_prefetch(lines_[i].at, 0, 2);
+      lines_[i].at += lines_[i].step;
     }
   }
-  for (int64_t begin = 0; begin < depth; begin += prefetch_rows) {
-    const char* run = prefetch.first + begin * prefetch.bytes_per_row;
-    for (int64_t i = 0; i < prefetch.count; ++i, run += prefetch.run_bytes) {
-      for (int64_t line = 0; line < prefetch.lines; ++line) __builtin_prefetch(run + line * 64, 0, 2);
+
+ private:
+  struct Line {
+    const char* at;
+    int64_t step;
+  };
+  // At most those of share_right for a single tile, of share_left, and of a tile's results.
+  static constexpr int64_t lines_of_row = (panel_width * 4 + 126) / 64;
+  Line lines_[prefetch_steps * lines_of_row + 8 + tile_vectors];
+  int64_t count_ = 0;
+};
+
+/// The share of tile `tile` of `tiles` in the panel of b that begins at `next`.
+template <class T>
+void share_right(const Matrix<T>& b, const T* next, int64_t columns, int64_t tile, int64_t tiles, Prefetches& lines) {
+  const int64_t element = sizeof(T), runs = b.transposed ? columns : prefetch_steps;
+  const int64_t each = (runs + tiles - 1) / tiles, first = tile * each;
+  const int64_t last = first + each < runs ? first + each : runs;
+  for (int64_t run = first; run < last; ++run) {
+    const T* const row = next + run * b.stride;
+    if (b.transposed) {
+      lines.add(row, prefetch_steps * element);
+      continue;
     }
-    const int64_t end = begin + prefetch_rows < depth ? begin + prefetch_rows : depth;
+    for (int64_t byte = 0; byte < columns * element + 63; byte += 64) {
+      lines.add(reinterpret_cast<const char*>(row) + byte, prefetch_steps * b.stride * element);
+    }
+  }
+}
+
+/// The share of panel `panel` of `panels` in what the tile at `row` needs of the left operand, which begins at `next`: eight rows for
+/// a line of k; transposed, a line holds 16 rows, of which every other tile fetches half of the steps.
+template <bool Transposed>
+void share_left(const LeftRows<Transposed>& next, int64_t row, int64_t panel, int64_t panels, Prefetches& lines) {
+  constexpr int64_t unit = 8, element = sizeof(float);
+  for (int64_t i = panel; i < unit; i += panels) {
+    if (Transposed) {
+      const int64_t step = row / unit % 2 * unit + i;
+      lines.add(next.values + row / 16 * 16 + step * next.stride, prefetch_steps * next.stride * element);
+    } else {
+      lines.add(next.values + (row + i) * next.stride, prefetch_steps * element);
+    }
+  }
+}
+
+/// c[0 .. M, 0 .. V vectors] = (previous c, or 0 when `first`) + a[0 .. M, 0 .. depth] panel.
+template <int64_t M, int64_t V, bool Transposed>
+void multiply_tile(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride,
+                   bool first, Prefetches& lines) {
+  Vector sums[M][V] = {};
+  for (int64_t begin = 0; begin < depth; begin += prefetch_steps) {
+    lines.fetch();
+    const int64_t end = begin + prefetch_steps < depth ? begin + prefetch_steps : depth;
     for (int64_t k = begin; k < end; ++k) {
-      Vector b[tile_vectors];
+      Vector b[V];
 #pragma GCC unroll 3
-      for (int64_t v = 0; v < tile_vectors; ++v) {
-        b[v] = *reinterpret_cast<const Vector*>(panel + k * panel_width + v * lanes);
-      }
+      for (int64_t v = 0; v < V; ++v) b[v] = *reinterpret_cast<const Vector*>(panel + (k * V + v) * lanes);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < M; ++r) {
         const float factor = a.at(r, k);
 #pragma GCC unroll 3
-        for (int64_t v = 0; v < tile_vectors; ++v) sums[r][v] += factor * b[v];
+        for (int64_t v = 0; v < V; ++v) sums[r][v] += factor * b[v];
       }
     }
   }
 #pragma GCC unroll 8
   for (int64_t r = 0; r < M; ++r) {
 #pragma GCC unroll 3
-    for (int64_t v = 0; v < tile_vectors; ++v) {
-      *reinterpret_cast<Vector*>(c + r * c_stride + v * lanes) = sums[r][v];
+    for (int64_t v = 0; v < V; ++v) {
+      Vector* const to = reinterpret_cast<Vector*>(c + r * c_stride + v * lanes);
+      *to = first ? sums[r][v] : *to + sums[r][v];
     }
   }
 }
 
-/// multiply_tile over all rows: tiles of M rows, then of half as many for the rest. `share(tile)` says what each tile
-/// prefetches.
-template <int64_t M, bool Transposed, class Share>
-void multiply_rows(LeftRows<Transposed> a, const float* panel, int64_t depth, float* c, int64_t c_stride, bool first,
-                   int64_t rows, int64_t tile, Share&& share) {
-  for (; rows >= M; rows -= M, a = a.from(M), c += M * c_stride) {
-    multiply_tile<M>(a, panel, depth, c, c_stride, first, share(tile++));
+/// multiply_tile over all rows: tiles of M rows, then of fewer for the rest. `shares(row, lines)` adds what the tile at `row` fetches; it
+/// fetches the results of the tile after it besides, the last of them those at `after`.
+template <int64_t M, int64_t V, bool Transposed, class Share>
+void multiply_rows(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride, bool first,
+                   int64_t row, int64_t rows, const float* after, Share&& shares) {
+  for (; row + M <= rows; row += M) {
+    float* const to = c + row * c_stride;
+    Prefetches fetched;
+    shares(row, fetched);
+    const float* const results = row + M < rows ? to + M * c_stride : after;
+    for (int64_t i = 0; i < V * lanes; i += 16) fetched.add(results + i, c_stride * static_cast<int64_t>(sizeof(float)));
+    multiply_tile<M, V>(a.from(row), panel, depth, to, c_stride, first, fetched);
   }
   if constexpr (M > 1) {
-    if (rows > 0) multiply_rows<M / 2>(a, panel, depth, c, c_stride, first, rows, tile, share);
+    constexpr int64_t fewer = M > 4 ? 4 : M / 2;
+    if (row < rows) multiply_rows<fewer, V>(a, panel, depth, c, c_stride, first, row, rows, after, shares);
   }
 }
 
@@ -142,31 +191,60 @@ void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, 
   }
 }
 
-/// Where the [rows, panel_width] sums of a panel go; all its columns are written, those past the matrix too.
+/// Where the sums of a panel go, all its columns, also those past the matrix.
 struct PanelSums {
   float* c;
   int64_t stride;
 };
 
-/// a[rows, k] b for columns [column, column + columns) of b, panel by panel: place(j) says where the sums of the panel at
-/// column + j go, or, unless `fresh`, what they are added to. `panel` has room for panel_depth rows.
+/// A product that multiply_panels makes part by part: so many rows of a[rows, k] for a panel's steps of k.
+struct PanelPart {
+  int64_t row, rows, step, depth;
+};
+
+/// a[rows, k] b for columns [column, column + columns) of b, panel by panel: place(row, j, width) says where the sums of the panel of
+/// `width` columns at column + j go, from that row on, or, unless `fresh`, what they are added to. A sum is made in the order of k, in
+/// whatever panel its column lies. `panel` has room for panel_depth rows of panel_width.
 template <bool Transposed, class T, class Place>
 void multiply_panels(const LeftRows<Transposed>& a, int64_t rows, const Matrix<T>& b, int64_t k, int64_t column,
                      int64_t columns, bool fresh, float* panel, Place&& place) {
-  const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
-  const auto width_at = [&](int64_t j) { return columns - j < panel_width ? columns - j : panel_width; };
-  for (int64_t row = 0; row < k; row += panel_depth) {
-    const int64_t depth = k - row < panel_depth ? k - row : panel_depth;
-    for (int64_t j = 0; j < columns; j += panel_width) {
-      pack_panel(b, row, depth, column + j, width_at(j), panel);
-      const bool last_column = j + panel_width >= columns;
-      const int64_t next_row = last_column ? row + panel_depth : row, next_j = last_column ? 0 : j + panel_width;
-      const auto share = [&](int64_t tile) -> Prefetch {
-        if (next_row >= k) return {};
-        return share_of(b, b.at(next_row, column + next_j), width_at(next_j), tile, tiles);
+  // Of the left operand, a panel's depth of so many rows stays in the second-level cache.
+  constexpr int64_t most_rows = 512;
+  const int64_t depth = depth_of_panels(k);
+  const auto part_at = [&](int64_t row, int64_t step) -> PanelPart {
+    return {row, rows - row < most_rows ? rows - row : most_rows, step, k - step < depth ? k - step : depth};
+  };
+  const auto after = [&](const PanelPart& part) -> PanelPart {
+    return part.step + depth < k ? part_at(part.row, part.step + depth) : part_at(part.row + most_rows, 0);
+  };
+  const auto width_at = [&](int64_t j) { return panel_vectors((columns - j + lanes - 1) / lanes) * lanes; };
+  const auto live_at = [&](int64_t j) { return columns - j < width_at(j) ? columns - j : width_at(j); };
+  const int64_t panels = (columns + panel_width - 1) / panel_width;
+  for (PanelPart part = part_at(0, 0); part.row < rows; part = after(part)) {
+    const PanelPart next = after(part);
+    const LeftRows<Transposed> left = a.from(part.row).from_step(part.step);
+    const LeftRows<Transposed> next_left = a.from(next.row).from_step(next.step);
+    for (int64_t j = 0, index = 0; j < columns; j += width_at(j), ++index) {
+      const int64_t width = width_at(j);
+      pack_panel(b, part.step, part.depth, column + j, live_at(j), panel, width);
+      const bool is_last = j + width >= columns;
+      const PanelPart& coming = is_last ? next : part;
+      const int64_t next_j = is_last ? 0 : j + width;
+      const PanelSums sums = place(part.row, j, width);
+      const bool first = fresh && part.step == 0, is_end = coming.row >= rows;
+      const float* const after_sums = is_end ? sums.c : place(coming.row, next_j, width_at(next_j)).c;
+      const auto multiply = [&](auto vectors) {
+        constexpr int64_t v = decltype(vectors)::value, m = tile_rows_of(v);
+        const int64_t tiles = (part.rows + m - 1) / m;
+        const auto shares = [&](int64_t row, Prefetches& fetched) {
+          if (!is_end) share_right(b, b.at(coming.step, column + next_j), live_at(next_j), row / m, tiles, fetched);
+          if (next.row < rows && row < next.rows) share_left(next_left, row, index, panels, fetched);
+        };
+        multiply_rows<m, v>(left, panel, part.depth, sums.c, sums.stride, first, 0, part.rows, after_sums, shares);
       };
-      const PanelSums sums = place(j);
-      multiply_rows<tile_rows>(a.from_step(row), panel, depth, sums.c, sums.stride, fresh && row == 0, rows, 0, share);
+      if (width == lanes) multiply(std::integral_constant<int64_t, 1>{});
+      else if (width == 2 * lanes) multiply(std::integral_constant<int64_t, 2>{});
+      else multiply(std::integral_constant<int64_t, 3>{});
     }
   }
 }

@@ -9,13 +9,6 @@ namespace mimo::MIMO_ISA {
 /// Steps of k summed in registers before they are added to c: as many rows of a panel fit in the first-level cache.
 constexpr int64_t tile_depth = 128;
 
-/// Rows of a tile of 1, 2 or 3 vectors: enough sums to hide how long an addition takes, few enough for the registers.
-#if defined(__AVX512F__)
-constexpr int64_t tile_rows_of(int64_t) { return 8; }
-#else
-constexpr int64_t tile_rows_of(int64_t vectors) { return vectors == 3 ? 4 : (vectors == 2 ? 6 : 8); }
-#endif
-
 /// The matrix c that a product's sums go to: c = alpha sums + beta c.
 struct TileResult {
   float* c;
@@ -70,9 +63,6 @@ void sum_panel(const LeftRows<Transposed>& a, const float* b, int64_t b_stride, 
     default: return sum_rows<tile_rows_of(3), 3>(a, b, b_stride, depth, result, rows);
   }
 }
-
-/// Vectors of the next panel when `left` are: three, but two and two rather than three and one.
-static inline int64_t panel_vectors(int64_t left) { return left <= 3 ? left : (left == 4 ? 2 : 3); }
 
 /// c [rows, columns] = alpha a b + beta c, of operands that begin where the pointers do. A sum over k is made in order,
 /// tile_depth steps at a time.
