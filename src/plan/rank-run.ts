@@ -63,8 +63,8 @@ export async function openRank(
 	const world = World.simulated(device, rank, topology.worldSize, (name, ranks) =>
 		simulatedGroup(name, ranks, rank, imagination),
 	);
-	// The images of simulated lanes are this one's: none would move.
-	const run = await openRun({ ...c, encoderBalance: "number" }, world);
+	// No image would move: those of simulated lanes are this lane's. Debug lines are for the run that is planned, not for its plan.
+	const run = await openRun({ ...c, encoderBalance: "number", mimoEncoderPrefetchDebug: false }, world);
 	// Made once: a run's data are made beside it.
 	const made: ImageTextMicrobatch[] = [];
 	const texts = run.language && mockTexts(c, tokens);
