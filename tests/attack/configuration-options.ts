@@ -8,7 +8,7 @@ const on = "true";
 /** Grids, of one process or several, with turns of passes where they allow them. */
 export function onGrids(draw: Draw, flags: Flags): Flags {
 	const [grids] = draw.chance(0.25) ? [] : drawAllowedGrids(draw, flags, 1, () => {});
-	const gridded = { ...flags, ...withWeightShards(draw, grids?.flags ?? {}), ...drawReduction(draw) };
+	const gridded = { ...flags, ...withWeightShards(draw, grids?.flags ?? {}), ...drawReduction(draw, flags) };
 	const turned = { ...gridded, ...drawTurns(draw) };
 	return draw.chance(0.2) && refusal(turned) === null ? turned : gridded;
 }
@@ -21,7 +21,7 @@ function withWeightShards(draw: Draw, grids: Flags): Flags {
 }
 
 /** How gradients and optimizer state are spread over replicas. */
-function drawReduction(draw: Draw): Flags {
+function drawReduction(draw: Draw, flags: Flags): Flags {
 	return {
 		...draw.sometimes(0.4, () => ({ "use-distributed-optimizer": on })),
 		...draw.sometimes(0.4, () => ({
@@ -30,7 +30,7 @@ function drawReduction(draw: Draw): Flags {
 			...draw.sometimes(0.5, () => ({ "overlap-param-gather": on })),
 		})),
 		...draw.sometimes(0.1, () => ({ "exp-avg-dtype": "bf16" })),
-		...draw.sometimes(0.1, () => ({ "exp-avg-sq-dtype": "bf16", "adam-beta2": "0.95" })),
+		...draw.sometimes(flags["adam-beta2"] === "0.95" ? 0.2 : 0, () => ({ "exp-avg-sq-dtype": "bf16" })),
 		...draw.sometimes(0.1, () => ({ "grad-reduce-in-bf16": on })),
 		...draw.sometimes(0.15, () => ({ bf16: on })),
 	};
