@@ -260,7 +260,11 @@ const huggingFace: Relation = {
 				back,
 			);
 		}
-		const data = ["--data", flags["data-path"]!, "--json", "--device=cpu", "--seq-length", flags["seq-length"]!];
+		// A folder does not say how its data were read.
+		const reading = Object.entries(flags).filter(([key]) =>
+			/^(seq-length|device|data-(begin|end|pad)-id|data-too-long)$/.test(key),
+		);
+		const data = ["--data", flags["data-path"]!, "--json", ...argumentsOf(Object.fromEntries(reading))];
 		const losses = [
 			["--load", "own"],
 			["--load-hf", "saved", "--bytes"],
