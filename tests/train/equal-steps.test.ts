@@ -1,6 +1,6 @@
 /**
  * Equal steps are the same operations on the same addresses, again and again, which CUDA graphs need
- * (cuda/gpu/operation_queue.h).
+ * (cuda/gpu/device/operation_queue.h).
  */
 import { expect, test } from "bun:test";
 import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
