@@ -129,7 +129,11 @@ std::string describe_together(const Run& run, const std::map<std::string, std::v
       left += ranks.size();
       continue;
     }
-    if (left > 0) text += "\n  " + std::to_string(left) + " ranks were at " + std::to_string(i - most_lines) + " other places.";
+    if (left > 0) {
+      const size_t others = i - most_lines;
+      text += "\n  " + std::to_string(left) + (left == 1 ? " rank was at " : " ranks were at ") + std::to_string(others) +
+              (others == 1 ? " other place." : " other places.");
+    }
     text += "\n  ";
     if (ranks.size() == 1) text += describe_known(run, ranks[0]);
     else text.append(std::to_string(ranks.size())).append(" ranks (").append(describe_ranges(ranks)).append("), each of which");
