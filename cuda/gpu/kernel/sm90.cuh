@@ -134,8 +134,11 @@ __device__ __forceinline__ void write_box(const void* from, const CUtensorMap& m
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until the boxes that this thread has given to add_box and write_box have been read.
-__device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Waits until the boxes that this thread has given to add_box and write_box have been read, but for the last `Pending`.
+template <int Pending = 0>
+__device__ __forceinline__ void wait_boxes_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
 
 // ---- pairs of blocks -------------------------------------------------------------------------------------------
 

@@ -27,9 +27,10 @@ __device__ __forceinline__ void stage_sums(char* staging, const float* sums) {
 }
 
 /// Stores `count` boxes of a warp, box i at row_of(i) and column_of(i) of the group's matrix [n, k] and from sums_of(i). Staging
-/// memory has room for `slots` boxes, which are stored at once, or left out where live() of the first is false. Sums already in memory
-/// are brought into the L2 cache a few boxes before they are added to. The staging memory must last until it has been read.
-template <bool accumulate, int count, int slots, class Row, class Column, class SumsOf, class Live>
+/// memory has room for `slots` boxes; `at_once` of them are staged together, or left out where live() of the first is false. Sums
+/// already in memory are brought into the L2 cache a few boxes before they are added to. The staging memory must last until it has been
+/// read.
+template <bool accumulate, int count, int slots, int at_once, class Row, class Column, class SumsOf, class Live>
 __device__ __forceinline__ void store_sums(const CUtensorMap& map, int group, char* staging, Row row_of, Column column_of,
                                            SumsOf sums_of, Live live) {
   constexpr int ahead = 4;
@@ -40,23 +41,25 @@ __device__ __forceinline__ void store_sums(const CUtensorMap& map, int group, ch
 #pragma unroll
   for (int box = 0; box < ahead; ++box) prefetch(box);
 #pragma unroll
-  for (int first = 0; first < count; first += slots) {
-    if (!live(first)) continue;
-    if (lane == 0) wait_boxes_read();
+  for (int first = 0; first < count; first += at_once) {
+    // With other boxes on their way, the engine leaves out what lies outside the matrix, and boxes stay in step with their slots.
+    if (at_once == slots && !live(first)) continue;
+    if (lane == 0) wait_boxes_read<slots - at_once>();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < slots; ++i) stage_sums(staging + i * sums_box_bytes, sums_of(first + i));
+    for (int i = 0; i < at_once; ++i) stage_sums(staging + (first + i) % slots * sums_box_bytes, sums_of(first + i));
     publish_stores();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < slots; ++i) prefetch(first + i + ahead);
+    for (int i = 0; i < at_once; ++i) prefetch(first + i + ahead);
     if (lane != 0) continue;
 #pragma unroll
-    for (int i = 0; i < slots; ++i) {
+    for (int i = 0; i < at_once; ++i) {
+      const char* const box = staging + (first + i) % slots * sums_box_bytes;
       if constexpr (accumulate) {
-        add_box(staging + i * sums_box_bytes, map, column_of(first + i), row_of(first + i), group);
+        add_box(box, map, column_of(first + i), row_of(first + i), group);
       } else {
-        write_box(staging + i * sums_box_bytes, map, column_of(first + i), row_of(first + i), group);
+        write_box(box, map, column_of(first + i), row_of(first + i), group);
       }
     }
   }

@@ -45,7 +45,7 @@ struct WeightGradient {
       return tile.row * tile_rows + box / boxes_in_row * (tile_rows / 2) + warp * sums_box_rows;
     };
     const auto column_of = [&](int box) { return tile.column * tile_columns + box % boxes_in_row * sums_box_columns; };
-    store_sums<accumulate, boxes, 1>(
+    store_sums<accumulate, boxes, 1, 1>(
         dw, tile.group, staging, row_of, column_of,
         [&](int box) { return sums[box / boxes_in_row] + box % boxes_in_row * (sums_box_columns / 2); },
         [&](int box) { return box / boxes_in_row * (tile_rows / 2) < live && column_of(box) < k; });

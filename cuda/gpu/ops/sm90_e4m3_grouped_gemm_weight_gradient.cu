@@ -11,14 +11,15 @@ namespace {
 
 using namespace sm90;
 
-/// Boxes of a slice's rows of a warp. All have room in shared memory, for which the ring gives up its fourth stage: a warp then waits
-/// for none of them.
+/// Boxes of a slice's rows of a warp. All have room in shared memory, for which the ring gives up its fourth stage.
 constexpr int boxes = 128 / sums_box_columns;
 
 /// Added to dw, or written over it.
 template <bool accumulate>
 struct E4m3WeightGradient : E4m3Problem<3, boxes * sums_box_bytes> {
   static constexpr bool steps_vary = true;
+  /// Boxes that are written go out one by one; those that are added go together, later behind the fetch of what they are added to.
+  static constexpr int boxes_at_once = accumulate ? boxes : 1;
   CUtensorMap dw;
   const int32_t *offsets, *first_block;
   int32_t height_of_all;  // dw is [groups, height_of_all, n]
@@ -46,7 +47,7 @@ struct E4m3WeightGradient : E4m3Problem<3, boxes * sums_box_bytes> {
   __device__ __forceinline__ void store(const E4m3Result& result, int row, const float (&sums)[64], char* staging) const {
     const auto column_of = [&](int box) { return result.column * columns_of_result + box * sums_box_columns; };
     if (row >= height_of_all) return;
-    store_sums<accumulate, boxes, boxes>(
+    store_sums<accumulate, boxes, boxes, boxes_at_once>(
         dw, result.group, staging, [&](int) { return row; }, column_of,
         [&](int box) { return sums + box * (sums_box_columns / 2); }, [&](int box) { return column_of(box) < n; });
   }
