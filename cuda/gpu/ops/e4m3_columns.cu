@@ -1,9 +1,11 @@
 // Turns rows of groups and rounds them to e4m3, so that products can sum over rows (docs/spec/moe-performance.md §1.7). A block of
 // threads has 128 rows of 128 columns, a thread eight rows of eight columns, which it turns in registers. Shared memory then brings
 // the 128 numbers of a column together, so that they are written as one piece. Rows in e4m3 are a run of 128 columns to a block, with
-// one factor a row; powers of two change their digits only where a number becomes one of the smallest.
+// one factor a row; powers of two change their digits only where a number becomes one of the smallest. The copy engine brings them:
+// what a block's threads load themselves is on its way for a fifth of the time that they take, too short to keep the memory busy.
 #include "e4m3.cuh"
 #include "early.cuh"
+#include "sm90.cuh"
 #include "sum_before.cuh"
 
 namespace mimo::cuda {
@@ -71,21 +73,12 @@ __device__ __forceinline__ void find_factor(const float (&seen)[8], float* facto
 
 /// Eight columns of a row.
 struct EightOfBf16 {
-  static constexpr int blocks = 3;  // of threads that registers are for
   uint4 values = make_uint4(0, 0, 0, 0);
-  __device__ __forceinline__ void load(const E4m3Source& from, int64_t row, int64_t width, int column) {
-    values = eight_bf16(static_cast<const bf16*>(from.values) + row * width + column);
-  }
   __device__ __forceinline__ void numbers(float (&to)[8]) const { read(values, to); }
 };
 struct EightOfE4m3 {
-  static constexpr int blocks = 4;
-  uint2 values = make_uint2(0, 0);
-  float factor = 0;
-  __device__ __forceinline__ void load(const E4m3Source& from, int64_t row, int64_t width, int column) {
-    values = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(from.values) + row * width + column);
-    factor = from.factors[column / run * from.factor_stride + row];
-  }
+  uint2 values;
+  float factor;
   __device__ __forceinline__ void numbers(float (&to)[8]) const {
     read_e4m3(values, to);
 #pragma unroll
@@ -93,22 +86,13 @@ struct EightOfE4m3 {
   }
 };
 
-template <class Eight, bool square>
-__global__ void __launch_bounds__(threads, Eight::blocks) turn_kernel(E4m3Source x, int64_t width, const int2* rows_of_block, E4m3Columns to) {
+/// Writes tile `tile` of block `block` from the eight rows that every thread has; all_have() when all threads have read theirs. All
+/// threads of the block.
+template <bool square, class Eight, class AllHave>
+__device__ __forceinline__ void turn_tile(const Eight (&given)[8], int64_t block, int tile, int64_t width, const E4m3Columns& to, AllHave all_have) {
   __shared__ Factors factors;
   __shared__ uint2 turned[side][eights];
-  previous_is_done();
-  let_next_start();
-  const int2 rows = rows_of_block[blockIdx.y];
-  if (rows.y < 0) return;
-  const int across = threadIdx.x % eights, down = threadIdx.x / eights, first_column = static_cast<int>(blockIdx.x) * side;
-  const int column = first_column + across * 8;
-  Eight given[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = down * 8 + i;
-    if (row < rows.y && column < width) given[i].load(x, rows.x + row, width, column);
-  }
+  const int across = threadIdx.x % eights, down = threadIdx.x / eights, first_column = tile * side;
   float seen[8] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -117,12 +101,12 @@ __global__ void __launch_bounds__(threads, Eight::blocks) turn_kernel(E4m3Source
 #pragma unroll
     for (int j = 0; j < 8; ++j) seen[j] = fmaxf(seen[j], fabsf(value[j]));
   }
-  const int64_t block = blockIdx.y;
   if constexpr (square) {
-    find_factor(seen, to.factors + block * gridDim.x + blockIdx.x, factors);
+    find_factor(seen, to.factors + block * ceil_div(width, side) + tile, factors);
   } else {
     find_factors(seen, first_column, width, to.factors + block * width + first_column, factors);
   }
+  all_have();
   float by[8];
   read(factors.by + across * 8, by);
   uint2 byte[8];
@@ -147,6 +131,83 @@ __global__ void __launch_bounds__(threads, Eight::blocks) turn_kernel(E4m3Source
   }
 }
 
+/// A tile of rows in bf16.
+template <bool square>
+__global__ void __launch_bounds__(threads, 3) turn_bf16_kernel(const bf16* x, int64_t width, const int2* rows_of_block, E4m3Columns to) {
+  previous_is_done();
+  let_next_start();
+  const int2 rows = rows_of_block[blockIdx.y];
+  if (rows.y < 0) return;
+  const int tile = static_cast<int>(blockIdx.x), column = tile * side + threadIdx.x % eights * 8;
+  EightOfBf16 given[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int row = threadIdx.x / eights * 8 + i;
+    if (row < rows.y && column < width) given[i].values = eight_bf16(x + static_cast<int64_t>(rows.x + row) * width + column);
+  }
+  turn_tile<square>(given, blockIdx.y, tile, width, to, [] {});
+}
+
+constexpr int copied_tiles = 2, copied_blocks = 3;  // of a block of threads on their way, of threads a multiprocessor
+constexpr int tile_bytes = side * side;
+/// A tile of rows in e4m3 beside its bytes. Copies begin on 16 bytes: the first factor is one of the first four.
+struct alignas(16) CopiedTile {
+  float factors[side + 4];
+  int2 rows;  // of its block; -1 behind the last tile
+  uint64_t full;
+};
+
+/// Tiles of rows in e4m3, by blocks of threads that take them in turn.
+template <bool square>
+__global__ void __launch_bounds__(threads, copied_blocks)
+    turn_e4m3_kernel(const __grid_constant__ CUtensorMap x, const float* row_factors, int64_t factor_stride, int64_t width,
+                     const int2* rows_of_block, int tiles, int tiles_across, E4m3Columns to) {
+#ifdef MIMO_ON_SM90A
+  extern __shared__ char unaligned[];
+  __shared__ CopiedTile copied[copied_tiles];
+  char* const bytes = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  if (threadIdx.x == 0) {
+    for (CopiedTile& of : copied) sm90::initialise(&of.full, 1);
+    sm90::publish_barriers();
+  }
+  previous_is_done();
+  let_next_start();
+  const auto copy = [&](int number, int slot) {
+    CopiedTile& into = copied[slot];
+    into.rows = number < tiles ? rows_of_block[number / tiles_across] : make_int2(0, -1);
+    if (into.rows.y < 0) return sm90::arrive(&into.full);
+    const int tile = number % tiles_across, first = into.rows.x;
+    sm90::arrive_expecting(&into.full, tile_bytes + sizeof(into.factors));
+    sm90::copy_ragged_box(bytes + slot * tile_bytes, x, tile * side, 0, first, first + into.rows.y, &into.full);
+    sm90::copy_bytes(into.factors, row_factors + tile * factor_stride + (first & ~3), sizeof(into.factors), &into.full);
+  };
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < copied_tiles; ++slot) copy(static_cast<int>(blockIdx.x + slot * gridDim.x), slot);
+  }
+  __syncthreads();  // the barriers are initialised
+  const int across = threadIdx.x % eights, down = threadIdx.x / eights;
+  int slot = 0;
+  uint32_t parity = 0;
+  for (int number = static_cast<int>(blockIdx.x);; number += static_cast<int>(gridDim.x)) {
+    const CopiedTile& from = copied[slot];
+    sm90::wait(&copied[slot].full, parity);
+    const int2 rows = from.rows;
+    if (rows.y < 0) return;
+    EightOfE4m3 given[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = down * 8 + i;
+      const char* const chunk = bytes + slot * tile_bytes + row * side + ((across / 2 ^ i) << 4);
+      given[i] = {*reinterpret_cast<const uint2*>(chunk + across % 2 * 8), row < rows.y ? from.factors[(rows.x & 3) + row] : 0.0f};
+    }
+    turn_tile<square>(given, number / tiles_across, number % tiles_across, width, to, [&] {
+      if (threadIdx.x == 0) copy(number + copied_tiles * static_cast<int>(gridDim.x), slot);
+    });
+    if (++slot == copied_tiles) slot = 0, parity ^= 1;
+  }
+#endif
+}
+
 }  // namespace
 
 void find_row_blocks(mimo_stream& stream, const int32_t* offsets, int64_t groups, const E4m3RowBlocks& to) {
@@ -155,10 +216,19 @@ void find_row_blocks(mimo_stream& stream, const int32_t* offsets, int64_t groups
 
 void turn_rows(mimo_stream& stream, const E4m3Source& x, int64_t width, const E4m3RowBlocks& blocks, bool square,
                const E4m3Columns& to) {
-  const auto of_bf16 = square ? turn_kernel<EightOfBf16, true> : turn_kernel<EightOfBf16, false>;
-  const auto of_e4m3 = square ? turn_kernel<EightOfE4m3, true> : turn_kernel<EightOfE4m3, false>;
-  launch_early(stream, x.factors == nullptr ? of_bf16 : of_e4m3, grid_of(ceil_div(width, e4m3_run), blocks.blocks), dim3(threads), 0,
-               x, width, blocks.rows, to);
+  const int64_t across = ceil_div(width, e4m3_run);
+  if (x.factors == nullptr) {
+    launch_early(stream, square ? turn_bf16_kernel<true> : turn_bf16_kernel<false>, grid_of(across, blocks.blocks), dim3(threads), 0,
+                 static_cast<const bf16*>(x.values), width, blocks.rows, to);
+    return;
+  }
+  constexpr int shared_bytes = 1024 + copied_tiles * tile_bytes;
+  const auto kernel = square ? turn_e4m3_kernel<true> : turn_e4m3_kernel<false>;
+  // With what the kernel has besides, more than a kernel gets unasked.
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "asking for shared memory");
+  launch_early(stream, kernel, grid_of(stream.device->multiprocessors * copied_blocks), dim3(threads), shared_bytes,
+               byte_ragged_map(x.values, width, side), x.factors, x.factor_stride, width, blocks.rows, across * blocks.blocks, across, to);
 }
 
 }  // namespace mimo::cuda
