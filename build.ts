@@ -24,7 +24,7 @@ import {
 } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { tables } from "./cuda/include/tables.ts";
-import { workerModules } from "./src/native/worker.ts";
+import { workerModules } from "./src/system/worker.ts";
 
 /** The oldest glibc of a release: that of RHEL 8. tests/build/release.test.ts holds it to it. */
 const glibcFloor = "2.28";

@@ -1,8 +1,8 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
 import { defineCommand, runCommand } from "citty";
 import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
-import { exitCodes } from "./native/exit-codes.ts";
 import { print } from "./observe/output.ts";
+import { exitCodes } from "./system/exit-codes.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
 
@@ -88,7 +88,7 @@ async function runNamed(command: AnyCommand, args: readonly string[], path: stri
 
 async function refuse(name: string, names: readonly string[], path: string): Promise<never> {
 	const { nearestHint } = await import("./config/names.ts");
-	const { UserError } = await import("./native/errors.ts");
+	const { UserError } = await import("./system/errors.ts");
 	const what = name.startsWith("-") ? "flag" : "command";
 	const hint = nearestHint(name, what === "flag" ? ["--help", "--version"] : names);
 	throw new UserError(`There is no ${what} ${name}${hint}. \`${path} --help\` lists all.`, exitCodes.usage);
@@ -96,7 +96,7 @@ async function refuse(name: string, names: readonly string[], path: string): Pro
 
 async function fail(error: unknown): Promise<never> {
 	const { describeError } = await import("./commands/command.ts");
-	const { debugging } = await import("./native/debug.ts");
+	const { debugging } = await import("./system/debug.ts");
 	const { sentence, exitCode } = describeError(error);
 	const { complain } = await import("./observe/messages.ts");
 	complain(`mimo: ${sentence}`);
@@ -107,7 +107,7 @@ async function fail(error: unknown): Promise<never> {
 /** A reader may leave early, as `head` does; a terminal that was closed reports EIO. */
 async function outputFailed(name: string, error: NodeJS.ErrnoException): Promise<void> {
 	if (error.code === "EPIPE") process.exit(exitCodes.unread);
-	const { fileError } = await import("./native/system-errors.ts");
+	const { fileError } = await import("./system/system-errors.ts");
 	await fail(fileError("write", name, error));
 }
 

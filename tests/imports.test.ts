@@ -25,8 +25,9 @@ const level: Readonly<Record<string, number>> = {
 	launch: 2,
 	tensor: 2,
 	native: 1,
+	system: 0,
 };
-/** Every folder may import these; they import `native` alone. */
+/** Every folder above `native` may import these; they import `native` and `system` alone. */
 const everywhere = ["config", "observe"];
 
 interface Import {
@@ -87,9 +88,10 @@ export function findCircle(edges: readonly (readonly [string, string])[]): strin
 /** Why one room may not import another, or null. */
 export function objection(from: string, to: string): string | null {
 	if (from === to) return null;
-	if (everywhere.includes(from)) return to === "native" ? null : `${from} imports native alone`;
+	const isLow = (folder: string) => folder === "native" || folder === "system";
+	if (everywhere.includes(from)) return isLow(to) ? null : `${from} imports native and system alone`;
 	if (level[from] === undefined) return `${from} is no room of the design`;
-	if (everywhere.includes(to)) return from === "native" ? "native imports nothing" : null;
+	if (everywhere.includes(to)) return isLow(from) ? `${to} is above ${from}` : null;
 	if (level[to] === undefined) return `${to} is no room of the design`;
 	return level[to] <= level[from] ? null : `${to} is above ${from}`;
 }
@@ -97,9 +99,11 @@ export function objection(from: string, to: string): string | null {
 test("the rules object to what they should", () => {
 	expect(objection("tensor", "train")).toBe("train is above tensor");
 	expect(objection("train", "tensor")).toBeNull();
-	expect(objection("config", "tensor")).toBe("config imports native alone");
+	expect(objection("config", "tensor")).toBe("config imports native and system alone");
 	expect(objection("models", "config")).toBeNull();
-	expect(objection("native", "config")).toBe("native imports nothing");
+	expect(objection("native", "config")).toBe("config is above native");
+	expect(objection("native", "system")).toBeNull();
+	expect(objection("system", "native")).toBe("native is above system");
 	expect(objection("utilities", "native")).toBe("utilities is no room of the design");
 	expect(
 		findCircle([

@@ -4,9 +4,9 @@
  */
 import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
-import { UserError } from "../native/errors.ts";
 import { reserve } from "../native/reserve.ts";
-import { fileError } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { fileError } from "../system/system-errors.ts";
 import { WriteBack } from "./write-back.ts";
 
 /** Largest read or write of one system call; the kernel cuts larger ones at 2 GiB. */

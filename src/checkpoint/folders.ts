@@ -1,8 +1,8 @@
 /** Folders that are either whole or not there: built beside their name, then renamed (docs/spec/checkpoint.md §7). */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { basename, dirname, resolve } from "node:path";
-import { UserError } from "../native/errors.ts";
-import { fileError } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { fileError } from "../system/system-errors.ts";
 import { type Durability, syncFolder, temporaryName } from "./files.ts";
 
 /** Refuses a target that already holds something. */

@@ -2,7 +2,7 @@
  * JSON of checkpoints: bytes, values and depth are bounded before it is parsed, because a parsed value takes up to forty
  * times the memory of its text.
  */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { readWholeFile } from "./files.ts";
 
 export interface JsonLimits {

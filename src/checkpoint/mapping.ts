@@ -3,7 +3,7 @@
  * concatenating, cutting out experts, interleaving heads and padding rows are all lists of equal runs of elements, so
  * one correspondence serves both directions. Values are read only when they are asked for.
  */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { dtypes, elementCount } from "./dtype.ts";
 import type { TensorStore, TensorType } from "./store.ts";
 

@@ -4,7 +4,7 @@
  * little-endian data. Errors are UserErrors that name the file and the tensor.
  */
 
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { bytesOf, type DtypeTag, dtypes, isDtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
 import { type ByteSource, InputFile, type OutputFile, writeFileAtomically } from "./files.ts";
 import { measureJson } from "./json.ts";

@@ -1,8 +1,8 @@
 /** Tries the folders that a run will write to before its first step, not at its first save. */
 import { existsSync, mkdirSync, readdirSync, readlinkSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
-import { UserError } from "../native/errors.ts";
-import { fileError, systemReason } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { fileError, systemReason } from "../system/system-errors.ts";
 import { formatBytes } from "./conversion/inspect.ts";
 import { OutputFile, temporaryName } from "./files.ts";
 import { latestName } from "./native/manifest.ts";

@@ -1,5 +1,5 @@
 /** The interface of every open checkpoint format: named dense tensors that are read by ranges of their bytes. */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { type DtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
 
 export interface TensorType {

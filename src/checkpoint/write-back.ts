@@ -2,7 +2,7 @@
  * Brings the written part of a large file to the disk while the rest is written: one fsync after the other on a thread
  * of its own. The writer's last fsync then has little to wait for.
  */
-import { openWorker } from "../native/worker.ts";
+import { openWorker } from "../system/worker.ts";
 
 /** A message to the thread: its file, and a word in shared memory with its command. */
 export interface WriteBackJob {

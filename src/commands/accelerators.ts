@@ -1,5 +1,5 @@
 /** Asks the NVIDIA driver about a host's GPUs, through its own tool. */
-import { counted } from "../native/counted.ts";
+import { counted } from "../system/counted.ts";
 import type { Finding } from "./machine.ts";
 
 const queries = [

@@ -1,7 +1,7 @@
 /** Values of flags that a command declares for citty. */
 import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 export type Arguments = { readonly [name: string]: unknown; readonly _: readonly string[] };
 

@@ -2,9 +2,9 @@
 import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
-import { NativeError, UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
-import { systemReason } from "../native/system-errors.ts";
+import { NativeError, UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
+import { systemReason } from "../system/system-errors.ts";
 
 /** Refuses unknown flags, which citty ignores, naming the nearest known one. */
 export function checkFlags(args: readonly string[], known: ArgsDef): void {

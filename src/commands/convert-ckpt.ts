@@ -20,12 +20,12 @@ import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
 import { readImportance } from "../elastic/importance/importance.ts";
 import { permutedSource } from "../elastic/importance/permute.ts";
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
-import { programVersion } from "../native/program-version.ts";
 import { warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
+import { programVersion } from "../system/program-version.ts";
 import { type Arguments, bytesOf, choice, dtypeOf, list, text, whole } from "./arguments.ts";
 import { ByteProgress } from "./byte-progress.ts";
 

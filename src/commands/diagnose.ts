@@ -1,11 +1,11 @@
 /** `mimo diagnose`: the recordings of a run's ranks in, the diagnosis that the run would have printed out. */
 import { defineCommand } from "citty";
 import { findRecordings, takeSnapshot } from "../launch/diagnosis.ts";
-import { NativeError, UserError } from "../native/errors.ts";
 import { type Library, openLibrary } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
+import { NativeError, UserError } from "../system/errors.ts";
 
 export default defineCommand({
 	meta: { name: "diagnose", description: "Why a run ended, from what its ranks have left." },

@@ -1,6 +1,6 @@
 /** `mimo evaluate`: how good a trained model is. */
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import { numberFlag, takeRepeated } from "./own-flags.ts";

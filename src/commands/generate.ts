@@ -1,7 +1,7 @@
 /** `mimo generate`: what a trained model says. */
 import type { GenerateJob } from "../inference/run-generate.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import { numberFlag, takeRepeated } from "./own-flags.ts";

@@ -3,12 +3,12 @@ import { accessSync, constants, existsSync, readFileSync, statfsSync, statSync }
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { ABI_VERSION } from "../native/abi.ts";
-import { counted } from "../native/counted.ts";
 import { Device } from "../native/device.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
 import { deviceCount } from "../native/open-device.ts";
-import { programVersion } from "../native/program-version.ts";
+import { counted } from "../system/counted.ts";
+import { programVersion } from "../system/program-version.ts";
 import { inspectAccelerators } from "./accelerators.ts";
 
 export interface Finding {

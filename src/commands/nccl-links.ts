@@ -5,10 +5,10 @@ import { findRun, identityOf } from "../launch/join.ts";
 import type { Place } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
 import { openDevice } from "../native/open-device.ts";
-import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
 import { RunGroup } from "../parallel/run-group.ts";
 import { World } from "../parallel/world.ts";
+import { programVersion } from "../system/program-version.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Finding } from "./machine.ts";
 

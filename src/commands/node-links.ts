@@ -3,8 +3,8 @@
 import type { Destination } from "../launch/bandwidth.ts";
 import { pairsInRounds } from "../launch/bandwidth.ts";
 import type { RankReport, ReportingRank } from "../launch/gather-reports.ts";
-import { counted } from "../native/counted.ts";
 import { median } from "../observe/median.ts";
+import { counted } from "../system/counted.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";
 

@@ -1,6 +1,6 @@
 /** A command's own flags beside the configuration's: repeated ones and numbers. */
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 /** Every value of `--name VALUE` or `--name=VALUE`, and the other arguments. */
 export function takeRepeated(

@@ -1,12 +1,12 @@
 /** `mimo parity`: reference folder in, table out, exit code 1 on a mismatch. */
 import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
 import { print } from "../observe/output.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import type { World } from "../parallel/world.ts";
 import type { ParityReport } from "../parity/comparison.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 export default defineCommand({
 	meta: { name: "parity", description: "Compare training with reference runs." },

@@ -1,7 +1,6 @@
 /** The text that `mimo plan` prints. */
 
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { counted } from "../native/counted.ts";
 import { bytesText } from "../observe/bytes-text.ts";
 import { columns } from "../observe/columns.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
@@ -9,6 +8,7 @@ import type { LayoutFlags, LayoutKind } from "../plan/layout-candidates.ts";
 import type { RankedSplits, Split } from "../plan/layout-search.ts";
 import type { RankMemoryPlan } from "../plan/rank-plan.ts";
 import type { Machine, ModulePlan, RunPlan } from "../plan/run-plan.ts";
+import { counted } from "../system/counted.ts";
 
 /** Splits that the table shows besides the best of each kind. */
 const shown = 12;

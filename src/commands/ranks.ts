@@ -12,15 +12,15 @@ import { launch, type RankDescription } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
-import { counted } from "../native/counted.ts";
-import { debug, debugging } from "../native/debug.ts";
-import { NativeError, UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
 import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
-import { programVersion } from "../native/program-version.ts";
 import type { Run } from "../native/run.ts";
 import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
+import { counted } from "../system/counted.ts";
+import { debug, debugging } from "../system/debug.ts";
+import { NativeError, UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
+import { programVersion } from "../system/program-version.ts";
 import { describeError } from "./command.ts";
 
 export interface RankOptions {

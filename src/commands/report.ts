@@ -2,12 +2,12 @@
 import { writeFileSync } from "node:fs";
 import { basename, extname } from "node:path";
 import { defineCommand } from "citty";
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
-import { systemReason } from "../native/system-errors.ts";
 import { note } from "../observe/messages.ts";
 import { comparisonPage, reportPage } from "../observe/page/page.ts";
 import { type RunLog, readRunLog } from "../observe/run-log/reader.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
+import { systemReason } from "../system/system-errors.ts";
 
 export default defineCommand({
 	meta: {

@@ -2,7 +2,6 @@
 import { encoderMicroBatchSize } from "../config/derive.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { counted } from "../native/counted.ts";
 import { columns } from "../observe/columns.ts";
 import {
 	describeTopology,
@@ -11,6 +10,7 @@ import {
 	type TopologyDescription,
 } from "../parallel/describe-topology.ts";
 import { topologyOf } from "../parallel/topology.ts";
+import { counted } from "../system/counted.ts";
 
 /** Number of groups in a line, and of ranks in a group, that the table shows; JSON has all. */
 const shown = 8;

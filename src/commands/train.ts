@@ -4,11 +4,11 @@ import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Place } from "../launch/place.ts";
-import { counted } from "../native/counted.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
+import { counted } from "../system/counted.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 

@@ -1,12 +1,12 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
 import { hasEncoder } from "../config/derive.ts";
 import { type Key, type TrainingConfiguration, textOf } from "../config/schema.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes, signalled } from "../native/exit-codes.ts";
 import { print } from "../observe/output.ts";
 import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes, signalled } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import type { RankOptions } from "./ranks.ts";

@@ -2,7 +2,7 @@
 import { ABI_VERSION } from "../native/abi.ts";
 import { embeddedLibraries } from "../native/embedded.ts";
 import { type DeviceKind, openLibrary } from "../native/library.ts";
-import { programVersion } from "../native/program-version.ts";
+import { programVersion } from "../system/program-version.ts";
 
 /** Versions of the embedded libraries' parts; a library that does not load on this machine is only named. */
 async function libraries(): Promise<string[]> {

@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
-import { systemReason } from "../native/system-errors.ts";
+import { systemReason } from "../system/system-errors.ts";
 import { nearestHint } from "./names.ts";
 import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";

@@ -1,6 +1,6 @@
 /** Help and documentation of the configuration, made from the schema. */
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import type { Field } from "./field.ts";
 import { nearestHint } from "./names.ts";
 import { fieldOf, type Key, spellings, subjects } from "./schema.ts";

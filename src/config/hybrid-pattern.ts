@@ -3,8 +3,8 @@
  * layers that are one block, `/` before each multi-token prediction depth. Symbols of Megatron that this program does not build
  * yet are refused by name; every error gives the position in the string, counted from 1.
  */
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 /** M Mamba-2, * attention, - dense MLP, E mixture of experts. */
 export type LayerSymbol = "M" | "*" | "-" | "E";

@@ -4,9 +4,9 @@
  * given keys must not contradict them.
  */
 import * as v from "valibot";
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { checks, lengthIsGiven, patternIsLegal } from "./checks/all.ts";
 import type { Check } from "./checks/check.ts";
 import { type Derivation, dataLanes, derivations, weightShards } from "./derive.ts";

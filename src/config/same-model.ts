@@ -3,7 +3,7 @@
  * declares whether it decides that (keys/), by default all keys of a model's groups, so that a new key is compared unless it is
  * exempt.
  */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import type { ModelPart } from "./field.ts";
 import { storedPattern } from "./hybrid-pattern.ts";
 import { mambaKeys } from "./keys/mamba.ts";

@@ -4,8 +4,8 @@
  */
 import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import { loadDatasets } from "./energon/dataset.ts";
 import type { LoaderConfiguration } from "./energon/loader/configuration.ts";
 import { openStorage } from "./energon/storage/open.ts";

@@ -1,10 +1,10 @@
 /** A microbatch in device memory. */
 
 import type { ForwardInput } from "../models/hybrid/stage.ts";
-import { counted } from "../native/counted.ts";
 import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
 import type { Group } from "../parallel/group.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import { Sequences } from "../tensor/sequences.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";

@@ -2,7 +2,7 @@
 import { philoxKey } from "../models/initialise.ts";
 import { Distribution } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
 export interface SamplingOptions {

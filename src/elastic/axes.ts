@@ -1,7 +1,7 @@
 /** The axes along which an elastic model has sizes to choose from (docs/spec/elastic.md §2). */
 import type { LayerSymbol } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 /** In the order in which the router's networks are evaluated. */
 export const axisNames = ["mlp", "mamba", "moe_expert", "head", "skip_layer", "emb"] as const;

@@ -1,8 +1,8 @@
 /** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import {
 	type Axis,
 	type AxisName,

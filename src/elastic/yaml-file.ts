@@ -1,8 +1,8 @@
 /** YAML and JSON files that a command is given. */
 import { readFileSync } from "node:fs";
 import { parse } from "yaml";
-import { UserError } from "../native/errors.ts";
-import { systemReason } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { systemReason } from "../system/system-errors.ts";
 
 /** The file's content. `called`: the file in a sentence about it. Throws a UserError that names it. */
 export function readYaml(path: string, called: string): unknown {

@@ -2,8 +2,8 @@
  * Questions with known answers, a record a line of JSONL: `prompt` or `messages`, with images as for requests, and `answer` (a
  * text, or several as `answers`), or `choices` that include `answer`: its text, its number from 0, or its letter.
  */
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
 
 export type Question = { readonly request: Request } & (

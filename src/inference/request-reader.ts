@@ -6,9 +6,9 @@ import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/token
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
 import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import { endIdsOfFolder } from "./eos-tokens.ts";
 import { conversationOf, fragmentsOf, openImages, type Request } from "./requests.ts";
 

@@ -10,9 +10,9 @@ import { crudeConversation } from "../data/vision-language/crude-conversation.ts
 import { type EncodedImage, inspectImage } from "../data/vision-language/encoded-image.ts";
 import { imagesInTars } from "../data/vision-language/media.ts";
 import { withImages } from "../data/vision-language/prompt.ts";
-import { UserError } from "../native/errors.ts";
 import type { Images } from "../native/images.ts";
-import { systemReason } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { systemReason } from "../system/system-errors.ts";
 
 export interface Request {
 	/** The request's name in messages: "the prompt", "questions.jsonl, line 7". */

@@ -2,13 +2,13 @@
 import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
-import { UserError } from "../native/errors.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
-import { fileError } from "../native/system-errors.ts";
 import { warn } from "../observe/messages.ts";
 import { writeOut } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
+import { UserError } from "../system/errors.ts";
+import { fileError } from "../system/system-errors.ts";
 import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { describePace, type GenerateOptions, generate, type Pace, reportingRank, roomForAnswers } from "./generate.ts";

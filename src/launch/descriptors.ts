@@ -1,6 +1,6 @@
 /** Checks the limit of open files against the connections that rank 0 of several hosts holds in the rendezvous. */
 import { readFileSync } from "node:fs";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
 
 /** Descriptors that a process needs besides: its files and pipes, unproven connections, and a margin. */

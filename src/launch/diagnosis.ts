@@ -1,8 +1,8 @@
 /** A failed run's state as data, and the files of its ranks' recordings. The native library writes the sentences. */
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../native/errors.ts";
 import type { CallRecord, RankState, Run, RunFailure } from "../native/run.ts";
+import { UserError } from "../system/errors.ts";
 
 /** State of every rank at the failure. */
 export interface Snapshot {

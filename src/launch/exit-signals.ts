@@ -3,7 +3,7 @@
  * first; SIGINT comes from a terminal, and a second one ends the run at once.
  */
 
-import { exitCodes } from "../native/exit-codes.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 /** Milliseconds within which two SIGINTs are one key press: terminal and launcher each pass it on. */
 const sameKeyPress = 500;

@@ -2,7 +2,7 @@
  * Each rank sends rank 0 a report and then answers its questions, before any run exists: without native library or shared memory
  * (`mimo doctor` under srun). Rank 0 also compares the ranks' clocks with its own.
  */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
 import { meetingAddress } from "./rendezvous/address.ts";
 import { LineConnection } from "./rendezvous/line-connection.ts";

@@ -2,7 +2,7 @@
  * This process's rank and world size, from the environment: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
  * MASTER_PORT), which our launcher sets too, or those of a Slurm job step.
  */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 import { secretFromEnvironment, secretVariable } from "./secret.ts";
 import { placeFromSlurm } from "./slurm.ts";

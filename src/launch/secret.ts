@@ -5,7 +5,7 @@
  */
 import { createHmac } from "node:crypto";
 import { closeSync, constants, fstatSync, openSync, readFileSync } from "node:fs";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 type Environment = Readonly<Record<string, string | undefined>>;
 

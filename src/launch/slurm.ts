@@ -1,5 +1,5 @@
 /** Rank and world size of a process in a Slurm job step, from the variables that `srun` sets. */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 import { secretFromEnvironment } from "./secret.ts";

@@ -1,7 +1,8 @@
 /** One device: its streams, memory and operations, typed. Every native call of the program passes through here. */
+
+import { debug, debugging } from "../system/debug.ts";
+import { NativeError, UserError } from "../system/errors.ts";
 import { MemoryTag, type MemoryTagName, type OperationName, operations, Status, structs } from "./abi.ts";
-import { debug, debugging } from "./debug.ts";
-import { NativeError, UserError } from "./errors.ts";
 import type { Library, NativeFunction } from "./library.ts";
 import { Allocation, addressOf, type DeviceMemory } from "./memory.ts";
 import { type Layout, layoutOf, readStruct, writeInt64, zeroTerminated } from "./structs.ts";

@@ -1,6 +1,7 @@
 /** SHA-256 of the ranges of a file that is being written, on a thread of the native library (cuda/include/mimo/digests.h). */
+
+import { NativeError, UserError } from "../system/errors.ts";
 import { Status } from "./abi.ts";
-import { NativeError, UserError } from "./errors.ts";
 import type { Library } from "./library.ts";
 
 /** A single thread hashes two ranges at once, faster than files are written. */

@@ -1,6 +1,7 @@
 /** Images in host memory: decoding, resizing as Pillow does it, normalising. No device; any thread may use them. */
+
+import { NativeError, UserError } from "../system/errors.ts";
 import { Status } from "./abi.ts";
-import { NativeError, UserError } from "./errors.ts";
 import type { Library } from "./library.ts";
 
 /** Kinds of image files, as the library numbers them. */

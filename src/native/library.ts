@@ -1,9 +1,9 @@
 /** Finds and opens a native library and checks that it speaks this program's ABI. */
 import { dlopen, type FFIFunction } from "bun:ffi";
 import { existsSync, readlinkSync } from "node:fs";
+import { debug } from "../system/debug.ts";
+import { UserError } from "../system/errors.ts";
 import { ABI_VERSION, functions, operations } from "./abi.ts";
-import { debug } from "./debug.ts";
-import { UserError } from "./errors.ts";
 
 export type DeviceKind = "cpu" | "cuda";
 

@@ -1,10 +1,11 @@
 /** Opens the device a configuration asks for. */
+
+import { counted } from "../system/counted.ts";
+import { debug } from "../system/debug.ts";
+import { UserError } from "../system/errors.ts";
 import type { BackendName } from "./abi.ts";
-import { counted } from "./counted.ts";
-import { debug } from "./debug.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries } from "./embedded.ts";
-import { UserError } from "./errors.ts";
 import { type Library, openLibrary } from "./library.ts";
 
 /** Names the library of a device; "auto": CUDA when its library is there and sees a GPU, else the CPU's. */

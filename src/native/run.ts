@@ -2,6 +2,8 @@
  * The memory that the ranks of one host share (mimo/run.h): which ranks live, what each waits for, and why the run
  * has failed. In a run of several hosts each has its own, and one process of each passes messages on (mimo/hosts.h).
  */
+
+import { exitCodes } from "../system/exit-codes.ts";
 import {
 	Backend,
 	type BackendName,
@@ -16,7 +18,6 @@ import {
 	structs,
 } from "./abi.ts";
 import { check, type Device } from "./device.ts";
-import { exitCodes } from "./exit-codes.ts";
 import type { Library } from "./library.ts";
 import { layoutOf, readStruct, zeroTerminated } from "./structs.ts";
 

@@ -8,8 +8,8 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, truncateSync,
 import { basename, dirname, join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { parse, stringify } from "yaml";
-import { UserError } from "../native/errors.ts";
-import { systemReason } from "../native/system-errors.ts";
+import { UserError } from "../system/errors.ts";
+import { systemReason } from "../system/system-errors.ts";
 import { appendText } from "./append.ts";
 import { replaceFile } from "./replace-file.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";

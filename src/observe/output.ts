@@ -1,7 +1,7 @@
 /** Text for standard output that is written at once and whole, or is an error: `console.log` ignores that a disk is full. */
 import { writeSync } from "node:fs";
-import { exitCodes } from "../native/exit-codes.ts";
-import { fileError } from "../native/system-errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
+import { fileError } from "../system/system-errors.ts";
 
 /** Writes `text` to standard output. Throws a UserError where the system refuses it; ends the process where its reader is gone. */
 export function writeOut(text: string): void {

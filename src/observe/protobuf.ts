@@ -1,5 +1,5 @@
 /** Protocol buffer messages, written and read field by field without their definitions. */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 const encoder = new TextEncoder();
 

@@ -3,8 +3,8 @@
  * refuses the run. Once training goes on, no record ends it, because its steps are worth more: the first failure of each
  * record is a warning, every entry is tried anew, and the end says which records are incomplete.
  */
-import { counted } from "../native/counted.ts";
-import { UserError } from "../native/errors.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import type { Observer } from "./step-report.ts";
 
 interface Gap {

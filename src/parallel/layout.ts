@@ -4,8 +4,8 @@
  * of a pipeline stage again. The encoder has no pp. A language side alone is a language model without an encoder; `1` alone
  * is one process that holds all modules.
  */
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { lanesNest } from "./edge-layout.ts";
 import { layOut, type SideLayout, type Topology } from "./topology.ts";
 

@@ -4,7 +4,7 @@
  */
 import { join } from "node:path";
 import type * as v from "valibot";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 import { configurationHas, readReferenceJson } from "./reference-json.ts";
 
 export type Banded = "loss" | "grad_norm" | "seq_load_balancing_loss";

@@ -2,7 +2,7 @@
  * A bf16 run beside an fp32 reference: rounding moves every value by about 2^-9, so only what training is judged by is
  * compared, the losses.
  */
-import { counted } from "../native/counted.ts";
+import { counted } from "../system/counted.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
 /** Type in which parameters and activations are stored and multiplied; master weights and sums stay fp32. */

@@ -1,9 +1,9 @@
 /** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 
 type Cut = readonly [what: string, length: number];
 

@@ -1,8 +1,8 @@
 /** A run's JSON log against golden values of Megatron's functional tests, or against a TensorBoard event folder. */
 import { readFileSync, statSync } from "node:fs";
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
 import { readScalars } from "../observe/tensorboard/reader.ts";
+import { UserError } from "../system/errors.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
 /** Values by metric and step. */

@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 /** Reads a file and checks it. */
 export function readReferenceJson<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {

@@ -1,5 +1,5 @@
 /** Checks that a record of a reference has exactly the entries of the model. */
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 /** Exactly these keys, or a UserError that names the first that is missing or unknown. */
 export function requireKeys(what: string, found: Readonly<Record<string, unknown>>, wanted: readonly string[]): void {

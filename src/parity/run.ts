@@ -1,8 +1,8 @@
 /** Chooses what to compare: a reference folder trained again, or a log against golden values. */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../native/errors.ts";
 import { openDevice } from "../native/open-device.ts";
+import { UserError } from "../system/errors.ts";
 import type { Precision } from "./bf16.ts";
 import type { ParityReport } from "./comparison.ts";
 import { languageParity } from "./language/parity.ts";

@@ -2,7 +2,7 @@
 import { join } from "node:path";
 import { openSafetensors } from "../checkpoint/safetensors.ts";
 import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 export interface BatchSizes {
 	readonly batch: number;

@@ -4,8 +4,8 @@
  */
 import { Activation, Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
 import type { OperationValues } from "../native/counting-library.ts";
-import { UserError } from "../native/errors.ts";
-import { exitCodes } from "../native/exit-codes.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { amountOf, isProduct, ratedName, workOf } from "./operation-work.ts";
 import type { Rates } from "./rates.ts";
 

@@ -3,7 +3,7 @@
  * so a rank is slower among others than alone. All start each step together and wait for the slowest, as collectives make them do.
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { openWorker } from "../native/worker.ts";
+import { openWorker } from "../system/worker.ts";
 
 /** The message that starts a thread (concurrent-rank-worker.ts). */
 export interface ConcurrentRankJob {

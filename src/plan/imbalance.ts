@@ -1,6 +1,7 @@
 /** Measures the routing imbalance of an earlier run from its log. */
-import { UserError } from "../native/errors.ts";
+
 import { linesOf } from "../observe/lines.ts";
+import { UserError } from "../system/errors.ts";
 
 /**
  * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over

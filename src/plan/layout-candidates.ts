@@ -7,7 +7,7 @@ import { type Block, parsePattern } from "../config/hybrid-pattern.ts";
 import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { countFlopsPerToken } from "../models/hybrid/counts.ts";
-import { UserError } from "../native/errors.ts";
+import { UserError } from "../system/errors.ts";
 
 /** Keys of a layout, as `mimo train` takes them. */
 export type LayoutFlags = Readonly<Partial<Record<Key, number | string>>>;

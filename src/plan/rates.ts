@@ -3,7 +3,7 @@
  * operations a second, everything else in bytes a second.
  */
 import * as v from "valibot";
-import { counted } from "../native/counted.ts";
+import { counted } from "../system/counted.ts";
 import { isProduct } from "./operation-work.ts";
 import type { OperationTally } from "./rank-plan.ts";
 import type { Transfer } from "./simulated-group.ts";

@@ -2,9 +2,9 @@
 import { sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceInfo } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/topology.ts";
+import { UserError } from "../system/errors.ts";
 import { planRank } from "./rank-plan.ts";
 import { actorRanks } from "./run-plan.ts";
 

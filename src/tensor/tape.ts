@@ -5,8 +5,8 @@
  * keeps a list of tasks; drain() runs them, in the order in which backward met them.
  */
 
-import { debug, debugging } from "../native/debug.ts";
 import type { Device } from "../native/device.ts";
+import { debug, debugging } from "../system/debug.ts";
 import { GradientSlot } from "./gradient.ts";
 import type { Parameter } from "./parameter.ts";
 import type { FloatDtype, Tensor } from "./tensor.ts";

@@ -8,11 +8,11 @@ import { join } from "node:path";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { placeFromEnvironment } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
-import { UserError } from "../native/errors.ts";
-import { defaultCacheFolder, openOwnFolder, readOwnFile, replaceOwnFile } from "../native/private-folder.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { Group } from "../parallel/group.ts";
 import type { World } from "../parallel/world.ts";
+import { UserError } from "../system/errors.ts";
+import { defaultCacheFolder, openOwnFolder, readOwnFile, replaceOwnFile } from "../system/private-folder.ts";
 
 /** First field of a file's first line; the environment follows. */
 const FORMAT = "mimo algorithms 1";

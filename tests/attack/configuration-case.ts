@@ -2,7 +2,7 @@
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { exitCodes } from "../../src/native/exit-codes.ts";
+import { exitCodes } from "../../src/system/exit-codes.ts";
 import { executable } from "../commands/mimo.ts";
 import { argumentsOf, type Flags } from "./configuration-draw.ts";
 

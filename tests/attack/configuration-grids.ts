@@ -1,6 +1,6 @@
 /** Grids for a drawn model: those that a configuration is checked to take. */
 import { resolveConfiguration } from "../../src/config/resolve.ts";
-import { UserError } from "../../src/native/errors.ts";
+import { UserError } from "../../src/system/errors.ts";
 import { argumentsOf, type Draw, type Flags } from "./configuration-draw.ts";
 
 export interface Grids {

@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { bytesOf } from "../../src/checkpoint/dtype.ts";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { UserError } from "../../src/native/errors.ts";
+import { UserError } from "../../src/system/errors.ts";
 import { randomValues } from "../support.ts";
 
 let folder: string;

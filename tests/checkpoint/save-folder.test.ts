@@ -14,7 +14,7 @@ import {
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { roomProblem, tryFile, tryFolder } from "../../src/checkpoint/save-folder.ts";
-import { UserError } from "../../src/native/errors.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-save-folder-"));
 afterAll(() => rmSync(folder, { recursive: true }));

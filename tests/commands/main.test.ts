@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { describeError } from "../../src/commands/command.ts";
 import { Status } from "../../src/native/abi.ts";
-import { NativeError, UserError } from "../../src/native/errors.ts";
+import { NativeError, UserError } from "../../src/system/errors.ts";
 import { executable, mimo } from "./mimo.ts";
 
 test("help lists the commands, with and without a flag", () => {

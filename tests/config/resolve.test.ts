@@ -5,8 +5,8 @@ import { join } from "node:path";
 import { dataLanes, paddedVocabularySize } from "../../src/config/derive.ts";
 import { configurationJson, configurationTable } from "../../src/config/print.ts";
 import { configurationOf, resolveConfiguration } from "../../src/config/resolve.ts";
-import { UserError } from "../../src/native/errors.ts";
 import { schedulesOf } from "../../src/optim/schedules.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-config-"));
 afterAll(() => rmSync(folder, { recursive: true }));

@@ -4,9 +4,9 @@
  * tests/fuzz/parsers.
  */
 import { beforeAll, expect, test } from "bun:test";
-import { UserError } from "../../src/native/errors.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { UserError } from "../../src/system/errors.ts";
 import { damage, generator, type Random } from "../damage.ts";
 import { png } from "./fixtures.ts";
 import { smallImages } from "./small-images.ts";

@@ -1,8 +1,8 @@
 /** Image files of a kind as inputs: small ones from Pillow's reference. */
 import { join } from "node:path";
-import { UserError } from "../../src/native/errors.ts";
 import { type ImageFormat, Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { UserError } from "../../src/system/errors.ts";
 import type { FuzzParser } from "./parser.ts";
 
 interface PillowFile {

@@ -1,6 +1,6 @@
 /** Files of a data set in memory. */
 import type { RandomAccessFile, Storage } from "../../src/data/energon/storage/storage.ts";
-import { UserError } from "../../src/native/errors.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 export class MemoryStorage implements Storage {
 	readonly files = new Map<string, Uint8Array>();

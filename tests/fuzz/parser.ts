@@ -2,7 +2,7 @@
  * The interface of a fuzzed parser. A file in tests/fuzz/parsers/ registers one: its name is the parser's, its default
  * export a FuzzParser.
  */
-import { UserError } from "../../src/native/errors.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 export interface FuzzTarget extends Partial<Disposable> {
 	/** Small valid inputs; each must be accepted unchanged. Mutations begin with these. */

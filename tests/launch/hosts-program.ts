@@ -9,7 +9,7 @@ import { endRank } from "../../src/commands/ranks.ts";
 import { findRun, identityOf } from "../../src/launch/join.ts";
 import { placeFromEnvironment } from "../../src/launch/place.ts";
 import { Status } from "../../src/native/abi.ts";
-import { NativeError, UserError } from "../../src/native/errors.ts";
+import { NativeError, UserError } from "../../src/system/errors.ts";
 import { testLibrary } from "../support.ts";
 
 const [scenario, rankText] = process.argv.slice(2);

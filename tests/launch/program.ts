@@ -10,9 +10,9 @@
  */
 import { onEveryRank } from "../../src/commands/ranks.ts";
 import { ExitSignals } from "../../src/launch/exit-signals.ts";
-import { UserError } from "../../src/native/errors.ts";
-import { exitCodes } from "../../src/native/exit-codes.ts";
 import type { World } from "../../src/parallel/world.ts";
+import { UserError } from "../../src/system/errors.ts";
+import { exitCodes } from "../../src/system/exit-codes.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 
 const [ranksText, scenario = "finish", rankText = "-1", phase = ""] = process.argv.slice(2);

@@ -1,9 +1,9 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { Dtype, MemoryTag, Status } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
-import { NativeError } from "../../src/native/errors.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import type { Allocation } from "../../src/native/memory.ts";
+import { NativeError } from "../../src/system/errors.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 
 let device: Device;

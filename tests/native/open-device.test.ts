@@ -1,7 +1,7 @@
 /** The GPU that a rank takes, and the error where ranks outnumber GPUs: arithmetic, for which no GPU is needed. */
 import { expect, test } from "bun:test";
-import { UserError } from "../../src/native/errors.ts";
 import { gpuOf, requireGpus } from "../../src/native/open-device.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 const ranks = Array.from({ length: 4 }, (_, localRank) => ({ localRank, localSize: 4 }));
 

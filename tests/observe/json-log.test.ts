@@ -2,8 +2,8 @@ import { afterAll, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { UserError } from "../../src/native/errors.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";
+import { UserError } from "../../src/system/errors.ts";
 import { step } from "./step.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-json-log-"));

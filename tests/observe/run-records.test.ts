@@ -3,13 +3,13 @@ import { afterAll, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { UserError } from "../../src/native/errors.ts";
 import { MlflowRun } from "../../src/observe/mlflow.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";
 import { RunRecords } from "../../src/observe/run-records.ts";
 import type { Observer } from "../../src/observe/step-report.ts";
 import { TensorBoard } from "../../src/observe/tensorboard/writer.ts";
 import { removeTrace } from "../../src/observe/trace/tracer.ts";
+import { UserError } from "../../src/system/errors.ts";
 import { step } from "./step.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-records-"));

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
-import { UserError } from "../../src/native/errors.ts";
 import { parseLayout, parseLayouts, topologyOfLayout } from "../../src/parallel/layout.ts";
+import { UserError } from "../../src/system/errors.ts";
 
 const one = { tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1 };
 

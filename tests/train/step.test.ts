@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { type Microbatch, withoutImages } from "../../src/data/microbatch.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
-import { NativeError } from "../../src/native/errors.ts";
+import { NativeError } from "../../src/system/errors.ts";
 import { describeNonFinite } from "../../src/train/report/non-finite.ts";
 import type { StepObserver } from "../../src/train/step.ts";
 import { relativeRms, testDevice } from "../support.ts";

@@ -1,6 +1,6 @@
 /** Low-rank adapters in conversions: merged into their weights, kept in native checkpoints, or written for PEFT. */
 import { isAdapterName } from "../../models/hybrid/lora.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import { type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";
 import { MergedStore } from "../lora/merged-store.ts";

@@ -5,8 +5,8 @@
  */
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
 import { openLibrary } from "../../native/library.ts";
+import { UserError } from "../../system/errors.ts";
 import { ConvertedStore } from "../cast-floats.ts";
 import { type DtypeTag, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";

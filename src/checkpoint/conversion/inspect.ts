@@ -1,7 +1,7 @@
 /** Lists the content of a checkpoint of any format, under the names it stores. */
 import { basename } from "node:path";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { openSafetensors } from "../safetensors.ts";

@@ -9,7 +9,7 @@ import {
 	PatternError,
 	parsePattern,
 } from "../../config/hybrid-pattern.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";
 

@@ -2,7 +2,7 @@
  * Other layouts of logical tensors (docs/spec/checkpoint.md §5): layers numbered by bracket group, experts of a layer
  * in one tensor, gated rows interleaved. A layout applies to a parameter and to its optimizer state alike.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { canonicalLayout, type NativeLayout } from "../native/manifest.ts";

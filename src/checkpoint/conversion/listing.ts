@@ -1,5 +1,5 @@
 /** Lists the steps of a conversion, tensor by tensor, and their results. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { bytesOfType, readPieces, type TensorStore, typeOf } from "../store.ts";
 
 export interface PlanLine {

@@ -1,7 +1,7 @@
 /** Numbering of layers in the keys of a torch_dist checkpoint: detected when it is read, chosen when it is written. */
 import { storedPattern } from "../../config/hybrid-pattern.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
 import { type JsonObject, patternOfArguments } from "../torch-dist/common.ts";

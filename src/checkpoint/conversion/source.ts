@@ -4,7 +4,7 @@
  */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { Manifest, NativeObject } from "../native/manifest.ts";
 import type { TensorStore } from "../store.ts";

@@ -1,7 +1,7 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
 import { hasGatedActivation } from "../../config/derive.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { MappedStore, planTensors } from "../mapping.ts";

@@ -1,5 +1,5 @@
 /** Rows of embedding and output layer beside the vocabulary's (docs/spec/checkpoint.md §5.4). */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { MappedStore, type MappedTensor } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";

@@ -6,8 +6,8 @@
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes } from "../../config/per-layer.ts";
 import { modelDifferences } from "../../config/same-model.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { blockConfigs, ownSizesIn } from "./block-configs.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 

@@ -4,7 +4,7 @@
  */
 import { existsSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join, relative, resolve } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
 import { configLimits, indexLimits, readJsonText } from "../json.ts";

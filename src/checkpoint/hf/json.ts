@@ -2,7 +2,7 @@
  * JSON as Python writes it: Infinity, -Infinity and NaN stand bare (older transformers) or as {"__float__": "Infinity"}
  * (newer). Both are read as numbers and written in the newer form.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 const specials: Readonly<Record<string, number>> = {
 	Infinity: Number.POSITIVE_INFINITY,

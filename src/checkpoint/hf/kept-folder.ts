@@ -3,7 +3,7 @@
  * names, tokenizer and preprocessor, and the tensors that the model has no place for. A native checkpoint carries it as
  * objects and in its `source`.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { encodeFloats } from "../cast-floats.ts";
 import type { ByteSource } from "../files.ts";
 import type { NativeObject } from "../native/manifest.ts";

@@ -3,7 +3,7 @@
  * branch(x). The branch ends in a projection, so λ belongs to the rows of its weight and to its bias. They are multiplied
  * in float64 and rounded once to the dtype that is stored; where λ is 1 the values stay as they are.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { dtypes, elementCount, isFloatDtype } from "../dtype.ts";
 import { bytesOfType, readTensor, type TensorStore, type TensorType, typeOf } from "../store.ts";

@@ -2,7 +2,7 @@
  * NemotronH weights in a Hugging Face folder under Megatron's logical names (docs/spec/checkpoint.md §4, docs/spec/language-model.md §10). Strict:
  * every missing, unexpected and mis-shaped tensor is named.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { TensorStore } from "../store.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
 import type { Spelling } from "./language-names.ts";

@@ -2,7 +2,7 @@
  * The parts of a model that a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
  * of a vision-language model. Every tensor has a place, is left out by name (unused-tensors.ts), or is an error.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
 import { selectTensors, type TensorStore } from "../store.ts";

@@ -2,7 +2,7 @@
  * The Hugging Face folders that a training starts from (--load-hf, --load-vision, --load-projector) as one model: whose
  * tensors are whose, what they say of it, and the folder that it would be.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { type Companions, preprocessorOf } from "./companions.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";

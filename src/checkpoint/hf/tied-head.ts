@@ -1,5 +1,5 @@
 /** The output layer of a model whose embedding is its output layer. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
 import type { Spelling } from "./language-names.ts";
 

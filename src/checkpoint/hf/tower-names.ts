@@ -2,7 +2,7 @@
  * Names and shapes of a RADIO tower's tensors: Megatron's logical ones and those of Hugging Face folders (docs/spec/vision.md §1.2,
  * §1.3, §1.9; docs/spec/checkpoint.md §4.4). A pure plan; nothing is read.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../mapping.ts";
 
 export const towerPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";

@@ -3,9 +3,10 @@
  * to agree. config.json alone tells the number of heads and the activation. Read from transformers' RadioConfig and from the
  * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
  */
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+
 import { clipStatistics } from "../../native/images.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { affineName, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "./projector-names.ts";
 import { blockPrefix, outsideNames, type TowerSizes, type TowerSpelling, towerPrefix } from "./tower-names.ts";
 

@@ -5,8 +5,8 @@
  */
 
 import { lackingOfPublished } from "../../config/published-model.ts";
-import { UserError } from "../../native/errors.ts";
 import { clipStatistics } from "../../native/images.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { joinStores, type TensorStore } from "../store.ts";

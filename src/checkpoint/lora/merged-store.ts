@@ -3,7 +3,7 @@
  * the type in which W is stored.
  */
 import { adapterName, isAdapterName } from "../../models/hybrid/lora.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { dtypes, elementCount } from "../dtype.ts";
 import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";

@@ -2,7 +2,7 @@
 import { join } from "node:path";
 import * as v from "valibot";
 import { adaptedWeight } from "../../models/hybrid/lora.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";

@@ -5,7 +5,7 @@
  * an A of each module; its folders are read as adapters in which these A stand one above the other.
  */
 import { adapterName } from "../../models/hybrid/lora.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { languageCorrespondence, type Spelling, spellings } from "../hf/language-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";

@@ -2,7 +2,7 @@
  * index.json of a native checkpoint (docs/spec/checkpoint.md §8.3): the tensors, the place of every chunk, and its
  * checksum. It is the commit record: it is written last, so a folder without it is not a checkpoint.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import { type DtypeTag, elementCount, isDtypeTag, tensorBytes } from "../dtype.ts";
 import type { TensorType } from "../store.ts";

@@ -4,7 +4,7 @@
  */
 import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { CheckedChunks, type ChunkBytes, type ChunkSum } from "../checked-chunks.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";

@@ -1,9 +1,9 @@
 /** The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder. */
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
-import { fileError } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { bytesOfType } from "../store.ts";
 import { indexName } from "./manifest.ts";
 import { applyRetention } from "./retention.ts";

@@ -2,7 +2,7 @@
  * Writes checkpoints on another thread while training goes on. The thread is looked at, not listened to: a training loop
  * that never returns to the event loop still learns how far it is.
  */
-import { openWorker } from "../../native/worker.ts";
+import { openWorker } from "../../system/worker.ts";
 import type { Box } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { Retention } from "./retention.ts";

@@ -9,9 +9,9 @@
 import { closeSync, openSync, readdirSync, readFileSync, rmSync, writeSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
-import { fileError } from "../../native/system-errors.ts";
-import { openWorker } from "../../native/worker.ts";
+import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
+import { openWorker } from "../../system/worker.ts";
 import { describeProcess, lives, ownProcess, processSchema } from "./process-identity.ts";
 
 const holderSchema = v.object({

@@ -6,9 +6,9 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
 import { FileDigests } from "../../native/digests.ts";
-import { UserError } from "../../native/errors.ts";
 import type { Library } from "../../native/library.ts";
-import { fileError } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import type { DtypeTag } from "../dtype.ts";
 import { type Durability, OutputFile, syncFolder, writeFileAtomically } from "../files.ts";

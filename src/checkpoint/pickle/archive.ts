@@ -2,7 +2,7 @@
  * Objects of torch.save: the pickle of an archive, and its tensors' values. Use openTorchFile for a .pt file, or a
  * TorchArchive for one item of a .distcp file.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { dtypes, elementCount, type TensorArray, viewAs } from "../dtype.ts";
 import { InputFile } from "../files.ts";
 import { StorageType, stateGlobals } from "./allowed.ts";

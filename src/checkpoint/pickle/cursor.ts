@@ -1,5 +1,5 @@
 /** The bytes of a pickle, read from front to back; every length is checked before anything is made of it. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Bytes of the longest integer; checkpoints hold no larger ones. */
 const LONGEST_INTEGER = 1024;

@@ -4,7 +4,7 @@
  * (docs/spec/checkpoint.md §1.4, §2).
  */
 import { crc32 } from "node:zlib";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { ByteSource } from "../files.ts";
 
 const END_BYTES = 22;

@@ -3,7 +3,7 @@
  * as plain data, and back. Classes of Python are dropped on the way back, so that unknown objects are never written.
  */
 import { perLayerSizes } from "../../config/per-layer.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { dtypes, isDtypeTag } from "../dtype.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { Json } from "../native/manifest.ts";

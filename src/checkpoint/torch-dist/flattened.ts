@@ -3,7 +3,7 @@
  * cells of a regular grid over the tensor, the last one runs over a cell's elements in order. Read as the tensors they
  * are parts of.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Copy, MappedStore, type MappedTensor } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";

@@ -5,8 +5,8 @@
 import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
-import { UserError } from "../../native/errors.ts";
-import { fileError } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { CheckedChunks } from "../checked-chunks.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes, elementCount } from "../dtype.ts";

@@ -3,7 +3,7 @@
  * parts, experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have none
  * of that.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 

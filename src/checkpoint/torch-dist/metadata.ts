@@ -2,7 +2,7 @@
  * The .metadata of a distributed checkpoint (docs/spec/checkpoint.md §1.2): which tensor chunks and byte items exist
  * and where. Storage is looked up by name and offsets, never by the index hint.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
 import { elementCount, tensorBytes } from "../dtype.ts";
 import { requirePlainName } from "../folders.ts";

@@ -4,7 +4,7 @@
  * registration (reversed), starts rounded up to 64 elements, and the shards of tensor and expert parallelism. It is
  * believed only if every size fits and the buffers' own copy of the parameters equals the model's weights.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";

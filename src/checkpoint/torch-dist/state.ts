@@ -4,7 +4,7 @@
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Json } from "../native/manifest.ts";
 import { openTorchFile } from "../pickle/archive.ts";
 import { isJsonObject, type JsonObject, jsonOf } from "./common.ts";

@@ -4,9 +4,9 @@
  */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
+import { UserError } from "../../system/errors.ts";
 import { indexName, latestName } from "../native/manifest.ts";
 import { listIterations, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";

@@ -1,7 +1,7 @@
 /** Finds the checkpoints of a folder that belong to a run that saves there: those that it goes on from. */
 import { existsSync, realpathSync, statSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { indexName } from "../native/manifest.ts";
 import { latestIteration, listIterations, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";

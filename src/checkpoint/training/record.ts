@@ -3,7 +3,7 @@
  * `common`; the configuration is the manifest's `model`.
  */
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Json, Manifest } from "../native/manifest.ts";
 import { fromMegatron } from "./megatron-record.ts";
 

@@ -2,7 +2,7 @@
  * Fills this rank's part of a training from a checkpoint, whatever layout wrote it. Weights alone, or with the optimizer's
  * state; fp32 masters always come from the most exact source there is (docs/spec/checkpoint.md §6.6).
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { roundToBf16, type Tensor } from "../../tensor/tensor.ts";
 import { readRegion } from "../region.ts";
 import { type TensorStore, typeOf } from "../store.ts";

@@ -4,9 +4,9 @@
  */
 import { mkdirSync } from "node:fs";
 import { basename, join } from "node:path";
-import { UserError } from "../../native/errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Retention } from "../native/retention.ts";
 import { SaveThread } from "../native/save-thread.ts";
 import { type CheckpointDescription, iterationName, NativeSave } from "../native/writer.ts";

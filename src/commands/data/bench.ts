@@ -1,8 +1,8 @@
 /** `mimo data bench`: samples a second, raw or decoded. */
 import { defineCommand } from "citty";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {

@@ -2,10 +2,10 @@
 import { defineCommand } from "citty";
 import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {

@@ -1,8 +1,8 @@
 /** `mimo data info` describes a data set. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
-import { counted } from "../../native/counted.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {

@@ -1,10 +1,10 @@
 /** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
 import { defineCommand } from "citty";
 import type { Sample } from "../../data/energon/sample.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] [FLAGS]

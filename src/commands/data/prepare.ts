@@ -3,9 +3,9 @@ import { existsSync, statSync } from "node:fs";
 import { defineCommand } from "citty";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
-import { counted } from "../../native/counted.ts";
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {

@@ -1,9 +1,9 @@
 /** `mimo data preview`: samples as a training configuration would train on them. */
 import { defineCommand } from "citty";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { configurationOfArguments } from "../configuration.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH

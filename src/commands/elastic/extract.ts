@@ -10,12 +10,12 @@ import type { Submodel } from "../../elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { parametersOf } from "../../models/hybrid/counts.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
-import { programVersion } from "../../native/program-version.ts";
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
+import { programVersion } from "../../system/program-version.ts";
 import { type Arguments, bytesOf, choice, dtypeOf, text } from "../arguments.ts";
 import { ByteProgress } from "../byte-progress.ts";
 

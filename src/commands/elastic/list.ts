@@ -11,11 +11,11 @@ import { routerOf, sizesOfBudget } from "../../elastic/submodel/family.ts";
 import { recordOf } from "../../elastic/submodel/family-records.ts";
 import type { Submodel } from "../../elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { columns } from "../../observe/columns.ts";
 import { print } from "../../observe/output.ts";
 import { readRunLog } from "../../observe/run-log/reader.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { type Arguments, list as listOf, text } from "../arguments.ts";
 
 const args = {

@@ -1,8 +1,9 @@
 /** `mimo elastic rank`: how important the units of a model are, measured on data. */
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
+
 import { print } from "../../observe/output.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { configurationOfArguments } from "../configuration.ts";
 import { configuredCommand } from "../configured-command.ts";
 import { numberFlag, takeRepeated } from "../own-flags.ts";

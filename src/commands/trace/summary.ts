@@ -1,6 +1,5 @@
 /** `mimo trace summary`: where the traced steps went. */
 import { defineCommand } from "citty";
-import { counted } from "../../native/counted.ts";
 import { bytesText } from "../../observe/bytes-text.ts";
 import { columns } from "../../observe/columns.ts";
 import { print } from "../../observe/output.ts";
@@ -11,6 +10,7 @@ import {
 	summariseTrace,
 	type Total,
 } from "../../observe/trace/summary.ts";
+import { counted } from "../../system/counted.ts";
 
 /** Lines of a table. */
 const shown = 10;

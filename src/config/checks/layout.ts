@@ -3,7 +3,7 @@
  * lanes.
  */
 
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
 import { pipelineObjection } from "../pipeline.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";

@@ -2,7 +2,7 @@
  * Opens a dataset, JSONL file or metadataset for training or validation: from a path to the list of leaf datasets that
  * a task encoder builds its pipelines from.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { SampleError } from "./errors.ts";
 import { contentsOfJsonl, contentsOfShards } from "./format/contents.ts";
 import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";

@@ -3,8 +3,8 @@
  * skip drops the sample silently; a broken program ends the run; any other error goes to the handler, drops the sample
  * and counts; too many failures in a row end the run.
  */
-import { counted } from "../../native/counted.ts";
-import { printable, UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { printable, UserError } from "../../system/errors.ts";
 import type { SourceInfo } from "./sample.ts";
 
 /** Thrown by a task encoder to leave a sample out. */

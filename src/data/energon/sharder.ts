@@ -2,7 +2,7 @@
  * Finds the samples that a worker owns, cut into slices (docs/spec/energon.md §3.1). Slices are offsets into the split
  * part's sample index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Part of a dataset: absolute bounds first, then fractions of the samples between them. */
 export interface Subset {

@@ -2,7 +2,7 @@
  * A task's functions on samples, and the pipeline that follows from them (docs/spec/energon.md §3.4, §5.1): cookers,
  * encoding, packing, grouping, batching. Steps that a task leaves out get no node.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { DecodeOptions } from "./format/decode.ts";
 import { type FunctionHook, type Hook, hook } from "./hook.ts";
 import type { Keyed, RawRecord, Sample, Subflavors } from "./sample.ts";

@@ -1,7 +1,7 @@
 /** Says why a path is not a data set that can be read, and what to do about it. */
 import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { importLine } from "../import/import-line.ts";
 import { isUrl } from "./storage/storage.ts";
 

@@ -1,5 +1,5 @@
 /** The outputs of one logical worker, pass after pass, with its state. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { SystemRandomState } from "./random/system-random.ts";
 import type { Keyed, RestoreKey } from "./sample.ts";
 import type { Worker } from "./worker.ts";

@@ -1,5 +1,5 @@
 /** Which fields of a row hold its images and its text: by flags, else by the names that data sets commonly use. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Fields named by flags; null: looked for by name. */
 export interface Columns {

@@ -1,7 +1,7 @@
 /** The bytes of an image, checked by its header. Files and URLs are read up to a bound. */
 import { readWholeFile } from "../../checkpoint/files.ts";
-import { UserError } from "../../native/errors.ts";
 import type { ImageFormat, Images } from "../../native/images.ts";
+import { UserError } from "../../system/errors.ts";
 import { RemoteError, type RequestOptions, readRemote, statRemote } from "../energon/storage/http.ts";
 import type { ImageReference } from "./image-reference.ts";
 import { SkippedRow } from "./row.ts";

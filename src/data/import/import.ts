@@ -2,9 +2,9 @@
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
 import type { Images } from "../../native/images.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
 import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";

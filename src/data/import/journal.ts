@@ -7,7 +7,7 @@ import { join } from "node:path";
 import * as v from "valibot";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { isLock } from "../../checkpoint/native/writer-lock.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { parts } from "./row.ts";
 
 export const JOURNAL = "import.json";

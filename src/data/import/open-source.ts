@@ -1,7 +1,7 @@
 /** Finds what a path holds and opens it as rows. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
 import { isUrl } from "../energon/storage/storage.ts";
 import { type Columns, checkColumns } from "./columns.ts";

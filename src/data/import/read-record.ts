@@ -3,7 +3,7 @@
  * ShareGPT), `messages` (OpenAI, Hugging Face), pairs of `user` and `assistant` (The Cauldron), question and answer,
  * documents of OBELICS and MMC4, captions, plain text.
  */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { interleavedRecord } from "../vision-language/interleaved-record.ts";
 import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
 import { type ImageReference, imageReferences } from "./image-reference.ts";

@@ -11,8 +11,8 @@ import {
 	rmSync,
 	writeSync,
 } from "node:fs";
-import { UserError } from "../../native/errors.ts";
-import { fileError } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { indexShard } from "../energon/prepare/shard-index.ts";
 import { PythonRandom } from "../energon/random/python-random.ts";
 import { LocalFile } from "../energon/storage/local.ts";

@@ -1,5 +1,5 @@
 /** Skipped rows: counts by reason with their first examples. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 export interface SkippedReason {
 	/** The sentence without what differs from row to row. */

@@ -2,7 +2,7 @@
  * A running hash of a lane's samples. Encoder and language ranks read the same lanes independently, and compare the hashes each
  * step.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 export class Trail {
 	#hash = 0n;

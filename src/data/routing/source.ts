@@ -4,7 +4,7 @@
  * as the loader of that data rank: a language rank its own, an encoder rank those it serves. All ranks that read a lane
  * read the same samples, because the order depends on the lane alone.
  */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { LoaderConfiguration } from "../energon/loader/configuration.ts";
 import { DataLoader, defaultLoaderOptions, type LoaderOptions } from "../energon/loader/loader.ts";
 import type { SkippedSample } from "../energon/loader/messages.ts";

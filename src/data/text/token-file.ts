@@ -1,6 +1,6 @@
 /** Ready-made token rows: the tensor `tokens` of a safetensors file. */
 import { openSafetensors } from "../../checkpoint/safetensors.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /**
  * Rows of S + 1 token ids: i32 or i64 [..., S + 1], all leading dimensions taken as samples in order. Throws a UserError

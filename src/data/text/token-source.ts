@@ -2,9 +2,9 @@
 import { isUtf8 } from "node:buffer";
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { importLine } from "../import/import-line.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 

@@ -1,6 +1,6 @@
 /** Reads and checks the parts of a tokenizer.json that this program uses, and that the tokenizer library trusts. */
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Ids are places in a table. */
 const id = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(2 ** 24));

@@ -2,8 +2,8 @@
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { markSpecialTokens } from "./special-tokens.ts";
 import { parseTokenizerFile, type TokenizerFile } from "./tokenizer-file.ts";
 

@@ -4,7 +4,7 @@
  * (routing/damaged-samples.ts).
  */
 import type { PatchGrid } from "../../models/radio/config.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { ImageSet } from "../images.ts";
 import type { Share } from "../routing/image-share.ts";
 import { type EncodedSample, joined, type Pack, sampleName } from "./batch.ts";

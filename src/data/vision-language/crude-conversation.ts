@@ -2,7 +2,7 @@
  * Conversations out of crude samples: `conversations` ([{from, value}]) or `messages` ([{role, content}]) of a JSON
  * part with the image parts at its `<image>` tags, a document of OBELICS or MMC4, else a `text` field or a text part.
  */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { SampleError } from "../energon/errors.ts";
 import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";

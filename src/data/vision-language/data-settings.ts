@@ -4,7 +4,7 @@
  */
 import * as v from "valibot";
 import { energonKeys } from "../../config/keys/energon.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Subflavors } from "../energon/sample.ts";
 import { type ChatTemplateText, readChatTemplate } from "../text/chat/template-file.ts";
 import type { ImageSizing } from "./image-plan.ts";

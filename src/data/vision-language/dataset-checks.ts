@@ -1,5 +1,5 @@
 /** Refusal of settings and media of data sets that training would ignore. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
 import { taskOfDataset } from "./data-settings.ts";
 import { mediaOfRecord } from "./media.ts";

@@ -2,7 +2,7 @@
  * Pieces of text and images → token ids, labels and loss mask (docs/spec/vision.md §4.1, §4.5, §5.5). An image has one
  * image token for every row the encoder gives; a sequence that is too long is cut, never within an image.
  */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
 import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";

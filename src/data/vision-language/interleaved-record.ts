@@ -2,7 +2,7 @@
  * Documents of text and images in the forms of OBELICS (`texts` and `images`; each place has either) and MMC4
  * (`text_list` and `image_info`, each image with the sentence that it belongs to).
  */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 
 export interface InterleavedRecord {
 	/** Text, and images by their number among `names`. */

@@ -1,5 +1,5 @@
 /** The samples of a preview as one page without scripts or outside files. */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import type { EncodedSample } from "./batch.ts";
 import { headline, imageLines, type Span, spansOf } from "./preview.ts";

@@ -1,6 +1,7 @@
 /** Samples as they will be trained on, for people to look at: on a terminal or as a page. */
-import { counted } from "../../native/counted.ts";
+
 import type { Images } from "../../native/images.ts";
+import { counted } from "../../system/counted.ts";
 import { type LoadOptions, loadDatasets } from "../energon/dataset.ts";
 import type { ErrorHandler } from "../energon/errors.ts";
 import type { Storage } from "../energon/storage/storage.ts";

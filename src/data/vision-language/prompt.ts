@@ -2,8 +2,8 @@
  * Prompts of a model: a conversation up to where the assistant speaks, or a text, as token ids and images. The
  * pieces of a conversation come from the template that training renders; only promptPieces knows how.
  */
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { Conversation, Fragment } from "./conversation.ts";

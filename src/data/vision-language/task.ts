@@ -1,6 +1,7 @@
 /** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
-import { UserError } from "../../native/errors.ts";
+
 import type { ChannelStatistics, Images } from "../../native/images.ts";
+import { UserError } from "../../system/errors.ts";
 import { FatalSampleError } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";

@@ -1,5 +1,5 @@
 /** Finds samples that do not fit the sequence length whole. */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";

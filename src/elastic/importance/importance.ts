@@ -7,9 +7,9 @@ import * as v from "valibot";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
 
 const scores = v.array(v.pipe(v.number(), v.finite(), v.minValue(0)));

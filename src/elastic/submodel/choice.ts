@@ -4,8 +4,8 @@
  */
 import { nearestHint } from "../../config/names.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { readYaml } from "../yaml-file.ts";
 import { parentSubmodel, type Submodel } from "./submodel.ts";
 

@@ -10,7 +10,7 @@ import type { TensorStore } from "../../checkpoint/store.ts";
 import { hasGatedActivation } from "../../config/derive.ts";
 import { parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Places of kept units among the stored ones, in their new order; null: all in order. */
 export type Places = Uint32Array | null;

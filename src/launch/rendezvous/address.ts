@@ -1,7 +1,7 @@
 /** Resolves the address of the rendezvous. */
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Place } from "../place.ts";
 import { secretFileVariable, secretVariable } from "../secret.ts";
 import { isLoopback } from "./socket-owner.ts";

@@ -1,6 +1,6 @@
 /** The client of the rendezvous (server.ts): a rank joins at the server, or through the first rank of its machine. */
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Place } from "../place.ts";
 import { type Identity, introductionOf } from "./identity.ts";
 import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";

@@ -1,7 +1,7 @@
 /** A rank's description of itself when ranks meet, and reasons why a rank may not take part. */
 import { createHash } from "node:crypto";
 import * as v from "valibot";
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 
 /** A rank's identity as it sends it first. */
 export const introductionSchema = v.strictObject({

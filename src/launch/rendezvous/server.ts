@@ -18,7 +18,7 @@
  * identity (version, library, configuration) ends the run for all.
  */
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import {
 	describeIdentity,
 	digestOf,

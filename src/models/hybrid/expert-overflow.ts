@@ -2,10 +2,11 @@
  * Detects that experts of this rank were sent more rows than are reserved for them: noted on the device, read by the host once a
  * step.
  */
-import { counted } from "../../native/counted.ts";
+
 import type { Device } from "../../native/device.ts";
-import { UserError } from "../../native/errors.ts";
 import type { ExpertParallel } from "../../parallel/experts/members.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 import type { RouterState } from "./router-state.ts";
 

@@ -1,5 +1,5 @@
 /** Shape and options of the RADIO vision transformer (docs/spec/vision.md §1, §2). */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** How the table of positions is fitted to an image's grid of patches (docs/spec/vision.md §1.4). */
 export interface PositionOptions {

@@ -4,7 +4,7 @@
  * images.
  */
 import type { Device } from "../../native/device.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { pickRows, SparseMatrix, type SparseOutline } from "../../tensor/ops/spmm.ts";
 import { Sequences } from "../../tensor/sequences.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";

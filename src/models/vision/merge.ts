@@ -2,11 +2,12 @@
  * Merges image rows into the token embeddings (docs/spec/vision.md §4.1): a sequence holds one image token for each image row,
  * and the k-th image token of a microbatch takes the k-th row. An image token's own embedding is zero.
  */
-import { counted } from "../../native/counted.ts";
+
 import type { Device } from "../../native/device.ts";
-import { UserError } from "../../native/errors.ts";
 import type { Group } from "../../parallel/group.ts";
 import { copyToTensorParallel } from "../../parallel/tensor-parallel.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { pickRows, SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";

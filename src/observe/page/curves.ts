@@ -1,5 +1,5 @@
 /** The curves of one run, or of several laid over each other; a section for which all logs are empty is "". */
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import type { RunLog, Streak } from "../run-log/reader.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";

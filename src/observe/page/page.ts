@@ -1,5 +1,5 @@
 /** One run, or several compared, as one HTML page without any other file. */
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { compareHead, differencesSection } from "./compare.ts";
 import {

@@ -1,6 +1,6 @@
 /** The parts of a run's page, each "" where the log has nothing for it. */
 
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { bytesText } from "../bytes-text.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { bars, heatMap } from "./bars.ts";

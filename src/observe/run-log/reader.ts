@@ -4,7 +4,7 @@
  */
 import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { linesOf } from "../lines.ts";
 import { Series } from "../series.ts";
 import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";

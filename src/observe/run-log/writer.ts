@@ -17,8 +17,8 @@ import {
 	writeSync,
 } from "node:fs";
 import { dirname, join, parse as parsePath } from "node:path";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { appendWhole } from "../append.ts";
 import { linesOf } from "../lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";

@@ -5,8 +5,8 @@
 import { closeSync, mkdirSync, openSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { appendWhole } from "../append.ts";
 import { Message } from "../protobuf.ts";
 import { maskedCrc } from "./reader.ts";

@@ -4,7 +4,7 @@
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { fields } from "../protobuf.ts";
 
 /** Values by tag and step of all event files of a folder, later files winning. */

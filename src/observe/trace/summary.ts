@@ -1,8 +1,8 @@
 /** Summarises a trace: time by step part, operation, layer and collective, by module and summed over its ranks. */
 import { readFileSync } from "node:fs";
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import type { TraceEvent } from "./tracer.ts";
 
 /** Calls of one kind. */

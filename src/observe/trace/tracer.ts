@@ -5,8 +5,8 @@
  */
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../../native/device.ts";
-import { UserError } from "../../native/errors.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { EventLog, type LoggedEvent } from "./event-log.ts";
 import { exactTime, lanesOf, type Span } from "./lanes.ts";
 

@@ -6,9 +6,9 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync } from "node:fs";
 import { arch, availableParallelism, hostname, release, type } from "node:os";
 import { basename, join, resolve } from "node:path";
-import { UserError } from "../../native/errors.ts";
-import { programVersion } from "../../native/program-version.ts";
-import { systemReason } from "../../native/system-errors.ts";
+import { UserError } from "../../system/errors.ts";
+import { programVersion } from "../../system/program-version.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { replaceFile } from "../replace-file.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "../step-report.ts";

@@ -2,7 +2,7 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { requireBands } from "../bands.ts";
 import { adamW } from "../golden-fields.ts";
 import { readReferenceJson } from "../reference-json.ts";

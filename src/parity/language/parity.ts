@@ -14,12 +14,12 @@ import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "..
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
 import { decays } from "../../models/parameter-spec.ts";
-import { counted } from "../../native/counted.ts";
 import type { Device } from "../../native/device.ts";
-import { UserError } from "../../native/errors.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
 import { World } from "../../parallel/world.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { bandLimit } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import type { ParityReport } from "../comparison.ts";

@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { openSafetensors } from "../../checkpoint/safetensors.ts";
 import { type ImageSet, patchify } from "../../data/images.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import type { MimoGoldenConfig } from "./golden.ts";
 import { hasImage } from "./golden-checks.ts";
 

@@ -3,8 +3,8 @@
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
 import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { requireBands } from "../bands.ts";
 import { requireKeys } from "../required-keys.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";

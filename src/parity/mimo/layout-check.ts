@@ -1,7 +1,8 @@
 /** Whether a mimo-* reference folder can run on a layout: known before a rank starts. */
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
+
 import type { NamedTopology } from "../../parallel/layout.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { type Plan, participants, planOf } from "../verify/plan.ts";
 import type { MimoGoldenConfig } from "./golden.ts";

@@ -5,10 +5,10 @@
 import { type ImageSet, noImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { joinSampleImages, joinText, type Sample } from "./samples.ts";
 
 export interface Plan extends NamedTopology {

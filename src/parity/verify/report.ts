@@ -1,6 +1,7 @@
 /** The output of `mimo verify`: the reference and its noise, a line for every layout, and the failures. */
-import { counted } from "../../native/counted.ts";
+
 import { columns } from "../../observe/columns.ts";
+import { counted } from "../../system/counted.ts";
 import type { LayoutResult } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
 import type { Subject } from "./subject.ts";

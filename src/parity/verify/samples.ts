@@ -6,7 +6,7 @@
 import { type ImageSet, joinImages } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** One sample: a sequence and the images whose rows stand in it. */
 export interface Sample {

@@ -1,6 +1,6 @@
 /** Judges a layout's result against the reference, its tolerance and the noise of this machine. */
 import type { MlpRecipeName } from "../../native/abi.ts";
-import { counted } from "../../native/counted.ts";
+import { counted } from "../../system/counted.ts";
 import { relative } from "../comparison.ts";
 import type { Difference, LayoutResult, Unequal } from "./layout-run.ts";
 import type { Reference, ReferenceTensor } from "./reference.ts";

@@ -1,10 +1,10 @@
 /** Host memory that reading Energon data takes at least, compared with the host's before threads start and buffers fill. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { counted } from "../../native/counted.ts";
-import { UserError } from "../../native/errors.ts";
-import { exitCodes } from "../../native/exit-codes.ts";
 import { bytesText } from "../../observe/bytes-text.ts";
 import type { Topology } from "../../parallel/topology.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
 import { dataPlaceOf, readersWith } from "./batch-source.ts";
 
 /** Bytes of a thread with an open data set: 11 to 12 MiB are measured with one of 600 samples. */

@@ -2,7 +2,7 @@
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { patchWidth } from "../../models/radio/config.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { type BatchSource, type DataPlace, type EvaluationSource, ownMicrobatch } from "./batch-source.ts";
 
 /** A range of consecutive samples of a lane. */

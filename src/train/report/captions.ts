@@ -1,9 +1,9 @@
 /** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
 import type { ImageSet } from "../../data/images.ts";
 import { greedy } from "../../decode/sampling.ts";
-import { counted } from "../../native/counted.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import { counted } from "../../system/counted.ts";
 import { decodingRanks, type Run } from "../assemble.ts";
 import { type CaptionSource, dataPlaceOf } from "../feed/batch-source.ts";
 

@@ -1,11 +1,11 @@
 /** --profile-step-start … --profile-step-end: each rank traces these steps; the reporting rank merges the traces into one file. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { UserError } from "../../native/errors.ts";
 import type { RunRecords } from "../../observe/run-records.ts";
 import type { StepClock } from "../../observe/step-clock.ts";
 import { mergeTrace, partName, removeTrace, Tracer } from "../../observe/trace/tracer.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { World } from "../../parallel/world.ts";
+import { UserError } from "../../system/errors.ts";
 import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener, Progress } from "../listeners.ts";
 

@@ -4,8 +4,8 @@
  */
 import type { TrainingRecord } from "../../checkpoint/training/record.ts";
 import type { Key, TrainingConfiguration } from "../../config/schema.ts";
-import { UserError } from "../../native/errors.ts";
 import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../../optim/schedules.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Returns the schedules to follow. Throws a UserError that names every differing flag. */
 export function agreedSchedules(

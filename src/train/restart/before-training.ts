@@ -13,7 +13,7 @@ import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
 import { countParameters } from "../../models/hybrid/counts.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 import { languageKeys, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
 import { openAdapters, requirePeftNames } from "./peft.ts";

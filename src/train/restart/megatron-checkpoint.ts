@@ -8,7 +8,7 @@ import { iterationName } from "../../checkpoint/native/writer.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
 import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { UserError } from "../../native/errors.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Parts of a checkpoint that a run reads, whatever its format. */
 export interface StoredTraining extends TensorStore {

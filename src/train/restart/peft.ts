@@ -15,9 +15,9 @@ import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
 import { isTarget } from "../../models/hybrid/lora.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
 import { logicalNames } from "../../models/parameter-spec.ts";
-import { UserError } from "../../native/errors.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import { languageKeys } from "./hugging-face.ts";
 

@@ -3,9 +3,9 @@ import { mkdirSync } from "node:fs";
 import { newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
 import { requireOwnSteps } from "../../checkpoint/training/own-checkpoints.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { fileError } from "../../native/system-errors.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { requireOtherFolder } from "./megatron-checkpoint.ts";
 import { startOf } from "./starting-point.ts";
 

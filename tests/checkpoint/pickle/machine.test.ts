@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import { metadataGlobals, stateGlobals, tensorGlobals } from "../../../src/checkpoint/pickle/allowed.ts";
 import { unpickle } from "../../../src/checkpoint/pickle/machine.ts";
 import { PythonObject, TorchDtype, Tuple } from "../../../src/checkpoint/pickle/values.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 
 /** Pickle bytes from text (latin1) and numbers. */
 function bytes(...parts: (string | number | Uint8Array)[]): Uint8Array {

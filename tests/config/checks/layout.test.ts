@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { sharesRanks } from "../../../src/config/derive.ts";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 
 // Heads 4 in 2 groups, Mamba heads 8 in 2 groups, widths 128 and 256, 8 experts, 256 tokens, micro batch 4.
 const tiny = ["--preset", "nemotron-tiny", "--global-batch-size", "720"];

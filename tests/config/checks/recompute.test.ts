@@ -1,7 +1,7 @@
 /** Values that the keys of recomputation and of routing for benchmarks refuse, by name. */
 import { expect, test } from "bun:test";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 
 const tiny = ["--preset", "nemotron-tiny", "--global-batch-size", "720"];
 const resolve = (flags: string) => resolveConfiguration([...tiny, ...flags.split(" ")]).configuration;

@@ -7,8 +7,8 @@ import type { RawRecord, Sample } from "../../../src/data/energon/sample.ts";
 import { resolvePath } from "../../../src/data/energon/storage/storage.ts";
 import { Worker } from "../../../src/data/energon/worker.ts";
 import { MapDataset } from "../../../src/data/energon/wrappers/map.ts";
-import { UserError } from "../../../src/native/errors.ts";
 import type { Channels, Image, Images } from "../../../src/native/images.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { difference } from "./golden.ts";
 import type { Setting } from "./setup.ts";
 

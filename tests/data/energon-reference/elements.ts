@@ -3,7 +3,7 @@
 import { type HookContext, hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, RestoreKey, Sample, SourceInfo } from "../../../src/data/energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 
 /** An encoded sample, a pack or a batch of the reference data. */
 export interface Element extends Keyed {

@@ -8,7 +8,7 @@ import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";
 import type { StreamState, WorkerStream } from "../../../src/data/energon/worker-stream.ts";
 import { BatchDataset } from "../../../src/data/energon/wrappers/batch.ts";
 import type { Dataset } from "../../../src/data/energon/wrappers/dataset.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { RankState, WorkerCheckpoint } from "./python-state.ts";
 import { type Parameters, rankStreams, type Setting } from "./setup.ts";
 

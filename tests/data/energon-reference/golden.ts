@@ -2,7 +2,7 @@
 import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Keyed } from "../../../src/data/energon/sample.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { elementOf } from "./elements.ts";
 import type { EnergonRecord, EnergonValue } from "./python-state.ts";
 import type { Parameters } from "./setup.ts";

@@ -5,7 +5,7 @@ import { basename, dirname, join } from "node:path";
 import { OffsetIndex } from "../../../src/data/energon/format/offset-index.ts";
 import { defaultPrepareOptions, type PrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { difference } from "./golden.ts";
 import type { Setting } from "./setup.ts";
 

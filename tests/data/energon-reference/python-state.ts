@@ -8,7 +8,7 @@ import type { SystemRandomState } from "../../../src/data/energon/random/system-
 import { TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import type { StreamState } from "../../../src/data/energon/worker-stream.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../../../src/data/energon/wrappers/dataset.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 
 export type EnergonValue =
 	| null

@@ -15,7 +15,7 @@ import {
 } from "../../../src/data/energon/sharder.ts";
 import { resolvePath } from "../../../src/data/energon/storage/storage.ts";
 import { Worker, type WorkerConfig } from "../../../src/data/energon/worker.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { difference, revive } from "./golden.ts";
 import type { Setting } from "./setup.ts";
 

@@ -1,5 +1,5 @@
 /** Another number of data ranks over the same logical workers (docs/spec/energon.md §4.3, §6). */
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { RankState } from "./python-state.ts";
 
 /**

@@ -10,7 +10,7 @@ import { buildTrain, buildValidation } from "../../../src/data/energon/task-enco
 import { type Compatibility, Worker, type WorkerConfig } from "../../../src/data/energon/worker.ts";
 import { type LoaderClass, WorkerStream } from "../../../src/data/energon/worker-stream.ts";
 import type { Dataset } from "../../../src/data/energon/wrappers/dataset.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { goldenTask } from "./tasks.ts";
 
 /** `parameters` of a reference file: arguments of Energon's functions, in its names. */

@@ -8,7 +8,7 @@ import type { DecodeOptions } from "../../../src/data/energon/format/decode.ts";
 import { generatorHook, hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, Sample } from "../../../src/data/energon/sample.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { byteLength, collect, cooker, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
 import { furtherTask } from "./further-tasks.ts";
 

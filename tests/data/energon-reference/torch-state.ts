@@ -1,7 +1,7 @@
 /** Loader states that the Python package wrote with torch.save. */
 import { openTorchFile, type TorchFile } from "../../../src/checkpoint/pickle/archive.ts";
 import { NumpyArray, PythonObject, TensorReference, Tuple } from "../../../src/checkpoint/pickle/values.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { EnergonRecord, EnergonValue } from "./python-state.ts";
 
 /** Classes of a state, by module and name. */

@@ -2,8 +2,8 @@
 import { existsSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
-import { UserError } from "../../../src/native/errors.ts";
 import type { Images } from "../../../src/native/images.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { type BehaviourFile, checkBehaviour } from "./corrupt.ts";
 import { checkDecoding, type DecodeFile } from "./decoding.ts";
 import { goldenFiles, type OrderFile, readGolden, type StateFile } from "./golden.ts";

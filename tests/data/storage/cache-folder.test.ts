@@ -4,7 +4,7 @@ import { chmodSync, chownSync, mkdirSync, readFileSync, rmSync, statSync, symlin
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { openCacheFolder } from "../../../src/data/energon/storage/cache-folder.ts";
-import { defaultCacheFolder } from "../../../src/native/private-folder.ts";
+import { defaultCacheFolder } from "../../../src/system/private-folder.ts";
 import { Scratch } from "../fixtures.ts";
 
 const scratch = new Scratch();

@@ -5,7 +5,7 @@ import { mkdirSync, readdirSync, readFileSync, statSync, utimesSync, writeFileSy
 import { basename, join } from "node:path";
 import { SIGNATURE_BYTES } from "../../../src/data/energon/storage/block-cache.ts";
 import { openStorage, type StorageConfiguration } from "../../../src/data/energon/storage/open.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { captions, Scratch } from "../fixtures.ts";
 import { readKeys } from "./read-keys.ts";
 

@@ -1,5 +1,5 @@
 /** A parser with every fault that the driver must see. */
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 const kept: Uint8Array[] = [];

@@ -1,6 +1,6 @@
 import { parseText } from "../../../src/config/file.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 const text = `preset: nemotron-tiny

@@ -1,5 +1,5 @@
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { FuzzParser } from "../parser.ts";
 
 const lines = [

@@ -1,5 +1,5 @@
 import { decodeState } from "../../../src/data/energon/loader/state.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { FuzzParser } from "../parser.ts";
 
 const worker = { index: 0, dataset: { __class__: "x", rng: { $generator: "" } }, random: null };

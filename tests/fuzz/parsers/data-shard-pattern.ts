@@ -1,5 +1,5 @@
 import { collapseBraces, expandBraces } from "../../../src/data/energon/format/brace.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { FuzzParser } from "../parser.ts";
 
 export default {

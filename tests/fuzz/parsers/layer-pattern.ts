@@ -1,6 +1,6 @@
 import { layersByBlock } from "../../../src/checkpoint/conversion/layer-names.ts";
 import { parseHybridPattern } from "../../../src/config/hybrid-pattern.ts";
-import { UserError } from "../../../src/native/errors.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 export default {

@@ -1,5 +1,5 @@
-import { UserError } from "../../../src/native/errors.ts";
 import { namedTopology, parseLayouts } from "../../../src/parallel/layout.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import type { FuzzParser } from "../parser.ts";
 
 /** As verify does, which makes no process before the layout fits the model. */

@@ -1,8 +1,8 @@
 /** Host memory of data threads and buffers: refused where the host lacks it, named where cores do. */
 import { afterAll, expect, test } from "bun:test";
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { UserError } from "../../../src/native/errors.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";
+import { UserError } from "../../../src/system/errors.ts";
 import { requireDataRoom } from "../../../src/train/feed/data-room.ts";
 import { mimo } from "../../commands/mimo.ts";
 import { captions, Scratch } from "../../data/fixtures.ts";

@@ -1,5 +1,5 @@
 /** Brace patterns of shard lists: expansion as bash and Energon do it, and its inverse for files we write. */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 
 /** Names and characters of all of them that patterns may stand for; more are a mistake. */
 const MOST_NAMES = 1_000_000;

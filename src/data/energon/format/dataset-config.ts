@@ -1,5 +1,5 @@
 /** `dataset.yaml`, which describes the samples of a WebDataset (docs/spec/energon.md §1.6). */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
 import { type FieldAccess, parseFieldAccess } from "./fields.ts";

@@ -2,7 +2,7 @@
  * A metadataset's tree as the list of data sets at its ends, with their weights or repetitions
  * (docs/spec/energon.md §1.7).
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import type { BlendMode } from "../task-encoder.ts";

@@ -3,7 +3,7 @@
  * `index.sqlite` by `mimo data prepare METADATASET`, read while training.
  */
 import { CryptoHasher } from "bun";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { nameOf, type RandomAccessFile, resolvePath, type Storage } from "../storage/storage.ts";

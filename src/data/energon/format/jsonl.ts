@@ -1,5 +1,5 @@
 /** JSONL datasets: one file, one JSON object a line, an index of line offsets beside it (docs/spec/energon.md §1.5). */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";

@@ -3,7 +3,7 @@
  * it.
  */
 import { Database } from "bun:sqlite";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 
 export interface KeyRow {
 	/** Number of the shard, as `.info.json` has them. */

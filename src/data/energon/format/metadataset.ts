@@ -2,7 +2,7 @@
  * Metadatasets: YAML files that blend, join, cut and nest datasets (docs/spec/energon.md §1.7). Both versions are read
  * into one tree, which flatten.ts makes a list of.
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";

@@ -1,5 +1,5 @@
 /** The `.nv-meta` folder of a prepared WebDataset: which shards there are and which belong to a split part. */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
 import { expandBraces } from "./brace.ts";
 import { INDEX_SQLITE, INFO_JSON, INFO_YAML, META_FOLDER } from "./names.ts";

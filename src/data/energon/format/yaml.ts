@@ -3,7 +3,7 @@
  * Maps keep the order of the file.
  */
 import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, parseDocument, Schema } from "yaml";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 
 export type YamlValue = null | boolean | number | string | YamlValue[] | YamlMap;
 export type YamlMap = Map<string, YamlValue>;

@@ -2,9 +2,9 @@
  * All settings that decide which samples a loader delivers: plain values, so that they reach other threads and states.
  */
 import { CryptoHasher } from "bun";
-import { counted } from "../../../native/counted.ts";
-import { UserError } from "../../../native/errors.ts";
 import type { Images } from "../../../native/images.ts";
+import { counted } from "../../../system/counted.ts";
+import { UserError } from "../../../system/errors.ts";
 import { checkTrainable } from "../../vision-language/dataset-checks.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
 import type { ErrorHandler } from "../errors.ts";

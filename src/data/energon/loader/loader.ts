@@ -3,9 +3,9 @@
  * order, whatever the threads' speed; memory for outputs that wait is bounded; a state taken at any moment continues
  * exactly after the last output the consumer has taken.
  */
-import { counted } from "../../../native/counted.ts";
-import { UserError } from "../../../native/errors.ts";
-import { openWorker } from "../../../native/worker.ts";
+import { counted } from "../../../system/counted.ts";
+import { UserError } from "../../../system/errors.ts";
+import { openWorker } from "../../../system/worker.ts";
 import type { Keyed } from "../sample.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
 import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./messages.ts";

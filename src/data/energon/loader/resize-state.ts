@@ -2,8 +2,8 @@
  * Continues a saved loader on another number of data ranks over the same logical workers (docs/spec/energon.md §4.3, §6): the
  * workers of all ranks in order, split into equal runs.
  */
-import { counted } from "../../../native/counted.ts";
-import { UserError } from "../../../native/errors.ts";
+import { counted } from "../../../system/counted.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { LoaderState } from "./state.ts";
 
 /**

@@ -3,9 +3,9 @@
  */
 import { mkdirSync } from "node:fs";
 import { dirname } from "node:path";
-import { UserError } from "../../../native/errors.ts";
-import { fileError } from "../../../native/system-errors.ts";
 import { appendText } from "../../../observe/append.ts";
+import { UserError } from "../../../system/errors.ts";
+import { fileError } from "../../../system/system-errors.ts";
 import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
 import type { RawRecord, Sample } from "../sample.ts";
 import type { SkippedSample } from "./messages.ts";

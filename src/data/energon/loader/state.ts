@@ -1,5 +1,5 @@
 /** The loader's own state: versioned JSON, compressed with zstd. Restoring it continues exactly. */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { SystemRandomState } from "../random/system-random.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../wrappers/dataset.ts";

@@ -1,7 +1,8 @@
 /** Entry point of a data thread: runs some of a rank's logical workers and hands their events to the loader. */
-import { UserError } from "../../../native/errors.ts";
+
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
+import { UserError } from "../../../system/errors.ts";
 import { SampleError } from "../errors.ts";
 import { openStorage } from "../storage/open.ts";
 import { Pipelines } from "./configuration.ts";

@@ -4,7 +4,7 @@
  */
 import { closeSync, openSync, writeSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { splitMemberName } from "../format/names.ts";
 import { TarError } from "../format/tar.ts";
 import { LocalFile } from "../storage/local.ts";

@@ -5,8 +5,8 @@
 import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { counted } from "../../../native/counted.ts";
-import { UserError } from "../../../native/errors.ts";
+import { counted } from "../../../system/counted.ts";
+import { UserError } from "../../../system/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { collapseBraces, expandBraces } from "../format/brace.ts";
 import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-index.ts";

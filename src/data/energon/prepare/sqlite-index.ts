@@ -1,6 +1,6 @@
 /** `index.sqlite`: samples and parts by key (docs/spec/energon.md §1.4). Rows first, indexes last. */
 import { Database } from "bun:sqlite";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { ShardIndex } from "./shard-index.ts";
 
 const tables = [

@@ -2,7 +2,7 @@
  * torch's CPU generator and the draws Energon makes from it (docs/spec/energon.md §3.2): integers without rejection,
  * float32 uniforms from the low 24 bits, in-place permutations, and a choice by cumulative float32 weights.
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { MersenneTwister, seedByInteger } from "./mersenne-twister.ts";
 
 /** Bytes of `torch.Generator.get_state()` on the CPU. */

@@ -2,8 +2,8 @@
 import { randomBytes, randomUUID } from "node:crypto";
 import { linkSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { UserError } from "../../../native/errors.ts";
-import { openOwnFolder, readOwnFile } from "../../../native/private-folder.ts";
+import { UserError } from "../../../system/errors.ts";
+import { openOwnFolder, readOwnFile } from "../../../system/private-folder.ts";
 
 /** Plain values, so that they reach other threads. */
 export interface CacheFolder {

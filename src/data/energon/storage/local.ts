@@ -1,7 +1,7 @@
 /** Local files: mapped into memory, or read piece by piece when they are too large for one view. */
 import { closeSync, constants, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
-import { UserError } from "../../../native/errors.ts";
-import { systemReason } from "../../../native/system-errors.ts";
+import { UserError } from "../../../system/errors.ts";
+import { systemReason } from "../../../system/system-errors.ts";
 import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
 
 export class LocalStorage implements Storage {

@@ -1,5 +1,5 @@
 /** Opens the storage that paths lie in: local files, or remote ones with their cache. */
-import { defaultCacheFolder } from "../../../native/private-folder.ts";
+import { defaultCacheFolder } from "../../../system/private-folder.ts";
 import { LocalStorage } from "./local.ts";
 import { RemoteStorage } from "./remote.ts";
 import type { RemoteOptions } from "./remote-options.ts";

@@ -2,8 +2,8 @@
  * Files on HTTP(S) servers and S3-compatible stores, read in blocks through a cache on the local disk. A thread fetches,
  * blocks ahead of the reader too.
  */
-import { UserError } from "../../../native/errors.ts";
-import { openWorker } from "../../../native/worker.ts";
+import { UserError } from "../../../system/errors.ts";
+import { openWorker } from "../../../system/worker.ts";
 import { blockPath, readBlock } from "./block-cache.ts";
 import { type CacheFolder, openCacheFolder } from "./cache-folder.ts";
 import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts";

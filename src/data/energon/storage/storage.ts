@@ -2,7 +2,7 @@
  * Storage of datasets. Reading is synchronous and returns when the bytes are there; remote files are fetched by another
  * thread meanwhile (remote.ts). Paths are file paths or URLs, always with forward slashes.
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 
 /** A file opened for reading anywhere in it. */
 export interface RandomAccessFile {

@@ -1,5 +1,5 @@
 /** Measures the read rate of a data set. */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { defaultLoaderConfiguration } from "../loader/configuration.ts";
 import { DataLoader } from "../loader/loader.ts";
 import type { TaskConfiguration } from "../loader/tasks.ts";

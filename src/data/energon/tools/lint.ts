@@ -2,7 +2,7 @@
  * Reads everything of a data set: tars against their indexes, every sample decoded and read as a conversation. Each problem
  * is reported by name.
  */
-import { counted } from "../../../native/counted.ts";
+import { counted } from "../../../system/counted.ts";
 import { conversationOf } from "../../vision-language/conversation.ts";
 import { faultOf } from "../../vision-language/conversation-faults.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";

@@ -2,7 +2,7 @@
  * Samples held back by a shuffle buffer, a packer or a batch group. Only their restore keys are saved; after a restore
  * they are read again when iteration starts (docs/spec/energon.md §4.1).
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { type Dataset, type NodeState, StateFields, type StateValue } from "./dataset.ts";
 

@@ -3,7 +3,7 @@
  * its end is resumed by the next. Its state, with those below, is a tree in Energon's class and field names, so that
  * states convert both ways (docs/spec/energon.md §4.1).
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";
 import type { RestoreKey } from "../sample.ts";
 import type { Worker } from "../worker.ts";

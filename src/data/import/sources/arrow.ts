@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import type { InputFile } from "../detect.ts";
 import type { Position, Row, SyncSource } from "../row.ts";

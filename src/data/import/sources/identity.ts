@@ -3,7 +3,7 @@
 import { statSync } from "node:fs";
 import { basename } from "node:path";
 import { CryptoHasher } from "bun";
-import { fileError } from "../../../native/system-errors.ts";
+import { fileError } from "../../../system/system-errors.ts";
 import type { InputFile } from "../detect.ts";
 
 /** Digest of the names, sizes and times of change of files, in order. */

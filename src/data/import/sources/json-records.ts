@@ -1,5 +1,5 @@
 /** Cuts JSON into records: the lines of a JSONL file, or the entries of one list. Nothing is parsed here. */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { ByteReader, RecordBytes } from "./byte-reader.ts";
 
 export interface JsonRecord {

@@ -2,8 +2,8 @@
 import { createReadStream } from "node:fs";
 import { dirname } from "node:path";
 import { CsvError, type Info, parse } from "csv-parse";
-import { UserError } from "../../../native/errors.ts";
-import { fileError } from "../../../native/system-errors.ts";
+import { UserError } from "../../../system/errors.ts";
+import { fileError } from "../../../system/system-errors.ts";
 import type { InputFile } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
 import { LARGEST_RECORD } from "./byte-reader.ts";

@@ -2,7 +2,7 @@
  * Conversations through a chat template: the text it makes of them, the places of the images, and the parts that an
  * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
-import { counted } from "../../../native/counted.ts";
+import { counted } from "../../../system/counted.ts";
 import type { CountedPart } from "../loss-parts.ts";
 import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";

@@ -3,7 +3,7 @@
  * what they write. Errors say at which line of the template they are.
  */
 import { Environment, Interpreter, parse, tokenize } from "@huggingface/jinja";
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 import { checkNoMarks, marks } from "./marker-characters.ts";
 
 type Program = ReturnType<typeof parse>;

@@ -2,7 +2,7 @@
  * Marker characters in a rendered conversation for what its text cannot express: special tokens that are the data's own text,
  * places of images, parts in the loss. They are Unicode noncharacters, which no text may contain.
  */
-import { UserError } from "../../../native/errors.ts";
+import { UserError } from "../../../system/errors.ts";
 
 export const marks = {
 	/** Around a special token in the data's text, which is no special token there. One alone only breaks the text. */

@@ -2,8 +2,8 @@
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
-import { UserError } from "../../../native/errors.ts";
-import { systemReason } from "../../../native/system-errors.ts";
+import { UserError } from "../../../system/errors.ts";
+import { systemReason } from "../../../system/system-errors.ts";
 import { JinjaTemplate } from "./jinja.ts";
 
 /** Plain values, so that they reach other threads. */

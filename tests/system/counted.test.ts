@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { counted } from "../../src/native/counted.ts";
+import { counted } from "../../src/system/counted.ts";
 
 test("a noun follows its count", () => {
 	expect([0, 1, 2].map((count) => counted(count, "rank"))).toEqual(["0 ranks", "1 rank", "2 ranks"]);

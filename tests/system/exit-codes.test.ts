@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { exitCodes, signalExit } from "../../src/native/exit-codes.ts";
+import { exitCodes, signalExit } from "../../src/system/exit-codes.ts";
 
 const root = join(import.meta.dir, "../..");
 const text = (file: string) => readFileSync(join(root, file), "utf8");
