@@ -1,8 +1,8 @@
 // Turns rows of groups and rounds them to e4m3, so that products can sum over rows (docs/spec/moe-performance.md §1.7). A block of
 // threads has 128 rows of 128 columns, a thread eight rows of eight columns, which it turns in registers. Shared memory then brings
 // the 128 numbers of a column together, so that they are written as one piece. Rows in e4m3 are a run of 128 columns to a block, with
-// one factor a row; powers of two change their digits only where a number becomes one of the smallest. The copy engine brings them:
-// what a block's threads load themselves is on its way for a fifth of the time that they take, too short to keep the memory busy.
+// one factor a row; powers of two change their digits only where a number becomes one of the smallest. The copy engine brings them
+// ahead of time: loads by a block's threads, which then wait at barriers, do not keep the memory busy.
 #include "e4m3.cuh"
 #include "early.cuh"
 #include "sm90.cuh"
