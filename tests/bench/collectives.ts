@@ -13,7 +13,7 @@ const sizeName = (bytes: number) => (bytes >= megabyte ? `${bytes / megabyte} MB
 
 /** `python`: an interpreter with PyTorch; null: no comparison. */
 export async function benchCollectives(python: string | null): Promise<Row[]> {
-	const outcomes = await runRanks("./collectives-rank.ts", 2);
+	const outcomes = await runRanks("../bench/collectives-rank.ts", 2);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);
 	if (failed) throw new Error(`collectives-rank.ts failed:\n${failed.stderr}`);
 	const seconds = JSON.parse(outcomes[0]!.stdout) as Record<string, number>;

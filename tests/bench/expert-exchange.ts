@@ -10,7 +10,11 @@ const sizes = { topk: 6, experts: 128, width: 2688 };
 
 export async function benchExpertExchange(ranks = 4, tokens = 8192 / ranks): Promise<Row[]> {
 	const { topk, experts, width } = sizes;
-	const outcomes = await runRanks("./expert-exchange-rank.ts", ranks, [tokens, topk, experts, width].map(String));
+	const outcomes = await runRanks(
+		"../bench/expert-exchange-rank.ts",
+		ranks,
+		[tokens, topk, experts, width].map(String),
+	);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);
 	if (failed) throw new Error(`expert-exchange-rank.ts failed:\n${failed.stderr}`);
 	const seconds = JSON.parse(outcomes[0]!.stdout) as Record<"planned" | "byHost" | "copies", number>;

@@ -101,7 +101,7 @@ export function lanesTable(): string {
 }
 
 export async function benchLanes(): Promise<Row[]> {
-	const outcomes = await runRanks("./lanes-rank.ts", 2);
+	const outcomes = await runRanks("../bench/lanes-rank.ts", 2);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);
 	if (failed) throw new Error(`lanes-rank.ts failed:\n${failed.stderr}`);
 	const { number, cost, ratio, expected } = JSON.parse(outcomes[0]!.stdout) as Record<string, number>;

@@ -4,7 +4,7 @@ import { runRanks } from "../parallel/ranks.ts";
 import { type Row, row } from "./measure.ts";
 
 export async function benchOverlap(): Promise<Row[]> {
-	const outcomes = await runRanks("./overlap-rank.ts", 2);
+	const outcomes = await runRanks("../bench/overlap-rank.ts", 2);
 	const failed = outcomes.find(({ exitCode }) => exitCode !== 0);
 	if (failed) throw new Error(`overlap-rank.ts failed:\n${failed.stderr}`);
 	const { alone, step } = JSON.parse(outcomes[0]!.stdout) as Record<"alone" | "step", [number, number]>;

@@ -12,7 +12,7 @@ interface Printed {
 
 async function train(layout: string, keys: Readonly<Record<string, unknown>>, steps: number): Promise<Printed[]> {
 	const ranks = namedTopology(parseLayout(layout)).topology.worldSize;
-	const outcomes = await runRanks("./copies-rank.ts", ranks, [layout, JSON.stringify(keys), String(steps)]);
+	const outcomes = await runRanks("../elastic/copies-rank.ts", ranks, [layout, JSON.stringify(keys), String(steps)]);
 	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	return outcomes.map(({ stdout }) => JSON.parse(stdout));
 }

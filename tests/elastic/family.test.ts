@@ -143,7 +143,7 @@ describe("the masked parent's logits to 1e-5 of rms, over all axes", () => {
 			const { topology } = namedTopology(parseLayout(layout));
 			const output = `${folder.path}/${layout}`;
 			const args = [layout, JSON.stringify(keys), String(seeds), output];
-			const outcomes = await runRanks("./family-rank.ts", topology.worldSize, args);
+			const outcomes = await runRanks("../elastic/family-rank.ts", topology.worldSize, args);
 			for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 			const { tensor, pipeline } = topology.language.shape;
 			const parts = Array.from({ length: tensor }, (_, tp) => {

@@ -152,7 +152,7 @@ describe("images", () => {
 
 	test("are counted against what the template writes", () => {
 		const first = parts.replace("<image>{%", "{{ '<image>' if loop.first }}{%");
-		expect(() => chat(first).render(turns)).toThrow("t.jinja writes 1 image placeholders (<image>) for its 3 images");
+		expect(() => chat(first).render(turns)).toThrow("t.jinja writes 1 image placeholder (<image>) for its 3 images");
 	});
 });
 

@@ -181,7 +181,7 @@ describe("resuming", () => {
 	});
 
 	for (const [what, ranks, workers, count, message] of [
-		["another number of workers", 2, 2, 4, "2 data ranks continue it exactly with num-workers 4"],
+		["another number of workers", 2, 2, 4, "a run of 2 data ranks continues it exactly with num-workers 4"],
 		["a number that does not divide", 3, 2, 4, "use a number of data ranks that divides 8"],
 		["the middle of a round", 2, 4, 3, "in the middle of a round of the 2 workers"],
 	] as const) {
