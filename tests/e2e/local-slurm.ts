@@ -11,14 +11,33 @@ export function whyNoSlurm(): string | null {
 	return process.getuid?.() === 0 ? null : "slurmd -N needs root";
 }
 
+function isFree(port: number): boolean {
+	try {
+		Bun.listen({ hostname: "0.0.0.0", port, socket: { data() {} } }).stop(true);
+		return true;
+	} catch {
+		return false;
+	}
+}
+
+/** The first of three free ports, below those that Linux gives to connections (from 32768): another test takes none of them. */
+function freePorts(): number {
+	const blocks = 4000;
+	for (let i = 0; i < blocks; i++) {
+		const first = 20_000 + ((process.pid + i) % blocks) * 3;
+		if ([first, first + 1, first + 2].every(isFree)) return first;
+	}
+	throw new Error("No three ports from 20000 to 32000 are free.");
+}
+
 export class LocalSlurm implements AsyncDisposable {
 	readonly folder = mkdtempSync(join(tmpdir(), "mimo-slurm-"));
 	readonly #daemons: Subprocess[] = [];
 
-	/** Resolves when both nodes are idle. `port`: the first of three. */
-	static async start(port: number): Promise<LocalSlurm> {
+	/** Resolves when both nodes are idle. */
+	static async start(): Promise<LocalSlurm> {
 		const slurm = new LocalSlurm();
-		slurm.#configure(port);
+		slurm.#configure(freePorts());
 		const munge = slurm.#path("munge.socket");
 		const key = slurm.#path("key");
 		writeFileSync(key, crypto.getRandomValues(new Uint8Array(128)));

@@ -35,7 +35,7 @@ describe.skipIf(absent !== null)("a job", () => {
 	beforeAll(async () => {
 		// The data of examples/vlm-tiny.yaml.
 		expect(Bun.spawnSync(["bash", "examples/digits/prepare.sh"]).exitCode).toBe(0);
-		slurm = await LocalSlurm.start(30_000 + (process.pid % 8000) * 3);
+		slurm = await LocalSlurm.start();
 	}, 120_000);
 	afterAll(async () => {
 		await slurm?.[Symbol.asyncDispose]();
