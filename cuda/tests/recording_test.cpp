@@ -29,7 +29,7 @@ std::string record(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The diagnosis of a recording with these bytes; of bytes that are none, "".
+/// The diagnosis of a recording with these bytes; "" if they are not a recording.
 std::string diagnose(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
   try {
@@ -68,7 +68,7 @@ int main() {
   std::mt19937 random(7);
   for (int32_t round = 0; round < 300; ++round) {
     std::string damaged = whole;
-    // Behind the number of ranks, of which a file of this size is made.
+    // The number of ranks stays: it must fit the size of the file.
     const size_t first = offsetof(mimo::Recording, rank), until = call + sizeof(mimo_call_record);
     for (int32_t i = 0; i < 40; ++i) damaged[first + random() % (until - first)] = static_cast<char>(random());
     diagnose(path, damaged);

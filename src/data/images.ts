@@ -38,9 +38,7 @@ export function noImages(samples: number): ImageSet {
 /** Number of image indices reserved for each sample. */
 const placesOfSample = 4096;
 
-/**
- * Gives the images of samples, the first of which is sample `first` of the step's global batch, indices that no other image has.
- */
+/** Numbers the images uniquely within a step's global batch. `first`: the position of the set's first sample in that batch. */
 export function placeImages(images: ImageSet, first: number): ImageSet {
 	const indices = images.imagesPerSample.flatMap((count, sample) =>
 		Array.from({ length: count }, (_, image) => (first + sample) * placesOfSample + image),

@@ -144,7 +144,7 @@ function roundsOfAll(samples: number, lanes: number, workersOfLane: number): num
 	return workers * Math.ceil(samples / (lanes * workers));
 }
 
-/** Samples of which a token counts in the loss. */
+/** Number of samples with at least one token that counts in the loss. */
 function countedSamples({ text }: ImageTextMicrobatch): number {
 	let begin = 0;
 	return sampleLengths(text).filter((length) => {

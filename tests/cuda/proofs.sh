@@ -164,7 +164,7 @@ fi
 gradients() {
 	local layout=$1 folder
 	shift
-	folder=$(mktemp -d "$work/gradients-XXXX")
+	folder=$(mktemp -d -p "$work")
 	"${mimo[@]}" verify --preset nemotron-tiny "$@" --device cpu --layouts 1 --reference "$folder" &&
 		"${mimo[@]}" verify --preset nemotron-tiny "$@" --device cuda --distributed-backend shm --layouts "$layout" --reference "$folder"
 }

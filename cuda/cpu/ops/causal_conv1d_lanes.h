@@ -35,7 +35,7 @@ struct LaneInputs {
     }
   }
 
-  /// Takes in a token; returns the convolution there, of which SiLU is taken.
+  /// Loads a token and returns its convolution, before SiLU.
   Vector convolve(int64_t token, const LaneTaps& by) {
     __builtin_prefetch(x + (token + tokens_per_sweep) * stride);
     last[0] = last[1];

@@ -98,8 +98,9 @@ void share_right(const Matrix<T>& b, const T* next, int64_t columns, int64_t til
   }
 }
 
-/// The share of panel `panel` of `panels` in what the tile at `row` needs of the left operand, which begins at `next`: eight rows for
-/// a line of k; transposed, a line holds 16 rows, of which every other tile fetches half of the steps.
+/// Adds the prefetches of the left operand that panel `panel` of `panels` makes for the tile at `row`; the operand's next part begins
+/// at `next`. A cache line has 16 values: of k in a plain operand, of rows in a transposed one. Two neighbouring tiles of eight rows
+/// share a transposed line, so each prefetches half of the steps.
 template <bool Transposed>
 void share_left(const LeftRows<Transposed>& next, int64_t row, int64_t panel, int64_t panels, Prefetches& lines) {
   constexpr int64_t unit = 8, element = sizeof(float);

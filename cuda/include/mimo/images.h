@@ -1,8 +1,8 @@
 /*
  * Images: plain functions on host memory, without a device or stream; any thread may call them. Pixels are bytes, rows from
  * the top, channels interleaved. Files are JPEG, PNG, WebP, GIF or BMP. MIMO_ERROR_DATA: the file is damaged;
- * MIMO_ERROR_UNSUPPORTED: its kind is none of these, or a variant that is not read. Memory is bounded by the size that the
- * file's header gives.
+ * MIMO_ERROR_UNSUPPORTED: the file is of another kind, or of a variant that is not read. Memory is bounded by the size in the
+ * file's header.
  */
 #pragma once
 
