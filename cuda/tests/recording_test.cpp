@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -46,7 +47,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 }  // namespace
 
 int main() {
-  const std::string path = "/tmp/mimo-recording-" + std::to_string(getpid());
+  const std::string path = std::filesystem::temp_directory_path() / ("mimo-recording-" + std::to_string(getpid()));
   const std::string whole = record(path);
   CHECK(holds(diagnose(path, whole), "in language.tp all_gather 1 (4096 bytes) for rank 1"));
   CHECK(diagnose(path, whole.substr(0, whole.size() - 1)).empty());

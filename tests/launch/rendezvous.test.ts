@@ -190,7 +190,7 @@ test("a host that has not the secret learns nothing and is not believed", async 
 		socket.write(`${JSON.stringify({ program: "mimo", protocol: 3, challenge: "0".repeat(64) })}\n`);
 		socket.once("data", () => {
 			socket.write(`${JSON.stringify({ proof: "0".repeat(64) })}\n`);
-			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/tmp/trap" }), tag: "0".repeat(64) })}\n`);
+			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/trap" }), tag: "0".repeat(64) })}\n`);
 		});
 		socket.on("error", () => {});
 	});
