@@ -83,7 +83,7 @@ function isEnergonPath(path: string): boolean {
 }
 
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
-	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).prediction?.depths ?? 0,
+	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).mtp?.depths ?? 0,
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
 	"ffn-hidden-size": (c) => 4 * c.hiddenSize,
 	"num-attention-heads": (c) => (hasLayer(c, "*") ? undefined : 1),

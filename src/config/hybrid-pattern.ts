@@ -1,6 +1,6 @@
 /**
  * Layer patterns (docs/spec/language-model.md §1.1, §1.2, §1.4): one symbol a layer, `|` between pipeline segments, `[` and `]` around
- * layers that are one block, `/` before each multi-token prediction depth. Symbols of Megatron that this program does not build
+ * layers that are one block, `/` before each multi-token prediction (MTP) depth. Symbols of Megatron that this program does not build
  * yet are refused by name; every error gives the position in the string, counted from 1.
  */
 import { UserError } from "../system/errors.ts";
@@ -13,7 +13,7 @@ export type LayerSymbol = "M" | "*" | "-" | "E";
 export type Block = readonly LayerSymbol[];
 
 /** Multi-token prediction: `depths` parts of the same layers, each after a `/`. */
-export interface PredictionPattern {
+export interface MtpPattern {
 	readonly depths: number;
 	readonly layers: readonly LayerSymbol[];
 }
@@ -22,7 +22,7 @@ export interface HybridPattern {
 	/** Blocks of every segment of the main part; a segment may be empty. */
 	readonly segments: readonly (readonly Block[])[];
 	/** null: no depth has layers. */
-	readonly prediction: PredictionPattern | null;
+	readonly mtp: MtpPattern | null;
 	/** Whether any layers stand in brackets. */
 	readonly grouped: boolean;
 }
@@ -73,7 +73,7 @@ export function parsePattern(pattern: string): HybridPattern {
 	}
 	return {
 		segments: parseMain(pattern, main),
-		prediction: slash < 0 ? null : parsePrediction(pattern, symbols, slash + 1),
+		mtp: slash < 0 ? null : parseMtp(pattern, symbols, slash + 1),
 		grouped: main.includes("["),
 	};
 }
@@ -88,7 +88,7 @@ export function withoutCuts(pattern: string): string {
 	return pattern.replaceAll(/[|[\]]/g, "").replace(/\/+$/, "");
 }
 
-/** The pattern of the layers that have weights: of repeated prediction depths the first alone. */
+/** The pattern of the layers that have weights: of repeated MTP depths the first alone. */
 export function storedPattern(pattern: string, { repeated }: { readonly repeated: boolean }): string {
 	const layers = withoutCuts(pattern);
 	return repeated ? layers.split("/").slice(0, 2).join("/") : layers;
@@ -125,7 +125,7 @@ function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
 }
 
 /** Parts after `/` must be equal; empty ones alone mean no prediction. */
-function parsePrediction(pattern: string, symbols: readonly string[], first: number): PredictionPattern | null {
+function parseMtp(pattern: string, symbols: readonly string[], first: number): MtpPattern | null {
 	const parts: { readonly at: number; readonly layers: LayerSymbol[] }[] = [{ at: first, layers: [] }];
 	for (let index = first; index < symbols.length; index++) {
 		const symbol = symbols[index]!;

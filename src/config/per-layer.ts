@@ -7,7 +7,7 @@ import { type LayerSymbol, parseHybridPattern } from "./hybrid-pattern.ts";
 export interface PerLayerSize {
 	/** The kind of layer. */
 	readonly symbol: LayerSymbol;
-	/** Property with the size of all layers, which those of prediction depths have in any case. */
+	/** Property with the size of all layers, which those of MTP depths have in any case. */
 	readonly size: "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
 	/** Property with the list. */
 	readonly list:
@@ -41,7 +41,7 @@ export function hasOwnSizes(c: SizedModel): boolean {
 
 /**
  * The description `c` with the sizes of layer `index` of the main part, from 0, in the place of the model's sizes. Layers of
- * prediction depths have the model's sizes.
+ * MTP depths have the model's sizes.
  */
 export function modelOfLayer<Model extends SizedModel>(c: Model, index: number): Model {
 	if (!hasOwnSizes(c)) return c;

@@ -198,9 +198,9 @@ class Resolution {
 	finish(): Omit<ResolvedConfiguration, "command"> {
 		if (this.#problems.length > 0) throw new UserError(report(this.#problems), exitCodes.usage);
 		const notes = notesOn(this.sources.given, this.#draft.finish());
-		const { segments, prediction } = parsePattern(this.#draft.finish().hybridLayerPattern);
+		const { segments, mtp } = parsePattern(this.#draft.finish().hybridLayerPattern);
 		this.#draft.set("num-layers", segments.flat(2).length);
-		this.#draft.set("mtp-num-layers", prediction?.depths ?? 0);
+		this.#draft.set("mtp-num-layers", mtp?.depths ?? 0);
 		return { configuration: this.#draft.finish(), origins: this.#origins, notes };
 	}
 
@@ -307,17 +307,17 @@ function notesOn(given: readonly Entry[], configuration: TrainingConfiguration):
 			`Weight shards run as extra data parallelism with the same ${counted(dataLanes(configuration), "data lane")}: a rank holds whole what Megatron cuts into ${shards.dense} (dense) and ${shards.expert} (expert) shards.`,
 		);
 	}
-	const { segments, prediction } = parsePattern(configuration.hybridLayerPattern);
+	const { segments, mtp } = parsePattern(configuration.hybridLayerPattern);
 	const layers = segments.flat(2).length;
 	if (configuration.numLayers !== layers) {
 		notes.push(
 			`num-layers is ${configuration.numLayers}, but hybrid-layer-pattern has ${counted(layers, "layer")}, which counts.`,
 		);
 	}
-	const depths = prediction?.depths ?? 0;
+	const depths = mtp?.depths ?? 0;
 	if (configuration.mtpNumLayers !== depths) {
 		notes.push(
-			`mtp-num-layers is ${configuration.mtpNumLayers}, but hybrid-layer-pattern has ${depths} prediction depths, which counts.`,
+			`mtp-num-layers is ${configuration.mtpNumLayers}, but hybrid-layer-pattern has ${depths} MTP depths, which counts.`,
 		);
 	}
 	return notes;

@@ -67,7 +67,7 @@ export const modelMakingKeys: readonly Key[] = keys.filter((key) => modelPartOf(
 /** The value of a key; undefined: the description does not tell. */
 function valueIn(description: ModelDescription, key: Key): unknown {
 	const property = propertyOf(key);
-	// Where a pipeline cuts the layers makes no other model, nor how often a prediction depth is repeated.
+	// Where a pipeline cuts the layers makes no other model, nor how often an MTP depth is repeated.
 	if (property === "hybridLayerPattern" && property in description) {
 		return storedPattern(String(description[property]), { repeated: description.mtpUseRepeatedLayer === true });
 	}
@@ -77,7 +77,7 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 		// Equal sizes one by one are those of all.
 		return Array.isArray(sizes) && sizes.every((size) => size === description[own.size]) ? null : sizes;
 	}
-	// Layers of prediction depths alone have the size of all where a list has the others'.
+	// Layers of MTP depths alone have the size of all where a list has the others'.
 	const listed = perLayerSizes.find(({ size }) => size === property);
 	if (listed && Array.isArray(description[listed.list]) && !String(description.hybridLayerPattern).includes("/")) {
 		return undefined;

@@ -1,4 +1,4 @@
-/** A microbatch as a multi-token prediction depth reads it. */
+/** A microbatch as an MTP depth reads it. */
 import type { Microbatch } from "./microbatch.ts";
 
 /** Ids, labels and mask of the tokens `shift` places later in the same sequence; zeros where the sequence has ended. */

@@ -140,8 +140,8 @@ function cutPattern(c: TrainingConfiguration, stages: number, virtualStages: num
 			.map(blockText)
 			.join(""),
 	);
-	const prediction = pattern.indexOf("/");
-	return cut.join("|") + (prediction < 0 ? "" : pattern.slice(prediction));
+	const slash = pattern.indexOf("/");
+	return cut.join("|") + (slash < 0 ? "" : pattern.slice(slash));
 }
 
 /** As a pattern writes it: several layers in brackets. */

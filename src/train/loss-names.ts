@@ -14,7 +14,7 @@ import { depthLoss } from "./mtp-loss.ts";
 
 /** In logging order: next-token loss, MTP depths, distillation, elastic budgets. */
 export function lossNames(model: HybridConfig, elastic: ElasticConfig | null, distils: boolean): string[] {
-	const depths = Array.from({ length: model.prediction?.depths ?? 0 }, (_, depth) => depthLoss(depth));
+	const depths = Array.from({ length: model.mtp?.depths ?? 0 }, (_, depth) => depthLoss(depth));
 	const budget = elastic === null || elastic.router.frozen ? [] : [budgetLossName];
 	const taught = elastic === null ? [] : [...elastic.budgets, parentBudget(elastic, model)].map(distillationLossOf);
 	return [

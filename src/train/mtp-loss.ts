@@ -40,15 +40,15 @@ export function forEachMtpDepth(
 	observe: Observer | undefined,
 	use: (hidden: Tensor, target: DepthTarget) => void,
 ): void {
-	const { prediction } = stage.parts.config;
-	if (prediction === null) return;
+	const { mtp } = stage.parts.config;
+	if (mtp === null) return;
 	let hidden = normed.share();
-	for (let depth = 0; depth < prediction.depths; depth++) {
+	for (let depth = 0; depth < mtp.depths; depth++) {
 		using previous = hidden;
 		const later = rolled(microbatch, depth + 1);
 		using ids = Tensor.from(tape.device, later.ids);
 		hidden = mtpDepth(tape, stage.parts, depth, ids, previous, input, observe);
-		use(hidden, targetOf(tape, microbatch, later, depth, prediction.lossScalingFactor / prediction.depths));
+		use(hidden, targetOf(tape, microbatch, later, depth, mtp.lossScalingFactor / mtp.depths));
 	}
 	hidden[Symbol.dispose]();
 }

@@ -47,7 +47,7 @@ export async function holdLanguage(
 	const groups = await moduleGroups(world, grid, {
 		experts: config.moe.experts,
 		sequenceParallel: true,
-		copies: config.tieWordEmbeddings || config.prediction !== null,
+		copies: config.tieWordEmbeddings || config.mtp !== null,
 		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
 		...(specification.dispatcher && { dispatcher: specification.dispatcher }),
 	});

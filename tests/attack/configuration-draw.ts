@@ -64,7 +64,7 @@ function grouped(draw: Draw, layers: readonly string[]): string {
 	return pieces.join(draw.chance(0.3) ? "|" : "");
 }
 
-function drawPrediction(draw: Draw): Flags {
+function drawMtp(draw: Draw): Flags {
 	return {
 		"mtp-loss-scaling-factor": draw.one(["0.1", "0.5"]),
 		...draw.sometimes(0.4, () => ({ "mtp-use-repeated-layer": on })),
@@ -330,8 +330,8 @@ function drawOptimizer(draw: Draw): Flags {
 /** A model and what is trained of it; sizes of batches fit two lanes. */
 export function drawModel(draw: Draw): Flags {
 	const layers = drawPattern(draw);
-	const prediction = draw.chance(0.15) ? `/${draw.one(["M", "*", "E", "*E", "-"])}` : "";
-	const pattern = layers + prediction.repeat(draw.whole(1, 2));
+	const mtp = draw.chance(0.15) ? `/${draw.one(["M", "*", "E", "*E", "-"])}` : "";
+	const pattern = layers + mtp.repeat(draw.whole(1, 2));
 	const vision = draw.chance(0.35);
 	const sizes: Flags = {
 		"hybrid-layer-pattern": pattern,
@@ -351,7 +351,7 @@ export function drawModel(draw: Draw): Flags {
 	const trained: Flags = draw.chance(0.1) ? drawElastic(draw, sizes) : draw.sometimes(0.12, () => drawAdapters(draw));
 	return {
 		...sizes,
-		...(prediction !== "" && drawPrediction(draw)),
+		...(mtp !== "" && drawMtp(draw)),
 		...drawActivation(draw),
 		...(vision && drawVision(draw)),
 		...trained,

@@ -75,11 +75,11 @@ test("brackets make several layers one block", () => {
 	expect(withoutCuts("M[M*]|-/*E")).toBe("MM*-/*E");
 });
 
-test("/ begins a prediction depth; empty depths alone are none", () => {
-	const prediction = (pattern: string) => parsePattern(pattern).prediction;
-	expect(prediction("ME*M-/*E")).toEqual({ depths: 1, layers: ["*", "E"] });
-	expect(prediction("M*|ME-/*E/*E")).toEqual({ depths: 2, layers: ["*", "E"] });
-	for (const pattern of ["M*", "M*/", "M*//"]) expect(prediction(pattern)).toBeNull();
+test("/ begins an MTP depth; empty depths alone are none", () => {
+	const mtp = (pattern: string) => parsePattern(pattern).mtp;
+	expect(mtp("ME*M-/*E")).toEqual({ depths: 1, layers: ["*", "E"] });
+	expect(mtp("M*|ME-/*E/*E")).toEqual({ depths: 2, layers: ["*", "E"] });
+	for (const pattern of ["M*", "M*/", "M*//"]) expect(mtp(pattern)).toBeNull();
 	expect(parseHybridPattern("M*/*E").join("")).toBe("M*");
 	expect(withoutCuts("M*//")).toBe("M*");
 	expect(storedPattern("M[*-]/*E/*E", { repeated: false })).toBe("M*-/*E/*E");
@@ -87,7 +87,7 @@ test("/ begins a prediction depth; empty depths alone are none", () => {
 	expect(storedPattern("M*", { repeated: true })).toBe("M*");
 });
 
-test("every mistake of groups and prediction depths is refused at its position", () => {
+test("every mistake of groups and MTP depths is refused at its position", () => {
 	for (const [pattern, position, sentence] of [
 		["M[*-", 2, "the group is not closed"],
 		["M*]", 3, "no group is open"],

@@ -81,7 +81,7 @@ test("a run's key that came later had its default; a description by another form
 	expect(modelDifferences(described, here)).toEqual([]);
 });
 
-test("how often a prediction depth is repeated makes no other model; depths of their own do", () => {
+test("how often an MTP depth is repeated makes no other model; depths of their own do", () => {
 	const pattern = (hybridLayerPattern: string, mtpUseRepeatedLayer?: boolean) => ({
 		hybridLayerPattern,
 		...(mtpUseRepeatedLayer === undefined ? {} : { mtpUseRepeatedLayer }),

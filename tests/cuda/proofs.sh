@@ -177,7 +177,7 @@ if is_wanted gradients; then
 	prove "gradients: adapters of experts" gradients dp2ep2 "${pattern[@]}" --lora-rank 4 \
 		--lora-target-modules experts.linear_fc1 experts.linear_fc2
 	prove "gradients: layers with sizes of their own" gradients dp2 --hybrid-layer-pattern 'M*EM*E' --mamba-num-heads-per-layer 8 4
-	prove "gradients: prediction depths on two stages" gradients pp2 --hybrid-layer-pattern 'M*|E-/ME/ME' --mtp-num-layers 2
+	prove "gradients: MTP depths on two stages" gradients pp2 --hybrid-layer-pattern 'M*|E-/ME/ME' --mtp-num-layers 2
 	prove "gradients: gated experts with biases and clamps" gradients tp2ep2 "${pattern[@]}" --no-squared-relu --swiglu --add-bias-linear \
 		--moe-shared-expert-intermediate-size 0 --activation-func-clamp-value 7
 	prove "gradients: quick GeGLU" gradients dp2ep2 "${pattern[@]}" --no-squared-relu --quick-geglu --activation-func-clamp-value 7 --glu-linear-offset 1

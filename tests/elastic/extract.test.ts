@@ -183,7 +183,7 @@ describe("choices", () => {
 	});
 });
 
-test("a pattern without some layers keeps its groups and prediction depths", () => {
+test("a pattern without some layers keeps its groups and MTP depths", () => {
 	const kept = (text: string) => [...text].map((one) => one === "1");
 	expect(patternOf("M[ME]|*E/ME", kept("11111"))).toBe("M[ME]*E/ME");
 	expect(patternOf("M[ME]|*E/ME", kept("10101"))).toBe("MEE/ME");

@@ -25,7 +25,7 @@ export function elasticModel(pattern: string, sizes: ModelSizes): HybridConfig {
 		...language,
 		pattern: [...pattern] as HybridConfig["pattern"],
 		blocks: [...pattern].map(() => 1),
-		prediction: null,
+		mtp: null,
 		hiddenSize: hidden,
 		vocabularySize: vocabulary,
 		paddedVocabularySize: vocabulary,

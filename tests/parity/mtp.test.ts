@@ -23,7 +23,7 @@ for (const name of ["mtp-1", "mtp-2"]) {
 
 test("another weight of the prediction losses is noticed", async () => {
 	const report = await mtpParity(device, golden("mtp-1"), {
-		configure: (config) => ({ ...config, prediction: { ...config.prediction!, lossScalingFactor: 0.1 } }),
+		configure: (config) => ({ ...config, mtp: { ...config.mtp!, lossScalingFactor: 0.1 } }),
 	});
 	expect(firstFailure(report)?.name).toBe("step 1 gradient of embedding.word_embeddings.weight");
 });

@@ -41,7 +41,7 @@ test("recomputed depths change nothing", async () => {
 
 test("repeated depths run one depth's parameters, whose gradient is the sum over depths", async () => {
 	const config = tiny(pattern);
-	const repeated = { ...config, prediction: { ...config.prediction!, repeated: true } };
+	const repeated = { ...config, mtp: { ...config.mtp!, repeated: true } };
 	using several = await Training.open(config, device);
 	using one = await Training.open(repeated, device);
 	expect([storedDepths(config), storedDepths(repeated)]).toEqual([2, 1]);

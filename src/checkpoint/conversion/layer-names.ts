@@ -42,11 +42,11 @@ export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
  * one.
  */
 export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
-	const { segments, prediction } = parseAt(pattern, path);
+	const { segments, mtp } = parseAt(pattern, path);
 	const refuse = (reason: string): never => {
 		throw new UserError(`${path}: pattern "${pattern}" is of no GPT model: ${reason}.`);
 	};
-	if (prediction !== null) refuse("multi-token prediction has no place in one");
+	if (mtp !== null) refuse("multi-token prediction has no place in one");
 	const layers = segments.flat(2);
 	const [attention, dense, experts] = (["*", "-", "E"] as const).map((symbol) => countLayers(layers, symbol)) as [
 		number,

@@ -320,7 +320,7 @@ function numberingArguments(known: JsonObject, layers: MegatronLayers): JsonObje
 }
 
 /** Megatron's arguments about multi-token prediction; the pattern has its layers. */
-function predictionArguments(configuration: LanguageModelConfiguration): JsonObject {
+function mtpArguments(configuration: LanguageModelConfiguration): JsonObject {
 	const depths = configuration.hybridLayerPattern.split("/").length - 1;
 	if (depths === 0) return {};
 	return {
@@ -344,7 +344,7 @@ function argumentsOf(configuration: LanguageModelConfiguration | null, weights: 
 		tensor_model_parallel_size: 1,
 		pipeline_model_parallel_size: 1,
 		num_layers: configuration.numLayers,
-		...predictionArguments(configuration),
+		...mtpArguments(configuration),
 		hidden_size: configuration.hiddenSize,
 		ffn_hidden_size: configuration.ffnHiddenSize,
 		num_attention_heads: configuration.numAttentionHeads,

@@ -13,7 +13,7 @@ import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 
 /** The part of the configuration that decides the language model's function. */
 export interface LanguageModelConfiguration {
-	/** Main part and prediction depths. */
+	/** Main part and MTP depths. */
 	readonly hybridLayerPattern: string;
 	/** Absent: the format does not tell. */
 	readonly mtpUseRepeatedLayer?: boolean;
@@ -186,7 +186,7 @@ export function configurationFromHuggingFace(
 		return value;
 	};
 	const main = mainPattern(values, bad);
-	const pattern = main + predictionPattern(values, read("num_nextn_predict_layers", 0, true), bad);
+	const pattern = main + mtpPattern(values, read("num_nextn_predict_layers", 0, true), bad);
 	const configuration: Record<string, unknown> = { hybridLayerPattern: pattern, numLayers: main.length };
 	for (const [key, [name, missing]] of Object.entries(sizes)) configuration[key] = read(name, missing, true);
 	for (const [key, [name, missing]] of Object.entries(numbers)) configuration[key] = read(name, missing, false);
@@ -242,8 +242,8 @@ function layersIn(values: Record<string, unknown>, list: string, text: string, b
 /** More depths than any model has. */
 const mostDepths = 64;
 
-/** The prediction depths of a pattern, each after a `/`. */
-function predictionPattern(values: Record<string, unknown>, depths: number, bad: Refuse): string {
+/** The MTP depths of a pattern, each after a `/`. */
+function mtpPattern(values: Record<string, unknown>, depths: number, bad: Refuse): string {
 	if (depths === 0) return "";
 	if (depths > mostDepths) bad(`num_nextn_predict_layers is ${depths}, at most ${mostDepths} are read`);
 	// transformers' default.

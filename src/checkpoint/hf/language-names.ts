@@ -17,7 +17,7 @@ export interface Spelling {
 	/** separate: a tensor for each expert (published checkpoints); packed: all experts of a layer stacked (transformers). */
 	readonly experts: "separate" | "packed";
 	/** In front of `mtp.layers.`; absent: nothing, also in vision-language models. */
-	readonly prediction?: string;
+	readonly mtp?: string;
 }
 
 export const spellings = {
@@ -31,15 +31,15 @@ export type SpellingName = keyof typeof spellings;
 export function detectSpelling(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;
 	let experts: Spelling["experts"] = "separate";
-	let prediction = "";
+	let mtp = "";
 	for (const name of names) {
-		prediction = /^(.+\.)mtp\.layers\.\d+\./.exec(name)?.[1] ?? prediction;
+		mtp = /^(.+\.)mtp\.layers\.\d+\./.exec(name)?.[1] ?? mtp;
 		const embedding = /^(.*)embeddings\.weight$/.exec(name);
 		if (embedding && /^((.*\.)?(backbone|model)\.)$/.test(embedding[1]!)) base = embedding[1]!;
 		if (name.endsWith(".mixer.experts.up_proj") || name.endsWith(".mixer.experts.down_proj")) experts = "packed";
 	}
 	if (base === null) return null;
-	return { base, head: base.replace(/(backbone|model)\.$/, ""), experts, ...(prediction === "" ? {} : { prediction }) };
+	return { base, head: base.replace(/(backbone|model)\.$/, ""), experts, ...(mtp === "" ? {} : { mtp }) };
 }
 
 /**
@@ -62,9 +62,7 @@ export function requireCounts(
 	const [main = "", depth = ""] = pattern.split("/");
 	const { numExperts: experts } = modelOfLayer(configuration, first);
 	const place =
-		first < main.length
-			? `${spelling.base}layers.${first}.`
-			: `${spelling.prediction ?? ""}mtp.layers.${depth.indexOf("E")}.`;
+		first < main.length ? `${spelling.base}layers.${first}.` : `${spelling.mtp ?? ""}mtp.layers.${depth.indexOf("E")}.`;
 	if (spelling.experts === "packed") {
 		const packed = `${place}mixer.experts.up_proj`;
 		const found = stored.get(packed)?.shape[0];
@@ -108,7 +106,7 @@ export function addLanguage(
 		if (paddedRows > v) builder.padded.add(logical);
 	};
 	vocabulary(`${prefix}embedding.word_embeddings.weight`, `${spelling.base}embeddings.weight`);
-	const { segments, prediction } = parsePattern(configuration.hybridLayerPattern);
+	const { segments, mtp } = parsePattern(configuration.hybridLayerPattern);
 	segments.flat(2).forEach((symbol, index) => {
 		const logical = `${prefix}decoder.layers.${index}.`;
 		const foreign = `${spelling.base}layers.${index}.`;
@@ -118,13 +116,13 @@ export function addLanguage(
 	if (configuration.untieEmbeddingsAndOutputWeights) {
 		vocabulary(`${prefix}output_layer.weight`, `${spelling.head}lm_head.weight`);
 	}
-	const depths = configuration.mtpUseRepeatedLayer ? Math.min(1, prediction?.depths ?? 0) : (prediction?.depths ?? 0);
+	const depths = configuration.mtpUseRepeatedLayer ? Math.min(1, mtp?.depths ?? 0) : (mtp?.depths ?? 0);
 	for (let depth = 0; depth < depths; depth++) {
-		addDepth(builder, configuration, spelling, depth, prediction!.layers);
+		addDepth(builder, configuration, spelling, depth, mtp!.layers);
 	}
 }
 
-/** A prediction depth: its layers are numbered through all depths, and its own tensors stand with its first and last layer. */
+/** An MTP depth: its layers are numbered through all depths, and its own tensors stand with its first and last layer. */
 function addDepth(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,
@@ -134,7 +132,7 @@ function addDepth(
 ): void {
 	const { hiddenSize: h } = configuration;
 	const logical = `language_model.mtp.layers.${depth}.`;
-	const foreign = (at: number) => `${spelling.prediction ?? ""}mtp.layers.${depth * layers.length + at}.`;
+	const foreign = (at: number) => `${spelling.mtp ?? ""}mtp.layers.${depth * layers.length + at}.`;
 	const same = (name: string, at: number, shape: readonly number[]) =>
 		builder.same(logical + name, foreign(at) + name, shape);
 	same("enorm.weight", 0, [h]);

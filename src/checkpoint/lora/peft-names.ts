@@ -147,16 +147,16 @@ function linkRows(
  */
 export function peftSpelling(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;
-	let prediction: string | null = null;
+	let mtp: string | null = null;
 	for (const name of names) {
 		const [, place] = /^base_model\.model\.(.*?)layers\.\d+\.mixer\./.exec(name) ?? [];
 		if (place === undefined) continue;
-		if (/(^|\.)mtp\.$/.test(place)) prediction = place.replace(/mtp\.$/, "");
+		if (/(^|\.)mtp\.$/.test(place)) mtp = place.replace(/mtp\.$/, "");
 		else base = place;
 	}
-	if (base === null && prediction === null) return null;
+	if (base === null && mtp === null) return null;
 	const own = base ?? spellings.published.base;
-	const ahead = prediction ? { prediction } : {};
+	const ahead = mtp ? { mtp } : {};
 	return { base: own, head: own.replace(/(backbone|model)\.$/, ""), experts: "separate", ...ahead };
 }
 

@@ -13,7 +13,7 @@ import { PythonFloat } from "../pickle/writer.ts";
 /** More nodes or levels than any real state has: shared references could make a small pickle huge. */
 const LARGEST_STATE = 2_000_000;
 const DEEPEST_STATE = 64;
-/** More prediction depths than any model has. */
+/** More MTP depths than any model has. */
 const MOST_DEPTHS = 64;
 
 export type JsonObject = { readonly [key: string]: Json };
@@ -101,7 +101,7 @@ export function isJsonObject(value: Json | undefined): value is JsonObject {
 }
 
 /**
- * The layer pattern among Megatron's arguments, with its cuts, groups and prediction depths; null: they are of a GPT model, or of
+ * The layer pattern among Megatron's arguments, with its cuts, groups and MTP depths; null: they are of a GPT model, or of
  * none.
  */
 export function patternOfArguments(args: JsonObject): string | null {

@@ -10,7 +10,7 @@ const needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration)
 		"freeze-vit and freeze-projection: the teacher sees the student's image rows",
 		(c) => !hasEncoder(c) || c.selfDistillation || (c.freezeVit && c.freezeProjection),
 	],
-	["a pattern without multi-token prediction", (c) => parsePattern(c.hybridLayerPattern).prediction === null],
+	["a pattern without multi-token prediction", (c) => parsePattern(c.hybridLayerPattern).mtp === null],
 	["no adapters", (c) => c.loraRank === null],
 	["no z-loss-coeff", (c) => c.zLossCoeff === 0],
 ];

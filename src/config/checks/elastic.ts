@@ -34,7 +34,7 @@ const given: readonly (readonly [Key, (c: TrainingConfiguration) => boolean])[] 
 const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, string])[] = [
 	[
 		"hybrid-layer-pattern",
-		(c) => parsePattern(c.hybridLayerPattern).prediction !== null,
+		(c) => parsePattern(c.hybridLayerPattern).mtp !== null,
 		"allowed with flextron is a pattern without multi-token prediction",
 	],
 	["lora-rank", (c) => c.loraRank !== null, "allowed only without flextron"],

@@ -34,13 +34,13 @@ export const modelKeys = {
 	),
 	"hybrid-layer-pattern": required(
 		text,
-		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts; | between pipeline segments, [ ] around layers that are one block, / before each multi-token prediction depth.",
+		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts; | between pipeline segments, [ ] around layers that are one block, / before each multi-token prediction (MTP) depth.",
 		{ aliases: ["hybrid-override-pattern"] },
 	),
 	"mtp-num-layers": derived(
 		integer(0),
 		"parts after / in hybrid-layer-pattern",
-		"Prediction depths; the pattern wins.",
+		"Depths of multi-token prediction (MTP); the pattern wins.",
 		{
 			model: false,
 		},
@@ -51,7 +51,7 @@ export const modelKeys = {
 		"Weight of all multi-token prediction losses together beside the language model's.",
 		{ model: false },
 	),
-	"mtp-use-repeated-layer": off("Every multi-token prediction depth runs the first one's parameters."),
+	"mtp-use-repeated-layer": off("Every MTP depth runs the first one's parameters."),
 	"num-layers": derived(integer(1), "symbols of hybrid-layer-pattern", "Number of layers; the pattern wins.", {
 		model: false,
 	}),

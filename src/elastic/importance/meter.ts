@@ -43,7 +43,7 @@ export class ImportanceMeter {
 		const { tp, experts } = model.parallel;
 		return (layer, name, value, offsets) => {
 			const sums = this.#layers[layer];
-			// Layers of prediction depths have no submodels.
+			// Layers of MTP depths have no submodels.
 			if (sums === undefined) return;
 			if (name === "normed") addMagnitudes(this.#embedding, value.toFloat32(), value.width);
 			else if (name === "heads") {

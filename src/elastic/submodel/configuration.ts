@@ -9,9 +9,9 @@ import { firstOfGroups, firstPlaces, type KeptUnits, type LayerUnits, wholeLayer
 export type SubmodelKeys = Pick<LanguageModelConfiguration, "hiddenSize" | "hybridLayerPattern" | "numLayers"> &
 	Partial<LanguageModelConfiguration>;
 
-/** Sizes of the layers that stay; those of prediction depths keep the parent's. */
+/** Sizes of the layers that stay; those of MTP depths keep the parent's. */
 export function submodelKeys(parent: LanguageModelConfiguration, submodel: Submodel): SubmodelKeys {
-	const { segments, prediction } = parsePattern(parent.hybridLayerPattern);
+	const { segments, mtp } = parsePattern(parent.hybridLayerPattern);
 	const pattern = segments.flat(2);
 	const stays = (symbol: string) =>
 		pattern.flatMap((layer, index) => (layer === symbol ? [submodel.keptLayers[index]!] : []));
@@ -24,7 +24,7 @@ export function submodelKeys(parent: LanguageModelConfiguration, submodel: Submo
 	const own = perLayerSizes.flatMap(({ symbol, size, list }) => {
 		const kept = sizes[size].filter((_, at) => stays(symbol)[at]);
 		const shared = sharedSize(kept, parent[size]);
-		if (prediction?.layers.includes(symbol) && (shared.list !== null || shared.size !== parent[size])) {
+		if (mtp?.layers.includes(symbol) && (shared.list !== null || shared.size !== parent[size])) {
 			return [[list, kept] as const];
 		}
 		return [[size, shared.size] as const, [list, shared.list] as const];

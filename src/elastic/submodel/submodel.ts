@@ -21,7 +21,7 @@ export interface Submodel {
 	readonly keptLayers: readonly boolean[];
 }
 
-/** The parent as its own largest submodel. Layers of prediction depths are in none. */
+/** The parent as its own largest submodel. Layers of MTP depths are in none. */
 export function parentSubmodel(config: HybridConfig): Submodel {
 	const { pattern, hiddenSize } = config;
 	const everyLayer = (symbol: string, size: (layer: HybridConfig) => number) =>

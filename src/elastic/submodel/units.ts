@@ -80,13 +80,13 @@ export function selectionsOf(
 	kept: KeptUnits,
 ): Map<string, Selection> {
 	const { hidden } = kept;
-	const { prediction } = parsePattern(configuration.hybridLayerPattern);
+	const { mtp } = parsePattern(configuration.hybridLayerPattern);
 	const pattern = parsePattern(configuration.hybridLayerPattern).segments.flat(2);
 	const tables = pattern.map((symbol, index) => {
 		const units = kept.layers[index];
 		return units ? tensorsOfLayer(symbol, modelOfLayer(configuration, index), units, hidden) : null;
 	});
-	const ahead = prediction?.layers.map((symbol) => tensorsOfLayer(symbol, configuration, wholeLayer, hidden)) ?? [];
+	const ahead = mtp?.layers.map((symbol) => tensorsOfLayer(symbol, configuration, wholeLayer, hidden)) ?? [];
 	const numbers = newNumbers(kept.layers);
 	const selections = new Map<string, Selection>();
 	for (const name of store.tensors.keys()) {

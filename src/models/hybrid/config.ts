@@ -43,7 +43,7 @@ export interface HybridConfig {
 	/** Number of layers of each block, in order: 1, or the size of a bracket group. */
 	readonly blocks: readonly number[];
 	/** Multi-token prediction; null: none. */
-	readonly prediction: MtpConfig | null;
+	readonly mtp: MtpConfig | null;
 	readonly hiddenSize: number;
 	readonly vocabularySize: number;
 	/** Rows of the embedding and the output layer, padding included. */

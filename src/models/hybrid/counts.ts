@@ -51,7 +51,7 @@ function firstLayerFactor(c: TrainingConfiguration): number {
 	return hasGatedActivation(c) ? 2 : 1;
 }
 
-/** A layer of the main part with its own sizes, or one of a prediction depth. */
+/** A layer of the main part with its own sizes, or one of an MTP depth. */
 interface PassedLayer {
 	readonly symbol: LayerSymbol;
 	readonly c: TrainingConfiguration;
@@ -64,8 +64,8 @@ function mainLayers(c: TrainingConfiguration): PassedLayer[] {
 
 /** Layers that a token passes: the main part, and each MTP depth. */
 function passedLayers(c: TrainingConfiguration): PassedLayer[] {
-	const { prediction } = parsePattern(c.hybridLayerPattern);
-	const ahead = Array.from({ length: prediction?.depths ?? 0 }, () => prediction!.layers);
+	const { mtp } = parsePattern(c.hybridLayerPattern);
+	const ahead = Array.from({ length: mtp?.depths ?? 0 }, () => mtp!.layers);
 	return [...mainLayers(c), ...ahead.flat().map((symbol) => ({ symbol, c }))];
 }
 

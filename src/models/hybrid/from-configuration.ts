@@ -78,13 +78,13 @@ export type LanguageModelKeys = Pick<
 	Partial<Pick<TrainingConfiguration, PerLayerSize["list"]>>;
 
 export function hybridConfig(c: LanguageModelKeys): HybridConfig {
-	const { segments, prediction } = parsePattern(c.hybridLayerPattern);
+	const { segments, mtp } = parsePattern(c.hybridLayerPattern);
 	return {
 		pattern: segments.flat(2),
 		blocks: segments.flat().map(({ length }) => length),
-		prediction: prediction && {
-			depths: prediction.depths,
-			pattern: prediction.layers,
+		mtp: mtp && {
+			depths: mtp.depths,
+			pattern: mtp.layers,
 			repeated: c.mtpUseRepeatedLayer,
 			lossScalingFactor: c.mtpLossScalingFactor,
 		},

@@ -30,14 +30,14 @@ export function mainLayer({ pattern }: HybridConfig, index: number): LayerPlace 
 }
 
 /** Number of MTP depths with parameters of their own. */
-export function storedDepths({ prediction }: HybridConfig): number {
-	if (prediction === null) return 0;
-	return prediction.repeated ? 1 : prediction.depths;
+export function storedDepths({ mtp }: HybridConfig): number {
+	if (mtp === null) return 0;
+	return mtp.repeated ? 1 : mtp.depths;
 }
 
 /** The layers of an MTP depth with parameters. */
-export function mtpLayers({ pattern, prediction }: HybridConfig, depth: number): LayerPlace[] {
-	const layers = prediction!.pattern;
+export function mtpLayers({ pattern, mtp }: HybridConfig, depth: number): LayerPlace[] {
+	const layers = mtp!.pattern;
 	return layers.map((symbol, at) => ({
 		index: pattern.length + depth * layers.length + at,
 		symbol,

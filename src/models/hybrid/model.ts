@@ -56,7 +56,7 @@ export class HybridModel implements Disposable {
 		this.#routerPrefixes = new Map(routed.map(({ index, prefix }) => [index, prefix]));
 		this.routers = new Map(
 			routed.map(({ index }) => {
-				const passes = config.prediction?.repeated && index >= config.pattern.length ? config.prediction.depths : 1;
+				const passes = config.mtp?.repeated && index >= config.pattern.length ? config.mtp.depths : 1;
 				return [
 					index,
 					new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tp.size, passes }),

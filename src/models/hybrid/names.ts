@@ -33,7 +33,7 @@ export function hybridParameters(
 	const embeds = segments.some((segment) => segment.embeds);
 	const hasHead = segments.some((segment) => segment.hasHead);
 	// A tied output layer, or MTP depths, on another stage than the embedding read a copy; the gradients of both are summed.
-	const rereads = tied || config.prediction !== null;
+	const rereads = tied || config.mtp !== null;
 	const copied = rereads && embeds !== hasHead;
 	const embeddingTable: ParameterSpec = {
 		...vocabulary(wordEmbedding, config.embeddingInitMethodStd),

@@ -10,7 +10,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 	return {
 		pattern: l.pattern,
 		blocks: l.pattern.map(() => 1),
-		prediction: null,
+		mtp: null,
 		hiddenSize: l.hidden_size,
 		vocabularySize: l.vocab_size,
 		paddedVocabularySize: l.padded_vocab_size,

@@ -61,13 +61,13 @@ export function mtpModel(
 	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
 	dtype: Precision,
 ): HybridConfig {
-	const { segments, prediction } = parsePattern(pattern);
+	const { segments, mtp } = parsePattern(pattern);
 	return {
 		pattern: segments.flat(2),
 		blocks: segments.flat().map(({ length }) => length),
-		prediction: prediction && {
-			depths: prediction.depths,
-			pattern: prediction.layers,
+		mtp: mtp && {
+			depths: mtp.depths,
+			pattern: mtp.layers,
 			repeated: false,
 			lossScalingFactor: t.mtp_loss_scaling_factor,
 		},

@@ -29,7 +29,7 @@ import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golde
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
 
-export interface PredictionParityOptions {
+export interface MtpParityOptions {
 	readonly onStep?: (step: number, of: number) => void;
 	/** Default fp32, compared value by value; bf16 only by its losses. */
 	readonly precision?: Precision;
@@ -40,11 +40,7 @@ export interface PredictionParityOptions {
 }
 
 /** Trains the model in this process. */
-export async function mtpParity(
-	device: Device,
-	path: string,
-	options: PredictionParityOptions = {},
-): Promise<ParityReport> {
+export async function mtpParity(device: Device, path: string, options: MtpParityOptions = {}): Promise<ParityReport> {
 	return await mtpLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
 }
 
@@ -61,7 +57,7 @@ export async function mtpLayoutParity(
 	world: World,
 	layout: NamedTopology,
 	path: string,
-	options: PredictionParityOptions = {},
+	options: MtpParityOptions = {},
 ): Promise<ParityReport> {
 	const { config: file, golden } = mtpFormat.read(path);
 	const plan = planOfMtpGolden(layout, path);

@@ -144,7 +144,7 @@ export function specificationOn(subject: Subject, { language }: Topology): RunSp
 
 /** Why a microbatch's losses depend on the samples that share it, as a sentence; null: they do not. */
 export function poolingReason({ language, samples }: Pick<Subject, "language" | "samples">): string | null {
-	if (language.prediction !== null) {
+	if (language.mtp !== null) {
 		return "multi-token prediction weighs the loss of a depth by the loss tokens that a microbatch has for it";
 	}
 	const has = (type: string) => language.moe.balancing.some((loss) => loss.type === type);

@@ -80,7 +80,7 @@ describe("reading", () => {
 		);
 	});
 
-	test("Megatron-Bridge keeps the layers of prediction depths apart", () => {
+	test("Megatron-Bridge keeps the layers of MTP depths apart", () => {
 		const bridge = { hybrid_layer_pattern: "ME*-", mtp_hybrid_override_pattern: "*E", mtp_num_layers: 2 };
 		expect(patternOfArguments(bridge)).toBe("ME*-/*E/*E");
 		expect(patternOfArguments({ ...bridge, hybrid_layer_pattern: "ME/*E" })).toBe("ME/*E");

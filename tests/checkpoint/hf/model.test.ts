@@ -341,7 +341,7 @@ test("every name and shape of a model is used once", () => {
 	expect(detectSpelling(["x_backbone.embeddings.weight"])).toBeNull();
 });
 
-test("names of prediction depths: numbered through all of them, at the top level whatever the rest begins with", () => {
+test("names of MTP depths: numbered through all of them, at the top level whatever the rest begins with", () => {
 	const json = { model_type: "nemotron_h", hybrid_override_pattern: "M", n_routed_experts: 2 };
 	const depths = { num_nextn_predict_layers: 2, mtp_hybrid_override_pattern: "*E" };
 	const configuration = configurationFromHuggingFace({ ...json, ...depths }, "config.json");
@@ -356,7 +356,7 @@ test("names of prediction depths: numbered through all of them, at the top level
 		"mtp.layers.3.mixer.experts.1.up_proj.weight",
 	);
 	// Other prefixes are read, and written again.
-	const prefixed = { ...inside, prediction: "language_model." };
+	const prefixed = { ...inside, mtp: "language_model." };
 	const { foreign } = languageCorrespondence(configuration, prefixed, "here");
 	expect(foreign.has("language_model.mtp.layers.2.eh_proj.weight")).toBe(true);
 	expect(detectSpelling(foreign.keys())).toEqual(prefixed);
@@ -366,7 +366,7 @@ test("names of prediction depths: numbered through all of them, at the top level
 	expect(repeated.foreign.has("mtp.layers.1.final_layernorm.weight")).toBe(true);
 });
 
-test("experts of a config.json are compared with those of the prediction depths where the main part has none", () => {
+test("experts of a config.json are compared with those of the MTP depths where the main part has none", () => {
 	const packed = { ...spellings.transformers };
 	const json = {
 		model_type: "nemotron_h",

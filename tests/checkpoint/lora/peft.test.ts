@@ -153,9 +153,9 @@ test("what is written is what was read", async () => {
 	expect(config(join(reference, "last"))).toMatchObject(rest);
 });
 
-describe("adapters of prediction depths stand under mtp.layers", () => {
+describe("adapters of MTP depths stand under mtp.layers", () => {
 	const wrapped = { base: "language_model.backbone.", head: "language_model.", experts: "separate" } as const;
-	for (const spelling of [spellings.published, wrapped, { ...wrapped, prediction: "language_model." }]) {
+	for (const spelling of [spellings.published, wrapped, { ...wrapped, mtp: "language_model." }]) {
 		test(JSON.stringify(spelling), () => {
 			using source = openHuggingFaceModel(base);
 			const configuration = { ...source.configuration, hybridLayerPattern: "ME*M-E/*-/*-" };
@@ -165,8 +165,8 @@ describe("adapters of prediction depths stand under mtp.layers", () => {
 				`language_model.mtp.layers.1.mtp_model_layer.layers.0.${projection}`,
 			];
 			const { builder, modules } = peftCorrespondence([ahead, main], 2, configuration, spelling, "p");
-			const prediction = "prediction" in spelling ? spelling.prediction : "";
-			expect(modules).toContain(`${prediction}mtp.layers.2.mixer.q_proj`);
+			const mtp = "mtp" in spelling ? spelling.mtp : "";
+			expect(modules).toContain(`${mtp}mtp.layers.2.mixer.q_proj`);
 			const found = peftSpelling(builder.foreign.keys());
 			expect(found).toEqual(spelling);
 			expect(weightsOf(new Set(modules), configuration, found!, "p")).toEqual([main, ahead]);

@@ -62,7 +62,7 @@ describe("counts", () => {
 	});
 });
 
-test("layers of prediction depths have the sizes of all", () => {
+test("layers of MTP depths have the sizes of all", () => {
 	const ahead = configurationOf({ ...base, ...lists, "hybrid-layer-pattern": "MEM*E/ME" });
 	const shapes = new Map(
 		hybridParameters(hybridConfig(ahead)).map(({ name, shape, experts }) => [name, [experts ?? 1, ...shape]]),

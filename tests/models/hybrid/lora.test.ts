@@ -56,7 +56,7 @@ describe("names", () => {
 		]);
 	});
 
-	test("a prediction depth has them too", () => {
+	test("an MTP depth has them too", () => {
 		const found = hybridParameters(tiny({ ...keys, "hybrid-layer-pattern": "M/*/*" })).map(({ name }) => name);
 		expect(found).toContain(
 			"language_model.mtp.layers.1.mtp_model_layer.layers.0.self_attention.linear_qkv.adapter.linear_in.weight",
