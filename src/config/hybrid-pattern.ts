@@ -19,7 +19,7 @@ export interface MtpPattern {
 }
 
 export interface HybridPattern {
-	/** Blocks of every segment of the main part; a segment may be empty. */
+	/** Blocks of every pipeline segment of the main part; a segment may be empty. */
 	readonly segments: readonly (readonly Block[])[];
 	/** null: no depth has layers. */
 	readonly mtp: MtpPattern | null;

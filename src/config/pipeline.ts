@@ -4,7 +4,7 @@ import { type Block, parsePattern } from "./hybrid-pattern.ts";
 const layersOf = (blocks: readonly Block[]) => blocks.reduce((sum, { length }) => sum + length, 0);
 
 /**
- * Layers of every segment, in order: where the pattern is cut by |, or equal ones, one a stage. One stage takes the whole
+ * Layers of every pipeline segment, in order: where the pattern is cut by |, or equal ones, one a stage. One stage takes the whole
  * pattern at once. Lengths of a pattern that pipelineObjection refuses mean nothing.
  */
 export function segmentLengths(pattern: string, stages: number): number[] {

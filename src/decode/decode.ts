@@ -5,7 +5,7 @@
 import { DeviceInput } from "../data/device-input.ts";
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ForwardInput } from "../models/hybrid/stage.ts";
+import type { ForwardInput } from "../models/hybrid/model-chunk.ts";
 import { placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Edge } from "../parallel/edge.ts";
 import type { Group } from "../parallel/group.ts";
@@ -193,7 +193,7 @@ function fill(
 	return passThrough(model, forward, tokens, sequences.length, ranks);
 }
 
-/** All stages, from the ids to the logits of the first `wanted` rows; null on a stage without a head. */
+/** This rank's model chunks, from the ids to the logits of the first `wanted` rows; null on a stage without a head. */
 function passThrough(
 	model: HybridModel,
 	forward: ForwardInput,
@@ -204,21 +204,21 @@ function passThrough(
 	const { device, parallel, config } = model;
 	const tape = new Tape(device, { recording: false });
 	let logits: Logits | null = null;
-	for (const [virtual, stage] of model.stages.entries()) {
-		const chunk = virtual * stages.size + stages.rank;
+	for (const [virtual, chunk] of model.chunks.entries()) {
+		const index = virtual * stages.size + stages.rank;
 		const entered =
-			chunk === 0 ? null : edges.get(chunk)!.receiveForward([tokens / parallel.tp.size], { returns: false });
+			index === 0 ? null : edges.get(index)!.receiveForward([tokens / parallel.tp.size], { returns: false });
 		using hidden = entered?.rows ?? null;
-		using result = stage.forward(tape, forward, hidden);
-		if (!stage.segment.hasHead) {
-			edges.get(chunk + 1)!.sendForward({ rows: result, rowsPerSample: [] }, { returns: false });
+		using result = chunk.forward(tape, forward, hidden);
+		if (!chunk.segment.hasHead) {
+			edges.get(index + 1)!.sendForward({ rows: result, rowsPerSample: [] }, { returns: false });
 			continue;
 		}
 		using whole = gatherColumns(tape, result, parallel.tp);
 		using first = whole.rowsFrom(0, wanted);
 		const values = wanted === 0 ? new Float32Array(0) : first.toFloat32();
 		const { width } = whole;
-		logits = { row: (index) => values.subarray(index * width, index * width + config.vocabularySize) };
+		logits = { row: (row) => values.subarray(row * width, row * width + config.vocabularySize) };
 	}
 	for (const [chunk, edge] of edges) if (chunk > 0) edge.settle();
 	return logits;

@@ -30,7 +30,7 @@ interface Task {
 	readonly parameters: Parameter[];
 }
 
-export interface Segment {
+export interface TapeSegment {
 	readonly name: string;
 	readonly entries: Entry[];
 	/** In the order in which backward met them. */
@@ -39,7 +39,7 @@ export interface Segment {
 
 /** The operation whose backward is running. */
 interface Running {
-	readonly segment: Segment;
+	readonly segment: TapeSegment;
 	readonly entry: Entry;
 	readonly weightGradients: WeightGradients;
 }
@@ -101,7 +101,7 @@ export interface TapeOptions {
 }
 
 export class Tape {
-	readonly segments: Segment[] = [];
+	readonly segments: TapeSegment[] = [];
 	readonly #uses: Uses;
 	#running: Running | null = null;
 
@@ -141,9 +141,9 @@ export class Tape {
 	}
 
 	/** Starts a segment: operations recorded from now on belong to it. */
-	begin(name: string): Segment {
+	begin(name: string): TapeSegment {
 		this.device.tracer?.scope(name);
-		const segment: Segment = { name, entries: [], tasks: this.#replayed?.segment.tasks ?? [] };
+		const segment: TapeSegment = { name, entries: [], tasks: this.#replayed?.segment.tasks ?? [] };
 		this.segments.push(segment);
 		return segment;
 	}
@@ -235,7 +235,7 @@ export class Tape {
 	}
 
 	/** Runs one segment backward. Its outputs' slots must hold their gradients. */
-	backwardSegment(segment: Segment, weightGradients: WeightGradients = "immediate"): void {
+	backwardSegment(segment: TapeSegment, weightGradients: WeightGradients = "immediate"): void {
 		this.device.tracer?.scope(`${segment.name} backward`);
 		for (let entry = segment.entries.pop(); entry !== undefined; entry = segment.entries.pop()) {
 			if (debugging(3)) debug(3, `backward ${segment.name} ${entry.name}`);
@@ -265,7 +265,7 @@ export class Tape {
 	}
 
 	/** Computes the weight gradients that are left, of one segment or of all, last to first; each lets go of what it read. */
-	drain(segment?: Segment): void {
+	drain(segment?: TapeSegment): void {
 		for (const one of segment ? [segment] : this.segments.toReversed()) {
 			if (one.tasks.length === 0) continue;
 			this.device.tracer?.scope(`${one.name} weight gradients`);
@@ -273,7 +273,7 @@ export class Tape {
 		}
 	}
 
-	#runTasks({ tasks }: Segment): void {
+	#runTasks({ tasks }: TapeSegment): void {
 		for (let task = tasks.shift(); task !== undefined; task = tasks.shift()) {
 			task.run();
 			for (const tensor of task.held) tensor[Symbol.dispose]();

@@ -9,7 +9,7 @@ import type { ElasticRouter } from "../elastic/router/router.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
-import { blocksOf, wholeModel } from "../models/hybrid/segments.ts";
+import { blocksOf, wholeModel } from "../models/hybrid/pipeline-segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
@@ -163,7 +163,7 @@ export function shapeOf(specification: RunSpecification, { language, colocated }
 	};
 }
 
-/** [segment][block]: whether the block sends experts' rows to other ranks. */
+/** [chunk][block]: whether the block sends experts' rows to other ranks. */
 function exchangesOf(
 	{ language, segments = [wholeModel(language.pattern.length)] }: RunSpecification,
 	{ shape }: Grid,
@@ -222,7 +222,7 @@ async function directionGroups(world: World, name: string, layout: EdgeLayout): 
 
 /** Whether this rank counts the losses: of the ranks with the output layer, the first of each tensor-parallel group. */
 function ownsLoss({ module, groups }: HeldModule<HybridModel>): boolean {
-	return groups.model.tp.rank === 0 && module.stages.some(({ segment }) => segment.hasHead);
+	return groups.model.tp.rank === 0 && module.chunks.some(({ segment }) => segment.hasHead);
 }
 
 function participationOf(

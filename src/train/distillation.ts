@@ -3,9 +3,9 @@
 import type { Sampled } from "../elastic/router/router.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
+import type { ForwardInput } from "../models/hybrid/model-chunk.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
 import { exhaust } from "../models/hybrid/nodes.ts";
-import type { ForwardInput } from "../models/hybrid/stage.ts";
 import { gatherSequence } from "../parallel/tensor-parallel.ts";
 import { klDivergence, type TeacherLogits } from "../tensor/ops/kl-divergence.ts";
 import { gemm } from "../tensor/ops/linear.ts";
@@ -36,18 +36,18 @@ export function teaches({ teacher }: DistillationOptions, elastic: Sampled | nul
 const tokensAtOnce = 1024;
 
 /**
- * The teacher's hidden states_(T/tp)H after stage `stage`, at full size; on the last stage normed and gathered to all tokens,
- * u_TH. `entered`: the stage's input from the stage before. `input`: on the teacher's own tape.
+ * The teacher's hidden states_(T/tp)H after chunk `chunk` of this rank, at full size; after the last chunk normed and gathered to all tokens,
+ * u_TH. `entered`: the chunk's input from the chunk before. `input`: on the teacher's own tape.
  */
 export function teacherHidden(
 	{ model }: Teacher,
-	stage: number,
+	chunk: number,
 	input: (tape: Tape) => ForwardInput,
 	entered: Tensor | null,
 ): Tensor {
 	const tape = new Tape(model.device, { recording: false });
-	const own = exhaust(model.stages[stage]!.hidden(tape, input(tape), entered));
-	if (!model.stages[stage]!.segment.hasHead) return own;
+	const own = exhaust(model.chunks[chunk]!.hidden(tape, input(tape), entered));
+	if (!model.chunks[chunk]!.segment.hasHead) return own;
 	using normed = own;
 	return gatherSequence(tape, normed, model.parallel.tp);
 }

@@ -1,18 +1,18 @@
-/** One microbatch's pass through a stage of the language model: image rows or hidden states in, hidden states or a loss out. */
+/** One microbatch's pass through a model chunk of the language model: image rows or hidden states in, hidden states or a loss out. */
 
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { Sampled } from "../elastic/router/router.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/hybrid/model-chunk.ts";
 import type { Nodes } from "../models/hybrid/nodes.ts";
-import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";
 import { GradientSlot } from "../tensor/gradient.ts";
 import type { SparseMatrix } from "../tensor/ops/spmm.ts";
 import type { Parameter } from "../tensor/parameter.ts";
-import { type Segment, Tape, type WeightGradients } from "../tensor/tape.ts";
+import { Tape, type TapeSegment, type WeightGradients } from "../tensor/tape.ts";
 import { axpby, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
@@ -57,19 +57,19 @@ export class LanguagePass implements Pass {
 	/** Gradient of the input rows; null: not wanted. */
 	#slot: GradientSlot | null = null;
 	#output: Rows | null = null;
-	/** Losses of each token, and their gradients; empty on a stage without the output layer. */
+	/** Losses of each token, and their gradients; empty on a chunk without the output layer. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
 	readonly #nodes: Nodes<void>;
 	/** Number of tape segments at the end of each node. */
 	readonly #ends: number[] = [];
 
 	/**
-	 * `entered` (taken over): image rows for the first stage, the stage before's hidden states for others. The forward pass adds
+	 * `entered` (taken over): image rows for the first chunk, the chunk before's hidden states for others. The forward pass adds
 	 * to `losses`. Throws a UserError that names the sample if image rows and image tokens differ in number.
 	 */
 	constructor(
 		readonly model: HybridModel,
-		readonly stage: HybridStage,
+		readonly chunk: ModelChunk,
 		microbatch: Microbatch,
 		entered: Rows | null,
 		losses: Losses,
@@ -97,10 +97,10 @@ export class LanguagePass implements Pass {
 	}
 
 	*#forward(microbatch: Microbatch, entered: Rows | null, losses: Losses): Nodes<void> {
-		const { model, stage, options } = this;
+		const { model, chunk, options } = this;
 		const { device, parallel } = model;
 		const leaf = entered && this.#leaf(entered.rows);
-		const places = stage.segment.embeds && entered ? this.#places(microbatch, entered.rowsPerSample) : null;
+		const places = chunk.segment.embeds && entered ? this.#places(microbatch, entered.rowsPerSample) : null;
 		const text = places ? { ...microbatch, ids: places.ids } : microbatch;
 		const input = this.#own(new DeviceInput(device, text, parallel.tp));
 		const matrix = places && this.#own(placement(device, places, parallel.tp));
@@ -111,13 +111,13 @@ export class LanguagePass implements Pass {
 		const plain = input.forward(options.dropoutKey, options.tokens);
 		const forward = { ...plain, ...images, masks: elastic?.masks };
 		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, entered, matrix));
-		using hidden = yield* stage.hidden(this.#tape, forward, places ? null : leaf, options.observe);
-		if (!stage.segment.hasHead) {
+		using hidden = yield* chunk.hidden(this.#tape, forward, places ? null : leaf, options.observe);
+		if (!chunk.segment.hasHead) {
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], beside: taught };
 			return;
 		}
 		const { observe } = options;
-		forEachMtpDepth(this.#tape, stage, microbatch, hidden, forward, observe, (predicted, target) => {
+		forEachMtpDepth(this.#tape, chunk, microbatch, hidden, forward, observe, (predicted, target) => {
 			const { name, labels, meanMask, gradient } = this.#own(target);
 			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
 			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
@@ -135,13 +135,13 @@ export class LanguagePass implements Pass {
 
 	/** Computes and records loss_T from normed hidden states. `gradient`: the weight of each token's loss. */
 	#loss(normed: Tensor, labels: Tensor, gradient: Tensor, observe?: Observer): Tensor {
-		using logits = this.stage.logits(this.#tape, normed, observe);
+		using logits = this.chunk.logits(this.#tape, normed, observe);
 		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));
 		this.#losses.push({ loss, gradient });
 		return loss;
 	}
 
-	/** Runs the teacher's stage on the same image rows, or on the hidden states that the teacher's stage before has sent. */
+	/** Runs the teacher's chunk on the same image rows, or on the hidden states that the teacher's chunk before has sent. */
 	#teach(teacher: Teacher, plain: ForwardInput, entered: Rows | null, matrix: SparseMatrix | null): Tensor {
 		const { tp } = this.model.parallel;
 		const input = (tape: Tape): ForwardInput => ({
@@ -150,13 +150,13 @@ export class LanguagePass implements Pass {
 				addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, entered!.rows, matrix, tp),
 			}),
 		});
-		return teacherHidden(teacher, this.model.stages.indexOf(this.stage), input, entered?.beside ?? null);
+		return teacherHidden(teacher, this.model.chunks.indexOf(this.chunk), input, entered?.beside ?? null);
 	}
 
 	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α. */
 	#taughtLoss(teacher: Teacher, taught: Tensor, normed: Tensor, input: DeviceInput, losses: Losses): Tensor {
 		const { alpha } = teacher;
-		using logits = this.stage.logits(this.#tape, normed, this.options.observe);
+		using logits = this.chunk.logits(this.#tape, normed, this.options.observe);
 		const weighted = (weight: number) => {
 			const gradient = this.#own(Tensor.empty(this.model.device, input.mask.shape));
 			axpby(input.mask, gradient, weight, 0);
@@ -215,7 +215,7 @@ export class LanguagePass implements Pass {
 		else for (const segment of this.#segments(node).reverse()) this.#tape.drain(segment);
 	}
 
-	#segments(node: number): Segment[] {
+	#segments(node: number): TapeSegment[] {
 		return this.#tape.segments.slice(this.#ends[node - 1] ?? 0, this.#ends[node]);
 	}
 

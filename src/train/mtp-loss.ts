@@ -1,8 +1,8 @@
 /** Losses of multi-token prediction (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/hybrid/model-chunk.ts";
 import { mtpDepth } from "../models/hybrid/mtp.ts";
-import type { ForwardInput, HybridStage, Observer } from "../models/hybrid/stage.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
@@ -33,21 +33,21 @@ export interface DepthTarget extends Disposable {
  */
 export function forEachMtpDepth(
 	tape: Tape,
-	stage: HybridStage,
+	chunk: ModelChunk,
 	microbatch: Microbatch,
 	normed: Tensor,
 	input: ForwardInput,
 	observe: Observer | undefined,
 	use: (hidden: Tensor, target: DepthTarget) => void,
 ): void {
-	const { mtp } = stage.parts.config;
+	const { mtp } = chunk.parts.config;
 	if (mtp === null) return;
 	let hidden = normed.share();
 	for (let depth = 0; depth < mtp.depths; depth++) {
 		using previous = hidden;
 		const later = rolled(microbatch, depth + 1);
 		using ids = Tensor.from(tape.device, later.ids);
-		hidden = mtpDepth(tape, stage.parts, depth, ids, previous, input, observe);
+		hidden = mtpDepth(tape, chunk.parts, depth, ids, previous, input, observe);
 		use(hidden, targetOf(tape, microbatch, later, depth, mtp.lossScalingFactor / mtp.depths));
 	}
 	hidden[Symbol.dispose]();

@@ -2,7 +2,7 @@
 import { drawFor } from "../elastic/router/draws.ts";
 import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/hybrid/model.ts";
-import { segmentsOfStage, wholeModel } from "../models/hybrid/segments.ts";
+import { segmentsOfStage, wholeModel } from "../models/hybrid/pipeline-segments.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
@@ -68,8 +68,8 @@ export function holdTeacher(
 ): Teacher | null {
 	if (distillation === null) return null;
 	if (distillation.teacher === "self") return { ...distillation, model: student };
-	const { device, config, parallel, stages } = student;
-	const segments = stages.map(({ segment }) => segment);
+	const { device, config, parallel, chunks } = student;
+	const segments = chunks.map(({ segment }) => segment);
 	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
 	return { ...distillation, model };
 }

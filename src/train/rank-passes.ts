@@ -132,7 +132,7 @@ export class RankPasses {
 			using encoded = new EncoderPass(encoder, placed[0]!, about);
 			images!.sendForward(encoded.output, { returns: false });
 		}
-		const enters = language?.stages[0]?.segment.embeds === true && images !== undefined;
+		const enters = language?.chunks[0]?.segment.embeds === true && images !== undefined;
 		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), { returns: false }).rows : null;
 		images?.settle();
 		if (language === null) return null;
@@ -216,7 +216,7 @@ export class RankPasses {
 			begin: (chunk: number, index: number, input: Rows | null) =>
 				new LanguagePass(
 					model,
-					model.stages[Math.floor(chunk / shape.stages)]!,
+					model.chunks[Math.floor(chunk / shape.stages)]!,
 					microbatches[index]!.text,
 					input,
 					losses,

@@ -2,7 +2,7 @@
 import type { ElasticConfig } from "../elastic/config.ts";
 import type { Draw } from "../elastic/router/network.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { Segment } from "../models/hybrid/segments.ts";
+import type { PipelineSegment } from "../models/hybrid/pipeline-segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { ExpertCapacity } from "../parallel/experts/capacity.ts";
@@ -19,8 +19,8 @@ export interface RunSpecification {
 	/** null: the language model alone. */
 	readonly encoder: EncoderConfig | null;
 	readonly language: HybridConfig;
-	/** Virtual pipeline stages, in order of layers; their number is a multiple of the stages. Default: one with all layers. */
-	readonly segments?: readonly Segment[];
+	/** Pipeline segments in the order of layers, one for each model chunk; a multiple of the stages. Default: one with all layers. */
+	readonly segments?: readonly PipelineSegment[];
 	/** Microbatch group size of interleaved 1F1B; default: the number of stages. */
 	readonly microbatchGroup?: number | null;
 	/** Makes the language model an elastic parent; absent or null: not elastic. */

@@ -77,7 +77,7 @@ async function open(subject: Subject): Promise<Work> {
 			const about = { imageTokenId, elastic: null, teacher: null, name: "bench", dropoutKey: 0, tokens };
 			const options = { ...about, training: true, wantsGradient: true };
 			const received = { rows, rowsPerSample: [count] };
-			using pass = new LanguagePass(language!, language!.stages[0]!, text, received, losses, options);
+			using pass = new LanguagePass(language!, language!.chunks[0]!, text, received, losses, options);
 			pass.forward();
 			const gradient = pass.backward(null, "immediate");
 			if (gradient !== "more") gradient?.[Symbol.dispose]();

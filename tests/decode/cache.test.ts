@@ -7,7 +7,7 @@ import { DecodingCache } from "../../src/decode/cache.ts";
 import { StepInput } from "../../src/decode/step-input.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
-import type { ForwardInput } from "../../src/models/hybrid/stage.ts";
+import type { ForwardInput } from "../../src/models/hybrid/model-chunk.ts";
 import type { Device } from "../../src/native/device.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";
@@ -38,7 +38,7 @@ function modelOf(changes: Partial<Record<Key, unknown>>): HybridModel {
 
 /** Logits of all tokens, a row of the whole vocabulary each. */
 function logitsOf(model: HybridModel, forward: ForwardInput): (row: number) => Float32Array {
-	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	const values = logits.toFloat32();
 	const { width } = logits;
 	return (row) => values.subarray(row * width, row * width + vocabulary);

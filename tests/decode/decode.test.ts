@@ -55,7 +55,7 @@ function likeliest(ids: readonly number[], images: Float32Array | null): number[
 		return Tensor.from(device, values, [tokens, 32]);
 	};
 	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), ...(images ? { addToEmbedding } : {}) };
-	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	const values = logits.toFloat32();
 	return Array.from({ length: tokens }, (_, token) => {
 		const own = values.subarray(token * logits.width, token * logits.width + 61);

@@ -54,7 +54,7 @@ function logitsOf(model: HybridModel): Float32Array {
 	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths: [25, 15] };
 	using input = new DeviceInput(device, text, model.parallel.tp);
 	const forward = input.forward(0, TokenSlice.of(0, tokens));
-	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	const values = logits.toFloat32();
 	return values.filter((_, i) => i % logits.width < vocabulary);
 }

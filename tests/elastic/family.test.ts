@@ -52,7 +52,7 @@ const tokens = text.text.ids.length;
 function logitsOf(one: HybridModel, masks?: ModelMasks): Float32Array {
 	using input = new DeviceInput(device, text.text, one.parallel.tp);
 	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), masks };
-	using logits = one.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	using logits = one.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	return live(logits.toFloat32(), logits.width);
 }
 

@@ -71,7 +71,7 @@ test("what a meter measures is what was planted, and heads stay in their groups"
 	const text = { ids, labels: new Int32Array(48), lossMask: new Float32Array(48), lengths: [30, 18] };
 	using input = new DeviceInput(device, text, model.parallel.tp);
 	const forward = input.forward(0, TokenSlice.of(0, 48));
-	model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null)[Symbol.dispose]();
+	model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null)[Symbol.dispose]();
 	const { embedding, layers } = meter.finish(device, groupOfOne("world", 0));
 
 	expect(embedding.length).toBe(32);

@@ -30,7 +30,7 @@ const sizes = {
 function logitsOf(model: HybridModel): Float32Array {
 	using input = new DeviceInput(device, text.text, model.parallel.tp);
 	const forward = input.forward(0, TokenSlice.of(0, text.text.ids.length));
-	using logits = model.stages[0]!.forward(new Tape(device, { recording: false }), forward, null);
+	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	return logits.toFloat32();
 }
 

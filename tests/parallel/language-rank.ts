@@ -9,7 +9,7 @@ import { segmentLengths } from "../../src/config/pipeline.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
-import { segmentsOf } from "../../src/models/hybrid/segments.ts";
+import { segmentsOf } from "../../src/models/hybrid/pipeline-segments.ts";
 import { layOut } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
 import { TokenSlice } from "../../src/tensor/token-slice.ts";

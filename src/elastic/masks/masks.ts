@@ -41,7 +41,7 @@ export class MaskBuilder {
 		const { config, model } = this.parts;
 		const emb = this.#axis("emb");
 		const layers = new Map<number, LayerMasks>();
-		for (const { segment } of model.stages)
+		for (const { segment } of model.chunks)
 			for (let index = segment.begin; index < segment.end; index++) layers.set(index, this.#layer(index));
 		return {
 			hidden: emb && this.#mask(emb, 0, "prefix", "hidden"),

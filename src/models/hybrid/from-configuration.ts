@@ -8,7 +8,7 @@ import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
 import type { LoraConfig } from "./lora.ts";
-import { type Segment, segmentsOf } from "./segments.ts";
+import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 
 /** The configuration keys that the language model depends on. */
 export type LanguageModelKeys = Pick<
@@ -203,8 +203,10 @@ export function describedConfig(
 	});
 }
 
-/** The segments (virtual pipeline stages) of a configuration. */
-export function segmentsOfConfiguration(c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">): Segment[] {
+/** The pipeline segments of a configuration. */
+export function segmentsOfConfiguration(
+	c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">,
+): PipelineSegment[] {
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
 }
 

@@ -1,7 +1,7 @@
 /** Indices, symbols and parameter name prefixes of the language model's layers. */
 import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "./config.ts";
-import type { Segment } from "./segments.ts";
+import type { PipelineSegment } from "./pipeline-segments.ts";
 
 /** Prefix of every parameter of the language model. */
 export const languageModelPrefix = "language_model.";
@@ -46,7 +46,7 @@ export function mtpLayers({ pattern, mtp }: HybridConfig, depth: number): LayerP
 }
 
 /** The layers of a segment; with the output layer also those of the MTP depths. */
-export function layersOfSegment(config: HybridConfig, { begin, end, hasHead }: Segment): LayerPlace[] {
+export function layersOfSegment(config: HybridConfig, { begin, end, hasHead }: PipelineSegment): LayerPlace[] {
 	const main = Array.from({ length: end - begin }, (_, at) => mainLayer(config, begin + at));
 	const depths = hasHead ? Array.from({ length: storedDepths(config) }, (_, depth) => depth) : [];
 	return [...main, ...depths.flatMap((depth) => mtpLayers(config, depth))];

@@ -11,15 +11,15 @@ import type { LayerPlace } from "./layer-numbering.ts";
 import { mambaLayer } from "./mamba.ts";
 import { addBranch } from "./masks.ts";
 import { mlpLayer } from "./mlp.ts";
+import type { ForwardInput, ModelChunkParts } from "./model-chunk.ts";
 import { moeLayer } from "./moe.ts";
 import type { Nodes } from "./nodes.ts";
 import { wholeSequences } from "./sequence-mixing.ts";
-import type { ForwardInput, StageParts } from "./stage.ts";
 
 /** x + dropout(branch(x)), x_(T/tp)H, a sum that the next norm may write. `name` keys the layer's dropout masks. */
 export function* runLayer(
 	tape: Tape,
-	parts: StageParts,
+	parts: ModelChunkParts,
 	place: LayerPlace,
 	x: ResidualSum,
 	input: ForwardInput,
@@ -46,7 +46,7 @@ export function* runLayer(
 
 function* runBranch(
 	tape: Tape,
-	parts: StageParts,
+	parts: ModelChunkParts,
 	place: LayerPlace,
 	context: LayerContext,
 	x: ResidualSum,
@@ -69,7 +69,13 @@ function* runBranch(
 }
 
 /** Hidden dropout of this rank's tokens; `place` keys the mask. */
-export function hiddenDropout(tape: Tape, parts: StageParts, x: Tensor, input: ForwardInput, place: string): Tensor {
+export function hiddenDropout(
+	tape: Tape,
+	parts: ModelChunkParts,
+	x: Tensor,
+	input: ForwardInput,
+	place: string,
+): Tensor {
 	const probability = tape.training ? parts.config.hiddenDropout : 0;
 	if (probability === 0) return x.share();
 	const seed = philoxKey(input.dropoutKey, `${place}.hidden_dropout`);

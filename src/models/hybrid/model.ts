@@ -1,4 +1,4 @@
-/** One rank's part of the hybrid language model: parameters, routers, and the stages (segments) of the rank. */
+/** One rank's part of the hybrid language model: parameters, routers and model chunks. */
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
@@ -8,10 +8,10 @@ import { ExpertOverflow } from "./expert-overflow.ts";
 import type { LayerProbe } from "./layer-context.ts";
 import { layersOfSegment } from "./layer-numbering.ts";
 import { isAdapterName } from "./lora.ts";
+import { ModelChunk } from "./model-chunk.ts";
 import { hybridParameters } from "./names.ts";
+import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 import { RouterState } from "./router-state.ts";
-import { type Segment, wholeModel } from "./segments.ts";
-import { HybridStage } from "./stage.ts";
 
 export class HybridModel implements Disposable {
 	readonly #parameters: ModuleParameters;
@@ -25,8 +25,8 @@ export class HybridModel implements Disposable {
 	readonly #overflow: ExpertOverflow | null;
 	/** Observes the layers of every later pass; null: none. */
 	probe: LayerProbe | null = null;
-	/** The segments on this rank, in the order of layers. */
-	readonly stages: readonly HybridStage[];
+	/** The model chunks on this rank, in the order of layers. */
+	readonly chunks: readonly ModelChunk[];
 
 	constructor(
 		readonly device: Device,
@@ -34,8 +34,8 @@ export class HybridModel implements Disposable {
 		options: {
 			readonly frozen: boolean;
 			readonly parallel?: ModelParallel;
-			/** The segments on this rank, ascending; default: all layers. */
-			readonly segments?: readonly Segment[];
+			/** The pipeline segments of this rank's chunks, ascending; default: all layers. */
+			readonly segments?: readonly PipelineSegment[];
 			/** Data-parallel replicas of dense and of expert parameters; default 1. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Gradient buckets; default: one buffer for each kind. */
@@ -73,7 +73,7 @@ export class HybridModel implements Disposable {
 			vocabularyStart: this.vocabularyShard.start,
 			probe: () => this.probe,
 		};
-		this.stages = segments.map((segment) => new HybridStage(segment, parts));
+		this.chunks = segments.map((segment) => new ModelChunk(segment, parts));
 	}
 
 	get parameters(): ParameterSet {

@@ -19,9 +19,9 @@ import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { runLayer } from "./layer.ts";
 import { mtpLayers, mtpPrefix, storedDepths } from "./layer-numbering.ts";
+import type { ForwardInput, ModelChunkParts, Observer } from "./model-chunk.ts";
 import { wordEmbedding } from "./names.ts";
 import { exhaust } from "./nodes.ts";
-import type { ForwardInput, Observer, StageParts } from "./stage.ts";
 
 /**
  * Normed hidden states of depth `depth` (from 0). `ids`: each token's (depth + 1)-th next, i32 [T]. `previous`: normed hidden
@@ -29,7 +29,7 @@ import type { ForwardInput, Observer, StageParts } from "./stage.ts";
  */
 export function mtpDepth(
 	tape: Tape,
-	parts: StageParts,
+	parts: ModelChunkParts,
 	depth: number,
 	ids: Tensor,
 	previous: Tensor,
@@ -70,7 +70,7 @@ export function mtpDepth(
 /** eh_proj([rms(embedding) ; rms(previous)]) of this rank's tokens; eh_proj is column-parallel. */
 function project(
 	tape: Tape,
-	{ config, parallel, parameter, vocabularyStart }: StageParts,
+	{ config, parallel, parameter, vocabularyStart }: ModelChunkParts,
 	weight: (name: string) => Parameter,
 	ids: Tensor,
 	previous: Tensor,

@@ -6,7 +6,7 @@ import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { configOfLayer, type HybridConfig, mambaSizes } from "./config.ts";
 import { languageModelPrefix, layersOfSegment, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import { withAdapters } from "./lora.ts";
-import { type Segment, wholeModel } from "./segments.ts";
+import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 
 const replicated: Shard = { kind: "replicated" };
 const rows: Shard = { kind: "split", dimension: 0 };
@@ -20,7 +20,7 @@ export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.we
 /** The parameters of the given segments in forward order. */
 export function hybridParameters(
 	config: HybridConfig,
-	segments: readonly Segment[] = [wholeModel(config.pattern.length)],
+	segments: readonly PipelineSegment[] = [wholeModel(config.pattern.length)],
 ): ParameterSpec[] {
 	const { initMethodStd: std, hiddenSize: h, paddedVocabularySize: v, tieWordEmbeddings: tied } = config;
 	const vocabulary = (name: string, standardDeviation: number): ParameterSpec => ({

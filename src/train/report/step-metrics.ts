@@ -132,9 +132,9 @@ export class StepMetrics {
 }
 
 /** FLOPs of a token in this rank's chunks, forward and backward. */
-function flopsPerToken(c: TrainingConfiguration, { stages }: HybridModel): number {
+function flopsPerToken(c: TrainingConfiguration, { chunks }: HybridModel): number {
 	const { layers, logits } = countFlopsPerToken(c);
-	return stages.reduce((sum, { segment: { begin, end, hasHead } }) => {
+	return chunks.reduce((sum, { segment: { begin, end, hasHead } }) => {
 		const own = layers.slice(begin, end).reduce((flops, layer) => flops + layer, 0);
 		return sum + 3 * (own + (hasHead ? logits : 0));
 	}, 0);

@@ -81,7 +81,7 @@ for (const keys of [{}, { "moe-fused-mlp": "off" }, { "moe-mlp-glu-interleave-si
 		};
 		using input = new DeviceInput(device, text, model.parallel.tp);
 		let output: Float32Array = new Float32Array();
-		using _ = model.stages[0]!.forward(
+		using _ = model.chunks[0]!.forward(
 			new Tape(device, { recording: false }),
 			input.forward(0, TokenSlice.of(0, tokens)),
 			null,

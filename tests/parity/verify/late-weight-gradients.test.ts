@@ -2,7 +2,7 @@
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
 import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
 import { type LayoutReport, renderLayouts } from "../../../src/parity/verify/report.ts";
-import { type Segment, Tape } from "../../../src/tensor/tape.ts";
+import { Tape, type TapeSegment } from "../../../src/tensor/tape.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();
@@ -48,7 +48,7 @@ describe("verify finds a late weight gradient", () => {
 	afterEach(() => plant.mockRestore());
 
 	/** Layer 3's feed-forward block: the tasks are those of its second projection and its first one. */
-	const before = (change: (tasks: Segment["tasks"]) => void) =>
+	const before = (change: (tasks: TapeSegment["tasks"]) => void) =>
 		spyOn(Tape.prototype, "drain").mockImplementation(function (this: Tape) {
 			const { tasks } = this.segments.find(({ name }) => name === "layer.3")!;
 			if (tasks.length > 0) change(tasks);

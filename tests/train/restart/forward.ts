@@ -75,7 +75,7 @@ export function logitsOf(
 	const images = rows && {
 		addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows, matrix!, tp),
 	};
-	using logits = model.stages[0]!.forward(tape, { ...input.forward(0, TokenSlice.of(0, tokens)), ...images }, null);
+	using logits = model.chunks[0]!.forward(tape, { ...input.forward(0, TokenSlice.of(0, tokens)), ...images }, null);
 	const values = logits.toFloat32();
 	return Float32Array.from(
 		Array.from({ length: tokens }, (_, token) => [

@@ -1,7 +1,7 @@
-/** Segments of the language model's layers: virtual pipeline stages (docs/spec/language-model.md §1.3). */
+/** Pipeline segments of the layer pattern (docs/spec/language-model.md §1.3): each is the layers of one model chunk. */
 
 /** Layers [begin, end); may be empty. */
-export interface Segment {
+export interface PipelineSegment {
 	readonly begin: number;
 	readonly end: number;
 	/** Whether the embedding precedes them: in the first segment. */
@@ -10,12 +10,12 @@ export interface Segment {
 	readonly hasHead: boolean;
 }
 
-export function wholeModel(layers: number): Segment {
+export function wholeModel(layers: number): PipelineSegment {
 	return { begin: 0, end: layers, embeds: true, hasHead: true };
 }
 
 /** Segments of the given numbers of layers, in order. */
-export function segmentsOf(lengths: readonly number[]): Segment[] {
+export function segmentsOf(lengths: readonly number[]): PipelineSegment[] {
 	let begin = 0;
 	return lengths.map((length, index) => {
 		begin += length;
@@ -26,7 +26,7 @@ export function segmentsOf(lengths: readonly number[]): Segment[] {
 /** Layers [begin, end) of each block of a segment. `lengths`: of all blocks of the model, which no segment splits. */
 export function blocksOf(
 	lengths: readonly number[],
-	segment: Segment,
+	segment: PipelineSegment,
 ): { readonly begin: number; readonly end: number }[] {
 	let end = 0;
 	return lengths
@@ -38,6 +38,10 @@ export function blocksOf(
 }
 
 /** The segments of stage `stage` of `stages`: every `stages`-th. */
-export function segmentsOfStage(segments: readonly Segment[], stage: number, stages: number): Segment[] {
+export function segmentsOfStage(
+	segments: readonly PipelineSegment[],
+	stage: number,
+	stages: number,
+): PipelineSegment[] {
 	return segments.filter((_, index) => index % stages === stage);
 }

@@ -1,6 +1,6 @@
 /**
- * A segment of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): all layers, or a
- * virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
+ * A model chunk of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): all layers, or
+ * those of a virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
  * rank holds an equal run of the tokens between layers.
  */
 import type { ModelParallel } from "../../parallel/model-parallel.ts";
@@ -21,8 +21,8 @@ import type { LayerProbe } from "./layer-context.ts";
 import { languageModelPrefix, mainLayer } from "./layer-numbering.ts";
 import { type ModelMasks, masked, maskedNorm } from "./masks.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
+import { blocksOf, type PipelineSegment } from "./pipeline-segments.ts";
 import type { RouterState } from "./router-state.ts";
-import { blocksOf, type Segment } from "./segments.ts";
 import type { Mixing } from "./sequence-mixing.ts";
 
 /**
@@ -53,8 +53,8 @@ export interface ForwardInput {
 	readonly wanted?: SparseMatrix;
 }
 
-/** The parts of the model that a stage uses. */
-export interface StageParts {
+/** The parts of the model that a chunk uses. */
+export interface ModelChunkParts {
 	readonly config: HybridConfig;
 	readonly parallel: ModelParallel;
 	readonly parameter: (name: string) => Parameter;
@@ -66,15 +66,15 @@ export interface StageParts {
 	readonly probe?: () => LayerProbe | null;
 }
 
-export class HybridStage {
+export class ModelChunk {
 	constructor(
-		readonly segment: Segment,
-		readonly parts: StageParts,
+		readonly segment: PipelineSegment,
+		readonly parts: ModelChunkParts,
 	) {}
 
 	/**
-	 * Forward pass from the ids, or from the stage before's hidden states_(T/tp)H (`entered`), to hidden states_(T/tp)H for the
-	 * next stage or, with the output layer, logits_T(V/tp) of all tokens and this rank's vocabulary shard.
+	 * Forward pass from the ids, or from the chunk before's hidden states_(T/tp)H (`entered`), to hidden states_(T/tp)H for the
+	 * next chunk or, with the output layer, logits_T(V/tp) of all tokens and this rank's vocabulary shard.
 	 */
 	forward(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Tensor {
 		const hidden = exhaust(this.hidden(tape, input, entered, observe));
@@ -84,7 +84,7 @@ export class HybridStage {
 	}
 
 	/**
-	 * Hidden states_(T/tp)H for the next stage, normed if the output layer follows. Yields before and after each block, and while
+	 * Hidden states_(T/tp)H for the next chunk, normed if the output layer follows. Yields before and after each block, and while
 	 * a block's rows are in flight.
 	 */
 	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Nodes<Tensor> {
