@@ -185,7 +185,7 @@ test("no tracked file names a path of a machine or the host of a package registr
 });
 
 test("tests mirror the source tree", () => {
-	const rooms = [...Object.keys(level), ...everywhere, "e2e", "attack", "build", "bench", "fuzz", "golden"];
+	const rooms = [...Object.keys(level), ...everywhere, "e2e", "attack", "build", "bench", "cuda", "fuzz", "golden"];
 	const strange = [...new Bun.Glob("**/*.test.ts").scanSync(import.meta.dir)].filter(
 		(file) => file.includes("/") && !rooms.includes(room(file)),
 	);
