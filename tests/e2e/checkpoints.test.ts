@@ -15,7 +15,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { executable, mimo } from "../commands/mimo.ts";
+import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { alive, Launched } from "../launch/launched.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-checkpoints-"));
@@ -24,8 +24,7 @@ const at = (name: string) => join(folder, name);
 
 const model =
 	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8";
-const recipe =
-	"--lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 0 --lr-decay-iters 40 --adam-eps 1e-6 --log-interval 1 --device cpu";
+const recipe = `--lr 2e-3 --min-lr 2e-4 --lr-warmup-iters 0 --lr-decay-iters 40 --adam-eps 1e-6 --log-interval 1 ${deviceFlags}`;
 const layouts = {
 	colocated: "--llm-offset 0",
 	"1+1": "--llm-offset 1",
@@ -225,7 +224,7 @@ test("a Hugging Face folder's config.json and names come back through checkpoint
 	writeFileSync(at("text.txt"), "in the beginning was the word ".repeat(200));
 	const tiny = "train --preset nemotron-tiny --hidden-size 64 --seq-length 32 --lr-warmup-iters 0 --lr-decay-iters 9";
 	const text = (more: string) => {
-		const args = `${tiny} --data-path text.txt --split 100,0,0 --device cpu --log-interval 5 ${more}`.split(" ");
+		const args = `${tiny} --data-path text.txt --split 100,0,0 ${deviceFlags} --log-interval 5 ${more}`.split(" ");
 		const { exitCode, stderr } = mimo(args, folder);
 		expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	};

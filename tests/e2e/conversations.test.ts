@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { type Member, png, Scratch, tar } from "../data/fixtures.ts";
 
 const scratch = new Scratch();
@@ -52,6 +52,7 @@ const train = [
 		"--threads",
 		"1",
 	],
+	...deviceFlags.split(" "),
 ];
 
 test("a sample is shown as the template writes it, images in their turns, the assistant's words marked", () => {

@@ -4,14 +4,13 @@ import { readdirSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { executable, mimo } from "../commands/mimo.ts";
+import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
 import { alive, type Ended, freePort, Launched } from "../launch/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 --mamba-head-dim 16 --vision-num-layers 1 " +
-	"--vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --log-interval 1 --lr-warmup-iters 0 " +
-	"--device cpu";
+	`--vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --log-interval 1 --lr-warmup-iters 0 ${deviceFlags}`;
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
 

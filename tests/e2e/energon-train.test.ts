@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, Scratch } from "../data/fixtures.ts";
 
 const scratch = new Scratch();
@@ -20,6 +20,7 @@ const common = [
 	...["--micro-batch-size", "2", "--global-batch-size", "8", "--lr-warmup-iters", "1", "--log-interval", "1"],
 	...["--packing-buffer-size", "6", "--shuffle-buffer-size", "4", "--data-end-id", "10", "--data-threads", "1"],
 	...["--hidden-size", "32", "--mamba-num-heads", "2", "--vision-hidden-size", "32", "--threads", "1"],
+	...deviceFlags.split(" "),
 ];
 
 /** Losses of the steps, as they are logged. */

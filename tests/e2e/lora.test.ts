@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { SmallRun } from "./small-run.ts";
 
@@ -85,12 +85,12 @@ describe("a base, adapters, a merged model", () => {
 			["--load-hf", "merged"],
 		].map((from) => {
 			const flags = [...from, "--data", "text.txt", "--samples", "8", "--seq-length", "64", "--bytes", "--json"];
-			const { exitCode, stdout, stderr } = mimo(["evaluate", ...flags, "--device", "cpu"], run.folder);
+			const { exitCode, stdout, stderr } = mimo(["evaluate", ...flags, ...deviceFlags.split(" ")], run.folder);
 			expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 			return (JSON.parse(stdout) as { datasets: { loss: number }[] }).datasets[0]!.loss;
 		});
 		expect(Math.abs(both[0]! / both[1]! - 1)).toBeLessThan(1e-5);
-		const words = ["--prompt", "in the", "--max-new-tokens", "2", "--device", "cpu"];
+		const words = ["--prompt", "in the", "--max-new-tokens", "2", ...deviceFlags.split(" ")];
 		expect(mimo(["generate", "--load", "whole", ...words], run.folder).exitCode).toBe(0);
 	}, 30_000);
 

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 
 const scratch = new Scratch();
@@ -15,7 +15,7 @@ const small =
 	"--preset nemotron-vlm-tiny --hybrid-layer-pattern M*|E-|ME|* --untie-embeddings-and-output-weights false " +
 	"--hidden-size 32 --kv-channels 8 --mamba-num-heads 4 --mamba-num-groups 2 --mamba-head-dim 16 --vision-hidden-size 32 " +
 	"--micro-batch-size 2 --global-batch-size 8 --use-distributed-optimizer --lr-warmup-iters 1 --lr-decay-iters 9 " +
-	"--log-interval 1 --threads 1 --device cpu";
+	`--log-interval 1 --threads 1 ${deviceFlags}`;
 
 /** Trains up to step `last`; losses of its steps. */
 function train(name: string, layout: string, last: number, ...flags: string[]): number[] {

@@ -6,7 +6,7 @@ import { describe, expect, test } from "bun:test";
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { golden, largeGolden } from "../golden.ts";
 
 const full = process.env.MIMO_TEST_FULL === "1";
@@ -44,9 +44,7 @@ describe.skipIf(!full)("agrees on processes", () => {
 			const folder = name.endsWith("-small") ? golden(name) : largeGolden(name);
 			if (folder === null) return;
 			const { exitCode, stdout, stderr } = mimo([
-				"parity",
-				"--golden",
-				folder,
+				...["parity", "--golden", folder, ...deviceFlags.split(" ")],
 				...(layout === null ? [] : ["--layout", layout]),
 			]);
 			expect([exitCode, stderr]).toEqual([0, ""]);
@@ -59,7 +57,9 @@ describe("a language model alone agrees on processes", () => {
 	for (const layout of full ? ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"] : ["tp2pp2"]) {
 		for (const name of full ? ["hybrid-tiny", "hybrid-text"] : ["hybrid-tiny"]) {
 			test(`${name} on ${layout}`, () => {
-				const { exitCode, stdout, stderr } = mimo(["parity", "--golden", golden(name), "--layout", layout]);
+				const { exitCode, stdout, stderr } = mimo([
+					...["parity", "--golden", golden(name), "--layout", layout, ...deviceFlags.split(" ")],
+				]);
 				expect([exitCode, stderr]).toEqual([0, ""]);
 				expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
 			}, 120_000);
@@ -139,7 +139,7 @@ test("a folder that does not agree ends with 1, its first difference, and not a 
 		const changed = join(wrong, "config.json");
 		rmSync(changed, { force: true });
 		writeFileSync(changed, JSON.stringify(config));
-		const { exitCode, stdout, stderr } = mimo(["parity", "--golden", wrong, "--device", "cpu"]);
+		const { exitCode, stdout, stderr } = mimo(["parity", "--golden", wrong, ...deviceFlags.split(" ")]);
 		expect(stdout).toMatch(/\/wrong: FAILED, first at step [2-9] .*, off by \S+ \(limit \S+\)\.\n$/);
 		expect([exitCode, stderr]).toEqual([1, ""]);
 	} finally {

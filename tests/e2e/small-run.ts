@@ -2,7 +2,7 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { mimo, type Outcome } from "../commands/mimo.ts";
+import { deviceFlags, mimo, type Outcome } from "../commands/mimo.ts";
 
 /** Steps and evaluations of a JSON log, without its events. */
 export function loggedSteps(file: string): Record<string, unknown>[] {
@@ -32,8 +32,7 @@ export class SmallRun implements Disposable {
 
 	/** Trains in the folder; flags given here win. */
 	train(flags: readonly string[], environment: Record<string, string> = {}): Outcome {
-		const small =
-			"--preset nemotron-tiny --hidden-size 64 --seq-length 64 --log-interval 5 --lr-warmup-iters 1 --device cpu";
+		const small = `--preset nemotron-tiny --hidden-size 64 --seq-length 64 --log-interval 5 --lr-warmup-iters 1 ${deviceFlags}`;
 		return mimo(["train", ...small.split(" "), "--data-path", "text.txt", ...flags], this.folder, environment);
 	}
 

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, Scratch } from "../data/fixtures.ts";
 
 const scratch = new Scratch();
@@ -20,7 +20,7 @@ beforeAll(() => {
 const common = [
 	...["--preset", "nemotron-vlm-tiny", "--data-path", "blend.yaml", "--seq-length", "64", "--train-iters", "4"],
 	...["--micro-batch-size", "1", "--global-batch-size", "4", "--lr-warmup-iters", "1", "--log-interval", "1"],
-	...["--data-threads", "1", "--adam-eps", "1e-6", "--threads", "1", "--device", "cpu"],
+	...["--data-threads", "1", "--adam-eps", "1e-6", "--threads", "1", ...deviceFlags.split(" ")],
 ];
 
 type Step = Readonly<

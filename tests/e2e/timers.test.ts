@@ -1,13 +1,13 @@
 /** `--timing-log-level` on disjoint grids: every rank's timers come with the log lines and reach TensorBoard. */
 import { expect, test } from "bun:test";
 import { readScalars } from "../../src/observe/tensorboard/reader.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { SmallRun } from "./small-run.ts";
 
 test("timers of encoder and language model follow the log lines they belong to", () => {
 	using run = new SmallRun();
 	const { exitCode, stdout, stderr } = mimo(
-		"train --preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --global-batch-size 4 --llm-offset 1 --lr-warmup-iters 0 --train-iters 4 --log-interval 2 --device cpu --timing-log-level 2 --timing-log-option all --log-num-zeros-in-grad --tensorboard-dir events --log-timers-to-tensorboard".split(
+		`train --preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --global-batch-size 4 --llm-offset 1 --lr-warmup-iters 0 --train-iters 4 --log-interval 2 ${deviceFlags} --timing-log-level 2 --timing-log-option all --log-num-zeros-in-grad --tensorboard-dir events --log-timers-to-tensorboard`.split(
 			" ",
 		),
 		run.folder,

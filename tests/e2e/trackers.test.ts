@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { decodeLog, itemsOf, kindsOf, messagesOf } from "../observe/wandb-decoder.ts";
 
@@ -10,7 +10,7 @@ const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
 
 const common = [
-	...["train", "--preset", "nemotron-tiny", "--device", "cpu", "--lr-warmup-iters", "0", "--train-iters", "6"],
+	...["train", "--preset", "nemotron-tiny", ...deviceFlags.split(" "), "--lr-warmup-iters", "0", "--train-iters", "6"],
 	...["--save-interval", "2", "--eval-iters", "1", "--eval-interval", "3", "--log-json", "log.jsonl"],
 	...[
 		"--data-path",

@@ -2,7 +2,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { loggedSteps, SmallRun } from "./small-run.ts";
 
@@ -101,7 +101,7 @@ describe("training", () => {
 
 test("examples/text/text.yaml trains, evaluates and leaves its files", () => {
 	const config = join(import.meta.dir, "../../examples/text/text.yaml");
-	const flags = ["--train-iters", "2", "--lr-warmup-iters", "0", "--split", "99,1,0", "--device", "cpu"];
+	const flags = ["--train-iters", "2", "--lr-warmup-iters", "0", "--split", "99,1,0", ...deviceFlags.split(" ")];
 	const files = ["--log-json", join(folder, "book.jsonl"), "--save-hf", join(folder, "book")];
 	const { exitCode, stdout, stderr } = mimo(["train", "--config", config, ...flags, ...files]);
 	expect([exitCode, stderr]).toEqual([0, ""]);

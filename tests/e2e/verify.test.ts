@@ -4,14 +4,14 @@ import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { executable, mimo } from "../commands/mimo.ts";
+import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
 import { Launched } from "../launch/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hybrid-layer-pattern ME --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 " +
 	"--mamba-head-dim 16 --mamba-state-dim 8 --vision-num-layers 1 --vision-hidden-size 32 --global-batch-size 8 " +
-	"--micro-batch-size 2 --device cpu";
+	`--micro-batch-size 2 ${deviceFlags}`;
 const verify = (...args: string[]) => mimo(["verify", ...small.split(" "), ...args]);
 const full = process.env.MIMO_TEST_FULL === "1";
 
@@ -51,7 +51,7 @@ test("modules are recomputed beside passes in turns and late weight gradients, b
 
 test("a language model alone is compared on pipelines, with uneven and empty segments", () => {
 	const alone = "--preset nemotron-tiny --hidden-size 32 --mamba-num-heads 4 --mamba-head-dim 16 --seq-length 32";
-	const words = `${alone} --micro-batch-size 2 --global-batch-size 8 --device cpu`;
+	const words = `${alone} --micro-batch-size 2 --global-batch-size 8 ${deviceFlags}`;
 	const pattern = ["--hybrid-layer-pattern", "M*-||E|ME", "--layouts", "pp2,pp4,tp2pp2,pp2dp2ep2"];
 	const { exitCode, stdout } = mimo(["verify", ...words.split(" "), ...pattern]);
 	expect(stdout).toMatch(/^Reference: layout 1, one process\. 8 samples of 32 tokens drawn from seed \d+\.$/m);

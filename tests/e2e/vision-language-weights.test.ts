@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { bytesOf } from "../../src/checkpoint/dtype.ts";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { expectedFile, fromParts, parts, still } from "../train/restart/vision-language.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-weights-"));
@@ -156,7 +156,7 @@ test("a checkpoint of a model that Hugging Face's would compute otherwise is ref
 	const small =
 		"--preset nemotron-vlm-tiny --vision-num-layers 1 --vision-projection-type mlp --vision-projection-norm " +
 		"--no-vision-final-layernorm --dataset-provider mock --train-iters 1 --lr-warmup-iters 0 --global-batch-size 4 --llm-offset 0 " +
-		"--vision-position-mode window --norm-epsilon 1e-6 --save window --save-interval 1 --device cpu";
+		`--vision-position-mode window --norm-epsilon 1e-6 --save window --save-interval 1 ${deviceFlags}`;
 	expect(mimo(["train", ...small.split(" ")], folder).exitCode).toBe(0);
 	const { exitCode, stderr } = mimo(["convert-ckpt", "--to", "hf", "window", "window-hf"], folder);
 	expect([exitCode, stderr]).toEqual([

@@ -3,15 +3,14 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, Scratch } from "../data/fixtures.ts";
 import { loggedSteps } from "./small-run.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-const small =
-	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 2 --adam-eps 1e-6 --log-interval 1 --device cpu";
+const small = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 2 --adam-eps 1e-6 --log-interval 1 ${deviceFlags}`;
 
 function train(name: string, ...flags: string[]) {
 	const log = join(folder, `${name}.jsonl`);

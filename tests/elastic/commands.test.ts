@@ -1,14 +1,14 @@
 /** `mimo elastic` and `convert-ckpt --permute` as a user runs them: every format in and out, and layouts of what comes out. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
 const model = "--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern MEM*E- --seq-length 64";
-const training = `train ${model} --lr-warmup-iters 1 --lr 3e-3 --lr-decay-iters 60 --dataset-provider text --data-path text.txt --device cpu`;
+const training = `train ${model} --lr-warmup-iters 1 --lr 3e-3 --lr-decay-iters 60 --dataset-provider text --data-path text.txt ${deviceFlags}`;
 const choice = `hidden-size: 48
 mamba-num-heads: [6, 4]
 num-attention-heads: 2
@@ -26,7 +26,7 @@ function run(command: string): { readonly stdout: string; readonly stderr: strin
 
 const lossOf = (where: string, data = "text.txt"): number =>
 	(
-		JSON.parse(run(`evaluate ${where} --seq-length 64 --data ${data} --json`).stdout) as {
+		JSON.parse(run(`evaluate ${where} --seq-length 64 --data ${data} --json ${deviceFlags}`).stdout) as {
 			datasets: { loss: number }[];
 		}
 	).datasets[0]!.loss;
@@ -37,7 +37,7 @@ beforeAll(() => {
 	run(`${training} --train-iters 60 --save native --save-interval 60`);
 	run("convert-ckpt --to hf native hf");
 	run("convert-ckpt --to torch_dist native torch_dist");
-	run("elastic rank --load native --data text.txt --samples 8 --output ranking.json");
+	run(`elastic rank --load native --data text.txt --samples 8 --output ranking.json ${deviceFlags}`);
 }, 120_000);
 
 describe("extract", () => {
@@ -113,7 +113,7 @@ describe("rank", () => {
 	test.each(["--llm-tp 2 --llm-ep 2", "--llm-dp 2 --llm-pp 2", "--llm-dp 2 --llm-ep 2"])(
 		"is the same with %s",
 		(layout) => {
-			run(`elastic rank --load native --data text.txt --samples 8 --output other.json ${layout}`);
+			run(`elastic rank --load native --data text.txt --samples 8 --output other.json ${layout} ${deviceFlags}`);
 			const [own, other] = [scores("ranking.json"), scores("other.json")];
 			expect(other.length).toBe(own.length);
 			for (const [i, score] of own.entries())
@@ -131,7 +131,9 @@ describe("rank", () => {
 	});
 
 	test("--no-layers leaves the layers out", () => {
-		const { stdout } = run("elastic rank --load native --data text.txt --samples 4 --no-layers --output units.json");
+		const { stdout } = run(
+			`elastic rank --load native --data text.txt --samples 4 --no-layers --output units.json ${deviceFlags}`,
+		);
 		expect(stdout).toBe("units.json: measured on 256 tokens.\n");
 	});
 });
@@ -208,7 +210,7 @@ describe("a trained family", () => {
 			const budget = name.replace("budget ", "");
 			const { stdout } = run(`elastic extract --load family --budget ${budget} --save family-${budget}`);
 			expect(stdout).toContain(`${(total / 1e6).toFixed(2)} M of 0.51 M parameters`);
-			const own = JSON.parse(run(`evaluate --load family-${budget} --data other.txt --json`).stdout);
+			const own = JSON.parse(run(`evaluate --load family-${budget} --data other.txt --json ${deviceFlags}`).stdout);
 			expect(Math.abs(own.datasets[0].loss / loss! - 1)).toBeLessThan(1e-5);
 		}
 	}, 60_000);
@@ -217,7 +219,7 @@ describe("a trained family", () => {
 		const expected = listed().slice(1);
 		const evaluated = (flags: string) =>
 			(
-				JSON.parse(run(`evaluate --load family --data other.txt --json ${flags}`.trim()).stdout) as {
+				JSON.parse(run(`evaluate --load family --data other.txt --json ${deviceFlags} ${flags}`.trim()).stdout) as {
 					datasets: { loss: number; budgets: { budget: number; loss: number }[] }[];
 				}
 			).datasets[0]!;
@@ -235,7 +237,7 @@ describe("a trained family", () => {
 		run("elastic extract --load family --budget 0.55 --save family-between");
 		const between = evaluated("--is-flex-eval --override-selected-budget 0.55");
 		near(between.loss, lossOf("--load family-between", "other.txt"));
-		const { stdout } = run("evaluate --load family --data other.txt");
+		const { stdout } = run(`evaluate --load family --data other.txt ${deviceFlags}`);
 		expect(stdout.split("\n")[0]).toMatch(/loss a token +at budget 1 +at budget 0.7 +at budget 0.4/);
 	}, 60_000);
 

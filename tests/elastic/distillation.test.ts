@@ -1,14 +1,13 @@
 /** `mimo train` beside a teacher, as a user runs it: from every format, on layouts, and from the parent itself. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readFileSync, rmSync } from "node:fs";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const training =
-	"train --preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME|*- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --lr-decay-iters 40 --dataset-provider text --data-path text.txt --device cpu";
+const training = `train --preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME|*- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --lr-decay-iters 40 --dataset-provider text --data-path text.txt ${deviceFlags}`;
 const elastic =
 	"--flextron --enable-router --emb-int-list 64 48 --mlp-int-list 128 64 --budget-list 0.7 --original-model-sample-prob 0.4 --moe-router-bias-update-rate 0";
 

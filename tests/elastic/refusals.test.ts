@@ -1,13 +1,12 @@
 /** Refusals of elastic keys as a user meets them: one sentence that names the key, before any rank starts. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const plain =
-	"train --preset nemotron-tiny --hybrid-layer-pattern ME*E --seq-length 64 --dataset-provider text --data-path text.txt --device cpu --train-iters 30";
+const plain = `train --preset nemotron-tiny --hybrid-layer-pattern ME*E --seq-length 64 --dataset-provider text --data-path text.txt ${deviceFlags} --train-iters 30`;
 const elastic = `${plain} --flextron --enable-router --moe-router-bias-update-rate 0`;
 
 beforeAll(() => {

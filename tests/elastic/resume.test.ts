@@ -3,15 +3,14 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { relativeRms } from "../support.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const plain =
-	"train --preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME|*E --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --dataset-provider text --data-path text.txt --device cpu --moe-router-bias-update-rate 0 --train-iters 12";
+const plain = `train --preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME|*E --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --dataset-provider text --data-path text.txt ${deviceFlags} --moe-router-bias-update-rate 0 --train-iters 12`;
 const lists =
 	"--emb-int-list 64 48 32 --mamba-int-list 8 4 --mlp-int-list 128 64 --moe-expert-int-list 8 4 --head-int-list 4 2 --flex-hetero-ffn --add-skipping --layer-ranking-list 1";
 const elastic = `${plain} --flextron --enable-router ${lists} --budget-list 1 0.6 --lr-mult-router 10`;

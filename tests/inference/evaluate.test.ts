@@ -1,16 +1,14 @@
 /** `mimo evaluate` as a user runs it: losses of data sets and answers to questions, the same on every layout. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { DatasetLoss } from "../../src/inference/losses.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, png, Scratch } from "../data/fixtures.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const text =
-	"--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --train-iters 30 --dataset-provider text --data-path text.txt --valid-data-path other.txt --eval-interval 30 --eval-iters 4 --save text --save-interval 30 --device cpu";
-const pictures =
-	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --caption-prompt what? --save pictures --save-interval 1 --device cpu";
+const text = `--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --train-iters 30 --dataset-provider text --data-path text.txt --valid-data-path other.txt --eval-interval 30 --eval-iters 4 --save text --save-interval 30 ${deviceFlags}`;
+const pictures = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --caption-prompt what? --save pictures --save-interval 1 ${deviceFlags}`;
 
 const run = (command: string) => mimo(command.split(" "), folder.path);
 let trained = "";
@@ -38,7 +36,7 @@ interface Report {
 }
 
 function evaluated(command: string): Report {
-	const { exitCode, stdout, stderr } = run(`evaluate ${command} --json`);
+	const { exitCode, stdout, stderr } = run(`evaluate ${command} --json ${deviceFlags}`);
 	expect([exitCode, stderr]).toEqual([0, ""]);
 	return JSON.parse(stdout) as Report;
 }
@@ -86,7 +84,7 @@ describe("losses", () => {
 	test("of every sample once with its own pictures, whatever is left out and whichever ranks read", () => {
 		captions(folder, "birds", [14], "0,1,0");
 		const measure = (layout: string) => {
-			const flags = `--data-too-long skip --seq-length 28 --json${layout}`;
+			const flags = `--data-too-long skip --seq-length 28 --json ${deviceFlags}${layout}`;
 			const { exitCode, stdout, stderr } = run(`evaluate --load pictures --data birds ${flags}`);
 			expect([exitCode, stderr]).toEqual([0, expect.stringMatching(/^\d+ samples are left out/)]);
 			return (JSON.parse(stdout) as Report).datasets[0]!;
@@ -119,7 +117,7 @@ describe("questions", () => {
 
 	test("are answered, in a table and on layouts", () => {
 		write();
-		const { stdout, exitCode } = run("evaluate --load text --questions q.jsonl");
+		const { stdout, exitCode } = run(`evaluate --load text --questions q.jsonl ${deviceFlags}`);
 		expect(exitCode).toBe(0);
 		expect(stdout.split("\n").map((line) => line.split(/ {2,}/))).toEqual([
 			["questions", "measure", "right", "accuracy"],
@@ -177,7 +175,7 @@ describe("questions", () => {
 		['{"prompt": "a", "choices": ["x", "y"], "answer": 2}', /^mimo: bad\.jsonl, line 1: answer is 2; /],
 	])("%s is refused", (line, sentence) => {
 		folder.file("bad.jsonl", line);
-		const { exitCode, stdout, stderr } = run("evaluate --load text --questions bad.jsonl");
+		const { exitCode, stdout, stderr } = run(`evaluate --load text --questions bad.jsonl ${deviceFlags}`);
 		expect(stderr).toMatch(sentence);
 		expect([exitCode, stdout]).toEqual([1, ""]);
 	});

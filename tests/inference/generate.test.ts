@@ -2,17 +2,15 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { executable, mimo } from "../commands/mimo.ts";
+import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { png, Scratch } from "../data/fixtures.ts";
 import { parts } from "../train/restart/vision-language.ts";
 
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const text =
-	"--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --train-iters 12 --init-method-std 0.1 --dataset-provider text --data-path text.txt --save text --save-interval 12 --save-hf hf --device cpu";
-const pictures =
-	"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --conversation-template chatml --image-tag-type internvl --save pictures --save-interval 1 --device cpu";
+const text = `--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --train-iters 12 --init-method-std 0.1 --dataset-provider text --data-path text.txt --save text --save-interval 12 --save-hf hf ${deviceFlags}`;
+const pictures = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --conversation-template chatml --image-tag-type internvl --save pictures --save-interval 1 ${deviceFlags}`;
 
 const run = (command: string, ...more: string[]) => mimo([...command.split(" "), ...more], folder.path);
 
@@ -27,7 +25,7 @@ beforeAll(() => {
 
 /** Standard output of a generation that went well. */
 function said(command: string, ...more: string[]): string {
-	const { exitCode, stdout, stderr } = run(`generate ${command}`, ...more);
+	const { exitCode, stdout, stderr } = run(`generate ${deviceFlags} ${command}`, ...more);
 	expect(stderr).toMatch(
 		/^prefill \d+ tokens in [\d.]+ s \(\d+ tokens\/s\), decode \d+ tokens in [\d.]+ s \(\d+ tokens\/s\)\n$/,
 	);
@@ -126,7 +124,7 @@ describe("records with and without images", () => {
 
 test("a conversation: every line of standard input is answered", () => {
 	const { stdout, exitCode, stderr } = Bun.spawnSync(
-		[executable, ..."generate --load pictures --chat --max-new-tokens 3".split(" ")],
+		[executable, ...`generate --load pictures --chat --max-new-tokens 3 ${deviceFlags}`.split(" ")],
 		{ cwd: folder.path, stdin: Buffer.from("hi\nwhy\n"), stdout: "pipe", stderr: "pipe" },
 	);
 	expect([exitCode, stdout.toString().split("\n").length]).toEqual([0, 3]);
@@ -142,7 +140,7 @@ describe("a vision-language model of Hugging Face", () => {
 	const apart = `--load-hf ${language} --load-vision ${tower} --load-projector ${projector}`;
 
 	test("of three folders, of one, and of the checkpoint of the same weights", () => {
-		const still = "--seq-length 64 --micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0 --device cpu";
+		const still = `--seq-length 64 --micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0 ${deviceFlags}`;
 		const kept = `--moe-router-bias-update-rate 0 --llm-offset 0 --conversation-template jinja ${still}`;
 		const { exitCode } = run(`train ${apart} ${kept} --save-hf joined --save kept --save-interval 1`);
 		expect(exitCode).toBe(0);
@@ -218,7 +216,7 @@ describe("is refused in a sentence", () => {
 			/holds another model: --hidden-size is 64 there and 32 here/,
 		],
 	] as const)("%s", (_, flags, sentence) => {
-		const { exitCode, stdout, stderr } = run("generate", ...flags.split(" ").filter(Boolean));
+		const { exitCode, stdout, stderr } = run(`generate ${deviceFlags}`, ...flags.split(" ").filter(Boolean));
 		expect(stderr).toMatch(sentence);
 		expect([exitCode > 0, stdout]).toEqual([true, ""]);
 	});
@@ -236,7 +234,7 @@ describe("is refused in a sentence", () => {
 	] as const)("%s, on any layout", (_, content, sentence) => {
 		folder.file("bad.jsonl", content);
 		for (const layout of [[], ["--llm-tp", "2", "--llm-ep", "2"]]) {
-			const { exitCode, stdout, stderr } = run("generate --load text --input bad.jsonl", ...layout);
+			const { exitCode, stdout, stderr } = run(`generate --load text --input bad.jsonl ${deviceFlags}`, ...layout);
 			expect(stderr).toMatch(sentence);
 			expect([exitCode, stdout]).toEqual([1, ""]);
 		}

@@ -12,7 +12,7 @@ import { mergeTrace, partName, type TraceEvent, Tracer } from "../../src/observe
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { tracedGroup } from "../../src/parallel/traced-group.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { complaintsOf } from "./trace-processor.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-trace-"));
@@ -172,7 +172,7 @@ test("what is no trace is named", () => {
 test("a run's trace: all ranks on one clock, layers, collectives in one order", () => {
 	const file = join(folder, "run.json");
 	const { exitCode, stdout, stderr } = mimo([
-		...["train", "--preset", "nemotron-vlm-tiny", "--device", "cpu", "--encoder-tp", "2", "--llm-dp", "2"],
+		...["train", "--preset", "nemotron-vlm-tiny", ...deviceFlags.split(" "), "--encoder-tp", "2", "--llm-dp", "2"],
 		...["--llm-ep", "2", "--train-iters", "4", "--lr-warmup-iters", "0", "--log-interval", "1"],
 		...["--profile-step-start", "2", "--profile-step-end", "3", "--profile-file", file],
 	]);
@@ -211,7 +211,16 @@ test("a run's trace: all ranks on one clock, layers, collectives in one order", 
 test("a training that ends before the last step to trace leaves those that it did", () => {
 	const file = join(folder, "short.json");
 	const { exitCode, stdout } = mimo([
-		...["train", "--preset", "nemotron-vlm-tiny", "--device", "cpu", "--train-iters", "2", "--lr-warmup-iters", "0"],
+		...[
+			"train",
+			"--preset",
+			"nemotron-vlm-tiny",
+			...deviceFlags.split(" "),
+			"--train-iters",
+			"2",
+			"--lr-warmup-iters",
+			"0",
+		],
 		...["--profile-step-start", "2", "--profile-step-end", "9", "--profile-file", file],
 	]);
 	expect(exitCode).toBe(0);

@@ -7,7 +7,7 @@ import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetens
 import { firstFailure } from "../../src/parity/comparison.ts";
 import { readMimoGolden } from "../../src/parity/mimo/golden.ts";
 import { mimoParity } from "../../src/parity/mimo/one-process.ts";
-import { mimo } from "../commands/mimo.ts";
+import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 
@@ -148,7 +148,7 @@ describe("compared, and named where it is off", () => {
 });
 
 test("several ranks notice what one does, and refuse a tensor that no rank has", () => {
-	const parity = (folder: string) => mimo(["parity", "--device", "cpu", "--golden", folder, "--layout", "1+1"]);
+	const parity = (folder: string) => mimo(["parity", ...deviceFlags.split(" "), "--golden", folder, "--layout", "1+1"]);
 	const probe = parity(altered((g) => (g.step1_probe.lanes[1]["lm.layer3.MLPLayer"].rms *= 1.001)));
 	expect(probe.stdout).toContain("FAILED, first at step 1 lm.layer3.MLPLayer lane 1: ");
 	expect(probe.exitCode).toBe(1);

@@ -7,9 +7,10 @@ import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { operations } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
-import { type Library, type NativeFunction, openLibrary } from "../../src/native/library.ts";
+import type { Library, NativeFunction } from "../../src/native/library.ts";
 import { World } from "../../src/parallel/world.ts";
 import { runTraining } from "../../src/train/run.ts";
+import { testLibrary } from "../support.ts";
 
 /** `library`, whose operations are noted with their arguments. */
 function noting(library: Library, calls: string[]): Library {
@@ -34,7 +35,7 @@ function stepsOf(calls: readonly string[]): string[][] {
 /** The steps of a training on mock data. */
 async function train(keys: Record<string, unknown>): Promise<string[][]> {
 	const calls: string[] = [];
-	using device = Device.open(noting(await openLibrary("cpu"), calls), { threads: 1 });
+	using device = Device.open(noting(await testLibrary(), calls), { threads: 1 });
 	using world = World.alone(device);
 	const configuration = configurationOf({
 		preset: "nemotron-vlm-tiny",

@@ -2,6 +2,7 @@
 import { join } from "node:path";
 import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../../../src/config/resolve.ts";
+import { deviceFlags } from "../../commands/mimo.ts";
 import { golden } from "../../golden.ts";
 
 const folder = golden("vision-language");
@@ -21,7 +22,7 @@ export const fromParts = [
 
 /** One step at a learning rate of 0 on mock data: the weights stay as they are. */
 export const still =
-	"--seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 1 --lr 0 --min-lr 0 --moe-router-bias-update-rate 0 --device cpu".split(
+	`--seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 1 --lr 0 --min-lr 0 --moe-router-bias-update-rate 0 ${deviceFlags}`.split(
 		" ",
 	);
 
