@@ -45,7 +45,7 @@ const waiting = [
 	"tests/data/energon-tool.test.ts",
 	"tests/e2e/save-folder.test.ts",
 	"tests/launch/torchrun.test.ts",
-	"tests/launch/strangers.test.ts",
+	"tests/launch/authentication.test.ts",
 	"tests/launch/hosts.test.ts",
 	"tests/checkpoint/native/writer-lock.test.ts",
 	"tests/e2e/slurm.test.ts",

@@ -1,7 +1,7 @@
 /** Measures the NCCL bandwidth between the nodes of a job: each pair in both directions, between their first GPUs. */
 
 import { pairsInRounds } from "../launch/bandwidth.ts";
-import { findRun, identityOf } from "../launch/join.ts";
+import { identityOf, joinRun } from "../launch/join.ts";
 import type { Place } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
 import { openDevice } from "../native/open-device.ts";
@@ -48,7 +48,7 @@ export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: 
 	using device = await openDevice("cuda", { threads: 1 });
 	const { library } = device;
 	const identity = identityOf(node, nodes, { library, version: programVersion(), configuration: {} });
-	using run = await findRun(own, identity, library, timeoutMinutes);
+	using run = await joinRun(own, identity, library, timeoutMinutes);
 	run.describe(node, "doctor", `node ${node}`);
 	try {
 		using world = World.join(device, run, node);

@@ -7,7 +7,7 @@ import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { recordingName } from "../launch/diagnosis.ts";
-import { findRun, identityOf } from "../launch/join.ts";
+import { identityOf, joinRun } from "../launch/join.ts";
 import { launch, type RankDescription } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
@@ -152,7 +152,7 @@ export async function launchRanks(
 		// /proc/PID/exe: this build, even if its file has been replaced since.
 		command: [`/proc/${process.pid}/exe`, ...(compiled ? [] : [Bun.main]), ...args],
 		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
-		say: (line, kind) => {
+		log: (line, kind) => {
 			if (kind === "information") {
 				if (!options.quiet) process.stdout.write(`${line}\n`);
 			} else process.stderr.write(line.startsWith(" ") ? `${line}\n` : `mimo: ${line}\n`);
@@ -166,7 +166,7 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	using device = await openDevice(options.device, { ...options, threads, localRank, localSize });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
-	using run = await findRun(place, identity, library, options.timeoutMinutes).catch((error: Error) =>
+	using run = await joinRun(place, identity, library, options.timeoutMinutes).catch((error: Error) =>
 		leaveToLauncher(place, error),
 	);
 	debug(1, "all ranks have met");

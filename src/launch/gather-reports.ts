@@ -4,10 +4,10 @@
  */
 import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
-import { meetingAddress } from "./rendezvous/address.ts";
+import { rendezvousAddress } from "./rendezvous/address.ts";
+import { AuthenticatedConnection } from "./rendezvous/authenticated-connection.ts";
+import { AuthenticatedListener } from "./rendezvous/authenticated-listener.ts";
 import { LineConnection } from "./rendezvous/line-connection.ts";
-import { ProvenConnection } from "./rendezvous/proven-connection.ts";
-import { ProvenListener } from "./rendezvous/proven-listener.ts";
 import { isLoopback } from "./rendezvous/socket-owner.ts";
 
 export interface RankReport<Report> {
@@ -33,8 +33,8 @@ export interface GatheringOptions {
 	readonly answer: (question: unknown) => Promise<unknown>;
 }
 
-/** Milliseconds: between attempts to connect, for a short answer, for an answer that needs work, for the next question. */
-const knock = { milliseconds: 200, answer: 20_000, work: 900_000, patience: 600_000 };
+/** Milliseconds between attempts to connect, and to wait for a short answer, for an answer that needs work, for the next question. */
+const timeouts = { retry: 200, answer: 20_000, work: 900_000, nextQuestion: 600_000 };
 /** Number of clock questions; the quickest answer is used. */
 const questions = 5;
 
@@ -44,22 +44,23 @@ interface Hello<Report> {
 }
 
 /**
- * On rank 0 calls `hear` with all ranks, rank 0 first, and returns its result; on others returns null when rank 0 has finished.
+ * On rank 0 calls `use` with the reports of all ranks, rank 0 first, and returns its result; other ranks answer questions until
+ * rank 0 has finished, and return null.
  * Throws a UserError that names absent ranks.
  */
 export async function gather<Report, Result>(
 	place: Place,
 	report: Report,
 	options: GatheringOptions,
-	hear: (everyone: readonly ReportingRank<Report>[]) => Promise<Result>,
+	use: (reports: readonly ReportingRank<Report>[]) => Promise<Result>,
 ): Promise<Result | null> {
 	if (place.rank !== 0) {
-		await tell(place, report, options);
+		await sendReport(place, report, options);
 		return null;
 	}
-	const connections: ProvenConnection[] = [];
+	const connections: AuthenticatedConnection[] = [];
 	try {
-		return await hear(await listenToAll(place, report, options, connections));
+		return await use(await receiveReports(place, report, options, connections));
 	} finally {
 		for (const connection of connections) {
 			connection.send({ done: true });
@@ -73,11 +74,11 @@ function ownAddresses(place: Place): string[] {
 	return [place.address, ...(place.fallbackAddress ? [place.fallbackAddress] : [])];
 }
 
-async function listenToAll<Report>(
+async function receiveReports<Report>(
 	place: Place,
 	report: Report,
 	{ milliseconds, answer }: GatheringOptions,
-	connections: ProvenConnection[],
+	connections: AuthenticatedConnection[],
 ): Promise<ReportingRank<Report>[]> {
 	const self: ReportingRank<Report> = {
 		rank: 0,
@@ -87,30 +88,33 @@ async function listenToAll<Report>(
 		addresses: ownAddresses(place),
 		ask: answer,
 	};
-	const told = new Map<number, ReportingRank<Report>>([[0, self]]);
-	const listener = await ProvenListener.open({
-		spot: { host: await meetingAddress(place, milliseconds), port: place.port },
+	const reports = new Map<number, ReportingRank<Report>>([[0, self]]);
+	const listener = await AuthenticatedListener.open({
+		endpoint: { host: await rendezvousAddress(place, milliseconds), port: place.port },
 		secret: place.secret,
 		expected: place.worldSize,
 		admit: (connection) => {
 			connections.push(connection);
-			void listenTo<Report>(connection, place).then((one) => {
-				if (one) told.set(one.rank, one);
+			void receiveReport<Report>(connection, place).then((reporting) => {
+				if (reporting) reports.set(reporting.rank, reporting);
 			});
 		},
 	});
 	const end = performance.now() + milliseconds;
-	while (told.size < place.worldSize && performance.now() < end) await Bun.sleep(20);
+	while (reports.size < place.worldSize && performance.now() < end) await Bun.sleep(20);
 	listener[Symbol.dispose]();
-	if (told.size < place.worldSize) {
-		const absent = Array.from({ length: place.worldSize }, (_, rank) => rank).filter((rank) => !told.has(rank));
+	if (reports.size < place.worldSize) {
+		const absent = Array.from({ length: place.worldSize }, (_, rank) => rank).filter((rank) => !reports.has(rank));
 		throw new UserError(`Ranks ${absent.join(", ")} did not answer rank 0 within ${milliseconds / 1000} s.`);
 	}
-	return [...told.values()].sort((a, b) => a.rank - b.rank);
+	return [...reports.values()].sort((a, b) => a.rank - b.rank);
 }
 
-async function listenTo<Report>(connection: ProvenConnection, place: Place): Promise<ReportingRank<Report> | null> {
-	const hello = (await connection.receive(knock.answer)) as Hello<Report> | undefined;
+async function receiveReport<Report>(
+	connection: AuthenticatedConnection,
+	place: Place,
+): Promise<ReportingRank<Report> | null> {
+	const hello = (await connection.receive(timeouts.answer)) as Hello<Report> | undefined;
 	if (hello === undefined) return null;
 	const { rank, report } = hello;
 	let best = { skew: 0, uncertainty: Number.POSITIVE_INFINITY };
@@ -118,15 +122,15 @@ async function listenTo<Report>(connection: ProvenConnection, place: Place): Pro
 		const asked = Date.now() + (performance.now() % 1);
 		const began = performance.now();
 		connection.send({ time: true });
-		const theirs = await connection.receive(knock.answer);
+		const time = await connection.receive(timeouts.answer);
 		const there = (performance.now() - began) / 2;
-		if (typeof theirs !== "number") return null;
-		if (there < best.uncertainty) best = { skew: theirs - (asked + there), uncertainty: there };
+		if (typeof time !== "number") return null;
+		if (there < best.uncertainty) best = { skew: time - (asked + there), uncertainty: there };
 	}
 	const ask = async (question: unknown) => {
 		connection.send({ question });
-		const answered = (await connection.receive(knock.work)) as { readonly answer: unknown } | undefined;
-		if (answered === undefined) throw new UserError(`Rank ${rank} has gone.`);
+		const answered = (await connection.receive(timeouts.work)) as { readonly answer: unknown } | undefined;
+		if (answered === undefined) throw new UserError(`Rank ${rank} has closed its connection.`);
 		return answered.answer;
 	};
 	// A rank on this host may have connected to an address that other hosts cannot reach.
@@ -135,28 +139,28 @@ async function listenTo<Report>(connection: ProvenConnection, place: Place): Pro
 }
 
 /** A message of rank 0: a clock question, a question, or the end. */
-type Word = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
+type Request = { readonly time?: true; readonly done?: true; readonly question?: unknown } | undefined;
 
-async function tell(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
+async function sendReport(place: Place, report: unknown, { milliseconds, answer }: GatheringOptions): Promise<void> {
 	const end = performance.now() + milliseconds;
 	// Without a secret rank 0 listens where no other host can reach it.
-	const numeric = await meetingAddress(place, milliseconds);
+	const numeric = await rendezvousAddress(place, milliseconds);
 	const addresses = place.secret === null ? [numeric] : ownAddresses(place);
 	for (let attempt = 0; performance.now() < end; attempt++) {
 		try {
 			const address = addresses[attempt % addresses.length]!;
-			using lines = await LineConnection.open({ host: address, port: place.port }, knock.milliseconds * 5);
-			const connection = await ProvenConnection.introduce(lines, place.secret);
-			if (!(connection instanceof ProvenConnection)) throw new Error(connection.kind);
+			using line = await LineConnection.open({ host: address, port: place.port }, timeouts.retry * 5);
+			const connection = await AuthenticatedConnection.connect(line, place.secret);
+			if (!(connection instanceof AuthenticatedConnection)) throw new Error(connection.kind);
 			connection.send({ rank: place.rank, report });
-			const next = async () => (await connection.receive(knock.patience)) as Word;
-			for (let word = await next(); word !== undefined && !word.done; word = await next()) {
-				if (word.time) connection.send(Date.now());
-				else connection.send({ answer: await answer(word.question) });
+			const next = async () => (await connection.receive(timeouts.nextQuestion)) as Request;
+			for (let request = await next(); request !== undefined && !request.done; request = await next()) {
+				if (request.time) connection.send(Date.now());
+				else connection.send({ answer: await answer(request.question) });
 			}
 			return;
 		} catch {
-			await Bun.sleep(knock.milliseconds);
+			await Bun.sleep(timeouts.retry);
 		}
 	}
 	throw new UserError(`Rank 0 did not answer at ${addresses.join(" or ")}, port ${place.port}.`);

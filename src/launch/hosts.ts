@@ -7,7 +7,7 @@ import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
 import { hostsFrom, levelsOf, parentOf, placementOf } from "./host-tree.ts";
 import type { Identity } from "./rendezvous/identity.ts";
-import type { Lead } from "./rendezvous/messages.ts";
+import type { HostRequest } from "./rendezvous/messages.ts";
 import type { RendezvousServer } from "./rendezvous/server.ts";
 
 /** Index of each rank's machine, in the order of the machines' first ranks. */
@@ -21,8 +21,8 @@ export function hostsOf(identities: readonly Pick<Identity, "machine">[]): numbe
 }
 
 /**
- * The key with which relays of different hosts authenticate; never sent. Without a secret it is derived from the nonce alone,
- * which no other user sees, since the ranks have joined on the loopback interface.
+ * The key with which relays of different hosts authenticate; it is never sent. Without a secret it is derived from the nonce
+ * alone, which no other user sees, since the ranks have joined on the loopback interface.
  */
 function relayKey(secret: string | null, nonce: string): Uint8Array {
 	return createHmac("sha256", secret ?? "")
@@ -39,37 +39,37 @@ export interface RunOptions {
 }
 
 /**
- * Called by rank 0 when all ranks have joined: creates the shared memory of this host, has it created on every other machine, and
- * sends every rank its path. Throws UserErrors, which all ranks receive.
+ * Called by rank 0 when all ranks have joined: creates the shared memory of this host, has the other hosts create theirs, and
+ * sends every rank the path on its host. Throws UserErrors, which all ranks receive.
  */
-export async function makeRun(
-	host: RendezvousServer,
+export async function createRun(
+	server: RendezvousServer,
 	own: Identity,
 	library: Library,
 	options: RunOptions,
 ): Promise<Run> {
 	let run: Run | null = null;
 	try {
-		const members = host.members;
+		const members = server.members;
 		const hostOfRank = hostsOf(Array.from({ length: options.ranks }, (_, rank) => members.get(rank) ?? own));
 		const { timeoutMinutes } = options;
 		run = Run.createPart(library, { hostOfRank, ownHost: 0, timeoutMinutes });
-		const paths = [run.path, ...(await haveOthersMade(host, run, hostOfRank, options))];
-		host.welcome((rank) => paths[hostOfRank[rank]!]!);
+		const paths = [run.path, ...(await createOnOtherHosts(server, run, hostOfRank, options))];
+		server.announceRun((rank) => paths[hostOfRank[rank]!]!);
 		return run;
 	} catch (error) {
-		host.refuse((error as Error).message);
+		server.announceFailure((error as Error).message);
 		run?.fail(null, (error as Error).message);
 		throw error;
 	}
 }
 
 /**
- * Has the other hosts' shared memory created; returns the paths in host order. A host is asked once its parent in the tree
- * listens.
+ * Has the other hosts create their shared memory, level by level of the tree, since a host connects to its parent's relay.
+ * Returns the paths in host order.
  */
-async function haveOthersMade(
-	host: RendezvousServer,
+async function createOnOtherHosts(
+	server: RendezvousServer,
 	run: Run,
 	hostOfRank: readonly number[],
 	{ secret, address }: RunOptions,
@@ -80,33 +80,31 @@ async function haveOthersMade(
 	const nonce = randomBytes(32).toString("hex");
 	const placement = placementOf(hostOfRank);
 	const port = run.relay(relayKey(secret, nonce), null, address);
-	const made: { run: string; port: number; address: string | null }[] = [{ run: run.path, port, address: null }];
+	const created: { run: string; port: number; address: string | null }[] = [{ run: run.path, port, address: null }];
 	for (const level of levelsOf(hosts)) {
 		const parts = level.map((index) => {
-			const { port, address } = made[parentOf(index)]!;
-			return host.ask(firstRanks[index]!, { placement, host: index, parent: { address, port }, nonce });
+			const { port, address } = created[parentOf(index)]!;
+			return server.requestHostMemory(firstRanks[index]!, { placement, host: index, parent: { address, port }, nonce });
 		});
-		made.push(...(await Promise.all(parts)));
+		created.push(...(await Promise.all(parts)));
 	}
-	return made.slice(1).map((part) => part.run);
+	return created.slice(1).map((part) => part.run);
 }
 
-/**
- * On the first rank of another host, at rank 0's request: creates the host's shared memory and connects to the parent's relay.
- */
-export function leadHost(
-	wanted: Lead,
+/** Creates the shared memory of a host other than rank 0's, on its first rank, and connects to the relay of the host's parent. */
+export function createHostMemory(
+	request: HostRequest,
 	addresses: { readonly host: string; readonly own: string },
 	library: Library,
 	options: RunOptions,
 ): { readonly run: Run; readonly port: number } {
-	const hostOfRank = hostsFrom(wanted.placement, options.ranks);
+	const hostOfRank = hostsFrom(request.placement, options.ranks);
 	const { timeoutMinutes } = options;
-	const run = Run.createPart(library, { hostOfRank, ownHost: wanted.host, timeoutMinutes });
+	const run = Run.createPart(library, { hostOfRank, ownHost: request.host, timeoutMinutes });
 	try {
-		const { address, port } = wanted.parent;
+		const { address, port } = request.parent;
 		const parent = { address: address ?? addresses.host, port };
-		return { run, port: run.relay(relayKey(options.secret, wanted.nonce), parent, addresses.own) };
+		return { run, port: run.relay(relayKey(options.secret, request.nonce), parent, addresses.own) };
 	} catch (error) {
 		run[Symbol.dispose]();
 		throw error;

@@ -6,12 +6,12 @@ import { ABI_VERSION } from "../native/abi.ts";
 import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
 import { requireDescriptors } from "./descriptors.ts";
-import { leadHost, makeRun } from "./hosts.ts";
+import { createHostMemory, createRun } from "./hosts.ts";
 import type { Place } from "./place.ts";
-import { meetingAddress } from "./rendezvous/address.ts";
-import { joinRendezvous, type MakePart } from "./rendezvous/client.ts";
+import { rendezvousAddress } from "./rendezvous/address.ts";
+import { type CreateHostMemory, joinRendezvous } from "./rendezvous/client.ts";
 import type { Identity } from "./rendezvous/identity.ts";
-import { joinThroughFirstLocalRank, LocalRanks, localSocketOf } from "./rendezvous/local-ranks.ts";
+import { joinThroughFirstLocalRank, LocalRanks, localSocketName } from "./rendezvous/local-ranks.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 
 /** The identity of this process; `rank` null: the launcher. */
@@ -50,7 +50,7 @@ function machineIdentifier(): string {
  * Opens the run that `place` names when all ranks have joined. Throws a UserError if the address does not answer, a rank is
  * absent after `timeoutMinutes` or differs in version or configuration, or the secret is wrong or missing.
  */
-export async function findRun(
+export async function joinRun(
 	place: Place,
 	identity: Identity,
 	library: Library,
@@ -58,31 +58,31 @@ export async function findRun(
 ): Promise<Run> {
 	if (place.launcher !== null) endWithParent(library, place.launcher);
 	const milliseconds = timeoutMinutes * 60_000;
-	const address = await meetingAddress(place, milliseconds);
+	const address = await rendezvousAddress(place, milliseconds);
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };
-	const socketName = localSocketOf(place, identity);
+	const socketName = localSocketName(place, identity);
 	if (socketName !== null && place.localRank > 0 && place.rank !== 0) {
 		const path = await joinThroughFirstLocalRank(socketName, place, identity, milliseconds);
 		if (path !== null) return Run.open(library, path, place.worldSize);
 	}
 	if (place.launcher !== null || place.rank !== 0) {
-		let led: Run | null = null;
-		const lead: MakePart = (wanted, addresses) => {
-			const { run, port } = leadHost(wanted, addresses, library, options);
-			led = run;
+		let created: Run | null = null;
+		const createMemory: CreateHostMemory = (request, addresses) => {
+			const { run, port } = createHostMemory(request, addresses, library, options);
+			created = run;
 			return { run: run.path, port };
 		};
 		using localRanks =
 			socketName !== null && place.localRank === 0 ? await LocalRanks.open(socketName, place, identity) : null;
-		const path = await joinRendezvous({ ...place, address }, identity, milliseconds, lead, localRanks);
-		return led ?? Run.open(library, path, place.worldSize);
+		const path = await joinRendezvous({ ...place, address }, identity, milliseconds, createMemory, localRanks);
+		return created ?? Run.open(library, path, place.worldSize);
 	}
 	requireDescriptors(place);
-	using host = await RendezvousServer.open(address, place.port, place.secret, identity);
-	if (socketName !== null) await host.alsoAt(socketName, place.localSize);
-	await host.gather(
+	using server = await RendezvousServer.open(address, place.port, place.secret, identity);
+	if (socketName !== null) await server.listenLocally(socketName, place.localSize);
+	await server.waitForRanks(
 		Array.from({ length: place.worldSize - 1 }, (_, index) => index + 1),
 		milliseconds,
 	);
-	return await makeRun(host, identity, library, options);
+	return await createRun(server, identity, library, options);
 }

@@ -33,26 +33,26 @@ export interface LaunchOptions {
 	/** The launcher's identity, with which every rank's is compared. */
 	readonly identity: Identity;
 	readonly describe: (rank: number) => RankDescription;
-	/** The rank whose output is passed on as it is; other ranks' lines are prefixed. */
+	/** The rank whose output is forwarded unchanged; other ranks' lines are prefixed. */
 	readonly reporter: number;
 	/** Minutes without progress after which a living rank counts as failed. */
 	readonly timeoutMinutes: number;
-	/** Folder for the ranks' recordings; null: none. */
+	/** Folder for the ranks' recordings; null: no recordings. */
 	readonly recordings?: string | null;
 	/** Called with lines about the run itself: its processes, the diagnosis. */
-	readonly say: (line: string, kind: "information" | "failure") => void;
+	readonly log: (line: string, kind: "information" | "failure") => void;
 }
 
 /** Exit codes of a rank that has finished, successfully or with a negative result. */
-const ends: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
-const passedOn = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
+const finishedCodes: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
+const forwardedSignals = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
 const watchInterval = 200;
-/** Milliseconds from a rank's disconnection to the end of its process, in which a crash is reported. */
-const leaveTime = 2000;
-/** Milliseconds within which a signal to the process group has reached this process too. */
+/** Milliseconds after a rank's disconnection in which its process may end and so report a crash. */
+const exitTime = 2000;
+/** Milliseconds until a signal to the process group has reached this process as well. */
 const sameKeyPress = 100;
-/** Ranks that are started without a look at what has happened meanwhile. */
-const startsTogether = 16;
+/** Ranks that are started between two turns of the event loop. */
+const startsBetweenTurns = 16;
 /** Milliseconds for ranks to end by themselves after a failure before they are killed; the rank to blame may be hung. */
 const grace = { blamed: 500, others: 2500 };
 
@@ -74,13 +74,13 @@ class Job implements Disposable {
 	readonly #children: Child[] = [];
 	/** The latest signal that this process received. */
 	#interrupted: NodeJS.Signals | null = null;
-	/** Whether the reader of the reporting rank's output has gone (EPIPE). */
-	#unread = false;
+	/** Whether the reader of the reporting rank's output has closed it (EPIPE). */
+	#outputClosed = false;
 	/** Exit code of the ranks that have finished. */
 	#finished = 0;
 	/** Exit code of the first rank that failed by itself. */
 	#exitCode = 0;
-	/** Time at which the failure was noticed; null: none. */
+	/** Time at which the failure was noticed; null: no failure. */
 	#failedAt: number | null = null;
 	#over = false;
 
@@ -90,28 +90,28 @@ class Job implements Disposable {
 	}
 
 	async run(): Promise<number> {
-		const { identity, ranks, timeoutMinutes, say } = this.options;
+		const { identity, ranks, timeoutMinutes, log } = this.options;
 		const secret = randomBytes(32).toString("hex");
-		using host = await RendezvousServer.open(loopback, 0, secret, identity);
+		using server = await RendezvousServer.open(loopback, 0, secret, identity);
 		const stopListening = this.#listenToSignals();
-		const watch = setInterval(() => this.#look(), watchInterval);
+		const watch = setInterval(() => this.#poll(), watchInterval);
 		try {
 			for (let rank = 0; rank < ranks && this.#interrupted === null; rank++) {
-				this.#start(rank, host.port, secret);
-				// Of very many ranks signals are heard in between.
-				if (rank % startsTogether === startsTogether - 1) await Bun.sleep(0);
+				this.#start(rank, server.port, secret);
+				// Signals are handled in turns of the event loop.
+				if (rank % startsBetweenTurns === startsBetweenTurns - 1) await Bun.sleep(0);
 			}
 			this.#children.forEach(({ process }, rank) => {
 				const { module, coordinates } = this.options.describe(rank);
-				say(`rank ${rank}: pid ${process.pid} (${module}, ${coordinates})`, "information");
+				log(`rank ${rank}: pid ${process.pid} (${module}, ${coordinates})`, "information");
 			});
-			const everyone = this.#children.map((_, rank) => rank);
-			void host.gather(everyone, timeoutMinutes * 60_000).then(
-				() => host.welcome(this.#run.path),
+			const allRanks = this.#children.map((_, rank) => rank);
+			void server.waitForRanks(allRanks, timeoutMinutes * 60_000).then(
+				() => server.announceRun(this.#run.path),
 				(error: UserError) => {
 					if (this.#over || this.#run.watch() !== null) return;
-					if (host.left === null) this.#run.fail(null, error.message);
-					else void this.#blameLeft(host.left);
+					if (server.disconnected === null) this.#run.fail(null, error.message);
+					else void this.#blameDisconnected(server.disconnected);
 				},
 			);
 			await Promise.all(this.#children.map(({ ended }) => ended));
@@ -131,7 +131,7 @@ class Job implements Disposable {
 
 	#start(rank: number, port: number, secret: string): void {
 		const { command, ranks, reporter } = this.options;
-		const own = rank === reporter;
+		const isReporter = rank === reporter;
 		const place = {
 			rank,
 			worldSize: ranks,
@@ -142,7 +142,7 @@ class Job implements Disposable {
 			secret,
 			launcher: process.pid,
 		};
-		const to = own ? "inherit" : "pipe";
+		const to = isReporter ? "inherit" : "pipe";
 		const child = Bun.spawn([...command], {
 			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
@@ -153,7 +153,7 @@ class Job implements Disposable {
 		this.#run.describe(rank, module, coordinates);
 		this.#run.expect(rank, child.pid);
 		const prefix = `[rank ${rank} ${module}] `;
-		const output = own
+		const output = isReporter
 			? Promise.resolve()
 			: Promise.all([
 					forwardLines(child.stdout as ReadableStream<Uint8Array>, process.stdout, prefix),
@@ -163,24 +163,25 @@ class Job implements Disposable {
 		this.#children.push({ process: child, ended: Promise.all([exited, output]), exited: false });
 	}
 
-	/** Reports how a rank ended that disconnected before all had joined, known once its process is gone. */
-	async #blameLeft(rank: number): Promise<void> {
-		await Promise.race([this.#children[rank]!.process.exited, Bun.sleep(leaveTime)]);
+	/** Reports a rank that disconnected before all had joined; its process's end, if it comes in time, says more (#exited). */
+	async #blameDisconnected(rank: number): Promise<void> {
+		await Promise.race([this.#children[rank]!.process.exited, Bun.sleep(exitTime)]);
 		if (!this.#over && this.#run.watch() === null) this.#run.fail(rank, "it ended before all had joined");
 	}
 
 	async #exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): Promise<void> {
 		this.#children[rank]!.exited = true;
-		// A terminal sends Ctrl-C to ranks and launcher alike, and a rank that has not begun dies of it at once.
-		if (this.#interrupted === null && passedOn.some((one) => one === signal)) await Bun.sleep(sameKeyPress);
+		// A terminal sends Ctrl-C to ranks and launcher alike; a rank that has not installed its handler dies of it at once.
+		if (this.#interrupted === null && forwardedSignals.some((forwarded) => forwarded === signal))
+			await Bun.sleep(sameKeyPress);
 		const { phase, error } = this.#run.rankState(rank);
-		const finished = phase === "finished" && code !== null && ends.includes(code);
+		const finished = phase === "finished" && code !== null && finishedCodes.includes(code);
 		if (finished) this.#finished = Math.max(this.#finished, code);
 		if (this.#run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {
 				this.#run.fail(null, `interrupted by ${signal}`);
 			} else if (code === exitCodes.unread) {
-				this.#unread = true;
+				this.#outputClosed = true;
 				this.#run.fail(null, "nobody reads its output");
 			} else if (signal !== null) {
 				this.#run.fail(rank, `it was killed by ${signal}`);
@@ -190,31 +191,31 @@ class Job implements Disposable {
 		}
 		// A rank that fails by itself reports its error before it ends.
 		if (error !== "" && this.#run.watch()?.rank === rank) this.#exitCode = code ?? 0;
-		this.#look();
+		this.#poll();
 	}
 
 	/** Polls the run; after a failure gives its ranks the grace period and then kills them. */
-	#look(): void {
+	#poll(): void {
 		const failure = this.#run.watch();
 		if (failure === null) return;
 		this.#failedAt ??= performance.now();
 		const since = performance.now() - this.#failedAt;
 		this.#children.forEach(({ process, exited }, rank) => {
 			// A rank that has not joined cannot notice the failure.
-			const deaf = this.#run.rankState(rank).host === "";
-			const patience = deaf ? 0 : failure.rank === rank ? grace.blamed : grace.others;
+			const joined = this.#run.rankState(rank).host !== "";
+			const patience = !joined ? 0 : failure.rank === rank ? grace.blamed : grace.others;
 			if (!exited && since >= patience) process.kill("SIGKILL");
 		});
 	}
 
 	/** Forwards signals to the ranks; the same signal again kills them. Returns a function that stops forwarding. */
 	#listenToSignals(): () => void {
-		const listeners = passedOn.map((signal) => {
+		const listeners = forwardedSignals.map((signal) => {
 			const listener = () => {
-				const second = this.#interrupted === signal;
+				const repeated = this.#interrupted === signal;
 				this.#interrupted = signal;
-				if (second) this.#run.fail(null, `interrupted by ${signal}`);
-				for (const { process, exited } of this.#children) if (!exited) process.kill(second ? "SIGKILL" : signal);
+				if (repeated) this.#run.fail(null, `interrupted by ${signal}`);
+				for (const { process, exited } of this.#children) if (!exited) process.kill(repeated ? "SIGKILL" : signal);
 			};
 			process.on(signal, listener);
 			return { signal, listener };
@@ -228,14 +229,14 @@ class Job implements Disposable {
 		const failure = this.#run.watch();
 		if (failure === null) return this.#finished;
 		this.#record();
-		if (this.#unread) return exitCodes.unread;
+		if (this.#outputClosed) return exitCodes.unread;
 		if (this.#interrupted !== null && failure.rank === null) {
-			this.options.say(`The run was interrupted by ${this.#interrupted}.`, "failure");
+			this.options.log(`The run was interrupted by ${this.#interrupted}.`, "failure");
 			return signalExit(this.#interrupted);
 		}
 		// The ranks print the diagnosis themselves if this process was stopped meanwhile.
 		if (this.#run.claimDiagnosis()) {
-			for (const line of this.#run.diagnosis().split("\n")) this.options.say(line, "failure");
+			for (const line of this.#run.diagnosis().split("\n")) this.options.log(line, "failure");
 		}
 		return this.#exitCode || exitCodes.failure;
 	}
@@ -247,7 +248,7 @@ class Job implements Disposable {
 		try {
 			for (let rank = 0; rank < ranks; rank++) this.#run.recordRank(rank, join(recordings, recordingName(rank)));
 		} catch (error) {
-			this.options.say((error as Error).message, "failure");
+			this.options.log((error as Error).message, "failure");
 		}
 	}
 }

@@ -20,7 +20,7 @@ import { readTensor } from "../../src/checkpoint/store.ts";
 import { endRank } from "../../src/commands/ranks.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
-import { findRun, identityOf } from "../../src/launch/join.ts";
+import { identityOf, joinRun } from "../../src/launch/join.ts";
 import { placeFromEnvironment } from "../../src/launch/place.ts";
 import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
 import { HybridModel } from "../../src/models/hybrid/model.ts";
@@ -59,7 +59,7 @@ Run.createPart = (library, { hostOfRank, ownHost, ...options }) =>
 
 // The CPU library refuses several hosts because its tensors cannot go there; these stay.
 const about = { library, version: "test", configuration: {} };
-using run = await findRun(place, { ...identityOf(rank, worldSize, about), library: "cuda" }, library, 1);
+using run = await joinRun(place, { ...identityOf(rank, worldSize, about), library: "cuda" }, library, 1);
 try {
 	await train();
 	run.leave();

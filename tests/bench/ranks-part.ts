@@ -11,8 +11,8 @@ import { readdirSync, readFileSync, readlinkSync, statSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
-import { findRun, identityOf } from "../../src/launch/join.ts";
-import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
+import { identityOf, joinRun } from "../../src/launch/join.ts";
+import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
 import type { Run } from "../../src/native/run.ts";
 import { divisibleModel } from "../models/small.ts";
 import { testLibrary } from "../support.ts";
@@ -25,12 +25,12 @@ const configuration = textOf(configurationOf(divisibleModel));
 
 /** Messages of rank 0 while ranks meet. */
 const met = { sent: 0, received: 0 };
-const { send, receive } = ProvenConnection.prototype;
-ProvenConnection.prototype.send = function (value) {
+const { send, receive } = AuthenticatedConnection.prototype;
+AuthenticatedConnection.prototype.send = function (value) {
 	met.sent++;
 	send.call(this, value);
 };
-ProvenConnection.prototype.receive = async function (milliseconds) {
+AuthenticatedConnection.prototype.receive = async function (milliseconds) {
 	const value = await receive.call(this, milliseconds);
 	if (value !== undefined) met.received++;
 	return value;
@@ -88,7 +88,7 @@ async function playRank(host: number, localRank: number): Promise<void> {
 	};
 	const named = { library: "cuda", host: `node-${host}`, machine: `node ${host}` };
 	const identity = { ...identityOf(rank, worldSize, { library, version: "played", configuration }), ...named };
-	const run = await findRun(place, identity, library, 10);
+	const run = await joinRun(place, identity, library, 10);
 	run.describe(rank, "language", `dp ${rank}`);
 	run.join(rank);
 	if (localRank === 0) {

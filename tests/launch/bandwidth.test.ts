@@ -1,11 +1,11 @@
-/** Rates between hosts: measured, against a slow way, by strangers; and the order in which pairs take their turns. */
+/** Bandwidth between hosts: its measurement, also over a throttled link and without the secret, and the schedule of pairs. */
 import { expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
 import { ByteSink, measureRate, pairsInRounds } from "../../src/launch/bandwidth.ts";
 
 const here = ["127.0.0.1"];
 
-/** A way to `port` that lets `bytes` a second through. Returns its own port. */
+/** A proxy to `port` that forwards `bytes` a second. Returns its own port. */
 async function slowWay(port: number, bytes: number): Promise<{ port: number } & Disposable> {
 	const server = createServer((near) => {
 		const far = connect({ host: here[0]!, port });
@@ -26,7 +26,7 @@ async function slowWay(port: number, bytes: number): Promise<{ port: number } & 
 	return { port: (server.address() as { port: number }).port, [Symbol.dispose]: () => server.close() };
 }
 
-test("a throttled way is measured at its rate, an open one far above", async () => {
+test("a throttled link is measured at its rate, an open one far above", async () => {
 	using sink = await ByteSink.open("secret");
 	using throttled = await slowWay(sink.port, 8e6);
 	const open = await measureRate({ addresses: here, port: sink.port }, "secret");
@@ -36,7 +36,7 @@ test("a throttled way is measured at its rate, an open one far above", async () 
 	expect(slow).toBeLessThan(9e6);
 }, 20_000);
 
-test("the first address that answers is taken; nobody and a wrong secret are failures", async () => {
+test("the first address that answers is used; no answer and a wrong secret are failures", async () => {
 	using sink = await ByteSink.open("secret");
 	const unused = await ByteSink.open("secret");
 	unused[Symbol.dispose]();
@@ -45,7 +45,7 @@ test("the first address that answers is taken; nobody and a wrong secret are fai
 	await expect(measureRate({ addresses: here, port: sink.port }, "guess")).rejects.toThrow();
 }, 20_000);
 
-test("every pair once, nobody twice in a round", () => {
+test("the schedule has every pair once, and no host twice in a round", () => {
 	for (const count of [1, 2, 3, 4, 7, 8, 33]) {
 		const rounds = pairsInRounds(count);
 		for (const round of rounds) expect(new Set(round.flat()).size).toBe(2 * round.length);

@@ -1,16 +1,16 @@
-/** Descriptors that rank 0 needs to meet the others. */
+/** Descriptors that rank 0 needs for the rendezvous. */
 import { expect, test } from "bun:test";
 import { connectionsOf, requireDescriptors } from "../../src/launch/descriptors.ts";
 
 const limits = (count: number | "unlimited") =>
 	`Limit                     Soft Limit           Hard Limit           Units\nMax open files            ${count}                 ${count}                 files\n`;
 
-test("rank 0 has a connection for each other host and each of its neighbours", () => {
+test("rank 0 has a connection for each other host and each other rank of its own", () => {
 	expect(connectionsOf({ localSize: 8, worldSize: 4096 })).toBe(511 + 7);
 	expect(connectionsOf({ localSize: 4, worldSize: 4 })).toBe(3);
 });
 
-test("too few descriptors are named, with the number that is needed", () => {
+test("too few descriptors are refused, with the needed number", () => {
 	const place = { localSize: 8, worldSize: 65536 };
 	expect(() => requireDescriptors(place, limits(4096))).toThrow(
 		"Rank 0 needs 8262 descriptors for the connections of the others, and the system allows 4096: raise the hard limit of ulimit -n on its host.",

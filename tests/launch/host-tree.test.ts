@@ -11,7 +11,7 @@ describe("a placement", () => {
 		["of equal hosts is one run", equalHosts, [[0, 8, 512]]],
 		["in turns is a run a turn", inTurns, Array.from({ length: 8 }, () => [0, 1, 512])],
 		[
-			"of uneven hosts is told rank by rank",
+			"of uneven hosts has an entry for each host",
 			uneven,
 			[
 				[0, 3, 1],
@@ -28,7 +28,7 @@ describe("a placement", () => {
 		});
 	}
 
-	test("that another process tells takes no more memory than the run has ranks", () => {
+	test("received from another process decodes to at most as many ranks as the run has", () => {
 		expect(hostsFrom([[0, 1e9, 1e9]], 3)).toEqual([0, 0, 0]);
 	});
 });

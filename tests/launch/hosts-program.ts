@@ -6,7 +6,7 @@
  * Scenarios: finish (each rank a little later than the one before); throw (RANK does); wait (for the end of the run).
  */
 import { endRank } from "../../src/commands/ranks.ts";
-import { findRun, identityOf } from "../../src/launch/join.ts";
+import { identityOf, joinRun } from "../../src/launch/join.ts";
 import { placeFromEnvironment } from "../../src/launch/place.ts";
 import { Status } from "../../src/native/abi.ts";
 import { NativeError, UserError } from "../../src/system/errors.ts";
@@ -21,7 +21,7 @@ const identity = {
 	library: "cuda",
 };
 
-using run = await findRun(place, identity, library, 1);
+using run = await joinRun(place, identity, library, 1);
 run.describe(place.rank, "language", `dp ${place.rank}`);
 try {
 	run.join(place.rank);

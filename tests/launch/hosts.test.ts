@@ -1,6 +1,6 @@
 /**
- * Runs of two hosts, played by processes that say with NCCL's variable which one they are on. The tests
- * mostly wait for time to pass, so they run side by side.
+ * Runs of two hosts, played by processes of one machine whose NCCL_HOSTID names the host. The tests mostly wait, so they run
+ * concurrently.
  */
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
@@ -48,19 +48,19 @@ function diagnoses(ended: readonly Ended[]): string[] {
 	return ended.flatMap(({ stderr }) => stderr.match(/^mimo: .*$/gm) ?? []);
 }
 
-test("hosts are counted by their first ranks", () => {
+test("hosts are numbered in the order of their first ranks", () => {
 	const machines = ["n1", "n1", "n7", "n2", "n7", "n1"].map((machine) => ({ machine }));
 	expect(hostsOf(machines)).toEqual([0, 0, 1, 2, 1, 0]);
 });
 
-test.concurrent("hosts wait for each other's ranks, and leave nothing", async () => {
+test.concurrent("hosts wait for each other's ranks, and leave no shared memory", async () => {
 	const ended = await endOfAll(await startRanks("finish"));
 	expect(ended.map(({ exitCode, stderr }) => ({ exitCode, stderr }))).toEqual(
 		Array.from({ length: 4 }, () => ({ exitCode: 0, stderr: "" })),
 	);
 }, 30_000);
 
-test.concurrent("an error is told once, by the host of rank 0, with where the other ranks are", async () => {
+test.concurrent("an error is printed once, by the host of rank 0, with the states of the other ranks", async () => {
 	const ended = await endOfAll(await startRanks("throw", 3));
 	expect(diagnoses(ended)).toEqual([
 		expect.stringMatching(/^mimo: rank 3 \(language, dp 3; .*\) failed: Sample 17 of images\.tar holds no image/),
@@ -75,12 +75,12 @@ const kills: readonly [name: string, rank: number, failure: RegExp][] = [
 	["rank 0", 0, /its process has ended|it was killed by SIGKILL/],
 ];
 for (const [name, rank, failure] of kills) {
-	test.concurrent(`${name} is killed: all end, it is named`, async () => {
+	test.concurrent(`${name} is killed: all ranks end, and the diagnosis names it`, async () => {
 		const ranks = await startRanks("wait");
 		for (const one of ranks) one.signal(ranks[rank]!.process.pid, "SIGKILL");
 		const ended = await endOfAll(ranks);
 		const said = diagnoses(ended);
-		// Where the host of rank 0 may be gone, the next one says so too.
+		// Where the host of rank 0 may be lost, the next host prints the diagnosis too.
 		expect(said.length).toBeGreaterThanOrEqual(1);
 		expect(said.length).toBeLessThanOrEqual(rank === 0 ? 2 : 1);
 		for (const sentence of said) {
@@ -93,7 +93,7 @@ for (const [name, rank, failure] of kills) {
 }
 
 for (const rank of [0, 2, 3]) {
-	test.concurrent(`rank ${rank} is stopped: the others end, it is named`, async () => {
+	test.concurrent(`rank ${rank} is stopped: the other ranks end, and the diagnosis names it`, async () => {
 		const ranks = await startRanks("wait");
 		for (const one of ranks) one.signal(ranks[rank]!.process.pid, "SIGSTOP");
 		const others = ranks.filter((_, other) => other !== rank);

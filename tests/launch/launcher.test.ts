@@ -1,4 +1,4 @@
-/** Launching ranks as real processes, and every way in which one of them ends too soon. */
+/** Launching ranks as processes, and every way in which a rank may end too soon. */
 import { afterEach, describe, expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
 import { alive, type Ended, Launched } from "./launched.ts";
@@ -31,7 +31,7 @@ function expectDiagnosis(ended: Ended, first: RegExp, others: readonly RegExp[] 
 }
 
 describe("a run that ends well", () => {
-	test("prints its processes, prefixes what other ranks say, and ends with 0", async () => {
+	test("prints its processes, prefixes the output of other ranks, and ends with 0", async () => {
 		const launched = start([3, "chatty"]);
 		const ended = await launched.end();
 		expect(ended).toMatchObject({ exitCode: 0, stderr: "" });
@@ -42,7 +42,7 @@ describe("a run that ends well", () => {
 	});
 });
 
-describe("a signal that asks for an early end", () => {
+describe("a signal that requests an early end", () => {
 	for (const signal of ["SIGTERM", "SIGUSR1"] as const) {
 		test(`${signal} to the launcher reaches every rank, all stop after the same step, exit code 75`, async () => {
 			const launched = start([4, "asked"]);
@@ -52,7 +52,7 @@ describe("a signal that asks for an early end", () => {
 		}, 30_000);
 	}
 
-	test("to one rank alone stops all", async () => {
+	test("to a single rank stops all ranks", async () => {
 		const launched = start([3, "asked"]);
 		await launched.said(/two steps are done/);
 		launched.signal(launched.pids[1]!, "SIGTERM");
@@ -77,7 +77,7 @@ describe("a rank killed by SIGKILL", () => {
 		}, 30_000);
 	}
 
-	test("in a collective is named with it", async () => {
+	test("in a collective is named with the collective", async () => {
 		const launched = start([4, "pause", 1, "forward"]);
 		await launched.said(/paused in forward \(rank 1/);
 		await Bun.sleep(100);
@@ -90,7 +90,7 @@ describe("a rank killed by SIGKILL", () => {
 		);
 	}, 30_000);
 
-	test("before the ranks have met", async () => {
+	test("before all ranks have joined ends all", async () => {
 		const launched = start([3, "rendezvous", 1]);
 		const [, pid] = await launched.said(/paused in rendezvous \(rank 1, pid (\d+)\)/);
 		launched.signal(Number(pid), "SIGKILL");
@@ -101,7 +101,7 @@ describe("a rank killed by SIGKILL", () => {
 	}, 30_000);
 });
 
-test("a rank that crashes while it waits for the others is named once, with its signal", async () => {
+test("a rank that crashes while it waits in the rendezvous is named once, with its signal", async () => {
 	const launched = start([3, "rendezvous", 1]);
 	await launched.said(/paused in rendezvous \(rank 1/);
 	await Bun.sleep(500);
@@ -121,7 +121,7 @@ describe("a rank stopped by SIGSTOP", () => {
 		]);
 	}, 30_000);
 
-	test("before the ranks have met, too", async () => {
+	test("counts as failed before all ranks have joined, too", async () => {
 		const launched = start([2, "rendezvous", 0]);
 		const [, pid] = await launched.said(/paused in rendezvous \(rank 0, pid (\d+)\)/);
 		launched.signal(Number(pid), "SIGSTOP");
@@ -130,7 +130,7 @@ describe("a rank stopped by SIGSTOP", () => {
 });
 
 describe("a rank that fails by itself", () => {
-	test("with an error", async () => {
+	test("with an error ends all", async () => {
 		const ended = await start([3, "throw", 2, "optimizer"]).end();
 		expectDiagnosis(ended, /^mimo: rank 2 .* failed: Sample 17 of images\.tar holds no image \(after step 1,/, [
 			/rank 0 .* for rank 2\.$/m,
@@ -138,17 +138,17 @@ describe("a rank that fails by itself", () => {
 		expect(ended.stderr).not.toContain("error:");
 	}, 30_000);
 
-	test("by ending before its work is done", async () => {
+	test("by ending before its work is done ends all", async () => {
 		const ended = await start([2, "exit", 0, "forward"]).end();
 		expectDiagnosis(ended, /^mimo: rank 0 .* failed: it ended before its work was done/);
 	}, 30_000);
 
-	test("by crashing", async () => {
+	test("by crashing ends all", async () => {
 		const ended = await start([2, "abort", 1, "forward"]).end();
 		expectDiagnosis(ended, /^mimo: rank 1 .* failed: it was killed by SIG(ABRT|TRAP|ILL|SEGV)/);
 	}, 30_000);
 
-	test("by calling another collective than the others", async () => {
+	test("by calling another collective than the others ends all", async () => {
 		const ended = await start([2, "mismatch", 1]).end();
 		expectDiagnosis(
 			ended,
@@ -156,7 +156,7 @@ describe("a rank that fails by itself", () => {
 		);
 	}, 30_000);
 
-	test("by living without progress", async () => {
+	test("by living without progress ends all", async () => {
 		const ended = await start([3, "pause", 1, "forward"], { TEST_TIMEOUT_MINUTES: "0.03" }).end();
 		expectDiagnosis(ended, /^mimo: rank 1 .* failed: it lives but made no progress for 0\.03 minutes/, [
 			/rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
@@ -166,7 +166,7 @@ describe("a rank that fails by itself", () => {
 });
 
 describe("the launcher", () => {
-	test("takes its ranks with it when it is killed", async () => {
+	test("ends its ranks when it is killed", async () => {
 		const launched = start([3, "pause", 1, "forward"]);
 		await launched.said(/paused in forward/);
 		const { pids } = launched;
@@ -181,7 +181,7 @@ describe("the launcher", () => {
 		["killed", "SIGKILL"],
 		["stopped", "SIGSTOP"],
 	] as const) {
-		test(`is stopped, then a rank is ${what}: the others end and say why`, async () => {
+		test(`is stopped, then a rank is ${what}: the other ranks end and print the diagnosis`, async () => {
 			const launched = start([3, "pause", 1, "forward"]);
 			await launched.said(/paused in forward/);
 			await Bun.sleep(300);
@@ -193,7 +193,7 @@ describe("the launcher", () => {
 			);
 			for (let i = 0; i < 250 && pids.some(alive); i++) await Bun.sleep(20);
 			expect(pids.filter(alive)).toEqual([]);
-			// Says nothing of its own when it goes on.
+			// It prints no diagnosis when it continues.
 			process.kill(launched.process.pid, "SIGCONT");
 			const ended = await launched.end();
 			expect(ended.seconds).toBeLessThan(11);
@@ -217,7 +217,7 @@ describe("the launcher", () => {
 		["SIGINT", 130],
 		["SIGTERM", 143],
 	] as const) {
-		test(`passes ${signal} on`, async () => {
+		test(`forwards ${signal} to its ranks`, async () => {
 			const launched = start([3, "pause", 1, "forward"]);
 			await launched.said(/paused in forward/);
 			launched.signal(launched.process.pid, signal);

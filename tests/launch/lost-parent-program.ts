@@ -1,13 +1,13 @@
 /**
- * The first rank of a host: asked to, it makes its host's part of the run and tells it, and is killed then.
+ * The first rank of a host, which creates its host's shared memory when requested, replies, and is killed then.
  *
  *   bun lost-parent-program.ts {"port", "identity", "options"}      as JSON
  */
-import { leadHost, type RunOptions } from "../../src/launch/hosts.ts";
+import { createHostMemory, type RunOptions } from "../../src/launch/hosts.ts";
+import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
 import { type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
 import { LineConnection } from "../../src/launch/rendezvous/line-connection.ts";
-import type { Lead } from "../../src/launch/rendezvous/messages.ts";
-import { ProvenConnection } from "../../src/launch/rendezvous/proven-connection.ts";
+import type { HostRequest } from "../../src/launch/rendezvous/messages.ts";
 import { testLibrary } from "../support.ts";
 
 interface About {
@@ -18,12 +18,17 @@ interface About {
 
 const { port, identity, options } = JSON.parse(process.argv[2]!) as About;
 const library = await testLibrary();
-const lines = await LineConnection.open({ host: options.address, port }, 5000);
-const guest = (await ProvenConnection.introduce(lines, options.secret)) as ProvenConnection;
-guest.send(introductionOf(identity));
-const { lead } = (await guest.receive(20_000)) as { readonly lead: Lead };
-const { run, port: listens } = leadHost(lead, { host: options.address, own: options.address }, library, options);
-guest.send({ run: run.path, port: listens });
-// The word leaves first.
+const line = await LineConnection.open({ host: options.address, port }, 5000);
+const client = (await AuthenticatedConnection.connect(line, options.secret)) as AuthenticatedConnection;
+client.send(introductionOf(identity));
+const { createHostMemory: request } = (await client.receive(20_000)) as { readonly createHostMemory: HostRequest };
+const { run, port: listens } = createHostMemory(
+	request,
+	{ host: options.address, own: options.address },
+	library,
+	options,
+);
+client.send({ run: run.path, port: listens });
+// The reply is sent first.
 await Bun.sleep(0);
 process.kill(process.pid, "SIGKILL");

@@ -1,4 +1,4 @@
-/** Starting ranks: more than a host can hold, and signals that come while they start. */
+/** Starting many ranks: more than the host's memory holds, and signals while they start. */
 import { expect, test } from "bun:test";
 import { requireRoom } from "../../src/commands/ranks.ts";
 import { identityOf } from "../../src/launch/join.ts";
@@ -7,9 +7,9 @@ import { openLibraryOf } from "../../src/native/open-device.ts";
 
 const library = await openLibraryOf("cpu");
 
-/** The exit code of so many processes of `command`, and what was said of them. */
+/** Launches `ranks` processes of `command`; returns the exit code and the lines about failures. */
 async function launched(command: readonly string[], ranks: number, onDescribe: (rank: number) => void) {
-	const said: string[] = [];
+	const failures: string[] = [];
 	const exitCode = await launch({
 		command,
 		ranks,
@@ -21,11 +21,11 @@ async function launched(command: readonly string[], ranks: number, onDescribe: (
 		},
 		reporter: ranks - 1,
 		timeoutMinutes: 1,
-		say: (line, kind) => {
-			if (kind === "failure") said.push(line);
+		log: (line, kind) => {
+			if (kind === "failure") failures.push(line);
 		},
 	});
-	return { exitCode, said };
+	return { exitCode, failures };
 }
 
 test("ranks that the host's memory cannot hold are refused before any starts", () => {
@@ -36,18 +36,18 @@ test("ranks that the host's memory cannot hold are refused before any starts", (
 	);
 });
 
-test("a signal is heard while ranks are being started, and no further one is", async () => {
+test("a signal stops the start of further ranks", async () => {
 	const started = new Set<number>();
-	const { exitCode, said } = await launched(["/bin/sleep", "60"], 64, (rank) => {
+	const { exitCode, failures } = await launched(["/bin/sleep", "60"], 64, (rank) => {
 		if (rank === 5 && !started.has(rank)) process.kill(process.pid, "SIGTERM");
 		started.add(rank);
 	});
-	expect([exitCode, said]).toEqual([143, ["The run was interrupted by SIGTERM."]]);
+	expect([exitCode, failures]).toEqual([143, ["The run was interrupted by SIGTERM."]]);
 	expect(started.size).toBeLessThan(64);
 });
 
-test("Ctrl-C that ranks die of before the launcher hears it is an interruption, and no rank's failure", async () => {
+test("Ctrl-C that ends ranks before it reaches the launcher is an interruption, not a rank's failure", async () => {
 	setTimeout(() => process.kill(process.pid, "SIGINT"), 50);
-	const { exitCode, said } = await launched(["/bin/sh", "-c", "kill -INT $$"], 2, () => {});
-	expect([exitCode, said]).toEqual([130, ["The run was interrupted by SIGINT."]]);
+	const { exitCode, failures } = await launched(["/bin/sh", "-c", "kill -INT $$"], 2, () => {});
+	expect([exitCode, failures]).toEqual([130, ["The run was interrupted by SIGINT."]]);
 });

@@ -1,5 +1,5 @@
 /**
- * Ranks that are let into a run, and the refusals of all others. Host and ranks talk over real sockets, in one process.
+ * Ranks that join a run, and ranks that are refused. Server and ranks talk over real sockets, in one process.
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
@@ -8,7 +8,7 @@ import { hostsOf } from "../../src/launch/hosts.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
 import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
 import type { Identity } from "../../src/launch/rendezvous/identity.ts";
-import type { Lead } from "../../src/launch/rendezvous/messages.ts";
+import type { HostRequest } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";
@@ -33,8 +33,8 @@ function identity(rank: number | null, change: Partial<Identity> = {}): Identity
 	};
 }
 
-/** A host that is rank 0 of three. */
-async function host(): Promise<RendezvousServer> {
+/** The server of rank 0 of three. */
+async function serve(): Promise<RendezvousServer> {
 	const opened = await RendezvousServer.open(address, 0, secret, identity(0));
 	open.push(opened);
 	return opened;
@@ -43,12 +43,12 @@ async function host(): Promise<RendezvousServer> {
 function join(port: number, of: Identity, change: Partial<Place> = {}, milliseconds = 5000): Promise<string> {
 	const place = { rank: of.rank!, worldSize: 3, localRank: 0, localSize: 3, address, port, secret, launcher: null };
 	return joinRendezvous({ ...place, ...change }, of, milliseconds, () => {
-		throw new Error("Nobody asks for this.");
+		throw new Error("No shared memory was to be requested.");
 	});
 }
 
 /** The request to the first rank of a host. */
-function askFor(host: number, hostOfRank: readonly number[]): Lead {
+function hostRequest(host: number, hostOfRank: readonly number[]): HostRequest {
 	const parent = { address: null, port: 4711 };
 	return { placement: placementOf(hostOfRank), host, parent, nonce: "ab".repeat(32) };
 }
@@ -61,67 +61,67 @@ async function refusal(promise: Promise<unknown>): Promise<string> {
 	);
 }
 
-test("ranks that fit are told where the run is", async () => {
-	const here = await host();
+test("ranks with the server's identity receive the path of the run's shared memory", async () => {
+	const here = await serve();
 	const ranks = [join(here.port, identity(1)), join(here.port, identity(2))];
-	await here.gather([1, 2], 5000);
-	here.welcome("/proc/1/fd/7");
+	await here.waitForRanks([1, 2], 5000);
+	here.announceRun("/proc/1/fd/7");
 	expect(await Promise.all(ranks)).toEqual(["/proc/1/fd/7", "/proc/1/fd/7"]);
 });
 
-test("the first rank of another machine is asked for its part of the run", async () => {
+test("the first rank of another machine is requested to create its shared memory", async () => {
 	const [here, there] = [identity(0, { library: "cuda" }), { library: "cuda", machine: "box 2" }];
 	const opened = await RendezvousServer.open(address, 0, secret, here);
 	open.push(opened);
 	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
-	const asked: unknown[] = [];
+	const requests: unknown[] = [];
 	const ranks = [1, 2].map((rank) =>
-		joinRendezvous({ ...place, rank }, identity(rank, there), 5000, (wanted, from) => {
-			asked.push([rank, wanted, from]);
+		joinRendezvous({ ...place, rank }, identity(rank, there), 5000, (request, from) => {
+			requests.push([rank, request, from]);
 			return { run: "/proc/101/fd/9", port: 4712 };
 		}),
 	);
-	await opened.gather([1, 2], 5000);
+	await opened.waitForRanks([1, 2], 5000);
 	const hostOfRank = hostsOf([here, opened.members.get(1)!, opened.members.get(2)!]);
 	expect(hostOfRank).toEqual([0, 1, 1]);
-	const lead = askFor(1, hostOfRank);
-	const part = await opened.ask(1, lead);
-	expect(part).toEqual({ run: "/proc/101/fd/9", port: 4712, address });
-	opened.welcome((rank) => (rank === 0 ? "/proc/1/fd/7" : part.run));
+	const request = hostRequest(1, hostOfRank);
+	const memory = await opened.requestHostMemory(1, request);
+	expect(memory).toEqual({ run: "/proc/101/fd/9", port: 4712, address });
+	opened.announceRun((rank) => (rank === 0 ? "/proc/1/fd/7" : memory.run));
 	expect(await Promise.all(ranks)).toEqual(["/proc/101/fd/9", "/proc/101/fd/9"]);
-	expect(asked).toEqual([[1, lead, { host: address, own: address }]]);
+	expect(requests).toEqual([[1, request, { host: address, own: address }]]);
 });
 
-test("a machine that cannot take its part ends the run for all, in one sentence", async () => {
+test("a machine that cannot create its shared memory ends the run for all, in one sentence", async () => {
 	const opened = await RendezvousServer.open(address, 0, secret, identity(0, { library: "cuda" }));
 	open.push(opened);
 	const place = { worldSize: 3, localRank: 0, localSize: 1, address, port: opened.port, secret, launcher: null };
 	const rank = joinRendezvous({ ...place, rank: 1 }, identity(1, { library: "cuda", machine: "box 2" }), 5000, () => {
 		throw new Error("/dev/shm is full.");
 	});
-	await opened.gather([1], 5000);
-	const lead = askFor(1, [0, 1, 1]);
-	const reasons = await Promise.all([refusal(opened.ask(1, lead)), refusal(rank)]);
+	await opened.waitForRanks([1], 5000);
+	const request = hostRequest(1, [0, 1, 1]);
+	const reasons = await Promise.all([refusal(opened.requestHostMemory(1, request)), refusal(rank)]);
 	expect(reasons).toEqual([
-		"rank 1 (host box, process 101) could not make its host's part of the run: /dev/shm is full.",
+		"rank 1 (host box, process 101) could not create the run's shared memory on its host: /dev/shm is full.",
 		"/dev/shm is full.",
 	]);
 });
 
-test("the host may come later than the ranks", async () => {
-	const first = await host();
+test("the server may start later than the ranks", async () => {
+	const first = await serve();
 	const { port } = first;
 	first[Symbol.dispose]();
 	const rank = join(port, identity(1));
 	await Bun.sleep(250);
 	const later = await RendezvousServer.open(address, port, secret, identity(0));
 	open.push(later);
-	await later.gather([1], 5000);
-	later.welcome("here");
+	await later.waitForRanks([1], 5000);
+	later.announceRun("here");
 	expect(await rank).toBe("here");
 });
 
-describe("a rank that does not fit ends the run for all, in one sentence", () => {
+describe("an incompatible rank ends the run for all, in one sentence", () => {
 	const cases: readonly [string, Identity, string][] = [
 		[
 			"another configuration",
@@ -146,7 +146,7 @@ describe("a rank that does not fit ends the run for all, in one sentence", () =>
 		[
 			"another number of ranks",
 			identity(2, { worldSize: 4 }),
-			"rank 2 (host box, process 102) was told of 4 ranks, rank 0 (host box, process 100) of 3.",
+			"rank 2 (host box, process 102) expects 4 ranks, rank 0 (host box, process 100) expects 3.",
 		],
 		[
 			"another host, on the CPU library",
@@ -154,15 +154,15 @@ describe("a rank that does not fit ends the run for all, in one sentence", () =>
 			"rank 2 (host far, process 102) and rank 0 (host box, process 100) are on different hosts: ranks of several hosts need NCCL (--device cuda), the CPU library joins ranks of one host.",
 		],
 		[
-			"a rank that is there already",
+			"a rank that has joined already",
 			identity(1, { pid: 999 }),
 			"rank 1 (host box, process 999) and rank 1 (host box, process 101) are the same rank.",
 		],
 	];
 	for (const [what, wrong, sentence] of cases) {
 		test(what, async () => {
-			const here = await host();
-			const gathering = refusal(here.gather([1, 2], 5000));
+			const here = await serve();
+			const gathering = refusal(here.waitForRanks([1, 2], 5000));
 			const good = refusal(join(here.port, identity(1)));
 			await Bun.sleep(50);
 			expect(await refusal(join(here.port, wrong))).toBe(sentence);
@@ -172,22 +172,20 @@ describe("a rank that does not fit ends the run for all, in one sentence", () =>
 	}
 });
 
-test("a wrong secret is refused and harms nobody", async () => {
-	const here = await host();
+test("a rank with a wrong secret is refused, and the run starts without it", async () => {
+	const here = await serve();
 	const good = [join(here.port, identity(1)), join(here.port, identity(2))];
 	expect(await refusal(join(here.port, identity(1), { secret: "another" }))).toBe(
-		"This process has not the secret of the run (MIMO_SECRET) that meets here.",
+		`The rendezvous at ${address}:${here.port} refused the secret of this rank (MIMO_SECRET): it is not that of the run.`,
 	);
-	await here.gather([1, 2], 5000);
-	here.welcome("run");
+	await here.waitForRanks([1, 2], 5000);
+	here.announceRun("run");
 	expect(await Promise.all(good)).toEqual(["run", "run"]);
 });
 
-test("a host that has not the secret learns nothing and is not believed", async () => {
-	// A host of another run accepts no rank that it cannot verify; a program that answers without proof is not taken for
-	// a host.
+test("a rank does not accept a server without the secret", async () => {
 	const server = createServer((socket) => {
-		socket.write(`${JSON.stringify({ program: "mimo", protocol: 3, challenge: "0".repeat(64) })}\n`);
+		socket.write(`${JSON.stringify({ program: "mimo", protocol: 4, challenge: "0".repeat(64) })}\n`);
 		socket.once("data", () => {
 			socket.write(`${JSON.stringify({ proof: "0".repeat(64) })}\n`);
 			socket.write(`${JSON.stringify({ body: JSON.stringify({ run: "/trap" }), tag: "0".repeat(64) })}\n`);
@@ -198,12 +196,12 @@ test("a host that has not the secret learns nothing and is not believed", async 
 	open.push({ [Symbol.dispose]: () => server.close() });
 	const { port } = server.address() as { port: number };
 	expect(await refusal(join(port, identity(1)))).toBe(
-		`The rendezvous at ${address}:${port} has not the secret of this run (MIMO_SECRET).`,
+		`The rendezvous at ${address}:${port} does not have the secret of this run (MIMO_SECRET).`,
 	);
 });
 
-test("strangers, garbage and endless lines are turned away", async () => {
-	const here = await host();
+test("other protocols, garbage and endless lines are refused", async () => {
+	const here = await serve();
 	for (const text of ["GET / HTTP/1.1\r\n\r\n", "{}\n", "x".repeat(3 << 20)]) {
 		const socket = connect({ host: address, port: here.port });
 		socket.on("error", () => {});
@@ -213,29 +211,29 @@ test("strangers, garbage and endless lines are turned away", async () => {
 		await closed;
 	}
 	const ranks = [join(here.port, identity(1)), join(here.port, identity(2))];
-	await here.gather([1, 2], 5000);
-	here.welcome("run");
+	await here.waitForRanks([1, 2], 5000);
+	here.announceRun("run");
 	expect(await Promise.all(ranks)).toEqual(["run", "run"]);
 });
 
-test("absent ranks are named, and those that came are told", async () => {
-	const here = await host();
+test("absent ranks are named, also to the ranks that have joined", async () => {
+	const here = await serve();
 	const rank = refusal(join(here.port, identity(1)));
 	const sentence = "Rank 2 did not join within 0 s.";
-	expect(await refusal(here.gather([1, 2], 300))).toBe(sentence);
+	expect(await refusal(here.waitForRanks([1, 2], 300))).toBe(sentence);
 	expect(await rank).toBe(sentence);
 });
 
-test("a rank that leaves before all are there ends it", async () => {
-	const here = await host();
-	const gathering = refusal(here.gather([1, 2], 5000));
-	const child = Bun.spawn([process.execPath, "-e", leavingRank(here.port)], { stdout: "inherit", stderr: "inherit" });
-	expect(await gathering).toMatch(/^rank 1 \(host box, process 101\) left before all had joined\.$/);
+test("a rank that disconnects before all have joined ends the run", async () => {
+	const here = await serve();
+	const gathering = refusal(here.waitForRanks([1, 2], 5000));
+	const child = Bun.spawn([process.execPath, "-e", exitingRank(here.port)], { stdout: "inherit", stderr: "inherit" });
+	expect(await gathering).toMatch(/^rank 1 \(host box, process 101\) disconnected before all ranks had joined\.$/);
 	child.kill();
 });
 
-/** A program that joins as rank 1 and is gone before an answer. */
-function leavingRank(port: number): string {
+/** A program that joins as rank 1 and exits before an answer. */
+function exitingRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
 	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/client.ts`);
 	return `const { joinRendezvous } = await import(${module});
@@ -244,21 +242,21 @@ function leavingRank(port: number): string {
 		process.exit(0);`;
 }
 
-describe("where there is no rendezvous", () => {
-	test("a port in use is named", async () => {
-		const here = await host();
+describe("an address without the run's rendezvous", () => {
+	test("names a port in use", async () => {
+		const here = await serve();
 		expect(await refusal(RendezvousServer.open(address, here.port, secret, identity(0)))).toBe(
 			`Port ${here.port} of ${address}, where the ranks should meet, is in use by another program; give another MASTER_PORT.`,
 		);
 	});
 
-	test("an address of another host is named", async () => {
+	test("names an address of another host", async () => {
 		expect(await refusal(RendezvousServer.open("203.0.113.7", 29500, secret, identity(0)))).toBe(
 			"MASTER_ADDR 203.0.113.7 is no address of this host, where rank 0 runs.",
 		);
 	});
 
-	test("another program is recognised", async () => {
+	test("recognises another program", async () => {
 		const server = createServer((socket) => {
 			socket.on("error", () => {});
 			socket.end("HTTP/1.1 400 Bad Request\r\n\r\n");
@@ -267,12 +265,12 @@ describe("where there is no rendezvous", () => {
 		open.push({ [Symbol.dispose]: () => server.close() });
 		const { port } = server.address() as { port: number };
 		expect(await refusal(join(port, identity(1)))).toBe(
-			`The program that listens at ${address}:${port} is no rendezvous of mimo; give another MASTER_PORT.`,
+			`The program that listens at ${address}:${port} is not a rendezvous of mimo; give another MASTER_PORT.`,
 		);
 	});
 
-	test("nobody answers", async () => {
-		const here = await host();
+	test("names the port at which no process listens", async () => {
+		const here = await serve();
 		const { port } = here;
 		here[Symbol.dispose]();
 		expect(await refusal(join(port, identity(1), {}, 400))).toBe(

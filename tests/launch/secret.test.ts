@@ -1,10 +1,10 @@
-/** Where the secret of a run comes from, and that ranks without one meet where no other host can reach them. */
+/** The sources of a run's secret, and the loopback interface of a run without a secret. */
 import { afterAll, expect, test } from "bun:test";
 import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Place } from "../../src/launch/place.ts";
-import { meetingAddress } from "../../src/launch/rendezvous/address.ts";
+import { rendezvousAddress } from "../../src/launch/rendezvous/address.ts";
 import { readSecretFile, secretFromEnvironment } from "../../src/launch/secret.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-secret-"));
@@ -19,14 +19,14 @@ function file(name: string, text: string, mode = 0o600): string {
 
 const text = "0123456789abcdef0123456789abcdef";
 
-test("the environment's own text comes first, an empty one is none", () => {
+test("MIMO_SECRET takes precedence, and an empty value counts as absent", () => {
 	const path = file("first", text);
 	expect(secretFromEnvironment({ MIMO_SECRET: " given\n", MIMO_SECRET_FILE: path }, "run")).toBe("given");
 	expect(secretFromEnvironment({ MIMO_SECRET: "" }, "run")).toBeNull();
 	expect(secretFromEnvironment({}, "run")).toBeNull();
 });
 
-test("a file gives every run a secret of its own, which is not its text", () => {
+test("a file gives every run its own secret, which is not the file's text", () => {
 	const environment = { MIMO_SECRET_FILE: file("several", `${text}\n`) };
 	const [one, again, two] = ["slurm 1.0", "slurm 1.0", "slurm 2.0"].map((run) =>
 		secretFromEnvironment(environment, run),
@@ -37,7 +37,7 @@ test("a file gives every run a secret of its own, which is not its text", () => 
 	expect(one).not.toContain(text);
 });
 
-test("a file that others can read, or that holds no secret, is refused with what to do", () => {
+test("a file that others can read, or that is too short, is refused with a remedy", () => {
 	for (const [path, why] of [
 		[file("group", text, 0o640), "can be read or written by others (allowed is mode 600)"],
 		[file("world", text, 0o604), "can be read or written by others (allowed is mode 600)"],
@@ -66,22 +66,22 @@ function place(address: string, change: Partial<Place> = {}): Place {
 	return { ...ranks, address, port: 1, secret: null, launcher: null, ...change };
 }
 
-test("without a secret ranks meet on the loopback interface alone", async () => {
-	expect(await meetingAddress(place("127.0.0.1"), 0)).toBe("127.0.0.1");
-	expect(await meetingAddress(place("localhost"), 0)).toBe("127.0.0.1");
-	expect(await meetingAddress(place("::1"), 0)).toBe("::1");
+test("without a secret the rendezvous is on the loopback interface", async () => {
+	expect(await rendezvousAddress(place("127.0.0.1"), 0)).toBe("127.0.0.1");
+	expect(await rendezvousAddress(place("localhost"), 0)).toBe("127.0.0.1");
+	expect(await rendezvousAddress(place("::1"), 0)).toBe("::1");
 	for (const address of ["0.0.0.0", "10.1.2.3", "::", "2001:db8::1"]) {
-		await expect(meetingAddress(place(address), 0)).rejects.toThrow(
+		await expect(rendezvousAddress(place(address), 0)).rejects.toThrow(
 			`Other hosts can reach ${address}, where the ranks meet, and the run has no secret: set MIMO_SECRET to`,
 		);
-		expect(await meetingAddress(place(address, { secret: "s" }), 0)).toBe(address);
+		expect(await rendezvousAddress(place(address, { secret: "s" }), 0)).toBe(address);
 	}
 });
 
 test("a name that does not resolve is named", async () => {
-	await expect(meetingAddress(place("no.such.host.invalid"), 0)).rejects.toThrow(
+	await expect(rendezvousAddress(place("no.such.host.invalid"), 0)).rejects.toThrow(
 		"MASTER_ADDR no.such.host.invalid does not resolve on this host (ENOTFOUND).",
 	);
 	const known = place("no.such.host.invalid", { fallbackAddress: "10.0.0.3", secret: "s" });
-	expect(await meetingAddress(known, 0)).toBe("10.0.0.3");
+	expect(await rendezvousAddress(known, 0)).toBe("10.0.0.3");
 });

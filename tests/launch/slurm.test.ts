@@ -1,9 +1,9 @@
-/** Slurm's variables: node lists, task counts, a rank's place. */
+/** Slurm's variables: node lists, task counts, and the rank of a task. */
 import { expect, test } from "bun:test";
 import { placeFromEnvironment } from "../../src/launch/place.ts";
 import { expandNodeList, expandTaskCounts, placeFromSlurm } from "../../src/launch/slurm.ts";
 
-test("node lists", () => {
+test("a node list expands to host names", () => {
 	for (const [list, names] of [
 		["n1", "n1"],
 		["n[1-3,7]", "n1 n2 n3 n7"],
@@ -18,7 +18,7 @@ test("node lists", () => {
 	expect(() => expandNodeList("n[1-3")).toThrow("has no ] for its [");
 });
 
-test("tasks per node", () => {
+test("task counts expand to a count for each node", () => {
 	expect(expandTaskCounts("8(x3),4")).toEqual([8, 8, 8, 4]);
 	expect(expandTaskCounts("2")).toEqual([2]);
 	expect(() => expandTaskCounts("two")).toThrow("no list of counts");
@@ -36,14 +36,14 @@ const step = {
 	SLURM_LAUNCH_NODE_IPADDR: "10.0.0.3",
 };
 
-test("a task's place", () => {
+test("a task has its rank, its node and the address of rank 0", () => {
 	const place = placeFromSlurm(step)!;
 	expect(place).toMatchObject({ rank: 11, worldSize: 12, localRank: 3, localSize: 4, node: "1", launcher: null });
 	expect(place).toMatchObject({ address: "n3", fallbackAddress: "10.0.0.3", port: 20_000 + ((4711 * 16) % 20_000) });
-	// Ranks of one step meet, those of others do not.
+	// The port differs between job steps.
 	const other = placeFromSlurm({ ...step, SLURM_STEP_ID: "1" })!;
 	expect(other.port).not.toBe(place.port);
-	// The job's number is not a secret.
+	// The secret does not follow from the job's number.
 	expect([place.secret, other.secret]).toEqual([null, null]);
 	expect(placeFromSlurm({ ...step, MIMO_SECRET: "of the job" })!.secret).toBe("of the job");
 	expect(placeFromSlurm({ ...step, SLURM_STEP_NODELIST: "n3" })!.address).toBe("127.0.0.1");
@@ -65,7 +65,7 @@ test("a batch script and a step of one task launch their ranks themselves", () =
 	expect(placeFromSlurm({})).toBeNull();
 });
 
-test("what is missing or wrong is named", () => {
+test("missing and wrong variables are named", () => {
 	const { SLURM_STEP_NODELIST: _, ...without } = step;
 	expect(() => placeFromSlurm(without)).toThrow("has no SLURM_STEP_NODELIST or SLURM_JOB_NODELIST or SLURM_NODELIST");
 	expect(() => placeFromSlurm({ ...step, SLURM_PROCID: "x" })).toThrow("SLURM_PROCID=x; allowed is an integer");

@@ -38,7 +38,7 @@ function endOfAll(ranks: readonly Launched[]): Promise<Ended[]> {
 	return Promise.all(ranks.map((rank) => rank.end()));
 }
 
-test("ranks meet by torchrun's variables and work together", async () => {
+test("ranks join through torchrun's variables and work together", async () => {
 	const port = await freePort();
 	const ended = await endOfAll([2, 1, 0].map((rank) => startRank(rank, 3, port)));
 	expect(ended.map(({ exitCode, stderr }) => ({ exitCode, stderr }))).toEqual(
@@ -47,7 +47,7 @@ test("ranks meet by torchrun's variables and work together", async () => {
 	expect(ended[0]!.stdout).toBe("done: 3 ranks, 4 steps\n");
 }, 30_000);
 
-test("a killed rank ends the others, and one of them says why", async () => {
+test("a killed rank ends the others, and one rank prints the diagnosis", async () => {
 	const port = await freePort();
 	const ranks = [0, 1, 2].map((rank) => startRank(rank, 3, port, ["pause", 1, "forward"]));
 	await ranks[1]!.said(/paused in forward/);
@@ -64,7 +64,7 @@ test("a killed rank ends the others, and one of them says why", async () => {
 	expect(Math.max(...ended.map(({ seconds }) => seconds))).toBeLessThan(10);
 }, 30_000);
 
-test("a rank whose training thread computes is ended by its heart, with the diagnosis", async () => {
+test("the heartbeat thread ends a rank whose training thread computes, with the diagnosis", async () => {
 	const port = await freePort();
 	const ranks = [0, 1].map((rank) => startRank(rank, 2, port, ["pause", 0, "forward"]));
 	await ranks[0]!.said(/paused in forward/);
@@ -90,7 +90,7 @@ test("a stopped rank ends the others", async () => {
 	expect(await ranks[0]!.end()).toMatchObject({ exitCode: null, signal: "SIGKILL" });
 }, 30_000);
 
-test("an error of one rank is told once", async () => {
+test("an error of one rank is printed once", async () => {
 	const port = await freePort();
 	const ended = await endOfAll([0, 1].map((rank) => startRank(rank, 2, port, ["throw", 1, "forward"])));
 	const diagnosis = ended.map(({ stderr }) => stderr).join("");
@@ -111,7 +111,7 @@ test("a rank with another configuration is refused by name and value", async () 
 	}
 }, 30_000);
 
-test("a port in use is named by rank 0, and what is there by the others", async () => {
+test("rank 0 names a port in use, and the other ranks the program that listens there", async () => {
 	const server = createServer((socket) => socket.on("error", () => {}).end("220 mail\r\n"));
 	await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
 	servers.push(server);
@@ -123,11 +123,11 @@ test("a port in use is named by rank 0, and what is there by the others", async 
 	});
 	expect(one).toMatchObject({
 		exitCode: 1,
-		stderr: `mimo: The program that listens at 127.0.0.1:${port} is no rendezvous of mimo; give another MASTER_PORT.\n`,
+		stderr: `mimo: The program that listens at 127.0.0.1:${port} is not a rendezvous of mimo; give another MASTER_PORT.\n`,
 	});
 }, 30_000);
 
-test("the number of ranks must be the configuration's", async () => {
+test("the number of ranks must equal the configuration's", async () => {
 	const ended = await startRank(0, 3, 29500, [], { WORLD_SIZE: "4" }).end();
 	expect(ended).toMatchObject({
 		exitCode: 2,

@@ -13,7 +13,7 @@ const retryInterval = 500;
  * Numeric address of the rendezvous, at which the server listens and clients connect. Throws a UserError if the name does not
  * resolve within `milliseconds`, or if a run without a secret would listen where other hosts can reach it.
  */
-export async function meetingAddress(place: Place, milliseconds: number): Promise<string> {
+export async function rendezvousAddress(place: Place, milliseconds: number): Promise<string> {
 	const numeric = await resolve(place, performance.now() + milliseconds);
 	const otherHosts = place.localSize < place.worldSize;
 	// A host may resolve its own name to a loopback address (Debian: 127.0.1.1), at which other hosts cannot reach it.

@@ -2,10 +2,22 @@
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
 import type { Place } from "../place.ts";
+import {
+	AuthenticatedConnection,
+	type AuthenticationFailure,
+	answerTime,
+	protocol,
+} from "./authenticated-connection.ts";
 import { type Identity, introductionOf } from "./identity.ts";
-import { describeSpot, LineConnection, type Spot } from "./line-connection.ts";
-import { answerSchema, type Lead, type Led, type LocalRanksMessage, type Part, type Told } from "./messages.ts";
-import { answerTime, type Failure, ProvenConnection, protocol } from "./proven-connection.ts";
+import { describeEndpoint, type Endpoint, LineConnection } from "./line-connection.ts";
+import {
+	type ConfigurationReply,
+	type HostMemory,
+	type HostReply,
+	type HostRequest,
+	type LocalRanksMessage,
+	serverMessageSchema,
+} from "./messages.ts";
 
 /** Milliseconds between attempts to connect. */
 const retryInterval = 100;
@@ -14,117 +26,123 @@ const retryInterval = 100;
  * `answerTime`, because the server's kernel drops some of many simultaneous connections, which look open on this side. `most`: in
  * all attempts together, because a program of another protocol that listens at the port may wait for this side to speak first.
  */
-const silence = { first: 1000, most: 3 * answerTime };
+const greetingTimeout = { first: 1000, most: 3 * answerTime };
 
 /** The server has refused the run; the message is the server's sentence, which all ranks receive. */
 export class RefusedError extends UserError {}
 
 /** Creates this host's shared memory. `addresses`: numeric, of the server (`host`) and of this side of the connection (`own`). */
-export type MakePart = (wanted: Lead, addresses: { readonly host: string; readonly own: string }) => Part;
+export type CreateHostMemory = (
+	wanted: HostRequest,
+	addresses: { readonly host: string; readonly own: string },
+) => HostMemory;
 
 /**
- * Joins the rendezvous at `place`; resolves with the path of the run's shared memory when all ranks have joined. `lead` creates
- * this host's shared memory when the server requests it. `localRanks` joins through this rank. Throws UserErrors.
+ * Joins the rendezvous at `place`; resolves with the path of the run's shared memory when all ranks have joined. `createHostMemory` creates
+ * this host's shared memory when the server requests it. The ranks of `localRanks` join through this rank. Throws UserErrors.
  */
 export async function joinRendezvous(
 	place: Place,
 	identity: Identity,
 	milliseconds: number,
-	lead: MakePart,
+	createHostMemory: CreateHostMemory,
 	localRanks: LocalRanks | null = null,
 ): Promise<string> {
 	try {
-		const run = await joinAt(
+		const run = await joinServer(
 			{ host: place.address, port: place.port },
 			place.secret,
 			identity,
 			milliseconds,
-			lead,
+			createHostMemory,
 			localRanks,
 		);
-		localRanks?.welcome(run);
+		localRanks?.announceRun(run);
 		return run;
 	} catch (error) {
-		localRanks?.refuse((error as Error).message);
+		localRanks?.announceFailure((error as Error).message);
 		throw error;
 	}
 }
 
 /** The other ranks of this machine, which join through this rank. */
 interface LocalRanks {
-	/** Calls `say` with a message to the server whenever ranks have joined or failed. */
-	tell(say: (word: LocalRanksMessage) => void): void;
-	welcome(run: string): void;
-	refuse(reason: string): void;
+	/** Calls `send` with a message for the server whenever local ranks have joined or failed. */
+	forwardTo(send: (message: LocalRanksMessage) => void): void;
+	announceRun(run: string): void;
+	announceFailure(reason: string): void;
 }
 
 /**
  * Joins through the first rank of this machine, at the abstract socket `path`; resolves with the path of the run's shared memory, or
- * with null if that rank is not found within `patience` milliseconds. Throws UserErrors.
+ * with null if that rank is not found within `searchTime` milliseconds. Throws UserErrors.
  */
 export async function joinLocalRendezvous(
 	path: string,
 	secret: string,
 	identity: Identity,
 	milliseconds: number,
-	patience: number,
+	searchTime: number,
 ): Promise<string | null> {
-	const end = performance.now() + patience;
-	let connection: ProvenConnection;
+	const end = performance.now() + searchTime;
+	let connection: AuthenticatedConnection;
 	try {
-		connection = await prove({ path }, secret, end);
+		connection = await connectAuthenticated({ path }, secret, end);
 	} catch {
 		return null;
 	}
 	using found = connection;
-	return await converse(found, describeSpot({ path }), identity, milliseconds, () => {
-		throw new UserError("The first rank of this host asks another one to make the host's part of the run.");
+	return await exchangeMessages(found, describeEndpoint({ path }), identity, milliseconds, () => {
+		throw new UserError("The first rank of this host requested shared memory from another rank of the host.");
 	});
 }
 
-async function joinAt(
-	spot: Spot,
+async function joinServer(
+	endpoint: Endpoint,
 	secret: string | null,
 	identity: Identity,
 	milliseconds: number,
-	lead: MakePart,
+	createHostMemory: CreateHostMemory,
 	localRanks: LocalRanks | null,
 ): Promise<string> {
 	const began = performance.now();
-	using connection = await prove(spot, secret, began + milliseconds);
+	using connection = await connectAuthenticated(endpoint, secret, began + milliseconds);
 	const left = milliseconds - (performance.now() - began);
-	return await converse(connection, describeSpot(spot), identity, left, lead, localRanks);
+	return await exchangeMessages(connection, describeEndpoint(endpoint), identity, left, createHostMemory, localRanks);
 }
 
 /** Sends this rank's identity and answers the server's requests until it sends the path of the shared memory. */
-async function converse(
-	connection: ProvenConnection,
+async function exchangeMessages(
+	connection: AuthenticatedConnection,
 	where: string,
 	identity: Identity,
 	milliseconds: number,
-	lead: MakePart,
+	createHostMemory: CreateHostMemory,
 	localRanks: LocalRanks | null = null,
 ): Promise<string> {
 	const end = performance.now() + milliseconds;
 	connection.send(introductionOf(identity));
-	localRanks?.tell((word) => connection.send(word));
+	localRanks?.forwardTo((message) => connection.send(message));
 	while (true) {
-		const answer = v.safeParse(answerSchema, await connection.receive(end - performance.now()));
-		if (!answer.success) {
+		const message = v.safeParse(serverMessageSchema, await connection.receive(end - performance.now()));
+		if (!message.success) {
 			throw new UserError(
 				connection.closed
 					? `The rendezvous at ${where} ended before all ranks had joined.`
 					: `Not all ranks met at ${where} within ${Math.round(milliseconds / 1000)} s.`,
 			);
 		}
-		if ("refused" in answer.output) throw new RefusedError(answer.output.refused);
-		if ("run" in answer.output) return answer.output.run;
-		if ("tell" in answer.output) {
+		if ("refused" in message.output) throw new RefusedError(message.output.refused);
+		if ("run" in message.output) return message.output.run;
+		if ("request" in message.output) {
 			reply(connection, { configuration: identity.configuration });
 			continue;
 		}
 		try {
-			reply(connection, lead(answer.output.lead, { host: connection.address, own: connection.localAddress }));
+			reply(
+				connection,
+				createHostMemory(message.output.createHostMemory, { host: connection.address, own: connection.localAddress }),
+			);
 		} catch (error) {
 			reply(connection, { failed: (error as Error).message });
 			throw error;
@@ -132,65 +150,71 @@ async function converse(
 	}
 }
 
-/** Connects and proves the secret, again and again until `end`: unproven connections of others may crowd this one out for a while. */
-async function prove(spot: Spot, secret: string | null, end: number): Promise<ProvenConnection> {
-	const where = describeSpot(spot);
-	for (let silent = 0, patience = silence.first, attempts = 1; ; attempts++) {
-		const connection = await reach(spot, end);
+/** Connects and authenticates, with retries until `end`: unauthenticated connections of other processes may crowd this one out. */
+async function connectAuthenticated(
+	endpoint: Endpoint,
+	secret: string | null,
+	end: number,
+): Promise<AuthenticatedConnection> {
+	const where = describeEndpoint(endpoint);
+	for (let silentTime = 0, timeout = greetingTimeout.first, attempts = 1; ; attempts++) {
+		const connection = await connectWithRetries(endpoint, end);
 		const began = performance.now();
-		const outcome = await ProvenConnection.introduce(connection, secret, patience);
-		if (outcome instanceof ProvenConnection) return outcome;
+		const outcome = await AuthenticatedConnection.connect(connection, secret, timeout);
+		if (outcome instanceof AuthenticatedConnection) return outcome;
 		connection.drop();
 		if (outcome.kind === "silent") {
-			silent += performance.now() - began;
-			patience = Math.min(answerTime, 2 * patience);
-		} else if (outcome.kind !== "gone") throw new UserError(notOurs(where, outcome));
-		if (silent >= silence.most) {
+			silentTime += performance.now() - began;
+			timeout = Math.min(answerTime, 2 * timeout);
+		} else if (outcome.kind !== "closed") throw new UserError(describeFailure(where, outcome));
+		if (silentTime >= greetingTimeout.most) {
 			throw new UserError(
-				`The program that listens at ${where} sends nothing: it is no rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
+				`The program that listens at ${where} sends nothing: it is not a rendezvous of mimo, or its host is overloaded; give another MASTER_PORT.`,
 			);
 		}
 		if (performance.now() + retryInterval > end) {
 			throw new UserError(
-				`The rendezvous at ${where} has not taken this rank in, in ${attempts} attempts: others connect there all the time and keep it busy.`,
+				`The rendezvous at ${where} did not accept this rank in ${attempts} attempts: connections of other processes keep it busy.`,
 			);
 		}
 		await Bun.sleep(retryInterval);
 	}
 }
 
-/** The error about a program that listens where the ranks should meet and is not this run's server. */
-function notOurs(where: string, failure: Failure): string {
+/** The message about a program that listens at the rendezvous address and is not this run's server. */
+function describeFailure(where: string, failure: AuthenticationFailure): string {
 	switch (failure.kind) {
 		case "version":
-			return `The rendezvous at ${where} is of another version (${failure.version}, here ${protocol}).`;
+			return `The rendezvous at ${where} speaks version ${failure.version} of the protocol, this rank version ${protocol}.`;
 		case "refused":
-			return "This process has not the secret of the run (MIMO_SECRET) that meets here.";
+			return `The rendezvous at ${where} refused the secret of this rank (MIMO_SECRET): it is not that of the run.`;
 		case "secret":
-			return `The rendezvous at ${where} has not the secret of this run (MIMO_SECRET).`;
+			return `The rendezvous at ${where} does not have the secret of this run (MIMO_SECRET).`;
 		case "owner":
 			return `The rendezvous at ${where} and this rank do not belong to the same user, and the run has no secret (MIMO_SECRET).`;
 		default:
-			return `The program that listens at ${where} is no rendezvous of mimo; give another MASTER_PORT.`;
+			return `The program that listens at ${where} is not a rendezvous of mimo; give another MASTER_PORT.`;
 	}
 }
 
 /** Tries to connect until the server listens, or until `end`. */
-async function reach(spot: Spot, end: number): Promise<LineConnection> {
+async function connectWithRetries(endpoint: Endpoint, end: number): Promise<LineConnection> {
 	while (true) {
 		try {
-			return await LineConnection.open(spot, Math.max(1, Math.min(answerTime, end - performance.now())));
+			return await LineConnection.open(endpoint, Math.max(1, Math.min(answerTime, end - performance.now())));
 		} catch (error) {
 			const code = (error as NodeJS.ErrnoException).code;
 			if (performance.now() + retryInterval < end && code !== "ENOTFOUND") {
 				await Bun.sleep(retryInterval);
 				continue;
 			}
-			throw new UserError(`No process answers at ${describeSpot(spot)}, where the ranks should meet (${code}).`);
+			throw new UserError(
+				`No process answers at ${describeEndpoint(endpoint)}, where the ranks should meet (${code}).`,
+			);
 		}
 	}
 }
 
-function reply(connection: ProvenConnection, answer: Led | Told): void {
+function reply(connection: AuthenticatedConnection, answer: HostReply | ConfigurationReply): void {
 	connection.send(answer);
 }

@@ -1,9 +1,9 @@
-/** A rank's description of itself when ranks meet, and reasons why a rank may not take part. */
+/** A rank's identity in the rendezvous, and the reasons why two ranks cannot be of one run. */
 import { createHash } from "node:crypto";
 import * as v from "valibot";
 import { counted } from "../../system/counted.ts";
 
-/** A rank's identity as it sends it first. */
+/** The first message of a rank: its identity, with a digest in place of the configuration. */
 export const introductionSchema = v.strictObject({
 	/** null: the launcher. */
 	rank: v.nullable(v.pipe(v.number(), v.integer(), v.minValue(0))),
@@ -17,7 +17,7 @@ export const introductionSchema = v.strictObject({
 	abi: v.number(),
 	/** Native library: "cpu" or "cuda". */
 	library: v.string(),
-	/** digestOf(configuration): a configuration has hundreds of keys and is nearly always equal to the host's. */
+	/** digestOf(configuration): a configuration has hundreds of keys and nearly always equals the server's. */
 	digest: v.pipe(v.string(), v.hexadecimal(), v.length(64)),
 });
 export type Introduction = v.InferOutput<typeof introductionSchema>;
@@ -55,22 +55,22 @@ function differences(a: Identity, b: Identity, most = 3): string {
 }
 
 /** Why `member` cannot run with `reference`, in one sentence; null when it can. */
-export function objection(member: Identity, reference: Identity): string | null {
-	const [who, other] = [describeIdentity(member), describeIdentity(reference)];
+export function incompatibility(member: Identity, reference: Identity): string | null {
+	const [name, other] = [describeIdentity(member), describeIdentity(reference)];
 	if (member.worldSize !== reference.worldSize) {
-		return `${who} was told of ${counted(member.worldSize, "rank")}, ${other} of ${reference.worldSize}.`;
+		return `${name} expects ${counted(member.worldSize, "rank")}, ${other} expects ${reference.worldSize}.`;
 	}
 	if (member.version !== reference.version) {
-		return `${who} runs mimo ${member.version}, ${other} runs ${reference.version}.`;
+		return `${name} runs mimo ${member.version}, ${other} runs ${reference.version}.`;
 	}
-	if (member.abi !== reference.abi) return `${who} has ABI version ${member.abi}, ${other} has ${reference.abi}.`;
+	if (member.abi !== reference.abi) return `${name} has ABI version ${member.abi}, ${other} has ${reference.abi}.`;
 	if (member.library !== reference.library) {
-		return `${who} uses the ${member.library} library, ${other} the ${reference.library} library.`;
+		return `${name} uses the ${member.library} library, ${other} the ${reference.library} library.`;
 	}
 	const differing = differences(member, reference);
-	if (differing !== "") return `${who} has another configuration than ${other}: ${differing}.`;
+	if (differing !== "") return `${name} has another configuration than ${other}: ${differing}.`;
 	if (member.library === "cpu" && member.machine !== reference.machine) {
-		return `${who} and ${other} are on different hosts: ranks of several hosts need NCCL (--device cuda), the CPU library joins ranks of one host.`;
+		return `${name} and ${other} are on different hosts: ranks of several hosts need NCCL (--device cuda), the CPU library joins ranks of one host.`;
 	}
 	return null;
 }

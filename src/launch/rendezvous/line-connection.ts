@@ -2,23 +2,23 @@
 import { connect, createServer, type Server, type Socket } from "node:net";
 import { isOwnUser } from "./socket-owner.ts";
 
-/** Characters of a line: from a stranger, which may only send its proof, and from a side that has given its proof. */
-const longest = { stranger: 512, trusted: 1 << 20 };
-/** Lines that wait to be read; each side answers before it is asked again. */
-const mostWaiting = 16;
+/** Most characters of a line, before the other side has authenticated and afterwards. */
+const lineLimits = { unauthenticated: 512, authenticated: 1 << 20 };
+/** Received lines that may wait to be read: each side waits for the answer to its latest message. */
+const mostUnreadLines = 16;
 
-/** Where a process listens: at a port (0: any that is free) of an address, or, for others of its host alone, at a name. */
-export type Spot = { readonly host: string; readonly port: number } | { readonly path: string };
+/** Where a process listens: at a port (0: any free one) of an address, or at an abstract socket, which only its own host reaches. */
+export type Endpoint = { readonly host: string; readonly port: number } | { readonly path: string };
 
 /** "10.0.0.1:29500". */
-export function describeSpot(spot: Spot): string {
-	return "path" in spot ? "the first rank of this host" : `${spot.host}:${spot.port}`;
+export function describeEndpoint(endpoint: Endpoint): string {
+	return "path" in endpoint ? "the first rank of this host" : `${endpoint.host}:${endpoint.port}`;
 }
 
 export class LineConnection implements Disposable {
 	#rest = "";
 	readonly #lines: string[] = [];
-	#longest = longest.stranger;
+	#lineLimit = lineLimits.unauthenticated;
 	#closed = false;
 	#ending = false;
 	#wake: (() => void) | null = null;
@@ -35,12 +35,12 @@ export class LineConnection implements Disposable {
 		socket.on("error", () => {});
 	}
 
-	/** The other side's, numeric; "" when the connection is gone. */
+	/** Numeric address of the other side; "" when the connection is closed. */
 	get address(): string {
 		return this.socket.remoteAddress ?? "";
 	}
 
-	/** This side's, numeric; "" when the connection is gone. */
+	/** Numeric address of this side; "" when the connection is closed. */
 	get localAddress(): string {
 		return this.socket.localAddress ?? "";
 	}
@@ -55,9 +55,9 @@ export class LineConnection implements Disposable {
 	}
 
 	/** Fails with the system's error code. */
-	static open(spot: Spot, milliseconds: number): Promise<LineConnection> {
+	static open(endpoint: Endpoint, milliseconds: number): Promise<LineConnection> {
 		return new Promise((resolve, reject) => {
-			const socket = connect(spot);
+			const socket = connect(endpoint);
 			const late = setTimeout(() => {
 				socket.destroy();
 				reject(Object.assign(new Error("No answer."), { code: "ETIMEDOUT" }));
@@ -68,14 +68,14 @@ export class LineConnection implements Disposable {
 			});
 			socket.once("connect", () => {
 				clearTimeout(late);
-				resolve(new LineConnection(socket, describeSpot(spot)));
+				resolve(new LineConnection(socket, describeEndpoint(endpoint)));
 			});
 		});
 	}
 
-	/** Lines may be long from now on. */
-	trust(): void {
-		this.#longest = longest.trusted;
+	/** Allows the long lines of an authenticated side from now on. */
+	raiseLineLimit(): void {
+		this.#lineLimit = lineLimits.authenticated;
 	}
 
 	send(line: string): void {
@@ -99,7 +99,7 @@ export class LineConnection implements Disposable {
 		return this.#lines.shift();
 	}
 
-	/** Resolves when the other side has gone. */
+	/** Resolves when the connection is closed. */
 	async ended(): Promise<void> {
 		if (!this.#closed) await new Promise<void>((resolve) => this.socket.once("close", () => resolve()));
 	}
@@ -123,18 +123,18 @@ export class LineConnection implements Disposable {
 		if (this.#ending) return;
 		this.#rest += text;
 		for (let end = this.#rest.indexOf("\n"); end >= 0; end = this.#rest.indexOf("\n")) {
-			if (end > this.#longest || this.#lines.length === mostWaiting) {
+			if (end > this.#lineLimit || this.#lines.length === mostUnreadLines) {
 				this.#refuse();
 				return;
 			}
 			this.#lines.push(this.#rest.slice(0, end));
 			this.#rest = this.#rest.slice(end + 1);
 		}
-		if (this.#rest.length > this.#longest) this.#refuse();
+		if (this.#rest.length > this.#lineLimit) this.#refuse();
 		else this.#wake?.();
 	}
 
-	/** Ends the connection: the other side has sent more than is allowed. */
+	/** Drops the connection because the other side has sent more than the limits allow. */
 	#refuse(): void {
 		this.#ending = true;
 		this.#rest = "";
@@ -148,15 +148,15 @@ export class LineConnection implements Disposable {
 	}
 }
 
-/** Listens; `port` 0: at a name. Fails with the system's error code. */
+/** Listens at `endpoint`; resolves with the port, which is 0 for an abstract socket. Fails with the system's error code. */
 export function listen(
-	spot: Spot,
+	endpoint: Endpoint,
 	accept: (connection: LineConnection) => void,
 ): Promise<{ readonly port: number; readonly server: Server }> {
 	return new Promise((resolve, reject) => {
 		const server = createServer((socket) => accept(new LineConnection(socket, socket.remoteAddress ?? "this host")));
 		server.once("error", reject);
-		server.listen({ ...spot, exclusive: true }, () => {
+		server.listen({ ...endpoint, exclusive: true }, () => {
 			const bound = server.address();
 			resolve({ port: typeof bound === "object" && bound !== null ? bound.port : 0, server });
 		});

@@ -11,12 +11,12 @@ import type { LocalRanksMessage } from "./messages.ts";
 import { RendezvousServer } from "./server.ts";
 
 /** Milliseconds in which the first rank of a machine has to be found. */
-const patience = 15_000;
+const searchTime = 15_000;
 /** Milliseconds over which changes are collected into one message to the server. */
-const together = 20;
+const batchTime = 20;
 
 /** Name of the abstract socket at which the ranks of this node find its first rank; null: each rank joins at rank 0 by itself. */
-export function localSocketOf(place: Place, identity: Identity): string | null {
+export function localSocketName(place: Place, identity: Identity): string | null {
 	const { secret, localSize, worldSize, node = "" } = place;
 	// In a run of one host every rank reaches rank 0 directly. Without a secret the kernel vouches for the owner of TCP ports only.
 	if (secret === null || place.launcher !== null || localSize === 1 || localSize === worldSize) return null;
@@ -36,24 +36,24 @@ export function joinThroughFirstLocalRank(
 	identity: Identity,
 	milliseconds: number,
 ): Promise<string | null> {
-	return joinLocalRendezvous(socketName, place.secret!, identity, milliseconds, Math.min(milliseconds, patience));
+	return joinLocalRendezvous(socketName, place.secret!, identity, milliseconds, Math.min(milliseconds, searchTime));
 }
 
 /** The local server of a machine's first rank, which forwards the other ranks of the machine to the rendezvous. */
 export class LocalRanks implements Disposable {
-	readonly #told = new Set<number>();
-	#host: RendezvousServer | null = null;
-	#say: ((word: LocalRanksMessage) => void) | null = null;
+	readonly #forwarded = new Set<number>();
+	#server: RendezvousServer | null = null;
+	#send: ((message: LocalRanksMessage) => void) | null = null;
 	#timer: ReturnType<typeof setTimeout> | null = null;
 
 	private constructor() {}
 
 	/** If another process holds the socket, such as a first rank that was started twice, the holder serves the local ranks. */
 	static async open(socketName: string, place: Place, identity: Identity): Promise<LocalRanks> {
-		const neighbours = new LocalRanks();
+		const localRanks = new LocalRanks();
 		try {
-			const changed = () => neighbours.#change();
-			neighbours.#host = await RendezvousServer.openLocal(
+			const changed = () => localRanks.#scheduleUpdate();
+			localRanks.#server = await RendezvousServer.openLocal(
 				socketName,
 				place.secret!,
 				identity,
@@ -63,41 +63,41 @@ export class LocalRanks implements Disposable {
 		} catch (error) {
 			if ((error as NodeJS.ErrnoException).code !== "EADDRINUSE") throw error;
 		}
-		return neighbours;
+		return localRanks;
 	}
 
-	tell(say: (word: LocalRanksMessage) => void): void {
-		this.#say = say;
-		this.#change();
+	forwardTo(send: (message: LocalRanksMessage) => void): void {
+		this.#send = send;
+		this.#scheduleUpdate();
 	}
 
-	welcome(run: string): void {
-		this.#host?.welcome(run);
+	announceRun(run: string): void {
+		this.#server?.announceRun(run);
 	}
 
-	refuse(reason: string): void {
-		this.#host?.refuse(reason);
+	announceFailure(reason: string): void {
+		this.#server?.announceFailure(reason);
 	}
 
 	[Symbol.dispose](): void {
-		this.#say = null;
+		this.#send = null;
 		if (this.#timer !== null) clearTimeout(this.#timer);
-		this.#host?.[Symbol.dispose]();
+		this.#server?.[Symbol.dispose]();
 	}
 
-	#change(): void {
+	#scheduleUpdate(): void {
 		this.#timer ??= setTimeout(() => {
 			this.#timer = null;
-			this.#tellNews();
-		}, together);
+			this.#sendUpdate();
+		}, batchTime);
 	}
 
-	#tellNews(): void {
-		if (this.#host === null || this.#say === null) return;
-		const news = [...this.#host.members.values()].filter(({ rank }) => !this.#told.has(rank!));
-		for (const { rank } of news) this.#told.add(rank!);
-		const { failure, left } = this.#host;
-		if (news.length > 0) this.#say({ neighbours: news.map(({ rank, pid, host }) => ({ rank: rank!, pid, host })) });
-		if (failure !== null) this.#say({ trouble: failure, left });
+	#sendUpdate(): void {
+		if (this.#server === null || this.#send === null) return;
+		const added = [...this.#server.members.values()].filter(({ rank }) => !this.#forwarded.has(rank!));
+		for (const { rank } of added) this.#forwarded.add(rank!);
+		const { failure, disconnected } = this.#server;
+		if (added.length > 0) this.#send({ localRanks: added.map(({ rank, pid, host }) => ({ rank: rank!, pid, host })) });
+		if (failure !== null) this.#send({ failure, disconnected });
 	}
 }

@@ -1,7 +1,7 @@
 /**
- * Ranks come to the first collectives of their groups in orders that fit each other. Of three encoder ranks here one has no
- * image in its last microbatch, so that its backward starts no sum. The others wait for this sum before they can meet other
- * ranks: it has to start before the rank comes to the whole run's group.
+ * All ranks create their communicators, at the first collectives of their groups, in orders without deadlock. Of three encoder
+ * ranks here one has no image in its last microbatch, so that its backward starts no all-reduce. The other two wait for this
+ * all-reduce before they create the communicator of the whole run, so the rank has to start it before it does.
  */
 import { afterAll, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -12,14 +12,14 @@ const root = join(import.meta.dir, "../..");
 const folder = mkdtempSync(join(tmpdir(), "mimo-meeting-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-/** Runs mimo with ranks that meet as NCCL's do, and tells what has met. */
-function meet(name: string, ...words: string[]): { output: string; met: string[] } {
+/** Runs mimo with ranks that create communicators as NCCL's do; returns the groups and pairs that have created one. */
+function runMimo(name: string, ...words: string[]): { output: string; met: string[] } {
 	const file = join(folder, name);
 	const run = Bun.spawnSync([process.execPath, "src/main.ts", ...words, "--device", "cpu", "--threads", "1"], {
 		cwd: root,
 		env: {
 			...process.env,
-			BUN_OPTIONS: `--preload ${join(import.meta.dir, "meeting-preload.ts")}`,
+			BUN_OPTIONS: `--preload ${join(import.meta.dir, "communicator-order-preload.ts")}`,
 			MIMO_TEST_MET: file,
 		},
 		stdout: "pipe",
@@ -29,17 +29,17 @@ function meet(name: string, ...words: string[]): { output: string; met: string[]
 	return { output: `${run.stdout}${run.stderr}`, met: readFileSync(file, "utf8").split("\n") };
 }
 
-test("no rank waits to meet a group while another waits for it elsewhere", () => {
+test("no two ranks wait for each other in different groups", () => {
 	const flags = ["--preset", "nemotron-vlm-tiny", "--global-batch-size", "12"];
-	const { output, met } = meet("groups", "verify", ...flags, "--layouts", "3+1");
+	const { output, met } = runMimo("groups", "verify", ...flags, "--layouts", "3+1");
 	expect(output).toContain("The layout gives what one process gives.");
 	expect(met.filter((name) => name === "radio_encoder.dp")).toHaveLength(3);
 	expect(met.filter((name) => name === "world")).toHaveLength(4);
 }, 60_000);
 
-test("a rank that sends images meets the one that sends it hidden states", () => {
+test("ranks that send each other images and hidden states do not wait for each other", () => {
 	const golden = "tests/golden/mimo-tp2-tp2ep2-dynamic-small";
-	const { output, met } = meet("pairs", "parity", "--golden", golden, "--layout", "dp2|pp2");
+	const { output, met } = runMimo("pairs", "parity", "--golden", golden, "--layout", "dp2|pp2");
 	expect(output).toContain("all 350 values agree.");
 	// Each way once, by both, and no direction that no row takes.
 	const ways = [

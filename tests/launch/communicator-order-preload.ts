@@ -1,7 +1,7 @@
 /**
- * Loaded into every rank of meeting.test.ts: members of a group wait for each other at its first collective, pairs at the
- * first message of a direction, and each of them for the calls that it has under way, as NCCL's do when they make their communicator; and
- * sums are not made in the order of the ranks. Groups and pairs met are written to a file.
+ * Loaded into every rank of communicator-order.test.ts. As at the creation of NCCL's communicators, members of a group wait for each
+ * other at its first collective, a pair at the first message of a direction, and each member for its calls under way; sums are not
+ * in the order of ranks. The names of these groups and pairs are written to a file.
  */
 import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { Pending } from "../../src/parallel/group.ts";

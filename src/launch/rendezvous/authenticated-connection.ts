@@ -1,9 +1,9 @@
 /**
- * A connection whose two sides have proved to each other that they know the run's secret. Every message then carries a tag: an
- * HMAC, under a key of this connection and direction, of how many came before it and of its body; so a message that is
- * altered, repeated, left out or sent back ends the connection. Nothing is encrypted.
+ * A connection whose two sides have authenticated: each has proved that it knows the run's secret. Every message then carries an
+ * HMAC of its sequence number and body, under a key of this connection and direction; a message that is altered, repeated,
+ * left out or sent back ends the connection. Nothing is encrypted.
  *
- *     server → client {"program": "mimo", "protocol": 3, "challenge": HEX}
+ *     server → client {"program": "mimo", "protocol": 4, "challenge": HEX}
  *     client → server {"challenge": HEX, "proof": HMAC of both challenges}
  *     server → client {"proof": HMAC of both challenges}, or {"refused": REASON}
  *     either        {"body": JSON, "tag": HMAC}
@@ -13,30 +13,31 @@ import * as v from "valibot";
 import type { LineConnection } from "./line-connection.ts";
 
 const program = "mimo";
-export const protocol = 3;
+export const protocol = 4;
 /** Milliseconds in which each side has to answer. */
 export const answerTime = 10_000;
 
 const hash = v.pipe(v.string(), v.hexadecimal(), v.length(64));
 const greetingSchema = v.object({ program: v.literal(program), protocol: v.number(), challenge: v.unknown() });
-const helloSchema = v.strictObject({ challenge: hash, proof: hash });
+const proofSchema = v.strictObject({ challenge: hash, proof: hash });
 const answerSchema = v.union([
 	v.strictObject({ proof: hash }),
 	v.strictObject({ refused: v.picklist(["secret", "owner"]) }),
 ]);
 const messageSchema = v.strictObject({ body: v.string(), tag: hash });
 
-type Side = "server" | "client";
+type Role = "server" | "client";
 
-/** Why the server refuses a client, as the end of "A process at ADDRESS ...". */
+/** Why the server refuses a client: the rest of a sentence that begins with "A process at ADDRESS". */
 export type Refusal = "did not speak the rendezvous protocol" | "had another secret" | "belonged to another user";
 
 /**
- * Why the server is not this run's. `version`: it speaks another protocol; `gone`: it closed the connection; `silent`: it
- * sent nothing.
+ * Why a client does not accept a server. `version`: another version of the protocol; `protocol`: another protocol; `closed`: the
+ * server closed the connection; `silent`: it sent nothing; `secret`: it does not know the secret; `refused`: it refused this side's
+ * secret; `owner`: the processes belong to different users.
  */
-export type Failure =
-	| { readonly kind: "stranger" | "gone" | "silent" | "secret" | "refused" | "owner" }
+export type AuthenticationFailure =
+	| { readonly kind: "protocol" | "closed" | "silent" | "secret" | "refused" | "owner" }
 	| { readonly kind: "version"; readonly version: number };
 
 /** Keys and proofs that both sides of a connection derive from the secret. */
@@ -47,14 +48,14 @@ class Keys {
 		private readonly clientChallenge: string,
 	) {}
 
-	derive(purpose: "proof" | "key", side: Side): Buffer {
+	derive(purpose: "proof" | "key", side: Role): Buffer {
 		const text = [program, protocol, purpose, side, this.serverChallenge, this.clientChallenge].join("\n");
 		return createHmac("sha256", this.secret ?? "")
 			.update(text)
 			.digest();
 	}
 
-	proof(side: Side): string {
+	proof(side: Role): string {
 		return this.derive("proof", side).toString("hex");
 	}
 }
@@ -72,7 +73,7 @@ function parse(text: string | undefined): unknown {
 	}
 }
 
-export class ProvenConnection implements Disposable {
+export class AuthenticatedConnection implements Disposable {
 	readonly #keys: { readonly own: Buffer; readonly other: Buffer };
 	#sent = 0;
 	#received = 0;
@@ -80,63 +81,63 @@ export class ProvenConnection implements Disposable {
 	private constructor(
 		private readonly connection: LineConnection,
 		keys: Keys,
-		own: Side,
+		own: Role,
 	) {
-		connection.trust();
+		connection.raiseLineLimit();
 		this.#keys = { own: keys.derive("key", own), other: keys.derive("key", own === "server" ? "client" : "server") };
 	}
 
 	/**
-	 * The server's side: resolves when the client has proved the secret, or with the reason why not. `secret` null: the client must be a
+	 * The server's side: resolves with the connection when the client has proved the secret, else with the reason for the refusal. `secret` null: the client must be a
 	 * process of this user on this host.
 	 */
-	static async welcome(connection: LineConnection, secret: string | null): Promise<ProvenConnection | Refusal> {
-		const say = (value: unknown) => connection.send(JSON.stringify(value));
+	static async accept(connection: LineConnection, secret: string | null): Promise<AuthenticatedConnection | Refusal> {
+		const send = (value: unknown) => connection.send(JSON.stringify(value));
 		const serverChallenge = randomBytes(32).toString("hex");
-		say({ program, protocol, challenge: serverChallenge });
+		send({ program, protocol, challenge: serverChallenge });
 		if (secret === null && !connection.isOwnUser()) {
-			say({ refused: "owner" });
+			send({ refused: "owner" });
 			return "belonged to another user";
 		}
-		const hello = v.safeParse(helloSchema, parse(await connection.receive(answerTime)));
-		if (!hello.success) return "did not speak the rendezvous protocol";
-		const keys = new Keys(secret, serverChallenge, hello.output.challenge);
-		if (!equal(keys.proof("client"), hello.output.proof)) {
-			say({ refused: "secret" });
+		const proof = v.safeParse(proofSchema, parse(await connection.receive(answerTime)));
+		if (!proof.success) return "did not speak the rendezvous protocol";
+		const keys = new Keys(secret, serverChallenge, proof.output.challenge);
+		if (!equal(keys.proof("client"), proof.output.proof)) {
+			send({ refused: "secret" });
 			return "had another secret";
 		}
-		say({ proof: keys.proof("server") });
-		return new ProvenConnection(connection, keys, "server");
+		send({ proof: keys.proof("server") });
+		return new AuthenticatedConnection(connection, keys, "server");
 	}
 
 	/**
-	 * The client's side: resolves with the connection when both sides have proved the secret, or with the reason why the server
-	 * was not accepted. `patience`: milliseconds to wait for the greeting.
+	 * The client's side: resolves with the connection when both sides have proved the secret, else with the reason why the server is
+	 * not accepted. `greetingTimeout`: milliseconds to wait for the greeting.
 	 */
-	static async introduce(
+	static async connect(
 		connection: LineConnection,
 		secret: string | null,
-		patience = answerTime,
-	): Promise<ProvenConnection | Failure> {
-		const first = await connection.receive(patience);
-		if (first === undefined) return { kind: connection.closed ? "gone" : "silent" };
+		greetingTimeout = answerTime,
+	): Promise<AuthenticatedConnection | AuthenticationFailure> {
+		const first = await connection.receive(greetingTimeout);
+		if (first === undefined) return { kind: connection.closed ? "closed" : "silent" };
 		const greeting = v.safeParse(greetingSchema, parse(first));
-		if (!greeting.success) return { kind: "stranger" };
+		if (!greeting.success) return { kind: "protocol" };
 		const { protocol: version, challenge } = greeting.output;
 		if (version !== protocol) return { kind: "version", version };
-		if (!v.is(hash, challenge)) return { kind: "stranger" };
+		if (!v.is(hash, challenge)) return { kind: "protocol" };
 		// The server's socket has an owner in the kernel's tables only once it has been accepted, which the greeting shows.
 		if (secret === null && !connection.isOwnUser()) return { kind: "owner" };
 		const own = randomBytes(32).toString("hex");
 		const keys = new Keys(secret, challenge, own);
 		connection.send(JSON.stringify({ challenge: own, proof: keys.proof("client") }));
 		const second = await connection.receive(answerTime);
-		if (second === undefined) return { kind: connection.closed ? "gone" : "silent" };
+		if (second === undefined) return { kind: connection.closed ? "closed" : "silent" };
 		const answer = v.safeParse(answerSchema, parse(second));
 		if (!answer.success) return { kind: "secret" };
 		if ("refused" in answer.output) return { kind: answer.output.refused === "owner" ? "owner" : "refused" };
 		if (!equal(keys.proof("server"), answer.output.proof)) return { kind: "secret" };
-		return new ProvenConnection(connection, keys, "client");
+		return new AuthenticatedConnection(connection, keys, "client");
 	}
 
 	get from(): string {
@@ -160,7 +161,7 @@ export class ProvenConnection implements Disposable {
 		this.connection.send(JSON.stringify({ body, tag: tagOf(this.#keys.own, this.#sent++, body) }));
 	}
 
-	/** The next value; undefined when no value came in time, or the connection has ended, also for a wrong tag. */
+	/** The next value; undefined if none arrives in time or the connection ends, as it does at a wrong tag. */
 	async receive(milliseconds: number): Promise<unknown> {
 		const line = await this.connection.receive(milliseconds);
 		if (line === undefined) return undefined;

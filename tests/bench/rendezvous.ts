@@ -1,11 +1,11 @@
 /**
- * The meeting of large runs at rank 0, alone: hosts come, name their ranks, are asked for their parts level by level, and are told that
- * the run begins. Their answers are ready, so that only rank 0's own work is timed: up to 65,536 ranks.
+ * The rendezvous of large runs at rank 0, alone, up to 65,536 ranks: hosts join, register their ranks, receive the requests for their
+ * shared memory level by level, and receive its path. They answer at once, so that only rank 0's own work is timed.
  *
- *   bun tests/bench/meeting.ts [--hosts 64,512,4096,8192] [--ranks-a-host 8]
+ *   bun tests/bench/rendezvous.ts [--hosts 64,512,4096,8192] [--ranks-a-host 8]
  *
- * Prints for each number of hosts: seconds from the first host's arrival until all have met, and until all have made their parts and
- * are told; of rank 0's process the processor time then, memory beyond that before, and messages. All hosts share this machine.
+ * Prints for each number of hosts the seconds from the first connection until all ranks have joined, and until all hosts have the path;
+ * and of rank 0's process the processor time and the additional memory. All hosts share this machine.
  */
 import { parseArgs } from "node:util";
 import { configurationOf } from "../../src/config/resolve.ts";
@@ -28,22 +28,22 @@ function identity(rank: number, worldSize: number, host: number): Identity {
 	return { rank, worldSize, host: `node-${host}`, machine: `node ${host}`, pid: 1000 + rank, ...program };
 }
 
-/** Host `host` comes for its `each` ranks. */
+/** Host `host` joins with its `each` ranks. */
 async function playHost(host: number, each: number, hosts: number, port: number): Promise<void> {
 	const [rank, worldSize] = [host * each, hosts * each];
 	const place = { rank, worldSize, localRank: 0, localSize: each, address, port, secret, launcher: null };
 	const others = Array.from({ length: each - 1 }, (_, index) => rank + 1 + index);
-	const neighbours = others.map((other) => ({ rank: other, pid: 1000 + other, host: `node-${host}` }));
-	const part = () => ({ run: `/proc/${1000 + rank}/fd/12`, port: 40_000 });
-	await joinRendezvous(place, identity(rank, worldSize, host), milliseconds, part, {
-		tell: (say) => say({ neighbours }),
-		welcome: () => {},
-		refuse: () => {},
+	const localRanks = others.map((other) => ({ rank: other, pid: 1000 + other, host: `node-${host}` }));
+	const memory = () => ({ run: `/proc/${1000 + rank}/fd/12`, port: 40_000 });
+	await joinRendezvous(place, identity(rank, worldSize, host), milliseconds, memory, {
+		forwardTo: (send) => send({ localRanks }),
+		announceRun: () => {},
+		announceFailure: () => {},
 	});
 }
 
 /** Rank 0 of `hosts` hosts. */
-async function meetAll(hosts: number, each: number): Promise<string> {
+async function joinAll(hosts: number, each: number): Promise<string> {
 	const resident = process.memoryUsage.rss();
 	using host = await RendezvousServer.open(address, 0, secret, identity(0, hosts * each, 0));
 	const share = Math.ceil((hosts - 1) / players);
@@ -53,23 +53,23 @@ async function meetAll(hosts: number, each: number): Promise<string> {
 			const args = [first, Math.min(share, hosts - first), each, hosts, host.port].map(String);
 			return Bun.spawn([process.execPath, import.meta.path, "play", ...args], { stderr: "inherit" });
 		});
-	const neighbours = Array.from({ length: hosts * each }, (_, rank) => rank).filter((rank) => rank >= each);
-	const gathered = host.gather(neighbours, milliseconds);
+	const others = Array.from({ length: hosts * each }, (_, rank) => rank).filter((rank) => rank >= each);
+	const gathered = host.waitForRanks(others, milliseconds);
 	while (host.members.size === 0) await Bun.sleep(1);
 	const [began, worked] = [performance.now(), process.cpuUsage()];
 	await gathered;
 	const met = performance.now();
 	const placement = placementOf(Array.from({ length: hosts * each }, (_, rank) => Math.floor(rank / each)));
 	for (const level of levelsOf(hosts)) {
-		const lead = (index: number) => ({
+		const request = (index: number) => ({
 			placement,
 			host: index,
 			parent: { address: parentOf(index) === 0 ? null : address, port: 40_000 },
 			nonce: "ab".repeat(32),
 		});
-		await Promise.all(level.map((index) => host.ask(index * each, lead(index))));
+		await Promise.all(level.map((index) => host.requestHostMemory(index * each, request(index))));
 	}
-	host.welcome("/proc/1000/fd/12");
+	host.announceRun("/proc/1000/fd/12");
 	const ended = performance.now();
 	const { user, system } = process.cpuUsage(worked);
 	const memory = process.memoryUsage.rss() - resident;
@@ -91,6 +91,6 @@ const { values: flags } = parseArgs({
 		"ranks-a-host": { type: "string", default: "8" },
 	},
 });
-console.log("hosts  ranks  met, s  told, s  rank 0's processor  memory");
-for (const hosts of flags.hosts.split(",")) console.log(await meetAll(Number(hosts), Number(flags["ranks-a-host"])));
+console.log("hosts  ranks  joined, s  ready, s  rank 0's processor  memory");
+for (const hosts of flags.hosts.split(",")) console.log(await joinAll(Number(hosts), Number(flags["ranks-a-host"])));
 process.exit(0);
