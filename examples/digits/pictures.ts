@@ -45,7 +45,7 @@ export function readDigits(folder: string, part: "train" | "t10k"): Digits {
 function readIdx(path: string, dimensions: number): Uint8Array {
 	const bytes = readFileSync(path);
 	if (bytes.readUInt32BE(0) !== 0x0800 + dimensions) {
-		throw new Error(`${path} is no IDX file of unsigned bytes in ${dimensions} dimensions.`);
+		throw new Error(`${path} is not an IDX file of unsigned bytes in ${dimensions} dimensions.`);
 	}
 	return bytes.subarray(4 + 4 * dimensions);
 }

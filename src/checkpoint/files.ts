@@ -45,7 +45,7 @@ export class InputFile implements ByteSource, Disposable {
 		const status = fstatSync(fd);
 		if (!status.isFile()) {
 			closeSync(fd);
-			throw new UserError(`Cannot open ${path}: it is no regular file.`);
+			throw new UserError(`Cannot open ${path}: it is not a regular file.`);
 		}
 		return new InputFile(path, fd, status.size);
 	}

@@ -48,7 +48,7 @@ export async function writeFolderAtomically<T>(
 export function requirePlainName(name: string, where: string): string {
 	// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are refused here
 	if (name === "" || name === "." || basename(name) !== name || name.includes("\\") || /[\0-\x1f]/.test(name)) {
-		throw new UserError(`${where} names the file ${JSON.stringify(name)}, which is no plain file name.`);
+		throw new UserError(`${where} names the file ${JSON.stringify(name)}, which is not a plain file name.`);
 	}
 	return name;
 }

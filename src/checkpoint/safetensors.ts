@@ -93,7 +93,7 @@ export function openSafetensors(path: string, options: { followLinks?: boolean }
 export function parseSafetensors(file: ByteSource & Partial<Disposable>): SafetensorsFile {
 	const { path, size } = file;
 	const bad = (sentence: string): never => {
-		throw new UserError(`${path} is no valid safetensors file: ${sentence}`);
+		throw new UserError(`${path} is not a valid safetensors file: ${sentence}`);
 	};
 	if (size < 8) bad(`it has ${size} bytes, fewer than the 8 of a header length.`);
 	const headerBytes = new DataView(file.read(0, 8).buffer).getBigUint64(0, true);
@@ -105,10 +105,10 @@ export function parseSafetensors(file: ByteSource & Partial<Disposable>): Safete
 	const metadata = new Map<string, string>();
 	const tensors = new Map<string, TensorInformation>();
 	for (const [name, entry] of Object.entries(header)) {
-		if (!isObject(entry)) bad(`its entry ${name} is no object.`);
+		if (!isObject(entry)) bad(`its entry ${name} is not an object.`);
 		if (name === "__metadata__") {
 			for (const [key, value] of Object.entries(entry as object)) {
-				if (typeof value !== "string") bad(`its __metadata__ value ${key} is no string.`);
+				if (typeof value !== "string") bad(`its __metadata__ value ${key} is not a string.`);
 				metadata.set(key, value);
 			}
 		} else {
@@ -136,9 +136,9 @@ function parseHeader(bytes: Uint8Array, bad: Refuse): Record<string, unknown> {
 	try {
 		header = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes));
 	} catch {
-		bad("its header is no UTF-8 JSON.");
+		bad("its header is not UTF-8 JSON.");
 	}
-	if (!isObject(header)) bad("its header is no JSON object.");
+	if (!isObject(header)) bad("its header is not a JSON object.");
 	// JSON.parse keeps the last of equal keys silently: then the text has more keys than the value.
 	if (keys !== countEntries(header)) bad("a name occurs twice in its header.");
 	return header as Record<string, unknown>;

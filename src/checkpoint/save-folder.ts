@@ -49,7 +49,7 @@ function obstacle(path: string): string | null {
 	for (let count = 1; count <= parts.length; count++) {
 		const part = `/${parts.slice(0, count).join("/")}`;
 		if (existsSync(part)) {
-			if (!statSync(part).isDirectory()) return `${part} is no folder`;
+			if (!statSync(part).isDirectory()) return `${part} is not a folder`;
 			continue;
 		}
 		try {

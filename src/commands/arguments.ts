@@ -17,7 +17,7 @@ export function list(given: Arguments, name: string): string[] {
 export function whole(given: Arguments, name: string): number | null {
 	const value = text(given, name);
 	if (value === null) return null;
-	if (!/^[0-9]{1,12}$/.test(value)) throw new UserError(`--${name} ${value} is no whole number.`, exitCodes.usage);
+	if (!/^[0-9]{1,12}$/.test(value)) throw new UserError(`--${name} ${value} is not a whole number.`, exitCodes.usage);
 	return Number(value);
 }
 
@@ -36,7 +36,7 @@ export function choice<const Name extends string>(
 /** "500MB", "5GB", or a number of bytes. */
 export function bytesOf(size: string): number {
 	const match = /^([0-9]{1,12})\s*(B|kB|KB|MB|GB|TB)?$/.exec(size);
-	if (!match) throw new UserError(`--max-shard-size ${size} is no size; write 500MB or 5GB.`, exitCodes.usage);
+	if (!match) throw new UserError(`--max-shard-size ${size} is not a size; write 500MB or 5GB.`, exitCodes.usage);
 	const factor = { B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 }[match[2] ?? "B"]!;
 	return Number(match[1]) * factor;
 }

@@ -37,13 +37,13 @@ export async function usage(command: CommandDef<any>, parent?: CommandDef<any>):
 	return process.stdout.isTTY ? text : Bun.stripANSI(text);
 }
 
-/** Statuses of the native library that are no bug: their sentence tells the user what to do. */
+/** Statuses of the native library that are not bugs: their sentence tells the user what to do. */
 const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
 
 /** System errors about resources that the machine grants this process, wherever they are thrown. */
 const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
 
-/** The text for standard error and the exit code of an error. Errors that are no bug have no stack trace. */
+/** The text for standard error and the exit code of an error. Errors that are not bugs have no stack trace. */
 export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
 	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
 	if (error instanceof Error && error.name === "CLIError") {

@@ -9,7 +9,7 @@ interface Definition<Flags> {
 	readonly description: string;
 	/** The usage and the own flags. */
 	readonly help: string;
-	/** Flags that are no keys of the configuration, and whether they take a value. */
+	/** Flags that are not keys of the configuration, and whether they take a value. */
 	readonly ownFlags: Flags;
 	readonly run: (args: readonly string[]) => Promise<void>;
 }

@@ -136,7 +136,7 @@ function disk(folder: string): Finding {
 	const name = "disk";
 	let at = resolve(folder);
 	while (!existsSync(at)) at = dirname(at);
-	if (!statSync(at).isDirectory()) return { name, value: folder, state: "problem", advice: `${at} is no folder` };
+	if (!statSync(at).isDirectory()) return { name, value: folder, state: "problem", advice: `${at} is not a folder` };
 	try {
 		const { bsize, blocks, bavail } = statfsSync(at);
 		const details = { folder, total: bsize * blocks, available: bsize * bavail };

@@ -41,7 +41,7 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
   --choice FILE           Plan the submodel with these sizes of the configured model (\`mimo elastic\`).
   --json                  One JSON object.`;
 
-/** Flags that are no configuration keys, and whether they take a value. */
+/** Flags that are not configuration keys, and whether they take a value. */
 export const ownFlags = {
 	gpu: true,
 	"gpus-per-host": true,
@@ -139,7 +139,7 @@ async function readRates(file: string): Promise<Rates> {
 	try {
 		return v.parse(ratesSchema, JSON.parse(text));
 	} catch {
-		throw new UserError(`--rates ${file}: this is no file that \`mimo plan --measure\` wrote.`);
+		throw new UserError(`--rates ${file}: this is not a file that \`mimo plan --measure\` wrote.`);
 	}
 }
 

@@ -22,7 +22,7 @@ const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
   --print-schedule     Show what every rank does when in a step, and stop. With --json as JSON.
   --help WORD          Show the flags alone whose name or description has the word.`;
 
-/** Flags that are no configuration keys, and whether they take a value. */
+/** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = {
 	"print-config": false,
 	"print-topology": false,

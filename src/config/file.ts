@@ -40,7 +40,7 @@ export function parseText(source: string, file: string): ParsedFile {
 		} else if (error.code === "MULTIPLE_DOCS") {
 			problems.push({ where, message: "`---` begins a second document; a configuration is one" });
 		} else {
-			problems.push({ where, message: `this is no YAML: ${sentencePart(error.message)}` });
+			problems.push({ where, message: `this is not YAML: ${sentencePart(error.message)}` });
 		}
 	}
 	const map = document.contents;

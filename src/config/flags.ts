@@ -37,7 +37,7 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 	while (at < args.length) {
 		const argument = args[at++]!;
 		if (!argument.startsWith("--") || argument === "--") {
-			refuse(argument, "this is no flag; flags start with -- and take one value");
+			refuse(argument, "this is not a flag; flags start with -- and take one value");
 			continue;
 		}
 		const equals = argument.indexOf("=");

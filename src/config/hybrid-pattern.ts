@@ -153,7 +153,7 @@ function parseLayer(pattern: string, symbols: readonly string[], index: number):
 	if (isLayerSymbol(symbol)) return symbol;
 	const what = Object.hasOwn(notBuilt, symbol)
 		? `${notBuilt[symbol]} are not built yet`
-		: `${JSON.stringify(symbol)} is no layer symbol`;
+		: `${JSON.stringify(symbol)} is not a layer symbol`;
 	return refuse(pattern, index, `${what}; ${allowed}`);
 }
 

@@ -52,7 +52,7 @@ function checkTokenizer(c: TrainingConfiguration): void {
 	const unknown = (c.dataSpecialTokens ?? []).find((token) => !tokenizer.specialTokens.includes(token));
 	if (unknown !== undefined) {
 		throw new UserError(
-			`--data-special-tokens: ${JSON.stringify(unknown)} is no special token of ${c.tokenizer ?? "bytes"}.`,
+			`--data-special-tokens: ${JSON.stringify(unknown)} is not a special token of ${c.tokenizer ?? "bytes"}.`,
 		);
 	}
 	if (!hasEncoder(c)) return;

@@ -167,7 +167,7 @@ function challengeOf(socket: Socket): Promise<string> {
 		socket.on("close", () => done(new Error("the connection was closed")));
 		socket.on("data", (bytes: Buffer) => {
 			text += bytes.toString("latin1", 0, longestHeader);
-			if (text.length > longestHeader) socket.destroy(new Error("the other side is no host of this run"));
+			if (text.length > longestHeader) socket.destroy(new Error("the other side is not a host of this run"));
 			else if (text.endsWith("\n")) done(null);
 		});
 	});

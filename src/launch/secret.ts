@@ -43,7 +43,7 @@ export function readSecretFile(path: string): string {
 	}
 	try {
 		const about = fstatSync(file);
-		if (!about.isFile()) refuse("is no regular file");
+		if (!about.isFile()) refuse("is not a regular file");
 		if (about.uid !== process.geteuid!()) refuse("belongs to another user");
 		if ((about.mode & 0o077) !== 0) refuse("can be read or written by others (allowed is mode 600)");
 		if (about.size > fileLength.most) refuse(`is longer than ${fileLength.most} bytes`);

@@ -55,7 +55,7 @@ export function expandTaskCounts(counts: string): number[] {
 	return counts.split(",").flatMap((part) => {
 		const [, tasks, times = "1"] = /^(\d+)(?:\(x(\d+)\))?$/.exec(part) ?? [];
 		if (tasks === undefined)
-			throw new UserError(`The environment has tasks per node ${counts}, which is no list of counts.`);
+			throw new UserError(`The environment has tasks per node ${counts}, which is not a list of counts.`);
 		return new Array<number>(Number(times)).fill(Number(tasks));
 	});
 }

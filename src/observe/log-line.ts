@@ -14,7 +14,7 @@ export interface LogLineOptions {
 	readonly flopsPerStep: number | null;
 	/** Devices of the whole job. */
 	readonly worldSize: number;
-	/** A warning that the run is no ordinary training, such as one with a routing for benchmarks; every line has it. */
+	/** A warning that the run is not ordinary training, such as a run with benchmark routing; every line has it. */
 	readonly caution: string | null;
 	readonly write: (line: string) => void;
 	readonly now: () => Date;

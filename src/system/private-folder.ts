@@ -49,7 +49,7 @@ export function openOwnFolder(parent: string, name: string, flag: string): strin
 	const stat = lstatSync(path, { throwIfNoEntry: false });
 	if (stat === undefined) return refuse("cannot be reached");
 	if (stat.isSymbolicLink()) refuse("is a symbolic link");
-	if (!stat.isDirectory()) refuse("is no folder");
+	if (!stat.isDirectory()) refuse("is not a folder");
 	if (stat.uid !== user) refuse(`belongs to another user (${stat.uid})`);
 	if ((stat.mode & 0o077) !== 0) refuse("is open to other users");
 	return path;
@@ -57,7 +57,7 @@ export function openOwnFolder(parent: string, name: string, flag: string): strin
 
 /**
  * Reads a file in a user's own folder; null if the file does not exist. Throws a UserError if the file cannot be opened. Calls
- * `refuse`, which throws, if the path is no regular file, or another user owns the file or has access to it.
+ * `refuse`, which throws, if the path is not a regular file, or another user owns the file or has access to it.
  */
 export function readOwnFile(path: string, refuse: () => never): Uint8Array | null {
 	let descriptor: number;

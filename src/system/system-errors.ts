@@ -7,7 +7,7 @@ const reasons: Readonly<Record<string, string>> = {
 	EACCES: "permission denied",
 	EPERM: "permission denied",
 	EISDIR: "it is a folder",
-	ENOTDIR: "a part of its path is no folder",
+	ENOTDIR: "a part of its path is not a folder",
 	ENOSPC: "no space left on the device",
 	EDQUOT: "the disk quota is exceeded",
 	EROFS: "the file system is read-only",
@@ -16,7 +16,7 @@ const reasons: Readonly<Record<string, string>> = {
 	EMFILE: "too many open files (ulimit -n)",
 	ENFILE: "the system has too many open files",
 	ELOOP: "it is a symbolic link",
-	ENXIO: "it is no regular file",
+	ENXIO: "it is not a regular file",
 	ENAMETOOLONG: "its name is too long",
 };
 

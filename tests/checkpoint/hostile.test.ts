@@ -108,7 +108,7 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 		Bun.spawnSync(["mkfifo", join(reference, "tokenizer.json")]);
 		const command = [executable, "convert-ckpt", "--to", "hf", "--hf-reference", reference, tiny!, newPath()];
 		const { exitCode, stderr } = Bun.spawnSync(command, { timeout: patience * 1000, stderr: "pipe" });
-		expect(stderr.toString()).toContain("tokenizer.json: it is no regular file.");
+		expect(stderr.toString()).toContain("tokenizer.json: it is not a regular file.");
 		expect(exitCode).toBe(1);
 	});
 
@@ -116,7 +116,7 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 		const path = newPath();
 		const server = createServer();
 		await new Promise<void>((resolve) => server.listen(path, resolve));
-		expect(() => readWholeFile(path, 10)).toThrow("it is no regular file");
+		expect(() => readWholeFile(path, 10)).toThrow("it is not a regular file");
 		server.close();
 	});
 
@@ -169,7 +169,7 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 		using file = new OutputFile(path, { sync: false });
 		writeObject(file, new Map([["optimizer", chains]]));
 		file.close();
-		expect(() => open(source, "torch_dist")).toThrow("optimizer 65 of language is no chained one");
+		expect(() => open(source, "torch_dist")).toThrow("optimizer 65 of language is not a chained one");
 	});
 });
 

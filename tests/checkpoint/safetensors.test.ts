@@ -93,7 +93,7 @@ describe("what is refused, by name", () => {
 	const tensor = (dtype: string, shape: string, begin: number, end: number) =>
 		`{"dtype":"${dtype}","shape":${shape},"data_offsets":[${begin},${end}]}`;
 	const cases: [string, string, number, string][] = [
-		["not JSON", "{x", 0, "its header is no UTF-8 JSON"],
+		["not JSON", "{x", 0, "its header is not UTF-8 JSON"],
 		["an array", "[]", 0, "its header does not begin with {"],
 		["an unknown dtype", `{"w":${tensor("F31", "[1]", 0, 4)}}`, 4, 'tensor w has an unknown dtype "F31"'],
 		["an inherited dtype", `{"w":${tensor("toString", "[1]", 0, 4)}}`, 4, "tensor w has an unknown dtype"],
@@ -117,7 +117,7 @@ describe("what is refused, by name", () => {
 		],
 		["trailing bytes", `{"w":${tensor("F32", "[1]", 0, 4)}}`, 5, "1 bytes follow tensor w"],
 		["a name twice", `{"w":${tensor("F32", "[0]", 0, 0)},"w":${tensor("F32", "[0]", 0, 0)}}`, 0, "a name occurs twice"],
-		["metadata that is no string", `{"__metadata__":{"a":1}}`, 0, "its __metadata__ value a is no string"],
+		["metadata that is not a string", `{"__metadata__":{"a":1}}`, 0, "its __metadata__ value a is not a string"],
 		["deep nesting", `{"w":{"shape":${"[".repeat(50)}${"]".repeat(50)}}}`, 0, "its header is nested too deeply"],
 		["very deep nesting", `{"w":${"[".repeat(1e6)}${"]".repeat(1e6)}}`, 0, "its header is"],
 		["an unknown field", `{"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"x":1}}`, 0, "unknown field x"],
@@ -132,7 +132,7 @@ describe("what is refused, by name", () => {
 				failure = error;
 			}
 			expect(failure).toBeInstanceOf(UserError);
-			expect((failure as Error).message).toStartWith(`${path} is no valid safetensors file: `);
+			expect((failure as Error).message).toStartWith(`${path} is not a valid safetensors file: `);
 			expect((failure as Error).message).toContain(sentence);
 		});
 	}

@@ -30,8 +30,8 @@ test("a folder is made, tried and left empty", () => {
 const refused: readonly [name: string, path: string, reason: string][] = [
 	["a link to nothing", at("link"), `${at("link")} is a link to ${at("absent")}, which does not exist`],
 	["a folder below it", at("link/a"), `${at("link")} is a link to ${at("absent")}, which does not exist`],
-	["a file", at("file"), `${at("file")} is no folder`],
-	["a folder below a file", at("file/a/b"), `${at("file")} is no folder`],
+	["a file", at("file"), `${at("file")} is not a folder`],
+	["a folder below a file", at("file/a/b"), `${at("file")} is not a folder`],
 	["a place without folders of users", "/proc/absent/a", "no folder can be made there"],
 	["a name that no file system has room for", at("n".repeat(300)), "its name is too long"],
 ];
@@ -43,7 +43,7 @@ for (const [name, path, reason] of refused) {
 }
 
 test("what will be made later is looked at too", () => {
-	expect(() => tryFolder("--save-hf PATH", folder, at("file"))).toThrow(`${at("file")} is no folder`);
+	expect(() => tryFolder("--save-hf PATH", folder, at("file"))).toThrow(`${at("file")} is not a folder`);
 	tryFolder("--save-hf PATH", folder, at("later"));
 	expect(existsSync(at("later"))).toBeFalse();
 });
@@ -64,7 +64,7 @@ test("a file that will be written later is tried by its folder, and left alone",
 		"--data-skipped-file PATH cannot be written: it is a folder.",
 	);
 	expect(() => tryFile("--profile-file PATH", at("file/trace.json"))).toThrow(
-		`cannot be written: ${at("file")} is no folder.`,
+		`cannot be written: ${at("file")} is not a folder.`,
 	);
 	writeFileSync(at("kept"), "text");
 	tryFile("--profile-file PATH", at("kept"));

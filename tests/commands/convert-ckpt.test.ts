@@ -77,13 +77,13 @@ describe("convert-ckpt", () => {
 		refuse(["--to", "gguf", tiny, "x"], 2, "--to gguf is none of hf, native, torch_dist");
 		refuse(["--from", "native", "--to", "hf", tiny, "x"], 1, "is a hf checkpoint, not a native one");
 		refuse(["--to", "hf", "--dtype", "int8", tiny, "x"], 2, "--dtype INT8 is none of");
-		refuse(["--to", "hf", "--max-shard-size", "big", tiny, "x"], 2, "--max-shard-size big is no size");
+		refuse(["--to", "hf", "--max-shard-size", "big", tiny, "x"], 2, "--max-shard-size big is not a size");
 		refuse(["--to", "hf", "--hf-name", "published", tiny, "x"], 2, "the nearest is --hf-names");
 		refuse(["--to", "native", "--layer-names", "gpt", tiny, "x"], 2, "--layer-names gpt needs --to torch_dist");
 		refuse(["--to", "native", "--layer-names", "logical", tiny, "x"], 2, "--layer-names logical needs the groups");
 		refuse(["--to", "torch_dist", "--layer-names", "gpt", tiny, "x"], 1, "is of no GPT model: it has both - and E");
 		refuse(["inspect"], 2, "`mimo convert-ckpt inspect PATH`");
-		refuse(["inspect", folder], 1, "is no checkpoint of a known format");
+		refuse(["inspect", folder], 1, "is not a checkpoint of a known format");
 		refuse(["inspect", "absent"], 1, "Cannot open absent: it does not exist.");
 		refuse(["--to", "native", "absent", "x"], 1, "Cannot open absent: it does not exist.");
 		expect(existsSync(join(folder, "x"))).toBe(false);

@@ -44,5 +44,5 @@ test("doctor refuses flags it does not know", () => {
 test("doctor fails for a file in the place of the run's folder", () => {
 	const { exitCode, stdout } = mimo(["doctor", "--folder", import.meta.path]);
 	expect(exitCode).toBe(1);
-	expect(stdout).toContain(`${import.meta.path} is no folder`);
+	expect(stdout).toContain(`${import.meta.path} is not a folder`);
 });

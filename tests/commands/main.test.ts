@@ -64,7 +64,7 @@ test("MIMO_DEBUG=1 shows where an error came from", () => {
 	expect(mimo(["trian"], ".", { MIMO_DEBUG: "1" }).stderr).toMatch(/^\s+at /m);
 });
 
-test("a closed pipe is no error", () => {
+test("a closed pipe is not an error", () => {
 	const { exitCode, stderr } = Bun.spawnSync(["sh", "-c", `${executable} train --help | head -n 1`], {
 		stdout: "pipe",
 		stderr: "pipe",

@@ -53,15 +53,15 @@ test("a file that is not there is named", () => {
 	expect([exitCode, stderr]).toEqual([2, "mimo: --config absent.yaml: there is no such file.\n"]);
 });
 
-test("a folder is no configuration file", () => {
+test("a folder is not a configuration file", () => {
 	const { exitCode, stderr } = mimo(["train", "--config", folder]);
 	expect([exitCode, stderr]).toEqual([2, `mimo: --config ${folder}: it cannot be read: it is a folder.\n`]);
 });
 
-test("a stray word is no flag", () => {
+test("a stray word is not a flag", () => {
 	const { exitCode, stderr } = mimo(["train", "nemotron-tiny", "--preset", "nemotron-tiny"]);
 	expect(exitCode).toBe(2);
-	expect(stderr).toBe("mimo: nemotron-tiny: this is no flag; flags start with -- and take one value.\n");
+	expect(stderr).toBe("mimo: nemotron-tiny: this is not a flag; flags start with -- and take one value.\n");
 });
 
 test("what is not built is refused by name", () => {

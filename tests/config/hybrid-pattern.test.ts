@@ -38,7 +38,7 @@ test("what is not built is refused by name, at its position", () => {
 	}
 });
 
-test("anything else is no symbol: spaces, digits, small letters, names of object properties", () => {
+test("anything else is not a symbol: spaces, digits, small letters, names of object properties", () => {
 	for (const [pattern, position] of [
 		["M E", 2],
 		["M2", 2],
@@ -48,7 +48,7 @@ test("anything else is no symbol: spaces, digits, small letters, names of object
 	] as const) {
 		const error = refusal(pattern);
 		expect([pattern, error.position]).toEqual([pattern, position]);
-		expect(error.message).toContain("is no layer symbol");
+		expect(error.message).toContain("is not a layer symbol");
 	}
 });
 
@@ -93,7 +93,7 @@ test("every mistake of groups and MTP depths is refused at its position", () => 
 		["M*]", 3, "no group is open"],
 		["M[]", 3, "the group is empty"],
 		["[M[*]]", 3, "groups cannot be nested"],
-		["[MX]", 3, '"X" is no layer symbol'],
+		["[MX]", 3, '"X" is not a layer symbol'],
 		["[E*]", 3, "E must be the last of its group"],
 		["[EE]", 3, "E must be the last of its group"],
 		["[M|*]", 3, "| cuts a group"],
@@ -102,7 +102,7 @@ test("every mistake of groups and MTP depths is refused at its position", () => 
 		["M/*E/*-", 6, "multi-token prediction parts must be equal; the first has *E, this one *-"],
 		["M/*E/", 6, "the first has *E, this one no layers"],
 		["M//*E", 4, "the first has no layers, this one *E"],
-		["M/*Q", 4, '"Q" is no layer symbol'],
+		["M/*Q", 4, '"Q" is not a layer symbol'],
 		["*D", 2, "DeepSeek sparse attention layers (D) are not built yet"],
 		["/*E", 0, "it is empty"],
 		["M".repeat(5000), 0, "at most 4096 are read"],

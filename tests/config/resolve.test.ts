@@ -133,7 +133,7 @@ test("files: duplicate keys, unknown keys, nested keys, aliases, syntax, absence
 	expect(inFile("hybrid-layer-pattern: *M\n")[0]).toContain(
 		"is an alias in YAML; put a pattern in quotes, or write the value",
 	);
-	expect(inFile("lr: [1\n")[0]).toMatch(/^\/run\.yaml:\d+: this is no YAML: /);
+	expect(inFile("lr: [1\n")[0]).toMatch(/^\/run\.yaml:\d+: this is not YAML: /);
 	expect(inFile("---\nlr: 1\n")).toEqual(["/run.yaml:2: `---` begins a second document; a configuration is one."]);
 	expect(inFile("load: ~/runs\n")).toEqual([
 		"/run.yaml:2: load begins with ~, which only a shell replaces; write the folder's name.",
@@ -310,7 +310,7 @@ test("a preset's schedule follows the length of the training, unless another one
 		expect(warmup(...tiny, ...flags).warmupSamples).toBe(40);
 	}
 	expect(warmup(...tiny, "--lr-warmup-iters", "0").warmupSamples).toBe(0);
-	// The published recipe decays over 10 steps, which are no samples.
+	// The published recipe decays over 10 steps, which are not samples.
 	const samples = ["--preset", "nemotron-20l", "--train-samples", "800"];
 	expect(mistakes(...samples)).toEqual([
 		"lr-decay-iters (preset nemotron-20l): the value is 10; allowed only with train-iters.",

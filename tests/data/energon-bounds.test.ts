@@ -95,7 +95,7 @@ describe("metadatasets", () => {
 		});
 	}
 
-	test("nan is no number", () => {
+	test("nan is not a number", () => {
 		const path = scratch.file("nan.yaml", `${head}    blend:\n      - {path: set, weight: nan}\n`);
 		expect(() => read(path)).toThrow("weight in blend entry 1");
 	});
@@ -125,7 +125,7 @@ describe("lint", () => {
 		writeFileSync(index, other);
 		expect(problems(path)).toEqual([expect.stringContaining("the index by key does not have keys-001.tar/keys000003")]);
 		writeFileSync(index, Buffer.alloc(5000, "garbage"));
-		expect(problems(path)).toEqual([expect.stringMatching(/index.sqlite: .* is no index by key/)]);
+		expect(problems(path)).toEqual([expect.stringMatching(/index.sqlite: .* is not an index by key/)]);
 	});
 
 	test("absurd counts make a line a shard, not one a sample", () => {

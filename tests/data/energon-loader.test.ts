@@ -293,6 +293,6 @@ describe("failures", () => {
 		const message = "the position of worker 0 cannot be read";
 		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(text)))).toThrow(message);
 		const deep = `{"format":"mimo data loader","version":${"[".repeat(20_000)}${"]".repeat(20_000)}}`;
-		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(deep)))).toThrow("its version is no number");
+		expect(() => decodeState(Bun.zstdCompressSync(Buffer.from(deep)))).toThrow("its version is not a number");
 	});
 });

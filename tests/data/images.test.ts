@@ -12,5 +12,5 @@ test("patches row by row, values channel by channel (docs/spec/vision.md §G3)",
 	expect(patch(1)).toEqual([2, 3, 12, 13, 102, 103, 112, 113, 202, 203, 212, 213]);
 	expect(patch(4)).toEqual([22, 23, 32, 33, 122, 123, 132, 133, 222, 223, 232, 233]);
 	expect(patches.length).toBe(72);
-	expect(() => patchify(pixels, 4, 6, 4)).toThrow("72 values are no image of 4 × 6 in patches of 4.");
+	expect(() => patchify(pixels, 4, 6, 4)).toThrow("72 values are not an image of 4 × 6 in patches of 4.");
 });

@@ -1,4 +1,4 @@
-/** Paths that are no data sets, and files that are no text: refused by name, with the way that exists. */
+/** Paths that are not data sets, and files that are not text: refused by name, with the way that exists. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

@@ -133,12 +133,12 @@ describe("a path", () => {
 		[
 			"of other JSON",
 			() => scratch.file("b.json", '{"model": 3}'),
-			"b.json is no tokenizer.json: model is not as it should be",
+			"b.json is not a tokenizer.json: model is malformed",
 		],
 		[
 			"of an unknown model",
 			() => scratch.file("c.json", '{"model": {"type": "X"}}'),
-			"c.json is no tokenizer.json: model.vocab is not",
+			"c.json is not a tokenizer.json: model.vocab is not",
 		],
 	] as const) {
 		test(`${what} is refused`, () => expect(() => openTokenizer(given())).toThrow(message));

@@ -32,7 +32,7 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	[
 		"a file where checkpoints should go",
 		["--save", "text.txt", "--save-interval", "2"],
-		/^mimo: --save text\.txt cannot be written: .*text\.txt is no folder\.$/,
+		/^mimo: --save text\.txt cannot be written: .*text\.txt is not a folder\.$/,
 	],
 	[
 		"a file where checkpoints should be",
@@ -53,7 +53,7 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	[
 		"a trace that cannot be written when its steps are over",
 		["--profile-step-start", "3", "--profile-file", "text.txt/trace.json"],
-		/^mimo: --profile-file text\.txt\/trace\.json cannot be written: .*text\.txt is no folder\.$/,
+		/^mimo: --profile-file text\.txt\/trace\.json cannot be written: .*text\.txt is not a folder\.$/,
 	],
 	[
 		"a list of skipped samples that cannot be written when the first is skipped",
@@ -63,7 +63,7 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	[
 		"a file where recordings should go",
 		["--flight-recorder-dir", "text.txt"],
-		/^mimo: --flight-recorder-dir text\.txt cannot be written: .*text\.txt is no folder\.$/,
+		/^mimo: --flight-recorder-dir text\.txt cannot be written: .*text\.txt is not a folder\.$/,
 	],
 	["a log in a folder's place", ["--log-json", "."], /^mimo: The log \. cannot be written: it is a folder\.$/],
 ];
@@ -124,7 +124,7 @@ describe("weights", () => {
 		cpSync(reference(), run.path("broken"), { recursive: true });
 		truncateSync(run.path(file), 100_000);
 		expect(refusal([...same.split(" "), "--load-hf", "broken"])).toMatch(
-			/model\.safetensors is no valid safetensors file: .*\(truncated\?\)\.$/,
+			/model\.safetensors is not a valid safetensors file: .*\(truncated\?\)\.$/,
 		);
 	});
 
@@ -164,6 +164,6 @@ describe("tokens", () => {
 		truncateSync(run.path("tokens.safetensors"), 1000);
 		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/\(truncated\?\)\.$/);
 		writeFileSync(run.path("tokens.safetensors"), "");
-		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/tokens\.safetensors is no valid safetensors file/);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/tokens\.safetensors is not a valid safetensors file/);
 	});
 });

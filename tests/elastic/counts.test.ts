@@ -78,7 +78,7 @@ describe("counts", () => {
 			familyOf({ "hybrid-layer-pattern": pattern, "add-skipping": false, "layer-ranking-list": null });
 		const [cut, whole] = [parsed("ME|*-").model, parsed("ME*-").model];
 		expect(count(cut, "total", "exact")).toBe(count(whole, "total", "exact"));
-		expect(() => parsed("MEX")).toThrow('"X" is no layer symbol');
+		expect(() => parsed("MEX")).toThrow('"X" is not a layer symbol');
 	});
 
 	test("active parameters are fewer than all where tokens meet some experts, and the router's where they meet none", () => {

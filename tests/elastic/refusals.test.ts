@@ -83,7 +83,7 @@ describe("budgets", () => {
 		["--is-flex-eval", "--is-flex-eval: the value is true; it needs override-selected-budget"],
 	])("%s", (flags, sentence) => refused(`${elastic} ${flags}`, sentence));
 
-	test("a profile file that is no YAML", () => {
+	test("a profile file that is not YAML", () => {
 		const { exitCode, stderr } = mimo(`${elastic} --memory-profile-path broken.yaml`.split(" "), folder.path);
 		expect([exitCode > 0, stderr.split("\n").length]).toEqual([true, 2]);
 		expect(stderr).toStartWith("mimo: broken.yaml is neither YAML nor JSON: ");
@@ -109,7 +109,7 @@ describe("what an elastic model cannot be combined with", () => {
 		],
 		[
 			`${elastic} --hybrid-layer-pattern MEX`,
-			'--hybrid-layer-pattern: the value is "MEX"; position 3: "X" is no layer symbol; allowed are M, *, - and E',
+			'--hybrid-layer-pattern: the value is "MEX"; position 3: "X" is not a layer symbol; allowed are M, *, - and E',
 		],
 		[
 			`${elastic} --hybrid-layer-pattern ME/ME --mtp-num-layers 1`,

@@ -252,7 +252,7 @@ describe("an address without the run's rendezvous", () => {
 
 	test("names an address of another host", async () => {
 		expect(await refusal(RendezvousServer.open("203.0.113.7", 29500, secret, identity(0)))).toBe(
-			"MASTER_ADDR 203.0.113.7 is no address of this host, where rank 0 runs.",
+			"MASTER_ADDR 203.0.113.7 is not an address of this host, where rank 0 runs.",
 		);
 	});
 

@@ -43,8 +43,8 @@ test("a file that others can read, or that is too short, is refused with a remed
 		[file("world", text, 0o604), "can be read or written by others (allowed is mode 600)"],
 		[file("short", "secret"), "holds fewer than 16 characters"],
 		[file("long", "x".repeat(5000)), "is longer than 4096 bytes"],
-		[folder, "is no regular file"],
-		["/dev/null", "is no regular file"],
+		[folder, "is not a regular file"],
+		["/dev/null", "is not a regular file"],
 		[join(folder, "absent"), "cannot be opened (ENOENT)"],
 	] as const) {
 		expect(() => readSecretFile(path)).toThrow(

@@ -119,7 +119,7 @@ describe("normalize", () => {
 		expect(vectors.slice(48, 60)).toEqual([22, 23, 32, 33, 122, 123, 132, 133, 222, 223, 232, 233]);
 	});
 
-	test("a size that is no multiple of the patch is refused", () => {
+	test("a size that is not a multiple of the patch is refused", () => {
 		const image: Image = { width: 3, height: 2, channels: 3, pixels: new Uint8Array(18) };
 		expect(() => images.patches(image, 2, clipStatistics)).toThrow("width % patch == 0");
 	});
@@ -154,7 +154,7 @@ describe("decode", () => {
 
 	for (const [what, bytes] of [
 		["no content", new Uint8Array(0)],
-		["text", Buffer.from("this is no image at all")],
+		["text", Buffer.from("this is not an image at all")],
 		["a JPEG marker alone", Uint8Array.of(0xff, 0xd8, 0xff, 0xd9, 0, 0, 0, 0)],
 		["an enormous size", png(65535, 65535, 2, [])],
 	] as const) {

@@ -123,7 +123,7 @@ describe("philox_fill", () => {
 		expect(values.every((v) => v === 2 ** 24)).toBe(true);
 	});
 
-	test("bf16 storage rounds the same numbers; no elements are no work", () => {
+	test("bf16 storage rounds the same numbers; an empty tensor is a no-op", () => {
 		const [wide, narrow] = [fill("normal", { rows: 3, width: 50 }), fill("normal", { rows: 3, width: 50 }, "bf16")];
 		expect(relativeRms(narrow, wide)).toBeLessThan(3e-3);
 		expect(fill("normal", { rows: 0, width: 50 }).length).toBe(0);

@@ -92,7 +92,7 @@ test("values that are not finite and skipped steps become events", () => {
 	]);
 });
 
-test("a folder means its newest log; what is no log is a sentence", () => {
+test("a folder means its newest log; what is not a log is a sentence", () => {
 	const folder = folderOf();
 	writeFileSync(join(folder, "other.json"), "{}");
 	expect(() => findLog(folder)).toThrow("holds no JSON log");

@@ -162,10 +162,10 @@ test("what happens at the same time gets lanes, a clock's jitter none", () => {
 	]);
 });
 
-test("what is no trace is named", () => {
+test("what is not a trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');
-	expect(() => readTrace(file)).toThrow("is no trace of mimo train");
+	expect(() => readTrace(file)).toThrow("is not a trace of mimo train");
 	expect(() => readTrace(join(folder, "absent.json"))).toThrow("cannot be read: it does not exist");
 });
 

@@ -4,7 +4,7 @@ import { crc32 } from "node:zlib";
 /** Field number → its values: numbers of varints and doubles, bytes of everything with a length. */
 export type Fields = Map<number, (number | Uint8Array)[]>;
 
-/** All records of a file; throws at the first byte that is not as it should be. `torn`: bytes behind the last whole record. */
+/** All records of a file; throws at the first malformed byte. `torn`: bytes behind the last whole record. */
 export function decodeLog(file: Buffer): {
 	readonly records: Fields[];
 	readonly raw: Buffer[];

@@ -83,6 +83,6 @@ export function requireFormat(path: string, expected: FormatName | null): Format
 		}
 		return expected;
 	}
-	if (found === null) throw new UserError(`${path} is no checkpoint of a known format (${formats.join(", ")}).`);
+	if (found === null) throw new UserError(`${path} is not a checkpoint of a known format (${formats.join(", ")}).`);
 	return found;
 }

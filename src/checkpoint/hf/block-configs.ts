@@ -50,7 +50,7 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 	if (blocks === undefined || blocks === null) return {};
 	const pattern = parseHybridPattern(model.hybridLayerPattern);
 	if (!Array.isArray(blocks) || blocks.length !== pattern.length) {
-		return bad(`block_configs is no list with one entry for each of the ${pattern.length} layers`);
+		return bad(`block_configs is not a list with one entry for each of the ${pattern.length} layers`);
 	}
 	const found = new Map<keyof Sizes, number[]>();
 	for (const [index, symbol] of pattern.entries()) {

@@ -191,7 +191,7 @@ export function configurationFromHuggingFace(
 	for (const [key, [name, missing]] of Object.entries(sizes)) configuration[key] = read(name, missing, true);
 	for (const [key, [name, missing]] of Object.entries(numbers)) configuration[key] = read(name, missing, false);
 	if (Number(configuration.numAttentionHeads) % Number(configuration.numQueryGroups) !== 0) {
-		bad("num_attention_heads is no multiple of num_key_value_heads");
+		bad("num_attention_heads is not a multiple of num_key_value_heads");
 	}
 	// As in Megatron, the scores of the chosen experts are normalised unless only one is chosen.
 	const normalised = Number(configuration.moeRouterTopk) > 1;

@@ -70,7 +70,7 @@ export class HuggingFaceFolder implements TensorStore {
 /** The text of a folder's config.json. */
 export function readConfig(path: string): string {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
-	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is no folder.`);
+	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is not a folder.`);
 	return readJsonText(join(path, "config.json"), configLimits);
 }
 
@@ -96,14 +96,14 @@ export function parseWeightMap(text: string, path: string): ReadonlyMap<string, 
 	try {
 		map = (JSON.parse(text) as { weight_map?: unknown } | null)?.weight_map;
 	} catch (error) {
-		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
 	}
 	if (typeof map !== "object" || map === null || Array.isArray(map)) {
 		throw new UserError(`${path} has no weight_map.`);
 	}
 	const files = new Map<string, string>();
 	for (const [tensor, name] of Object.entries(map)) {
-		if (typeof name !== "string") throw new UserError(`${path}: the file of ${tensor} is no string.`);
+		if (typeof name !== "string") throw new UserError(`${path}: the file of ${tensor} is not a string.`);
 		files.set(tensor, requirePlainName(name, path));
 	}
 	return files;

@@ -40,10 +40,10 @@ function parse(text: string, path: string, numberOf: (value: number, source: str
 		};
 		value = JSON.parse(plain, revive as Parameters<typeof JSON.parse>[1]);
 	} catch (error) {
-		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
 	}
 	if (typeof value !== "object" || value === null || Array.isArray(value)) {
-		throw new UserError(`${path} is no JSON object.`);
+		throw new UserError(`${path} is not a JSON object.`);
 	}
 	return value as Record<string, unknown>;
 }

@@ -159,7 +159,7 @@ function positionSizes(
 	const { positions: name } = outsideNames(spelling);
 	const positions = sizeOf(name, 3, 1);
 	const side = Math.sqrt(positions);
-	if (!Number.isInteger(side)) bad(`tensor ${name} is no square table of ${positions} positions`);
+	if (!Number.isInteger(side)) bad(`tensor ${name} is not a square table of ${positions} positions`);
 	const said = [values.max_img_size, values.cpe_max_size, maxResolution].find((n) => typeof n === "number");
 	const pixels = (said as number | undefined) ?? side * patch;
 	if (Math.floor(pixels / patch) !== side) {

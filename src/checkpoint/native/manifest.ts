@@ -101,7 +101,7 @@ export function formatManifest(manifest: Manifest): string {
 export function sortedJson(value: unknown): string {
 	if (Array.isArray(value)) return `[${value.map(sortedJson).join(",")}]`;
 	if (typeof value !== "object" || value === null) {
-		if (typeof value === "number" && !Number.isFinite(value)) throw new RangeError(`${value} is no JSON.`);
+		if (typeof value === "number" && !Number.isFinite(value)) throw new RangeError(`${value} is not JSON.`);
 		return JSON.stringify(value) ?? "null";
 	}
 	const entries = Object.entries(value).filter(([, entry]) => entry !== undefined);
@@ -125,13 +125,13 @@ function isObject(value: unknown): value is Fields {
 /** Reads and checks a manifest; `path` is for errors. */
 export function parseManifest(text: string, path: string): Manifest {
 	const bad: Refuse = (sentence) => {
-		throw new UserError(`${path} is no valid checkpoint index: ${sentence}.`);
+		throw new UserError(`${path} is not a valid checkpoint index: ${sentence}.`);
 	};
 	let root: unknown;
 	try {
 		root = JSON.parse(text);
 	} catch (error) {
-		return bad(`it is no JSON (${(error as Error).message})`);
+		return bad(`it is not JSON (${(error as Error).message})`);
 	}
 	if (!isObject(root) || root.format !== formatName) return bad(`its format is not ${formatName}`);
 	if (root.version !== formatVersion) return bad(`its version ${JSON.stringify(root.version)} is unknown`);

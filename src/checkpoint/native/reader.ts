@@ -65,7 +65,7 @@ export class NativeCheckpoint implements TensorStore {
 		if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 		if (existsSync(join(path, indexName))) return NativeCheckpoint.#openFolder(path, null, null);
 		if (!existsSync(join(path, latestName))) {
-			throw new UserError(`${path} is no checkpoint: it has neither ${latestName} nor ${indexName}.`);
+			throw new UserError(`${path} is not a checkpoint: it has neither ${latestName} nor ${indexName}.`);
 		}
 		const { folder, indexSha256 } = readLatest(path);
 		return NativeCheckpoint.#openFolder(folder, indexSha256, null);
@@ -228,7 +228,7 @@ export function parseLatest(text: string, path: string): Latest {
 	try {
 		latest = JSON.parse(text);
 	} catch {
-		return bad("it is no JSON");
+		return bad("it is not JSON");
 	}
 	const { format, dir, iteration, indexSha256 } = (latest ?? {}) as Record<string, unknown>;
 	if (format !== formatName) bad(`its format is not ${formatName}`);

@@ -64,7 +64,7 @@ const LONGEST_PATH = 4096;
 function posixPath(args: readonly unknown[]): string {
 	let length = 0;
 	for (const part of args) {
-		if (typeof part !== "string") throw new RangeError("a path has parts that are no text");
+		if (typeof part !== "string") throw new RangeError("a path has parts that are not text");
 		length += part.length + 1;
 		if (length > LONGEST_PATH) throw new RangeError("a path is too long");
 	}
@@ -223,7 +223,7 @@ function byteValue(args: readonly unknown[]): Uint8Array {
 	const [value = new Uint8Array(0), encoding] = args;
 	if (typeof value === "string" && encoding !== undefined)
 		return encode(args.map((a) => (a === "latin-1" ? "latin1" : a)));
-	if (!(value instanceof Uint8Array)) throw new RangeError("bytes are made of what is no bytes");
+	if (!(value instanceof Uint8Array)) throw new RangeError("bytes are made of what is not bytes");
 	return value;
 }
 

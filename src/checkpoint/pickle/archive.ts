@@ -19,7 +19,7 @@ export class TorchArchive {
 
 	constructor(readonly zip: ZipArchive) {
 		const pickle = [...zip.names].filter((name) => name === "data.pkl" || name.endsWith("/data.pkl"));
-		if (pickle.length !== 1) throw new UserError(`${zip.where} is no torch.save archive: it has no data.pkl.`);
+		if (pickle.length !== 1) throw new UserError(`${zip.where} is not a torch.save archive: it has no data.pkl.`);
 		this.#prefix = pickle[0]!.slice(0, -"data.pkl".length);
 		const order = `${this.#prefix}byteorder`;
 		if (zip.has(order) && new TextDecoder().decode(zip.read(order, 16)) !== "little") {
@@ -83,7 +83,7 @@ export function isContiguous(shape: readonly number[], strides: readonly number[
 /** ("storage", type, key, location, length); where it lived on the saving machine is of no interest. */
 export function storageOf(id: unknown): StorageReference {
 	const [word, type, key, , length] = id instanceof Tuple ? id.items : [];
-	if (word !== "storage" || !(type instanceof StorageType)) throw new RangeError("a persistent id is no storage");
+	if (word !== "storage" || !(type instanceof StorageType)) throw new RangeError("a persistent id is not a storage");
 	if (typeof key !== "string" || !/^[0-9]{1,18}$/.test(key)) throw new RangeError("a storage has an impossible key");
 	if (!Number.isSafeInteger(length) || (length as number) < 0) throw new RangeError("a storage has an impossible size");
 	const bytes = type.dtype === null ? 1 : dtypes[type.dtype].bits / 8;
@@ -104,7 +104,7 @@ export function openTorchFile(path: string, options: { readonly inert?: readonly
 	const file = InputFile.open(path);
 	try {
 		if (file.size < 4 || new DataView(file.read(0, 4).buffer).getUint32(0, true) !== 0x04034b50) {
-			throw new UserError(`${path} is no zip archive; files of torch.save before PyTorch 1.6 are not supported.`);
+			throw new UserError(`${path} is not a zip archive; files of torch.save before PyTorch 1.6 are not supported.`);
 		}
 		const archive = new TorchArchive(ZipArchive.open(file));
 		return {

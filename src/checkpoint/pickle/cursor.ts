@@ -74,7 +74,7 @@ export class Cursor {
 		try {
 			return this.#decoder.decode(this.bytes.subarray(begin, begin + count));
 		} catch {
-			return this.refuse("a text is no UTF-8");
+			return this.refuse("a text is not UTF-8");
 		}
 	}
 

@@ -236,7 +236,7 @@ class Machine {
 				// ADDITEMS
 				const items = this.#stack.popMark();
 				const set = this.#stack.top();
-				if (!(set instanceof Set)) this.#refuse("it adds to what is no set");
+				if (!(set instanceof Set)) this.#refuse("it adds to what is not a set");
 				this.#charge(items.length);
 				for (const item of items) set.add(plain(item));
 				break;
@@ -276,7 +276,7 @@ class Machine {
 				// STACK_GLOBAL
 				const [module, name] = this.#stack.popCount(2);
 				if (typeof module !== "string" || typeof name !== "string") {
-					this.#refuse("it names a class by what is no text");
+					this.#refuse("it names a class by what is not text");
 				}
 				this.#global(module, name);
 				break;
@@ -320,7 +320,7 @@ class Machine {
 
 	#invoke(how: "call" | "create"): void {
 		const [callee, args] = this.#stack.popCount(2);
-		if (!(callee instanceof Reference)) this.#refuse("it calls what is no class");
+		if (!(callee instanceof Reference)) this.#refuse("it calls what is not a class");
 		if (!(args instanceof Tuple)) this.#refuse(`it calls ${callee.name} without a tuple`);
 		const action = callee.allowed[how];
 		if (!action) this.#refuse(`${callee.name} may not be called this way`);
@@ -333,7 +333,7 @@ class Machine {
 		const list = this.#stack.top();
 		if (list instanceof PythonObject) list.items ??= [];
 		const target = list instanceof PythonObject ? list.items : list;
-		if (!Array.isArray(target)) this.#refuse("it appends to what is no list");
+		if (!Array.isArray(target)) this.#refuse("it appends to what is not a list");
 		this.#charge(items.length / ITEMS_A_VALUE);
 		for (const item of items) target.push(plain(item));
 	}
@@ -342,7 +342,7 @@ class Machine {
 		const top = this.#stack.top();
 		if (top instanceof PythonObject) top.entries ??= new Map();
 		const map = top instanceof PythonObject ? top.entries : top;
-		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is no dict");
+		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is not a dict");
 		// An entry counts twice: its key and its value have their places in a table.
 		this.#charge(items.length);
 		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));

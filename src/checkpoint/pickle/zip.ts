@@ -42,7 +42,7 @@ export class ZipArchive {
 	/** Reads the directory of the `length` bytes at `base`. The file stays the caller's. */
 	static open(file: ByteSource, base = 0, length = file.size - base, where = file.path): ZipArchive {
 		const bad: Refuse = (reason) => {
-			throw new UserError(`${where} is no valid torch.save archive: ${reason}.`);
+			throw new UserError(`${where} is not a valid torch.save archive: ${reason}.`);
 		};
 		if (base < 0 || length < END_BYTES || base + length > file.size) bad("it is truncated");
 		const entries = readDirectory(file, base, length, bad);
@@ -82,7 +82,7 @@ export class ZipArchive {
 	}
 
 	#refuse(reason: string): never {
-		throw new UserError(`${this.where} is no valid torch.save archive: ${reason}.`);
+		throw new UserError(`${this.where} is not a valid torch.save archive: ${reason}.`);
 	}
 }
 
@@ -130,7 +130,7 @@ function parseDirectory(bytes: Uint8Array, count: number, directoryStart: number
 		try {
 			name = decoder.decode(bytes.subarray(at + ENTRY_BYTES, at + ENTRY_BYTES + nameBytes!));
 		} catch {
-			bad("a record's name is no UTF-8");
+			bad("a record's name is not UTF-8");
 		}
 		if (view.getUint16(at + 8, true) & 1) bad(`record ${name} is encrypted`);
 		if (view.getUint16(at + 10, true) !== 0) bad(`record ${name} is compressed`);

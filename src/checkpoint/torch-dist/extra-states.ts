@@ -18,7 +18,7 @@ const modules: readonly (readonly [RegExp, string])[] = [
 	[/^(.*\b(?:fc1|fc2)_latent_proj)\.weight$/, "$1"],
 	[/^(.*\b(?:eh_proj|enorm|hnorm|final_layernorm))\.weight$/, "$1"],
 ];
-/** Modules that are no Transformer Engine ones store None. */
+/** Modules of other libraries than Transformer Engine; they store None. */
 const none: readonly RegExp[] = [
 	/^(.*\boutput_layer)\.weight$/,
 	/^(.*\b(?:video_)?embedder)\.weight$/,

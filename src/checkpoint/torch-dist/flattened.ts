@@ -37,7 +37,7 @@ function cellCopies(path: string, name: string, stored: readonly number[], whole
 		!cell.every(Number.isInteger) ||
 		elements !== stored.at(-1)
 	) {
-		throw new UserError(`${path}: ${name} of shape [${stored}] is no flattened tensor of shape [${whole}].`);
+		throw new UserError(`${path}: ${name} of shape [${stored}] is not a flattened tensor of shape [${whole}].`);
 	}
 	const strides = whole.map((_, axis) => elementCount(whole.slice(axis + 1))!);
 	const last = cell.length - 1;

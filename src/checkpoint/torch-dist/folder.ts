@@ -66,7 +66,7 @@ export class TorchDistFolder implements TensorStore {
 			throw new UserError(
 				legacy
 					? `${folder} is a checkpoint of Megatron's old format (mp_rank_…), which is not supported.`
-					: `${folder} is no torch_dist checkpoint: it has no .metadata.`,
+					: `${folder} is not a torch_dist checkpoint: it has no .metadata.`,
 			);
 		}
 		const catalog = parseMetadata(readWholeFile(index, LARGEST_METADATA), index);
@@ -203,7 +203,7 @@ export function resolveIteration(path: string): { readonly folder: string; reado
 		throw fileError("open", path, error);
 	}
 	if (text !== "release" && !/^[0-9]{1,15}$/.test(text)) {
-		throw new UserError(`${file} says ${JSON.stringify(text.slice(0, 40))}, which is no iteration.`);
+		throw new UserError(`${file} says ${JSON.stringify(text.slice(0, 40))}, which is not an iteration.`);
 	}
 	const named = text === "release" ? "release" : `iter_${text.padStart(7, "0")}`;
 	if (existsSync(join(path, named))) return { folder: join(path, named), notice: null };

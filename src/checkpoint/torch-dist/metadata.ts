@@ -40,7 +40,7 @@ const LARGEST_RANK = 32;
 /** Reads and checks an index; `path` is for errors. */
 export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
 	const bad: Refuse = (sentence) => {
-		throw new UserError(`${path} is no valid checkpoint index: ${sentence}.`);
+		throw new UserError(`${path} is not a valid checkpoint index: ${sentence}.`);
 	};
 	const root = unpickle(bytes, path, { allowed: metadataGlobals });
 	if (!(root instanceof PythonObject) || !/Metadata$/.test(root.type.name)) return bad("it holds no Metadata");

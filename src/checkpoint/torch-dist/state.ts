@@ -23,7 +23,7 @@ export function readCommon(folder: TorchDistFolder, inert: readonly string[]): J
 		using file = openTorchFile(path, { inert });
 		state = jsonOf(file.value, path);
 	} else if (folder.objects.has(commonItem)) state = itemJson(folder, commonItem, inert);
-	if (!isJsonObject(state)) throw new UserError(`The common state of ${folder.path} is no dictionary.`);
+	if (!isJsonObject(state)) throw new UserError(`The common state of ${folder.path} is not a dictionary.`);
 	return state;
 }
 
@@ -40,7 +40,7 @@ export function readParameterGroups(
 	const groups = new Map<string, JsonObject[][]>();
 	const add = (module: string, chain: number, value: Json | undefined) => {
 		if (!Array.isArray(value)) return;
-		if (chain > MOST_CHAINS) throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is no chained one.`);
+		if (chain > MOST_CHAINS) throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is not a chained one.`);
 		const chains = groups.get(module) ?? [];
 		groups.set(module, chains);
 		chains[chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);

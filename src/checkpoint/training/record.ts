@@ -56,7 +56,7 @@ export function readRecord({ common }: Pick<Manifest, "common">, path: string): 
 	const key = v.getDotPath(issues[0]) ?? "";
 	const what = issues[0].received === "undefined" ? `has no ${key}` : `has another ${key || "form"} than a training's`;
 	throw new UserError(
-		`${path} is no checkpoint that a training can go on from: its record ${what}; --finetune takes its weights alone.`,
+		`${path} is not a checkpoint that a training can go on from: its record ${what}; --finetune takes its weights alone.`,
 	);
 }
 

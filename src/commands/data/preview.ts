@@ -14,7 +14,7 @@ const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --d
   --samples N   How many; default 4.
   --html FILE   Write a page with the images instead.`;
 
-/** Flags that are no configuration keys, and whether they take a value. */
+/** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = { samples: true, html: true } as const;
 
 const command = defineCommand({

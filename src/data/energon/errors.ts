@@ -25,7 +25,7 @@ export class SampleError extends Error {
 	}
 }
 
-/** A sample that a setting leaves out, such as one that is too long: it is no damage. */
+/** A sample that a setting leaves out, such as a sample that is too long; it does not count as damaged. */
 export class ExpectedLoss extends SampleError {
 	override readonly name = "ExpectedLoss";
 }

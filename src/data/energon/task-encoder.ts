@@ -51,7 +51,7 @@ export interface LoadedDataset {
 	contents(): string;
 	/** Names of auxiliary data that its metadataset gives it. */
 	readonly aux: readonly string[];
-	/** Records of a JSONL file, null where one is no JSON; null for any other data set. */
+	/** Records of a JSONL file, null where one is not JSON; null for any other data set. */
 	readonly records: { readonly length: number; read(index: number): unknown } | null;
 	/** Samples of the split part; subsets do not count. */
 	readonly length: number;

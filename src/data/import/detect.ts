@@ -46,7 +46,7 @@ const suffixKinds: Readonly<Record<string, ImportKind>> = {
 	tar: "tar",
 };
 
-/** Looks at most at this many names of a folder before it is no folder of pictures. */
+/** Looks at most at this many names of a folder before it is not a folder of pictures. */
 const LOOKED_AT = 100_000;
 
 /** Kind and files of the data at a path; null: they are of no known kind. `forced` is taken for granted. */
@@ -121,7 +121,7 @@ function detectFolder(folder: string, forced: ImportKind | null): Detected | nul
 	return found(looseForms);
 }
 
-/** Files below a folder in the order of their paths; hidden ones, those of `.nv-meta` and what the `datasets` package caches are no data. */
+/** Files below a folder in the order of their paths; hidden ones, those of `.nv-meta` and what the `datasets` package caches are not data. */
 function filesOf(folder: string, glob: string): InputFile[] {
 	return [...new Bun.Glob(glob).scanSync({ cwd: folder })]
 		.filter((name) => !name.startsWith(`${META_FOLDER}/`) && !/(?:^|\/)cache-[^/]*\.arrow$/.test(name))

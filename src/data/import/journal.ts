@@ -63,7 +63,7 @@ function listed(folder: string): string[] {
 	try {
 		return readdirSync(folder);
 	} catch {
-		throw new UserError(`--output ${folder} is no folder.`);
+		throw new UserError(`--output ${folder} is not a folder.`);
 	}
 }
 

@@ -54,7 +54,7 @@ function detected(path: string, from: ImportKind | null): { kind: ImportKind; fi
 	if (found !== null) return found;
 	const forms = Object.entries(importKinds).map(([name, what]) => `${name}: ${what}`);
 	const said =
-		from === null ? `${path} is no form of data that can be imported` : `${path} holds no ${importKinds[from]}`;
+		from === null ? `${path} is not a form of data that can be imported` : `${path} does not hold ${importKinds[from]}`;
 	throw new UserError(`${said} (${forms.join("; ")}).`);
 }
 

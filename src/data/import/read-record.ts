@@ -45,7 +45,7 @@ const roles: Readonly<Record<string, string>> = {
 
 /**
  * Reads a record. `beside`: images that lie with the row; those that the record names do not count then. Throws a
- * SkippedRow that says why it is no sample.
+ * SkippedRow that says why it is not a sample.
  */
 export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder: string, columns: Columns): Draft {
 	refuseOtherMedia(fields);
@@ -126,7 +126,7 @@ function parsed(text: string, name: string): unknown {
 	try {
 		return JSON.parse(text);
 	} catch (error) {
-		throw new SkippedRow(`its field ${name} is no JSON (${(error as Error).message.slice(0, 100)})`);
+		throw new SkippedRow(`its field ${name} is not JSON (${(error as Error).message.slice(0, 100)})`);
 	}
 }
 
@@ -149,7 +149,7 @@ function conversation(
 
 /** A turn as a message; images that its content gives go to `images`. */
 function messageOf(turn: unknown, number: number, images: unknown[]): Message {
-	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is no turn`);
+	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is not a turn`);
 	const { from, role, value, content } = turn as Fields;
 	const sender = from ?? role;
 	if (typeof sender !== "string" || sender === "") throw new SkippedRow(`turn ${number + 1} has no role`);

@@ -24,7 +24,7 @@ const LARGEST_FILE = 2 ** 30;
 export function checkTextFile(path: string): void {
 	if (!existsSync(path)) throw new UserError(`The data file ${path} does not exist.`);
 	const stat = statSync(path);
-	if (!stat.isFile()) throw new UserError(`The data file ${path} is no file.`);
+	if (!stat.isFile()) throw new UserError(`The data file ${path} is not a file.`);
 	if (stat.size > LARGEST_FILE) {
 		throw new UserError(`The data file ${path} has ${stat.size} bytes; text is read whole, at most ${LARGEST_FILE}.`);
 	}

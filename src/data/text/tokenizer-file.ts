@@ -18,7 +18,7 @@ const schema = v.looseObject({
 
 export type TokenizerFile = v.InferOutput<typeof schema>;
 
-/** The content of a tokenizer.json. Throws a UserError that names the first field that is not as it should be. */
+/** The content of a tokenizer.json. Throws a UserError that names the first malformed field. */
 export function parseTokenizerFile(text: string, path: string): TokenizerFile {
 	let json: unknown;
 	try {
@@ -29,5 +29,5 @@ export function parseTokenizerFile(text: string, path: string): TokenizerFile {
 	const { output, issues } = v.safeParse(schema, json, { abortEarly: true });
 	if (issues === undefined) return output;
 	const [issue] = issues;
-	throw new UserError(`${path} is no tokenizer.json: ${v.getDotPath(issue) ?? "all of it"} is not as it should be.`);
+	throw new UserError(`${path} is not a tokenizer.json: ${v.getDotPath(issue) ?? "all of it"} is malformed.`);
 }

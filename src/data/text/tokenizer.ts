@@ -57,7 +57,7 @@ export function openTokenizer(given: string): Tokenizer {
 	try {
 		inner = new HuggingFaceTokenizer(file as never, {} as never);
 	} catch (error) {
-		throw new UserError(`${path} is no tokenizer that can be read: ${(error as Error).message}.`);
+		throw new UserError(`${path} is not a tokenizer that can be read: ${(error as Error).message}.`);
 	}
 	let vocabularySize = 0;
 	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);

@@ -56,7 +56,7 @@ class Fields {
 		const value = this.get(name);
 		if (typeof value === "string") return value;
 		if (typeof value === "number" || typeof value === "bigint") return String(value);
-		return this.refuse(`the field ${name} is no text`);
+		return this.refuse(`the field ${name} is not text`);
 	}
 
 	/** One image, or several that a pattern of the field_map matches. */
@@ -67,12 +67,12 @@ class Fields {
 
 	asImage(name: string, value: unknown): EncodedImage {
 		if (isImage(value)) return value;
-		return this.refuse(`the field ${name} is no image`);
+		return this.refuse(`the field ${name} is not an image`);
 	}
 
 	list(name: string): readonly unknown[] {
 		const value = this.get(name);
-		return Array.isArray(value) ? value : this.refuse(`the field ${name} is no list`);
+		return Array.isArray(value) ? value : this.refuse(`the field ${name} is not a list`);
 	}
 
 	/** The answer of the greatest weight, the first of several. */

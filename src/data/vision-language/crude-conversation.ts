@@ -84,7 +84,7 @@ function textOf(record: Record<string, unknown>, sample: Sample): string | null 
 
 /** A turn, or why an entry of a conversation is none. */
 function turnOf(entry: unknown): Turn | string {
-	if (typeof entry !== "object" || entry === null) return "its conversation has an entry that is no turn";
+	if (typeof entry !== "object" || entry === null) return "its conversation has an entry that is not a turn";
 	const { from, role, value, content, ...fields } = entry as Record<string, unknown>;
 	const sender = from ?? role;
 	if (typeof sender !== "string") return "its conversation has a turn of no speaker";

@@ -44,11 +44,11 @@ function obelics(texts: readonly (string | null)[], images: readonly unknown[]):
 /** Images come before their sentences, as the SimilarityInterleavedSample of Energon has them. */
 function mmc4(sentences: readonly unknown[], info: readonly unknown[]): InterleavedRecord | string {
 	const texts = sentences.filter(isText);
-	if (texts.length !== sentences.length) return "its text_list has an entry that is no text";
+	if (texts.length !== sentences.length) return "its text_list has an entry that is not text";
 	const before = new Map<number, number[]>();
 	const names: unknown[] = [];
 	for (const entry of info) {
-		if (typeof entry !== "object" || entry === null) return "its image_info has an entry that is no image";
+		if (typeof entry !== "object" || entry === null) return "its image_info has an entry that is not an image";
 		const { image_name: name, matched_text_index: at, image_base64: coded, raw_url: url } = entry as Fields;
 		const place = Number(at ?? 0);
 		if (!(Number.isInteger(place) && place >= 0 && place < texts.length)) {

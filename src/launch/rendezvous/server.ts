@@ -326,7 +326,7 @@ function cannotListen(address: string, port: number, { code, message }: NodeJS.E
 			return `Port ${port} of ${address}, where the ranks should meet, is in use by another program; give another MASTER_PORT.`;
 		case "EADDRNOTAVAIL":
 		case "ENOTFOUND":
-			return `MASTER_ADDR ${address} is no address of this host, where rank 0 runs.`;
+			return `MASTER_ADDR ${address} is not an address of this host, where rank 0 runs.`;
 		case "EACCES":
 			return `Port ${port} of ${address}, where the ranks should meet, may not be used; give another MASTER_PORT.`;
 		default:

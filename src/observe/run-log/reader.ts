@@ -84,7 +84,7 @@ export interface RunLog {
 	readonly events: readonly LoggedEvent[];
 	/** Events that `events` has no room for. */
 	readonly eventsLeftOut: number;
-	/** Whole lines that are no JSON objects. */
+	/** Whole lines that are not JSON objects. */
 	readonly damaged: number;
 	/** Runs that the file held before this one, and that are left out. */
 	readonly earlierRuns: number;
@@ -234,7 +234,7 @@ class Reader {
 		const time = textOf(entry.time);
 		if (step <= this.lastStep && this.steps > 0) {
 			this.#rewind(step);
-			// A log has every step of its run. The steps of a new run are no repetition of an earlier one's.
+			// A log has every step of its run. The steps of a new run do not repeat those of an earlier run.
 			if (!this.#new) this.steps = Math.max(0, this.steps - (this.lastStep - step + 1));
 		}
 		this.#new = false;
@@ -344,7 +344,7 @@ export function readRunLog(path: string, options: { readonly allRuns?: boolean }
 		reader.read(line);
 	}
 	if (reader.steps === 0 && reader.events.length === 0) {
-		throw new UserError(`${file} holds no steps of a run yet, or is no JSON log.`);
+		throw new UserError(`${file} holds no steps of a run yet, or is not a JSON log.`);
 	}
 	return { ...reader, file, bytes: statSync(file).size, earlierRuns };
 }

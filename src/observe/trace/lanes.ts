@@ -18,7 +18,7 @@ export const exactTime = (microseconds: number): number => Math.round(microsecon
 
 /**
  * Lane of each span, from 0, in the order given: spans of a lane do not overlap. `slack`: microseconds by which a clock may
- * be wrong; an overlap up to that is no overlap, and the earlier span ends with the later one's begin.
+ * be wrong; an overlap up to that is not an overlap, and the earlier span ends with the later one's begin.
  */
 export function lanesOf<One extends Span>(
 	spans: readonly One[],

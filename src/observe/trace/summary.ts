@@ -116,16 +116,16 @@ export function readTrace(file: string): TraceEvent[] {
 	try {
 		json = JSON.parse(text);
 	} catch {
-		throw new UserError(`${file} is no trace of mimo train (profile-step-start): it is no JSON.`);
+		throw new UserError(`${file} is not a trace of mimo train (profile-step-start): it is not JSON.`);
 	}
 	const parsed = v.safeParse(traceSchema, json);
 	if (!parsed.success) {
 		const place = v.getDotPath(parsed.issues[0])?.slice(0, 80) ?? "its top level";
-		throw new UserError(`${file} is no trace of mimo train (profile-step-start): ${place} is not as in one.`);
+		throw new UserError(`${file} is not a trace of mimo train (profile-step-start): ${place} is malformed.`);
 	}
 	const events = parsed.output.traceEvents as unknown as TraceEvent[];
 	if (events.some(({ ph }) => ph === "X")) return events;
-	throw new UserError(`${file} is no trace of mimo train (profile-step-start): it holds no span.`);
+	throw new UserError(`${file} is not a trace of mimo train (profile-step-start): it holds no span.`);
 }
 
 export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {

@@ -122,7 +122,7 @@ export interface ReadRecord {
 	readonly began: number | null;
 }
 
-/** As much of a record as it takes to go on with its file. Throws a UserError that names `path` where it is no record. */
+/** As much of a record as it takes to go on with its file. Throws a UserError that names `path` where it is not a record. */
 export function readRecord(record: Uint8Array, path: string): ReadRecord {
 	const inside = (message: Uint8Array, field: number) =>
 		[...fields(message, path)].find(({ number }) => number === field);

@@ -150,7 +150,7 @@ describe("keys", () => {
 		);
 	});
 
-	test("are not asked for where a flag is no flag", () => {
+	test("are not asked for where a flag is not a flag", () => {
 		expect(() => resolve("--load-hf", language, "--no-such-thing")).toThrow(
 			/^--no-such-thing: there is no such flag\.$/,
 		);

@@ -298,7 +298,7 @@ describe("config.json", () => {
 			expect(parsePythonJson(text, "x")).toEqual({ a: [0, Number.POSITIVE_INFINITY], s: "-Infinity" });
 		}
 		expect(formatPythonJson([Number.NEGATIVE_INFINITY])).toContain('"__float__": "-Infinity"');
-		expect(() => parsePythonJson("{", "there.json")).toThrow("there.json is no JSON");
+		expect(() => parsePythonJson("{", "there.json")).toThrow("there.json is not JSON");
 	});
 
 	test("what is written is read back", () => {

@@ -262,7 +262,7 @@ describe("damage is named", () => {
 		const root = newRoot();
 		truncateSync(join(save(root, 1), "data/r00000-000.safetensors"), 40);
 		expect(() => NativeCheckpoint.open(root, { allowFallback: true })).toThrow("There is no other good checkpoint");
-		expect(() => NativeCheckpoint.open(folder)).toThrow("is no checkpoint");
+		expect(() => NativeCheckpoint.open(folder)).toThrow("is not a checkpoint");
 		expect(() => NativeCheckpoint.open(join(folder, "none"))).toThrow("it does not exist");
 	});
 });

@@ -59,6 +59,6 @@ test("shapes that do not fit are named; without flattened tensors nothing change
 	const stored = memoryStore({ w: { shape: [2, 6], values: new Float32Array(12) } });
 	expect(unflatten(stored, new Map())).toBe(stored);
 	expect(() => unflatten(stored, new Map([["w", [5]]]))).toThrow(
-		"w of shape [2,6] is no flattened tensor of shape [5]",
+		"w of shape [2,6] is not a flattened tensor of shape [5]",
 	);
 });

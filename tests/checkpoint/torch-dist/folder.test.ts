@@ -185,7 +185,7 @@ function view(values: Float32Array, offset: number, length: number): Uint8Array 
 	return new Uint8Array(values.buffer, values.byteOffset + offset * 4, length * 4);
 }
 
-test("folders that are no checkpoint", () => {
+test("folders that are not checkpoints", () => {
 	expect(() => TorchDistFolder.open(join(folder, "none"))).toThrow("it does not exist");
 	expect(() => TorchDistFolder.open(folder)).toThrow("it has no .metadata");
 	const legacy = join(folder, "legacy");
@@ -197,7 +197,7 @@ test("folders that are no checkpoint", () => {
 	writeFileSync(join(tracked, "latest_checkpointed_iteration.txt"), "7\n");
 	expect(() => resolveIteration(tracked)).toThrow("iter_0000007, which does not exist; the newest that exists is");
 	writeFileSync(join(tracked, "latest_checkpointed_iteration.txt"), "../x");
-	expect(() => resolveIteration(tracked)).toThrow("which is no iteration");
+	expect(() => resolveIteration(tracked)).toThrow("which is not an iteration");
 	writeFileSync(join(tracked, "latest_checkpointed_iteration.txt"), " 2\n");
 	expect(resolveIteration(tracked).folder).toBe(join(tracked, "iter_0000002"));
 });

@@ -134,7 +134,7 @@ describe("config.json", () => {
 	});
 
 	test.each<[string, (blocks: Blocks) => unknown, string]>([
-		["too few", (blocks) => blocks.slice(1), "block_configs is no list with one entry for each of the 5 layers"],
+		["too few", (blocks) => blocks.slice(1), "block_configs is not a list with one entry for each of the 5 layers"],
 		[
 			"of another kind",
 			(blocks) => [blocks[1], ...blocks.slice(1)],

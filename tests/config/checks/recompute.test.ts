@@ -50,7 +50,7 @@ test.each([
 	expect(message).toBe(sentence);
 });
 
-test("names that are no modules, and Megatron's others, are refused", () => {
+test("names that are not modules, and Megatron's others, are refused", () => {
 	const given = (names: string) => () => resolve(`--recompute-granularity selective --recompute-modules ${names}`);
 	expect(given("attention")).toThrow(/--recompute-modules: .*attention.*allowed .*core_attn, layernorm, mamba/);
 	expect(given("mla_up_proj")).toThrow(/--recompute-modules: .*mla_up_proj.*not/);

@@ -240,8 +240,8 @@ describe("the template of a path", () => {
 			() => scratch.file("c/c.json", config({ chat_template: [{ name: "rag", template: "x" }] })),
 			"has chat templates of the names rag, and none is the default",
 		],
-		["of text that is no JSON", () => scratch.file("d.json", "{"), "d.json is not JSON"],
-		["of other JSON", () => scratch.file("e.json", '{"chat_template": 3}'), "chat_template is not as it should be"],
+		["of text that is not JSON", () => scratch.file("d.json", "{"), "d.json is not JSON"],
+		["of other JSON", () => scratch.file("e.json", '{"chat_template": 3}'), "chat_template is malformed"],
 		["of a broken template", () => scratch.file("f.jinja", "\n{% x %}"), "f.jinja, line 2 cannot be read"],
 	] as const) {
 		test(`${what} is refused`, () => expect(() => readChatTemplate(path(), null)).toThrow(message));

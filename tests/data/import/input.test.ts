@@ -44,8 +44,8 @@ const output = () => join(scratch.path, `out-${imports++}`);
 describe("rows that are skipped, with the reason", () => {
 	const turn = (from: string, value: unknown) => ({ from, value });
 	const cases: readonly (readonly [record: unknown, reason: string | RegExp])[] = [
-		["{broken", /^the record is no JSON/],
-		[[1], "the record is no JSON object"],
+		["{broken", /^the record is not JSON/],
+		[[1], "the record is not a JSON object"],
 		[{}, "it has neither a conversation nor text"],
 		[{ image: "a.png", caption: " " }, "it has neither a conversation nor text"],
 		[{ image: "none.png", caption: "c" }, /^the image cannot be read \(Cannot open .*none.png: it does not exist\)/],
@@ -169,8 +169,8 @@ describe("inputs that are refused in one sentence", () => {
 			{ imageRoot: "pictures" },
 		],
 		["twice.csv", "a,a\n1,2\n", 'twice.csv has the column "a" twice'],
-		["quote.csv", 'image,caption\na.png,x "y" z\n', /quote.csv is no table: Invalid/],
-		["latin.csv", Buffer.from("image,caption\na.png,caf\xe9\n", "latin1"), "latin.csv is no text in UTF-8"],
+		["quote.csv", 'image,caption\na.png,x "y" z\n', /quote.csv is not a table: Invalid/],
+		["latin.csv", Buffer.from("image,caption\na.png,caf\xe9\n", "latin1"), "latin.csv is not text in UTF-8"],
 		["column.csv", "image,caption\na.png,b\n", "--text-column title: ", named({ text: "title" })],
 		[
 			"fake.parquet",
@@ -178,9 +178,9 @@ describe("inputs that are refused in one sentence", () => {
 			/fake.parquet cannot be read as Parquet: of its description, it does not end as Parquet does/,
 		],
 		["fake.arrow", "ARROW1 and nothing at all", /fake.arrow/],
-		["notes.txt", "some words", /notes.txt is no form of data that can be imported \(pictures: /],
+		["notes.txt", "some words", /notes.txt is not a form of data that can be imported \(pictures: /],
 		["nothing.jsonl", '{"a": 1}\n', /No row of .*nothing.jsonl becomes a sample: it has neither/],
-		["forced.csv", "a,b\n", /holds no a folder of pictures|is no form|holds no/, { from: "pictures" }],
+		["forced.csv", "a,b\n", /does not hold a folder of pictures/, { from: "pictures" }],
 	];
 	for (const [name, content, message, options] of cases) {
 		test(name, async () => {

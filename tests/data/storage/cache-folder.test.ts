@@ -52,7 +52,7 @@ test("a link in its place is refused", () => {
 test("a file in its place is refused", () => {
 	const [parent, own] = place();
 	writeFileSync(own, "");
-	expect(() => openCacheFolder(parent)).toThrow("is no folder");
+	expect(() => openCacheFolder(parent)).toThrow("is not a folder");
 });
 
 test.skipIf(process.getuid!() !== 0)("another user's folder is refused", () => {

@@ -100,7 +100,7 @@ describe("lint", () => {
 		}
 	});
 
-	test("crude samples of videos, and those that name images which are no parts", () => {
+	test("crude samples of videos, and those that name images which are not parts", () => {
 		const members = [
 			["a.mp4", "x"],
 			["a.txt", "A video."],
@@ -116,7 +116,7 @@ describe("lint", () => {
 		]);
 	});
 
-	test("JSONL records that are no JSON", () => {
+	test("JSONL records that are not JSON", () => {
 		const path = scratch.file("facts.jsonl", '{"text": "a"}\n{broken}\n{"text": "b"}\n');
 		prepare(path, defaultPrepareOptions);
 		expect(problems(path).map(({ key }) => key)).toEqual(["1"]);

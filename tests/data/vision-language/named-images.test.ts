@@ -149,7 +149,7 @@ describe("auxiliary data", () => {
 		expect(load("    path: rows.jsonl\n    aux: {a: images}\n")).toThrow(/aux a: .*images is not prepared/);
 	});
 
-	test("names that are no files have none", () => {
+	test("names that are not files have none", () => {
 		for (const reference of ["filesystem://images", "store"]) {
 			const store = openFileStore(storage, "a", parseAux(reference, scratch.path, "aux a"));
 			for (const name of ["", ".", "..", "a\0b", "/etc/hostname", "deep", "one", "' OR 1=1 --.png"])

@@ -17,7 +17,7 @@ const limits = { values: 2 ** 22, depth: 256 } as const;
 const SMALL = 256;
 
 /**
- * Whole numbers beyond 2⁵³ become bigints. Throws an error that says why for anything that is no JSON, or too large.
+ * Whole numbers beyond 2⁵³ become bigints. Throws an error that says why for anything that is not JSON, or too large.
  */
 export function parseJsonBytes(bytes: Uint8Array): unknown {
 	const text = decodeJson(bytes);
@@ -74,7 +74,7 @@ function utf32(bytes: Uint8Array, littleEndian: boolean): string {
 	let text = "";
 	for (let at = 0; at < bytes.length; at += 4) {
 		const code = view.getUint32(at, littleEndian);
-		if (code > 0x10ffff) throw new TypeError(`Byte ${at} is no character of UTF-32.`);
+		if (code > 0x10ffff) throw new TypeError(`Byte ${at} is not a character of UTF-32.`);
 		text += String.fromCodePoint(code);
 	}
 	return text;

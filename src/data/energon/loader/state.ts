@@ -127,7 +127,7 @@ export function decodeState(bytes: Uint8Array): LoaderState {
 	if (typeof json !== "object" || json === null || json.format !== FORMAT)
 		throw new UserError("The file is not a data loader's state.");
 	const { version } = json;
-	if (typeof version !== "number") throw new UserError("The loader state is damaged: its version is no number.");
+	if (typeof version !== "number") throw new UserError("The loader state is damaged: its version is not a number.");
 	if (version !== VERSION) {
 		throw new UserError(`The loader state has version ${version}; this program reads version ${VERSION}.`);
 	}

@@ -102,7 +102,7 @@ function writeWhole(path: string, content: string | Uint8Array): void {
 /** Records of a JSONL file that are looked at when it is prepared. */
 const LOOKED_AT = 1000;
 
-/** A record; null for what is no JSON, which `mimo data lint` names. */
+/** A record; null for what is not JSON, which `mimo data lint` names. */
 function recordOfLine(line: Uint8Array): unknown {
 	try {
 		return parseJsonBytes(line);

@@ -24,7 +24,7 @@ export function openCacheFolder(parent: string): CacheFolder {
 /** The key of a folder; null before its first block. */
 function readKey(path: string): Uint8Array | null {
 	const refuse = (): never => {
-		throw new UserError(`${path} is no key that this user made for the cache: remove the folder it lies in.`);
+		throw new UserError(`${path} is not a key that this user made for the cache: remove the folder it lies in.`);
 	};
 	const key = readOwnFile(path, refuse);
 	return key === null || key.length === KEY_BYTES ? key : refuse();

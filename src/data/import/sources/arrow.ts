@@ -53,7 +53,7 @@ function refuseIndices(folder: string): void {
 	try {
 		state = JSON.parse(readFileSync(path, "utf8"));
 	} catch {
-		throw new UserError(`${path} is no JSON.`);
+		throw new UserError(`${path} is not JSON.`);
 	}
 	const indices = (state as { _indices_data_files?: unknown } | null)?._indices_data_files;
 	if (Array.isArray(indices) && indices.length > 0) {
@@ -87,7 +87,7 @@ function* arrowRows(path: string, columns: Columns, from: number, skip: number):
 			}
 		}
 	}
-	if (fields === null) throw new UserError(`${path} has no schema: it is no Arrow stream.`);
+	if (fields === null) throw new UserError(`${path} has no schema: it is not an Arrow stream.`);
 }
 
 function arrowColumns(path: string): string[] {
@@ -95,7 +95,7 @@ function arrowColumns(path: string): string[] {
 	for (const { table, type, begin } of messages(file)) {
 		if (type === Message.schema) return namesOf(understood(path, begin, () => fieldsOf(table)));
 	}
-	throw new UserError(`${path} has no schema: it is no Arrow stream.`);
+	throw new UserError(`${path} has no schema: it is not an Arrow stream.`);
 }
 
 const namesOf = (fields: readonly ArrowField[]) => fields.map(({ name }) => name);
@@ -115,7 +115,7 @@ interface FramedMessage {
 /** Messages of a stream. */
 function* messages(file: OpenFile): Generator<FramedMessage, void, void> {
 	const { path } = file;
-	const damaged = (at: number, what: string) => new UserError(`${path} is no Arrow stream: at byte ${at}, ${what}.`);
+	const damaged = (at: number, what: string) => new UserError(`${path} is not an Arrow stream: at byte ${at}, ${what}.`);
 	// A file of the random-access format is a stream between a mark and a list of its batches.
 	const isFile = file.size >= 8 && Buffer.from(file.read(0, 6)).toString("latin1") === "ARROW1";
 	for (let at = isFile ? 8 : 0; at + 8 <= file.size; ) {

@@ -25,7 +25,7 @@ export function jsonForm(path: string): "list" | "lines" {
 			if (isBlank(byte) || (at + i < 3 && [0xef, 0xbb, 0xbf][at + i] === byte)) continue;
 			if (byte === 0x5b) return "list";
 			if (byte === 0x7b) return "lines";
-			throw new UserError(`${path} begins with neither "[" nor "{": it is no JSON of records in UTF-8.`);
+			throw new UserError(`${path} begins with neither "[" nor "{": it is not UTF-8 JSON with records.`);
 		}
 		at += chunk.length;
 	}

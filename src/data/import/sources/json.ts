@@ -39,8 +39,8 @@ function fieldsOf({ bytes }: JsonRecord): Record<string, unknown> | SkippedRow {
 	try {
 		value = parseJsonBytes(bytes);
 	} catch (error) {
-		return new SkippedRow(`the record is no JSON (${(error as Error).message.slice(0, 200).replace(/\.$/, "")})`);
+		return new SkippedRow(`the record is not JSON (${(error as Error).message.slice(0, 200).replace(/\.$/, "")})`);
 	}
 	if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
-	return new SkippedRow("the record is no JSON object");
+	return new SkippedRow("the record is not a JSON object");
 }

@@ -74,7 +74,7 @@ async function* parquetRows(path: string, columns: Columns, from: number): Async
 				rowStart,
 				rowEnd: end,
 				compressors,
-				// Bytes stay bytes: images are no text.
+				// Bytes stay bytes: images are not text.
 				utf8: false,
 				geoparquet: false,
 			});

@@ -94,10 +94,10 @@ function fieldsOf(folder: string, name: string, texts: readonly string[]): Row["
 		return named ? record : { ...record, image: name };
 	}
 	try {
-		// A line's end is no part of a caption.
+		// A line's end is not a part of a caption.
 		return { image: name, caption: new TextDecoder("utf-8", { fatal: true }).decode(bytes).trimEnd() };
 	} catch {
-		return new SkippedRow("its .txt file is no text in UTF-8");
+		return new SkippedRow("its .txt file is not text in UTF-8");
 	}
 }
 

@@ -102,7 +102,7 @@ async function* linesOf(path: string, options: TableOptions, byte: number, first
 		try {
 			text.decode(chunk as Buffer, { stream: true });
 		} catch {
-			parser.destroy(new UserError(`${path} is no text in UTF-8: convert it, for example with iconv.`));
+			parser.destroy(new UserError(`${path} is not text in UTF-8: convert it, for example with iconv.`));
 		}
 	});
 	file.pipe(parser);
@@ -115,7 +115,7 @@ async function* linesOf(path: string, options: TableOptions, byte: number, first
 	} catch (error) {
 		if (!(error instanceof CsvError)) throw error;
 		const reason = error.message.replace(/\s+/g, " ").slice(0, 200).replace(/\.$/, "");
-		throw new UserError(`${path} is no table: ${reason}.`);
+		throw new UserError(`${path} is not a table: ${reason}.`);
 	} finally {
 		file.destroy();
 		parser.destroy();

@@ -110,7 +110,7 @@ function contentOf(file: RandomAccessFile, parts: readonly TarPart[]): Pick<Row,
 	return { fields, images: images.map(({ bytes }) => bytes) };
 }
 
-/** Text of a file in UTF-8, without a line's end behind it; what is no UTF-8 becomes marks. */
+/** Text of a file in UTF-8, without a line's end behind it; what is not UTF-8 becomes marks. */
 function textOf(bytes: Uint8Array): string {
 	return new TextDecoder().decode(bytes).trimEnd();
 }
@@ -120,7 +120,7 @@ export function recordOf(bytes: Uint8Array): Record<string, unknown> | SkippedRo
 	try {
 		const value = parseJsonBytes(bytes);
 		if (typeof value === "object" && value !== null && !Array.isArray(value)) return { ...value };
-		return new SkippedRow("its JSON is no object");
+		return new SkippedRow("its JSON is not an object");
 	} catch (error) {
 		return new SkippedRow(`its JSON cannot be read (${(error as Error).message.slice(0, 200).replace(/\.$/, "")})`);
 	}

@@ -51,7 +51,7 @@ export class JinjaTemplate {
 	/** Whether `{% generation %}` blocks say what an assistant writes. */
 	readonly hasGeneration: boolean;
 
-	/** `file`: for messages. Throws a UserError that names file and line for a text that is no template. */
+	/** `file`: for messages. Throws a UserError that names file and line for a text that is not a template. */
 	constructor(
 		text: string,
 		readonly file: string,

@@ -5,7 +5,7 @@
 import { UserError } from "../../../system/errors.ts";
 
 export const marks = {
-	/** Around a special token in the data's text, which is no special token there. One alone only breaks the text. */
+	/** Around a special token in the data's text, which is not a special token there. One alone only breaks the text. */
 	dataBegin: "\ufdd0",
 	dataEnd: "\ufdd1",
 	/** An image in a turn's text. */

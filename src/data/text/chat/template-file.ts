@@ -111,7 +111,7 @@ function readConfiguration(file: string): Configuration {
 	const { output, issues } = v.safeParse(configuration, json, { abortEarly: true });
 	if (issues === undefined) return output;
 	throw new UserError(
-		`${file} is no tokenizer_config.json: ${v.getDotPath(issues[0]) ?? "all of it"} is not as it should be.`,
+		`${file} is not a tokenizer_config.json: ${v.getDotPath(issues[0]) ?? "all of it"} is malformed.`,
 	);
 }
 
