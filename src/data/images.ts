@@ -71,7 +71,9 @@ export function joinImages(sets: readonly ImageSet[]): ImageSet {
 export function patchify(pixels: Float32Array, height: number, width: number, patchSize: number): Float32Array {
 	const [rows, columns] = [height / patchSize, width / patchSize];
 	if (!Number.isInteger(rows) || !Number.isInteger(columns) || pixels.length !== 3 * height * width) {
-		throw new RangeError(`${pixels.length} values are not an image of ${height} × ${width} in patches of ${patchSize}.`);
+		throw new RangeError(
+			`${pixels.length} values are not an image of ${height} × ${width} in patches of ${patchSize}.`,
+		);
 	}
 	const patches = new Float32Array(pixels.length);
 	let at = 0;

@@ -164,6 +164,8 @@ describe("tokens", () => {
 		truncateSync(run.path("tokens.safetensors"), 1000);
 		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/\(truncated\?\)\.$/);
 		writeFileSync(run.path("tokens.safetensors"), "");
-		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(/tokens\.safetensors is not a valid safetensors file/);
+		expect(refusal(["--data-path", "tokens.safetensors"])).toMatch(
+			/tokens\.safetensors is not a valid safetensors file/,
+		);
 	});
 });

@@ -121,7 +121,11 @@ for (const [what, flags, message] of [
 		() => ["--chat-template", template, "--loss-roles", "user"],
 		"allowed with conversation-template jinja is assistant",
 	],
-	["a special token that there is not", () => ["--data-special-tokens", "<thnk>"], '"<thnk>" is not a special token of'],
+	[
+		"a special token that there is not",
+		() => ["--data-special-tokens", "<thnk>"],
+		'"<thnk>" is not a special token of',
+	],
 	["more tiles at least than at most", () => ["--min-num-tiles", "20"], "allowed is at most max-num-tiles (12)"],
 ] as const) {
 	test(`${what} is refused before anything starts`, () => {

@@ -40,7 +40,8 @@ export function readParameterGroups(
 	const groups = new Map<string, JsonObject[][]>();
 	const add = (module: string, chain: number, value: Json | undefined) => {
 		if (!Array.isArray(value)) return;
-		if (chain > MOST_CHAINS) throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is not a chained one.`);
+		if (chain > MOST_CHAINS)
+			throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is not a chained one.`);
 		const chains = groups.get(module) ?? [];
 		groups.set(module, chains);
 		chains[chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);

@@ -33,7 +33,9 @@ export function piecesOf(part: LocalPart, begin: number, end: number): Piece[] {
 	return part.blocks.flatMap((block) => {
 		const cut = block.columns !== fullWidth;
 		if (block.localColumn !== 0 || block.columns !== width || (cut && shape.length !== 2)) {
-			throw new RangeError(`${name}: a rank's part of [${shape}] is not a list of whole rows, nor columns of a matrix.`);
+			throw new RangeError(
+				`${name}: a rank's part of [${shape}] is not a list of whole rows, nor columns of a matrix.`,
+			);
 		}
 		const first = offset + block.localRow * width;
 		const [from, to] = [Math.max(begin, first) - first, Math.min(end, first + block.rows * width) - first];

@@ -19,7 +19,9 @@ type Columns = [shard: unknown, key: unknown, offset: unknown, size: unknown];
 /** Rows in the order of the shards and their samples. Throws a UserError when the file is not such an index. */
 export function* keyRows(path: string): Generator<KeyRow, void, void> {
 	const damaged = (what: string) =>
-		new UserError(`${path} is not an index by key: ${what}; \`mimo data prepare FOLDER --tar-index-only\` makes it anew.`);
+		new UserError(
+			`${path} is not an index by key: ${what}; \`mimo data prepare FOLDER --tar-index-only\` makes it anew.`,
+		);
 	const asked = <Result>(ask: () => Result): Result => {
 		try {
 			return ask();

@@ -115,7 +115,8 @@ interface FramedMessage {
 /** Messages of a stream. */
 function* messages(file: OpenFile): Generator<FramedMessage, void, void> {
 	const { path } = file;
-	const damaged = (at: number, what: string) => new UserError(`${path} is not an Arrow stream: at byte ${at}, ${what}.`);
+	const damaged = (at: number, what: string) =>
+		new UserError(`${path} is not an Arrow stream: at byte ${at}, ${what}.`);
 	// A file of the random-access format is a stream between a mark and a list of its batches.
 	const isFile = file.size >= 8 && Buffer.from(file.read(0, 6)).toString("latin1") === "ARROW1";
 	for (let at = isFile ? 8 : 0; at + 8 <= file.size; ) {
