@@ -138,7 +138,7 @@ describe("a path", () => {
 		[
 			"of an unknown model",
 			() => scratch.file("c.json", '{"model": {"type": "X"}}'),
-			"c.json is not a tokenizer.json: model.vocab is not",
+			"c.json is not a tokenizer.json: model.vocab is malformed",
 		],
 	] as const) {
 		test(`${what} is refused`, () => expect(() => openTokenizer(given())).toThrow(message));

@@ -21,7 +21,7 @@ test("a node list expands to host names", () => {
 test("task counts expand to a count for each node", () => {
 	expect(expandTaskCounts("8(x3),4")).toEqual([8, 8, 8, 4]);
 	expect(expandTaskCounts("2")).toEqual([2]);
-	expect(() => expandTaskCounts("two")).toThrow("no list of counts");
+	expect(() => expandTaskCounts("two")).toThrow("is not a list of counts");
 });
 
 const step = {
