@@ -289,6 +289,6 @@ test("inspect lists each format with its checksums", async () => {
 	expect(sum(1, "model.norm_f.weight")).toBe(sum(0, "model.norm_f.weight"));
 	expect(lists[2]!.bytes).toBe(lists[0]!.bytes);
 	expect(() => inspectCheckpoint(folder, { checksums: true, allowFallback: false })).toThrow(
-		"no checkpoint of a known",
+		"is not a checkpoint of a known",
 	);
 });
