@@ -165,14 +165,14 @@ function parseTensor(
 	if (surplus !== undefined) bad(`tensor ${name} has an unknown field ${surplus}.`);
 	if (!isDtypeTag(dtype)) return bad(`tensor ${name} has an unknown dtype ${JSON.stringify(dtype)}.`);
 	if (!Array.isArray(shape) || shape.length > LARGEST_RANK || !shape.every(isSize)) {
-		return bad(`tensor ${name} has an impossible shape ${JSON.stringify(shape)}.`);
+		return bad(`tensor ${name} has an invalid shape ${JSON.stringify(shape)}.`);
 	}
 	if (!isRange(offsets)) {
-		return bad(`tensor ${name} has impossible data_offsets ${JSON.stringify(offsets)}.`);
+		return bad(`tensor ${name} has invalid data_offsets ${JSON.stringify(offsets)}.`);
 	}
 	const [begin, end] = offsets;
 	const bytes = tensorBytes(dtype, shape);
-	if (bytes === null) bad(`tensor ${name} of shape [${shape}] ${dtype} has no possible size.`);
+	if (bytes === null) bad(`tensor ${name} of shape [${shape}] ${dtype} has an invalid size.`);
 	if (end - begin !== bytes) {
 		bad(`tensor ${name} of shape [${shape}] ${dtype} needs ${bytes} bytes, its data_offsets span ${end - begin}.`);
 	}
@@ -287,7 +287,7 @@ function safetensorsHeader(
 	let offset = 0;
 	for (const { name, dtype, shape } of ordered) {
 		const bytes = tensorBytes(dtype, shape);
-		if (bytes === null) throw new RangeError(`${name} of shape [${shape}] ${dtype} has no possible size.`);
+		if (bytes === null) throw new RangeError(`${name} of shape [${shape}] ${dtype} has an invalid size.`);
 		if (header.has(name)) throw new UserError(`Tensor ${name} would be written twice to ${path}.`);
 		header.set(name, { dtype, shape, data_offsets: [offset, offset + bytes] });
 		offset += bytes;

@@ -27,7 +27,7 @@ export function typeOf(store: Pick<TensorStore, "path" | "tensors">, name: strin
 /** Bytes of a tensor whose type was checked when its store was opened. */
 export function bytesOfType({ dtype, shape }: TensorType): number {
 	const bytes = tensorBytes(dtype, shape);
-	if (bytes === null) throw new RangeError(`A tensor of shape [${shape}] ${dtype} has no possible size.`);
+	if (bytes === null) throw new RangeError(`A tensor of shape [${shape}] ${dtype} has an invalid size.`);
 	return bytes;
 }
 

@@ -135,7 +135,7 @@ export function parseManifest(text: string, path: string): Manifest {
 	}
 	if (!isObject(root) || root.format !== formatName) return bad(`its format is not ${formatName}`);
 	if (root.version !== formatVersion) return bad(`its version ${JSON.stringify(root.version)} is unknown`);
-	if (root.iteration !== null && !isSize(root.iteration)) return bad("its iteration is impossible");
+	if (root.iteration !== null && !isSize(root.iteration)) return bad("its iteration is invalid");
 	for (const key of ["model", "layout", "source", "files", "tensors", "objects", "common"]) {
 		if (!isObject(root[key])) return bad(`it has no ${key}`);
 	}
@@ -186,11 +186,11 @@ function checkTensor(name: string, tensor: unknown, files: Fields, used: Set<str
 		bad(`tensor ${name} has no dtype, shape or chunks`);
 	}
 	if (tensorBytes(tensor.dtype as DtypeTag, tensor.shape) === null || elementCount(tensor.shape) === null) {
-		bad(`tensor ${name} of shape [${tensor.shape}] has no possible size`);
+		bad(`tensor ${name} of shape [${tensor.shape}] has an invalid size`);
 	}
 	for (const chunk of tensor.chunks) {
 		if (!isObject(chunk) || !isShape(chunk.offsets) || !isShape(chunk.sizes) || !isHash(chunk.sha256)) {
-			bad(`tensor ${name} has an impossible chunk`);
+			bad(`tensor ${name} has an invalid chunk`);
 		}
 		const { file, name: inside } = chunk;
 		if (typeof file !== "string" || typeof inside !== "string" || !Object.hasOwn(files, file)) {

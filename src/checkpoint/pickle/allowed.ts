@@ -1,7 +1,7 @@
 /**
- * The fixed lists of names a pickle may use (docs/spec/checkpoint.md §2): A for a .metadata index, B for tensors, C for
- * other state. Every name maps to a description made here; no Python code runs. An impossible argument throws a
- * RangeError, which the machine completes with the place.
+ * The names that a pickle may use (docs/spec/checkpoint.md §2): list A for a .metadata index, B for tensors, C for other
+ * state. Every name maps to a JavaScript value or function of this file; no Python code runs. An invalid argument throws a
+ * RangeError, to which the machine adds the position in the pickle.
  */
 import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";
 import type { AllowedGlobal, AllowedGlobals } from "./machine.ts";
@@ -16,12 +16,12 @@ import {
 	Tuple,
 } from "./values.ts";
 
-/** More dimensions than torch has. */
+/** Most dimensions of a tensor, more than any model's tensors have. */
 const LARGEST_RANK = 32;
 
 type Table = ReadonlyMap<string, AllowedGlobal>;
 
-/** A class whose instances stay descriptions, however they are made. */
+/** A class whose instances become PythonObjects, without behaviour. */
 function record(module: string, name: string): AllowedGlobal {
 	const type = new Global(module, name);
 	const make = (args: readonly unknown[]) => new PythonObject(type, args);
@@ -41,7 +41,7 @@ function size(args: readonly unknown[]): readonly number[] {
 
 function wholeNumbers(items: readonly unknown[], what: string): readonly number[] {
 	if (items.length > LARGEST_RANK || !items.every((item) => Number.isSafeInteger(item) && (item as number) >= 0)) {
-		throw new RangeError(`${what} is impossible`);
+		throw new RangeError(`${what} is invalid`);
 	}
 	return items as readonly number[];
 }
@@ -58,7 +58,7 @@ function orderedDict(args: readonly unknown[]): Map<unknown, unknown> {
 	);
 }
 
-/** Characters of the longest path of the system. */
+/** Characters of the longest path that Linux allows. */
 const LONGEST_PATH = 4096;
 
 function posixPath(args: readonly unknown[]): string {
@@ -106,7 +106,7 @@ const sets: [string, AllowedGlobal][] = ["builtins", "__builtin__"].flatMap((mod
 
 const checkpointMetadata = "torch.distributed.checkpoint.metadata";
 
-/** `torch.serialization._get_layout("torch.strided")`, the only layout there is here. */
+/** `torch.serialization._get_layout("torch.strided")`; other layouts are refused. */
 function layout(args: readonly unknown[]): string {
 	if (args.length !== 1 || args[0] !== "torch.strided") throw new RangeError("a tensor is not strided");
 	return "torch.strided";
@@ -156,7 +156,7 @@ function tensor(storage: unknown, dtype: DtypeTag, offset: unknown, shape: unkno
 	const sizes = list(shape, "a tensor's size");
 	const steps = list(strides, "a tensor's stride");
 	if (!Number.isSafeInteger(offset) || (offset as number) < 0 || sizes.length !== steps.length) {
-		throw new RangeError("a tensor's place in its storage is impossible");
+		throw new RangeError("a tensor's place in its storage is invalid");
 	}
 	const elements = elementCount(sizes);
 	const last = sizes.reduce((sum, size, i) => sum + (size - 1) * steps[i]!, offset as number);
@@ -168,7 +168,7 @@ function tensor(storage: unknown, dtype: DtypeTag, offset: unknown, shape: unkno
 	return new TensorReference(storage, dtype, offset as number, sizes, steps);
 }
 
-/** Parameters and subclasses are their tensor. */
+/** The tensor of a parameter or of a tensor subclass. */
 function firstTensor(args: readonly unknown[]): TensorReference {
 	if (!(args[0] instanceof TensorReference)) throw new RangeError("a parameter has no tensor");
 	return args[0];
@@ -218,12 +218,12 @@ function encode(args: readonly unknown[]): Uint8Array {
 	return bytes;
 }
 
-/** bytes(), bytearray(b) and BytesIO(b): the bytes. A length would only make room, so it is refused. */
+/** bytes(), bytearray(b) and BytesIO(b): the bytes. A length as argument, which allocates zeros, is refused. */
 function byteValue(args: readonly unknown[]): Uint8Array {
 	const [value = new Uint8Array(0), encoding] = args;
 	if (typeof value === "string" && encoding !== undefined)
 		return encode(args.map((a) => (a === "latin-1" ? "latin1" : a)));
-	if (!(value instanceof Uint8Array)) throw new RangeError("bytes are made of what is not bytes");
+	if (!(value instanceof Uint8Array)) throw new RangeError("bytes are built from another type");
 	return value;
 }
 

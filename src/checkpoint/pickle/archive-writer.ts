@@ -1,6 +1,6 @@
 /**
- * Writes torch.save archives as PyTorch itself does: stored records, data aligned to 64 bytes from the start of the
- * item, sizes and checksums after the data (docs/spec/checkpoint.md §1.4, §1.5). Values are streamed.
+ * Writes torch.save archives as PyTorch does: uncompressed records, data aligned to 64 bytes from the start of the archive,
+ * sizes and checksums after the data (docs/spec/checkpoint.md §1.4, §1.5). Tensor data is streamed.
  */
 import { crc32 } from "node:zlib";
 import { type DtypeTag, dtypes } from "../dtype.ts";
@@ -9,7 +9,7 @@ import { Global, Tuple } from "./values.ts";
 import { Call, pickle, RawPickle } from "./writer.ts";
 
 const ALIGNMENT = 64;
-/** Larger records would need zip64 sizes; tensors are cut into chunks below this. */
+/** Bytes of the largest record: larger records need zip64 sizes. Tensors are cut into smaller chunks. */
 const LARGEST_RECORD = 2 ** 31;
 
 interface WrittenRecord {
@@ -19,7 +19,7 @@ interface WrittenRecord {
 	readonly crc: number;
 }
 
-/** Writes one archive to a file that may hold others. */
+/** Writes one archive to a file, behind other archives. */
 class ArchiveWriter {
 	readonly #start: number;
 	readonly #records: WrittenRecord[] = [];
@@ -60,7 +60,7 @@ class ArchiveWriter {
 		this.#records.push({ name: encoded, header, size, crc });
 	}
 
-	/** Writes the directory. Returns the archive's length. */
+	/** Writes the central directory. Returns the archive's length. */
 	close(): number {
 		const directory = this.file.position - this.#start;
 		for (const { name, header, size, crc } of this.#records) {
@@ -105,7 +105,7 @@ export function writeObject(file: OutputFile, value: unknown, prefix = "archive"
 	return writeArchive(file, prefix, pickle(value), []);
 }
 
-/** Appends torch.save of a contiguous tensor whose bytes come in pieces; returns the length. */
+/** Appends torch.save of a contiguous tensor, given as pieces of its bytes; returns the length. */
 export function writeTensor(
 	file: OutputFile,
 	dtype: DtypeTag,
@@ -127,7 +127,7 @@ function rebuiltTensor(dtype: DtypeTag, shape: readonly number[], key: string): 
 	const type = storage === null ? new Global("torch.storage", "UntypedStorage") : new Global("torch", storage);
 	const length = storage === null ? (elements * bits) / 8 : elements;
 	const id = pickle(new Tuple(["storage", type, key, "cpu", length]));
-	// Protocol and STOP off, BINPERSID on.
+	// The pickle without its PROTO and STOP opcodes, followed by BINPERSID.
 	const persistent = new RawPickle(Uint8Array.of(...id.subarray(2, -1), 0x51));
 	const hooks = new Call(new Global("collections", "OrderedDict"), []);
 	const args = [persistent, 0, new Tuple(shape), new Tuple(strides), false, hooks];

@@ -1,6 +1,6 @@
 /**
- * Objects of torch.save: the pickle of an archive, and its tensors' values. Use openTorchFile for a .pt file, or a
- * TorchArchive for one item of a .distcp file.
+ * Reads torch.save archives: the pickled object and the values of its tensors. openTorchFile opens a .pt file; a
+ * TorchArchive is one item of a .distcp file.
  */
 import { UserError } from "../../system/errors.ts";
 import { dtypes, elementCount, type TensorArray, viewAs } from "../dtype.ts";
@@ -10,7 +10,7 @@ import { type AllowedGlobals, unpickle } from "./machine.ts";
 import { StorageReference, type TensorReference, Tuple } from "./values.ts";
 import { ZipArchive } from "./zip.ts";
 
-/** Larger than any state this program reads whole; a tensor's pickle has some 200 bytes. */
+/** Bytes of the largest pickle; a tensor's pickle has some 200 bytes. */
 const LARGEST_PICKLE = 2 ** 27;
 const MOST_VALUES = 2 ** 22;
 
@@ -27,19 +27,19 @@ export class TorchArchive {
 		}
 	}
 
-	/** The object, its tensors as references; `limit` is the most bytes of its pickle. */
+	/** The object, with TensorReferences for its tensors; `limit`: bytes that its pickle may have. */
 	load(allowed: AllowedGlobals, limit = LARGEST_PICKLE): unknown {
 		const bytes = this.zip.read(`${this.#prefix}data.pkl`, limit);
 		return unpickle(bytes, this.zip.where, { allowed, persistent: storageOf, limits: { values: MOST_VALUES } });
 	}
 
-	/** Position of a storage's bytes in the file. Their number must equal the pickle's. */
+	/** Position of a storage's bytes in the file. Throws a UserError where their number differs from the pickle's. */
 	locate(storage: StorageReference): { readonly position: number; readonly size: number; readonly crc: number } {
 		const record = this.zip.locate(`${this.#prefix}data/${storage.key}`);
 		const expected = storage.length * (storage.dtype === null ? 1 : dtypes[storage.dtype].bits / 8);
 		if (record.size !== expected) {
 			throw new UserError(
-				`${this.zip.where}: storage ${storage.key} has ${record.size} bytes, its tensor says ${expected}.`,
+				`${this.zip.where}: storage ${storage.key} has ${record.size} bytes, and its tensor needs ${expected}.`,
 			);
 		}
 		return record;
@@ -55,7 +55,7 @@ export class TorchArchive {
 		if (isContiguous(shape, strides)) {
 			return viewAs(dtype, this.zip.file.read(position + offset * bytes, elements * bytes));
 		}
-		// An expanded dimension (stride 0) repeats elements: bound the result by the stored size.
+		// An expanded dimension (stride 0) repeats elements, so the result is bounded by the stored size.
 		if (elements > 64 * storage.length + 1024) {
 			throw new UserError(`${this.zip.where}: a tensor of shape [${shape}] repeats few stored elements.`);
 		}
@@ -80,14 +80,14 @@ export function isContiguous(shape: readonly number[], strides: readonly number[
 	return true;
 }
 
-/** ("storage", type, key, location, length); where it lived on the saving machine is of no interest. */
+/** The storage of a persistent id ("storage", type, key, location, length); the location is ignored. */
 export function storageOf(id: unknown): StorageReference {
 	const [word, type, key, , length] = id instanceof Tuple ? id.items : [];
 	if (word !== "storage" || !(type instanceof StorageType)) throw new RangeError("a persistent id is not a storage");
-	if (typeof key !== "string" || !/^[0-9]{1,18}$/.test(key)) throw new RangeError("a storage has an impossible key");
-	if (!Number.isSafeInteger(length) || (length as number) < 0) throw new RangeError("a storage has an impossible size");
+	if (typeof key !== "string" || !/^[0-9]{1,18}$/.test(key)) throw new RangeError("a storage has an invalid key");
+	if (!Number.isSafeInteger(length) || (length as number) < 0) throw new RangeError("a storage has an invalid size");
 	const bytes = type.dtype === null ? 1 : dtypes[type.dtype].bits / 8;
-	if (!Number.isSafeInteger((length as number) * bytes)) throw new RangeError("a storage has an impossible size");
+	if (!Number.isSafeInteger((length as number) * bytes)) throw new RangeError("a storage has an invalid size");
 	return new StorageReference(type.dtype, key, length as number);
 }
 
@@ -97,8 +97,8 @@ export interface TorchFile extends Disposable {
 }
 
 /**
- * Opens a file of torch.save (the zip format). Names outside the fixed list are refused, but for the classes in `inert`
- * ("module Class"), which become PythonObjects.
+ * Opens a file of torch.save (the zip format). Globals outside the list of allowed names are refused; instances of the
+ * classes in `inert` ("module Class") become PythonObjects.
  */
 export function openTorchFile(path: string, options: { readonly inert?: readonly string[] } = {}): TorchFile {
 	const file = InputFile.open(path);

@@ -1,7 +1,7 @@
-/** The bytes of a pickle, read from front to back; every length is checked before anything is made of it. */
+/** Reads the bytes of a pickle from front to back; every length is checked before memory is allocated. */
 import { UserError } from "../../system/errors.ts";
 
-/** Bytes of the longest integer; checkpoints hold no larger ones. */
+/** Bytes of the longest integer that is accepted. */
 const LONGEST_INTEGER = 1024;
 
 export class Cursor {
@@ -11,9 +11,9 @@ export class Cursor {
 
 	constructor(
 		readonly bytes: Uint8Array,
-		/** Begins every error. */
+		/** File or item; every error begins with it. */
 		readonly where: string,
-		/** Bytes of the longest text that is accepted. */
+		/** Bytes of the longest string that is accepted. */
 		readonly longestText: number,
 	) {
 		this.#view = new DataView(bytes.buffer as ArrayBuffer, bytes.byteOffset, bytes.byteLength);
@@ -31,12 +31,12 @@ export class Cursor {
 		return this.#view.getInt32(this.advance(4), true);
 	}
 
-	/** Big-endian, unlike everything else. */
+	/** A big-endian double; all other numbers of a pickle are little-endian. */
 	f64(): number {
 		return this.#view.getFloat64(this.advance(8), false);
 	}
 
-	/** Moves on by `count` bytes and returns where they begin. */
+	/** Advances by `count` bytes and returns the position of the first. */
 	advance(count: number): number {
 		const begin = this.position;
 		if (count > this.bytes.byteLength - begin) this.refuse("it is truncated");
@@ -78,7 +78,7 @@ export class Cursor {
 		}
 	}
 
-	/** Python 2's str: its bytes as characters. */
+	/** Python 2's str, decoded as Latin-1. */
 	latin(count: number): string {
 		if (count > this.longestText) this.refuse(`a text has ${count} bytes`);
 		const begin = this.advance(count);
@@ -93,7 +93,7 @@ export class Cursor {
 		return text;
 	}
 
-	/** Little-endian two's complement. */
+	/** An integer of `count` bytes in little-endian two's complement. */
 	integer(count: number): number | bigint {
 		if (count > LONGEST_INTEGER) this.refuse(`an integer has ${count} bytes`);
 		const begin = this.advance(count);

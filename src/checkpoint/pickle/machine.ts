@@ -1,28 +1,28 @@
 /**
  * A restricted pickle machine (docs/spec/checkpoint.md §1.3, §2). A pickle is a program; this interpreter runs the
- * opcodes that build plain data, and gives every class or function name to a fixed table. It calls nothing else, sets
- * nothing on JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error without a
- * partial result.
+ * opcodes that build plain data, and looks every class or function name up in a fixed table. It calls only functions of that
+ * table, sets no properties of JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error
+ * without a partial result.
  */
 import { Cursor } from "./cursor.ts";
 import { PickleStack, type StackLimits } from "./stack.ts";
 import { setState } from "./state.ts";
 import { Global, PythonObject, Tuple } from "./values.ts";
 
-/** Uses of a global: to be called (REDUCE), to be instantiated (NEWOBJ), or to stand as a value. */
+/** Allowed uses of a global: as a function (REDUCE), as a class to instantiate (NEWOBJ), or as a value. */
 export interface AllowedGlobal {
 	readonly value?: unknown;
 	readonly call?: (args: readonly unknown[]) => unknown;
 	readonly create?: (args: readonly unknown[]) => unknown;
 }
 
-/** Looks a global up; undefined refuses it by name. */
+/** Looks up a global; the pickle is refused where this returns undefined. */
 export type AllowedGlobals = (module: string, name: string) => AllowedGlobal | undefined;
 
 export interface PickleLimits extends StackLimits {
 	readonly bytes: number;
 	readonly string: number;
-	/** Containers, texts, instances, entries of dictionaries and items that calls copy: about 100 bytes each. */
+	/** Containers, strings, instances, entries of dicts and items that calls copy, of about 100 bytes each. */
 	readonly values: number;
 }
 
@@ -35,9 +35,9 @@ const defaultLimits: PickleLimits = {
 	values: 2 ** 23,
 };
 
-/** Characters that a call may copy at the price of a value. */
+/** Characters of a string that count as one value when a call copies them. */
 const CHARACTERS_A_VALUE = 64;
-/** Items of a list or tuple at that price. */
+/** Items of a list or tuple that count as one value. */
 const ITEMS_A_VALUE = 4;
 
 export interface UnpickleOptions {
@@ -47,7 +47,7 @@ export interface UnpickleOptions {
 	readonly limits?: Partial<PickleLimits>;
 }
 
-/** Reads one pickle; `where` begins every error ("file.pt"). */
+/** Reads one pickle; `where`, such as "file.pt", begins every error. */
 export function unpickle(bytes: Uint8Array, where: string, options: UnpickleOptions): unknown {
 	return new Machine(bytes, where, options).run();
 }
@@ -86,7 +86,7 @@ class Machine {
 				this.#step(opcode);
 			}
 		} catch (error) {
-			// An error of setState or of an allowed global's function has no position yet.
+			// setState and functions of allowed globals throw RangeErrors, without the position.
 			if (error instanceof RangeError) this.#refuse(error.message);
 			throw error;
 		}
@@ -113,7 +113,7 @@ class Machine {
 
 	#result(): unknown {
 		const value = this.#stack.pop();
-		if (!this.#stack.empty) this.#refuse("it ends with values left over");
+		if (!this.#stack.empty) this.#refuse("it ends with more than one value on its stack");
 		if (value instanceof Reference && value.allowed.value === undefined) this.#refuse(`it is ${value.name}`);
 		return plain(value);
 	}
@@ -236,7 +236,7 @@ class Machine {
 				// ADDITEMS
 				const items = this.#stack.popMark();
 				const set = this.#stack.top();
-				if (!(set instanceof Set)) this.#refuse("it adds to what is not a set");
+				if (!(set instanceof Set)) this.#refuse("it adds to a value that is not a set");
 				this.#charge(items.length);
 				for (const item of items) set.add(plain(item));
 				break;
@@ -276,7 +276,7 @@ class Machine {
 				// STACK_GLOBAL
 				const [module, name] = this.#stack.popCount(2);
 				if (typeof module !== "string" || typeof name !== "string") {
-					this.#refuse("it names a class by what is not text");
+					this.#refuse("it names a class by a value that is not text");
 				}
 				this.#global(module, name);
 				break;
@@ -320,11 +320,11 @@ class Machine {
 
 	#invoke(how: "call" | "create"): void {
 		const [callee, args] = this.#stack.popCount(2);
-		if (!(callee instanceof Reference)) this.#refuse("it calls what is not a class");
+		if (!(callee instanceof Reference)) this.#refuse("it calls a value that is not a class");
 		if (!(args instanceof Tuple)) this.#refuse(`it calls ${callee.name} without a tuple`);
 		const action = callee.allowed[how];
 		if (!action) this.#refuse(`${callee.name} may not be called this way`);
-		// A list or text that the memo gives back costs a few bytes of the pickle each time it is copied.
+		// A few bytes of the pickle (BINGET) can pass a large memoized list or string to a call, which copies it.
 		for (const item of args.items) this.#charge(weightOf(item));
 		this.#make(action(args.items));
 	}
@@ -333,7 +333,7 @@ class Machine {
 		const list = this.#stack.top();
 		if (list instanceof PythonObject) list.items ??= [];
 		const target = list instanceof PythonObject ? list.items : list;
-		if (!Array.isArray(target)) this.#refuse("it appends to what is not a list");
+		if (!Array.isArray(target)) this.#refuse("it appends to a value that is not a list");
 		this.#charge(items.length / ITEMS_A_VALUE);
 		for (const item of items) target.push(plain(item));
 	}
@@ -342,14 +342,14 @@ class Machine {
 		const top = this.#stack.top();
 		if (top instanceof PythonObject) top.entries ??= new Map();
 		const map = top instanceof PythonObject ? top.entries : top;
-		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of what is not a dict");
-		// An entry counts twice: its key and its value have their places in a table.
+		if (!(map instanceof Map) || items.length % 2 !== 0) this.#refuse("it sets items of a value that is not a dict");
+		// An entry counts as two values: its key and its value.
 		this.#charge(items.length);
 		for (let i = 0; i < items.length; i += 2) map.set(plain(items[i]), plain(items[i + 1]));
 	}
 }
 
-/** Items that a function may copy out of an argument. */
+/** Number of values that a function may copy from an argument. */
 function weightOf(value: unknown): number {
 	if (Array.isArray(value)) return value.length;
 	if (value instanceof Tuple) return value.items.length;
@@ -357,7 +357,7 @@ function weightOf(value: unknown): number {
 	return typeof value === "string" ? value.length / CHARACTERS_A_VALUE : 0;
 }
 
-/** A name that is stored as data becomes its value. */
+/** The value of a global that the pickle stores as data; other values unchanged. */
 function plain(value: unknown): unknown {
 	if (!(value instanceof Reference)) return value;
 	return value.allowed.value ?? value.name;

@@ -1,4 +1,4 @@
-/** The stack of the pickle machine, the marks in it, and the memo that values are recalled from. */
+/** The stack of the pickle machine, its marks, and the memo of values. */
 
 export interface StackLimits {
 	readonly stack: number;
@@ -6,24 +6,24 @@ export interface StackLimits {
 	readonly memo: number;
 }
 
-/** Memo numbers may skip a few (old picklers begin at 1), not be arbitrary. */
+/** Numbers that a memo index may skip: old picklers begin at 1. */
 const LARGEST_MEMO_GAP = 16;
 
 const hole = Symbol("memo hole");
 
 export class PickleStack {
 	readonly #values: unknown[] = [];
-	/** Numbers of values below each mark. */
+	/** Number of values below each mark. */
 	readonly #marks: number[] = [];
 	readonly #memo: unknown[] = [];
 
 	constructor(
 		private readonly limits: StackLimits,
-		/** Throws an error that gives the reason. */
+		/** Throws an error with the reason. */
 		private readonly refuse: (reason: string) => never,
 	) {}
 
-	/** Whether neither a value nor a mark is left. */
+	/** Whether the stack has neither values nor marks. */
 	get empty(): boolean {
 		return this.#values.length === 0 && this.#marks.length === 0;
 	}
@@ -68,7 +68,7 @@ export class PickleStack {
 		else this.pop();
 	}
 
-	/** Stores the newest value under a memo number; by default the next one. */
+	/** Stores the newest value under a memo number, by default the next free number. */
 	remember(index = this.#memo.length): void {
 		const memo = this.#memo;
 		if (index >= this.limits.memo || index > memo.length + LARGEST_MEMO_GAP) {

@@ -1,7 +1,7 @@
-/** The states that pickles may set on instances (opcode BUILD). */
+/** Sets the states of instances (opcode BUILD). */
 import { NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";
 
-/** Sets the state of an instance. Throws a RangeError without a place for an instance or a state that is not allowed. */
+/** Sets the state of an instance. Throws a RangeError for an instance without state, or for an invalid state. */
 export function setState(instance: unknown, state: unknown): void {
 	if (instance instanceof PythonObject) {
 		if (instance.state !== undefined) throw new RangeError(`it sets the state of a ${instance.type} twice`);
@@ -9,18 +9,18 @@ export function setState(instance: unknown, state: unknown): void {
 	} else if (instance instanceof NumpyDtype) {
 		const order = state instanceof Tuple ? state.items[1] : null;
 		if (order !== "<" && order !== ">" && order !== "|" && order !== "=") {
-			throw new RangeError("a numpy dtype has an impossible state");
+			throw new RangeError("a numpy dtype has an invalid state");
 		}
 		instance.bigEndian = order === ">";
 	} else if (instance instanceof NumpyArray) {
 		setArray(instance, state);
 	} else if (!(instance instanceof Map && state instanceof Map)) {
-		// An OrderedDict's attributes are of no use here and dropped.
-		throw new RangeError("it sets the state of what has none");
+		// Attributes of an OrderedDict are dropped.
+		throw new RangeError("it sets the state of a value that has no state");
 	}
 }
 
-/** `state` as numpy.ndarray.__setstate__ takes it: version, shape, dtype, whether columns are contiguous, bytes or objects. */
+/** `state`: the argument of numpy.ndarray.__setstate__, (version, shape, dtype, Fortran order, bytes or list of objects). */
 function setArray(array: NumpyArray, state: unknown): void {
 	const [, shape, dtype, fortran, data] = state instanceof Tuple ? state.items : [];
 	if (
@@ -29,7 +29,7 @@ function setArray(array: NumpyArray, state: unknown): void {
 		!(dtype instanceof NumpyDtype) ||
 		!(data instanceof Uint8Array || Array.isArray(data))
 	) {
-		throw new RangeError("a numpy array has an impossible state");
+		throw new RangeError("a numpy array has an invalid state");
 	}
 	array.shape = shape.items as number[];
 	array.dtype = dtype;

@@ -1,6 +1,6 @@
 /**
- * Values of a pickle. None, bool, int, float and str are JavaScript's own (an int beyond 2^53 is a bigint), bytes a
- * Uint8Array, list an Array, dict a Map, set a Set. The rest are the classes here: descriptions, never behaviour.
+ * Values of a pickle. None, bool, int, float and str become JavaScript values (an int beyond 2^53 a bigint), bytes a
+ * Uint8Array, list an Array, dict a Map, set a Set. All other values are the classes of this file, which only hold data.
  */
 import type { DtypeTag } from "../dtype.ts";
 
@@ -20,13 +20,13 @@ export class Tuple {
 	constructor(readonly items: readonly unknown[]) {}
 }
 
-/** An instance of an allowed class that this program needs no behaviour of. */
+/** An instance of an allowed class, as data. */
 export class PythonObject {
 	/** The argument of __setstate__; undefined without BUILD. */
 	state: unknown = undefined;
-	/** Entries of a dict subclass; null if none were set. */
+	/** Entries of a dict subclass; null if no entry was set. */
 	entries: Map<unknown, unknown> | null = null;
-	/** Items of a list subclass; null if none were added. */
+	/** Items of a list subclass; null if no item was added. */
 	items: unknown[] | null = null;
 
 	constructor(
@@ -51,10 +51,10 @@ export class TorchDtype {
 /** Storage of a torch.save archive: record data/<key>. */
 export class StorageReference {
 	constructor(
-		/** null: untyped, measured in bytes. */
+		/** null: an untyped storage. */
 		readonly dtype: DtypeTag | null,
 		readonly key: string,
-		/** Elements, or bytes when untyped. */
+		/** Elements, or bytes of an untyped storage. */
 		readonly length: number,
 	) {}
 }
@@ -70,7 +70,7 @@ export class TensorReference {
 	) {}
 }
 
-/** numpy's dtype: its code without byte order ("u4"), and whether it is big-endian. */
+/** A numpy dtype; `code` is without the byte order, such as "u4". */
 export class NumpyDtype {
 	bigEndian = false;
 	constructor(readonly code: string) {}

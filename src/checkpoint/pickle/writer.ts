@@ -1,16 +1,16 @@
 /**
- * Writes pickles of protocol 2 without memo, which PyTorch's and Megatron's loaders accept
- * (docs/spec/checkpoint.md §1.3): plain data, torch dtypes and sizes, and instances of named classes.
+ * Writes pickles of protocol 2 without memo, which the loaders of PyTorch and Megatron accept (docs/spec/checkpoint.md §1.3):
+ * plain data, torch dtypes and sizes, and instances of named classes.
  */
 import { dtypes } from "../dtype.ts";
 import { Global, PythonObject, TorchDtype, Tuple } from "./values.ts";
 
-/** A float that may have an integer's value. */
+/** A Python float, also where the value is a whole number. */
 export class PythonFloat {
 	constructor(readonly value: number) {}
 }
 
-/** `type(*args)`: how sizes, layouts and enumerations are written. */
+/** The call `type(*args)`, which makes sizes, layouts and enumeration members. */
 export class Call {
 	constructor(
 		readonly type: Global,
@@ -18,7 +18,7 @@ export class Call {
 	) {}
 }
 
-/** Bytes that are pickle code already: the value is the object that they push. */
+/** Opcodes that push one object, copied into the pickle. */
 export class RawPickle {
 	constructor(readonly bytes: Uint8Array) {}
 }
@@ -27,7 +27,7 @@ export function torchSize(sizes: readonly number[]): Call {
 	return new Call(new Global("torch", "Size"), [new Tuple(sizes)]);
 }
 
-/** An instance of a class whose state is a dict (or another value). */
+/** An instance of a class with a dict or a tuple as state. */
 export function instance(
 	module: string,
 	name: string,
@@ -38,7 +38,7 @@ export function instance(
 	return object;
 }
 
-/** The pickle of a value. Numbers with an integer's value are ints; use PythonFloat for the others. */
+/** The pickle of a value. Whole numbers become ints; a PythonFloat becomes a float. */
 export function pickle(value: unknown): Uint8Array {
 	const writer = new Writer();
 	writer.bytes([0x80, 2]);

@@ -1,7 +1,7 @@
 /**
- * The zip archives of torch.save: stored records only, standing alone or as one item inside a larger file. Everything is
- * checked before it is read: ranges inside the item, no overlap, no compression, names equal in both places
- * (docs/spec/checkpoint.md §1.4, §2).
+ * Reads the zip archives of torch.save, a whole file or an item of a larger file (docs/spec/checkpoint.md §1.4, §2). A record is
+ * checked before it is read: it lies inside the archive, overlaps no other, is not compressed, and has the same name in the
+ * directory and in its header.
  */
 import { crc32 } from "node:zlib";
 import { UserError } from "../../system/errors.ts";
@@ -12,16 +12,16 @@ const LOCATOR_BYTES = 20;
 const ZIP64_END_BYTES = 56;
 const ENTRY_BYTES = 46;
 const HEADER_BYTES = 30;
-/** Largest directory in bytes: an item has a few records, a whole model file some ten thousand. */
+/** Bytes of the largest directory; a file of a whole model has some ten thousand records. */
 const LARGEST_DIRECTORY = 2 ** 28;
 const UNKNOWN = 0xffffffff;
 
 interface Entry {
 	readonly size: number;
 	readonly crc: number;
-	/** Offset of the local header, from the start of the item. */
+	/** Offset of the local header from the start of the archive. */
 	readonly header: number;
-	/** Offset of the next record or the directory. */
+	/** Offset of the next record, or of the directory. */
 	limit: number;
 }
 
@@ -30,16 +30,16 @@ export class ZipArchive {
 
 	private constructor(
 		readonly file: ByteSource,
-		/** First byte of the item in the file. */
+		/** Position of the archive in the file. */
 		readonly base: number,
-		/** Begins every error. */
+		/** File or item; every error begins with it. */
 		readonly where: string,
 		entries: ReadonlyMap<string, Entry>,
 	) {
 		this.#entries = entries;
 	}
 
-	/** Reads the directory of the `length` bytes at `base`. The file stays the caller's. */
+	/** Reads the directory of the archive in the `length` bytes at `base`. The caller closes the file. */
 	static open(file: ByteSource, base = 0, length = file.size - base, where = file.path): ZipArchive {
 		const bad: Refuse = (reason) => {
 			throw new UserError(`${where} is not a valid torch.save archive: ${reason}.`);
@@ -58,7 +58,7 @@ export class ZipArchive {
 		return this.#entries.has(name);
 	}
 
-	/** Place of a record's bytes in the file, and their checksum (0: no checksum is stored). */
+	/** Position of a record's bytes in the file, and their checksum (0: no checksum is stored). */
 	locate(name: string): { readonly position: number; readonly size: number; readonly crc: number } {
 		const entry = this.#entries.get(name) ?? this.#refuse(`it has no record ${name}`);
 		const header = this.file.read(this.base + entry.header, HEADER_BYTES);
@@ -72,7 +72,7 @@ export class ZipArchive {
 		return { position: this.base + begin, size: entry.size, crc: entry.crc };
 	}
 
-	/** A whole record, its checksum verified; one of more than `limit` bytes is refused unread. */
+	/** The bytes of a record, after its checksum is verified. Throws a UserError for more than `limit` bytes. */
 	read(name: string, limit: number): Uint8Array {
 		const { position, size, crc } = this.locate(name);
 		if (size > limit) this.#refuse(`record ${name} has ${size} bytes`);
@@ -106,12 +106,12 @@ function readDirectory(file: ByteSource, base: number, length: number, bad: Refu
 			if (record.getUint32(0, true) !== 0x06064b50) bad("its zip64 record is missing");
 			const safe = (position: number) => {
 				const value = record.getBigUint64(position, true);
-				return value > BigInt(length) ? bad("its zip64 record has an impossible value") : Number(value);
+				return value > BigInt(length) ? bad("its zip64 record has an invalid value") : Number(value);
 			};
 			[count, size, offset] = [safe(32), safe(40), safe(48)];
 		}
 	}
-	if (size > LARGEST_DIRECTORY || count * ENTRY_BYTES > size) bad("its directory has an impossible size");
+	if (size > LARGEST_DIRECTORY || count * ENTRY_BYTES > size) bad("its directory has an invalid size");
 	if (offset + size > directoryEnd) bad("its directory lies outside");
 	return parseDirectory(file.read(base + offset, size), count, offset, bad);
 }
@@ -151,7 +151,7 @@ function parseDirectory(bytes: Uint8Array, count: number, directoryStart: number
 	return entries;
 }
 
-/** Values of 0xffffffff stand as u64 in the zip64 extra field, in this order. */
+/** Replaces values of 0xffffffff by the 64-bit values of the zip64 extra field, which are in the same order. */
 function wideValues(values: readonly number[], extra: Uint8Array, name: string, bad: Refuse): number[] {
 	if (!values.includes(UNKNOWN)) return [...values];
 	const view = new DataView(extra.buffer as ArrayBuffer, extra.byteOffset, extra.byteLength);
@@ -168,13 +168,13 @@ function wideValues(values: readonly number[], extra: Uint8Array, name: string, 
 			if (field + 8 > at + 4 + length) return bad(`record ${name} lacks its zip64 size`);
 			const wide = view.getBigUint64(field, true);
 			field += 8;
-			return wide > BigInt(Number.MAX_SAFE_INTEGER) ? bad(`record ${name} has an impossible size`) : Number(wide);
+			return wide > BigInt(Number.MAX_SAFE_INTEGER) ? bad(`record ${name} has an invalid size`) : Number(wide);
 		});
 	}
 	return bad(`record ${name} lacks its zip64 size`);
 }
 
-/** Every record ends where the next begins at the latest. */
+/** Sets the limit of every record and refuses overlapping records. */
 function limitEntries(entries: ReadonlyMap<string, Entry>, bad: Refuse): void {
 	const sorted = [...entries].sort(([, a], [, b]) => a.header - b.header);
 	for (let i = 0; i + 1 < sorted.length; i++) {

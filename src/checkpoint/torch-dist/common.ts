@@ -1,6 +1,6 @@
 /**
- * Megatron's common state (docs/spec/checkpoint.md §1.7, §3.6): its arguments, schedule, counters and optimizer groups
- * as plain data, and back. Classes of Python are dropped on the way back, so that unknown objects are never written.
+ * Converts Megatron's common state (docs/spec/checkpoint.md §1.7, §3.6) to JSON and back: arguments, learning-rate schedule,
+ * counters and optimizer groups. Instances of Python classes are not written back.
  */
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { UserError } from "../../system/errors.ts";
@@ -10,7 +10,7 @@ import type { Json } from "../native/manifest.ts";
 import { Global, PythonObject, TorchDtype, Tuple } from "../pickle/values.ts";
 import { PythonFloat } from "../pickle/writer.ts";
 
-/** More nodes or levels than any real state has: shared references could make a small pickle huge. */
+/** Most values of a state: shared references could make the JSON of a small pickle huge. */
 const LARGEST_STATE = 2_000_000;
 const DEEPEST_STATE = 64;
 /** More MTP depths than any model has. */
@@ -19,12 +19,12 @@ const MOST_DEPTHS = 64;
 export type JsonObject = { readonly [key: string]: Json };
 
 /**
- * Plain data of a Python value: tuples are lists, dtypes their names, objects of a class `{"__class__": …}`. `where` is
- * the file or item, for the error about a value that is too large.
+ * The JSON of a Python value: tuples become lists, dtypes their names, instances of a class `{"__class__": …}`. `where`: the
+ * file or item that the error about a too large value names.
  */
 export function jsonOf(value: unknown, where: string): Json {
 	let nodes = 0;
-	/** Keys and indices on the way to the value. */
+	/** Keys and indices from the root to the current value. */
 	const path: string[] = [];
 	const at = (key: string, item: unknown): Json => {
 		path.push(key);
@@ -64,7 +64,7 @@ export function jsonOf(value: unknown, where: string): Json {
 	return visit(value);
 }
 
-/** The Python value of plain data; a description of a class becomes undefined and its key is left out. */
+/** The Python value of JSON; undefined for an instance of a class, whose key is then left out. */
 export function pythonOf(value: Json): unknown {
 	if (typeof value === "string") {
 		const tag = Object.entries(dtypes).find(([, { torch }]) => value === `torch.${torch}`)?.[0];

@@ -1,13 +1,12 @@
 /**
- * The `_extra_state` items that Megatron's Transformer Engine modules ask for when they load
- * (docs/spec/checkpoint.md §1.6, §3.1). Without FP8 they are empty, but a missing one is an error there, so every
- * export writes them.
+ * The `_extra_state` items of Transformer Engine modules (docs/spec/checkpoint.md §1.6, §3.1). They are empty without FP8, but
+ * Megatron refuses a checkpoint that lacks them, so every export writes them.
  */
 
-/** "empty": a list of an empty byte tensor; "none": a list of None. */
+/** "empty": a list with an empty byte tensor; "none": a list with None. */
 export type ExtraState = "empty" | "none";
 
-/** Modules with a state, by the end of one of their parameters' keys. */
+/** Modules with an extra state, found by the key of a parameter. */
 const modules: readonly (readonly [RegExp, string])[] = [
 	[/^(.*\bmixer\.in_proj)\.layer_norm_weight$/, "$1"],
 	[/^(.*\bmixer\.out_proj)\.weight$/, "$1"],
@@ -26,8 +25,8 @@ const none: readonly RegExp[] = [
 ];
 
 /**
- * Names of the items for a model's tensors on disk. Stacked layers and experts have one an index. `outputLayer`: the output layer
- * has one, as in a hybrid model whose layers go by their own numbers.
+ * Names of the extra states for the stored tensors of a model. Stacked layers and experts have an item for each index.
+ * `outputLayer`: whether the output layer has an item, as in a hybrid model whose layers have their own numbers.
  */
 export function extraStates(
 	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
@@ -56,7 +55,7 @@ export function extraStates(
 	return found;
 }
 
-/** A name for each position on the axes: `shard_<positions, dotted>_<axes, dotted>`. */
+/** Adds an item for each position on the axes: `shard_<position, with dots>_<axes, with dots>`. */
 function shards(found: Map<string, ExtraState>, name: string, axes: readonly number[]): void {
 	let places: string[] = [""];
 	for (const count of axes) {

@@ -1,14 +1,13 @@
 /**
- * Optimizer tensors as Megatron 0.12 to 0.15 stored them (docs/spec/checkpoint.md §1.8): the leading axes count the
- * cells of a regular grid over the tensor, the last one runs over a cell's elements in order. Read as the tensors they
- * are parts of.
+ * Reads optimizer tensors that Megatron 0.12 to 0.15 stored flattened (docs/spec/checkpoint.md §1.8) as whole tensors: the leading
+ * axes index the cells of a regular grid over the tensor, the last axis the elements of a cell.
  */
 import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
 import { type Copy, MappedStore, type MappedTensor } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";
 
-/** The store with whole tensors instead of flattened ones; `shapes` are those of the whole. */
+/** The store with whole tensors in place of flattened tensors; `shapes`: of the whole tensors, by name. */
 export function unflatten(store: TensorStore, shapes: ReadonlyMap<string, readonly number[]>): TensorStore {
 	if (shapes.size === 0) return store;
 	return new MappedStore(
@@ -23,7 +22,7 @@ export function unflatten(store: TensorStore, shapes: ReadonlyMap<string, readon
 	);
 }
 
-/** Cells of a tensor and their rows; Megatron has one a rank. */
+/** Most rows of cells of a tensor; Megatron has a cell for each rank. */
 const MOST_COPIES = 2 ** 22;
 
 function cellCopies(path: string, name: string, stored: readonly number[], whole: readonly number[]): Copy[] {
@@ -46,7 +45,7 @@ function cellCopies(path: string, name: string, stored: readonly number[], whole
 	for (const at of indices(grid)) {
 		const origin = at.reduce((sum, index, axis) => sum + index * cell[axis]! * strides[axis]!, 0);
 		const from = at.reduce((sum, index, axis) => sum * grid[axis]! + index, 0) * elements;
-		// Rows of the cell: the second-last axis strides evenly, the others are enumerated.
+		// Rows of the cell: the second-last axis has a constant stride, the axes before it are enumerated.
 		const rows = last > 0 ? cell[last - 1]! : 1;
 		[...indices(cell.slice(0, Math.max(0, last - 1)))].forEach((inner, block) => {
 			const offset = inner.reduce((sum, index, axis) => sum + index * strides[axis]!, origin);

@@ -1,6 +1,6 @@
 /**
- * A Megatron torch_dist checkpoint (PyTorch Distributed Checkpoint, docs/spec/checkpoint.md §1): its tensors under the
- * keys on disk, read by ranges, and its byte items. Only files that .metadata names count.
+ * Reads a torch_dist checkpoint of Megatron (PyTorch Distributed Checkpoint, docs/spec/checkpoint.md §1): ranges of its tensors,
+ * under the keys on disk, and its byte items. Files that .metadata does not name are ignored.
  */
 import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
@@ -20,14 +20,14 @@ import { type Catalog, parseMetadata, type StoredChunk, type StoredItem, type St
 
 export const tracker = "latest_checkpointed_iteration.txt";
 
-/** A tensor item's pickle has some two hundred bytes. */
+/** Bytes of the largest pickle of a tensor, which has some two hundred bytes. */
 const LARGEST_TENSOR_PICKLE = 2 ** 20;
-/** A chunk takes some 300 bytes and 45 values: 180,000 chunks. */
+/** Bytes of the largest .metadata, enough for 180,000 chunks, which take some 300 bytes and 45 values each. */
 const LARGEST_METADATA = 2 ** 27;
-/** The tracker is a number or a word. */
+/** Bytes of the largest tracker, which holds a number or a word. */
 const LARGEST_TRACKER = 1024;
 
-/** Place of a chunk's values, and their checksum (0: there is no checksum of these values alone). */
+/** Position of a chunk's values, and their checksum (0: no checksum of exactly these values is stored). */
 interface Location {
 	readonly position: number;
 	readonly size: number;
@@ -57,7 +57,7 @@ export class TorchDistFolder implements TensorStore {
 		return this.catalog.objects;
 	}
 
-	/** Opens an iteration's folder, or the one that the tracker in a root folder names. */
+	/** Opens the folder of an iteration, or a root folder, whose tracker names the iteration. */
 	static open(path: string): TorchDistFolder {
 		const { folder, notice } = resolveIteration(path);
 		const index = join(folder, ".metadata");
@@ -80,7 +80,7 @@ export class TorchDistFolder implements TensorStore {
 		return opened;
 	}
 
-	/** Every item lies inside its file. */
+	/** Checks that every item lies inside its file. */
 	#checkFiles(): void {
 		const ends = new Map<string, number>();
 		const items = [...[...this.tensors.values()].flatMap(({ chunks }) => chunks), ...this.objects.values()];
@@ -89,7 +89,7 @@ export class TorchDistFolder implements TensorStore {
 		}
 		for (const [file, end] of ends) {
 			const { size, path } = this.#files.get(file);
-			if (size < end) throw new UserError(`${path} is truncated: it has ${size} bytes, .metadata names ${end}.`);
+			if (size < end) throw new UserError(`${path} is truncated: it has ${size} bytes, and .metadata names ${end}.`);
 		}
 	}
 
@@ -133,7 +133,7 @@ export class TorchDistFolder implements TensorStore {
 		);
 	}
 
-	/** Opens the chunk's archive and checks that its tensor is the one that the index describes. */
+	/** Opens the chunk's archive and checks its tensor against .metadata. */
 	#locate(name: string, chunk: StoredChunk): Location {
 		const archive = this.#archive(chunk, name);
 		const where = archive.zip.where;
@@ -142,14 +142,14 @@ export class TorchDistFolder implements TensorStore {
 		const { dtype } = typeOf(this, name);
 		if (reference.dtype !== dtype || reference.shape.join() !== chunk.sizes.join()) {
 			throw new UserError(
-				`${where} holds [${reference.shape}] ${reference.dtype}, .metadata says [${chunk.sizes}] ${dtype}.`,
+				`${where} holds [${reference.shape}] ${reference.dtype}, and .metadata says [${chunk.sizes}] ${dtype}.`,
 			);
 		}
 		const record = archive.locate(reference.storage);
 		const bytes = dtypes[dtype].bits / 8;
 		const size = elementCount(chunk.sizes)! * bytes;
 		if (!isContiguous(reference.shape, reference.strides)) {
-			throw new UserError(`${where} holds a tensor that is not contiguous, which no checkpoint writer does.`);
+			throw new UserError(`${where} holds a tensor that is not contiguous, which is not supported.`);
 		}
 		const whole = reference.offset === 0 && size === record.size;
 		return {
@@ -188,8 +188,8 @@ export class TorchDistFolder implements TensorStore {
 }
 
 /**
- * `path` itself, or the iteration that its tracker names. If that one is gone and there is only one other, that one is
- * taken and `notice` says so; several are an error that names the newest.
+ * `path` itself, or the iteration that its tracker names. If that iteration does not exist and there is a single other, the other
+ * is read, which `notice` says. Throws a UserError that names the newest of several others.
  */
 export function resolveIteration(path: string): { readonly folder: string; readonly notice: string | null } {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);

@@ -1,7 +1,7 @@
 /**
- * Keys of torch_dist checkpoints ↔ logical names (docs/spec/checkpoint.md §3). On disk in_proj and conv1d are cut into
- * parts, experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have none
- * of that.
+ * Maps keys of torch_dist checkpoints to logical names and back (docs/spec/checkpoint.md §3). On disk in_proj and conv1d are cut
+ * into parts, experts and a vision tower's layers are stacked, and wrappers add `module.` segments; logical names have whole
+ * tensors of single layers and experts, without wrappers.
  */
 import { UserError } from "../../system/errors.ts";
 import { elementCount } from "../dtype.ts";
@@ -9,15 +9,15 @@ import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 
 type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
-/** A checkpoint's variation of keys that logical names leave out. A native manifest records it. */
+/** What the keys of a checkpoint have that logical names lack. A native manifest records it. */
 export interface KeyStyle {
-	/** Keys of a language model alone have no `language_model.` in front. */
+	/** Keys lack the prefix `language_model.`, as those of a language model alone do. */
 	readonly plain: boolean;
-	/** `module.` segments after a root ("language_model.", "modality_submodules.x."). */
+	/** `module.` segments by the root that they follow ("language_model.", "modality_submodules.x."). */
 	readonly wrappers: Readonly<Record<string, string>>;
 }
 
-/** Tensors of an optimizer that go by parameter: state, then the parameter's key. */
+/** Optimizer tensors by parameter: the name of the state, then the parameter's key. */
 const optimizerKey = /^(?:mimo\.[^.]+\.)?optimizer\.state\.(param|fp32_param|exp_avg|exp_avg_sq)\.(.+)$/;
 /** Flat buffers of Megatron's distributed optimizer; see optimizer-buffers.ts. */
 export const bufferKey =
@@ -32,7 +32,7 @@ const parts: readonly (readonly [RegExp, string, readonly string[]])[] = [
 ];
 
 const towerRoot = "modality_submodules.radio_encoder.";
-/** Other trees that hold the same modules. */
+/** Prefixes of the same modules in other models. */
 const aliases: readonly (readonly [RegExp, string])[] = [
 	[/^(?:(?:model|module)\.)+/, ""],
 	[/^llava_model\./, ""],
@@ -43,7 +43,7 @@ const aliases: readonly (readonly [RegExp, string])[] = [
 export interface ReadKeys {
 	readonly correspondence: Correspondence;
 	readonly style: KeyStyle;
-	/** Flat optimizer buffers, which need the model to be understood. */
+	/** Keys of flat optimizer buffers, whose layout follows from the model (optimizer-buffers.ts). */
 	readonly buffers: readonly string[];
 }
 
@@ -78,7 +78,7 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 	return { correspondence: builder, style: { plain, wrappers }, buffers };
 }
 
-/** Takes the stacked axes of a tensor apart, then links the parts. */
+/** Links the layers and experts of a stacked tensor to their logical names. */
 function unstack(
 	builder: CorrespondenceBuilder,
 	groups: Groups,
@@ -106,7 +106,7 @@ function unstack(
 		each((i) => `${experts[1]}${experts[2]}.${experts[3]}${i}`);
 		return;
 	}
-	// Upstream's per-expert form; gated halves come as weight_w and weight_v.
+	// Upstream's form with a key for each expert; the halves of a gated weight are weight_w and weight_v.
 	const single = /^(.*\bmlp\.experts\.)experts\.(\d+)\.(linear_fc[12])\.(weight|bias)(_[wv])?$/.exec(name);
 	const logical = single ? `${single[1]}${single[3]}.${single[4]}${single[5] ?? ""}#${single[2]}` : name;
 	for (const [pattern, whole, order] of parts) {
@@ -126,7 +126,7 @@ function unstack(
 	builder.link({ logical: target, foreign, foreignRuns: { offset, stride: length }, count: 1, length });
 }
 
-/** Tensors that are made of parts, collected until all of them are known. */
+/** Logical tensors that are stored in parts, collected until all parts are known. */
 class Groups {
 	readonly #groups = new Map<
 		string,
@@ -178,14 +178,14 @@ class Groups {
 	}
 }
 
-/** Module names of MIMO's optimizers. */
+/** The module of a root in optimizer keys, such as "language". */
 function optimizerModule(root: string): string {
 	return root === "language_model." ? "language" : root.split(".")[1]!;
 }
 
 /**
  * Keys for logical tensors, as current Megatron writes them (optimizer: `fully_reshardable`). `stacksLayers`: the language model's
- * layers have an axis, as a GPT model's, and no number.
+ * layers are stacked along an axis, as a GPT model's are.
  */
 export function writeKeys(logical: Shapes, style: KeyStyle, path: string, stacksLayers = false): Correspondence {
 	const builder = new CorrespondenceBuilder(path);
@@ -257,7 +257,7 @@ function cut(
 				["B", state],
 				["C", state],
 			];
-	if (!Number.isInteger(state) || state < 0) throw new UserError(`${name} has an impossible shape [${shape}].`);
+	if (!Number.isInteger(state) || state < 0) throw new UserError(`${name} has an invalid shape [${shape}].`);
 	const width = elementCount(shape.slice(1))!;
 	let row = 0;
 	for (const [suffix, rows] of sizes) {

@@ -1,6 +1,6 @@
 /**
- * The .metadata of a distributed checkpoint (docs/spec/checkpoint.md §1.2): which tensor chunks and byte items exist
- * and where. Storage is looked up by name and offsets, never by the index hint.
+ * The .metadata of a distributed checkpoint (docs/spec/checkpoint.md §1.2): its tensor chunks and byte items, and their positions
+ * in files. Storage is looked up by name and offsets; the index hint is ignored.
  */
 import { UserError } from "../../system/errors.ts";
 import { type Box, partitionFault } from "../chunks.ts";
@@ -37,7 +37,7 @@ export interface Catalog {
 
 const LARGEST_RANK = 32;
 
-/** Reads and checks an index; `path` is for errors. */
+/** Reads and checks .metadata; errors name `path`. */
 export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
 	const bad: Refuse = (sentence) => {
 		throw new UserError(`${path} is not a valid checkpoint index: ${sentence}.`);
@@ -64,7 +64,7 @@ export function parseMetadata(bytes: Uint8Array, path: string): Catalog {
 
 type Refuse = (sentence: string) => never;
 
-/** Megatron 0.12–0.15 cut optimizer tensors out of flattened parameters (docs/spec/checkpoint.md §1.8). */
+/** Whole shapes of the optimizer tensors that Megatron 0.12 to 0.15 flattened (docs/spec/checkpoint.md §1.8). */
 function flattenedShapes(root: PythonObject, bad: Refuse): ReadonlyMap<string, readonly number[]> {
 	const data = root.attribute("mcore_data");
 	const shapes = new Map<string, readonly number[]>();
@@ -92,7 +92,7 @@ function storageItems(stored: Map<unknown, unknown>, path: string, bad: Refuse):
 		const length = information.attribute("length");
 		if (typeof file !== "string") return bad(`${name} has no file`);
 		if (!isSize(position) || !isSize(length) || !Number.isSafeInteger(position + length)) {
-			return bad(`${name} lies at an impossible place in ${file}`);
+			return bad(`${name} has an invalid position in ${file}`);
 		}
 		const transforms = information.attribute("transform_descriptors");
 		if (Array.isArray(transforms) && transforms.length > 0) {
@@ -120,11 +120,11 @@ function tensorOf(
 	const chunks = entry.attribute("chunks");
 	if (!Array.isArray(chunks)) return bad(`tensor ${name} has no chunks`);
 	const stored = chunks.map((chunk): StoredChunk => {
-		if (!(chunk instanceof PythonObject)) return bad(`tensor ${name} has an impossible chunk`);
+		if (!(chunk instanceof PythonObject)) return bad(`tensor ${name} has an invalid chunk`);
 		const offsets = sizesOf(chunk.attribute("offsets"), name, bad);
 		const sizes = sizesOf(chunk.attribute("sizes"), name, bad);
 		const item = items.get(itemKey(name, offsets)) ?? bad(`tensor ${name} has no storage at [${offsets}]`);
-		// A count of layers or experts that no file can hold would become as many names.
+		// Each layer and expert gets a name, so their number is bounded by the bytes that the file can hold.
 		const bytes = tensorBytes(dtype.tag, sizes);
 		if (bytes === null || bytes > item.length) {
 			return bad(`tensor ${name} has a chunk of [${sizes}] ${dtype.tag} in an item of ${item.length} bytes`);
@@ -132,7 +132,7 @@ function tensorOf(
 		return { offsets, sizes, ...item };
 	});
 	if (elementCount(shape) === null || tensorBytes(dtype.tag, shape) === null) {
-		bad(`tensor ${name} of shape [${shape}] has no possible size`);
+		bad(`tensor ${name} of shape [${shape}] has an invalid size`);
 	}
 	const fault = partitionFault(shape, stored);
 	if (fault) bad(`tensor ${name} ${fault}`);
@@ -146,7 +146,7 @@ function isSize(value: unknown): value is number {
 function sizesOf(value: unknown, name: string, bad: Refuse): readonly number[] {
 	const items = value instanceof Tuple ? value.items : value;
 	if (!Array.isArray(items) || items.length > LARGEST_RANK || !items.every(isSize)) {
-		return bad(`${name} has an impossible size or offset`);
+		return bad(`${name} has an invalid size or offset`);
 	}
 	return items;
 }

@@ -1,8 +1,8 @@
 /**
- * The flat buffers of Megatron's distributed optimizer (`dp_reshardable`, docs/spec/checkpoint.md §3.6) as optimizer
- * state by parameter. Nothing in the checkpoint says which parameter lies where: the layout follows from the order of
- * registration (reversed), starts rounded up to 64 elements, and the shards of tensor and expert parallelism. It is
- * believed only if every size fits and the buffers' own copy of the parameters equals the model's weights.
+ * Reads the flat buffers of Megatron's distributed optimizer (`dp_reshardable`, docs/spec/checkpoint.md §3.6) as optimizer state
+ * by parameter. The checkpoint does not record the positions of parameters: they follow from the reversed order of registration,
+ * offsets rounded up to 64 elements, and the shards of tensor and expert parallelism. A layout is accepted only if every size
+ * fits and the parameters in the buffers equal the model's weights.
  */
 import { UserError } from "../../system/errors.ts";
 import { decodeFloats, encodeFloats } from "../cast-floats.ts";
@@ -13,7 +13,7 @@ import { bufferKey } from "./keys.ts";
 import { registrationOrder, type ShardRuns, shardOf } from "./shards.ts";
 
 const ALIGNMENT = 64;
-/** Elements of each parameter's part that are compared with the model's weights. */
+/** Number of elements of each shard that are compared with the model's weights. */
 const COMPARED = 1024;
 
 const parameterDtypes: Readonly<Record<string, DtypeTag>> = {
@@ -22,7 +22,7 @@ const parameterDtypes: Readonly<Record<string, DtypeTag>> = {
 	"torch.float16": "F16",
 };
 
-/** A stored buffer. */
+/** A flat buffer, by the parts of its key. */
 interface FlatBuffer {
 	readonly key: string;
 	readonly module: string;
@@ -30,19 +30,19 @@ interface FlatBuffer {
 	readonly chain: number | null;
 	readonly rank: number;
 	readonly group: number;
-	/** Dtype of the parameters that it updates. */
+	/** Dtype of the buffer's parameters. */
 	readonly dtype: DtypeTag;
 	readonly bucket: number;
 	readonly state: string;
 	readonly length: number;
 }
 
-/** The part of a parameter at an offset of a bucket. */
+/** A parameter's shard at an offset of a bucket. */
 interface Piece {
 	readonly name: string;
 	readonly offset: number;
 	readonly parts: readonly ShardRuns[];
-	/** Whether another rank's buffer holds the same values and is read instead. */
+	/** Whether the buffer of another rank holds the same values; that buffer is read. */
 	readonly repeated: boolean;
 }
 
@@ -82,11 +82,11 @@ function familyOf({ module, chain }: FlatBuffer): string {
 
 function unclear(path: string, key: string, reason: string): UserError {
 	return new UserError(
-		`${path}: the layout of the flat optimizer buffer ${key} is not understood, ${reason}; convert without the optimizer (--no-optimizer).`,
+		`${path}: the layout of the flat optimizer buffer ${key} is unknown: ${reason}; convert without the optimizer (--no-optimizer).`,
 	);
 }
 
-/** Parameters an optimizer updates, by module and chain: experts have a chain of their own. */
+/** Parameters of a buffer's optimizer: those of its module, and of its chain, since experts have their own chain. */
 function parametersOf(model: TensorStore, { module, chain, dtype }: FlatBuffer): string[] {
 	const root = module === "language" ? "language_model." : `modality_submodules.${module}.`;
 	return [...model.tensors]
@@ -113,8 +113,8 @@ interface StageLayers {
 }
 
 /**
- * Buffers of one optimizer, whose ranks are tensor-parallel (of experts: expert-parallel) ones of every pipeline stage,
- * stage after stage. Nothing says how many stages there are: the fewest that fit are believed.
+ * Places the parameters in the buffers of one optimizer, whose ranks are the tensor-parallel ranks (for experts the expert-parallel
+ * ranks) of each pipeline stage in order. The number of stages is not recorded: the smallest number that fits is accepted.
  */
 function placeFamily(stored: TensorStore, model: TensorStore, family: readonly FlatBuffer[]): Placement[] {
 	const ranks = 1 + family.reduce((last, { rank }) => Math.max(last, rank), 0);
@@ -134,7 +134,7 @@ function placeFamily(stored: TensorStore, model: TensorStore, family: readonly F
 	throw refusal;
 }
 
-/** Virtual stages have a buffer each, in order; a segment of layers is as long as fits its buffer. */
+/** Places the parameters of a stage: each virtual stage has a buffer, in order, and as many layers as fit it. */
 function placeStages(
 	stored: TensorStore,
 	model: TensorStore,
@@ -144,7 +144,7 @@ function placeStages(
 ): Placement[] {
 	const first = buffers[0]!;
 	const order = registrationOrder(parametersOf(model, first))?.reverse();
-	if (!order) throw unclear(stored.path, first.key, "a parameter of the model has no known place");
+	if (!order) throw unclear(stored.path, first.key, "the registration order of a parameter is unknown");
 	const layers = 1 + order.reduce((last, name) => Math.max(last, layerOf(name) ?? -1), -1);
 	const groups = [...new Set(buffers.map(({ group }) => group))].sort((x, y) => x - y);
 	const placements: Placement[] = [];
@@ -171,7 +171,7 @@ function placeStages(
 	return placements;
 }
 
-/** The parts of a segment on all ranks of its stage; a string says why they do not fit. */
+/** The placements of a segment's parameters on all ranks of its stage; a string says why they do not fit. */
 function placeSegment(
 	model: TensorStore,
 	buffers: readonly FlatBuffer[],
@@ -181,7 +181,7 @@ function placeSegment(
 ): Placement[] | string {
 	const { group, stage, ranksOfStage, stages } = at;
 	const names = order.filter((name) => holds(held, name));
-	// A tied output layer is a copy of the embedding; reversed, the output layer comes first.
+	// A tied output layer is a copy of the embedding. In the reversed order an output layer comes first.
 	const untied = !order.includes(embedding) || order.includes("language_model.output_layer.weight");
 	const copied = !untied && held.last && stages > 1 ? [embedding] : [];
 	const placements: Placement[] = [];
@@ -229,7 +229,7 @@ function holds({ begin, end, first, last }: StageLayers, name: string): boolean 
 	return name.includes("embedding.") ? first : last || !name.startsWith("language_model.");
 }
 
-/** Experts of one expert-parallel rank among `names`: consecutive ones of every layer. `all`: of all layers. */
+/** The experts of an expert-parallel rank among `names`, which are consecutive in every layer. `all`: names of all layers. */
 function localExperts(
 	names: readonly string[],
 	all: readonly string[],
@@ -268,7 +268,7 @@ function linkBucket(
 	}
 }
 
-/** The master copies in a bucket, rounded to the weights' dtype, must be the weights. */
+/** Throws a UserError unless the master parameters in a bucket, rounded to the weights' dtype, equal the weights. */
 function requireEqualWeights(
 	stored: TensorStore,
 	model: TensorStore,
@@ -296,9 +296,9 @@ function requireEqualWeight(
 	const copy = new Uint8Array((count * dtypes[master].bits) / 8);
 	stored.readInto(buffer.key, (offset * dtypes[master].bits) / 8, copy);
 	const rounded = master === dtype ? copy : encodeFloats(dtype, decodeFloats(master, copy));
-	// Copies of replicated parameters may differ in the last bits between ranks (atomics upstream).
+	// Copies of replicated parameters may differ between ranks in the last bits, because upstream sums with atomics.
 	if (Buffer.compare(rounded, weights) !== 0 && !nearlyEqual(dtype, rounded, weights)) {
-		throw unclear(stored.path, buffer.key, `what stands where ${name} should be is not that weight`);
+		throw unclear(stored.path, buffer.key, `its values at the position of ${name} differ from that weight`);
 	}
 }
 

@@ -4,7 +4,7 @@
  */
 import type { Runs } from "../mapping.ts";
 
-/** A run list of a rank's part: `count` runs of `length` elements of the whole, dense and in order in the part. */
+/** Runs of a rank's shard: `count` runs of `length` elements of the whole tensor, contiguous and in order in the shard. */
 export interface ShardRuns {
 	readonly runs: Runs;
 	readonly count: number;
@@ -17,7 +17,7 @@ const splitRows =
 	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
 const splitColumns = /(linear_proj\.weight|linear_fc2\.weight|mixer\.out_proj\.weight)$/;
 
-/** The sharding of a dense parameter; `shapes` of the whole model give the blocks of fused ones. */
+/** The sharding of a parameter other than experts'; `shapes`: of the whole model, from which the blocks of fused parameters follow. */
 function cutOf(name: string, shapes: ReadonlyMap<string, { readonly shape: readonly number[] }>): Cut {
 	const rows = shapes.get(name)!.shape[0] ?? 1;
 	const mixer = /^(.*mixer\.)(in_proj\.weight|conv1d_weight|conv1d_bias)$/.exec(name);
@@ -39,7 +39,7 @@ function cutOf(name: string, shapes: ReadonlyMap<string, { readonly shape: reado
 	return splitColumns.test(name) ? { axis: 1 } : null;
 }
 
-/** The part of rank `rank` of `size`; null if the sizes do not divide. */
+/** The shard of rank `rank` of `size`; null if the sizes do not divide. */
 export function shardOf(
 	name: string,
 	shapes: ReadonlyMap<string, { readonly shape: readonly number[] }>,
@@ -74,7 +74,7 @@ export function shardOf(
 	return { parts, replicated: false };
 }
 
-/** Order inside one layer or module. */
+/** Registration order inside a layer or module. */
 const leaves = [
 	"conv1d_weight",
 	"conv1d_bias",
@@ -103,7 +103,7 @@ const leaves = [
 	"linear_fc2.bias",
 ];
 
-/** Order of the modules around the layers. */
+/** Registration order of modules. */
 const modules = [
 	"class_token",
 	"position_embeddings",
@@ -120,7 +120,7 @@ const modules = [
 	"encoder.weight",
 ];
 
-/** Sorts parameters of one module into Megatron's registration order; null for a name that has no place in it. */
+/** Sorts parameters of one module into Megatron's registration order; null if a name is unknown. */
 export function registrationOrder(names: readonly string[]): string[] | null {
 	const ranked: { name: string; rank: readonly number[] }[] = [];
 	for (const name of names) {

@@ -1,6 +1,5 @@
 /**
- * The common state and the optimizer groups of a torch_dist checkpoint as plain data (docs/spec/checkpoint.md §1.7,
- * §3.6).
+ * Reads the common state and the optimizer groups of a torch_dist checkpoint as JSON (docs/spec/checkpoint.md §1.7, §3.6).
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -10,12 +9,12 @@ import { openTorchFile } from "../pickle/archive.ts";
 import { isJsonObject, type JsonObject, jsonOf } from "./common.ts";
 import type { TorchDistFolder } from "./folder.ts";
 
-/** Optimizers of a module; Megatron chains two or three. */
+/** Most chained optimizers of a module; Megatron chains two or three. */
 const MOST_CHAINS = 64;
 
 const commonItem = "common_state/shard_0_1";
 
-/** common.pt if it is there, as upstream prefers, else the byte item; {} without either. */
+/** The state in common.pt, which upstream prefers too, else in the byte item; {} without either. */
 export function readCommon(folder: TorchDistFolder, inert: readonly string[]): JsonObject {
 	const path = join(folder.path, "common.pt");
 	let state: Json = {};
@@ -31,7 +30,7 @@ function itemJson(folder: TorchDistFolder, name: string, inert: readonly string[
 	return jsonOf(folder.readObject(name, { inert }), `${folder.path} (${name})`);
 }
 
-/** Groups of every module's optimizers, a list a chained one, without their parameters. */
+/** Parameter groups by module, a list for each chained optimizer, without the parameters. */
 export function readParameterGroups(
 	folder: TorchDistFolder,
 	common: JsonObject,
@@ -41,7 +40,7 @@ export function readParameterGroups(
 	const add = (module: string, chain: number, value: Json | undefined) => {
 		if (!Array.isArray(value)) return;
 		if (chain > MOST_CHAINS)
-			throw new UserError(`${folder.path}: optimizer ${chain} of ${module} is not a chained one.`);
+			throw new UserError(`${folder.path}: module ${module} has optimizer ${chain}; at most ${MOST_CHAINS} are read.`);
 		const chains = groups.get(module) ?? [];
 		groups.set(module, chains);
 		chains[chain] = value.filter(isJsonObject).map(({ params: _, ...group }) => group);

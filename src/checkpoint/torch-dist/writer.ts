@@ -1,6 +1,6 @@
 /**
  * Writes a torch_dist checkpoint: .distcp files of torch.save archives, common.pt, .metadata, and metadata.json last,
- * because Megatron recognises a checkpoint by it (docs/spec/checkpoint.md §1, §7). Tensors are streamed.
+ * by which Megatron recognises a checkpoint (docs/spec/checkpoint.md §1, §7). Tensors are streamed.
  */
 import { join } from "node:path";
 import type { Box } from "../chunks.ts";
@@ -20,11 +20,11 @@ export interface TorchDistContent {
 	/** Tensors under their keys on disk. */
 	readonly tensors: TensorStore;
 	readonly extraStates: ReadonlyMap<string, ExtraState>;
-	/** Byte items that are torch.save archives already. */
+	/** Byte items, given as torch.save archives. */
 	readonly items: ReadonlyMap<string, Uint8Array>;
-	/** Byte items to be made: upstream wraps each in a list. */
+	/** Byte items, given as values; each is written as a list of one, as upstream does. */
 	readonly objects: ReadonlyMap<string, unknown>;
-	/** common.pt. */
+	/** The content of common.pt. */
 	readonly common: ReadonlyMap<string, unknown>;
 }
 
@@ -34,7 +34,7 @@ interface Item {
 	readonly length: number;
 }
 
-/** Fills a new folder. `onBytes` is called for every piece of a tensor. */
+/** Writes a checkpoint into a new folder. `onBytes` is called for every piece of a tensor. */
 export function writeTorchDistFiles(
 	folder: string,
 	content: TorchDistContent,
@@ -97,7 +97,7 @@ function* observed(pieces: Iterable<Uint8Array>, onBytes?: (bytes: number) => vo
 	}
 }
 
-/** Numbered files of about a size. */
+/** Numbered files, each closed when it has reached `bytes`. */
 class RollingFiles implements Disposable {
 	#file: OutputFile | null = null;
 	#count = 0;
@@ -126,7 +126,7 @@ class RollingFiles implements Disposable {
 	}
 }
 
-/** Boxes of a tensor that are consecutive in memory, each of about CHUNK_BYTES. */
+/** Divides a tensor into boxes that are contiguous in memory, of at most `chunkBytes` where an element is not larger. */
 function cutTensor(
 	{ dtype, shape }: TensorType,
 	chunkBytes = CHUNK_BYTES,
@@ -135,7 +135,7 @@ function cutTensor(
 	const volume = (sizes: readonly number[]) => sizes.reduce((product, size) => product * size, elementBytes);
 	const whole = { offsets: shape.map(() => 0), sizes: [...shape], begin: 0, bytes: volume(shape) };
 	const boxes = [whole];
-	// Cut the first axis; where one index of it is too large still, cut the next axis too.
+	// Where a single index of an axis still exceeds the size, the next axis is cut too.
 	for (let axis = 0; axis < shape.length; axis++) {
 		const next: typeof boxes = [];
 		for (const box of boxes) {

@@ -167,9 +167,9 @@ describe("zip", () => {
 		expect(() => open(renamed).read("a/data/0", 100)).toThrow("has another name in its header");
 		const lying = Buffer.from(zip(records));
 		lying.writeUInt16LE(60_000, lying.length - 12);
-		expect(() => open(lying)).toThrow("its directory has an impossible size");
+		expect(() => open(lying)).toThrow("its directory has an invalid size");
 		lying.writeUInt32LE(2 ** 31, lying.length - 10);
-		expect(() => open(lying)).toThrow("its directory has an impossible size");
+		expect(() => open(lying)).toThrow("its directory has an invalid size");
 	});
 
 	test("no pickle, two pickles, an old file", () => {
@@ -213,14 +213,14 @@ describe("tensors", () => {
 	test("views that lie", () => {
 		expect(() => read("K\x01", "K\x06", "K\x01")).toThrow("a tensor reaches past its storage");
 		expect(() => read("K\x00", "K\x02", "K\x06")).toThrow("a tensor reaches past its storage");
-		expect(() => read("J\xff\xff\xff\xff", "K\x02", "K\x01")).toThrow("a tensor's place in its storage is impossible");
-		expect(() => read("K\x00", "K\x02", "J\xff\xff\xff\xff")).toThrow("a tensor's stride is impossible");
-		expect(() => read("K\x00", "K\x02", "K\x01K\x01")).toThrow("a tensor's place in its storage is impossible");
-		expect(() => read("K\x00", "K\x06", "K\x01", "K\x07")).toThrow("storage 0 has 24 bytes, its tensor says 28");
-		expect(() => read("K\x00", "K\x06", "K\x01", "K\x06", 24, "../0")).toThrow("a storage has an impossible key");
+		expect(() => read("J\xff\xff\xff\xff", "K\x02", "K\x01")).toThrow("a tensor's place in its storage is invalid");
+		expect(() => read("K\x00", "K\x02", "J\xff\xff\xff\xff")).toThrow("a tensor's stride is invalid");
+		expect(() => read("K\x00", "K\x02", "K\x01K\x01")).toThrow("a tensor's place in its storage is invalid");
+		expect(() => read("K\x00", "K\x06", "K\x01", "K\x07")).toThrow("storage 0 has 24 bytes, and its tensor needs 28");
+		expect(() => read("K\x00", "K\x06", "K\x01", "K\x06", 24, "../0")).toThrow("a storage has an invalid key");
 		expect(() => read("K\x00", "J\xff\xff\xff\x7f", "K\x00")).toThrow("repeats few stored elements");
 		const wide = "\x8a\x07\xff\xff\xff\xff\xff\xff\x1f";
-		expect(() => read("K\x00", "K\x06", "K\x01", wide)).toThrow("a storage has an impossible size");
+		expect(() => read("K\x00", "K\x06", "K\x01", wide)).toThrow("a storage has an invalid size");
 		expect(() => read("K\x00", `${wide}${wide}`, "K\x00K\x00")).toThrow("a tensor reaches past its storage");
 	});
 });

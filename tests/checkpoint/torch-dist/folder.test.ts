@@ -130,7 +130,7 @@ describe.skipIf(!source)("a checkpoint of Megatron", () => {
 				: tensor,
 		);
 		expect(() => optimizerBuffers(flat, buffers, new MappedStore(weights, swapped))).toThrow(
-			"what stands where language_model.decoder.layers.0.mixer.out_proj.weight should be is not that weight",
+			"its values at the position of language_model.decoder.layers.0.mixer.out_proj.weight differ from that weight",
 		);
 		const fewer = plan.filter(({ name }) => !name.includes("layers.5"));
 		expect(() => optimizerBuffers(flat, buffers, new MappedStore(weights, fewer))).toThrow("--no-optimizer");

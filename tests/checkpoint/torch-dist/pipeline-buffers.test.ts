@@ -154,5 +154,5 @@ for (const [name, pattern, grid, tied] of grids) {
 test("stages of another model are not believed", () => {
 	const stored = buffersOf(modelOf("ME*-ME", false), grids[0]![2], false);
 	const other = modelOf("ME-*ME", false);
-	expect(() => optimizerBuffers(stored, [...stored.tensors.keys()], other)).toThrow("is not understood");
+	expect(() => optimizerBuffers(stored, [...stored.tensors.keys()], other)).toThrow("is unknown");
 });
