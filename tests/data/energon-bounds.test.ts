@@ -90,7 +90,7 @@ describe("metadatasets", () => {
 	] as const) {
 		test(`${key} ${value} is refused`, () => {
 			const path = scratch.file("share.yaml", `${head}    ${kind}:\n      - {path: set, ${key}: ${value}}\n`);
-			const message = `${key} of ${kind} entry 1 in split train of ${path} is ${shown}; it is a number above 0`;
+			const message = `${key} of ${kind} entry 1 in split train of ${path} is ${shown}; allowed are numbers above 0`;
 			expect(() => read(path)).toThrow(message);
 		});
 	}

@@ -164,7 +164,7 @@ describe("prepare", () => {
 		for (const shard of ["a", "b"]) folder.file(`s/${shard}.tar`, tar([["k.txt", shard]]));
 		const path = join(folder.path, "s");
 		const options = { ...defaultPrepareOptions, splitRatio: "1,0,0", sampleType: "CrudeWebdataset" };
-		expect(() => prepare(path, options)).toThrow('The sample key "k" of b.tar is there twice');
+		expect(() => prepare(path, options)).toThrow('The sample key "k" of b.tar is not unique');
 		expect(existsSync(join(path, ".nv-meta/.info.json"))).toBe(false);
 		prepare(path, { ...options, fixDuplicates: true });
 		const part = readSplitPart(storage, path, "train", null);

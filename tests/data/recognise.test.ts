@@ -182,6 +182,6 @@ describe("before the first step", () => {
 test("a blend without the lines that make it a MetadatasetV2 is told them", () => {
 	const blend = scratch.file("blend.yaml", "splits:\n  train:\n    blend:\n      - {path: ./set}\n");
 	expect(() => vlm(blend)).toThrow(
-		/^split train of \S*blend\.yaml is written as in a MetadatasetV2, and the file does not say that it is one: .*"__module__: megatron\.energon" and "__class__: MetadatasetV2"\.$/,
+		/^split train of \S*blend\.yaml has keys of a MetadatasetV2, so the file has to begin with the lines "__module__: megatron\.energon" and "__class__: MetadatasetV2"\.$/,
 	);
 });

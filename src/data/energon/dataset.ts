@@ -1,6 +1,6 @@
 /**
- * Opens a dataset, JSONL file or metadataset for training or validation: from a path to the list of leaf datasets that
- * a task encoder builds its pipelines from.
+ * Opens a dataset, JSONL file or metadataset for training or validation: resolves a path to the list of leaf datasets from
+ * which a task encoder builds its pipelines.
  */
 import { UserError } from "../../system/errors.ts";
 import { SampleError } from "./errors.ts";
@@ -27,10 +27,10 @@ import { JOINED, SampleLoaderDataset, type SampleReader } from "./wrappers/sampl
 export interface LoadOptions {
 	readonly training: boolean;
 	readonly splitPart: string;
-	/** Multiplies the datasets' own; null = no shuffling. */
+	/** Multiplies the shuffle_over_epochs of every dataset; null = no shuffling. */
 	readonly shuffleOverEpochsMultiplier: number | null;
 	readonly maxSamplesPerSequence: number | null;
-	/** Slices read at once; null = 16 for training, 1 for validation. */
+	/** Slices that are open at once; null = 16 for training, 1 for validation. */
 	readonly parallelShardIters: number | null;
 	/** File names in `.nv-meta`; null = dataset.yaml and split.yaml. */
 	readonly datasetConfig: string | null;
@@ -49,7 +49,7 @@ export const defaultLoadOptions: LoadOptions = {
 	subflavors: {},
 };
 
-/** Leaf datasets behind a path, and how they are combined. Throws a UserError for anything it cannot read. */
+/** The leaf datasets of a path, and how they are combined. Throws a UserError for data that cannot be read. */
 export function loadDatasets(
 	storage: Storage,
 	path: string,
@@ -59,7 +59,7 @@ export function loadDatasets(
 	const { splitPart, subflavors, shuffleOverEpochsMultiplier } = options;
 	if (!validMultiplier(shuffleOverEpochsMultiplier)) {
 		throw new UserError(
-			`shuffle_over_epochs_multiplier is ${shuffleOverEpochsMultiplier}; it is null, -1 or 1 and more.`,
+			`shuffle_over_epochs_multiplier is ${shuffleOverEpochsMultiplier}; allowed are null, -1 and numbers from 1.`,
 		);
 	}
 	const kind = datasetKind(storage, path);
@@ -93,10 +93,10 @@ function validMultiplier(multiplier: number | null): boolean {
 	return multiplier === null || multiplier === -1 || (Number.isSafeInteger(multiplier) && multiplier >= 1);
 }
 
-/** Slices that a worker may read in turn. */
+/** Most slices that a worker may have open at once. */
 const MOST_SLICES = 65_536;
 
-/** How a leaf is cut and shuffled. */
+/** How a leaf dataset is divided into slices and shuffled. */
 interface Order {
 	readonly maxSamplesPerSequence: number | null;
 	readonly shuffleOverEpochs: number | null;
@@ -113,16 +113,16 @@ function orderOf(path: string, leaf: Leaf, options: LoadOptions, config: Dataset
 	const parallelSlices = parallel ?? (options.training ? 16 : 1);
 	if (!validMultiplier(shuffleOverEpochs)) {
 		throw new UserError(
-			`${path}: shuffle_over_epochs is ${shuffleOverEpochs}; it is null, -1 or a whole number from 1.`,
+			`${path}: shuffle_over_epochs is ${shuffleOverEpochs}; allowed are null, -1 and integers from 1.`,
 		);
 	}
 	if (!(Number.isInteger(parallelSlices) && parallelSlices >= 1 && parallelSlices <= MOST_SLICES)) {
 		throw new UserError(
-			`${path}: parallel_shard_iters is ${parallelSlices}; it is a whole number from 1 to ${MOST_SLICES}.`,
+			`${path}: parallel_shard_iters is ${parallelSlices}; allowed are integers from 1 to ${MOST_SLICES}.`,
 		);
 	}
 	if (limit !== null && !(Number.isInteger(limit) && limit >= 1)) {
-		throw new UserError(`${path}: max_samples_per_sequence is ${limit}; it is a whole number from 1.`);
+		throw new UserError(`${path}: max_samples_per_sequence is ${limit}; allowed are integers from 1.`);
 	}
 	return { maxSamplesPerSequence: limit, shuffleOverEpochs, parallelSlices, subset: leaf.subset };
 }
@@ -137,7 +137,7 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 	const config = readDatasetConfig(storage, source.path, source.datasetConfig);
 	if (config.sampleType !== null && stores.length > 0) {
 		throw new UserError(
-			`${source.path} is given auxiliary data, but its samples are of the type ${config.sampleType.name}: only crude samples take them.`,
+			`${source.path} has auxiliary data (aux), which only crude samples can use, but its samples are of the type ${config.sampleType.name}.`,
 		);
 	}
 	const part = readSplitPart(storage, source.path, leaf.splitPart, source.splitConfig);
@@ -192,7 +192,7 @@ function openJsonl(
 	};
 }
 
-/** A record's JSON; null for a record that is not JSON, which counts as one damaged sample. */
+/** A record's JSON; null for a record that is not JSON, which counts as a damaged sample. */
 function recordOf(raw: RawSample): unknown {
 	try {
 		return decodeParts(raw, { images: null }).json;
@@ -209,13 +209,13 @@ function openJoin(
 	options: LoadOptions,
 ): LoadedDataset {
 	if (join.parts.some(({ aux }) => aux.size > 0)) {
-		throw new UserError(`The join in ${join.file} is given auxiliary data (aux), which joins do not take.`);
+		throw new UserError(`The join in ${join.file} has auxiliary data (aux), which joins do not support.`);
 	}
 	const datasets = joinedDatasets(storage, join, leaf.splitPart);
 	const path = joinIndexPath(storage, join, datasets);
 	if (!storage.isFile(path)) {
 		throw new UserError(
-			`The join in ${join.file} has no index for the data as it is now: run \`mimo data prepare ${join.file}\`.`,
+			`The join in ${join.file} has no index for the present data: run \`mimo data prepare ${join.file}\`.`,
 		);
 	}
 	const index = new JoinIndex(storage, path);
@@ -253,7 +253,7 @@ function openJoin(
 	};
 }
 
-/** Fields of all joined samples, later ones over earlier; or one field a dataset when they are named. */
+/** The fields of all joined samples, where those of later datasets take precedence; or a field for each named dataset. */
 function joinSamples(
 	samples: readonly (Sample | null)[],
 	parts: readonly { readonly name: string | null }[],
@@ -272,7 +272,7 @@ function joinSamples(
 	return { ...primary, type, fields, sources, restoreKey: [JOINED, ...record.restoreKey] };
 }
 
-/** `counts`: samples of every shard, or the rows of a join. */
+/** `counts`: the number of samples of every shard, or of rows of a join. */
 function buildWith(
 	order: Order,
 	readers: readonly ((openShards: number) => SampleReader)[],
@@ -295,7 +295,7 @@ function buildWith(
 	};
 }
 
-/** Fields that are lists with images in them. */
+/** Fields whose values are lists with images. */
 const imageLists: readonly string[] = ["sequence", "images"];
 
 function partFilter(config: DatasetConfig): PartFilter | null {
@@ -313,7 +313,7 @@ function partFilter(config: DatasetConfig): PartFilter | null {
 		(hasLists && isImageExtension(extension));
 }
 
-/** A raw sample decoded, as a typed or crude sample. Throws where a part or field is damaged or missing. */
+/** Decodes a raw sample into a typed or crude sample. Throws where a part or field is damaged or missing. */
 export function loadSample(
 	raw: RawSample,
 	record: RawRecord,
@@ -322,7 +322,7 @@ export function loadSample(
 	decode: DecodeOptions,
 ): Sample {
 	if (config.sampleType === null) return crudeSample(raw, record, subflavors, decode);
-	// Image parts that only a list may name are decoded when it does.
+	// Image parts that the field_map does not name are decoded when a list names them.
 	const mapped = [...config.fields.values()].flatMap((access) => access.map(([part]) => part!));
 	const own = new Map([...raw.parts].filter(([extension]) => mapped.some((part) => matchesPart(part, extension))));
 	const parts = decodeParts({ ...raw, parts: own }, decode);
@@ -342,7 +342,7 @@ export function loadSample(
 	return { key, restoreKey: record.restoreKey, sources, subflavors, type: config.sampleType.name, fields };
 }
 
-/** A raw sample decoded, with its parts by extension. */
+/** Decodes a raw sample into a crude sample, with its parts by extension. */
 export function crudeSample(raw: RawSample, record: RawRecord, subflavors: Subflavors, decode: DecodeOptions): Sample {
 	const fields = decodeParts(raw, decode);
 	return { key: raw.key, restoreKey: record.restoreKey, sources: raw.sources, subflavors, type: "CrudeSample", fields };

@@ -1,7 +1,7 @@
 /**
- * Handles samples that fail (docs/spec/energon.md §1.9). A function of the task encoder runs in an error context: a
- * skip drops the sample silently; a broken program ends the run; any other error goes to the handler, drops the sample
- * and counts; too many failures in a row end the run.
+ * Handles failures of samples (docs/spec/energon.md §1.9). Functions of the task encoder run in an error context: a SkipSample
+ * drops the sample silently; an error of the program ends the run; any other error goes to the handler, drops the sample and
+ * is counted; too many consecutive failures end the run.
  */
 import { counted } from "../../system/counted.ts";
 import { printable, UserError } from "../../system/errors.ts";
@@ -12,7 +12,7 @@ export class SkipSample extends Error {
 	override readonly name = "SkipSample";
 }
 
-/** A sample that cannot be read, decoded or encoded; `key` and `part` say which, as far as known. */
+/** A sample that cannot be read, decoded or encoded; `key` and `part` name it where they are known. */
 export class SampleError extends Error {
 	override readonly name: string = "SampleError";
 	constructor(
@@ -30,17 +30,17 @@ export class ExpectedLoss extends SampleError {
 	override readonly name = "ExpectedLoss";
 }
 
-/** A part of a sample that its decoder refused. */
+/** A part of a sample that cannot be decoded. */
 export class DecodingError extends SampleError {
 	override readonly name = "DecodingError";
 }
 
-/** A field of the sample that is not there. */
+/** A field that the sample lacks. */
 export class FieldAccessError extends SampleError {
 	override readonly name = "FieldAccessError";
 }
 
-/** A sample that cannot be read: its shard or index is damaged or gone. */
+/** A sample that cannot be read because its shard or index is damaged or missing. */
 export class BrokenSampleError extends SampleError {
 	override readonly name = "BrokenSampleError";
 	constructor(
@@ -52,10 +52,10 @@ export class BrokenSampleError extends SampleError {
 	}
 }
 
-/** An index that is damaged: it breaks the sample that needs it. */
+/** A damaged index, which makes the samples that need it unreadable. */
 export class DamagedIndexError extends UserError {}
 
-/** The data set, its index or the program is broken: no handler is asked. */
+/** The data set, its index or the program is broken; the run ends without a call of the handler. */
 export class FatalSampleError extends UserError {
 	constructor(sentence: string, options?: ErrorOptions) {
 		super(sentence);
@@ -71,7 +71,7 @@ export const raiseError: ErrorHandler = (error) => {
 	throw error;
 };
 
-/** Errors that show a broken program rather than a broken sample. */
+/** Whether an error shows a defect of the program rather than of a sample. */
 function isProgramError(error: unknown): error is Error {
 	if (error instanceof ReferenceError || error instanceof SyntaxError || error instanceof FatalSampleError) return true;
 	return error instanceof RangeError && /call stack|out of memory/i.test(error.message);
@@ -81,10 +81,10 @@ export class ErrorContext {
 	#failures = 0;
 
 	constructor(
-		/** Says which step failed. */
+		/** Name of the step, for messages. */
 		private readonly step: string,
 		private readonly handler: ErrorHandler,
-		/** Failures in a row that end the run; 0 = any number. */
+		/** Consecutive failures that end the run; 0 = unlimited. */
 		private readonly tolerance: number,
 	) {}
 
@@ -110,7 +110,7 @@ export class ErrorContext {
 	}
 }
 
-/** Where a sample, or the samples of a list, come from. */
+/** The sources of a sample, or of the samples of a list. */
 export function sourcesOf(sample: unknown): readonly SourceInfo[] {
 	if (Array.isArray(sample)) return sample.flatMap(sourcesOf);
 	const sources = (sample as { sources?: readonly SourceInfo[] } | null)?.sources;

@@ -5,7 +5,7 @@ import { type DecodeOptions, decodeParts, type ImageDecoder, isImageExtension } 
 import type { FileStore } from "./format/file-store.ts";
 import type { RawSample, Sample } from "./sample.ts";
 
-/** A list in which names of image parts, as "extension", "key.extension" or {"image": name}, stand for the images. */
+/** A list whose names of image parts ("extension", "key.extension" or {"image": name}) are replaced by the images. */
 export function namedParts(value: unknown, raw: RawSample, decode: DecodeOptions): unknown {
 	if (!Array.isArray(value)) return value;
 	return value.map((item: unknown) => {
@@ -22,7 +22,7 @@ export function namedParts(value: unknown, raw: RawSample, decode: DecodeOptions
 	});
 }
 
-/** A crude sample with the images that its record names, from the first of the stores that has each. */
+/** A crude sample with the images that its record names; each is from the first store that has it. */
 export function withAux(sample: Sample, stores: readonly FileStore[], decode: DecodeOptions): Sample {
 	if (stores.length === 0 || decode === null || decode.images === null) return sample;
 	const { images } = decode;
@@ -48,7 +48,7 @@ function readFirst(stores: readonly FileStore[], name: string): Uint8Array | nul
 	return null;
 }
 
-/** An image of auxiliary data, refused as a part is. */
+/** Decodes an image of auxiliary data; errors are those of a part. */
 function decodeImage({ key }: Sample, name: string, bytes: Uint8Array, images: ImageDecoder): unknown {
 	const raw = { key, shard: "aux", sources: [], parts: new Map([["image.jpg", bytes]]) };
 	try {

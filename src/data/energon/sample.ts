@@ -4,12 +4,12 @@
  */
 
 /**
- * Finds a sample again: wrapper names and call numbers from outside in, the sample index last
- * (docs/spec/energon.md §4.2).
+ * Identifies a sample so that it can be read again: names and call numbers of wrappers from the outermost to the innermost, then
+ * the sample index (docs/spec/energon.md §4.2).
  */
 export type RestoreKey = readonly (string | number | RestoreKey)[];
 
-/** Where a sample was read. */
+/** The source of a sample. */
 export interface SourceInfo {
 	readonly datasetPath: string;
 	/** Sample index within the split part. */
@@ -20,7 +20,7 @@ export interface SourceInfo {
 
 export type Subflavors = Readonly<Record<string, unknown>>;
 
-/** The bytes of one sample as they are in the shard; joined datasets have several, some perhaps missing. */
+/** The undecoded bytes of a sample of one dataset. */
 export interface RawSample {
 	readonly key: string;
 	readonly shard: string;
@@ -28,13 +28,13 @@ export interface RawSample {
 	readonly parts: ReadonlyMap<string, Uint8Array>;
 }
 
-/** An output of the sample loader: one raw sample per joined dataset. */
+/** An output of the sample loader: a raw sample for each joined dataset. */
 export interface RawRecord {
 	readonly restoreKey: RestoreKey;
 	readonly data: readonly (RawSample | null)[];
 }
 
-/** Anything behind the load step: a typed or crude sample, an encoded one, a pack or a batch. */
+/** A typed or crude sample, an encoded sample, a pack or a batch: any element after the load step. */
 export interface Sample {
 	readonly key: string;
 	restoreKey: RestoreKey;
@@ -46,7 +46,7 @@ export interface Sample {
 	readonly fields: Readonly<Record<string, unknown>>;
 }
 
-/** The fields of an element that wrappers need. */
+/** The fields of an element that wrappers use. */
 export interface Keyed {
 	restoreKey: RestoreKey;
 }

@@ -1,16 +1,16 @@
 /**
- * Finds the samples that a worker owns, cut into slices (docs/spec/energon.md §3.1). Slices are offsets into the split
- * part's sample index space: slice i is [offsets[i], offsets[i + 1]); one offset alone means no samples.
+ * Divides samples among workers, in slices (docs/spec/energon.md §3.1). A worker's slices are offsets of sample indices in the
+ * split part: slice i is [offsets[i], offsets[i + 1]); a single offset means no samples.
  */
 import { UserError } from "../../system/errors.ts";
 
-/** Part of a dataset: absolute bounds first, then fractions of the samples between them. */
+/** A subset of a dataset: absolute bounds, then fractions of the samples between them. */
 export interface Subset {
 	readonly absoluteRange: readonly [number, number | null] | null;
 	readonly range: readonly [number, number];
 }
 
-/** [start, end) of a subset of `total` samples; throws a UserError when it does not fit. */
+/** [start, end) of a subset of `total` samples. Throws a UserError for bounds beyond them. */
 export function subsetBounds(total: number, subset: Subset | null): [number, number] {
 	let start = 0;
 	let end = total;
@@ -20,7 +20,7 @@ export function subsetBounds(total: number, subset: Subset | null): [number, num
 		end = subset.absoluteRange[1] ?? total;
 		if (end > total) throw new UserError(`A subset ends at sample ${end}, but there are only ${total}.`);
 		if (start > end) throw new UserError(`A subset starts at sample ${start}, after its end ${end}.`);
-		if (start < 0) throw new UserError(`A subset starts at sample ${start}.`);
+		if (start < 0) throw new UserError(`A subset starts at sample ${start}, which is below 0.`);
 	}
 	const size = end - start;
 	const first = start + Math.trunc(size * subset.range[0]);
@@ -29,7 +29,7 @@ export function subsetBounds(total: number, subset: Subset | null): [number, num
 	return [first, last];
 }
 
-/** Order in which workers receive the samples left over: halves interleaved, recursively. */
+/** Order in which workers receive the remaining samples: halves interleaved, recursively. */
 export function interleaving(indices: readonly number[]): number[] {
 	if (indices.length <= 2) return [...indices];
 	const half = Math.floor(indices.length / 2);
@@ -43,7 +43,7 @@ export function interleaving(indices: readonly number[]): number[] {
 	return merged;
 }
 
-/** Starts of the slices that [start, end) is divided into; about `limit` samples each. */
+/** Starts of the slices of [start, end), of about `limit` samples each. */
 export function splitShard(start: number, end: number, limit: number | null): number[] {
 	const size = end - start;
 	if (limit === null || size <= limit * 1.5) return [start];
@@ -67,7 +67,7 @@ export interface Division {
 	readonly numWorkers: number;
 	readonly maxSamplesPerSequence: number | null;
 	readonly subset: Subset | null;
-	/** Rotates which workers get the samples left over: samples of the datasets before, modulo the workers. */
+	/** Rotates the workers that receive the remaining samples: number of samples of earlier datasets, modulo the workers. */
 	readonly rotation: number;
 }
 
@@ -87,14 +87,14 @@ function workerBounds(start: number, end: number, division: Division): number[] 
 	return bounds.slice(division.rank * perRank, (division.rank + 1) * perRank + 1);
 }
 
-/** Slice offsets of every worker of a rank, for shards of the given sample counts; slices never cross a shard. */
+/** Slice offsets of every worker of a rank, for shards of the given sample counts; a slice lies within a shard. */
 export function shardWorkers(counts: readonly number[], division: Division): number[][] {
 	const cuts = [0];
 	for (const count of counts) cuts.push(cuts[cuts.length - 1]! + count);
 	return divide(cuts[cuts.length - 1]!, division, cuts);
 }
 
-/** Divides rows without shards (joined datasets) among workers: offsets of every worker's slices. */
+/** Slice offsets of every worker for rows without shards, as of joined datasets. */
 export function sliceWorkers(total: number, division: Division): number[][] {
 	return divide(total, division, []);
 }

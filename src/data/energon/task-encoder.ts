@@ -1,6 +1,6 @@
 /**
- * A task's functions on samples, and the pipeline that follows from them (docs/spec/energon.md §3.4, §5.1): cookers,
- * encoding, packing, grouping, batching. Steps that a task leaves out get no node.
+ * The functions of a task on samples, and the pipeline of these functions (docs/spec/energon.md §3.4, §5.1): cooking, encoding,
+ * packing, grouping, batching. A step that the task lacks has no node in the pipeline.
  */
 import { UserError } from "../../system/errors.ts";
 import type { DecodeOptions } from "./format/decode.ts";
@@ -17,14 +17,14 @@ import { type Division, type Groups, PackingDataset } from "./wrappers/packing.t
 import { RepeatDataset } from "./wrappers/repeat.ts";
 import { ShuffleBufferDataset } from "./wrappers/shuffle-buffer.ts";
 
-/** Turns a crude sample into a typed one; chosen by the data set's subflavors. */
+/** Converts a crude sample into a typed sample; selected by the data set's subflavors. */
 export interface Cooker {
 	readonly cook: Hook<Sample, Sample>;
-	/** Subflavors a data set must have for this cooker; all data sets if empty. */
+	/** Subflavors of the data sets for this cooker; empty: all data sets. */
 	readonly hasSubflavors: Subflavors;
 }
 
-/** Steps of a task. Elements are whatever the steps make of samples, as long as they carry a restore key. */
+/** Steps of a task. Elements between steps may be of any type that has a restore key. */
 export interface TaskEncoder {
 	readonly decode: DecodeOptions;
 	readonly cookers: readonly Cooker[];
@@ -41,25 +41,25 @@ export interface TaskEncoder {
 /** How the datasets of a metadataset are combined. */
 export type BlendMode = "none" | "weight" | "repetitions";
 
-/** One dataset of the (flattened) list, before it is built for a worker. */
+/** A leaf dataset, before its pipeline is built for a worker. */
 export interface LoadedDataset {
 	/** Folder or file, for messages. */
 	readonly path: string;
-	/** Shards, exclusions and their cuts, on which the order of the samples depends. */
+	/** Shards, exclusions and subset, on which the order of samples depends. */
 	readonly identity: string;
-	/** Digest of what its files hold; read when it is asked for. */
+	/** Digest of the content of its files, which this reads. */
 	contents(): string;
-	/** Names of auxiliary data that its metadataset gives it. */
+	/** Names of its auxiliary data in the metadataset. */
 	readonly aux: readonly string[];
-	/** Records of a JSONL file, null where one is not JSON; null for any other data set. */
+	/** Records of a JSONL file, where a record that is not JSON is null; null for other data sets. */
 	readonly records: { readonly length: number; read(index: number): unknown } | null;
-	/** Samples of the split part; subsets do not count. */
+	/** Number of samples of the split part, without regard to subsets. */
 	readonly length: number;
 	readonly subflavors: Subflavors;
 	readonly crude: boolean;
 	readonly weight: number | null;
 	readonly repetitions: number | null;
-	/** Loader and load step of a worker; `rotation` rotates which workers get the samples left over. */
+	/** Loader and load step of a worker; `rotation` rotates the workers that receive the remaining samples. */
 	build(worker: Worker, rotation: number): { records: Dataset<RawRecord>; load: Hook<RawRecord, Sample> };
 }
 
@@ -73,11 +73,11 @@ export interface TrainOptions extends BatchOptions {
 	readonly blendMode: BlendMode;
 	readonly repeat: boolean;
 	readonly shuffleBufferSize: number | null;
-	/** Outputs of a virtual epoch of the rank; 0 = none. */
+	/** Number of outputs in a virtual epoch of the rank; 0 = no virtual epochs. */
 	readonly virtualEpochLength: number;
 }
 
-/** Rotation of every dataset: samples of those before it, modulo all workers. */
+/** Rotation of every dataset: number of samples of earlier datasets, modulo all workers. */
 function rotations(datasets: readonly LoadedDataset[], worker: Worker): number[] {
 	const workers = Math.max(1, worker.config.numWorkers) * worker.config.worldSize;
 	let before = 0;
@@ -88,14 +88,14 @@ function rotations(datasets: readonly LoadedDataset[], worker: Worker): number[]
 	});
 }
 
-/** Loading and, for crude data, cooking of one dataset. */
+/** The nodes that load a dataset and, for crude data, cook its samples. */
 function load(dataset: LoadedDataset, rotation: number, task: TaskEncoder, worker: Worker): Dataset<Sample> {
 	const { records, load: loader } = dataset.build(worker, rotation);
 	const samples = new MapDataset<RawRecord, Sample>(records, loader);
 	return dataset.crude ? new MapDataset(samples, cookerOf(dataset, task).cook) : samples;
 }
 
-/** First cooker whose subflavors the data set has; throws a UserError when no cooker matches. */
+/** The first cooker whose subflavors the data set has. Throws a UserError if no cooker matches. */
 function cookerOf(dataset: Pick<LoadedDataset, "subflavors">, task: TaskEncoder): Cooker {
 	if (task.cookers.length === 0) throw new UserError("The data set is crude, but the task has no cookers.");
 	const cooker = task.cookers.find(({ hasSubflavors }) =>
@@ -130,7 +130,9 @@ export function buildTrain(
 		repeat = options.repeat;
 	} else {
 		if (!options.repeat) {
-			throw new UserError("A blend by weights has no end: it cannot be combined with repeat off; use blend_epochized.");
+			throw new UserError(
+				"A blend by weights is endless, so it cannot be combined with repeat off; use blend_epochized.",
+			);
 		}
 		sources = loaded.map((dataset) => new RepeatDataset(dataset, null));
 		weights = datasets.map(({ weight }) => (options.blendMode === "weight" ? (weight ?? 1) : 1));
@@ -144,7 +146,7 @@ export function buildTrain(
 	return options.virtualEpochLength > 0 ? new EpochizeDataset(outputs, options.virtualEpochLength) : outputs;
 }
 
-/** The validation pipeline of one worker: everything once, in order; `limit` outputs a pass at most. */
+/** The validation pipeline of one worker: every sample once, in order; at most `limit` outputs a pass. */
 export function buildValidation(
 	datasets: readonly LoadedDataset[],
 	task: TaskEncoder,
@@ -190,10 +192,10 @@ function batchUp(samples: Dataset<Keyed>, task: TaskEncoder, options: BatchOptio
 	return task.encodeBatch ? new MapDataset<Keyed, Keyed>(outputs, task.encodeBatch) : outputs;
 }
 
-/** Keys, sources and restore key of a batch or pack are those of its members. */
+/** A batch or pack, with the keys, sources and restore keys of its members. */
 export interface Collected extends Keyed {
 	readonly items: readonly Keyed[];
 }
 
-/** The plainest batch function: a list of the samples. */
+/** The batch function that returns the list of samples. */
 export const collect = hook<readonly Keyed[], Collected>("batch", (items) => ({ restoreKey: [], items }));

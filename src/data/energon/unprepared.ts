@@ -1,4 +1,4 @@
-/** Says why a path is not a data set that can be read, and what to do about it. */
+/** Error messages for paths that are not prepared data sets, with a remedy. */
 import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../system/errors.ts";
@@ -8,7 +8,7 @@ import { isUrl } from "./storage/storage.ts";
 const readable = "mimo reads prepared folders of tar files, .jsonl files and metadatasets (docs/data.md)";
 const asText = "--dataset-provider text trains on its text alone";
 
-/** The refusal of a path that is not a prepared data set. */
+/** The error about a path that is not a prepared data set. */
 export function unprepared(path: string): UserError {
 	return new UserError(`${reasonOf(path)}.`);
 }
@@ -31,7 +31,7 @@ function reasonOf(path: string): string {
 	return `${path} is ${kind.name}; ${fix}${kind.isText ? `, and ${asText}` : other}`;
 }
 
-/** Null bytes and names that are too long are paths of nothing. */
+/** The status of a path; undefined where no file can have it, as with null bytes or too many characters. */
 function statusOf(path: string): Stats | undefined {
 	try {
 		return statSync(path);

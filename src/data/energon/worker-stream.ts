@@ -1,18 +1,18 @@
-/** The outputs of one logical worker, pass after pass, with its state. */
+/** The outputs of a logical worker over all passes, and the worker's state. */
 import { UserError } from "../../system/errors.ts";
 import type { SystemRandomState } from "./random/system-random.ts";
 import type { Keyed, RestoreKey } from "./sample.ts";
 import type { Worker } from "./worker.ts";
 import { addKey, type Dataset, type NodeState } from "./wrappers/dataset.ts";
 
-/** Outermost entry of restore keys: with workers and state, or without. */
+/** Class name in the outermost entry of restore keys, for loaders with workers or without. */
 export type LoaderClass = "SavableDatasetWrapper" | "SimpleSavableDatasetWrapper";
 
 export interface StreamState {
 	/** Number of the next output. */
 	readonly index: number;
 	readonly dataset: NodeState;
-	/** Generators user code draws from; null leaves them as they are. */
+	/** States of the generators of user code; null keeps the present states. */
 	readonly random: SystemRandomState | null;
 }
 
@@ -51,7 +51,7 @@ export class WorkerStream<Item extends Keyed> {
 		this.#index = state.index;
 	}
 
-	/** Makes the output of a restore key again; `key` may be of any worker. */
+	/** Computes the output of a restore key again; `key` may be of any worker. */
 	restoreSample(key: RestoreKey): Item {
 		const [name, globalWorker, index, ...rest] = key;
 		if (name !== this.className || typeof globalWorker !== "number" || typeof index !== "number") {

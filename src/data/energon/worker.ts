@@ -1,7 +1,7 @@
 /**
- * One logical worker: its number, its seeds and generators, and the call numbers that user code sees
- * (docs/spec/energon.md §2.1, §2.2). A rank has `numWorkers` of them, or one when that is 0. Every dataset node of a
- * pipeline shares its worker.
+ * A logical worker: its number, its seeds and generators, and the call numbers that user code sees
+ * (docs/spec/energon.md §2.1, §2.2). A rank has `numWorkers` workers, or a single worker where that is 0. All nodes of a pipeline
+ * share its worker.
  */
 import type { ErrorHandler } from "./errors.ts";
 import type { HookContext } from "./hook.ts";
@@ -13,7 +13,7 @@ export interface WorkerConfig {
 	/** Data-parallel rank and number of ranks. */
 	readonly rank: number;
 	readonly worldSize: number;
-	/** Logical workers a rank; 0 = one, whose reported id is 0 on every rank. */
+	/** Logical workers of a rank; 0 = a single worker, whose reported id is 0 on every rank. */
 	readonly numWorkers: number;
 	readonly seedOffset: number;
 	/** Receives failures while iterating. */
@@ -23,20 +23,20 @@ export interface WorkerConfig {
 }
 
 /**
- * "exact": a restored loader continues as if it had never stopped. "energon": it repeats the Python package where that
- * deviates (restarts in the middle of a generator, rotated workers in later epochs, seeds remembered by the first call
- * of a process); the reference tests alone use it.
+ * "exact": a restored loader continues as if it had never stopped. "energon": it deviates as the Python package does (after a
+ * restart in the middle of a generator, with rotated workers in later epochs, with seeds of the first call in a process); only
+ * the reference tests use it.
  */
 export type Compatibility = "exact" | "energon";
 
 export class Worker implements HookContext {
-	/** The generators user code draws from. */
+	/** The generators of user code. */
 	readonly random: SystemRandom;
-	/** Bottom: outputs so far; above: the call number of every running function. */
+	/** A stack: the number of outputs, then the call number of every running function. */
 	readonly #calls: number[] = [0];
-	/** Seeds that functions keep from their first call in a process (in Energon a worker is one). */
+	/** Seeds that functions keep from their first call in a process; in Energon each worker is a process. */
 	readonly #remembered = new Map<object, number>();
-	/** Worker whose sample is being restored, when that is not this one. */
+	/** Local id of another worker whose sample is being restored; null: no other worker's. */
 	#restoring: number | null = null;
 
 	constructor(
@@ -48,12 +48,12 @@ export class Worker implements HookContext {
 		this.random = new SystemRandom(this.seed());
 	}
 
-	/** Id among all workers of all ranks, as reported in restore keys. */
+	/** Id among all workers of all ranks, which restore keys hold. */
 	get globalId(): number {
 		return this.#restoring ?? this.config.rank * this.config.numWorkers + this.id;
 	}
 
-	/** Local id, or that of the worker whose sample is being restored. */
+	/** Local id, or the local id of the worker whose sample is being restored. */
 	get localId(): number {
 		if (this.#restoring === null || this.config.numWorkers === 0) return this.id;
 		return this.#restoring % this.config.numWorkers;
@@ -64,22 +64,22 @@ export class Worker implements HookContext {
 		return workerSeed(numWorkers === 0 ? rank : this.globalId, seedOffset);
 	}
 
-	/** A generator of its own for a dataset node. All of a worker start from the same seed. */
+	/** A new generator for a dataset node. All generators of a worker start from the same seed. */
 	generator(): TorchGenerator {
 		return new TorchGenerator(this.seed());
 	}
 
-	/** Number of the running function's call, unique over the rank's workers. */
+	/** Call number of the running function, unique over the rank's workers. */
 	get sampleIndex(): number {
 		return this.#calls[this.#calls.length - 1]! * Math.max(1, this.config.numWorkers) + this.localId;
 	}
 
-	/** Number of the output being made, unique over the rank's workers. */
+	/** Number of the current output, unique over the rank's workers. */
 	get batchIndex(): number {
 		return this.#calls[0]! * Math.max(1, this.config.numWorkers) + this.localId;
 	}
 
-	/** The output that is made from now on. */
+	/** Begins output number `index`. */
 	beginOutput(index: number): void {
 		this.#calls.length = 1;
 		this.#calls[0] = index;
@@ -108,7 +108,7 @@ export class Worker implements HookContext {
 		}
 	}
 
-	/** Seed of the running call of `owner`, a function with restored seeds. */
+	/** Seed of the running call of `owner`, a function whose seeds are restored. */
 	callSeed(owner: object): number {
 		let seed = this.seed();
 		if (this.compatibility === "energon") {

@@ -1,7 +1,7 @@
-/** Which fields of a row hold its images and its text: by flags, else by the names that data sets commonly use. */
+/** Finds the fields of a row with images and text: those that flags name, else those with common names. */
 import { UserError } from "../../system/errors.ts";
 
-/** Fields named by flags; null: looked for by name. */
+/** Fields that flags name; null: found by common names. */
 export interface Columns {
 	readonly images: readonly string[] | null;
 	readonly text: string | null;
@@ -19,10 +19,10 @@ const imageNames = [
 const textNames = ["caption", "captions", "text", "txt", "description", "sentence", "alt_text", "prompt_caption"];
 const questionNames = ["question", "query", "instruction", "prompt", "problem"];
 const answerNames = ["answer", "answers", "multiple_choice_answer", "response", "completion", "output", "solution"];
-/** Fields with whole conversations or documents. */
+/** Fields with conversations or documents. */
 export const conversationNames = ["conversations", "conversation", "messages"] as const;
 const documentNames = ["texts", "text_list", "image_info"];
-/** Fields read beside others. */
+/** Further fields that are read. */
 const besides = ["system", "input", "video", "videos", "audio", "audios"];
 
 const known = new Set<string>([
@@ -37,7 +37,7 @@ const known = new Set<string>([
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** A value that says something. */
+/** Whether a value is not empty. */
 export function isGiven(value: unknown): boolean {
 	return value !== undefined && value !== null && value !== "" && !(Array.isArray(value) && value.length === 0);
 }
@@ -59,15 +59,15 @@ export const textOf = (fields: Fields, columns: Columns): unknown => first(field
 export const questionOf = (fields: Fields, columns: Columns): unknown => first(fields, columns.question, questionNames);
 export const answerOf = (fields: Fields, columns: Columns): unknown => first(fields, columns.answer, answerNames);
 
-/** Fields that are read, of those that there are. */
+/** The fields of `there` that are read. */
 export function wantedColumns(there: readonly string[], columns: Columns): string[] {
 	const named = new Set([...(columns.images ?? []), columns.text, columns.question, columns.answer]);
 	return there.filter((name) => known.has(name) || named.has(name));
 }
 
 /**
- * Checks the fields that all rows of a source have before any is read. Throws a UserError when a field that a flag names
- * is missing, when no field can hold text, or when no field can hold the images that a folder is named for.
+ * Checks the fields of a source before its rows are read. Throws a UserError if a field that a flag names is missing, if no
+ * known field holds text, or if --image-root is given and no known field holds images.
  */
 export function checkColumns(
 	there: readonly string[],
@@ -88,7 +88,7 @@ export function checkColumns(
 	const imagesHere = [...imageNames, ...conversationNames, ...documentNames, ...(columns.images ?? [])];
 	if (imageRoot !== null && !there.some((name) => imagesHere.includes(name))) {
 		throw new UserError(
-			`--image-root ${imageRoot}: ${where} has the columns ${has}; none of them is known to hold images: name it with --image-column.`,
+			`--image-root ${imageRoot}: ${where} has the columns ${has}; none is known to hold images: name the column with --image-column.`,
 		);
 	}
 	const readable = [columns.text, columns.answer].some((name) => name !== null);
@@ -97,7 +97,7 @@ export function checkColumns(
 	const undivided = there.length === 1 && /[;\t|]/.test(has);
 	throw new UserError(
 		undivided
-			? `${where} has the one column ${has}: --delimiter says what stands between columns.`
-			: `${where} has the columns ${has}; none of them is known to hold text: name it with --text-column, or --question-column and --answer-column.`,
+			? `${where} has a single column ${has}: --delimiter names the character between columns.`
+			: `${where} has the columns ${has}; none is known to hold text: name the column with --text-column, or --question-column and --answer-column.`,
 	);
 }

@@ -1,11 +1,11 @@
-/** Finds the form of data that a path holds, by names and first bytes alone. */
+/** Detects the form of the data at a path from file names and first bytes. */
 import { readFileSync, type Stats, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "../../config/file-kind.ts";
 import { byPathParts, META_FOLDER } from "../energon/format/names.ts";
 import type { Part } from "./row.ts";
 
-/** Forms that can be imported, with their names in sentences. */
+/** Forms that can be imported, with their names in messages. */
 export const importKinds = {
 	pictures: "a folder of pictures with .txt or .json files beside them",
 	csv: "a table (CSV or TSV)",
@@ -18,17 +18,17 @@ export type ImportKind = keyof typeof importKinds;
 
 export interface InputFile {
 	readonly path: string;
-	/** Part that the source puts it into; null: none. */
+	/** Part of the data set that the source names for the file; null: no part. */
 	readonly part: Part | null;
 }
 
 export interface Detected {
 	readonly kind: ImportKind;
-	/** Files in the order they are read; the folder itself for pictures. */
+	/** Files in the order of reading; the folder for pictures. */
 	readonly files: readonly InputFile[];
 }
 
-/** Suffixes of image files that are taken for pictures, the ones that cannot be read too: those are named then. */
+/** Suffixes of image files, also of formats that cannot be read, so that messages name such files. */
 const pictureSuffix = /\.(?:jpe?g|png|webp|gif|bmp|tiff?|avif|heic|jp2)$/i;
 
 export function isPictureName(name: string): boolean {
@@ -46,10 +46,10 @@ const suffixKinds: Readonly<Record<string, ImportKind>> = {
 	tar: "tar",
 };
 
-/** Looks at most at this many names of a folder before it is not a folder of pictures. */
+/** Number of file names among which a folder of pictures has to have a picture. */
 const LOOKED_AT = 100_000;
 
-/** Kind and files of the data at a path; null: they are of no known kind. `forced` is taken for granted. */
+/** Form and files of the data at a path; null: no known form. `forced`: the form, which is not detected then. */
 export function detect(path: string, forced: ImportKind | null = null): Detected | null {
 	const stat = statusOf(path);
 	if (stat === undefined) return null;
@@ -60,7 +60,7 @@ export function detect(path: string, forced: ImportKind | null = null): Detected
 	return stat.isDirectory() ? detectFolder(path, forced) : null;
 }
 
-/** A file by its first bytes, else its suffix. */
+/** The form of a file, by its first bytes, else by its suffix. */
 function kindOfFile(path: string): ImportKind | null {
 	const kind = fileKind(path);
 	if (kind !== null && !kind.isText) {
@@ -87,7 +87,7 @@ function statusOf(path: string): Stats | undefined {
 	}
 }
 
-/** Forms by the files that a folder holds, the surest first. */
+/** Forms by the files in a folder, in order of precedence. */
 const folderForms: readonly (readonly [kind: ImportKind, glob: string])[] = [
 	["arrow", "**/*.arrow"],
 	["tar", "**/*.tar"],
@@ -121,7 +121,7 @@ function detectFolder(folder: string, forced: ImportKind | null): Detected | nul
 	return found(looseForms);
 }
 
-/** Files below a folder in the order of their paths; hidden ones, those of `.nv-meta` and what the `datasets` package caches are not data. */
+/** Files below a folder in the order of their paths, without hidden files, `.nv-meta` and caches of the `datasets` package. */
 function filesOf(folder: string, glob: string): InputFile[] {
 	return [...new Bun.Glob(glob).scanSync({ cwd: folder })]
 		.filter((name) => !name.startsWith(`${META_FOLDER}/`) && !/(?:^|\/)cache-[^/]*\.arrow$/.test(name))
@@ -149,7 +149,7 @@ const partNames: Readonly<Record<string, Part>> = {
 	test: "test",
 };
 
-/** The part that a path names, as Hugging Face names files: `validation-00000-of-00002.parquet`, `test/0.parquet`. */
+/** The part that a path names by Hugging Face's conventions, such as `validation-00000-of-00002.parquet` or `test/0.parquet`. */
 export function partOf(path: string): Part | null {
 	const words = path
 		.toLowerCase()
@@ -160,7 +160,7 @@ export function partOf(path: string): Part | null {
 	return known === undefined ? null : partNames[known]!;
 }
 
-/** Files of a folder that `save_to_disk` wrote, a data set or several by split; null where it is none. */
+/** Files of a folder that `save_to_disk` wrote, for a data set or for its splits; null for another folder. */
 function savedToDisk(folder: string): InputFile[] | null {
 	const splits = jsonIn(join(folder, "dataset_dict.json"))?.splits;
 	if (Array.isArray(splits)) {

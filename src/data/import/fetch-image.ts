@@ -1,4 +1,4 @@
-/** The bytes of an image, checked by its header. Files and URLs are read up to a bound. */
+/** Reads the bytes of an image from a record, file or URL, and checks its header. */
 import { readWholeFile } from "../../checkpoint/files.ts";
 import type { ImageFormat, Images } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
@@ -21,13 +21,13 @@ const extensions: Readonly<Record<ImageFormat, string>> = {
 
 export interface ImageFile {
 	readonly bytes: Uint8Array;
-	/** Of its format, whatever its name was. */
+	/** Extension of the image's format, which may differ from its name. */
 	readonly extension: string;
 	readonly width: number;
 	readonly height: number;
 }
 
-/** The image that a reference stands for; a promise for those of a server. Throws a SkippedRow that says why there is none. */
+/** The image of a reference; a promise for an image on a server. Throws a SkippedRow with the reason if it cannot be read. */
 export function fetchImage(reference: ImageReference, images: Images, decode: boolean): ImageFile | Promise<ImageFile> {
 	switch (reference.kind) {
 		case "bytes":

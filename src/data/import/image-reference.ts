@@ -1,4 +1,4 @@
-/** How a record gives an image: bytes, a path, a URL, or base64. */
+/** Finds the images of a record's fields: bytes, paths, URLs, or base64. */
 import { resolve } from "node:path";
 import { isUrl } from "../energon/storage/storage.ts";
 import { SkippedRow } from "./row.ts";
@@ -10,11 +10,11 @@ export type ImageReference =
 
 /** First characters of images in base64: JPEG, PNG, GIF, RIFF (WebP), BMP. */
 const base64Beginnings = ["/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "Qk"];
-/** A path is shorter than any image in base64. */
+/** Characters of the shortest text that counts as base64; shorter texts are paths. */
 const SHORTEST_BASE64 = 60;
 const base64 = /^[A-Za-z0-9+/\s]+={0,2}\s*$/;
 
-/** Images that a field gives: one, or a list. Paths are relative to `folder`. Throws a SkippedRow for what is none. */
+/** References of a field's image, or list of images. Paths are relative to `folder`. Throws a SkippedRow for other values. */
 export function imageReferences(value: unknown, folder: string): ImageReference[] {
 	if (value === null || value === undefined || value === "") return [];
 	if (Array.isArray(value)) return value.flatMap((item) => imageReferences(item, folder));
@@ -36,7 +36,7 @@ function brief(value: unknown): string {
 	return `${Array.isArray(value) ? "a list" : typeof value} (${text.slice(0, 60)})`;
 }
 
-/** A cell of a table that holds a JSON list. */
+/** The JSON list in a cell of a table; null for other text. */
 function listInText(text: string): unknown[] | null {
 	if (!/^\s*\[\s*["\]]/.test(text)) return null;
 	try {

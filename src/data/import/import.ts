@@ -1,4 +1,4 @@
-/** Imports data of any known form: rows → samples → shards → an Energon data set. */
+/** Imports data of any known form as an Energon data set: rows → samples → shards. */
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
@@ -22,22 +22,22 @@ import type { TableOptions } from "./sources/table.ts";
 export interface ImportOptions {
 	/** Files or folders of one form. */
 	readonly paths: readonly string[];
-	/** The folder that is written. */
+	/** The folder of the new data set. */
 	readonly output: string;
-	/** Null: recognised. */
+	/** Form of the data; null: detected. */
 	readonly from: ImportKind | null;
 	readonly columns: Columns;
 	readonly table: TableOptions;
-	/** Folder that image paths are relative to; null: that of their file. */
+	/** Folder to which image paths are relative; null: the folder of their file. */
 	readonly imageRoot: string | null;
-	/** Shares of train, val and test; null: the parts of the source, else everything is for training. */
+	/** Shares of train, val and test; null: the parts of the source, else all rows are for training. */
 	readonly shares: readonly [number, number, number] | null;
 	readonly shardSamples: number;
 	readonly shardBytes: number;
-	/** Seed; null keeps the order. */
+	/** Seed of the shuffling; null keeps the order. */
 	readonly shuffle: number | null;
 	readonly skipLimit: SkipLimit;
-	/** Decode every image whole, beyond its header. */
+	/** Decode every image, rather than only its header. */
 	readonly decode: boolean;
 	/** Receives progress. */
 	readonly report: (line: string) => void;
@@ -47,19 +47,19 @@ export interface ImportResult {
 	readonly rows: number;
 	readonly samples: number;
 	readonly images: number;
-	/** Samples and shards of each part that has any. */
+	/** Number of samples and shards of each part with samples. */
 	readonly parts: readonly { readonly part: string; readonly samples: number; readonly shards: number }[];
 	readonly skipped: readonly SkippedReason[];
-	/** The import was complete before. */
+	/** Whether an earlier call had completed the import. */
 	readonly wasDone: boolean;
 }
 
 export const SKIPPED_LIST = "skipped.jsonl";
-/** Rows whose images are fetched at once. */
+/** Number of rows whose images are fetched at once. */
 const AT_ONCE = 16;
 const REPORT_MILLISECONDS = 10_000;
 
-/** Runs or continues an import. Throws a UserError; what was written by then is continued by the same call. */
+/** Runs or continues an import. Throws UserErrors, after which the same call continues the import. */
 export async function importData(options: ImportOptions, images: Images): Promise<ImportResult> {
 	readJournal(options.output);
 	const { kind, source } = await openSource(options);
@@ -144,7 +144,7 @@ class ImportRun {
 		});
 	}
 
-	/** Reads the rows that are left. */
+	/** Reads the remaining rows. */
 	async rows(): Promise<void> {
 		let waiting: { readonly row: Row; readonly outcome: Outcome | Promise<Outcome> }[] = [];
 		let reported = Date.now();
@@ -165,7 +165,7 @@ class ImportRun {
 			for (const { row, outcome } of waiting) this.#take(row, await outcome);
 			waiting = [];
 		} catch (error) {
-			// Rows that still wait may fail too: their errors are dropped in favour of the first.
+			// Only the first error is thrown; errors of rows that still wait are dropped.
 			await Promise.allSettled(waiting.map(({ outcome }) => outcome));
 			this.#shards.close();
 			throw error;
@@ -182,7 +182,7 @@ class ImportRun {
 		this.#shards.clean();
 	}
 
-	/** The sample of a row, at once where no server has to be asked. */
+	/** The sample of a row; a promise if images are on a server. */
 	#sampleOf(row: Row, number: number): Outcome | Promise<Outcome> {
 		return attempted(() => {
 			if (row.fields instanceof SkippedRow) return row.fields;
@@ -257,7 +257,7 @@ function assembled(key: string, { record }: Draft, files: readonly ImageFile[]):
 	return sampleParts(key, record, files);
 }
 
-/** The result of a step, or the SkippedRow that it throws. */
+/** The result of a step, or the SkippedRow that the step throws. */
 function attempted<Result>(step: () => Result): Result | SkippedRow {
 	try {
 		return step();

@@ -1,6 +1,6 @@
 /**
- * `import.json`: how far an import has come. It is written at the beginning, whenever a shard is full, and at the end; a
- * killed import goes on from there.
+ * `import.json`, the progress of an import, from which a killed import continues. It is written at the beginning, whenever a shard
+ * is full, and at the end.
  */
 import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -21,9 +21,9 @@ const part = v.object({
 
 const schema = v.object({
 	version: v.literal(1),
-	/** The input and the settings of the import, as text by name: an import with others is not continued. */
+	/** The input and the settings of the import, as text by name; only an import with equal settings is continued. */
 	settings: v.record(v.string(), v.string()),
-	/** "rows" are being read; all are, and the indexes are "missing"; everything is "done". */
+	/** "rows": rows are being read; "missing": all rows are written, the indexes are missing; "done": the import is complete. */
 	stage: v.picklist(["rows", "missing", "done"]),
 	position: v.array(count),
 	rows: count,
@@ -42,10 +42,10 @@ export function readJournal(folder: string): Journal | null {
 	const path = join(folder, JOURNAL);
 	if (!existsSync(path)) {
 		if (!existsSync(folder)) return null;
-		// An import may have been killed before it wrote its journal.
+		// A lock without a journal is of an import that was killed at its beginning.
 		const names = listed(folder).filter((name) => !isLock(name));
 		if (names.length === 0) return null;
-		throw new UserError(`--output ${folder} is not empty and was begun by no import: name a new folder.`);
+		throw new UserError(`--output ${folder} is not empty and holds no import: name a new folder.`);
 	}
 	let value: unknown;
 	try {
@@ -67,7 +67,7 @@ function listed(folder: string): string[] {
 	}
 }
 
-/** Throws a UserError that names every setting in which a journal differs from an import. */
+/** Throws a UserError that names every setting in which a journal differs from `settings`. */
 export function checkSettings(folder: string, journal: Journal, settings: Readonly<Record<string, string>>): void {
 	const names = [...new Set([...Object.keys(journal.settings), ...Object.keys(settings)])];
 	const differing = names.filter((name) => journal.settings[name] !== settings[name]);

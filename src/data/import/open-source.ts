@@ -1,4 +1,4 @@
-/** Finds what a path holds and opens it as rows. */
+/** Detects the form of the data at paths and opens it as a source of rows. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
@@ -22,7 +22,7 @@ export interface SourceOptions {
 	readonly imageRoot: string | null;
 }
 
-/** Throws a UserError for paths that hold nothing that can be imported, or different forms. */
+/** Opens the data at paths. Throws a UserError for paths without data of a known form, or with different forms. */
 export async function openSource(
 	options: SourceOptions,
 ): Promise<{ readonly kind: ImportKind; readonly source: Source }> {
@@ -30,7 +30,7 @@ export async function openSource(
 	const { kind, path: first } = found[0]!;
 	const other = found.find((one) => one.kind !== kind);
 	if (other !== undefined) {
-		throw new UserError(`${first} is of the form ${kind}, ${other.path} of ${other.kind}: import them one by one.`);
+		throw new UserError(`${first} is of the form ${kind}, and ${other.path} of ${other.kind}: import them separately.`);
 	}
 	return {
 		kind,
@@ -44,7 +44,7 @@ export async function openSource(
 
 function detected(path: string, from: ImportKind | null): { kind: ImportKind; files: readonly InputFile[] } {
 	if (isUrl(path))
-		throw new UserError(`${path} is a URL: data are imported from local files, their images from anywhere.`);
+		throw new UserError(`${path} is a URL: data are imported from local files; only their images may be at URLs.`);
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
 	const prepared = [INFO_JSON, INFO_YAML].some((name) => existsSync(join(path, META_FOLDER, name)));
 	if (prepared && from === null) {
@@ -65,7 +65,7 @@ async function sourceOf(
 ): Promise<Source> {
 	switch (kind) {
 		case "pictures": {
-			if (files.length > 1) throw new UserError("Folders of pictures are imported one by one.");
+			if (files.length > 1) throw new UserError("Folders of pictures cannot be combined: import them separately.");
 			return pictureSource(files[0]!.path, imageRoot);
 		}
 		case "csv": {

@@ -1,5 +1,5 @@
 /**
- * A record of any known form → the record of a crude sample, with its images apart. Forms: `conversations` (LLaVA,
+ * Converts a record of any known form into the record of a crude sample, and separates its images. Forms: `conversations` (LLaVA,
  * ShareGPT), `messages` (OpenAI, Hugging Face), pairs of `user` and `assistant` (The Cauldron), question and answer,
  * documents of OBELICS and MMC4, captions, plain text.
  */
@@ -21,18 +21,18 @@ export type SampleRecord =
 	| { readonly messages: readonly Message[] }
 	| { readonly caption: string }
 	| { readonly text: string }
-	/** As OBELICS: each place has a text or the number of an image. */
+	/** A document as in OBELICS: at each position a text or the index of an image. */
 	| { readonly texts: readonly (string | null)[]; readonly images: readonly (number | null)[] };
 
 export interface Draft {
 	readonly record: SampleRecord;
-	/** By the numbers that a document has for them, else in the order of the tags. */
+	/** Images, by the indices in a document, else in the order of the tags. */
 	readonly images: readonly ImageReference[];
 }
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** Names that stand for the roles of training; others stay as they are, for the reader of conversations to judge. */
+/** Roles of training by their names in data sets; other names are unchanged, and refused by the reader of conversations. */
 const roles: Readonly<Record<string, string>> = {
 	human: "user",
 	gpt: "assistant",
@@ -44,8 +44,8 @@ const roles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Reads a record. `beside`: images that lie with the row; those that the record names do not count then. Throws a
- * SkippedRow that says why it is not a sample.
+ * Reads a record. `beside`: images beside the record, in place of which the images that it names are ignored. Throws a
+ * SkippedRow with the reason for a record that is not a sample.
  */
 export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder: string, columns: Columns): Draft {
 	refuseOtherMedia(fields);
@@ -86,7 +86,7 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 	return { record: images.length === 0 || text.includes(imageTag) ? { text } : { caption: text }, images };
 }
 
-/** Text of a field: a string or a number, of a list the first that says something; null: the field says nothing. */
+/** Text of a field: a string, a number, or the first text of a list; null: the field has no text. */
 function plainText(value: unknown): string | null {
 	if (typeof value === "string") return value.trim() === "" ? null : value;
 	if (typeof value === "number" || typeof value === "bigint") return String(value);
@@ -101,7 +101,7 @@ function refuseOtherMedia(fields: Fields): void {
 	}
 }
 
-/** The turns of a record as it has them; null where it has none. */
+/** The unconverted turns of a record; null if it has no turns. */
 function conversationOf(fields: Fields): readonly unknown[] | null {
 	for (const name of conversationNames) {
 		const value = fields[name];
@@ -147,9 +147,9 @@ function conversation(
 	return { record: { messages }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
 }
 
-/** A turn as a message; images that its content gives go to `images`. */
+/** Converts a turn into a message; the images of its content are added to `images`. */
 function messageOf(turn: unknown, number: number, images: unknown[]): Message {
-	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is not a turn`);
+	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is not an object`);
 	const { from, role, value, content } = turn as Fields;
 	const sender = from ?? role;
 	if (typeof sender !== "string" || sender === "") throw new SkippedRow(`turn ${number + 1} has no role`);
@@ -160,10 +160,10 @@ function messageOf(turn: unknown, number: number, images: unknown[]): Message {
 	return { role: Object.hasOwn(roles, name) ? roles[name]! : name, content: text };
 }
 
-/** Text of a part of a turn's content; an image is its tag. */
+/** Text of a part of a turn's content; the tag for an image. */
 function partText(part: unknown, number: number, images: unknown[]): string {
 	if (typeof part === "string") return part;
-	if (typeof part !== "object" || part === null) throw new SkippedRow(`turn ${number + 1} has content that is none`);
+	if (typeof part !== "object" || part === null) throw new SkippedRow(`turn ${number + 1} has invalid content`);
 	const { type, text, image_url: url, image, ...rest } = part as Fields;
 	if ((type === "text" || type === "input_text" || type === "output_text") && typeof text === "string") return text;
 	if (type === "image" || type === "image_url" || type === "input_image") {
@@ -172,5 +172,5 @@ function partText(part: unknown, number: number, images: unknown[]): string {
 		return imageTag;
 	}
 	const kind = JSON.stringify(String(type).slice(0, 40));
-	throw new SkippedRow(`turn ${number + 1} has content of type ${kind}; it is made of text and images`);
+	throw new SkippedRow(`turn ${number + 1} has content of type ${kind}; allowed are text and images`);
 }

@@ -1,44 +1,44 @@
-/** Rows of a source of any form: each a record of named fields, perhaps with pictures that lie beside it. */
+/** Sources of rows: each row is a record of named fields, perhaps with image files beside it. */
 
-/** Parts of a data set that rows are divided among. */
+/** Parts of a data set. */
 export const parts = ["train", "val", "test"] as const;
 export type Part = (typeof parts)[number];
 
-/** Where reading goes on; the numbers are a source's own (file, byte, row, …). An empty list is the beginning. */
+/** A position in a source, as numbers of the source's own meaning (file, byte, row, …); an empty list is the beginning. */
 export type Position = readonly number[];
 
 export interface Row {
-	/** Names file and line, row or sample in messages. */
+	/** File and line, row or sample, for messages. */
 	readonly where: string;
-	/** Fields by name; or why there are none: the row is skipped. */
+	/** Fields by name, or why the row is skipped. */
 	readonly fields: Readonly<Record<string, unknown>> | SkippedRow;
-	/** Image files that lie with the row; the record's own names of images do not count then. Empty for most sources. */
+	/** Image files beside the record, in place of which the images that it names are ignored; empty for most sources. */
 	readonly images: readonly Uint8Array[];
-	/** Folder that image paths of the record are relative to. */
+	/** Folder to which image paths of the record are relative. */
 	readonly folder: string;
-	/** The part that the source itself puts the row into; null: it has no parts. */
+	/** The part of the data set that the source names for the row; null: no part. */
 	readonly part: Part | null;
-	/** Behind this row. */
+	/** Position after this row. */
 	readonly next: Position;
 }
 
-/** Why a row becomes no sample. The sentence has no full stop: it follows the row's place. */
+/** Why a row does not become a sample: a sentence without a full stop, which messages append to the row's position. */
 export class SkippedRow extends Error {
 	override readonly name = "SkippedRow";
 }
 
 export interface Source {
-	/** The input in words, such as "2 Parquet files". */
+	/** The input for messages, such as "2 Parquet files". */
 	readonly description: string;
-	/** Tells this input from any other: names, sizes and times of its files. */
+	/** Digest of the names, sizes and times of the input's files. */
 	readonly identity: string;
-	/** Names of the fields that every row has; null where rows differ. */
+	/** Names of the fields of every row; null if rows have different fields. */
 	readonly columns: readonly string[] | null;
-	/** Rows from a position on. Throws a UserError where the rest of a file cannot be read. */
+	/** Rows from a position on. Throws a UserError if the rest of a file cannot be read. */
 	rows(from: Position): AsyncIterable<Row> | Iterable<Row>;
 }
 
-/** A source that waits for nothing. */
+/** A source that is read synchronously. */
 export interface SyncSource extends Source {
 	rows(from: Position): Iterable<Row>;
 }

@@ -1,4 +1,4 @@
-/** A row as a crude sample: its JSON part and its image parts, checked by the reader that training has. */
+/** Converts a record into a crude sample with a JSON part and image parts, which the reader of training checks. */
 import { SampleError } from "../energon/errors.ts";
 import { LARGEST_SAMPLE } from "../energon/format/tar-reader.ts";
 import { conversationOf } from "../vision-language/conversation.ts";
@@ -11,8 +11,8 @@ import type { SamplePart } from "./shard-file.ts";
 const noPrompts = { caption: "", ocr: "", classification: "" };
 
 /**
- * Parts of the sample of a record. An image part is named by the image's format, with its number before that where there
- * are several. Throws a SkippedRow for a sample that training would refuse or learn nothing from.
+ * Parts of the sample of a record. The name of an image part is the image's format, after a number if there are several images.
+ * Throws a SkippedRow for a sample that training would skip or that has no text to learn.
  */
 export function sampleParts(key: string, record: SampleRecord, images: readonly ImageFile[]): readonly SamplePart[] {
 	const names = images.map(({ extension }, i) => (images.length === 1 ? extension : `${i}.${extension}`));

@@ -1,4 +1,4 @@
-/** A shard that is being written: `NAME.tar.part` grows sample by sample, and becomes `NAME.tar` when it is finished. */
+/** Writes a shard: samples are appended to `NAME.tar.part`, which becomes `NAME.tar` when the shard is finished. */
 import {
 	closeSync,
 	existsSync,
@@ -27,7 +27,7 @@ export interface OpenShard {
 	readonly samples: number;
 }
 
-/** Bytes gathered before they are written. */
+/** Bytes that are collected before a write. */
 const GATHERED = 2 ** 20;
 
 export class ShardFile {
@@ -37,7 +37,7 @@ export class ShardFile {
 	#closed = false;
 
 	private constructor(
-		/** Without ".tar". */
+		/** Path of the shard without ".tar". */
 		readonly path: string,
 		readonly number: number,
 		descriptor: number,
@@ -51,7 +51,7 @@ export class ShardFile {
 		return new ShardFile(path, number, open(`${path}.tar.part`, "w+"), 0, 0);
 	}
 
-	/** A shard as the journal has it: later bytes are cut off, and a finished shard becomes an unfinished one again. */
+	/** Reopens a shard in the state of the journal: later bytes are removed, and a finished shard becomes unfinished. */
 	static reopen(path: string, { number, bytes, samples }: OpenShard): ShardFile {
 		if (!existsSync(`${path}.tar.part`) && existsSync(`${path}.tar`)) renameSync(`${path}.tar`, `${path}.tar.part`);
 		const descriptor = open(`${path}.tar.part`, "r+");
@@ -91,13 +91,13 @@ export class ShardFile {
 		this.#waiting = 0;
 	}
 
-	/** On disk, whatever happens to the machine. */
+	/** Flushes the shard to the disk. */
 	sync(): void {
 		this.flush();
 		fsyncSync(this.#descriptor);
 	}
 
-	/** Ends the shard. `order` null keeps the order of the samples; else a seed shuffles them into another file. */
+	/** Finishes the shard. `order`: seed with which the samples are shuffled into another file; null keeps their order. */
 	finish(order: number | null): void {
 		this.flush();
 		if (order === null) {
@@ -110,12 +110,12 @@ export class ShardFile {
 		shuffled(this.path, order);
 	}
 
-	/** Removes what is left of a shuffled shard's first form; only once the journal knows that it is finished. */
+	/** Removes the unshuffled file of a shuffled shard; called once the journal lists the shard as finished. */
 	clean(): void {
 		rmSync(`${this.path}.tar.part`, { force: true });
 	}
 
-	/** A second call, as after an error behind the first, does nothing. */
+	/** Closes the file; a second call has no effect. */
 	close(): void {
 		if (this.#closed) return;
 		this.#closed = true;
@@ -124,7 +124,7 @@ export class ShardFile {
 	}
 }
 
-/** Writes `PATH.tar` with the samples of `PATH.tar.part` in a random order that `seed` gives. */
+/** Writes `PATH.tar` with the samples of `PATH.tar.part` in a random order from `seed`. */
 function shuffled(path: string, seed: number): void {
 	const file = LocalFile.open(`${path}.tar.part`);
 	const { samples } = indexShard(file);

@@ -1,6 +1,6 @@
 /**
- * The shards of an import. Each part of the data set has its own; with shuffling a part has several open at once, among
- * which samples are drawn, and the samples of each are shuffled when it is full.
+ * Writes the shards of an import, for each part of the data set. With shuffling, each sample goes to a random one of several open
+ * shards, and the samples of a full shard are shuffled.
  */
 
 import { readdirSync, rmSync } from "node:fs";
@@ -10,23 +10,23 @@ import { type Part, parts } from "./row.ts";
 import { type OpenShard, type SamplePart, ShardFile } from "./shard-file.ts";
 
 export interface ShardOptions {
-	/** Samples, and bytes, after which a shard is full. */
+	/** Number of samples, and of bytes, of a full shard. */
 	readonly samples: number;
 	readonly bytes: number;
-	/** Shares of train, val and test that rows are dealt out by; null: the parts of the source. */
+	/** Shares of train, val and test by which rows are divided; null: the parts of the source. */
 	readonly shares: readonly [number, number, number] | null;
 	/** Seed of the shuffling; null keeps the order of the source. */
 	readonly shuffle: number | null;
 }
 
-/** Shards of a part that are open at once while shuffling. */
+/** Number of open shards of a part with shuffling. */
 const OPEN_AT_ONCE = 8;
 
 /** State of a part in the journal. */
 export interface PartState {
-	/** Samples so far. */
+	/** Number of samples so far. */
 	readonly samples: number;
-	/** Number of the next shard that is begun. */
+	/** Number of the next new shard. */
 	readonly next: number;
 	readonly open: readonly (OpenShard | null)[];
 }
@@ -43,7 +43,7 @@ export class Shards {
 	readonly #parts: Record<Part, OpenPart>;
 	#finished: ShardFile[] = [];
 
-	/** Goes on from what a journal has kept; null begins. */
+	/** Continues from the state in a journal; null: from the beginning. */
 	constructor(
 		private readonly folder: string,
 		private readonly options: ShardOptions,
@@ -74,7 +74,7 @@ export class Shards {
 		return join(this.folder, `${part}-${String(number).padStart(6, "0")}`);
 	}
 
-	/** The part that the next sample goes to: the one that lacks most of its share. */
+	/** The part of the next sample: with shares the part that lacks most of its share. */
 	partOf(own: Part | null): Part {
 		const { shares } = this.options;
 		if (shares === null) return own ?? "train";
@@ -84,7 +84,7 @@ export class Shards {
 		return parts[lacking.indexOf(Math.max(...lacking))]!;
 	}
 
-	/** Adds a sample. True when that filled a shard: then the journal is to be written, and `clean` called. */
+	/** Adds a sample. Returns true if a shard became full: then the caller writes the journal and calls `clean`. */
 	add(part: Part, key: string, content: readonly SamplePart[]): boolean {
 		const own = this.#parts[part];
 		const place = this.options.shuffle === null ? 0 : draw(`${this.options.shuffle},${key}`, own.open.length);
@@ -109,7 +109,7 @@ export class Shards {
 		this.#finished.push(shard);
 	}
 
-	/** Everything that was added is on disk. */
+	/** Flushes all samples to the disk. */
 	sync(): void {
 		for (const part of parts) for (const shard of this.#parts[part].open) shard?.sync();
 	}
@@ -128,13 +128,13 @@ export class Shards {
 		}
 	}
 
-	/** Closes what is open; it can be opened again from the journal. */
+	/** Closes the open shards, which can be reopened from the journal. */
 	close(): void {
 		for (const part of parts) for (const shard of this.#parts[part].open) shard?.close();
 	}
 }
 
-/** Removes shards that were begun after the journal was written, and what shuffled ones have left behind. */
+/** Removes shards that are newer than the journal, and unshuffled files of finished shards. */
 function removeUnknown(folder: string, part: Part, { next, open }: PartState): void {
 	const kept = new Set(open.map((shard) => shard?.number));
 	for (const name of readdirSync(folder)) {
@@ -145,7 +145,7 @@ function removeUnknown(folder: string, part: Part, { next, open }: PartState): v
 	}
 }
 
-/** A number below `below` that a text gives. */
+/** A pseudo-random number below `below`, from a text. */
 function draw(text: string, below: number): number {
 	return new CryptoHasher("sha256").update(text).digest().readUInt32BE(0) % below;
 }

@@ -1,31 +1,31 @@
-/** Skipped rows: counts by reason with their first examples. */
+/** Counts skipped rows by reason, with the first examples of each. */
 import { UserError } from "../../system/errors.ts";
 
 export interface SkippedReason {
-	/** The sentence without what differs from row to row. */
+	/** The sentence without the names and numbers of a row. */
 	readonly reason: string;
 	readonly count: number;
-	/** The first rows, whole sentences. */
+	/** The sentences of the first rows. */
 	readonly examples: readonly string[];
 }
 
-/** Examples of a reason, and different reasons that are counted apart. */
+/** Number of examples of a reason, and of different reasons that are counted separately. */
 const EXAMPLES = 3;
 const MOST_REASONS = 100;
 const OTHER = "other reasons";
-/** A share is taken of no fewer rows: the first of a file may be the only bad ones. */
+/** Least number of rows of which a share is taken, because bad rows may be at the beginning of a file. */
 const FIRST_ROWS = 100;
 
-/** How many rows may be skipped: a number, or a share of those that were read. */
+/** Most skipped rows: a number, or a share of the rows that were read. */
 export type SkipLimit = { readonly rows: number } | { readonly share: number };
 
-/** "500" or "10%". Throws a UserError. */
+/** Parses "500" or "10%". Throws a UserError for other texts. */
 export function parseSkipLimit(text: string): SkipLimit {
 	const [, digits, percent] = /^(\d{1,15}(?:\.\d{1,6})?)(%?)$/.exec(text) ?? [];
 	const number = Number(digits);
 	if (percent === "%" && number <= 100) return { share: number / 100 };
 	if (percent === "" && Number.isInteger(number)) return { rows: number };
-	throw new UserError(`--skip-limit is ${JSON.stringify(text)}; it is a number of rows, or a share such as 10%.`);
+	throw new UserError(`--skip-limit is ${JSON.stringify(text)}; allowed are a number of rows, or a share such as 10%.`);
 }
 
 export class SkippedRows {
@@ -41,7 +41,7 @@ export class SkippedRows {
 		return this.#count;
 	}
 
-	/** The most frequent first. */
+	/** Reasons in descending order of frequency. */
 	get reasons(): SkippedReason[] {
 		return [...this.#reasons]
 			.map(([reason, { count, examples }]) => ({ reason, count, examples }))
@@ -58,21 +58,21 @@ export class SkippedRows {
 		this.#reasons.set(reason, entry);
 	}
 
-	/** Throws a UserError once more rows were skipped than `limit` allows of `rows`. */
+	/** Throws a UserError if more of `rows` rows were skipped than `limit` allows. */
 	check(limit: SkipLimit, rows: number, list: string): void {
 		const most = "rows" in limit ? limit.rows : limit.share * Math.max(rows, FIRST_ROWS);
 		if (this.#count <= most) return;
 		const { reason, examples } = this.reasons[0]!;
 		const hint = reason.startsWith("the image cannot be read")
-			? " Image paths begin in the folder of their file, or in that of --image-root."
+			? " Image paths are relative to the folder of their file, or to --image-root."
 			: "";
 		throw new UserError(
-			`${this.#count} of ${rows} rows were skipped, more than --skip-limit allows; most often, as in ${examples[0]}.${hint} ${list} names them; the same command with a higher limit goes on from there.`,
+			`${this.#count} of ${rows} rows were skipped, more than --skip-limit allows; most often, as in ${examples[0]}.${hint} ${list} lists them; the same command with a higher limit continues the import.`,
 		);
 	}
 }
 
-/** A sentence without names and numbers. */
+/** The reason of a sentence: the sentence without names and numbers. */
 function kindOf(sentence: string): string {
 	return sentence
 		.replace(/"(?:[^"\\]|\\.)*"/g, "…")
@@ -81,7 +81,7 @@ function kindOf(sentence: string): string {
 		.slice(0, 200);
 }
 
-/** Lines for a terminal. */
+/** The reasons and examples as lines for a terminal. */
 export function skippedLines(reasons: readonly SkippedReason[]): string[] {
 	return reasons.flatMap(({ reason, count, examples }) => [
 		`  ${count} × ${reason}`,

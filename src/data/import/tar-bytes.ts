@@ -1,11 +1,11 @@
-/** Tar members as bytes: the same content gives the same bytes, for every writer and at any time. */
+/** Encodes tar members without owners and times, so that equal content gives equal bytes. */
 
 const BLOCK = 512;
 
-/** Ends an archive. */
+/** The end-of-archive blocks. */
 export const tarEnd = new Uint8Array(2 * BLOCK);
 
-/** Bytes that a member of `size` bytes takes. */
+/** Bytes of a member with `size` bytes of content in an archive. */
 export function memberBytes(size: number): number {
 	return BLOCK + Math.ceil(size / BLOCK) * BLOCK;
 }

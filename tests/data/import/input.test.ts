@@ -106,7 +106,7 @@ describe("rows that are skipped, with the reason", () => {
 		scratch.file("pics/b.txt", "text\n");
 		const pictures = await importing(join(scratch.path, "pics"), output());
 		expect(pictures.skipped.map(({ examples }) => examples[0])).toEqual([
-			`${join(scratch.path, "pics/a.png")}: there is no .txt or .json file of its name beside it`,
+			`${join(scratch.path, "pics/a.png")}: it has no .txt or .json file of the same name beside it`,
 		]);
 		const whole = tar([
 			["a.png", picture],
@@ -152,20 +152,20 @@ describe("inputs that are refused in one sentence", () => {
 	])[] = [
 		["empty.jsonl", "", "empty.jsonl is empty"],
 		["words.json", "words", 'words.json begins with neither "[" nor "{"'],
-		["open.json", '[{"text": "a"}, {"text": "b"}', /open.json, line 1 \(byte 29\): the list has no end/],
-		["comma.json", '[{"text": "a"}\n{"text": "b"}]', /comma.json, line 2 .*: an entry is followed by no comma/],
-		["behind.json", '[{"text": "a"}] {}', "something follows the list"],
+		["open.json", '[{"text": "a"}, {"text": "b"}', /open.json, line 1 \(byte 29\): the list does not end/],
+		["comma.json", '[{"text": "a"}\n{"text": "b"}]', /comma.json, line 2 .*: a comma is missing after an entry/],
+		["behind.json", '[{"text": "a"}] {}', "the file continues after the list"],
 		["empty.csv", "", "empty.csv is empty"],
 		[
 			"numbers.csv",
 			"a,b\n1,2\n",
-			"numbers.csv has the columns a, b; none of them is known to hold text: name it with --text-column",
+			"numbers.csv has the columns a, b; none is known to hold text: name the column with --text-column",
 		],
-		["semicolons.csv", "image;caption\na.png;b\n", "semicolons.csv has the one column image;caption: --delimiter says"],
+		["semicolons.csv", "image;caption\na.png;b\n", "semicolons.csv has a single column image;caption: --delimiter names"],
 		[
 			"files.csv",
 			"file,text\na.png,b\n",
-			/^--image-root pictures: \S*files.csv has the columns file, text; none of them is known to hold images: name it with --image-column\.$/,
+			/^--image-root pictures: \S*files.csv has the columns file, text; none is known to hold images: name the column with --image-column\.$/,
 			{ imageRoot: "pictures" },
 		],
 		["twice.csv", "a,a\n1,2\n", 'twice.csv has the column "a" twice'],

@@ -136,7 +136,7 @@ describe("a folder of another import", () => {
 
 	test("of something else is left alone", async () => {
 		const file = scratch.file("other/notes.txt", "mine");
-		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow("is not empty and was begun by no import");
+		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow("is not empty and holds no import");
 		expect(existsSync(file)).toBe(true);
 	});
 

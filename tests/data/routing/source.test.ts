@@ -194,7 +194,7 @@ describe("resuming", () => {
 	test("a state of some ranks only, or of a later version, is refused", async () => {
 		const state = await stopped(4, 2, 1);
 		const part = { ...state, lanes: state.lanes.slice(1) };
-		await expect(open({ lanes: [0], state: part })).rejects.toThrow("has ranks 1, 2, 3 of 4; all are needed");
+		await expect(open({ lanes: [0], state: part })).rejects.toThrow("has data ranks 1, 2, 3 of 4; all are needed");
 		const damaged = { ...state, lanes: state.lanes.map(({ trail: _, ...lane }) => lane) } as unknown as SourceState;
 		await expect(open({ lanes: [0], state: damaged })).rejects.toThrow("is damaged: a lane cannot be read");
 		const later = { ...state, version: 2 } as unknown as SourceState;

@@ -128,7 +128,7 @@ describe("a server that", () => {
 	}
 
 	for (const [mode, message] of [
-		["always", "could not be read after 4 tries; the last: it answered 500"],
+		["always", "could not be read in 4 attempts; the last failure: it answered 500"],
 		["forbidden", "the server answered 403"],
 		["whole", "sends whole files only, no byte ranges"],
 	] as const) {
@@ -140,10 +140,10 @@ describe("a server that", () => {
 	}
 
 	for (const [mode, message] of [
-		["long", "the server sends more than the 2048 bytes it was asked for"],
-		["endless", "the server sends more than the 2048 bytes it was asked for"],
-		["deflated", 'the server sends its answers compressed ("deflate"), though asked not to'],
-		["elsewhere", 'the server was asked for bytes 2048-4095 and answers with "bytes 0-2047/'],
+		["long", "the server sends more than the 2048 requested bytes"],
+		["endless", "the server sends more than the 2048 requested bytes"],
+		["deflated", 'the server compresses its answers ("deflate") although the request forbids it'],
+		["elsewhere", 'the request was for bytes 2048-4095, and the answer has "bytes 0-2047/'],
 		["huge", "the server says that the file has 9007199254740991 bytes, more than any file may have"],
 		["nosize", "the server does not say how large the file is"],
 		["grows", "changed while it was read: it had"],
@@ -266,5 +266,5 @@ test("s3:// URLs are signed with the environment's credentials and read in range
 	};
 	const signed = run({ S3_ENDPOINT: base, S3_ACCESS_KEY_ID: "key", S3_SECRET_ACCESS_KEY: "secret" });
 	expect(JSON.parse(signed.stdout.toString())).toEqual(await readKeys(folder, configuration()));
-	expect(run({}).stderr.toString()).toContain("s3://bucket/set/.nv-meta/.info.json cannot be asked for: Missing S3");
+	expect(run({}).stderr.toString()).toContain("s3://bucket/set/.nv-meta/.info.json cannot be requested: Missing S3");
 });

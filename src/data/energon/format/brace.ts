@@ -1,28 +1,28 @@
 /** Brace patterns of shard lists: expansion as bash and Energon do it, and its inverse for files we write. */
 import { UserError } from "../../../system/errors.ts";
 
-/** Names and characters of all of them that patterns may stand for; more are a mistake. */
+/** Most names that a pattern may expand to, and most characters of all of them. */
 const MOST_NAMES = 1_000_000;
 const MOST_CHARACTERS = 2 ** 28;
-/** Braces within braces. */
+/** Most levels of nested braces. */
 const DEEPEST = 32;
 
-/** Part of a pattern: text, a choice, numbers or letters that count, or parts one after the other. */
+/** A part of a pattern: text, alternatives, a range of numbers or letters, or a sequence of parts. */
 type Part =
 	| string
 	| { readonly choices: readonly Part[] }
 	| { readonly count: number; readonly at: (index: number) => string; readonly longest: number }
 	| { readonly sequence: readonly Part[] };
 
-/** How many names, and their characters together. */
+/** Number of names, and of characters of all of them. */
 interface Amount {
 	readonly names: number;
 	readonly characters: number;
 }
 
 /**
- * The names a pattern stands for, in order: `{000..123}`, `{a,b}`, steps, nesting, backslash escapes. They are counted
- * before they are made; throws a UserError for too many, and for unbalanced braces.
+ * The names that a pattern expands to, in order: `{000..123}`, `{a,b}`, steps, nesting, backslash escapes. The names are counted
+ * first; throws a UserError for too many names and for unbalanced braces.
  */
 export function expandBraces(pattern: string): string[] {
 	const part = parseSequence(pattern, pattern, 0);
@@ -33,7 +33,7 @@ export function expandBraces(pattern: string): string[] {
 	return expand(part).map((name) => name.replace(/\\(.)/gs, "$1"));
 }
 
-/** The start of a long pattern. */
+/** The beginning of a long pattern, for messages. */
 function brief(pattern: string): string {
 	return pattern.length > 200 ? `${pattern.slice(0, 200)}…` : pattern;
 }
@@ -144,7 +144,7 @@ function expand(part: Part): string[] {
 }
 
 interface Numbers {
-	/** Text between the numbers, one piece more than there are numbers. */
+	/** Text before, between and after the numbers. */
 	readonly literals: readonly string[];
 	readonly numbers: readonly string[];
 }
@@ -153,7 +153,7 @@ function tokenize(name: string): Numbers {
 	return { literals: name.split(/\d+/), numbers: name.match(/\d+/g) ?? [] };
 }
 
-/** Names as patterns, keeping their order: runs in which one number of equal width counts up become a range. */
+/** Collapses names into patterns in the same order: names that differ in one ascending number of equal width become a range. */
 export function collapseBraces(names: readonly string[]): string[] {
 	const patterns: string[] = [];
 	for (let i = 0; i < names.length; ) {
@@ -179,7 +179,7 @@ export function collapseBraces(names: readonly string[]): string[] {
 	return patterns;
 }
 
-/** The one number that is one higher in `next`, same width; -1 if the names differ in any other way. */
+/** Index of the number that is greater by 1 in `next`, with equal width; -1 if the names differ otherwise. */
 function countingSlot(previous: Numbers, next: Numbers): number {
 	if (previous.numbers.length !== next.numbers.length) return -1;
 	if (previous.literals.some((literal, k) => literal !== next.literals[k])) return -1;

@@ -1,16 +1,16 @@
 /**
- * Identifies the content of a data set by a few cheap looks: a resumed run must read the data that the saved one read.
+ * Identifies the content of a data set by samples of its indexes: a resumed run has to read the same data as the saved run.
  */
 import { CryptoHasher } from "bun";
 import type { Storage } from "../storage/storage.ts";
 import { jsonlIndexName, tarIndexName } from "./names.ts";
 import type { Shard } from "./webdataset.ts";
 
-/** Shards looked at, spread over the part, and bytes of each index at its beginning and end. */
+/** Number of shards that are hashed, spread over the part, and bytes of each index at its beginning and end. */
 const SHARDS = 8;
 const INDEX_BYTES = 64 * 1024;
 
-/** Hash of a split part: of the sizes of some of its shards, and of the places of their samples. */
+/** Hash of a split part: of the sizes of some of its shards and of the offsets of their samples. */
 export function contentsOfShards(storage: Storage, shards: readonly Shard[]): string {
 	const hash = new CryptoHasher("sha256");
 	const count = Math.min(SHARDS, shards.length);
@@ -21,7 +21,7 @@ export function contentsOfShards(storage: Storage, shards: readonly Shard[]): st
 	return hash.digest("hex");
 }
 
-/** Hash of a JSONL file: of its size, and of the places of its records. */
+/** Hash of a JSONL file: of its size and of the offsets of its records. */
 export function contentsOfJsonl(storage: Storage, path: string): string {
 	const hash = new CryptoHasher("sha256");
 	addFiles(hash, storage, path, jsonlIndexName(path));

@@ -8,7 +8,7 @@ import { type SampleType, sampleTypeNames, sampleTypeOf, sampleTypeOfClass } fro
 import { readMap } from "./webdataset.ts";
 import { toPlain, YamlFields } from "./yaml.ts";
 
-/** Arguments of a dataset that its own file may set, over those of the call. */
+/** Arguments that a dataset's own file may set; they take precedence over those of the call. */
 export interface LoadingOverrides {
 	readonly shuffleOverEpochs?: number | null;
 	readonly parallelShardIters?: number | null;
@@ -16,11 +16,11 @@ export interface LoadingOverrides {
 }
 
 export interface DatasetConfig {
-	/** Type of the samples; null = crude: decoded parts by extension, for a cooker. */
+	/** Type of the samples; null = crude samples: decoded parts by extension, which a cooker converts. */
 	readonly sampleType: SampleType | null;
 	/** Source of every field of a typed sample. */
 	readonly fields: ReadonlyMap<string, FieldAccess>;
-	/** Extensions to keep of a crude sample; null = all. */
+	/** Extensions of the parts to read of a crude sample; null = all. */
 	readonly parts: readonly string[] | null;
 	readonly subflavors: Subflavors;
 	readonly overrides: LoadingOverrides;
@@ -75,7 +75,7 @@ function readOverrides(fields: YamlFields): LoadingOverrides {
 	return overrides;
 }
 
-/** Null = crude. An unknown module falls back to Energon's own, as in Energon. */
+/** The sample type; null = crude. Types of unknown modules are looked up among Energon's own, as Energon does. */
 function readSampleType(fields: YamlFields, path: string): SampleType | null {
 	fields.get("__module__");
 	const className = fields.optionalString("__class__") ?? "StandardWebdatasetFactory";

@@ -5,12 +5,12 @@ import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { parseJsonBytes } from "./python-json.ts";
 
-/** Reads an image file; throws when it is damaged or of an unknown kind. */
+/** Decodes an image file; throws where it is damaged or of an unknown format. */
 export type ImageDecoder = (bytes: Uint8Array) => unknown;
 
-/** Null: every part stays bytes. */
+/** What to decode; null: every part stays bytes. */
 export type DecodeOptions = {
-	/** Decoder of images; null leaves their bytes as they are. */
+	/** Decoder of images; null: images stay bytes. */
 	readonly images: ImageDecoder | null;
 } | null;
 
@@ -29,7 +29,7 @@ export function isImageExtension(extension: string): boolean {
 const videoExtensions = new Set("mp4 m4v mov avi mkv webm ogv ogg wmv flv mpg mpeg 3gp y4m".split(" "));
 const audioExtensions = new Set("mp3 wav flac m4a aac opus oga wma aiff aif".split(" "));
 
-/** "video" or "audio" of an extension that stands for one; null for any other. */
+/** The medium of an extension of video or audio files; null for other extensions. */
 export function mediaOfExtension(extension: string): "video" | "audio" | null {
 	const last = lastOf(extension).toLowerCase();
 	if (videoExtensions.has(last)) return "video";
@@ -48,7 +48,7 @@ const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 type Decode = (bytes: Uint8Array) => unknown;
 
-/** Parts that become objects or strings take many times their bytes. */
+/** Bounds the size of a part that becomes objects or strings, which take many times its bytes. */
 function bounded(decode: Decode): Decode {
 	return (bytes) => {
 		if (bytes.length > LARGEST_TEXT_PART) {
@@ -81,7 +81,7 @@ function inflate(bytes: Uint8Array): Uint8Array {
 	}
 }
 
-/** One part. Extensions without a decoder stay bytes; `.gz` is inflated first. */
+/** Decodes a part. Parts whose extension has no decoder stay bytes; `.gz` is inflated first. */
 export function decodePart(extension: string, bytes: Uint8Array, options: DecodeOptions): unknown {
 	if (options === null) return bytes;
 	if (lastOf(extension) === "gz") {
@@ -93,14 +93,14 @@ export function decodePart(extension: string, bytes: Uint8Array, options: Decode
 	return options.images !== null && isImageExtension(extension) ? options.images(bytes) : bytes;
 }
 
-/** All parts of a raw sample. Throws a DecodingError naming key and part. */
+/** Decodes all parts of a raw sample. Throws a DecodingError that names key and part. */
 export function decodeParts(sample: RawSample, options: DecodeOptions): Record<string, unknown> {
 	const decoded: Record<string, unknown> = {};
 	for (const [extension, bytes] of sample.parts) {
 		try {
 			decoded[extension] = decodePart(extension, bytes, options);
 		} catch (error) {
-			// The Python package delivers such a sample: without it the order of all that follow would be another.
+			// The Python package delivers such a sample; skipping it would change the order of all later samples.
 			if (error instanceof UnreadImageError) {
 				const kinds = `${imageFormats.slice(0, -1).join(", ")} and ${imageFormats.at(-1)}`;
 				throw new FatalSampleError(

@@ -1,10 +1,10 @@
 /**
- * `field_map` entries such as `txt,json[caption]`: where a field of a typed sample comes from (docs/spec/energon.md §1.6). A part
- * with `*`, such as `img*.jpg`, stands for all parts that match, which Energon does not have.
+ * `field_map` entries such as `txt,json[caption]`, which name the sources of a field of a typed sample (docs/spec/energon.md §1.6).
+ * A part with `*`, such as `img*.jpg`, selects all matching parts; this is an extension of Energon's format.
  */
 import { FieldAccessError } from "../errors.ts";
 
-/** Alternatives, each a path: part, then keys or list indexes. */
+/** Alternatives, each a path of a part and then keys or list indices. */
 export type FieldAccess = readonly (readonly string[])[];
 
 const option = /^([^[\]]+)((?:\[[^[\]]+\])*)$/;
@@ -17,7 +17,7 @@ export function parseFieldAccess(text: string): FieldAccess {
 	});
 }
 
-/** Whether a part that a `field_map` names is, or matches, an extension. */
+/** Whether a part of a `field_map`, perhaps with `*`, matches an extension. */
 export function matchesPart(part: string, extension: string): boolean {
 	if (!part.includes("*")) return part === extension;
 	const pieces = part.split("*");
@@ -32,7 +32,7 @@ export function matchesPart(part: string, extension: string): boolean {
 	return extension.length - last.length >= at && extension.endsWith(last);
 }
 
-/** The first alternative that is there. Throws a FieldAccessError when no alternative is. */
+/** The value of the first alternative that the sample has. Throws a FieldAccessError if it has no alternative. */
 export function accessField(parts: Readonly<Record<string, unknown>>, access: FieldAccess, key: string): unknown {
 	for (const path of access) {
 		const found = follow(parts, path);
@@ -65,7 +65,7 @@ function follow(root: unknown, path: readonly string[]): { value: unknown } | un
 	return { value };
 }
 
-/** Bytes that no decoder took have no fields. */
+/** Whether a value has fields; undecoded bytes have no fields. */
 function isRecord(value: unknown): value is Record<string, unknown> {
 	return value !== null && typeof value === "object" && !ArrayBuffer.isView(value);
 }

@@ -7,14 +7,14 @@ import { INDEX_SQLITE, META_FOLDER, splitMemberName } from "./names.ts";
 import { LARGEST_SAMPLE } from "./tar-reader.ts";
 import { readShardCounts } from "./webdataset.ts";
 
-/** Where auxiliary data lie. */
+/** Location of auxiliary data. */
 export interface AuxReference {
 	readonly kind: "folder" | "dataset";
 	readonly path: string;
 }
 
 export interface FileStore {
-	/** As the metadataset names it. */
+	/** Name in the metadataset. */
 	readonly name: string;
 	/** Bytes of a file; null: the store has no file of this name. */
 	read(name: string): Uint8Array | null;
@@ -22,7 +22,7 @@ export interface FileStore {
 
 const protocol = /^([a-z][a-z0-9+.-]*):\/\/(.*)$/is;
 
-/** `filesystem://PATH` is a folder of files, anything else a prepared data set; both seen from the folder `base`. */
+/** `filesystem://PATH` is a folder of files, anything else a prepared data set; both relative to the folder `base`. */
 export function parseAux(text: string, base: string, where: string): AuxReference {
 	const [, scheme, rest] = protocol.exec(text) ?? [];
 	if (scheme?.toLowerCase() === "filesystem") return { kind: "folder", path: resolvePath(base, rest!) };
@@ -39,7 +39,10 @@ export function openFileStore(storage: Storage, name: string, { kind, path }: Au
 		return { name, read: (file) => readBelow(storage, path, file) };
 	}
 	const index = resolvePath(path, `${META_FOLDER}/${INDEX_SQLITE}`);
-	if (isUrl(path)) throw new UserError(`aux ${name}: ${path} is not on this machine; its index by key has to be.`);
+	if (isUrl(path))
+		throw new UserError(
+			`aux ${name}: ${path} is a URL, but auxiliary data sets have to be local, because their index by key is read as a file.`,
+		);
 	if (!storage.isFile(index)) {
 		throw new UserError(`aux ${name}: ${path} is not prepared: run \`mimo data prepare ${path}\` first.`);
 	}
@@ -48,7 +51,7 @@ export function openFileStore(storage: Storage, name: string, { kind, path }: Au
 
 function readBelow(storage: Storage, folder: string, name: string): Uint8Array | null {
 	const path = resolvePath(folder, name);
-	// A name in a record must not lead out of the folder.
+	// Names in records must not lead outside the folder.
 	if (path !== folder && !path.startsWith(folder.endsWith("/") ? folder : `${folder}/`)) return null;
 	if (name.includes("\0") || !storage.isFile(path)) return null;
 	if (!isUrl(path)) return readWholeFile(path, LARGEST_SAMPLE);
@@ -62,7 +65,7 @@ function readBelow(storage: Storage, folder: string, name: string): Uint8Array |
 
 type PartRow = { readonly tar_file_id: number; readonly offset: number; readonly size: number };
 
-/** Parts of samples by "key.extension", found by `index.sqlite`. */
+/** Parts of samples by "key.extension", located by `index.sqlite`. */
 class DatasetStore implements FileStore {
 	readonly #shards: readonly string[];
 	readonly #database: Database;

@@ -1,5 +1,5 @@
 /**
- * A metadataset's tree as the list of data sets at its ends, with their weights or repetitions
+ * Flattens the tree of a metadataset into the list of its leaf datasets, with their weights or repetitions
  * (docs/spec/energon.md §1.7).
  */
 import { UserError } from "../../../system/errors.ts";
@@ -9,10 +9,10 @@ import type { BlendMode } from "../task-encoder.ts";
 import type { AuxReference } from "./file-store.ts";
 import type { Join, Metadataset, Node } from "./metadataset.ts";
 
-/** Data sets, and blends of them, that a metadataset may stand for. */
+/** Most leaf datasets and blends of a metadataset. */
 const MOST_DATASETS = 100_000;
 
-/** A dataset at the end of the tree. */
+/** A leaf dataset of the tree. */
 export interface Leaf {
 	readonly source:
 		| {
@@ -23,7 +23,7 @@ export interface Leaf {
 		  }
 		| { readonly kind: "join"; readonly join: Join };
 	readonly splitPart: string;
-	/** Subflavors of the metadatasets, outer over inner; the dataset's own come below. */
+	/** Subflavors of the metadatasets, where outer ones take precedence; the dataset's own have the least precedence. */
 	readonly subflavors: Subflavors;
 	/** null = no shuffling. */
 	readonly shuffleOverEpochs: number | null;
@@ -33,11 +33,11 @@ export interface Leaf {
 	readonly repetitions: number | null;
 }
 
-/** A subset seen from outside: absolute bounds only at the leaf, fractions of fractions. */
+/** Combines nested subsets: absolute bounds are allowed only at the leaf; fractions apply to fractions. */
 function mergeSubset(own: Subset | null, outer: Subset | null, where: string): Subset | null {
 	if (outer?.absoluteRange != null) {
 		throw new UserError(
-			`${where} is cut by sample numbers from outside; above a dataset only percentages are allowed.`,
+			`${where} has an outer subset in sample numbers; outside of a dataset only percentages are allowed.`,
 		);
 	}
 	if (own === null || outer === null) return own ?? outer;
@@ -48,7 +48,7 @@ function mergeSubset(own: Subset | null, outer: Subset | null, where: string): S
 	};
 }
 
-/** Settings that hold for everything below a place of the tree. */
+/** Settings that a node passes on to its subtree. */
 interface Inherited {
 	readonly splitPart: string;
 	readonly subflavors: Subflavors;
@@ -71,7 +71,7 @@ export function flatten(
 	return flattenNode(node, inherited, metadataset.path, seen);
 }
 
-/** `seen`: nodes so far. A few files that name each other twice stand for any number of data sets. */
+/** `seen`: number of nodes so far, which is bounded because a few files that name each other twice expand exponentially. */
 function flattenNode(
 	node: Node,
 	inherited: Inherited,
@@ -101,7 +101,7 @@ function flattenNode(
 		case "join": {
 			const { join } = node;
 			const below: Inherited = {
-				// A multiplier of the join itself has no effect in Energon.
+				// Energon ignores a join's own multiplier.
 				multiplier: inherited.multiplier,
 				splitPart: join.splitPart ?? inherited.splitPart,
 				subflavors: { ...join.subflavors, ...inherited.subflavors },
@@ -142,13 +142,13 @@ function mixed(where: string): UserError {
 	);
 }
 
-/** Null wins over all (no shuffling), then -1 (with replacement). */
+/** The product, where null (no shuffling) takes precedence over -1 (with replacement), and -1 over numbers. */
 function multiply(outer: number | null, inner: number | null): number | null {
 	if (outer === null || inner === null) return null;
 	return outer === -1 || inner === -1 ? -1 : outer * inner;
 }
 
-/** Sum with a running compensation, as Python adds floats. */
+/** Compensated (Neumaier) sum, as Python's sum of floats. */
 function exactSum(values: readonly number[]): number {
 	let sum = 0;
 	let lost = 0;

@@ -1,6 +1,6 @@
 /**
- * Join indexes: which sample of every joined dataset makes a row (docs/spec/energon.md §1.5). Built from the datasets'
- * `index.sqlite` by `mimo data prepare METADATASET`, read while training.
+ * Join indexes: the sample of every joined dataset for each row (docs/spec/energon.md §1.5). `mimo data prepare METADATASET`
+ * builds them from the datasets' `index.sqlite`; training reads them.
  */
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../system/errors.ts";
@@ -23,7 +23,7 @@ export interface JoinedDataset {
 	readonly nonMatch: NonMatch;
 }
 
-/** The joined datasets of a join with their split parts. */
+/** The datasets of a join with their split parts. */
 export function joinedDatasets(storage: Storage, join: Join, splitPart: string): JoinedDataset[] {
 	return join.parts.map(({ path, splitPart: own, splitConfig, nonMatch }) => ({
 		path,
@@ -32,13 +32,13 @@ export function joinedDatasets(storage: Storage, join: Join, splitPart: string):
 	}));
 }
 
-/** Path of a join's index: beside the metadataset, named after everything it depends on. */
+/** Path of a join's index, beside the metadataset; its name has a hash of everything the index depends on. */
 export function joinIndexPath(storage: Storage, join: Join, datasets: readonly JoinedDataset[]): string {
 	const hash = new CryptoHasher("sha256");
 	for (const { path, part, nonMatch } of datasets) {
 		const uuid = storage.readText(resolvePath(path, `${META_FOLDER}/${INDEX_UUID}`));
 		hash.update(`\0uuid=${uuid}\0excludes=`);
-		// Energon adds them in the order of an unordered set; sorted is as good as any.
+		// Energon hashes them in the arbitrary order of a Python set, so no order gives its hash.
 		for (const exclude of [...part.excludes].sort()) hash.update(`${exclude}\0`);
 		hash.update(`\0nonmatch=${nonMatch}\0`);
 	}
@@ -61,7 +61,7 @@ export class JoinIndex {
 		this.rows = Math.floor((this.#file.size - HEADER_BYTES) / (24 * this.columns));
 	}
 
-	/** Shard number, byte offset and size of a row's sample in one dataset; null when it has none. */
+	/** Shard number, byte offset and size of a row's sample in a dataset; null if the dataset lacks the sample. */
 	at(row: number, column: number): { shard: number; offset: number; size: number } | null {
 		if (row < 0 || row >= this.rows) throw new FatalSampleError(`${this.#file.path} has no row ${row}.`);
 		const bytes = this.#file.read(HEADER_BYTES + 24 * (row * this.columns + column), 24);
@@ -75,7 +75,7 @@ export class JoinIndex {
 	}
 }
 
-/** One dataset of a join: its samples by row. */
+/** Reads the samples of one dataset of a join by row. */
 export class JoinReader implements SampleReader {
 	readonly #files: TarFiles;
 
@@ -101,7 +101,7 @@ export class JoinReader implements SampleReader {
 	}
 }
 
-/** Builds the bytes of a join index from the datasets' sqlite indexes. Local datasets only. */
+/** The bytes of a join index, built from the datasets' sqlite indexes. The datasets have to be local. */
 export function buildJoinIndex(storage: Storage, datasets: readonly JoinedDataset[]): Uint8Array {
 	const [primary, ...others] = datasets.map((dataset) => new KeyedSamples(storage, dataset));
 	const rows: bigint[] = [];
@@ -140,7 +140,7 @@ interface KeyedSample {
 	readonly size: number;
 }
 
-/** Samples of a split part by key, from `index.sqlite`; exclusions are left out. */
+/** Samples of a split part by key, from `index.sqlite`, without excluded samples. */
 class KeyedSamples {
 	readonly #byShard: KeyedSample[][];
 	readonly #byKey = new Map<string, KeyedSample>();

@@ -1,4 +1,4 @@
-/** JSONL datasets: one file, one JSON object a line, an index of line offsets beside it (docs/spec/energon.md §1.5). */
+/** JSONL datasets: a file with a JSON object on each line, and an index of line offsets beside it (docs/spec/energon.md §1.5). */
 import { UserError } from "../../../system/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { FatalSampleError } from "../errors.ts";
@@ -9,13 +9,13 @@ import { jsonlIndexName } from "./names.ts";
 import { OffsetIndex } from "./offset-index.ts";
 import { parseJsonBytes } from "./python-json.ts";
 
-/** Records of a JSONL file by index; each has the one part "json". */
+/** Records of a JSONL file by index; each has the single part "json". */
 export class JsonlReader implements SampleReader {
 	readonly length: number;
 	readonly #index: OffsetIndex;
 	readonly #file: RandomAccessFile;
 
-	/** Throws a UserError when the index is missing or is of another version of the file. */
+	/** Throws a UserError if the index is missing or belongs to another version of the file. */
 	constructor(
 		storage: Storage,
 		readonly path: string,
@@ -31,7 +31,7 @@ export class JsonlReader implements SampleReader {
 		this.length = this.#index.length - 1;
 		if (this.length < 0 || this.#index.at(this.length) !== this.#file.size) {
 			throw new UserError(
-				`${this.#index.path} is not the index of ${path} as it is now: run \`mimo data prepare ${path}\`.`,
+				`${this.#index.path} is the index of another version of ${path}: run \`mimo data prepare ${path}\`.`,
 			);
 		}
 	}
@@ -54,10 +54,10 @@ export class JsonlReader implements SampleReader {
 	}
 }
 
-/** Bytes in which the first record is looked for. */
+/** Bytes in which the first record has to end to be checked. */
 const FIRST_BYTES = 2 ** 20;
 
-/** Why the first record of a JSONL file cannot be trained on; null where it can, or cannot be read. */
+/** Why training cannot use the first record of a JSONL file; null where it can, or where the record cannot be read. */
 function firstMedia(storage: Storage, path: string): string | null {
 	const file = storage.open(path);
 	try {
@@ -72,8 +72,8 @@ function firstMedia(storage: Storage, path: string): string | null {
 }
 
 /**
- * Offsets of the records of a JSONL file and its size. Blank lines belong to the record before them, leading ones to the
- * first. Throws a UserError for a line that is not one JSON object.
+ * Offsets of the records of a JSONL file, and its size. Blank lines belong to the record before them, leading blank lines to
+ * the first record. Throws a UserError for a line that is not one JSON object.
  */
 export function indexJsonl(bytes: Uint8Array, path: string): number[] {
 	if (bytes.length === 0) throw new UserError(`${path} is empty.`);

@@ -1,12 +1,11 @@
 /**
- * `index.sqlite`: where the sample of a key lies (docs/spec/energon.md §1.4). Joins read it; `mimo data lint` checks
- * it.
+ * Reads `index.sqlite`, the location of samples by key (docs/spec/energon.md §1.4), for joins and `mimo data lint`.
  */
 import { Database } from "bun:sqlite";
 import { UserError } from "../../../system/errors.ts";
 
 export interface KeyRow {
-	/** Number of the shard, as `.info.json` has them. */
+	/** Number of the shard in `.info.json`. */
 	readonly shard: number;
 	readonly key: string;
 	/** Bytes of the sample in the shard. */
@@ -20,7 +19,7 @@ type Columns = [shard: unknown, key: unknown, offset: unknown, size: unknown];
 export function* keyRows(path: string): Generator<KeyRow, void, void> {
 	const damaged = (what: string) =>
 		new UserError(
-			`${path} is not an index by key: ${what}; \`mimo data prepare FOLDER --tar-index-only\` makes it anew.`,
+			`${path} is not an index by key: ${what}; \`mimo data prepare FOLDER --tar-index-only\` rebuilds it.`,
 		);
 	const asked = <Result>(ask: () => Result): Result => {
 		try {

@@ -1,6 +1,6 @@
 /**
- * Metadatasets: YAML files that blend, join, cut and nest datasets (docs/spec/energon.md §1.7). Both versions are read
- * into one tree, which flatten.ts makes a list of.
+ * Reads metadatasets: YAML files that blend, join, subset and nest datasets (docs/spec/energon.md §1.7). Both versions of the
+ * format become the same tree, which flatten.ts flattens.
  */
 import { UserError } from "../../../system/errors.ts";
 import type { Subflavors } from "../sample.ts";
@@ -26,7 +26,7 @@ interface Reference {
 }
 
 export interface JoinPart {
-	/** Argument name of the joiner; null when the joined datasets are a list. */
+	/** Name of the joiner's argument; null if the joined datasets are a list. */
 	readonly name: string | null;
 	readonly path: string;
 	readonly splitPart: string | null;
@@ -44,7 +44,7 @@ export interface Join {
 	readonly splitPart: string | null;
 	readonly subflavors: Subflavors;
 	readonly subset: Subset | null;
-	/** The metadataset file: the join index lies beside it. */
+	/** The metadataset file, beside which the join index is. */
 	readonly file: string;
 }
 
@@ -67,15 +67,15 @@ export interface Metadataset {
 	readonly splits: ReadonlyMap<string, Node>;
 }
 
-/** Metadataset files below one another or side by side. */
+/** Most metadataset files that a metadataset may name, directly or indirectly. */
 const MOST_FILES = 10_000;
 
-/** Reads a metadataset file and all it names. Throws a UserError for unknown keys, paths and classes. */
+/** Reads a metadataset file and all files that it names. Throws a UserError for unknown keys, paths and classes. */
 export function readMetadataset(storage: Storage, path: string): Metadataset {
 	return readFile(storage, path, [], new Map());
 }
 
-/** `files`: those that were read already, by path. A file that is named several times is read once. */
+/** `files`: metadatasets by path; a file that is named several times is read once. */
 function readFile(
 	storage: Storage,
 	path: string,
@@ -86,7 +86,7 @@ function readFile(
 	const known = files.get(path);
 	if (known !== undefined) return known;
 	if (files.size + parents.length >= MOST_FILES) {
-		throw new UserError(`The metadataset ${parents[0] ?? path} stands for more than ${MOST_FILES} metadataset files.`);
+		throw new UserError(`The metadataset ${parents[0] ?? path} names more than ${MOST_FILES} metadataset files.`);
 	}
 	const fields = YamlFields.of(readMap(storage, path), path);
 	fields.get("__module__");
@@ -106,16 +106,16 @@ function readFile(
 	return metadataset;
 }
 
-/** A weight or number of repetitions: above 0, and one that the 32-bit numbers of a draw hold. */
+/** Reads a weight or number of repetitions: above 0, and representable as a 32-bit float. */
 function readShare(fields: YamlFields, name: "weight" | "repetitions", where: string): number {
 	const share = fields.optionalNumber(name) ?? 1;
 	const inDraws = Math.fround(share);
 	if (inDraws > 0 && Number.isFinite(inDraws) && (name === "weight" || share <= MOST_REPETITIONS)) return share;
 	const most = name === "weight" ? "" : ` and at most ${MOST_REPETITIONS}`;
-	throw new UserError(`${name} of ${where} is ${share}; it is a number above 0${most}.`);
+	throw new UserError(`${name} of ${where} is ${share}; allowed are numbers above 0${most}.`);
 }
 
-/** More would lose count of the samples. */
+/** Most repetitions, for which sample counts stay exact. */
 const MOST_REPETITIONS = 1e9;
 
 class NodeReader {
@@ -132,7 +132,7 @@ class NodeReader {
 		if (this.version === "Metadataset") {
 			if (!fields.has("datasets") && ["blend", "blend_epochized", "join", "path"].some((name) => fields.has(name))) {
 				throw new UserError(
-					`${where} is written as in a MetadatasetV2, and the file does not say that it is one: it begins with the lines "__module__: megatron.energon" and "__class__: MetadatasetV2".`,
+					`${where} has keys of a MetadatasetV2, so the file has to begin with the lines "__module__: megatron.energon" and "__class__: MetadatasetV2".`,
 				);
 			}
 			const items = fields.list("datasets").map((item, i) => this.#weighted(item, `dataset ${i + 1} in ${where}`));

@@ -1,6 +1,5 @@
 /**
- * File names inside a dataset: how members are grouped into samples (docs/spec/energon.md §1.2), and where metadata
- * lies.
+ * Names of files in a dataset: the grouping of members into samples (docs/spec/energon.md §1.2), and the paths of metadata.
  */
 
 export const META_FOLDER = ".nv-meta";
@@ -29,7 +28,7 @@ export function jsonlIndexName(jsonl: string): string {
 	return `${jsonl.replace(/\.[^./]*$/, "")}.jsonl.idx`;
 }
 
-/** Order of paths as Python sorts them: folder by folder. */
+/** Compares paths as Python does: component by component. */
 export function byPathParts(a: string, b: string): number {
 	const [left, right] = [a.split("/"), b.split("/")];
 	for (let i = 0; i < Math.min(left.length, right.length); i++) {

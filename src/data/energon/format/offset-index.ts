@@ -2,7 +2,7 @@
 import { DamagedIndexError } from "../errors.ts";
 import type { RandomAccessFile, Storage } from "../storage/storage.ts";
 
-/** Entries fetched at once. */
+/** Entries that are read at once. */
 const BLOCK_ENTRIES = 8192;
 
 export class OffsetIndex {
@@ -18,7 +18,7 @@ export class OffsetIndex {
 		return new OffsetIndex(storage.open(path));
 	}
 
-	/** Entries; trailing bytes do not count. */
+	/** Number of entries, without trailing bytes. */
 	get length(): number {
 		return Math.floor(this.#file.size / 8);
 	}
@@ -32,10 +32,10 @@ export class OffsetIndex {
 		return this.#file.path;
 	}
 
-	/** Entry `i`; throws a DamagedIndexError when there is no such entry or its number cannot be an offset. */
+	/** Entry `i`. Throws a DamagedIndexError if the index lacks the entry or the entry cannot be an offset. */
 	at(i: number): number {
 		if (i < 0 || i >= this.length) {
-			throw new DamagedIndexError(`${this.#file.path} has ${this.length} entries; entry ${i} was asked for.`);
+			throw new DamagedIndexError(`${this.#file.path} has ${this.length} entries; entry ${i} is needed.`);
 		}
 		if (this.#block === null || i < this.#blockStart || i >= this.#blockStart + this.#block.byteLength / 8) {
 			this.#blockStart = i - (i % BLOCK_ENTRIES);

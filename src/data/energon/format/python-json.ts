@@ -1,23 +1,23 @@
 /**
- * JSON as Python's json.loads reads it from bytes: UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
- * infinities; whole numbers of any size, exact.
+ * Parses JSON as Python's json.loads does: bytes in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
+ * infinities; exact integers of any size.
  */
 import { measureJson } from "../../../checkpoint/json.ts";
 
-/** Digits that a whole number must have to be beyond exact 64-bit floats. */
+/** Digits of the shortest integers that a 64-bit float may not represent. */
 const long = /\d{16}/;
-/** Strings, which are passed over, and Python's words for numbers. */
+/** Strings, which are skipped, and Python's NaN and Infinity. */
 const stringsAndWords = /"(?:[^"\\]|\\.)*"|-?Infinity|NaN/gs;
-/** A number that stands for NaN while it is parsed, spelled as no writer spells it. */
+/** A number that replaces NaN while the text is parsed; no JSON writer spells a number like this. */
 const NAN = "-0.00000000000000000000000000000000000000e-987654321";
 
-/** Values and depth of the largest JSON part: parsed, it takes many times the memory of its text. */
+/** Most values and levels of a JSON part; a parsed part takes many times the memory of its text. */
 const limits = { values: 2 ** 22, depth: 256 } as const;
-/** Shorter texts are within the limits. */
+/** Bytes of a text that cannot exceed the limits. */
 const SMALL = 256;
 
 /**
- * Whole numbers beyond 2⁵³ become bigints. Throws an error that says why for anything that is not JSON, or too large.
+ * Whole numbers beyond 2⁵³ become bigints. Throws an error with the reason for a text that is not JSON, or is too large.
  */
 export function parseJsonBytes(bytes: Uint8Array): unknown {
 	const text = decodeJson(bytes);
@@ -30,7 +30,7 @@ export function parseJsonBytes(bytes: Uint8Array): unknown {
 		return long.test(text) ? JSON.parse(text, exact) : JSON.parse(text);
 	} catch (error) {
 		if (!(error instanceof SyntaxError) || !/Infinity|NaN/.test(text) || text.includes(NAN)) throw error;
-		// Spaces keep a word from joining digits beside it.
+		// Spaces separate the replacement from adjacent digits.
 		const numbers = text.replace(stringsAndWords, (word) => {
 			if (word.startsWith('"')) return word;
 			return word === "NaN" ? ` ${NAN} ` : ` ${word.replace("Infinity", "1e9999")} `;
@@ -46,7 +46,7 @@ function exact(_: string, value: unknown, context?: { readonly source?: string }
 	return Number.isSafeInteger(value) || !/^-?\d+$/.test(source) ? value : BigInt(source);
 }
 
-/** Python's json.detect_encoding, and the decoding. */
+/** Decodes the bytes in the encoding that Python's json.detect_encoding finds. */
 function decodeJson(bytes: Uint8Array): string {
 	const [a = 1, b = 1, c = 1, d = 1] = bytes;
 	const starts = (...mark: number[]) => mark.every((byte, i) => bytes[i] === byte);

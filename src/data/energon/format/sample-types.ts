@@ -1,8 +1,8 @@
-/** Energon's sample types: which fields a typed sample has (docs/spec/energon.md §1.6). */
+/** Energon's sample types and their fields (docs/spec/energon.md §1.6). */
 
 export interface SampleType {
 	readonly name: string;
-	/** Fields a sample cannot do without. */
+	/** Required fields. */
 	readonly required: readonly string[];
 	readonly optional: readonly string[];
 }
@@ -34,7 +34,7 @@ const types: readonly SampleType[] = [
 
 const byName = new Map(types.map((sampleType) => [sampleType.name, sampleType]));
 
-/** Type of a name such as "CaptioningSample"; undefined if Energon has none. */
+/** The type with a name such as "CaptioningSample"; undefined if Energon lacks it. */
 export function sampleTypeOf(name: string): SampleType | undefined {
 	return byName.get(name);
 }
@@ -42,7 +42,7 @@ export function sampleTypeOf(name: string): SampleType | undefined {
 /** Names of all types, for messages and prompts. */
 export const sampleTypeNames: readonly string[] = [...byName.keys()];
 
-/** Sample type of an old `__class__` such as "CaptioningWebdataset". */
+/** The sample type of a deprecated `__class__` such as "CaptioningWebdataset". */
 export function sampleTypeOfClass(name: string): SampleType | undefined {
 	return name.endsWith("Webdataset") ? byName.get(name.replace(/Webdataset$/, "Sample")) : undefined;
 }

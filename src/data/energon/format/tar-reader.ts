@@ -1,4 +1,4 @@
-/** Reads single samples out of the shards of a split part by their index (docs/spec/energon.md §1.2). */
+/** Reads single samples of the shards of a split part by index (docs/spec/energon.md §1.2). */
 import { BrokenSampleError, DamagedIndexError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import type { RandomAccessFile, Storage } from "../storage/storage.ts";
@@ -8,15 +8,15 @@ import { OffsetIndex } from "./offset-index.ts";
 import { memberContent, readMember, TarError } from "./tar.ts";
 import type { SplitPart } from "./webdataset.ts";
 
-/** Bytes of the largest sample that is read: all its parts and their headers. */
+/** Bytes of the largest sample, with all its parts and their headers. */
 export const LARGEST_SAMPLE = 2 ** 30;
-/** The bound, for messages. */
+/** The limit, for messages. */
 const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
 
-/** The wanted parts of a sample, by extension. */
+/** Whether to read the part with an extension. */
 export type PartFilter = (extension: string) => boolean;
 
-/** Keeps the last `size` opened things; closes the oldest. */
+/** Keeps the `size` most recently opened files open. */
 class OpenFiles<File extends { close(): void }> {
 	readonly #open = new Map<string, File>();
 
@@ -40,23 +40,23 @@ class OpenFiles<File extends { close(): void }> {
 	}
 }
 
-/** Opens shards and takes samples out of byte ranges. */
+/** Opens shards and reads samples from byte ranges. */
 export class TarFiles {
 	readonly #files: OpenFiles<RandomAccessFile>;
 
 	constructor(
 		storage: Storage,
-		/** Folder of the data set, as sources name it. */
+		/** Folder of the data set, for the sources of samples. */
 		private readonly datasetPath: string,
-		/** Shards open at once. */
+		/** Number of shards that are open at once. */
 		openShards: number,
 	) {
 		this.#files = new OpenFiles(Math.max(1, openShards), (path) => storage.open(path));
 	}
 
 	/**
-	 * The sample in bytes [offset, offset + length) of a shard; null when `accept` refuses its "shard/key". Throws a
-	 * BrokenSampleError when the range does not hold exactly one sample.
+	 * The sample in bytes [offset, offset + length) of a shard; null if `accept` refuses its "shard/key". Throws a
+	 * BrokenSampleError if the range does not hold exactly one sample.
 	 */
 	sample(
 		shard: { readonly name: string; readonly path: string },
@@ -72,14 +72,14 @@ export class TarFiles {
 				{ datasetPath: this.datasetPath, index, shardName: shard.name, fileNames: [] },
 				key,
 			);
-		// A shard that cannot be opened ends the run: its samples are not damaged but out of reach.
+		// A shard that cannot be opened ends the run, because its samples may be intact.
 		const file = this.#files.get(shard.path);
 		if (length > LARGEST_SAMPLE) throw broken(`${shard.path}: sample ${index} has ${length} bytes; ${sampleLimit}.`);
 		let bytes = file.read(offset, length);
 		let key: string | null = null;
 		const parts = new Map<string, Uint8Array>();
 		const fileNames: string[] = [];
-		// A range that is too short for its last member is read on: its header decides.
+		// Where the range ends within the last member, the size in the member's header decides.
 		const reading = <Result>(read: () => Result): Result => {
 			try {
 				return read();
@@ -128,9 +128,9 @@ export class TarFiles {
 	}
 }
 
-/** Bytes of sample `local` of a shard. */
+/** Byte range of sample `local` of a shard. */
 function rangeOf(offsets: OffsetIndex, local: number): [number, number] {
-	// The first sample begins at the file's beginning, so that members before it are skipped.
+	// The first sample's range begins with the file; members of no sample before it are skipped.
 	const offset = local === 0 ? 0 : offsets.at(local);
 	const end = local + 1 < offsets.length ? offsets.at(local + 1) : offset;
 	if (end < offset) throw new DamagedIndexError(`${offsets.path}: entry ${local + 1} is below entry ${local}.`);
@@ -146,7 +146,7 @@ export class SplitPartReader implements SampleReader {
 	/** First sample index of every shard, and the total. */
 	readonly #starts: number[] = [0];
 	readonly #folder: string;
-	/** Shard of the last read: reads are mostly sequential. */
+	/** Shard of the last read, which is tried first because reads are mostly sequential. */
 	#current = 0;
 
 	constructor(

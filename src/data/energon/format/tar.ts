@@ -1,13 +1,13 @@
 /**
  * Reads tar archives (POSIX ustar, GNU and PAX long names and sizes) from bytes in memory. Contents are views, not
- * copies. Damaged archives throw a TarError that says where.
+ * copies. Throws a TarError with the position for a damaged archive.
  */
 
 export class TarError extends Error {
 	override readonly name = "TarError";
 	constructor(
 		sentence: string,
-		/** When the bytes end too early: how many are needed. */
+		/** Bytes that are needed where the given bytes end too early. */
 		readonly needed: number | null = null,
 	) {
 		super(sentence);
@@ -16,18 +16,18 @@ export class TarError extends Error {
 
 export interface TarMember {
 	readonly name: string;
-	/** A regular file; anything else is a folder, link or device. */
+	/** Whether the member is a regular file, rather than a folder, link or device. */
 	readonly isFile: boolean;
-	/** First header block of the member, extension headers included. */
+	/** Offset of the member's first header block, which may be an extension header. */
 	readonly headerOffset: number;
 	readonly contentOffset: number;
 	readonly size: number;
-	/** First block of the next member. */
+	/** Offset of the next member's first block. */
 	readonly end: number;
 }
 
 const BLOCK = 512;
-/** Long names and PAX records beyond this are damage. */
+/** Bytes of the largest extension header (long name or PAX records). */
 const MOST_EXTENSION_BYTES = 1 << 20;
 
 const decoder = new TextDecoder();
@@ -66,13 +66,13 @@ export function readMember(bytes: Uint8Array, offset: number): TarMember | null 
 		}
 		const name = pax.get("path") ?? longName ?? headerName(header);
 		const isFile = (type === 0x30 || type === 0 || type === 0x37) && !(type === 0 && name.endsWith("/"));
-		// Links and folders have no content whatever their size field says.
+		// Links and folders have no content, whatever their size field is.
 		const stored = isFile || type > 0x37 ? size : 0;
 		return { name, isFile, headerOffset: offset, contentOffset: content, size, end: content + roundUp(stored) };
 	}
 }
 
-/** Contents of a member; throws when the archive ends before. */
+/** Contents of a member. Throws a TarError if the archive ends before. */
 export function memberContent(bytes: Uint8Array, member: TarMember): Uint8Array {
 	const end = member.contentOffset + member.size;
 	if (end > bytes.length) {
@@ -91,7 +91,7 @@ function isZero(header: Uint8Array): boolean {
 	return true;
 }
 
-/** Header checksum: the sum of all bytes with the field itself as spaces; old writers summed signed bytes. */
+/** Verifies a header's checksum: the sum of all bytes, with the checksum field as spaces; old writers sum signed bytes. */
 function checkSum(header: Uint8Array, at: number): void {
 	let unsigned = 0;
 	let negative = 0;
@@ -110,7 +110,7 @@ function checkSum(header: Uint8Array, at: number): void {
 	}
 }
 
-/** An octal number, or a base-256 one when the first bit is set. */
+/** An octal number, or a base-256 number where the first bit is set. */
 function readNumber(field: Uint8Array, at: number): number {
 	let value = 0;
 	if (field[0] === 0x80) {
@@ -128,7 +128,7 @@ function readNumber(field: Uint8Array, at: number): number {
 	return value;
 }
 
-/** Digits, perhaps after spaces, ended by a space or zero byte as nearly all are; null for anything else. */
+/** The octal digits of a field, perhaps after spaces and ended by a space or zero byte; null for any other form. */
 function readOctal(field: Uint8Array): number | null {
 	let at = 0;
 	while (field[at] === 0x20) at++;

@@ -1,4 +1,4 @@
-/** The `.nv-meta` folder of a prepared WebDataset: which shards there are and which belong to a split part. */
+/** Reads the `.nv-meta` folder of a prepared WebDataset: its shards and split parts. */
 import { UserError } from "../../../system/errors.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
 import { expandBraces } from "./brace.ts";
@@ -6,10 +6,10 @@ import { INDEX_SQLITE, INFO_JSON, INFO_YAML, META_FOLDER } from "./names.ts";
 import { parseYaml, YamlFields, type YamlMap, type YamlValue } from "./yaml.ts";
 
 export interface Shard {
-	/** Relative path: how the split and the index name it. */
+	/** Relative path, by which the split and the index name the shard. */
 	readonly name: string;
 	readonly path: string;
-	/** Samples. */
+	/** Number of samples. */
 	readonly count: number;
 }
 
@@ -18,7 +18,7 @@ export interface SplitPart {
 	readonly shards: readonly Shard[];
 	/** Excluded samples, as "shard/key". */
 	readonly excludes: ReadonlySet<string>;
-	/** Every shard of the part, excluded ones too: how a join index numbers them. */
+	/** All shards of the part, with excluded ones; a join index counts them. */
 	readonly allShards: readonly string[];
 }
 
@@ -42,7 +42,7 @@ export function readMap(storage: Storage, path: string): YamlMap {
 	return value;
 }
 
-/** JSON as the maps and lists that YAML becomes. */
+/** Parses JSON into the maps and lists of parsed YAML. */
 function parseJson(text: string, name: string): YamlValue {
 	let value: unknown;
 	try {
@@ -60,7 +60,7 @@ function parseJson(text: string, name: string): YamlValue {
 	return convert(value);
 }
 
-/** Samples of every shard, in the file's order; the position is the shard's number in the indexes. */
+/** Number of samples by shard, in the order of `.info.json`; the position is the shard's number in the indexes. */
 export function readShardCounts(storage: Storage, folder: string): Map<string, number> {
 	const json = resolvePath(folder, `${META_FOLDER}/${INFO_JSON}`);
 	const path = storage.isFile(json) ? json : resolvePath(folder, `${META_FOLDER}/${INFO_YAML}`);
@@ -82,7 +82,7 @@ export interface Splits {
 	readonly exclude: readonly string[];
 }
 
-/** Reads the split file; without a name `split.yaml`, or `split.json` if that is not there. */
+/** Reads the split file; without a name `split.yaml`, else `split.json`. */
 export function readSplits(storage: Storage, folder: string, name: string | null): { splits: Splits; path: string } {
 	let path = resolvePath(folder, `${META_FOLDER}/${name ?? "split.yaml"}`);
 	const fallback = resolvePath(folder, `${META_FOLDER}/split.json`);
@@ -99,10 +99,10 @@ export function readSplits(storage: Storage, folder: string, name: string | null
 	return { splits, path };
 }
 
-/** Names that all patterns of a list may stand for. */
+/** Most names that the patterns of a list may expand to. */
 const MOST_NAMES = 10_000_000;
 
-/** The names that the patterns of a list in the file `path` stand for, in order. */
+/** The names that the patterns of a list in the file `path` expand to, in order. */
 export function expandAll(patterns: readonly string[], path: string): string[] {
 	const names: string[] = [];
 	for (const pattern of patterns) {

@@ -1,5 +1,5 @@
 /**
- * All settings that decide which samples a loader delivers: plain values, so that they reach other threads and states.
+ * The settings that determine the samples of a loader, as plain values that can be sent to threads and stored in states.
  */
 import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
@@ -22,7 +22,7 @@ export interface LoaderConfiguration {
 	readonly storage: StorageConfiguration;
 	readonly task: TaskConfiguration;
 	readonly load: LoadOptions;
-	/** Data-parallel rank, number of ranks, logical workers a rank (0 = one). */
+	/** Data-parallel rank, number of ranks, logical workers of a rank (0 = a single worker). */
 	readonly rank: number;
 	readonly worldSize: number;
 	readonly numWorkers: number;
@@ -31,9 +31,9 @@ export interface LoaderConfiguration {
 	readonly batchDropLast: boolean;
 	readonly packingBufferSize: number | null;
 	readonly shuffleBufferSize: number | null;
-	/** Outputs of a virtual epoch of the rank; 0 = none (training). */
+	/** Training: number of outputs in a virtual epoch of the rank; 0 = no virtual epochs. */
 	readonly virtualEpochLength: number;
-	/** Most outputs of a pass of the rank (validation). */
+	/** Validation: most outputs in a pass of the rank. */
 	readonly limit: number | null;
 	readonly repeat: boolean;
 }
@@ -54,14 +54,14 @@ export const defaultLoaderConfiguration: Omit<LoaderConfiguration, "path" | "tas
 	repeat: true,
 };
 
-/** Settings that pipelines of one data set share. */
+/** Builds the pipelines of a data set. */
 export class Pipelines {
 	readonly #configuration: LoaderConfiguration;
 	readonly #task: TaskEncoder;
 	readonly #mode: BlendMode;
 	readonly #datasets: readonly LoadedDataset[];
 
-	/** Opens the data set; throws a UserError for anything wrong with it or the configuration. */
+	/** Opens the data set. Throws a UserError for errors in it or in the configuration. */
 	constructor(configuration: LoaderConfiguration, storage: Storage, images: Images) {
 		this.#configuration = configuration;
 		this.#task = buildTask(configuration.task, images);
@@ -86,7 +86,7 @@ export class Pipelines {
 		return new WorkerStream(worker, pipeline, numWorkers > 0 ? "SavableDatasetWrapper" : "SimpleSavableDatasetWrapper");
 	}
 
-	/** Settings a saved state depends on, by name; equal settings give equal streams. */
+	/** Settings on which a saved state depends, by name; equal settings give equal streams. */
 	settings(): Readonly<Record<string, string>> {
 		const { path: _, storage: __, rank: ___, worldSize, numWorkers, load, task, ...rest } = this.#configuration;
 		const datasets = this.#datasets.map(({ identity, length, subflavors, weight, repetitions }) => [
@@ -111,18 +111,18 @@ export class Pipelines {
 	}
 }
 
-/** Refuses numbers that make no loader. */
+/** Throws a UserError for invalid numbers of ranks, workers or samples. */
 export function checkConfiguration(configuration: LoaderConfiguration): void {
 	const { rank, worldSize, numWorkers } = configuration;
 	if (!(Number.isInteger(worldSize) && worldSize >= 1 && Number.isInteger(rank) && rank >= 0 && rank < worldSize)) {
 		throw new UserError(`Data rank ${rank} of ${counted(worldSize, "rank")} does not exist.`);
 	}
 	if (!(Number.isInteger(numWorkers) && numWorkers >= 0)) {
-		throw new UserError(`num_workers is ${numWorkers}; it is 0 or more.`);
+		throw new UserError(`num_workers is ${numWorkers}; allowed are integers from 0.`);
 	}
 	for (const name of ["batchSize", "packingBufferSize", "shuffleBufferSize", "limit"] as const) {
 		const value = configuration[name];
 		if (value !== null && !(Number.isInteger(value) && value >= 1))
-			throw new UserError(`${name} is ${value}; it is 1 or more.`);
+			throw new UserError(`${name} is ${value}; allowed are integers from 1.`);
 	}
 }

@@ -1,6 +1,6 @@
 /**
- * A worker's stream as numbered events, outputs and ends of passes, with the position after each, until the consumer
- * says it needs it no more. So a state can be taken exactly where the consumer is, though the worker runs ahead.
+ * The stream of a worker as numbered events (outputs and ends of passes). The positions before events are kept until the consumer
+ * has passed them, so that a state can be saved at the consumer's event although the worker runs ahead.
  */
 import type { Keyed } from "../sample.ts";
 import type { WorkerStream } from "../worker-stream.ts";
@@ -12,12 +12,12 @@ export type StreamEvent = Keyed | null;
 export class EventStream {
 	readonly #stream: WorkerStream<Keyed>;
 	#pass: Generator<Keyed, void, void> | null = null;
-	/** Number of the next event, and the positions before events that may still be asked for. */
+	/** Number of the next event, and the positions before events that may still be requested. */
 	#next = 0;
 	readonly #positions = new Map<number, WorkerPosition>();
 	#oldest = 0;
 
-	/** Starts at a position, after making `skip` outputs for nothing. */
+	/** Starts at a position and discards the first `skip` outputs. */
 	constructor(stream: WorkerStream<Keyed>, position: WorkerPosition | null, skip = 0) {
 		this.#stream = stream;
 		if (position !== null) stream.restore(position);
@@ -25,7 +25,7 @@ export class EventStream {
 		this.#keep();
 	}
 
-	/** The next event. A worker that has ended starts its next pass when it is asked again. */
+	/** The next event. After the end of a pass this starts the next pass. */
 	next(): StreamEvent {
 		const event = this.#advance();
 		this.#next++;
@@ -52,7 +52,7 @@ export class EventStream {
 		return position;
 	}
 
-	/** Drops positions before event `number`, which are no longer needed. */
+	/** Drops the positions before event `number`. */
 	forget(number: number): void {
 		for (; this.#oldest < number; this.#oldest++) this.#positions.delete(this.#oldest);
 	}

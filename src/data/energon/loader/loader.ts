@@ -1,7 +1,7 @@
 /**
- * The data loader of a rank, or of several whose data this process needs. Logical workers run in threads ahead of the consumer; their outputs arrive in a fixed
- * order, whatever the threads' speed; memory for outputs that wait is bounded; a state taken at any moment continues
- * exactly after the last output the consumer has taken.
+ * The data loader of a rank, or of several ranks whose data this process needs. Logical workers run in threads ahead of the
+ * consumer. The order of their outputs does not depend on the threads' speed; the memory of waiting outputs is bounded; a state
+ * that is saved at any moment continues exactly after the last output that the consumer has taken.
  */
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -14,25 +14,25 @@ import { decodePosition, encodePosition, type LoaderState, type WorkerPosition }
 import { Lane, WorkerQueue } from "./worker-queues.ts";
 
 export interface LoaderOptions {
-	/** Threads; the logical workers are shared out among them. null = one a worker. */
+	/** Number of threads, among which the logical workers are divided; null = a thread for each worker. */
 	readonly threads: number | null;
-	/** Most bytes of outputs that wait for the consumer. */
+	/** Most bytes of waiting outputs. */
 	readonly memoryBytes: number;
-	/** Most outputs a worker runs ahead. */
+	/** Most outputs by which a worker runs ahead. */
 	readonly prefetch: number;
-	/** "skip" leaves failing samples out, up to a budget; "raise" ends the run at the first. */
+	/** "skip" skips failing samples, up to a budget; "raise" ends the run at the first failure. */
 	readonly onFailure: "skip" | "raise";
 	/** Most samples that may be skipped. */
 	readonly skipBudget: number;
-	/** File that lists skipped samples, or null. */
+	/** File to list skipped samples in; null: no list. */
 	readonly skippedFile: string | null;
-	/** Whether this process writes, counts and hears of the samples that a data rank skips; of its readers one does. */
+	/** Whether this process reports the skipped samples of a data rank, which several processes may read. */
 	readonly tells: (rank: number) => boolean;
-	/** Hears of every skipped sample. */
+	/** Called for every skipped sample. */
 	readonly onSkipped: (skipped: SkippedSample) => void;
-	/** Hears why a skipped sample could not be written to the list. */
+	/** Called with the reason if a skipped sample cannot be written to the list. */
 	readonly onUnlisted: (sentence: string) => void;
-	/** Hears when the consumer has waited `stallSeconds` for a worker of a data rank. */
+	/** Called when the consumer has waited `stallSeconds` for a worker of a data rank. */
 	readonly onStall: (rank: number, worker: number) => void;
 	readonly stallSeconds: number;
 }
@@ -53,19 +53,19 @@ export const defaultLoaderOptions: LoaderOptions = {
 	stallSeconds: 60,
 };
 
-/** Where a worker starts: nowhere, or at a position, perhaps making some outputs for nothing first. */
+/** The start of a worker: the beginning or a position, and the number of outputs to discard. */
 export interface WorkerStart {
 	readonly position: WorkerPosition | null;
 	readonly skip: number;
 }
 
-/** The state from which a loader continues, and the ranks for which it reads. */
+/** The states from which a loader continues, and the data ranks that it reads. */
 export interface LoaderStart {
-	/** Data ranks whose outputs it delivers, each in an order of its own; default: the configuration's one. */
+	/** Data ranks whose outputs it delivers; default: the configuration's rank. */
 	readonly ranks?: readonly number[];
-	/** The state of each of them; null = from the beginning. */
+	/** The state of each data rank; null = from the beginning. */
 	readonly states?: readonly (LoaderState | null)[];
-	/** Where every worker of a single rank starts, instead of a state. */
+	/** In place of a state: the starts of the workers of a single data rank. */
 	readonly starts?: readonly WorkerStart[];
 }
 
@@ -82,12 +82,12 @@ export class DataLoader implements AsyncDisposable {
 	#requests = 0;
 	#waitingBytes = 0;
 	#receivedBytes = 0;
-	/** Bytes received since the engine was last asked to free unused memory. */
+	/** Bytes received since the last requested garbage collection. */
 	#uncollectedBytes = 0;
-	/** Bytes of the largest output so far, which every requested output is assumed to need. */
+	/** Bytes of the largest output so far, as which every requested output counts. */
 	#largest = 0;
 	#failure: Error | null = null;
-	/** Wakes the consumer that waits for a message of a thread. */
+	/** Wakes the consumer, which waits for a message of a thread. */
 	#wake: (() => void) | null = null;
 
 	private constructor(configuration: LoaderConfiguration, options: LoaderOptions, lanes: readonly Lane[]) {
@@ -97,7 +97,7 @@ export class DataLoader implements AsyncDisposable {
 		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.tells, options.onUnlisted);
 	}
 
-	/** Opens the data set in all threads. Throws a UserError for anything wrong with it or with the state. */
+	/** Opens the data set in all threads. Throws a UserError for errors in the data set or the state. */
 	static async open(
 		configuration: LoaderConfiguration,
 		options: Partial<LoaderOptions> & LoaderStart & { readonly state?: LoaderState | null } = {},
@@ -166,29 +166,29 @@ export class DataLoader implements AsyncDisposable {
 		});
 	}
 
-	/** Outputs of a pass of the rank, as far as known before. */
+	/** Number of outputs in a pass of the rank, as far as it is known before. */
 	get length(): number {
 		return this.#length;
 	}
 
-	/** Samples skipped so far. */
+	/** Number of skipped samples. */
 	get skipped(): number {
 		return this.#skipLog.count;
 	}
 
-	/** Bytes of outputs that wait now. */
+	/** Bytes of waiting outputs. */
 	get waitingBytes(): number {
 		return this.#waitingBytes;
 	}
 
-	/** Bytes of all outputs that threads have handed over. */
+	/** Bytes of all outputs received from threads. */
 	get receivedBytes(): number {
 		return this.#receivedBytes;
 	}
 
 	/**
-	 * Outputs that were used are garbage the engine does not hurry to free, since their bytes came from another thread:
-	 * asked for each time that as many as may wait have come (some milliseconds then).
+	 * Requests a garbage collection, of some milliseconds, whenever as many bytes have been received as may wait: the engine does
+	 * not count bytes from other threads, and frees used outputs late.
 	 */
 	#collect(bytes: number): void {
 		this.#uncollectedBytes += bytes;
@@ -198,8 +198,7 @@ export class DataLoader implements AsyncDisposable {
 	}
 
 	/**
-	 * The next output of a data rank (by its place in `ranks`), or null at the end of a pass; the pass after it begins with
-	 * the next call.
+	 * The next output of a data rank (by its index in `ranks`), or null at the end of a pass; the next call begins the next pass.
 	 */
 	async next(place = 0): Promise<{ readonly item: Keyed; readonly worker: number } | null> {
 		const lane = this.#lanes[place]!;
@@ -229,27 +228,27 @@ export class DataLoader implements AsyncDisposable {
 		}
 	}
 
-	/** Outputs name the worker that made them: one of another lane here would train on other samples unnoticed. */
+	/** Checks that an output is of the expected worker, so that no other samples are trained on unnoticed. */
 	#checkOrigin({ restoreKey }: Keyed, { rank }: Lane, worker: number): void {
 		const expected = rank * this.#configuration.numWorkers + worker;
 		if (restoreKey[1] === expected) return;
 		throw new Error(
-			`An output of data worker ${JSON.stringify(restoreKey[1])} came where one of ${expected} was expected.`,
+			`An output of data worker ${JSON.stringify(restoreKey[1])} arrived in place of an output of ${expected}.`,
 		);
 	}
 
-	/** Asks threads for more, the workers whose turn comes first, as far as memory allows. */
+	/** Requests further outputs as far as memory allows, first of the workers whose turns are next. */
 	#ask(): void {
 		const { prefetch, memoryBytes } = this.#options;
 		let expected = this.#waitingBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
-		// The first output of each worker tells how large outputs are.
+		// The size of outputs is known after the first output of a worker.
 		const depth = this.#largest === 0 ? 1 : prefetch;
 		const queues = this.#lanes.map((lane) => lane.following());
 		for (let ahead = 1; ahead <= depth; ahead++) {
 			for (let place = 0; place < queues[0]!.length; place++) {
 				for (const queue of queues) {
 					const worker = queue[place]!;
-					// An output that a consumer waits for is requested whatever the memory: otherwise the loader would stand
+					// An output that a consumer waits for is requested regardless of memory, else the loader would stand
 					// still.
 					const urgent = place === 0 && worker.has === 0;
 					if (worker.has >= ahead || (!urgent && expected + this.#largest > memoryBytes)) continue;

@@ -1,4 +1,4 @@
-/** All logical workers of a rank in the calling thread: tests, tools, and data small enough. */
+/** Runs all logical workers of a rank in the calling thread, for tests, tools and small data. */
 import type { Images } from "../../../native/images.ts";
 import { type ErrorHandler, raiseError } from "../errors.ts";
 import type { Keyed } from "../sample.ts";
@@ -10,7 +10,7 @@ import { checkSettings, type LoaderState } from "./state.ts";
 
 export interface Delivered {
 	readonly item: Keyed;
-	/** Logical worker of the rank that made it. */
+	/** Logical worker of the output. */
 	readonly worker: number;
 }
 
@@ -20,7 +20,7 @@ export class LocalLoader {
 	readonly #streams: readonly EventStream[];
 	readonly #events: number[];
 	readonly #turns: Turns;
-	/** Outputs of a pass of the rank, as far as known before. */
+	/** Number of outputs in a pass of the rank, as far as it is known before. */
 	readonly length: number;
 
 	constructor(

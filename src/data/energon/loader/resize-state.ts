@@ -8,14 +8,14 @@ import type { LoaderState } from "./state.ts";
 
 /**
  * `states`: of all data ranks of the saved run, in any order. Returns those of `worldSize` ranks with `numWorkers` workers
- * each. Throws a UserError where the new run could not go on exactly.
+ * each. Throws a UserError if the new run could not continue exactly.
  */
 export function resize(states: readonly LoaderState[], worldSize: number, numWorkers: number): LoaderState[] {
 	const saved = [...states].sort((a, b) => a.rank - b.rank);
 	const [first] = saved;
 	if (first === undefined || saved.some(({ rank }, place) => rank !== place) || saved.length !== first.worldSize) {
 		throw new UserError(
-			`The saved data state has ranks ${saved.map(({ rank }) => rank).join(", ") || "(none)"} of ${first?.worldSize ?? 0}; all are needed.`,
+			`The saved data state has data ranks ${saved.map(({ rank }) => rank).join(", ") || "(none)"} of ${first?.worldSize ?? 0}; all are needed.`,
 		);
 	}
 	if (first.worldSize === worldSize && first.numWorkers === numWorkers) return saved;

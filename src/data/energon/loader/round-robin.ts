@@ -1,6 +1,6 @@
 /**
- * Round-robin over workers in order of their numbers; a worker whose pass has ended waits until all have (docs/spec/energon.md
- * §2.3).
+ * Round-robin over workers in order of their numbers; a worker whose pass has ended waits for the end of all passes
+ * (docs/spec/energon.md §2.3).
  */
 export class Turns {
 	#next: number;
@@ -11,7 +11,7 @@ export class Turns {
 		this.#ended = Array.from({ length: workers }, (_, i) => ended[i] ?? false);
 	}
 
-	/** The worker whose output is next; null if all passes have ended, after which all start again. */
+	/** The worker of the next output; null if all passes have ended, after which all workers start again. */
 	worker(): number | null {
 		if (this.#ended.every((ended) => ended)) {
 			this.#ended.fill(false);
@@ -22,17 +22,17 @@ export class Turns {
 		return this.#next;
 	}
 
-	/** The current worker has delivered an output. */
+	/** Records an output of the current worker. */
 	delivered(): void {
 		this.#next = (this.#next + 1) % this.#ended.length;
 	}
 
-	/** The current worker has ended its pass. */
+	/** Records the end of the current worker's pass. */
 	endedPass(): void {
 		this.#ended[this.#next] = true;
 	}
 
-	/** Workers that wait for the others' passes to end. */
+	/** Whether each worker waits for the end of the others' passes. */
 	get ended(): readonly boolean[] {
 		return [...this.#ended];
 	}
@@ -41,7 +41,7 @@ export class Turns {
 		return this.#next;
 	}
 
-	/** Workers that will be asked after `worker`, nearest first, itself last. */
+	/** Workers in the order of their turns after `worker`, which is last. */
 	*following(): Generator<number, void, void> {
 		const count = this.#ended.length;
 		for (let i = 0; i < count; i++) yield (this.#next + i) % count;

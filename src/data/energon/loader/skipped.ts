@@ -1,5 +1,5 @@
 /**
- * Samples that failed: reported, counted, written to a file; too many of them end the run (docs/spec/energon.md §1.9).
+ * Reports failing samples, counts them and writes them to a file; too many end the run (docs/spec/energon.md §1.9).
  */
 import { mkdirSync } from "node:fs";
 import { dirname } from "node:path";
@@ -15,7 +15,7 @@ export function raising(report: ErrorHandler): ErrorHandler {
 	return (error, ...rest) => (error instanceof ExpectedLoss ? report : raiseError)(error, ...rest);
 }
 
-/** A handler that reports and goes on. */
+/** A handler that reports failures and continues. */
 export function reporting(
 	where: { readonly rank: number; readonly worker: number },
 	report: (skipped: SkippedSample) => void,
@@ -44,21 +44,21 @@ function rawSamples(sample: unknown): SkippedSample["samples"] {
 	);
 }
 
-/** Writes every skipped sample as a line of JSON, and ends the run beyond a budget. */
+/** Writes skipped samples as lines of JSON, and ends the run when their number exceeds a budget. */
 export class SkipLog {
-	/** Samples left out of the data ranks for which `tells` is true. */
+	/** Number of skipped samples of the data ranks for which `tells` is true. */
 	#told = 0;
-	/** Damaged samples of all data ranks that this process reads. */
+	/** Number of damaged samples of all data ranks that this process reads. */
 	#damaged = 0;
 
 	constructor(
-		/** File to append to, or null. */
+		/** File to append to; null: no file. */
 		private readonly path: string | null,
-		/** Most damaged samples a run may skip on this rank. */
+		/** Most damaged samples that this process may skip. */
 		private readonly budget: number,
-		/** Whether this process writes and counts the samples that a data rank skips. */
+		/** Whether this process reports the skipped samples of a data rank. */
 		private readonly tells: (rank: number) => boolean,
-		/** Hears why a sample could not be written; the sample counts all the same. */
+		/** Called with the reason if a sample cannot be written; the sample still counts. */
 		private readonly onUnwritten: (sentence: string) => void,
 	) {
 		if (path === null) return;
@@ -83,7 +83,7 @@ export class SkipLog {
 		if (this.#damaged > this.budget) {
 			const where = this.path === null ? "" : ` ${this.path} lists them.`;
 			throw new UserError(
-				`${this.#damaged} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last: ${skipped.reason}${where}`,
+				`${this.#damaged} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last failure: ${skipped.reason}${where}`,
 			);
 		}
 		return told;

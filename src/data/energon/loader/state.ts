@@ -1,4 +1,4 @@
-/** The loader's own state: versioned JSON, compressed with zstd. Restoring it continues exactly. */
+/** The state of a loader, from which it continues exactly: versioned JSON, compressed with zstd. */
 import { UserError } from "../../../system/errors.ts";
 import type { SystemRandomState } from "../random/system-random.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";
@@ -6,29 +6,29 @@ import { GeneratorState, type NodeState, type StateValue } from "../wrappers/dat
 
 /** Position of a logical worker. */
 export interface WorkerPosition {
-	/** Number of its next output, counted over all passes. */
+	/** Number of the worker's next output, counted over all passes. */
 	readonly index: number;
 	readonly dataset: NodeState;
-	/** Null leaves the generators of user code at the worker's seed. */
+	/** States of the generators of user code; null: seeded with the worker's seed. */
 	readonly random: SystemRandomState | null;
 }
 
 export interface LoaderState {
-	/** Settings it was saved with, by name. */
+	/** Settings at the save, by name. */
 	readonly settings: Readonly<Record<string, string>>;
 	readonly rank: number;
 	readonly worldSize: number;
 	readonly numWorkers: number;
 	/** Logical worker whose turn is next. */
 	readonly nextWorker: number;
-	/** Workers whose pass has ended; they wait for the others'. */
+	/** Whether each worker's pass has ended, so that it waits for the others. */
 	readonly ended: readonly boolean[];
 	readonly workers: readonly WorkerPosition[];
 }
 
 const FORMAT = "mimo data loader";
 const VERSION = 1;
-/** A state of more bytes than this is damage. */
+/** Bytes of the largest state. */
 const LARGEST_STATE = 2 ** 31;
 
 interface Words {
@@ -73,7 +73,7 @@ function decodeRandom(encoded: EncodedRandom | null): SystemRandomState | null {
 	};
 }
 
-/** Generators are marked by the one key `$generator`. */
+/** Encodes a value; a generator becomes an object with the single key `$generator`. */
 function encodeValue(value: StateValue): unknown {
 	if (value instanceof GeneratorState) return { $generator: Buffer.from(value.bytes).toString("base64") };
 	if (Array.isArray(value)) return value.map(encodeValue);
@@ -90,7 +90,7 @@ function decodeValue(value: unknown): StateValue {
 	return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, decodeValue(item)]));
 }
 
-/** A position as plain JSON: how threads hand it over, and how it is stored. */
+/** A position as JSON, for messages of threads and for states. */
 export function encodePosition({ index, dataset, random }: WorkerPosition): unknown {
 	return { index, dataset: encodeValue(dataset as unknown as StateValue), random: encodeRandom(random) };
 }
@@ -114,7 +114,7 @@ export function encodeState(state: LoaderState): Uint8Array {
 	return Bun.zstdCompressSync(new TextEncoder().encode(JSON.stringify(json)));
 }
 
-/** Reads a state; throws a UserError when the bytes are not a state, or one of a later version. */
+/** Decodes a state. Throws a UserError if the bytes are not a state, or of a later version. */
 export function decodeState(bytes: Uint8Array): LoaderState {
 	let json: Record<string, unknown>;
 	try {
@@ -162,7 +162,7 @@ function decodeWorker(encoded: unknown, worker: number): WorkerPosition {
 	}
 }
 
-/** Refuses to continue with settings that would give other samples; names the first that differs. */
+/** Throws a UserError for settings that would give other samples; it names the first different setting. */
 export function checkSettings(
 	before: Readonly<Record<string, string>>,
 	settings: Readonly<Record<string, string>>,
@@ -171,12 +171,12 @@ export function checkSettings(
 		const saved = before[name];
 		if (saved === value || (name === "batchSize" && divides(value, saved))) continue;
 		throw new UserError(
-			`The loader state was saved with ${name} = ${saved ?? "(unset)"}, this run has ${value}: resume with the setting it was saved with, or start the data anew.`,
+			`The loader state was saved with ${name} = ${saved ?? "(unset)"}, this run has ${value}: resume with the setting it was saved with, or start the data from the beginning.`,
 		);
 	}
 }
 
-/** A batch may become smaller by a whole factor: every worker goes on with its next sample. */
+/** Whether a batch size divides the saved size: then every worker continues with its next sample. */
 function divides(value: string, saved: string | undefined): boolean {
 	const [now, before] = [Number(value), Number(saved)];
 	return Number.isInteger(now) && Number.isInteger(before) && now > 0 && before % now === 0;

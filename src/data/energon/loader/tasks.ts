@@ -1,4 +1,4 @@
-/** Tasks by name, with which threads build a task encoder. */
+/** Task configurations by name, from which threads build task encoders. */
 import { readFileSync } from "node:fs";
 import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
@@ -9,7 +9,7 @@ import type { Sample } from "../sample.ts";
 import type { Cooker, TaskEncoder } from "../task-encoder.ts";
 import { collect } from "../task-encoder.ts";
 
-/** Samples as they are, for tools: bytes of every part, or everything decoded. */
+/** Unchanged samples for tools: undecoded or decoded parts. */
 export interface PlainTask {
 	readonly kind: "raw" | "decoded";
 }
@@ -32,8 +32,8 @@ export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder 
 }
 
 /**
- * The part of a task that decides the stream: the content of tokenizer and chat template without their paths, and not which
- * half is handed on.
+ * The settings of a task that determine the stream: the content of tokenizer and chat template without their paths, and without
+ * the half of the data that is delivered.
  */
 export function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;

@@ -1,4 +1,4 @@
-/** Entry point of a data thread: runs some of a rank's logical workers and hands their events to the loader. */
+/** Entry point of a data thread: runs some of a rank's logical workers and sends their events to the loader. */
 
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
@@ -54,7 +54,7 @@ function answer(message: ToThread): void {
 
 function fail(error: unknown): void {
 	const { message, stack = "" } = error instanceof Error ? error : new Error(String(error));
-	// A damaged sample is the data's fault, and its sentence says which one.
+	// The message of a SampleError names the sample.
 	const isUserError = error instanceof UserError || error instanceof SampleError;
 	send({ type: "failed", sentence: message, isUserError, stack });
 }

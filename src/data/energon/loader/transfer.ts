@@ -1,6 +1,6 @@
-/** Handing outputs to another thread: one buffer for all that lies in mapped files, the others as they are. */
+/** Transfers outputs to another thread: views of larger buffers, such as mapped files, are copied into one new buffer. */
 
-/** Buffers an item owns alone: whole, and not shared by two arrays. Arrays that are part of a larger buffer are copied. */
+/** The buffers that a single array of an item spans, which can be transferred; other arrays are copied. */
 export function transferable(item: unknown): ArrayBuffer[] {
 	const owners = new Map<ArrayBuffer, number>();
 	visit(item, (array) => {
@@ -11,7 +11,7 @@ export function transferable(item: unknown): ArrayBuffer[] {
 	return [...owners].flatMap(([buffer, count]) => (count === 1 ? [buffer] : []));
 }
 
-/** A place that holds a part of a larger buffer, such as a mapped file. */
+/** A property whose array is a view of a larger buffer, such as a mapped file. */
 interface Part {
 	readonly owner: Record<string, unknown>;
 	readonly name: string;
@@ -19,8 +19,8 @@ interface Part {
 }
 
 /**
- * Copies arrays that are parts of larger buffers into one new buffer, so that the larger ones stay behind; returns it,
- * or null when there are no such arrays.
+ * Copies arrays that are views of larger buffers into one new buffer, so that the larger buffers are not transferred. Returns
+ * the new buffer, or null without such arrays.
  */
 export function detach(value: unknown): ArrayBuffer | null {
 	const parts: Part[] = [];
@@ -49,7 +49,7 @@ function collect(value: unknown, parts: Part[]): void {
 	}
 }
 
-/** Bytes of all arrays and texts of an item: roughly its size in memory. */
+/** Bytes of all arrays and strings of an item, approximately its size in memory. */
 export function byteLength(item: unknown): number {
 	let bytes = 0;
 	visit(item, (array) => {

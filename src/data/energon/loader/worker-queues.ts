@@ -1,4 +1,4 @@
-/** The loader's queues of one data rank: its logical workers, whose turn it is, and the outputs that wait for the consumer. */
+/** The loader's queues of a data rank: waiting outputs of each logical worker, and the order of their turns. */
 import type { Keyed } from "../sample.ts";
 import { Turns } from "./round-robin.ts";
 
@@ -8,22 +8,22 @@ export interface Event {
 	readonly bytes: number;
 }
 
-/** The loader's side of a logical worker. */
+/** The queue of a logical worker. */
 export class WorkerQueue {
 	/** Events that wait for the consumer. */
 	readonly events: Event[] = [];
-	/** Events asked for that have not arrived. */
+	/** Requested events that have not arrived. */
 	asked = 0;
-	/** Events the consumer has taken. */
+	/** Number of events that the consumer has taken. */
 	taken = 0;
 
 	constructor(
-		/** Its number among all workers of the loader. */
+		/** Number among all workers of the loader. */
 		readonly number: number,
 		readonly thread: Worker,
 	) {}
 
-	/** Events that wait or will arrive. */
+	/** Number of events that wait or are requested. */
 	get has(): number {
 		return this.events.length + this.asked;
 	}
@@ -42,7 +42,7 @@ export class Lane {
 		this.turns = new Turns(workers, start?.nextWorker, start?.ended);
 	}
 
-	/** Workers in the order they will be asked, the one whose turn it is first. */
+	/** Workers in the order of their turns, from the current worker on. */
 	following(): WorkerQueue[] {
 		return [...this.turns.following()].map((id) => this.workers[id]!);
 	}

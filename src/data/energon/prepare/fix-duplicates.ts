@@ -1,6 +1,6 @@
 /**
- * Makes sample keys distinct: every file of a shard moves into a folder with the shard's name, in place, by rewriting
- * its header (docs/spec/energon.md §1.2). The shards are changed only if every header can take the longer name.
+ * Makes sample keys distinct by rewriting the headers of shards in place: every member moves into a folder with the shard's name
+ * (docs/spec/energon.md §1.2). The shards are changed only if every header has room for the longer name.
  */
 import { closeSync, openSync, writeSync } from "node:fs";
 import { join } from "node:path";
@@ -17,7 +17,7 @@ interface Rename {
 	readonly header: Uint8Array;
 }
 
-/** Renames the members of all shards if any key is there twice. */
+/** Renames the members of all shards if two samples have the same key. */
 export function prefixMembers(folder: string, names: readonly string[], report: (line: string) => void): void {
 	const keys = new Set<string>();
 	let duplicates = 0;
@@ -31,7 +31,7 @@ export function prefixMembers(folder: string, names: readonly string[], report: 
 		}
 	}
 	if (duplicates === 0) {
-		report("no sample key is there twice");
+		report("all sample keys are distinct");
 		return;
 	}
 	for (const [name, renamed] of renames) {
@@ -42,7 +42,9 @@ export function prefixMembers(folder: string, names: readonly string[], report: 
 			closeSync(descriptor);
 		}
 	}
-	report(`${duplicates} sample keys were there twice; every shard's files are in a folder of its name now`);
+	report(
+		`${duplicates} sample keys were not distinct; the files of every shard are now in a folder with the shard's name`,
+	);
 }
 
 function planShard(folder: string, name: string): { renamed: Rename[]; own: string[] } {
@@ -76,7 +78,7 @@ function renameHeader(header: Uint8Array, name: string): Uint8Array {
 	const changed = Uint8Array.from(header);
 	changed.fill(0, 0, NAME_BYTES);
 	changed.set(new TextEncoder().encode(name), 0);
-	// POSIX headers keep the beginning of long names apart; the new name is whole.
+	// The prefix field of a POSIX header is cleared, because the new name is whole.
 	if (new TextDecoder().decode(changed.subarray(257, 263)) === "ustar\0") changed.fill(0, 345, 500);
 	changed.fill(0x20, 148, 156);
 	const sum = changed.reduce((total, byte) => total + byte, 0);

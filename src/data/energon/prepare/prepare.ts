@@ -1,6 +1,6 @@
 /**
- * Prepares a dataset so that Energon and this program can read it (docs/spec/energon.md §1.8): indexes beside every
- * shard, the `.nv-meta` folder, the split. Local folders and files only.
+ * Prepares a local dataset for Energon and this program (docs/spec/energon.md §1.8): indexes beside every shard, the `.nv-meta`
+ * folder, the split.
  */
 import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
@@ -35,26 +35,26 @@ import { prefixMembers } from "./fix-duplicates.ts";
 import { indexShard, type ShardIndex } from "./shard-index.ts";
 import { SqliteIndexWriter } from "./sqlite-index.ts";
 
-/** The version of the package whose files these are. */
+/** Version of the Energon package whose formats are written. */
 const ENERGON_VERSION = "7.4.0";
 
 export interface PrepareOptions {
-	/** Shares of train, val and test, such as "8,1,1"; null when `splitParts` says it. */
+	/** Shares of train, val and test, such as "8,1,1"; null: `splitParts` has the split. */
 	readonly splitRatio: string | null;
 	/** "part:regular expression", matched from the beginning of shard names. */
 	readonly splitParts: readonly string[];
-	/** Shards whose name matches anywhere are left out. */
+	/** A regular expression; shards whose name it matches anywhere are left out. */
 	readonly exclude: string | null;
 	readonly shuffleTars: boolean;
-	/** Only the indexes: `.tar.idx`, `index.sqlite`. */
+	/** Write only the indexes `.tar.idx` and `index.sqlite`. */
 	readonly tarIndexOnly: boolean;
 	readonly forceOverwrite: boolean;
 	readonly fixDuplicates: boolean;
-	/** Prepare the samples before the cut of a tar that ends early, as Energon does; otherwise such a tar is refused. */
+	/** Prepare the whole samples of a truncated tar, as Energon does; otherwise a truncated tar is refused. */
 	readonly keepCutOff: boolean;
-	/** Type for dataset.yaml ("CaptioningSample", "CrudeWebdataset"); null writes none. */
+	/** Sample type for dataset.yaml ("CaptioningSample", "CrudeWebdataset"); null: no dataset.yaml is written. */
 	readonly sampleType: string | null;
-	/** JSON: field → part, such as {"image": "jpg", "caption": "txt"}. */
+	/** JSON of parts by field, such as {"image": "jpg", "caption": "txt"}. */
 	readonly fieldMap: string | null;
 	readonly datasetYamlName: string;
 	/** Receives progress and warnings. */
@@ -81,11 +81,11 @@ export interface Prepared {
 	readonly kind: "webdataset" | "jsonl" | "metadataset";
 	readonly samples: number;
 	readonly shards: number;
-	/** Extensions found, most of them at least. */
+	/** Extensions of parts; rare ones may be missing. */
 	readonly parts: readonly string[];
 }
 
-/** Prepares a folder of tar files, a JSONL file or a metadataset. Throws a UserError and leaves nothing half made. */
+/** Prepares a folder of tar files, a JSONL file or a metadataset. Throws a UserError; then no unfinished files remain. */
 export function prepare(path: string, options: PrepareOptions): Prepared {
 	if (!existsSync(path)) throw new UserError(`${path} does not exist.`);
 	if (statSync(path).isDirectory()) return prepareFolder(path, options);
@@ -99,10 +99,10 @@ function writeWhole(path: string, content: string | Uint8Array): void {
 	renameSync(`${path}.tmp`, path);
 }
 
-/** Records of a JSONL file that are looked at when it is prepared. */
+/** Number of records of a JSONL file that are checked. */
 const LOOKED_AT = 1000;
 
-/** A record; null for what is not JSON, which `mimo data lint` names. */
+/** A record; null for a line that is not JSON, which `mimo data lint` reports. */
 function recordOfLine(line: Uint8Array): unknown {
 	try {
 		return parseJsonBytes(line);
@@ -121,7 +121,7 @@ function prepareJsonl(path: string, { report }: PrepareOptions): Prepared {
 		if (refused !== null) throw new UserError(`${path}, record ${i}: ${refused}.`);
 		const media = isWarned ? null : mediaOfRecord(record, path);
 		if (media === null) continue;
-		// Auxiliary data of a metadataset may have its images.
+		// The auxiliary data of a metadataset may have the record's images.
 		report(`warning: ${path}, record ${i}: ${media}`);
 		isWarned = true;
 	}
@@ -129,7 +129,7 @@ function prepareJsonl(path: string, { report }: PrepareOptions): Prepared {
 	return { kind: "jsonl", samples: offsets.length - 1, shards: 1, parts: ["json"] };
 }
 
-/** Builds the join indexes of a metadataset and of those in it. */
+/** Builds the join indexes of a metadataset and of the metadatasets that it names. */
 function prepareMetadataset(path: string, { report }: PrepareOptions): Prepared {
 	const storage: Storage = new LocalStorage();
 	let rows = 0;
@@ -150,7 +150,7 @@ function prepareMetadataset(path: string, { report }: PrepareOptions): Prepared 
 
 type TreeNode = Metadataset["splits"] extends ReadonlyMap<string, infer Node> ? Node : never;
 
-/** `seen`: parts of nested files that were looked through: any of them may be named many times. */
+/** `seen`: parts of nested files that were visited, which may be named many times. */
 function* joinsIn(node: TreeNode, splitPart: string, seen: Set<string>): Generator<{ join: Join; splitPart: string }> {
 	switch (node.kind) {
 		case "join":
@@ -186,7 +186,7 @@ function prepareFolder(folder: string, options: PrepareOptions): Prepared {
 		const info = { energon_version: ENERGON_VERSION, shard_counts: Object.fromEntries(counts) };
 		writeWhole(join(meta, "split.yaml"), splitYaml(split(names)));
 		if (config !== null) writeWhole(join(meta, options.datasetYamlName), config);
-		// Last: with it the dataset counts as prepared.
+		// A dataset with this file counts as prepared, so it is written last.
 		writeWhole(join(meta, INFO_JSON), JSON.stringify(info, null, 2));
 	}
 	return { kind: "webdataset", samples, shards: names.length, parts };
@@ -276,7 +276,7 @@ function readShard(path: string): ShardIndex {
 
 type Split = ReadonlyMap<string, readonly string[]>;
 
-/** How shards are divided among the parts. */
+/** Divides shards among the parts of the split. */
 function splitter(options: PrepareOptions): (names: readonly string[]) => Split {
 	if (options.splitParts.length > 0) {
 		const parts = options.splitParts.map((text) => {
@@ -329,14 +329,14 @@ function splitYaml(split: Split): string {
 	return `${lines.join("\n")}\nexclude: []\n`;
 }
 
-/** A plain scalar where that is safe, else single quotes. */
+/** A plain scalar where that is safe, else a single-quoted string. */
 function yamlString(text: string): string {
 	const plain = /^[A-Za-z0-9_/][\w ./{}[\],+-]*$/.test(text) && !/[ ]$|: | #/.test(text);
 	const looksLikeOther = /^(?:null|true|false|yes|no|on|off|y|n|~|[-+.\d_e]+)$/i.test(text);
 	return plain && !looksLikeOther ? text : `'${text.replaceAll("'", "''")}'`;
 }
 
-/** Text of dataset.yaml, or null when the file is not wanted. */
+/** Text of dataset.yaml; null: the file is not written. */
 function datasetConfig({ sampleType, fieldMap, tarIndexOnly }: PrepareOptions): string | null {
 	if (sampleType === null || tarIndexOnly) return null;
 	if (sampleType === "CrudeWebdataset") return "__module__: megatron.energon\n__class__: CrudeWebdataset\n";

@@ -1,9 +1,9 @@
-/** Walks a shard once: where its samples and their parts lie (docs/spec/energon.md §1.3, §1.4). */
+/** Finds the offsets of a shard's samples and their parts in one pass (docs/spec/energon.md §1.3, §1.4). */
 import { splitMemberName } from "../format/names.ts";
 import { readMember, TarError, type TarMember } from "../format/tar.ts";
 import type { RandomAccessFile } from "../storage/storage.ts";
 
-/** Bytes looked at for a header; longer extension headers are read whole. */
+/** Bytes that are read for a header; longer extension headers are read whole. */
 const WINDOW = 64 * 1024;
 
 export interface IndexedPart {
@@ -14,7 +14,7 @@ export interface IndexedPart {
 
 export interface IndexedSample {
 	readonly key: string;
-	/** First header block, and bytes up to the next sample or the end. */
+	/** Offset of the first header block, and bytes up to the next sample or the end. */
 	readonly offset: number;
 	readonly size: number;
 	readonly parts: readonly IndexedPart[];
@@ -24,13 +24,13 @@ export interface ShardIndex {
 	readonly samples: readonly IndexedSample[];
 	/** Entries of the `.tar.idx` file. */
 	readonly offsets: readonly number[];
-	/** Why the walk ended before the end-of-archive block, if it did; the samples so far are whole. */
+	/** Why the shard ends before its end-of-archive block, or null; the samples before are whole. */
 	readonly cutOff: string | null;
 	/** Whether there is an end-of-archive block. */
 	readonly hasEnd: boolean;
 }
 
-/** Members of a tar file in order, from a member's first byte on; throws a TarError where it is damaged. */
+/** Members of a tar file in order, from the member at byte `from` on. Throws a TarError where the file is damaged. */
 export function* walkTar(file: RandomAccessFile, from = 0): Generator<TarMember, void, void> {
 	for (let at = from; at < file.size; ) {
 		const member = memberAt(file, at);
@@ -60,8 +60,8 @@ function memberAt(file: RandomAccessFile, at: number): TarMember | null {
 }
 
 /**
- * The index of a shard. Like Energon's, it stops silently where a header is cut off or missing, and throws a TarError
- * where a content is cut off.
+ * The index of a shard. As in Energon, it ends silently where a header is truncated or missing. Throws a TarError where the
+ * content of a member is truncated.
  */
 export function indexShard(file: RandomAccessFile): ShardIndex {
 	const samples: { key: string; offset: number; parts: IndexedPart[] }[] = [];

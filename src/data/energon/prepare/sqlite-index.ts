@@ -1,4 +1,4 @@
-/** `index.sqlite`: samples and parts by key (docs/spec/energon.md §1.4). Rows first, indexes last. */
+/** Writes `index.sqlite`: samples and parts by key (docs/spec/energon.md §1.4). */
 import { Database } from "bun:sqlite";
 import { UserError } from "../../../system/errors.ts";
 import type { ShardIndex } from "./shard-index.ts";
@@ -22,7 +22,7 @@ export class SqliteIndexWriter implements Disposable {
 
 	constructor(path: string) {
 		this.#database = new Database(path, { create: true });
-		// A file that is not finished is thrown away, so it needs no journal.
+		// An unfinished file is removed, so it needs no journal.
 		this.#database.run("PRAGMA journal_mode = OFF");
 		this.#database.run("PRAGMA synchronous = OFF");
 		for (const table of tables) this.#database.run(table);
@@ -30,7 +30,7 @@ export class SqliteIndexWriter implements Disposable {
 		this.#part = this.#database.prepare("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)");
 	}
 
-	/** Rows of a shard. Throws a UserError for a sample key that is there already. */
+	/** Adds the rows of a shard. Throws a UserError for a sample key that the index already has. */
 	add(shardNumber: number, shardName: string, { samples }: ShardIndex): void {
 		this.#database.run("BEGIN");
 		for (const [i, { key, offset, size, parts }] of samples.entries()) {
@@ -39,7 +39,7 @@ export class SqliteIndexWriter implements Disposable {
 			} catch (error) {
 				if (!/UNIQUE/.test((error as Error).message)) throw error;
 				throw new UserError(
-					`The sample key "${key}" of ${shardName} is there twice. Energon needs distinct keys: run again with --fix-duplicates, which puts the files of every shard into a folder of its name.`,
+					`The sample key "${key}" of ${shardName} is not unique, which Energon requires: run again with --fix-duplicates, which moves the files of every shard into a folder with the shard's name.`,
 				);
 			}
 			for (const part of parts) this.#part.run(shardNumber, i, part.extension, part.offset, part.size);
@@ -47,7 +47,7 @@ export class SqliteIndexWriter implements Disposable {
 		this.#database.run("COMMIT");
 	}
 
-	/** Builds the indexes; the file is complete then. */
+	/** Builds the database's indexes, which completes the file. */
 	finish(): void {
 		for (const index of indexes) this.#database.run(index);
 	}

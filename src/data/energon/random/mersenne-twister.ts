@@ -6,7 +6,7 @@
 const N = 624;
 const M = 397;
 
-/** Words of `init_genrand(seed)`: how torch and numpy seed. */
+/** Words of `init_genrand(seed)`, with which torch and numpy seed. */
 export function seedByInteger(seed: number): Uint32Array {
 	const words = new Uint32Array(N);
 	words[0] = seed >>> 0;
@@ -17,7 +17,7 @@ export function seedByInteger(seed: number): Uint32Array {
 	return words;
 }
 
-/** Words of `init_by_array(key)`: how Python's random seeds. */
+/** Words of `init_by_array(key)`, with which Python's random seeds. */
 export function seedByArray(key: readonly number[]): Uint32Array {
 	const words = seedByInteger(19650218);
 	let i = 1;
@@ -48,9 +48,9 @@ export function seedByArray(key: readonly number[]): Uint32Array {
 
 export class MersenneTwister {
 	constructor(
-		/** The 624 state words. Never written into: copies of a generator share them until they are renewed. */
+		/** The 624 state words, which are never changed: copies of a generator share them until they are renewed. */
 		public words: Uint32Array,
-		/** Next word to hand out; 624 = renew first. */
+		/** Index of the next word; 624 = the words have to be renewed first. */
 		public position: number = N,
 	) {}
 
@@ -72,7 +72,7 @@ export class MersenneTwister {
 		return y >>> 0;
 	}
 
-	/** Uniform in [0, 1) with 53 bits from two outputs, as numpy and Python make it. */
+	/** A uniform number of [0, 1) with 53 bits from two outputs, as in numpy and Python. */
 	double53(): number {
 		const high = this.u32() >>> 5;
 		const low = this.u32() >>> 6;

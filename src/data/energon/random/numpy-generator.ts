@@ -27,7 +27,7 @@ export class NumpyGenerator {
 		return this.#engine.double53();
 	}
 
-	/** `randint(low, high)`: an integer of [low, high), by masking and rejection. Bounds of 32 bits. */
+	/** `randint(low, high)`: an integer of [low, high), by masking and rejection; bounds have at most 32 bits. */
 	randint(low: number, high: number): number {
 		return low + this.#interval(high - low - 1);
 	}

@@ -31,7 +31,7 @@ export class PythonRandom {
 		return low + this.below(high - low + 1);
 	}
 
-	/** An integer of [0, bound): the fewest bits that hold the bound, drawn until the value is below it. */
+	/** An integer of [0, bound): draws as many bits as the bound has, until the value is below the bound. */
 	below(bound: number): number {
 		const bits = 32 - Math.clz32(bound);
 		for (;;) {
@@ -82,7 +82,7 @@ export class PythonRandom {
 	}
 }
 
-/** The 32-bit digits of a seed, lowest first; zero is one digit. */
+/** The 32-bit digits of a seed, lowest first; zero has a single digit. */
 function keyOf(seed: number): number[] {
 	const key: number[] = [];
 	for (let rest = Math.abs(seed); rest > 0; rest = Math.floor(rest / 4294967296)) key.push(rest % 4294967296);

@@ -11,7 +11,7 @@ const TORCH_STATE_BYTES = 5056;
 /** From this bound on torch draws 64 bits. */
 const WIDE_BOUND = 2 ** 28;
 
-/** Cumulative float32 weights: summed in double, rounded at every step. */
+/** Cumulative float32 weights, summed in double and rounded at every step. */
 export function cumulative(weights: Float32Array): Float32Array {
 	let sum = 0;
 	return weights.map((weight) => {
@@ -23,15 +23,15 @@ export function cumulative(weights: Float32Array): Float32Array {
 export class TorchGenerator {
 	#engine!: MersenneTwister;
 	#seed!: number;
-	/** Second value of the last pair of normal draws, kept for the next one. */
+	/** Second value of the last pair of normal draws, which the next draw returns. */
 	#normal: number | null = null;
 
-	/** `seed` null: to be filled in by `restore` or `assign`. */
+	/** `seed` null: the state has to be set before use. */
 	constructor(seed: number | null) {
 		if (seed !== null) this.manualSeed(seed);
 	}
 
-	/** Reads a state of 5056 bytes, little endian; throws a UserError if it is not one. */
+	/** A generator with a state of 5056 bytes, little endian. Throws a UserError for an invalid state. */
 	static fromState(bytes: Uint8Array): TorchGenerator {
 		const generator = new TorchGenerator(null);
 		generator.restore(bytes);
@@ -48,7 +48,7 @@ export class TorchGenerator {
 		return this.#engine.u32();
 	}
 
-	/** An integer of [0, bound). One 32-bit draw, two from 2^28 on; no rejection. */
+	/** An integer of [0, bound) from one 32-bit draw, or from two where the bound is 2^28 or more; without rejection. */
 	below(bound: number): number {
 		if (bound < WIDE_BOUND) return this.u32() % bound;
 		const high = this.u32();
@@ -114,20 +114,20 @@ export class TorchGenerator {
 		return copy;
 	}
 
-	/** Takes over the state of another generator. */
+	/** Copies the state of another generator. */
 	assign(other: TorchGenerator): void {
 		this.#seed = other.#seed;
 		this.#engine = other.#engine.clone();
 		this.#normal = other.#normal;
 	}
 
-	/** The generator's state as torch writes it. */
+	/** The generator's state in torch's format. */
 	state(): Uint8Array {
 		const bytes = new Uint8Array(TORCH_STATE_BYTES);
 		const view = new DataView(bytes.buffer);
 		view.setBigUint64(0, BigInt(this.#seed), true);
 		const { words, position } = this.#engine;
-		// torch counts down: `left` is 1 before a renewal, and `next` is 0 then only if nothing was drawn yet.
+		// torch's `left` counts down to 1 before a renewal; then `next` is 0 only if no number was drawn yet.
 		const fresh = position === 624 && this.#untouched();
 		view.setInt32(8, fresh ? 1 : 625 - position, true);
 		view.setInt32(12, 1, true);
@@ -140,7 +140,7 @@ export class TorchGenerator {
 		return bytes;
 	}
 
-	/** Words are still those of the seed. */
+	/** Whether the words are still those of the seed. */
 	#untouched(): boolean {
 		return this.#engine.words[0] === this.#seed >>> 0 && this.#engine.words[1] === seedByInteger(this.#seed)[1];
 	}

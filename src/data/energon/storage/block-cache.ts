@@ -1,6 +1,6 @@
 /**
- * Blocks of remote files on a local disk: bounded, signed with the folder's key and checked when they are read, shared
- * by processes of one user.
+ * A cache of blocks of remote files on a local disk, shared by the processes of a user. Its size is bounded; blocks are signed
+ * with the folder's key and verified when they are read.
  */
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { readdirSync, readFileSync, renameSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
@@ -8,11 +8,11 @@ import { basename, join } from "node:path";
 import type { CacheFolder } from "./cache-folder.ts";
 import type { RemoteVersion } from "./remote-options.ts";
 
-/** Bytes of the signature behind a block. */
+/** Bytes of the signature at the end of a block's file. */
 export const SIGNATURE_BYTES = 32;
-/** Blocks written between two looks at the blocks of other processes. */
+/** Blocks that are written between two counts of the folder, to which other processes write too. */
 const LOOK = 64;
-/** Milliseconds after which an unfinished block counts as left behind by its process. */
+/** Milliseconds after which an unfinished block counts as abandoned by its process. */
 const ABANDONED = 600_000;
 
 const blockName = /^[0-9a-f]{40}-\d{1,16}$/;
@@ -24,7 +24,7 @@ export function blockPath({ path }: CacheFolder, { url, size, cacheName }: Remot
 	return join(path, `${name.slice(0, 40)}-${block}`);
 }
 
-/** A block's bytes, or null when it is not there, damaged, or not signed with the folder's key. */
+/** A block's bytes; null if it is absent, damaged, or not signed with the folder's key. */
 export function readBlock(folder: CacheFolder, path: string, length: number): Uint8Array | null {
 	let bytes: Uint8Array | null = null;
 	try {
@@ -42,7 +42,7 @@ export function readBlock(folder: CacheFolder, path: string, length: number): Ui
 	return null;
 }
 
-/** Signs the block's name too, so that no block passes for another. */
+/** The signature of a block's name and content, so that no block can replace another. */
 function sign({ key }: CacheFolder, path: string, content: Uint8Array): Buffer {
 	return createHmac("sha256", key)
 		.update(`${basename(path)}\0`)
@@ -50,7 +50,7 @@ function sign({ key }: CacheFolder, path: string, content: Uint8Array): Buffer {
 		.digest();
 }
 
-/** Writes blocks and removes those unused for longest. Files that are not blocks are neither counted nor removed. */
+/** Writes blocks and removes the least recently used ones. Other files are neither counted nor removed. */
 export class BlockWriter {
 	#bytes = 0;
 	#sinceLook = LOOK;
@@ -75,8 +75,7 @@ export class BlockWriter {
 	}
 
 	/**
-	 * Counts the blocks of the folder; beyond the limit it removes those unused for longest, but never the block just
-	 * written.
+	 * Counts the blocks of the folder and removes the least recently used ones beyond the limit, but never the newest block.
 	 */
 	#shrink(newest: string): void {
 		this.#sinceLook = 0;

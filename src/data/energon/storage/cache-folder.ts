@@ -1,11 +1,11 @@
-/** The folder that copies of remote data lie in, one of the user's own, with the key that its blocks are signed with. */
+/** The user's private folder of copies of remote data, with the key that signs its blocks. */
 import { randomBytes, randomUUID } from "node:crypto";
 import { linkSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../../system/errors.ts";
 import { openOwnFolder, readOwnFile } from "../../../system/private-folder.ts";
 
-/** Plain values, so that they reach other threads. */
+/** Plain values, which can be sent to other threads. */
 export interface CacheFolder {
 	readonly path: string;
 	/** Signs the blocks. */
@@ -15,22 +15,22 @@ export interface CacheFolder {
 const KEY_BYTES = 32;
 const KEY_FILE = "key";
 
-/** The cache folder below `parent`, made where it is missing. Throws the UserErrors of `openOwnFolder`. */
+/** Opens or creates the cache folder below `parent`. Throws the UserErrors of `openOwnFolder`. */
 export function openCacheFolder(parent: string): CacheFolder {
 	const path = openOwnFolder(parent, "mimo-blocks-v1", "--data-cache-folder");
 	return { path, key: readKey(join(path, KEY_FILE)) ?? makeKey(join(path, KEY_FILE)) };
 }
 
-/** The key of a folder; null before its first block. */
+/** The key of a folder; null: no key exists yet. */
 function readKey(path: string): Uint8Array | null {
 	const refuse = (): never => {
-		throw new UserError(`${path} is not a key that this user made for the cache: remove the folder it lies in.`);
+		throw new UserError(`${path} is not a key that this user created for the cache: remove its folder.`);
 	};
 	const key = readOwnFile(path, refuse);
 	return key === null || key.length === KEY_BYTES ? key : refuse();
 }
 
-/** Makes a key; where several processes do so at once, the first key counts. */
+/** Creates a key; where several processes do so at once, the first key is used. */
 function makeKey(path: string): Uint8Array {
 	const unfinished = `${path}.${randomUUID()}`;
 	try {
@@ -46,6 +46,6 @@ function makeKey(path: string): Uint8Array {
 		rmSync(unfinished, { force: true });
 	}
 	const key = readKey(path);
-	if (key === null) throw new UserError(`The cache's key ${path} is gone as soon as it was written.`);
+	if (key === null) throw new UserError(`The cache's key ${path} was removed as soon as it was written.`);
 	return key;
 }

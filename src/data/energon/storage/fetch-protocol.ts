@@ -8,7 +8,7 @@ import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 export type FetchRequest =
 	| { readonly kind: "options"; readonly options: RemoteOptions; readonly folder: CacheFolder }
 	| { readonly kind: "stat"; readonly url: string; readonly answer: SharedArrayBuffer }
-	/** Put the block into the cache. `answer` null: no thread waits for it yet. */
+	/** Requests a block in the cache. `answer` null: no thread waits for it yet. */
 	| {
 			readonly kind: "block";
 			readonly version: RemoteVersion;
@@ -19,7 +19,7 @@ export type FetchRequest =
 export const Answer = { pending: 0, done: 1, missing: 2, failed: 3 } as const;
 export type AnswerState = (typeof Answer)[keyof typeof Answer];
 
-/** State, length of the text, a number, the text. */
+/** Offset of the text in an answer, behind the state, the length of the text, and a number. */
 const TEXT = 16;
 const BYTES = 4096;
 

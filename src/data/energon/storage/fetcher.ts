@@ -1,4 +1,4 @@
-/** Entry point of a fetching thread: brings blocks of remote files into the cache for a data thread that waits. */
+/** Entry point of a fetching thread, which fetches blocks of remote files into the cache for a data thread. */
 import { existsSync } from "node:fs";
 import { BlockWriter, blockPath } from "./block-cache.ts";
 import type { CacheFolder } from "./cache-folder.ts";
@@ -11,7 +11,7 @@ declare const self: Worker;
 let options: RemoteOptions;
 let folder: CacheFolder;
 let writer: BlockWriter;
-/** Blocks on their way, by their file: asked for twice, they are fetched once. */
+/** Blocks that are being fetched, by their file, so that a block is fetched once. */
 const coming = new Map<string, Promise<void>>();
 
 async function bring(version: RemoteVersion, block: number): Promise<void> {
@@ -41,7 +41,7 @@ async function answer(request: FetchRequest): Promise<void> {
 			give(request.answer, Answer.done, etag ?? "", size);
 		} else {
 			const { version, block } = request;
-			// A block requested ahead may be there already; one that a thread waits for is absent or damaged.
+			// A block that is requested ahead may already be in the cache; a block that a thread waits for is absent or damaged.
 			if (request.answer || !existsSync(blockPath(folder, version, block))) await bring(version, block);
 			if (request.answer) give(request.answer, Answer.done, "");
 		}

@@ -1,8 +1,8 @@
-/** Byte ranges over HTTP(S) and from S3-compatible stores, with retries. S3 through URLs that Bun's client signs. */
+/** Reads byte ranges over HTTP(S) and from S3-compatible stores, with retries; Bun's client signs the URLs of S3. */
 import { S3Client } from "bun";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
-/** A failure that another attempt will not mend; `missing`: there is no such file. */
+/** A permanent failure, which is not retried; `missing`: the file does not exist. */
 export class RemoteError extends Error {
 	constructor(
 		sentence: string,
@@ -12,10 +12,10 @@ export class RemoteError extends Error {
 	}
 }
 
-/** How often and how long a server is asked. */
+/** Number of attempts, and the pauses and time limits of requests. */
 export type RequestOptions = Pick<RemoteOptions, "attempts" | "backoffMilliseconds" | "stallMilliseconds">;
 
-/** Bytes of the largest file: what a server says beyond this is a mistake. */
+/** Bytes of the largest file that a server may announce. */
 export const LARGEST_FILE = 2 ** 46;
 
 /** Size and tag of a file. Throws a RemoteError. */
@@ -62,8 +62,8 @@ function tagOf(headers: Headers): string | null {
 }
 
 /**
- * Bytes of the whole file, as the answer to a request for [offset, offset + length) says. Throws a RemoteError when it
- * is the answer to another request, or says no size that a file can have.
+ * Size of the whole file in the answer to a request for [offset, offset + length). Throws a RemoteError if the answer is for
+ * another range, or has an invalid size.
  */
 export function sizeOf(url: string, headers: Headers, offset: number, length: number): number {
 	const range = headers.get("content-range");
@@ -77,7 +77,7 @@ export function sizeOf(url: string, headers: Headers, offset: number, length: nu
 	}
 	if (size <= offset || Number(first) !== offset || Number(last) !== Math.min(offset + length, size) - 1) {
 		const asked = `${offset}-${offset + length - 1}`;
-		throw new RemoteError(`${url}: the server was asked for bytes ${asked} and answers with ${brief(range)}.`);
+		throw new RemoteError(`${url}: the request was for bytes ${asked}, and the answer has ${brief(range)}.`);
 	}
 	return size;
 }
@@ -88,8 +88,8 @@ function brief(value: string | null): string {
 }
 
 /**
- * The `length` bytes of a body; no more of it is read. A pause of more than `stall` milliseconds between two pieces gives
- * it up.
+ * The `length` bytes of a body, which may not be longer. A pause of more than `stall` milliseconds between two pieces is a
+ * failure.
  */
 async function bodyOf(url: string, response: Response, length: number, stall: number): Promise<Uint8Array> {
 	const bytes = new Uint8Array(length);
@@ -104,7 +104,7 @@ async function bodyOf(url: string, response: Response, length: number, stall: nu
 				const { done, value } = await Promise.race([reader.read(), late.promise]);
 				if (done) break;
 				if (filled + value.length > length) {
-					throw new RemoteError(`${url}: the server sends more than the ${length} bytes it was asked for.`);
+					throw new RemoteError(`${url}: the server sends more than the ${length} requested bytes.`);
 				}
 				bytes.set(value, filled);
 				filled += value.length;
@@ -122,7 +122,7 @@ async function bodyOf(url: string, response: Response, length: number, stall: nu
 
 async function request(url: string, offset: number, length: number, options: RequestOptions): Promise<Response> {
 	const response = await fetch(address(url), {
-		// Compressed answers have other ranges, and could inflate to any size.
+		// Ranges of compressed answers differ, and they could inflate to any size.
 		headers: { Range: `bytes=${offset}-${offset + length - 1}`, "Accept-Encoding": "identity" },
 		decompress: false,
 		signal: AbortSignal.timeout(options.stallMilliseconds * 4),
@@ -133,7 +133,9 @@ async function request(url: string, offset: number, length: number, options: Req
 	if (answers && encoding === "identity") return response;
 	await response.body?.cancel();
 	if (answers) {
-		throw new RemoteError(`${url}: the server sends its answers compressed (${brief(encoding)}), though asked not to.`);
+		throw new RemoteError(
+			`${url}: the server compresses its answers (${brief(encoding)}) although the request forbids it.`,
+		);
 	}
 	if (status === 404) throw new RemoteError(`${url} does not exist.`, true);
 	if (status === 200) throw new RemoteError(`${url}: the server sends whole files only, no byte ranges.`);
@@ -141,14 +143,14 @@ async function request(url: string, offset: number, length: number, options: Req
 	throw new RemoteError(`${url}: the server answered ${status} ${response.statusText}.`);
 }
 
-/** The URL to fetch: an s3:// one is signed with the credentials of the environment. */
+/** The URL to fetch; an s3:// URL is signed with the credentials of the environment. */
 function address(url: string): string {
 	const s3 = /^s3:\/\/([^/]+)\/(.+)$/.exec(url);
 	if (!s3) return url;
 	try {
 		return new S3Client({ bucket: s3[1]! }).presign(s3[2]!, { method: "GET", expiresIn: 3600 });
 	} catch (error) {
-		throw new RemoteError(`${url} cannot be asked for: ${(error as Error).message}.`);
+		throw new RemoteError(`${url} cannot be requested: ${(error as Error).message}.`);
 	}
 }
 
@@ -159,9 +161,9 @@ async function retried<Result>(url: string, options: RequestOptions, run: () => 
 		} catch (error) {
 			if (error instanceof RemoteError) throw error;
 			if (attempt >= options.attempts) {
-				// Of several sentences the first; the others are questions.
+				// The first sentence of the message; further sentences are questions.
 				const [reason] = (error as Error).message.split(/[.?!](?=\s|$)/);
-				throw new RemoteError(`${url} could not be read after ${attempt} tries; the last: ${reason}.`);
+				throw new RemoteError(`${url} could not be read in ${attempt} attempts; the last failure: ${reason}.`);
 			}
 			await Bun.sleep(options.backoffMilliseconds * 2 ** (attempt - 1));
 		}

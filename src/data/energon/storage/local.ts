@@ -1,4 +1,4 @@
-/** Local files: mapped into memory, or read piece by piece when they are too large for one view. */
+/** Local files, mapped into memory, or read by descriptor if they are too large for a view. */
 import { closeSync, constants, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
 import { UserError } from "../../../system/errors.ts";
 import { systemReason } from "../../../system/system-errors.ts";
@@ -22,21 +22,21 @@ export class LocalStorage implements Storage {
 	}
 }
 
-/** Views of native memory stop at 4 GiB. */
+/** Bytes of the largest mapped file: views of native memory have less than 4 GiB. */
 const LARGEST_MAPPING = 4294967295;
 
 export class LocalFile implements RandomAccessFile {
 	private constructor(
 		readonly path: string,
 		readonly size: number,
-		/** The mapped file, or null when it is read by descriptor. */
+		/** The mapped file; null: the file is read by descriptor. */
 		private mapped: Uint8Array | null,
 		private descriptor: number | null,
 	) {}
 
 	static open(path: string): LocalFile {
 		try {
-			// A pipe in its place must not be waited for.
+			// O_NONBLOCK: opening a pipe must not wait for its writer.
 			const descriptor = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
 			const stat = fstatSync(descriptor);
 			if (!stat.isFile()) {

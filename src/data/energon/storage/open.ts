@@ -1,4 +1,4 @@
-/** Opens the storage that paths lie in: local files, or remote ones with their cache. */
+/** Opens the storage of a path: local files, or remote files with their cache. */
 import { defaultCacheFolder } from "../../../system/private-folder.ts";
 import { LocalStorage } from "./local.ts";
 import { RemoteStorage } from "./remote.ts";
@@ -6,7 +6,7 @@ import type { RemoteOptions } from "./remote-options.ts";
 import { isUrl, type RandomAccessFile, type Storage } from "./storage.ts";
 
 export interface StorageConfiguration extends Partial<Omit<RemoteOptions, "cacheFolder" | "cacheBytes">> {
-	/** Folder that copies of remote data lie below; null = the user's own cache folder. */
+	/** Parent of the folder of copies of remote data; null = the user's cache folder. */
 	readonly cacheFolder: string | null;
 	/** Most bytes of the disk cache; 0 = 16 GiB. */
 	readonly cacheBytes: number;

@@ -1,6 +1,6 @@
-/** How remote files are fetched. Plain values, so that they reach other threads. */
+/** How remote files are fetched, as plain values that can be sent to other threads. */
 export interface RemoteOptions {
-	/** Folder that the disk cache's own one lies in; the processes of a user on a host share it. */
+	/** Parent of the disk cache's folder, which the processes of a user on a host share. */
 	readonly cacheFolder: string;
 	/** Most bytes of the disk cache. */
 	readonly cacheBytes: number;
@@ -8,19 +8,19 @@ export interface RemoteOptions {
 	readonly blockBytes: number;
 	/** Blocks fetched ahead of the one that is read. */
 	readonly readAhead: number;
-	/** Tries before a read fails, and the pause after the first, doubled after each. */
+	/** Number of attempts of a read, and the pause after the first attempt, which doubles after each. */
 	readonly attempts: number;
 	readonly backoffMilliseconds: number;
-	/** A connection without news for this long is given up. */
+	/** Milliseconds without data after which a connection counts as failed. */
 	readonly stallMilliseconds: number;
 }
 
-/** Identifies the version of a file when it was opened. */
+/** The version of a file at its opening. */
 export interface RemoteVersion {
 	readonly url: string;
 	readonly size: number;
-	/** The server's tag of this version, or when it was last changed; null where it gives neither. */
+	/** The server's ETag or Last-Modified header; null: the server sends neither. */
 	readonly etag: string | null;
-	/** Tells the versions of a file in the cache apart: the tag, or a name that only this run knows. */
+	/** Name of the version in the cache: the tag, or a random name of this run. */
 	readonly cacheName: string;
 }

@@ -1,6 +1,6 @@
 /**
- * Files on HTTP(S) servers and S3-compatible stores, read in blocks through a cache on the local disk. A thread fetches,
- * blocks ahead of the reader too.
+ * Files on HTTP(S) servers and S3-compatible stores, read in blocks through a cache on the local disk. A thread fetches the
+ * blocks, some of them ahead of the reader.
  */
 import { UserError } from "../../../system/errors.ts";
 import { openWorker } from "../../../system/worker.ts";
@@ -10,12 +10,12 @@ import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts"
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
 
-/** Blocks of a file kept in memory. */
+/** Number of blocks of a file in memory. */
 const KEPT = 3;
 
 export class RemoteStorage implements Storage {
 	#fetching: { readonly thread: Worker; readonly folder: CacheFolder } | null = null;
-	/** Known versions of URLs; null: no such file. */
+	/** Known versions by URL; null: the file does not exist. */
 	readonly #versions = new Map<string, RemoteVersion | null>();
 
 	constructor(private readonly options: RemoteOptions) {}
@@ -35,7 +35,7 @@ export class RemoteStorage implements Storage {
 		return this.#version(path) !== null;
 	}
 
-	/** Servers have no folders: one is where a data set was prepared. */
+	/** Servers have no folders; a URL counts as a folder if a prepared data set is below it. */
 	isFolder(path: string): boolean {
 		return this.isFile(`${path}/.nv-meta/.info.json`);
 	}
@@ -54,7 +54,7 @@ export class RemoteStorage implements Storage {
 		return version;
 	}
 
-	/** The thread that fetches, and the folder it fills. */
+	/** The fetching thread, and the folder of its blocks. */
 	#fetcher(): { readonly thread: Worker; readonly folder: CacheFolder } {
 		if (this.#fetching === null) {
 			const folder = openCacheFolder(this.options.cacheFolder);
@@ -72,9 +72,9 @@ export class RemoteStorage implements Storage {
 }
 
 class RemoteFile implements RandomAccessFile {
-	/** Last blocks read, the newest last. */
+	/** The latest blocks, the newest last. */
 	readonly #kept = new Map<number, Uint8Array>();
-	/** Blocks before this one were asked for ahead. */
+	/** Blocks before this number have been requested ahead. */
 	#asked = 0;
 
 	constructor(
@@ -132,7 +132,7 @@ class RemoteFile implements RandomAccessFile {
 		const cached = readBlock(this.folder, path, length);
 		this.#askAhead(block);
 		if (cached !== null) return cached;
-		// Another process may remove a block between its writing and our reading.
+		// Another process may remove a block between its writing and its reading.
 		for (let attempt = 0; attempt < 3; attempt++) {
 			const answer = newAnswer();
 			this.post({ kind: "block", version: this.version, block, answer });
@@ -141,7 +141,7 @@ class RemoteFile implements RandomAccessFile {
 			const content = readBlock(this.folder, path, length);
 			if (content !== null) return content;
 		}
-		throw new UserError(`The cache folder ${this.folder.path} does not keep what is written: is the disk full?`);
+		throw new UserError(`The cache folder ${this.folder.path} does not keep blocks: is the disk full?`);
 	}
 
 	#askAhead(block: number): void {

@@ -1,10 +1,10 @@
 /**
- * Storage of datasets. Reading is synchronous and returns when the bytes are there; remote files are fetched by another
- * thread meanwhile (remote.ts). Paths are file paths or URLs, always with forward slashes.
+ * Storage of datasets. Reading is synchronous: it returns when the bytes are read, or fetched by another thread (remote.ts).
+ * Paths are file paths or URLs with forward slashes.
  */
 import { UserError } from "../../../system/errors.ts";
 
-/** A file opened for reading anywhere in it. */
+/** A file that is open for reading at any offset. */
 export interface RandomAccessFile {
 	readonly path: string;
 	readonly size: number;
@@ -16,7 +16,7 @@ export interface RandomAccessFile {
 export interface Storage {
 	/** Opens a file; throws a UserError when it does not exist or cannot be read. */
 	open(path: string): RandomAccessFile;
-	/** Whole contents as text; throws a UserError for a file of more than `LARGEST_TEXT` bytes. */
+	/** The whole file as text. Throws a UserError for a file of more than `LARGEST_TEXT` bytes. */
 	readText(path: string): string;
 	isFile(path: string): boolean;
 	isFolder(path: string): boolean;
@@ -25,7 +25,7 @@ export interface Storage {
 /** Bytes of the largest description (`.info.json`, `split.yaml`, a metadataset) that is read. */
 const LARGEST_TEXT = 2 ** 28;
 
-/** Whole contents of an opened file as text. Closes it. */
+/** The whole content of an open file as text. Closes the file. */
 export function textOf(file: RandomAccessFile): string {
 	try {
 		if (file.size > LARGEST_TEXT) {
@@ -43,7 +43,7 @@ export function isUrl(path: string): boolean {
 	return url.test(path);
 }
 
-/** `path` seen from the folder `base`; absolute paths and URLs stay as they are. `..` is resolved. */
+/** `path` relative to the folder `base`, where `..` is resolved; absolute paths and URLs do not depend on `base`. */
 export function resolvePath(base: string, path: string): string {
 	if (isUrl(path)) return normalize(path);
 	if (path.startsWith("/")) return normalize(path);

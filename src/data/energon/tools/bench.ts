@@ -11,20 +11,20 @@ export interface BenchOptions {
 	readonly threads: number;
 	readonly seconds: number;
 	readonly memoryBytes: number;
-	/** Samples a worker hands over at once. */
+	/** Number of samples in an output of a worker. */
 	readonly batchSize: number;
 }
 
 export interface BenchResult {
 	readonly samples: number;
-	/** After half as long without counting. */
+	/** Measured after a warm-up of half the time. */
 	readonly samplesPerSecond: number;
-	/** Samples a second of processor time of all threads, which is the rate of one core. */
+	/** Samples per second of processor time of all threads, which is the rate of one core. */
 	readonly samplesPerCoreSecond: number;
 	readonly megabytesPerSecond: number;
-	/** Until the first sample was there, the opening of the data set included. */
+	/** Seconds until the first sample, with the opening of the data set. */
 	readonly firstSampleSeconds: number;
-	/** Memory of this process that is its own, not mapped files; bytes. */
+	/** Bytes of this process's memory without mapped files. */
 	readonly anonymousBytes: number;
 }
 
@@ -40,7 +40,7 @@ export async function benchmark(path: string, options: BenchOptions): Promise<Be
 	};
 	await next();
 	const firstSampleSeconds = (performance.now() - begun) / 1000;
-	// Compiled code comes with use.
+	// Warms up the just-in-time compiler.
 	for (const warm = performance.now(); performance.now() - warm < seconds * 500; ) await next();
 	const bytesBefore = loader.receivedBytes;
 	const cpuBefore = process.cpuUsage();

@@ -1,4 +1,4 @@
-/** Describes a data set: kind, parts, shards, samples, types, and for a metadataset every data set below it. */
+/** Describes a data set: kind, parts, shards, samples, types, and all data sets of a metadataset. */
 import { readDatasetConfig } from "../format/dataset-config.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
 import { joinedDatasets } from "../format/join-index.ts";
@@ -14,7 +14,7 @@ export interface PartDescription {
 	readonly part: string;
 	readonly shards: number;
 	readonly samples: number;
-	/** Excluded samples; they keep their place but are not delivered. */
+	/** Number of excluded samples, which keep their index but are not delivered. */
 	readonly excluded: number;
 }
 
@@ -24,7 +24,7 @@ export interface LeafDescription {
 	readonly path: string;
 	readonly splitPart: string;
 	readonly samples: number;
-	/** Samples that the subset leaves. */
+	/** Number of samples in the subset. */
 	readonly used: number;
 	readonly weight: number | null;
 	readonly repetitions: number | null;
@@ -47,7 +47,7 @@ export interface DatasetDescription {
 
 const nothing = { sampleType: null, fields: {}, shards: 0, bytes: 0, hasKeyIndex: false, parts: [], leaves: [] };
 
-/** Reads metadata alone. Throws a UserError for anything that is not a prepared data set. */
+/** Reads only metadata. Throws a UserError for anything that is not a prepared data set. */
 export function describeDataset(storage: Storage, path: string): DatasetDescription {
 	const kind = datasetKind(storage, path);
 	switch (kind) {
@@ -114,7 +114,7 @@ function samplesOf(storage: Storage, { source, splitPart }: Leaf): number {
 	return sum(readSplitPart(storage, source.path, splitPart, source.splitConfig).shards);
 }
 
-/** 0 for a file that is not there: `mimo data lint` says so. */
+/** Size of a file; 0 for a missing file, which `mimo data lint` reports. */
 function sizeOf(storage: Storage, path: string): number {
 	if (!storage.isFile(path)) return 0;
 	const file = storage.open(path);

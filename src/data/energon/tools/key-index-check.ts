@@ -1,12 +1,12 @@
-/** The index by key of a folder against its shards. */
+/** Checks the index by key of a folder against its shards. */
 import { type KeyRow, keyRows } from "../format/key-index.ts";
 import type { IndexedSample } from "../prepare/shard-index.ts";
 
-/** Goes through an index by key beside the shards, and reports the first difference. */
+/** Compares an index by key with the shards in order, and reports the first difference. */
 export class KeyIndexCheck {
 	readonly #rows: Generator<KeyRow, void, void>;
 	#next: KeyRow | null = null;
-	/** A difference was reported: all rows behind it would differ too. */
+	/** Whether a difference was reported; further rows are not compared, since they would differ too. */
 	#over = false;
 
 	constructor(
@@ -32,7 +32,7 @@ export class KeyIndexCheck {
 		this.report(what);
 	}
 
-	/** Shard `number` of `.info.json`, which has these samples; null: they are not known. */
+	/** Compares shard `number` of `.info.json` with the index. `samples` null: the samples are unknown. */
 	compare(number: number, name: string, samples: readonly IndexedSample[] | null): void {
 		if (samples === null) {
 			while (this.#next !== null && this.#next.shard <= number) this.#advance();
@@ -42,14 +42,14 @@ export class KeyIndexCheck {
 			if (this.#over) return;
 			const row = this.#next;
 			if (row?.shard !== number || row.key !== key || row.offset !== offset || row.size !== size) {
-				this.#differs(`the index by key does not have ${name}/${key} as the tar has it`);
+				this.#differs(`the index by key differs from the tar at ${name}/${key}`);
 				return;
 			}
 			this.#advance();
 		}
 	}
 
-	/** After the last of `shards` shards. */
+	/** Ends the comparison after `shards` shards: the index may not have further rows. */
 	end(shards: number): void {
 		if (this.#next !== null && this.#next.shard < shards) {
 			this.#differs(`the index by key has the sample ${this.#next.key}, which is in no shard`);

@@ -1,6 +1,6 @@
 /**
- * Reads everything of a data set: tars against their indexes, every sample decoded and read as a conversation. Each problem
- * is reported by name.
+ * Checks a whole data set: compares tars with their indexes, decodes every sample, and reads it as a conversation. Each problem
+ * is reported with its shard, file or sample.
  */
 import { counted } from "../../../system/counted.ts";
 import { conversationOf } from "../../vision-language/conversation.ts";
@@ -42,9 +42,9 @@ export interface LintResult {
 }
 
 export interface LintOptions {
-	/** Decodes an image, and gives what conversations have of it (`inspectImage`). */
+	/** Decodes an image for conversations, as `inspectImage` does. */
 	readonly images: ImageDecoder;
-	/** Says what else is wrong with a sample; null: nothing is asked. */
+	/** A further check, which returns a sample's problem or null; null: no further check. */
 	readonly check: ((sample: Sample) => string | null) | null;
 }
 
@@ -65,7 +65,7 @@ const noPrompts = { caption: "", ocr: "", classification: "" };
 /** How a data set is used. */
 interface Use {
 	readonly aux: Leaf["aux"];
-	/** False: its samples are joined with others, and need not be read as conversations. */
+	/** False: the samples are joined with others, so they need not be conversations by themselves. */
 	readonly isWhole: boolean;
 }
 
@@ -74,9 +74,9 @@ class Linter {
 	#samples = 0;
 	#bad = 0;
 	#problems = 0;
-	/** Auxiliary data of the data set at hand; null: its samples are only parts of others. */
+	/** Auxiliary data of the current data set; null: its samples are joined with others. */
 	#stores: readonly FileStore[] | null = [];
-	/** Shard of every key of the data set at hand: keys are unique. */
+	/** Shard of every key of the current data set, where keys have to be unique. */
 	readonly #keys = new Map<string, string>();
 
 	constructor(
@@ -158,7 +158,7 @@ class Linter {
 		keys?.end(counts.size);
 	}
 
-	/** Compares a tar with its index and count. Returns its samples, or null where it cannot be walked. */
+	/** Compares a tar with its index and sample count. Returns its samples, or null if it cannot be read. */
 	#structure({ name, path, count }: Shard): readonly IndexedSample[] | null {
 		try {
 			const file = this.storage.open(path);
@@ -202,7 +202,7 @@ class Linter {
 		}
 	}
 
-	/** The index by key of a local folder; null without one: only joins need it. */
+	/** The index by key of a local folder; null if it does not exist, since only joins need it. */
 	#keyIndex(folder: string): KeyIndexCheck | null {
 		const path = resolvePath(folder, `${META_FOLDER}/${INDEX_SQLITE}`);
 		if (isUrl(folder) || !this.storage.isFile(path)) return null;
@@ -217,7 +217,7 @@ class Linter {
 			try {
 				raw = reader.read(index);
 			} catch (error) {
-				// Without its files nothing of the shard can be read, as was reported; beyond its index there is nothing.
+				// A missing or damaged file of the shard was already reported; samples beyond its index do not exist.
 				if (!(error instanceof BrokenSampleError)) return;
 				if (index > 0 && index >= this.#entries(shard)) return;
 				this.#report(shard.name, `sample ${index}`, error);
@@ -232,7 +232,7 @@ class Linter {
 		}
 	}
 
-	/** Throws a SampleError for a sample that training would stumble on. */
+	/** Throws a SampleError for a sample that training would skip. */
 	#sample(loaded: Sample): void {
 		if (this.#stores === null) return;
 		const sample = withAux(loaded, this.#stores, this.options);
@@ -243,7 +243,7 @@ class Linter {
 		if (more !== null) throw new SampleError(`Sample ${sample.key}: ${more}.`, sample.key);
 	}
 
-	/** Samples that the index of a shard knows. */
+	/** Number of samples in the index of a shard. */
 	#entries({ path }: Shard): number {
 		const index = OffsetIndex.open(this.storage, tarIndexName(path));
 		try {

@@ -11,9 +11,9 @@ export class BatchDataset<In extends Keyed, Out extends Keyed> extends Dataset<O
 	readonly #batcher: Hook<readonly In[], Out>;
 	readonly #errors: ErrorContext;
 	#calls = 0;
-	/** The last, smaller batch of this pass is out. */
+	/** Whether the last, smaller batch of this pass was returned. */
 	#sourceEnded = false;
-	/** Inputs of the batch whose outputs are being handed out one by one, and how many are out. */
+	/** Inputs of the batch whose outputs are being returned one by one, and the number of outputs so far. */
 	#generatorKeys: readonly RestoreKey[] | null = null;
 	#generatorOffset: number | null = null;
 

@@ -1,4 +1,4 @@
-/** Several datasets as one: drawn by weight, or one after the other (docs/spec/energon.md §3.4). */
+/** Combines datasets: drawn by weight, or one after the other (docs/spec/energon.md §3.4). */
 import { FatalSampleError } from "../errors.ts";
 import { cumulative, type TorchGenerator } from "../random/torch-generator.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
@@ -97,10 +97,10 @@ export class BlendDataset<Item extends Keyed> extends CombinedDataset<Item> {
 	}
 }
 
-/** One dataset after the other: validation. */
+/** One dataset after the other, for validation. */
 export class ConcatDataset<Item extends Keyed> extends CombinedDataset<Item> {
 	readonly className = "ConcatDataset";
-	/** Dataset that is being read; Energon does not save it and begins with the first again. */
+	/** Index of the current dataset; Energon does not save it, and restarts with the first dataset. */
 	#current = 0;
 
 	override *iterate(): Generator<Item, void, void> {

@@ -1,6 +1,6 @@
 /**
- * Samples held back by a shuffle buffer, a packer or a batch group. Only their restore keys are saved; after a restore
- * they are read again when iteration starts (docs/spec/energon.md §4.1).
+ * The samples of a shuffle buffer, a packer or a batch group. States hold only their restore keys; after a restore the samples
+ * are read again when iteration starts (docs/spec/energon.md §4.1).
  */
 import { UserError } from "../../../system/errors.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
@@ -8,12 +8,12 @@ import { type Dataset, type NodeState, StateFields, type StateValue } from "./da
 
 export class SampleBuffer<Item extends Keyed> {
 	#items: Item[] = [];
-	/** Keys of samples that are not read yet. */
+	/** Restore keys of samples that are not read yet. */
 	#unread: RestoreKey[] | null = null;
 
 	constructor(private readonly source: Dataset<Item>) {}
 
-	/** Reads the samples that a restored state names; to be called when iteration starts. */
+	/** Reads the samples of a restored state; called when iteration starts. */
 	start(): void {
 		if (this.#unread === null) return;
 		const reason = this.#unread.length > 0 ? this.source.restorable() : null;
@@ -34,17 +34,17 @@ export class SampleBuffer<Item extends Keyed> {
 		this.#items.push(item);
 	}
 
-	/** Takes element `index` out; later ones move down. */
+	/** Removes and returns element `index`. */
 	take(index: number): Item {
 		return this.#items.splice(index, 1)[0]!;
 	}
 
-	/** Takes the first `count` elements out. */
+	/** Removes and returns the first `count` elements. */
 	takeFirst(count: number): Item[] {
 		return this.#items.splice(0, count);
 	}
 
-	/** The first `count` elements, left in place. */
+	/** The first `count` elements, which stay in the buffer. */
 	first(count: number): Item[] {
 		return this.#items.slice(0, count);
 	}

@@ -1,14 +1,14 @@
 /**
- * A node of the loading pipeline. A node is iterated by passes: `iterate()` starts one, and a pass that was left before
- * its end is resumed by the next. Its state, with those below, is a tree in Energon's class and field names, so that
- * states convert both ways (docs/spec/energon.md §4.1).
+ * A node of the loading pipeline. `iterate()` starts a pass over its outputs, or resumes a pass that was left before its end. The
+ * state of a pipeline is a tree with Energon's class and field names, so that states convert both ways
+ * (docs/spec/energon.md §4.1).
  */
 import { UserError } from "../../../system/errors.ts";
 import { TorchGenerator } from "../random/torch-generator.ts";
 import type { RestoreKey } from "../sample.ts";
 import type { Worker } from "../worker.ts";
 
-/** A torch generator inside a state; encoded only when the state is written. */
+/** A torch generator in a state, which is encoded when the state is written. */
 export class GeneratorState {
 	constructor(private readonly generator: TorchGenerator) {}
 
@@ -38,7 +38,7 @@ export type StateValue =
 	| readonly StateValue[]
 	| { readonly [name: string]: StateValue };
 
-/** State of a node: its class, own fields and the nodes below. */
+/** State of a node: its class, its fields and the states of its inner nodes. */
 export interface NodeState {
 	readonly __class__: string;
 	readonly datasets?: readonly NodeState[];
@@ -46,7 +46,7 @@ export interface NodeState {
 }
 
 export abstract class Dataset<Item> {
-	/** Energon's class name: in states and restore keys. */
+	/** Energon's class name, for states and restore keys. */
 	abstract readonly className: string;
 
 	constructor(
@@ -54,13 +54,13 @@ export abstract class Dataset<Item> {
 		readonly inner: readonly Dataset<unknown>[],
 	) {}
 
-	/** One pass. */
+	/** A pass over the outputs. */
 	abstract iterate(): Generator<Item, void, void>;
 
-	/** Outputs of one pass of this worker, as far as known before. */
+	/** Number of outputs in a pass of a worker, as far as it is known before. */
 	abstract lengthOfWorker(worker: number): number;
 
-	/** Outputs of one pass of the rank. */
+	/** Number of outputs in a pass of the rank. */
 	lengthOfRank(): number {
 		let total = 0;
 		for (let w = 0; w < Math.max(1, this.worker.config.numWorkers); w++) total += this.lengthOfWorker(w);
@@ -71,16 +71,16 @@ export abstract class Dataset<Item> {
 		return this.inner.some((dataset) => dataset.hasSamples());
 	}
 
-	/** Own fields of the state, in Energon's names. */
+	/** The node's own fields of the state, with Energon's names. */
 	protected abstract ownState(): Readonly<Record<string, StateValue>>;
 
-	/** Fields that Energon does not have, but that continuing exactly needs. */
+	/** Fields for exact continuation, which Energon lacks. */
 	protected exactState(): Readonly<Record<string, StateValue>> {
 		return {};
 	}
 
 	protected abstract restoreOwn(fields: StateFields): void;
-	/** Back to the beginning, without the nodes below. */
+	/** Resets this node, without its inner nodes, to the beginning. */
 	abstract resetOwn(): void;
 
 	save(): NodeState {
@@ -89,7 +89,7 @@ export abstract class Dataset<Item> {
 		return this.inner.length === 0 ? own : { ...own, datasets: this.inner.map((dataset) => dataset.save()) };
 	}
 
-	/** Takes a state over; throws a UserError when it is that of another pipeline. */
+	/** Restores a state. Throws a UserError for the state of another pipeline. */
 	restore(state: NodeState): void {
 		const below = state.datasets ?? [];
 		if (state.__class__ !== this.className || below.length !== this.inner.length) {
@@ -106,7 +106,7 @@ export abstract class Dataset<Item> {
 		this.resetOwn();
 	}
 
-	/** Whether outputs can be made again by key; otherwise the step that prevents it. */
+	/** The step that prevents outputs from being restored by key; null: they can be restored. */
 	restorable(): string | null {
 		for (const dataset of this.inner) {
 			const reason = dataset.restorable();
@@ -115,10 +115,10 @@ export abstract class Dataset<Item> {
 		return null;
 	}
 
-	/** Makes the output of a restore key again. */
+	/** Computes the output of a restore key again. */
 	abstract restoreSample(key: RestoreKey): Item;
 
-	/** Takes this node's entry off a restore key: its class name and `numbers` numbers. */
+	/** Splits this node's entry, its class name and `numbers` numbers, from a restore key. */
 	protected takeKey(key: RestoreKey, numbers: number): [number[], RestoreKey] {
 		const taken = key.slice(1, 1 + numbers);
 		if (key[0] !== this.className || taken.length !== numbers || taken.some((n) => typeof n !== "number")) {
@@ -128,7 +128,7 @@ export abstract class Dataset<Item> {
 	}
 }
 
-/** Reads the fields of a node's state, and names missing fields. */
+/** Reads the fields of a node's state; errors name missing fields. */
 export class StateFields {
 	constructor(private readonly state: NodeState) {}
 
@@ -156,12 +156,12 @@ export class StateFields {
 		return value as readonly Item[];
 	}
 
-	/** A flag of exact states; absent in those of the Python package. */
+	/** A flag of exact states; false in states of the Python package, which lack it. */
 	flag(name: string): boolean {
 		return this.state[name] === true;
 	}
 
-	/** A number of exact states; 0 in those of the Python package. */
+	/** A number of exact states; 0 in states of the Python package, which lack it. */
 	numberOrZero(name: string): number {
 		return this.state[name] === undefined ? 0 : this.number(name);
 	}
@@ -207,7 +207,7 @@ export function generatorField(generator: TorchGenerator): StateValue {
 	return { rng: GeneratorState.of(generator) };
 }
 
-/** Prefixes an element's restore key. */
+/** Adds a prefix to an element's restore key. */
 export function addKey<Item extends { restoreKey: RestoreKey }>(item: Item, ...prefix: (string | number)[]): Item {
 	item.restoreKey = [...prefix, ...item.restoreKey];
 	return item;

@@ -1,4 +1,4 @@
-/** Batches of samples with equal group keys, each group with its own size (docs/spec/energon.md §5.1). */
+/** Batches of samples with equal group keys, where each group has its own batch size (docs/spec/energon.md §5.1). */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
@@ -26,7 +26,7 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 	readonly #batchErrors: ErrorContext;
 	#groupCalls = 0;
 	#batchCalls = 0;
-	/** Only the samples in the buckets are left of this pass. */
+	/** Whether the source has ended, so that only the samples in the buckets remain of this pass. */
 	#sourceEnded = false;
 	#buckets = new Map<string, Bucket<In>>();
 
@@ -112,7 +112,7 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 	}
 
 	protected override ownState(): Record<string, StateValue> {
-		// Pairs keep the order of the groups; an object would put keys that look like numbers first.
+		// Pairs keep the order of groups; an object orders numeric keys first.
 		const buckets = [...this.#buckets].map(
 			([key, { batchSize, samples }]): StateValue => [key, { batch_size: batchSize, samples: samples.state() }],
 		);
@@ -141,7 +141,7 @@ export class GroupBatchDataset<In extends Keyed, Out extends Keyed> extends Data
 		);
 	}
 
-	/** Energon never passes its batch function as stateless here, so its single group batches cannot be restored. */
+	/** Energon never treats the batch function of groups as stateless, so it cannot restore single batches. */
 	override restorable(): string | null {
 		if (this.worker.compatibility === "energon" || !this.#batcher.stateless) return this.#batcher.name;
 		return super.restorable();

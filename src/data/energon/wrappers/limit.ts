@@ -1,25 +1,25 @@
 /**
- * Passes of a given number of outputs, shared out over a rank's workers: virtual epochs over a stream that goes on, or
- * the first outputs of every pass (docs/spec/energon.md §3.4).
+ * Passes of a given number of outputs, divided among a rank's workers: virtual epochs of a continuing stream, or the first outputs
+ * of every pass (docs/spec/energon.md §3.4).
  */
 import type { RestoreKey } from "../sample.ts";
 import type { WorkerConfig } from "../worker.ts";
 import { Dataset, type StateFields, type StateValue } from "./dataset.ts";
 
-/** Outputs of one worker out of `length` of its rank. */
+/** Number of outputs of a worker out of `length` of its rank. */
 function quota(length: number, worker: number, { numWorkers }: WorkerConfig): number {
 	if (numWorkers <= 1) return length;
 	return Math.floor(length / numWorkers) + (worker < length % numWorkers ? 1 : 0);
 }
 
-/** Virtual epochs: a pass ends after `length` outputs, the next goes on with the stream. */
+/** Virtual epochs: a pass ends after `length` outputs, and the next pass continues the stream. */
 export class EpochizeDataset<Item> extends Dataset<Item> {
 	readonly className = "EpochizeDataset";
 	readonly #source: Dataset<Item>;
 	readonly #length: number;
-	/** Outputs of this pass so far; all of them until the pass is over. */
+	/** Number of outputs of this pass so far. */
 	#offset = 0;
-	/** The stream has ended for good. */
+	/** Whether the stream has ended. */
 	#exhausted = false;
 	#running: Generator<Item, void, void> | null = null;
 
@@ -52,7 +52,7 @@ export class EpochizeDataset<Item> extends Dataset<Item> {
 	}
 
 	protected override ownState(): Record<string, StateValue> {
-		// Energon forgets that a full pass is not over yet: a loader restored there goes on without its end.
+		// Energon does not save that the end of a full pass is still to come: a restored loader continues without it.
 		return { _offset: this.#offset % Math.max(1, this.lengthOfWorker(this.worker.id)) };
 	}
 
@@ -70,7 +70,7 @@ export class EpochizeDataset<Item> extends Dataset<Item> {
 	}
 }
 
-/** The first `length` outputs of every pass; then everything below starts over. */
+/** The first `length` outputs of every pass, after which the inner nodes restart. */
 export class LimitDataset<Item> extends Dataset<Item> {
 	readonly className = "LimitDataset";
 	readonly #source: Dataset<Item>;
@@ -98,7 +98,7 @@ export class LimitDataset<Item> extends Dataset<Item> {
 	override *iterate(): Generator<Item, void, void> {
 		const length = this.lengthOfWorker(this.worker.id);
 		for (const item of this.#source.iterate()) {
-			// As in Energon a pass makes one output more than it hands on: functions draw for it too.
+			// As in Energon a pass computes one output more than it returns, for which functions draw random numbers too.
 			if (this.#offset >= length) break;
 			this.#offset++;
 			yield item;

@@ -11,7 +11,7 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 	readonly #errors: ErrorContext;
 	/** Number of the next call. */
 	#calls = 0;
-	/** Input whose outputs are being handed out one by one, and how many are out. */
+	/** Input whose outputs are being returned one by one, and the number of outputs so far. */
 	#generatorKey: RestoreKey | null = null;
 	#generatorOffset: number | null = null;
 
@@ -60,7 +60,7 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 		}
 	}
 
-	/** The rest of an input's outputs. Energon counts them as the next call; exact numbering keeps the call's own. */
+	/** The remaining outputs of an input. Energon counts them as the next call; exact states keep the call's number. */
 	*#resumeGenerator(key: RestoreKey): Generator<Out, void, void> {
 		const call = this.worker.compatibility === "energon" ? this.#calls : this.#calls - 1;
 		yield* this.#outputs(this.#source.restoreSample(key), call, this.#generatorOffset ?? 0);
@@ -113,7 +113,7 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 	}
 }
 
-/** Runs a step of a restore; failures go to the handler, which may let the sample be absent (undefined). */
+/** Runs a step of a restore. Failures go to the handler; if it does not throw, the result is undefined. */
 export function restoring<Out>(
 	handler: (error: Error, sample: unknown, sources: readonly never[]) => void,
 	sample: unknown,

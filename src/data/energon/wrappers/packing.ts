@@ -1,7 +1,7 @@
 /**
- * Packs several samples into one sequence (docs/spec/energon.md §5.2): a full buffer is divided into groups, and each group
- * becomes one output. Samples that the division carries over are the first of the next buffer; those in neither list are
- * lost.
+ * Packs several samples into a sequence (docs/spec/energon.md §5.2): a full buffer is divided into groups, and each group becomes
+ * an output. Samples that the division carries over are the first of the next buffer; samples that it does not return are
+ * dropped.
  */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
@@ -12,20 +12,20 @@ import { restoring } from "./map.ts";
 
 export type Groups<Item> = readonly (readonly Item[])[];
 
-/** A buffer divided. */
+/** The division of a buffer. */
 export interface Division<Item> {
-	/** Packs to make now. */
+	/** Groups that become packs now. */
 	readonly groups: Groups<Item>;
-	/** Samples that wait for the next buffer; empty in Energon's own division. */
+	/** Samples that are carried over to the next buffer; always empty in Energon. */
 	readonly carried: readonly Item[];
 }
 
 export interface PackingHooks<In extends Keyed, Encoded extends Keyed, Out extends Keyed> {
-	/** Divides a buffer, whose first samples are those carried over; a list of groups carries nothing over. */
+	/** Divides a buffer, whose first samples were carried over; a plain list of groups carries no samples over. */
 	readonly select: FunctionHook<readonly In[], Groups<In> | Division<In>>;
-	/** Encodes each member of a group before it is packed, or null. */
+	/** Encodes each sample of a group before packing; null: no encoding. */
 	readonly encode: FunctionHook<In, Encoded> | null;
-	/** Makes the single output of a group: a state in the middle of several outputs could not be saved. */
+	/** Packs a group into a single output, because a state between several outputs could not be saved. */
 	readonly pack: FunctionHook<readonly Encoded[], Out>;
 }
 
@@ -37,12 +37,12 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 	readonly #selectErrors: ErrorContext;
 	readonly #encodeErrors: ErrorContext;
 	readonly #packErrors: ErrorContext;
-	/** Samples not divided yet. */
+	/** Samples that are not divided yet. */
 	#reading: SampleBuffer<In>;
-	/** Samples of the groups that wait, group after group, and the groups' lengths. */
+	/** Samples of the waiting groups, group after group, and the lengths of the groups. */
 	#prepared: SampleBuffer<In>;
 	#lengths: number[] = [];
-	/** Only the samples in the buffers are left of this pass. */
+	/** Whether the source has ended, so that only the samples in the buffers remain of this pass. */
 	#sourceEnded = false;
 	#selectCalls = 0;
 	#encodeCalls = 0;

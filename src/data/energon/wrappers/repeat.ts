@@ -1,5 +1,5 @@
 /**
- * Iterates a dataset again and again, for ever or a number of times, perhaps fractional (docs/spec/energon.md §3.4).
+ * Repeats a dataset endlessly, or a number of times that may be fractional (docs/spec/energon.md §3.4).
  */
 import { FatalSampleError } from "../errors.ts";
 import type { RestoreKey } from "../sample.ts";
@@ -10,10 +10,10 @@ export class RepeatDataset<Item> extends Dataset<Item> {
 	readonly #source: Dataset<Item>;
 	readonly #repetitions: number | null;
 	#repetition = 0;
-	/** Outputs of the current repetition. */
+	/** Number of outputs of the current repetition. */
 	#index = 0;
 
-	/** `repetitions` null = for ever. */
+	/** `repetitions` null = endless. */
 	constructor(source: Dataset<Item>, repetitions: number | null) {
 		super(source.worker, [source]);
 		this.#source = source;
@@ -29,7 +29,7 @@ export class RepeatDataset<Item> extends Dataset<Item> {
 		const repetitions = this.#repetitions;
 		if (repetitions === null && !this.#source.hasSamples()) {
 			throw new FatalSampleError(
-				`Rank ${this.worker.config.rank}, worker ${this.worker.id} has no samples of a dataset that is to be repeated for ever: use fewer ranks or workers.`,
+				`Rank ${this.worker.config.rank}, worker ${this.worker.id} has no samples of a dataset that is repeated endlessly: use fewer ranks or workers.`,
 			);
 		}
 		const length = this.#source.lengthOfWorker(this.worker.id);
@@ -38,7 +38,7 @@ export class RepeatDataset<Item> extends Dataset<Item> {
 			if (repetitions !== null && this.#repetition === Math.floor(repetitions)) {
 				stopAfter = Math.floor(length * (repetitions - Math.floor(repetitions)));
 				if (this.#index >= stopAfter) {
-					// Restored right after the last output. Energon keeps the count, and its next pass is empty.
+					// The state was saved right after the last output. Energon keeps the count, so its next pass is empty.
 					if (this.worker.compatibility === "exact") this.#index = 0;
 					break;
 				}

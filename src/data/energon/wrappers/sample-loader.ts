@@ -1,6 +1,6 @@
 /**
- * Reads the samples of one dataset in training order (docs/spec/energon.md §3.3): slices are shuffled over epochs,
- * several are open at once, and each sample comes from one of them drawn by size. Leaf of the pipeline.
+ * The leaf of a pipeline, which reads the samples of a dataset in training order (docs/spec/energon.md §3.3): slices are shuffled
+ * over epochs, several slices are open at once, and each sample is from an open slice, drawn by size.
  */
 import { BrokenSampleError, ErrorContext, FatalSampleError } from "../errors.ts";
 import { DEFAULT_TOLERANCE } from "../hook.ts";
@@ -10,12 +10,12 @@ import type { RawRecord, RawSample, RestoreKey } from "../sample.ts";
 import type { Worker } from "../worker.ts";
 import { Dataset, generatorField, type StateFields, type StateValue } from "./dataset.ts";
 
-/** Heads the restore key of a joined sample. */
+/** First entry of the restore key of a joined sample. */
 export const JOINED = "JoinedWebdatasetFactory";
 
 /** Random access to the samples of a split part. */
 export interface SampleReader {
-	/** Sample `index`, or null when it is excluded. Throws when the shard is broken. */
+	/** Sample `index`; null if it is excluded. Throws a BrokenSampleError if the shard is damaged. */
 	read(index: number): RawSample | null;
 }
 
@@ -23,9 +23,9 @@ export interface SampleLoaderOptions {
 	readonly readers: readonly SampleReader[];
 	/** Slice offsets of every worker of the rank. */
 	readonly sliceOffsets: readonly (readonly number[])[];
-	/** null: in order; k ≥ 1: without replacement over k epochs; -1: with replacement, for ever. */
+	/** null: in order; k ≥ 1: without replacement over k epochs; -1: with replacement, endlessly. */
 	readonly shuffleOverEpochs: number | null;
-	/** Slices open at once. */
+	/** Number of slices that are open at once. */
 	readonly parallelSlices: number;
 }
 
@@ -34,7 +34,7 @@ interface OpenSlice {
 	current: number;
 }
 
-/** Slices of an epoch of a worker: their order is held in memory. */
+/** Most slices in an epoch of a worker, whose order is held in memory. */
 const MOST_SLICES = 100_000_000;
 
 export class SampleLoaderDataset extends Dataset<RawRecord> {
@@ -43,7 +43,7 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 	readonly #offsets: readonly number[];
 	readonly #errors: ErrorContext;
 	#generator: TorchGenerator;
-	/** Slices waiting, the next one last; null between epochs. */
+	/** Slices of this epoch that are not open yet, the next slice last; null between epochs. */
 	#pending: number[] | null = null;
 	/** Slices taken from the pending list in this epoch. */
 	#pendingOffset: number | null = null;
@@ -95,7 +95,7 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		while (sums[sums.length - 1]! > 0) {
 			const chosen = shuffleOverEpochs === null || weights.length === 1 ? 0 : this.#generator.choiceByCumulative(sums);
 			const slice = this.#open[chosen];
-			// A draw of exactly 0 takes an empty first entry (docs/spec/energon.md §3.2); there is nothing to read then.
+			// A draw of exactly 0 selects an empty first entry (docs/spec/energon.md §3.2), which has no sample.
 			if (slice == null) throw new FatalSampleError("The generator drew a shard iterator that has no slice.");
 			const index = slice.current;
 			const data = this.#read(index);
@@ -116,14 +116,14 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		this.#pendingOffset = null;
 	}
 
-	/** A record, or one without data when it is broken and left out: it has had its turn all the same. */
+	/** A record; without data for a damaged sample, which is skipped but has been drawn. */
 	#read(index: number): readonly (RawSample | null)[] {
 		try {
 			const data = this.#options.readers.map((reader) => reader.read(index));
 			this.#errors.succeeded();
 			return data;
 		} catch (error) {
-			// In Energon a broken shard ends the run whatever the handler.
+			// In Energon a damaged shard ends the run regardless of the handler.
 			if (!(error instanceof BrokenSampleError) || this.worker.compatibility === "energon") throw error;
 			this.#errors.failed(error, { key: error.key, shard: error.source.shardName, sources: [error.source] });
 			return [null];
@@ -208,7 +208,7 @@ export class SampleLoaderDataset extends Dataset<RawRecord> {
 		this.#epochSampleCount = fields.number("_epoch_sample_count");
 	}
 
-	/** Energon cannot read the keys of joined samples that it writes itself. */
+	/** Energon itself cannot restore joined samples by its keys. */
 	override restoreSample(key: RestoreKey): RawRecord {
 		const joined = key[0] === JOINED && this.worker.compatibility === "exact";
 		const own = joined ? key.slice(1) : key;

@@ -1,4 +1,4 @@
-/** Holds `size` samples and hands out a random one of them (docs/spec/energon.md §3.4). */
+/** Holds `size` samples and returns a random sample of them (docs/spec/energon.md §3.4). */
 import type { TorchGenerator } from "../random/torch-generator.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { SampleBuffer } from "./buffer.ts";
@@ -10,7 +10,7 @@ export class ShuffleBufferDataset<Item extends Keyed> extends Dataset<Item> {
 	readonly #size: number;
 	#generator: TorchGenerator;
 	#buffer: SampleBuffer<Item>;
-	/** Only the samples in the buffer are left of this pass. */
+	/** Whether the source has ended, so that only the samples in the buffer remain of this pass. */
 	#sourceEnded = false;
 
 	constructor(source: Dataset<Item>, size: number) {

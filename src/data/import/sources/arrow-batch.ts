@@ -1,10 +1,10 @@
 /**
- * Record batches of Arrow: fields of a schema, and the values of their columns. Text, bytes, numbers, truth values, lists
- * and structs are read, which is what Hugging Face data sets consist of; other values are null.
+ * Reads record batches of Arrow: the fields of a schema, and the values of their columns. Strings, bytes, numbers, booleans, lists
+ * and structs are read, of which Hugging Face data sets consist; other values are null.
  */
 import type { FlatTable } from "./flatbuffer.ts";
 
-/** Numbers of types in the schema. */
+/** Type numbers of the schema. */
 const Type = {
 	null: 1,
 	int: 2,
@@ -33,7 +33,7 @@ const known: readonly number[] = Object.values(Type);
 export interface ArrowField {
 	readonly name: string;
 	readonly type: number;
-	/** Of numbers bits, of fixed sizes entries or bytes. */
+	/** Bits of a number; entries or bytes of a fixed-size type. */
 	readonly width: number;
 	readonly signed: boolean;
 	readonly children: readonly ArrowField[];
@@ -41,11 +41,11 @@ export interface ArrowField {
 
 const MOST_FIELDS = 10_000;
 const DEEPEST = 32;
-/** Values of one row, and rows of a batch that has fewer bytes. */
+/** Most values of a row, and most rows of a batch with fewer bytes. */
 const MOST_VALUES = 2 ** 22;
 const MOST_EMPTY_ROWS = 2 ** 20;
 
-/** The fields of a schema message's table. Throws an Error that says what is not read. */
+/** The fields of a schema message's table. Throws a RangeError that names what is not supported. */
 export function fieldsOf(schema: FlatTable): ArrowField[] {
 	let count = 0;
 	const read = (table: FlatTable, depth: number): ArrowField => {
@@ -62,7 +62,7 @@ export function fieldsOf(schema: FlatTable): ArrowField[] {
 	return schema.tables(1).map((table) => read(table, 0));
 }
 
-/** Value of a row. */
+/** Reads the value of a row. */
 type Read = (row: number) => unknown;
 
 interface Column {
@@ -72,11 +72,11 @@ interface Column {
 
 export interface Batch {
 	readonly rows: number;
-	/** The row as an object of the wanted columns. */
+	/** A row as an object of the wanted columns. */
 	row(index: number): Record<string, unknown>;
 }
 
-/** A batch from its description and its body. Throws an Error where they do not fit. */
+/** The batch of a description and a body. Throws a RangeError where they do not match. */
 export function batchOf(
 	fields: readonly ArrowField[],
 	wanted: readonly string[],
@@ -108,7 +108,7 @@ class BatchReader {
 	readonly #buffers: readonly (readonly [offset: number, length: number])[];
 	#node = 0;
 	#buffer = 0;
-	/** Values that the row at hand may still have. */
+	/** Number of values that the current row may still have. */
 	left = 0;
 
 	constructor(
@@ -204,7 +204,7 @@ function bit(bytes: Uint8Array, index: number): boolean {
 const decoder = new TextDecoder();
 const text = (bytes: Uint8Array) => decoder.decode(bytes);
 
-/** Begin and end of the values of a column of changing lengths. */
+/** Begin and end of the values of a column of variable lengths. */
 function ranges(offsets: Uint8Array, length: number, large: boolean): (row: number) => [number, number] {
 	const width = large ? 8 : 4;
 	if (length > 0 && offsets.length < (length + 1) * width) throw new RangeError("a column has too few offsets");
@@ -217,7 +217,7 @@ function ranges(offsets: Uint8Array, length: number, large: boolean): (row: numb
 	};
 }
 
-/** Values of a fixed width: numbers and truth values; null for what training reads nothing of. */
+/** Reads values of a fixed width: numbers and booleans; null for other types. */
 function fixed({ type, width, signed }: ArrowField, bytes: Uint8Array): Read {
 	const view = viewOf(bytes);
 	if (type === Type.bool) return (row) => bit(bytes, row);

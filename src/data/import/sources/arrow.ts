@@ -1,4 +1,4 @@
-/** Data sets that `save_to_disk` wrote: Arrow IPC streams, a record batch at a time. */
+/** Data sets of `save_to_disk`: Arrow IPC streams, read a record batch at a time. */
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
@@ -10,11 +10,11 @@ import { type ArrowField, batchOf, fieldsOf } from "./arrow-batch.ts";
 import { FlatTable } from "./flatbuffer.ts";
 import { identityOf } from "./identity.ts";
 
-/** Bytes of the largest record batch that is read, and of what describes a message. */
+/** Bytes of the largest record batch, and of the largest description of a message. */
 const LARGEST_BATCH = 2 ** 31;
 const LARGEST_DESCRIPTION = 2 ** 26;
 
-/** Position: file, byte of the message, row of the batch, row of the file. */
+/** Positions: file, byte of the message, row of the batch, row of the file. */
 export function arrowSource(files: readonly InputFile[], columns: Columns, imageRoot: string | null): SyncSource {
 	for (const { path } of files) refuseIndices(dirname(path));
 	const there = arrowColumns(files[0]!.path);
@@ -45,7 +45,7 @@ export function arrowSource(files: readonly InputFile[], columns: Columns, image
 	};
 }
 
-/** A data set that is a choice of rows of its files, which old versions of the package write. */
+/** Refuses a data set with an index of rows, which old versions of the package write. */
 function refuseIndices(folder: string): void {
 	const path = join(folder, "state.json");
 	if (!existsSync(path)) return;
@@ -57,18 +57,20 @@ function refuseIndices(folder: string): void {
 	}
 	const indices = (state as { _indices_data_files?: unknown } | null)?._indices_data_files;
 	if (Array.isArray(indices) && indices.length > 0) {
-		throw new UserError(`${folder} is a choice of rows (_indices_data_files): save it again after flatten_indices().`);
+		throw new UserError(
+			`${folder} selects rows of its files (_indices_data_files): save it again after flatten_indices().`,
+		);
 	}
 }
 
 export interface ArrowRow {
 	readonly fields: Record<string, unknown>;
-	/** Byte that its batch begins with, and its place in the batch. */
+	/** First byte of the row's batch, and row of the batch. */
 	readonly message: number;
 	readonly row: number;
 }
 
-/** Rows from the batch at byte `from` on, without the first `skip` of it; 0 is the first batch. */
+/** Rows from the batch at byte `from` on (0: the first batch), without the first `skip` rows of the batch. */
 function* arrowRows(path: string, columns: Columns, from: number, skip: number): Generator<ArrowRow, void, void> {
 	using file = OpenFile.open(path);
 	let fields: readonly ArrowField[] | null = null;
@@ -100,14 +102,14 @@ function arrowColumns(path: string): string[] {
 
 const namesOf = (fields: readonly ArrowField[]) => fields.map(({ name }) => name);
 
-/** Kinds of messages, as Arrow numbers them. */
+/** Arrow's numbers of message types. */
 const Message = { schema: 1, batch: 3 } as const;
 
 interface FramedMessage {
-	/** Its first byte. */
+	/** First byte of the message. */
 	readonly begin: number;
 	readonly type: number;
-	/** Its description: of a schema, or of a record batch. */
+	/** Description of a schema or of a record batch. */
 	readonly table: FlatTable;
 	readonly body: () => Uint8Array;
 }
@@ -117,7 +119,7 @@ function* messages(file: OpenFile): Generator<FramedMessage, void, void> {
 	const { path } = file;
 	const damaged = (at: number, what: string) =>
 		new UserError(`${path} is not an Arrow stream: at byte ${at}, ${what}.`);
-	// A file of the random-access format is a stream between a mark and a list of its batches.
+	// A file of the random-access format has a stream between its magic number and its footer.
 	const isFile = file.size >= 8 && Buffer.from(file.read(0, 6)).toString("latin1") === "ARROW1";
 	for (let at = isFile ? 8 : 0; at + 8 <= file.size; ) {
 		const head = Buffer.from(file.read(at, 8));
@@ -147,7 +149,7 @@ function* messages(file: OpenFile): Generator<FramedMessage, void, void> {
 	}
 }
 
-/** Errors of the reader as a sentence about the file. */
+/** Converts errors of the reader into UserErrors about the file. */
 function understood<Result>(path: string, begin: number, read: () => Result): Result {
 	try {
 		return read();

@@ -1,4 +1,4 @@
-/** A file from front to back, a chunk at a time. */
+/** Reads a file from front to back, a chunk at a time. */
 import { InputFile } from "../../../checkpoint/files.ts";
 
 const CHUNK = 2 ** 20;
@@ -20,7 +20,7 @@ export class ByteReader implements Disposable {
 		return this.#file.size;
 	}
 
-	/** The chunk that begins with byte `at`, which is not before the last one asked for; empty at the end. */
+	/** The chunk from byte `at` on, which may not be before the previous chunk; empty at the end of the file. */
 	chunk(at: number): Uint8Array {
 		if (at < this.#start || at >= this.#start + this.#chunk.length) {
 			this.#start = at;
@@ -34,15 +34,15 @@ export class ByteReader implements Disposable {
 	}
 }
 
-/** Bytes of a record that are kept; what goes on longer is passed over. */
+/** Bytes of the longest record; longer records are skipped. */
 export const LARGEST_RECORD = 2 ** 26;
 
-/** Gathers the bytes of a record over chunks. */
+/** Collects the bytes of a record from several chunks. */
 export class RecordBytes {
 	#pieces: Uint8Array[] = [];
 	#length = 0;
 
-	/** Whether the record is longer than any that is read. */
+	/** Whether the record is too long. */
 	get tooLong(): boolean {
 		return this.#length > LARGEST_RECORD;
 	}
@@ -53,7 +53,7 @@ export class RecordBytes {
 		else this.#pieces.push(piece);
 	}
 
-	/** Takes the gathered bytes; the next record begins empty. */
+	/** Returns the collected bytes and begins the next record. */
 	take(): Uint8Array {
 		const bytes = this.#pieces.length === 1 ? this.#pieces[0]! : Buffer.concat(this.#pieces);
 		this.#pieces = [];

@@ -1,6 +1,6 @@
-/** Tables of a flatbuffer, as the descriptions of Arrow messages are written. Whatever lies outside throws a RangeError. */
+/** Reads tables of flatbuffers, the format of Arrow's message descriptions. Offsets outside of the buffer throw a RangeError. */
 
-/** Entries of the longest list that is read. */
+/** Entries of the longest list. */
 const LONGEST_LIST = 100_000;
 
 export class FlatTable {
@@ -15,13 +15,13 @@ export class FlatTable {
 		this.#size = view.getUint16(this.#fields, true);
 	}
 
-	/** The root of a buffer. */
+	/** The root table of a buffer. */
 	static root(bytes: Uint8Array): FlatTable {
 		const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 		return new FlatTable(view, view.getUint32(0, true));
 	}
 
-	/** Place of a field; null where it has its default. */
+	/** Offset of a field; null if it has its default value. */
 	#place(field: number): number | null {
 		const entry = 4 + 2 * field;
 		if (entry + 2 > this.#size) return null;
@@ -44,7 +44,7 @@ export class FlatTable {
 		return place === null ? 0 : this.view.getInt32(place, true);
 	}
 
-	/** A count or an offset of 64 bits. */
+	/** A 64-bit count or offset. */
 	count(field: number): number {
 		const place = this.#place(field);
 		return place === null ? 0 : countAt(this.view, place);

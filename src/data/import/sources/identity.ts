@@ -1,4 +1,4 @@
-/** The digest that tells the files of an import from others. */
+/** The digest that identifies the files of an import. */
 
 import { statSync } from "node:fs";
 import { basename } from "node:path";

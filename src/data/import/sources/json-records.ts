@@ -3,11 +3,11 @@ import { UserError } from "../../../system/errors.ts";
 import { ByteReader, RecordBytes } from "./byte-reader.ts";
 
 export interface JsonRecord {
-	/** Null: the record is longer than any that is read. */
+	/** Null: the record is too long. */
 	readonly bytes: Uint8Array | null;
-	/** Line that it begins in, from 1. */
+	/** Line in which the record begins, from 1. */
 	readonly line: number;
-	/** Behind the record: byte and line. */
+	/** Byte and line after the record. */
 	readonly end: number;
 	readonly endLine: number;
 }
@@ -15,7 +15,7 @@ export interface JsonRecord {
 const NEWLINE = 0x0a;
 const isBlank = (byte: number) => byte === 0x20 || (byte >= 0x09 && byte <= 0x0d);
 
-/** "[": one list; "{": lines. Throws a UserError for anything else. */
+/** "list" for a file that begins with "[", "lines" for "{". Throws a UserError for other files. */
 export function jsonForm(path: string): "list" | "lines" {
 	using reader = new ByteReader(path);
 	for (let at = 0; at < reader.size; ) {
@@ -32,7 +32,7 @@ export function jsonForm(path: string): "list" | "lines" {
 	throw new UserError(`${path} is empty.`);
 }
 
-/** Lines that are not blank, from a byte on that begins a line. */
+/** Lines that are not blank, from byte `from` on, at which a line begins. */
 export function* jsonLines(path: string, from: number, firstLine: number): Generator<JsonRecord, void, void> {
 	using reader = new ByteReader(path, from);
 	const record = new RecordBytes();
@@ -51,12 +51,12 @@ export function* jsonLines(path: string, from: number, firstLine: number): Gener
 	}
 }
 
-/** Before the list, between entries, within one, or behind the list. */
+/** Position of the parser: before the list, between entries, in an entry, or after the list. */
 type Place = "before" | "between" | "entry" | "behind";
 
 /**
- * Entries of a file's list. `from` is 0, or behind an entry. Throws a UserError when there is no list, or it ends
- * within an entry.
+ * Entries of a file's list. `from`: 0, or the byte after an entry. Throws a UserError for a file without a list, or if the file
+ * ends within an entry.
  */
 export function* jsonEntries(path: string, from: number, firstLine: number): Generator<JsonRecord, void, void> {
 	using reader = new ByteReader(path, from);
@@ -65,7 +65,7 @@ export function* jsonEntries(path: string, from: number, firstLine: number): Gen
 	let line = firstLine;
 	let entryLine = line;
 	let place = (from === 0 ? "before" : "between") as Place;
-	/** Whether the next entry needs a comma before it. */
+	/** Whether a comma has to precede the next entry. */
 	let needsComma = from !== 0;
 	let afterComma = false;
 	let depth = 0;
@@ -87,7 +87,7 @@ export function* jsonEntries(path: string, from: number, firstLine: number): Gen
 				if (byte === 0x22) inString = true;
 				else if (byte === 0x7b || byte === 0x5b) depth++;
 				else if (byte === 0x7d || byte === 0x5d) depth--;
-				// A scalar ends before what follows it, anything else with its last bracket.
+				// A scalar ends before the next delimiter, an object or list with its last bracket.
 				const scalarEnds = depth < 0 || (depth === 0 && byte === 0x2c);
 				const ends = scalarEnds || (depth === 0 && (byte === 0x7d || byte === 0x5d));
 				if (!ends) continue;
@@ -105,14 +105,14 @@ export function* jsonEntries(path: string, from: number, firstLine: number): Gen
 			if (isBlank(byte)) continue;
 			if (place === "before") {
 				if (at + i < 3 && [0xef, 0xbb, 0xbf][at + i] === byte) continue;
-				if (byte !== 0x5b) throw damaged(at + i, "there is no list");
+				if (byte !== 0x5b) throw damaged(at + i, "a list has to begin here");
 				place = "between";
-			} else if (place === "behind") throw damaged(at + i, "something follows the list");
+			} else if (place === "behind") throw damaged(at + i, "the file continues after the list");
 			else if (byte === 0x5d && !afterComma) place = "behind";
 			else if (byte === 0x2c && needsComma) {
 				needsComma = false;
 				afterComma = true;
-			} else if (needsComma) throw damaged(at + i, "an entry is followed by no comma");
+			} else if (needsComma) throw damaged(at + i, "a comma is missing after an entry");
 			else {
 				place = "entry";
 				begin = i;
@@ -127,5 +127,5 @@ export function* jsonEntries(path: string, from: number, firstLine: number): Gen
 		if (place === "entry") record.add(chunk.subarray(begin));
 		at += chunk.length;
 	}
-	if (place !== "behind") throw damaged(reader.size, "the list has no end");
+	if (place !== "behind") throw damaged(reader.size, "the list does not end");
 }

@@ -1,4 +1,4 @@
-/** JSON records: JSONL files, and files of one list. */
+/** JSON records, in JSONL files or in files with a list. */
 import { dirname } from "node:path";
 import { parseJsonBytes } from "../../energon/format/python-json.ts";
 import type { InputFile } from "../detect.ts";
@@ -6,7 +6,7 @@ import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts"
 import { identityOf } from "./identity.ts";
 import { type JsonRecord, jsonEntries, jsonForm, jsonLines } from "./json-records.ts";
 
-/** Position: file, byte, line. */
+/** Positions: file, byte, line. */
 export function jsonSource(files: readonly InputFile[], imageRoot: string | null): SyncSource {
 	return {
 		description: files.length === 1 ? "JSON records" : `JSON records in ${files.length} files`,

@@ -1,15 +1,15 @@
 /**
- * Checks the pages of Parquet columns before hyparquet reads them: it trusts lengths and runs, and a damaged one would
- * fill the memory. Every page lies in its column, unpacks to what it says, and its runs hold no more values than it has.
+ * Checks the pages of Parquet columns before hyparquet reads them, which trusts lengths and runs, so that a damaged page could
+ * exhaust the memory. A page has to lie in its column, decompress to its stated size, and have no runs beyond its values.
  */
 import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
 import { type ColumnMetaData, type Compressors, type SchemaElement, snappyUncompress } from "hyparquet";
 import type { InputFile } from "../../../checkpoint/files.ts";
 import { type ThriftStruct, walkStruct } from "./thrift.ts";
 
-/** Bytes of a column of a row group, unpacked. */
+/** Most decompressed bytes of a column of a row group. */
 export const LARGEST_GROUP = 2 ** 31;
-/** Values of a column of a row group that has fewer bytes, those of lists counted one by one. */
+/** Most values, with those of lists, of a column of a row group with fewer bytes. */
 const MOST_VALUES = 2 ** 20;
 
 export const compressors: Compressors = {
@@ -23,7 +23,7 @@ export const compressors: Compressors = {
 	ZSTD: (bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
 };
 
-/** Fields of page headers, and encodings whose values are runs, as parquet.thrift numbers them. */
+/** Numbers of parquet.thrift: fields of page headers, and encodings with runs. */
 const Header = { unpacked: 2, packed: 3, dataV1: 5, dictionary: 7, dataV2: 8 } as const;
 const runEncodings: readonly (number | undefined)[] = [2, 3, 8];
 const RLE = 3;
@@ -34,7 +34,7 @@ interface Levels {
 	readonly definition: number;
 }
 
-/** Throws a RangeError where a page of a column of a row group is damaged or unpacks to too much. */
+/** Throws a RangeError if a page of a column chunk is damaged or decompresses to too many bytes or values. */
 export function checkPages(file: InputFile, chunk: ColumnMetaData, schema: readonly SchemaElement[]): void {
 	const begin = Number(chunk.dictionary_page_offset || chunk.data_page_offset);
 	const end = begin + Number(chunk.total_compressed_size);
@@ -53,7 +53,7 @@ export function checkPages(file: InputFile, chunk: ColumnMetaData, schema: reado
 		if (!(size >= 0 && length >= 0 && entries >= 0 && content + size <= end)) throw new RangeError("a page is damaged");
 		unpacked += length;
 		values += entries;
-		// Runs of equal values take hardly any bytes.
+		// Runs of equal values have few bytes.
 		if (unpacked > LARGEST_GROUP || values > Math.max(MOST_VALUES, 8 * unpacked)) {
 			throw new RangeError("its pages hold too much");
 		}
@@ -91,7 +91,7 @@ function checkV2(bytes: Uint8Array, length: number, page: ThriftStruct, levels: 
 	checkValues(viewOf(plain), 0, numbers.get(4), chunk.type === "BOOLEAN", count - nulls);
 }
 
-/** Values that are runs: of places in a dictionary, or of truth values. `most`: values of the page. */
+/** Checks values that are encoded as runs: dictionary indices or booleans. `most`: number of values of the page. */
 function checkValues(view: DataView, at: number, encoding: number | undefined, isBool: boolean, most: number): void {
 	if (!runEncodings.includes(encoding) || at >= view.byteLength) return;
 	if (isBool || encoding === RLE) checkRuns(view, at + 4, 1, most);
@@ -99,7 +99,7 @@ function checkValues(view: DataView, at: number, encoding: number | undefined, i
 	else if (view.getUint8(at) > 0) checkRuns(view, at + 1, view.getUint8(at), most);
 }
 
-/** Runs of `width` bits from byte `at` on, up to `count` values or the end of the page. */
+/** Checks runs of values of `width` bits from byte `at` on, up to `count` values or the end of the page. */
 function checkRuns(view: DataView, at: number, width: number, count: number): void {
 	for (let seen = 0; seen < count && at < view.byteLength; ) {
 		let header = 0;
@@ -111,7 +111,7 @@ function checkRuns(view: DataView, at: number, width: number, count: number): vo
 		}
 		const isPacked = header % 2 === 1;
 		const run = Math.floor(header / 2) * (isPacked ? 8 : 1);
-		// A packed run is filled up to whole bytes.
+		// A bit-packed run is padded to whole bytes.
 		if (run > count - seen + (isPacked ? 7 : 0)) throw new RangeError("a run of a page has too many values");
 		seen += run;
 		at += isPacked ? Math.ceil((run * width) / 8) : Math.ceil(width / 8);
@@ -129,7 +129,7 @@ function bitsOf(most: number): number {
 	return 32 - Math.clz32(most);
 }
 
-/** Levels of a column by its names from the root on. The schema is a tree in the order of its nodes. */
+/** Largest levels of the column at a path from the root. The schema lists the nodes of a tree in preorder. */
 function levelsOf(schema: readonly SchemaElement[], path: readonly string[]): Levels {
 	let [repetition, definition] = [0, 0];
 	let at = 0;
@@ -145,7 +145,7 @@ function levelsOf(schema: readonly SchemaElement[], path: readonly string[]): Le
 	return { repetition, definition };
 }
 
-/** The node behind one and all below it. */
+/** Index of the first node after the subtree of `node`. */
 function behind(schema: readonly SchemaElement[], node: number): number {
 	let next = node + 1;
 	for (let left = schema[node]?.num_children ?? 0; left > 0 && next < schema.length; left--) {
@@ -155,7 +155,7 @@ function behind(schema: readonly SchemaElement[], node: number): number {
 	return next;
 }
 
-/** The header of a page, which is short but for statistics. */
+/** The header of a page, which is short unless it has statistics. */
 function pageHeader(file: InputFile, at: number, end: number): ThriftStruct {
 	for (let length = 512; ; length *= 8) {
 		const bytes = file.read(at, Math.min(length, end - at));

@@ -1,4 +1,4 @@
-/** Parquet files, a row group at a time. */
+/** Parquet files, read a row group at a time. */
 import { dirname } from "node:path";
 import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
@@ -10,10 +10,10 @@ import { identityOf } from "./identity.ts";
 import { checkPages, compressors, LARGEST_GROUP, viewOf } from "./parquet-pages.ts";
 import { walkStruct } from "./thrift.ts";
 
-/** Bytes of the description at a file's end. */
+/** Bytes of the largest footer. */
 const LARGEST_FOOTER = 2 ** 28;
 
-/** Position: file, row of the file. */
+/** Positions: file, row of the file. */
 export async function parquetSource(
 	files: readonly InputFile[],
 	columns: Columns,
@@ -41,7 +41,7 @@ export async function parquetSource(
 	};
 }
 
-/** Rows of a file from a row on, with the columns that are read. Throws a UserError for a file that is damaged. */
+/** Rows of a file from row `from` on, with the wanted columns. Throws a UserError for a damaged file. */
 async function* parquetRows(path: string, columns: Columns, from: number): AsyncGenerator<Record<string, unknown>> {
 	const metadata = await metadataOf(path);
 	const wanted = wantedColumns(topColumns(metadata), columns);
@@ -59,7 +59,7 @@ async function* parquetRows(path: string, columns: Columns, from: number): Async
 		}, 0);
 		if (!(bytes <= LARGEST_GROUP)) {
 			throw new UserError(
-				`${path}: row group ${number} has ${bytes} bytes in the columns that are read; at most ${LARGEST_GROUP} are read at once: write the file with smaller row groups.`,
+				`${path}: row group ${number} has ${bytes} bytes in the columns to read, more than ${LARGEST_GROUP}: write the file with smaller row groups.`,
 			);
 		}
 		const rowStart = Math.max(begin, from);
@@ -74,15 +74,13 @@ async function* parquetRows(path: string, columns: Columns, from: number): Async
 				rowStart,
 				rowEnd: end,
 				compressors,
-				// Bytes stay bytes: images are not text.
+				// Bytes are not decoded as text, since they may be images.
 				utf8: false,
 				geoparquet: false,
 			});
 		});
 		if (rows.length !== end - rowStart) {
-			throw new UserError(
-				`${path}: row group ${number} gives ${rows.length} of ${end - rowStart} rows: it is damaged.`,
-			);
+			throw new UserError(`${path}: row group ${number} has ${rows.length} of ${end - rowStart} rows: it is damaged.`);
 		}
 		yield* rows;
 		begin = end;
@@ -109,11 +107,11 @@ async function metadataOf(path: string): Promise<FileMetaData> {
 		const isWhole = columns.every(({ meta_data: chunk }) => Array.isArray(chunk?.path_in_schema));
 		return isWhole && rows >= 0n && rows <= 2n ** 31n;
 	});
-	if (!isSound) throw new UserError(`${path} is damaged: its description of a row group is not whole.`);
+	if (!isSound) throw new UserError(`${path} is damaged: the metadata of a row group is incomplete.`);
 	return metadata;
 }
 
-/** Throws a RangeError where the description at the end of a file is none. */
+/** Throws a RangeError if the footer is damaged. */
 function checkFooter(file: OpenFile): void {
 	const tail = Buffer.from(file.read(Math.max(0, file.size - 8), Math.min(8, file.size)));
 	if (tail.length < 8 || tail.toString("latin1", 4) !== "PAR1") throw new RangeError("it does not end as Parquet does");
@@ -122,7 +120,7 @@ function checkFooter(file: OpenFile): void {
 	walkStruct(viewOf(file.read(file.size - 8 - length, length)), 0);
 }
 
-/** Names of the columns that stand for themselves, not below others. */
+/** Names of the top-level columns. */
 function topColumns({ schema }: FileMetaData): string[] {
 	const names: string[] = [];
 	let at = 1;
@@ -137,7 +135,7 @@ function topColumns({ schema }: FileMetaData): string[] {
 	return names;
 }
 
-/** Errors of the reader as a sentence about the file. */
+/** Converts errors of the reader into UserErrors about the file. */
 async function understood<Result>(path: string, what: string, read: () => Promise<Result>): Promise<Result> {
 	try {
 		return await read();

@@ -1,4 +1,4 @@
-/** A folder of pictures, each with a .txt or .json file of its name beside it. */
+/** A folder of pictures, each with a .txt or .json file of the same name beside it. */
 
 import { type Dirent, readdirSync, statSync } from "node:fs";
 import { join, relative } from "node:path";
@@ -14,11 +14,11 @@ import { recordOf } from "./tars.ts";
 interface Picture {
 	readonly folder: string;
 	readonly name: string;
-	/** Files of the same name with text. */
+	/** Text files of the same name. */
 	readonly texts: readonly string[];
 }
 
-/** Position: pictures passed. */
+/** Positions: number of pictures read. */
 export function pictureSource(root: string, imageRoot: string | null): SyncSource {
 	return {
 		description: "a folder of pictures",
@@ -43,13 +43,13 @@ export function pictureSource(root: string, imageRoot: string | null): SyncSourc
 	};
 }
 
-/** The part that the first folder below the root names, such as "train". */
+/** The part of the data set that the first folder below the root names, such as "train". */
 function partOfFolder(root: string, folder: string): Row["part"] {
 	const first = relative(root, folder).split("/")[0]!;
 	return first === "" ? null : partOf(first);
 }
 
-/** Pictures in the order of their paths; the names of one folder are held at a time. */
+/** Pictures in the order of their paths; only the names of one folder at a time are in memory. */
 function* picturesIn(folder: string): Generator<Picture, void, void> {
 	const entries = entriesOf(folder);
 	const texts = new Map<string, string[]>();
@@ -76,10 +76,10 @@ function entriesOf(folder: string): { readonly name: string; readonly isFolder: 
 		.sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
-/** The record of a picture: its .json, else its .txt. A record that names no image is about the picture itself. */
+/** The record of a picture: of its .json file, else of its .txt file. A record without an image is about the picture. */
 function fieldsOf(folder: string, name: string, texts: readonly string[]): Row["fields"] {
 	const file = texts.find((text) => text.endsWith(".json")) ?? texts[0];
-	if (file === undefined) return new SkippedRow("there is no .txt or .json file of its name beside it");
+	if (file === undefined) return new SkippedRow("it has no .txt or .json file of the same name beside it");
 	let bytes: Uint8Array;
 	try {
 		bytes = readWholeFile(join(folder, file), LARGEST_TEXT_PART);
@@ -94,14 +94,14 @@ function fieldsOf(folder: string, name: string, texts: readonly string[]): Row["
 		return named ? record : { ...record, image: name };
 	}
 	try {
-		// A line's end is not a part of a caption.
+		// The caption is without the line end.
 		return { image: name, caption: new TextDecoder("utf-8", { fatal: true }).decode(bytes).trimEnd() };
 	} catch {
 		return new SkippedRow("its .txt file is not text in UTF-8");
 	}
 }
 
-/** Digest of the names, sizes and times of change of all files that are read. */
+/** Digest of the names, sizes and modification times of all files. */
 function identityOf(root: string): string {
 	const hash = new CryptoHasher("sha256");
 	for (const { folder, name, texts } of picturesIn(root)) {

@@ -1,4 +1,4 @@
-/** Tables: CSV and TSV files, with a header line or without one. */
+/** Tables: CSV and TSV files, with or without a header line. */
 import { createReadStream } from "node:fs";
 import { dirname } from "node:path";
 import { CsvError, type Info, parse } from "csv-parse";
@@ -10,7 +10,7 @@ import { LARGEST_RECORD } from "./byte-reader.ts";
 import { identityOf } from "./identity.ts";
 
 export interface TableOptions {
-	/** False: columns are named by their numbers, "1", "2", … */
+	/** False: the names of columns are their numbers, "1", "2", … */
 	readonly header: boolean;
 	/** Null: a tab in .tsv files, else a comma. */
 	readonly delimiter: string | null;
@@ -18,14 +18,14 @@ export interface TableOptions {
 
 interface Line {
 	readonly cells: readonly string[];
-	/** Line that it begins in. */
+	/** Line in which the row begins. */
 	readonly line: number;
-	/** Behind it: byte and line. */
+	/** Byte and line after the row. */
 	readonly end: number;
 	readonly endLine: number;
 }
 
-/** Position: file, byte, line. */
+/** Positions: file, byte, line. */
 export async function tableSource(
 	files: readonly InputFile[],
 	options: TableOptions,
@@ -35,7 +35,7 @@ export async function tableSource(
 	const columns = heads[0]!.columns;
 	const other = heads.findIndex((head) => head.columns.join("\0") !== columns.join("\0"));
 	if (other >= 0) {
-		throw new UserError(`${files[other]!.path} has other columns than ${files[0]!.path}: import them one by one.`);
+		throw new UserError(`${files[other]!.path} has other columns than ${files[0]!.path}: import them separately.`);
 	}
 	return {
 		description: files.length === 1 ? "a table" : `${files.length} tables`,
@@ -67,7 +67,7 @@ export async function tableSource(
 	};
 }
 
-/** Names of the columns, and where the rows begin. */
+/** Names of the columns, and position of the first row. */
 async function headOf(
 	path: string,
 	options: TableOptions,
@@ -92,7 +92,7 @@ async function* linesOf(path: string, options: TableOptions, byte: number, first
 		skip_empty_lines: true,
 		record_delimiter: ["\r\n", "\n"],
 		max_record_size: LARGEST_RECORD,
-		// Tables of tabs have no quotes around cells; one within a cell is a character.
+		// TSV cells are not quoted; a quotation mark is an ordinary character.
 		quote: delimiter === "\t" ? null : '"',
 	});
 	const file = createReadStream(path, { start: byte, highWaterMark: 2 ** 20 });

@@ -1,4 +1,4 @@
-/** Samples of tar files: webdataset and img2dataset, image parts with a text or JSON part beside them. */
+/** Samples of tar files (webdataset, img2dataset) with image parts and a text or JSON part. */
 
 import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/decode.ts";
 import { splitMemberName } from "../../energon/format/names.ts";
@@ -22,13 +22,13 @@ interface TarPart {
 interface TarSample {
 	readonly key: string;
 	readonly parts: readonly TarPart[];
-	/** Behind it. */
+	/** Byte after the sample. */
 	readonly end: number;
-	/** Why there is nothing behind it, where the tar is damaged there. */
+	/** Why no sample follows, if the tar is damaged there; null: not damaged. */
 	readonly damage: string | null;
 }
 
-/** Position: file, byte. */
+/** Positions: file, byte. */
 export function tarSource(files: readonly InputFile[], imageRoot: string | null): SyncSource {
 	return {
 		description: files.length === 1 ? "a tar file of samples" : `${files.length} tar files of samples`,
@@ -58,7 +58,7 @@ function broken(damage: string) {
 	return { fields: new SkippedRow(`the tar ends early: ${damage}`), images: [] };
 }
 
-/** Samples from a byte on. A tar that is damaged ends with one that says so. */
+/** Samples from byte `from` on. The last sample of a damaged tar has the damage. */
 export function* samplesOf(file: RandomAccessFile, from: number): Generator<TarSample, void, void> {
 	let key: string | null = null;
 	let parts: TarPart[] = [];
@@ -78,7 +78,7 @@ export function* samplesOf(file: RandomAccessFile, from: number): Generator<TarS
 		}
 	} catch (error) {
 		if (!(error instanceof TarError)) throw error;
-		// The last sample may lack parts.
+		// The last sample is dropped, because parts may be missing.
 		yield { key: key ?? "", parts: [], end: file.size, damage: error.message };
 		return;
 	}
@@ -98,7 +98,7 @@ function contentOf(file: RandomAccessFile, parts: readonly TarPart[]): Pick<Row,
 		const most = isText ? LARGEST_TEXT_PART : LARGEST_IMAGE;
 		if (size > most) return skipped(`its part ${extension} has ${size} bytes; at most ${most} are read`);
 		const bytes = file.read(offset, size);
-		// The file may be closed before the bytes are used.
+		// The bytes are copied, because the file may be closed before they are used.
 		if (!isText) images.push({ name: extension, bytes: bytes.slice() });
 		else if (last === "json") {
 			const record = recordOf(bytes);
@@ -110,12 +110,12 @@ function contentOf(file: RandomAccessFile, parts: readonly TarPart[]): Pick<Row,
 	return { fields, images: images.map(({ bytes }) => bytes) };
 }
 
-/** Text of a file in UTF-8, without a line's end behind it; what is not UTF-8 becomes marks. */
+/** UTF-8 text of a file, without a line end at its end; invalid bytes become replacement characters. */
 function textOf(bytes: Uint8Array): string {
 	return new TextDecoder().decode(bytes).trimEnd();
 }
 
-/** The object of a JSON part; a SkippedRow where it is none. */
+/** The object of a JSON part, or a SkippedRow for other content. */
 export function recordOf(bytes: Uint8Array): Record<string, unknown> | SkippedRow {
 	try {
 		const value = parseJsonBytes(bytes);

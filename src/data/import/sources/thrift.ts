@@ -1,18 +1,18 @@
 /**
- * Walks structs of Thrift's compact protocol, as Parquet writes its descriptions, before its reader gets them: lengths
- * are never negative, lists never have more entries than bytes, and nothing lies outside. Throws a RangeError else.
+ * Checks structs of Thrift's compact protocol, the format of Parquet's metadata, before hyparquet reads them. Throws a RangeError
+ * for negative lengths, for lists with more entries than bytes, and for values beyond the end.
  */
 
 const Type = { stop: 0, true: 1, false: 2, byte: 3, i16: 4, i32: 5, i64: 6, double: 7, binary: 8, list: 9, struct: 12 };
 const DEEPEST = 64;
 
-/** Whole numbers of a struct by the number of their field, and structs in it. */
+/** Integers and structs in a struct, by the number of their field. */
 export interface ThriftStruct {
 	readonly numbers: ReadonlyMap<number, number>;
 	readonly structs: ReadonlyMap<number, ThriftStruct>;
-	/** Fields that are false. */
+	/** Numbers of the fields that are false. */
 	readonly falses: ReadonlySet<number>;
-	/** Behind it. */
+	/** Byte after the struct. */
 	readonly end: number;
 }
 
@@ -92,7 +92,7 @@ function varint(cursor: Cursor): number {
 	}
 }
 
-/** Zigzag: even numbers stand for those from 0, odd ones for those below. */
+/** A zigzag-encoded integer: even values are 0, 1, 2, …, odd values -1, -2, … */
 function signed(cursor: Cursor): number {
 	const value = varint(cursor);
 	return value % 2 === 0 ? value / 2 : -(value + 1) / 2;
