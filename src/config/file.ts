@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
 import { systemReason } from "../system/system-errors.ts";
-import { nearestHint } from "./names.ts";
+import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
 
@@ -62,7 +62,7 @@ export function parseText(source: string, file: string): ParsedFile {
 		if (key === undefined) {
 			problems.push({
 				where,
-				message: `there is no key ${name}${nearestHint(name.replaceAll("_", "-"), spellings)}`,
+				message: `there is no key ${name}${keyHint(name, spellings)}`,
 			});
 			continue;
 		}

@@ -1,7 +1,7 @@
 /** Command-line arguments → configuration entries. Flags are keys with two dashes; the last of a repeated flag counts. */
 
 import type { ValueType } from "./field.ts";
-import { nearestHint } from "./names.ts";
+import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
 
@@ -87,7 +87,7 @@ function isFlag(argument: string, commandFlags: CommandFlags): boolean {
 }
 
 function nearestFlag(name: string, commandFlags: CommandFlags): string {
-	return nearestHint(name.replaceAll("_", "-"), [...spellings, ...Object.keys(commandFlags)], "--");
+	return keyHint(name, [...spellings, ...Object.keys(commandFlags)], "--");
 }
 
 /** Text that spells a number becomes one where a number is wanted; the schema judges the rest. */

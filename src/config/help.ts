@@ -2,7 +2,7 @@
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import type { Field } from "./field.ts";
-import { nearestHint } from "./names.ts";
+import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, type Key, spellings, subjects } from "./schema.ts";
 
 /** How the default is spoken of. */
@@ -52,7 +52,7 @@ export function flagsAbout(words: readonly string[]): string {
 		return words.every((word) => about.includes(plain(word)));
 	});
 	if (text !== "") return text;
-	const hint = nearestHint(plain(words.join("-")), spellings, "--");
+	const hint = keyHint(plain(words.join("-")), spellings, "--");
 	throw new UserError(`--help ${words.join(" ")}: no flag's name or description has that${hint}.`, exitCodes.usage);
 }
 

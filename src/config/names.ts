@@ -28,20 +28,69 @@ export function editDistance(a: string, b: string): number {
 	return previous[b.length]!;
 }
 
-/** The candidate with the smallest edit distance, the first of equals; null where a third of the name is another. */
+/** Letters of words of this length that may be wrong. */
+const wrongLetters = (word: string) => Math.max(1, Math.floor(word.length / 4));
+
+/** Edits that make one spelling of another; null where they are other names. Dashes count as little as a letter. */
+function spellingEdits(name: string, candidate: string): number | null {
+	const most = Math.max(1, Math.floor(name.length / 6));
+	// A word alone has no neighbours that tell what is meant, but may be heard: dokter.
+	const alone = name.includes("-") || candidate.includes("-") ? most : Math.max(1, Math.floor(name.length / 3));
+	// No fewer edits than the lengths differ by: a long name costs nothing.
+	if (Math.abs(name.length - candidate.length) > alone) return null;
+	const edits = editDistance(name, candidate);
+	return edits <= alone && editDistance(name.replaceAll("-", ""), candidate.replaceAll("-", "")) <= alone
+		? edits
+		: null;
+}
+
+/**
+ * Edits of a name's words to as many of the candidate's, and the candidate's further words, at most two; null where a word has
+ * no counterpart. Further words stand behind the first, or are `use`; short words beside them have to be right.
+ */
+function wordEdits(name: string, candidate: string): { readonly edits: number; readonly further: number } | null {
+	const own = name.split("-");
+	const rest = candidate.split("-");
+	const further = rest.length - own.length;
+	if (further < 0 || further > 2) return null;
+	const begins = rest[0] === own[0] || (rest[0] === "use" && rest[1] === own[0]);
+	if (further > 0 && !begins) return null;
+	let edits = 0;
+	for (const word of own) {
+		const counts = rest.map((other) =>
+			Math.abs(word.length - other.length) > wrongLetters(other) + 1
+				? Number.POSITIVE_INFINITY
+				: editDistance(word, other),
+		);
+		const least = Math.min(...counts);
+		if (least > (further === 0 || word.length > 4 ? wrongLetters(word) : 0)) return null;
+		rest.splice(counts.indexOf(least), 1);
+		edits += least;
+	}
+	return { edits, further };
+}
+
+/**
+ * The candidate that a mistyped name probably means: the one with the fewest edits, the first of equals, else the only one with
+ * the fewest further words; null where no candidate is the same name but for a letter or two in a word.
+ */
 export function nearestName(name: string, candidates: readonly string[]): string | null {
 	let best: string | null = null;
-	let distance = Math.max(1, Math.floor(name.length / 3)) + 1;
+	let fewest = Number.POSITIVE_INFINITY;
+	let unique = true;
 	for (const candidate of candidates) {
-		// No fewer edits than the lengths differ by: a long name costs nothing.
-		if (Math.abs(name.length - candidate.length) >= distance) continue;
-		const d = editDistance(name, candidate);
-		if (d < distance) {
-			best = candidate;
-			distance = d;
-		}
+		const words = wordEdits(name, candidate);
+		const spelling = spellingEdits(name, candidate);
+		if (words === null && spelling === null) continue;
+		// A further word weighs more than any number of letters.
+		const cost = Math.min(
+			spelling ?? Number.POSITIVE_INFINITY,
+			words ? words.edits + 100 * words.further : Number.POSITIVE_INFINITY,
+		);
+		if (cost < fewest) [best, fewest, unique] = [candidate, cost, true];
+		else if (cost === fewest) unique = false;
 	}
-	return best;
+	return fewest < 100 || unique ? best : null;
 }
 
 /** The end of a sentence about an unknown name: "; the nearest is …", or "" when no name is near. */
