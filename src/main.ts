@@ -2,6 +2,7 @@
 import { defineCommand, runCommand } from "citty";
 import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
 import { print } from "./observe/output.ts";
+import { requireDebugLevel } from "./system/debug.ts";
 import { exitCodes } from "./system/exit-codes.ts";
 
 const description = "Trains multimodal mixture-of-experts models.";
@@ -39,6 +40,11 @@ ${Object.entries(commands)
 
   --help      This text; after a command, its own; before a word, the flags about it.
   --version   Version, commit, ABI version, native libraries.`;
+
+async function main(args: readonly string[]): Promise<void> {
+	requireDebugLevel();
+	await run(args);
+}
 
 async function run(args: readonly string[]): Promise<void> {
 	const [name, ...rest] = args;
@@ -115,4 +121,4 @@ process.stdout.on("error", (error) => void outputFailed("standard output", error
 process.stderr.on("error", (error) => void outputFailed("standard error", error));
 process.on("uncaughtException", fail);
 process.on("unhandledRejection", fail);
-await run(process.argv.slice(2)).catch(fail);
+await main(process.argv.slice(2)).catch(fail);

@@ -27,6 +27,19 @@ test("the version line has version, commit, ABI and libraries", () => {
 	expect(stdout).toMatch(/^mimo \d+\.\d+\.\d+ \(commit \S+\), ABI \d+, libraries: .*cpu \(OpenBLAS [^)]*\).*\n$/);
 });
 
+test("MIMO_DEBUG is a level from 0 to 4", () => {
+	for (const level of ["", "0", "4"]) {
+		expect(mimo(["--help"], undefined, { MIMO_DEBUG: level }).exitCode).toBe(0);
+	}
+	for (const level of ["5", "-1", "1.5", "yes", "true", "info", " 1"]) {
+		expect(mimo(["--help"], undefined, { MIMO_DEBUG: level })).toEqual({
+			exitCode: 2,
+			stdout: "",
+			stderr: `mimo: MIMO_DEBUG is ${JSON.stringify(level)}; allowed is a level from 0 to 4.\n`,
+		});
+	}
+});
+
 test("an unknown command or flag is refused with the nearest", () => {
 	for (const [argument, nearest] of [
 		["trian", "command trian; the nearest is train"],
