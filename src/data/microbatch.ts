@@ -44,6 +44,26 @@ export const noText: Microbatch = {
 	lengths: [],
 };
 
+/** Several texts, one after the other. */
+export function joinTexts(texts: readonly Microbatch[]): Microbatch {
+	if (texts.length === 1) return texts[0]!;
+	const total = texts.reduce((sum, { ids }) => sum + ids.length, 0);
+	const all = { ids: new Int32Array(total), labels: new Int32Array(total), lossMask: new Float32Array(total) };
+	let at = 0;
+	for (const { ids, labels, lossMask } of texts) {
+		all.ids.set(ids, at);
+		all.labels.set(labels, at);
+		all.lossMask.set(lossMask, at);
+		at += ids.length;
+	}
+	return {
+		...all,
+		lengths: texts.flatMap(({ lengths }) => lengths),
+		samples: texts.flatMap(sampleLengths),
+		padding: texts.reduce((sum, { padding = 0 }) => sum + padding, 0),
+	};
+}
+
 /** Rows of S + 1 tokens become inputs [:, :-1] and labels [:, 1:]; every label counts. */
 export function nextTokenMicrobatch(rows: readonly Int32Array[]): Microbatch {
 	const lengths = rows.map((row) => row.length - 1);

@@ -11,8 +11,8 @@ import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
-import { dataPlaceOf, type EvaluationSource, readersWith } from "../train/feed/batch-source.ts";
-import { energonEvaluation } from "../train/feed/energon-source.ts";
+import { dataPlaceOf, readersWith } from "../train/feed/batch-source.ts";
+import { energonSamplesOnce } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/shared-batches.ts";
 import { openSources } from "../train/feed/sources.ts";
 import { evaluatedBudgets } from "../train/from-configuration.ts";
@@ -96,39 +96,24 @@ export async function* samplesOf(
 	for (const entry of entries) {
 		const { path, part, samples } = entry;
 		const own = { ...c, dataPath: path, validDataPath: path };
-		let rounds: number;
-		let source: EvaluationSource;
+		let read: readonly ImageTextMicrobatch[];
 		if (part === null) {
 			const size = c.evalMicroBatchSize * laneCount;
-			rounds = Math.max(1, Math.floor(most / size));
+			const rounds = Math.max(1, Math.floor(most / size));
 			const provider = derivations["dataset-provider"](own) as TrainingConfiguration["datasetProvider"];
-			source = (await openSources({ ...own, datasetProvider: provider, evalGlobalBatchSize: size }, place, options))
-				.validation!;
+			const all = { ...own, datasetProvider: provider, evalGlobalBatchSize: size };
+			read = await (await openSources(all, place, options)).validation!.microbatches(rounds);
 		} else {
 			if (samples! < laneCount) {
 				throw new UserError(
 					`${path} has ${counted(samples!, "sample")}, fewer than the ${counted(laneCount, "data lane")}.`,
 				);
 			}
-			rounds =
+			const rounds =
 				most < samples! ? Math.max(1, Math.floor(most / laneCount)) : roundsOfAll(samples!, laneCount, c.numWorkers);
-			source = energonEvaluation(
-				{
-					...own,
-					datasetProvider: "energon",
-					validDataSplitPart: part,
-					packingBufferSize: null,
-					// Several samples would be left over where a data worker has read all of its own.
-					evalMicroBatchSize: 1,
-					evalGlobalBatchSize: laneCount,
-				},
-				place,
-				options,
-				tally,
-				"left out",
-			);
+			const all = { ...own, datasetProvider: "energon" as const, validDataSplitPart: part };
+			read = await energonSamplesOnce(all, place, options, tally, rounds);
 		}
-		const read = await source.microbatches(rounds);
 		const counting = read.findLastIndex((microbatch) => countedSamples(microbatch) > 0) + 1;
 		const used = Math.max(...run.state.world.exchange(Int32Array.of(counting)).map(([count]) => count!));
 		yield { entry, microbatches: read.slice(0, used) };

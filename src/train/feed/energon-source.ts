@@ -1,10 +1,11 @@
 /** Batches from Energon data. Each rank reads its lanes; after each step all ranks compare the samples that they have read. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
-import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { joinImages } from "../../data/images.ts";
+import { type ImageTextMicrobatch, joinTexts } from "../../data/microbatch.ts";
 import { leaveOut } from "../../data/routing/damaged-samples.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
-import { partOfEvery, turnOf } from "../../data/routing/image-share.ts";
+import { partOfEvery, wholeShare } from "../../data/routing/image-share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
 import { SkippedTally } from "../../data/skipped-samples.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
@@ -55,16 +56,12 @@ async function energonTraining(
 	};
 }
 
-/**
- * Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. `repeats`:
- * whether a sample that comes again, as where a data worker has read all of its own, counts in the loss again.
- */
+/** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
 export function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,
 	tally: SkippedTally,
-	repeats: "counted" | "left out" = "counted",
 ): EvaluationSource {
 	return {
 		microbatches: async (rounds) => {
@@ -73,10 +70,30 @@ export function energonEvaluation(
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, tally }))
 				: null;
 			const width = patchWidth({ patchSize: c.patchDim });
-			const counted = repeats === "left out" ? new Set<string>() : null;
-			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width, counted });
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
 		},
 	};
+}
+
+/**
+ * The first samples of every lane, in microbatches of `eval-micro-batch-size` of them and a last one of those that remain. A
+ * sample that comes again, as where a data worker has read all of its own, counts once.
+ */
+export async function energonSamplesOnce(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	options: DataOptions,
+	tally: SkippedTally,
+	perLane: number,
+): Promise<readonly ImageTextMicrobatch[]> {
+	// A data worker that has read all of its own leaves samples over where it makes batches of several.
+	const one = { ...c, evalMicroBatchSize: 1, packingBufferSize: null };
+	await using source = options.lane.reads
+		? await EnergonSource.open(sourceOptions(one, place, { evaluation: true, tally }))
+		: null;
+	const width = patchWidth({ patchSize: c.patchDim });
+	const together = c.evalMicroBatchSize;
+	return await take(source, place, options, { perLane, size: 1, together, iteration: 0, width, counted: new Set() });
 }
 
 /** The first `eval-captions` samples of the validation data, a sequence each. */
@@ -113,8 +130,10 @@ function energonCaptions(
 interface Amount {
 	/** Samples of each lane. */
 	readonly perLane: number;
-	/** Samples of a microbatch. */
+	/** Samples of a batch that the source makes. */
 	readonly size: number;
+	/** Batches of a microbatch, the last of which has those that remain; absent: 1. */
+	readonly together?: number;
 	/** Step that the samples are for, in messages. */
 	readonly iteration: number;
 	/** Values of a patch. */
@@ -128,7 +147,7 @@ async function take(
 	source: EnergonSource | null,
 	place: DataPlace,
 	{ world, lane }: DataOptions,
-	{ perLane, size, iteration, width, counted = null }: Amount,
+	{ perLane, size, together = 1, iteration, width, counted = null }: Amount,
 ): Promise<readonly ImageTextMicrobatch[]> {
 	const { laneCount, textLane } = place;
 	const read: ReadonlyMap<number, ImageTextBatch>[] = [];
@@ -151,10 +170,23 @@ async function take(
 	}
 	// If the share is equal for all microbatches, the data threads have decoded only that.
 	const decoded = partOfEvery(place.share, size);
-	const rest = { ...place, share: turnOf(place.share, size) };
-	const microbatches = read.map((lanes, index) => {
-		const within = index * size + (decoded.index * size) / decoded.count;
+	const rest = { ...place, share: decoded.count === 1 ? place.share : wholeShare };
+	const groups = Array.from({ length: Math.ceil(read.length / together) }, (_, i) =>
+		joinBatches(read.slice(i * together, (i + 1) * together)),
+	);
+	const microbatches = groups.map((lanes, index) => {
+		const within = index * together * size + (decoded.index * size) / decoded.count;
 		return ownMicrobatch(rest, lanes, index, { firstOf: (number) => number * perLane + within, width });
 	});
 	return lane.share(source && microbatches);
+}
+
+/** Batches of every lane as one, sample after sample. */
+function joinBatches(batches: readonly ReadonlyMap<number, ImageTextBatch>[]): Map<number, ImageTextMicrobatch> {
+	return new Map(
+		[...batches[0]!.keys()].map((lane) => {
+			const own = batches.map((lanes) => lanes.get(lane)!);
+			return [lane, { text: joinTexts(own.map(({ text }) => text)), images: joinImages(own.map((one) => one.images)) }];
+		}),
+	);
 }
