@@ -52,6 +52,9 @@
 #include "mimo/collectives.h"   /* groups, all-reduce, all-gather, send and the like; NCCL or shared memory */
 #include "mimo/exchange_rows.h" /* rows between ranks that hold experts */
 
+/* Signals. */
+#include "mimo/interrupts.h" /* Ctrl-C that waits for the end of a step */
+
 /* Files. */
 #include "mimo/digests.h" /* SHA-256 of a file that is being written */
 #include "mimo/images.h"  /* JPEG, PNG, WebP, GIF and BMP: decode, resize, normalize */

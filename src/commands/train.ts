@@ -20,7 +20,10 @@ const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
   --print-config       Show every value and where it came from, and stop. With --json as JSON.
   --print-topology     Show ranks, grids, groups, lanes and routes, and stop. With --json as JSON.
   --print-schedule     Show what every rank does when in a step, and stop. With --json as JSON.
-  --help WORD          Show the flags alone whose name or description has the word.`;
+  --help WORD          Show the flags alone whose name or description has the word.
+
+Ctrl-C stops the training after the current step, saves a checkpoint where --save names a folder, and ends with exit code 130;
+a second Ctrl-C ends it at once and saves nothing. --exit-signal-handler does the same at SIGTERM and SIGUSR1, with exit code 75.`;
 
 /** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = {

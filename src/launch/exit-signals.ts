@@ -1,26 +1,15 @@
-/**
- * Signals that request a stop after the current step: SIGTERM and SIGUSR1, which batch systems send ahead of a time limit, save
- * first; SIGINT comes from a terminal, and a second one ends the run at once.
- */
+/** Signals that request a stop after the current step: SIGTERM and SIGUSR1, which batch systems send ahead of a time limit. */
 
-import { exitCodes } from "../system/exit-codes.ts";
-
-/** Milliseconds within which two SIGINTs are one key press: terminal and launcher each pass it on. */
-const sameKeyPress = 500;
+const signals = ["SIGTERM", "SIGUSR1"] as const;
 
 /** Listens for signals until it is disposed. */
 export class ExitSignals implements Disposable {
 	#asked: NodeJS.Signals | null = null;
-	#askedAt = 0;
 	readonly #listener = (signal: NodeJS.Signals) => {
-		const now = performance.now();
-		const again = signal === "SIGINT" && this.#asked === signal && now - this.#askedAt > sameKeyPress;
-		if (again) process.exit(exitCodes.interrupted);
 		this.#asked = signal;
-		this.#askedAt = now;
 	};
 
-	constructor(private readonly signals: readonly NodeJS.Signals[] = ["SIGTERM", "SIGUSR1"]) {
+	constructor() {
 		for (const signal of signals) process.on(signal, this.#listener);
 	}
 
@@ -31,6 +20,6 @@ export class ExitSignals implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const signal of this.signals) process.off(signal, this.#listener);
+		for (const signal of signals) process.off(signal, this.#listener);
 	}
 }

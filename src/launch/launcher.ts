@@ -50,7 +50,9 @@ const watchInterval = 200;
 /** Milliseconds after a rank's disconnection in which its process may end and so report a crash. */
 const exitTime = 2000;
 /** Milliseconds until a signal to the process group has reached this process as well. */
-const sameKeyPress = 100;
+const groupDelivery = 100;
+/** Milliseconds within which two SIGINTs are one key press: a terminal and a parent such as npm each pass it on. */
+const sameKeyPress = 500;
 /** Ranks that are started between two turns of the event loop. */
 const startsBetweenTurns = 16;
 /** Milliseconds for ranks to end by themselves after a failure before they are killed; the rank to blame may be hung. */
@@ -74,6 +76,7 @@ class Job implements Disposable {
 	readonly #children: Child[] = [];
 	/** The latest signal that this process received. */
 	#interrupted: NodeJS.Signals | null = null;
+	#interruptedAt = 0;
 	/** Whether the reader of the reporting rank's output has closed it (EPIPE). */
 	#outputClosed = false;
 	/** Exit code of the ranks that have finished. */
@@ -173,7 +176,7 @@ class Job implements Disposable {
 		this.#children[rank]!.exited = true;
 		// A terminal sends Ctrl-C to ranks and launcher alike; a rank that has not installed its handler dies of it at once.
 		if (this.#interrupted === null && forwardedSignals.some((forwarded) => forwarded === signal))
-			await Bun.sleep(sameKeyPress);
+			await Bun.sleep(groupDelivery);
 		const { phase, error } = this.#run.rankState(rank);
 		const finished = phase === "finished" && code !== null && finishedCodes.includes(code);
 		if (finished) this.#finished = Math.max(this.#finished, code);
@@ -213,7 +216,10 @@ class Job implements Disposable {
 		const listeners = forwardedSignals.map((signal) => {
 			const listener = () => {
 				const repeated = this.#interrupted === signal;
+				const now = performance.now();
+				if (repeated && signal === "SIGINT" && now - this.#interruptedAt < sameKeyPress) return;
 				this.#interrupted = signal;
+				this.#interruptedAt = now;
 				if (repeated) this.#run.fail(null, `interrupted by ${signal}`);
 				for (const { process, exited } of this.#children) if (!exited) process.kill(repeated ? "SIGKILL" : signal);
 			};

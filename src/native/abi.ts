@@ -10,6 +10,7 @@ import * as digests from "./abi/digests.ts";
 import * as exchangeRows from "./abi/exchange-rows.ts";
 import * as hosts from "./abi/hosts.ts";
 import * as images from "./abi/images.ts";
+import * as interrupts from "./abi/interrupts.ts";
 import * as library from "./abi/library.ts";
 import * as memory from "./abi/memory.ts";
 import * as activation from "./abi/ops/activation.ts";
@@ -38,6 +39,7 @@ import type { Fields, ScalarType } from "./structs.ts";
 export { Backend, type BackendName, Reduction, type ReductionName } from "./abi/collectives.ts";
 export { RowStage, type RowStageName, RowTransport, type RowTransportName } from "./abi/exchange-rows.ts";
 export { HOST_FAN_OUT } from "./abi/hosts.ts";
+export { INTERRUPT_SENTENCE_BYTES } from "./abi/interrupts.ts";
 export { ABI_VERSION, Dtype, type DtypeName, Status, type StatusName } from "./abi/library.ts";
 export { MemoryTag, type MemoryTagName } from "./abi/memory.ts";
 export { Activation, type ActivationName } from "./abi/ops/activation.ts";
@@ -103,6 +105,7 @@ export const functions = {
 	...hosts.functions,
 	...collectives.functions,
 	...exchangeRows.functions,
+	...interrupts.functions,
 	...digests.functions,
 	...images.functions,
 } as const;

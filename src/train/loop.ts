@@ -4,7 +4,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
 import { budgetRecords } from "../elastic/submodel/family-records.ts";
-import { ExitSignals } from "../launch/exit-signals.ts";
+import { Interrupts } from "../native/interrupts.ts";
 import { type BudgetRecord, familyEvent } from "../observe/run-log/family.ts";
 import type { RunRecords } from "../observe/run-records.ts";
 import type { StepPart } from "../observe/step-clock.ts";
@@ -16,7 +16,7 @@ import { debug } from "../system/debug.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
-import type { Run } from "./assemble.ts";
+import { isReportingRank, type Run } from "./assemble.ts";
 import { evaluateBudgets } from "./evaluate.ts";
 import { BatchQueue } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
@@ -71,7 +71,7 @@ export async function trainingLoop(
 	const profile = openProfile(c, run, { world, clock: metrics.clock, records, say: (text) => observer.note(text) });
 	const timing = openTiming(c, run, world, observer);
 	const own = [profile, timing?.listener ?? null].filter((one) => one !== null);
-	using interrupts = new ExitSignals(["SIGINT"]);
+	using interrupts = new Interrupts(world.device.library, isReportingRank(run) ? announcement(c) : "");
 	const state: LoopState = {
 		c,
 		run,
@@ -96,7 +96,7 @@ interface LoopState extends Omit<LoopParts, "start" | "records"> {
 	readonly metrics: StepMetrics;
 	readonly timers: StepTimers | undefined;
 	readonly batches: BatchQueue;
-	readonly interrupts: ExitSignals;
+	readonly interrupts: Interrupts;
 	/** Index of this lane's first token in a step's global batch. */
 	readonly firstToken: number;
 }
@@ -132,7 +132,7 @@ class TrainingLoop {
 	}
 
 	async train(iterations: number): Promise<TrainingSummary> {
-		const { listeners, world } = this.state;
+		const { listeners, world, interrupts } = this.state;
 		while (this.#progress.iteration < iterations && this.#stop === null) {
 			const iteration = this.#progress.iteration + 1;
 			for (const listener of listeners) await listener.beforeStep?.(iteration);
@@ -144,6 +144,9 @@ class TrainingLoop {
 			for (const listener of listeners) this.#stop = (await listener.betweenSteps?.(this.#progress)) ?? this.#stop;
 		}
 		for (const listener of listeners) await listener.afterTraining?.(this.#progress);
+		if (this.#stop === null && (await agree(this.state.run, interrupts, false)).interrupted) this.#interrupt();
+		// Nothing is lost any more by an end at once.
+		interrupts[Symbol.dispose]();
 		return { ...(await this.#finalEvaluation()), ...this.#summary() };
 	}
 
@@ -220,12 +223,16 @@ class TrainingLoop {
 			skipped: !result.updated,
 			participation: result.participation,
 		});
-		if (done.interrupted) {
-			const reason = `Interrupted: stopped after step ${iteration}.`;
-			this.#stop = { exitCode: exitCodes.interrupted, reason };
-		}
+		if (done.interrupted) this.#interrupt();
 		const event = { progress: this.#progress, result, learningRate, nextLearningRate, weightDecay, seconds };
 		for (const listener of listeners) await listener.afterStep?.(event);
+	}
+
+	/** Ends the training at the user's request. The last step is saved as that of any training is. */
+	#interrupt(): void {
+		const saved = this.state.c.save === null ? ", without a checkpoint" : "";
+		const reason = `Interrupted: stopped after step ${this.#progress.iteration}${saved}.`;
+		this.#stop = { exitCode: exitCodes.interrupted, reason };
 	}
 
 	async #evaluateIfDue(iteration: number): Promise<void> {
@@ -274,14 +281,21 @@ function familyOf(router: ElasticRouter, losses: Readonly<Record<string, number>
 	return budgetRecords({ config: router.config, weights: router.weights() }, router.model.config, losses);
 }
 
+/** What the first Ctrl-C prints. */
+function announcement({ save }: TrainingConfiguration): string {
+	const then = save === null ? ", without a checkpoint" : " and saves a checkpoint";
+	return `mimo: Interrupted: the run stops after this step${then}; Ctrl-C again ends it at once.`;
+}
+
 /** Agrees over all ranks on whether any was interrupted (SIGINT), and whether any has new skipped samples to report. */
 async function agree(
 	{ state: { world } }: Run,
-	interrupts: ExitSignals,
+	interrupts: Interrupts,
 	ownNews: boolean,
 ): Promise<{ readonly interrupted: boolean; readonly news: boolean }> {
-	const own = (await interrupts.asked()) !== null;
-	const everyone = world.exchange(Int32Array.of(own ? 1 : 0, ownNews ? 1 : 0));
+	// Turns the event loop once, in which the program hears that nobody reads its output any more.
+	await new Promise<void>((resolve) => setImmediate(resolve));
+	const everyone = world.exchange(Int32Array.of(interrupts.asked ? 1 : 0, ownNews ? 1 : 0));
 	return { interrupted: everyone.some(([asked]) => asked === 1), news: everyone.some(([, news]) => news === 1) };
 }
 

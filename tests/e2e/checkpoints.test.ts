@@ -303,6 +303,22 @@ describe("processes that end", () => {
 		expect(steps("asked.jsonl")).toEqual(steps("unasked.jsonl"));
 	}, 120_000);
 
+	test("SIGINT saves and exits with 130; the next run goes on", async () => {
+		const common = "--train-iters 8 --save broken --load broken --save-interval 100 --log-json broken.jsonl";
+		const launched = start(common);
+		await launched.said(/ iteration +2\//);
+		launched.signal(launched.process.pid, "SIGINT");
+		const ended = await launched.end();
+		expect([ended.exitCode, ended.stderr]).toEqual([
+			130,
+			expect.stringContaining(" and saves a checkpoint; Ctrl-C again "),
+		]);
+		expect(ended.stdout).toMatch(/^Saved the checkpoint of step (\d+)[\s\S]*^Interrupted: stopped after step \1\.$/m);
+		trainWell(reference, common);
+		trainWell(reference, "--train-iters 8 --log-json unbroken.jsonl");
+		expect(steps("broken.jsonl")).toEqual(steps("unbroken.jsonl"));
+	}, 120_000);
+
 	/** Kills; with MIMO_TEST_FULL as many as the acceptance list says. */
 	const kills = process.env.MIMO_TEST_FULL ? 50 : 2;
 	const iterations = process.env.MIMO_TEST_FULL ? 400 : 20;

@@ -1,0 +1,88 @@
+// A SIGINT that waits for the end of a step, and a second one that does not.
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "require.h"
+#include "status.h"
+
+namespace mimo {
+namespace {
+
+/// Nanoseconds within which two SIGINTs are one key press.
+constexpr int64_t same_key_press = 500'000'000;
+
+// A handler takes no argument of the program's, and may touch lock-free atomics alone.
+static_assert(std::atomic<int64_t>::is_always_lock_free);
+/// Time of the first SIGINT; 0: none has come.
+std::atomic<int64_t> first_at{0};
+char announcement[MIMO_INTERRUPT_SENTENCE_BYTES];
+bool deferred = false;
+struct sigaction before;
+
+int64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+void on_interrupt(int) {
+  const int64_t at = now();
+  int64_t none = 0;
+  if (first_at.compare_exchange_strong(none, at)) {
+    // A closed standard error changes nothing.
+    if (write(STDERR_FILENO, announcement, std::strlen(announcement)) < 0) return;
+    return;
+  }
+  if (at - none < same_key_press) return;
+  // Ends by the signal itself, which shells and launchers tell from an exit; it is delivered when this handler returns.
+  struct sigaction usual = {};
+  usual.sa_handler = SIG_DFL;
+  sigaction(SIGINT, &usual, nullptr);
+  raise(SIGINT);
+}
+
+void defer_interrupts(const char* sentence) {
+  MIMO_REQUIRE(!deferred, "mimo_interrupts_defer");
+  const std::string text = sentence == nullptr ? "" : sentence;
+  MIMO_REQUIRE(text.size() < MIMO_INTERRUPT_SENTENCE_BYTES, "mimo_interrupts_defer");
+  std::memcpy(announcement, text.c_str(), text.size() + 1);
+  first_at = 0;
+  struct sigaction ours = {};
+  ours.sa_handler = on_interrupt;
+  ours.sa_flags = SA_RESTART;
+  if (sigaction(SIGINT, &ours, &before) != 0) throw Error(MIMO_ERROR_UNSUPPORTED, "The system refused a handler of SIGINT.");
+  deferred = true;
+}
+
+void restore_interrupts() {
+  if (!deferred) return;
+  sigaction(SIGINT, &before, nullptr);
+  deferred = false;
+}
+
+}  // namespace
+}  // namespace mimo
+
+extern "C" {
+
+int32_t mimo_interrupts_defer(const char* sentence) {
+  return mimo::guard([&] { mimo::defer_interrupts(sentence); });
+}
+
+int32_t mimo_interrupts_asked(int32_t* asked) {
+  return mimo::guard([&] {
+    MIMO_REQUIRE(asked != nullptr, "mimo_interrupts_asked");
+    *asked = mimo::first_at != 0;
+  });
+}
+
+int32_t mimo_interrupts_restore(void) {
+  return mimo::guard([] { mimo::restore_interrupts(); });
+}
+
+}  // extern "C"
