@@ -19,7 +19,7 @@ const briefly = (output: string, ended: string | number) => {
 };
 
 test("every file has its own counts, seconds and output", () => {
-	const output = `${first}\n\n${second}\n\ntests/c.test.ts:\n(pass) is [1ms]\n\nRan 5 tests across 3 files. [3.00s]\n`;
+	const output = `${first}\n\n${second}\n\ntests/c.test.ts:\n(pass) is [1ms]\n\n1 tests failed:\n(fail) is equal [0.10ms]\n\nRan 5 tests across 3 files. [3.00s]\n`;
 	expect(briefly(output, 1)).toEqual([
 		[
 			["a", 2, 0, null],

@@ -31,6 +31,8 @@ export function fileResults(
 	const sections = new Map<string, string[]>();
 	let current: string[] = [];
 	for (const line of output.split("\n")) {
+		// Behind the last file all that failed or was skipped is listed once more.
+		if (/^\d+ tests? (failed|skipped|todo):$/.test(line)) break;
 		const file = files.find((one) => line === `${one}:`);
 		if (file !== undefined) {
 			// What was printed before the first name belongs to that file.
