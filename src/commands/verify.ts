@@ -1,6 +1,7 @@
 /** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
 import { hasEncoder } from "../config/derive.ts";
-import { type Key, type TrainingConfiguration, textOf } from "../config/schema.ts";
+import { gridKeys } from "../config/keys/parallel.ts";
+import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { print } from "../observe/output.ts";
 import type { Layout } from "../parallel/layout.ts";
 import type { Plan } from "../parity/verify/plan.ts";
@@ -60,20 +61,6 @@ export default configuredCommand({
 		await verifyLayouts(args, resolved.configuration, resolved.command);
 	},
 });
-
-/** Configuration keys that a layout sets. */
-const gridKeys = [
-	"encoder-tp",
-	"encoder-dp",
-	"llm-offset",
-	"llm-tp",
-	"llm-dp",
-	"llm-ep",
-	"llm-pp",
-	"llm-expt-tp",
-	"tensor-parallel-num-weight-shards",
-	"expert-tensor-parallel-num-weight-shards",
-] as const satisfies readonly Key[];
 
 type Flags = Readonly<Record<string, string>>;
 

@@ -16,6 +16,7 @@ import { requireTensors } from "../checkpoint/training/strict-keys.ts";
 import { TrainingTensors } from "../checkpoint/training/tensors.ts";
 import { hasEncoder } from "../config/derive.ts";
 import { withoutCuts } from "../config/hybrid-pattern.ts";
+import { gridKeys } from "../config/keys/parallel.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
@@ -68,8 +69,8 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
 	const path = (load ?? loadHf)!;
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
-	// Without layout keys, one process holds the encoder too.
-	const layout = given.some(({ key }) => key in subjects.Layout) ? {} : { "llm-offset": 0 };
+	// Without grids, one process holds the encoder too.
+	const layout = given.some(({ key }) => gridKeys.some((grid) => grid === key)) ? {} : { "llm-offset": 0 };
 	const values: Partial<Record<Key, unknown>> = { ...untrained(given), ...layout, ...model };
 	return Object.entries(values).map(([key, value]) => ({
 		key: key as Key,

@@ -68,3 +68,9 @@ export const parallelKeys = {
 	),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
 } as const;
+
+/** Keys that say which ranks hold what; the others say how ranks work together. */
+export const gridKeys = [
+	...(["encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-dp", "llm-ep", "llm-pp", "llm-expt-tp"] as const),
+	...(["tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards"] as const),
+] satisfies readonly (keyof typeof parallelKeys)[];
