@@ -161,7 +161,11 @@ describe("inputs that are refused in one sentence", () => {
 			"a,b\n1,2\n",
 			"numbers.csv has the columns a, b; none is known to hold text: name the column with --text-column",
 		],
-		["semicolons.csv", "image;caption\na.png;b\n", "semicolons.csv has a single column image;caption: --delimiter names"],
+		[
+			"semicolons.csv",
+			"image;caption\na.png;b\n",
+			"semicolons.csv has a single column image;caption: --delimiter names",
+		],
 		[
 			"files.csv",
 			"file,text\na.png,b\n",
