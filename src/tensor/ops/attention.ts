@@ -56,40 +56,15 @@ export function checkFused(operation: string, qkv: Tensor, sequences: Sequences,
  */
 export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): Tensor {
 	const { device } = tape;
-	const { queryHeads, keyHeads, headDim, sequences } = options;
+	const { queryHeads, headDim, sequences } = options;
 	checkFused("attention", qkv, sequences, options);
-	const tokens = sequences.tokens;
-	const queriesPerKey = queryHeads / keyHeads;
+	const { tokens } = sequences;
 	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), qkv.gradient !== null);
-	const dropout = options.dropout ?? 0;
 	const lse = Tensor.empty(device, [tokens, queryHeads]);
 	const cuSeqlens = sequences.cuSeqlens.share();
-	const shape = {
-		cu_seqlens: cuSeqlens,
-		sequences: sequences.count,
-		tokens,
-		max_seqlen: sequences.maxSeqlen,
-		query_heads: queryHeads,
-		key_heads: keyHeads,
-		head_dim: headDim,
-		token_stride: qkv.stride,
-		group_stride: (queriesPerKey + 2) * headDim,
-		// Without dropout it is the same call in every microbatch: CUDA graphs repeat.
-		dropout_seed: dropout > 0 ? (options.dropoutSeed ?? 0n) : 0n,
-		first_token: dropout > 0 ? (options.firstToken ?? 0) : 0,
-		first_head: options.firstHead ?? 0,
-		full_heads: options.fullHeads ?? queryHeads,
-		softmax_scale: options.softmaxScale ?? 1 / Math.sqrt(headDim),
-		dropout,
-		mask: AttentionMask[options.mask],
-		dtype: qkv.dtypeCode,
-	};
-	const parts = (fused: Tensor): FusedParts => {
-		const part = (start: number, count: number) => fused.columns(start * headDim, count * headDim);
-		return new FusedParts(part(0, queriesPerKey), part(queriesPerKey, 1), part(queriesPerKey + 1, 1));
-	};
-	using forward = parts(qkv);
-	device.run("attention_forward", { ...shape, q: forward.q, k: forward.k, v: forward.v, o, lse });
+	const shared = { ...sharedArguments(qkv, options), cu_seqlens: cuSeqlens };
+	using forward = FusedParts.of(qkv, options);
+	device.run("attention_forward", { ...shared, q: forward.q, k: forward.k, v: forward.v, o, lse });
 	tape.record({
 		name: "attention",
 		outputs: [o],
@@ -98,10 +73,10 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 		backward: ([gradient]) => {
 			if (!qkv.gradient) return;
 			const dqkv = qkv.gradient.target();
-			using x = parts(qkv);
-			using dx = parts(dqkv);
+			using x = FusedParts.of(qkv, options);
+			using dx = FusedParts.of(dqkv, options);
 			device.run("attention_backward", {
-				...shape,
+				...shared,
 				d_o: gradient!,
 				q: x.q,
 				k: x.k,
@@ -120,13 +95,44 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 	return o;
 }
 
+/** Arguments that both directions have. */
+function sharedArguments(qkv: Tensor, options: AttentionOptions) {
+	const { queryHeads, keyHeads, headDim, sequences, dropout = 0 } = options;
+	return {
+		sequences: sequences.count,
+		tokens: sequences.tokens,
+		max_seqlen: sequences.maxSeqlen,
+		query_heads: queryHeads,
+		key_heads: keyHeads,
+		head_dim: headDim,
+		token_stride: qkv.stride,
+		group_stride: (queryHeads / keyHeads + 2) * headDim,
+		// Without dropout the call is the same in every microbatch, so that CUDA graphs repeat.
+		dropout_seed: dropout > 0 ? (options.dropoutSeed ?? 0n) : 0n,
+		first_token: dropout > 0 ? (options.firstToken ?? 0) : 0,
+		first_head: options.firstHead ?? 0,
+		full_heads: options.fullHeads ?? queryHeads,
+		softmax_scale: options.softmaxScale ?? 1 / Math.sqrt(headDim),
+		dropout,
+		mask: AttentionMask[options.mask],
+		dtype: qkv.dtypeCode,
+	};
+}
+
 /** Windows on the first key head's queries, key and value; the kernels step from head to head themselves. */
 class FusedParts implements Disposable {
-	constructor(
+	private constructor(
 		readonly q: Tensor,
 		readonly k: Tensor,
 		readonly v: Tensor,
 	) {}
+
+	/** Of a fused projection, or of its gradient. */
+	static of(fused: Tensor, { queryHeads, keyHeads, headDim }: AttentionHeads): FusedParts {
+		const queries = queryHeads / keyHeads;
+		const part = (start: number, count: number) => fused.columns(start * headDim, count * headDim);
+		return new FusedParts(part(0, queries), part(queries, 1), part(queries + 1, 1));
+	}
 
 	[Symbol.dispose](): void {
 		for (const part of [this.q, this.k, this.v]) part[Symbol.dispose]();

@@ -28,17 +28,7 @@ export function causalConv1d(
 	const { device } = tape;
 	const channels = x.width;
 	const width = weight.value.width;
-	if (weight.value.elements !== channels * width || bias.value.elements !== channels) {
-		throw new RangeError(
-			`A convolution of ${channels} channels cannot take ${weight.name} [${weight.shape}] and ${bias.name} [${bias.shape}].`,
-		);
-	}
-	if (weight.value.dtype !== bias.value.dtype) {
-		throw new TypeError(`${weight.name} is ${weight.value.dtype}, ${bias.name} ${bias.value.dtype}.`);
-	}
-	if (x.rows !== sequences.tokens) {
-		throw new RangeError(`Sequences of ${sequences.tokens} tokens do not describe ${x.rows} rows.`);
-	}
+	check(x, weight, bias, sequences);
 	const masked = mask && [new MaskedValues(weight, mask.weight), new MaskedValues(bias, mask.bias)];
 	const y = tape.output(
 		Tensor.empty(device, x.shape, x.dtype),
@@ -90,4 +80,18 @@ export function causalConv1d(
 		},
 	});
 	return y;
+}
+
+function check(x: Tensor, weight: Parameter, bias: Parameter, sequences: Sequences): void {
+	if (weight.value.elements !== x.width * weight.value.width || bias.value.elements !== x.width) {
+		throw new RangeError(
+			`A convolution of ${x.width} channels cannot take ${weight.name} [${weight.shape}] and ${bias.name} [${bias.shape}].`,
+		);
+	}
+	if (weight.value.dtype !== bias.value.dtype) {
+		throw new TypeError(`${weight.name} is ${weight.value.dtype}, ${bias.name} ${bias.value.dtype}.`);
+	}
+	if (x.rows !== sequences.tokens) {
+		throw new RangeError(`Sequences of ${sequences.tokens} tokens do not describe ${x.rows} rows.`);
+	}
 }

@@ -40,22 +40,11 @@ export function klDivergence(tape: Tape, student: Tensor, teacher: TeacherLogits
 	if (!student.contiguous) {
 		throw new RangeError(`The divergence takes contiguous logits, not rows ${student.stride} apart.`);
 	}
-	const all = student.rows;
-	const atOnce = options.tokensAtOnce ?? Math.max(1, all);
-	const loss = Tensor.empty(device, [all]);
-	const studentLse = Tensor.empty(device, [all]);
-	const teacherLse = Tensor.empty(device, [all]);
-	/** Runs of tokens with their parts of the tensors. */
-	const each = (visit: (tokens: number, first: number, common: ReturnType<typeof commonOf>) => void) => {
-		for (let first = 0; first < all; first += atOnce) {
-			const tokens = Math.min(atOnce, all - first);
-			using own = student.rowsFrom(first, tokens);
-			using other = teacher.of(first, tokens);
-			visit(tokens, first, commonOf(own, other, options));
-		}
-	};
+	const loss = Tensor.empty(device, [student.rows]);
+	const studentLse = Tensor.empty(device, [student.rows]);
+	const teacherLse = Tensor.empty(device, [student.rows]);
 	const part = (vector: Tensor, first: number, tokens: number) => vector.columns(first, tokens);
-	each((tokens, first, common) => {
+	forEachRun(student, teacher, options, (tokens, first, common) => {
 		using statistics = Tensor.empty(device, [1, 5, tokens]);
 		device.run("kl_statistics", { ...common, statistics });
 		using gathered = options.gather?.(statistics) ?? statistics.share();
@@ -80,7 +69,7 @@ export function klDivergence(tape: Tape, student: Tensor, teacher: TeacherLogits
 		backward: ([dloss]) => {
 			const alone = student.allocation.references === 1;
 			const dlogits = alone ? student.withGradient(null) : Tensor.empty(device, student.shape, student.dtype);
-			each((tokens, first, common) => {
+			forEachRun(student, teacher, options, (tokens, first, common) => {
 				using ownLoss = part(dloss!, first, tokens);
 				using ownStudent = part(studentLse, first, tokens);
 				using ownTeacher = part(teacherLse, first, tokens);
@@ -97,6 +86,23 @@ export function klDivergence(tape: Tape, student: Tensor, teacher: TeacherLogits
 		},
 	});
 	return y;
+}
+
+/** Visits runs of at most `tokensAtOnce` tokens with the arguments that all kernels have. */
+function forEachRun(
+	student: Tensor,
+	teacher: TeacherLogits,
+	options: DivergenceOptions,
+	visit: (tokens: number, first: number, common: ReturnType<typeof commonOf>) => void,
+): void {
+	const all = student.rows;
+	const atOnce = options.tokensAtOnce ?? Math.max(1, all);
+	for (let first = 0; first < all; first += atOnce) {
+		const tokens = Math.min(atOnce, all - first);
+		using own = student.rowsFrom(first, tokens);
+		using other = teacher.of(first, tokens);
+		visit(tokens, first, commonOf(own, other, options));
+	}
 }
 
 function commonOf(student: Tensor, teacher: Tensor, { shard, temperature }: DivergenceOptions) {

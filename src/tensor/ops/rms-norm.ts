@@ -2,6 +2,8 @@
  * RMSNorm, whole rows or groups of columns (docs/spec/language-model.md §1.5; Mamba-2's gated norm is the grouped
  * form).
  */
+
+import type { OperationArgs } from "../../native/device.ts";
 import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
 import type { Parameter } from "../parameter.ts";
 import type { ResidualSum } from "../residual-sum.ts";
@@ -44,22 +46,7 @@ export function rmsNorm(
 		dtype: x.dtypeCode,
 		weight_dtype: weight.value.dtypeCode,
 	};
-	{
-		using addends = sum?.takeAddends() ?? null;
-		const added = addends
-			? { x: addends.branch, residual: addends.residual, sum: x }
-			: { x, residual: null, sum: null };
-		const forward = { ...shape, ...added, weight: weight.value, y, rstd, y_stride: width, epsilon };
-		if (masks || addends?.mask) {
-			const ofBranch = maskArguments(addends?.mask ?? noMask, width);
-			const factors = {
-				...(masks ?? maskArguments(noMask, width)),
-				x_factors: ofBranch.factors,
-				x_scale: ofBranch.scale,
-			};
-			device.run("masked_rms_norm_forward", { ...forward, ...factors });
-		} else device.run("rms_norm_forward", forward);
-	}
+	runForward(x, sum, masks, { ...shape, weight: weight.value, y, rstd, y_stride: width, epsilon });
 	tape.record({
 		name: "rms_norm",
 		outputs: [y],
@@ -89,4 +76,27 @@ export function rmsNorm(
 		},
 	});
 	return y;
+}
+
+/** Normalises x and, where its sum is not written yet, writes that too. */
+function runForward(
+	x: Tensor,
+	sum: ResidualSum | null,
+	masks: ReturnType<typeof maskArguments> | null,
+	args: Omit<OperationArgs<"rms_norm_forward">, "x" | "residual" | "sum">,
+): void {
+	using addends = sum?.takeAddends() ?? null;
+	const added = addends ? { x: addends.branch, residual: addends.residual, sum: x } : { x, residual: null, sum: null };
+	if (!masks && !addends?.mask) {
+		x.device.run("rms_norm_forward", { ...args, ...added });
+		return;
+	}
+	const ofBranch = maskArguments(addends?.mask ?? noMask, x.width);
+	const factors = { x_factors: ofBranch.factors, x_scale: ofBranch.scale };
+	x.device.run("masked_rms_norm_forward", {
+		...args,
+		...added,
+		...(masks ?? maskArguments(noMask, x.width)),
+		...factors,
+	});
 }

@@ -109,14 +109,7 @@ export function route(tape: Tape, logits: Tensor, options: RouterOptions): Routi
 	const expertIndex = Tensor.empty(device, [tokens, topk], "i32");
 	const probabilities = tape.output(Tensor.empty(device, [tokens, topk]), wanted);
 	const statistics =
-		sequences &&
-		new RouterStatistics(
-			Tensor.empty(device, [sequences.count, experts]),
-			Tensor.empty(device, [sequences.count, experts]),
-			Tensor.empty(device, [sequences.count]),
-			tape.recording && wanted ? Tensor.zeros(device, [sequences.count, experts]) : null,
-			topk,
-		);
+		sequences && statisticsMemory(device, sequences, { experts, topk, recorded: tape.recording && wanted });
 	const common = {
 		logits,
 		padding_mask: paddingMask,
@@ -166,6 +159,21 @@ export function route(tape: Tape, logits: Tensor, options: RouterOptions): Routi
 		},
 	});
 	return new Routing(probabilities, expertIndex, statistics);
+}
+
+/** Memory of the statistics that the forward kernel writes. */
+function statisticsMemory(
+	device: Device,
+	{ count }: Sequences,
+	{ experts, topk, recorded }: { readonly experts: number; readonly topk: number; readonly recorded: boolean },
+): RouterStatistics {
+	return new RouterStatistics(
+		Tensor.empty(device, [count, experts]),
+		Tensor.empty(device, [count, experts]),
+		Tensor.empty(device, [count]),
+		recorded ? Tensor.zeros(device, [count, experts]) : null,
+		topk,
+	);
 }
 
 export interface BalancingLossOptions {

@@ -42,10 +42,6 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 	const { device } = tape;
 	const { xBC, z, dt, dtBias, aLog, d, sequences } = inputs;
 	check(inputs);
-	const inner = inputs.heads * inputs.headDim;
-	const state = inputs.groups * inputs.stateDim;
-	const parts = (whole: Tensor) =>
-		[whole.columns(0, inner), whole.columns(inner, state), whole.columns(inner + state, state)] as const;
 	const zMask = { columns: inputs.zMask ?? null, scale: null };
 	const wanted =
 		wantsGradient(z.gradient, zMask) ||
@@ -53,14 +49,83 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		[dtBias, aLog, d].some((weight) => weight.trainable);
 	const o = tape.output(Tensor.empty(device, z.shape, xBC.dtype), wanted);
 	const y = tape.recording && wanted ? Tensor.empty(device, z.shape, xBC.dtype) : null;
-	const shared = {
+	const shared = { ...sharedArguments(inputs), z_factors: maskArguments(zMask, z.width).factors, y };
+	{
+		using windows = windowsOf(xBC, inputs);
+		const { x, b, c } = windows;
+		device.run("ssd_forward", { ...shared, x, b, c, o, final_state: inputs.finalState ?? null });
+	}
+	tape.record({
+		name: "ssd",
+		outputs: [o],
+		keep: [xBC, z, dt, sequences.cuSeqlens, ...maskTensors(zMask)],
+		own: [y],
+		parameters: [dtBias, aLog, d],
+		backward: ([gradient]) => {
+			using dO = contiguous(gradient!);
+			const target = (tensor: Tensor) =>
+				tensor.gradient?.target() ?? Tensor.empty(device, tensor.shape, tensor.dtype, "workspace");
+			const [dxBC, dz, ddt] = [target(xBC), target(z), target(dt)];
+			using values = windowsOf(xBC, inputs);
+			using gradients = windowsOf(dxBC, inputs);
+			device.run("ssd_backward", {
+				...shared,
+				d_o: dO,
+				x: values.x,
+				b: values.b,
+				c: values.c,
+				y: y!,
+				dx: gradients.x,
+				db: gradients.b,
+				dc: gradients.c,
+				dz,
+				ddt,
+				ddt_bias: dtBias.mainGradient,
+				da_log: aLog.mainGradient,
+				dd: d.mainGradient,
+				dz_factors: maskGradients(zMask).dfactors,
+				dxbc_stride: dxBC.stride,
+				dz_stride: dz.stride,
+				ddt_stride: ddt.stride,
+			});
+			for (const [tensor, dtensor] of [
+				[xBC, dxBC],
+				[z, dz],
+				[dt, ddt],
+			] as const) {
+				if (tensor.gradient) tensor.gradient.accumulate(dtensor);
+				else dtensor[Symbol.dispose]();
+			}
+		},
+	});
+	return o;
+}
+
+/** The windows x, B and C of the convolution's columns, or of their gradient's. */
+function windowsOf(xBC: Tensor, { heads, headDim, groups, stateDim }: SsdInputs) {
+	const [inner, state] = [heads * headDim, groups * stateDim];
+	const x = xBC.columns(0, inner);
+	const b = xBC.columns(inner, state);
+	const c = xBC.columns(inner + state, state);
+	return {
+		x,
+		b,
+		c,
+		[Symbol.dispose]() {
+			for (const window of [x, b, c]) window[Symbol.dispose]();
+		},
+	};
+}
+
+/** Arguments that both directions have. */
+function sharedArguments(inputs: SsdInputs) {
+	const { xBC, z, dt, sequences } = inputs;
+	return {
 		z,
 		dt,
-		dt_bias: dtBias.value,
-		a_log: aLog.value,
-		d: d.value,
-		z_factors: maskArguments(zMask, inner).factors,
-		y,
+		dt_bias: inputs.dtBias.value,
+		a_log: inputs.aLog.value,
+		d: inputs.d.value,
 		cu_seqlens: sequences.cuSeqlens,
 		sequences: sequences.count,
 		tokens: sequences.tokens,
@@ -75,64 +140,12 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		dt_minimum: inputs.dtMinimum ?? 0,
 		dtype: xBC.dtypeCode,
 	};
-	{
-		const [first, second, third] = parts(xBC);
-		using x = first;
-		using b = second;
-		using c = third;
-		device.run("ssd_forward", { ...shared, x, b, c, o, final_state: inputs.finalState ?? null });
-	}
-	tape.record({
-		name: "ssd",
-		outputs: [o],
-		keep: [xBC, z, dt, sequences.cuSeqlens, ...maskTensors(zMask)],
-		own: [y],
-		parameters: [dtBias, aLog, d],
-		backward: ([gradient]) => {
-			using dO = contiguous(gradient!);
-			const [x, b, c] = parts(xBC);
-			const target = (tensor: Tensor) =>
-				tensor.gradient?.target() ?? Tensor.empty(device, tensor.shape, tensor.dtype, "workspace");
-			const [dxBC, dz, ddt] = [target(xBC), target(z), target(dt)];
-			const [dx, db, dc] = parts(dxBC);
-			device.run("ssd_backward", {
-				...shared,
-				d_o: dO,
-				x,
-				b,
-				c,
-				y: y!,
-				dx,
-				db,
-				dc,
-				dz,
-				ddt,
-				ddt_bias: dtBias.mainGradient,
-				da_log: aLog.mainGradient,
-				dd: d.mainGradient,
-				dz_factors: maskGradients(zMask).dfactors,
-				dxbc_stride: dxBC.stride,
-				dz_stride: dz.stride,
-				ddt_stride: ddt.stride,
-			});
-			for (const window of [x, b, c, dx, db, dc]) window[Symbol.dispose]();
-			for (const [tensor, dtensor] of [
-				[xBC, dxBC],
-				[z, dz],
-				[dt, ddt],
-			] as const) {
-				if (tensor.gradient) tensor.gradient.accumulate(dtensor);
-				else dtensor[Symbol.dispose]();
-			}
-		},
-	});
-	return o;
 }
 
 function check(inputs: SsdInputs): void {
 	const { xBC, z, dt, sequences, heads, headDim, groups, stateDim, chunkSize, finalState } = inputs;
 	if (groups < 1 || heads % groups !== 0) throw new RangeError(`${heads} heads do not fall into ${groups} groups.`);
-	if (chunkSize < 1) throw new RangeError(`A scan in chunks of ${chunkSize} tokens is none.`);
+	if (chunkSize < 1) throw new RangeError(`A scan in chunks of ${chunkSize} tokens is not possible.`);
 	const widths = { xBC: heads * headDim + 2 * groups * stateDim, z: heads * headDim, dt: heads };
 	for (const [name, tensor] of Object.entries({ xBC, z, dt })) {
 		const width = widths[name as keyof typeof widths];
