@@ -105,72 +105,105 @@ function isEncoderMessage({ group, kind }: Transfer): boolean {
 	);
 }
 
+/** Tallies the work of a step while the rank runs on a counting library. */
+class StepTally {
+	readonly phases = emptyPhases();
+	readonly work = new Map<string, Record<Work["kind"], Tally>>();
+	/** Sums over replicas that begin during backward passes. */
+	readonly overlapped: TransferTally[] = [];
+	/** Of lanes that encode in turn, each encodes one of so many microbatches. */
+	readonly #turns: number;
+	#counting = false;
+	/** The chunk that is at work, and where its work is counted. */
+	#chunk: Chunk | null = null;
+	#tallies: readonly Tally[] = [];
+	/** The last operation: it is counted when the next one comes, since a transfer may still tell its phase. */
+	#last: { readonly name: OperationName; readonly values: OperationValues } | null = null;
+
+	constructor(private readonly c: TrainingConfiguration) {
+		this.#turns = encoderTurns(c);
+	}
+
+	/** Counts from now on, not only measures memory. */
+	begin(): void {
+		this.#counting = true;
+	}
+
+	end(): void {
+		this.#flush();
+		this.#tallies = [];
+	}
+
+	operation(name: OperationName, values: OperationValues): void {
+		this.#flush();
+		this.#last = { name, values };
+		// Weights are rounded once a step, by the first pass that reads them.
+		if (this.#counting && name === "e4m3_matrices") this.#flush([this.phases.prepare]);
+	}
+
+	phase(phase: Phase, chunk: Chunk | null): void {
+		if (!this.#counting) return;
+		this.#flush();
+		this.#tallies = [this.phases[phase], ...(chunk === null ? [] : [this.#workOf(chunk, phase as Work["kind"])])];
+		this.#chunk = chunk;
+	}
+
+	transfer(transfer: Transfer): void {
+		if (this.#chunk && sumsReplicas(transfer)) {
+			// Gradients are rounded for their sum right before it starts, once a step.
+			if (this.c.gradReduceInBf16 && transfer.kind === "reduceScatter") this.#flush([this.phases.reduce]);
+			this.overlapped.push({ ...transfer, calls: 1 });
+		} else {
+			const calls = this.#encodes || isEncoderMessage(transfer) ? 1 / this.#turns : 1;
+			for (const tally of this.#tallies) tally.transfers.push({ ...transfer, calls });
+		}
+	}
+
+	get #encodes(): boolean {
+		return this.#chunk?.module === "encoder";
+	}
+
+	#workOf(chunk: Chunk, kind: Work["kind"]): Tally {
+		const name = chunkName(chunk);
+		if (!this.work.has(name)) this.work.set(name, emptyWork());
+		return this.work.get(name)![kind];
+	}
+
+	/** Counts the last operation in `to`. */
+	#flush(to: readonly Tally[] = this.#tallies): void {
+		if (this.#last === null) return;
+		const { name, values } = this.#last;
+		for (const tally of to) tally.add(name, values, this.#encodes ? 1 / this.#turns : 1);
+		this.#last = null;
+	}
+}
+
 /** `imbalance`: rows that experts of this rank get, over those of an even routing. */
 export async function planRank(
 	c: TrainingConfiguration,
 	rank: number,
 	options: { readonly kind: DeviceKind; readonly imbalance: number },
 ): Promise<RankPlan> {
-	const phases = emptyPhases();
-	const work = new Map<string, Record<Work["kind"], Tally>>();
-	const overlapped: TransferTally[] = [];
-	// Of lanes that encode in turn, each encodes one of so many microbatches.
-	const turns = encoderTurns(c);
-	const tallyOf = (chunk: Chunk, kind: Work["kind"]) => {
-		const name = chunkName(chunk);
-		if (!work.has(name)) work.set(name, emptyWork());
-		return work.get(name)![kind];
-	};
-	let counting = false;
-	let working: Chunk | null = null;
-	let tallies: readonly Tally[] = [];
-	let held: { readonly name: OperationName; readonly values: OperationValues } | null = null;
-	const flush = (to: readonly Tally[] = tallies) => {
-		for (const tally of held ? to : [])
-			tally.add(held!.name, held!.values, working?.module === "encoder" ? 1 / turns : 1);
-		held = null;
-	};
+	const tally = new StepTally(c);
 	using device = Device.open(
-		countingLibrary({
-			kind: options.kind,
-			observe: (name, values) => {
-				flush();
-				held = { name, values };
-				// Weights are rounded once a step, by the first pass that reads them.
-				if (counting && name === "e4m3_matrices") flush([phases.prepare]);
-			},
-		}),
+		countingLibrary({ kind: options.kind, observe: (name, values) => tally.operation(name, values) }),
 	);
 	using run = await openRank(c, device, rank, {
-		phase: (phase, chunk) => {
-			if (!counting) return;
-			flush();
-			tallies = [phases[phase], ...(chunk === null ? [] : [tallyOf(chunk, phase as Work["kind"])])];
-			working = chunk;
-		},
-		transfer: (transfer) => {
-			if (working && sumsReplicas(transfer)) {
-				// Gradients are rounded for their sum right before it starts, once a step.
-				if (c.gradReduceInBf16 && transfer.kind === "reduceScatter") flush([phases.reduce]);
-				overlapped.push({ ...transfer, calls: 1 });
-			} else {
-				const calls = working?.module === "encoder" || isEncoderMessage(transfer) ? 1 / turns : 1;
-				for (const tally of tallies) tally.transfers.push({ ...transfer, calls });
-			}
-		},
+		phase: (phase, chunk) => tally.phase(phase, chunk),
+		transfer: (transfer) => tally.transfer(transfer),
 		imbalance: options.imbalance,
 	});
 	const { liveBytesByTag } = device.memoryStatistics();
 	run.step(enoughMicrobatches(c));
 	const { peakBytes } = device.memoryStatistics();
-	counting = true;
+	tally.begin();
 	run.step(1);
-	flush();
-	tallies = [];
+	tally.end();
 	const [parameters, gradients, optimizer] = (["parameter", "gradient", "optimizer"] as MemoryTagName[]).map(
 		(tag) => liveBytesByTag[tag],
 	) as [number, number, number];
 	const activations = peakBytes - parameters - gradients - optimizer;
+	const { phases, work, overlapped } = tally;
 	return {
 		rank,
 		module: run.module,

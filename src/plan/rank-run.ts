@@ -15,7 +15,7 @@ import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
 import { type TrainingState, trainStep } from "../train/step.ts";
-import { simulatedGroup, type Transfer } from "./simulated-group.ts";
+import { SimulatedGroup, type Transfer } from "./simulated-group.ts";
 
 /**
  * Parts of a step in order. Reduce: sums over replicas, scaling, the norm's squares, until all ranks agree on the norm.
@@ -55,17 +55,20 @@ export async function openRank(
 ): Promise<RankRun> {
 	const topology = topologyOf(c);
 	const { grid, tokens } = mockImage(c);
-	const imagination = {
+	const simulation = {
 		observe: observer.transfer,
 		integers: (length: number) => new Int32Array(length).fill(tokens),
 		imbalance: observer.imbalance,
 	};
-	const world = World.simulated(device, rank, topology.worldSize, (name, ranks) =>
-		simulatedGroup(name, ranks, rank, imagination),
+	const world = World.simulated(
+		device,
+		rank,
+		topology.worldSize,
+		(name, ranks) => new SimulatedGroup(name, ranks, rank, simulation),
 	);
-	// No image would move: those of simulated lanes are this lane's. Debug lines are for the run that is planned, not for its plan.
+	// Simulated lanes have this lane's images, so balancing would move none. Debug lines are for the run that is planned.
 	const run = await openRun({ ...c, encoderBalance: "number", mimoEncoderPrefetchDebug: false }, world);
-	// Made once: a run's data are made beside it.
+	// Made once: a real run loads its data while it trains.
 	const made: ImageTextMicrobatch[] = [];
 	const texts = run.language && mockTexts(c, tokens);
 	const batches = (count: number) => {

@@ -1,8 +1,8 @@
 /**
  * A group whose other members do not exist: this rank continues as if they had taken part, and every transfer is counted.
- * On a real device what they would have sent is this rank's own data again.
+ * On a real device this rank's own data stand for the data that they would have sent.
  */
-import type { Group, Pending, RowRanges, RowsOfMember } from "../parallel/group.ts";
+import type { DeviceRanges, Group, Pending, RowRanges, RowStage, RowsOfMember } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
 
 /**
@@ -44,95 +44,114 @@ export interface SimulationOptions {
 
 const done: Pending = { wait() {} };
 
-export function simulatedGroup(
-	name: string,
-	ranks: readonly number[],
-	globalRank: number,
-	{ observe, integers, imbalance }: SimulationOptions,
-): Group {
-	const size = ranks.length;
-	const rank = ranks.indexOf(globalRank);
-	const count = (kind: TransferKind, bytes: number, among = ranks, toEach?: readonly number[]): Pending => {
-		const rows = toEach && { rows: { from: globalRank, bytes: toEach } };
-		if (size > 1) observe({ group: name, kind, ranks: among, bytes, ...rows });
-		return done;
-	};
+export class SimulatedGroup implements Group {
+	readonly rank: number;
+	readonly size: number;
+	/** The part of a group's data that other members have. */
+	readonly #others: number;
+	/** Rows from other ranks over this rank's own: its own routing is even, so rows beyond that come from the others. */
+	readonly #fromOthers: number;
 	/** The window that a GPU opens for the others' rows. */
-	let window: Tensor | null = null;
-	const openWindow = ({ rows, beside }: RowsOfMember, stageRows: number) => {
+	#window: Tensor | null = null;
+
+	constructor(
+		readonly name: string,
+		readonly ranks: readonly number[],
+		private readonly globalRank: number,
+		private readonly options: SimulationOptions,
+	) {
+		this.size = ranks.length;
+		this.rank = ranks.indexOf(globalRank);
+		this.#others = (this.size - 1) / this.size;
+		this.#fromOthers = (options.imbalance * this.size - 1) / (this.size - 1);
+	}
+
+	allReduce(x: Tensor): Pending {
+		return this.#count("allReduce", 2 * this.#others * x.bytes);
+	}
+
+	reduceScatter(x: Tensor, y: Tensor): Pending {
+		using part = flat(x).rowsFrom(this.rank, 1, y.elements);
+		copy(part.tensor, y);
+		return this.#count("reduceScatter", this.#others * x.bytes);
+	}
+
+	allGather(x: Tensor, y: Tensor): Pending {
+		const bytes = (this.size - 1) * x.bytes;
+		if (x.dtype === "i32") {
+			y.device.copyToDevice(y, everyOffsets(x.toInt32(), this.size, this.rank, this.#fromOthers));
+			return this.#count("planRows", bytes);
+		}
+		for (let member = 0; member < this.size; member++) {
+			using part = flat(y).rowsFrom(member, 1, x.elements);
+			copy(x, part.tensor);
+		}
+		return this.#count("allGather", bytes);
+	}
+
+	broadcast(x: Tensor, root: number): Pending {
+		if (this.rank !== root) invent(x, this.options.integers);
+		return this.#count("broadcast", x.bytes);
+	}
+
+	allToAll(send: Tensor, sendRows: RowRanges, receive: Tensor, receiveRows: RowRanges): Pending {
+		fillRows(send, sendRows, receive, receiveRows);
+		const sent = sendRows.counts.reduce((sum, rows, member) => sum + (member === this.rank ? 0 : rows), 0);
+		return this.#count("allToAll", send.rows === 0 ? 0 : (sent * send.bytes) / send.rows);
+	}
+
+	exchangeRows(send: RowsOfMember, receive: RowsOfMember, ranges: DeviceRanges, stage: RowStage): Pending {
+		this.#openWindow(send, stage.rows);
+		const sent = rowsForEach(ranges.out.toInt32(), this.size);
+		let rowBytes = 0;
+		for (const [from, to] of [
+			[send.rows, receive.rows],
+			[send.beside, receive.beside],
+		] as const) {
+			if (!from || !to || from.rows === 0) continue;
+			to.device.copy(to, from, Math.min(from.bytes, to.bytes));
+			rowBytes += from.bytes / from.rows;
+		}
+		const toEach = sent.map((rows, member) => (member === this.rank ? 0 : rows * rowBytes));
+		const bytes = toEach.reduce((sum, bytes) => sum + bytes, 0);
+		return this.#count("exchangeRows", bytes, this.ranks, toEach);
+	}
+
+	rowTransport(): "host" {
+		return "host";
+	}
+
+	send(x: Tensor, to: number): Pending {
+		return this.#count("send", x.bytes, [this.globalRank, this.ranks[to]!]);
+	}
+
+	receive(x: Tensor, from: number): Pending {
+		invent(x, this.options.integers);
+		return this.#count("receive", x.bytes, [this.globalRank, this.ranks[from]!]);
+	}
+
+	barrier(): void {}
+
+	exchange(values: Int32Array): Int32Array[] {
+		this.#count("exchange", values.byteLength);
+		return this.ranks.map((_, member) => (member === this.rank ? values : even(values, this.#fromOthers)));
+	}
+
+	tell(): void {}
+
+	#count(kind: TransferKind, bytes: number, among = this.ranks, toEach?: readonly number[]): Pending {
+		const rows = toEach && { rows: { from: this.globalRank, bytes: toEach } };
+		if (this.size > 1) this.options.observe({ group: this.name, kind, ranks: among, bytes, ...rows });
+		return done;
+	}
+
+	#openWindow({ rows, beside }: RowsOfMember, stageRows: number): void {
 		const rowBytes = (x: Tensor | null) => (x === null || x.rows === 0 ? 0 : x.bytes / x.rows);
 		const bytes = Math.ceil(stageRows * (rowBytes(rows) + rowBytes(beside)));
-		if (rows.device.library.kind === "cpu" || bytes <= (window?.bytes ?? 0)) return;
-		window?.[Symbol.dispose]();
-		window = Tensor.empty(rows.device, [bytes], "u8", "communication");
-	};
-	const others = (size - 1) / size;
-	// This rank's own routing is even: rows beyond that come from the others.
-	const fromOthers = (imbalance * size - 1) / (size - 1);
-	return {
-		name,
-		ranks,
-		rank,
-		size,
-		allReduce: (x) => count("allReduce", 2 * others * x.bytes),
-		reduceScatter: (x, y) => {
-			using part = flat(x).rowsFrom(rank, 1, y.elements);
-			copy(part.tensor, y);
-			return count("reduceScatter", others * x.bytes);
-		},
-		allGather: (x, y) => {
-			if (x.dtype === "i32") {
-				y.device.copyToDevice(y, everyOffsets(x.toInt32(), size, rank, fromOthers));
-				return count("planRows", (size - 1) * x.bytes);
-			}
-			for (let member = 0; member < size; member++) {
-				using part = flat(y).rowsFrom(member, 1, x.elements);
-				copy(x, part.tensor);
-			}
-			return count("allGather", (size - 1) * x.bytes);
-		},
-		broadcast: (x, root) => {
-			if (rank !== root) invent(x, integers);
-			return count("broadcast", x.bytes);
-		},
-		allToAll: (send, sendRows, receive, receiveRows) => {
-			fillRows(send, sendRows, receive, receiveRows);
-			const sent = sendRows.counts.reduce((sum, rows, member) => sum + (member === rank ? 0 : rows), 0);
-			return count("allToAll", send.rows === 0 ? 0 : (sent * send.bytes) / send.rows);
-		},
-		exchangeRows: (send, receive, ranges, stage) => {
-			openWindow(send, stage.rows);
-			const sent = rowsForEach(ranges.out.toInt32(), size);
-			let rowBytes = 0;
-			for (const [from, to] of [
-				[send.rows, receive.rows],
-				[send.beside, receive.beside],
-			] as const) {
-				if (!from || !to || from.rows === 0) continue;
-				to.device.copy(to, from, Math.min(from.bytes, to.bytes));
-				rowBytes += from.bytes / from.rows;
-			}
-			const toEach = sent.map((rows, member) => (member === rank ? 0 : rows * rowBytes));
-			return count(
-				"exchangeRows",
-				toEach.reduce((sum, bytes) => sum + bytes, 0),
-				ranks,
-				toEach,
-			);
-		},
-		rowTransport: () => "host",
-		send: (x, to) => count("send", x.bytes, [globalRank, ranks[to]!]),
-		receive: (x, from) => {
-			invent(x, integers);
-			return count("receive", x.bytes, [globalRank, ranks[from]!]);
-		},
-		barrier: () => {},
-		exchange: (values) => {
-			count("exchange", values.byteLength);
-			return ranks.map((_, member) => (member === rank ? values : even(values, fromOthers)));
-		},
-		tell: () => {},
-	};
+		if (rows.device.library.kind === "cpu" || bytes <= (this.#window?.bytes ?? 0)) return;
+		this.#window?.[Symbol.dispose]();
+		this.#window = Tensor.empty(rows.device, [bytes], "u8", "communication");
+	}
 }
 
 /** The sum of `values`, times `factor`, in equal parts: rows that other ranks' routers send to every expert. */

@@ -87,7 +87,8 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		prefetch,
 		reduce: (module) => (module === "encoder" ? encoder : language)!.replica.startSums(),
 	});
-	const { clipGrad, seed, logNumZeros = false, logParametersNorm = false } = specification;
+	const modules = { encoder, language, elastic };
+	const state = stateOf(specification, topology, modules, { world: everyone, replicas, passes, optimizer, scalars });
 	return {
 		topology,
 		rank: world.rank,
@@ -96,30 +97,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		teacher: frozenTeacher,
 		elastic: elastic?.module ?? null,
 		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
-		state: {
-			replicas,
-			language: language && {
-				model: language.module,
-				routers: language.groups.tpDp,
-				stages: language.groups.stages,
-			},
-			world: everyone,
-			passes,
-			elastic: elastic && { router: elastic.module, draw: elastic.draw },
-			lossNames: lossNames(
-				specification.language,
-				specification.elastic?.config ?? null,
-				(specification.distillation ?? null) !== null,
-			),
-			lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
-			optimizer,
-			scalars,
-			clipGrad,
-			seed,
-			participation: participationOf(specification, topology, encoder),
-			logNumZeros,
-			logParametersNorm,
-		},
+		state,
 		initialise(seed) {
 			for (const { module } of held) module.initialise(seed);
 		},
@@ -134,6 +112,39 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			const modules = [...held.map(({ module }) => module), ...(frozenTeacher ? [frozenTeacher] : [])];
 			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
 		},
+	};
+}
+
+interface RankModules {
+	readonly encoder: HeldModule<EncoderModule> | null;
+	readonly language: HeldModule<HybridModel> | null;
+	readonly elastic: ReturnType<typeof holdRouter>;
+}
+
+/** The training state of a rank: `parts` of it, and the rest as the specification and the rank's modules say. */
+function stateOf(
+	specification: RunSpecification,
+	topology: Topology,
+	{ encoder, language, elastic }: RankModules,
+	parts: Pick<TrainingState, "world" | "replicas" | "passes" | "optimizer" | "scalars">,
+): TrainingState {
+	const { clipGrad, seed, logNumZeros = false, logParametersNorm = false } = specification;
+	const distilled = (specification.distillation ?? null) !== null;
+	return {
+		...parts,
+		language: language && {
+			model: language.module,
+			routers: language.groups.tpDp,
+			stages: language.groups.stages,
+		},
+		elastic: elastic && { router: elastic.module, draw: elastic.draw },
+		lossNames: lossNames(specification.language, specification.elastic?.config ?? null, distilled),
+		lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
+		clipGrad,
+		seed,
+		participation: participationOf(specification, topology, encoder),
+		logNumZeros,
+		logParametersNorm,
 	};
 }
 

@@ -18,7 +18,7 @@ import { exitCodes } from "../system/exit-codes.ts";
 import { TokenSlice } from "../tensor/token-slice.ts";
 import { isReportingRank, type Run } from "./assemble.ts";
 import { evaluateBudgets } from "./evaluate.ts";
-import { BatchQueue } from "./feed/batch-queue.ts";
+import { BatchQueue, type StepBatch } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
 import { evaluatedBudgets } from "./from-configuration.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
@@ -28,7 +28,7 @@ import { openProfile } from "./report/profile.ts";
 import type { SkippedReport } from "./report/skipped-samples.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
-import { type StepGradients, type StepResult, takeGradients, update } from "./step.ts";
+import { type StepGradients, type StepInput, type StepResult, takeGradients, update } from "./step.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;
@@ -103,16 +103,14 @@ interface LoopState extends Omit<LoopParts, "start" | "records"> {
 
 /** A step that has been done, as the log and the listeners see it. */
 interface DoneStep {
+	readonly input: StepInput;
 	readonly result: StepResult;
-	readonly microbatches: readonly ImageTextMicrobatch[];
 	readonly partSeconds: StepSeconds;
 	readonly seconds: number;
-	readonly learningRate: number;
-	readonly weightDecay: number;
 	/** Whether any rank was interrupted (SIGINT) during the step. */
 	readonly interrupted: boolean;
-	/** Whether any rank has skipped samples to report. */
-	readonly news: boolean;
+	/** Whether any rank has new skipped samples to report. */
+	readonly skippedSamples: boolean;
 }
 
 class TrainingLoop {
@@ -150,38 +148,51 @@ class TrainingLoop {
 		return { ...(await this.#finalEvaluation()), ...this.#summary() };
 	}
 
-	/** Data → gradients → update. */
+	/** Data → gradients → update → the next step's data. */
 	async #step(iteration: number): Promise<DoneStep> {
-		const { c, run, schedules, metrics, timers, batches, interrupts, skippedReport, listeners, firstToken } =
-			this.state;
+		const { c, run, metrics, timers, batches, interrupts, skippedReport, listeners } = this.state;
 		const started = performance.now();
 		metrics.clock.start("data");
-		timers?.start("batch-generator");
-		const { microbatches, upcoming } = await batches.step(iteration);
-		timers?.stop("batch-generator");
+		const batch = await this.#readData(() => batches.step(iteration));
 		metrics.clock.enter("other");
-		const { scheduledSamples } = this.#progress;
-		const learningRate = learningRateAt(schedules.learningRate, scheduledSamples);
-		const weightDecay = weightDecayAt(schedules.weightDecay, scheduledSamples);
-		const tokens = TokenSlice.of(firstToken, tokensIn(microbatches));
-		const input = { microbatches, upcoming, tokens, iteration: iteration - 1, learningRate, weightDecay };
+		const input = this.#stepInput(iteration, batch);
 		const watch = { part: (part: StepPart) => metrics.clock.enter(part), timers };
 		if (this.#steps === 0) debug(1, "the first batch is here");
 		const gradients = takeGradients(run.state, input, watch);
 		if (this.#steps === 0) debug(1, "the first gradients are taken");
-		if (c.checkForNanInLossAndGrad) requireFinite(run, microbatches, iteration, gradients);
-		const { interrupted, news } = await agree(run, interrupts, skippedReport.hasNews);
+		if (c.checkForNanInLossAndGrad) requireFinite(run, input.microbatches, iteration, gradients);
+		const { interrupted, skippedSamples } = await agree(run, interrupts, skippedReport.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
 		const result = update(run.state, input, gradients, watch);
 		// Read while the GPU still works on the optimizer step.
 		metrics.clock.enter("data");
-		timers?.start("batch-generator");
-		if (!interrupted) await batches.readAhead(iteration);
-		timers?.stop("batch-generator");
+		if (!interrupted) await this.#readData(() => batches.readAhead(iteration));
 		const partSeconds = metrics.clock.stop();
 		const seconds = (performance.now() - started) / 1000;
 		debug(2, `step ${iteration}: loss ${result.loss}, ${seconds.toFixed(3)} s`);
-		return { result, microbatches, partSeconds, seconds, learningRate, weightDecay, interrupted, news };
+		return { input, result, partSeconds, seconds, interrupted, skippedSamples };
+	}
+
+	async #readData<Result>(read: () => Promise<Result>): Promise<Result> {
+		const { timers } = this.state;
+		timers?.start("batch-generator");
+		const result = await read();
+		timers?.stop("batch-generator");
+		return result;
+	}
+
+	/** The step's microbatches, with the learning rate and weight decay of its place in the schedules. */
+	#stepInput(iteration: number, { microbatches, upcoming }: StepBatch): StepInput {
+		const { schedules, firstToken } = this.state;
+		const { scheduledSamples } = this.#progress;
+		return {
+			microbatches,
+			upcoming,
+			tokens: TokenSlice.of(firstToken, tokensIn(microbatches)),
+			iteration: iteration - 1,
+			learningRate: learningRateAt(schedules.learningRate, scheduledSamples),
+			weightDecay: weightDecayAt(schedules.weightDecay, scheduledSamples),
+		};
 	}
 
 	#advance(iteration: number, { result, seconds }: DoneStep): void {
@@ -201,10 +212,11 @@ class TrainingLoop {
 
 	async #report(iteration: number, done: DoneStep): Promise<void> {
 		const { c, metrics, skippedReport, observer, listeners, schedules } = this.state;
-		const { result, seconds, learningRate, weightDecay } = done;
+		const { input, result, seconds } = done;
+		const { learningRate, weightDecay } = input;
 		const nextLearningRate = learningRateAt(schedules.learningRate, this.#progress.scheduledSamples);
-		const measured = metrics.collect(done.microbatches, result, done.partSeconds);
-		if (done.news) skippedReport.tell(observer, iteration);
+		const measured = metrics.collect(input.microbatches, result, done.partSeconds);
+		if (done.skippedSamples) skippedReport.tell(observer, iteration);
 		observer.step({
 			...measured,
 			iteration,
@@ -291,12 +303,15 @@ function announcement({ save }: TrainingConfiguration): string {
 async function agree(
 	{ state: { world } }: Run,
 	interrupts: Interrupts,
-	ownNews: boolean,
-): Promise<{ readonly interrupted: boolean; readonly news: boolean }> {
+	ownSkipped: boolean,
+): Promise<Pick<DoneStep, "interrupted" | "skippedSamples">> {
 	// Turns the event loop once, in which the program hears that nobody reads its output any more.
 	await new Promise<void>((resolve) => setImmediate(resolve));
-	const everyone = world.exchange(Int32Array.of(interrupts.asked ? 1 : 0, ownNews ? 1 : 0));
-	return { interrupted: everyone.some(([asked]) => asked === 1), news: everyone.some(([, news]) => news === 1) };
+	const everyone = world.exchange(Int32Array.of(interrupts.asked ? 1 : 0, ownSkipped ? 1 : 0));
+	return {
+		interrupted: everyone.some(([asked]) => asked === 1),
+		skippedSamples: everyone.some(([, skipped]) => skipped === 1),
+	};
 }
 
 /** Index of this lane's first token in a step's global batch, by which dropout masks are drawn. */

@@ -27,7 +27,7 @@ import type { Losses } from "./losses.ts";
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
 
 /** What the passes of a step depend on beside their microbatches. */
-export interface StepPlace {
+export interface StepContext {
 	/** Philox key of the step's dropout masks and random crops. */
 	readonly dropoutKey: number;
 	/** Indices of the microbatches' tokens, in order, in the step's global batch; default: from 0. */
@@ -80,12 +80,12 @@ export class RankPasses {
 	 */
 	train(
 		microbatches: readonly ImageTextMicrobatch[],
-		place: StepPlace,
+		context: StepContext,
 		losses: Losses,
 		observe?: MicrobatchObserver,
 	): void {
-		this.parts.prefetch?.announce([...microbatches, ...(place.upcoming ?? [])].map(({ images }) => images));
-		this.#execute(microbatches, place, losses, observe, true);
+		this.parts.prefetch?.announce([...microbatches, ...(context.upcoming ?? [])].map(({ images }) => images));
+		this.#execute(microbatches, context, losses, observe, true);
 	}
 
 	/**
@@ -144,16 +144,16 @@ export class RankPasses {
 
 	#execute(
 		microbatches: readonly ImageTextMicrobatch[],
-		place: StepPlace,
+		context: StepContext,
 		losses: Losses,
 		observe: MicrobatchObserver | undefined,
 		training: boolean,
 	): void {
 		const { encoder, language, edges, reduce } = this.parts;
-		const { waits, timers, onGradient } = place;
+		const { waits, timers, onGradient } = context;
 		/** onGradient fires in the last microbatch only, which completes gradients. */
 		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
-		const common = { microbatches, place, observe, training, listen };
+		const common = { microbatches, context, observe, training, listen };
 		execute(this.actions(microbatches.length, !training), {
 			modules: {
 				...(encoder && { encoder: this.#encoderPasses(encoder, common) }),
@@ -163,7 +163,7 @@ export class RankPasses {
 			reduce,
 			...(waits && { waits }),
 			timers,
-			observe: place.action,
+			observe: context.action,
 		});
 	}
 
@@ -177,7 +177,7 @@ export class RankPasses {
 		return { images, deals: encoderLanes && balanceImages(encoder!, encoderLanes, images) };
 	}
 
-	#encoderPasses(encoder: EncoderModule, { microbatches, place, observe, training, listen }: Common): ModulePasses {
+	#encoderPasses(encoder: EncoderModule, { microbatches, context, observe, training, listen }: Common): ModulePasses {
 		const { prefetch, shape } = this.parts;
 		const { images: placed, deals } = this.#dealt(microbatches);
 		const trains = training && shape.encoder!.trains;
@@ -186,7 +186,7 @@ export class RankPasses {
 				const { images } = microbatches[index]!;
 				const features = training && images.grids.length > 0 ? (prefetch?.take(images) ?? null) : null;
 				return new EncoderPass(encoder, placed[index]!, {
-					cropKey: place.dropoutKey,
+					cropKey: context.dropoutKey,
 					training: trains,
 					features,
 					deal: deals?.[index] ?? null,
@@ -201,14 +201,14 @@ export class RankPasses {
 	}
 
 	#languagePasses(model: HybridModel, common: Common, losses: Losses): ModulePasses {
-		const { microbatches, place, observe, training, listen } = common;
+		const { microbatches, context, observe, training, listen } = common;
 		const { shape, imageTokenId } = this.parts;
 		const lengths = microbatches.map(({ text }) => text.ids.length);
 		const { offsets: starts } = consecutive(lengths);
-		const tokens = place.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
+		const tokens = context.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
 		const teacherOf = (index: number) => {
 			const { teacher } = this.parts;
-			const learns = teacher !== null && training && teaches(teacher, place.elastic?.[index] ?? null);
+			const learns = teacher !== null && training && teaches(teacher, context.elastic?.[index] ?? null);
 			return learns ? teacher : null;
 		};
 		return {
@@ -222,10 +222,10 @@ export class RankPasses {
 					losses,
 					{
 						imageTokenId,
-						elastic: place.elastic?.[index] ?? null,
+						elastic: context.elastic?.[index] ?? null,
 						teacher: teacherOf(index),
 						name: `microbatch ${index}`,
-						dropoutKey: place.dropoutKey,
+						dropoutKey: context.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),
 						training,
 						wantsGradient: chunk > 0 || shape.encoder?.trains === true,
@@ -243,7 +243,7 @@ export class RankPasses {
 
 interface Common {
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	readonly place: StepPlace;
+	readonly context: StepContext;
 	readonly observe: MicrobatchObserver | undefined;
 	readonly training: boolean;
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };

@@ -21,7 +21,7 @@ import { laneOf } from "./feed/shared-batches.ts";
 import { openSources } from "./feed/sources.ts";
 import { openRun } from "./from-configuration.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
-import { trainingLoop } from "./loop.ts";
+import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
 import { introduction, rowTransports, summarise } from "./report/run-text.ts";
 import { SkippedReport } from "./report/skipped-samples.ts";
@@ -46,7 +46,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const adapters = await PeftWeights.open(c, run, world);
 	adapters.load();
 	run.state.optimizer.refreshMasters();
-	const hear = isReportingRank(run) ? warn : () => {};
+	const reportWarning = isReportingRank(run) ? warn : () => {};
 	// Other ranks write lists of skipped samples.
 	const records = new RunRecords(warn);
 	const observer = isReportingRank(run) ? openReporter(c, world.size, records) : silent;
@@ -56,7 +56,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			observer.note(sentence);
 			if (data !== null) observer.event?.({ kind: "save", step: null, sentence });
 		},
-		warn: hear,
+		warn: reportWarning,
 		dataState: async () => await data?.training.save?.(),
 		claim,
 	});
@@ -64,25 +64,20 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	let exitCode = 0;
 	try {
 		checkpoints.requireRoom();
-		observer.note(introduction(c, run, world));
-		for (const sentence of origins) observer.note(sentence);
-		const experts = run.groups.language?.model.experts;
-		if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
-		const expertPath = describeExpertPath(c);
-		if (expertPath !== null) observer.note(expertPath);
-		const start = await checkpoints.restore();
+		introduce(c, run, world, origins, observer);
+		const restored = await checkpoints.restore();
 		await loadTeacher(c, run);
-		const first = start?.progress ?? atTheStart;
+		const start = restored?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,
 			lane: laneOf(readers, world.device),
-			states: start?.data ?? null,
-			consumedValidSamples: first.consumedValidSamples,
+			states: restored?.data ?? null,
+			consumedValidSamples: start.consumedValidSamples,
 			onUnlisted: (sentence) => records.miss("list of skipped samples", null, sentence),
 		});
 		debug(1, "the weights stand, the data are open");
-		recordStart(observer, c, run, world, { step: first.iteration, lineage: checkpoints.lineage });
+		recordStart(observer, c, run, world, { step: start.iteration, lineage: checkpoints.lineage });
 		const skippedReport = new SkippedReport(run.state.world, data.skipped ?? null);
 		const summary = await trainingLoop(c, run, {
 			world,
@@ -91,22 +86,14 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			observer,
 			records,
 			listeners,
-			start: first,
+			start,
 			schedules: checkpoints.schedules,
 		});
 		if (summary.stop === null) {
-			await weights.save(checkpoints.provenance, checkpoints.lineage, hear);
-			await adapters.save(checkpoints.lineage, hear);
+			await weights.save(checkpoints.provenance, checkpoints.lineage, reportWarning);
+			await adapters.save(checkpoints.lineage, reportWarning);
 		}
-		const captions = summary.stop === null && data.captions ? await readCaptions(run, data.captions) : null;
-		skippedReport.tellRest(observer, summary.progress.iteration);
-		const read = captions ? describeCaptions(captions) : [];
-		summarise(c, summary, data, observer, read);
-		observer.event?.({
-			kind: summary.stop === null ? "end" : "stop",
-			step: summary.progress.iteration,
-			sentence: summary.stop?.reason ?? [`Trained ${counted(summary.steps, "step")}.`, ...read.slice(0, 1)].join(" "),
-		});
+		await conclude(c, run, { summary, data, observer, skippedReport });
 		if (summary.stop?.requeue && world.rank === 0) await requeue();
 		exitCode = summary.stop?.exitCode ?? 0;
 	} catch (error) {
@@ -118,6 +105,47 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		observer.close();
 	}
 	return exitCode || incompleteRecords(records);
+}
+
+/** Prints what is trained, from which weights, and how experts exchange and compute rows. */
+function introduce(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	origins: readonly string[],
+	observer: Observer,
+): void {
+	observer.note(introduction(c, run, world));
+	for (const sentence of origins) observer.note(sentence);
+	const experts = run.groups.language?.model.experts;
+	if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
+	const expertPath = describeExpertPath(c);
+	if (expertPath !== null) observer.note(expertPath);
+}
+
+/** Decodes captions after a training that reached its last step, and prints and records how the training ended. */
+async function conclude(
+	c: TrainingConfiguration,
+	run: Run,
+	{ summary, data, observer, skippedReport }: Finished,
+): Promise<void> {
+	const { stop, steps, progress } = summary;
+	const captions = stop === null && data.captions ? await readCaptions(run, data.captions) : null;
+	skippedReport.tellRest(observer, progress.iteration);
+	const read = captions ? describeCaptions(captions) : [];
+	summarise(c, summary, data, observer, read);
+	observer.event?.({
+		kind: stop === null ? "end" : "stop",
+		step: progress.iteration,
+		sentence: stop?.reason ?? [`Trained ${counted(steps, "step")}.`, ...read.slice(0, 1)].join(" "),
+	});
+}
+
+interface Finished {
+	readonly summary: TrainingSummary;
+	readonly data: RunData;
+	readonly observer: Observer;
+	readonly skippedReport: SkippedReport;
 }
 
 /**

@@ -1,8 +1,16 @@
 /**
- * One training step, in the order of the algorithm: zero gradients → every microbatch forward and backward → sum over
- * replicas → global norm and clip | AdamW → gather. The norm and AdamW divide gradients by the loss tokens. The loss of a
- * microbatch is a sum over its tokens, so the gradient is that of the token mean over the whole step, however it is cut into
- * microbatches and ranks. Every rank of the run calls this together, whatever modules it holds.
+ * One training step, in the order of the algorithm:
+ *
+ *   takeGradients   zero gradients
+ *                   every microbatch: encoder → image rows over the edge → language model → loss, and backward the same way
+ *                   gradient sync: sums over the data-parallel replicas
+ *                   routers: expert biases, balancing losses
+ *                   global gradient norm and clip factor
+ *   update          AdamW, parameter gather
+ *
+ * The loss of a microbatch is a sum over its tokens, and the norm and AdamW divide gradients by the loss tokens of the step: the
+ * gradient is that of the token mean, however the step is cut into microbatches and ranks. Every rank of the run calls this
+ * together, whatever modules it holds; a rank takes part in what concerns its modules.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Draw } from "../elastic/router/network.ts";
@@ -129,12 +137,13 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	using losses = new Losses(scalars.device, lossOwner, state.lossNames);
 	part?.("compute");
 	timers?.start("forward-backward");
-	runPasses(state, input, losses, observer);
+	forwardBackward(state, input, losses, observer);
 	part?.("wait");
-	// Ranks that own the loss know it before the other ranks have finished their passes.
+	// The ranks of the language model agree on the loss tokens among themselves, and go on while other ranks still compute.
 	const known = lossOwner ? losses.totalsOfOwner(lossOwner) : losses.totals(world);
-	const scale = reduce(state, known.get(languageModelLoss)!.tokens, observer);
+	const scale = syncGradients(state, known.get(languageModelLoss)!.tokens, observer);
 	part?.("optimizer");
+	// A participation policy may still change the encoder's gradient: ranks with the encoder sum its squares after that.
 	if (!participation?.replica) sumSquares(replicas, scalars);
 	const balancingByLayer = finishRouters(state, input);
 	part?.("wait");
@@ -149,6 +158,7 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 		clipGradients(scalars, scale, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
+	// A step may have no microbatch at some budget of an elastic model, and then has no such loss.
 	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !isBudgetLoss(name))));
 	return {
 		loss: means[languageModelLoss]!,
@@ -187,13 +197,13 @@ export function update(
 }
 
 /** Runs all microbatches forward and backward; gradient reductions have started on return. */
-function runPasses(state: TrainingState, input: StepInput, losses: Losses, observer: StepObserver): void {
+function forwardBackward(state: TrainingState, input: StepInput, losses: Losses, observer: StepObserver): void {
 	const overlapping = state.replicas.filter(({ overlaps }) => overlaps);
 	const onGradient = (parameter: Parameter) => {
 		for (const replica of overlapping) replica.gradientReady(parameter);
 	};
 	using sampled = sampleStep(state, input);
-	const place = {
+	const context = {
 		elastic: sampled?.microbatches,
 		dropoutKey: state.seed + input.iteration,
 		tokens: input.tokens,
@@ -203,7 +213,7 @@ function runPasses(state: TrainingState, input: StepInput, losses: Losses, obser
 		waits: (waiting: boolean) => observer.part?.(waiting ? "bridge" : "compute"),
 		...(overlapping.length > 0 && { onGradient }),
 	};
-	state.passes.train(input.microbatches, place, losses, observer.forward);
+	state.passes.train(input.microbatches, context, losses, observer.forward);
 	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input));
 	// The actions of frozen modules contain no reduce, so theirs start here.
 	for (const replica of state.replicas) replica.startSums();
@@ -222,8 +232,11 @@ function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: 
 	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
 }
 
-/** Reduces gradients over replicas. Returns the fp32 factor that makes them gradients of the mean over the step's loss tokens. */
-function reduce(
+/**
+ * Waits for the sums of gradients over replicas. Returns the fp32 factor, still to be applied, that makes them gradients of the mean
+ * over the step's loss tokens.
+ */
+function syncGradients(
 	{ replicas, scalars }: TrainingState,
 	tokens: number,
 	{ part, timers, gradients }: StepObserver,

@@ -5,7 +5,7 @@ import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { networkBytes } from "../../src/plan/rates.ts";
-import { simulatedGroup, type Transfer } from "../../src/plan/simulated-group.ts";
+import { SimulatedGroup, type Transfer } from "../../src/plan/simulated-group.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -42,7 +42,7 @@ function planned(kind: "nodes" | "gathered") {
 	const seen: Transfer[] = [];
 	using device = Device.open(countingLibrary({ kind: "cpu", observe: () => {} }));
 	const imagination = { observe: (one: Transfer) => seen.push(one), integers: () => new Int32Array(0), imbalance: 1 };
-	const group = (name: string, ranks: number[]) => simulatedGroup(name, ranks, 0, imagination);
+	const group = (name: string, ranks: number[]) => new SimulatedGroup(name, ranks, 0, imagination);
 	const nodes = { within: group("within", [0, 1]), between: group("between", [0, 2]) };
 	const capacity = { bound: null, mostTokens: tokens };
 	const members = { group: group("all", [0, 1, 2, 3]), expertTensor: 1, localExperts, capacity, nodes };

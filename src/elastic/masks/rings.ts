@@ -40,87 +40,105 @@ export type PartName =
 
 const repeated = (ring: number, times: number) => Array.from({ length: times }, () => ring);
 
-/** `compat`: Megatron keeps the first Mamba heads of a tensor-parallel rank, whatever their groups. */
-function maskedParts(
-	{ name, sizes }: Axis,
-	{ config, parallel }: Pick<HybridModel, "config" | "parallel">,
-	{ compat, softMask }: Pick<ElasticConfig, "compat" | "softMask">,
-): MaskedPart[] {
-	const { tensor, expertTensor } = placeOf(parallel);
-	const part = (purpose: TablePurpose, name: PartName, rings: readonly number[]): MaskedPart => ({
-		purpose,
-		name,
-		rings: Int32Array.from(rings),
-	});
-	// Columns that every choice keeps: their factor is the sum of all probabilities, or the chosen one's.
-	const always = softMask ? -1 : sizes.length - 1;
-	const ownWidth = config.moe.ffnHiddenSize / expertTensor.size;
-	const halves = isGatedActivation(config.mlp.activation) ? 2 : 1;
+function part(purpose: TablePurpose, name: PartName, rings: readonly number[]): MaskedPart {
+	return { purpose, name, rings: Int32Array.from(rings) };
+}
+
+type MaskedModel = Pick<HybridModel, "config" | "parallel">;
+type MaskOptions = Pick<ElasticConfig, "compat" | "softMask">;
+
+/** The parts of this rank's model that the tables of an axis mask. */
+function maskedParts({ name, sizes }: Axis, model: MaskedModel, options: MaskOptions): MaskedPart[] {
+	const { hiddenSize } = model.config;
 	switch (name) {
 		case "emb":
-			return [
-				part(
-					"prefix",
-					"hidden",
-					Array.from({ length: config.hiddenSize }, (_, j) => ringOf(j, sizes)),
-				),
-				part("norm", "hidden", repeated(0, config.hiddenSize)),
-				part("one", "channels", repeated(0, halves * ownWidth)),
-			];
-		case "moe_expert": {
-			const { experts } = config.moe;
-			const rings = Array.from({ length: experts }, (_, e) => ringOf(e, sizes));
-			return [
-				part("prefix", "experts", rings),
-				part("scores", "experts", rings),
-				part("one", "experts", repeated(0, experts)),
-			];
-		}
-		case "mlp": {
-			const half = Array.from({ length: ownWidth }, (_, j) => ringOf(expertTensor.rank * ownWidth + j, sizes));
-			return [part("prefix", "channels", halves === 2 ? [...half, ...half] : half)];
-		}
-		case "mamba": {
-			const { heads, groups, headDim, stateDim, convKernel } = config.mamba;
-			const runs = compat ? tensor.size : groups;
-			const limits = sizes.map((size) => size / runs);
-			const own = Array.from({ length: heads / tensor.size }, (_, h) => ringOf(h % (heads / runs), limits));
-			const channels = own.flatMap((ring) => repeated(ring, headDim));
-			const convolution = [...channels, ...repeated(always, (2 * groups * stateDim) / tensor.size)];
-			return [
-				part("prefix", "gate", channels),
-				part("prefix", "step", own),
-				part("prefix", "bias", convolution),
-				part(
-					"square",
-					"convolution",
-					convolution.flatMap((ring) => repeated(ring, convKernel)),
-				),
-				part("norm", "inner", repeated(0, channels.length)),
-			];
-		}
-		case "head": {
-			const { heads, queryGroups, headDim } = config.attention;
-			const limits = sizes.map((size) => size / queryGroups);
-			const group = Array.from({ length: heads / queryGroups }, (_, h) => repeated(ringOf(h, limits), headDim)).flat();
-			const keys = repeated(always, 2 * headDim);
-			const groups = Array.from({ length: queryGroups / tensor.size });
-			return [
-				part(
-					"prefix",
-					"projection",
-					groups.flatMap(() => [...group, ...keys]),
-				),
-				part(
-					"prefix",
-					"attended",
-					groups.flatMap(() => group),
-				),
-			];
-		}
+			return hiddenParts(sizes, model);
+		case "moe_expert":
+			return expertParts(sizes, model);
+		case "mlp":
+			return [part("prefix", "channels", channelRings(sizes, model))];
+		case "mamba":
+			return mambaParts(sizes, model, options);
+		case "head":
+			return attentionParts(sizes, model, options);
 		case "skip_layer":
-			return [part("keep", "hidden", repeated(0, config.hiddenSize))];
+			return [part("keep", "hidden", repeated(0, hiddenSize))];
 	}
+}
+
+function hiddenParts(sizes: readonly number[], { config, parallel }: MaskedModel): MaskedPart[] {
+	const rings = Array.from({ length: config.hiddenSize }, (_, j) => ringOf(j, sizes));
+	return [
+		part("prefix", "hidden", rings),
+		part("norm", "hidden", repeated(0, config.hiddenSize)),
+		part("one", "channels", repeated(0, halvesOf(config) * ownChannels({ config, parallel }))),
+	];
+}
+
+function expertParts(sizes: readonly number[], { config: { moe } }: MaskedModel): MaskedPart[] {
+	const rings = Array.from({ length: moe.experts }, (_, e) => ringOf(e, sizes));
+	return [
+		part("prefix", "experts", rings),
+		part("scores", "experts", rings),
+		part("one", "experts", repeated(0, moe.experts)),
+	];
+}
+
+/** Rings of the outputs of an expert's first projection. */
+function channelRings(sizes: readonly number[], { config, parallel }: MaskedModel): number[] {
+	const own = ownChannels({ config, parallel });
+	const first = placeOf(parallel).expertTensor.rank * own;
+	const half = Array.from({ length: own }, (_, j) => ringOf(first + j, sizes));
+	return Array.from({ length: halvesOf(config) }, () => half).flat();
+}
+
+/** An expert's channels on this rank, gate and value counted once. */
+function ownChannels({ config, parallel }: MaskedModel): number {
+	return config.moe.ffnHiddenSize / placeOf(parallel).expertTensor.size;
+}
+
+function halvesOf({ mlp }: HybridModel["config"]): number {
+	return isGatedActivation(mlp.activation) ? 2 : 1;
+}
+
+/** Ring of columns that every choice keeps: their factor is the sum of all probabilities, or the chosen one's. */
+function alwaysKept(sizes: readonly number[], { softMask }: MaskOptions): number {
+	return softMask ? -1 : sizes.length - 1;
+}
+
+function mambaParts(sizes: readonly number[], { config, parallel }: MaskedModel, options: MaskOptions): MaskedPart[] {
+	const { heads, groups, headDim, stateDim, convKernel } = config.mamba;
+	const { tensor } = placeOf(parallel);
+	// Megatron keeps the first heads of a tensor-parallel rank, whatever their groups.
+	const runs = options.compat ? tensor.size : groups;
+	const limits = sizes.map((size) => size / runs);
+	const own = Array.from({ length: heads / tensor.size }, (_, h) => ringOf(h % (heads / runs), limits));
+	const channels = own.flatMap((ring) => repeated(ring, headDim));
+	const bAndC = repeated(alwaysKept(sizes, options), (2 * groups * stateDim) / tensor.size);
+	const convolution = [...channels, ...bAndC];
+	const weight = convolution.flatMap((ring) => repeated(ring, convKernel));
+	return [
+		part("prefix", "gate", channels),
+		part("prefix", "step", own),
+		part("prefix", "bias", convolution),
+		part("square", "convolution", weight),
+		part("norm", "inner", repeated(0, channels.length)),
+	];
+}
+
+function attentionParts(
+	sizes: readonly number[],
+	{ config, parallel }: MaskedModel,
+	options: MaskOptions,
+): MaskedPart[] {
+	const { heads, queryGroups, headDim } = config.attention;
+	const limits = sizes.map((size) => size / queryGroups);
+	const queries = Array.from({ length: heads / queryGroups }, (_, h) => repeated(ringOf(h, limits), headDim)).flat();
+	const keyAndValue = repeated(alwaysKept(sizes, options), 2 * headDim);
+	const ownGroups = Array.from({ length: queryGroups / placeOf(parallel).tensor.size });
+	const projection = ownGroups.flatMap(() => [...queries, ...keyAndValue]);
+	const attended = ownGroups.flatMap(() => queries);
+	return [part("prefix", "projection", projection), part("prefix", "attended", attended)];
 }
 
 /** The factors that a table's part has among all. */

@@ -99,25 +99,8 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		dtype: c.bf16 ? "bf16" : "f32",
 		crossEntropyRoundsBf16: c.crossEntropyLossFusion,
 		zLossCoefficient: c.zLossCoeff,
-		attention: {
-			heads: c.numAttentionHeads,
-			queryGroups: c.numQueryGroups,
-			headDim: c.kvChannels,
-			softmaxScale: 1 / Math.sqrt(c.kvChannels),
-			dropout: c.attentionDropout,
-			rope: c.positionEmbeddingType === "rope" ? { base: c.rotaryBase, percent: c.rotaryPercent } : null,
-		},
-		mamba: {
-			heads: c.mambaNumHeads,
-			headDim: c.mambaHeadDim,
-			groups: c.mambaNumGroups,
-			stateDim: c.mambaStateDim,
-			convKernel: c.mambaConvKernelDim,
-			chunkSize: c.mambaChunkSize,
-			// A constant in Megatron (docs/spec/language-model.md §2.1).
-			gatedNormEpsilon: 1e-5,
-			timeStepMinimum: 0,
-		},
+		attention: attentionConfig(c),
+		mamba: mambaConfig(c),
 		biases: c.addBiasLinear ? "zero" : "none",
 		mlp: {
 			ffnHiddenSize: c.ffnHiddenSize,
@@ -125,30 +108,59 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			clamp: c.activationFuncClampValue ?? Number.POSITIVE_INFINITY,
 			linearOffset: c.gluLinearOffset,
 		},
-		moe: {
-			experts: c.numExperts,
-			topk: c.moeRouterTopk,
-			ffnHiddenSize: c.moeFfnHiddenSize,
-			sharedExpertSize: c.moeSharedExpertIntermediateSize,
-			scoreFunction: c.moeRouterScoreFunction === "sigmoid" ? "sigmoid" : "softmax",
-			preSoftmax: c.moeRouterPreSoftmax,
-			scalingFactor: c.moeRouterTopkScalingFactor,
-			groups: c.moeRouterNumGroups,
-			groupTopk: c.moeRouterGroupTopk,
-			groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
-			expertBias: c.moeRouterEnableExpertBias,
-			biasUpdateRate: updatesBias(c) ? c.moeRouterBiasUpdateRate : 0,
-			forceLoadBalancing: c.moeRouterForceLoadBalancing,
-			balancing: balancingLosses(c),
-			zLossCoefficient: c.moeZLossCoeff,
-			interleave: c.moeMlpGluInterleaveSize ?? 0,
-			fused: c.moeFusedMlp,
-			recipe: c.fp8Format === null ? "plain" : "e4m3Blockwise",
-			weightGradientRecipe: c.fp8Wgrad ? "e4m3Blockwise" : "plain",
-		},
+		moe: moeConfig(c),
 		ofLayer: layerDifferences(c, segments.flat(2)),
 		lora: loraConfig(c),
 		recompute: recomputation(c),
+	};
+}
+
+function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
+	return {
+		heads: c.numAttentionHeads,
+		queryGroups: c.numQueryGroups,
+		headDim: c.kvChannels,
+		softmaxScale: 1 / Math.sqrt(c.kvChannels),
+		dropout: c.attentionDropout,
+		rope: c.positionEmbeddingType === "rope" ? { base: c.rotaryBase, percent: c.rotaryPercent } : null,
+	};
+}
+
+function mambaConfig(c: LanguageModelKeys): HybridConfig["mamba"] {
+	return {
+		heads: c.mambaNumHeads,
+		headDim: c.mambaHeadDim,
+		groups: c.mambaNumGroups,
+		stateDim: c.mambaStateDim,
+		convKernel: c.mambaConvKernelDim,
+		chunkSize: c.mambaChunkSize,
+		// A constant in Megatron (docs/spec/language-model.md §2.1).
+		gatedNormEpsilon: 1e-5,
+		timeStepMinimum: 0,
+	};
+}
+
+function moeConfig(c: LanguageModelKeys): HybridConfig["moe"] {
+	return {
+		experts: c.numExperts,
+		topk: c.moeRouterTopk,
+		ffnHiddenSize: c.moeFfnHiddenSize,
+		sharedExpertSize: c.moeSharedExpertIntermediateSize,
+		scoreFunction: c.moeRouterScoreFunction === "sigmoid" ? "sigmoid" : "softmax",
+		preSoftmax: c.moeRouterPreSoftmax,
+		scalingFactor: c.moeRouterTopkScalingFactor,
+		groups: c.moeRouterNumGroups,
+		groupTopk: c.moeRouterGroupTopk,
+		groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
+		expertBias: c.moeRouterEnableExpertBias,
+		biasUpdateRate: updatesBias(c) ? c.moeRouterBiasUpdateRate : 0,
+		forceLoadBalancing: c.moeRouterForceLoadBalancing,
+		balancing: balancingLosses(c),
+		zLossCoefficient: c.moeZLossCoeff,
+		interleave: c.moeMlpGluInterleaveSize ?? 0,
+		fused: c.moeFusedMlp,
+		recipe: c.fp8Format === null ? "plain" : "e4m3Blockwise",
+		weightGradientRecipe: c.fp8Wgrad ? "e4m3Blockwise" : "plain",
 	};
 }
 

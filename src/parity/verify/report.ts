@@ -2,7 +2,7 @@
 
 import { columns } from "../../observe/columns.ts";
 import { counted } from "../../system/counted.ts";
-import type { LayoutResult } from "./layout-run.ts";
+import type { LayoutResult, Unequal } from "./layout-run.ts";
 import { type Reference, realSteps } from "./reference.ts";
 import type { Subject } from "./subject.ts";
 import { type Judged, limitsOf, type Verdict, worst } from "./verdict.ts";
@@ -57,9 +57,23 @@ function noiseOf({ rms, noise }: Reference["tensors"][number]): number {
 
 /** The table and, under it, why layouts fail. Errors are relative to the reference, its root mean square for tensors. */
 export function renderLayouts(reports: readonly LayoutReport[]): string {
-	/** A column of its own, where the order of work is another. */
-	const reorderedOf = (result: LayoutResult | null) =>
-		result?.reordered ? [result.reordered.weights + result.reordered.gradients === 0 ? "bitwise" : "NO"] : [];
+	const lines = [
+		...layoutTable(reports),
+		`(weights after ${realSteps} real steps are shown, not judged: Adam turns the rounding of zero gradients into full steps)`,
+	];
+	for (const { layout, verdict } of reports) {
+		if (verdict !== null && verdict.raised.length > 0) lines.push(raisedLimits(layout, verdict));
+	}
+	for (const { layout, failures } of reports) {
+		const shown = failures.slice(0, 5);
+		for (const failure of shown) lines.push(`${layout}: ${failure}.`);
+		if (failures.length > shown.length) lines.push(`${layout}: and ${failures.length - shown.length} more.`);
+	}
+	return [...lines, conclusion(reports)].join("\n");
+}
+
+function layoutTable(reports: readonly LayoutReport[]): string[] {
+	// Where a layout also ran with another order of work, a column compares the two.
 	const what = reports.find(({ result }) => result?.reordered)?.result?.reordered?.what;
 	const reordered = what
 		? [{ "late weight gradients": "late = immediate", "passes in turns": "in turns = apart" }[what]]
@@ -79,48 +93,39 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 		"",
 		"worst gradient's parameter",
 	];
-	const rows = reports.map(({ layout, microBatchSize, microbatches, result, verdict, failures }) => {
-		const step = `${microbatches} × ${microBatchSize}`;
-		if (verdict === null || result === null)
-			return [layout, step, ...new Array<string>(8 + reordered.length).fill(""), "FAILED", ""];
-		const gradient = worst(verdict.gradients);
-		return [
-			layout,
-			step,
-			short(verdict.numbers[0]!.error),
-			short(verdict.numbers[1]!.error),
-			short(gradient?.error ?? 0),
-			short(gradient?.noise ?? 0),
-			short(gradient?.limit ?? 0),
-			verdict.updatesDifferent === 0 ? "bitwise equal" : short(worst(verdict.updates)?.error ?? 0),
-			result.zero.weights + result.zero.gradients === 0 ? "bitwise" : "NO",
-			...reorderedOf(result),
-			short(largest(verdict.weights)),
-			failures.length === 0 ? "ok" : "FAILED",
-			gradient && gradient.error > 0 ? gradient.name : "",
-		];
-	});
-	const lines = [
-		...columns([header, ...rows]),
-		`(weights after ${realSteps} real steps are shown, not judged: Adam turns the rounding of zero gradients into full steps)`,
+	return columns([header, ...reports.map((report) => layoutRow(report, header.length))]);
+}
+
+function layoutRow(report: LayoutReport, cells: number): string[] {
+	const { layout, microBatchSize, microbatches, result, verdict, failures } = report;
+	const step = `${microbatches} × ${microBatchSize}`;
+	if (verdict === null || result === null)
+		return [layout, step, ...new Array<string>(cells - 4).fill(""), "FAILED", ""];
+	const bitwise = ({ weights, gradients }: Unequal) => (weights + gradients === 0 ? "bitwise" : "NO");
+	const gradient = worst(verdict.gradients);
+	return [
+		layout,
+		step,
+		short(verdict.numbers[0]!.error),
+		short(verdict.numbers[1]!.error),
+		short(gradient?.error ?? 0),
+		short(gradient?.noise ?? 0),
+		short(gradient?.limit ?? 0),
+		verdict.updatesDifferent === 0 ? "bitwise equal" : short(worst(verdict.updates)?.error ?? 0),
+		bitwise(result.zero),
+		...(result.reordered ? [bitwise(result.reordered)] : []),
+		short(largest(verdict.weights)),
+		failures.length === 0 ? "ok" : "FAILED",
+		gradient && gradient.error > 0 ? gradient.name : "",
 	];
-	for (const { layout, verdict } of reports) {
-		if (verdict !== null && verdict.raised.length > 0) lines.push(raisedLimits(layout, verdict));
-	}
-	for (const { layout, failures } of reports) {
-		const shown = failures.slice(0, 5);
-		for (const failure of shown) lines.push(`${layout}: ${failure}.`);
-		if (failures.length > shown.length) lines.push(`${layout}: and ${failures.length - shown.length} more.`);
-	}
+}
+
+function conclusion(reports: readonly LayoutReport[]): string {
 	const failed = reports.filter(({ failures }) => failures.length > 0).map(({ layout }) => layout);
-	lines.push(
-		failed.length === 0
-			? reports.length === 1
-				? "The layout gives what one process gives."
-				: `All ${reports.length} layouts give what one process gives.`
-			: `FAILED: ${failed.join(", ")}.`,
-	);
-	return lines.join("\n");
+	if (failed.length > 0) return `FAILED: ${failed.join(", ")}.`;
+	return reports.length === 1
+		? "The layout gives what one process gives."
+		: `All ${reports.length} layouts give what one process gives.`;
 }
 
 function raisedLimits(layout: string, { recipe, raised, numbers, gradients }: Verdict): string {

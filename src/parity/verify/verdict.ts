@@ -33,7 +33,7 @@ export interface Verdict {
 	readonly failures: readonly string[];
 }
 
-/** Of rounding, three times what this machine shows by itself, as of references (bands.ts). */
+/** Limit of an error over the noise of this machine: the factor that references have too (bands.ts). */
 const noiseFactor = 3;
 /** Least limits of numbers and of tensors beside the tolerance, and the widest that noise allows. */
 export interface Limits {
@@ -54,66 +54,93 @@ export const limitsOf: Readonly<Record<MlpRecipeName, Limits>> = {
 
 export function judge(result: LayoutResult, reference: Reference, tolerance: number): Verdict {
 	const limits = limitsOf[reference.recipe];
-	const bounded = (name: string, error: number, noise: number, least = 0): Judged => ({
+	const bounded: Bounded = (name, error, noise, least = 0) => ({
 		name,
 		error,
 		noise,
 		limit: Math.max(tolerance, least, Math.min(limits.widest, noiseFactor * noise)),
 	});
-	const noiseOf = (read: (s: Reference["scalars"]) => number | undefined) =>
-		reference.noiseFlips > 0 ? 0 : relative(read(reference.noise) ?? 0, read(reference.scalars) ?? 0);
-	const number = (name: string, read: (s: Reference["scalars"]) => number | undefined) =>
-		bounded(
-			name,
-			relative(read(result.scalars) ?? Number.NaN, read(reference.scalars) ?? 0),
-			noiseOf(read),
-			limits.number,
-		);
-	const numbers = [
-		number("loss", (s) => s.loss),
-		number("gradient norm", (s) => s.gradientNorm),
-		...Object.keys(reference.scalars.balancing).map((name) => number(name, (s) => s.balancing[name])),
-	];
-	const tensors = (
-		kind: keyof LayoutResult["differences"],
-		noise: (tensor: ReferenceTensor) => number,
-		least?: number,
-	) =>
-		reference.tensors.map((tensor, at) => {
-			const { rms, copies } = result.differences[kind][at]!;
-			const size = tensor.rms[kind];
-			return bounded(tensor.name, inUnitsOf(size, Math.max(rms, copies)), inUnitsOf(size, noise(tensor)), least);
-		});
-	const gradients = tensors("gradient", ({ noise }) => noise, limits.tensor);
-	const updates = tensors("updated", () => 0);
-	const failures = [
-		...flipFailures(result),
-		...[...numbers, ...gradients.map((judged) => ({ ...judged, name: `the gradient of ${judged.name}` }))]
-			.concat(updates.map((judged) => ({ ...judged, name: `${judged.name} after the optimizer alone` })))
-			.filter(({ error, limit }) => !(error <= limit))
-			.sort((a, b) => b.error / b.limit - a.error / a.limit)
-			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
-		...unequalFailures("ZeRO-1 changes", result.zero),
-		...(result.reordered ? unequalFailures(`${result.reordered.what} change`, result.reordered) : []),
-	];
-	const { counted: participants, expected } = result.participants;
-	if (participants !== expected)
-		failures.unshift(`it counts ${counted(participants, "encoder rank")} with images instead of ${expected}`);
-	if (result.scalars.tokens !== reference.scalars.tokens) {
-		failures.unshift(
-			`it counts ${counted(result.scalars.tokens, "loss token")} instead of ${reference.scalars.tokens}`,
-		);
-	}
+	const numbers = judgeNumbers(result, reference, bounded, limits.number);
+	const gradients = judgeTensors(result, reference, "gradient", (tensor, error) =>
+		bounded(tensor.name, error, inUnitsOf(tensor.rms.gradient, tensor.noise), limits.tensor),
+	);
+	const exact = (tensor: ReferenceTensor, error: number) => bounded(tensor.name, error, 0);
+	const updates = judgeTensors(result, reference, "updated", exact);
 	return {
 		recipe: reference.recipe,
 		numbers,
 		gradients,
 		updates,
 		updatesDifferent: result.differences.updated.reduce((sum, { different }: Difference) => sum + different, 0),
-		weights: tensors("stepped", () => 0),
+		weights: judgeTensors(result, reference, "stepped", exact),
 		raised: [...numbers, ...gradients].filter(({ limit }) => limit > tolerance),
-		failures,
+		failures: failuresOf(result, reference, { numbers, gradients, updates }),
 	};
+}
+
+/** A comparison with its limit: the tolerance, `least`, or the noise times a factor, whichever is largest. */
+type Bounded = (name: string, error: number, noise: number, least?: number) => Judged;
+
+/** Loss, gradient norm and balancing losses. */
+function judgeNumbers(result: LayoutResult, reference: Reference, bounded: Bounded, least: number): Judged[] {
+	type Read = (scalars: Reference["scalars"]) => number | undefined;
+	const number = (name: string, read: Read) => {
+		const right = read(reference.scalars) ?? 0;
+		const noise = reference.noiseFlips > 0 ? 0 : relative(read(reference.noise) ?? 0, right);
+		return bounded(name, relative(read(result.scalars) ?? Number.NaN, right), noise, least);
+	};
+	return [
+		number("loss", (s) => s.loss),
+		number("gradient norm", (s) => s.gradientNorm),
+		...Object.keys(reference.scalars.balancing).map((name) => number(name, (s) => s.balancing[name])),
+	];
+}
+
+/** Every tensor's error in units of the reference's root mean square. */
+function judgeTensors(
+	result: LayoutResult,
+	reference: Reference,
+	kind: keyof LayoutResult["differences"],
+	judged: (tensor: ReferenceTensor, error: number) => Judged,
+): Judged[] {
+	return reference.tensors.map((tensor, at) => {
+		const { rms, copies } = result.differences[kind][at]!;
+		return judged(tensor, inUnitsOf(tensor.rms[kind], Math.max(rms, copies)));
+	});
+}
+
+function failuresOf(
+	result: LayoutResult,
+	reference: Reference,
+	{ numbers, gradients, updates }: Pick<Verdict, "numbers" | "gradients" | "updates">,
+): string[] {
+	const compared = [
+		...numbers,
+		...gradients.map((judged) => ({ ...judged, name: `the gradient of ${judged.name}` })),
+		...updates.map((judged) => ({ ...judged, name: `${judged.name} after the optimizer alone` })),
+	];
+	return [
+		...countFailures(result, reference),
+		...flipFailures(result),
+		...compared
+			.filter(({ error, limit }) => !(error <= limit))
+			.sort((a, b) => b.error / b.limit - a.error / a.limit)
+			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
+		...unequalFailures("ZeRO-1 changes", result.zero),
+		...(result.reordered ? unequalFailures(`${result.reordered.what} change`, result.reordered) : []),
+	];
+}
+
+/** Wrong numbers of loss tokens, and of encoder ranks with images. */
+function countFailures({ scalars, participants }: LayoutResult, reference: Reference): string[] {
+	const failures: string[] = [];
+	const { tokens } = reference.scalars;
+	if (scalars.tokens !== tokens)
+		failures.push(`it counts ${counted(scalars.tokens, "loss token")} instead of ${tokens}`);
+	const { counted: voted, expected } = participants;
+	if (voted !== expected)
+		failures.push(`it counts ${counted(voted, "encoder rank")} with images instead of ${expected}`);
+	return failures;
 }
 
 /** The comparison nearest to, or furthest beyond, its limit. */

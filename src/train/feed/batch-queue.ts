@@ -4,6 +4,12 @@ import type { BatchSource } from "./batch-source.ts";
 
 type Microbatches = readonly ImageTextMicrobatch[];
 
+export interface StepBatch {
+	readonly microbatches: Microbatches;
+	/** The next step's, where they are known. */
+	readonly upcoming: Microbatches;
+}
+
 export class BatchQueue {
 	readonly #read = new Map<number, Promise<Microbatches>>();
 
@@ -18,7 +24,7 @@ export class BatchQueue {
 	) {}
 
 	/** The batches of a step, and of the next step if `upcoming` asks for them. */
-	async step(iteration: number): Promise<{ readonly microbatches: Microbatches; readonly upcoming: Microbatches }> {
+	async step(iteration: number): Promise<StepBatch> {
 		for (const earlier of this.#read.keys()) if (earlier < iteration) this.#read.delete(earlier);
 		const microbatches = await this.#want(iteration);
 		const next = iteration + 1;
