@@ -3,15 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "collective.h"
 #include "error.h"
-#include "start_thread.h"
+#include "group_watch.h"
 #include "status.h"
 
 namespace mimo::cuda {
@@ -20,8 +18,6 @@ namespace {
 /// A message needs few channels, and a rank may talk to many.
 constexpr int32_t message_channels = 8;
 constexpr int32_t value_channels = 1;
-/// A call that takes longer counts as waiting for others.
-constexpr int64_t patience = 1'000'000'000;
 
 /// NCCL reads these variables when it starts; the user's own settings stay.
 void set_up_nccl(bool deterministic) {
@@ -34,66 +30,6 @@ void set_up_nccl(bool deterministic) {
   setenv("NCCL_PROTO", "Simple", 0);
 }
 
-/// The thread that looks at the calls of all groups of this process.
-class Watch {
- public:
-  /// Never destroyed: a process that fails ends with groups open.
-  static Watch& instance() {
-    static Watch& watch = *new Watch;
-    return watch;
-  }
-  void add(Run& run, DeviceGroup* group) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    run_ = &run;
-    if (!thread_.joinable()) thread_ = start_thread([this] { work(); });
-    groups_.push_back(group);
-  }
-  /// The thread ends with the last group: the run may be closed then.
-  void remove(DeviceGroup* group) {
-    std::thread ended;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      groups_.erase(std::remove(groups_.begin(), groups_.end(), group), groups_.end());
-      if (groups_.empty()) ended = std::move(thread_);
-    }
-    if (ended.joinable()) ended.join();
-  }
-
- private:
-  void work() {
-    for (;;) {
-      std::vector<ncclComm_t> ended;
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (groups_.empty()) return;
-        std::pair<int64_t, int64_t> oldest{-1, 0};
-        for (DeviceGroup* group : groups_) {
-          const std::pair<int64_t, int64_t> of = group->look(ended);
-          if (of.first >= 0 && (oldest.first < 0 || of.second < oldest.second)) oldest = of;
-        }
-        const bool waits = oldest.first >= 0 && monotonic_nanoseconds() - oldest.second > patience;
-        if (ended.empty() && !run_->failed()) run_->region(run_->rank()).waiting_call.store(waits ? oldest.first : -1);
-      }
-      // Together: one after the other they would take seconds, and the training thread waits in a kernel for the last.
-      std::vector<std::thread> aborts;
-      for (const ncclComm_t handle : ended) {
-        try {
-          aborts.push_back(start_thread([handle] { abort_communicator(handle); }));
-        } catch (const Error&) {
-          abort_communicator(handle);
-        }
-      }
-      for (std::thread& one : aborts) one.join();
-      usleep(20'000);
-    }
-  }
-
-  std::mutex mutex_;
-  std::vector<DeviceGroup*> groups_;
-  Run* run_ = nullptr;
-  std::thread thread_;
-};
-
 }  // namespace
 
 DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t> ranks)
@@ -103,11 +39,11 @@ DeviceGroup::DeviceGroup(Run& run, const std::string& name, std::vector<int32_t>
   MIMO_REQUIRE(run.device != nullptr, "mimo_group_create (call mimo_run_set_backend first)");
   const auto local = [&](int32_t rank) { return run.is_local(rank); };
   if (std::all_of(ranks_.begin(), ranks_.end(), local)) host_ = std::make_unique<Group>(run, name_, ranks_);
-  Watch::instance().add(run, this);
+  GroupWatch::instance().add(run, this);
 }
 
 DeviceGroup::~DeviceGroup() {
-  Watch::instance().remove(this);
+  GroupWatch::instance().remove(this);
   if (device_ >= 0) cudaSetDevice(device_);
   if (run_.failed() || run_.region(run_.rank()).phase != MIMO_RANK_PHASE_FINISHED) {
     if (run_.failed() && run_.spans_hosts()) {
