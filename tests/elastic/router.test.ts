@@ -105,6 +105,19 @@ describe("an axis's network has the gradient of its differences", () => {
 	}
 });
 
+test("normalised logits of two choices are the same whatever they are but for their order, and have no gradient at all", () => {
+	const axis: Axis = { name: "mamba", sizes: [8, 4], layers: null };
+	const own = { ...config, router: { ...config.router, normalise: true } };
+	const weights = { first: Float64Array.from(randomValues(16, 5)), second: Float64Array.from(randomValues(16, 6)) };
+	const draw: Draw = { budget: { value: 0.8, parent: false }, hard: false, noise: () => [0.3, -0.2] };
+	const sample = sampleAxis(own, axis, weights, 4, draw);
+	const [a, b] = sample.scaledLogits;
+	expect(Math.abs(a! - b!)).toBeCloseTo(Math.SQRT2 * sample.saved.scale, 12);
+	const gradient = { first: new Float64Array(16), second: new Float64Array(16) };
+	addAxisGradient(sample, weights, [0.7, -0.4], gradient);
+	expect([...gradient.first, ...gradient.second].every((d) => d === 0)).toBe(true);
+});
+
 test("without noise a sample is one-hot and has no gradient; a one-hot draw has that of its probabilities", () => {
 	const axis: Axis = { name: "emb", sizes: [16, 8], layers: null };
 	const weights = { first: Float64Array.from(randomValues(16, 1)), second: Float64Array.from(randomValues(16, 2)) };

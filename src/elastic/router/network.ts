@@ -174,6 +174,11 @@ export function addAxisGradient(
 function normalisationGradient(dz: Float64Array, logits: Float64Array, scale: number): void {
 	const { mean, deviation } = statistics(logits);
 	const n = logits.length;
+	if (n === 2 && deviation > leastDeviation) {
+		// z is ±c/√2, whatever the logits are; the terms below would leave their rounding.
+		dz.fill(0);
+		return;
+	}
 	const divisor = Math.max(deviation, leastDeviation);
 	let along = 0;
 	for (let k = 0; k < n; k++) along += dz[k]! * logits[k]!;
