@@ -29,6 +29,13 @@ import { assemble, type Run } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import { loadFolders, openFolders } from "../train/restart/hugging-face.ts";
 
+/** How a training on ranks of their own encodes ahead: keys of the subject Vision that other layouts refuse. */
+const encodingAhead: readonly Key[] = [
+	"mimo-encoder-prefetch",
+	"mimo-encoder-prefetch-depth",
+	"mimo-encoder-prefetch-debug",
+];
+
 /** Configuration keys of a checkpoint that describe its model and how text and images become its input. */
 const describing = [
 	...["Language model", "Mamba-2 layers", "Mixture of experts", "Elastic models", "Vision", "Energon data"].flatMap(
@@ -97,7 +104,7 @@ function nativeValues(path: string, step: number | null): Partial<Record<Key, un
 	const model = describedModel(checkpoint.manifest);
 	const values: Partial<Record<Key, unknown>> = {};
 	for (const key of describing) {
-		const value = model[propertyOf(key)];
+		const value = encodingAhead.includes(key) ? null : model[propertyOf(key)];
 		if (value !== undefined && value !== null) values[key] = value;
 	}
 	// The pipeline cuts of the training do not matter here.

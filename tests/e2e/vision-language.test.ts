@@ -83,13 +83,16 @@ test("a frozen tower that runs ahead gives the same losses, bit for bit", () => 
 	const layout = flags("--encoder-dp 2 --llm-dp 2 --llm-ep 2 --freeze-vit --train-iters 3 --global-batch-size 12");
 	const [plain, ahead] = [
 		train("in-turn", ...layout),
-		train("ahead", ...layout, ..."--mimo-encoder-prefetch --mimo-encoder-prefetch-debug".split(" ")),
+		train("ahead", ...layout, ...flags("--mimo-encoder-prefetch --mimo-encoder-prefetch-debug --save ahead --save-interval 3")),
 	];
 	expect([plain.exitCode, ahead.exitCode, ahead.stderr]).toEqual([0, 0, ""]);
 	for (const [index, step] of plain.steps.entries()) {
 		expect(ahead.steps[index]!["lm loss"]).toBe(step["lm loss"]!);
 		expect(ahead.steps[index]!.grad_norm).toBe(step.grad_norm!);
 	}
+	// The checkpoint is that of a model, which one process reads too.
+	const said = mimo("generate --load ahead --prompt In --max-new-tokens 1 --device cpu".split(" "), folder);
+	expect([said.exitCode, said.stderr.includes("mimo:")]).toEqual([0, false]);
 	// Each of two encoder ranks takes 3 steps × 3 microbatches, and encodes none a second time.
 	expect(ahead.stdout.match(/encoder prefetch rank=1 producer batch=\d encode_ms=/g)).toHaveLength(9);
 	// From the second step on features wait for it.
