@@ -1,5 +1,6 @@
 /** The whole tensors of a module whose parts lie on several ranks, gathered to one of them. */
 import type { LogicalTensor } from "../models/module-parameters.ts";
+import type { Device } from "../native/device.ts";
 import { exchangeTexts } from "../parallel/exchange-texts.ts";
 import type { Group } from "../parallel/group.ts";
 import { elementCount, Tensor } from "../tensor/tensor.ts";
@@ -8,12 +9,13 @@ import type { TensorStore, TensorType } from "./store.ts";
 
 /**
  * Every rank of `group` calls this together; the first gets the store, the others null. `counts`: of equal copies of a
- * part, whether this rank's is the one to take. Values are fp32, in host memory.
+ * part, whether this rank's is the one to take. A rank may have no part of any. Values are fp32, in host memory.
  */
 export function gatherTensors(
 	path: string,
 	module: NamedTensors,
 	group: Group,
+	device: Device,
 	counts: (tensor: LogicalTensor) => boolean,
 ): TensorStore | null {
 	const own = new Map([...module.logicalTensors()].map((tensor) => [tensor.name, tensor]));
@@ -36,7 +38,7 @@ export function gatherTensors(
 					"to full",
 				);
 			}
-			const whole = sum(full, part ?? own.values().next().value!, group);
+			const whole = sum(full, device, group);
 			if (group.rank === 0) values.set(name, whole);
 		}
 	} finally {
@@ -58,8 +60,8 @@ export function gatherTensors(
 }
 
 /** Parts do not overlap and the rest is zero: the sum is the whole. */
-function sum(values: Float32Array, { value }: Pick<LogicalTensor, "value">, group: Group): Float32Array {
-	using all = Tensor.from(value.device, values);
+function sum(values: Float32Array, device: Device, group: Group): Float32Array {
+	using all = Tensor.from(device, values);
 	group.allReduce(all).wait();
 	return all.toFloat32();
 }

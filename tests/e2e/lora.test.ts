@@ -79,6 +79,13 @@ describe("a base, adapters, a merged model", () => {
 		expect(values("from-peft").equals(values("merged"))).toBeTrue();
 	}, 60_000);
 
+	test("a pipeline stage may have no adapter", () => {
+		const attention = "--lora-rank 4 --lora-target-modules linear_qkv linear_proj --train-iters 1";
+		trainWell(`${attention} --load-hf ${base} --save-peft attention`);
+		trainWell(`${attention} --load-hf ${base} --save-peft half --llm-pp 2`);
+		expect(values("half", "adapter_config.json")).toEqual(values("attention", "adapter_config.json"));
+	}, 30_000);
+
 	test("evaluate and generate read the adapters with the checkpoint", () => {
 		const both = [
 			["--load", "whole"],

@@ -82,7 +82,13 @@ export class LanguageProbes {
 		for (const replica of state.replicas) replica.gatherGradients();
 		const expected = Object.entries(this.stepOne.gradNorm);
 		const norms = new Float64Array(expected.length);
-		using whole = gatherTensors("the gradients", gradientsOf(this.run), state.world, this.run.counts);
+		using whole = gatherTensors(
+			"the gradients",
+			gradientsOf(this.run),
+			state.world,
+			state.scalars.device,
+			this.run.counts,
+		);
 		if (whole !== null) {
 			using mapped = new MappedStore(whole, planTensors(whole, this.stepOne.names, "foreign"));
 			expected.forEach(([name], at) => {

@@ -134,7 +134,7 @@ function biasChecks(run: Run, golden: MtpGolden): Check[] {
 	const { state } = run;
 	const expected = Object.entries(golden.expert_bias_after_last_step);
 	const largest = new Float64Array(expected.length);
-	using whole = gatherTensors("the expert biases", run, state.world, run.counts);
+	using whole = gatherTensors("the expert biases", run, state.world, state.scalars.device, run.counts);
 	if (whole !== null) {
 		expected.forEach(([name, wanted], at) => {
 			const values = readTensor(whole, languageModelPrefix + name) as Float32Array;

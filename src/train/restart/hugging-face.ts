@@ -147,7 +147,9 @@ export class HuggingFaceWeights implements Disposable {
 	#wholeWeights(path: string): TensorStore | null {
 		const parent = partsOf(this.run, (name) => !name.startsWith(routerPrefix));
 		if (this.holders === null) return new ValueStore(path, parent);
-		return gatherTensors(path, parent, this.holders, (tensor) => this.run.counts(tensor));
+		return gatherTensors(path, parent, this.holders, this.run.state.scalars.device, (tensor) =>
+			this.run.counts(tensor),
+		);
 	}
 
 	[Symbol.dispose](): void {

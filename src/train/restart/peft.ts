@@ -88,7 +88,7 @@ export class PeftWeights {
 		using weights =
 			this.language === null
 				? new ValueStore(path, adapters)
-				: gatherTensors(path, adapters, this.language, (tensor) => run.counts(tensor));
+				: gatherTensors(path, adapters, this.language, run.language.device, (tensor) => run.counts(tensor));
 		if (weights !== null) {
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
 			const options = { spelling: spellingOf(c.loadHf), base: c.loadHf, path };
