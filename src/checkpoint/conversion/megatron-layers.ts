@@ -4,7 +4,8 @@ import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
-import { type JsonObject, patternOfArguments } from "../torch-dist/common.ts";
+import { patternOfArguments } from "../torch-dist/arguments.ts";
+import type { JsonObject } from "../torch-dist/common.ts";
 import {
 	type LayerNames,
 	layerOf,

@@ -1,21 +1,12 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
-import { hasGatedActivation } from "../../config/derive.ts";
-import { perLayerSizes } from "../../config/per-layer.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
-import {
-	configurationFromArguments,
-	isJsonObject,
-	type JsonObject,
-	namespace,
-	patternOfArguments,
-	pythonMap,
-	pythonOf,
-} from "../torch-dist/common.ts";
+import { argumentsOf, configurationFromArguments, patternOfArguments } from "../torch-dist/arguments.ts";
+import { isJsonObject, type JsonObject, namespace, pythonMap, pythonOf } from "../torch-dist/common.ts";
 import { extraStates } from "../torch-dist/extra-states.ts";
 import { unflatten } from "../torch-dist/flattened.ts";
 import { TorchDistFolder } from "../torch-dist/folder.ts";
@@ -295,7 +286,7 @@ function commonFor(
 	const flags = { no_save_optim: !optimizer, no_save_rng: !random };
 	const trained = toMegatron(source.common);
 	for (const [key, value] of pythonMap(trained.state)) if (optimizer) common.set(key, value);
-	const known = isJsonObject(args) ? args : argumentsOf(source.configuration, weights);
+	const known = isJsonObject(args) ? args : argumentsFor(source.configuration, weights);
 	const numbered = known === null ? {} : numberingArguments(known, layers);
 	if (known) common.set("args", namespace({ ...known, ...numbered, ...trained.args, ...flags }));
 	if (groups) {
@@ -319,72 +310,8 @@ function numberingArguments(known: JsonObject, layers: MegatronLayers): JsonObje
 	return same ? {} : layerArguments(layers);
 }
 
-/** Megatron's arguments about multi-token prediction; the pattern has its layers. */
-function mtpArguments(configuration: LanguageModelConfiguration): JsonObject {
-	const depths = configuration.hybridLayerPattern.split("/").length - 1;
-	if (depths === 0) return {};
-	return {
-		mtp_num_layers: depths,
-		mtp_loss_scaling_factor: configuration.mtpLossScalingFactor ?? 0.1,
-		mtp_use_repeated_layer: configuration.mtpUseRepeatedLayer ?? false,
-	};
-}
-
-/** Lists of layers with sizes of their own, which Megatron's models do not have, under names as its arguments have them. */
-function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject {
-	const lists = perLayerSizes.map(({ list, key }) => [key.replaceAll("-", "_"), configuration[list] ?? null] as const);
-	return Object.fromEntries(lists.filter(([, sizes]) => sizes !== null));
-}
-
-/** The arguments that Megatron's loader compares, for a model that was never run by it. */
-function argumentsOf(configuration: LanguageModelConfiguration | null, weights: TensorStore): JsonObject | null {
-	if (!configuration) return null;
+function argumentsFor(configuration: LanguageModelConfiguration | null, weights: TensorStore): JsonObject | null {
+	if (configuration === null) return null;
 	const rows = weights.tensors.get("language_model.embedding.word_embeddings.weight")?.shape[0];
-	return {
-		tensor_model_parallel_size: 1,
-		pipeline_model_parallel_size: 1,
-		num_layers: configuration.numLayers,
-		...mtpArguments(configuration),
-		hidden_size: configuration.hiddenSize,
-		ffn_hidden_size: configuration.ffnHiddenSize,
-		num_attention_heads: configuration.numAttentionHeads,
-		group_query_attention: true,
-		num_query_groups: configuration.numQueryGroups,
-		kv_channels: configuration.kvChannels,
-		hybrid_layer_pattern: configuration.hybridLayerPattern,
-		squared_relu: configuration.squaredRelu,
-		swiglu: configuration.swiglu,
-		quick_geglu: configuration.quickGeglu,
-		gated_linear_unit: hasGatedActivation(configuration),
-		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
-		glu_linear_offset: configuration.gluLinearOffset ?? 0,
-		add_bias_linear: configuration.addBiasLinear ?? false,
-		normalization: "RMSNorm",
-		layernorm_epsilon: configuration.normEpsilon,
-		init_method_std: configuration.initMethodStd,
-		mamba_num_heads: configuration.mambaNumHeads,
-		mamba_head_dim: configuration.mambaHeadDim,
-		mamba_num_groups: configuration.mambaNumGroups,
-		mamba_state_dim: configuration.mambaStateDim,
-		...(configuration.hybridLayerPattern.includes("E")
-			? {
-					num_experts: configuration.numExperts,
-					moe_router_topk: configuration.moeRouterTopk,
-					moe_ffn_hidden_size: configuration.moeFfnHiddenSize,
-					moe_shared_expert_intermediate_size: configuration.moeSharedExpertIntermediateSize,
-					moe_router_score_function: configuration.moeRouterScoreFunction,
-					moe_router_enable_expert_bias: configuration.moeRouterEnableExpertBias,
-					moe_router_topk_scaling_factor: configuration.moeRouterTopkScalingFactor,
-				}
-			: {}),
-		...ownSizeArguments(configuration),
-		untie_embeddings_and_output_weights: configuration.untieEmbeddingsAndOutputWeights,
-		position_embedding_type: "none",
-		add_position_embedding: true,
-		max_position_embeddings: configuration.maxPositionEmbeddings,
-		vocab_size: configuration.vocabSize,
-		padded_vocab_size: rows ?? configuration.vocabSize,
-		consumed_train_samples: 0,
-		consumed_valid_samples: 0,
-	};
+	return argumentsOf(configuration, rows ?? configuration.vocabSize);
 }

@@ -7,7 +7,7 @@ import {
 	namesToWrite,
 	physicalNames,
 } from "../../../src/checkpoint/conversion/megatron-layers.ts";
-import { patternOfArguments } from "../../../src/checkpoint/torch-dist/common.ts";
+import { patternOfArguments } from "../../../src/checkpoint/torch-dist/arguments.ts";
 import { memoryStore } from "../memory-store.ts";
 
 const layer = (index: number, rest: string) => `language_model.decoder.layers.${index}.${rest}`;

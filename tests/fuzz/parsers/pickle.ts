@@ -4,7 +4,8 @@ import { storageOf } from "../../../src/checkpoint/pickle/archive.ts";
 import { unpickle } from "../../../src/checkpoint/pickle/machine.ts";
 import { Global, PythonObject, TorchDtype, Tuple } from "../../../src/checkpoint/pickle/values.ts";
 import { Call, instance, pickle, torchSize } from "../../../src/checkpoint/pickle/writer.ts";
-import { configurationFromArguments, isJsonObject, jsonOf } from "../../../src/checkpoint/torch-dist/common.ts";
+import { configurationFromArguments } from "../../../src/checkpoint/torch-dist/arguments.ts";
+import { isJsonObject, jsonOf } from "../../../src/checkpoint/torch-dist/common.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 /** Pickles of every kind that is read. */

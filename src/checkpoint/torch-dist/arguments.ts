@@ -1,0 +1,187 @@
+/**
+ * Megatron's arguments of a language model, read and written. What Megatron's models cannot differ in has an argument of our own
+ * where it does differ, so that a checkpoint that is converted there and back is the same model.
+ */
+import { hasGatedActivation } from "../../config/derive.ts";
+import { perLayerSizes } from "../../config/per-layer.ts";
+import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { JsonObject } from "./common.ts";
+
+/** More MTP depths than any model has. */
+const MOST_DEPTHS = 64;
+/** Taps of the convolution, a constant in Megatron's code. */
+const megatronConvolutionTaps = 4;
+
+/**
+ * The layer pattern among Megatron's arguments, with its cuts, groups and MTP depths; null: they are of a GPT model, or of
+ * none.
+ */
+export function patternOfArguments(args: JsonObject): string | null {
+	const pattern = args.hybrid_layer_pattern ?? args.hybrid_override_pattern;
+	if (typeof pattern !== "string") return null;
+	const main = pattern.replace(/\/+$/, "");
+	// Megatron-Bridge keeps the layers of a depth and the number of depths apart.
+	const { mtp_num_layers: depths, mtp_hybrid_override_pattern: depth } = args;
+	if (main.includes("/") || typeof depth !== "string" || typeof depths !== "number") return main;
+	return main + `/${depth}`.repeat(Math.max(0, Math.min(depths, MOST_DEPTHS)));
+}
+
+/** The language model's configuration from Megatron's arguments; null if they name no hybrid model. */
+export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
+	const pattern = patternOfArguments(args)?.replaceAll("|", "");
+	if (pattern === undefined) return null;
+	const number = (name: string, missing: number): number => {
+		const value = args[name];
+		return typeof value === "number" ? value : missing;
+	};
+	const hidden = number("hidden_size", 0);
+	const heads = number("num_attention_heads", 1);
+	const mambaHeadDim = number("mamba_head_dim", 64);
+	const ffn = number("ffn_hidden_size", 4 * hidden);
+	return {
+		hybridLayerPattern: pattern,
+		mtpUseRepeatedLayer: args.mtp_use_repeated_layer === true,
+		mtpLossScalingFactor: number("mtp_loss_scaling_factor", 0.1),
+		numLayers: pattern.split("/")[0]!.replace(/[[\]]/g, "").length,
+		hiddenSize: hidden,
+		ffnHiddenSize: ffn,
+		numAttentionHeads: heads,
+		numQueryGroups: args.group_query_attention === true ? number("num_query_groups", heads) : heads,
+		kvChannels: number("kv_channels", hidden / heads),
+		squaredRelu: args.squared_relu === true,
+		swiglu: args.swiglu === true,
+		quickGeglu: args.quick_geglu === true,
+		activationFuncClampValue:
+			typeof args.activation_func_clamp_value === "number" ? args.activation_func_clamp_value : null,
+		gluLinearOffset: number("glu_linear_offset", 0),
+		addBiasLinear: args.add_bias_linear === true,
+		// A hybrid model takes every other type for none.
+		positionEmbeddingType: args.position_embedding_type === "rope" ? "rope" : "none",
+		rotaryBase: number("rotary_base", 10000),
+		rotaryPercent: number("rotary_percent", 1),
+		normEpsilon: number("layernorm_epsilon", number("norm_epsilon", 1e-5)),
+		initMethodStd: number("init_method_std", 0.02),
+		vocabSize: number("vocab_size", number("padded_vocab_size", 0)),
+		maxPositionEmbeddings: number("max_position_embeddings", 0),
+		untieEmbeddingsAndOutputWeights: args.untie_embeddings_and_output_weights === true,
+		hiddenDropout: number("hidden_dropout", 0),
+		attentionDropout: number("attention_dropout", 0),
+		mambaNumHeads: number("mamba_num_heads", (2 * hidden) / mambaHeadDim),
+		mambaHeadDim,
+		mambaNumGroups: number("mamba_num_groups", 8),
+		mambaStateDim: number("mamba_state_dim", 128),
+		mambaConvKernelDim: number("mamba_conv_kernel_dim", megatronConvolutionTaps),
+		mambaChunkSize: 128,
+		numExperts: number("num_experts", 0),
+		moeRouterTopk: number("moe_router_topk", 2),
+		moeFfnHiddenSize: number("moe_ffn_hidden_size", ffn),
+		moeSharedExpertIntermediateSize: number("moe_shared_expert_intermediate_size", 0),
+		moeRouterScoreFunction: args.moe_router_score_function === "sigmoid" ? "sigmoid" : "softmax",
+		moeRouterPreSoftmax: args.moe_router_pre_softmax === true,
+		moeRouterEnableExpertBias: args.moe_router_enable_expert_bias === true,
+		moeRouterTopkScalingFactor: number("moe_router_topk_scaling_factor", 1),
+		moeRouterNumGroups: number("moe_router_num_groups", 1),
+		moeRouterGroupTopk: number("moe_router_group_topk", 1),
+		...Object.fromEntries(
+			perLayerSizes.flatMap(({ list, key }) => {
+				const sizes = args[key.replaceAll("-", "_")];
+				return Array.isArray(sizes) && sizes.every(Number.isSafeInteger) ? [[list, sizes as number[]]] : [];
+			}),
+		),
+	};
+}
+
+/** Megatron's arguments about multi-token prediction; the pattern has its layers. */
+function mtpArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const depths = configuration.hybridLayerPattern.split("/").length - 1;
+	if (depths === 0) return {};
+	return {
+		mtp_num_layers: depths,
+		mtp_loss_scaling_factor: configuration.mtpLossScalingFactor ?? 0.1,
+		mtp_use_repeated_layer: configuration.mtpUseRepeatedLayer ?? false,
+	};
+}
+
+/**
+ * Sizes that Megatron's models do not have, under names as its arguments have them: lists of layers with sizes of their own,
+ * and a convolution that is not as wide as Megatron's constant.
+ */
+function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const lists = perLayerSizes.map(({ list, key }) => [key.replaceAll("-", "_"), configuration[list] ?? null] as const);
+	const { mambaConvKernelDim: taps } = configuration;
+	return {
+		...Object.fromEntries(lists.filter(([, sizes]) => sizes !== null)),
+		...(taps !== megatronConvolutionTaps && { mamba_conv_kernel_dim: taps }),
+	};
+}
+
+/** Megatron's arguments of rotary positions. */
+function positionArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const { positionEmbeddingType, rotaryBase, rotaryPercent } = configuration;
+	return {
+		position_embedding_type: positionEmbeddingType,
+		...(positionEmbeddingType === "rope" && { rotary_base: rotaryBase, rotary_percent: rotaryPercent }),
+		add_position_embedding: true,
+	};
+}
+
+/** Megatron's arguments of experts; a router without groups has none of theirs. */
+function expertArguments(configuration: LanguageModelConfiguration): JsonObject {
+	if (!configuration.hybridLayerPattern.includes("E")) return {};
+	return {
+		num_experts: configuration.numExperts,
+		moe_router_topk: configuration.moeRouterTopk,
+		moe_ffn_hidden_size: configuration.moeFfnHiddenSize,
+		moe_shared_expert_intermediate_size: configuration.moeSharedExpertIntermediateSize,
+		moe_router_score_function: configuration.moeRouterScoreFunction,
+		moe_router_pre_softmax: configuration.moeRouterPreSoftmax,
+		moe_router_enable_expert_bias: configuration.moeRouterEnableExpertBias,
+		moe_router_topk_scaling_factor: configuration.moeRouterTopkScalingFactor,
+		...(configuration.moeRouterNumGroups > 1 && {
+			moe_router_num_groups: configuration.moeRouterNumGroups,
+			moe_router_group_topk: configuration.moeRouterGroupTopk,
+		}),
+	};
+}
+
+/** The arguments that Megatron's loader compares, for a model that was never run by it. */
+export function argumentsOf(configuration: LanguageModelConfiguration, paddedVocabularySize: number): JsonObject {
+	return {
+		tensor_model_parallel_size: 1,
+		pipeline_model_parallel_size: 1,
+		num_layers: configuration.numLayers,
+		...mtpArguments(configuration),
+		hidden_size: configuration.hiddenSize,
+		ffn_hidden_size: configuration.ffnHiddenSize,
+		num_attention_heads: configuration.numAttentionHeads,
+		group_query_attention: true,
+		num_query_groups: configuration.numQueryGroups,
+		kv_channels: configuration.kvChannels,
+		hybrid_layer_pattern: configuration.hybridLayerPattern,
+		squared_relu: configuration.squaredRelu,
+		swiglu: configuration.swiglu,
+		quick_geglu: configuration.quickGeglu,
+		gated_linear_unit: hasGatedActivation(configuration),
+		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
+		glu_linear_offset: configuration.gluLinearOffset ?? 0,
+		add_bias_linear: configuration.addBiasLinear ?? false,
+		normalization: "RMSNorm",
+		layernorm_epsilon: configuration.normEpsilon,
+		init_method_std: configuration.initMethodStd,
+		hidden_dropout: configuration.hiddenDropout,
+		attention_dropout: configuration.attentionDropout,
+		mamba_num_heads: configuration.mambaNumHeads,
+		mamba_head_dim: configuration.mambaHeadDim,
+		mamba_num_groups: configuration.mambaNumGroups,
+		mamba_state_dim: configuration.mambaStateDim,
+		...expertArguments(configuration),
+		...ownSizeArguments(configuration),
+		untie_embeddings_and_output_weights: configuration.untieEmbeddingsAndOutputWeights,
+		...positionArguments(configuration),
+		max_position_embeddings: configuration.maxPositionEmbeddings,
+		vocab_size: configuration.vocabSize,
+		padded_vocab_size: paddedVocabularySize,
+		consumed_train_samples: 0,
+		consumed_valid_samples: 0,
+	};
+}

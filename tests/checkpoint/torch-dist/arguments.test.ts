@@ -1,0 +1,59 @@
+/** Megatron's arguments of a model give the model back, whatever of it differs from Megatron's defaults. */
+import { expect, test } from "bun:test";
+import { argumentsOf, configurationFromArguments } from "../../../src/checkpoint/torch-dist/arguments.ts";
+import { configurationOf } from "../../../src/config/resolve.ts";
+
+const unusual = {
+	"hybrid-layer-pattern": "M*E-/*E",
+	"hidden-size": 48,
+	"ffn-hidden-size": 40,
+	"num-attention-heads": 6,
+	"num-query-groups": 2,
+	"kv-channels": 10,
+	"mamba-num-heads": 6,
+	"mamba-head-dim": 5,
+	"mamba-num-groups": 3,
+	"mamba-state-dim": 7,
+	"mamba-conv-kernel-dim": 3,
+	"position-embedding-type": "rope",
+	"rotary-base": 500,
+	"rotary-percent": 0.4,
+	"quick-geglu": true,
+	"activation-func-clamp-value": 7,
+	"glu-linear-offset": -0.5,
+	"add-bias-linear": true,
+	"norm-epsilon": 1e-6,
+	"init-method-std": 0.1,
+	"hidden-dropout": 0.1,
+	"attention-dropout": 0.2,
+	"num-experts": 12,
+	"num-experts-per-layer": [24],
+	"moe-router-topk": 4,
+	"moe-ffn-hidden-size": 24,
+	"moe-router-score-function": "softmax",
+	"moe-router-pre-softmax": true,
+	"moe-router-topk-scaling-factor": 2.5,
+	"moe-router-num-groups": 4,
+	"moe-router-group-topk": 2,
+	"mtp-loss-scaling-factor": 0.3,
+	"mtp-use-repeated-layer": true,
+	"vocab-size": 61,
+	"seq-length": 32,
+	"train-iters": 1,
+	lr: 0.01,
+	"global-batch-size": 1,
+	"micro-batch-size": 1,
+};
+
+test("every property of a model comes back from its arguments", () => {
+	const c = configurationOf({ ...unusual, "moe-shared-expert-intermediate-size": 0 });
+	const back = configurationFromArguments(argumentsOf(c, 128))!;
+	const own = Object.fromEntries(Object.keys(back).map((key) => [key, c[key as keyof typeof c]]));
+	// A constant that changes no value.
+	expect({ ...back, mambaChunkSize: c.mambaChunkSize }).toEqual(own as never);
+});
+
+test("a model as Megatron's own has no argument that Megatron lacks", () => {
+	const c = configurationOf({ ...unusual, "mamba-conv-kernel-dim": 4, "num-experts-per-layer": null });
+	expect(Object.keys(argumentsOf(c, 128)).filter((name) => /conv|per_layer/.test(name))).toEqual([]);
+});
