@@ -101,8 +101,8 @@ export async function makeReference(world: World, subject: Subject, folder: stri
 	const entries: TensorEntry[] = kinds.flatMap((kind) =>
 		[...first.values[kind]].map(([name, data]) => entry(`${kind}.${name}`, "F32", data)),
 	);
-	for (const [layer, data] of first.routing.experts) entries.push(entry(`experts.${layer}`, "I32", data));
-	for (const [layer, data] of first.routing.logits) entries.push(entry(`logits.${layer}`, "F32", data));
+	for (const [pass, data] of first.routing.experts) entries.push(entry(`experts.${pass}`, "I32", data));
+	for (const [pass, data] of first.routing.logits) entries.push(entry(`logits.${pass}`, "F32", data));
 	writeSafetensors(join(folder, files.values), entries);
 	writeFileSync(join(folder, files.description), JSON.stringify(reference));
 	return reference;
@@ -131,9 +131,9 @@ export class StoredReference implements Disposable {
 	routing(): RoutingTable {
 		const table = new RoutingTable();
 		for (const key of this.#file.tensors.keys()) {
-			const [, what, layer] = /^(experts|logits)\.(\d+)$/.exec(key) ?? [];
-			if (what === "experts") table.experts.set(Number(layer), this.#file.read(key) as Int32Array);
-			if (what === "logits") table.logits.set(Number(layer), this.#file.read(key) as Float32Array);
+			const [, what, pass] = /^(experts|logits)\.(\d+\.\d+)$/.exec(key) ?? [];
+			if (what === "experts") table.experts.set(pass!, this.#file.read(key) as Int32Array);
+			if (what === "logits") table.logits.set(pass!, this.#file.read(key) as Float32Array);
 		}
 		return table;
 	}

@@ -24,9 +24,17 @@ interface Run {
 	readonly count: number;
 }
 
+/** A layer, and which of a microbatch's passes through it: a prediction depth that is repeated has several. */
+interface Pass {
+	readonly layer: number;
+	readonly pass: number;
+}
+
+const keyOf = ({ layer, pass }: Pass) => `${layer}.${pass}`;
+
 /** Everything one rank's routers decided in a step. */
 export class RoutingRecorder {
-	/** By layer, in the order the microbatches ran. */
+	/** By layer, in the order the microbatches ran, each as often as it passes the layer. */
 	readonly #decisions = new Map<number, Decision[]>();
 
 	constructor(
@@ -48,16 +56,21 @@ export class RoutingRecorder {
 	}
 
 	/** Visits a layer's decisions with the tokens they are about. `firstToken`: of this rank's lane. */
-	*decisions(firstToken: number): Generator<Decision & Run & { readonly layer: number }> {
+	*decisions(firstToken: number): Generator<Decision & Run & Pass> {
 		const { model } = this;
 		if (model === null) return;
 		const { tp } = model.parallel;
 		for (const [layer, found] of this.#decisions) {
-			const inOrder = this.order === "first first" ? found : found.toReversed();
+			const { passes } = model.routers.get(layer)!.options;
+			const microbatches = Array.from({ length: found.length / passes }, (_, at) =>
+				found.slice(at * passes, (at + 1) * passes),
+			);
 			let first = firstToken;
-			for (const decision of inOrder) {
-				const count = decision.experts.length / model.config.moe.topk;
-				yield { ...decision, layer, first: first + tp.rank * count, count };
+			for (const decisions of this.order === "first first" ? microbatches : microbatches.toReversed()) {
+				const count = decisions[0]!.experts.length / model.config.moe.topk;
+				for (const [pass, decision] of decisions.entries()) {
+					yield { ...decision, layer, pass, first: first + tp.rank * count, count };
+				}
 				first += tp.size * count;
 			}
 		}
@@ -66,21 +79,22 @@ export class RoutingRecorder {
 
 /** The decisions of all tokens of a step, of one process. */
 export class RoutingTable {
-	/** [tokens, topk] by layer. */
-	readonly experts = new Map<number, Int32Array>();
-	/** [tokens, experts] by layer. */
-	readonly logits = new Map<number, Float32Array>();
+	/** [tokens, topk] by layer and pass, as "5.0". */
+	readonly experts = new Map<string, Int32Array>();
+	/** [tokens, experts] by layer and pass. */
+	readonly logits = new Map<string, Float32Array>();
 
 	static of(recorder: RoutingRecorder, tokens: number): RoutingTable {
 		const table = new RoutingTable();
-		for (const { layer, first, count, experts, logits } of recorder.decisions(0)) {
+		for (const { first, count, experts, logits, ...pass } of recorder.decisions(0)) {
 			const [topk, all] = [experts.length / count, logits.length / count];
-			if (!table.experts.has(layer)) {
-				table.experts.set(layer, new Int32Array(tokens * topk));
-				table.logits.set(layer, new Float32Array(tokens * all));
+			const key = keyOf(pass);
+			if (!table.experts.has(key)) {
+				table.experts.set(key, new Int32Array(tokens * topk));
+				table.logits.set(key, new Float32Array(tokens * all));
 			}
-			table.experts.get(layer)!.set(experts, first * topk);
-			table.logits.get(layer)!.set(logits, first * all);
+			table.experts.get(key)!.set(experts, first * topk);
+			table.logits.get(key)!.set(logits, first * all);
 		}
 		return table;
 	}
@@ -88,9 +102,9 @@ export class RoutingTable {
 	/** Tokens of this rank that were sent elsewhere than the table says. */
 	flips(recorder: RoutingRecorder, firstToken: number): Flip[] {
 		const flips: Flip[] = [];
-		for (const { layer, first, count, experts } of recorder.decisions(firstToken)) {
+		for (const { layer, pass, first, count, experts } of recorder.decisions(firstToken)) {
 			const topk = experts.length / count;
-			const table = this.experts.get(layer)!;
+			const table = this.experts.get(keyOf({ layer, pass }))!;
 			for (let token = 0; token < count; token++) {
 				const own = [...experts.subarray(token * topk, (token + 1) * topk)];
 				const reference = [...table.subarray((first + token) * topk, (first + token + 1) * topk)];
