@@ -1,6 +1,7 @@
 /** The model's loss on data sets: text files, rows of tokens, Energon data, and each entry of a metadataset on its own. */
+import { energonChecks } from "../config/checks/energon.ts";
 import { derivations } from "../config/derive.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import { propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
@@ -9,6 +10,7 @@ import type { DrawnBudget } from "../elastic/router/network.ts";
 import type { World } from "../parallel/world.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf, readersWith } from "../train/feed/batch-source.ts";
@@ -42,6 +44,20 @@ export interface Entry {
 	readonly samples: number | null;
 }
 
+/** The conditions of Energon data, which a configuration without data-path is not asked for. Throws a UserError. */
+function requireReadable(c: TrainingConfiguration, path: string): void {
+	const own = { ...c, dataPath: path, datasetProvider: "energon" as const };
+	for (const check of energonChecks) {
+		const complaint = check(own);
+		if (complaint === null) continue;
+		const { key, message } = complaint;
+		throw new UserError(
+			`To read ${path}, --${key} ${JSON.stringify(own[propertyOf(key)])}: ${message}.`,
+			exitCodes.usage,
+		);
+	}
+}
+
 /**
  * The data sets behind paths. A metadataset's entries come one by one, but all together where one of them is a join or a
  * subset, which no path names. Throws a UserError for what cannot be read.
@@ -51,6 +67,7 @@ export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): E
 		if (derivations["dataset-provider"]({ ...c, dataPath: path }) !== "energon") {
 			return [{ path, part: null, samples: null }];
 		}
+		requireReadable(c, path);
 		const storage = openStorage({ cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 });
 		const { kind, samples, parts, leaves } = describeDataset(storage, path);
 		const wanted = c.validDataSplitPart;

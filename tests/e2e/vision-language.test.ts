@@ -83,7 +83,11 @@ test("a frozen tower that runs ahead gives the same losses, bit for bit", () => 
 	const layout = flags("--encoder-dp 2 --llm-dp 2 --llm-ep 2 --freeze-vit --train-iters 3 --global-batch-size 12");
 	const [plain, ahead] = [
 		train("in-turn", ...layout),
-		train("ahead", ...layout, ...flags("--mimo-encoder-prefetch --mimo-encoder-prefetch-debug --save ahead --save-interval 3")),
+		train(
+			"ahead",
+			...layout,
+			...flags("--mimo-encoder-prefetch --mimo-encoder-prefetch-debug --save ahead --save-interval 3"),
+		),
 	];
 	expect([plain.exitCode, ahead.exitCode, ahead.stderr]).toEqual([0, 0, ""]);
 	for (const [index, step] of plain.steps.entries()) {

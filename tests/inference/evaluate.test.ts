@@ -180,6 +180,13 @@ describe("questions", () => {
 		expect([exitCode, stdout]).toEqual([1, ""]);
 	});
 
+	test("settings that Energon data cannot be read with are refused as in training", () => {
+		captions(folder, "owls", [4], "0,1,0");
+		const { exitCode, stderr } = run("evaluate --load pictures --data owls --use-tiling --dynamic-resolution");
+		const sentence = "mimo: To read owls, --use-tiling true: allowed only without dynamic-resolution.\n";
+		expect([exitCode, stderr]).toEqual([2, sentence]);
+	});
+
 	test("nothing to evaluate is refused", () => {
 		const { exitCode, stderr } = run("evaluate --load text");
 		expect([exitCode, stderr]).toEqual([2, "mimo: mimo evaluate needs --data PATH or --questions FILE.jsonl.\n"]);
