@@ -9,11 +9,14 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { Case, Refused, Wrong } from "./configuration-case.ts";
-import { trainable, writeData } from "./configuration-data.ts";
-import { Draw, drawModel, type Flags } from "./configuration-draw.ts";
-import { refusal } from "./configuration-grids.ts";
-import { relations } from "./configuration-relations.ts";
+import { Case, Refused, Wrong } from "./configurations/case.ts";
+import { trainable } from "./configurations/data/reading.ts";
+import { writeData } from "./configurations/data/sets.ts";
+import { Draw, type Flags } from "./configurations/draw.ts";
+import { refusal } from "./configurations/layout/grids.ts";
+import { drawModel, usual } from "./configurations/model/model.ts";
+import { relations } from "./configurations/relations/all.ts";
+import type { Relation } from "./configurations/relations/relation.ts";
 
 export type State = "ok" | "tie" | "refused" | "WRONG";
 
@@ -41,11 +44,13 @@ export interface Wanted {
 function meet(seed: number, number: number, { only, having }: Wanted, data: string): Outcome {
 	const began = performance.now();
 	const draw = new Draw(seed * 1_000_003 + number);
+	const wanted: readonly Relation[] = relations.filter(({ name }) => only === undefined || name.startsWith(only));
 	for (;;) {
-		const relation = draw.one(relations.filter(({ name }) => only === undefined || name.startsWith(only)));
-		const flags = { ...trainable(draw, drawModel(draw), data), device: "cpu", threads: "1" };
-		if (refusal(flags) !== null || relation.suits?.(flags) === false) continue;
+		const relation = draw.one(wanted);
+		const emphasis = { ...usual, ...relation.emphasis };
+		const flags = { ...trainable(draw, drawModel(draw, emphasis), emphasis, data), device: "cpu", threads: "1" };
 		if (having !== undefined && !(having in flags)) continue;
+		if (relation.suits?.(flags) === false || refusal(flags) !== null) continue;
 		using place = new Case();
 		let [state, said]: [State, string] = ["ok", ""];
 		try {

@@ -2,9 +2,9 @@
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { exitCodes } from "../../src/system/exit-codes.ts";
-import { executable } from "../commands/mimo.ts";
-import { argumentsOf, type Flags } from "./configuration-draw.ts";
+import { exitCodes } from "../../../src/system/exit-codes.ts";
+import { executable } from "../../commands/mimo.ts";
+import { argumentsOf, type Flags } from "./draw.ts";
 
 /** A command refused the configuration with a sentence, after the checks of the configuration had allowed it. */
 export class Refused extends Error {}
@@ -58,6 +58,29 @@ export class Case implements Disposable {
 		return this.log(name);
 	}
 
+	/**
+	 * Trains until a signal comes after so many seconds, or until the run ends itself; null: no signal. Throws Wrong for an end
+	 * that neither explains.
+	 */
+	stop(flags: Flags, signal: string | null, seconds: number): void {
+		const train = ["train", ...argumentsOf(flags)];
+		const timed = signal === null ? [] : ["timeout", `--signal=${signal}`, "--preserve-status", seconds.toFixed(2)];
+		this.commands.push(`${timed.join(" ")} mimo ${train.map(quoted).join(" ")}`.trim());
+		const { exitCode, signalCode, stderr } = Bun.spawnSync([...timed, executable, ...train], {
+			cwd: this.folder,
+			env: { ...process.env, MIMO_DEBUG: "0" },
+			stdout: "pipe",
+			stderr: "pipe",
+			timeout: secondsOfCommand * 1000,
+		});
+		const said = stderr.toString().trim();
+		// The shell's numbers of a process that a signal ended are 128 and the signal's.
+		const killed = signal !== null && (exitCode > 128 || (signalCode !== undefined && signalCode !== null));
+		if (bugs.test(said)) throw new Wrong(`train says ${said}`);
+		if (exitCode === 0 || exitCode === exitCodes.runAgain || killed) return;
+		throw new Wrong(`train that ${signal ?? "its duration"} stopped ends with ${exitCode}: ${said}`);
+	}
+
 	log(name: string): Step[] {
 		return readFileSync(this.path(`${name}.jsonl`), "utf8")
 			.trim()
@@ -79,6 +102,11 @@ export class Case implements Disposable {
 		return Object.fromEntries(listing.tensors.map(({ name, sha256, shape }) => [`${name} [${shape}]`, sha256]));
 	}
 
+	/** SHA-256 of a file, by the one name that all such files share. */
+	digest(file: string): Record<string, string> {
+		return { file: new Bun.CryptoHasher("sha256").update(readFileSync(this.path(file))).digest("hex") };
+	}
+
 	[Symbol.dispose](): void {
 		rmSync(this.folder, { recursive: true, force: true });
 	}
@@ -93,56 +121,4 @@ const measured = ["modules", "memory", "time", "elapsed_ms", "tokens_per_second"
 
 function resultsOf(step: Step): Step {
 	return Object.fromEntries(Object.entries(step).filter(([name]) => !measured.includes(name)));
-}
-
-/** Numbers of a step by their names, those in lists and objects included. */
-export function numbersOf(value: unknown, name = ""): [name: string, number: number][] {
-	if (typeof value === "number") return [[name, value]];
-	if (typeof value !== "object" || value === null) return [];
-	return Object.entries(value).flatMap(([key, inner]) => numbersOf(inner, name === "" ? key : `${name} ${key}`));
-}
-
-/** Throws Wrong unless both logs have the same steps, bit for bit. `only`: fields of the first that count; absent: all. */
-export function requireEqual(what: string, expected: readonly Step[], found: readonly Step[]): void {
-	if (expected.length !== found.length) {
-		throw new Wrong(`${what}: ${found.length} lines of the log instead of ${expected.length}`);
-	}
-	expected.forEach((step, at) => {
-		for (const [name, value] of Object.entries(step)) {
-			const [a, b] = [JSON.stringify(value), JSON.stringify(found[at]![name])];
-			if (a !== b) throw new Wrong(`${what}: ${name} of step ${step.iteration} is ${b} instead of ${a}`);
-		}
-	});
-}
-
-/** Relative differences that sums in another order cause, of a loss and of a gradient norm. */
-const limits = { loss: 1e-4, grad_norm: 2e-3 };
-
-/**
- * Throws Wrong unless both logs have the same steps up to rounding. Returns false from the step on in which a tie between
- * two experts was decided otherwise.
- */
-export function requireNear(what: string, expected: readonly Step[], found: readonly Step[]): boolean {
-	if (expected.length !== found.length) {
-		throw new Wrong(`${what}: ${found.length} lines of the log instead of ${expected.length}`);
-	}
-	for (const [at, step] of expected.entries()) {
-		const other = found[at]!;
-		if (JSON.stringify(step.tokens_per_expert) !== JSON.stringify(other.tokens_per_expert)) {
-			if (at > 0) return false;
-			const [a, b] = [step, other].map((s) => numbersOf(s.tokens_per_expert).map(([, count]) => count));
-			const moved = a!.reduce((sum, count, i) => sum + Math.abs(count - b![i]!), 0);
-			// One token that goes elsewhere is a tie.
-			if (moved > 2) throw new Wrong(`${what}: experts of step 1 get ${b} tokens instead of ${a}`);
-			return false;
-		}
-		for (const [name, value] of Object.entries(step)) {
-			if (!/loss$|grad_norm|tokens$|samples$|learning_rate/.test(name) || typeof value !== "number") continue;
-			const limit = name === "grad_norm" ? limits.grad_norm : limits.loss;
-			const number = other[name];
-			if (typeof number === "number" && Math.abs(number - value) <= limit * Math.max(Math.abs(value), 1e-6)) continue;
-			throw new Wrong(`${what}: ${name} of step ${step.iteration} is ${number} instead of ${value}`);
-		}
-	}
-	return true;
 }

@@ -1,7 +1,11 @@
 /** Grids for a drawn model: those that a configuration is checked to take. */
-import { resolveConfiguration } from "../../src/config/resolve.ts";
-import { UserError } from "../../src/system/errors.ts";
-import { argumentsOf, type Draw, type Flags } from "./configuration-draw.ts";
+import { plannedIterations } from "../../../../src/config/derive.ts";
+import { resolveConfiguration } from "../../../../src/config/resolve.ts";
+import { elasticConfig } from "../../../../src/elastic/from-configuration.ts";
+import { hybridConfig } from "../../../../src/models/hybrid/from-configuration.ts";
+import { UserError } from "../../../../src/system/errors.ts";
+import { argumentsOf, type Draw, type Flags } from "../draw.ts";
+import { hasEncoder } from "../model/vision.ts";
 
 export interface Grids {
 	/** As `mimo verify --layouts` takes it. */
@@ -13,7 +17,8 @@ export interface Grids {
 /** The sentence that refuses a configuration; null: it is allowed. */
 export function refusal(flags: Flags): string | null {
 	try {
-		resolveConfiguration(argumentsOf(flags));
+		const { configuration } = resolveConfiguration(argumentsOf(flags));
+		elasticConfig(configuration, hybridConfig(configuration), plannedIterations(configuration));
 		return null;
 	} catch (error) {
 		if (error instanceof UserError) return error.message;
@@ -84,10 +89,9 @@ export function drawAllowedGrids(
 	count: number,
 	refused: (sentence: string) => void,
 ): Grids[] {
-	const encoder = flags["model-provider"] === "nemotron-moe-vlm";
 	const found = new Map<string, Grids>();
 	for (let attempt = 0; attempt < 40 && found.size < count; attempt++) {
-		const grids = drawGrids(draw, encoder);
+		const grids = drawGrids(draw, hasEncoder(flags));
 		if (grids.ranks === 1 || found.has(grids.layout)) continue;
 		const sentence = refusal({ ...flags, ...grids.flags });
 		if (sentence === null) found.set(grids.layout, grids);

@@ -1,9 +1,8 @@
 /** Options of drawn runs: grids, those that change no value, those that change the order of sums alone. */
-import { hasEncoder } from "./configuration-data.ts";
-import { type Draw, drawRecomputation, drawTurns, type Flags } from "./configuration-draw.ts";
-import { drawAllowedGrids, type Grids, refusal } from "./configuration-grids.ts";
-
-const on = "true";
+import { type Draw, type Flags, on } from "../draw.ts";
+import { hasEncoder } from "../model/vision.ts";
+import { drawAllowedGrids, type Grids, refusal } from "./grids.ts";
+import { drawRecomputation, drawTurns } from "./work-order.ts";
 
 /** Grids, of one process or several, with turns of passes where they allow them. */
 export function onGrids(draw: Draw, flags: Flags): Flags {
@@ -37,7 +36,7 @@ function drawReduction(draw: Draw, flags: Flags): Flags {
 }
 
 /** Only what verify can compare, by definition. */
-export function verifiable(flags: Flags): Flags {
+export function verifiable({ "encoder-grad-participation": _, ...flags }: Flags): Flags {
 	if (!flags["moe-router-load-balancing-type"]?.includes("global_aux_loss")) return flags;
 	return { ...flags, "moe-router-load-balancing-type": "none", "moe-aux-loss-coeff": "0" };
 }
@@ -73,6 +72,7 @@ export function drawNeutral(draw: Draw, flags: Flags): Flags {
 		{ "data-prefetch": "1", "data-threads": "1" },
 		{ "data-routing": "routed" },
 		{ "eval-interval": "2", "eval-iters": "1" },
+		...(hasEncoder(flags) ? [{ "overlap-grad-reduce": on, "encoder-ddp-overlap": on }] : []),
 		{ save: "neutral", "save-interval": "3", ...(draw.chance(0.5) && { "async-save": on }) },
 		{ "microbatch-group-size-per-virtual-pipeline-stage": draw.one(["2", "3", "4"]) },
 		{ "moe-router-fusion": on, "moe-permute-fusion": on, "cross-entropy-loss-fusion": "false" },
@@ -138,12 +138,32 @@ export const published: Flags = {
 	"moe-router-enable-expert-bias": on,
 };
 
+/** What its vision-language model has. */
+export const publishedVision: Flags = {
+	...{ "vision-projection-type": "mlp", "vision-projection-norm": on, "pixel-shuffle": on },
+	...{ "disable-vision-class-token": on, "vision-final-layernorm": "false", "vision-position-mode": "cpe" },
+	...{ "vision-max-img-h": "48", "vision-max-img-w": "48", "vision-num-attention-heads": "2" },
+};
+
 export const foreign =
-	/^(swiglu|quick-geglu|activation-func.*|glu-linear-offset|add-bias-linear|position-embedding-type|rotary-.*|moe-router-pre-softmax|moe-mlp-glu.*|moe-fused-mlp|fp8-.*)$/;
+	/^(vision-kv-channels|swiglu|quick-geglu|activation-func.*|glu-linear-offset|add-bias-linear|position-embedding-type|rotary-.*|moe-router-pre-softmax|moe-mlp-glu.*|moe-fused-mlp|fp8-.*)$/;
 
 /** The flags of other grids for a model that is read from a checkpoint. */
 export function onGridsOf(draw: Draw, flags: Flags): Flags {
 	const grids = drawAllowedGrids(draw, plainArithmetic(flags), 1, () => {})[0]?.flags ?? {};
 	// A checkpoint does not say where a pipeline is cut.
 	return { ...grids, "hybrid-layer-pattern": flags["hybrid-layer-pattern"]! };
+}
+
+/** The flags on other grids with as many data lanes, and so the same samples in the same microbatches. */
+export function onGridsOfLanes(draw: Draw, flags: Flags): Flags {
+	const { "tensor-parallel-num-weight-shards": shards, "overlap-moe-expert-parallel-comm": _, ...own } = flags;
+	const { "ep-overlap-early-attn-memory-release": __, ...plain } = own;
+	const lanes = shards === undefined ? (own["llm-dp"] ?? "1") : String(Number(shards) / Number(own["llm-tp"]));
+	for (let attempt = 0; attempt < 20; attempt++) {
+		const [grids] = drawAllowedGrids(draw, plain, 1, () => {});
+		if (grids?.flags["llm-dp"] === lanes) return { ...plain, ...grids.flags };
+	}
+	const encoder = hasEncoder(flags) ? { "encoder-tp": "1", "encoder-dp": "1", "llm-offset": "1" } : {};
+	return { ...plain, ...encoder, "llm-tp": "1", "llm-pp": "1", "llm-ep": "1", "llm-expt-tp": "1", "llm-dp": lanes };
 }
