@@ -24,7 +24,7 @@ interface Run {
 	readonly count: number;
 }
 
-/** A layer, and which of a microbatch's passes through it: a prediction depth that is repeated has several. */
+/** A layer, and which of a microbatch's passes through it: an MTP depth that is repeated has several. */
 interface Pass {
 	readonly layer: number;
 	readonly pass: number;

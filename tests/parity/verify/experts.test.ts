@@ -39,7 +39,7 @@ describe("layouts give what one process gives", () => {
 	}
 });
 
-test("experts of a prediction depth that is repeated are compared pass by pass", async () => {
+test("experts of an MTP depth that is repeated are compared pass by pass", async () => {
 	const repeated = { "hybrid-layer-pattern": "M*/E/E", "mtp-use-repeated-layer": true };
 	const { failures } = await run.reportOf("1+tp2ep2", repeated);
 	expect(failures).toEqual([]);
