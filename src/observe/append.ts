@@ -1,9 +1,9 @@
-/** Appending to the files of a run's record. */
+/** Appends whole records to files. */
 import { closeSync, fstatSync, ftruncateSync, openSync, writeSync } from "node:fs";
 
 /**
- * Appends all of `bytes` to a file that is open for appending, or none of them, so that what is appended later follows a
- * whole record. Throws where the disk takes only a part, and where the file is removed: its bytes would go nowhere.
+ * Appends either all of `bytes` or no bytes to a file that is open for appending, so that later records follow whole records.
+ * Throws where the disk has no room, and where the file was removed.
  */
 export function appendWhole(descriptor: number, bytes: Uint8Array): void {
 	const before = fstatSync(descriptor);
@@ -13,7 +13,7 @@ export function appendWhole(descriptor: number, bytes: Uint8Array): void {
 	throw new Error("the disk is full");
 }
 
-/** Appends a text to the file of this name, which is made where it is missing, in the same way. */
+/** Appends a text to a file in the same way, and creates the file if it is missing. */
 export function appendText(file: string, text: string): void {
 	const descriptor = openSync(file, "a");
 	try {

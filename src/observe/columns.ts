@@ -1,6 +1,6 @@
-/** Tables for people. */
+/** Tables as text. */
 
-/** Cells side by side, columns as wide as their widest cell. */
+/** The lines of a table, with columns as wide as their widest cell. */
 export function columns(rows: readonly (readonly string[])[]): string[] {
 	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
 	return rows.map((row) =>

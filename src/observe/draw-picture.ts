@@ -1,11 +1,11 @@
-/** Pictures in characters, for terminals. */
+/** Draws pictures with characters, for terminals. */
 
-/** Dark to light. */
+/** Characters from dark to light. */
 const shades = " .:-=+*#%@";
 
 /**
- * A grey picture, row by row from its darkest value to its lightest, a character for two columns of four rows.
- * `valueAt`: any finite number; pixels outside are dark.
+ * The lines of a grey picture, scaled to its range of values, where a character covers two columns of four rows. `valueAt`: the
+ * value of a pixel, any finite number; pixels outside are dark.
  */
 export function drawPicture(height: number, width: number, valueAt: (row: number, column: number) => number): string[] {
 	const values = Array.from({ length: height * width }, (_, i) => valueAt(Math.floor(i / width), i % width));

@@ -1,9 +1,9 @@
-/** The lines of a file that may still be written, in bounded memory. */
+/** Reads the lines of a file that may still grow, in bounded memory. */
 import { closeSync, openSync, readSync } from "node:fs";
 
 const chunkBytes = 1 << 20;
 
-/** Whole lines; one that is still being written is left out. */
+/** The whole lines of a file, without a last line that is incomplete. */
 export function* linesOf(file: string): Generator<string> {
 	const descriptor = openSync(file, "r");
 	try {

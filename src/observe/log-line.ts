@@ -12,7 +12,7 @@ export interface LogLineOptions {
 	readonly trainIterations: number;
 	/** Floating-point operations of a step by Megatron's count; null leaves the throughput out. */
 	readonly flopsPerStep: number | null;
-	/** Devices of the whole job. */
+	/** Number of devices of the job. */
 	readonly worldSize: number;
 	/** A warning that the run is not ordinary training, such as a run with benchmark routing; every line has it. */
 	readonly caution: string | null;
@@ -28,7 +28,7 @@ export function timestamp(date: Date): string {
 	return `${day} ${time}.${String(date.getMilliseconds()).padStart(3, "0")}000`;
 }
 
-/** Sums of a module's steps since the last line. */
+/** Sums over a module's steps since the previous line. */
 interface ModuleSums {
 	readonly ranks: number;
 	readonly seconds: Map<string, number>;
@@ -39,14 +39,14 @@ interface ModuleSums {
 
 export class LogLine implements Observer {
 	readonly #options: LogLineOptions;
-	/** Of every loss: its sum, and the steps that had it. */
+	/** For every loss, its sum and the number of steps with the loss. */
 	readonly #sums = new Map<string, { sum: number; steps: number }>();
 	readonly #modules = new Map<string, ModuleSums>();
 	#advanced = 0;
 	#skipped = 0;
 	#nan = 0;
 	#seconds = 0;
-	/** Sum over the steps, and how many of them have it. */
+	/** Sum of the padding, and the number of steps with padding. */
 	#padding = { sum: 0, steps: 0 };
 	#first = true;
 
@@ -153,7 +153,7 @@ export class LogLine implements Observer {
 	}
 }
 
-/** Fields behind those of Megatron's line: means of a module's ranks. */
+/** Fields after Megatron's: means over a module's ranks. */
 function moduleFields(name: string, { ranks, seconds, flops, idle, steps }: ModuleSums): string[] {
 	const parts = [...seconds]
 		.filter(([, sum]) => sum > 0)

@@ -1,4 +1,4 @@
-/** The middle value; the mean of the two middle ones of an even number. NaN of nothing. */
+/** The median, for an even number of values the mean of the two middle values; NaN without values. */
 export function median(values: readonly number[]): number {
 	const sorted = values.toSorted((a, b) => a - b);
 	const middle = sorted.length >> 1;

@@ -1,7 +1,6 @@
 /**
- * Sentences for people, outside a run's log: coloured and marked on a terminal, the bare sentence everywhere else, so
- * that output collected by a scheduler or a pipe stays plain. Notes go to standard output, warnings and errors to
- * standard error.
+ * Prints messages outside a run's log: with colours and marks on a terminal, as plain sentences elsewhere, so that the output in a
+ * scheduler's file or a pipe stays plain. Notes go to standard output, warnings and errors to standard error.
  */
 import { type ConsolaInstance, type ConsolaReporter, createConsola } from "consola";
 
@@ -14,7 +13,7 @@ const plain: ConsolaReporter = {
 };
 
 function reporter(stream: NodeJS.WriteStream): ConsolaInstance {
-	// A level of our own: consola's default falls silent where it takes the environment for a test's.
+	// The level is explicit because consola's default prints nothing where it detects a test environment.
 	return stream.isTTY
 		? createConsola({ level: everything })
 		: createConsola({ level: everything, throttle: 0, reporters: [plain] });
@@ -23,7 +22,7 @@ function reporter(stream: NodeJS.WriteStream): ConsolaInstance {
 const output = reporter(process.stdout);
 const errors = reporter(process.stderr);
 
-/** Something worth knowing. */
+/** Prints a note. */
 export function note(sentence: string): void {
 	output.info(sentence);
 }
@@ -33,7 +32,7 @@ export function warn(sentence: string): void {
 	errors.warn(sentence);
 }
 
-/** Why the program ends. */
+/** Prints why the program ends. */
 export function complain(sentence: string): void {
 	errors.error(sentence);
 }

@@ -1,7 +1,8 @@
 /**
  * A run in MLflow's file store (FileStore of mlflow 3): ROOT/EXPERIMENT/RUN with meta.yaml, a file of lines
- * "milliseconds value step" for each metric, a file for each parameter and each tag. A line is one write, and the run is there
- * once its meta.yaml is. A training that goes on appends to its run, after the steps that it does again are taken out.
+ * "milliseconds value step" for each metric, and a file for each parameter and each tag. Each line is a single write, and
+ * meta.yaml is written last, because it makes the run visible. A resumed training appends to its run, after removing the steps
+ * that it repeats.
  */
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
@@ -20,7 +21,7 @@ export interface MlflowOptions extends ScalarOptions {
 	/** Root of the store, usually called mlruns. */
 	readonly folder: string;
 	readonly experiment: string;
-	/** null: the name of the folder of checkpoints, or the training's own. */
+	/** null: the name of the folder of checkpoints, else an identifier of the training. */
 	readonly runName: string | null;
 }
 
@@ -29,7 +30,7 @@ const status = { running: 1, finished: 3, failed: 4, killed: 5 } as const;
 /** SourceType LOCAL. */
 const localSource = 4;
 const metaFile = "meta.yaml";
-/** Characters of a parameter's value that the store keeps. */
+/** Most characters of a parameter's value in the store. */
 const longestParameter = 6000;
 const defaultExperiment = "Default";
 
@@ -37,12 +38,12 @@ export class MlflowRun implements Observer {
 	readonly #options: MlflowOptions;
 	readonly #now: () => number;
 	readonly #scalars: Scalars;
-	/** Of the run; null before it begins. */
+	/** Folder of the run; null before it begins. */
 	#folder: string | null = null;
 	#meta: Readonly<Record<string, unknown>> = {};
 	readonly #made = new Set<string>();
 
-	/** `now`: milliseconds since 1970. Throws a UserError when the store cannot be written. */
+	/** `now`: milliseconds since 1970. Throws a UserError if the store cannot be written. */
 	constructor(options: MlflowOptions, now: () => number = Date.now) {
 		this.#options = options;
 		this.#now = now;
@@ -159,7 +160,7 @@ export class MlflowRun implements Observer {
 		});
 	}
 
-	/** Number of the experiment of this name, which is made when it is missing. */
+	/** Identifier of the experiment with the configured name, which is created if it is missing. */
 	#experimentOf(root: string): string {
 		const wanted = this.#options.experiment;
 		const known = readdirSync(root, { withFileTypes: true }).filter((entry) => entry.isDirectory());
@@ -167,10 +168,10 @@ export class MlflowRun implements Observer {
 			const meta = join(root, name, metaFile);
 			if (existsSync(meta) && parse(readFileSync(meta, "utf8"))?.name === wanted) return name;
 		}
-		// A new store has the experiment that runs of other programs fall into.
+		// A new store needs MLflow's default experiment, which runs of other programs use.
 		if (!existsSync(join(root, "0"))) this.#makeExperiment(root, "0", defaultExperiment);
 		if (wanted === defaultExperiment) return "0";
-		// Follows from the name, so that two runs that begin together make one experiment.
+		// The identifier is a hash of the name, so that two runs that begin at once use one experiment.
 		const number = BigInt(`0x${createHash("sha256").update(wanted).digest("hex").slice(0, 16)}`);
 		const id = String(10n ** 17n + (number % (9n * 10n ** 17n)));
 		this.#makeExperiment(root, id, wanted);
@@ -202,12 +203,12 @@ export class MlflowRun implements Observer {
 	}
 }
 
-/** Names that the store takes: letters, digits and _ - . space : / */
+/** The metric's name with only the characters that the store allows: letters, digits and _ - . space : / */
 function metricName(name: string): string {
 	return name.replaceAll(/[^\w\-. :/]/g, "_");
 }
 
-/** Removes the lines after `step`, and a torn one; they ascend. A file without lines is none that the store reads. */
+/** Removes the lines of steps after `step`, which ascend, and an incomplete line. A file without lines is removed. */
 function cutMetric(file: string, step: number): void {
 	const text = readFileSync(file, "latin1");
 	let kept = 0;

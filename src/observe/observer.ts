@@ -13,18 +13,18 @@ import { type WandbOptions, WandbRun } from "./wandb/run.ts";
 export interface ObserverOptions
 	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize" | "caution">,
 		ScalarOptions {
-	/** File of the JSON log, or null. */
+	/** File of the JSON log; null: no log. */
 	readonly logJson: string | null;
-	/** Folder of TensorBoard events, or null. */
+	/** Folder of TensorBoard events; null: no events. */
 	readonly tensorBoard: string | null;
 	readonly mlflow: Omit<MlflowOptions, keyof ScalarOptions> | null;
 	readonly wandb: Omit<WandbOptions, keyof ScalarOptions> | null;
-	/** Keeps the records when one of them cannot be written. */
+	/** Handles records that cannot be written. */
 	readonly records: RunRecords;
 	readonly output?: TerminalStream;
 }
 
-/** Opens everything that shows or stores a run. Throws a UserError when a file of it cannot be written. */
+/** Opens all outputs of a run. Throws a UserError if a file cannot be written. */
 export function openObserver(options: ObserverOptions): Observer {
 	const terminal = new Terminal(options.output ?? process.stdout);
 	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });

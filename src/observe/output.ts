@@ -1,9 +1,9 @@
-/** Text for standard output that is written at once and whole, or is an error: `console.log` ignores that a disk is full. */
+/** Writes text to standard output synchronously, with errors; `console.log` ignores that a disk is full. */
 import { writeSync } from "node:fs";
 import { exitCodes } from "../system/exit-codes.ts";
 import { fileError } from "../system/system-errors.ts";
 
-/** Writes `text` to standard output. Throws a UserError where the system refuses it; ends the process where its reader is gone. */
+/** Writes `text` to standard output. Throws a UserError if the system refuses it; ends the process if the reader has closed the pipe. */
 export function writeOut(text: string): void {
 	const bytes = Buffer.from(text);
 	for (let written = 0; written < bytes.length; ) {

@@ -1,6 +1,6 @@
-/** Numbers as C's printf and Python's format print them, so that log lines are Megatron's to the last digit. */
+/** Formats numbers as C's printf and Python's format do, so that log lines equal Megatron's to the last digit. */
 
-/** Exact decimal digits a double can need behind the point for values of the sizes that are logged. */
+/** Digits after the point of exact decimal expansions, sufficient for logged values. */
 const exactDigits = 100;
 
 function special(value: number): string | null {
@@ -19,14 +19,14 @@ export function fixed(value: number, digits: number): string {
 	const point = exact.indexOf(".");
 	const kept = digits === 0 ? point : point + 1 + digits;
 	const rounded = size.toFixed(digits);
-	// JavaScript rounds exact halves up, C to the even digit.
+	// JavaScript rounds exact ties up, C to the even digit.
 	const tail = exact.slice(point + 1 + digits);
 	if (!/^50*$/.test(tail)) return sign + rounded;
 	const before = exact.slice(0, kept);
 	return sign + (Number(before.at(-1)) % 2 === 0 ? before : rounded);
 }
 
-/** printf("%.<digits>E"): at least two digits of exponent. */
+/** printf("%.<digits>E"), with an exponent of at least two digits. */
 export function scientific(value: number, digits: number): string {
 	const name = special(value);
 	if (name !== null) return name.toUpperCase();
@@ -44,7 +44,7 @@ export function scientific(value: number, digits: number): string {
 	return `${sign}${mantissa}E${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
 }
 
-/** Python's str() of a float: whole numbers keep a ".0". */
+/** Python's str() of a float, with ".0" after whole numbers. */
 export function pythonFloat(value: number): string {
 	const name = special(value);
 	if (name !== null) return name;

@@ -1,6 +1,6 @@
 /**
- * A progress line below everything else on a terminal. Where the output is not a terminal there is no progress line and
- * other lines are written unchanged.
+ * A progress line below all other output of a terminal. Output that is not a terminal has no progress line, and its other lines
+ * are unchanged.
  */
 import type { EvaluationReport, Observer, StepReport } from "./step-report.ts";
 
@@ -10,11 +10,11 @@ export interface TerminalStream {
 	write(text: string): unknown;
 }
 
-/** Milliseconds between two drawings. */
+/** Milliseconds between updates of the progress line. */
 const drawingInterval = 100;
 const clearLine = "\r\u001b[2K";
 
-/** Writes whole lines and keeps one line below them that is drawn anew. */
+/** Writes whole lines, and redraws the progress line below them. */
 export class Terminal {
 	#progress = "";
 

@@ -1,9 +1,9 @@
-/** Protocol buffer messages, written and read field by field without their definitions. */
+/** Writes and reads protocol buffer messages field by field, without their definitions. */
 import { UserError } from "../system/errors.ts";
 
 const encoder = new TextEncoder();
 
-/** Bytes of a protocol buffer message, field by field. Integers are at least 0. */
+/** Writes a protocol buffer message. Integers must be at least 0. */
 export class Message {
 	#bytes = new Uint8Array(64);
 	#view = new DataView(this.#bytes.buffer);
@@ -72,7 +72,7 @@ export class Message {
 		this.#bytes[at] = value;
 	}
 
-	/** Where the next `count` bytes go; the memory may be another one then. */
+	/** Offset of the next `count` bytes; the buffer may be reallocated. */
 	#take(count: number): number {
 		const at = this.#length;
 		this.#length += count;
@@ -94,7 +94,7 @@ export interface Field {
 
 /**
  * Fields of a protocol buffer message: varints and floats as `value`, length-delimited ones as `bytes`. Throws a UserError
- * that names `path` where one is cut.
+ * that names `path` if a field is truncated.
  */
 export function* fields(message: Uint8Array, path: string): Generator<Field> {
 	const view = new DataView(message.buffer, message.byteOffset, message.byteLength);

@@ -1,7 +1,7 @@
 import { closeSync, fsyncSync, mkdirSync, openSync, renameSync, writeSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 
-/** Writes a small file that is there whole or as it was before, also after a crash. Makes its folder. */
+/** Writes a small file atomically: after a crash it has either the old or the new content. Creates its folder. */
 export function replaceFile(path: string, text: string): void {
 	const folder = dirname(path);
 	mkdirSync(folder, { recursive: true });

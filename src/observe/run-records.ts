@@ -1,26 +1,26 @@
 /**
- * The records of a run: JSON log, TensorBoard, MLflow, Weights & Biases, trace. A record that cannot be opened, or not begin,
- * refuses the run. Once training goes on, no record ends it, because its steps are worth more: the first failure of each
- * record is a warning, every entry is tried anew, and the end says which records are incomplete.
+ * The records of a run: JSON log, TensorBoard, MLflow, Weights & Biases, trace. A record that cannot be opened or begun
+ * prevents the run. During training a failing record does not end the run: its first failure is a warning, each further entry is
+ * attempted, and a message at the end names the incomplete records.
  */
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import type { Observer } from "./step-report.ts";
 
 interface Gap {
-	/** Entries that could not be written. */
+	/** Number of entries that could not be written. */
 	entries: number;
-	/** Steps done when the first one could not; null: not known. */
+	/** Number of steps done before the first missing entry; null: unknown. */
 	readonly after: number | null;
 }
 
 export class RunRecords {
 	readonly #gaps = new Map<string, Gap>();
 
-	/** `warn`: told of the first failure of each record. */
+	/** `warn`: called at the first failure of each record. */
 	constructor(private readonly warn: (sentence: string) => void) {}
 
-	/** Passes everything on to a record of this name; what it throws once the run has begun is a gap in it. */
+	/** Forwards calls to a record; after the run has begun, its errors count as missing entries. */
 	keep(name: string, record: Observer): Observer {
 		let step = 0;
 		const attempt = (write: () => void) => this.#attempt(name, step, write);
@@ -53,7 +53,7 @@ export class RunRecords {
 		}
 	}
 
-	/** An entry of a record after `step` (null: any) is missing, for the reason that a sentence gives. */
+	/** Counts a missing entry of a record after `step` (null: unknown); `sentence`: the reason. */
 	miss(name: string, step: number | null, sentence: string): void {
 		const gap = this.#gaps.get(name);
 		if (gap !== undefined) {
@@ -61,7 +61,7 @@ export class RunRecords {
 			return;
 		}
 		this.#gaps.set(name, { entries: 1, after: step });
-		this.warn(`${sentence} Training goes on.`);
+		this.warn(`${sentence} Training continues.`);
 	}
 
 	/** A sentence for each record with a gap. */

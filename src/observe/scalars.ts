@@ -1,15 +1,15 @@
 /**
  * A run's scalar series under Megatron's names (docs/spec/runtime.md §6.3), for TensorBoard, MLflow and Weights & Biases. Series
- * that Megatron lacks (modules, balancing losses by layer) have names of their own.
+ * that Megatron lacks (modules, balancing losses by layer) have other names.
  */
 import type { EvaluationReport, StepReport, TimersReport } from "./step-report.ts";
 
 export type Scalar = readonly [name: string, value: number];
 
 export interface ScalarOptions {
-	/** Steps between points. */
+	/** Number of steps between points. */
 	readonly interval: number;
-	/** Iteration time, throughput and timers, at steps that are logged. */
+	/** Whether points have iteration time, throughput and timers. */
 	readonly timers: boolean;
 	readonly logInterval: number;
 	/** Megatron's operations of a step; null leaves the throughput out. */
@@ -18,13 +18,13 @@ export interface ScalarOptions {
 }
 
 export interface StepScalars {
-	/** Megatron draws these over steps and over samples. */
+	/** Scalars that Megatron writes over steps and over samples. */
 	readonly twinned: readonly Scalar[];
 	readonly alone: readonly Scalar[];
 }
 
 export class Scalars {
-	/** Of the process: its iteration time is left out, as it holds the start. */
+	/** Whether the process is at its first step, whose iteration time is omitted because it includes the start. */
 	#first = true;
 
 	constructor(private readonly options: ScalarOptions) {}
@@ -65,7 +65,7 @@ export class Scalars {
 		]);
 	}
 
-	/** The slowest rank's, in seconds; empty where timers are not asked for. */
+	/** Seconds of the slowest rank for each timer; empty without timers. */
 	timers({ seconds }: TimersReport): Scalar[] {
 		if (!this.options.timers) return [];
 		return [...seconds]
@@ -82,7 +82,7 @@ function* moduleScalars({ modules }: StepReport): Generator<Scalar> {
 	}
 }
 
-/** The largest over the ranks. */
+/** The largest memory of all ranks. */
 function* memoryScalars({ memory }: StepReport): Generator<Scalar> {
 	if (!memory || memory.length === 0) return;
 	yield ["mem-reserved-bytes", Math.max(...memory.map(({ reserved }) => reserved))];

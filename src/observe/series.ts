@@ -1,4 +1,4 @@
-/** Values over steps in bounded memory: neighbouring steps share a bin once there are many. */
+/** Values over steps in bounded memory: consecutive steps share a bin if there are many. */
 
 /** Values of `count` steps from `first` to `last`. */
 export interface Bin {
@@ -10,12 +10,12 @@ export interface Bin {
 	most: number;
 }
 
-/** More bins than a chart is wide. */
+/** Most bins; a chart is narrower in units. */
 const most = 1024;
 
 export class Series {
 	readonly #bins: Bin[] = [];
-	/** Steps of a bin. */
+	/** Number of steps in a bin. */
 	#width = 1;
 
 	/** Adds a value; steps ascend. Values that are not finite are left out. */
@@ -34,7 +34,7 @@ export class Series {
 		if (this.#bins.length > most) this.#merge();
 	}
 
-	/** Forgets steps from `step` on, as far as bins tell them apart: a resumed run does them again. */
+	/** Removes the bins from `step` on, because a resumed run repeats these steps. */
 	rewind(step: number): void {
 		while (this.#bins.length > 0 && this.#bins.at(-1)!.first >= step) this.#bins.pop();
 	}

@@ -6,12 +6,11 @@ export type StepPart = keyof StepSeconds;
 const nothing: StepSeconds = { compute: 0, bridge: 0, wait: 0, gradients: 0, optimizer: 0, data: 0, other: 0 };
 
 /**
- * Timestamps of a device's queue. Recording one does not wait: a host that waited at each part would queue the next part's work
- * late.
+ * Timestamps in a device's queue. Recording does not wait for the device, so that the host queues the next part's work early.
  */
 export interface Timestamps {
 	record(): void;
-	/** All timestamps recorded since the last call, in milliseconds of performance.now(), ascending; waits for the last. */
+	/** Waits for the last timestamp; returns all timestamps since the last call in ascending milliseconds of performance.now(). */
 	take(): number[];
 }
 
@@ -29,7 +28,7 @@ export function hostTimestamps(now: () => number = () => performance.now()): Tim
 }
 
 export class StepClock {
-	/** The step's parts in order; each began at the timestamp of its number. */
+	/** The step's parts in order; part i begins at timestamp i. */
 	#parts: StepPart[] = [];
 	#watcher: ((part: StepPart, began: number, ended: number) => void) | null = null;
 
@@ -41,7 +40,7 @@ export class StepClock {
 		this.enter(part);
 	}
 
-	/** Starts another part: later work, and its time, belong to it. */
+	/** Starts another part, to which the time of later work belongs. */
 	enter(part: StepPart): void {
 		this.timestamps.record();
 		this.#parts.push(part);

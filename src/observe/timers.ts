@@ -1,11 +1,11 @@
 /**
  * Megatron's timers (docs/spec/runtime.md §12.3): names, levels, measurement on a rank, and the display over all ranks. Timers
- * above the requested level cost nothing.
+ * above the configured level are not measured.
  */
 import { fixed } from "./printf.ts";
 import type { TimersReport } from "./step-report.ts";
 
-/** In display order. Level 1: a few a step; level 2: a few a microbatch. */
+/** Timers in display order. Level 1: a few for each step; level 2: a few for each microbatch. */
 const levels = {
 	"forward-backward": 1,
 	"forward-compute": 2,
@@ -27,13 +27,13 @@ export type TimerName = keyof typeof levels;
 
 export const timerNames = Object.keys(levels) as TimerName[];
 
-/** The timers as the parts of a step use them. */
+/** The interface of timers for the parts of a step. */
 export interface StepTimers {
 	start(name: TimerName): void;
 	stop(name: TimerName): void;
 }
 
-/** Runs `body` under a timer, if timers are on. */
+/** Runs `body` under a timer; without timers it only runs `body`. */
 export function timed<Result>(timers: StepTimers | undefined, name: TimerName, body: () => Result): Result {
 	timers?.start(name);
 	const result = body();
@@ -46,7 +46,7 @@ export class Timers implements StepTimers {
 	readonly #began = new Map<TimerName, number>();
 	readonly #seconds = new Map<TimerName, number>();
 
-	/** `settle`: returns when the device has done all queued work. */
+	/** `settle`: waits for all queued work of the device. */
 	constructor(
 		private readonly level: number,
 		private readonly settle: () => void,
@@ -66,7 +66,7 @@ export class Timers implements StepTimers {
 		this.#seconds.set(name, (this.#seconds.get(name) ?? 0) + seconds);
 	}
 
-	/** Seconds since the last reset; 0 if it never ran. */
+	/** Seconds of a timer since the last reset; 0 if it was not used. */
 	seconds(name: TimerName): number {
 		return this.#seconds.get(name) ?? 0;
 	}
@@ -76,7 +76,7 @@ export class Timers implements StepTimers {
 	}
 }
 
-/** Megatron's text; null when all ranks have measured nothing. */
+/** Megatron's text of the timers; null without measurements. */
 export function formatTimers({ option, seconds }: TimersReport): string | null {
 	const milliseconds = (value: number) => fixed(value * 1000, 2);
 	const lines: string[] = [];

@@ -34,8 +34,8 @@ test("events and a trace whose folders are removed", async () => {
 	expect(printed).toContain(`Trained ${steps} steps`);
 	expect(existsSync(run.path("weights/config.json"))).toBe(true);
 	expect(stderr.split("\n")).toEqual([
-		expect.stringMatching(/^The event file tb\/\S+ cannot be written: it was removed\. Training goes on\.$/),
-		"The trace traces/trace.json.rank-0 cannot be written: it does not exist. Training goes on.",
+		expect.stringMatching(/^The event file tb\/\S+ cannot be written: it was removed\. Training continues\.$/),
+		"The trace traces/trace.json.rank-0 cannot be written: it does not exist. Training continues.",
 		expect.stringMatching(
 			/^The TensorBoard record in tb is incomplete: \d+ entries could not be written, the first after step \d+\.$/,
 		),

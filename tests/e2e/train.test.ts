@@ -37,7 +37,7 @@ describe("training", () => {
 		for (const steps of ["3", "2"]) expect(train("--train-iters", steps, "--log-json", "again.jsonl").exitCode).toBe(0);
 		expect([logged("again.1.jsonl").length, logged("again.jsonl").length]).toEqual([3, 2]);
 		const { stdout } = train("--train-iters", "2", "--log-json", "again.jsonl", "--save-hf", "kept");
-		expect(stdout).toContain("again.jsonl was the log of an earlier run; that is again.2.jsonl now.\n");
+		expect(stdout).toContain("again.jsonl was the log of an earlier run, which was renamed to again.2.jsonl.\n");
 		expect(stdout).not.toContain("not kept");
 	});
 

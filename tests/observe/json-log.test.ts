@@ -101,7 +101,7 @@ test("a new run moves an earlier one's log away, a run that goes on appends to i
 	expect(records(join(folder, "run.1.jsonl"))[0]!.run).toBe(first!.run);
 	expect(records(join(folder, "run.2.jsonl"))).toHaveLength(2);
 	expect(said).toEqual(
-		[1, 2].map((n) => `${file} was the log of an earlier run; that is ${folder}/run.${n}.jsonl now.`),
+		[1, 2].map((n) => `${file} was the log of an earlier run, which was renamed to ${folder}/run.${n}.jsonl.`),
 	);
 });
 

@@ -76,7 +76,7 @@ test("a log that is being written: its last, torn line waits; a silent one is na
 	const log = readRunLog(file);
 	expect([log.steps, log.lastStep, log.damaged]).toEqual([2, 2, 1]);
 	expect(reportPage(log, clock + 1000)).toContain(">running<");
-	expect(reportPage(log, clock + 1000_000)).toContain("no step for 16 min 40 s: stuck, or ended without a word");
+	expect(reportPage(log, clock + 1000_000)).toContain("no step for 16 min 40 s: stuck, or ended without a message");
 	appendFileSync(file, "\n");
 	expect(readRunLog(file).lastStep).toBe(3);
 });

@@ -36,9 +36,9 @@ test("a file or folder that is removed is one warning, and a gap that the end te
 	for (const name of ["run.jsonl", "tb", "mlruns"]) rmSync(path(name), { recursive: true });
 	for (const iteration of [2, 3]) for (const observer of kept) observer.step(step({ iteration }));
 	expect(said).toEqual([
-		`The log ${path("run.jsonl")} cannot be written: it was removed. Training goes on.`,
-		expect.stringMatching(/^The event file .*tfevents.* cannot be written: it was removed\. Training goes on\.$/),
-		`mlflow-dir ${path("mlruns")} cannot be written: it does not exist. Training goes on.`,
+		`The log ${path("run.jsonl")} cannot be written: it was removed. Training continues.`,
+		expect.stringMatching(/^The event file .*tfevents.* cannot be written: it was removed\. Training continues\.$/),
+		`mlflow-dir ${path("mlruns")} cannot be written: it does not exist. Training continues.`,
 	]);
 	for (const observer of kept) observer.close();
 	expect(records.gaps()).toEqual([

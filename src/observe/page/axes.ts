@@ -1,21 +1,21 @@
 /**
- * Scales of a drawing and the words around it. The shapes alone are in the SVG, which stretches with the page; every word
- * is HTML, so that letters keep their size on a phone.
+ * Scales and axes of a drawing. The SVG has only shapes, because it stretches with the page; text is HTML, so that letters keep
+ * their size on a phone.
  */
 import type { Bin } from "../series.ts";
 import { escapeHtml, numberText } from "./html.ts";
 
-/** Units of a drawing. */
+/** Width and height of a drawing in SVG units. */
 export const [width, height] = [1000, 300];
 
 export interface Scale {
 	readonly low: number;
 	readonly high: number;
-	/** Equal distances are equal ratios. */
+	/** Whether the scale is logarithmic. */
 	readonly log?: boolean;
 }
 
-/** Round numbers around [low, high] and between. */
+/** Ticks: round numbers that span [low, high]. */
 export function ticks(low: number, high: number, count = 4): number[] {
 	const span = high - low || Math.abs(high) || 1;
 	const rough = span / count;
@@ -26,7 +26,7 @@ export function ticks(low: number, high: number, count = 4): number[] {
 	return Array.from({ length: Math.max(1, last - first) + 1 }, (_, i) => (first + i) * step);
 }
 
-/** Round numbers around [low, high] and between for a logarithmic axis: powers of ten, and parts of them where few fit. */
+/** Ticks of a logarithmic axis that span [low, high]: powers of ten, and multiples of them where few fit. */
 export function logTicks(low: number, high: number, count = 5): number[] {
 	const decades = Math.log10(high / low);
 	const even = ticks(low, high, count);
@@ -43,18 +43,18 @@ export function logTicks(low: number, high: number, count = 5): number[] {
 	const end = sorted.findIndex((one) => one >= high * (1 - 1e-9));
 	const inside = sorted.slice(begin, end < 0 ? undefined : Math.max(end, begin + 1) + 1);
 	const every = Math.ceil((inside.length - 1) / (2 * count));
-	// The last is the axis' end.
+	// The last tick is the end of the axis.
 	return inside.filter((_, i) => i % every === 0 || i === inside.length - 1);
 }
 
-/** Steps of bins: at least two. */
+/** Scale of the steps of bins, of at least two steps. */
 export function stepScale(lists: readonly (readonly Readonly<Bin>[])[]): Scale {
 	const ends = lists.flatMap((bins) => (bins.length > 0 ? [bins[0]!.first, bins.at(-1)!.last] : []));
 	const [low, high] = [Math.min(...ends), Math.max(...ends)];
 	return { low, high: high === low ? low + 1 : high };
 }
 
-/** Share of the way from the scale's low end to its high one. */
+/** Position of a value between the low end (0) and the high end (1) of a scale. */
 export function shareOf({ low, high, log = false }: Scale, value: number): number {
 	if (!log) return (value - low) / (high - low);
 	return Math.log(Math.max(value, low) / low) / Math.log(high / low);
@@ -69,11 +69,11 @@ export interface Axes {
 	readonly steps: Scale;
 	readonly unit: string;
 	readonly label: string;
-	/** Of the element: "linear" or "log". */
+	/** CSS class of the element: "linear" or "log". */
 	readonly kind: string;
 }
 
-/** As short as a round number can be. */
+/** The shortest text of a round number. */
 function levelText(level: number): string {
 	const round = Number(level.toPrecision(4));
 	return round !== 0 && Math.abs(round) < 1e-3 ? round.toExponential() : numberText(round);
@@ -81,7 +81,7 @@ function levelText(level: number): string {
 
 const at = (share: number) => `style="--at:${share.toFixed(4)}"`;
 
-/** A drawing with its grid between its axes. */
+/** A drawing with grid and axes. */
 export function frame(drawing: string, { levels, scale, steps, unit, label, kind }: Axes): string {
 	const grid = levels.map(
 		(level) => `<line class="grid" x1="0" x2="${width}" y1="${y(scale, level)}" y2="${y(scale, level)}"/>`,

@@ -1,7 +1,7 @@
-/** Values without steps: a map of cells, and bars with their names. */
+/** Charts of values without steps: a heat map, and bars. */
 import { escapeHtml, numberText } from "./html.ts";
 
-/** Rows of cells, darker where the value is larger; 1 is half dark. */
+/** A heat map with a row of cells for each name; larger values are darker, and 1 is half dark. */
 export function heatMap(rows: readonly { readonly name: string; readonly values: readonly number[] }[]): string {
 	const lines = rows.map(({ name, values }) => {
 		const cells = values

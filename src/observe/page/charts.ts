@@ -1,4 +1,4 @@
-/** Curves over steps, as lines or stacked on each other. What the pointer shows (hover.ts) is beside the drawing as JSON. */
+/** Charts over steps, of lines or of stacked areas. The values that the pointer shows (hover.ts) are JSON beside the drawing. */
 import type { Bin } from "../series.ts";
 import { frame, height, logTicks, type Scale, stepScale, ticks, width, x, y } from "./axes.ts";
 import { escapeHtml, numberText } from "./html.ts";
@@ -12,9 +12,9 @@ export interface Mark {
 export interface Curve {
 	readonly name: string;
 	readonly bins: readonly Readonly<Bin>[];
-	/** Number of a colour of the style. */
+	/** Index of a colour of the style. */
 	readonly colour: number;
-	/** Measured now and then: its points are drawn. */
+	/** Whether values are rare, so that points are drawn. */
 	readonly sparse?: boolean;
 }
 
@@ -22,7 +22,7 @@ export interface ChartOptions {
 	readonly label: string;
 	readonly unit?: string;
 	readonly marks?: readonly Mark[];
-	/** Few values far above all others do not set the height. */
+	/** Whether few values far above all others are clipped, so that they do not determine the height. */
 	readonly clips?: boolean;
 }
 
@@ -42,7 +42,7 @@ function marks(events: readonly Mark[], steps: Scale): string {
 const keysOf = (curves: readonly Pick<Curve, "name" | "colour">[]): string =>
 	curves.map(({ name, colour }) => `<span class="key c${colour}">${escapeHtml(name)}</span>`).join("");
 
-/** Pointer data: the first step of a bin, its mean and, where it has several steps, its last and its extremes. */
+/** Values for the pointer: the first step of each bin, its mean, and for a bin of several steps the last step and the extremes. */
 function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stacked: boolean): string {
 	const short = (value: number) => Number(value.toPrecision(5));
 	const data = {
@@ -65,7 +65,7 @@ function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stack
 	return `<script type="application/json">${JSON.stringify(data).replaceAll("<", "\\u003c")}</script>`;
 }
 
-/** The most that is drawn: where clipped, a little more than the lowest 98 of 100, if the rest is far above. */
+/** The largest value of the axis: with clipping a little above the 98th percentile, if the rest is far above. */
 function ceiling(values: readonly number[], clips: boolean): number {
 	const most = Math.max(...values);
 	const usual = values.toSorted((a, b) => a - b)[Math.floor(0.98 * (values.length - 1))]!;
@@ -87,7 +87,7 @@ function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scal
 	const upper = () => bins.map((bin) => `${at(bin)},${y(scale, bin.most)}`);
 	const lower = () => bins.toReversed().map((bin) => `${at(bin)},${y(scale, bin.least)}`);
 	const band = wide ? `<polygon class="band c${colour}" points="${[...upper(), ...lower()].join(" ")}"/>` : "";
-	// A line without length is a dot where its ends are round.
+	// A line of length 0 with round ends is drawn as a dot.
 	const alone = sparse || bins.length === 1;
 	const dots = alone
 		? bins.map((bin) => `<path class="dot c${colour}" d="M${at(bin)} ${y(scale, mean(bin))}h0"/>`).join("")
@@ -95,7 +95,7 @@ function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scal
 	return `${band}<polyline class="line c${colour}${sparse ? " sparse" : ""}" points="${points}"/>${dots}`;
 }
 
-/** Means as lines, with the band of their bins' extremes; null without values. A reader may take a logarithmic axis. */
+/** Lines of the bins' means, with bands of their extremes; null without values. The reader may switch to a logarithmic axis. */
 export function lineChart(given: readonly Curve[], options: ChartOptions): string | null {
 	const curves = given.filter(({ bins }) => bins.length > 0);
 	if (curves.length === 0) return null;
@@ -124,7 +124,7 @@ export function lineChart(given: readonly Curve[], options: ChartOptions): strin
 	return `<div class="curves">${above}${drawings.join("")}${clipped}${pointerData(curves, unit, steps, false)}</div>`;
 }
 
-/** Curves on top of each other, the first at the bottom; they have values at the same steps. */
+/** Stacked areas of curves with values at the same steps, the first curve at the bottom. */
 export function stackedChart(parts: readonly Curve[], options: ChartOptions): string | null {
 	const bins = parts[0]?.bins ?? [];
 	if (bins.length === 0) return null;
@@ -138,7 +138,7 @@ export function stackedChart(parts: readonly Curve[], options: ChartOptions): st
 	let base = bins.map(() => 0);
 	const areas = parts.map(({ colour }, part) => {
 		const top = base.map((value, bin) => value + heights[bin]![part]!);
-		// A single step is drawn as wide as the chart.
+		// A single step spans the width of the chart.
 		const edge = (values: readonly number[]) =>
 			bins.length === 1
 				? [`0,${y(scale, values[0]!)}`, `${width},${y(scale, values[0]!)}`]

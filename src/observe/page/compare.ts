@@ -1,4 +1,4 @@
-/** Sections of a page of several runs: their facts beside each other, and the differences of their configurations. */
+/** Sections of a page of several runs: their facts in columns, and the differences of their configurations. */
 import { type DrawnRun, runColours } from "./curves.ts";
 import { escapeHtml, section } from "./html.ts";
 import { factsOf, stateOf } from "./sections.ts";

@@ -1,4 +1,4 @@
-/** The curves of one run, or of several laid over each other; a section for which all logs are empty is "". */
+/** Sections with the curves of one run, or of several runs in the same charts; "" without values. */
 import { counted } from "../../system/counted.ts";
 import type { RunLog, Streak } from "../run-log/reader.ts";
 import type { Series } from "../series.ts";
@@ -7,17 +7,17 @@ import { escapeHtml, millisecondsText, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 export interface DrawnRun {
-	/** Distinguishes it from the others of the page. */
+	/** Name of the run, unique on the page. */
 	readonly name: string;
 	readonly log: RunLog;
 }
 
-/** Colours of runs, in the order in which they are given. */
+/** Colours of runs, in their order on the command line. */
 export const runColours = [0, 1, 2, 3, 5, 6, 4];
-/** Of validation losses beside training's. */
+/** Colour of validation losses in a chart of training losses. */
 const validationColour = 5;
 
-/** One curve a run: of its own colour, or of `colour` where it is alone. */
+/** A curve for each run, in the run's colour, or in `colour` for a single run. */
 function curvesOf(
 	runs: readonly DrawnRun[],
 	pick: (log: RunLog) => Series | undefined,
@@ -30,12 +30,12 @@ function curvesOf(
 	});
 }
 
-/** Names over all runs, in the order of the first that has them. */
+/** Names of all runs, in the order of their first occurrence. */
 const namesOf = (runs: readonly DrawnRun[], names: (log: RunLog) => Iterable<string>): string[] => [
 	...new Set(runs.flatMap(({ log }) => [...names(log)])),
 ];
 
-/** Charts below each other, each with its name where there are several. */
+/** Charts below each other, with their names if there are several. */
 function charts(
 	list: readonly (readonly [name: string, curves: readonly Curve[]])[],
 	options: Omit<ChartOptions, "label">,
@@ -69,7 +69,7 @@ export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): 
 export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): string {
 	const names = namesOf(runs, ({ values }) => {
 		const first = values.get("grad_norm");
-		// Under the exact policy the exact norm is the norm.
+		// Under the exact policy the exact norm equals the norm.
 		const repeats = (series: Series) =>
 			first !== undefined && series !== first && Math.abs(meanOf(series) / meanOf(first) - 1) < 1e-6;
 		return [...values].filter(([name, series]) => /norm/.test(name) && !repeats(series)).map(([name]) => name);
@@ -91,13 +91,13 @@ export function throughputSection(runs: readonly DrawnRun[]): string {
 	return section("Throughput", charts(list, { clips: true }));
 }
 
-/** Of several runs: how long their steps take. */
+/** The section with the step times of several runs. */
 export function stepTimeSection(runs: readonly DrawnRun[]): string {
 	const curves = curvesOf(runs, (log) => log.stepMilliseconds, { name: "step time", colour: 2 });
 	return section("Step time", charts([["step time", curves]], { unit: " ms", clips: true }));
 }
 
-/** The section of one run that shows the parts of a step of its modules. */
+/** The section of one run with the parts of a step, for each module. */
 export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
 	const modules = [...run.log.modules.values()];
 	if (modules.length === 0) return stepTimeSection([run]);
@@ -119,7 +119,7 @@ export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
 	return section("Where a step's time goes", drawn.join(""));
 }
 
-/** Steps in a row that are worth a sentence. */
+/** Least number of consecutive steps that a sentence reports. */
 const notableStreak = 8;
 
 function streakText(streak: Streak | null): string {

@@ -1,4 +1,4 @@
-/** An elastic run's submodels: the loss of every budget by its size, and what the router chose over time. */
+/** The submodels of an elastic run: the loss by size for every budget, and the router's choices over steps. */
 import type { LoggedBudget } from "../run-log/family.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { frame, ticks, x, y } from "./axes.ts";
@@ -23,7 +23,7 @@ export function familySection({ family }: RunLog): string {
 		const drawn = lineChart(curves, { label: title });
 		return drawn === null ? "" : `<h3>${escapeHtml(title)}</h3>${drawn}`;
 	};
-	// An axis with one size for all has no choice to draw.
+	// An axis of equal sizes is not drawn.
 	const chosen = axes.filter((axis) => {
 		const values = budgets.flatMap(({ sizes }) =>
 			(sizes.get(axis)?.bins ?? []).flatMap(({ least, most }) => [least, most]),

@@ -1,6 +1,6 @@
 /**
- * The page's only program: a vertical line and the values of the step under the pointer. It is text, for the reader's browser.
- * Without it everything else of the page is there.
+ * The page's script, as text for the reader's browser: it shows a vertical line and the values of the step under the pointer. The
+ * rest of the page works without it.
  */
 export const hoverScript = `
 const numberText = (value) => {

@@ -1,4 +1,4 @@
-/** Text for HTML, and the page's cards. */
+/** Formats text and numbers for HTML, and the sections of a page. */
 
 export function escapeHtml(text: string): string {
 	const names: Readonly<Record<string, string>> = {
@@ -11,7 +11,7 @@ export function escapeHtml(text: string): string {
 	return text.replace(/[&<>"']/g, (character) => names[character]!);
 }
 
-/** A number as people read it: "12.19", "3.4e-5", "1,234,567". */
+/** A number for readers: "12.19", "3.4e-5", "1,234,567". */
 export function numberText(value: number): string {
 	if (!Number.isFinite(value)) return String(value);
 	const size = Math.abs(value);
@@ -33,7 +33,7 @@ export function durationText(seconds: number): string {
 	return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
-/** A card of the page; "" without content. */
+/** A section of the page; "" without content. */
 export function section(title: string, content: string, wide = false): string {
 	return content === ""
 		? ""

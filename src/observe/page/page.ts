@@ -1,4 +1,4 @@
-/** One run, or several compared, as one HTML page without any other file. */
+/** The report of a run, or the comparison of several runs, as a self-contained HTML page. */
 import { UserError } from "../../system/errors.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { compareHead, differencesSection } from "./compare.ts";
@@ -26,10 +26,10 @@ import {
 } from "./sections.ts";
 import { style } from "./style.ts";
 
-/** Events that are drawn into charts. */
+/** Most events that charts mark. */
 const marked = 60;
 
-/** `now`: milliseconds since 1970, to tell a run that is silent. */
+/** The report of a run. `now`: milliseconds since 1970, from which the page knows whether the run is silent. */
 export function reportPage(log: RunLog, now: number): string {
 	const marks = log.events.filter(({ kind }) => kind !== "end").slice(-marked);
 	const run: DrawnRun = { name: log.file, log };
@@ -50,10 +50,10 @@ export function reportPage(log: RunLog, now: number): string {
 	]);
 }
 
-/** Curves of several runs over each other, and in what their configurations differ. */
+/** The comparison of several runs: curves in the same charts, and differences of their configurations. */
 export function comparisonPage(logs: readonly RunLog[], now: number): string {
 	if (logs.length > runColours.length) {
-		throw new UserError(`At most ${runColours.length} runs can be compared; these are ${logs.length}.`);
+		throw new UserError(`At most ${runColours.length} runs can be compared, and ${logs.length} are given.`);
 	}
 	const names = distinctNames(logs.map(({ file }) => file));
 	const runs = logs.map((log, i): DrawnRun => ({ name: names[i]!, log }));
@@ -65,7 +65,7 @@ export function comparisonPage(logs: readonly RunLog[], now: number): string {
 	]);
 }
 
-/** Paths without the folders that all of them begin and the names that all of them end with. */
+/** Paths without their common first folders and common last names. */
 export function distinctNames(files: readonly string[]): string[] {
 	const parts = files.map((file) => file.split("/"));
 	const shared = (part: (list: readonly string[], i: number) => string | undefined) => {
@@ -80,7 +80,7 @@ export function distinctNames(files: readonly string[]): string[] {
 		...parts.map(({ length }) => length - first - 1),
 	);
 	const names = parts.map((list) => list.slice(first, list.length - last).join("/"));
-	// A file that is given twice gets its place in the list behind its name.
+	// A path that occurs twice gets its position in the list as a suffix.
 	return names.map((name, i) => (names.indexOf(name) === i ? name : `${name} (${i + 1})`));
 }
 

@@ -1,4 +1,4 @@
-/** The parts of a run's page, each "" where the log has nothing for it. */
+/** Sections of a run's page; each is "" without entries in the log. */
 
 import { counted } from "../../system/counted.ts";
 import { bytesText } from "../bytes-text.ts";
@@ -10,14 +10,14 @@ import { meanOf, recentOf } from "./series-means.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
 
-/** A log that has not grown for longer belongs to a run that may be stuck. */
+/** Seconds without growth of the log after which a run may be stuck. */
 const quietSeconds = 120;
-/** Ranks that are drawn with their numbers, and bars of memory that are shown. */
+/** Most ranks that are drawn with their numbers, and most bars of memory. */
 const numbered = 64;
 
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 
-/** Steps that the run is planned to have. */
+/** Planned number of steps. */
 function plannedSteps(log: RunLog): number {
 	return numberOf(log.start?.train_iterations);
 }
@@ -30,12 +30,12 @@ export function stateOf(log: RunLog, now: number): { readonly text: string; read
 	const silent = log.lastTime === null ? 0 : (now - Date.parse(log.lastTime)) / 1000;
 	const usual = meanOf(log.stepMilliseconds) / 1000;
 	if (silent > Math.max(quietSeconds, 10 * usual)) {
-		return { text: `no step for ${durationText(silent)}: stuck, or ended without a word`, kind: "quiet" };
+		return { text: `no step for ${durationText(silent)}: stuck, or ended without a message`, kind: "quiet" };
 	}
 	return { text: "running", kind: "" };
 }
 
-/** State of a run, in a few words. */
+/** Facts about a run and its state. */
 export function factsOf(log: RunLog, now: number): readonly (readonly [name: string, value: string])[] {
 	const state = stateOf(log, now);
 	const planned = plannedSteps(log);
@@ -139,7 +139,7 @@ interface DrawnModule {
 	readonly lanes: readonly (readonly number[])[];
 }
 
-/** Modules side by side, a box a lane, a square a rank. */
+/** The topology: modules side by side, with a box for each lane and a square for each rank. */
 export function topologySection(log: RunLog): string {
 	const topology = log.start?.topology as { readonly modules?: readonly DrawnModule[]; readonly worldSize?: number };
 	const modules = topology?.modules;

@@ -1,4 +1,4 @@
-/** Style of the report: one column on a phone, two on a wide screen, light or dark as the reader prefers. */
+/** Style sheet of the report: one column on a phone, two on a wide screen; light or dark by the reader's preference. */
 export const style = `
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2430; --soft: #5b6675; --rule: #dfe3e8;
   --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #7c3aed; --c4: #64748b; --c5: #db2777; --c6: #0891b2; --bad: #dc2626; }

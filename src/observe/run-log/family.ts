@@ -1,24 +1,24 @@
 /**
- * The submodels of an elastic training over steps, from events "budgets" of a log: the router's choice for every budget, its
- * size, and its loss.
+ * The submodels of an elastic training over steps, from the events "budgets" of a log: the sizes that the router chooses for every
+ * budget, its parameters, and its loss.
  */
 
 import { Series } from "../series.ts";
 import type { RunEvent } from "../step-report.ts";
 
-/** An event's record of one budget. */
+/** A budget in an event. */
 export interface BudgetRecord {
 	readonly budget: number;
-	/** Sizes by configuration key, means where layers differ; "layers": those that stay. */
+	/** Sizes by configuration key, means over layers; "layers": number of kept layers. */
 	readonly sizes: Readonly<Record<string, number>>;
-	/** Parameters, all and those that a token meets. */
+	/** Number of parameters, in total and active for a token. */
 	readonly total: number;
 	readonly active: number;
-	/** Of held-out tokens; null: not measured. */
+	/** Loss of held-out tokens; null: not measured. */
 	readonly loss: number | null;
 }
 
-/** A budget over steps. */
+/** The series of a budget. */
 export interface LoggedBudget {
 	readonly budget: number;
 	readonly sizes: Map<string, Series>;
@@ -27,7 +27,7 @@ export interface LoggedBudget {
 	active: number;
 }
 
-/** The event of a family after so many steps. */
+/** The event with the budgets after `step` steps. */
 export function familyEvent(step: number, budgets: readonly BudgetRecord[]): RunEvent {
 	const parts = budgets.map(
 		({ budget, active, loss }) =>
@@ -36,7 +36,7 @@ export function familyEvent(step: number, budgets: readonly BudgetRecord[]): Run
 	return { kind: "budgets", step, sentence: parts.join("; "), details: { budgets } };
 }
 
-/** Adds an event's budgets to those of the log. Records of another form are left out. */
+/** Adds the budgets of an event to those of the log. Records of another form are ignored. */
 export function addFamily(family: Map<number, LoggedBudget>, step: number, budgets: unknown): void {
 	if (!Array.isArray(budgets)) return;
 	for (const record of budgets as readonly Partial<BudgetRecord>[]) {
@@ -46,7 +46,7 @@ export function addFamily(family: Map<number, LoggedBudget>, step: number, budge
 		const own = family.get(budget)!;
 		if (typeof total === "number") own.total = total;
 		if (typeof active === "number") own.active = active;
-		// The last of a step counts: at its end a training measures on everything that was held out.
+		// The last event of a step counts: at its end a training measures all held-out tokens.
 		for (const series of [own.loss, ...own.sizes.values()]) series.rewind(step);
 		if (typeof loss === "number") own.loss.add(step, loss);
 		for (const [axis, size] of Object.entries(sizes)) {

@@ -1,6 +1,6 @@
 /**
- * Reads a run's JSON log, also while it is being written, line by line in bounded memory, into the series that a report shows.
- * Lines are steps (with `iteration`), evaluations (also `split`) and events (`event`).
+ * Reads a run's JSON log, also while it is being written, line by line in bounded memory, into the series of a report.
+ * A line is a step (with `iteration`), an evaluation (with `iteration` and `split`) or an event (with `event`).
  */
 import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
@@ -9,16 +9,16 @@ import { linesOf } from "../lines.ts";
 import { Series } from "../series.ts";
 import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";
 
-/** Something that happened between steps, from the log's own words. */
+/** An event of the log; consecutive events of one kind are merged. */
 export interface LoggedEvent {
 	readonly kind: string;
-	/** Steps done by then. */
+	/** Number of steps done before the event. */
 	readonly step: number;
 	readonly time: string | null;
-	/** Of the latest, where it happened more than once in a row. */
+	/** Sentence of the latest merged event. */
 	sentence: string;
 	times: number;
-	/** Steps done by the latest. */
+	/** Number of steps done before the latest merged event. */
 	lastStep: number;
 }
 
@@ -28,7 +28,7 @@ export interface LoggedEvaluation {
 	readonly losses: Readonly<Record<string, number>>;
 }
 
-/** A module over steps. */
+/** The series of a module. */
 export interface ModuleSeries {
 	readonly name: string;
 	ranks: number;
@@ -36,20 +36,20 @@ export interface ModuleSeries {
 	readonly parts: Map<string, Series>;
 	/** TFLOP/s of a rank. */
 	readonly rate: Series;
-	/** Steps in which a rank was the module's slowest. */
+	/** Number of steps in which a rank was the module's slowest, by rank. */
 	readonly slowest: Map<number, number>;
-	/** The longest time that one rank was the slowest without a break; null before a second step. */
+	/** The longest run of steps with the same slowest rank; null before a second step. */
 	streak: Streak | null;
-	/** The one that goes on. */
+	/** The current run of steps with the same slowest rank. */
 	current: Streak | null;
 }
 
-/** One rank was its module's slowest in all steps from `first` to `last`. */
+/** Steps `first` to `last`, in all of which a rank was its module's slowest. */
 export interface Streak {
 	readonly rank: number;
 	readonly first: number;
 	readonly last: number;
-	/** Milliseconds that it worked in a step, and its module's ranks on average. */
+	/** Milliseconds of work in the first step: of the rank, and the mean of its module's ranks. */
 	readonly busy: number;
 	readonly mean: number;
 }
@@ -82,18 +82,18 @@ export interface RunLog {
 	/** Submodels of an elastic run by budget. */
 	readonly family: ReadonlyMap<number, LoggedBudget>;
 	readonly events: readonly LoggedEvent[];
-	/** Events that `events` has no room for. */
+	/** Number of events that are not kept. */
 	readonly eventsLeftOut: number;
-	/** Whole lines that are not JSON objects. */
+	/** Number of whole lines that are not JSON objects. */
 	readonly damaged: number;
-	/** Runs that the file held before this one, and that are left out. */
+	/** Number of earlier runs in the file, which are not read. */
 	readonly earlierRuns: number;
 }
 
-/** Evaluations and events that are kept. */
+/** Most evaluations and events that are kept. */
 const kept = 1000;
 
-/** The log that `path` names: a file, or a folder's newest one. */
+/** The log at `path`: the file, or the newest log in the folder. */
 export function findLog(path: string): string {
 	let folder: boolean;
 	try {
@@ -124,7 +124,7 @@ type Entry = Readonly<Record<string, unknown>>;
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
 
-/** Kinds of events that may come with every step. */
+/** Kinds of events that may occur with every step. */
 const counts = new Set(["data", "skipped", "not finite"]);
 
 /** Fields of a step that are not losses. */
@@ -142,7 +142,7 @@ const counted = new Set([
 	"tokens_per_second",
 ]);
 
-/** A start that goes on from no checkpoint, as JsonLog writes it. */
+/** The start event of a training from step 0, as JsonLog writes it. */
 const newRun = /^\{"event":"start","step":0,/;
 
 class Reader {
@@ -204,7 +204,7 @@ class Reader {
 		this.#note({ kind, step, time: textOf(entry.time), sentence: textOf(entry.sentence) ?? "" });
 	}
 
-	/** Events that differ in nothing but numbers are one with a count. */
+	/** Adds an event, or merges it with an earlier event that differs only in numbers. */
 	#note(event: Pick<LoggedEvent, "kind" | "step" | "time" | "sentence">): void {
 		const words = ({ kind, sentence }: Pick<LoggedEvent, "kind" | "sentence">) =>
 			`${kind} ${sentence.replaceAll(/\d+/g, "")}`;
@@ -310,7 +310,7 @@ class Reader {
 		if (mean > 0) this.imbalance.get(layer)!.add(step, Math.max(...counts) / mean);
 	}
 
-	/** A run that goes on from an earlier checkpoint does steps again: the later ones count. */
+	/** Removes the steps that a resumed run repeats. */
 	#rewind(step: number): void {
 		const alone = [this.learningRate, this.stepMilliseconds, this.tokensPerSecond];
 		const all = [...alone, ...this.values.values(), ...this.validation.values(), ...this.imbalance.values()];
@@ -331,7 +331,7 @@ function arrayOf(value: unknown): Entry[] {
 	return Array.isArray(value) ? (value as Entry[]) : [];
 }
 
-/** The latest run of a log, or with `allRuns` everything that it holds as one. */
+/** Reads the latest run of a log; with `allRuns` all its runs as one. */
 export function readRunLog(path: string, options: { readonly allRuns?: boolean } = {}): RunLog {
 	const file = findLog(path);
 	let reader = new Reader();

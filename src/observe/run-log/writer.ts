@@ -1,8 +1,8 @@
 /**
- * One JSON object a step, numbers at full precision, appended to a file. Each object is one write of one whole line, so
- * that a run that is killed leaves whole lines. All fields but `time`, `elapsed_ms` and `tokens_per_second` repeat
- * when a run is repeated, and those of `modules`. Evaluations have a field `split`, events a field `event`; steps have
- * neither. A run begins with an event `start`: at step 0 it is a new one, and what the file held before is moved away.
+ * Appends a JSON object for each step to a file, with numbers at full precision. Each object is a single write of a whole line, so
+ * that a killed run leaves whole lines. Repeated runs write equal fields, except `time`, `elapsed_ms`, `tokens_per_second` and
+ * `modules`. Evaluations have a field `split`, events a field `event`; steps have neither. A run begins with an event `start`; at
+ * step 0 a new run begins, and the earlier content of the file is moved to another file.
  */
 import { randomUUID } from "node:crypto";
 import {
@@ -23,7 +23,7 @@ import { appendWhole } from "../append.ts";
 import { linesOf } from "../lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
 
-/** A module's step: milliseconds by part, its rate, its slowest rank. */
+/** Fields of a module in a step: milliseconds by part, rate, slowest rank. */
 function moduleFields({ name, ranks, seconds, flops, idle, slowest }: ModuleReport): Record<string, unknown> {
 	const whole = Object.values(seconds).reduce((sum, value) => sum + value, 0);
 	return {
@@ -49,24 +49,24 @@ export class JsonLog implements Observer {
 	readonly #file: string;
 	#descriptor: number;
 	readonly #now: () => Date;
-	readonly #say: (sentence: string) => void;
+	readonly #note: (sentence: string) => void;
 	readonly #always: Readonly<Record<string, unknown>>;
 	#lastStep = 0;
 
 	/**
-	 * Opens `file` for appending. `say`: told where an earlier run's log goes. `always`: fields of every record. Throws a
-	 * UserError when that is impossible.
+	 * Opens `file` for appending. `note`: called with a sentence if the log of an earlier run is moved. `always`: fields of every
+	 * record. Throws a UserError if the file cannot be opened.
 	 */
 	constructor(
 		file: string,
 		now: () => Date = () => new Date(),
-		say: (sentence: string) => void = () => {},
+		note: (sentence: string) => void = () => {},
 		always: Readonly<Record<string, unknown>> = {},
 	) {
 		this.#always = always;
 		this.#file = file;
 		this.#now = now;
-		this.#say = say;
+		this.#note = note;
 		this.#descriptor = this.#attempt(() => {
 			mkdirSync(dirname(file), { recursive: true });
 			return openSync(file, "a+");
@@ -130,7 +130,7 @@ export class JsonLog implements Observer {
 		closeSync(this.#descriptor);
 	}
 
-	/** The run that begins here, or goes on after `step`. */
+	/** The identifier of the run that begins, or continues after `step`. */
 	#begin(step: number): string {
 		if (step > 0) return latestRun(this.#file) ?? randomUUID();
 		const stat = fstatSync(this.#descriptor);
@@ -146,7 +146,7 @@ export class JsonLog implements Observer {
 		renameSync(this.#file, numbered(number));
 		closeSync(this.#descriptor);
 		this.#descriptor = openSync(this.#file, "a+");
-		this.#say(`${this.#file} was the log of an earlier run; that is ${numbered(number)} now.`);
+		this.#note(`${this.#file} was the log of an earlier run, which was renamed to ${numbered(number)}.`);
 	}
 
 	#attempt<Result>(action: () => Result): Result {
@@ -173,7 +173,7 @@ export class JsonLog implements Observer {
 	}
 }
 
-/** The run whose start is the last in a log; null: the log names no run. */
+/** The identifier in the last start event of a log; null: the log has no identifier. */
 function latestRun(file: string): string | null {
 	let run: string | null = null;
 	for (const line of linesOf(file)) {

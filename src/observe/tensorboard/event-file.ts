@@ -1,6 +1,6 @@
 /**
  * Writes a TensorBoard event file: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers. Every record
- * is one write, so that a reader finds whole records while the run goes on and after it is killed.
+ * is a single write, so that a reader finds whole records during the run and after it is killed.
  */
 import { closeSync, mkdirSync, openSync } from "node:fs";
 import { hostname } from "node:os";
@@ -17,7 +17,7 @@ export interface Histogram {
 	readonly counts: readonly number[];
 }
 
-/** As one TFRecord. */
+/** The TFRecord of a message. */
 function recordOf(message: Message): Uint8Array {
 	const bytes = message.encoded();
 	const record = Buffer.alloc(bytes.length + 16);
@@ -47,7 +47,7 @@ export class EventFile {
 	readonly #descriptor: number;
 	readonly #now: () => number;
 
-	/** A new file in `folder`. Throws a UserError when it cannot be made. `now`: seconds since 1970. */
+	/** Creates a file in `folder`. Throws a UserError if it cannot be created. `now`: seconds since 1970. */
 	constructor(folder: string, now: () => number = () => Date.now() / 1000) {
 		this.#now = now;
 		const started = String(Math.floor(now())).padStart(10, "0");
@@ -61,7 +61,7 @@ export class EventFile {
 		this.#write(new Message().double(1, now()).text(3, "brain.Event:2"));
 	}
 
-	/** All values of one step in one record. Event: wall_time = 1, step = 2, summary = 5; Summary: value = 1. */
+	/** Writes all values of a step in one record. Event: wall_time = 1, step = 2, summary = 5; Summary: value = 1. */
 	write(
 		step: number,
 		scalars: Iterable<readonly [tag: string, value: number]>,

@@ -1,13 +1,13 @@
 /**
  * Reads scalars from TensorBoard event files: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers.
- * Only step, tag and value of an event are looked at.
+ * Only step, tag and value of an event are read.
  */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { fields } from "../protobuf.ts";
 
-/** Values by tag and step of all event files of a folder, later files winning. */
+/** Values by tag and step of all event files in a folder; later files take precedence. */
 export function readScalars(folder: string): Map<string, Map<number, number>> {
 	const files = readdirSync(folder)
 		.filter((name) => name.includes("tfevents"))
@@ -21,7 +21,7 @@ export function readScalars(folder: string): Map<string, Map<number, number>> {
 	return scalars;
 }
 
-/** Whole records; a torn last one, as a killed writer leaves it, ends the file. */
+/** Whole records; an incomplete last record, as of a killed writer, is ignored. */
 function* records(bytes: Buffer, path: string): Generator<Uint8Array> {
 	for (let at = 0; at + 12 <= bytes.length; ) {
 		const length = Number(bytes.readBigUInt64LE(at));
@@ -61,7 +61,7 @@ function addEvent(event: Uint8Array, scalars: Map<string, Map<number, number>>, 
 	}
 }
 
-/** TensorProto of one float: tensor_content = 4 or float_val = 5 (packed). */
+/** The value of a TensorProto with one float: tensor_content = 4 or float_val = 5 (packed). */
 function tensorScalar(tensor: Uint8Array, path: string): number {
 	for (const { number, value, bytes } of fields(tensor, path)) {
 		if (number !== 4 && number !== 5) continue;
@@ -77,7 +77,7 @@ const crcTable = Uint32Array.from({ length: 256 }, (_, index) => {
 	return crc >>> 0;
 });
 
-/** CRC-32C, rotated and offset as TFRecord wants it. */
+/** TFRecord's masked CRC-32C. */
 export function maskedCrc(bytes: Uint8Array): number {
 	let crc = 0xffffffff;
 	for (let i = 0; i < bytes.length; i++) crc = (crc >>> 8) ^ crcTable[(crc ^ bytes[i]!) & 255]!;

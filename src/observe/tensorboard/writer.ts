@@ -1,7 +1,6 @@
 /**
- * TensorBoard events with Megatron's scalar names (docs/spec/runtime.md §6.3): each has a twin "NAME vs samples" whose
- * x is the number of consumed samples. Scalars that Megatron lacks (modules, memory by rank) have names of their own
- * without twins.
+ * Writes TensorBoard events with Megatron's scalar names (docs/spec/runtime.md §6.3), each over steps and, as "NAME vs samples", over
+ * consumed samples. Scalars that Megatron lacks (modules, memory by rank) are only over steps.
  */
 
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
@@ -50,12 +49,12 @@ export class TensorBoard implements Observer {
 	}
 }
 
-/** Every rank's peak. */
+/** Peak memory of every rank. */
 function* peakScalars({ memory }: StepReport): Generator<Scalar> {
 	for (const [rank, { peak }] of (memory ?? []).entries()) yield [`memory/rank_${rank}_peak-bytes`, peak];
 }
 
-/** Tokens by expert: bucket e is expert e. */
+/** Histograms of tokens by expert, where bucket e is expert e. */
 function* expertHistograms({ tokensPerExpert }: StepReport): Generator<readonly [string, Histogram]> {
 	for (const [layer, counts] of tokensPerExpert ?? []) {
 		yield [`moe/tokens_per_expert_layer_${layer}`, { limits: counts.map((_, expert) => expert + 1), counts }];

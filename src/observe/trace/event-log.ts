@@ -1,6 +1,6 @@
 /**
- * A tracer's notes while a step runs: numbers in flat memory, names as numbers. An event costs a tenth of a microsecond
- * and makes no work for the garbage collector; the trace is put together when the steps are over.
+ * The events of a tracer during a step, as numbers in flat memory, with numbered names. An event costs a tenth of a microsecond and
+ * allocates no objects; the trace is assembled after the steps.
  */
 
 export interface LoggedEvent {
@@ -11,23 +11,23 @@ export interface LoggedEvent {
 	/** Milliseconds of performance.now(). */
 	readonly began: number;
 	readonly ended: number;
-	/** Numbers whose meaning depends on the row. */
+	/** Further numbers, whose meaning depends on the row. */
 	readonly details: readonly [number, number, number];
 }
 
-/** Numbers of an event: row, name, began, ended, scope, details. */
+/** Number of values of an event: row, name, began, ended, scope, details. */
 const columns = 8;
 const chunkEvents = 4096;
 
 export class EventLog {
 	readonly #chunks: Float64Array[] = [];
 	#chunk = new Float64Array(0);
-	/** Numbers of `#chunk` that are used. */
+	/** Number of used values of `#chunk`. */
 	#used = 0;
 	readonly #numbers = new Map<string, number>();
 	readonly #texts: string[] = [];
 
-	/** The number that stands for a text. */
+	/** The number of a text, by which events refer to it. */
 	number(text: string): number {
 		const known = this.#numbers.get(text);
 		if (known !== undefined) return known;
@@ -58,7 +58,7 @@ export class EventLog {
 		this.#used = at + columns;
 	}
 
-	/** In the order in which they were added. */
+	/** The events in the order of their addition. */
 	events(): LoggedEvent[] {
 		return this.#chunks.flatMap((chunk) => {
 			const used = chunk === this.#chunk ? this.#used : chunk.length;

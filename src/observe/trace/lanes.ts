@@ -1,5 +1,5 @@
 /**
- * Spans laid out so that trace viewers take them all. Perfetto's trace processor (slice_tracker.cc, json_trace_parser.cc)
+ * Arranges spans in lanes so that trace viewers accept all of them. Perfetto's trace processor (slice_tracker.cc, json_trace_parser.cc)
  * keeps a span on its thread only if it lies within the one that is open or begins when that has ended, compares in
  * nanoseconds, and takes a thread 0 of a process other than 0 for the thread with the process's number.
  */
@@ -11,14 +11,14 @@ export interface Span {
 }
 
 /**
- * To an eighth of a microsecond: a number of nanoseconds that is whole, and exact as a double in microseconds, so that
- * readers that round and readers that cut off see the same ends.
+ * Rounds to an eighth of a microsecond, which is a whole number of nanoseconds and exact as a double, so that readers that round
+ * and readers that truncate see the same ends.
  */
 export const exactTime = (microseconds: number): number => Math.round(microseconds * 8) / 8;
 
 /**
- * Lane of each span, from 0, in the order given: spans of a lane do not overlap. `slack`: microseconds by which a clock may
- * be wrong; an overlap up to that is not an overlap, and the earlier span ends with the later one's begin.
+ * Lanes of spans, from 0, in the order of the spans; spans of a lane do not overlap. `slack`: possible error of the clock in
+ * microseconds; a shorter overlap is removed by ending the earlier span at the begin of the later span.
  */
 export function lanesOf<One extends Span>(
 	spans: readonly One[],

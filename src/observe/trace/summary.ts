@@ -5,7 +5,7 @@ import { UserError } from "../../system/errors.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import type { TraceEvent } from "./tracer.ts";
 
-/** Calls of one kind. */
+/** Total of the calls of one kind. */
 export interface Total {
 	readonly name: string;
 	calls: number;
@@ -17,17 +17,17 @@ export interface ModuleSummary {
 	/** "language" or "radio_encoder". */
 	readonly name: string;
 	readonly ranks: number;
-	/** Times of the steps' parts, means of the ranks. */
+	/** Times of the parts of steps, means over ranks. */
 	readonly parts: readonly Total[];
-	/** Longest first, means of the ranks. */
+	/** Longest first, means over ranks. */
 	readonly operations: readonly Total[];
 	readonly scopes: readonly Total[];
 	readonly collectives: readonly Total[];
-	/** Times in which a GPU had nothing to do but wait for a collective, by group and kind; empty for a CPU library. */
+	/** Times in which a GPU only waited for a collective, by group and kind; empty for the CPU library. */
 	readonly waits: readonly Total[];
-	/** Milliseconds of the passes in which neither an operation nor a collective ran: the host's own work. */
+	/** Milliseconds of the passes without an operation or a collective, the work of the host. */
 	readonly host: number;
-	/** null: a CPU library, whose operations are the host's own work. */
+	/** null: the CPU library, whose operations run on the host. */
 	readonly gpu: GpuTime | null;
 	readonly peakBytes: number;
 }
@@ -35,9 +35,9 @@ export interface ModuleSummary {
 /** A GPU's milliseconds from its first operation to its last, mean of the ranks. */
 export interface GpuTime {
 	readonly busy: number;
-	/** In gaps shorter than `launchGapMicroseconds`: the next operation had not been queued. */
+	/** Gaps shorter than `launchGapMicroseconds`, in which the next operation was not queued yet. */
 	readonly launchGaps: number;
-	/** In longer gaps: it waited for other ranks, for data or for the host. */
+	/** Longer gaps, in which the GPU waited for other ranks, for data or for the host. */
 	readonly waits: number;
 }
 
@@ -61,7 +61,7 @@ class Totals {
 		total.bytes += bytes;
 	}
 
-	/** A rank's share. */
+	/** Means over ranks. */
 	means(ranks: number): Total[] {
 		return [...this.#byName.values()]
 			.map(({ name, calls, milliseconds, bytes }) => ({
@@ -74,11 +74,11 @@ class Totals {
 	}
 }
 
-/** Time that spans cover together: several sends may be under way at once. They come in the order of their begins. */
+/** Length of the union of spans in the order of their begins; several sends may run at once. */
 class Cover {
 	readonly #reached = new Map<string, number>();
 
-	/** As much of a span as none before it of that key covers. */
+	/** Length of the part of a span that earlier spans of the key do not cover. */
 	add(key: string, begin: number, duration: number): number {
 		const reached = this.#reached.get(key) ?? Number.NEGATIVE_INFINITY;
 		const end = begin + duration;
@@ -104,7 +104,7 @@ const traceSchema = v.object({
 	),
 });
 
-/** The events of a trace file. Throws a UserError that names the file and the first event that no trace has. */
+/** The events of a trace file. Throws a UserError that names the file and the first malformed event. */
 export function readTrace(file: string): TraceEvent[] {
 	let text: string;
 	try {
@@ -125,7 +125,7 @@ export function readTrace(file: string): TraceEvent[] {
 	}
 	const events = parsed.output.traceEvents as unknown as TraceEvent[];
 	if (events.some(({ ph }) => ph === "X")) return events;
-	throw new UserError(`${file} is not a trace of mimo train (profile-step-start): it holds no span.`);
+	throw new UserError(`${file} is not a trace of mimo train (profile-step-start): it has no spans.`);
 }
 
 export function summariseTrace(events: readonly TraceEvent[]): TraceSummary {
@@ -197,7 +197,7 @@ function summariseModule(name: string, ranks: number, events: readonly TraceEven
 	};
 }
 
-/** Only GPUs are told of operations before they do them. */
+/** GPU times; null for the CPU library, whose operations are not queued. */
 function gpuTime(events: readonly TraceEvent[], ranks: number): GpuTime | null {
 	if (!events.some(({ cat }) => cat === "queueing")) return null;
 	const sums = { busy: 0, launchGaps: 0, waits: 0 };
@@ -208,7 +208,7 @@ function gpuTime(events: readonly TraceEvent[], ranks: number): GpuTime | null {
 		const reached = last.get(pid) ?? begin;
 		const gap = Math.max(0, begin - reached);
 		sums[gap < launchGapMicroseconds ? "launchGaps" : "waits"] += gap;
-		// Operations of several streams may run side by side.
+		// Operations of several streams may overlap.
 		sums.busy += Math.max(0, end - Math.max(begin, reached));
 		last.set(pid, Math.max(reached, end));
 	}

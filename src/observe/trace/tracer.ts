@@ -1,7 +1,7 @@
 /**
  * A trace of one rank over some steps, for Chrome's and Perfetto's trace viewers: parts of the step, operations by
- * layer, collectives with group and sequence number, device memory. Each rank writes its own part; one rank merges
- * them.
+ * layer, collectives with group and sequence number, device memory. Each rank writes a part; one rank merges
+ * the parts.
  */
 import { appendFileSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import type { Device, DeviceEvent, DeviceTracer, Stream } from "../../native/device.ts";
@@ -16,7 +16,7 @@ export interface TraceEvent {
 	readonly ph: "X" | "C" | "M";
 	/** Rank. */
 	readonly pid: number;
-	/** Row of the rank, see `rows`, and lane of the row. */
+	/** Row of the rank (see `rows`) and lane of the row. */
 	readonly tid: number;
 	readonly ts?: number;
 	readonly dur?: number;
@@ -24,14 +24,14 @@ export interface TraceEvent {
 	readonly args?: Readonly<Record<string, string | number>>;
 }
 
-/** On a GPU `operations` is when it worked, `queueing` when the host queued it. No thread has the number 0. */
+/** Rows of a rank. On a GPU `operations` has the times of execution, `queueing` those of queueing. A thread may not be number 0. */
 const rows = { step: 1, operations: 2, collectives: 3, queueing: 4, waits: 5 } as const;
-/** Device memory, which has no row of its own. */
+/** Row number of device memory, a counter without spans. */
 const memoryRow = -1;
 const rowNames = ["", "step", "operations", "collectives", "queueing", "waits"];
-/** Microseconds between two events that a GPU meets one after the other: a wait that lasts no longer is left out. */
+/** Microseconds between two consecutive events of a GPU; a wait that is not longer is omitted. */
 const noWait = 5;
-/** Microseconds by which an operation of a GPU may seem to begin before the one before it has ended. */
+/** Microseconds by which measured operations of a GPU may overlap. */
 const gpuSlack = 2;
 
 /** A span on a row of the trace. */
@@ -41,7 +41,7 @@ interface RowSpan extends Span {
 	readonly args: NonNullable<TraceEvent["args"]>;
 }
 
-/** An operation of a GPU, or a wait of its stream for a collective, whose times are known once it has worked. */
+/** An operation of a GPU, or a wait of its stream for a collective, whose times are known after its execution. */
 interface Pending {
 	readonly row: typeof rows.operations | typeof rows.waits;
 	readonly name: string;
@@ -56,10 +56,10 @@ export class Tracer implements DeviceTracer {
 	#step = 0;
 	/** Begin of the operation that is being queued, in milliseconds of performance.now(). */
 	#began = 0;
-	/** null: the library works while it is called, so the host's clock is enough. */
+	/** null: the library is synchronous, so the host's clock measures it. */
 	readonly #gpu: { readonly start: DeviceEvent; readonly startedAt: number; pending: Pending[] } | null;
 	#before: DeviceEvent | null = null;
-	/** Where the stream is when it comes to a wait. */
+	/** The stream's event before a wait. */
 	#waiting: { readonly stream: Stream; readonly began: DeviceEvent } | null = null;
 
 	constructor(
@@ -74,7 +74,7 @@ export class Tracer implements DeviceTracer {
 		this.#gpu = device.library.kind === "cpu" ? null : this.#startGpuClock();
 	}
 
-	/** An event that passes while the host looks, by which both clocks are laid side by side. */
+	/** Records an event and waits for it, which relates the GPU's clock to the host's. */
 	#startGpuClock() {
 		const start = this.device.createEvent();
 		this.device.synchronize();
@@ -83,7 +83,7 @@ export class Tracer implements DeviceTracer {
 		return { start, startedAt: performance.now(), pending: [] };
 	}
 
-	/** A step begins. */
+	/** Begins a step. */
 	step(iteration: number): void {
 		this.#step = iteration;
 	}
@@ -135,7 +135,7 @@ export class Tracer implements DeviceTracer {
 		this.#gpu!.pending.push({ row: rows.waits, name, scope: this.#log.text(this.#scope), began, ended });
 	}
 
-	/** A part of the step, such as "bridge", between two moments of performance.now(). */
+	/** Adds a part of the step, such as "bridge", between two times of performance.now(). */
 	part(name: string, began: number, ended: number): void {
 		this.#log.add(rows.step, this.#log.number(name), began, ended, this.#scope, this.#step);
 		this.memory();
@@ -147,7 +147,7 @@ export class Tracer implements DeviceTracer {
 		this.#log.add(memoryRow, 0, now, now, 0, liveBytes, reservedBytes);
 	}
 
-	/** Writes this rank's events, one a line. Spans of a row that overlap get lanes of their own. */
+	/** Writes this rank's events, one per line. Overlapping spans of a row are in different lanes. */
 	write(file: string): void {
 		const logged = this.#log.events();
 		const spans = [...logged.flatMap((event) => this.#describe(event)), ...this.#gpuSpans()];
@@ -212,18 +212,18 @@ export class Tracer implements DeviceTracer {
 		return spans.filter(({ row, begin, end }) => row !== rows.waits || end - begin > noWait);
 	}
 
-	/** Microseconds of the trace's clock at a moment of performance.now(). */
+	/** Microseconds of the trace's clock at a time of performance.now(). */
 	#time(at: number): number {
 		return exactTime(at * 1000 + this.origin);
 	}
 }
 
-/** File of a rank's part while the trace is not merged. */
+/** File of a rank's part before the merge. */
 export function partName(file: string, rank: number): string {
 	return `${file}.rank-${rank}`;
 }
 
-/** Puts the parts of all ranks into one file and removes them. */
+/** Merges the parts of all ranks into one file and removes them. */
 export function mergeTrace(file: string, ranks: number): void {
 	written(file, () => {
 		writeFileSync(file, '{"traceEvents":[\n');
@@ -236,13 +236,13 @@ export function mergeTrace(file: string, ranks: number): void {
 	});
 }
 
-/** Removes what there is of a trace that could not be written, which no viewer reads. */
+/** Removes the parts of a trace that could not be written. */
 export function removeTrace(file: string, ranks: number): void {
 	for (let rank = 0; rank < ranks; rank++) rmSync(partName(file, rank), { force: true });
 	rmSync(file, { force: true });
 }
 
-/** Throws a UserError where the system refuses `write`. */
+/** Runs `write`; throws a UserError if the system refuses it. */
 function written(file: string, write: () => void): void {
 	try {
 		write();

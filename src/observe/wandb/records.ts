@@ -1,7 +1,7 @@
 /** Records of a W&B run, field numbers as in wandb/proto/wandb_internal.proto. Times are milliseconds since 1970. */
 import { fields, Message } from "../protobuf.ts";
 
-/** Fields of Record that say its kind. */
+/** Field numbers of Record by kind. */
 const kinds = {
 	history: 2,
 	summary: 3,
@@ -16,7 +16,7 @@ const kinds = {
 } as const;
 
 export type RecordKind = keyof typeof kinds;
-/** A record but for its number. */
+/** Makes a record with a given number. */
 export type NumberedRecord = (number: number) => Uint8Array;
 
 const recordOf =
@@ -24,7 +24,7 @@ const recordOf =
 	(number) =>
 		new Message().varint(1, number).message(kinds[kind], content).encoded();
 
-/** JSON as W&B reads it: Python's, with NaN and Infinity. */
+/** JSON in Python's form, with NaN and Infinity, as W&B reads it. */
 const jsonOf = (value: unknown): string =>
 	typeof value === "number" && !Number.isFinite(value) ? String(value) : JSON.stringify(value);
 
@@ -40,7 +40,7 @@ function itemsOf(values: Iterable<readonly [string, unknown]>, field = 1): Messa
 	return message;
 }
 
-/** The file's first record: the program that wrote it, and the oldest server that reads it. */
+/** The file's first record: the program that wrote it, and the oldest server version that reads it. */
 export const header = (producer: string): NumberedRecord =>
 	recordOf("header", new Message().message(1, new Message().text(1, producer).text(2, "0.70.0")));
 
@@ -76,11 +76,11 @@ export interface EnvironmentFields {
 	readonly user: string;
 	readonly executable: string;
 	readonly cores: number;
-	/** Of this process. */
+	/** Identifier of this process. */
 	readonly writer: string;
 }
 
-/** EnvironmentRecord: facts about the machine, for W&B's overview. */
+/** EnvironmentRecord: facts about the machine for W&B's overview. */
 export function environment(about: EnvironmentFields): NumberedRecord {
 	const message = new Message().text(1, about.system).message(3, timestamp(about.began));
 	for (const argument of about.arguments) message.text(5, argument);
@@ -105,7 +105,7 @@ export const summary = (values: Iterable<readonly [string, unknown]>): NumberedR
 export const output = (line: string, at: number): NumberedRecord =>
 	recordOf("outputRaw", new Message().varint(1, 1).message(2, timestamp(at)).text(3, `${line}\n`));
 
-/** The run stops and is to go on later. */
+/** The record of a run that stops and will be resumed. */
 export const preempting = (): NumberedRecord => recordOf("preempting", new Message());
 
 /** RunExitRecord: exit_code = 1, runtime = 2 in seconds. */
@@ -114,15 +114,15 @@ export const exit = (code: number, runtime: number): NumberedRecord =>
 
 export interface ReadRecord {
 	readonly number: number;
-	/** null: of another kind. */
+	/** null: another kind. */
 	readonly kind: RecordKind | null;
-	/** Of a history record. */
+	/** Step of a history record. */
 	readonly step: number | null;
-	/** Of a run record. */
+	/** Start of a run record. */
 	readonly began: number | null;
 }
 
-/** As much of a record as it takes to go on with its file. Throws a UserError that names `path` where it is not a record. */
+/** The fields of a record that continuing its file needs. Throws a UserError that names `path` for a damaged record. */
 export function readRecord(record: Uint8Array, path: string): ReadRecord {
 	const inside = (message: Uint8Array, field: number) =>
 		[...fields(message, path)].find(({ number }) => number === field);

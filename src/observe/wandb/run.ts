@@ -1,7 +1,7 @@
 /**
- * A run as Weights & Biases' client leaves it offline: DIR/wandb/offline-run-TIME-ID with run-ID.wandb, files/ and logs/, which
- * `wandb sync` uploads. A step's values are one row, written when the next step begins. A training that goes on appends to
- * its run, after the steps that it does again are cut off.
+ * A run in the form of Weights & Biases' offline client: DIR/wandb/offline-run-TIME-ID with run-ID.wandb, files/ and logs/, which
+ * `wandb sync` uploads. The values of a step are a row, written when the next step begins. A resumed training appends to its
+ * run, after removing the steps that it repeats.
  */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync } from "node:fs";
 import { arch, availableParallelism, hostname, release, type } from "node:os";
@@ -17,9 +17,9 @@ import * as records from "./records.ts";
 import { TransactionLog } from "./transaction-log.ts";
 
 export interface WandbOptions extends ScalarOptions {
-	/** Folder in which the client would make its folder `wandb`. */
+	/** Parent of the folder `wandb`. */
 	readonly folder: string;
-	/** null: the user's default. */
+	/** null: the user's default entity. */
 	readonly entity: string | null;
 	readonly project: string | null;
 	readonly name: string | null;
@@ -28,7 +28,7 @@ export interface WandbOptions extends ScalarOptions {
 const metadataFile = "wandb-metadata.json";
 const idLetters = 8;
 
-/** W&B's form of a run's name: letters and digits. */
+/** A run identifier in W&B's form, letters and digits. */
 const idOf = (training: string): string => BigInt(`0x${training}`).toString(36).slice(0, idLetters);
 
 /** "20260131_090507", local time. */
@@ -44,14 +44,14 @@ export class WandbRun implements Observer {
 	readonly #now: () => number;
 	readonly #scalars: Scalars;
 	#log: TransactionLog | null = null;
-	/** Of the latest record. */
+	/** Number of the latest record. */
 	#number = 0;
-	/** Milliseconds since 1970 when the run, not this process, began. */
+	/** Start of the run, which may be before this process, in milliseconds since 1970. */
 	#began = 0;
-	/** Values of the step that has none after it yet. */
+	/** Values of the latest step, which are not written yet. */
 	#row: { readonly step: number; readonly at: number; readonly values: Map<string, number> } | null = null;
 
-	/** `now`: milliseconds since 1970. Throws a UserError when the folder cannot be written. */
+	/** `now`: milliseconds since 1970. Throws a UserError if the folder cannot be written. */
 	constructor(options: WandbOptions, now: () => number = Date.now) {
 		this.#options = options;
 		this.#now = now;
@@ -106,7 +106,7 @@ export class WandbRun implements Observer {
 		const now = this.#now();
 		const ends = kind === "end" || kind === "failure";
 		this.#attempt(() => {
-			// Otherwise an evaluation may still belong to the row.
+			// Otherwise an evaluation may still add to the row.
 			if (ends || kind === "stop") this.#flush();
 			this.#write([
 				records.output(sentence, now),
@@ -124,7 +124,7 @@ export class WandbRun implements Observer {
 		this.#log = null;
 	}
 
-	/** Keeps the records of steps up to `step`. */
+	/** Reopens the file of a run, with the records of steps up to `step`. */
 	#goOn(file: string, step: number): void {
 		this.#log = TransactionLog.goOn(file, (bytes) => {
 			const record = records.readRecord(bytes, file);
@@ -133,7 +133,7 @@ export class WandbRun implements Observer {
 			this.#began = record.began ?? this.#began;
 			return true;
 		});
-		// An upload has to be made again.
+		// The run has to be uploaded again.
 		rmSync(`${file}.synced`, { force: true });
 	}
 
@@ -150,7 +150,7 @@ export class WandbRun implements Observer {
 		});
 	}
 
-	/** Writes the file that clients before 0.20 wrote instead of an environment record. */
+	/** Writes wandb-metadata.json, which clients before 0.20 wrote in place of an environment record. */
 	#writeMetadata(folder: string): void {
 		const metadata = {
 			os: `${type()}-${release()}-${arch()}`,
@@ -174,7 +174,7 @@ export class WandbRun implements Observer {
 		for (const [name, value] of scalars) this.#row!.values.set(name, value);
 	}
 
-	/** Writes the row. */
+	/** Writes the row of the latest step. */
 	#flush(): void {
 		const row = this.#row;
 		if (row === null) return;
@@ -203,7 +203,7 @@ export class WandbRun implements Observer {
 	}
 }
 
-/** A symbolic link to a folder beside it, replaced at once. */
+/** Replaces a symbolic link atomically by a link to a folder beside it. */
 function pointTo(link: string, folder: string): void {
 	const temporary = `${link}.${process.pid}`;
 	rmSync(temporary, { force: true });

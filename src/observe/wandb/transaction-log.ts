@@ -1,7 +1,7 @@
 /**
  * The file run-ID.wandb (core/pkg/leveldb/record.go of wandb): 7 bytes of head, then LevelDB's log format. Blocks of 32 KiB,
- * the head counted into the first, hold pieces of records: checksum (CRC-32 of kind and bytes), length, kind, bytes; a
- * piece never crosses a block, and less than a piece's head at a block's end is zeros. Records added together are one write.
+ * the first with the header, hold pieces of records: checksum (CRC-32 of kind and bytes), length, kind, bytes. A piece lies in a
+ * single block; the end of a block that is shorter than a piece's header is zeros. Records that are added together are one write.
  */
 import { closeSync, fsyncSync, ftruncateSync, openSync, readSync, writeSync } from "node:fs";
 import { crc32 } from "node:zlib";
@@ -12,7 +12,7 @@ const blockSize = 32 * 1024;
 const pieceHead = 7;
 const kinds = { whole: 1, first: 2, middle: 3, last: 4 } as const;
 
-/** A record's bytes as they stand in the file from byte `position` on. */
+/** The pieces of a record at byte `position` of the file. */
 function pieces(record: Uint8Array, position: number): Uint8Array[] {
 	const written: Uint8Array[] = [];
 	let at = position;
@@ -47,11 +47,11 @@ function pieces(record: Uint8Array, position: number): Uint8Array[] {
 
 interface LoggedRecord {
 	readonly bytes: Uint8Array;
-	/** Byte of the file behind it. */
+	/** Byte of the file after the record. */
 	readonly end: number;
 }
 
-/** Whole records of an open file; the first torn or damaged one ends it. */
+/** Whole records of an open file, up to the first incomplete or damaged record. */
 function* recordsOf(descriptor: number): Generator<LoggedRecord> {
 	const take = (position: number, length: number): Buffer | null => {
 		const bytes = Buffer.alloc(length);
@@ -85,14 +85,14 @@ export class TransactionLog implements Disposable {
 		this.#position = position;
 	}
 
-	/** A new file; one of that name must not exist. */
+	/** Creates a file, which must not exist. */
 	static create(path: string): TransactionLog {
 		const descriptor = openSync(path, "wx");
 		writeSync(descriptor, head);
 		return new TransactionLog(descriptor, head.length);
 	}
 
-	/** Goes on with a file: from the first record that `keeps` refuses, or that is torn or damaged, it is cut off. */
+	/** Opens a file for appending; it is truncated at the first record that is incomplete, damaged, or refused by `keeps`. */
 	static goOn(path: string, keeps: (record: Uint8Array) => boolean): TransactionLog {
 		const descriptor = openSync(path, "r+");
 		writeSync(descriptor, head, 0, head.length, 0);
@@ -105,7 +105,7 @@ export class TransactionLog implements Disposable {
 		return new TransactionLog(descriptor, end);
 	}
 
-	/** Throws where the disk takes only a part. */
+	/** Appends records. Throws if the disk has no room for all of them. */
 	append(records: readonly Uint8Array[]): void {
 		const all: Uint8Array[] = [];
 		let at = this.#position;
