@@ -139,7 +139,7 @@ describe("auxiliary data", () => {
 		);
 		const load = (text: string) => () =>
 			loadDatasets(storage, scratch.file("refused.yaml", head + text), null, defaultLoadOptions);
-		expect(load('    path: typed\n    aux: {a: "filesystem://images"}\n')).toThrow("only crude samples take them");
+		expect(load('    path: typed\n    aux: {a: "filesystem://images"}\n')).toThrow("which only crude samples can use");
 		expect(load('    path: rows.jsonl\n    aux: {a: "filesystem+msc://images"}\n')).toThrow(
 			"the multi-storage client is not built yet",
 		);
