@@ -284,7 +284,7 @@ describe("bounds", () => {
 		expect(() => unpickle(path, "f", { allowed: metadataGlobals })).toThrow("a path is too long");
 	});
 
-	test("an error repeats a hostile name in part, and without commands to the terminal", () => {
+	test("an error shortens a hostile name and has no terminal escapes", () => {
 		const path = newPath(".safetensors");
 		const name = `\u001b[31m${"n".repeat(100_000)}`;
 		writeSafetensors(path, [{ name: "a", dtype: "U8", shape: [1], data: () => new Uint8Array(1) }]);

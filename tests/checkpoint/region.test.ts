@@ -36,7 +36,7 @@ test("every box of tensors of one to three dimensions", () => {
 	}
 });
 
-test("rows too wide to be read together", () => {
+test("rows that are too wide for one read", () => {
 	const shape = [3, 2 ** 20 + 8];
 	const values = Float32Array.from({ length: shape[0]! * shape[1]! }, (_, i) => i % 65521);
 	using store = memoryStore({ w: { shape, values } });

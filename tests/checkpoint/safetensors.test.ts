@@ -137,7 +137,7 @@ describe("what is refused, by name", () => {
 		});
 	}
 
-	test("header lengths that lie", () => {
+	test("wrong header lengths", () => {
 		expect(() => openSafetensors(fileOf("h.safetensors", "{}", 0, 2n ** 63n))).toThrow("its header would have");
 		expect(() => openSafetensors(fileOf("h.safetensors", "{}", 0, 3n))).toThrow("is cut off at 2");
 		writeFileSync(join(folder, "h.safetensors"), "seven77");

@@ -42,7 +42,7 @@ for (const [name, path, reason] of refused) {
 	});
 }
 
-test("what will be made later is looked at too", () => {
+test("the folder of a later file is checked too", () => {
 	expect(() => tryFolder("--save-hf PATH", folder, at("file"))).toThrow(`${at("file")} is not a folder`);
 	tryFolder("--save-hf PATH", folder, at("later"));
 	expect(existsSync(at("later"))).toBeFalse();

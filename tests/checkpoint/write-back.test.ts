@@ -9,7 +9,7 @@ import { WriteBack } from "../../src/checkpoint/write-back.ts";
 const folder = mkdtempSync(join(tmpdir(), "mimo-write-back-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-test("a large file has what was written to it", () => {
+test("a large file has the written bytes", () => {
 	const piece = crypto.getRandomValues(new Uint8Array(2 ** 16));
 	const path = join(folder, "large");
 	const hasher = new Bun.CryptoHasher("sha256");
@@ -25,7 +25,7 @@ test("a large file has what was written to it", () => {
 	expect(new Bun.CryptoHasher("sha256").update(readFileSync(path)).digest("hex")).toBe(hasher.digest("hex"));
 });
 
-test("a failure of the other thread is this one's", async () => {
+test("a failure of the writing thread is thrown in this thread", async () => {
 	// A file that cannot be synced: fsync fails with EINVAL.
 	const fd = openSync("/dev/null", "w");
 	const writeBack = new WriteBack(fd);

@@ -62,14 +62,14 @@ for (const [shell, argumentsFor] of Object.entries(shells)) {
 			return [...new Set(stdout.toString().split("\n").filter(Boolean))].sort();
 		};
 
-		test("offers every command, and nothing that begins otherwise", () => {
+		test("offers every command with the typed beginning", () => {
 			const listed = [...mimo(["--help"]).stdout.matchAll(/^ {2}([a-z][\w-]+) /gm)].map(([, name]) => name!);
 			expect(offers("")).toEqual(expect.arrayContaining(listed));
 			expect(offers("do")).toEqual(["doctor"]);
 			expect(offers("data", "prep")).toEqual(["prepare"]);
 		});
 
-		test("offers flags of the command, and every key where a configuration is taken", () => {
+		test("offers flags of the command, and every key if the command takes a configuration", () => {
 			expect(offers("train", "--")).toEqual(expect.arrayContaining(keys.map((key) => `--${key}`)));
 			expect(offers("plan", "--gpus")).toEqual(["--gpus-per-host"]);
 			expect(offers("train", "--gpus")).toEqual([]);

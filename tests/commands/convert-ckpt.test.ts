@@ -64,7 +64,7 @@ describe("convert-ckpt", () => {
 		expect(dtypes["backbone.layers.0.mixer.A_log"]).toBe("F32");
 	});
 
-	test("one sentence and an exit code for what cannot be", () => {
+	test("invalid requests get a sentence and an exit code", () => {
 		const refuse = (args: string[], exitCode: number, sentence: string) => {
 			const outcome = convert(...args);
 			expect(outcome.stderr).toContain(sentence);

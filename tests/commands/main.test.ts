@@ -53,7 +53,7 @@ test("an unknown command or flag is refused with the nearest", () => {
 	}
 });
 
-test("arguments that a command has no use for are refused", () => {
+test("arguments that a command does not take are refused", () => {
 	for (const [args, sentence] of [
 		[["doctor", "extra"], "extra: `mimo doctor` takes flags alone; `mimo doctor --help` lists its flags."],
 		[["data", "info", "a", "b"], "b: `mimo data info` takes PATH; `mimo data info --help` lists its flags."],
@@ -85,7 +85,7 @@ test("a closed pipe is not an error", () => {
 	expect([exitCode, stderr.toString()]).toEqual([0, ""]);
 });
 
-test("an error is one sentence; what only the programmer understands says how to get the stack", () => {
+test("an error is one sentence; a program error says how to print the stack", () => {
 	expect(describeError(new UserError("The file a.txt is empty.", 3))).toEqual({
 		sentence: "The file a.txt is empty.",
 		exitCode: 3,

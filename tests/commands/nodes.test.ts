@@ -18,7 +18,7 @@ function driver(gpus: readonly string[], peers: string | null): DriverTool {
 const summary = (findings: readonly Finding[]) =>
 	findings.map(({ name, state, value }) => `${name} ${state}: ${value}`);
 
-test("healthy GPUs are two lines and their peers a third", () => {
+test("healthy GPUs take two lines, and their peer access a third", () => {
 	const peers = " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\nLegend:\n  X = Self\n";
 	expect(summary(inspectAccelerators(driver([healthy, healthy], peers)))).toEqual([
 		"driver good: NVIDIA 570.1",
@@ -45,7 +45,7 @@ test("a throttled, a faulty and an occupied GPU are named, and peers that do not
 	expect(inspectAccelerators(() => null)[0]!.state).toBe("information");
 });
 
-test("nodes: what is alike once, what differs with the node, a clock that is off", () => {
+test("common facts of nodes are printed once, different facts with the node, and a wrong clock is named", () => {
 	const report = (host: string, driverVersion: string, disk: Finding["state"]): NodeReport => ({
 		host,
 		first: true,
@@ -72,7 +72,7 @@ test("nodes: what is alike once, what differs with the node, a clock that is off
 	]);
 });
 
-test("links: a slow node, a slow pair and a missing way are named against the median", () => {
+test("a slow node, a slow pair and a missing link are named, compared with the median", () => {
 	const link = (a: number, b: number, rate: number | null): Link => ({
 		nodes: [`n${a}`, `n${b}`],
 		rate: rate === null ? null : rate * 1e9,
@@ -103,7 +103,7 @@ test("links: a slow node, a slow pair and a missing way are named against the me
 	expect(compareLinks([])).toEqual([]);
 });
 
-test("ranks tell rank 0, which compares their clocks and asks; a stranger is not heard, an absent one named", async () => {
+test("ranks report to rank 0, which compares their clocks and asks questions; a process without the secret is ignored, an absent rank named", async () => {
 	const probe = await listen({ host: "127.0.0.1", port: 0 }, () => {});
 	probe.server.close();
 	const place = (rank: number, worldSize: number): Place => ({
@@ -133,7 +133,7 @@ test("ranks tell rank 0, which compares their clocks and asks; a stranger is not
 	);
 }, 30_000);
 
-test("links through NCCL: of both ways the slower one, and the slow node by name", () => {
+test("NCCL links have the rate of the slower direction, and a slow node is named", () => {
 	const names = ["n1", "n2", "n3", "n4"];
 	const rates = [0, 1, 2, 3].flatMap((from) =>
 		[0, 1, 2, 3].flatMap((to) => (from === to ? [] : [{ from, to, rate: from === 2 ? 5e9 : 50e9 }])),

@@ -102,7 +102,7 @@ test("a plan needs no number of steps", () => {
 	expect(split.stdout).toMatch(/^4 segments: --hybrid-layer-pattern '[ME*|]+'$/m);
 });
 
-test("what cannot be planned is a sentence", () => {
+test("a configuration that cannot be planned is refused in a sentence", () => {
 	const missing = mimo(["plan", "--preset", "nemotron-tiny", "--rates", "absent.json"]);
 	expect([missing.exitCode, missing.stderr]).toEqual([
 		1,

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { Scratch } from "../data/fixtures.ts";
 import { mimo } from "./mimo.ts";
 
-test("the latest run is drawn, two logs are compared, one that is not there is named", () => {
+test("the latest run is drawn, two logs are compared, and a missing log is named", () => {
 	using scratch = new Scratch();
 	const file = join(scratch.path, "log.jsonl");
 	for (const steps of [3, 2]) {

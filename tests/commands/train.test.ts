@@ -48,7 +48,7 @@ test("one mistake is one line", () => {
 	]);
 });
 
-test("a file that is not there is named", () => {
+test("a missing file is named", () => {
 	const { exitCode, stderr } = mimo(["train", "--config", "absent.yaml"], folder);
 	expect([exitCode, stderr]).toEqual([2, "mimo: --config absent.yaml: there is no such file.\n"]);
 });
@@ -64,7 +64,7 @@ test("a stray word is not a flag", () => {
 	expect(stderr).toBe("mimo: nemotron-tiny: this is not a flag; flags start with -- and take one value.\n");
 });
 
-test("what is not built is refused by name", () => {
+test("values that are not supported are refused by name", () => {
 	const { exitCode, stderr } = mimo(["train", "--preset", "nemotron-20l", "--exp-avg-dtype", "fp8"]);
 	expect(exitCode).toBe(2);
 	expect(stderr).toContain(`exp-avg-dtype: the value is "fp8"; fp8 is not built yet; allowed is fp32 or bf16.`);
@@ -105,7 +105,7 @@ test("--help has every flag", () => {
 	for (const key of keys) expect(stdout).toMatch(new RegExp(`^  --${key}( |$)`, "m"));
 });
 
-test("--help WORD has the flags about it alone", () => {
+test("--help WORD lists only the flags about WORD", () => {
 	const flagsIn = (text: string) => [...text.matchAll(/^ {2}--([\w-]+)/gm)].map(([, name]) => name!);
 	const { exitCode, stdout } = mimo(["train", "--help", "wandb"]);
 	expect(exitCode).toBe(0);

@@ -25,7 +25,7 @@ function refusal(pattern: string): PatternError {
 	throw new Error(`${pattern} was accepted.`);
 }
 
-test("what is not built is refused by name, at its position", () => {
+test("layers that are not supported are refused by name, at their position", () => {
 	for (const [pattern, position, name] of [
 		["MG", 2, "Gated DeltaNet layers (G)"],
 		["MMD", 3, "DeepSeek sparse attention layers (D)"],

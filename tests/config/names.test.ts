@@ -20,7 +20,7 @@ test("the nearest name", () => {
 	expect(nearestHint("jsno", ["json", "help"], "--")).toBe("; the nearest is --json");
 });
 
-test("a name that is another altogether has none", () => {
+test("a completely different name has no nearest name", () => {
 	expect(nearestName("fp8-format", ["ocr-prompt", "log-format-x"])).toBeNull();
 	expect(nearestName("learning-rate", ["rerun-mode", "lr"])).toBeNull();
 	expect(nearestHint("learning-rate", ["rerun-mode"])).toBe("");
@@ -79,7 +79,7 @@ test("a misspelt key is recognised, another one is not", () => {
 	}
 });
 
-test("names of other programs stand for keys, and are none themselves", () => {
+test("names of other programs are aliases of keys, not keys", () => {
 	for (const [name, key] of Object.entries(counterparts)) {
 		expect([name, [...spellings, "nproc"].includes(key)]).toEqual([name, true]);
 		expect([name, spellings.includes(name)]).toEqual([name, false]);

@@ -179,7 +179,7 @@ test("missing keys are all named", () => {
 	});
 });
 
-test("what keys must satisfy together", () => {
+test("constraints between keys are checked", () => {
 	const blamed = (...args: string[]) => mistakes(...tiny, ...args).map((line) => line.split(":")[0]);
 	expect(blamed("--moe-router-topk", "9")).toEqual(["--moe-router-topk"]);
 	const softmax = ["--moe-router-score-function", "softmax", "--no-moe-router-enable-expert-bias"];
@@ -216,7 +216,7 @@ test("what keys must satisfy together", () => {
 	]);
 });
 
-test("a value of Megatron that is not built is refused by name", () => {
+test("a value of Megatron that is not supported is refused by name", () => {
 	expect(mistakes(...tiny, "--position-embedding-type", "yarn")[0]).toContain("yarn is not built yet");
 	expect(mistakes(...tiny, "--normalization", "LayerNorm")[0]).toContain("LayerNorm is not built yet");
 });

@@ -73,7 +73,7 @@ test("a parent without a router is a base for any, one with a router is no other
 	expect(modelDifferences(elastic, base)).toEqual(["--flextron is true there and false here"]);
 });
 
-test("a run's key that came later had its default; a description by another format does not tell", () => {
+test("a key that is newer than the checkpoint had its default; a key that another format lacks is not compared", () => {
 	const here: Record<string, unknown> = { ...configurationOf({ preset: "nemotron-tiny", "norm-epsilon": 1e-6 }) };
 	const { normEpsilon: _, ...older } = here;
 	expect(modelDifferences(older, here)).toEqual(["--norm-epsilon is 0.00001 there and 0.000001 here"]);
@@ -81,7 +81,7 @@ test("a run's key that came later had its default; a description by another form
 	expect(modelDifferences(described, here)).toEqual([]);
 });
 
-test("how often an MTP depth is repeated makes no other model; depths of their own do", () => {
+test("the repetitions of an MTP depth do not change the model, but separate depths do", () => {
 	const pattern = (hybridLayerPattern: string, mtpUseRepeatedLayer?: boolean) => ({
 		hybridLayerPattern,
 		...(mtpUseRepeatedLayer === undefined ? {} : { mtpUseRepeatedLayer }),

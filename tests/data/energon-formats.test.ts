@@ -72,7 +72,7 @@ test("YAML scalars are cast by Energon's rules", () => {
 	expect(() => parseYaml("a: {b", "x.yaml")).toThrow(/^x\.yaml, line 1/);
 });
 
-test("field access takes the first alternative that is there", () => {
+test("field access uses the first alternative that the sample has", () => {
 	const parts = { txt: "plain", json: { caption: "nested", list: [10, 20] } };
 	expect(accessField(parts, parseFieldAccess("md,txt"), "k")).toBe("plain");
 	expect(accessField(parts, parseFieldAccess("json[caption]"), "k")).toBe("nested");
@@ -173,7 +173,7 @@ describe("prepare", () => {
 		expect(Buffer.from(reader.read(1)!.parts.get("txt")!).toString()).toBe("b");
 	});
 
-	test("bad input is refused by name and leaves nothing behind", () => {
+	test("bad input is refused by name and leaves no files", () => {
 		using folder = new Scratch();
 		folder.file("s/0.tar", tar([["k.txt", "x"]]));
 		const path = join(folder.path, "s");

@@ -113,7 +113,7 @@ describe("a restored loader continues exactly, from every output", () => {
 	}
 });
 
-describe("threads deliver the same, in the same order", () => {
+describe("threads deliver the same outputs in the same order", () => {
 	for (const [name, path, changes] of cases.slice(1)) {
 		test(name, async () => {
 			const config = configuration(path, changes);
@@ -143,7 +143,7 @@ test("waiting outputs stay within the memory given", async () => {
 	expect(most).toBeGreaterThan(1000);
 });
 
-test("a worker that lets the consumer wait is named", async () => {
+test("a worker that stalls the consumer is named", async () => {
 	const stalls: [number, number][] = [];
 	await using loader = await DataLoader.open(configuration("blend", { rank: 1, worldSize: 2 }), {
 		stallSeconds: 0,
@@ -162,7 +162,7 @@ describe("failures", () => {
 		return path;
 	}
 
-	test("a damaged image is left out and written down; the others stay in their order", async () => {
+	test("a damaged image is skipped and listed; other samples keep their order", async () => {
 		broken("d", (path) => {
 			const tar = join(path, "d-001.tar");
 			const bytes = readFileSync(tar);
@@ -195,7 +195,7 @@ describe("failures", () => {
 		expect(unlisted).toEqual(["Cannot write /dev/full: no space left on the device."]);
 	});
 
-	test("a truncated shard loses only what is gone", async () => {
+	test("a truncated shard loses only its missing samples", async () => {
 		broken("e", (path) => {
 			const tar = join(path, "e-002.tar");
 			const bytes = readFileSync(tar);
@@ -248,7 +248,7 @@ describe("failures", () => {
 		expect(skipped).toBe(100);
 	});
 
-	test("other data with the same names and counts are noticed", async () => {
+	test("changed data with equal names and counts are refused", async () => {
 		paths.i = captions(folder, "i", [3, 3]);
 		const state = local(configuration("i")).save();
 		const longer = tar(
@@ -277,7 +277,7 @@ describe("failures", () => {
 		expect(await rejection(workers)).toContain("rank 0 with 2 workers; this is rank 0 with 3");
 	});
 
-	test("a data set that is not there is refused before anything runs", async () => {
+	test("a missing data set is refused before threads start", async () => {
 		const config = { ...configuration("a"), path: join(folder.path, "nowhere") };
 		expect(await rejection(DataLoader.open(config))).toContain("nowhere does not exist");
 	});

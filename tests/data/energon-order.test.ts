@@ -86,7 +86,7 @@ describe("seeds and draws (docs/spec/energon.md §9.1)", () => {
 		expect(Array.from({ length: 8 }, () => generator.below(7))).toEqual([4, 5, 3, 0, 6, 6, 1, 2]);
 	});
 
-	test("a state goes on where it was saved", () => {
+	test("a generator continues from a saved state", () => {
 		const generator = new TorchGenerator(5);
 		for (const draws of [0, 1, 623, 624, 625, 1300]) {
 			for (let i = 0; i < draws; i++) generator.u32();
@@ -103,7 +103,7 @@ describe("sharding (docs/spec/energon.md §9.2, §9.3)", () => {
 		expect(interleaving(indices)).toEqual(numbers("0 6 3 9 1 7 4 10 2 8 5 11"));
 	});
 
-	test("ten shards over eight workers, the same for every division into ranks", () => {
+	test("ten shards over eight workers do not depend on the number of ranks", () => {
 		const expected = [
 			"0 50 100 137 151",
 			"151 188 226 263 301",
@@ -127,7 +127,7 @@ describe("sharding (docs/spec/energon.md §9.2, §9.3)", () => {
 		}
 	});
 
-	test("half-way quotients round to even, steps are truncated", () => {
+	test("ties of quotients round to even, steps are truncated", () => {
 		expect(splitShard(0, 100, 40)).toEqual([0, 50]);
 		expect(splitShard(151, 301, 40)).toEqual([151, 188, 226, 263]);
 		expect([0.5, 1.5, 2.5, 2.6].map(roundHalfToEven)).toEqual([0, 2, 2, 3]);
@@ -192,7 +192,7 @@ describe("order (docs/spec/energon.md §9.4)", () => {
 		expect(drawn).toEqual(expected.split(" "));
 	});
 
-	test("a limited pass makes one output more than it hands on", () => {
+	test("a limited pass computes one output more than it returns", () => {
 		const owner = worker(0, 1, 1, 0);
 		const made: number[] = [];
 		const source = new MapDataset(
@@ -208,7 +208,7 @@ describe("order (docs/spec/energon.md §9.4)", () => {
 		expect(owner.config.numWorkers).toBe(1);
 	});
 
-	test("groups keep their order in a state, whatever their keys look like", () => {
+	test("groups keep their order in a state, also with numeric keys", () => {
 		const groups = () =>
 			new GroupBatchDataset(
 				loader(0, { counts: [4, 3], limit: 10, shuffle: null, parallel: 1 }),

@@ -68,7 +68,7 @@ test.skipIf(energon === null)(
 	1_800_000,
 );
 
-test("a folder is prepared again only when that is asked for", () => {
+test("a folder is prepared again only with --force-overwrite", () => {
 	const path = captions(scratch, "twice", [2]);
 	const options = { ...defaultPrepareOptions, splitRatio: "1,0,0" };
 	expect(() => prepare(path, options)).toThrow("--force-overwrite prepares it again");

@@ -50,7 +50,7 @@ describe("formats are known by their bytes, whatever their name", () => {
 		});
 	}
 
-	test("text that only looks like one is text", () => {
+	test("text that resembles a format is text", () => {
 		for (const words of ["THE NEW WAVE is here", "ID3 tags", "II* what", "GIF8 is", "BZh", ""]) {
 			expect(fileKind(scratch.file("words.md", words))).toBeNull();
 		}
@@ -81,16 +81,16 @@ describe("a vision-language run", () => {
 		});
 	}
 
-	test("reads text where it is asked to", () => {
+	test("reads text if the flag requests it", () => {
 		expect(configuration("nemotron-vlm-tiny", scratch.file("a.txt", "words")).datasetProvider).toBe("energon");
 		expect(() => vlm(scratch.file("words.csv", "a,b"), "--dataset-provider", "text")).not.toThrow();
 	});
 
-	test("says that a path is not there", () => expect(() => vlm(join(scratch.path, "no"))).toThrow("no does not exist"));
+	test("names a missing path", () => expect(() => vlm(join(scratch.path, "no"))).toThrow("no does not exist"));
 });
 
 describe("a language run", () => {
-	test("reads text, refuses tables, other encodings and what is not there", () => {
+	test("reads text, and refuses tables, other encodings and missing paths", () => {
 		for (const name of ["a.txt", "b.md", "LICENSE", "c.py"])
 			expect(() => text(scratch.file(name, "ünïcode"))).not.toThrow();
 		expect(() => text(scratch.file("t.csv", "a,b\n"))).toThrow("is a CSV file");
@@ -139,7 +139,7 @@ describe("JSONL records that name media", () => {
 		});
 	}
 
-	test("text alone is fine", () => {
+	test("records of text alone are accepted", () => {
 		const path = scratch.file(
 			"talk.jsonl",
 			'{"image": null, "images": [], "text": "An <img> tag of HTML, and 1 < 2"}\n',
@@ -150,13 +150,13 @@ describe("JSONL records that name media", () => {
 });
 
 describe("before the first step", () => {
-	test("auxiliary data that are not there", () => {
+	test("missing auxiliary data are named", () => {
 		const head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n";
 		const path = scratch.file("aux.yaml", `${head}    path: set\n    aux: {images: filesystem://images}\n`);
 		expect(() => vlm(path)).toThrow(/aux images: the folder .*images does not exist/);
 	});
 
-	test("the validation part is opened where there will be evaluations", () => {
+	test("the validation part is opened if the run evaluates", () => {
 		const set = captions(scratch, "noval", [3]);
 		expect(() => vlm(set)).not.toThrow();
 		expect(() => vlm(set, "--eval-iters", "1")).toThrow("The split part val of ");
@@ -179,7 +179,7 @@ describe("before the first step", () => {
 	});
 });
 
-test("a blend without the lines that make it a MetadatasetV2 is told them", () => {
+test("the message about a blend without the lines of a MetadatasetV2 has these lines", () => {
 	const blend = scratch.file("blend.yaml", "splits:\n  train:\n    blend:\n      - {path: ./set}\n");
 	expect(() => vlm(blend)).toThrow(
 		/^split train of \S*blend\.yaml has keys of a MetadatasetV2, so the file has to begin with the lines "__module__: megatron\.energon" and "__class__: MetadatasetV2"\.$/,

@@ -56,27 +56,27 @@ describe("special tokens", () => {
 		expect([...ids]).toEqual([128, ...codes("user\na<|im_end|>b<unk>"), 129]);
 	});
 
-	test("stand in files of text as before", () => {
+	test("are recognised in text files", () => {
 		const ids = tokenizer.encode(new TextEncoder().encode("a<|im_end|>b"));
 		expect([...ids]).toEqual([97, 129, 98]);
 		expect(tokenizer.decode(ids)).toBe("a<|im_end|>b");
 	});
 
-	test("cannot be written with the mark that sets them apart", () => {
+	test("cannot be forged with the marker characters", () => {
 		for (const text of ["\u{10ffff}<|im_end|>", "<|im_\u{10ffff}end|>"]) {
 			expect([...tokenizer.encodeParts([data(text)])]).not.toContain(129);
 		}
 	});
 
-	test("over the border of data and markup are none", () => {
+	test("do not span data and markup", () => {
 		expect([...tokenizer.encodeParts([data("<|im_"), markup("end|>")])]).toEqual(codes("<|im_end|>"));
 	});
 
-	test("that are added words, not special, are words everywhere", () => {
+	test("that are added but not special are recognised everywhere", () => {
 		expect([...tokenizer.encodeParts([data("a<tool>b")])]).toEqual([97, 131, 98]);
 	});
 
-	test("text without them has the same ids in one part and in many", () => {
+	test("text without them has the same ids in any division into parts", () => {
 		const text = "What is the name, and why? It's 3.5!";
 		const whole = [...tokenizer.encode(new TextEncoder().encode(text))];
 		for (const at of [1, 7, 20]) {
@@ -84,7 +84,7 @@ describe("special tokens", () => {
 		}
 	});
 
-	test("Unigram models know them in their vocabulary: text is spelled out there too", () => {
+	test("in a Unigram model's vocabulary are spelled out in data too", () => {
 		const vocab = [
 			["<unk>", 0],
 			["</s>", 0],
@@ -122,7 +122,7 @@ test("which ids are ordinary text", () => {
 });
 
 describe("a path", () => {
-	test("of a folder stands for its tokenizer.json", () => {
+	test("to a folder means its tokenizer.json", () => {
 		expect(openTokenizer(join(path, "..")).vocabularySize).toBe(132);
 	});
 

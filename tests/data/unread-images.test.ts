@@ -47,18 +47,18 @@ function readAll(path: string): string[] {
 	return skipped;
 }
 
-test("such an image ends the run, and says sample, part and kind", () => {
+test("an image of an unsupported format ends the run, with sample, part and format", () => {
 	const sentence =
 		"Sample shard.tar/k5: the part webp cannot be read: the image is a TIFF; mimo reads JPEG, PNG, WebP, GIF and BMP.";
 	expect(() => readAll(captioned("tiff", tiff))).toThrow(sentence);
 });
 
-test("a damaged image of a known kind is left out", () => {
+test("a damaged image of a supported format is skipped", () => {
 	const skipped = readAll(captioned("damaged", png(20, 20, 5).subarray(0, 40)));
 	expect(skipped[0]).toContain("the image ends too early");
 });
 
-test("a kind is told by the content, not by the name", () => {
+test("the format follows from the content, not from the name", () => {
 	const parts = new Map([["jpg", new Uint8Array(png(3, 2))]]);
 	const sample = { key: "k", shard: "s.tar", parts, sources: [] } as never;
 	const { jpg } = decodeParts(sample, { images: (bytes) => inspectImage(images, bytes) });

@@ -32,7 +32,7 @@ function noise(length: number): Uint8Array {
 	});
 }
 
-test("ranges of any length behind a header, announced piece by piece", () => {
+test("digests of ranges of any length after a header, announced in pieces", () => {
 	// Around a block, its padding, and the buffer of a lane; empty ones first, last and in a row.
 	const lengths = [0, 1, 55, 56, 63, 64, 65, 119, 120, 65_535, 65_536, 65_537, 0, 0, 1_000_003, 7, 300_000, 0];
 	const bytes = noise(2 ** 20 + 7);
@@ -76,7 +76,7 @@ test("a file that lacks what was written is an error, and so is a wait for what 
 	});
 });
 
-test("digests that are given up end their thread", () => {
+test("abandoned digests end their thread", () => {
 	const threads = () => readdirSync("/proc/self/task").length;
 	withFile((file) => {
 		const before = threads();

@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { testDevice } from "../support.ts";
 
-test("time passes between events as work does", async () => {
+test("the time between events is that of the work", async () => {
 	using device = await testDevice();
 	using x = Tensor.zeros(device, [1 << 22]);
 	using before = device.createEvent();

@@ -57,14 +57,14 @@ test("a picture that is larger than its header says is refused, and not inflated
 	expect(seconds).toBeLessThan(0.5);
 });
 
-test("a header that says more than the file can hold takes no memory", () => {
+test("a header with more pixels than the file can hold allocates no memory", () => {
 	const file = png(13000, 13000, deflateSync(Buffer.alloc(1000)));
 	const { thrown, megabytes } = cost(() => images.decodeResized(file, [{ width: 8, height: 8 }]));
 	expect(thrown).toBe("the image ends too early");
 	expect(megabytes).toBeLessThan(32);
 });
 
-test("texts and colour profiles stay packed", () => {
+test("text and colour profiles are not decompressed", () => {
 	const rows = deflateSync(Buffer.from([0, 7, 9, 0, 1, 2]));
 	const text = chunk("zTXt", Buffer.concat([Buffer.from("a\0\0"), bomb]));
 	const profile = chunk("iCCP", Buffer.concat([Buffer.from("a\0\0"), bomb]));
@@ -99,7 +99,7 @@ test("a progressive JPEG of more passes than any encoder makes is refused", () =
 	expect(seconds).toBeLessThan(5);
 });
 
-test("kinds that Pillow reads and mimo does not are errors of another class, and named", () => {
+test("formats that Pillow reads and mimo does not have their own error class, with their name", () => {
 	const start = (text: string) => Buffer.concat([Buffer.from(text, "latin1"), Buffer.alloc(64)]);
 	for (const [bytes, sentence] of [
 		[start("II*\0"), "the image is a TIFF"],

@@ -27,7 +27,7 @@ function errorOf(call: () => void): Error {
 }
 
 describe("statistics", () => {
-	test("count what was asked for, live, at its peak and by tag", () => {
+	test("count requested bytes: live, at the peak and by tag", () => {
 		const weights = device.allocate(1000, "parameter");
 		const first = device.allocate(5000, "activation");
 		const second = device.allocate(3000, "activation");

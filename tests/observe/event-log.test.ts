@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { EventLog } from "../../src/observe/trace/event-log.ts";
 
-test("texts have numbers of their own, and keep them", () => {
+test("each text has its own number and keeps it", () => {
 	const log = new EventLog();
 	const numbers = ["gemm", "", "add", "gemm", ""].map((text) => log.number(text));
 	expect(numbers).toEqual([0, 1, 2, 0, 1]);

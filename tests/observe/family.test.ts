@@ -11,7 +11,7 @@ import { step } from "./step.ts";
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-test("budgets have their latest sizes and losses, steps that are done again count once, and all is drawn", () => {
+test("budgets have their latest sizes and losses, repeated steps count once, and the page shows them", () => {
 	const file = join(folder.path, "run.jsonl");
 	const log = new JsonLog(file, () => new Date(0));
 	log.event({ kind: "start", step: 0, sentence: "new run" });
@@ -53,7 +53,7 @@ test("budgets have their latest sizes and losses, steps that are done again coun
 	expect(familyEvent(30, [budget(0.5, 30)]).sentence).toBe("budget 0.5: 0.250 M active parameters, loss 7.7000");
 });
 
-test("a log of a run that is not elastic has no such section", () => {
+test("a run that is not elastic has no section about submodels", () => {
 	const file = join(folder.path, "plain.jsonl");
 	const log = new JsonLog(file);
 	log.step(step({ iteration: 1 }));

@@ -73,7 +73,7 @@ test("a second run appends, also after a run that died in the middle of a line",
 	expect(lines[3]).toBe("");
 });
 
-test("a new run moves an earlier one's log away, a run that goes on appends to its own", () => {
+test("a new run renames the log of an earlier run, a resumed run appends to its log", () => {
 	const file = join(folder, "run.jsonl");
 	const said: string[] = [];
 	const run = (at: number) => {
@@ -105,7 +105,7 @@ test("a new run moves an earlier one's log away, a run that goes on appends to i
 	);
 });
 
-test("numbers that JSON lacks are names", () => {
+test("NaN and infinities are strings", () => {
 	const file = join(folder, "nan.json");
 	const log = new JsonLog(file);
 	log.step(step({ iteration: 1, losses: { "lm loss": Number.NaN }, gradNorm: Number.POSITIVE_INFINITY }));

@@ -35,7 +35,7 @@ test("the line is Megatron's, character by character", () => {
 	]);
 });
 
-test("optional fields have their places", () => {
+test("optional fields are in Megatron's order", () => {
 	const report = step({ iteration: 1, skippedSamples: 16, numZeros: 1234, paramsNorm: 56.7891, seconds: 2 });
 	const [line] = lines([report], { flopsPerStep: 6.437265e14, worldSize: 8 });
 	expect(line).toBe(
@@ -74,7 +74,7 @@ function read(line: string, name: keyof typeof megatron): number {
 	return Number(megatron[name].exec(line)?.[1]);
 }
 
-test("what Megatron's tools read from the line is what was reported", () => {
+test("Megatron's tools read the reported values from the line", () => {
 	const report = step({ iteration: 1, losses: { "lm loss": 3.25 }, numZeros: 7, gradNorm: 0.25 });
 	const [line] = lines([report], { flopsPerStep: 5e12 });
 	expect((Object.keys(megatron) as (keyof typeof megatron)[]).map((name) => read(line!, name))).toEqual([
@@ -127,7 +127,7 @@ test("skipped steps have no gradient norm, count, and leave the means alone", ()
 	expect(read(written[3]!, "loss")).toBe(2);
 });
 
-test("an evaluation stands between rules", () => {
+test("an evaluation is framed by rules", () => {
 	const { log, lines } = logger();
 	log.evaluation({ iteration: 100, split: "validation", label: "iteration 100", losses: { "lm loss": 1 } });
 	const line = " validation loss at iteration 100 | lm loss value: 1.000000E+00 | lm loss PPL: 2.718282E+00 | ";

@@ -83,7 +83,7 @@ test("experiment, run, parameters, tags and metrics, while the run goes on and a
 	expect(read(folder).meta).toMatchObject({ status: 3, end_time: expect.any(Number) });
 });
 
-test("a training that goes on appends: steps that are done again are there once, a torn line is gone", () => {
+test("a resumed training appends: repeated steps are there once, an incomplete line is removed", () => {
 	const folder = folderOf();
 	const first = open(folder, 0);
 	train(first, 1, 5);
@@ -108,7 +108,7 @@ test("a training that goes on appends: steps that are done again are there once,
 	]);
 });
 
-test("experiments: the one of that name is used, Default is number 0, a folder that cannot be made is named", () => {
+test("an existing experiment is used, Default is number 0, and a folder that cannot be created is named", () => {
 	const folder = folderOf();
 	open(folder, 0, "Default", null);
 	expect(read(folder, "Default")).toMatchObject({ id: "0", meta: { run_name: training.slice(0, 8) } });

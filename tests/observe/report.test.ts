@@ -68,7 +68,7 @@ test("of several runs in one log the latest is drawn, and all of them when asked
 	expect([all.steps, all.earlierRuns]).toEqual([201, 0]);
 });
 
-test("a log that is being written: its last, torn line waits; a silent one is named", () => {
+test("an incomplete last line is not read yet, and a silent run is marked", () => {
 	const file = join(folderOf(), "run.jsonl");
 	const line = (iteration: number, time: number) =>
 		JSON.stringify({ iteration, "lm loss": 5, elapsed_ms: 100, time: new Date(time).toISOString() });
@@ -92,7 +92,7 @@ test("values that are not finite and skipped steps become events", () => {
 	]);
 });
 
-test("a folder means its newest log; what is not a log is a sentence", () => {
+test("a folder means its newest log, and a file that is not a log is refused", () => {
 	const folder = folderOf();
 	writeFileSync(join(folder, "other.json"), "{}");
 	expect(() => findLog(folder)).toThrow("holds no JSON log");
@@ -181,7 +181,7 @@ test("learning rate, throughput and validation have curves, with a logarithmic a
 	}
 });
 
-test("two runs are laid over each other, and what their configurations differ in is listed", () => {
+test("two runs share charts, and the differences of their configurations are listed", () => {
 	const [first, second] = [folderOf(), folderOf()];
 	const logs = [readRunLog(plantedRun(first)), readRunLog(plantedRun(second))];
 	(logs[1]!.start as { configuration: object }).configuration = { lr: 1e-3, save: "<checkpoints>", seed: 7 };
@@ -207,7 +207,7 @@ test("two runs are laid over each other, and what their configurations differ in
 	).toThrow("At most 7 runs");
 });
 
-test("events of every step are one line with a count; evaluations that are done again are there once", () => {
+test("events of every step are merged with a count, and repeated evaluations are there once", () => {
 	const file = join(folderOf(), "run.jsonl");
 	const log = new JsonLog(file);
 	for (let iteration = 1; iteration <= 100; iteration++) {
@@ -228,7 +228,7 @@ test("events of every step are one line with a count; evaluations that are done 
 	expect(reportPage(read, clock)).toContain("<td>100 times, the latest: lm loss is NaN</td>");
 });
 
-test("in a browser: there within a second, nothing wider than a phone or a screen, light and dark differ", () => {
+test("a browser shows the page within a second, no element exceeds a phone's or a screen's width, light and dark differ", () => {
 	const browser = ["chromium", "chromium-browser", "google-chrome"].find((name) => Bun.which(name));
 	if (!browser) {
 		console.log("skipped: no Chromium is installed");

@@ -15,7 +15,7 @@ import { step } from "./step.ts";
 const folder = mkdtempSync(join(tmpdir(), "mimo-records-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-test("a file or folder that is removed is one warning, and a gap that the end tells of", () => {
+test("a removed file or folder gives a single warning, and a message about missing entries at the end", () => {
 	const said: string[] = [];
 	const records = new RunRecords((sentence) => said.push(sentence));
 	const path = (name: string) => join(folder, name);
@@ -48,7 +48,7 @@ test("a file or folder that is removed is one warning, and a gap that the end te
 	]);
 });
 
-test("a start that cannot be written refuses the run, and a bug stays one", () => {
+test("a start that cannot be written prevents the run, and a program error is not hidden", () => {
 	const records = new RunRecords(() => {});
 	const refuses = (error: Error): Observer => ({
 		step: () => {
@@ -74,7 +74,7 @@ test("a start that cannot be written refuses the run, and a bug stays one", () =
 	]);
 });
 
-test("a disk that takes a part of an entry keeps none of it", () => {
+test("an entry that the disk takes in part is removed", () => {
 	// The shell's limit on a file's size is a disk that is full for this file alone.
 	const file = join(folder, "limited.jsonl");
 	const program = `
@@ -104,7 +104,7 @@ test("a disk that takes a part of an entry keeps none of it", () => {
 	expect(readFileSync(file, "latin1")).toBe("4".repeat(1000) + "2".repeat(10));
 });
 
-test("what there is of a trace that cannot be merged is removed, also where its folder is gone", () => {
+test("the parts of a trace that cannot be merged are removed, also if its folder is missing", () => {
 	const traces = join(folder, "traces");
 	mkdirSync(traces);
 	for (const name of ["trace.json", "trace.json.rank-0", "trace.json.rank-1", "other"]) {

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { hostTimestamps, StepClock } from "../../src/observe/step-clock.ts";
 
-test("time belongs to the part that was entered last, step by step", () => {
+test("time counts for the part that was entered last", () => {
 	let now = 0;
 	const clock = new StepClock(hostTimestamps(() => now));
 	const at = (milliseconds: number) => {

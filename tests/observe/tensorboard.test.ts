@@ -38,7 +38,7 @@ const rich = {
 	tokensPerExpert: new Map([[1, [3, 0, 5, 8]]]),
 };
 
-test("Megatron's names, their twins and what Megatron lacks, while the run goes on", () => {
+test("scalars have Megatron's names over steps and samples, and can be read during the run", () => {
 	const { folder, board } = open();
 	board.step(step({ iteration: 1, consumedSamples: 8, losses: { "lm loss": 5.5 }, seconds: 9 }));
 	// Before close: written events can be read.
@@ -86,7 +86,7 @@ test("Megatron's names, their twins and what Megatron lacks, while the run goes 
 	board.close();
 });
 
-test("a torn last record, as a killed run leaves it, costs that record alone", () => {
+test("an incomplete last record of a killed run loses only that record", () => {
 	const { folder, board } = open();
 	board.step(step({ iteration: 1, losses: { "lm loss": 5.5 } }));
 	const file = join(folder, readdirSync(folder)[0]!);

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { formatTimers, Timers, timed } from "../../src/observe/timers.ts";
 
-test("a level measures its timers and those below; the device is waited for", () => {
+test("a level measures its timers and those of lower levels, after waiting for the device", () => {
 	let [clock, settled] = [0, 0];
 	const timers = new Timers(
 		1,

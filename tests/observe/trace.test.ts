@@ -28,7 +28,7 @@ const title = (pid: number, name: string): TraceEvent => ({
 const span = (pid: number, cat: string, name: string, ts: number, dur: number, args: TraceEvent["args"] = {}) =>
 	({ name, ph: "X", pid, tid: 0, ts, dur, cat, args }) as TraceEvent;
 
-test("parts, operations and collectives are summed up by module, the host's own time is what is left", () => {
+test("parts, operations and collectives are summed by module, and the rest is the host's time", () => {
 	const file = join(folder, "two.json");
 	for (const rank of [0, 1]) {
 		const events = [
@@ -56,7 +56,7 @@ test("parts, operations and collectives are summed up by module, the host's own 
 	expect(language!.collectives[0]).toMatchObject({ name: "language.tp all_reduce", bytes: 4096 });
 });
 
-test("a GPU's time is what it worked, gaps between launches and waits, streams side by side counted once", () => {
+test("a GPU's time is divided into work, launch gaps and waits, where concurrent streams count once", () => {
 	const operation = (rank: number, ts: number, dur: number) => span(rank, "operations", "gemm", ts, dur);
 	const events = [
 		title(0, "rank 0: language, tp 0"),
@@ -72,7 +72,7 @@ test("a GPU's time is what it worked, gaps between launches and waits, streams s
 	expect(language!.operations).toMatchObject([{ name: "gemm", calls: 4 }]);
 });
 
-test("a GPU's waits for collectives are named, those that it does not notice left out", () => {
+test("a GPU's waits for collectives are named, without waits of no length", () => {
 	// A GPU on which time passes when the test says so: an event's moment is when it was recorded.
 	let now = 0;
 	const moments = new Map<number, number>();
@@ -142,7 +142,7 @@ test("the rules of Perfetto's trace processor: what overlaps, what nests, which 
 	]);
 });
 
-test("what happens at the same time gets lanes, a clock's jitter none", () => {
+test("overlapping spans are in different lanes, except for a clock's jitter", () => {
 	const spans = [0, 3, 5, 5, 11, 4].map((begin, i) => ({ begin, end: begin + [4, 8, 1, 0, 2, 3][i]! }));
 	const lanes = lanesOf(spans);
 	expect(lanes.map(({ lane }) => lane)).toEqual([0, 1, 2, 3, 0, 0]);
@@ -162,7 +162,7 @@ test("what happens at the same time gets lanes, a clock's jitter none", () => {
 	]);
 });
 
-test("what is not a trace is named", () => {
+test("a file that is not a trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');
 	expect(() => readTrace(file)).toThrow("is not a trace of mimo train");
@@ -208,7 +208,7 @@ test("a run's trace: all ranks on one clock, layers, collectives in one order", 
 	expect(events.some(({ ph, args }) => ph === "C" && Number(args?.allocated) > 0)).toBe(true);
 }, 60_000);
 
-test("a training that ends before the last step to trace leaves those that it did", () => {
+test("a training that ends early writes the trace of its steps", () => {
 	const file = join(folder, "short.json");
 	const { exitCode, stdout } = mimo([
 		...[

@@ -79,7 +79,7 @@ test("a run as the client leaves it: run, environment, files, rows, summary, exi
 	expect(numberOf(ofKind(records, 18)[0]!, 1)).toBe(0);
 });
 
-test("a training that goes on appends: done steps once, what ended it and a torn tail gone, to be uploaded again", () => {
+test("a resumed training appends: repeated steps once, without the exit record and an incomplete record, to be uploaded again", () => {
 	const folder = folderOf();
 	const first = open(folder, 0);
 	train(first, 1, 5);
@@ -110,13 +110,13 @@ test("a training that goes on appends: done steps once, what ended it and a torn
 	expect(existsSync(`${before.file}.synced`)).toBe(false);
 });
 
-test("after a kill all rows but the latest are there", () => {
+test("after a kill all rows except the latest are in the file", () => {
 	const folder = folderOf();
 	train(open(folder, 0), 1, 4);
 	expect(read(folder).rows.map(({ _step }) => _step)).toEqual([1, 2, 3]);
 });
 
-test("records of every length around a block's end are whole, and cut at any byte the others still are", () => {
+test("records of every length at a block's end are read, and a truncation anywhere keeps the earlier records", () => {
 	const folder = folderOf();
 	const file = join(folder, "run-x.wandb");
 	// Field 1 as bytes: lengths that leave 0 to 16 bytes in a block, and one over three blocks.

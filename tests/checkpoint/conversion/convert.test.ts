@@ -221,7 +221,7 @@ describe("a NemotronH folder", () => {
 		expect(checkpoint.tensors.has("language_model.decoder.final_layernorm.weight")).toBe(true);
 	});
 
-	test("the plan names every tensor's sources; nothing is written", () => {
+	test("a dry run lists every tensor's sources and writes no files", () => {
 		const options = optionsFor({ from: "hf", to: "native", source: tiny });
 		using planned = planConversion(options);
 		const lines = planLines(planned.tensors);
@@ -236,7 +236,7 @@ describe("a NemotronH folder", () => {
 		expect(existsSync(options.target)).toBe(false);
 	});
 
-	test("a failure leaves nothing behind, a filled target is refused", async () => {
+	test("a failure leaves no files, and a target with files is refused", async () => {
 		const options = optionsFor({ from: "hf", to: "native", source: tiny });
 		using planned = planConversion(options);
 		const failing = planned.run(() => {
@@ -269,7 +269,7 @@ describe("a NemotronH folder", () => {
 		expect(() => requireEqual(fewer, source.weights)).toThrow(`a tensor ${name} that was not to be written`);
 	});
 
-	test("what makes no sense is refused by name", () => {
+	test("invalid combinations of options are refused by name", () => {
 		const refuse = (change: Partial<ConversionOptions>, sentence: string) =>
 			expect(() => planConversion(optionsFor({ from: "hf", to: "native", source: tiny, ...change }))).toThrow(sentence);
 		refuse({ drop: ["nothing*"] }, "--drop nothing* matches no tensor");

@@ -54,7 +54,7 @@ describe("layer names", () => {
 	});
 	const layout = { ...canonicalLayout, layerNames: "logical", pattern: "M[*-]E", gluTensorParallel: 1 } as const;
 
-	test("there and back", () => {
+	test("map to the other style and back", () => {
 		const logical = toLayout(store, layout, "memory");
 		expect([...logical.tensors.keys()]).toEqual([
 			layer(0, "mixer.in_proj.weight"),
@@ -68,7 +68,7 @@ describe("layer names", () => {
 		expect(allOf(fromLayout(logical, layout, "memory"))).toEqual(allOf(store));
 	});
 
-	test("without brackets the final norm keeps its name; without a pattern nothing is guessed", () => {
+	test("without brackets the final norm keeps its name; without a pattern layers keep their names", () => {
 		const plain = toLayout(store, { ...layout, pattern: "M*-E" }, "memory");
 		expect([...plain.tensors.keys()]).toEqual([...store.tensors.keys()]);
 		expect(() => toLayout(store, { ...layout, pattern: null }, "memory")).toThrow("--hybrid-layer-pattern");
@@ -81,7 +81,7 @@ describe("experts", () => {
 	const layout = { ...canonicalLayout, experts: "grouped", gluTensorParallel: 1 } as const;
 	const store = numbered({ [`${key}1`]: [2, 3], [`${key}0`]: [2, 3], "other.weight0": [1] });
 
-	test("one by one ↔ in one tensor", () => {
+	test("separate tensors ↔ one tensor", () => {
 		const grouped = toLayout(store, layout, "memory");
 		expect([...grouped.tensors]).toEqual([
 			["other.weight0", expect.anything()],
@@ -160,7 +160,7 @@ test("layers of a GPT model: by order among those of a kind", () => {
 	refuse("+-", 'Layer pattern "+-": position 1: multi-latent attention layers (+)');
 });
 
-test("what Megatron's arguments say of interleaved rows", () => {
+test("interleaved rows follow from Megatron's arguments", () => {
 	expect(layoutOfArguments({ moe_mlp_glu_interleave_size: 32 }, "here")).toMatchObject({
 		layerNames: "physical",
 		glu: { experts: 32, sharedExperts: 0 },

@@ -92,7 +92,7 @@ describe("reading", () => {
 describe("writing", () => {
 	const physical = store(layer(0, mamba), layer(1, attention), layer(2, mlp), lastNorm("final_norm"));
 
-	test("names, what is left out, and the arguments that say so", () => {
+	test("has Megatron's names and arguments, and omits what Megatron lacks", () => {
 		const written = (names: Parameters<typeof layersToWrite>[0]) => {
 			const layers = layersToWrite(names, "M[*-]", "here");
 			const { tensors, leftOut } = namesToWrite(physical, layers, "here");

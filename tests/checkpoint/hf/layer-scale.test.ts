@@ -83,7 +83,7 @@ describe("layer scale", () => {
 		});
 	}
 
-	test("the projections before it are multiplied: a block computes what it computed", () => {
+	test("is multiplied into the preceding projections, which leaves the block's output unchanged", () => {
 		using source = open(write(tower));
 		expect([...source.weights.tensors.keys()].some((name) => /scale|lambda/.test(name))).toBeFalse();
 		const ones = new Float32Array(width).fill(1);
@@ -102,7 +102,7 @@ describe("layer scale", () => {
 		expect(source.notices.join()).toContain("2 layer scales are multiplied into the projections");
 	});
 
-	test("any range of a scaled tensor", () => {
+	test("any range of a scaled tensor can be read", () => {
 		using source = open(write(tower));
 		const name = `${layer}mlp.linear_fc2.weight`;
 		const whole = new Uint8Array((readTensor(source.weights, name) as Float32Array).buffer);
@@ -115,7 +115,7 @@ describe("layer scale", () => {
 		}
 	});
 
-	test("where it is 1 no bit changes", () => {
+	test("of 1 changes no bit", () => {
 		const one = { shape: [width], values: new Float32Array(width).fill(1) };
 		const path = write({ ...tower, [`${block}layer_scale1.lambda1`]: one, [`${block}layer_scale2.lambda1`]: one });
 		using source = open(path);
@@ -123,7 +123,7 @@ describe("layer scale", () => {
 		expect(weight).toEqual(tower[`${block}attention.output.dense.weight`]!.values);
 	});
 
-	test("one that scales nothing, or has another size, is refused by name", () => {
+	test("without its projection, or of another size, is refused by name", () => {
 		const name = `${block}layer_scale1.lambda1`;
 		expect(() => open(write({ ...tower, [name]: random([width + 1], 1) }))).toThrow(
 			`${name} of shape [9] F32 scales no`,
@@ -133,7 +133,7 @@ describe("layer scale", () => {
 	});
 });
 
-describe("tensors without a place", () => {
+describe("tensors that the model lacks", () => {
 	const statistics = (values: readonly number[]) => ({ shape: [3, 1, 1], values: Float32Array.from(values) });
 
 	test("normalisation as images have it, and summary indices, are left out with a reason", () => {
@@ -155,7 +155,7 @@ describe("tensors without a place", () => {
 		expect(() => open(write({ ...tower, ...mean }))).toThrow("norm_mean is [0.5, 0.5, 0.5], and images are normalised");
 	});
 
-	test("anything else is refused by name", () => {
+	test("other tensors are refused by name", () => {
 		const names = [`${block}ls1.gamma`, "radio.extra.weight", "adaptor.weight"];
 		const more = Object.fromEntries(names.map((name) => [name, random([width], 1)]));
 		const refused = () => open(write({ ...tower, ...more }));
@@ -174,7 +174,7 @@ describe("heads of the tower", () => {
 		expect(heads(write(tower, { model_type: "vlm", vision_config: { num_attention_heads: 4 } }))).toBe(4);
 	});
 
-	test("a flag says them where config.json does not, and must not contradict it", () => {
+	test("come from a flag where config.json lacks them, which must not contradict it", () => {
 		const silent = write(tower, { model_type: "vlm", num_attention_heads: 2 });
 		expect(() => open(silent)).toThrow("--vision-num-attention-heads");
 		expect(heads(silent, 4)).toBe(4);
@@ -184,7 +184,7 @@ describe("heads of the tower", () => {
 		expect(() => open(write(tower, { model_type: "radio", num_attention_heads: 3 }))).toThrow("3 heads do not divide");
 	});
 
-	test("decide how query, key and value lie in the fused projection", () => {
+	test("determine the layout of query, key and value in the fused projection", () => {
 		const [two, four] = [2, 4].map((number) => {
 			using source = open(write(tower, { model_type: "radio", num_attention_heads: number }));
 			return readTensor(source.weights, `${layer}self_attention.linear_qkv.weight`);

@@ -118,7 +118,7 @@ describe("hybrid-tiny", () => {
 		expect(expert).toEqual(packed.slice(3 * 64 * 48, 4 * 64 * 48));
 	});
 
-	test("ranges of a tensor are what they are in the whole", () => {
+	test("a range of a tensor equals the same range of the whole", () => {
 		using model = openHuggingFaceModel(tiny);
 		for (const name of [
 			"language_model.decoder.layers.2.self_attention.linear_qkv.weight",
@@ -172,7 +172,7 @@ describe("hybrid-tiny", () => {
 		expect(readdirSync(folder).filter((name) => name.includes(".tmp-"))).toEqual([]);
 	});
 
-	test("every tensor that does not fit is named", () => {
+	test("every tensor of a wrong shape is named", () => {
 		const path = altered("unfit", (entries) => [
 			...entries.filter(({ name }) => !/layers\.2\.mixer\.q_proj|norm_f/.test(name)),
 			{ name: "model.layers.0.surplus", dtype: "F32", shape: [1], data: () => Float32Array.of(1) },
@@ -215,7 +215,7 @@ describe("hybrid-tiny", () => {
 		);
 	});
 
-	test("files that lie or lead elsewhere", () => {
+	test("files with false indexes, or outside of the folder, are refused", () => {
 		const index = (name: string, map: unknown) => {
 			const path = join(folder, name);
 			mkdirSync(path);
@@ -272,7 +272,7 @@ describe("config.json", () => {
 		);
 	});
 
-	test("what the model lacks is named", () => {
+	test("settings that the model lacks are named", () => {
 		expect(() => read({ ...base, mlp_hidden_act: "silu" })).toThrow('mlp_hidden_act is "silu"');
 		expect(() => read({ ...base, use_bias: true })).toThrow("use_bias is true");
 		expect(() => read({ ...base, time_step_limit: [0, 1] })).toThrow("time_step_limit");
@@ -301,7 +301,7 @@ describe("config.json", () => {
 		expect(() => parsePythonJson("{", "there.json")).toThrow("there.json is not JSON");
 	});
 
-	test("what is written is read back", () => {
+	test("a written configuration reads back equal", () => {
 		const configuration = read(base);
 		const text = formatPythonJson(configurationToHuggingFace(configuration, "float32", "x"));
 		const json = parsePythonJson(text, "x");

@@ -172,7 +172,7 @@ describe("a whole vision-language model", () => {
 		expect(describeParts(alone)).toEqual(describeParts(openLanguage()));
 	});
 
-	test("what its config.json says of the projector and of the patches has to be so", async () => {
+	test("is refused where config.json contradicts the projector or the patches", async () => {
 		for (const [change, sentence] of [
 			[{ ps_version: "v1" }, 'ps_version is "v1", this program\'s pixel shuffle has only "v2".'],
 			[{ downsample_ratio: 1 }, "downsample_ratio is 1, but the projector reads rows of 128."],
@@ -186,7 +186,7 @@ describe("a whole vision-language model", () => {
 		}
 	});
 
-	test("has no room for a second tower or projector", async () => {
+	test("is refused with a second tower or projector", async () => {
 		const path = await whole(published);
 		expect(() => openPretrained({ loadHf: path, loadVision: tower, loadProjector: null })).toThrow(
 			`${path} (--load-hf) holds a vision tower: --load-vision ${tower} would be a second one.`,

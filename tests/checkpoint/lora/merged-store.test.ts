@@ -102,7 +102,7 @@ test("adapters without their weight, or of another shape, are named", () => {
 	expect(() => new MergedStore(memoryStore(half), scale)).toThrow(`memory has no tensor ${b}.`);
 });
 
-test("a store without adapters is itself", () => {
+test("without adapters the store is returned unchanged", () => {
 	const store = memoryStore(stored);
 	expect(mergeAdapters(store, null)).toBe(store);
 });

@@ -65,7 +65,7 @@ function flip(path: string, position: number): void {
 	writeFileSync(path, bytes);
 }
 
-test("what several ranks write in parallel comes back whole", () => {
+test("tensors that several ranks write in parallel read back equal", () => {
 	const root = newRoot();
 	const saved = save(root, 100);
 	expect(saved).toBe(join(root, "iter_0000100"));
@@ -174,7 +174,7 @@ describe("a save that does not finish", () => {
 		expect(checkpoint.manifest.iteration).toBe(1);
 	});
 
-	test("killed at any point: the previous checkpoint is read, the leftovers go", () => {
+	test("killed at any point: the previous checkpoint is read, and unfinished files are removed", () => {
 		const root = newRoot();
 		save(root, 1);
 		const first = NativeSave.begin(root, 2);
@@ -258,7 +258,7 @@ describe("damage is named", () => {
 		expect(() => NativeCheckpoint.open(third).readObject("rng/0")).toThrow("object rng/0 is damaged");
 	});
 
-	test("no good checkpoint at all, no checkpoint", () => {
+	test("a folder without a good checkpoint, or without any", () => {
 		const root = newRoot();
 		truncateSync(join(save(root, 1), "data/r00000-000.safetensors"), 40);
 		expect(() => NativeCheckpoint.open(root, { allowFallback: true })).toThrow("There is no other good checkpoint");

@@ -29,7 +29,7 @@ describe("files of torch.save", () => {
 	const states = join(energon, "states");
 	const path = join(states, "w2x2.rank0.pt");
 
-	test("every state is read, its classes inert", () => {
+	test("every state is read, with inert classes", () => {
 		for (const name of readdirSync(states).filter((name) => name.endsWith(".pt"))) {
 			using file = openTorchFile(join(states, name), { inert: energonClasses });
 			expect(String((file.value as PythonObject).type)).toBe("megatron.energon.savable_loader.SavableDataLoaderState");
@@ -55,13 +55,13 @@ describe("files of torch.save", () => {
 		expect(file.readTensor(found[0]!).length).toBe(5056);
 	});
 
-	test("without its classes on the list it is refused by name", () => {
+	test("a class that is not on the list is refused by name", () => {
 		expect(() => openTorchFile(path)).toThrow(
 			"megatron.energon.savable_loader.SavableDataLoaderState is not on the list",
 		);
 	});
 
-	test("cut anywhere it is refused", () => {
+	test("a truncation anywhere is refused", () => {
 		const whole = readFileSync(path);
 		const cut = join(folder, "cut.pt");
 		for (let i = 0; i < 100; i++) {
@@ -141,7 +141,7 @@ describe("zip", () => {
 		expect(new TorchArchive(archive).load(tensorGlobals)).toBeNull();
 	});
 
-	test("what is refused", () => {
+	test("invalid archives are refused", () => {
 		const refuse = (change: (entry: DataView, index: number) => void, sentence: string) =>
 			expect(() => open(zip(records, change)).read("a/data/0", 100)).toThrow(sentence);
 		refuse((entry) => entry.setUint16(10, 8, true), "record a/data.pkl is compressed");
@@ -210,7 +210,7 @@ describe("tensors", () => {
 		expect(read("K\x00", "K\x00", "K\x01")).toEqual(new Float32Array(0));
 	});
 
-	test("views that lie", () => {
+	test("views outside of their storage are refused", () => {
 		expect(() => read("K\x01", "K\x06", "K\x01")).toThrow("a tensor reaches past its storage");
 		expect(() => read("K\x00", "K\x02", "K\x06")).toThrow("a tensor reaches past its storage");
 		expect(() => read("J\xff\xff\xff\xff", "K\x02", "K\x01")).toThrow("a tensor's place in its storage is invalid");

@@ -44,7 +44,7 @@ describe("plain values", () => {
 	];
 	for (const [what, parts, expected] of cases) test(what, () => expect(load(...parts)).toEqual(expected));
 
-	test("dict keys stay what they are, harmless ones too", () => {
+	test("dict keys such as __proto__ are plain keys", () => {
 		const map = load("}(", text("__proto__"), "K\x01K\x00K\x02", text("0"), "K\x03u.") as Map<unknown, unknown>;
 		expect([...map]).toEqual([
 			["__proto__", 1],
@@ -63,7 +63,7 @@ describe("plain values", () => {
 });
 
 describe("allowed names", () => {
-	test("an instance is a description", () => {
+	test("an instance becomes a PythonObject", () => {
 		const value = load(global("mine", "Thing"), ")\x81}", text("a"), "K\x01sb.") as PythonObject;
 		expect(value).toBeInstanceOf(PythonObject);
 		expect(String(value.type)).toBe("mine.Thing");
@@ -142,7 +142,7 @@ describe("refused", () => {
 		});
 	}
 
-	test("tiers know only their own names", () => {
+	test("each list has only its own names", () => {
 		const namespace = bytes(global("argparse", "Namespace"), ")\x81.");
 		expect(() => unpickle(namespace, "f", { allowed: metadataGlobals })).toThrow("argparse.Namespace is not on");
 		expect(() => unpickle(namespace, "f", { allowed: tensorGlobals })).toThrow("argparse.Namespace is not on");

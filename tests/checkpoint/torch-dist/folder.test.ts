@@ -118,7 +118,7 @@ describe.skipIf(!source)("a checkpoint of Megatron", () => {
 		expect(optimizer.tensors.size).toBe(3 * 121);
 	});
 
-	test("buffers of another model are not believed", () => {
+	test("buffers of another model are refused", () => {
 		using opened = TorchDistFolder.open(iteration);
 		const { correspondence, buffers } = readKeys(opened.tensors, iteration);
 		const weights = selectTensors(opened, (key) => !buffers.includes(key));
@@ -136,7 +136,7 @@ describe.skipIf(!source)("a checkpoint of Megatron", () => {
 		expect(() => optimizerBuffers(flat, buffers, new MappedStore(weights, fewer))).toThrow("--no-optimizer");
 	});
 
-	test("the root folder: its tracker names an iteration that is gone", () => {
+	test("a root folder whose tracker names a missing iteration", () => {
 		const { folder: found, notice } = resolveIteration(source!);
 		expect(found).toBe(iteration);
 		expect(notice).toContain("iter_0000003 is read");

@@ -151,7 +151,7 @@ for (const [name, pattern, grid, tied] of grids) {
 	});
 }
 
-test("stages of another model are not believed", () => {
+test("stages of another model are refused", () => {
 	const stored = buffersOf(modelOf("ME*-ME", false), grids[0]![2], false);
 	const other = modelOf("ME-*ME", false);
 	expect(() => optimizerBuffers(stored, [...stored.tensors.keys()], other)).toThrow("is unknown");

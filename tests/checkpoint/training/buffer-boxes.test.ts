@@ -85,7 +85,7 @@ test("parts of all ranks, cut into slices anywhere, fill the tensor once and lie
 	}
 });
 
-test("rows in turns become few boxes, with the values that stood where the turns were", () => {
+test("interleaved rows become few boxes, with the values at the interleaved positions", () => {
 	for (const [shape, interleave] of [
 		[[24, 5], 3],
 		[[24, 5], 12],

@@ -60,8 +60,8 @@ const close = (a: Record<number, object>, b: Record<number, object>) => {
 	expect(Object.keys(b)).toEqual(Object.keys(a));
 };
 
-describe("rows in turns are a matter of a run's memory", () => {
-	test("a checkpoint of halves goes through a run in turns and back, byte for byte", async () => {
+describe("interleaved rows are only in a run's memory", () => {
+	test("a checkpoint with halves passes through a run with interleaved rows, byte for byte", async () => {
 		// No step is left: what was read is written.
 		const copy = (flags: string, from: string, to: string) =>
 			trained(
@@ -75,7 +75,7 @@ describe("rows in turns are a matter of a run's memory", () => {
 		expect(digests("again")).toEqual(digests("halves"));
 	}, 30_000);
 
-	test("a run in turns resumes bit for bit, and goes on in halves within rounding", async () => {
+	test("a run with interleaved rows resumes bit for bit, and continues with halves within rounding", async () => {
 		const whole = await trained(device, `${gated} --bf16 ${inTurns} --train-iters 4`, at("whole.jsonl"));
 		await trained(device, `${gated} --bf16 ${inTurns} --train-iters 2 --save ${at("first")}`, at("first.jsonl"));
 		const { 3: third, 4: fourth } = whole;
@@ -113,7 +113,7 @@ describe("conversions", () => {
 		expect(await resumed("", "back")).toEqual(direct);
 	}, 60_000);
 
-	test("torch_dist in turns, as Megatron's arguments say", async () => {
+	test("torch_dist with interleaved rows, as Megatron's arguments say", async () => {
 		// A checkpoint that came from Megatron keeps its arguments.
 		cpSync(join(at("back"), "iter_0000002"), at("edited"), { recursive: true });
 		const index = JSON.parse(readFileSync(join(at("edited"), "index.json"), "utf8"));

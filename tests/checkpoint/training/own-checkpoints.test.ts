@@ -22,7 +22,7 @@ const start = { path: save, iteration: null, finetune: false };
 const beside = (names: string) =>
 	`--save ${save} holds ${names}, which this run neither loads nor has written: --load ${save} goes on from the newest, --save-over lets this run`;
 
-test("an empty or absent folder is anybody's; one with checkpoints belongs to the training that goes on from it", () => {
+test("an empty or absent folder is accepted; a folder with checkpoints belongs to the training that resumes from it", () => {
 	expect(requireOwnSteps(save, null)).toEqual([]);
 	write("a", 4, 8);
 	expect(() => requireOwnSteps(save, null)).toThrow(beside("iter_0000004 and iter_0000008"));
@@ -33,7 +33,7 @@ test("an empty or absent folder is anybody's; one with checkpoints belongs to th
 	expect(() => requireOwnSteps(save, null)).toThrow(beside("iter_0000004 to iter_0000016 (4 checkpoints)"));
 });
 
-test("weights alone, or another folder's, start a new training: the checkpoints are another one's", () => {
+test("a training that starts from weights, or from another folder, does not own the checkpoints", () => {
 	write("a", 4, 8);
 	expect(() => requireOwnSteps(save, { ...start, finetune: true })).toThrow("holds iter_0000004, which");
 	expect(() => requireOwnSteps(save, { ...start, path: folder })).toThrow(beside("iter_0000004 and iter_0000008"));

@@ -197,7 +197,7 @@ test.each([
 	expect(mistakes(base, flags)).toEqual([message]);
 });
 
-test("mistakes of the layout come with all others", () => {
+test("errors of the layout are reported together with all others", () => {
 	const flags = "--lr -1 --encoder-dp 2 --llm-offset 3 --llm-dp 3 --llm-tp 3 --llm-ep 5 --global-batch-size 7";
 	expect(mistakes(vision, flags).map((line) => line.split(":")[0])).toEqual([
 		"--lr",
@@ -209,13 +209,13 @@ test("mistakes of the layout come with all others", () => {
 	]);
 });
 
-test("wrong layouts leave nothing half said: a refused size silences what depends on it", () => {
+test("checks that depend on a refused size are not reported", () => {
 	expect(mistakes(vision, "--llm-tp 2 --tensor-parallel-num-weight-shards 3 --encoder-dp 5")).toEqual([
 		"--tensor-parallel-num-weight-shards: the value is 3; allowed is a multiple of llm-tp (2).",
 	]);
 });
 
-test("layouts that are fine", () => {
+test("valid layouts are accepted", () => {
 	for (const flags of [
 		"",
 		"--encoder-dp 2 --llm-dp 4",

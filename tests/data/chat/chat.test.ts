@@ -39,13 +39,13 @@ function shown(pieces: readonly ChatPiece[]): string {
 const lines =
 	"{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
 
-describe("what counts", () => {
-	test("is all that follows the generation prompt, to the token that ends the turn and not its line", () => {
+describe("tokens that count in the loss", () => {
+	test("are those from the generation prompt to the end-of-turn token, without the line end", () => {
 		const turns = [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")];
 		expect(shown(chat(lines).render(turns))).toBe("user: a</s>\nassistant: ·b</s>·\nuser: c</s>\nassistant: ·d</s>·\n");
 	});
 
-	test("is the same where the assistant begins, and where the template adds text to what it says", () => {
+	test("are the same where the assistant begins, and where the template adds text to its turn", () => {
 		const begins = [say("assistant", "hi"), say("user", "a")];
 		expect(shown(chat(lines).render(begins))).toBe("assistant: ·hi</s>·\nuser: a</s>\n");
 		const adds = lines.replace("{{ m.content }}", "{{ '<p>' + m.content | trim + '</p>' }}");
@@ -54,7 +54,7 @@ describe("what counts", () => {
 		);
 	});
 
-	test("is found by its content where a conversation's beginning is written otherwise", () => {
+	test("are found by their content where the template renders a conversation's beginning differently", () => {
 		const counts = `{{ messages | length }} turns\n${lines.replace("{{ m.content }}", "{{ m.content | trim }}")}`;
 		const turns = [say("user", "b"), say("assistant", " b b\n"), say("user", "b"), say("assistant", "b")];
 		expect(shown(chat(counts).render(turns))).toBe(
@@ -62,27 +62,27 @@ describe("what counts", () => {
 		);
 	});
 
-	test("is refused by the turn's number where it cannot be found", () => {
+	test("are refused by the turn's number where they cannot be found", () => {
 		const twice = `{{ messages | length }}${lines.replace("{{ m.content }}", "{{ m.content | upper | length }}")}`;
 		expect(() => chat(twice).render([say("user", "a"), say("assistant", "b")])).toThrow(
 			"the text of its turn 2 cannot be found in what t.jinja writes",
 		);
 	});
 
-	test("is the same in a template whose lines end as on Windows", () => {
+	test("are the same in a template with Windows line ends", () => {
 		const turns = [say("user", "a"), say("assistant", "b\r\n")];
 		expect(shown(chat(lines.replaceAll("\n", "\r\n")).render(turns))).toBe(shown(chat(lines).render(turns)));
 	});
 
-	test("is what generation blocks hold, wherever the template puts them", () => {
+	test("are those of generation blocks, wherever the template has them", () => {
 		const tagged =
 			"{% for m in messages %}\n{%- if m.role == 'assistant' -%}\n A {% generation -%} {{ m.content }}</s>\n{%- endgeneration %}\n{% else %}\nU {{ m.content }}{% endif %}{% endfor %}";
 		expect(shown(chat(tagged).render([say("user", "a"), say("assistant", "b")]))).toBe("U aA ·b</s>·");
 	});
 });
 
-describe("tokens over the border of what counts", () => {
-	test("count, those before and after it as they do", () => {
+describe("tokens across the border of a loss span", () => {
+	test("count, and tokens before and after are unaffected", () => {
 		const tokenizer = openTokenizer(join(folder, "tokenizer"));
 		const text = "The rainbow has colours, and the river too; it rains.";
 		const whole = [...tokenizer.encode(new TextEncoder().encode(text))];
@@ -101,8 +101,8 @@ describe("tokens over the border of what counts", () => {
 	});
 });
 
-describe("special tokens in what a sample says", () => {
-	test("are text, also where a template looks for them, and over the border of two texts", () => {
+describe("special tokens in a sample's text", () => {
+	test("are text, also where a template searches for them, and across two texts", () => {
 		const splits = lines.replace("{{ m.content }}", "{{ m.content.split('<end>')[-1] }}");
 		expect(shown(chat(splits).render([say("user", "x<end>a</s>b"), say("assistant", "y")]))).toBe(
 			"user: a~</s>~b</s>\nassistant: ·y</s>·\n",
@@ -115,7 +115,7 @@ describe("special tokens in what a sample says", () => {
 		]);
 	});
 
-	test("are text in names of a record too", () => {
+	test("are text in field names of a record too", () => {
 		const names = "{% for m in messages %}{% for k, v in m.calls | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}";
 		const calls = { "a</s>": "b", c: ["<end>"] };
 		expect(shown(chat(names).render([{ role: "user", content: null, fields: { calls } }]))).toBe(
@@ -123,7 +123,7 @@ describe("special tokens in what a sample says", () => {
 		);
 	});
 
-	test("are special where that is allowed by name", () => {
+	test("are special if they are allowed by name", () => {
 		const allowed = chat(lines, { dataSpecialTokens: ["<end>"] });
 		expect(shown(allowed.render([say("user", "a<end>b</s>"), say("assistant", "c")]))).toContain("a<end>b~</s>~</s>");
 	});
@@ -138,19 +138,19 @@ describe("images", () => {
 		say("assistant", "c"),
 	];
 
-	test("are where a template of text leaves them, and where one that knows images writes them", () => {
+	test("keep their places in a text template, and have those of a template with images", () => {
 		expect(shown(chat(lines).render(turns))).toBe("system: [0]</s>\nuser: a~<image>~[1][2]b</s>\nassistant: ·c</s>·\n");
 		expect(shown(chat(parts).render(turns))).toBe("system: [0]</s>user: a~<image>~[1][2]b</s>·assistant: c</s>·");
 	});
 
-	test("a template that always wants parts gets them", () => {
+	test("a template that requires content parts gets them", () => {
 		const always =
 			"{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endfor %}";
 		expect(shown(chat(always).render([say("user", "a", { image: 0 }, "b")]))).toBe("a[0]b");
 		expect(shown(chat(always).render([say("user", "ab")]))).toBe("ab");
 	});
 
-	test("are counted against what the template writes", () => {
+	test("are compared in number with the tags that the template writes", () => {
 		const first = parts.replace("<image>{%", "{{ '<image>' if loop.first }}{%");
 		expect(() => chat(first).render(turns)).toThrow("t.jinja writes 1 image placeholder (<image>) for its 3 images");
 	});
@@ -170,7 +170,7 @@ describe("errors", () => {
 		);
 	});
 
-	test("a failure of the template itself too", () => {
+	test("a failure of the template names them too", () => {
 		const broken = `${strict}\n{{ messages[1].content | nothing }}`;
 		expect(() => chat(broken).render([say("user", "a"), say("assistant", "b")])).toThrow(
 			"t.jinja, line 7, fails at its turn 2 (assistant): Unknown StringValue filter: nothing",
@@ -190,7 +190,7 @@ describe("errors", () => {
 		test(`${what} is refused by its line`, () => expect(() => new JinjaTemplate(text, "t.jinja")).toThrow(message));
 	}
 
-	test("a template that asks for the date needs one", () => {
+	test("a template that uses the date needs a date", () => {
 		const dated = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
 		expect(() => chat(dated).render([say("user", "a")])).toThrow("needs --chat-template-date");
 		const today = { strftime_now: (format: string) => strftime("2026-01-05", format) };
@@ -212,7 +212,7 @@ describe("errors", () => {
 	});
 });
 
-describe("the template of a path", () => {
+describe("the template at a path", () => {
 	const config = (value: object) => JSON.stringify({ bos_token: "<s>", eos_token: { content: "</s>" }, ...value });
 
 	test("is the folder's own file, else that of its configuration, with the tokens of the tokenizer", () => {

@@ -50,7 +50,7 @@ function encoded(pieces: readonly ChatPiece[]): { ids: number[]; mask: string } 
 	};
 }
 
-describe("ids and what counts are those of transformers", () => {
+describe("ids and loss spans equal those of transformers", () => {
 	for (const { template, conversation, ids, mask } of expected.cases) {
 		const turns = turnsOf(expected.conversations[conversation]!);
 		const record = conversation === "tools" ? { tools: expected.tools } : {};

@@ -85,7 +85,7 @@ describe("captions", () => {
 		test(name, async () => expect(await samples(scratch.file(name, content), options)).toEqual(captions));
 	}
 
-	test("a table of tabs", async () => {
+	test("a TSV table", async () => {
 		const lines = tsv.map(({ image, caption }) => `${image}\t${caption}\n`).join("");
 		const found = await samples(scratch.file("table.tsv", `image\tcaption\n${lines}`));
 		const texts = Object.values(found).filter((value) => value.startsWith("{"));
@@ -167,7 +167,7 @@ describe("conversations", async () => {
 		expect(other).toBe(expected["train-000000.tar/000000001.json"]);
 	});
 
-	test("training reads them: images at their places, every answer counts", async () => {
+	test("training reads them with images at their tags and a loss on every answer", async () => {
 		const output = join(scratch.path, "trained");
 		await importing(scratch.file("trained.jsonl", forms[2]![1]), output);
 		const images = new Images(await openLibrary("cpu"));

@@ -90,7 +90,7 @@ describe("rows that are skipped, with the reason", () => {
 		}
 	});
 
-	test("equal ones are counted together, with their first examples", async () => {
+	test("equal reasons are counted together, with their first examples", async () => {
 		const rows = Array.from({ length: 9 }, (_, i) => `{"image": "none-${i}.png", "caption": "c"}`);
 		const path = scratch.file("many.jsonl", `{"text": "fine"}\n${rows.join("\n")}\n`);
 		const { skipped } = await importing(path, output());
@@ -122,7 +122,7 @@ describe("rows that are skipped, with the reason", () => {
 	});
 });
 
-describe("images of servers", () => {
+describe("images on servers", () => {
 	test("are fetched in order, and skipped by reason", async () => {
 		const names = ["1.png", "gone.png", "2.png", "whole.png", "3.png", "huge.png"];
 		const rows = names.map((name) => JSON.stringify({ url: `${server.url}${name}`, caption: name }));
@@ -192,7 +192,7 @@ describe("inputs that are refused in one sentence", () => {
 		});
 	}
 
-	test("what is not there, a URL, an Energon set", async () => {
+	test("a missing path, a URL, an Energon data set", async () => {
 		await expect(importing(join(scratch.path, "no"), output())).rejects.toThrow("no does not exist");
 		await expect(importing("https://host/a.jsonl", output())).rejects.toThrow("is a URL");
 		const set = output();
@@ -200,7 +200,7 @@ describe("inputs that are refused in one sentence", () => {
 		await expect(importing(set, output())).rejects.toThrow("is an Energon data set already: `mimo train --data-path");
 	});
 
-	test("a limit that is none", () => {
+	test("an invalid limit", () => {
 		for (const text of ["", "x", "-1", "101%", "1.5", "1e3"])
 			expect(() => parseSkipLimit(text)).toThrow("--skip-limit is ");
 		expect([parseSkipLimit("0"), parseSkipLimit("2.5%")]).toEqual([{ rows: 0 }, { share: 0.025 }]);
@@ -235,7 +235,7 @@ describe("forms are recognised", () => {
 	});
 });
 
-describe("JSON is cut into records as it is written", () => {
+describe("JSON is divided into records without parsing", () => {
 	test("lists of any shape, also across chunks", () => {
 		const random = randomValues(400, 5);
 		const values: unknown[] = Array.from(random, (value, i) => {
@@ -252,7 +252,7 @@ describe("JSON is cut into records as it is written", () => {
 		}
 	});
 
-	test("a record of more than 64 MiB is passed over", () => {
+	test("a record of more than 64 MiB is skipped", () => {
 		const path = scratch.file("long.jsonl", `{"text": "a"}\n{"text": "${"x".repeat(2 ** 26)}"}\n{"text": "b"}\n`);
 		expect([...jsonLines(path, 0, 1)].map(({ bytes, line }) => [bytes?.length ?? null, line])).toEqual([
 			[13, 1],

@@ -78,7 +78,7 @@ describe("killed and continued", () => {
 	}
 });
 
-describe("a source read from any position gives what follows it", () => {
+describe("a source read from any position gives the later rows", () => {
 	const pictures = join(scratch.path, "pictures");
 	for (const path of [jsonl, list, csv, tars, pictures, join(golden, "captions.parquet"), join(golden, "talk")]) {
 		test(path.split("/").at(-1)!, async () => {
@@ -99,7 +99,7 @@ describe("a source read from any position gives what follows it", () => {
 	}
 });
 
-test("parts have their shares, each sample once, also shuffled", async () => {
+test("parts have their shares and each sample once, also with shuffling", async () => {
 	const inOrder = join(scratch.path, "in order");
 	await importing(jsonl, inOrder, { shares: [8, 1, 1], skipLimit: { share: 0.5 } });
 	const output = join(scratch.path, "shuffled");
@@ -134,7 +134,7 @@ describe("a folder of another import", () => {
 		await expect(importing(own, output, options)).rejects.toThrow("settings holds another import: data was ");
 	});
 
-	test("of something else is left alone", async () => {
+	test("with other files is left unchanged", async () => {
 		const file = scratch.file("other/notes.txt", "mine");
 		await expect(importing(jsonl, join(file, ".."))).rejects.toThrow("is not empty and holds no import");
 		expect(existsSync(file)).toBe(true);
@@ -148,7 +148,7 @@ describe("a folder of another import", () => {
 	});
 });
 
-test("the limit of skipped rows ends an import, a higher one goes on", async () => {
+test("the limit of skipped rows ends an import, and a higher limit continues it", async () => {
 	const output = join(scratch.path, "limited");
 	await expect(importing(jsonl, output, { skipLimit: { rows: 2 } })).rejects.toThrow(
 		/^3 of 23 rows were skipped, more than --skip-limit allows; most often, as in .*: the image cannot be read/,
@@ -173,7 +173,7 @@ test("two imports into one folder take turns", async () => {
 	expect(filesOf(shared)).toEqual(filesOf(alone));
 });
 
-test("a folder in which an import was killed at once is taken", async () => {
+test("a folder of an import that was killed at its beginning is accepted", async () => {
 	const folder = join(scratch.path, "begun");
 	scratch.file("begun/writer-1.lock", "");
 	const text = `000000000000\n${JSON.stringify({ ...ownHolder("other"), process: { ...ownHolder("other").process, pid: 2 ** 30 } })}\n`;

@@ -17,7 +17,7 @@ function set(first: number, columns: readonly (readonly number[])[]): ImageSet {
 	};
 }
 
-test("lanes one after the other, and dealt out again to as many encoder ranks", () => {
+test("images are divided among encoder ranks, lane after lane", () => {
 	const lanes = [set(0, [[2], []]), set(100, [[], [1, 3]])];
 	const merged = joinImages(lanes);
 	expect(merged.imagesPerSample).toEqual([1, 0, 0, 2]);
@@ -71,7 +71,7 @@ test("ranks that read a lane must have read the same samples", () => {
 	expect(resumed.hash).toBe(a.hash);
 });
 
-test("all ranks hear of a damaged sample that one of them finds, each sample once", () => {
+test("all ranks receive each damaged sample that a rank finds, once", () => {
 	const found = [
 		[{ lane: 0, microbatch: 2, sample: 5 }],
 		[],
@@ -95,7 +95,7 @@ test("all ranks hear of a damaged sample that one of them finds, each sample onc
 	).toEqual([]);
 });
 
-test("the tokens of a sample that is left out count nowhere", () => {
+test("the tokens of a skipped sample do not count in any loss", () => {
 	const labels = Int32Array.of(1, 2, 3, 4);
 	const text = { ids: labels.slice(), labels, lossMask: new Float32Array(4).fill(1), lengths: [1, 2, 1] };
 	leaveOut(text, [1, 3]);

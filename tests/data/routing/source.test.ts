@@ -96,7 +96,7 @@ test("encoder ranks that share a lane encode its packs in equal runs", async () 
 	}
 });
 
-test("where encoder lanes take turns, each tells of damage in its own microbatches alone", async () => {
+test("where encoder lanes alternate, each reports damage in its own microbatches only", async () => {
 	const path = captions(scratch, "turns", [6]);
 	const shard = join(path, "turns-000.tar");
 	const bytes = readFileSync(shard);
@@ -114,7 +114,7 @@ test("where encoder lanes take turns, each tells of damage in its own microbatch
 	}
 });
 
-test("of a lane that a rank only trains the language model on, no image is decoded", async () => {
+test("a rank that only trains the language model on a lane decodes no image of it", async () => {
 	await using source = await open({ lanes: [1], textLanes: [3] });
 	await using whole = await open({ lanes: [3] });
 	for (let i = 0; i < 4; i++) {
@@ -168,7 +168,7 @@ describe("resuming", () => {
 		return await source.save();
 	}
 
-	test("half as many data ranks with twice the workers go on with the same samples a round", async () => {
+	test("half as many data ranks with twice the workers continue with the same samples in a round", async () => {
 		await using whole = await open({ lanes: [0, 1, 2, 3], routing: "routed" });
 		const before = names(await take(whole, 4)).flat();
 		const after = names(await take(whole, 6)).flat();

@@ -19,14 +19,14 @@ function place(): [parent: string, own: string] {
 	return [parent, path];
 }
 
-test("it lies with the user's own caches, never with everyone's temporary files", () => {
+test("the folder is below the user's cache folder, not below shared temporary folders", () => {
 	const own = join(homedir(), ".cache", "mimo");
 	expect(defaultCacheFolder({})).toBe(own);
 	expect(defaultCacheFolder({ XDG_CACHE_HOME: "/var/cache/me" })).toBe("/var/cache/me/mimo");
 	expect(defaultCacheFolder({ XDG_CACHE_HOME: "relative" })).toBe(own);
 });
 
-test("folder and key are for their user alone; every process finds the same key", () => {
+test("only the user can access folder and key, and every process finds the same key", () => {
 	const [parent, own] = place();
 	const first = openCacheFolder(parent);
 	expect(statSync(own).mode & 0o777).toBe(0o700);

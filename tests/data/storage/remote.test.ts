@@ -199,7 +199,7 @@ describe("the cache", () => {
 		expect((await requests()) - before).toBe(3);
 	});
 
-	test("removes nothing that it has not made, and shows others nothing", () => {
+	test("removes only its own files, and is private to the user", () => {
 		const options = configuration({ cacheBytes: 1, readAhead: 0 });
 		const own = join(options.cacheFolder!, "thesis.tex");
 		mkdirSync(options.cacheFolder!);
@@ -219,7 +219,7 @@ describe("the cache", () => {
 		expect(blocks(options)).toHaveLength(1);
 	});
 
-	test("takes no block that was not signed with its key, nor one for another", () => {
+	test("accepts only blocks that are signed with its key for their name", () => {
 		const options = configuration({ readAhead: 0 });
 		const read = () => Buffer.from(openStorage(options).open(`${base}/fine/${shard}`).read(0, 8192));
 		const whole = read();
@@ -249,7 +249,7 @@ describe("the cache", () => {
 	});
 });
 
-test("a loader gives the same from a failing server as from files", async () => {
+test("a loader delivers the same samples from a failing server as from files", async () => {
 	const expected = await readKeys(folder, configuration());
 	for (const mode of ["error", "truncate"]) {
 		expect(await readKeys(`${base}/${mode}/set`, configuration())).toEqual(expected);

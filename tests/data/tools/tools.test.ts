@@ -71,7 +71,7 @@ describe("lint", () => {
 		return found;
 	}
 
-	test("nothing wrong, nothing said", () => expect(problems(folder)).toEqual([]));
+	test("a sound data set has no problems", () => expect(problems(folder)).toEqual([]));
 
 	test("every kind of damage is named with its shard and sample", () => {
 		const damaged = captions(scratch, "damaged", [3, 3, 3, 3]);

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { captionPrompts } from "../../../src/data/vision-language/caption-prompts.ts";
 
-test("a sequence is cut where its caption begins; what follows is the truth", () => {
+test("a sequence is divided into a prompt and the reference caption", () => {
 	// Two sequences: image tokens 9, a line feed, then a caption that ends with 0; and one that is cut off.
 	const ids = Int32Array.of(9, 9, 1, 5, 6, /**/ 9, 1, 7, 8);
 	const labels = Int32Array.of(-100, -100, 5, 6, 0, /**/ -100, 7, 8, -100);

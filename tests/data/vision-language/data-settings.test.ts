@@ -89,7 +89,7 @@ test("every sample has the settings of its own data set", () => {
 	for (const batch of batches.slice(0, 3)) expect(least(batch)).toBeLessThan(0);
 });
 
-describe("settings that cannot be", () => {
+describe("invalid settings", () => {
 	for (const [what, mimo, message] of [
 		[
 			"a key that there is not",
@@ -117,7 +117,7 @@ describe("settings that cannot be", () => {
 		});
 	}
 
-	test("they are refused when the data set is opened", () => {
+	test("invalid settings are refused when the data set is opened", () => {
 		const path = scratch.file(
 			"wrong.yaml",
 			"__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: ./one, subflavors: {mimo: {ocr: x}}}}\n",

@@ -77,7 +77,7 @@ for (const packing of ["carry-over", "greedy"] as const) {
 	});
 }
 
-test("a pass that ends packs every sample once, those carried over too", () => {
+test("a finite pass packs every sample once, also carried-over samples", () => {
 	const once = { load: { ...defaultLoadOptions, training: false }, batchSize: 1, shuffleBufferSize: null };
 	for (const packing of ["carry-over", "greedy"] as const) {
 		const loader = open({ ...once, task: { ...smallTask, packing } });
@@ -117,7 +117,7 @@ class CountingImages extends Images {
 	}
 }
 
-test("a rank decodes the images it needs and no other: none for text, its own share of a lane that it shares", async () => {
+test("a rank decodes only the images that it needs: none for text, its share of a shared lane", async () => {
 	const read = async (changed: Partial<typeof smallTask>) => {
 		const counting = new CountingImages(await openLibrary("cpu"));
 		const task = { ...smallTask, ...changed };
@@ -139,7 +139,7 @@ test("a rank decodes the images it needs and no other: none for text, its own sh
 	expect(first.decoded + second.decoded).toBe(all);
 });
 
-test("a damaged image leaves everything where it was, on every rank: only its pixels are black, and it is named", () => {
+test("a damaged image has black pixels, moves no other sample on any rank, and is named", () => {
 	const folder = captions(scratch, "broken", [9, 8]);
 	const whole = { ...configuration, path: folder, packingBufferSize: null, shuffleBufferSize: null };
 	const before = take(open(whole), 12);

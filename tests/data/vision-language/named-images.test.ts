@@ -127,7 +127,7 @@ describe("auxiliary data", () => {
 		expect(trained(path).sizes).toEqual({ a: ["16x48", "32x16"] });
 	});
 
-	test("are refused for typed samples, joins, other protocols, and what is not there", () => {
+	test("are refused for typed samples, joins, other protocols, and missing paths", () => {
 		set(
 			"typed",
 			[
@@ -149,7 +149,7 @@ describe("auxiliary data", () => {
 		expect(load("    path: rows.jsonl\n    aux: {a: images}\n")).toThrow(/aux a: .*images is not prepared/);
 	});
 
-	test("names that are not files have none", () => {
+	test("names that are not files have no image", () => {
 		for (const reference of ["filesystem://images", "store"]) {
 			const store = openFileStore(storage, "a", parseAux(reference, scratch.path, "aux a"));
 			for (const name of ["", ".", "..", "a\0b", "/etc/hostname", "deep", "one", "' OR 1=1 --.png"])
@@ -190,7 +190,7 @@ describe("several images of a field_map", () => {
 		expect(trained(similar).sizes).toEqual({ a: ["48x16", "16x32"] });
 	});
 
-	test("a part that is not there", () => {
+	test("a missing part is named", () => {
 		const members: readonly Member[] = [
 			["a.json", JSON.stringify({ sequence: ["one", { image: "no.png" }] })],
 			["b.json", '{"sequence": ["fine"]}'],
@@ -231,7 +231,7 @@ describe("documents", () => {
 	});
 });
 
-test("lint says what training stumbles on, and with a configuration what is cut off", () => {
+test("lint reports samples that training skips, and with a configuration samples that it truncates", () => {
 	const talk = (...turns: readonly (readonly [string, string])[]) =>
 		JSON.stringify({ conversations: turns.map(([from, value]) => ({ from, value })) });
 	const folder = set("stumbles", [

@@ -7,7 +7,7 @@ const itself = (length: number) => length;
 const sum = (pack: readonly number[]) => pack.reduce((a, b) => a + b, 0);
 
 describe("the greedy knapsack", () => {
-	test("takes the longest that fits", () => {
+	test("adds the longest sample that fits", () => {
 		expect(greedyKnapsack([5, 3, 8, 2, 9, 1], itself, 10)).toEqual([
 			[9, 1],
 			[8, 2],
@@ -15,7 +15,7 @@ describe("the greedy knapsack", () => {
 		]);
 	});
 
-	test("loses nothing that fits and exceeds nothing", () => {
+	test("packs every sample that fits within the length", () => {
 		const lengths = Array.from({ length: 200 }, (_, i) => ((i * 7919) % 113) + 1);
 		const packs = greedyKnapsack(lengths, itself, 100);
 		expect(Math.max(...packs.map(sum))).toBeLessThanOrEqual(100);
@@ -33,7 +33,7 @@ describe("carrying over", () => {
 		expect(choosePacks([], itself, 10, "carry-over")).toEqual({ groups: [], carried: [] });
 	});
 
-	test("loses nothing that fits, and every division makes a pack of the sample that has waited longest", () => {
+	test("packs every sample that fits, and every division packs the oldest sample", () => {
 		const lengths = Array.from({ length: 300 }, (_, i) => ((i * 7919) % 113) + 1);
 		let buffer: number[] = lengths.map((_, place) => place);
 		const made: number[] = [];

@@ -78,7 +78,7 @@ describe("tiles (golden G12)", () => {
 		});
 	}
 
-	test("of grids of the same proportions the one with more tiles from half of its pixels on", () => {
+	test("between grids of equal proportions, an image with half of the larger grid's pixels gets the larger grid", () => {
 		const square = (side: number, areaWeighted = false) =>
 			tileGrid({ width: side, height: side }, { ...tiling, areaWeighted });
 		// 0.5 · 4 · 512² is 724.1² pixels, 0.5 · 9 · 512² is 1086.1².
@@ -87,7 +87,7 @@ describe("tiles (golden G12)", () => {
 		expect([660, 661].map((side) => square(side, true).rows)).toEqual([1, 2]);
 	});
 
-	test("by proportions and area a large image has more tiles, and no image fewer than the least", () => {
+	test("by proportions and area a larger image has more tiles, and every image at least the minimum", () => {
 		const shown = ({ columns, rows }: { columns: number; rows: number }) => `${columns}x${rows}`;
 		const size = { width: 3000, height: 2000 };
 		expect(shown(tileGrid(size, { ...tiling, areaWeighted: true }))).toBe("4x3");

@@ -147,7 +147,7 @@ function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]>
 const two = () => crude({ conversations: conversation }, { "img0.jpg": image(1), "img1.jpg": image(2) });
 
 describe("encoding", () => {
-	test("an image has a token for each of its rows; labels are the next tokens of what counts", () => {
+	test("an image has a token for each of its rows; labels are the next tokens that count", () => {
 		const { ids, labels, images } = encode(two());
 		expect(ids.filter((id) => id === imageTokenId).length).toBe(4);
 		expect(images.length).toBe(2);
@@ -165,7 +165,7 @@ describe("encoding", () => {
 		expect([...labels]).toEqual([97, 98, -100, -100, -100, 100, 2, -100]);
 	});
 
-	test("cutting drops whole images, with their tags, and what follows", () => {
+	test("truncation drops whole images, with their tags and all later tokens", () => {
 		const document = sample("InterleavedSample", { sequence: ["ab", image(1), "cd", image(2), "ef"] });
 		const lengths = new Map<number, [tokens: number, images: number]>();
 		for (let sequenceLength = 2; sequenceLength <= 16; sequenceLength++) {
@@ -181,7 +181,7 @@ describe("encoding", () => {
 		expect(lengths.get(16)).toEqual([14, 2]);
 	});
 
-	test("images are made smaller before anything is cut", () => {
+	test("images are resized before text is truncated", () => {
 		const sizing = { mode: "dynamic", minPatches: 4, maxPatches: 0, minSide: 0 } as const;
 		const of = sample("InterleavedSample", { sequence: ["ab", image(512), image(256), "cd"] });
 		const { ids, images } = encode(of, { sizing, sequenceLength: 100 });
@@ -191,11 +191,11 @@ describe("encoding", () => {
 		expect([...ids.slice(-2)]).toEqual([99, 100]);
 	});
 
-	test("a sample that teaches nothing within the limit is refused", () => {
+	test("a sample without a label within the limit is refused", () => {
 		expect(() => encode(two(), { sequenceLength: 20 })).toThrow("no token within 20 that counts");
 	});
 
-	test("a sample that is too long is cut, or left out with its length", () => {
+	test("a sample that is too long is truncated, or skipped with its length", () => {
 		const whole = encode(two()).ids.length;
 		expect(encode(two(), { sequenceLength: whole, tooLong: "skip" }).ids.length).toBe(whole);
 		expect(encode(two(), { sequenceLength: whole - 1 }).ids.length).toBe(whole - 1);
@@ -223,7 +223,7 @@ describe("encoding", () => {
 });
 
 describe("packs and batches", () => {
-	test("samples lie one after the other; padding is a sequence of its own", () => {
+	test("samples are contiguous, and padding is a separate sequence", () => {
 		const of = (key: string, ids: number[]) => ({
 			restoreKey: [],
 			key,
