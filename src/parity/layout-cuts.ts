@@ -54,7 +54,7 @@ function encoderCuts({ tower, projector }: EncoderConfig): readonly Cut[] {
 	];
 }
 
-/** Layers of every pipeline stage. A reference says nothing of pipelines: the first stages have one more where it must be. */
+/** Layers of every pipeline segment: equal, or one more in the first segments. References describe no pipeline. */
 export function evenSegments(layers: number, stages: number): number[] {
 	return Array.from({ length: stages }, (_, stage) => Math.floor(layers / stages) + (stage < layers % stages ? 1 : 0));
 }

@@ -18,7 +18,7 @@ const goldenValuesSchema = v.record(
 	}),
 );
 
-/** How a metric of golden values, or a TensorBoard tag, is called in a run's log, where that differs. */
+/** Names in a run's log of metrics of golden values and of TensorBoard tags, where they differ. */
 const logNames: Readonly<Record<string, string>> = { "grad-norm": "grad_norm", "num-zeros": "num_zeros" };
 /** Speed is not compared. */
 const timings = /time|throughput|mem-|learning-rate|vs samples/;

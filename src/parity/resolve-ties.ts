@@ -27,13 +27,13 @@ export interface ComparedRun {
 	step(step: number): Check[];
 }
 
-/** Near ties of a rank and step that are looked at, the closest first. */
+/** Near ties of a rank and step that the search tries at most, the closest first. */
 const mostTies = 8;
-/** Snapshots are kept of so many latest steps, and of every so many before. */
+/** Snapshots are kept of the latest `spacing` steps, and of every `spacing`-th step before them. */
 const spacing = 4;
 
 interface TrainedStep {
-	/** Before it; null: no longer kept. */
+	/** The state before the step; null: no longer kept. */
 	snapshot: Snapshot | null;
 	readonly checks: readonly Check[];
 	readonly found: readonly NearTie[];
@@ -93,7 +93,7 @@ export function compareSteps(rank: number, gather: Gather, run: ComparedRun): Pa
 		done.push(train(step, swapped));
 		const old = done[step - spacing];
 		if (old && (step - spacing) % spacing !== 0) old.snapshot = null;
-		// After a difference that nothing explains all that follows may be off: the rest is trained once, for the report.
+		// Behind an unexplained difference later steps may differ too: they are trained once, for the report, without a search.
 		if (run.precision === "f32" && !search && !agree(done[step]!.checks)) resolve();
 	}
 	const report = {

@@ -39,7 +39,7 @@ const untimed = { product: 640e12, bytes: 3.7e12 };
  * layer).
  */
 const e4m3Times = { rounded: 0.635, rounding: 0.705, alone: 0.643, weightGradient: 0.99, weightGradientAlone: 0.88 };
-/** Seconds between two kernels, and of one with hardly anything to do. */
+/** Seconds between two kernels, and of a kernel with almost no work. */
 const [launchGap, leastKernel] = [2.5e-6, 4e-6];
 
 /**
@@ -181,7 +181,7 @@ export function acceleratorRates(name: string): AcceleratorRates {
 	}
 	for (const points of Object.values(operations)) {
 		points.sort((a, b) => a.amount - b.amount);
-		// As fast as the smallest that was timed, down to what any kernel takes.
+		// Below the smallest size that was timed its rate holds, down to the time that any kernel takes.
 		const { amount, seconds } = points[0]!;
 		points.unshift({ amount: (amount * leastKernel) / seconds, seconds: leastKernel });
 	}

@@ -1,4 +1,4 @@
-/** What bounds a step's time: the busiest ranks' largest cost, or memory that does not suffice. */
+/** The bound of a step's time: the busiest ranks' largest cost, or too little memory. */
 import { type PlannedActor, type StepConditions, type StepEstimate, timeOf } from "./estimate.ts";
 
 /** "pipeline": its stages wait for each other. */

@@ -59,7 +59,7 @@ export class ConcurrentRanks implements AsyncDisposable {
 		return new ConcurrentRanks(members);
 	}
 
-	/** Runs `own` while every thread runs a step. Returns the seconds of `own`, and those of each thread's step by rank. */
+	/** Runs `own` while every thread runs a step. Returns the seconds of `own`, and of each thread's step by rank. */
 	step(own: () => void): { readonly own: number; readonly companions: ReadonlyMap<number, number> } {
 		const steps = ++this.#steps;
 		for (const { words } of this.members) ask(words, steps);

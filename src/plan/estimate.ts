@@ -47,11 +47,11 @@ export interface ModuleEstimate extends RankSeconds {
 export interface StepEstimate {
 	readonly seconds: number;
 	readonly modules: readonly ModuleEstimate[];
-	/** Cores, not the schedule, decide: there are fewer than ranks would use. */
+	/** Whether cores, not the schedule, bound the step: there are fewer than the ranks would use. */
 	readonly limitedByCores: boolean;
 }
 
-/** Ranks that do the same. */
+/** Ranks with the same work. */
 export interface PlannedActor {
 	readonly actor: Actor;
 	readonly plan: RankPlan;
@@ -61,14 +61,15 @@ export interface PlannedActor {
 /** Conditions of a step's time besides its ranks' work. */
 export interface StepConditions {
 	readonly rates: Rates;
-	/** Hosts hold so many consecutive ranks. */
+	/** Number of consecutive ranks on each host. */
 	readonly ranksPerHost: number;
 	readonly shape: ScheduleShape;
-	/** Stages whose ranks cut the encoder between them, and so pass it at once, have one name; null: each by itself. */
+	/** Name of the group of stages whose ranks cut the encoder between them and so run its passes together; null: no such group. */
 	readonly encoderGroup: (actor: Actor) => string | null;
 }
 
-const isBridge = ({ group }: Transfer) => group.startsWith("edge.");
+/** Whether a transfer crosses an edge between modules or stages. */
+const crossesEdge = ({ group }: Transfer) => group.startsWith("edge.");
 
 function sum(values: Iterable<number>): number {
 	let total = 0;
@@ -88,9 +89,9 @@ export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number):
 		sum(some.map((one) => one.calls * transferSeconds(one, rates, ranksPerHost)));
 	const whole = (tally: PhaseTally) => tallySeconds(tally, rates, ranksPerHost);
 	const working = (kind: Work["kind"]) => sum(work.values().map((own) => whole(own[kind])));
-	const bridge = (direction: Direction) => transfers(phases[direction].transfers.filter(isBridge));
+	const overEdges = (direction: Direction) => transfers(phases[direction].transfers.filter(crossesEdge));
 	const [forward, backward] = [working("forward"), working("backward") + working("weight gradient")];
-	// A processor's cores have no time beside the passes for them.
+	// On a processor sums over replicas are not hidden: its cores are busy with the passes.
 	const hidden = rates.cores === null ? backward : 0;
 	const exposed = Math.max(0, transfers(overlapped) - hidden);
 	const ends = [phases.reduce, phases.update].flatMap((tally) => tally.transfers);
@@ -100,7 +101,7 @@ export function rankSeconds(plan: RankPlan, rates: Rates, ranksPerHost: number):
 	return {
 		forward,
 		backward,
-		bridge: bridge("forward") + bridge("backward"),
+		bridge: overEdges("forward") + overEdges("backward"),
 		gradients,
 		optimizer: reduce + update - gradients,
 		reduce,
@@ -139,7 +140,7 @@ export function timeOf({ plan }: PlannedActor, { rates, ranksPerHost, shape }: S
 	const transfersOf = (hosts: boolean) =>
 		microbatches *
 			spread(
-				passes.flatMap(({ transfers }) => transfers).filter((one) => !isBridge(one)),
+				passes.flatMap(({ transfers }) => transfers).filter((one) => !crossesEdge(one)),
 				hosts,
 			) +
 		spread(atTheEnd, hosts) +

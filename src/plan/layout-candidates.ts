@@ -131,7 +131,7 @@ function cutPattern(c: TrainingConfiguration, stages: number, virtualStages: num
 		passed += length;
 		return layers.slice(passed - length, passed).reduce((sum, layer) => sum + layer, 0);
 	});
-	// The last piece has what follows the layers too: logits and multi-token prediction.
+	// The last piece also has the output layer and multi-token prediction.
 	work[work.length - 1]! += forward - work.reduce((sum, one) => sum + one, 0);
 	const ends = balancedCuts(work, pieces);
 	const cut = ends.map((end, index) =>
@@ -149,7 +149,7 @@ function blockText(block: Block): string {
 	return block.length === 1 ? block[0]! : `[${block.join("")}]`;
 }
 
-/** Where each of `pieces` runs ends, none empty, so that the largest sum is least. */
+/** Ends of `pieces` non-empty runs whose largest sum is least. */
 export function balancedCuts(work: readonly number[], pieces: number): number[] {
 	const sums = [0];
 	for (const one of work) sums.push(sums.at(-1)! + one);

@@ -37,8 +37,8 @@ const recomputing = {
 } as const satisfies Partial<Record<Key, unknown>>;
 
 /**
- * Layouts that are counted where there are many: first so many of each kind, more of a kind while its layouts do not fit, then until
- * there are so many in all, and on to `most` until so many fit.
+ * Limits of the search, in layouts: `ofKind` of every kind are counted, up to `unfit` of a kind while none of it fits; then the fastest by
+ * the rough estimate, until there are `all` and `fitting` of them fit, or `most` in any case.
  */
 const counted = { ofKind: 2, unfit: 6, all: 40, fitting: 10, most: 120 };
 

@@ -17,9 +17,9 @@ import { openRank } from "./rank-run.ts";
 import type { Rates } from "./rates.ts";
 import { actorRanks } from "./run-plan.ts";
 
-/** Seconds in which the least time of a step must not have fallen any more, and seconds after which it counts anyway. */
+/** A time is settled when the least of its samples has not fallen for this many seconds, and after `most` seconds in any case. */
 const settling = { steps: 2.5, operations: 1, most: 20 };
-/** Share by which it falls when it does. */
+/** Smallest relative decrease that counts as falling. */
 const fall = 0.005;
 
 interface Sample {
@@ -37,7 +37,7 @@ export interface MeasuringOptions {
 
 /**
  * Seconds of every operation and of a call, from one rank of each module and stage. On a processor others work beside it, as many as
- * the run would have on the remaining cores. Least times: what disturbs a machine only adds.
+ * the run would have on the remaining cores. The least time of each counts, since disturbances only add.
  */
 export async function measureRates(
 	c: TrainingConfiguration,
@@ -56,7 +56,7 @@ export async function measureRates(
 		await using company = await ConcurrentRanks.open(c, others, threads);
 		const together: Together = (work) => {
 			const { own, companions } = company.step(work);
-			// Ranks of one grid wait for each other, layer by layer, those of other stages only for rows.
+			// Ranks of one grid wait for each other layer by layer, ranks of other stages only for rows.
 			const peers = companions.entries().filter(([other]) => members.includes(other));
 			return Math.max(own, ...peers.map(([, seconds]) => seconds));
 		};
@@ -129,7 +129,7 @@ function untilSettled(calm: number, step: () => number): number[] {
 	return all;
 }
 
-/** The operations of some such steps, each timed by itself, and the seconds of a step in which none ran. */
+/** Operations of several steps, each timed by itself, and the seconds of a step outside its operations. */
 async function timeOperations(
 	c: TrainingConfiguration,
 	library: Library,

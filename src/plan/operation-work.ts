@@ -150,7 +150,7 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		}
 		case "gelu_gemm_forward":
 		case "gelu_gemm_backward": {
-			// On the wide side lie what enters the GELU and what leaves it, or their gradients.
+			// The wide side has the input and the output of the GELU, or their gradients.
 			const wide = name === "gelu_gemm_forward" ? v.outputs! : v.inputs!;
 			const bytes = v.rows! * (v.inputs! + v.outputs! + wide) + v.inputs! * v.outputs!;
 			return { flops: 2 * v.rows! * v.inputs! * v.outputs!, bytes: bytes * size(v.dtype) };

@@ -39,7 +39,7 @@ export interface RankMemoryPlan {
 	readonly parameters: number;
 	readonly gradients: number;
 	readonly optimizer: number;
-	/** The most that is live at once beyond those three: activations, workspace, data, what is under way. */
+	/** Largest number of live bytes beyond these three: activations, workspace, data, transfers in flight. */
 	readonly activations: number;
 	readonly peak: number;
 }
@@ -50,7 +50,7 @@ export interface RankPlan {
 	readonly module: string;
 	readonly memory: RankMemoryPlan;
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
-	/** The work of each chunk by its name, without what moves over edges and sums over replicas. */
+	/** The work of each chunk by its name, without transfers over edges and sums over replicas. */
 	readonly work: ReadonlyMap<string, Readonly<Record<Work["kind"], PhaseTally>>>;
 	/** Sums over replicas that begin during the last microbatch's backward passes. */
 	readonly overlapped: readonly TransferTally[];
@@ -111,7 +111,7 @@ class StepTally {
 	readonly work = new Map<string, Record<Work["kind"], Tally>>();
 	/** Sums over replicas that begin during backward passes. */
 	readonly overlapped: TransferTally[] = [];
-	/** Of lanes that encode in turn, each encodes one of so many microbatches. */
+	/** Lanes that encode in turn: each encodes one of this many microbatches. */
 	readonly #turns: number;
 	#counting = false;
 	/** The chunk that is at work, and where its work is counted. */

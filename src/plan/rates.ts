@@ -70,7 +70,7 @@ function interpolate(points: Rates["operations"][string], amount: number): numbe
 	return low.seconds * (high.seconds / low.seconds) ** share;
 }
 
-/** Whether ranks are on several hosts, which hold consecutive ones. */
+/** Whether ranks are on several hosts; a host holds consecutive ranks. */
 export function spansHosts(ranks: readonly number[], ranksPerHost: number): boolean {
 	return new Set(ranks.map((rank) => Math.floor(rank / ranksPerHost))).size > 1;
 }

@@ -36,7 +36,7 @@ export interface GroupTraffic {
 	readonly seconds: number;
 }
 
-/** Of ranks that do the same: an encoder's, or those of a stage of the language model. */
+/** Ranks with the same work: the encoder's, or those of one stage of the language model. */
 export interface ModulePlan {
 	readonly actor: Actor;
 	readonly plan: RankPlan;

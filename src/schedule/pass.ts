@@ -11,8 +11,9 @@ export interface Pass extends Disposable {
 	/** Runs the forward pass, or one node of it; true after the last node. */
 	forward(node?: number): boolean;
 	/**
-	 * From the output's gradient (null: no gradient came, or an earlier node took it; taken over) that of the input; null: it is not
-	 * wanted; "more": nodes are left. Late weight gradients are left for computeWeightGradients.
+	 * Runs the backward pass, or one node of it. `gradient`: the output's, taken over; null: no gradient came, or an earlier node took
+	 * it. Returns the input's gradient; null: it is not wanted; "more": nodes are left. Late weight gradients are left for
+	 * computeWeightGradients.
 	 */
 	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";
 	/** Computes the late weight gradients of one node, or all that are left. */
@@ -23,7 +24,7 @@ export interface Pass extends Disposable {
 export interface ModulePasses {
 	/** A pass that has not gone forward yet. Takes over `input`: the rows that the chunk before has sent; null for the first one. */
 	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
-	/** Numbers that a chunk's edge receives of a microbatch: samples by source, whose rows are counted, or rows. */
+	/** Sizes for the receive of a chunk's edge: on a counted edge the samples of each source, otherwise the rows of each. */
 	expected(chunk: number, microbatch: number): readonly number[];
 	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
 	besides?(microbatch: number): boolean;

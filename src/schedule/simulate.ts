@@ -42,7 +42,7 @@ export function simulate(lists: readonly ActorActions[], durations: Durations): 
 	const workers = lists.map((list) => new Worker(list, durations.begin?.(list.actor) ?? 0));
 	const companions = companionsOf(workers, durations.together ?? (() => null));
 	let now = 0;
-	/** Begins what can begin now; whether anything did. */
+	/** Begins the worker's next action if it can begin now; returns whether it did. */
 	const begin = (worker: Worker): boolean => {
 		const action = worker.waiting(now);
 		if (action === null) return false;

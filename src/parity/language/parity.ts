@@ -55,7 +55,7 @@ export function planOfLanguageGolden(layout: NamedTopology, path: string): Plan 
 	const { batch, seq } = readLanguageGolden(path);
 	using source = openHuggingFaceModel(path);
 	requireCuts(layout, huggingFaceConfig(source, join(path, "config.json"), "f32"), null);
-	// A microbatch of all samples of a lane; single ones where stages take turns.
+	// One microbatch of all samples of a lane; with a pipeline one microbatch for each sample.
 	const { lanes, shape } = layout.topology.language;
 	const microBatchSize = shape.pipeline > 1 ? 1 : Math.ceil(batch / lanes);
 	return planOf(layout, { samples: batch, microBatchSize, sequenceLength: seq });
@@ -128,7 +128,7 @@ function requireProbes(
 	requireKeys(`${path}: grad_norm`, probes.grad_norm, trained);
 }
 
-/** Weight decay where the reference's optimizer had it: the rule of `mimo train` where that is the same. */
+/** Weight decay factors of the reference's optimizer; those of `mimo train` where they are equal. */
 function decayRule(
 	names: Correspondence,
 	config: HybridConfig,

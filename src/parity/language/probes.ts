@@ -1,4 +1,4 @@
-/** Compares what a reference recorded inside step 1, wherever its parts lie: layers, logits, gradient norms. */
+/** Compares layers, logits and gradient norms that a reference recorded in step 1 with the parts of all ranks. */
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
 import type { Correspondence } from "../../checkpoint/mapping.ts";
 import { MappedStore, planTensors } from "../../checkpoint/mapping.ts";

@@ -1,6 +1,6 @@
 /**
- * Trains a language model as a reference of any kind did and compares: step 1 value by value, then what each kind of
- * reference knows of a step.
+ * Trains a language model as a reference of any kind did and compares: step 1 value by value, then the values that the kind of
+ * reference records of every step.
  */
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";

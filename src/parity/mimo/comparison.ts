@@ -33,7 +33,7 @@ export interface MimoReference {
 
 /** A training on one rank that can be compared. */
 export interface ComparedRank extends RankView {
-	/** This process among those of the run. */
+	/** Rank of this process in the run. */
 	readonly rank: number;
 	readonly state: Trained;
 	/** This rank's part of the tensors. */
@@ -121,13 +121,13 @@ function decayChecks({ world, state }: ComparedRank, { optimizer }: MimoGoldenCo
 		.flatMap(({ entries }) => entries.map(({ name, decays }) => [name, decayMultiplier(decays)] as const));
 	const all = exchangeTexts(world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
 	return [...new Map(all)].map(([name, actual]) => {
-		// Experts are stacked here: all of a layer's, or none.
+		// Experts are one stacked parameter here and separate ones in the reference: expert 0 stands for all.
 		const expected = excluded.has(name) || excluded.has(`${name}0`) ? 0 : 1;
 		return { name: `weight decay of ${name}`, expected, actual, error: Math.abs(actual - expected), limit: 0 };
 	});
 }
 
-/** Norms of whole parameters' gradients: every rank adds the squares of what it alone counts. */
+/** Norms of whole parameters' gradients: every rank adds the squares of the elements that it counts. */
 function gradientChecks(run: ComparedRank, { step1_probe: { grad_norm: expected } }: MimoGolden): Check[] {
 	// With ZeRO-1 a rank's gradients are final in its own slices only.
 	for (const replica of run.state.replicas) replica.gatherGradients();
@@ -183,7 +183,7 @@ function stepChecks(step: number, result: StepResult, run: ComparedRank, { confi
 	];
 }
 
-/** Encoder ranks of this layout whose samples have images; on the reference's own layout that is its number. */
+/** Encoder ranks of this layout whose samples have images; on the reference's own layout the reference's number. */
 function participantsHere(step: number, { plan }: ComparedRank, config: MimoGoldenConfig): number {
 	return participants(plan, samplesWithImages(config, step));
 }

@@ -26,7 +26,7 @@ export function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): P
 	return plan;
 }
 
-/** The factor of a "corrected" folder counts encoder ranks, so with other numbers of them it has another trail. */
+/** The factor of a "corrected" folder depends on the number of encoder ranks: with another number the losses are others. */
 export function checkParticipation(path: string, config: MimoGoldenConfig, plan: Plan): void {
 	if (config.encoder_grad_participation !== "corrected") return;
 	const scales = `${path} scales the encoder's gradient by ${config.layout.encoder.data_parallel} data-parallel encoder ranks over those that saw images`;

@@ -86,7 +86,7 @@ export class MimoProbes {
 		return [...this.#probes.checks(world, device), ...this.#tokenChecks(), ...this.#biasChecks()];
 	}
 
-	/** Adds rows of a value: `placeOf` says which sample's, null of those that another rank adds. */
+	/** Adds rows of a value. `placeOf`: sample of a row, or null if another rank adds the row. */
 	#add(
 		name: string,
 		{ values, width }: { readonly values: Float32Array; readonly width: number },
@@ -148,7 +148,7 @@ export class MimoProbes {
 		this.#add(upstream, { values, width: value.width }, wholeRows(value.width), placeOf);
 	}
 
-	/** Places of tokens of a language microbatch whose first one here is its token `first`. */
+	/** Places of tokens of a language microbatch; this rank's first token is token `first` of the microbatch. */
 	#tokenPlaces(microbatch: number, first: number): (row: number) => Place {
 		const { plan, language } = this.rank;
 		const { sequence_length: length } = this.config.language_model;
@@ -156,7 +156,7 @@ export class MimoProbes {
 		return (row) => ({ sample: samples[Math.floor((first + row) / length)]!, row: (first + row) % length });
 	}
 
-	/** Upstream looks text tokens up alone: image tokens have no place, those behind them come earlier. */
+	/** Upstream embeds text tokens only: image tokens have no place, and later text tokens move up. */
 	#textPlaces(placeOf: (row: number) => Place): (row: number) => Place | null {
 		const perLane = this.config.data.microbatches_per_lane;
 		const { image_token_id: imageToken } = this.config.language_model;

@@ -19,7 +19,7 @@ export interface EngineOptions {
 	readonly participation?: Participation["policy"];
 	/** Default: the subject's. */
 	readonly order?: WorkOrder;
-	/** Microbatches last to first, so that sums come in another order. */
+	/** Whether microbatches run last to first, which adds in another order. */
 	readonly reversed?: boolean;
 }
 
@@ -28,13 +28,13 @@ export interface Engine extends Disposable {
 	readonly state: TrainingState;
 	/** Choices of this rank's routers in the last step. */
 	readonly routing: RoutingRecorder;
-	/** Draws the initial weights and forgets what the optimizer knows. */
+	/** Draws the initial weights and resets the optimizer's state. */
 	restart(): void;
 	/** The next step on the subject's batch; `gradients` is called when they are final, before clipping. */
 	step(gradients?: () => void): StepResult;
 	/** This rank's part of every tensor it holds. The receiver disposes them. */
 	tensors(): Iterable<LogicalTensor>;
-	/** Whether this rank's part of a tensor is the one that counts: of equal copies only one does. */
+	/** Whether this rank's copy of a tensor part counts; of equal copies exactly one does. */
 	counts(tensor: LogicalTensor): boolean;
 }
 

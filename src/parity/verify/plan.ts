@@ -24,8 +24,8 @@ function divisors(n: number): number[] {
 }
 
 /**
- * Deals `samples` samples of `sequenceLength` tokens out. The micro-batch size is the nearest one that works to what is
- * configured, larger ones first. Throws a UserError that says what does not divide.
+ * Deals out `samples` samples of `sequenceLength` tokens. The micro-batch size is the configured one, or the nearest that divides
+ * the samples, larger ones first. Throws a UserError that names the number that does not divide.
  */
 export function planOf(
 	{ name, topology }: NamedTopology,

@@ -19,7 +19,7 @@ interface Norms {
 }
 
 export interface PolicyResult {
-	/** Encoder ranks of different data, and those of them that saw an image. */
+	/** Data-parallel ranks of the encoder, and how many of them saw an image. */
 	readonly ranks: number;
 	readonly participants: number;
 	readonly exact: Norms;

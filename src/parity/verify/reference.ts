@@ -41,9 +41,9 @@ export interface Scalars {
 export interface ReferenceTensor {
 	readonly name: string;
 	readonly elements: number;
-	/** Root mean square of each kind; of a tensor without gradient that is 0. */
+	/** Root mean square of each kind; 0 for the gradient of a frozen tensor. */
 	readonly rms: Readonly<Record<Kind, number>>;
-	/** Root mean square of the gradient's difference in the run that is rounded otherwise. */
+	/** Root mean square of the gradient's difference between the reference and the run with other rounding. */
 	readonly noise: number;
 }
 
@@ -51,7 +51,7 @@ export interface Reference {
 	readonly microBatchSize: number;
 	readonly microbatches: number;
 	readonly scalars: Scalars;
-	/** Of the run that is rounded otherwise. */
+	/** Scalars of the run with other rounding. */
 	readonly noise: Scalars;
 	/** Routing decisions that it flips: then its differences are no measure of noise, and no noise is granted. */
 	readonly noiseFlips: number;
@@ -206,7 +206,7 @@ function routingOf(engine: Engine, subject: Subject): RoutingTable {
 	return RoutingTable.of(engine.routing, subject.samples.length * subject.sequenceLength);
 }
 
-/** Whole tensors of a process that holds them all; gradients of the trainable ones alone. */
+/** Whole tensors of a process that holds the whole model; gradients of the trainable tensors only. */
 function wholeTensors(engine: Engine, what: "value" | "gradient"): Map<string, Float32Array> {
 	const whole = new Map<string, Float32Array>();
 	for (const tensor of engine.tensors()) {

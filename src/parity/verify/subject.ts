@@ -1,4 +1,4 @@
-/** What `mimo verify` compares over layouts: a configuration's modules, its optimizer, and one global batch. */
+/** The subject of `mimo verify`, equal on all layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -102,13 +102,13 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	};
 }
 
-/** All microbatches of a step draw the same, so that layouts may cut the batch into others. */
+/** All microbatches of a step draw the same submodel, so that layouts may cut the batch into other microbatches. */
 function elasticSubject(c: TrainingConfiguration): ElasticSpecification | null {
 	const config = elasticOf(c);
 	return config && { config, period: 1 };
 }
 
-/** Adapters and biases that begin at zero would leave most of their gradients, or what they add to others, at zero. */
+/** Adapters and biases start with random values: with zeros most of their gradients would be zero too. */
 function drawn(language: HybridConfig): HybridConfig {
 	const { biases, lora } = language;
 	return {

@@ -23,11 +23,11 @@ export interface Verdict {
 	readonly gradients: readonly Judged[];
 	/** Weights after the optimizer alone. */
 	readonly updates: readonly Judged[];
-	/** Elements of those that are not the reference's bit for bit. */
+	/** Number of weights after the optimizer alone that differ from the reference's in any bit. */
 	readonly updatesDifferent: number;
 	/** Weights after the real steps: shown, not judged. */
 	readonly weights: readonly Judged[];
-	/** Numbers and gradients whose limit noise or ties have raised above the tolerance. */
+	/** Numbers and gradients whose limit is above the tolerance because of noise or ties. */
 	readonly raised: readonly Judged[];
 	/** Failures, one sentence each. */
 	readonly failures: readonly string[];

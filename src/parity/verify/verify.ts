@@ -37,7 +37,7 @@ export class VerifyFolder implements Disposable {
 		// Signals for the whole process group, such as a terminal's, leave it alone.
 		this.#remover = Bun.spawn(command, { stdin: "pipe", stdout: "ignore", stderr: "ignore", detached: true });
 		this.#remover.unref();
-		// Not before: a signal at any moment leaves nothing behind.
+		// Made after the process that removes it, so that a signal at any moment leaves no folder.
 		mkdirSync(this.path, { mode: 0o700 });
 	}
 
@@ -57,7 +57,7 @@ function resultFile(folder: string, layout: string): string {
 export async function verifyOnRank(world: World, plan: Plan, subject: Subject, folder: string): Promise<void> {
 	using reference = new StoredReference(folder);
 	const result = await runLayout(world, plan, subject, reference);
-	// A rank of the language model: it alone has routers and their losses.
+	// The last rank has the language model, and so routers and their losses.
 	if (world.rank === plan.topology.worldSize - 1) writeFileSync(resultFile(folder, plan.name), JSON.stringify(result));
 }
 

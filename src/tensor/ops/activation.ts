@@ -9,7 +9,7 @@ import { contiguous, Tensor } from "../tensor.ts";
 
 /** Options of gated kinds; defaults: x is two halves, no clamp, nothing added. */
 export interface GatedOptions {
-	/** x has blocks of so many gate columns and linear columns in turn; 0: the gate half, then the linear half. */
+	/** Columns of each block of x, which alternate between gate and linear; 0: the gate half, then the linear half. */
 	readonly interleave?: number;
 	/** Gate at most this, linear half within ± this. */
 	readonly clamp?: number;

@@ -7,7 +7,7 @@ export interface KeyValueCache {
 	/** [key heads · rows, head width], a head's rows one after the other; f32 or bf16. */
 	readonly keys: Tensor;
 	readonly values: Tensor;
-	/** Rows of a head: those of all sequences. */
+	/** Rows of a head, over all sequences. */
 	readonly rows: number;
 }
 
@@ -17,7 +17,7 @@ export interface CachePlaces {
 	readonly firstRows: Tensor;
 	/** Tokens of every sequence in the cache so far, i32 [S]. */
 	readonly lengths: Tensor;
-	/** No length is greater. */
+	/** Upper bound of the lengths. */
 	readonly maxLength: number;
 }
 

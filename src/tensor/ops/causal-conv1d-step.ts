@@ -4,7 +4,8 @@ import { Tensor } from "../tensor.ts";
 
 /**
  * y of the new token of S sequences. x_SC, possibly a window of columns; `window` [.., width − 1, C] of x's type holds the last
- * inputs of many sequences, oldest first, those of sequence s at slots[s], and moves on. → y_SC contiguous, of x's type.
+ * inputs of many sequences, oldest first, those of sequence s at slots[s]; they are shifted by the new input. → y_SC contiguous, of
+ * x's type.
  */
 export function causalConv1dStep(x: Tensor, weight: Parameter, bias: Parameter, window: Tensor, slots: Tensor): Tensor {
 	const { device } = x;

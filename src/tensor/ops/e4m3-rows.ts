@@ -5,14 +5,14 @@ import { Tensor } from "../tensor.ts";
 
 const run = 128;
 
-/** How rows are written that are read in e4m3: beside the rows as they are, or alone. */
+/** How rows in e4m3 are stored: beside the unrounded rows, or alone. */
 export type E4m3Form = "beside" | "alone";
 
 /** Memory of rows [R, C] in e4m3. */
 export class E4m3Rows implements Disposable {
 	/** Bytes [R, C]. */
 	readonly values: Tensor;
-	/** f32: what the values of a run and row are multiplied by, [runs, R rounded up to 4], and room that kernels read. */
+	/** f32 [runs, R rounded up to 4]: the factor of each run of a row, and padding that kernels read. */
 	readonly factors: Tensor;
 
 	constructor(device: Device, rows: number, columns: number) {
@@ -30,7 +30,7 @@ export class E4m3Rows implements Disposable {
 		return inE4m3;
 	}
 
-	/** What a backward pass that reads the rows keeps. */
+	/** The tensors that a backward pass keeps to read the rows. */
 	get tensors(): readonly Tensor[] {
 		return [this.values, this.factors];
 	}

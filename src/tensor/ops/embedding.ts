@@ -5,7 +5,7 @@ import { contiguous, Tensor } from "../tensor.ts";
 
 /**
  * y_TH = table_VH[ids_T - vocabularyStart]. ids are i32. A table that is one shard of the vocabulary gives zeros for the
- * ids of the others: the sum over shards is the embedding.
+ * ids of other shards, so that the sum over shards is the embedding.
  */
 export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyStart = 0): Tensor {
 	const { device } = tape;
@@ -24,7 +24,7 @@ export function embedding(tape: Tape, ids: Tensor, table: Parameter, vocabularyS
 		keep: [ids],
 		parameters: [table],
 		backward: ([gradient]) => {
-			// Never late: the output layer may add to the same gradient, and is not late either.
+			// Never late, like the output layer, which may add to the same gradient.
 			using dy = contiguous(gradient!);
 			device.run("embedding_backward", { ...shape, dy, ids, dtable: table.mainGradient, dtype: dy.dtypeCode });
 		},

@@ -1,6 +1,6 @@
 /**
  * Feed-forward layers of experts as one operation (docs/spec/moe-performance.md §1): both projections, the activation
- * between them and the biases. Of a row x and z are kept for backward; the activation is made anew.
+ * between them and the biases. Backward keeps x and z of every row and computes the activation again.
  */
 import { Activation, type ActivationName, MlpRecipe, type MlpRecipeName } from "../../native/abi.ts";
 import type { Device } from "../../native/device.ts";
@@ -39,15 +39,15 @@ export interface SortedRows {
 export interface GroupedMlpOptions extends GatedOptions {
 	readonly activation: ActivationName;
 	readonly recipe?: MlpRecipeName;
-	/** Of the gradients of the weights. */
+	/** Recipe of the weight gradients. */
 	readonly weightGradientRecipe?: MlpRecipeName;
-	/** Weight gradients run at the end of the segment, so that they hide the way back of the exchange that brought the rows. */
+	/** Weight gradients run at the end of the tape's segment, so that they hide the exchange that sends the rows' gradients back. */
 	readonly weightGradientsHide?: boolean;
 }
 
 /**
- * The form in which the layer takes x and the gradient of y; null: not in e4m3. Gradients of weights and of biases read rows as they
- * are, those of weights in e4m3 do not.
+ * The form in which the layer takes x and the gradient of y; null: not in e4m3. Rows lie beside their e4m3 form where gradients of
+ * weights or of biases read them unrounded.
  */
 export function e4m3FormOf(
 	{ recipe, weightGradientRecipe }: Pick<GroupedMlpOptions, "recipe" | "weightGradientRecipe">,
@@ -136,7 +136,7 @@ function expertLayer(
 	const zWidth = isGatedActivation(options.activation) ? 2 * width : width;
 	const form = e4m3FormOf(options, fc1Bias !== null || fc2Bias !== null);
 	check(sorted, weights, { form, zWidth });
-	// Where recomputation follows, its second forward wants gradients: both orders are made in one pass here.
+	// The first forward of a recomputed layer does not record, but its second reads both orders of the weights: one pass makes both.
 	const order = { transposed: recording || training };
 	const inE4m3 = form ? { fc1: fc1.inE4m3(order), fc2: fc2.inE4m3(order) } : null;
 	const args = sharedArguments(sorted, weights, options, inE4m3);

@@ -9,7 +9,7 @@ import type { VocabularyShard } from "./cross-entropy.ts";
 export interface DivergenceOptions {
 	/** Both logits are divided by it. */
 	readonly temperature: number;
-	/** Columns that are real; those behind are padding and do not exist. */
+	/** Number of columns that are tokens of the vocabulary; the columns behind them are padding. */
 	readonly shard: Pick<VocabularyShard, "live">;
 	/** Gathers the statistics of all shards, [shards, 5, T], from this shard's, [1, 5, T]; default: this is the only one. */
 	readonly gather?: (own: Tensor) => Tensor;
@@ -26,7 +26,7 @@ export interface TeacherLogits {
 	readonly keep: readonly Tensor[];
 }
 
-/** Logits that are there as a whole. */
+/** Logits that are in memory as a whole. */
 export function wholeLogits(logits: Tensor): TeacherLogits {
 	return { of: (first, tokens) => logits.rowsFrom(first, tokens), keep: [logits] };
 }

@@ -47,11 +47,14 @@ export function gemm(
 export interface LinearOptions {
 	/** x's unless given: a router's logits are f32 for bf16 operands. */
 	readonly outputDtype?: FloatDtype;
-	/** Starts adding x's gradient over ranks; meanwhile the weight's, and those that hide such a sum, are computed. Contiguous. */
+	/**
+	 * Starts the sum of x's gradient over ranks; meanwhile this weight's gradient, and those that wait to hide a sum, are computed. The
+	 * gradient is contiguous.
+	 */
 	readonly sumInputGradient?: (dx: Tensor) => { wait(): void };
-	/** Whether the weight's gradient waits for such a sum of an operation that comes before this one. */
+	/** Whether the weight's gradient waits, to hide the sum over ranks of an earlier operation's input gradient. */
 	readonly weightGradientHides?: boolean;
-	/** Whether the weight's gradient may be late (default): not where the gradient that it holds is as large as logits. */
+	/** Whether the weight's gradient may be late; default true. False for the output layer, which would keep the logits' gradient. */
 	readonly weightGradientLate?: boolean;
 	/** Memory for the GELU of y (by tanh), which the same product writes: [T, O], contiguous, of y's type. It has no gradient. */
 	readonly gelu?: Tensor | null;

@@ -60,7 +60,7 @@ function addProducts(tape: Tape, base: Tensor, x: Tensor, { a, b, scale }: LowRa
 			if (b.trainable) tape.weightGradient([dy, h, ...products.reads], () => products.addWeightGradient(dy, h, b));
 			if (a.trainable) tape.weightGradient([dh, x, ...products.reads], () => products.addWeightGradient(dh, x, a));
 			if (x.gradient) x.gradient.accumulate(products.product(dh, a, false));
-			// On to the projection, which was recorded before.
+			// The projection, recorded before this operation, goes backward next.
 			if (baseWants) y.gradient!.accumulate(dy.share());
 		},
 	});

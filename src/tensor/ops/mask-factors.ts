@@ -1,6 +1,6 @@
 /**
- * Factors of masks from a few values, each for many columns (docs/spec/elastic.md §9): all masks of several microbatches at
- * once.
+ * Expands a few mask values to factors of columns (docs/spec/elastic.md §9), for all masks of several microbatches in one
+ * operation.
  */
 import type { Device } from "../../native/device.ts";
 import { Tensor } from "../tensor.ts";

@@ -1,5 +1,5 @@
 /**
- * Which nodes a token's row goes to, and which of its experts the node finds there (docs/spec/moe-performance.md §2.3): routing goes
+ * Nodes to which a token's row is sent, and the token's experts on each node (docs/spec/moe-performance.md §2.3). The routing travels
  * beside the row, one row of it for each node.
  */
 import type { Tape } from "../tape.ts";
@@ -8,20 +8,20 @@ import type { Routing } from "./router.ts";
 
 export interface NodeSizes {
 	readonly nodes: number;
-	/** Experts of each. */
+	/** Experts of each node. */
 	readonly nodeExperts: number;
 }
 
 export interface TokenNodes {
 	/** i32 [T, min(K, nodes)]: each node once, then -1. */
 	readonly nodeIndex: Tensor;
-	/** f32 [T, 2 K]: experts as numbers, -1 where one was dropped, then their probabilities, whose gradient it carries. */
+	/** f32 [T, 2 K]: indices of the experts, -1 for a dropped one, then their probabilities. Its gradient is that of the probabilities. */
 	readonly routing: Tensor;
 }
 
 /** The choices of R received rows among the experts of one node. Rows from `rowCount` on are unused. */
 export interface NodeExperts {
-	/** i32 [R, K], counted from the node's first; -1: of another node. */
+	/** i32 [R, K]: expert, counted from the node's first; -1: an expert of another node. */
 	readonly expertIndex: Tensor;
 	/** f32 [R, K]; 0 where the index is -1. */
 	readonly probabilities: Tensor;

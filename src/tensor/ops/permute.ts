@@ -62,7 +62,7 @@ export interface PermutedRows {
 	readonly rowProbability: Tensor;
 }
 
-/** Memory of rows in a form, f32 or bf16 from `empty` unless they are in e4m3 alone: then `rows` are their bytes. */
+/** Memory of rows: f32 or bf16 from `empty`, with e4m3 beside it if `form` says so; in e4m3 alone `rows` are the bytes. */
 function memoryOfRows(
 	device: Device,
 	[count, width]: readonly [number, number],
@@ -201,7 +201,7 @@ export function unpermute(tape: Tape, rows: Tensor, order: ExpertOrder): Tensor 
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
 			const slot = rows.gradient!;
-			// A sum is not made of rows in e4m3.
+			// Gradients are not added in e4m3: a slot that holds one gets the rows unrounded.
 			const form = slot.filled ? null : slot.wantsE4m3;
 			const written = memoryOfRows(device, [order.slots, shape.width], form, () => slot.contiguousTarget());
 			device.run("moe_permute", {

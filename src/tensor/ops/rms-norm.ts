@@ -17,13 +17,13 @@ export interface RmsNormOptions {
 	readonly groupSize?: number | undefined;
 	/** Column factors multiply x before the norm, the scale multiplies y (docs/spec/elastic.md §9). */
 	readonly mask?: Mask | null;
-	/** The sum that x is, whose values are written in the same pass if they are not there yet. */
+	/** The residual sum whose value x is; its values are written in the same pass if they are not there yet. */
 	readonly sum?: ResidualSum | null;
 }
 
 /**
- * y = x * rsqrt(mean(x²) + epsilon) * weight over runs of `groupSize` columns. x_TW f32 or bf16 → y_TW of the same type. Of a
- * sum the rounded values are normalised: the same bits whether it is written here or before.
+ * y = x * rsqrt(mean(x²) + epsilon) * weight over runs of `groupSize` columns. x_TW f32 or bf16 → y_TW of the same type. The
+ * values of a residual sum are rounded before they are normalised, so y has the same bits whether the sum is written here or before.
  */
 export function rmsNorm(
 	tape: Tape,

@@ -50,7 +50,7 @@ export class RouterStatistics implements Disposable {
 		readonly topk: number,
 	) {}
 
-	/** These statistics with the whole microbatch as one sequence, which aux_loss reads beside seq_aux_loss. */
+	/** The same statistics with the whole microbatch as one sequence, for aux_loss beside seq_aux_loss. */
 	pooled(): RouterStatistics {
 		using tokens = this.tokens.view([this.tokens.elements, 1]);
 		return new RouterStatistics(

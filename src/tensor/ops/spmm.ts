@@ -18,12 +18,12 @@ export interface SparseRows {
 	readonly value: Float32Array | null;
 }
 
-/** A sparse matrix whose entries are made when a device takes them: a device that only counts knows it by its size. */
+/** A sparse matrix whose entries are made on demand: a counting device needs its sizes only. */
 export interface SparseOutline {
 	readonly rows: number;
 	readonly columns: number;
 	readonly entries: number;
-	/** Whether entries have values of their own. */
+	/** Whether entries have values; otherwise all are 1. */
 	readonly weighted: boolean;
 	readonly make: () => SparseRows;
 }
@@ -60,7 +60,7 @@ function transpose({ columns, offsets, column, value }: SparseRows): SparseRows 
 	return { columns: offsets.length - 1, offsets: transposedOffsets, column: rows, value: values };
 }
 
-/** A matrix that is there already. */
+/** The outline of a matrix whose entries exist. */
 function outlineOf(rows: SparseRows): SparseOutline {
 	const { columns, offsets, column, value } = rows;
 	return { rows: offsets.length - 1, columns, entries: column.length, weighted: value !== null, make: () => rows };

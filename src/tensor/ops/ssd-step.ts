@@ -4,7 +4,7 @@ import type { SsdInputs } from "./ssd.ts";
 
 /**
  * The output of ssdScan for the new token of S sequences: inputs of S rows. `state` [.., H, P, N] f32 holds the states of many
- * sequences, as a scan's finalState; that of sequence s, at slots[s], moves on. → o_S(HP), of xBC's type.
+ * sequences, as a scan's finalState; the state of sequence s, at slots[s], is updated. → o_S(HP), of xBC's type.
  */
 export function ssdStep(
 	inputs: Omit<SsdInputs, "sequences" | "finalState" | "zMask">,

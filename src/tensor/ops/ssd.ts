@@ -23,13 +23,13 @@ export interface SsdInputs {
 	readonly headDim: number;
 	readonly groups: number;
 	readonly stateDim: number;
-	/** At most this many tokens are computed at a time; the result depends on it only by rounding. */
+	/** Tokens of a chunk of the scan; it changes results by rounding only. */
 	readonly chunkSize: number;
 	/** Δ is at least this; default 0, no limit (Hugging Face's plain PyTorch path: time_step_min). */
 	readonly dtMinimum?: number;
 	/** Multiplies the columns of z (docs/spec/elastic.md §9). */
 	readonly zMask?: ColumnMask | null;
-	/** Takes the state after the last token of every sequence, [sequences, H, P, N] f32, where that is wanted. */
+	/** Receives the state after the last token of every sequence, [sequences, H, P, N] f32; default: not computed. */
 	readonly finalState?: Tensor;
 }
 
