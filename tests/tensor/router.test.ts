@@ -90,10 +90,10 @@ describe("route", () => {
 		expect(Math.max(...gradient.toFloat32().map(Math.abs))).toBeLessThan(1e-6);
 	});
 
-	test("ties go to the lower expert, saturated scores included", () => {
+	test("ties go to the lower expert, those of saturated scores to the larger logit", () => {
 		using logits = Tensor.from(device, Float32Array.from([1, 1, 1, 1, 0, 2, 2, 2, 40, 39, 40, 41]), [3, 4]);
 		using routing = route(inference(), logits, { scoreFunction: "sigmoid", topk: 2 });
-		expect([...routing.expertIndex.toInt32()]).toEqual([0, 1, 1, 2, 0, 1]);
+		expect([...routing.expertIndex.toInt32()]).toEqual([0, 1, 1, 2, 0, 3]);
 		using equal = Tensor.zeros(device, [1, 12]);
 		const groups = { count: 4, topk: 2, scoreTopk: 2 };
 		using grouped = route(inference(), equal, { scoreFunction: "sigmoid", topk: 4, groups });

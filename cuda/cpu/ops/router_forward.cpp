@@ -159,10 +159,12 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
   float* scores = args.scores + token * experts;
   int32_t* index = args.expert_index + token * args.topk;
   scores_of_token(args, logits, scores);
-  // Softmax keeps the order of the logits and loses some of their differences, so the logits decide between experts.
-  const bool sigmoid_scores = args.score_function == MIMO_SCORE_SIGMOID;
+  // Scores keep the order of the logits and lose some of their differences, so the logits decide between experts unless a bias
+  // is added to the scores or groups add them up.
+  const bool by_score =
+      args.score_function == MIMO_SCORE_SIGMOID && (args.expert_bias != nullptr || args.expert_groups > 1);
   for (int64_t e = 0; e < experts; ++e) {
-    const double key = sigmoid_scores ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))) : logits[e];
+    const double key = by_score ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))) : logits[e];
     scratch.values[e] = args.expert_bias ? key + args.expert_bias[e] : key;
   }
   if (args.expert_groups > 1) limit_groups(args, logits, scratch);
