@@ -114,8 +114,9 @@ for (const [kind, changes] of Object.entries(kinds)) {
 		const whole = wholePasses(half);
 		// It does compute in bf16: its logits are not those of fp32.
 		expect(worst(whole, wholePasses(single))).toBeGreaterThan(1e-3);
-		// The orders of the sums differ, so that single values round the other way, by 2⁻⁸ of them.
-		expect(worst(cachedSteps(half), whole)).toBeLessThan(0.01);
+		// The orders of the sums differ, so that single values round the other way, by 2⁻⁸ of them; on a GPU more of them, where
+		// products of a few rows and of many come from different kernels.
+		expect(worst(cachedSteps(half), whole)).toBeLessThan(device.library.kind === "cpu" ? 0.01 : 0.02);
 	});
 }
 

@@ -125,17 +125,23 @@ describe("adamw", () => {
 			for (let i = 0; i < 3; i++) {
 				stepOf(exact);
 				stepOf(stored);
-				// The update has the moments before they are rounded, so one step from the same state gives the same weights.
-				expect(stored.master.toFloat32()).toEqual(exact.master.toFloat32());
+				// The update has the moments before they are rounded, so one step from the same state gives the same weights; a GPU
+				// fuses other products with sums in each of its kernels, which moves last bits.
+				const limit = device.library.kind === "cpu" ? 0 : 1e-7;
+				expect(relativeRms(stored.master.toFloat32(), exact.master.toFloat32())).toBeLessThanOrEqual(limit);
+				device.copyToDevice(exact.master, stored.master.toFloat32());
 				for (const name of ["exp_avg", "exp_avg_sq"] as const) {
 					const values = exact[name].toFloat32();
 					if (stored[name].dtype === "f32") {
-						expect(stored[name].toFloat32()).toEqual(values);
+						expect(relativeRms(stored[name].toFloat32(), values)).toBeLessThanOrEqual(limit);
+						device.copyToDevice(exact[name], stored[name].toFloat32());
 						continue;
 					}
 					const bits = new Uint16Array(elements);
 					device.copyToHost(bits, stored[name]);
-					expect([...bits]).toEqual([...roundToBf16(values)]);
+					const steps = roundToBf16(values).map((rounded, at) => Math.abs(rounded - bits[at]!));
+					expect(Math.max(...steps)).toBeLessThanOrEqual(limit === 0 ? 0 : 1);
+					expect(steps.filter((step) => step > 0).length).toBeLessThanOrEqual(limit === 0 ? 0 : 4);
 					device.copyToDevice(exact[name], stored[name].toFloat32());
 				}
 			}

@@ -129,9 +129,10 @@ describe("causalConv1d", () => {
 		const [wide, narrow] = [run(device, "f32"), run(device, "bf16")];
 		expect(relativeRms(narrow[0]!, wide[0]!)).toBeLessThan(2 ** -8);
 		expect(relativeRms(narrow[1]!, wide[1]!)).toBeLessThan(2 ** -8);
-		// No value is rounded on the way to the weight gradients.
-		expect(narrow[2]).toEqual(wide[2]!);
-		expect(narrow[3]).toEqual(wide[3]!);
+		// No value is rounded on the way to the weight gradients; a GPU sums rows of other types in another order.
+		const limit = device.library.kind === "cpu" ? 0 : 1e-6;
+		expect(relativeRms(narrow[2]!, wide[2]!)).toBeLessThanOrEqual(limit);
+		expect(relativeRms(narrow[3]!, wide[3]!)).toBeLessThanOrEqual(limit);
 	});
 
 	test("one thread and two give the same bits", async () => {
