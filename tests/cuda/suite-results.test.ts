@@ -1,6 +1,6 @@
 /** Reading what `bun test` prints about several files. */
 import { expect, test } from "bun:test";
-import { fileResults } from "./suite-results.ts";
+import { failureText, fileResults } from "./suite-results.ts";
 
 const files = ["tests/a.test.ts", "tests/b.test.ts", "tests/c.test.ts"];
 const first = [
@@ -53,4 +53,11 @@ test("a process that names no file fails all, and so does a file that a whole ru
 		["b", 0, 1, "printed nothing (0)"],
 		["c", 0, 1, "printed nothing (0)"],
 	]);
+});
+
+test("what is shown of a failure are the lines before it, and the last ones of a crash", () => {
+	const body =
+		"(pass) is\nerror: one\nsecond\n(fail) first [1ms]\n(pass) is\nlost\n(fail) other [1ms]\nSegmentation fault";
+	const { results } = fileResults(`tests/a.test.ts:\n${body}\n`, files, "SIGSEGV");
+	expect(failureText(results[0]!, 2)).toBe("second\n(fail) first [1ms]\nlost\n(fail) other [1ms]\nSegmentation fault");
 });

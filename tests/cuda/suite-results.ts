@@ -18,6 +18,28 @@ function secondsOf(line: string): number {
 	return value === undefined ? 0 : Number(value) / (unit === "ms" ? 1000 : 1);
 }
 
+/** The last lines before each test that failed, and of what a file printed where it ended early. */
+export function failureText({ output, problem }: FileResult, lines: number): string {
+	const blocks: string[] = [];
+	let block: string[] = [];
+	const close = () => {
+		blocks.push(
+			block
+				.slice(-lines)
+				.map((line) => line.slice(0, 500))
+				.join("\n"),
+		);
+		block = [];
+	};
+	for (const line of output.split("\n")) {
+		if (/^\((pass|skip|todo)\) /.test(line)) block = [];
+		else if (line !== "") block.push(line);
+		if (line.startsWith("(fail) ")) close();
+	}
+	if (blocks.length === 0 || problem?.startsWith("ended early")) close();
+	return blocks.filter((text) => text !== "").join("\n");
+}
+
 /**
  * Splits the output of `bun test` at the lines that name a file. `ended`: exit code or signal of the process, or why it was
  * ended. `left`: files that the process has not come to because it ended before.

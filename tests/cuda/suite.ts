@@ -6,7 +6,8 @@
  *
  * LIBRARY: libmimo_cuda.so; the CPU library has to be in build/lib. The program runs from source. --processes (8): how many
  * processes may hold the GPU at once, of which each takes some of its memory; files whose ranks are more run alone. --seconds:
- * no file starts later; those left are printed and count as failed. --lines (60): of the output of a file that failed.
+ * no file starts later; those left are printed and count as failed, and 150 seconds later all have ended. --lines (40): of what
+ * was printed before a test failed.
  * --device cpu: plays it on processors, LIBRARY being libmimo_cpu.so.
  */
 import { chmodSync, closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -14,17 +15,17 @@ import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { type Job, suiteJobs } from "./suite-files.ts";
-import { type FileResult, fileResults } from "./suite-results.ts";
+import { type FileResult, failureText, fileResults } from "./suite-results.ts";
 
 const root = resolve(import.meta.dir, "../..");
-/** Seconds that one process of tests may take. */
-const jobLimit = 300;
+/** Seconds that one process of tests may take, and seconds after the last start by which all have ended. */
+const [jobLimit, lastLimit] = [300, 150];
 
 const { values: flags, positionals } = parseArgs({
 	options: {
 		processes: { type: "string", default: "8" },
 		seconds: { type: "string", default: "3600" },
-		lines: { type: "string", default: "60" },
+		lines: { type: "string", default: "40" },
 		device: { type: "string", default: "cuda" },
 	},
 	allowPositionals: true,
@@ -60,18 +61,19 @@ async function runJob({ files }: Job, number: string): Promise<FileResult[]> {
 		detached: true,
 	});
 	let late = false;
+	const limit = Math.min(jobLimit, Number(flags.seconds) + lastLimit - elapsed());
 	const timer = setTimeout(() => {
 		late = true;
 		endGroup(child.pid);
-	}, jobLimit * 1000);
+	}, limit * 1000);
 	await child.exited;
 	clearTimeout(timer);
 	endGroup(child.pid);
 	closeSync(log);
-	const ended = late ? `still running after ${jobLimit} s` : (child.signalCode ?? child.exitCode ?? "");
+	const ended = late ? `still running after ${limit.toFixed(0)} s` : (child.signalCode ?? child.exitCode ?? "");
 	const { results, left } = fileResults(readFileSync(path, "utf8"), files, ended);
 	const seconds = (performance.now() - started) / 1000;
-	const timed = results.length === 1 ? results.map((result) => ({ ...result, seconds })) : results;
+	const timed = files.length === 1 ? results.map((result) => ({ ...result, seconds })) : results;
 	for (const result of timed) report(result);
 	return left.length === 0 ? timed : [...timed, ...(await runJob({ files: left, processes: 1 }, `${number}-rest`))];
 }
@@ -121,13 +123,8 @@ async function runAll(jobs: readonly Job[]): Promise<{ results: FileResult[]; le
 const { results, left } = await runAll(suiteJobs(parts));
 rmSync(work, { recursive: true });
 const failures = results.filter(({ problem }) => problem !== null);
-for (const { file, problem, output } of failures) {
-	const lines = output
-		.split("\n")
-		.filter((line) => line !== "" && !/^\((pass|skip|todo)\)/.test(line))
-		.map((line) => line.slice(0, 500));
-	console.log(`\n== ${file}: ${problem}\n${lines.slice(0, Number(flags.lines)).join("\n")}`);
-	if (lines.length > Number(flags.lines)) console.log(`   ... ${lines.length - Number(flags.lines)} more lines`);
+for (const failure of failures) {
+	console.log(`\n== ${failure.file}: ${failure.problem}\n${failureText(failure, Number(flags.lines))}`);
 }
 const unstarted = left.flatMap(({ files }) => files);
 if (unstarted.length > 0) console.log(`\nnot started within ${flags.seconds} s: ${unstarted.join(" ")}`);
