@@ -38,7 +38,7 @@ test("recomputed groups change nothing, and a group is one of recompute-num-laye
 	};
 	// One group of three layers keeps as much as three layers, and less than one.
 	expect(await peak("[MM-]*E", 1)).toBeLessThan(await peak("MM-*E", 1));
-	// On a GPU a Mamba-2 layer keeps more for its backward pass, and of a group all layers do so at once.
+	// A group's layers are all recomputed at once. On a processor workspaces are larger than what they keep then, on a GPU not.
 	if (device.library.kind !== "cpu") return;
 	expect(await peak("[MM-]*E", 2)).toBeLessThanOrEqual(await peak("MM-*E", 4));
 });
