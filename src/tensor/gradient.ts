@@ -111,3 +111,16 @@ export class GradientSlot {
 		this.takeE4m3()?.[Symbol.dispose]();
 	}
 }
+
+/**
+ * Adds x's gradient inside the operation that computes it, as GradientSlot.fuse; if x has no gradient, `compute` writes to memory that
+ * is released.
+ */
+export function fuseGradient(x: Tensor, compute: (previous: Tensor | null, target: Tensor) => void): void {
+	if (x.gradient) {
+		x.gradient.fuse(compute);
+	} else {
+		using unused = Tensor.empty(x.device, x.shape, x.dtype, "workspace");
+		compute(null, unused);
+	}
+}

@@ -1,5 +1,5 @@
 /** When a tape tells that a parameter's gradient is complete, which starts its sum over data-parallel replicas. */
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
@@ -8,19 +8,13 @@ import { Parameter } from "../../src/tensor/parameter.ts";
 import { recompute } from "../../src/tensor/recompute.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { randomValues, testDevice } from "../support.ts";
+import { randomValues } from "../support.ts";
+import { openDeviceWithoutLeaks } from "./devices.ts";
 
 let device: Device;
-beforeAll(async () => {
-	device = await testDevice();
+openDeviceWithoutLeaks((opened) => {
+	device = opened;
 });
-afterAll(() => device[Symbol.dispose]());
-
-let baseline: number;
-beforeEach(() => {
-	baseline = device.memoryStatistics().liveBytes;
-});
-afterEach(() => expect(device.memoryStatistics().liveBytes).toBe(baseline));
 
 describe("complete gradients", () => {
 	const weightOf = (name: string, trainable = true) =>

@@ -1,5 +1,5 @@
 /** Devices of a test file. */
-import { afterAll, beforeAll } from "bun:test";
+import { afterAll, afterEach, beforeAll, beforeEach, expect } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { testDevice } from "../support.ts";
 
@@ -13,4 +13,20 @@ export function openDevices(take: (two: Device, one: Device) => void): void {
 	afterAll(() => {
 		for (const device of opened) device[Symbol.dispose]();
 	});
+}
+
+/** Opens a device for the tests of a file; every test fails that leaves more memory behind than it has found. */
+export function openDeviceWithoutLeaks(take: (device: Device) => void): void {
+	let device: Device;
+	let before: number;
+	const live = () => device.memoryStatistics().liveBytes;
+	beforeAll(async () => {
+		device = await testDevice();
+		take(device);
+	});
+	afterAll(() => device[Symbol.dispose]());
+	beforeEach(() => {
+		before = live();
+	});
+	afterEach(() => expect(live()).toBe(before));
 }

@@ -1,5 +1,5 @@
 /** Recomputed parts: their bits, and when their memory comes and goes. */
-import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from "bun:test";
+import { expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { add } from "../../src/tensor/ops/add.ts";
@@ -9,20 +9,14 @@ import { Parameter } from "../../src/tensor/parameter.ts";
 import { type Computation, Recomputed } from "../../src/tensor/recompute.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { randomValues, testDevice } from "../support.ts";
+import { randomValues } from "../support.ts";
+import { openDeviceWithoutLeaks } from "./devices.ts";
 
 let device: Device;
-beforeAll(async () => {
-	device = await testDevice();
+openDeviceWithoutLeaks((opened) => {
+	device = opened;
 });
-afterAll(() => device[Symbol.dispose]());
-
-let baseline: number;
 const live = () => device.memoryStatistics().liveBytes;
-beforeEach(() => {
-	baseline = live();
-});
-afterEach(() => expect(live()).toBe(baseline));
 
 const [rows, width] = [512, 64];
 const bytes = 4 * rows * width;

@@ -1,5 +1,5 @@
 /** Sums that norms write: the gradients, and the bits of sums written apart. */
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, spyOn, test } from "bun:test";
+import { describe, expect, spyOn, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { add, addLater } from "../../src/tensor/ops/add.ts";
@@ -11,19 +11,14 @@ import { Recomputed } from "../../src/tensor/recompute.ts";
 import { ResidualSum } from "../../src/tensor/residual-sum.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, testDevice } from "../support.ts";
+import { checkGradients, randomValues } from "../support.ts";
+import { openDeviceWithoutLeaks } from "./devices.ts";
 import { factorOf, ringMask, scaleMask } from "./ring-masks.ts";
 
 let device: Device;
-let baseline: number;
-beforeAll(async () => {
-	device = await testDevice();
+openDeviceWithoutLeaks((opened) => {
+	device = opened;
 });
-afterAll(() => device[Symbol.dispose]());
-beforeEach(() => {
-	baseline = device.memoryStatistics().liveBytes;
-});
-afterEach(() => expect(device.memoryStatistics().liveBytes).toBe(baseline));
 
 /** How to make y of a sum, in groups of columns; the masks are of factors m and scales s where there are any. */
 interface Norm {

@@ -1,4 +1,4 @@
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { add } from "../../src/tensor/ops/add.ts";
@@ -7,19 +7,13 @@ import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { checkGradients, randomValues, relativeRms, testDevice } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
+import { openDeviceWithoutLeaks } from "./devices.ts";
 
 let device: Device;
-beforeAll(async () => {
-	device = await testDevice();
+openDeviceWithoutLeaks((opened) => {
+	device = opened;
 });
-afterAll(() => device[Symbol.dispose]());
-
-let baseline: number;
-beforeEach(() => {
-	baseline = device.memoryStatistics().liveBytes;
-});
-afterEach(() => expect(device.memoryStatistics().liveBytes).toBe(baseline));
 
 const [tokens, width] = [9, 12];
 

@@ -6,7 +6,7 @@ import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-l
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { BalancingLoss, HybridConfig, LayerDifference } from "./config.ts";
+import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig } from "./config.ts";
 import type { LoraConfig } from "./lora.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 
@@ -78,16 +78,12 @@ export type LanguageModelKeys = Pick<
 	Partial<Pick<TrainingConfiguration, PerLayerSize["list"]>>;
 
 export function hybridConfig(c: LanguageModelKeys): HybridConfig {
-	const { segments, mtp } = parsePattern(c.hybridLayerPattern);
+	const layers = layersOfPattern(c.hybridLayerPattern, {
+		repeated: c.mtpUseRepeatedLayer,
+		lossScalingFactor: c.mtpLossScalingFactor,
+	});
 	return {
-		pattern: segments.flat(2),
-		blocks: segments.flat().map(({ length }) => length),
-		mtp: mtp && {
-			depths: mtp.depths,
-			pattern: mtp.layers,
-			repeated: c.mtpUseRepeatedLayer,
-			lossScalingFactor: c.mtpLossScalingFactor,
-		},
+		...layers,
 		hiddenSize: c.hiddenSize,
 		vocabularySize: c.vocabSize,
 		paddedVocabularySize: paddedVocabularySize(c),
@@ -109,7 +105,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 			linearOffset: c.gluLinearOffset,
 		},
 		moe: moeConfig(c),
-		ofLayer: layerDifferences(c, segments.flat(2)),
+		ofLayer: layerDifferences(c, layers.pattern),
 		lora: loraConfig(c),
 		recompute: recomputation(c),
 	};
@@ -175,6 +171,19 @@ function layerDifferences(c: LanguageModelKeys, pattern: readonly LayerSymbol[])
 			return [[index, { moe: { experts: own.numExperts, ffnHiddenSize: own.moeFfnHiddenSize } }]];
 		}),
 	);
+}
+
+/** Layers, blocks and MTP depths of a layer pattern. */
+export function layersOfPattern(
+	pattern: string,
+	options: Pick<MtpConfig, "repeated" | "lossScalingFactor">,
+): Pick<HybridConfig, "pattern" | "blocks" | "mtp"> {
+	const { segments, mtp } = parsePattern(pattern);
+	return {
+		pattern: segments.flat(2),
+		blocks: segments.flat().map(({ length }) => length),
+		mtp: mtp && { depths: mtp.depths, pattern: mtp.layers, ...options },
+	};
 }
 
 /** Values of the keys that model descriptions of other formats lack. */

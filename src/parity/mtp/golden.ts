@@ -1,7 +1,7 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
 import * as v from "valibot";
-import { parsePattern } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { layersOfPattern } from "../../models/hybrid/from-configuration.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, describedRun, fixedModel, modelSizes, referenceExperts, valueProbe } from "../golden-fields.ts";
@@ -61,16 +61,8 @@ export function mtpModel(
 	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
 	dtype: Precision,
 ): HybridConfig {
-	const { segments, mtp } = parsePattern(pattern);
 	return {
-		pattern: segments.flat(2),
-		blocks: segments.flat().map(({ length }) => length),
-		mtp: mtp && {
-			depths: mtp.depths,
-			pattern: mtp.layers,
-			repeated: false,
-			lossScalingFactor: t.mtp_loss_scaling_factor,
-		},
+		...layersOfPattern(pattern, { repeated: false, lossScalingFactor: t.mtp_loss_scaling_factor }),
 		hiddenSize: t.hidden_size,
 		vocabularySize,
 		paddedVocabularySize: vocabularySize,

@@ -1,4 +1,5 @@
 /** LayerNorm over whole rows (vision encoders). */
+import { fuseGradient } from "../gradient.ts";
 import type { Parameter } from "../parameter.ts";
 import type { ResidualSum } from "../residual-sum.ts";
 import type { Tape } from "../tape.ts";
@@ -46,7 +47,7 @@ export function layerNorm(
 		parameters: [weight, bias],
 		backward: ([gradient]) => {
 			using dy = contiguous(gradient!);
-			const compute = (dresidual: Tensor | null, dx: Tensor) => {
+			fuseGradient(x, (dresidual, dx) => {
 				if (!dx.contiguous) throw new RangeError("layerNorm cannot write its gradient into a strided window.");
 				device.run("layer_norm_backward", {
 					...shape,
@@ -60,13 +61,7 @@ export function layerNorm(
 					dweight: weight.mainGradient,
 					dbias: bias.mainGradient,
 				});
-			};
-			if (x.gradient) {
-				x.gradient.fuse(compute);
-			} else {
-				using unused = Tensor.empty(device, x.shape, x.dtype, "workspace");
-				compute(null, unused);
-			}
+			});
 		},
 	});
 	return y;

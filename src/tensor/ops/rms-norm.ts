@@ -5,6 +5,7 @@
 
 import type { OperationArgs } from "../../native/device.ts";
 import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
+import { fuseGradient } from "../gradient.ts";
 import type { Parameter } from "../parameter.ts";
 import type { ResidualSum } from "../residual-sum.ts";
 import type { Tape } from "../tape.ts";
@@ -54,7 +55,7 @@ export function rmsNorm(
 		own: [rstd],
 		parameters: [weight],
 		backward: ([dy]) => {
-			const compute = (dresidual: Tensor | null, dx: Tensor) => {
+			fuseGradient(x, (dresidual, dx) => {
 				const strides = { dy_stride: dy!.stride, dx_stride: dx.stride };
 				const operands = { dy: dy!, x, weight: weight.value, rstd, dresidual, dx, dweight: weight.mainGradient };
 				if (mask) {
@@ -66,13 +67,7 @@ export function rmsNorm(
 						...maskGradients(mask),
 					});
 				} else device.run("rms_norm_backward", { ...shape, ...operands, ...strides });
-			};
-			if (x.gradient) {
-				x.gradient.fuse(compute);
-			} else {
-				using unused = Tensor.empty(device, x.shape, x.dtype, "workspace");
-				compute(null, unused);
-			}
+			});
 		},
 	});
 	return y;
