@@ -41,7 +41,7 @@ test("top-p keeps the fewest likeliest that reach it", () => {
 });
 
 test("top-p counts within top-k", () => {
-	// Of 0.4 and 0.3 the first is 0.57.
+	// Of the two likeliest, 0.4 and 0.3, the first has a share of 0.57.
 	expect(shares({ topK: 2, topP: 0.5 })).toEqual([0, 0, 1, 0]);
 	expect(shares({ topK: 2, topP: 0.6 })).toEqual([0.429, 0, 0.571, 0]);
 });

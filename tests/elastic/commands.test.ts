@@ -1,4 +1,4 @@
-/** `mimo elastic` and `convert-ckpt --permute` as a user runs them: every format in and out, and layouts of what comes out. */
+/** `mimo elastic` and `convert-ckpt --permute` as a user runs them: every format in and out, and layouts of the results. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { deviceFlags, mimo } from "../commands/mimo.ts";

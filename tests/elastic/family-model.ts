@@ -45,7 +45,7 @@ export const byLayer = {
 	"flex-hetero-head": true,
 } as const;
 
-/** Probabilities weigh masks, and what the router needs for it. */
+/** Keys for masks that are weighted by probabilities, and for the MoE router that these need. */
 export const softMasks = {
 	"soft-mask": true,
 	"moe-router-score-function": "sigmoid",
@@ -66,7 +66,7 @@ export function familyOf(keys: Readonly<Record<string, unknown>> = byLayer): Fam
 }
 
 export const parentSeed = 5;
-/** Of every expert: with it a masked expert's score of 0 would be above those of the others. */
+/** Bias of every expert: with it a masked expert's score of 0 would be above those of the others. */
 export const expertBias = Float32Array.from({ length: 6 }, (_, expert) => -2 - expert / 10);
 /** Trained and between trained ones. */
 export const budgets = [1, 0.85, 0.7, 0.5] as const;

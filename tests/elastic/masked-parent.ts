@@ -41,7 +41,7 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 		for (let i = 0; i < values.length; i++) values[i]! *= factor(Math.floor(i / width), i % width);
 	};
 	const norm = (name: string) => scaleBy(name, (channel) => (channel < e ? Math.sqrt(e / H) : 0));
-	/** Back into the residual stream; a layer that is left out adds nothing, its bias neither. */
+	/** Weights of a projection back into the residual stream; a skipped layer adds nothing, nor does its bias. */
 	const outward = (name: string, kept: boolean, column: (column: number) => boolean) => {
 		scaleBy(name, (row, at) => (kept && row < e && column(at) ? 1 : 0));
 		const bias = name.replace(/\.weight(\d*)$/, ".bias$1");
@@ -62,7 +62,7 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 			const channel = (c: number) => live(Math.floor(c / headDim));
 			const inner = heads * headDim;
 			norm(`${prefix}mixer.in_proj.layer_norm_weight`);
-			// Without gate and input a head gives nothing.
+			// Without gate and input a head gives zeros.
 			scaleBy(`${prefix}mixer.in_proj.weight`, (row) => (row >= 2 * inner || channel(row % inner) ? 1 : 0));
 			const share = Math.sqrt(submodel.mambaNumHeads[at]! / heads);
 			scaleBy(`${prefix}mixer.norm.weight`, (c) => (channel(c) ? share : 0));

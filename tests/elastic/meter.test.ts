@@ -1,4 +1,4 @@
-/** Units that do nothing score nothing, and stronger ones more. */
+/** Silent units score zero, and stronger units more. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";

@@ -1,4 +1,4 @@
-/** Refusals of elastic keys as a user meets them: one sentence that names the key, before any rank starts. */
+/** Refusals of elastic keys as the command line prints them: one sentence that names the key, before any rank starts. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";

@@ -138,7 +138,7 @@ test("every gate's gradient is that of the whole model's differences along it", 
 		Float64Array.from({ length: (layers?.length ?? 1) * sizes.length }, (_, at) => Math.sin(at + name.length));
 	const draw: Draw = { budget: { value: 0.7, parent: false }, hard: false, noise };
 	using run = await open(family, { ...family.elastic, lossWeight: 0 }, {}, draw);
-	// Of experts the last two have every token, so that a small change chooses no others.
+	// The last two experts have every token, so that a small change chooses no others.
 	for (const { expertBias } of run.language!.routers.values())
 		device.copyToDevice(expertBias, Float32Array.of(0, 0, 0, 0, 50, 80));
 	let gradients = new Map<string, Float32Array>();

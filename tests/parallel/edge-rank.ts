@@ -62,7 +62,7 @@ function check(what: string, actual: unknown, expected: unknown): void {
 
 function send(grid: Grid, microbatch: number): void {
 	const values = valuesOf(grid, microbatch, 1);
-	// Released at once: what is on the way must not be lost with it.
+	// Released at once: messages in flight must not be lost with it.
 	using rows = Tensor.from(device, values, [values.length / width, width]);
 	edge.sendForward({ rows, rowsPerSample: own(grid, microbatch).rowsPerSample }, { returns: true });
 }

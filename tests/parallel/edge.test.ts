@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { runRanks } from "./ranks.ts";
 
-/** Rows of eight samples in five microbatches: uneven, with zeros, one microbatch with none, the last with few. */
+/** Rows of eight samples in five microbatches: uneven, with zeros, one microbatch without rows, the last with few. */
 const counts = [
 	[3, 1, 4, 2, 0, 5, 2, 6],
 	[1, 0, 0, 7, 3, 3, 0, 1],

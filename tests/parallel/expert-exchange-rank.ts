@@ -29,7 +29,7 @@ interface Shape {
 	readonly topk: number;
 	readonly width: number;
 	readonly dtype: FloatDtype;
-	/** Which expert a random number of [0, 1) stands for. */
+	/** The expert that a random number of [0, 1) chooses. */
 	readonly choose: (random: number, experts: number) => number;
 	/** Whether the members' hosts agree on the tokens beforehand. */
 	readonly agreed: boolean;
@@ -125,7 +125,7 @@ function compare(shape: Shape, seed: number): void {
 	same("gradient of weights", weightsGradient, wantedWeightsGradient);
 }
 
-/** Every expert's rows beyond the room stay away, are told, and come back as if they had not been sent. */
+/** Rows beyond an expert's room are not sent and are counted; the combined output is that of the other rows. */
 function overflow(): string {
 	const [tokens, topk, localExperts] = [8, 2, 2];
 	const experts = localExperts * group.size;

@@ -44,7 +44,7 @@ function counting(group: Group, ranksPerNode: number, counted: { bytes: number }
 	});
 }
 
-/** An expert's output for a row: it is told apart from every other, and its parts add up. */
+/** An expert's output for a row: it differs from every other, and its parts add up. */
 function playExperts(tape: Tape, arrived: ExpertRows, firstExpert: number, part: number): Tensor {
 	const { rows, rowProbability } = arrived;
 	const offsets = arrived.offsets.toInt32();
@@ -96,7 +96,7 @@ interface Case {
 	readonly bound: number | null;
 	/** Whether members know how many tokens any of them has. */
 	readonly agreed: boolean;
-	/** Every how many slots are dropped; 0: none. */
+	/** One of this many slots is dropped; 0: no slot. */
 	readonly dropped: number;
 }
 

@@ -22,7 +22,7 @@ export interface RankOutcome {
 /** How the GPUs of rank programs talk: MIMO_TEST_BACKEND, or nccl. */
 const testBackend: BackendName = process.env.MIMO_TEST_BACKEND === "shm" ? "shm" : "nccl";
 
-/** Processes that have nothing to do. */
+/** Idle processes. */
 const idle: RankProcess[] = [];
 
 /** Runs `program ...args` (a path, or a name of this folder) on `ranks` processes. Each finds its place with placeOfRank(). */
@@ -34,7 +34,7 @@ export async function runRanks(program: string, ranks: number, args: readonly st
 			const process = idle.shift() ?? new RankProcess();
 			const env = { TEST_RUN: run.path, TEST_RANK: String(rank), TEST_RANKS: String(ranks) };
 			const outcome = await process.run({ program: path, args, env });
-			// A rank that fails must not leave the others waiting, and what it leaves behind must not reach another run.
+			// A rank that fails must not leave the others waiting, and its shared memory must not reach another run.
 			if (outcome.exitCode !== 0) {
 				run.fail(rank, `it ended with ${outcome.signal ?? outcome.exitCode}`);
 				process.end();

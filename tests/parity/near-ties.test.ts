@@ -130,7 +130,7 @@ test("a near tie whose difference shows later is found by going back", () => {
 	expect(failed).toEqual([]);
 	expect(report.ties).toEqual([third]);
 	const range = (first: number, last: number) => Array.from({ length: last - first + 1 }, (_, i) => first + i);
-	// Of the snapshots before step 3 (from 0) only the first is kept.
+	// Before step 3 (from 0) only the first snapshot is kept.
 	const tries = [6, 5, 4, 3, 0].flatMap((first) => range(first, 6));
 	expect(trained).toEqual([...range(0, 6), ...tries, ...range(7, 17)]);
 });

@@ -1,4 +1,4 @@
-/** The plan against what runs: memory of the CPU library's allocator, operations of the published models. */
+/** The plan against real runs: memory of the CPU library's allocator, operations of the published models. */
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
@@ -111,7 +111,7 @@ test("operations of the 20-layer model are those that are counted by hand; backw
 	expect(layer.M).toBeGreaterThan(0);
 	expect(Math.abs(language.flops.forward / byHand - 1)).toBeLessThan(0.005);
 	expect(Math.abs(language.flops.backward / language.flops.forward - 2)).toBeLessThan(0.01);
-	// Both lanes' rows cross the bridge, a token's row is hidden-size bf16 numbers; as many come back.
+	// Both lanes' rows cross the edge, a token's row is hidden-size bf16 numbers; as many come back.
 	const rows = (c.globalBatchSize * 49) / 2;
 	const bridge = modules[0]!.traffic.find(({ group }) => group === "edge.image_rows.forward")!;
 	// Both tensor-parallel ranks of a lane get them.

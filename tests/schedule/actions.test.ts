@@ -1,4 +1,4 @@
-/** Every schedule over thousands of shapes: transfers match, nothing waits in a circle, few microbatches are under way. */
+/** Every schedule over thousands of shapes: transfers match, no ranks deadlock, few microbatches are in flight. */
 import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
 	type Action,
@@ -50,7 +50,7 @@ function randomShapes(count: number, seed: number): ScheduleShape[] {
 }
 
 type ActorList = { readonly actor: Actor; readonly actions: readonly Action[] };
-/** Of the shapes that several tests look at. */
+/** Lists of actions by shape, kept because several tests use the same shapes. */
 const knownLists = new WeakMap<ScheduleShape, readonly ActorList[]>();
 function listsOf(shape: ScheduleShape): readonly ActorList[] {
 	const known = knownLists.get(shape);

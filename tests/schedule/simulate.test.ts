@@ -1,4 +1,4 @@
-/** Times of actions whose actors share cores, begin later, or wait for what is on its way. */
+/** Times of actions whose actors share cores, begin later, or wait for transfers. */
 import { expect, test } from "bun:test";
 import { type Action, encoderChunk, languageChunk } from "../../src/schedule/actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";

@@ -47,7 +47,7 @@ describe("crossEntropy", () => {
 		[0, 16, 16, 0],
 	] as const) {
 		test(`${tokens} tokens, ${live} of ${width} columns, z-loss ${zLoss}`, () => {
-			// A label of -100 has a maximum in its loss, whose derivative is not what backward gives: left out here.
+			// Left out: labels of -100, at which the loss has a maximum and backward does not give its derivative.
 			const labels = someLabels(tokens, live).map((label) => Math.max(label, 0));
 			using labelTensor = Tensor.from(device, labels);
 			checkGradients(device, {

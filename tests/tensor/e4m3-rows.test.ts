@@ -21,7 +21,7 @@ const rows = (values: ArrayLike<number>, width: number) => rounded(values, width
 
 test("rows are multiplied by the largest power of two that keeps them within the largest number", () => {
 	for (const largest of [1, 448, 448.5, 3.5, 3.5001, 1e-3, 0]) {
-		// The smallest ones are among the numbers of e4m3 that have fewer digits, whose count the power decides.
+		// The smallest values become subnormal numbers of e4m3, whose digits depend on the power.
 		const values = Float32Array.from(
 			{ length: 128 },
 			(_, i) => (i % 2 === 0 ? 1 : -1) * Math.fround(largest * 0.93 ** i),

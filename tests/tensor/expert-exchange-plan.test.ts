@@ -102,7 +102,7 @@ test(`${cases} random plans place every row where the host places it`, () => {
 		const { members, expertTensor, localExperts, counts, regionRows } = one;
 		const firsts = counts.map(offsetsOf);
 		const plans = counts.map((_, member) => planOnHost(counts, member, one));
-		// Of every third case some rows have no room.
+		// In every third case some rows have no room.
 		const most = Math.max(...plans.map(({ sourceOfRow }) => sourceOfRow.length));
 		const capacity = seed % 3 === 0 ? Math.floor(most / 2) : most + (seed % 2);
 		const planned = plans.map((_, member) => planOnDevice(one, member, capacity));

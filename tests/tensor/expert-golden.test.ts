@@ -29,7 +29,7 @@ interface Case extends Omit<ExpertShape, "clamp"> {
 	readonly seed: number;
 	readonly clamp: number | null;
 	readonly biases: boolean;
-	/** Of every tensor the sum over it times random numbers, and its sum of squares. */
+	/** For every tensor the sum of its values times random numbers, and the sum of its squares. */
 	readonly found: Readonly<Record<string, readonly [projection: number, squares: number]>>;
 }
 

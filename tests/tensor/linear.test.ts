@@ -65,7 +65,7 @@ describe("linear", () => {
 					shape,
 					{ dtype },
 				),
-				// Gradients are added to what is there.
+				// Gradients are added to earlier ones.
 				Tensor.from(device, new Float32Array(shape.reduce((a, b) => a * b)).fill(1), shape),
 			);
 		using weight = parameter("weight", [outputs, inputs], 2);

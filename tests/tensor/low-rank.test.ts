@@ -1,4 +1,4 @@
-/** An adapter's operation: values, gradients of all that trains, and what frozen projections keep. */
+/** An adapter's operation: values, gradients of trainable parameters, and the tensors that frozen projections keep. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";

@@ -1,4 +1,4 @@
-/** The operations of a mixture of experts together, against a dense float64 reference that knows no permutation. */
+/** The operations of a mixture of experts together, against a dense float64 reference without permutations. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";

@@ -15,7 +15,7 @@ const device = await testDevice(2);
 const exact = (await testLibrary()).kind === "cpu";
 afterAll(() => device[Symbol.dispose]());
 
-/** A parameter whose gradient is zero, its memory NaN, or zeros. */
+/** A parameter whose gradient is zero while its memory holds NaN, or zeros. */
 function parameterOf(shape: readonly number[], memory: "zeros" | "NaN", dtype: FloatDtype = "f32"): Parameter {
 	const values = randomValues(elementCount(shape), 5);
 	const gradient = new Float32Array(elementCount(shape)).fill(memory === "NaN" ? Number.NaN : 0);
@@ -74,7 +74,7 @@ describe("a forgotten gradient", () => {
 	});
 });
 
-/** An operation of a parameter on rows of x; what it needs beside lives in `own`. */
+/** An operation of a parameter on rows of x; `own` disposes its further tensors. */
 interface Use {
 	readonly name: string;
 	readonly weight: readonly number[];

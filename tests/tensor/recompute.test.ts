@@ -102,7 +102,7 @@ test("a pass that is given up between the second forward and its backward leaves
 	tape.onReturn("fail", () => {
 		throw new Error("given up");
 	});
-	// Recorded last, so the first that backward meets.
+	// Recorded last, so its backward runs first.
 	expect(() => tape.backward()).toThrow("given up");
 	tape.discard();
 	x.gradient!.clear();

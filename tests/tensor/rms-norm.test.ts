@@ -51,7 +51,7 @@ describe("rmsNorm", () => {
 			const rings = Array.from({ length: width }, (_, column) => (column % 4) - 1);
 			checkGradients(device, {
 				inputs: {
-					// Values whose sum, the gradient of s, does not cancel.
+					// A seed with which the gradient of s, a sum over values, does not cancel.
 					x: { values: randomValues(rows * width, 8), shape: [rows, width] },
 					m: { values: Float32Array.of(0.9, 0.4, 0.1), shape: [3] },
 					s: { values: Float32Array.of(0.8), shape: [1] },

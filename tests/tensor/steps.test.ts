@@ -1,4 +1,4 @@
-/** One token further is what whole sequences give for their last token, for sizes that no vector divides. */
+/** A step by one token gives what whole sequences give for their last token, for sizes that are no multiple of a vector. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { attention } from "../../src/tensor/ops/attention.ts";

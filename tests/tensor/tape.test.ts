@@ -62,7 +62,7 @@ function microbatch(model: Model, seed: number) {
 	return { tape, x, first, second };
 }
 
-/** Takes the gradient that reached x, and x itself out of the world. */
+/** Takes the gradient that reached x, and disposes x. */
 function finish(x: Tensor): Float32Array {
 	using gradient = x.gradient!.take()!;
 	const values = gradient.toFloat32();
@@ -140,7 +140,7 @@ describe("a weight gradient that hides a sum", () => {
 		readonly weightGradients?: WeightGradients;
 	}
 
-	/** Two projections, the last of whose weight gradients may hide a sum: what happened in backward, and the gradients. */
+	/** Two projections, of which the last weight gradient may hide a sum. Returns the events of backward in order, and the gradients. */
 	function backwardOf(options: Options) {
 		using model = new Model();
 		const events: string[] = [];
@@ -265,7 +265,7 @@ describe("memory", () => {
 		}
 	});
 
-	test("a gradient that nobody asked for is not computed", () => {
+	test("a gradient that no input or parameter wants is not computed", () => {
 		using x = Tensor.from(device, randomValues(6, 1), [2, 3]);
 		using frozen = new Parameter("w", Tensor.from(device, randomValues(9, 2), [3, 3]), null);
 		const tape = new Tape(device, { recording: true });

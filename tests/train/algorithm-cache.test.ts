@@ -1,4 +1,4 @@
-/** Choices of algorithms between runs: whose file, for what GPU, the same at all ranks, and what is added when. */
+/** The cache of algorithm choices: its file by user and GPU, equal choices on all ranks, and when choices are added. */
 import { afterAll, expect, test } from "bun:test";
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -14,7 +14,7 @@ afterAll(() => rmSync(scratch, { recursive: true }));
 const product = "product sizes 8 8 8\tabcd\t1.00\t2.00\t5";
 const attention = "attention length 8\teng1_k2=3\t3.00\t3.00\t2";
 
-/** A GPU that was asked for `timed` algorithms, in a world of one rank; `taken` is what it was told to take. */
+/** A GPU that has timed the algorithms `timed`, in a world of one rank; `taken` are the choices that it was given. */
 function gpu(timed: string, { versions = "cuBLASLt 13.1 (/a/b); NCCL 2.28", others = [] as Int32Array[] } = {}) {
 	const taken: string[] = [];
 	const group = { size: 1, rank: 0, ranks: [0, 7], exchange: (words: Int32Array) => [words, ...others] };
@@ -35,7 +35,7 @@ const configuration = (folder: string, choice = "timed") =>
 let folders = 0;
 const newFolder = () => join(scratch, String(folders++));
 
-/** Runs once with an empty cache and keeps what was timed; the file. */
+/** Runs once with an empty cache and keeps the timed choices; returns the file. */
 async function timedFile(folder: string): Promise<string> {
 	const cache = (await AlgorithmCache.open(configuration(folder), gpu(`${product}\n`).world))!;
 	cache.keep();

@@ -1,4 +1,4 @@
-/** A model beside a frozen teacher: what it learns, and what each loss weighs. */
+/** A model beside a frozen teacher: its losses, their weights, and its gradients. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
@@ -138,7 +138,7 @@ describe("a model that is its own teacher", () => {
 		const first = trainOnce(narrow).losses;
 		expect(first["logits distillation loss"]).toBeGreaterThan(1e-5);
 		expect(first["logits distillation loss 0.600"]).toBe(first["logits distillation loss"]!);
-		// Of the parent's sizes it differs from its teacher by nothing.
+		// At the parent's sizes the model is its own teacher, so the divergence is zero.
 		using whole = await openAt(0.6, 0);
 		expect(Math.abs(trainOnce(whole).losses["logits distillation loss"]!)).toBeLessThan(1e-6);
 	});

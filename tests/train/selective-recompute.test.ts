@@ -1,4 +1,4 @@
-/** Selective recomputation: no bit changes, every module takes less memory, and it goes with what else a stage can do. */
+/** Selective recomputation: no bit changes, every module takes less memory, and it works with the other features of a stage. */
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
 import { type RecomputeModule, recomputeModuleNames, recomputeModules } from "../../src/config/recompute-modules.ts";
 import type { Device } from "../../src/native/device.ts";
@@ -8,7 +8,7 @@ import { batch, Training, tiny } from "./training.ts";
 let device: Device;
 let baseline: number;
 beforeAll(async () => {
-	// Of several threads each takes scratch memory while it works, so that the peak would depend on how many do at once.
+	// One thread: each takes scratch memory while it works, so with several the peak would depend on their timing.
 	device = await testDevice(1);
 });
 afterAll(() => device[Symbol.dispose]());
@@ -69,7 +69,7 @@ for (const [kind, keys] of [
 }
 
 describe("memory at the peak is less", () => {
-	/** Of a step of a model whose layers all have the module. */
+	/** Peak of a step of a model whose layers all have the module. */
 	const peak = async (module: RecomputeModule, modules: readonly RecomputeModule[]) => {
 		const pattern = { "hybrid-layer-pattern": recomputeModules[module].layers[0].repeat(6) };
 		// Experts as one operation keep no activation anyway.

@@ -1,4 +1,4 @@
-/** A training step: recomputation, accumulation, live memory, errors that name what failed. */
+/** A training step: recomputation, accumulation, live memory, errors that name the failed part. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { type Microbatch, withoutImages } from "../../src/data/microbatch.ts";

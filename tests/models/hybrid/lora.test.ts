@@ -1,4 +1,4 @@
-/** Which weights have adapters, how these are cut and drawn, and what trains. */
+/** The weights that have adapters, how adapters are cut and drawn, and which parameters train. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
 import { withoutAdapters } from "../../../src/checkpoint/lora/tensors.ts";
@@ -121,7 +121,7 @@ describe("training", () => {
 		expect(shards.reduce((sum, { expAvg, expAvgSq }) => sum + expAvg.elements + expAvgSq.elements, 0)).toBe(
 			2 * elements,
 		);
-		// Of the whole model it would be this much.
+		// The whole model has many more parameters.
 		expect(full.run.language!.parameters.elements).toBeGreaterThan(5 * elements);
 	});
 

@@ -32,7 +32,7 @@ describe("layouts give what one process gives", () => {
 		["dp4|tp2dp2ep2", { ...dropped, ...gated }],
 		["tp2+pp2tp2", { ...cut, ...frozen, "lora-target-modules": [...dense, ...experts] }],
 		["1+dp2ep2", { ...gated, "lora-target-modules": [...dense, ...experts] }],
-		// Stage 0 has nothing that trains.
+		// Stage 0 has no trainable parameter.
 		["1+pp2", { ...cut, ...frozen, "lora-target-modules": ["linear_proj"] }],
 		["1+pp2", { "hybrid-layer-pattern": "ME|*-/M", "moe-router-load-balancing-type": ["none"], ...dropped }],
 		["1+tp2", { "untie-embeddings-and-output-weights": false, ...dropped }],

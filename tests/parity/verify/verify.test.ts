@@ -1,4 +1,4 @@
-/** Layouts of processes against one: they agree to rounding, and what differs is noticed and named. */
+/** Layouts of several processes against one process: they agree to rounding, and differences are noticed and named. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";

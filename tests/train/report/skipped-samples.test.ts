@@ -10,7 +10,7 @@ const damaged = (number: number, key = `k${number}`) => ({
 	samples: [{ dataset: "set", shard: "a.tar", key }],
 });
 
-/** A report of one rank, and what it has said. */
+/** A report of one rank, and the sentences that it has printed. */
 function report(tally: SkippedTally) {
 	const said: string[] = [];
 	const observer: Observer = { step() {}, evaluation() {}, note: (sentence) => said.push(sentence), close() {} };
