@@ -10,7 +10,8 @@ export function tokenLoss(tape: Tape, model: HybridModel, logits: Tensor, labels
 	const { tp } = model.parallel;
 	return crossEntropy(tape, logits, labels, {
 		shard: model.vocabularyShard,
-		zLoss: model.config.zLossCoefficient,
+		// A held-out loss is the cross-entropy alone; the z-losses of routers are left out of it too.
+		zLoss: tape.training ? model.config.zLossCoefficient : 0,
 		roundBf16: model.config.crossEntropyRoundsBf16,
 		...(tp.size === 1 ? {} : { gather: (own: CrossEntropyStatistics) => gatherStatistics(own, tp) }),
 	});

@@ -7,7 +7,7 @@ import { captions, png, Scratch } from "../data/fixtures.ts";
 const folder = new Scratch();
 afterAll(() => folder[Symbol.dispose]());
 
-const text = `--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --train-iters 30 --dataset-provider text --data-path text.txt --valid-data-path other.txt --eval-interval 30 --eval-iters 4 --save text --save-interval 30 ${deviceFlags}`;
+const text = `--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*EM- --seq-length 64 --lr-warmup-iters 1 --lr 3e-3 --train-iters 30 --dataset-provider text --data-path text.txt --valid-data-path other.txt --eval-interval 30 --eval-iters 4 --z-loss-coeff 0.001 --save text --save-interval 30 ${deviceFlags}`;
 const pictures = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 1 --init-method-std 0.1 --img-h 32 --img-w 32 --llm-offset 0 --caption-prompt what? --save pictures --save-interval 1 ${deviceFlags}`;
 
 const run = (command: string) => mimo(command.split(" "), folder.path);

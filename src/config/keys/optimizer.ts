@@ -74,7 +74,11 @@ export const optimizerKeys = {
 	}),
 	"calculate-per-token-loss": alwaysOn("Gradient of the mean over all loss tokens of the step."),
 	"cross-entropy-loss-fusion": off("Round the gradient of the logits to bf16, as Megatron's fused loss does."),
-	"z-loss-coeff": defaulting(number(0), 0, "Coefficient of the z-loss of the vocabulary logits."),
+	"z-loss-coeff": defaulting(
+		number(0),
+		0,
+		"Coefficient of the z-loss of the vocabulary logits, which evaluations leave out.",
+	),
 	"check-for-nan-in-loss-and-grad": defaulting(
 		boolean,
 		true,
