@@ -4,7 +4,7 @@
 export interface StepSeconds {
 	/** Forward and backward passes, with collectives in layers. */
 	readonly compute: number;
-	/** Waiting for rows or gradients of the other module. */
+	/** Waiting at an edge for rows or gradients of another module or pipeline stage; logs call it bridge, as Megatron does. */
 	readonly bridge: number;
 	/** Waiting for the passes of all ranks. */
 	readonly wait: number;

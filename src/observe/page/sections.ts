@@ -159,9 +159,9 @@ export function topologySection(log: RunLog): string {
 		const about = shape.length > 0 ? ` (${shape.join(", ")})` : "";
 		return `<div class="module"><b>${escapeHtml(name)}</b> ${counted(size, "rank")}${escapeHtml(about)}<div class="lanes${many}">${boxes}</div></div>`;
 	});
-	const bridge = '<div class="arrows">image rows →<br>← gradients</div>';
+	const edge = '<div class="arrows">image rows →<br>← gradients</div>';
 	const alone = drawn.length === 1 ? " alone" : "";
-	return section("Topology", `<div class="modules${alone}">${drawn.join(bridge)}</div>`, true);
+	return section("Topology", `<div class="modules${alone}">${drawn.join(edge)}</div>`, true);
 }
 
 export function configurationSection(log: RunLog): string {
