@@ -105,7 +105,7 @@ export class NativeGroup implements Disposable {
 	}
 
 	/** Gives this member's values to the members that exchange, without waiting. */
-	tell(values: Int32Array): void {
+	contribute(values: Int32Array): void {
 		check(this.device.library, "mimo_group_exchange", this.handle, values, null, values.byteLength);
 	}
 

@@ -158,7 +158,7 @@ export class Run implements Disposable {
 	}
 
 	/**
-	 * This process is `rank` from now on, and its heart beats: a thread that ends the process, with the diagnosis, when the run
+	 * This process is `rank` from now on. Its heartbeat thread ends the process, with the diagnosis, when the run
 	 * has failed and this thread has not noticed within three seconds.
 	 */
 	join(rank: number): void {

@@ -90,7 +90,7 @@ export interface Group {
 	/** All-gathers host integers; waits. */
 	exchange(values: Int32Array): Int32Array[];
 	/** Like exchange, for a member that does not need the result and does not wait. */
-	tell(values: Int32Array): void;
+	contribute(values: Int32Array): void;
 }
 
 const done: Pending = { wait() {} };
@@ -127,6 +127,6 @@ export function groupOfOne(name: string, rank: number): Group {
 		receive: alone,
 		barrier: () => {},
 		exchange: (values) => [values],
-		tell: () => {},
+		contribute: () => {},
 	};
 }

@@ -123,8 +123,8 @@ export class RunGroup implements Group, Disposable {
 		return this.ranks.map((_, member) => all.subarray(member * values.length, (member + 1) * values.length));
 	}
 
-	tell(values: Int32Array): void {
-		this.#native.tell(values);
+	contribute(values: Int32Array): void {
+		this.#native.contribute(values);
 	}
 
 	[Symbol.dispose](): void {

@@ -48,6 +48,6 @@ export function tracedGroup(group: Group, device: Device): Group {
 		receive: (x: Tensor, from) => seen("receive", x.bytes, () => group.receive(x, from)),
 		barrier: () => whole("barrier", 0, () => group.barrier()),
 		exchange: (values) => whole("exchange", values.byteLength, () => group.exchange(values)),
-		tell: (values) => whole("exchange", values.byteLength, () => group.tell(values)),
+		contribute: (values) => whole("exchange", values.byteLength, () => group.contribute(values)),
 	};
 }

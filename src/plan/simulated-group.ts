@@ -137,7 +137,7 @@ export class SimulatedGroup implements Group {
 		return this.ranks.map((_, member) => (member === this.rank ? values : even(values, this.#fromOthers)));
 	}
 
-	tell(): void {}
+	contribute(): void {}
 
 	#count(kind: TransferKind, bytes: number, among = this.ranks, toEach?: readonly number[]): Pending {
 		const rows = toEach && { rows: { from: this.globalRank, bytes: toEach } };

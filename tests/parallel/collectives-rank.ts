@@ -167,7 +167,7 @@ function otherTypes(group: Group): void {
 	for (let giver = 0; giver < group.size; giver++) {
 		for (const round of [0, 1, 2, 3]) {
 			const own = Int32Array.of(group.rank, giver, round);
-			if (group.rank === giver) group.tell(own);
+			if (group.rank === giver) group.contribute(own);
 			const answers = group.rank === giver ? [] : group.exchange(own);
 			own.fill(-1);
 			for (const [member, values] of answers.entries()) same(`${group.name} tell`, values, [member, giver, round]);

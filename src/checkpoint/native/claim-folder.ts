@@ -8,12 +8,12 @@ const pollInterval = 500;
  * The lock of `folder`, which exists; the caller disposes it. `flag` names the folder in sentences, `say` is told of the
  * writer that is waited for. Throws a UserError that names it when it stays.
  */
-export async function claimFolder(folder: string, flag: string, say: (sentence: string) => void): Promise<WriterLock> {
+export async function claimFolder(folder: string, flag: string, note: (sentence: string) => void): Promise<WriterLock> {
 	const claim = new WriterClaim(folder, ownHolder(newRunName()), lockTimes, flag);
 	for (let said = ""; ; ) {
 		const { lock, waiting } = claim.attempt();
 		if (lock !== undefined) return lock;
-		if (waiting !== said) say(waiting);
+		if (waiting !== said) note(waiting);
 		said = waiting;
 		await Bun.sleep(pollInterval);
 	}

@@ -45,7 +45,7 @@ export interface LockReference {
 }
 
 /** A message to the thread that raises the counter. */
-export interface HeartMessage extends LockReference {
+export interface HeartbeatMessage extends LockReference {
 	readonly beat: number;
 }
 
@@ -235,7 +235,7 @@ export class WriterClaim {
 
 /** The right to write into a folder, with the thread that keeps it. */
 export class WriterLock implements Disposable {
-	readonly #heart = openWorker("checkpoint/native/writer-lock-worker");
+	readonly #heartbeat = openWorker("checkpoint/native/writer-lock-worker");
 
 	constructor(
 		readonly root: string,
@@ -243,8 +243,8 @@ export class WriterLock implements Disposable {
 		private readonly holder: LockHolder,
 		{ beat }: LockTimes,
 	) {
-		this.#heart.unref();
-		this.#heart.postMessage({ ...this.reference, beat } satisfies HeartMessage);
+		this.#heartbeat.unref();
+		this.#heartbeat.postMessage({ ...this.reference, beat } satisfies HeartbeatMessage);
 	}
 
 	get reference(): LockReference {
@@ -260,7 +260,7 @@ export class WriterLock implements Disposable {
 
 	/** Releases the folder. */
 	[Symbol.dispose](): void {
-		this.#heart.terminate();
+		this.#heartbeat.terminate();
 		try {
 			const lock = readLock(this.root, this.generation);
 			if (lock?.holder?.run === this.holder.run) rmSync(lockPath(this.root, this.generation), { force: true });

@@ -30,7 +30,7 @@ export function hasCheckpoint(path: string): boolean {
  * Opens the checkpoint on every rank of `world`, which call this together; `say` is called when an older one is taken.
  * Throws the same UserError everywhere: damaged, with the name of the newest good one; or absent.
  */
-export function openChecked(choice: Choice, world: Group, say: (sentence: string) => void): NativeCheckpoint {
+export function openChecked(choice: Choice, world: Group, note: (sentence: string) => void): NativeCheckpoint {
 	const [text] = exchangeTexts(world, world.rank === 0 ? JSON.stringify(candidates(choice)) : "") as [string];
 	const paths = JSON.parse(text) as string[];
 	let damage: string | null = null;
@@ -42,7 +42,7 @@ export function openChecked(choice: Choice, world: Group, say: (sentence: string
 		}
 		if (damage === null) return checkpoint;
 		if (choice.allowFallback) {
-			say(`${damage} Going on from ${checkpoint.path}, an older checkpoint (--allow-fallback).`);
+			note(`${damage} Going on from ${checkpoint.path}, an older checkpoint (--allow-fallback).`);
 			return checkpoint;
 		}
 		checkpoint[Symbol.dispose]();

@@ -34,7 +34,7 @@ export interface SaverOptions {
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
 	/** Hear of saves, and of those that fail; called on every rank. */
-	readonly say: (sentence: string) => void;
+	readonly note: (sentence: string) => void;
 	readonly warn: (sentence: string) => void;
 }
 
@@ -190,7 +190,7 @@ export class CheckpointSaver implements Disposable {
 		}
 		this.#saving = null;
 		const seconds = (performance.now() - saving.started) / 1000;
-		this.options.say(
+		this.options.note(
 			`Saved the checkpoint of step ${saving.iteration} to ${join(this.options.root, iterationName(saving.iteration))} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(3)} s).`,
 		);
 	}

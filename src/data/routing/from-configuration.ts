@@ -22,9 +22,9 @@ export interface LanePlace {
 	/** Part of a lane's samples whose images this rank encodes, where encoder lanes share a lane. */
 	readonly share: Share;
 	/** Whether it counts and lists the samples left out of its text lane: of all readers of a lane's text one does. */
-	readonly tells: boolean;
+	readonly reportsSkipped: boolean;
 	/** Whether it lists the damaged images of its share: of all ranks that decode the same images one does. */
-	readonly tellsDamage: boolean;
+	readonly reportsDamage: boolean;
 	readonly wantsText: boolean;
 	readonly wantsImages: boolean;
 }
@@ -35,8 +35,8 @@ export const oneRank: LanePlace = {
 	textLane: 0,
 	laneCount: 1,
 	share: wholeShare,
-	tells: true,
-	tellsDamage: true,
+	reportsSkipped: true,
+	reportsDamage: true,
 	wantsText: true,
 	wantsImages: true,
 };
@@ -58,11 +58,11 @@ export function sourceOptions(
 		readonly evaluation?: boolean;
 		readonly unpacked?: boolean;
 		readonly state?: SourceState | null;
-		/** Counts the samples left out that this rank tells of. */
+		/** Counts the skipped samples that this rank reports. */
 		readonly tally?: SkippedTally;
 	} = {},
 ): SourceOptions {
-	const { lanes, textLane, laneCount, tells, wantsText, wantsImages } = place;
+	const { lanes, textLane, laneCount, reportsSkipped: tells, wantsText, wantsImages } = place;
 	const { evaluation = false, unpacked = false, state = null, tally = new SkippedTally() } = options;
 	const keep: VisionLanguageTask["keep"] = wantsText && wantsImages ? "both" : wantsText ? "text" : "images";
 	const batchSize = evaluation ? c.evalMicroBatchSize : c.microBatchSize;
@@ -73,7 +73,7 @@ export function sourceOptions(
 		onFailure: c.dataOnError,
 		skipBudget: c.dataSkipBudget,
 		skippedFile: tells ? skippedFile(c) : null,
-		tells: (lane) => tells && lane === textLane,
+		reportsSkipped: (lane) => tells && lane === textLane,
 		onSkipped: (skipped) => tally.add(skipped),
 		onUnlisted: (sentence) => tally.onUnlisted(sentence),
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
@@ -84,7 +84,7 @@ export function sourceOptions(
 		turn: turnOf(place.share, batchSize),
 		routing: c.dataRouting,
 		loader,
-		...(place.tellsDamage ? { damage: { file: skippedFile(c), tell: (skipped) => tally.add(skipped) } } : {}),
+		...(place.reportsDamage ? { damage: { file: skippedFile(c), report: (skipped) => tally.add(skipped) } } : {}),
 		state,
 		configuration: {
 			...defaultLoaderConfiguration,

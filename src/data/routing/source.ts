@@ -35,7 +35,7 @@ export interface SourceOptions {
 	readonly routing: Routing;
 	readonly loader: Partial<LoaderOptions>;
 	/** Where damaged samples are listed; set on one of the ranks that decode them. */
-	readonly damage?: { readonly file: string | null; readonly tell: (skipped: SkippedSample) => void };
+	readonly damage?: { readonly file: string | null; readonly report: (skipped: SkippedSample) => void };
 	/** Of all lanes of the saved run; null = from the beginning. */
 	readonly state: SourceState | null;
 }
@@ -187,7 +187,7 @@ function damageOf({ loader, damage }: SourceOptions): (batch: ImageTextBatch, la
 			if (onFailure === "raise") throw new UserError(reason);
 			const skipped = { rank, worker: null, reason, expected: false, samples: sources };
 			log.add(skipped);
-			damage?.tell(skipped);
+			damage?.report(skipped);
 		}
 	};
 }

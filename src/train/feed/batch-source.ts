@@ -63,21 +63,22 @@ export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
 	const { encoder, language, routes } = topology;
 	const laneCount = language.lanes;
 	const textLane = language.contains(rank) ? language.coordinates(rank).dp : null;
-	const tells = textLane !== null && rank === language.lane(textLane, 0)[0];
-	const common = { textLane, laneCount, tells, wantsText: textLane !== null };
+	const reportsSkipped = textLane !== null && rank === language.lane(textLane, 0)[0];
+	const common = { textLane, laneCount, reportsSkipped, wantsText: textLane !== null };
 	if (!encoder?.contains(rank)) {
-		return { ...common, lanes: [textLane!], share: wholeShare, tellsDamage: false, wantsImages: false };
+		return { ...common, lanes: [textLane!], share: wholeShare, reportsDamage: false, wantsImages: false };
 	}
 	const { dp } = encoder.coordinates(rank);
 	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
 	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);
 	const share = { index: sources.indexOf(dp), count: sources.length };
-	return { ...common, lanes, share, tellsDamage: rank === encoder.lane(dp, 0)[0], wantsImages: true };
+	return { ...common, lanes, share, reportsDamage: rank === encoder.lane(dp, 0)[0], wantsImages: true };
 }
 
 /** Ranks that take the same microbatches as `rank`, ascending: one of them reads for all. */
 export function readersWith(topology: Topology, rank: number): number[] {
-	const keyOf = (one: number) => JSON.stringify({ ...dataPlaceOf(topology, one), tells: null, tellsDamage: null });
+	const keyOf = (one: number) =>
+		JSON.stringify({ ...dataPlaceOf(topology, one), reportsSkipped: null, reportsDamage: null });
 	const wanted = keyOf(rank);
 	return Array.from({ length: topology.worldSize }, (_, one) => one).filter((one) => keyOf(one) === wanted);
 }

@@ -86,7 +86,7 @@ export class StepMetrics {
 		const asked = language !== null && (language.stages.size > 1 || isReportingRank(this.run));
 		const tokensPerExpert = asked ? stepTokensOf(language.model, language.stages) : null;
 		if (!isReportingRank(this.run)) {
-			world.tell(own);
+			world.contribute(own);
 			return null;
 		}
 		const everyone = world.exchange(own).map(readRank);

@@ -29,7 +29,7 @@ export function openTiming(
 				const seconds = timers.seconds(name) / steps;
 				return seconds > 0 ? Math.max(1, Math.round(seconds / unit)) : 0;
 			});
-			if (!isReportingRank(run)) run.state.world.tell(Int32Array.from(own));
+			if (!isReportingRank(run)) run.state.world.contribute(Int32Array.from(own));
 			else {
 				const everyone = run.state.world.exchange(Int32Array.from(own));
 				const seconds = new Map(timerNames.map((name, i) => [name, everyone.map((values) => values[i]! * unit)]));

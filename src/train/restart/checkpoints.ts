@@ -81,7 +81,7 @@ export class Checkpoints implements Listener {
 						retention: { keep: c.keep, retainInterval: c.saveRetainInterval },
 						...options.claim,
 						goesOnAfterFailure: c.saveRetry,
-						say: options.say,
+						note: options.say,
 						warn: options.warn,
 					});
 		this.#signals = c.exitSignalHandler ? new ExitSignals() : null;

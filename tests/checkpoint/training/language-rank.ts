@@ -80,7 +80,7 @@ using saver =
 				copiedElements: 5000,
 				retention: {},
 				goesOnAfterFailure: false,
-				say: () => {},
+				note: () => {},
 				warn: () => {},
 			});
 const perLane = c.globalBatchSize / topology.language.lanes;

@@ -27,7 +27,7 @@ export interface LoaderOptions {
 	/** File to list skipped samples in; null: no list. */
 	readonly skippedFile: string | null;
 	/** Whether this process reports the skipped samples of a data rank, which several processes may read. */
-	readonly tells: (rank: number) => boolean;
+	readonly reportsSkipped: (rank: number) => boolean;
 	/** Called for every skipped sample. */
 	readonly onSkipped: (skipped: SkippedSample) => void;
 	/** Called with the reason if a skipped sample cannot be written to the list. */
@@ -44,7 +44,7 @@ export const defaultLoaderOptions: LoaderOptions = {
 	onFailure: "skip",
 	skipBudget: 1000,
 	skippedFile: null,
-	tells: () => true,
+	reportsSkipped: () => true,
 	onSkipped: () => {},
 	onUnlisted: (sentence) => {
 		throw new UserError(sentence);
@@ -94,7 +94,7 @@ export class DataLoader implements AsyncDisposable {
 		this.#configuration = configuration;
 		this.#options = options;
 		this.#lanes = lanes;
-		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.tells, options.onUnlisted);
+		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.reportsSkipped, options.onUnlisted);
 	}
 
 	/** Opens the data set in all threads. Throws a UserError for errors in the data set or the state. */

@@ -46,8 +46,8 @@ function rawSamples(sample: unknown): SkippedSample["samples"] {
 
 /** Writes skipped samples as lines of JSON, and ends the run when their number exceeds a budget. */
 export class SkipLog {
-	/** Number of skipped samples of the data ranks for which `tells` is true. */
-	#told = 0;
+	/** Number of skipped samples of the data ranks for which `reportsSkipped` is true. */
+	#reported = 0;
 	/** Number of damaged samples of all data ranks that this process reads. */
 	#damaged = 0;
 
@@ -57,7 +57,7 @@ export class SkipLog {
 		/** Most damaged samples that this process may skip. */
 		private readonly budget: number,
 		/** Whether this process reports the skipped samples of a data rank. */
-		private readonly tells: (rank: number) => boolean,
+		private readonly reportsSkipped: (rank: number) => boolean,
 		/** Called with the reason if a sample cannot be written; the sample still counts. */
 		private readonly onUnwritten: (sentence: string) => void,
 	) {
@@ -70,23 +70,23 @@ export class SkipLog {
 	}
 
 	get count(): number {
-		return this.#told;
+		return this.#reported;
 	}
 
-	/** Returns whether `tells` is true for the sample's data rank. */
+	/** Returns whether `reportsSkipped` is true for the sample's data rank. */
 	add(skipped: SkippedSample): boolean {
 		const samples = Math.max(1, skipped.samples.length);
-		const told = this.tells(skipped.rank);
-		if (told) this.#told += samples;
+		const reports = this.reportsSkipped(skipped.rank);
+		if (reports) this.#reported += samples;
 		if (!skipped.expected) this.#damaged += samples;
-		if (told && this.path !== null) this.#write(this.path, `${JSON.stringify(skipped)}\n`);
+		if (reports && this.path !== null) this.#write(this.path, `${JSON.stringify(skipped)}\n`);
 		if (this.#damaged > this.budget) {
 			const where = this.path === null ? "" : ` ${this.path} lists them.`;
 			throw new UserError(
 				`${this.#damaged} samples were skipped on data rank ${skipped.rank}, more than the budget of ${this.budget}; the last failure: ${skipped.reason}${where}`,
 			);
 		}
-		return told;
+		return reports;
 	}
 
 	#write(path: string, line: string): void {
