@@ -8,6 +8,9 @@ import { UserError } from "../system/errors.ts";
 import { planRank } from "./rank-plan.ts";
 import { actorRanks } from "./run-plan.ts";
 
+/** Bytes of a microbatch's rows and the vocabulary's up to which a plan takes seconds. */
+const quicklyPlanned = 2 ** 33;
+
 /** A rank's device and the ranks that share it, ascending. */
 export interface SharedDevice extends Pick<DeviceInfo, "name" | "memoryBytes"> {
 	readonly kind: DeviceKind;
@@ -25,6 +28,17 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 	if (!(both || kind === "cpu") || memoryBytes <= 0 || rank !== ranks[0]) return;
 	const actors = actorRanks(c);
 	if (ranks.length === 1 && !actors.some((actor) => actor.ranks[0] === rank)) return;
+	const gibibytes = (bytes: number) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+	const { sequence, vocabulary } = leastBytes(c);
+	if (sequence + vocabulary > Math.max(memoryBytes, quicklyPlanned)) {
+		const what =
+			sequence > vocabulary
+				? `A microbatch of ${c.microBatchSize} × ${c.seqLength} tokens (micro-batch-size × seq-length)`
+				: `A vocabulary of ${c.vocabSize} tokens (vocab-size)`;
+		throw new UserError(
+			`${what} needs ${gibibytes(Math.max(sequence, vocabulary))} at least; ${name} has ${gibibytes(memoryBytes)}.`,
+		);
+	}
 	let needed = 0;
 	for (const actor of actors) {
 		const here = actor.ranks.filter((one) => ranks.includes(one));
@@ -34,7 +48,6 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 		needed += here.length * peak;
 	}
 	if (needed <= memoryBytes) return;
-	const gibibytes = (bytes: number) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 	const alone = ranks.length === 1;
 	const subject = alone ? `Rank ${rank}` : `${ranks.length} ranks share ${name}${both ? "," : ""}`;
 	const verb = both ? (alone ? " holds both modules and" : " hold both modules and") : alone ? "" : " and";
@@ -44,6 +57,18 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 	throw new UserError(
 		`${subject}${verb} ${alone ? "needs" : "need"} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. ${remedies}`,
 	);
+}
+
+/**
+ * Bytes that a rank of the language model needs whatever else it holds: a row in bf16 of every token, and of the vocabulary. Of
+ * sizes far beyond a machine a plan would take minutes, or all the memory itself.
+ */
+function leastBytes(c: TrainingConfiguration): { readonly sequence: number; readonly vocabulary: number } {
+	const row = 2 * c.hiddenSize;
+	return {
+		sequence: (c.microBatchSize * c.seqLength * row) / (c.llmTp * c.llmCp),
+		vocabulary: ((c.vocabSize ?? 0) * row) / c.llmTp,
+	};
 }
 
 /** Bytes of a rank at its peak; null: a plan cannot imitate its data. */

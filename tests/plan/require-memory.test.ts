@@ -55,3 +55,20 @@ test("GPUs of ranks of their own, and devices that do not tell, are not asked", 
 	const classes = configurationOf({ ...shared, ...many, "data-path": "x.yaml" });
 	await requireMemory(classes, 0, { ...device, memoryBytes: 1 });
 });
+
+test("sizes far beyond a machine are refused without a plan", async () => {
+	const device = { name: "host", kind: "cpu", ranks: [0], memoryBytes: 64 * 2 ** 30 } as const;
+	const tiny = { preset: "nemotron-tiny", "data-path": "x.txt" };
+	for (const [sizes, sentence] of [
+		[
+			{ "seq-length": 10 ** 12, "max-position-embeddings": 10 ** 12, "micro-batch-size": 2 },
+			"A microbatch of 2 × 1000000000000 tokens (micro-batch-size × seq-length) needs 476837.2 GiB at least; host has 64.0 GiB.",
+		],
+		[
+			{ "vocab-size": 2 ** 31 },
+			"A vocabulary of 2147483648 tokens (vocab-size) needs 512.0 GiB at least; host has 64.0 GiB.",
+		],
+	] as const) {
+		await expect(requireMemory(configurationOf({ ...tiny, ...sizes }), 0, device)).rejects.toThrow(sentence);
+	}
+});

@@ -64,6 +64,21 @@ const ranksAreFew: Check = (c) => {
 	);
 };
 
+/** Most microbatches of a step of a data lane: a schedule lists what every rank does with each. */
+export const mostMicrobatches = 65_536;
+
+/** A step, and a round of an evaluation, have a number of microbatches that a schedule can list. */
+const microbatchesAreFew =
+	(batch: "globalBatchSize" | "evalGlobalBatchSize", size: "microBatchSize" | "evalMicroBatchSize", key: Key): Check =>
+	(c) => {
+		const count = Math.ceil(c[batch] / (c[size] * dataLanes(c)));
+		return unless(
+			count <= mostMicrobatches,
+			key,
+			`with it every data lane has ${counted(count, "microbatch", "microbatches")}, and at most ${mostMicrobatches} are allowed`,
+		);
+	};
+
 /** The expert view (etp, ep) has to divide the ranks of a pipeline stage. */
 const expertsDivideStage: Check = (c) => {
 	const stage = c.llmTp * dataLanes(c);
@@ -132,6 +147,11 @@ export const weightShardChecks: readonly Check[] = [
 /** Sharding sizes come last: refusing one skips every check that reads it. */
 export const layoutChecks: readonly Check[] = [
 	ranksAreFew,
+	microbatchesAreFew("globalBatchSize", "microBatchSize", "global-batch-size"),
+	(c) =>
+		c.evalGlobalBatchSize === c.globalBatchSize
+			? null
+			: microbatchesAreFew("evalGlobalBatchSize", "evalMicroBatchSize", "eval-global-batch-size")(c),
 	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
 	(c) => {
 		const objection = pipelineObjection(c.hybridLayerPattern, c.llmPp);

@@ -24,6 +24,11 @@ function mistakes(base: readonly string[], flags: string): string[] {
 }
 
 test.each([
+	[
+		"--micro-batch-size 1 --global-batch-size 9007199254740990 --llm-dp 2",
+		tiny,
+		"--global-batch-size: the value is 9007199254740990; with it every data lane has 4503599627370495 microbatches, and at most 65536 are allowed.",
+	],
 	// Spans.
 	["--llm-offset 2", tiny, "--llm-offset: the value is 2; allowed is 0 without an encoder."],
 	["--llm-only --llm-offset 4", vision, "--llm-offset: the value is 4; allowed is 0 with llm-only."],
