@@ -67,8 +67,10 @@ export function resolveConfiguration(
 	const given = [...(file?.entries ?? []), ...flags.entries];
 	const problems = [...flags.problems, ...(file?.problems ?? [])];
 	// Mistakes in the given entries are reported before mistakes in the folders that they name.
-	const base = beneath && problems.length === 0 ? beneath(given) : [];
-	const complete = file?.complete ?? true;
+	const understood = problems.length === 0;
+	const base = beneath && understood ? beneath(given) : [];
+	// What was not read from beneath is not missing.
+	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
 	const resolved = resolveEntries({ base, given, problems, complete, folders, trains, unchecked });
 	return { ...resolved, command: flags.command };
 }

@@ -119,6 +119,16 @@ test("every mistake is reported at once, each with its place, value and what is 
 	);
 });
 
+test("with a mistake, what a checkpoint would have told is not called missing", () => {
+	const checkpoint = { trains: false, beneath: () => [] };
+	for (const [flags, sentence] of [
+		[["--load", "x", "--llm-pt", "2"], "--llm-pt: there is no such flag; the nearest is --llm-tp."],
+		[["--load", "x", "--threads"], "--threads: a value has to follow: an integer from 0 to 1024."],
+	] as const) {
+		expect(() => resolveConfiguration(flags, {}, checkpoint)).toThrow(new UserError(sentence));
+	}
+});
+
 test("files: duplicate keys, unknown keys, nested keys, aliases, syntax, absence", () => {
 	const inFile = (text: string) =>
 		mistakes("--config", file(`preset: nemotron-tiny\n${text}`)).map((line) => line.slice(folder.length));
