@@ -64,6 +64,12 @@ export default configuredCommand({
 		const machine = await machineOf(resolved);
 		const { command, configuration } = resolved;
 		if (command.split !== undefined) {
+			if (command.split.includes(",")) {
+				throw new UserError(
+					`--split ${command.split}: here it is the number of devices whose layouts are ranked; shares of the data change no plan.`,
+					exitCodes.usage,
+				);
+			}
 			const devices = number(command, "split", 1);
 			if (devices > mostRanks) {
 				throw new UserError(`--split ${command.split}: a run has at most ${mostRanks} ranks.`, exitCodes.usage);

@@ -3,6 +3,7 @@ import { dlopen, type FFIFunction } from "bun:ffi";
 import { existsSync, readlinkSync } from "node:fs";
 import { debug } from "../system/debug.ts";
 import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { ABI_VERSION, functions, operations } from "./abi.ts";
 
 export type DeviceKind = "cpu" | "cuda";
@@ -99,8 +100,22 @@ async function locate(kind: DeviceKind): Promise<{ path: string; source: string 
 		: { path: file, source: file };
 }
 
+/** Sets of instructions that MIMO_CPU_INSTRUCTIONS limits the library to. */
+const instructionSets: readonly string[] = ["sse2", "avx2", "avx512"];
+
+/** Throws a UserError for a set of instructions that the library does not know, which it would take for no limit. */
+function requireInstructionSet(): void {
+	const most = process.env.MIMO_CPU_INSTRUCTIONS ?? "";
+	if (most === "" || instructionSets.includes(most)) return;
+	throw new UserError(
+		`MIMO_CPU_INSTRUCTIONS is ${JSON.stringify(most)}; allowed is ${instructionSets.join(", ")}.`,
+		exitCodes.usage,
+	);
+}
+
 /** Opens the library for a kind of device. Throws a UserError when it is absent, broken or of another version. */
 export async function openLibrary(kind: DeviceKind): Promise<Library> {
+	requireInstructionSet();
 	const { path, source } = await locate(kind);
 	let symbols: Record<string, NativeFunction>;
 	try {

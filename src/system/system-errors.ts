@@ -15,7 +15,7 @@ const reasons: Readonly<Record<string, string>> = {
 	EFBIG: "the file would be larger than the file system or ulimit -f allows",
 	EMFILE: "too many open files (ulimit -n)",
 	ENFILE: "the system has too many open files",
-	ELOOP: "it is a symbolic link",
+	ELOOP: "it is a symbolic link, or links lead in a circle",
 	ENXIO: "it is not a regular file",
 	ENAMETOOLONG: "its name is too long",
 };

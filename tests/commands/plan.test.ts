@@ -112,6 +112,11 @@ test("a configuration that cannot be planned is refused in a sentence", () => {
 	expect([gpu.exitCode, gpu.stderr]).toEqual([2, "mimo: There are no rates of a z80; known are a100, h100, h200.\n"]);
 	const split = mimo(["plan", "--preset", "nemotron-tiny", "--split", "x"]);
 	expect([split.exitCode, split.stderr]).toEqual([2, "mimo: --split x: allowed is a number of at least 1.\n"]);
+	const shares = mimo(["plan", "--preset", "nemotron-tiny", "--split", "100,0,0"]);
+	expect([shares.exitCode, shares.stderr]).toEqual([
+		2,
+		"mimo: --split 100,0,0: here it is the number of devices whose layouts are ranked; shares of the data change no plan.\n",
+	]);
 	const many = mimo(["plan", "--preset", "nemotron-tiny", "--split", "65537"]);
 	expect([many.exitCode, many.stderr]).toEqual([2, "mimo: --split 65537: a run has at most 65536 ranks.\n"]);
 });

@@ -93,6 +93,12 @@ test("a processor without AVX2", () => {
 	);
 });
 
+test("instructions that no library knows", () => {
+	expect(refusal([], { MIMO_CPU_INSTRUCTIONS: "avx-2" })).toBe(
+		'mimo: MIMO_CPU_INSTRUCTIONS is "avx-2"; allowed is sse2, avx2, avx512.',
+	);
+});
+
 describe("weights", () => {
 	const same =
 		"--hybrid-layer-pattern ME*M-E --vocab-size 512 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 " +

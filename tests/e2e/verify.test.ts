@@ -114,6 +114,17 @@ test("--samples data compares the first batch of the configured data, packs of s
 	expect(stdout).toEndWith("All 3 layouts give what one process gives.\n");
 }, 60_000);
 
+test("a folder for temporary files that cannot be written is named", () => {
+	const { exitCode, stdout, stderr } = mimo(["verify", ...small.split(" "), "--layouts", "2+1"], ".", {
+		TMPDIR: "/nowhere",
+	});
+	expect([exitCode, stdout, stderr]).toEqual([
+		1,
+		"",
+		"mimo: The folder for temporary files, /nowhere, cannot be written: it does not exist; TMPDIR names another.\n",
+	]);
+});
+
 for (const signal of ["SIGINT", "SIGKILL"] as const) {
 	for (const [when, printed] of [
 		["the reference is made", null],

@@ -7,6 +7,8 @@ import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { World } from "../../parallel/world.ts";
+import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { type LayoutResult, runLayout } from "./layout-run.ts";
 import type { Plan } from "./plan.ts";
 import { type PolicyReport, type PolicyResult, runPolicy } from "./policy.ts";
@@ -38,7 +40,13 @@ export class VerifyFolder implements Disposable {
 		this.#remover = Bun.spawn(command, { stdin: "pipe", stdout: "ignore", stderr: "ignore", detached: true });
 		this.#remover.unref();
 		// Made after the process that removes it, so that a signal at any moment leaves no folder.
-		mkdirSync(this.path, { mode: 0o700 });
+		try {
+			mkdirSync(this.path, { mode: 0o700 });
+		} catch (error) {
+			throw new UserError(
+				`The folder for temporary files, ${tmpdir()}, cannot be written: ${systemReason(error)}; TMPDIR names another.`,
+			);
+		}
 	}
 
 	[Symbol.dispose](): void {
