@@ -49,7 +49,8 @@ async function main(args: readonly string[]): Promise<void> {
 async function run(args: readonly string[]): Promise<void> {
 	const [name, ...rest] = args;
 	if (name === undefined || name === "--help" || name === "-h") return showHelp(rest);
-	if (name === "--version" || name === "-v") {
+	if (name === "help") return showHelp(rest);
+	if (name === "--version" || name === "-v" || name === "version") {
 		const { versionLine } = await import("./commands/version.ts");
 		print(await versionLine());
 		return;

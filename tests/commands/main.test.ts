@@ -12,6 +12,12 @@ test("help lists the commands, with and without a flag", () => {
 	}
 });
 
+test("help and version are words too", () => {
+	expect(mimo(["help"])).toEqual(mimo(["--help"]));
+	expect(mimo(["help", "train"])).toEqual(mimo(["train", "--help"]));
+	expect(mimo(["version"])).toEqual(mimo(["--version"]));
+});
+
 test("help starts in less than 80 ms", () => {
 	const times = Array.from({ length: 10 }, () => {
 		const start = performance.now();
