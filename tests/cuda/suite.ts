@@ -19,7 +19,7 @@ import { type FileResult, failureText, fileResults } from "./suite-results.ts";
 
 const root = resolve(import.meta.dir, "../..");
 /** Seconds that one process of tests may take, and seconds after the last start by which all have ended. */
-const [jobLimit, lastLimit] = [300, 150];
+const [jobLimit, lastLimit] = [420, 150];
 
 const { values: flags, positionals } = parseArgs({
 	options: {
