@@ -108,7 +108,7 @@ DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels
 }
 
 /// The line of a message to or from a member; `alone`: no other direction is to be made with it.
-DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, bool sends, bool alone) {
+DeviceGroup::Line& DeviceGroup::line_with(int32_t peer, bool sends, bool alone) {
   MIMO_REQUIRE(peer >= 0 && peer < size() && peer != rank(), "A message between two members");
   const int32_t number = sends ? to(peer) : from(peer);
   const auto known = lines_.find(number);
@@ -116,12 +116,12 @@ DeviceGroup::Line& DeviceGroup::line_with(mimo_stream& stream, int32_t peer, boo
   // Both in one order: a pair that meets for the first time may send both ways.
   for (const bool up : {true, false}) {
     const bool outwards = up == (rank() < peer);
-    if (!(alone && outwards != sends)) make_line_with(stream, peer, outwards);
+    if (!(alone && outwards != sends)) make_line_with(peer, outwards);
   }
   return lines_.at(number);
 }
 
-void DeviceGroup::make_line_with(mimo_stream& stream, int32_t peer, bool sends) {
+void DeviceGroup::make_line_with(int32_t peer, bool sends) {
   const int32_t number = sends ? to(peer) : from(peer);
   if (lines_.count(number) > 0) return;
   prepare();
@@ -137,11 +137,13 @@ void DeviceGroup::make_line_with(mimo_stream& stream, int32_t peer, bool sends) 
     run_.read_posted(key, &id, sizeof(id), reach);
   }
   auto made = std::make_unique<Communicator>(run_, id, 2, lower ? 0 : 1, message_channels);
-  // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are.
-  Workspace byte(&stream, 1);
+  // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are. Its memory is
+  // no operation's: the communicator's stream does not wait for kernels that are still queued.
+  ValueStaging& byte = idle_staging(staging_);
+  byte.reserve(1);
   made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
-    return sends ? nccl().Send(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue)
-                 : nccl().Recv(byte.as<void>(), 1, ncclUint8, lower ? 1 : 0, comm, queue);
+    return sends ? nccl().Send(byte.device(), 1, ncclUint8, lower ? 1 : 0, comm, queue)
+                 : nccl().Recv(byte.device(), 1, ncclUint8, lower ? 1 : 0, comm, queue);
   });
   check(cudaStreamSynchronize(made->stream()), "connecting");
   std::lock_guard<std::mutex> lock(mutex_);
@@ -255,7 +257,7 @@ int64_t DeviceGroup::collective(mimo_stream& stream, int32_t kind, int64_t bytes
 
 int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_send");
-  Line& line = line_with(stream, peer, true, bytes == 0);
+  Line& line = line_with(peer, true, bytes == 0);
   const int32_t there = rank() < peer ? 1 : 0;
   return start(stream, to(peer), line, MIMO_COLLECTIVE_SEND, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
     return nccl().Send(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);
@@ -264,7 +266,7 @@ int64_t DeviceGroup::send(mimo_stream& stream, const void* x, int64_t bytes, int
 
 int64_t DeviceGroup::receive(mimo_stream& stream, void* x, int64_t bytes, int32_t peer) {
   MIMO_REQUIRE(bytes >= 0, "mimo_group_receive");
-  Line& line = line_with(stream, peer, false, bytes == 0);
+  Line& line = line_with(peer, false, bytes == 0);
   const int32_t there = rank() < peer ? 1 : 0;
   return start(stream, from(peer), line, MIMO_COLLECTIVE_RECEIVE, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
     return nccl().Recv(x, static_cast<size_t>(bytes), ncclUint8, there, comm, queue);

@@ -77,8 +77,8 @@ class DeviceGroup {
   void prepare();
   uint64_t key_for(const std::string& what);
   Line& line_of_members(int32_t number, int32_t channels);
-  Line& line_with(mimo_stream& stream, int32_t peer, bool sends, bool alone);
-  void make_line_with(mimo_stream& stream, int32_t peer, bool sends);
+  Line& line_with(int32_t peer, bool sends, bool alone);
+  void make_line_with(int32_t peer, bool sends);
   void exchange_between_hosts(int32_t kind, const void* x, void* y, int64_t bytes);
   int64_t start(mimo_stream& stream, int32_t number, Line& line, int32_t kind, int64_t bytes, const Body& body);
   cudaEvent_t queue(Line& line, int32_t kind, int64_t bytes, const Body& body);
@@ -91,7 +91,7 @@ class DeviceGroup {
   const std::vector<int32_t> ranks_;
   const int32_t rank_;  // among them
   std::unique_ptr<Group> host_;  // where all members share memory
-  std::vector<std::unique_ptr<ValueStaging>> staging_;  // where they do not
+  std::vector<std::unique_ptr<ValueStaging>> staging_;  // where they do not, and of messages that connect
   std::mutex mutex_;
   std::map<int32_t, Line> lines_;
   std::vector<cudaEvent_t> events_;
