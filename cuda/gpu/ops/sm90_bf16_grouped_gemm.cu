@@ -11,35 +11,56 @@ template <class C, bool right_rows_>
 struct Forward {
   static constexpr bool left_rows = false, right_rows = right_rows_, halves = true;
   static constexpr int staging_bytes = 0;
+  /// Of half of b: columns of 64 by 32 rows, or 96 rows of it.
+  static constexpr int b_box_rows = (right_rows ? depth : tile_columns) / pair;
   CUtensorMap a, b;
   C* c;
   const int32_t* offsets;
   int32_t n, k;
 
-  __device__ __forceinline__ int count(int group) const { return offsets[group + 1] - offsets[group]; }
-  __device__ __forceinline__ int units(int group) const { return (count(group) + tile_rows - 1) / tile_rows; }
-  __device__ __forceinline__ int steps(int) const { return (k + depth - 1) / depth; }
+  __device__ __forceinline__ int height(int count) const { return count; }
+  __device__ __forceinline__ int units(int group) const {
+    return units_of(offsets[group + 1] - offsets[group], (n + tile_columns - 1) / tile_columns);
+  }
+  __device__ __forceinline__ int steps(const Tile&) const { return (k + depth - 1) / depth; }
   __device__ __forceinline__ int rows(const Tile& tile) const {
-    return min(tile_rows, count(tile.group) - tile.row * tile_rows);
+    return min(tile_rows, tile.last - tile.first - tile.row * tile_rows);
   }
   __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
                                         uint64_t* barrier) const {
-    const int first = offsets[tile.group], last = offsets[tile.group + 1];
-    copy_ragged_box_to_pair(left + rank * (left_bytes / 2), a, step * depth, tile.row * tile_rows + rank * 64, first, last,
-                            barrier);
-    if constexpr (right_rows) {
+    const int first = tile.first, last = tile.last, row = tile.row * tile_rows, column = tile.column * tile_columns;
+    if (tile.shares_columns) {
 #pragma unroll
-      for (int j = 0; j < tile_columns / 64; ++j) {
-        copy_box(right + j * column_tile_bytes, b, tile.column * tile_columns + j * 64, step * depth, tile.group, barrier);
+      for (int i = 0; i < pair; ++i) {
+        copy_ragged_box(left + i * (left_bytes / pair), a, step * depth, row + i * (tile_rows / pair), first, last, barrier);
+      }
+      if constexpr (right_rows) {
+#pragma unroll
+        for (int j = 0; j < tile_columns / 64; ++j) {
+          copy_box_to_pair(right + j * column_tile_bytes + rank * (column_tile_bytes / pair), b, column + j * 64,
+                           step * depth + rank * b_box_rows, tile.group, barrier);
+        }
+      } else {
+        copy_box_to_pair(right + rank * (right_bytes / pair), b, step * depth, column + rank * b_box_rows, tile.group, barrier);
       }
     } else {
-      copy_box(right, b, step * depth, tile.column * tile_columns, tile.group, barrier);
+      copy_ragged_box_to_pair(left + rank * (left_bytes / pair), a, step * depth, row + rank * (tile_rows / pair), first, last, barrier);
+      constexpr int boxes = right_rows ? pair * tile_columns / 64 : pair;
+#pragma unroll
+      for (int j = 0; j < boxes; ++j) {
+        if constexpr (right_rows) {
+          copy_box(right + j * (column_tile_bytes / pair), b, column + j / pair * 64, step * depth + j % pair * b_box_rows, tile.group,
+                   barrier);
+        } else {
+          copy_box(right + j * (right_bytes / pair), b, step * depth, column + j * b_box_rows, tile.group, barrier);
+        }
+      }
     }
   }
   __device__ __forceinline__ void store(const Tile& tile, const Sums& sums, char*) const {
     const int live = rows(tile), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, quarter = lane % 4;
     const int first = warp * 16 + lane / 4, column = tile.column * tile_columns;
-    C* const to = c + (static_cast<int64_t>(offsets[tile.group]) + tile.row * tile_rows) * n + column;
+    C* const to = c + (static_cast<int64_t>(tile.first) + tile.row * tile_rows) * n + column;
 #pragma unroll
     for (int part = 0; part < 4; ++part) {  // half of the rows, row or row + 8
       const int row = first + part / 2 * 64 + part % 2 * 8;
@@ -89,10 +110,11 @@ __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
 template <class C, bool right_rows>
 void run(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
-  const Forward<C, right_rows> problem{
+  using Problem = Forward<C, right_rows>;
+  const Problem problem{
       ragged_map(args.a, args.k, tile_rows / pair),
-      right_rows ? matrices_map(args.b, args.groups, args.k, args.n, depth)
-                 : matrices_map(args.b, args.groups, args.n, args.k, tile_columns),
+      right_rows ? matrices_map(args.b, args.groups, args.k, args.n, Problem::b_box_rows)
+                 : matrices_map(args.b, args.groups, args.n, args.k, Problem::b_box_rows),
       static_cast<C*>(args.c), args.offsets, narrow(args.n), narrow(args.k)};
   launch(stream, kernel<Forward<C, right_rows>>, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads),
          shared_bytes<Forward<C, right_rows>>(args.groups), problem, narrow(args.groups), narrow(ceil_div(args.n, tile_columns)));

@@ -9,6 +9,7 @@ namespace {
 
 using namespace sm90;
 
+constexpr int x_box_rows = depth / pair;
 constexpr int boxes_in_row = tile_columns / sums_box_columns, boxes = 2 * boxes_in_row;
 
 /// Added to dw, or written over it.
@@ -20,22 +21,34 @@ struct WeightGradient {
   const int32_t* offsets;
   int32_t n, k;
 
-  __device__ __forceinline__ int count(int group) const { return offsets[group + 1] - offsets[group]; }
+  __device__ __forceinline__ int height(int) const { return n; }
   __device__ __forceinline__ int units(int group) const {
-    return accumulate && count(group) == 0 ? 0 : (n + tile_rows - 1) / tile_rows;
+    return accumulate && offsets[group] == offsets[group + 1] ? 0 : units_of(n, (k + tile_columns - 1) / tile_columns);
   }
   /// A group without rows that is written has one step, for which the copy engine reads zeros.
-  __device__ __forceinline__ int steps(int group) const { return max(1, (count(group) + depth - 1) / depth); }
+  __device__ __forceinline__ int steps(const Tile& tile) const { return max(1, (tile.last - tile.first + depth - 1) / depth); }
   __device__ __forceinline__ int rows(const Tile& tile) const { return min(tile_rows, n - tile.row * tile_rows); }
   __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
                                         uint64_t* barrier) const {
-    const int first = offsets[tile.group], last = offsets[tile.group + 1], row = step * depth;
-    copy_ragged_box_to_pair(left + rank * column_tile_bytes, dy, tile.row * tile_rows + rank * 64, row, first, last,
-                            barrier);
+    const int first = tile.first, last = tile.last, row = step * depth;
+    const int left_column = tile.row * tile_rows, right_column = tile.column * tile_columns;
+    if (tile.shares_columns) {
 #pragma unroll
-    for (int j = 0; j < tile_columns / 64; ++j) {
-      copy_ragged_box(right + j * column_tile_bytes, x, tile.column * tile_columns + j * 64, row, first, last,
-                      barrier);
+      for (int j = 0; j < tile_rows / 64; ++j) {
+        copy_ragged_box(left + j * column_tile_bytes, dy, left_column + j * 64, row, first, last, barrier);
+      }
+      right += rank * (column_tile_bytes / pair);
+#pragma unroll
+      for (int j = 0; j < tile_columns / 64; ++j) {
+        copy_ragged_box_to_pair(right + j * column_tile_bytes, x, right_column + j * 64, row + rank * x_box_rows, first, last, barrier);
+      }
+    } else {
+      copy_ragged_box_to_pair(left + rank * column_tile_bytes, dy, left_column + rank * 64, row, first, last, barrier);
+#pragma unroll
+      for (int j = 0; j < pair * tile_columns / 64; ++j) {
+        copy_ragged_box(right + j * (column_tile_bytes / pair), x, right_column + j / pair * 64, row + j % pair * x_box_rows, first, last,
+                        barrier);
+      }
     }
   }
 
@@ -68,7 +81,7 @@ void run(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args
   using Problem = WeightGradient<accumulate>;
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const Problem problem{ragged_map(args.dy, args.n, depth),
-                        ragged_map(args.x, args.k, depth),
+                        ragged_map(args.x, args.k, x_box_rows),
                         sums_map(args.dw, args.groups, args.n, args.k, sums_box_rows),
                         args.offsets,
                         narrow(args.n),

@@ -2,15 +2,20 @@
 // to each other the same way. One thread copies operands, 64 deep, five steps ahead; two warpgroups take results in turn,
 // so that one multiplies while the other stores.
 //
+// A pair of blocks reads one operand once (multicast): the right one, which is the larger, of two results one below the other, or
+// the left one of two results side by side in rows that are left over.
+//
 // A kernel brings a Problem:
 //   static constexpr bool left_rows, right_rows    whether an operand's rows run along k
 //   static constexpr bool halves                   whether a result of which half is live costs half
-//   int units(int group)                           its results from top to bottom; 0 leaves the group out
-//   int steps(int group)                           its steps of 64 along k, at least 1
+//   const int32_t* offsets                         of the groups' rows
+//   int height(int count)                          rows of the product of a group of `count` rows
+//   int units(int group)                           units_of(height), or 0, which leaves the group out
+//   int steps(const Tile&)                         of 64 along k, at least 1
 //   int rows(const Tile&)                          live rows of a result, at least 1
 //   void fetch(const Tile&, int step, int rank, char* left, char* right, uint64_t* barrier)
-//                                                  starts the copies of this block of the pair: half `rank` of the left
-//                                                  operand for both, the right one for itself
+//                                                  starts the copies of this block of the pair: half `rank` of the operand that
+//                                                  both share for both, the other one for itself
 //   static constexpr int staging_bytes             shared memory of a warp for its results, a multiple of 1024
 //   void store(const Tile&, const Sums&, char* staging)
 //   void finish()                                  after a thread's last store
@@ -24,11 +29,11 @@ constexpr int column_tile_bytes = depth * tile_row_bytes;  // of 64 columns of a
 constexpr int left_bytes = tile_rows * depth * 2, right_bytes = tile_columns * depth * 2;
 constexpr int stage_bytes = left_bytes + right_bytes;
 constexpr int threads = 3 * 128, consumer_warps = 8;
-/// Blocks that take neighbouring results of the same rows: each copies half of the left operand for both.
+/// Blocks that take neighbouring results: each copies half of the operand that both share for both.
 constexpr int pair = 2;
 /// Of 64 Ki: 128 threads keep 40, 256 get 232.
 constexpr int producer_registers = 40, consumer_registers = 232;
-/// Results of one group next to each other in the walk: enough that a block's neighbours share its operands.
+/// Results of one group below each other in the walk: enough that a block's neighbours share its operands.
 constexpr int band = 16;
 constexpr int most_groups = 2048;
 
@@ -37,7 +42,18 @@ using Sums = float[2][96];  // of rows 0 .. 63 and 64 .. 127
 /// A result: rows 128 `row` .. and columns 192 `column` .. of a group's product.
 struct Tile {
   int group, row, column;
+  int first, last;      // the group's rows are first .. last - 1
+  bool shares_columns;  // with the other block of the pair; else both share the rows
 };
+
+/// Rows of results that blocks take two at a time, sharing columns. The last result of a group may have half of its rows or less, and
+/// then half of the products: such a row is left to pairs that share it.
+__device__ __forceinline__ int row_pairs(int height) { return (height + tile_rows / 2 - 1) / tile_rows / 2; }
+__device__ __forceinline__ int rows_left_over(int height) { return (height + tile_rows - 1) / tile_rows - 2 * row_pairs(height); }
+/// Results of a group, as pairs of blocks count them.
+__device__ __forceinline__ int units_of(int height, int columns) {
+  return row_pairs(height) * columns + rows_left_over(height) * ((columns + 1) / 2);
+}
 
 struct Shared {
   uint64_t full[stages], empty[stages];
@@ -50,21 +66,27 @@ int64_t shared_bytes(int64_t groups) {
          (groups + 1) * 4;
 }
 
-/// Finds results by number; numbers must not fall.
+/// Finds a block's results by the number of their pair; numbers must not fall.
+template <class Problem>
 class Walk {
  public:
-  __device__ Walk(const int32_t* units, int columns) : units_(units), columns_(columns) {}
+  __device__ Walk(const Problem& problem, const int32_t* units, int columns, int rank)
+      : problem_(problem), units_(units), columns_(columns), rank_(rank) {}
   __device__ __forceinline__ Tile at(int number) {
-    while (units_[group_ + 1] * columns_ <= number) ++group_;
-    const int first = units_[group_], rows = units_[group_ + 1] - first;
-    const int local = number - first * columns_, top = local / (band * columns_) * band;
-    const int high = min(band, rows - top), in_band = local - top * columns_;
-    return {group_, top + in_band % high, in_band / high};
+    while (units_[group_ + 1] <= number) ++group_;
+    const int first = problem_.offsets[group_], last = problem_.offsets[group_ + 1], height = problem_.height(last - first);
+    const int local = number - units_[group_], paired = row_pairs(height), behind = local - paired * columns_;
+    if (behind >= 0) {
+      const int rows = rows_left_over(height);
+      return {group_, pair * paired + behind % rows, behind / rows * pair + rank_, first, last, false};
+    }
+    return {group_, local / columns_ * pair + rank_, local % columns_, first, last, true};
   }
 
  private:
+  const Problem& problem_;
   const int32_t* units_;
-  int columns_, group_ = 0;
+  int columns_, rank_, group_ = 0;
 };
 
 /// The stage of a step, and the parity of its barriers.
@@ -178,17 +200,15 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
   }
   find_units(problem, groups, shared->units);
   synchronise_pair();
-  const int pairs = (columns + pair - 1) / pair, rank = blockIdx.x % pair;
-  const int tiles = shared->units[groups] * pairs, warpgroup = threadIdx.x / 128;
-  Walk walk(shared->units, pairs);
+  const int rank = blockIdx.x % pair, warpgroup = threadIdx.x / 128;
+  Walk<Problem> walk(problem, shared->units, columns, rank);
   Ring ring;
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
     if (threadIdx.x == 0) {
-      for (int number = blockIdx.x / pair; number < tiles; number += gridDim.x / pair) {
-        Tile tile = walk.at(number);
-        tile.column = tile.column * pair + rank;
-        const int steps = problem.steps(tile.group);
+      for (int number = blockIdx.x / pair; number < shared->units[groups]; number += gridDim.x / pair) {
+        const Tile tile = walk.at(number);
+        const int steps = problem.steps(tile);
         for (int step = 0; step < steps; ++step) {
           wait(&shared->empty[ring.slot], ring.parity ^ 1);
           arrive_expecting(&shared->full[ring.slot], stage_bytes);
@@ -203,11 +223,10 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
     const int own = warpgroup - 1;
     int turn = 0;
     uint32_t parity = 0;  // of the own results, the first is even
-    for (int number = blockIdx.x / pair; number < tiles; number += gridDim.x / pair, turn ^= 1) {
-      Tile tile = walk.at(number);
-      tile.column = tile.column * pair + rank;
+    for (int number = blockIdx.x / pair; number < shared->units[groups]; number += gridDim.x / pair, turn ^= 1) {
+      const Tile tile = walk.at(number);
       // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
-      const int steps = __shfl_sync(all_lanes, problem.steps(tile.group), 0);
+      const int steps = __shfl_sync(all_lanes, problem.steps(tile), 0);
       const int rows = __shfl_sync(all_lanes, problem.rows(tile), 0);
       if (turn != own) {
         ring.advance(steps);
