@@ -1,4 +1,5 @@
 // A SIGINT that waits for the end of a step, and a second one that does not.
+#include <errno.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,8 +35,11 @@ void on_interrupt(int) {
   const int64_t at = now();
   int64_t none = 0;
   if (first_at.compare_exchange_strong(none, at)) {
-    // A closed standard error changes nothing.
-    if (write(STDERR_FILENO, announcement, std::strlen(announcement)) < 0) return;
+    // A closed standard error changes nothing, not even the error number of the call that the signal interrupts.
+    const int error = errno;
+    const ssize_t written = write(STDERR_FILENO, announcement, std::strlen(announcement));
+    static_cast<void>(written);
+    errno = error;
     return;
   }
   if (at - none < same_key_press) return;
