@@ -1,4 +1,7 @@
-/** Command-line arguments → configuration entries. Flags are keys with two dashes; the last of a repeated flag counts. */
+/**
+ * Command-line arguments → configuration entries. Flags are keys with two dashes; the last of a repeated flag counts. Items of a
+ * list are arguments of their own or lie between commas.
+ */
 
 import type { ValueType } from "./field.ts";
 import { keyHint } from "./names-elsewhere.ts";
@@ -67,10 +70,11 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 			const spelled = attached ?? (args[at] === "true" || args[at] === "false" ? args[at++] : "true");
 			add(spelled === "true" ? true : spelled === "false" ? false : spelled);
 		} else if (type.kind === "list") {
-			const values = attached === undefined ? [] : attached.split(",");
+			const given = attached === undefined ? [] : [attached];
 			for (let next = attached === undefined ? following() : undefined; next !== undefined; next = following()) {
-				values.push(next);
+				given.push(next);
 			}
+			const values = given.flatMap((items) => items.split(","));
 			if (values.length === 0) refuse(where, `a value has to follow: ${type.allowed}`);
 			else add(values.map((value) => valueOfText(value, type)));
 		} else {

@@ -89,6 +89,17 @@ test("flags: equals signs, underscores, switches, negation, lists, the last of t
 	expect(configuration.moeRouterLoadBalancingType).toEqual(["seq_aux_loss", "global_aux_loss"]);
 });
 
+test("items of a list are arguments of their own or lie between commas", () => {
+	const losses = (...args: string[]) =>
+		resolveConfiguration([...tiny, "--moe-aux-loss-coeff", "1e-4,1e-3", ...args]).configuration;
+	const two = ["seq_aux_loss", "global_aux_loss"];
+	for (const args of [two, [two.join(",")]]) {
+		const { moeRouterLoadBalancingType, moeAuxLossCoeff } = losses("--moe-router-load-balancing-type", ...args);
+		expect([moeRouterLoadBalancingType, moeAuxLossCoeff]).toEqual([two, [1e-4, 1e-3]] as never);
+	}
+	expect(losses(`--moe-router-load-balancing-type=${two}`).moeRouterLoadBalancingType).toEqual(two as never);
+});
+
 test("a pattern that starts with dashes is a value, a flag is not", () => {
 	expect(resolveConfiguration([...tiny, "--hybrid-layer-pattern", "--M"]).configuration.numLayers).toBe(3);
 	expect(mistakes(...tiny, "--lr", "--bf16")).toEqual(["--lr: a value has to follow: a number of at least 0."]);
