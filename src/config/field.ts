@@ -16,7 +16,7 @@ export interface ValueType<Value> {
 	readonly allowed: string;
 	/** Placeholder in the help: `--lr NUMBER`. */
 	readonly placeholder: string;
-	/** Megatron's choices that are not implemented. */
+	/** Megatron's choices that are refused by name. */
 	readonly notBuilt: readonly string[];
 }
 

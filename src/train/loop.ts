@@ -305,7 +305,7 @@ async function agree(
 	interrupts: Interrupts,
 	ownSkipped: boolean,
 ): Promise<Pick<DoneStep, "interrupted" | "skippedSamples">> {
-	// Turns the event loop once, in which the program hears that nobody reads its output any more.
+	// Turns the event loop once: a closed output is reported there.
 	await new Promise<void>((resolve) => setImmediate(resolve));
 	const everyone = world.exchange(Int32Array.of(interrupts.asked ? 1 : 0, ownSkipped ? 1 : 0));
 	return {

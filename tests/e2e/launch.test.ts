@@ -73,28 +73,26 @@ test("SIGINT stops all ranks after the same step, also where terminal, parent an
 /** A step of some ten seconds on a free core. */
 const longStep = ["--train-iters", "2", "--global-batch-size", "512"];
 
-test("a second SIGINT ends a process at once, in the middle of a step", async () => {
-	const launched = train(longStep);
+/** Trains, and sends two SIGINTs that are not one key press in the middle of the first step. */
+async function interruptTwice(flags: readonly string[]) {
+	const launched = train(flags);
 	await launched.said(/Training 1\.\d+ M parameters/);
 	await Bun.sleep(1500);
 	launched.process.kill("SIGINT");
 	await launched.said(/Interrupted/);
 	await Bun.sleep(600);
 	launched.signal(launched.process.pid, "SIGINT");
-	const ended = await launched.end();
+	return await launched.end();
+}
+
+test("a second SIGINT ends a process at once, in the middle of a step", async () => {
+	const ended = await interruptTwice(longStep);
 	expect(ended).toMatchObject({ signal: "SIGINT", stderr: interrupted(", without a checkpoint") });
 	expect(ended.seconds).toBeLessThan(3);
 }, 120_000);
 
 test("a second SIGINT ends all ranks at once, in the middle of a step", async () => {
-	const launched = train([...longStep, "--llm-dp", "2"]);
-	await launched.said(/Training 1\.\d+ M parameters/);
-	await Bun.sleep(1500);
-	launched.process.kill("SIGINT");
-	await launched.said(/Interrupted/);
-	await Bun.sleep(600);
-	launched.signal(launched.process.pid, "SIGINT");
-	const ended = await launched.end();
+	const ended = await interruptTwice([...longStep, "--llm-dp", "2"]);
 	const stderr = `${interrupted(", without a checkpoint")}mimo: The run was interrupted by SIGINT.\n`;
 	expect(ended).toMatchObject({ exitCode: 130, stderr });
 	expect(ended.seconds).toBeLessThan(5);

@@ -44,8 +44,8 @@ const roles: Readonly<Record<string, string>> = {
 };
 
 /**
- * Reads a record. `beside`: images beside the record, in place of which the images that it names are ignored. Throws a
- * SkippedRow with the reason for a record that is not a sample.
+ * Reads a record. `beside`: images that lie beside the record; they replace the images that the record names. Throws a SkippedRow
+ * with the reason for a record that is not a sample.
  */
 export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder: string, columns: Columns): Draft {
 	refuseOtherMedia(fields);

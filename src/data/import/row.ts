@@ -12,7 +12,7 @@ export interface Row {
 	readonly where: string;
 	/** Fields by name, or why the row is skipped. */
 	readonly fields: Readonly<Record<string, unknown>> | SkippedRow;
-	/** Image files beside the record, in place of which the images that it names are ignored; empty for most sources. */
+	/** Image files that lie beside the record. They replace the images that the record names. Empty for most sources. */
 	readonly images: readonly Uint8Array[];
 	/** Folder to which image paths of the record are relative. */
 	readonly folder: string;

@@ -13,7 +13,7 @@ export interface SkippedReason {
 const EXAMPLES = 3;
 const MOST_REASONS = 100;
 const OTHER = "other reasons";
-/** Least number of rows of which a share is taken, because bad rows may be at the beginning of a file. */
+/** A share of skipped rows is a share of at least this many rows: a few bad rows at the start of a file end no import. */
 const FIRST_ROWS = 100;
 
 /** Most skipped rows: a number, or a share of the rows that were read. */

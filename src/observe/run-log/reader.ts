@@ -44,7 +44,7 @@ export interface ModuleSeries {
 	current: Streak | null;
 }
 
-/** Steps `first` to `last`, in all of which a rank was its module's slowest. */
+/** A run of steps, `first` to `last`. The same rank was its module's slowest in each. */
 export interface Streak {
 	readonly rank: number;
 	readonly first: number;

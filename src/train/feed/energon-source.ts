@@ -132,7 +132,7 @@ interface Amount {
 	readonly perLane: number;
 	/** Samples of a batch that the source makes. */
 	readonly size: number;
-	/** Batches of a microbatch, the last of which has those that remain; absent: 1. */
+	/** Batches that are joined to one microbatch; the last microbatch may have fewer. Absent: 1. */
 	readonly together?: number;
 	/** Step that the samples are for, in messages. */
 	readonly iteration: number;

@@ -1,6 +1,6 @@
 /**
  * Reads record batches of Arrow: the fields of a schema, and the values of their columns. Strings, bytes, numbers, booleans, lists
- * and structs are read, of which Hugging Face data sets consist; other values are null.
+ * and structs are read: Hugging Face data sets consist of these. Other values are null.
  */
 import type { FlatTable } from "./flatbuffer.ts";
 
