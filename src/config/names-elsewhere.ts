@@ -13,7 +13,6 @@ export const counterparts: Readonly<Record<string, string>> = {
 	"per-device-train-batch-size": "micro-batch-size",
 	"per-device-eval-batch-size": "eval-micro-batch-size",
 	"eval-batch-size": "eval-micro-batch-size",
-	"gradient-accumulation-steps": "global-batch-size",
 	"seq-len": "seq-length",
 	"max-seq-len": "seq-length",
 	"max-seq-length": "seq-length",

@@ -54,7 +54,7 @@ test("a misspelt key is recognised, another one is not", () => {
 		["mamba-heads", "; the nearest is mamba-num-heads"],
 		["num-heads", "; the nearest is num-attention-heads"],
 		["learning_rate", "; here this is lr"],
-		["gradient-accumulation-steps", "; here this is global-batch-size"],
+		["gradient-accumulation-steps", ""],
 		["data-parallel-size", "; here this is llm-dp"],
 		["data-cache-path", "; here this is data-cache-folder"],
 		["train-data-path", "; here this is data-path"],
