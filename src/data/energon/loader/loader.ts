@@ -16,7 +16,7 @@ import { Lane, WorkerQueue } from "./worker-queues.ts";
 export interface LoaderOptions {
 	/** Number of threads, among which the logical workers are divided; null = a thread for each worker. */
 	readonly threads: number | null;
-	/** Most bytes of waiting outputs. */
+	/** Most bytes of waiting outputs and of taken outputs that are not yet freed. */
 	readonly memoryBytes: number;
 	/** Most outputs by which a worker runs ahead. */
 	readonly prefetch: number;
@@ -82,8 +82,8 @@ export class DataLoader implements AsyncDisposable {
 	#requests = 0;
 	#waitingBytes = 0;
 	#receivedBytes = 0;
-	/** Bytes received since the last requested garbage collection. */
-	#uncollectedBytes = 0;
+	/** Bytes of outputs that the consumer has taken since the last requested garbage collection. */
+	#takenBytes = 0;
 	/** Bytes of the largest output so far, as which every requested output counts. */
 	#largest = 0;
 	#failure: Error | null = null;
@@ -187,13 +187,13 @@ export class DataLoader implements AsyncDisposable {
 	}
 
 	/**
-	 * Requests a garbage collection, of some milliseconds, whenever as many bytes have been received as may wait: the engine does
-	 * not count bytes from other threads, and frees used outputs late.
+	 * Requests a garbage collection, of some milliseconds, whenever taken outputs fill half of the memory: the engine does not
+	 * count bytes from other threads, and frees used outputs late.
 	 */
 	#collect(bytes: number): void {
-		this.#uncollectedBytes += bytes;
-		if (this.#uncollectedBytes < this.#options.memoryBytes) return;
-		this.#uncollectedBytes = 0;
+		this.#takenBytes += bytes;
+		if (this.#takenBytes < this.#options.memoryBytes / 2) return;
+		this.#takenBytes = 0;
 		Bun.gc(true);
 	}
 
@@ -219,6 +219,7 @@ export class DataLoader implements AsyncDisposable {
 			const { item, bytes } = worker.events.shift()!;
 			worker.taken++;
 			this.#waitingBytes -= bytes;
+			this.#collect(bytes);
 			if (item === null) lane.turns.endedPass();
 			else lane.turns.delivered();
 			this.#ask();
@@ -240,7 +241,8 @@ export class DataLoader implements AsyncDisposable {
 	/** Requests further outputs as far as memory allows, first of the workers whose turns are next. */
 	#ask(): void {
 		const { prefetch, memoryBytes } = this.#options;
-		let expected = this.#waitingBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
+		let expected =
+			this.#waitingBytes + this.#takenBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
 		// The size of outputs is known after the first output of a worker.
 		const depth = this.#largest === 0 ? 1 : prefetch;
 		const queues = this.#lanes.map((lane) => lane.following());
@@ -268,7 +270,6 @@ export class DataLoader implements AsyncDisposable {
 				worker.events.push({ item: message.item as Keyed | null, bytes: message.bytes });
 				this.#waitingBytes += message.bytes;
 				this.#receivedBytes += message.bytes;
-				this.#collect(message.bytes);
 				this.#largest = Math.max(this.#largest, message.bytes);
 				break;
 			}
