@@ -80,9 +80,10 @@ export class HybridModel implements Disposable {
 		return this.#parameters.set;
 	}
 
-	/** Draws initial values from `seed`. */
+	/** Draws initial values of parameters from `seed`, and sets expert biases to zero. */
 	initialise(seed: number): void {
 		this.#parameters.initialise(seed);
+		for (const { device, expertBias } of this.routers.values()) device.setZero(expertBias, expertBias.bytes);
 	}
 
 	/** This rank's part of every tensor of the model, buffers included. The caller disposes them. */
