@@ -22,7 +22,7 @@ test("prints a line for every layout and ends with 0", () => {
 		/^Reference: layout 1, one process with both modules\. 8 samples of 64 tokens drawn from seed/,
 	);
 	expect(stdout).toMatch(
-		/noise of this machine \(every weight moved by a rounding, the last microbatch first\): loss \S+, gradient norm \S+, worst/,
+		/noise of this machine \(every weight moved by a rounding, the last microbatch first; largest of 3 runs\): loss \S+, gradient norm \S+, worst/,
 	);
 	expect(stdout).toMatch(/^1\+1 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);
 	expect(stdout).toMatch(/^2\+1 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);

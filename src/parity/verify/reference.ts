@@ -19,7 +19,7 @@ import type { StepResult } from "../../train/step.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
-import { type Flip, RoutingTable } from "./routing.ts";
+import { RoutingTable } from "./routing.ts";
 import { numbersFrom } from "./samples.ts";
 import { microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
@@ -29,6 +29,9 @@ export type Kind = (typeof kinds)[number];
 
 /** Real steps. */
 export const realSteps = 2;
+
+/** Runs with other rounding: the change of a tensor with few elements varies much from run to run. */
+const noiseRuns = 3;
 
 export interface Scalars {
 	readonly loss: number;
@@ -43,7 +46,7 @@ export interface ReferenceTensor {
 	readonly elements: number;
 	/** Root mean square of each kind; 0 for the gradient of a frozen tensor. */
 	readonly rms: Readonly<Record<Kind, number>>;
-	/** Root mean square of the gradient's difference between the reference and the run with other rounding. */
+	/** Root mean square of the gradient's difference between the reference and a run with other rounding, the largest one. */
 	readonly noise: number;
 }
 
@@ -51,9 +54,9 @@ export interface Reference {
 	readonly microBatchSize: number;
 	readonly microbatches: number;
 	readonly scalars: Scalars;
-	/** Scalars of the run with other rounding. */
-	readonly noise: Scalars;
-	/** Routing decisions that it flips: then its differences are no measure of noise, and no noise is granted. */
+	/** Scalars of the runs with other rounding that route every token as the reference does. */
+	readonly noise: readonly Scalars[];
+	/** Routing decisions that runs with other rounding flip. Differences of such a run are no measure of noise. */
 	readonly noiseFlips: number;
 	/** How products of experts round their operands. */
 	readonly recipe: MlpRecipeName;
@@ -76,24 +79,23 @@ export function referencePlan(subject: Subject): Plan {
 export async function makeReference(world: World, subject: Subject, folder: string): Promise<Reference> {
 	const plan = referencePlan(subject);
 	const first = await trainReference(world, plan, subject);
-	const noise = await trainNoise(world, plan, subject, first.routing);
 	const gradients = first.values.gradient;
+	const noise = await trainNoise(world, plan, subject, first);
 	const tensors = [...first.values.updated].map(([name, updated]) => {
 		const gradient = gradients.get(name) ?? new Float32Array(updated.length);
-		const other = noise.gradients.get(name) ?? gradient;
 		return {
 			name,
 			elements: updated.length,
 			rms: { gradient: rms(gradient), updated: rms(updated), stepped: rms(first.values.stepped.get(name)!) },
-			noise: noise.flips.length > 0 ? 0 : rms(gradient, other),
+			noise: noise.changes.get(name) ?? 0,
 		};
 	});
 	const reference: Reference = {
 		microBatchSize: plan.microBatchSize,
 		microbatches: plan.microbatches,
 		scalars: scalarsOf(first.result),
-		noise: scalarsOf(noise.result),
-		noiseFlips: noise.flips.length,
+		noise: noise.scalars,
+		noiseFlips: noise.flips,
 		recipe: subject.language.moe.recipe,
 		clipFactor: first.clipFactor,
 		tensors,
@@ -171,20 +173,39 @@ async function trainReference(world: World, plan: Plan, subject: Subject) {
 }
 
 /**
- * Step 1 once more, rounded otherwise: the same microbatches, from the last to the first, and every weight moved to a
- * neighbour in fp32 or left. The order of microbatches alone shows only the roundings of sums over microbatches, while
- * tensor-parallel ranks round otherwise within a layer. A product with a moved weight changes by as much as by rounding.
+ * Step 1 once more, rounded otherwise, several times: the same microbatches, from the last to the first, and every weight
+ * moved to a neighbour in fp32 or left. The order of microbatches alone shows only the roundings of sums over microbatches,
+ * while tensor-parallel ranks round otherwise within a layer. A product with a moved weight changes by as much as by rounding.
+ * Of the runs that route every token as the reference does, returns the scalars and each gradient's largest change (root mean
+ * square); of the others, the number of decisions that they flip.
  */
-async function trainNoise(world: World, plan: Plan, subject: Subject, routing: RoutingTable) {
+async function trainNoise(
+	world: World,
+	plan: Plan,
+	subject: Subject,
+	first: Awaited<ReturnType<typeof trainReference>>,
+) {
 	using engine = await openEngine(world, plan, subject, { order: plainOrder, reversed: true });
-	engine.restart();
-	moveByRounding(engine, subject.seed);
-	let gradients = new Map<string, Float32Array>();
-	const result = engine.step(() => {
-		gradients = wholeTensors(engine, "gradient");
-	});
-	const flips: Flip[] = routing.flips(engine.routing, 0);
-	return { result, gradients, flips };
+	const scalars: Scalars[] = [];
+	const changes = new Map<string, number>();
+	let flips = 0;
+	for (let run = 0; run < noiseRuns; run++) {
+		engine.restart();
+		moveByRounding(engine, subject.seed + run);
+		let gradients = new Map<string, Float32Array>();
+		const result = engine.step(() => {
+			gradients = wholeTensors(engine, "gradient");
+		});
+		const flipped = first.routing.flips(engine.routing, 0).length;
+		flips += flipped;
+		if (flipped > 0) continue;
+		scalars.push(scalarsOf(result));
+		for (const [name, gradient] of gradients) {
+			const change = rms(first.values.gradient.get(name)!, gradient);
+			changes.set(name, Math.max(changes.get(name) ?? 0, change));
+		}
+	}
+	return { scalars, changes, flips };
 }
 
 /**

@@ -3,7 +3,7 @@
 import { columns } from "../../observe/columns.ts";
 import { counted } from "../../system/counted.ts";
 import type { LayoutResult, Unequal } from "./layout-run.ts";
-import { type Reference, realSteps } from "./reference.ts";
+import { type Reference, realSteps, type Scalars } from "./reference.ts";
 import type { Subject } from "./subject.ts";
 import { type Judged, limitsOf, type Verdict, worst } from "./verdict.ts";
 
@@ -38,16 +38,18 @@ export function renderReference(subject: Subject, reference: Reference): string 
 			`  experts round to e4m3: a value beside a tie goes either way, so gradients may differ by ${short(tensor)}, losses and the gradient norm by ${short(number)}`,
 		);
 	}
-	if (reference.noiseFlips > 0) {
-		lines.push(
-			`  no measure of this machine's noise: rounding otherwise flips ${reference.noiseFlips} routing decisions (near ties); the tolerance alone counts`,
-		);
+	const flips = `rounding otherwise flips ${counted(reference.noiseFlips, "routing decision")} (near ties)`;
+	if (noise.length === 0) {
+		lines.push(`  no measure of this machine's noise: ${flips}; the tolerance alone counts`);
 		return lines.join("\n");
 	}
 	const loudest = reference.tensors.reduce((a, b) => (noiseOf(b) > noiseOf(a) ? b : a));
+	const change = (read: (run: Scalars) => number) =>
+		short(Math.max(...noise.map((run) => Math.abs(read(run) / read(scalars) - 1))));
 	lines.push(
-		`  noise of this machine (every weight moved by a rounding, the last microbatch first): loss ${short(Math.abs(noise.loss / scalars.loss - 1))}, gradient norm ${short(Math.abs(noise.gradientNorm / scalars.gradientNorm - 1))}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
+		`  noise of this machine (every weight moved by a rounding, the last microbatch first; largest of ${counted(noise.length, "run")}): loss ${change((run) => run.loss)}, gradient norm ${change((run) => run.gradientNorm)}, worst gradient ${short(noiseOf(loudest))} (${loudest.name})`,
 	);
+	if (reference.noiseFlips > 0) lines.push(`  in other runs ${flips}; they are no measure of noise`);
 	return lines.join("\n");
 }
 

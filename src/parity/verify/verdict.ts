@@ -86,7 +86,7 @@ function judgeNumbers(result: LayoutResult, reference: Reference, bounded: Bound
 	type Read = (scalars: Reference["scalars"]) => number | undefined;
 	const number = (name: string, read: Read) => {
 		const right = read(reference.scalars) ?? 0;
-		const noise = reference.noiseFlips > 0 ? 0 : relative(read(reference.noise) ?? 0, right);
+		const noise = Math.max(0, ...reference.noise.map((run) => relative(read(run) ?? 0, right)));
 		return bounded(name, relative(read(result.scalars) ?? Number.NaN, right), noise, least);
 	};
 	return [
