@@ -10,8 +10,8 @@ import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/median.ts";
 import type { Tensor } from "../../src/tensor/tensor.ts";
+import { attentionCalls, attentionWork, type Heads } from "./cuda-attention.ts";
 import { Tensors } from "./cuda-case.ts";
-import { attentionCalls, attentionWork, type Heads } from "./cuda-layers.ts";
 
 interface Call {
 	readonly name: string;

@@ -50,3 +50,8 @@ export class Tensors {
 		this.#stack.dispose();
 	}
 }
+
+/** The part of a bf16 tensor that begins at a column of its first row. */
+export function fromColumn(tensor: Tensor, column: number) {
+	return { allocation: tensor.allocation, byteOffset: tensor.byteOffset + 2 * column };
+}

@@ -10,8 +10,10 @@ import type { Device } from "../../src/native/device.ts";
 import { median } from "../../src/observe/median.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { adamwArguments } from "./adamw-arguments.ts";
+import { attentionCases } from "./cuda-attention.ts";
 import { type Case, hidden, Tensors, tokens } from "./cuda-case.ts";
-import { attentionCases, expertCases, mambaCases } from "./cuda-layers.ts";
+import { expertCases } from "./cuda-experts.ts";
+import { mambaCases } from "./cuda-mamba.ts";
 
 export interface CudaRow {
 	readonly operation: string;
