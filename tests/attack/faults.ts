@@ -5,7 +5,8 @@
  */
 import { parseArgs } from "node:util";
 import { drawFaults, type Fault, type FaultKind, mounting } from "./fault-plan.ts";
-import { canMount, meetFault, type Outcome } from "./fault-run.ts";
+import { meetFault, type Outcome } from "./fault-run.ts";
+import { canMount } from "./fault-scene.ts";
 
 /** Every fault with its outcome, in the order of their ends. */
 export async function meetFaults(
