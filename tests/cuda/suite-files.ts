@@ -44,6 +44,7 @@ const mostRanks = 8;
 /** Files that run commands, and the most ranks of one of them; those of features that no other proof shows on GPUs come first. */
 const commands: readonly [pattern: string, ranks: number][] = [
 	["e2e/checkpoints", 6],
+	["e2e/checkpoint-failures", 6],
 	["elastic/commands", 4],
 	["inference/generate", 4],
 	["inference/evaluate", 4],
