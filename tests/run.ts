@@ -54,11 +54,12 @@ const waiting = [
 /** Files that compute longest come first, so that no core is idle while the last of them ends; seconds of processors. */
 const long = [
 	"tests/e2e/fine-tune.test.ts", // 50
-	"tests/e2e/checkpoints.test.ts", // 45
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35
+	"tests/e2e/checkpoints.test.ts", // 30
 	"tests/elastic/commands.test.ts", // 30
 	"tests/e2e/vision-language.test.ts", // 25
+	"tests/e2e/checkpoint-failures.test.ts", // 20
 	"tests/e2e/random-ends.test.ts", // 20
 	"tests/fuzz/fuzz.test.ts", // 20
 	"tests/commands/plan.test.ts", // 20

@@ -18,13 +18,11 @@ test("help and version are words too", () => {
 	expect(mimo(["version"])).toEqual(mimo(["--version"]));
 });
 
-test("help starts in less than 80 ms", () => {
-	const times = Array.from({ length: 10 }, () => {
-		const start = performance.now();
-		Bun.spawnSync([executable, "--help"]);
-		return performance.now() - start;
-	});
-	expect(Math.min(...times)).toBeLessThan(80);
+test("help takes less than 80 ms of processor time", () => {
+	const microseconds = Array.from({ length: 10 }, () =>
+		Number(Bun.spawnSync([executable, "--help"]).resourceUsage.cpuTime.total),
+	);
+	expect(Math.min(...microseconds)).toBeWithin(1, 80_000);
 });
 
 test("the version line has version, commit, ABI and libraries", () => {

@@ -4,7 +4,7 @@ import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, wri
 import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { executable } from "../commands/mimo.ts";
-import { alive, Launched } from "../launch/launched.ts";
+import { Launched, survivors } from "../launch/launched.ts";
 import { CheckpointRuns, reference } from "./checkpoint-runs.ts";
 
 const runs = new CheckpointRuns();
@@ -97,7 +97,7 @@ describe("processes that end", () => {
 			// A fast machine may have ended the run by now.
 			launched.process.kill("SIGKILL");
 			await launched.end();
-			for (let i = 0; i < 100 && launched.pids.some(alive); i++) await Bun.sleep(20);
+			expect(await survivors(launched.pids)).toEqual([]);
 			if (!existsSync(runs.path("killed/latest.json"))) continue;
 			using checkpoint = NativeCheckpoint.openExactly(runs.path("killed"));
 			checkpoint.verify();

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
-import { alive, type Ended, freePort, Launched } from "../launch/launched.ts";
+import { type Ended, freePort, Launched, survivors } from "../launch/launched.ts";
 
 const small =
 	"--preset nemotron-vlm-tiny --hidden-size 32 --kv-channels 8 --mamba-num-heads 4 --mamba-head-dim 16 --vision-num-layers 1 " +
@@ -27,8 +27,7 @@ afterEach(async () => {
 	for (const { process } of started) process.kill("SIGKILL");
 	await Promise.all(started.map(({ process }) => process.exited));
 	started = [];
-	for (let i = 0; i < 50 && pids.some(alive); i++) await Bun.sleep(20);
-	expect(pids.filter(alive)).toEqual([]);
+	expect(await survivors(pids)).toEqual([]);
 	expect(readdirSync("/dev/shm").filter((name) => name.startsWith("mimo"))).toEqual([]);
 });
 

@@ -4,7 +4,7 @@ import { mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from "
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
-import { alive, Launched } from "../launch/launched.ts";
+import { Launched, survivors } from "../launch/launched.ts";
 import { loggedSteps } from "./small-run.ts";
 
 const book = join(import.meta.dir, "../../examples/text/king-james.txt");
@@ -18,8 +18,7 @@ function train(args: readonly string[]): Launched {
 afterEach(async () => {
 	const pids = started?.pids ?? [];
 	started?.process.kill("SIGKILL");
-	for (let i = 0; i < 50 && pids.some(alive); i++) await Bun.sleep(20);
-	expect(pids.filter(alive)).toEqual([]);
+	expect(await survivors(pids)).toEqual([]);
 });
 
 test("starts as many ranks as the grids need, and only the last one reports", async () => {

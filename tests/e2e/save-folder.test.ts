@@ -2,7 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { executable } from "../commands/mimo.ts";
-import { alive, Launched } from "../launch/launched.ts";
+import { Launched, survivors } from "../launch/launched.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = new SmallRun();
@@ -31,7 +31,7 @@ test("a run that lives keeps others out of its folder; one that was killed is su
 		first.signal(first.process.pid, "SIGKILL");
 		await first.end();
 	}
-	for (let i = 0; i < 100 && first.pids.some(alive); i++) await Bun.sleep(20);
+	expect(await survivors(first.pids)).toEqual([]);
 	expect(steps("two").some((name) => name.startsWith("writer-"))).toBeTrue();
 	const started = performance.now();
 	const third = train("--train-iters 1 --save two --save-over --save-interval 5");

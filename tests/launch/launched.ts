@@ -1,4 +1,5 @@
 /** Runs program.ts under its own launcher and watches what becomes of it. */
+import { readFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
 
@@ -55,6 +56,16 @@ export class Launched {
 		return Launched.run([...wrapper, process.execPath, program, ...args.map(String)], { env });
 	}
 
+	/** Seconds since the start or the test's last action. */
+	get seconds(): number {
+		return (performance.now() - this.#acted) / 1000;
+	}
+
+	/** Counts seconds from now. */
+	restartClock(): void {
+		this.#acted = performance.now();
+	}
+
 	/** Process of each rank, as the launcher printed them. */
 	get pids(): number[] {
 		return [...this.#stdout.matchAll(/^rank \d+: pid (\d+)/gm)].map(([, pid]) => Number(pid));
@@ -74,13 +85,13 @@ export class Launched {
 
 	/** Sends a signal to some process of the run. */
 	signal(pid: number, signal: NodeJS.Signals): void {
-		this.#acted = performance.now();
+		this.restartClock();
 		process.kill(pid, signal);
 	}
 
 	async end(): Promise<Ended> {
 		await this.process.exited;
-		const seconds = (performance.now() - this.#acted) / 1000;
+		const { seconds } = this;
 		await this.#streams;
 		const { exitCode, signalCode } = this.process;
 		return { exitCode, signal: signalCode, stdout: this.#stdout, stderr: this.#stderr, seconds };
@@ -89,9 +100,20 @@ export class Launched {
 
 /** Whether a process still runs (one that has ended but was not reaped does not). */
 export function alive(pid: number): boolean {
-	const result = Bun.spawnSync(["ps", "-o", "stat=", "-p", String(pid)]);
-	const state = result.stdout.toString().trim();
-	return state !== "" && !state.startsWith("Z");
+	try {
+		// The state follows the program's name in parentheses: proc(5).
+		const stat = readFileSync(`/proc/${pid}/stat`, "utf8");
+		return !"ZX".includes(stat[stat.lastIndexOf(")") + 2]!);
+	} catch {
+		return false;
+	}
+}
+
+/** Waits for the end of processes, ten seconds at most; returns those that still run. */
+export async function survivors(pids: readonly number[]): Promise<number[]> {
+	const end = performance.now() + 10_000;
+	while (pids.some(alive) && performance.now() < end) await Bun.sleep(20);
+	return pids.filter(alive);
 }
 
 /**

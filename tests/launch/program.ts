@@ -5,8 +5,9 @@
  *   bun program.ts RANKS SCENARIO [RANK] [PHASE]
  *
  * Phases of a step: forward (computing), collective (inside an all-reduce), optimizer (computing after it). Scenarios:
- * finish; pause (RANK waits in PHASE of step 2 for a signal of the test, and says so); throw; exit; mismatch; hang; asked
- * (steps until a signal asks for the end); deaf (pause, and signals that ask for the end are only noted).
+ * finish; pause (RANK waits in PHASE of step 2 for a signal of the test, and says so; the other ranks say when they are
+ * about to wait for RANK); throw; exit; mismatch; hang; asked (steps until a signal asks for the end); deaf (pause, and
+ * signals that ask for the end are only noted).
  */
 import { onEveryRank } from "../../src/commands/ranks.ts";
 import { ExitSignals } from "../../src/launch/exit-signals.ts";
@@ -44,6 +45,13 @@ function goWrong(world: World, name: string): void {
 	}
 }
 
+/** Says that this rank is about to wait for the paused one, in a group that has it. */
+function sayWaiting(world: World, name: string, members: readonly number[]): void {
+	const paused = Number(rankText);
+	if (scenario !== "pause" || name !== phase || world.rank === paused || !members.includes(paused)) return;
+	console.log(`waits for rank ${paused}`);
+}
+
 async function work(world: World): Promise<number> {
 	using signals = scenario === "asked" || scenario === "deaf" ? new ExitSignals() : null;
 	const everyone = Array.from({ length: world.size }, (_, rank) => rank);
@@ -53,13 +61,16 @@ async function work(world: World): Promise<number> {
 	for (let step = 1; step <= steps; step++) {
 		if (step === 2) goWrong(world, "forward");
 		using x = Tensor.from(world.device, Float32Array.of(world.rank));
+		if (step === 2) sayWaiting(world, "forward", half);
 		part.allReduce(x).wait();
 		using gradient = Tensor.zeros(world.device, [large]);
 		const reducing = all.allReduce(gradient);
 		if (step === 2) goWrong(world, "collective");
 		if (step === 2 && scenario === "mismatch" && world.rank === Number(rankText)) all.allReduce(x).wait();
+		if (step === 2 && !half.includes(Number(rankText))) sayWaiting(world, "forward", everyone);
 		reducing.wait();
 		if (step === 2) goWrong(world, "optimizer");
+		if (step === 2) sayWaiting(world, "optimizer", everyone);
 		all.barrier();
 		world.progress(step);
 		if (signals === null) continue;

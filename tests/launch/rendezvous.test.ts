@@ -47,6 +47,10 @@ function join(port: number, of: Identity, change: Partial<Place> = {}, milliseco
 	});
 }
 
+async function hasJoined(server: RendezvousServer, rank: number): Promise<void> {
+	while (!server.members.has(rank)) await Bun.sleep(5);
+}
+
 /** The request to the first rank of a host. */
 function hostRequest(host: number, hostOfRank: readonly number[]): HostRequest {
 	const parent = { address: null, port: 4711 };
@@ -164,7 +168,7 @@ describe("an incompatible rank ends the run for all, in one sentence", () => {
 			const here = await serve();
 			const gathering = refusal(here.waitForRanks([1, 2], 5000));
 			const good = refusal(join(here.port, identity(1)));
-			await Bun.sleep(50);
+			await hasJoined(here, 1);
 			expect(await refusal(join(here.port, wrong))).toBe(sentence);
 			expect(await gathering).toBe(sentence);
 			expect(await good).toBe(sentence);
@@ -219,6 +223,7 @@ test("other protocols, garbage and endless lines are refused", async () => {
 test("absent ranks are named, also to the ranks that have joined", async () => {
 	const here = await serve();
 	const rank = refusal(join(here.port, identity(1)));
+	await hasJoined(here, 1);
 	const sentence = "Rank 2 did not join within 0 s.";
 	expect(await refusal(here.waitForRanks([1, 2], 300))).toBe(sentence);
 	expect(await rank).toBe(sentence);
@@ -227,19 +232,18 @@ test("absent ranks are named, also to the ranks that have joined", async () => {
 test("a rank that disconnects before all have joined ends the run", async () => {
 	const here = await serve();
 	const gathering = refusal(here.waitForRanks([1, 2], 5000));
-	const child = Bun.spawn([process.execPath, "-e", exitingRank(here.port)], { stdout: "inherit", stderr: "inherit" });
-	expect(await gathering).toMatch(/^rank 1 \(host box, process 101\) disconnected before all ranks had joined\.$/);
+	const child = Bun.spawn([process.execPath, "-e", joiningRank(here.port)], { stdout: "inherit", stderr: "inherit" });
+	await hasJoined(here, 1);
 	child.kill();
+	expect(await gathering).toMatch(/^rank 1 \(host box, process 101\) disconnected before all ranks had joined\.$/);
 });
 
-/** A program that joins as rank 1 and exits before an answer. */
-function exitingRank(port: number): string {
+/** A program that joins as rank 1 and waits for the answer. */
+function joiningRank(port: number): string {
 	const place = { rank: 1, worldSize: 3, localRank: 1, localSize: 3, address, port, secret, launcher: null };
 	const module = JSON.stringify(`${import.meta.dir}/../../src/launch/rendezvous/client.ts`);
 	return `const { joinRendezvous } = await import(${module});
-		void joinRendezvous(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");
-		await Bun.sleep(500);
-		process.exit(0);`;
+		await joinRendezvous(${JSON.stringify(place)}, ${JSON.stringify(identity(1))}, 5000, () => "");`;
 }
 
 describe("an address without the run's rendezvous", () => {

@@ -50,7 +50,10 @@ test("ranks join through torchrun's variables and work together", async () => {
 test("a killed rank ends the others, and one rank prints the diagnosis", async () => {
 	const port = await freePort();
 	const ranks = [0, 1, 2].map((rank) => startRank(rank, 3, port, ["pause", 1, "forward"]));
-	await ranks[1]!.said(/paused in forward/);
+	await Promise.all([
+		ranks[1]!.said(/paused in forward/),
+		...[0, 2].map((rank) => ranks[rank]!.said(/waits for rank 1$/m)),
+	]);
 	await Bun.sleep(100);
 	for (const rank of ranks) rank.signal(ranks[1]!.process.pid, "SIGKILL");
 	const ended = await endOfAll(ranks);

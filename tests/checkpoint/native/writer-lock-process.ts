@@ -1,16 +1,21 @@
-/** Claims a folder at a moment, says "mine" or "refused", and keeps it until all others have been refused. */
+/**
+ * Says "ready", claims a folder at the first line of its input, says "mine" or "refused", and keeps the folder until its
+ * input ends.
+ */
 import { newRunName, ownHolder, WriterClaim } from "../../../src/checkpoint/native/writer-lock.ts";
 
-const [root, at] = process.argv.slice(2) as [string, string];
+const root = process.argv[2]!;
 const times = { beat: 50, silence: 300, farewell: 200, handover: 200 };
-await Bun.sleep(Number(at) - Date.now());
+const input = Bun.stdin.stream().getReader();
+console.log("ready");
+await input.read();
 const claim = new WriterClaim(root, ownHolder(newRunName()), times);
 try {
 	for (;;) {
 		const { lock } = claim.attempt();
 		if (lock) {
-			await Bun.sleep(1500);
 			console.log("mine");
+			await input.read();
 			lock[Symbol.dispose]();
 			break;
 		}

@@ -152,13 +152,21 @@ test("of many processes that succeed a dead one at once, one does", async () => 
 	const program = join(import.meta.dir, "writer-lock-process.ts");
 	for (let round = 0; round < 3; round++) {
 		writeFileSync(join(root, "writer-5.lock"), `000000000000\n${JSON.stringify(elsewhere("dead"))}\n`);
-		const at = String(Date.now() + 700);
-		const children = Array.from({ length: 6 }, () =>
-			Bun.spawn([process.execPath, program, root, at], { stdout: "pipe", stderr: "inherit" }),
-		);
-		const said = await Promise.all(children.map((child) => new Response(child.stdout).text()));
+		const children = Array.from({ length: 6 }, () => {
+			const child = Bun.spawn([process.execPath, program, root], { stdin: "pipe", stdout: "pipe", stderr: "inherit" });
+			return { child, lines: child.stdout.pipeThrough(new TextDecoderStream()).getReader() };
+		});
+		const next = () => Promise.all(children.map(async ({ lines }) => (await lines.read()).value ?? ""));
+		expect(await next()).toEqual(new Array(6).fill("ready\n"));
+		for (const { child } of children) {
+			child.stdin.write("now\n");
+			child.stdin.flush();
+		}
+		const said = await next();
 		expect(said.filter((text) => text.startsWith("mine"))).toHaveLength(1);
 		expect(said.filter((text) => text.startsWith("refused"))).toHaveLength(5);
+		for (const { child } of children) child.stdin.end();
+		await Promise.all(children.map(({ child }) => child.exited));
 		expect(locks()).toEqual([]);
 	}
 }, 60_000);
