@@ -25,10 +25,11 @@ namespace {
 
 // Runs before OpenBLAS's own constructor. Releases older than the processor do not know it and fall back to AVX2
 // kernels (0.3.21 on Zen 5: 78 GFLOP/s a core instead of 204); every processor with these bits runs the SkylakeX ones.
-// OPENBLAS_CORETYPE is often set machine-wide for other programs, so our own variable is the one that counts.
+// OPENBLAS_CORETYPE is often set machine-wide for other programs, so our own variable is the one that counts;
+// src/native/library.ts refuses values that OpenBLAS would ignore.
 __attribute__((constructor(101))) void choose_kernels() {
   const char* wanted = std::getenv("MIMO_OPENBLAS_CORETYPE");
-  if (wanted == nullptr) wanted = processor_has_avx512() ? "SkylakeX" : "Haswell";
+  if (wanted == nullptr || *wanted == '\0') wanted = processor_has_avx512() ? "SkylakeX" : "Haswell";
   setenv("OPENBLAS_CORETYPE", wanted, 1);
 }
 

@@ -100,22 +100,27 @@ async function locate(kind: DeviceKind): Promise<{ path: string; source: string 
 		: { path: file, source: file };
 }
 
-/** Sets of instructions that MIMO_CPU_INSTRUCTIONS limits the library to. */
-const instructionSets: readonly string[] = ["sse2", "avx2", "avx512"];
+/**
+ * Environment variables that the CPU library reads, with the values it knows: the largest instruction set it may use, and
+ * OpenBLAS's kernels for processors with AVX2 and FMA.
+ */
+const libraryVariables: Readonly<Record<string, readonly string[]>> = {
+	MIMO_CPU_INSTRUCTIONS: ["sse2", "avx2", "avx512"],
+	MIMO_OPENBLAS_CORETYPE: ["Haswell", "Zen", "SkylakeX", "Cooperlake"],
+};
 
-/** Throws a UserError for a set of instructions that the library does not know, which it would take for no limit. */
-function requireInstructionSet(): void {
-	const most = process.env.MIMO_CPU_INSTRUCTIONS ?? "";
-	if (most === "" || instructionSets.includes(most)) return;
-	throw new UserError(
-		`MIMO_CPU_INSTRUCTIONS is ${JSON.stringify(most)}; allowed is ${instructionSets.join(", ")}.`,
-		exitCodes.usage,
-	);
+/** Throws a UserError for a value of `libraryVariables` that the library would silently ignore. */
+function requireKnownVariables(): void {
+	for (const [name, allowed] of Object.entries(libraryVariables)) {
+		const value = process.env[name] ?? "";
+		if (value === "" || allowed.includes(value)) continue;
+		throw new UserError(`${name} is ${JSON.stringify(value)}; allowed is ${allowed.join(", ")}.`, exitCodes.usage);
+	}
 }
 
 /** Opens the library for a kind of device. Throws a UserError when it is absent, broken or of another version. */
 export async function openLibrary(kind: DeviceKind): Promise<Library> {
-	requireInstructionSet();
+	requireKnownVariables();
 	const { path, source } = await locate(kind);
 	let symbols: Record<string, NativeFunction>;
 	try {

@@ -2,6 +2,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { cpSync, existsSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
+import { exitCodes } from "../../src/system/exit-codes.ts";
 import { golden } from "../golden.ts";
 import { SmallRun } from "./small-run.ts";
 
@@ -97,6 +98,14 @@ test("instructions that no library knows", () => {
 	expect(refusal([], { MIMO_CPU_INSTRUCTIONS: "avx-2" })).toBe(
 		'mimo: MIMO_CPU_INSTRUCTIONS is "avx-2"; allowed is sse2, avx2, avx512.',
 	);
+});
+
+test("OpenBLAS kernels that the library does not have", () => {
+	const { exitCode, stderr } = run.train(["--train-iters", "4"], { MIMO_OPENBLAS_CORETYPE: "Pentium" });
+	expect(stderr).toBe(
+		'mimo: MIMO_OPENBLAS_CORETYPE is "Pentium"; allowed is Haswell, Zen, SkylakeX, Cooperlake.\n',
+	);
+	expect(exitCode).toBe(exitCodes.usage);
 });
 
 describe("weights", () => {
