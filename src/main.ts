@@ -11,19 +11,19 @@ const commands: CommandTable = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
 	generate: ["Continue prompts with a trained model.", () => import("./commands/generate.ts")],
 	evaluate: [
-		"Losses of data sets, and answers to questions, of a trained model.",
+		"Measure a trained model's losses on data sets and its answers to questions.",
 		() => import("./commands/evaluate.ts"),
 	],
-	plan: ["What a run would need: memory, operations, traffic, time.", () => import("./commands/plan.ts")],
+	plan: ["Estimate a run's memory, operations, traffic and step time.", () => import("./commands/plan.ts")],
 	report: ["Draw a run's log as one HTML page.", () => import("./commands/report.ts")],
-	trace: ["Sum up traces of training steps.", () => import("./commands/trace.ts")],
+	trace: ["Summarise traces of training steps.", () => import("./commands/trace.ts")],
 	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
-	verify: ["Show that layouts of ranks give what one process gives.", () => import("./commands/verify.ts")],
+	verify: ["Check that layouts of ranks compute what one process computes.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],
-	elastic: ["Submodels of one trained parent: rank units, list, extract.", () => import("./commands/elastic.ts")],
+	elastic: ["Rank, list and extract submodels of a trained parent.", () => import("./commands/elastic.ts")],
 	data: ["Prepare, inspect and check Energon data sets.", () => import("./commands/data.ts")],
-	diagnose: ["Why a run ended, from what its ranks have left.", () => import("./commands/diagnose.ts")],
-	doctor: ["What this machine offers, and whether training can run.", () => import("./commands/doctor.ts")],
+	diagnose: ["Explain why a run ended, from its ranks' recordings.", () => import("./commands/diagnose.ts")],
+	doctor: ["Check what this machine offers and whether training can run.", () => import("./commands/doctor.ts")],
 	completion: [
 		"Print a script that completes commands and flags in a shell.",
 		async () => ({ default: (await import("./commands/completion.ts")).completionCommand(commands) }),
@@ -38,8 +38,8 @@ ${Object.entries(commands)
 	.map(([name, [summary]]) => `  ${name.padEnd(14)}${summary}`)
 	.join("\n")}
 
-  --help      This text; after a command, its own; before a word, the flags about it.
-  --version   Version, commit, ABI version, native libraries.`;
+  --help      Show this text, the help of a command (mimo COMMAND --help), or the flags about a word (mimo --help WORD).
+  --version   Show version, commit, ABI version, native libraries.`;
 
 async function main(args: readonly string[]): Promise<void> {
 	requireDebugLevel();
@@ -59,18 +59,18 @@ async function run(args: readonly string[]): Promise<void> {
 	await runNamed((await commands[name]![1]()).default, rest, `mimo ${name}`);
 }
 
-/** All commands; the help of the one that `about` names, or the flags about its words. */
-async function showHelp(about: readonly string[]): Promise<void> {
-	const [name, ...below] = about;
+/** Prints the command table; with words, the help of the command they name, or else the flags about them. */
+async function showHelp(words: readonly string[]): Promise<void> {
+	const [name, ...subcommand] = words;
 	if (name === undefined) print(help);
-	else if (Object.hasOwn(commands, name)) await run([name, ...below, "--help"]);
+	else if (Object.hasOwn(commands, name)) await run([name, ...subcommand, "--help"]);
 	else {
 		const { flagsAbout } = await import("./config/help.ts");
-		print(flagsAbout(about));
+		print(flagsAbout(words));
 	}
 }
 
-/** Runs a command, or the one below it that the arguments name; `path` is the command as typed so far. */
+/** Runs a command, or the subcommand that the arguments name; `path` is the command as typed so far. */
 async function runNamed(command: AnyCommand, args: readonly string[], path: string): Promise<void> {
 	const [name, ...rest] = args;
 	const below = command.subCommands as Readonly<Record<string, () => Promise<AnyCommand>>> | undefined;
@@ -111,7 +111,7 @@ async function fail(error: unknown): Promise<never> {
 	process.exit(exitCode);
 }
 
-/** A reader may leave early, as `head` does; a terminal that was closed reports EIO. */
+/** Ends the program after a failed write: silently if the reader has exited (EPIPE), as `head` does; else with the error. */
 async function outputFailed(name: string, error: NodeJS.ErrnoException): Promise<void> {
 	if (error.code === "EPIPE") process.exit(exitCodes.unread);
 	const { fileError } = await import("./system/system-errors.ts");

@@ -1,4 +1,4 @@
-/** Asks the NVIDIA driver about a host's GPUs, through its own tool. */
+/** Findings about a host's GPUs, from nvidia-smi. */
 import { counted } from "../system/counted.ts";
 import type { Finding } from "./machine.ts";
 
@@ -14,7 +14,7 @@ const queries = [
 	"ecc.errors.uncorrected.volatile.total",
 ] as const;
 
-/** Bits of clocks_throttle_reasons.active that mean trouble: power brake, slowdowns of hardware, heat. */
+/** Bits of clocks_throttle_reasons.active that are faults; the others, such as idle, are not. */
 const throttled = { "hardware slowdown": 0x8, "software thermal slowdown": 0x20, heat: 0x40, "power brake": 0x80 };
 
 /** Output of `nvidia-smi`; null where it is absent or fails. */
@@ -47,7 +47,7 @@ export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 			name: "GPUs",
 			value: kinds,
 			state: names.size === 1 ? "good" : "warning",
-			...(names.size === 1 ? {} : { advice: "the slowest kind sets the pace of all" }),
+			...(names.size === 1 ? {} : { advice: "every step waits for the slowest GPU" }),
 			details: { gpus: gpus.map((cells) => Object.fromEntries(queries.map((query, i) => [query, cells[i]]))) },
 		},
 	];
@@ -70,7 +70,7 @@ export function inspectAccelerators(tool: DriverTool = nvidiaSmi): Finding[] {
 	return gpus.length > 1 ? [...findings, peerAccess(tool, gpus.length)] : findings;
 }
 
-/** Finding about peer access: whether every GPU can read every other's memory. */
+/** Whether every GPU can read every other's memory. */
 function peerAccess(tool: DriverTool, count: number): Finding {
 	const matrix = tool(["topo", "-p2p", "r"]);
 	if (matrix === null) return { name: "peer access", value: "unknown", state: "information" };

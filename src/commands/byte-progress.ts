@@ -1,8 +1,7 @@
-/** Bytes that a command reads or writes, on a terminal. */
+/** Progress line of a command that reads or writes many bytes; shown on terminals alone. */
 import { formatBytes } from "../checkpoint/conversion/inspect.ts";
 import { duration, Terminal } from "../observe/progress.ts";
 
-/** A progress line of bytes on a terminal. */
 export class ByteProgress {
 	readonly #terminal = new Terminal(process.stderr);
 	readonly #start = performance.now();
@@ -10,8 +9,9 @@ export class ByteProgress {
 	#drawn = 0;
 
 	constructor(
+		/** The activity, such as "writing". */
 		readonly what: string,
-		/** null: unknown. */
+		/** Expected bytes; null: unknown. */
 		readonly total: number | null,
 	) {}
 

@@ -1,4 +1,4 @@
-/** Shared by all commands: strict flags for commands that declare theirs, and how an error ends the program. */
+/** Shared by all commands: checks of declared flags, which citty leaves out, and the message and exit code of an error. */
 import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
@@ -10,7 +10,7 @@ import { systemReason } from "../system/system-errors.ts";
 export function checkFlags(args: readonly string[], known: ArgsDef): void {
 	const names = Object.keys(known);
 	for (const argument of args) {
-		// A negative number is a value, which its flag refuses or takes.
+		// A negative number is a flag's value.
 		if (!argument.startsWith("-") || argument === "-" || /^-\.?\d/.test(argument)) continue;
 		const name = argument.replace(/^--?/, "").split("=")[0]!;
 		const positive = name.startsWith("no-") ? name.slice(3) : name;
@@ -20,7 +20,7 @@ export function checkFlags(args: readonly string[], known: ArgsDef): void {
 	}
 }
 
-/** citty drops what stands behind the arguments that a command declares: refuses it. A hint that ends with … takes any number. */
+/** Refuses surplus positional arguments, which citty ignores. A positional whose valueHint ends with … takes any number. */
 export function checkPositionals(args: readonly string[], known: ArgsDef, path: string): void {
 	const positionals = Object.entries(known).filter(([, { type }]) => type === "positional");
 	if (positionals.some(([, { valueHint }]) => valueHint?.endsWith("…"))) return;
@@ -37,8 +37,8 @@ export async function usage(command: CommandDef<any>, parent?: CommandDef<any>):
 	return process.stdout.isTTY ? text : Bun.stripANSI(text);
 }
 
-/** Statuses of the native library that are not bugs: their sentence tells the user what to do. */
-const explained: readonly number[] = [Status.unsupported, Status.device, Status.peer];
+/** Statuses of the native library that are not bugs; the library's sentence says what to do. */
+const userStatuses: readonly number[] = [Status.unsupported, Status.device, Status.peer];
 
 /** System errors about resources that the machine grants this process, wherever they are thrown. */
 const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
@@ -54,7 +54,7 @@ export function describeError(error: unknown): { readonly sentence: string; read
 			const sentence = /^Out of /.test(error.message) ? error.message : `Out of memory: ${error.message}`;
 			return { sentence, exitCode: exitCodes.failure };
 		}
-		if (explained.includes(error.status)) return { sentence: error.message, exitCode: exitCodes.failure };
+		if (userStatuses.includes(error.status)) return { sentence: error.message, exitCode: exitCodes.failure };
 	}
 	if (error instanceof RangeError && /out of memory|allocat/i.test(error.message)) {
 		const more = /^out of memory\.?$/i.test(error.message) ? "" : `: ${error.message}`;

@@ -7,9 +7,10 @@ import { fishScript } from "./completion/fish.ts";
 import { zshScript } from "./completion/zsh.ts";
 
 const scripts = { bash: bashScript, zsh: zshScript, fish: fishScript } as const;
+/** Shells whose scripts a release contains. */
 export const completionShells = Object.keys(scripts);
 
-/** The command `completion` for a table of commands, in which it stands itself. */
+/** Builds the command `completion` for the command table, which contains it too. */
 export function completionCommand(table: CommandTable) {
 	const shells = Object.entries(scripts).map(([shell, script]) => {
 		const command = defineCommand({

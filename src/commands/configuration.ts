@@ -1,11 +1,11 @@
-/** The configuration of a command's arguments, with the keys that folders of weights among them decide. */
+/** Resolves a command's arguments to a configuration; a Hugging Face folder among them gives the model's keys. */
 import { readModelKeys } from "../checkpoint/hf/model-keys.ts";
 import type { CommandFlags } from "../config/flags.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
 import type { Key } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
 
-/** resolveConfiguration with the keys that folders of weights decide. */
+/** `resolveConfiguration` with `readModelKeys` as its reader of folders. */
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},

@@ -1,4 +1,4 @@
-/** Commands whose flags are the keys of the configuration and a few of their own. */
+/** Commands whose flags are the configuration's keys and a few of their own. */
 import { defineCommand } from "citty";
 import { askedHelp } from "../config/help.ts";
 import { print } from "../observe/output.ts";
@@ -7,14 +7,14 @@ interface Definition<Flags> {
 	readonly name: string;
 	/** One sentence, for the table of commands. */
 	readonly description: string;
-	/** The usage and the own flags. */
+	/** The usage line and the command's own flags. */
 	readonly help: string;
 	/** Flags that are not keys of the configuration, and whether they take a value. */
 	readonly ownFlags: Flags;
 	readonly run: (args: readonly string[]) => Promise<void>;
 }
 
-/** The command; with --help it prints its help and that of every key, or the flags about the words behind it. */
+/** Defines the command. With --help it prints its help and every key, or the flags about the words after --help. */
 export function configuredCommand<Flags>({ name, description, help, ownFlags, run }: Definition<Flags>) {
 	const command = defineCommand({
 		meta: { name, description },

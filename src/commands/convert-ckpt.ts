@@ -32,7 +32,7 @@ import { ByteProgress } from "./byte-progress.ts";
 const newLayer = (what: string) =>
 	({ type: "string", description: `${what} of the Mamba-2 layers that a GPT model gets.` }) as const;
 
-/** peft holds a part of a model: nothing but adapters. */
+/** peft is a target alone: a PEFT folder holds adapters, not a model. */
 const targets = [...formats, "peft"] as const;
 
 const args = {
@@ -42,7 +42,7 @@ const args = {
 		description: "Checkpoint to convert; or inspect, before the PATH to list.",
 	},
 	target: { type: "positional", required: false, description: "Folder to write." },
-	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: what it looks like.` },
+	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: recognised.` },
 	to: { type: "string", description: `Format of TARGET: ${targets.join(", ")} (low-rank adapters alone).` },
 	adapters: {
 		type: "string",
@@ -57,7 +57,7 @@ const args = {
 	verify: { type: "boolean", description: "Read both sides again and compare every value." },
 	sync: {
 		type: "boolean",
-		description: "Wait until the files are on the disk; else the system writes them, as with cp.",
+		description: "Wait until the files are on the disk; unset: the system writes them later, as with cp.",
 	},
 	force: { type: "boolean", description: "Replace a target that is not empty." },
 	optimizer: {
@@ -76,30 +76,30 @@ const args = {
 	"layer-names": {
 		type: "string",
 		description:
-			"Layers counted physical, logical (a bracket group is one), or, in a torch_dist target, as those of a gpt model; unset: as they were.",
+			"Numbering of the target's layers: physical, logical (a bracket group counts as one layer) or gpt (torch_dist only); unset: the source's.",
 	},
 	"hybrid-layer-pattern": {
 		type: "string",
-		description: "Layer pattern with its groups, where SOURCE does not say it.",
+		description: "Layer pattern with its groups, where SOURCE lacks it.",
 	},
 	"glu-interleave-size": {
 		type: "string",
-		description: "Native target: rows of a block of interleaved gated weights.",
+		description: "Native target: rows of the blocks in which gate and linear halves alternate.",
 	},
 	"padded-vocab-size": { type: "string", description: "Rows of embedding and output layer; unset: as stored." },
 	"max-shard-size": { type: "string", default: "5GB", description: "Largest file of the target, such as 500MB." },
-	"megatron-wrappers": { type: "string", description: "torch_dist target: how many module. segments keys have." },
+	"megatron-wrappers": { type: "string", description: "torch_dist target: number of module. prefixes of its keys." },
 	...{ "mamba-num-heads": newLayer("Heads"), "mamba-head-dim": newLayer("Width of a head") },
 	...{ "mamba-num-groups": newLayer("Groups"), "mamba-state-dim": newLayer("Size of the state") },
 	seed: { type: "string", default: "1234", description: "Seed of the values of new Mamba-2 layers." },
 	"vision-num-attention-heads": {
 		type: "string",
-		description: "Heads of the vision tower, where its width does not tell.",
+		description: "Heads of the vision tower, where SOURCE lacks them.",
 	},
-	drop: { type: "string", description: "Leave out tensors that match this glob (several: separated by commas)." },
+	drop: { type: "string", description: "Leave out tensors whose names match one of these globs, separated by commas." },
 	"allow-pickle-class": {
 		type: "string",
-		description: "Classes a pickle may name beside the fixed list (module.Class,…).",
+		description: "Further classes that a pickle may name (module.Class,…).",
 	},
 	"allow-fallback": { type: "boolean", description: "Read an older checkpoint when the newest is damaged." },
 	checksums: { type: "boolean", default: true, description: "inspect: compute the SHA-256 of every tensor." },
@@ -151,7 +151,7 @@ function inspect(path: string, given: Arguments): void {
 
 async function convert(source: string, target: string, given: Arguments): Promise<void> {
 	const to = choice(given, "to", targets);
-	if (to === null) throw new UserError(`--to is missing; it is one of ${targets.join(", ")}.`, exitCodes.usage);
+	if (to === null) throw new UserError(`--to is missing; allowed is ${targets.join(", ")}.`, exitCodes.usage);
 	const options: ConversionOptions = {
 		...sourceOptions(given),
 		from: requireFormat(source, choice(given, "from", formats)),
@@ -191,12 +191,12 @@ async function convert(source: string, target: string, given: Arguments): Promis
 	if (given.verify) verify(planned, written, options);
 }
 
-/** The source sorted by a ranking; null: it stays as it is. */
+/** The source sorted by a ranking; null without --permute. */
 function permuted(options: ConversionOptions, ranking: string | null): SourceCheckpoint | null {
 	if (ranking === null) return null;
 	if (options.adapters !== null) {
 		throw new UserError(
-			"--permute and --adapters: adapters of the unsorted model fit before it is sorted alone; merge them first.",
+			"--permute is not allowed with --adapters, which fit the unsorted model: merge them first.",
 			exitCodes.usage,
 		);
 	}

@@ -1,4 +1,4 @@
-/** `mimo data …`: the commands about data sets. Each is a file of its own, loaded when it runs. */
+/** `mimo data …`: commands for data sets, one file each, imported when they run. */
 import { defineCommand } from "citty";
 
 export default defineCommand({

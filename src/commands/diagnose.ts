@@ -1,4 +1,4 @@
-/** `mimo diagnose`: the recordings of a run's ranks in, the diagnosis that the run would have printed out. */
+/** `mimo diagnose`: prints the diagnosis of a run from its ranks' recordings. */
 import { defineCommand } from "citty";
 import { findRecordings, takeSnapshot } from "../launch/diagnosis.ts";
 import { type Library, openLibrary } from "../native/library.ts";
@@ -8,14 +8,14 @@ import { print } from "../observe/output.ts";
 import { NativeError, UserError } from "../system/errors.ts";
 
 export default defineCommand({
-	meta: { name: "diagnose", description: "Why a run ended, from what its ranks have left." },
+	meta: { name: "diagnose", description: "Explain why a run ended, from its ranks' recordings." },
 	args: {
 		folder: { type: "positional", description: "The run's flight-recorder-dir.", required: true },
-		json: { type: "boolean", description: "Print everything that is known of every rank as JSON." },
+		json: { type: "boolean", description: "Print the state of every rank as JSON." },
 	},
 	run: async ({ args }) => {
 		const library = await openLibrary("cpu");
-		const { whole, damaged } = sortOut(library, findRecordings(args.folder));
+		const { whole, damaged } = separate(library, findRecordings(args.folder));
 		if (whole.length === 0) throw new UserError(damaged[0]!);
 		for (const sentence of damaged) warn(`${sentence} It is left out.`);
 		using run = read(library, whole);
@@ -24,7 +24,7 @@ export default defineCommand({
 	},
 });
 
-/** Throws a UserError that names a file that is not a recording, or not of the first one's run. */
+/** Reads recordings of one run. Throws a UserError that names a file that is no recording or is of another run. */
 function read(library: Library, paths: readonly string[]): Run {
 	try {
 		return Run.readRecordings(library, paths);
@@ -33,11 +33,8 @@ function read(library: Library, paths: readonly string[]): Run {
 	}
 }
 
-/**
- * A rank that was killed while it wrote may have left a part. Returns the whole recordings, and the partial ones with
- * their errors.
- */
-function sortOut(library: Library, paths: readonly string[]): { whole: string[]; damaged: string[] } {
+/** Separates whole recordings from damaged ones, which a rank leaves when it is killed while writing; of these, the errors. */
+function separate(library: Library, paths: readonly string[]): { whole: string[]; damaged: string[] } {
 	const whole: string[] = [];
 	const damaged: string[] = [];
 	for (const path of paths) {

@@ -1,6 +1,6 @@
 /**
- * `mimo doctor` lists what this machine offers, a line each, and exits with 1 when training could not run on it. Under
- * `srun` with one task a node, rank 0 reports on all nodes: differences, faults, clocks that are off, slow networks.
+ * `mimo doctor`: lists findings about this machine; exit code 1 if training cannot run on it. Under `srun` with one task a
+ * node, rank 0 reports on all nodes: differences, faults, clock skew, slow links.
  */
 import { hostname } from "node:os";
 import { defineCommand } from "citty";
@@ -14,19 +14,20 @@ import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./n
 import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./node-links.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
-/** Milliseconds: until all nodes have answered, and how far a clock may be off. */
-const patience = 60_000;
-const longestSkew = 500;
+/** Milliseconds to wait for the answers of all nodes. */
+const answerTimeout = 60_000;
+/** Milliseconds that a node's clock may differ from rank 0's. */
+const largestSkew = 500;
 
 function line({ name, value, state, advice }: Finding): string {
 	return `${marks[state].padEnd(3)}${name.padEnd(16)}${value}${advice === undefined ? "" : `: ${advice}`}`;
 }
 
 export default defineCommand({
-	meta: { name: "doctor", description: "What this machine offers, and whether training can run." },
+	meta: { name: "doctor", description: "Check what this machine offers and whether training can run." },
 	args: {
 		json: { type: "boolean", description: "Print one JSON object instead of lines." },
-		folder: { type: "string", description: "Where checkpoints will go.", default: "." },
+		folder: { type: "string", description: "Folder that checkpoints will be written to.", default: "." },
 	},
 	run: async ({ args }) => {
 		const findings = await inspectMachine(args.folder);
@@ -38,13 +39,13 @@ export default defineCommand({
 		if (args.json) print(JSON.stringify({ ready, findings: shown, ...(nodes ? { nodes } : {}) }, null, 2));
 		else {
 			for (const finding of shown) print(line(finding));
-			print(ready ? "\nTraining can run here." : "\nTraining cannot run here; see x.");
+			print(ready ? "\nTraining can run here." : "\nTraining cannot run here; see the lines marked x.");
 		}
 		if (!ready) process.exitCode = exitCodes.failure;
 	},
 });
 
-/** On rank 0 the findings of all nodes and the speed of their links; null on the others. */
+/** Findings about all nodes and their links on rank 0; null on the other ranks. */
 async function inspectNodes(place: Place, findings: readonly Finding[]) {
 	using sink = await ByteSink.open(place.secret);
 	const own: NodeReport = { host: hostname(), findings, first: place.localRank === 0, port: sink.port };
@@ -53,7 +54,7 @@ async function inspectNodes(place: Place, findings: readonly Finding[]) {
 		"nccl" in (question as object)
 			? await measureNcclRates(place, question as NcclQuestion).then((rates) => ({ rates }), failed)
 			: await measureRate(question as Destination, place.secret).then((rate) => ({ rate }), failed);
-	return await gather(place, own, { milliseconds: patience, answer }, async (everyone) => {
+	return await gather(place, own, { milliseconds: answerTimeout, answer }, async (everyone) => {
 		const first = everyone.filter(({ report }) => report.first);
 		const links = await measureLinks(first);
 		const nodes = everyone.map(({ rank, report, skew, uncertainty }) => ({ rank, report, skew, uncertainty }));
@@ -79,7 +80,7 @@ async function compareNccl(nodes: readonly ReportingRank<NodeReport>[]): Promise
 	return compareLinks(linksOf(nodes.map(nodeName), rates), overNccl);
 }
 
-/** Findings that all nodes share once, the others with the nodes that have them; then the clocks. */
+/** Merges the nodes' findings: the most common one of a name, then different ones with their nodes' names; then the clocks. */
 export function compareNodes(nodes: readonly RankReport<NodeReport>[]): Finding[] {
 	const names = [...new Set(nodes.flatMap(({ report }) => report.findings.map(({ name }) => name)))];
 	const compared = names.flatMap((name): Finding[] => {
@@ -88,7 +89,6 @@ export function compareNodes(nodes: readonly RankReport<NodeReport>[]): Finding[
 			return finding ? [{ node, finding }] : [];
 		});
 		const alike = Map.groupBy(all, ({ finding }) => `${finding.state} ${comparable(finding)}`);
-		// A finding that most nodes share is reported once, without names.
 		const [most, ...others] = [...alike.values()].sort((a, b) => b.length - a.length);
 		const everywhere = most!.length === nodes.length;
 		return [
@@ -109,20 +109,20 @@ export function compareNodes(nodes: readonly RankReport<NodeReport>[]): Finding[
 			}),
 		];
 	});
-	const off = nodes.filter(({ skew, uncertainty }) => Math.abs(skew) - uncertainty > longestSkew);
+	const off = nodes.filter(({ skew, uncertainty }) => Math.abs(skew) - uncertainty > largestSkew);
 	const clocks: Finding[] =
 		off.length === 0
-			? [{ name: "clocks", value: `${nodes.length} nodes within ${longestSkew} ms`, state: "good" }]
+			? [{ name: "clocks", value: `${nodes.length} nodes within ${largestSkew} ms`, state: "good" }]
 			: off.map((node) => ({
 					name: "clocks",
 					value: `${nodeName(node)} is ${Math.round(Math.abs(node.skew))} ms ${node.skew > 0 ? "ahead of" : "behind"} task 0`,
 					state: "warning",
-					advice: "logs and traces of the nodes do not fit together; set it by NTP",
+					advice: "times in logs and traces of the nodes do not match; set it by NTP",
 				}));
 	return [...compared, ...clocks];
 }
 
-/** The part of a finding by which nodes are compared: amounts in use at the moment make no difference. */
+/** The part of a finding by which nodes are compared: without the amount that is available at the moment. */
 function comparable({ name, value }: Finding): string {
 	return ["memory", "/dev/shm", "disk"].includes(name) ? value.replace(/^\S+ GiB (available|free)/, "") : value;
 }

@@ -1,8 +1,8 @@
-/** `mimo elastic …`: the commands about submodels of a parent. Each is a file of its own, loaded when it runs. */
+/** `mimo elastic …`: commands for submodels of a parent, one file each, imported when they run. */
 import { defineCommand } from "citty";
 
 export default defineCommand({
-	meta: { name: "elastic", description: "Submodels of one trained parent: rank units, list, extract." },
+	meta: { name: "elastic", description: "Rank, list and extract submodels of a trained parent." },
 	subCommands: {
 		rank: () => import("./elastic/rank.ts").then((module) => module.default),
 		list: () => import("./elastic/list.ts").then((module) => module.default),

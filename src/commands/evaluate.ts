@@ -1,4 +1,4 @@
-/** `mimo evaluate`: how good a trained model is. */
+/** `mimo evaluate`: measures a trained model's losses on data sets and its answers to questions. */
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
@@ -7,18 +7,18 @@ import { numberFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 
-The mean token loss of a trained model on data sets, and how many questions it answers rightly. The model comes from where
-\`mimo generate\` takes it. Of an elastic parent, losses are measured at every budget too, the router's sizes chosen without
+The mean token loss of a trained model on data sets, and the share of questions that it answers correctly. The model is
+named as for \`mimo generate\`. An elastic parent is measured at every budget too, with sizes that the router chooses without
 noise; --is-flex-eval --override-selected-budget B measures at that budget alone.
 
-  --data PATH          Text, .safetensors with tokens, or Energon data, whose part valid-data-split-part is read; of a
-                       metadataset every entry by itself. May be given several times.
-  --samples N          Samples of a data set at most. Default 1000.
-  --questions FILE     JSONL: prompt or messages, image or images, and answer (or answers): what the model writes, greedily, has
-                       to be one of them but for space around it (exact match). With choices, answer is the text, the number
-                       from 0 or the letter of one: the model takes the choice with the lowest mean token loss after the
-                       prompt (multiple choice). May be given several times.
-  --chat               A question's prompt is what a user says: write the chat template around it.
+  --data PATH          Text, .safetensors with tokens, or Energon data, whose part valid-data-split-part is read; each entry
+                       of a metadataset is measured by itself. May be given several times.
+  --samples N          Most samples of a data set. Default 1000.
+  --questions FILE     JSONL: prompt or messages, image or images, and answer (or answers). The model's greedy answer has to
+                       equal one of them but for surrounding space (exact match). With choices (multiple choice), answer is
+                       a choice's text, number from 0 or letter, and the model takes the choice with the lowest mean token
+                       loss after the prompt. May be given several times.
+  --chat               Apply the chat template to a question's prompt, as the user's turn.
   --batch-size N       Sequences that a data lane takes together. Default 8.
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --json               Print everything as JSON, answers included.
@@ -28,7 +28,7 @@ const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false,
 
 export default configuredCommand({
 	name: "evaluate",
-	description: "Losses of data sets, and answers to questions, of a trained model.",
+	description: "Measure a trained model's losses on data sets and its answers to questions.",
 	help,
 	ownFlags: { ...ownFlags, data: true, questions: true },
 	run: async (args) => {

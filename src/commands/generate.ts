@@ -1,4 +1,4 @@
-/** `mimo generate`: what a trained model says. */
+/** `mimo generate`: continues prompts with a trained model. */
 import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
@@ -8,22 +8,22 @@ import { numberFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
 
-Continues prompts with a trained model: a checkpoint of \`mimo train\` (--load), or a Hugging Face folder (--load-hf). What
-the model is, its tokenizer and its chat template come from there; flags win over them. A single answer is written as it
-arises. How many tokens a second were read (prefill) and written (decode) goes to standard error.
+Continues prompts with a trained model: a checkpoint of \`mimo train\` (--load), or a Hugging Face folder (--load-hf). The
+model's keys, tokenizer and chat template come from there; flags win over them. A single answer is streamed. Tokens a second
+of prefill and decode go to standard error.
 
-  --prompt TEXT        Text to go on with; with --chat, what a user says.
-  --chat               Write the chat template around the prompt. Without --prompt: a conversation, a line of standard
-                       input a turn (one process).
-  --system TEXT        What the conversation begins with.
+  --prompt TEXT        Text to continue; with --chat, the user's turn.
+  --chat               Apply the chat template to the prompt. Without --prompt: a conversation in one process, each line of
+                       standard input a turn.
+  --system TEXT        System message of the conversation.
   --image FILE         An image of the prompt, at its <image> tags or before it; may be given several times.
   --input FILE.jsonl   A record a line: prompt, or messages ([{role, content}]), and image or images (files).
-  --output FILE.jsonl  Where answers go, a line each, in the order of the records; a new file. Default: standard output.
-  --max-new-tokens N   Tokens of an answer at most. Default 256, or as many as the model has positions for.
-  --temperature T      Divides the logits; 0 (default): always the likeliest token.
-  --top-k K            Draw from the K likeliest tokens.
-  --top-p P            Draw from the likeliest tokens that together have the probability P.
-  --batch-size N       Records that a data lane answers together. Default 8.
+  --output FILE.jsonl  New file for the answers, a line each in the order of the records. Default: standard output.
+  --max-new-tokens N   Most tokens of an answer. Default 256, or as many as the model has positions for.
+  --temperature T      Divisor of the logits; 0 (default): greedy decoding.
+  --top-k K            Sample from the K likeliest tokens.
+  --top-p P            Sample from the likeliest tokens that together have the probability P.
+  --batch-size N       Records that a data lane decodes together. Default 8.
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
@@ -64,7 +64,10 @@ export default configuredCommand({
 		checkRankCount(topology, flags.nproc);
 		const job = jobOf(flags, images);
 		if (topology.worldSize > 1 && job.kind === "conversation") {
-			throw new UserError("--chat without --prompt is a conversation with one process.", exitCodes.usage);
+			throw new UserError(
+				"--chat without --prompt is a conversation, which runs in one process alone.",
+				exitCodes.usage,
+			);
 		}
 		if (startsTheRun()) {
 			const { openLibraryOf } = await import("../native/open-device.ts");
@@ -83,7 +86,10 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 	const topK = numberFlag(flags, "top-k", null, "a whole number from 1", whole);
 	const topP = numberFlag(flags, "top-p", 1, "a number above 0, at most 1", (value) => value > 0 && value <= 1);
 	if (temperature === 0 && (flags["top-k"] !== undefined || flags["top-p"] !== undefined)) {
-		throw new UserError("--top-k and --top-p need --temperature: without it nothing is drawn.", exitCodes.usage);
+		throw new UserError(
+			"--top-k and --top-p need --temperature above 0: without it decoding is greedy.",
+			exitCodes.usage,
+		);
 	}
 	const options = {
 		maxNewTokens: numberFlag(flags, "max-new-tokens", null, "a whole number from 1", whole),
@@ -94,18 +100,18 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 	const chat = "chat" in flags;
 	const { prompt, input, output = null, system = null } = flags;
 	if (system !== null && !chat && input === undefined) {
-		throw new UserError("--system is for conversations: it needs --chat or --input.", exitCodes.usage);
+		throw new UserError("--system needs --chat or --input.", exitCodes.usage);
 	}
 	if (input !== undefined) {
 		if (prompt !== undefined || images.length > 0) {
 			throw new UserError(
-				"--input brings its own prompts and images: allowed is no --prompt and no --image.",
+				"--input contains prompts and images: --prompt and --image are not allowed with it.",
 				exitCodes.usage,
 			);
 		}
 		return { kind: "records", input, output, chat, system, options };
 	}
-	if (output !== null) throw new UserError("--output is for the answers to --input.", exitCodes.usage);
+	if (output !== null) throw new UserError("--output needs --input.", exitCodes.usage);
 	if (prompt !== undefined) return { kind: "prompt", prompt, images, chat, system, options };
 	if (chat) return { kind: "conversation", images, system, options };
 	throw new UserError("mimo generate needs --prompt TEXT, --chat or --input FILE.jsonl.", exitCodes.usage);

@@ -1,4 +1,4 @@
-/** Looks at the machine without changing it: processor, memory, limits, native library, devices. */
+/** Findings of `mimo doctor` about one machine: processor, memory, limits, disk, native libraries, devices. */
 import { accessSync, constants, existsSync, readFileSync, statfsSync, statSync } from "node:fs";
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
@@ -13,7 +13,7 @@ import { inspectAccelerators } from "./accelerators.ts";
 
 export interface Finding {
 	readonly name: string;
-	/** The finding, for people. */
+	/** The finding as text. */
 	readonly value: string;
 	/** "problem": training cannot run. */
 	readonly state: "good" | "information" | "warning" | "problem";
@@ -90,7 +90,7 @@ function openFiles(): Finding {
 	return { name: "open files", value, state: "warning", advice: "raise it with ulimit -n 1024", details };
 }
 
-/** Looks at a native library: whether it loads, and its devices. */
+/** Whether a native library loads, and the libraries and device that it opens. */
 async function library(kind: DeviceKind): Promise<Finding[]> {
 	const name = `${kind} library`;
 	const override = process.env[`MIMO_${kind.toUpperCase()}_LIBRARY`];
@@ -131,7 +131,7 @@ async function library(kind: DeviceKind): Promise<Finding[]> {
 	}
 }
 
-/** Room where checkpoints go: too little is found out only when the first one is written. */
+/** Free space for checkpoints, which a run otherwise finds lacking when it writes its first. */
 function disk(folder: string): Finding {
 	const name = "disk";
 	let at = resolve(folder);
@@ -153,7 +153,7 @@ function disk(folder: string): Finding {
 	}
 }
 
-/** Bytes below which a checkpoint of any size worth a cluster does not fit. */
+/** Free bytes below which a warning is given. */
 const leastDisk = 10 * 2 ** 30;
 
 /** "cuDNN 9.19.0 (/path/libcudnn.so.9)", or the sentence that says what to install. */
@@ -164,7 +164,7 @@ function vendorLibrary(text: string): Finding {
 	return { name, value: `${found[1]}, ${found[2]}`, state: "good", details: { version: found[1], file: found[2] } };
 }
 
-/** Everything worth knowing, in the order it is shown. `folder`: where checkpoints will go. */
+/** All findings about this machine, in the order of the output. `folder`: where checkpoints will go. */
 export async function inspectMachine(folder: string): Promise<Finding[]> {
 	return [
 		{ name: "mimo", value: programVersion(), state: "information" },

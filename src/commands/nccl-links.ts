@@ -12,19 +12,19 @@ import { programVersion } from "../system/program-version.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Finding } from "./machine.ts";
 
-/** A request of rank 0 to a node: to take part as one of `nodes`. */
+/** Rank 0's request to a node: to measure as node number `node` of `nodes`. */
 export interface NcclQuestion {
 	readonly nccl: { readonly node: number; readonly nodes: number };
 }
 
-/** Bytes a second from one node to another, by the index of nodes. */
+/** Bytes a second from one node to another, which are given by number. */
 export interface NcclRate {
 	readonly from: number;
 	readonly to: number;
 	readonly rate: number;
 }
 
-/** Elements of fp32 that are sent at once, and how often: the first time connects. */
+/** fp32 elements of a message, and how often it is sent; the first time includes connecting. */
 const message = { elements: 2 ** 25, times: 5 };
 const timeoutMinutes = 2;
 
@@ -34,7 +34,7 @@ export function hasNccl(findings: readonly Finding[]): boolean {
 	return good("cuda device") && good("NCCL");
 }
 
-/** Takes part in the measurement of all pairs; resolves with the rates that this node found as the receiver. */
+/** Measures this node's pairs with all other nodes. Resolves with the rates of messages that this node received. */
 export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: NcclQuestion): Promise<NcclRate[]> {
 	const own: Place = {
 		...place,
@@ -42,7 +42,7 @@ export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: 
 		worldSize: nodes,
 		localRank: 0,
 		localSize: 1,
-		// Rank 0 listens to its tasks at the port itself.
+		// At `place.port` rank 0 gathers the tasks' reports.
 		port: place.port + 1,
 	};
 	using device = await openDevice("cuda", { threads: 1 });
@@ -56,7 +56,7 @@ export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: 
 		for (const round of pairsInRounds(nodes)) {
 			const pair = round.find((both) => both.includes(node));
 			if (pair) rates.push(...measurePair(device, run, node, pair));
-			// Answers to rank 0 and its patience are the event loop's.
+			// Lets the event loop answer rank 0, which waits with a timeout.
 			await Bun.sleep(0);
 		}
 		world.leave();

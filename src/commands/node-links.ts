@@ -12,9 +12,9 @@ import type { NcclRate } from "./nccl-links.ts";
 export interface NodeReport {
 	readonly host: string;
 	readonly findings: readonly Finding[];
-	/** Whether it is the first task of its node, which stands for the node's network. */
+	/** Whether the task is the first of its node, which measures the node's network. */
 	readonly first: boolean;
-	/** Port of its ByteSink. */
+	/** Port of the task's ByteSink. */
 	readonly port: number;
 }
 
@@ -30,7 +30,7 @@ export interface Link {
 	readonly failure: string | null;
 }
 
-/** A link slower than this share of the nodes' usual rate is named. */
+/** Links below this share of the nodes' usual rate are reported as slow. */
 const slow = 0.5;
 
 export async function measureLinks(nodes: readonly ReportingRank<NodeReport>[]): Promise<Link[]> {
@@ -41,8 +41,8 @@ export async function measureLinks(nodes: readonly ReportingRank<NodeReport>[]):
 	const rounds = pairsInRounds(nodes.length);
 	const links: Link[] = [];
 	for (const round of rounds) links.push(...(await Promise.all(round.map(measure))));
-	// A link may have been slow because others were measured, or a processor was busy: it gets a second chance alone.
-	const usual = reached(links);
+	// A slow link is measured again alone: other measurements or a busy processor may have slowed it.
+	const usual = usualRate(links);
 	for (const [index, pair] of rounds.flat().entries()) {
 		const { rate } = links[index]!;
 		if (rate === null || rate >= slow * usual) continue;
@@ -80,17 +80,17 @@ export interface LinkMethod {
 const overTcp: LinkMethod = {
 	name: "network",
 	over: "TCP",
-	node: "check its card, its cable and its port, or leave it out",
-	pair: "check the way between them",
+	node: "check its network card, cable and port, or leave it out",
+	pair: "check the network between them",
 };
 export const overNccl: LinkMethod = {
 	name: "NCCL links",
 	over: "NCCL",
-	node: "see with NCCL_DEBUG=INFO which card it takes, and check that one, or leave the node out",
-	pair: "see with NCCL_DEBUG=INFO what NCCL takes between them",
+	node: "find its network card with NCCL_DEBUG=INFO and check it, or leave the node out",
+	pair: "find with NCCL_DEBUG=INFO the transport that NCCL uses between them",
 };
 
-/** Links between nodes from what receivers found; the slower way counts. */
+/** Links between nodes from the receivers' rates, each with the rate of its slower direction. */
 export function linksOf(names: readonly string[], rates: readonly NcclRate[]): Link[] {
 	const slower = new Map<string, Link>();
 	for (const { from, to, rate } of rates) {
@@ -105,10 +105,7 @@ export function linksOf(names: readonly string[], rates: readonly NcclRate[]): L
 	return [...slower.values()];
 }
 
-/**
- * Findings about links: one line where all are well; otherwise the nodes and pairs that are slow, or do not reach each
- * other.
- */
+/** An overview of all links, then findings about nodes and pairs that are slow or do not reach each other. */
 export function compareLinks(links: readonly Link[], method: LinkMethod = overTcp): Finding[] {
 	const { name } = method;
 	const rates = links.flatMap(({ rate }) => (rate === null ? [] : [rate]));
@@ -116,36 +113,36 @@ export function compareLinks(links: readonly Link[], method: LinkMethod = overTc
 		.filter(({ failure }) => failure !== null)
 		.map(({ nodes, failure }): Finding => {
 			const value = `${nodes.join(" and ")} do not reach each other: ${failure}`;
-			return { name, value, state: "problem", advice: "ranks of one run have to" };
+			return { name, value, state: "problem", advice: "every rank of a run connects to the others" };
 		});
 	if (rates.length === 0) return broken;
-	const middle = reached(links);
+	const usual = usualRate(links);
 	const least = Math.min(...rates);
-	const details = { reached: middle, links };
-	const all = `${counted(links.length, "pair")} of nodes over ${method.over}: ${gigabits(middle)}`;
-	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * middle);
+	const details = { reached: usual, links };
+	const all = `${counted(links.length, "pair")} of nodes over ${method.over}: ${gigabits(usual)}`;
+	const lagging = links.filter(({ rate }) => rate !== null && rate < slow * usual);
 	const overview: Finding = {
 		name,
 		value: `${all}, at least ${gigabits(least)}`,
 		state: lagging.length === 0 && broken.length === 0 ? "good" : "information",
 		details,
 	};
-	return [overview, ...broken, ...slowest(lagging, links, middle, method)];
+	return [overview, ...broken, ...slowFindings(lagging, links, usual, method)];
 }
 
 /**
- * The median over the nodes of the best each reaches. Of few nodes one slow one slows most pairs, so that the median pair would
- * be slow too.
+ * Median over the nodes of each node's fastest link. One slow node of few takes part in most links, so the median link would be
+ * slow.
  */
-function reached(links: readonly Link[]): number {
+function usualRate(links: readonly Link[]): number {
 	const best = new Map<string, number>();
 	for (const { nodes, rate } of links)
 		for (const node of nodes) best.set(node, Math.max(best.get(node) ?? 0, rate ?? 0));
 	return median([...best.values()]);
 }
 
-/** Nodes most of whose links are slow, then the slow links of others. */
-function slowest(lagging: readonly Link[], links: readonly Link[], middle: number, method: LinkMethod): Finding[] {
+/** Warnings about nodes most of whose links are slow, then about slow links between other nodes. */
+function slowFindings(lagging: readonly Link[], links: readonly Link[], usual: number, method: LinkMethod): Finding[] {
 	const ofNode = (node: string, among: readonly Link[]) => among.filter(({ nodes }) => nodes.includes(node));
 	const named = new Set(lagging.flatMap(({ nodes }) => nodes));
 	const nodes = [...named].filter((node) => {
@@ -153,10 +150,10 @@ function slowest(lagging: readonly Link[], links: readonly Link[], middle: numbe
 		return own > 1 && ofNode(node, lagging).length > own / 2;
 	});
 	const warning = (value: string, advice: string): Finding => ({ name: method.name, value, state: "warning", advice });
-	const below = `against ${gigabits(middle)}`;
+	const below = `against ${gigabits(usual)}`;
 	return [
 		...nodes.map((node) => {
-			const rate = median(ofNode(node, lagging).map((one) => one.rate!));
+			const rate = median(ofNode(node, lagging).map(({ rate }) => rate!));
 			return warning(`${node} is slow: ${gigabits(rate)} ${below}`, method.node);
 		}),
 		...lagging

@@ -1,8 +1,9 @@
-/** A command's own flags beside the configuration's: repeated ones and numbers. */
+/** Reads a command's own flags, beside the configuration's keys, that may be repeated or are numbers. */
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
+import { flagError } from "./arguments.ts";
 
-/** Every value of `--name VALUE` or `--name=VALUE`, and the other arguments. */
+/** Separates every value of `--name VALUE` or `--name=VALUE` from the other arguments. */
 export function takeRepeated(
 	args: readonly string[],
 	name: string,
@@ -32,6 +33,6 @@ export function numberFlag<Missing>(
 	const text = flags[name];
 	if (text === undefined) return missing;
 	const value = /^\d+(\.\d+)?([eE][+-]?\d+)?$|^\.\d+$/.test(text) ? Number(text) : Number.NaN;
-	if (!allows(value)) throw new UserError(`--${name} ${text}: allowed is ${allowed}.`, exitCodes.usage);
+	if (!allows(value)) throw flagError(name, text, allowed);
 	return value;
 }

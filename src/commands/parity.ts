@@ -1,4 +1,4 @@
-/** `mimo parity`: reference folder in, table out, exit code 1 on a mismatch. */
+/** `mimo parity`: compares training with a reference run; exit code 1 on a mismatch. */
 import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
 import { print } from "../observe/output.ts";
@@ -7,6 +7,7 @@ import type { World } from "../parallel/world.ts";
 import type { ParityReport } from "../parity/comparison.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
+import { flagError } from "./arguments.ts";
 
 export default defineCommand({
 	meta: { name: "parity", description: "Compare training with reference runs." },
@@ -27,7 +28,7 @@ export default defineCommand({
 		layout: {
 			type: "string",
 			description:
-				"ENCODER+LANGUAGE or ENCODER|LANGUAGE, such as tp2+tp2ep2, for a reference with an encoder; LANGUAGE alone, such as tp2pp2, for one without; 1: one process. Default: its own.",
+				"ENCODER+LANGUAGE or ENCODER|LANGUAGE, such as tp2+tp2ep2, for a reference with an encoder; LANGUAGE alone, such as tp2pp2, for one without; 1: one process. Default: the reference's layout.",
 			valueHint: "LAYOUT",
 		},
 		"num-virtual-stages-per-pipeline-rank": {
@@ -39,14 +40,19 @@ export default defineCommand({
 		device: { type: "string", description: "auto, cpu or cuda.", default: "auto", valueHint: "KIND" },
 		"distributed-backend": {
 			type: "string",
-			description: "How GPUs talk: nccl, a GPU for each rank; shm, where ranks share GPUs.",
+			description: "Communication between GPUs: nccl, with a GPU for each rank; shm, where ranks share GPUs.",
 			default: "nccl",
 			valueHint: "KIND",
 		},
-		threads: { type: "string", description: "CPU threads; 0: one a core.", default: "0", valueHint: "N" },
+		threads: {
+			type: "string",
+			description: "CPU threads of a rank; 0: an equal share of the cores.",
+			default: "0",
+			valueHint: "N",
+		},
 		"cuda-graph-impl": {
 			type: "string",
-			description: "none, or local: runs of operations that repeat are launched as CUDA graphs.",
+			description: "none, or local: repeated sequences of operations are launched as CUDA graphs.",
 			default: "none",
 			valueHint: "KIND",
 		},
@@ -67,7 +73,7 @@ export default defineCommand({
 			return;
 		}
 		if (args.layout !== undefined) {
-			throw new UserError(`--layout ${args.layout}: a log is compared as it is, on no layout.`, exitCodes.usage);
+			throw new UserError(`--layout ${args.layout}: --log compares a log, which runs on no layout.`, exitCodes.usage);
 		}
 		const { runParity } = await import("../parity/run.ts");
 		const report = await runParity({
@@ -97,7 +103,7 @@ interface LayoutArguments {
 	readonly json?: boolean | undefined;
 }
 
-/** The layout to compare on, checked before a rank starts. */
+/** The layout to compare on. Throws a UserError for a layout that the reference cannot run on, before ranks start. */
 async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { golden, layout, weights } = args;
 	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
@@ -105,7 +111,10 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { mtpFormat } = await import("../parity/mtp/golden.ts");
 	if (mtpFormat.holds(golden)) {
 		if (weights !== undefined) {
-			throw new UserError(`--weights ${weights}: a reference of multi-token prediction has its own.`, exitCodes.usage);
+			throw new UserError(
+				`--weights ${weights}: a reference of multi-token prediction contains its weights.`,
+				exitCodes.usage,
+			);
 		}
 		const { planOfMtpGolden } = await import("../parity/mtp/parity.ts");
 		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), { encoder: false }));
@@ -115,7 +124,10 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	const { elasticFormat } = await import("../parity/elastic/golden.ts");
 	if (elasticFormat.holds(golden)) {
 		if (weights !== undefined) {
-			throw new UserError(`--weights ${weights}: a reference of an elastic model has its own.`, exitCodes.usage);
+			throw new UserError(
+				`--weights ${weights}: a reference of an elastic model contains its weights.`,
+				exitCodes.usage,
+			);
 		}
 		if (args.bf16) throw new UserError("--bf16: a reference of an elastic model is compared in fp32.", exitCodes.usage);
 		const { planOfElasticGolden } = await import("../parity/elastic/parity.ts");
@@ -136,7 +148,7 @@ async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
 	return named;
 }
 
-/** A reference on as many ranks as the layout has. The last rank, of the language model, prints. */
+/** Compares on all ranks of the layout. The last rank, which is the language model's, prints. */
 async function compareOnLayout(args: LayoutArguments): Promise<void> {
 	const { onEveryRank } = await import("./ranks.ts");
 	const named = await chooseLayout(args);
@@ -151,7 +163,7 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 		describe: (rank: number) => topology.describe(rank),
 		reporter: topology.worldSize - 1,
 		timeoutMinutes: 10,
-		// With --json the report alone is printed: a program reads it.
+		// The output of --json is parsed by programs.
 		quiet: args.json ?? false,
 	};
 	await onEveryRank(options, async (world) => {
@@ -194,34 +206,31 @@ async function printReport(report: ParityReport, json: boolean): Promise<void> {
 
 function deviceKind(text: string): "auto" | "cpu" | "cuda" {
 	if (text === "auto" || text === "cpu" || text === "cuda") return text;
-	throw new UserError(`--device is ${JSON.stringify(text)}; allowed are auto, cpu and cuda.`, exitCodes.usage);
+	throw flagError("device", text, "auto, cpu or cuda");
 }
 
 function backendKind(text: string): BackendName {
 	if (text === "nccl" || text === "shm") return text;
-	throw new UserError(`--distributed-backend is ${JSON.stringify(text)}; allowed are nccl and shm.`, exitCodes.usage);
+	throw flagError("distributed-backend", text, "nccl or shm");
 }
 
 function withGraphs(text: string): boolean {
 	if (text === "none" || text === "local") return text === "local";
-	throw new UserError(`--cuda-graph-impl is ${JSON.stringify(text)}; allowed are none and local.`, exitCodes.usage);
+	throw flagError("cuda-graph-impl", text, "none or local");
 }
 
 function threadCount(text: string): number {
 	if (/^\d{1,4}$/.test(text)) return Number(text);
-	throw new UserError(`--threads is ${JSON.stringify(text)}; allowed is a whole number from 0.`, exitCodes.usage);
+	throw flagError("threads", text, "an integer from 0 to 9999");
 }
 
 function virtualStages(text: string): number {
 	if (/^[1-9]\d?$/.test(text)) return Number(text);
-	throw new UserError(
-		`--num-virtual-stages-per-pipeline-rank is ${JSON.stringify(text)}; allowed is a whole number from 1 to 99.`,
-		exitCodes.usage,
-	);
+	throw flagError("num-virtual-stages-per-pipeline-rank", text, "an integer from 1 to 99");
 }
 
 function positive(text: string): number {
 	const value = Number(text);
 	if (text.trim() !== "" && value > 0 && Number.isFinite(value)) return value;
-	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a positive number.`, exitCodes.usage);
+	throw flagError("tolerance", text, "a number greater than 0");
 }

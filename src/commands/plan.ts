@@ -1,4 +1,4 @@
-/** `mimo plan`: from flags to a run's memory and the time of a step, without training. */
+/** `mimo plan`: estimates a run's memory, operations, traffic and step time without training. */
 
 import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -22,22 +22,23 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
+import { numberFlag } from "./own-flags.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
 
-  Memory of a rank of each module, operations, bytes over every group, seconds of a step and idle shares, from running the
-  training code on a library that only counts.
+  Estimates, for every module, the memory of a rank, operations, bytes sent in every group, seconds of a step and idle
+  shares, by running the training code on a library that only counts.
 
   --gpu NAME              Plan for ${acceleratorNames.join(", ")}; without it, for this machine's processor.
   --gpus-per-host N       Consecutive ranks of one host (8).
   --memory-gib N          Memory of a device; layouts that need more are marked.
   --measure               Time every operation of the configuration on this machine first.
   --rates FILE            Read rates from this file; with --measure, write them there.
-  --split N               Rank the layouts of N devices by tokens a second: both modules on the same ranks or on ranks of their
-                          own, the language model in one piece or in a pipeline, with virtual stages too.
-  --expert-imbalance F    Rows that the busiest rank's experts get, over those of an even routing (1); a run's JSON log: as
-                          they were there at most.
+  --split N               Rank the layouts of N devices by tokens a second: modules on the same ranks or on ranks of their own, with
+                          and without pipeline and virtual stages.
+  --expert-imbalance F    Rows of the busiest rank's experts relative to an even routing (default 1); or a run's JSON log, whose
+                          largest value is taken.
   --choice FILE           Plan the submodel with these sizes of the configured model (\`mimo elastic\`).
   --json                  One JSON object.`;
 
@@ -56,7 +57,7 @@ export const ownFlags = {
 
 export default configuredCommand({
 	name: "plan",
-	description: "What a run would need: memory, operations, traffic, time.",
+	description: "Estimate a run's memory, operations, traffic and step time.",
 	help,
 	ownFlags,
 	run: async (args) => {
@@ -70,7 +71,7 @@ export default configuredCommand({
 					exitCodes.usage,
 				);
 			}
-			const devices = number(command, "split", 1);
+			const devices = numberFlag(command, "split", 1, ...atLeast(1));
 			if (devices > mostRanks) {
 				throw new UserError(`--split ${command.split}: a run has at most ${mostRanks} ranks.`, exitCodes.usage);
 			}
@@ -88,26 +89,26 @@ export default configuredCommand({
 	},
 });
 
-/** The submodel that --choice asks for in the place of the model. */
+/** Replaces the configured model by the submodel of --choice, if given. */
 function withChoice(resolved: ResolvedConfiguration): ResolvedConfiguration {
 	const { choice } = resolved.command;
 	if (choice === undefined) return resolved;
 	return configurationOfSubmodel(resolved, readChoice(choice, hybridConfig(resolved.configuration)));
 }
 
-/** The machine that the flags describe, measured where they say so. */
+/** The machine that the flags describe; with --measure, this machine's measured rates. */
 export async function machineOf({ command, configuration: c }: ResolvedConfiguration): Promise<Machine> {
 	const stated = command.gpu === undefined ? null : acceleratorRates(command.gpu);
 	if (stated?.e4m3 === false && c.fp8Format !== null) {
 		throw new UserError(`--gpu ${command.gpu}: it has no products in e4m3 (fp8-format).`, exitCodes.usage);
 	}
 	const { worldSize } = topologyOf(c);
-	const ranksPerHost = stated ? number(command, "gpus-per-host", 1, 8) : worldSize;
+	const ranksPerHost = stated ? numberFlag(command, "gpus-per-host", 8, ...atLeast(1)) : worldSize;
 	const cores = availableParallelism();
 	const threads = c.threads || Math.max(1, Math.floor(cores / Math.min(worldSize, ranksPerHost)));
-	const memory = command["memory-gib"] === undefined ? null : number(command, "memory-gib", 0) * 2 ** 30;
+	const gibibytes = numberFlag(command, "memory-gib", null, ...atLeast(0));
 	const common = {
-		memoryBytes: memory ?? stated?.memoryBytes ?? null,
+		memoryBytes: gibibytes === null ? (stated?.memoryBytes ?? null) : gibibytes * 2 ** 30,
 		ranksPerHost,
 		imbalance: imbalanceOf(command, c),
 	};
@@ -126,10 +127,10 @@ function imbalanceOf(command: Readonly<Record<string, string>>, c: TrainingConfi
 	const measured = text !== undefined && existsSync(text);
 	const imbalance = measured
 		? measuredImbalance(text, c.numExperts / c.llmEp)
-		: number(command, "expert-imbalance", 1, 1);
+		: numberFlag(command, "expert-imbalance", 1, ...atLeast(1));
 	if (c.moeRouterForceLoadBalancing && imbalance !== 1) {
 		throw new UserError(
-			`--expert-imbalance ${text}: allowed is 1 with moe-router-force-load-balancing, which deals tokens out evenly.`,
+			`--expert-imbalance ${text}: allowed is 1 with moe-router-force-load-balancing, which routes tokens evenly.`,
 			exitCodes.usage,
 		);
 	}
@@ -149,12 +150,7 @@ async function readRates(file: string): Promise<Rates> {
 	}
 }
 
-function number(command: Readonly<Record<string, string>>, name: string, least: number, absent?: number): number {
-	const text = command[name];
-	if (text === undefined && absent !== undefined) return absent;
-	const value = Number(text);
-	if (text === undefined || text === "" || !(value >= least)) {
-		throw new UserError(`--${name} ${text}: allowed is a number of at least ${least}.`, exitCodes.usage);
-	}
-	return value;
+/** The last arguments of numberFlag for a number with a lower bound. */
+function atLeast(least: number): [allowed: string, allows: (value: number) => boolean] {
+	return [`a number of at least ${least}`, (value) => value >= least];
 }

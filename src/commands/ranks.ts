@@ -21,6 +21,7 @@ import { debug, debugging } from "../system/debug.ts";
 import { NativeError, UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { programVersion } from "../system/program-version.ts";
+import { flagError } from "./arguments.ts";
 import { describeError } from "./command.ts";
 
 export interface RankOptions {
@@ -49,15 +50,15 @@ export interface RankOptions {
 
 /** Milliseconds to wait for the launcher to end this rank. */
 const launcherPatience = 10_000;
-/** Bytes that the process of a rank takes at least, weights not counted: of the tiniest model 100 MiB are measured. */
-const rankMemory = 64 * 2 ** 20;
+/** Least bytes of a rank's process; the smallest model measures 100 MiB. */
+const leastRankMemory = 64 * 2 ** 20;
 
 /** Throws a UserError unless `--nproc` equals the number of ranks of the grids. */
 export function checkRankCount(topology: Topology, given: string | undefined): void {
 	const { worldSize } = topology;
 	if (given === undefined || given === String(worldSize)) return;
 	if (!/^[1-9]\d*$/.test(given)) {
-		throw new UserError(`--nproc ${given}: allowed is an integer from 1.`, exitCodes.usage);
+		throw flagError("nproc", given, "an integer from 1");
 	}
 	const grids = [...(topology.encoder ? [topology.encoder] : []), topology.language];
 	const sizes = grids.map((grid) => `${grid.name} ${grid.size}`).join(", ");
@@ -129,7 +130,7 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 
 /** Refuses more ranks than this host, of `memory` bytes, could ever hold: starting them would bring it to a stop. */
 export function requireRoom(ranks: number, memory: number): void {
-	const most = Math.max(1, Math.floor(memory / rankMemory));
+	const most = Math.max(1, Math.floor(memory / leastRankMemory));
 	if (ranks <= most) return;
 	throw new UserError(
 		`The configured grids need ${ranks} ranks, and this host's memory of ${(memory / 2 ** 30).toFixed(1)} GiB holds ${most} processes at most; torchrun or srun start ranks on several hosts.`,
@@ -184,7 +185,7 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	}
 }
 
-/** The launcher has refused the run: it prints the reason and ends its ranks. */
+/** Rethrows the error of joining; first gives the launcher, if it refused the run, time to print why and end its ranks. */
 async function leaveToLauncher(place: Place, error: Error): Promise<never> {
 	if (place.launcher !== null && error instanceof RefusedError) await Bun.sleep(launcherPatience);
 	throw error;
@@ -200,7 +201,7 @@ function record(run: Run, folder: string, rank: number): void {
 	run.record(join(folder, recordingName(rank)));
 }
 
-/** Reports this rank's error to the run; whichever process has to prints the diagnosis. Returns the exit code. */
+/** Reports this rank's error to the run, in which one process prints the diagnosis. Returns the exit code. */
 export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
 	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;

@@ -1,4 +1,4 @@
-/** `mimo report`: logs of runs in, one HTML page out. */
+/** `mimo report`: draws one run's log, or compares several, as an HTML page. */
 import { writeFileSync } from "node:fs";
 import { basename, extname } from "node:path";
 import { defineCommand } from "citty";
@@ -12,16 +12,16 @@ import { systemReason } from "../system/system-errors.ts";
 export default defineCommand({
 	meta: {
 		name: "report",
-		description: "Draw a run's log, also of one that goes on, as one HTML page; or compare several.",
+		description: "Draw a run's log, finished or not, as one HTML page; or compare several.",
 	},
 	args: {
 		run: {
 			type: "positional",
-			description: "A JSON log (log-json), or a folder with one; more of them are compared.",
+			description: "A JSON log (log-json), or a folder with one; several are compared.",
 			valueHint: "RUN…",
 			required: true,
 		},
-		"all-runs": { type: "boolean", description: "Draw all runs that a log holds as one; default: the latest." },
+		"all-runs": { type: "boolean", description: "Draw all runs of a log as one; default: the latest run." },
 		output: { type: "string", description: "Page to write; default: the logs' names with .html, in this folder." },
 	},
 	run: ({ args }) => {

@@ -17,8 +17,7 @@ const slotsWithoutWeights = 1;
 function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: ScheduleShape; simulation: Simulation } {
 	const shape = stepShape(c);
 	const lists = actorsOf(shape).map((actor) => ({ actor, actions: actionsOf(shape, actor) }));
-	// An encoder pass is drawn as long as a stage's.
-	const of = (action: Action) => {
+	const duration = (action: Action) => {
 		if (!isWork(action)) return 0;
 		// In combined 1F1B a slot is a node.
 		const { overlap } = shape;
@@ -27,10 +26,11 @@ function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: Sched
 				? 1
 				: lastNode(overlap, action.chunk.index) + 1;
 		}
+		// An encoder pass is drawn as long as a stage's pass.
 		if (action.chunk.module === "encoder") return slots[action.kind] * shape.virtualStages;
 		return action.kind === "backward" && shape.lateWeightGradients ? slotsWithoutWeights : slots[action.kind];
 	};
-	return { shape, simulation: simulate(lists, { of }) };
+	return { shape, simulation: simulate(lists, { of: duration }) };
 }
 
 /** One JSON object: the shape, and of every actor its ranks and its actions with the slots in which they begin and end. */
@@ -61,7 +61,7 @@ export function scheduleTable(resolved: ResolvedConfiguration): string {
 		...columns([header, ...rows]),
 		[
 			`F, B: a microbatch forward, backward${shape.lateWeightGradients ? "" : " (two slots)"}`,
-			...(shape.lateWeightGradients ? ["W: what backward has left, the gradients of weights"] : []),
+			...(shape.lateWeightGradients ? ["W: weight gradients that backward has delayed"] : []),
 			...(shape.overlap ? ["/1: one node of the pass, a slot each"] : []),
 			"e: through the encoder; .1: through the stage's second segment.",
 		].join("; "),

@@ -1,7 +1,7 @@
-/** `mimo trace`: commands for traces. */
+/** `mimo trace …`: commands for traces, imported when they run. */
 import { defineCommand } from "citty";
 
 export default defineCommand({
-	meta: { name: "trace", description: "Sum up traces of training steps." },
+	meta: { name: "trace", description: "Summarise traces of training steps." },
 	subCommands: { summary: () => import("./trace/summary.ts").then((module) => module.default) },
 });

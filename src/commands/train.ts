@@ -1,11 +1,13 @@
-/** `mimo train`: flags in, one training, exit code out. */
+/** `mimo train`: trains a model, or prints its configuration, topology or schedule. */
 import { availableParallelism, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
+import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Place } from "../launch/place.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
+import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { counted } from "../system/counted.ts";
@@ -15,12 +17,12 @@ import { configuredCommand } from "./configured-command.ts";
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 
   --config FILE.yaml   Keys and values, one a line; flags win over the file, the file over the preset.
-  --nproc N            Start N ranks on this host; without it, as many as the configured grids need. Under torchrun's
-                       variables (RANK, WORLD_SIZE, ...) this process is one of them.
+  --nproc N            Start N ranks on this host; without it, as many as the configured grids need. With torchrun's
+                       variables (RANK, WORLD_SIZE, ...) this process is one rank.
   --print-config       Show every value and where it came from, and stop. With --json as JSON.
   --print-topology     Show ranks, grids, groups, lanes and routes, and stop. With --json as JSON.
-  --print-schedule     Show what every rank does when in a step, and stop. With --json as JSON.
-  --help WORD          Show the flags alone whose name or description has the word.
+  --print-schedule     Show every rank's actions over a step, and stop. With --json as JSON.
+  --help WORD          Show only the flags whose name or description contains the word.
 
 Ctrl-C stops the training after the current step, saves a checkpoint where --save names a folder, and ends with exit code 130;
 a second Ctrl-C ends it at once and saves nothing. --exit-signal-handler does the same at SIGTERM and SIGUSR1, with exit code 75.`;
@@ -41,64 +43,75 @@ export default configuredCommand({
 	ownFlags,
 	run: async (args) => {
 		const resolved = configurationOfArguments(args, ownFlags);
-		if ("print-config" in resolved.command) {
-			print("json" in resolved.command ? configurationJson(resolved) : configurationTable(resolved));
-			return;
-		}
-		if ("print-topology" in resolved.command) {
-			const { topologyJson, topologyTable } = await import("./topology.ts");
-			print("json" in resolved.command ? topologyJson(resolved) : topologyTable(resolved));
-			return;
-		}
-		if ("print-schedule" in resolved.command) {
-			const { scheduleJson, scheduleTable } = await import("./schedule.ts");
-			print("json" in resolved.command ? scheduleJson(resolved) : scheduleTable(resolved));
-			return;
-		}
-		const { checkRankCount, onEveryRank, rankOptions, printsForTheRun, startsTheRun } = await import("./ranks.ts");
-		if (printsForTheRun()) for (const sentence of resolved.notes) note(sentence);
-		const { elasticOf } = await import("../train/from-configuration.ts");
-		elasticOf(resolved.configuration);
-		const { runTraining } = await import("../train/run.ts");
-		const { topologyOf } = await import("../parallel/topology.ts");
-		const { configuration } = resolved;
-		const topology = topologyOf(configuration);
-		await tryStart(configuration);
-		if (startsTheRun()) {
-			const { checkData } = await import("../data/check.ts");
-			checkData(configuration);
-		}
-		checkRankCount(topology, resolved.command.nproc);
-		const cores = availableParallelism();
-		if (startsTheRun() && configuration.threads > cores) {
-			warn(
-				`threads ${configuration.threads}: this process may use ${counted(cores, "core")}, and more threads only wait for them.`,
-			);
-		}
-		const { requireDataRoom } = await import("../train/feed/data-room.ts");
-		const { placeFromEnvironment } = await import("../launch/place.ts");
-		const here = ranksOfHost(placeFromEnvironment(), topology.worldSize);
-		const host = { memory: totalmem(), cores };
-		const crowded = here === null ? null : requireDataRoom(configuration, topology, here, host);
-		if (crowded !== null) warn(crowded);
-		if (topology.worldSize === 1 && configuration.flightRecorderDir !== null) {
-			warn("flight-recorder-dir: a run of one process keeps no recording.");
-		}
-		const options = rankOptions(configuration, topology, topology.worldSize - 1);
-		const { requireMemory } = await import("../plan/require-memory.ts");
-		const { requireStart } = await import("../train/restart/before-training.ts");
-		const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
-		await onEveryRank(options, async (world) => {
-			await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
-			if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
-			const algorithms = await AlgorithmCache.open(configuration, world);
-			const exitCode = await runTraining(configuration, world);
-			const kept = exitCode === 0 ? (algorithms?.keep() ?? null) : null;
-			if (kept !== null && world.rank === options.reporter) note(kept);
-			return exitCode;
-		});
+		const text = await printout(resolved);
+		if (text === null) await train(resolved);
+		else print(text);
 	},
 });
+
+/** The text that a --print flag asks for; null without one. */
+async function printout(resolved: ResolvedConfiguration): Promise<string | null> {
+	const { command } = resolved;
+	const json = "json" in command;
+	if ("print-config" in command) return json ? configurationJson(resolved) : configurationTable(resolved);
+	if ("print-topology" in command) {
+		const { topologyJson, topologyTable } = await import("./topology.ts");
+		return json ? topologyJson(resolved) : topologyTable(resolved);
+	}
+	if ("print-schedule" in command) {
+		const { scheduleJson, scheduleTable } = await import("./schedule.ts");
+		return json ? scheduleJson(resolved) : scheduleTable(resolved);
+	}
+	return null;
+}
+
+/** Makes the checks that need no rank, then trains on every rank. */
+async function train({ configuration, command, notes }: ResolvedConfiguration): Promise<void> {
+	const { checkRankCount, onEveryRank, rankOptions, printsForTheRun, startsTheRun } = await import("./ranks.ts");
+	if (printsForTheRun()) for (const sentence of notes) note(sentence);
+	const { elasticOf } = await import("../train/from-configuration.ts");
+	elasticOf(configuration);
+	const { runTraining } = await import("../train/run.ts");
+	const { topologyOf } = await import("../parallel/topology.ts");
+	const topology = topologyOf(configuration);
+	await tryStart(configuration);
+	if (startsTheRun()) {
+		const { checkData } = await import("../data/check.ts");
+		checkData(configuration);
+	}
+	checkRankCount(topology, command.nproc);
+	await checkHost(configuration, topology, startsTheRun());
+	const options = rankOptions(configuration, topology, topology.worldSize - 1);
+	const { placeFromEnvironment } = await import("../launch/place.ts");
+	const { requireMemory } = await import("../plan/require-memory.ts");
+	const { requireStart } = await import("../train/restart/before-training.ts");
+	const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
+	await onEveryRank(options, async (world) => {
+		await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
+		if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
+		const algorithms = await AlgorithmCache.open(configuration, world);
+		const exitCode = await runTraining(configuration, world);
+		const kept = exitCode === 0 ? (algorithms?.keep() ?? null) : null;
+		if (kept !== null && world.rank === options.reporter) note(kept);
+		return exitCode;
+	});
+}
+
+/** Warns about more threads than cores and about lacking recordings. Throws a UserError if the data do not fit in memory. */
+async function checkHost(c: TrainingConfiguration, topology: Topology, startsTheRun: boolean): Promise<void> {
+	const cores = availableParallelism();
+	if (startsTheRun && c.threads > cores) {
+		warn(`threads ${c.threads}: this process may use ${counted(cores, "core")}, and more threads only wait for them.`);
+	}
+	const { requireDataRoom } = await import("../train/feed/data-room.ts");
+	const { placeFromEnvironment } = await import("../launch/place.ts");
+	const here = ranksOfHost(placeFromEnvironment(), topology.worldSize);
+	const crowded = here === null ? null : requireDataRoom(c, topology, here, { memory: totalmem(), cores });
+	if (crowded !== null) warn(crowded);
+	if (topology.worldSize === 1 && c.flightRecorderDir !== null) {
+		warn("flight-recorder-dir: a run of one process keeps no recording.");
+	}
+}
 
 /**
  * A rank's device and the ranks that share it: all ranks of a host share its processor; under the shm backend several may share a
@@ -112,12 +125,12 @@ function sharedDevice(c: TrainingConfiguration, { rank, size, device }: World): 
 	return { name, memoryBytes, kind, ranks };
 }
 
-/** All ranks of this host, in the one process that speaks for them; null: another one does. */
+/** The ranks of this host, in the process that checks for all of them; null in the others. */
 function ranksOfHost(place: Place | null, worldSize: number): number[] | null {
 	if (place === null) return Array.from({ length: worldSize }, (_, rank) => rank);
 	if (place.launcher !== null || place.localRank !== 0) return null;
 	const local = Array.from({ length: place.localSize }, (_, one) => place.rank + one);
-	// Another number of ranks than the grids need is refused later.
+	// A world size other than the grids' is refused later.
 	return local.filter((rank) => rank < worldSize);
 }
 

@@ -1,4 +1,4 @@
-/** `mimo verify`: every layout against one process; exit code 1 where one differs by more than rounding. */
+/** `mimo verify`: compares layouts of ranks with one process; exit code 1 if one differs by more than rounding. */
 import { hasEncoder } from "../config/derive.ts";
 import { gridKeys } from "../config/keys/parallel.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
@@ -8,6 +8,7 @@ import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes, signalled } from "../system/exit-codes.ts";
+import { flagError } from "./arguments.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import type { RankOptions } from "./ranks.ts";
@@ -15,17 +16,16 @@ import type { RankOptions } from "./ranks.ts";
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 Trains one batch of samples in one process that holds all modules (layout 1), then on every layout of the list,
-and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, ZeRO-1 on with off, and where
---delay-wgrad-compute is given late weight gradients with immediate ones. Exit code 1 where something differs by more than
-the tolerance.
+and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, ZeRO-1 on with off, and with
+--delay-wgrad-compute delayed weight gradients with immediate ones. Exit code 1 if a difference exceeds the tolerance.
 
   --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
                        ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written
                        together, or a number, which means dp; ranks of a side = tp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
                        square). Three times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
-  --samples KIND       random (default): random text and images, uneven ones and text alone among them, so that every
-                       path is taken whatever the data hold. data: the first batch of the configured data.
+  --samples KIND       random (default): random text and images of different sizes, and text alone, so that every path is
+                       taken. data: the first batch of the configured data.
   --text-only N        Random samples at the end of the batch that have no image. Default: a quarter of them, with
                        --policy half.
   --policy             Show what encoder-grad-participation corrected would change in every layout.
@@ -53,7 +53,7 @@ const ownFlags = {
 
 export default configuredCommand({
 	name: "verify",
-	description: "Show that layouts of ranks give what one process gives.",
+	description: "Check that layouts of ranks compute what one process computes.",
 	help,
 	ownFlags,
 	run: async (args) => {
@@ -97,13 +97,13 @@ async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subje
 	const purpose = "policy" in flags ? "policies" : "layouts";
 	if (samples === "random") return subjectOf(c, textOnlySamples(c, flags), purpose);
 	if (samples !== "data") {
-		throw new UserError(
-			`--samples is ${JSON.stringify(samples)}; allowed is random (drawn) or data (the configured data's).`,
-			exitCodes.usage,
-		);
+		throw flagError("samples", samples, "random (drawn) or data (the configured data's)");
 	}
 	if (flags["text-only"] === undefined) return await subjectOfData(c, purpose);
-	throw new UserError("--text-only is for random samples; --samples data takes the data as they are.", exitCodes.usage);
+	throw new UserError(
+		"--text-only is for random samples; --samples data takes the samples of the data.",
+		exitCodes.usage,
+	);
 }
 
 /** The configuration with the layout's grids, checked like any other. */
@@ -143,20 +143,17 @@ function textOnlySamples(c: TrainingConfiguration, flags: Flags): number {
 	if (given === undefined) return Math.floor(c.globalBatchSize / ("policy" in flags ? 2 : 4));
 	const count = /^\d{1,9}$/.test(given) ? Number(given) : Number.NaN;
 	if (count < c.globalBatchSize) return count;
-	throw new UserError(
-		`--text-only is ${JSON.stringify(given)}; allowed is a whole number below global-batch-size (${c.globalBatchSize}).`,
-		exitCodes.usage,
-	);
+	throw flagError("text-only", given, `an integer from 0 below global-batch-size (${c.globalBatchSize})`);
 }
 
 function toleranceOf(text: string | undefined): number {
 	if (text === undefined) return defaultTolerance;
 	const value = Number(text);
 	if (text.trim() !== "" && value >= 0 && Number.isFinite(value)) return value;
-	throw new UserError(`--tolerance is ${JSON.stringify(text)}; allowed is a number from 0.`, exitCodes.usage);
+	throw flagError("tolerance", text, "a number from 0");
 }
 
-/** Options of launching a layout's ranks. So short a run needs no recordings. */
+/** Options of launching a layout's ranks, without recordings, which so short a run does not need. */
 async function optionsOf(c: TrainingConfiguration, { name, topology }: Plan): Promise<RankOptions> {
 	const { rankOptions } = await import("./ranks.ts");
 	const configuration = { ...textOf(c), layouts: name };
@@ -174,7 +171,7 @@ async function compareAsRank(
 	const [plan] = plans;
 	if (plans.length !== 1 || flags.reference === undefined) {
 		throw new UserError(
-			"A launcher has started this process: verify then compares one layout of --layouts with a --reference FOLDER.",
+			"Under a launcher, verify compares one layout of --layouts and needs --reference FOLDER.",
 			exitCodes.usage,
 		);
 	}
@@ -184,7 +181,7 @@ async function compareAsRank(
 	const policy = "policy" in flags;
 	await onEveryRank(await optionsOf(c, plan!), async (world) => {
 		await (policy ? policyOnRank : verifyOnRank)(world, plan!, subject, folder);
-		// Our launcher's process reads the results; under another launcher the last rank does.
+		// The results are read by mimo's own launcher; under another launcher, by the last rank.
 		const last = world.rank === plan!.topology.worldSize - 1;
 		if (launcher !== null || policy || !last) return;
 		const { reportJson, renderLayouts } = await import("../parity/verify/report.ts");

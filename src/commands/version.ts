@@ -8,7 +8,7 @@ import { programVersion } from "../system/program-version.ts";
 async function libraries(): Promise<string[]> {
 	const described = Object.entries(embeddedLibraries).map(async ([kind, locate]) => {
 		if ((await locate()) === null) return [];
-		// The libraries that it opens are the machine's: `mimo doctor` lists them.
+		// The CUDA library opens the machine's libraries, which `mimo doctor` lists.
 		if (kind === "cuda") return [kind];
 		try {
 			return [`${kind} (${(await openLibrary(kind as DeviceKind)).versions})`];

@@ -74,10 +74,14 @@ describe("convert-ckpt", () => {
 		refuse(["--to", "native", tiny, "native"], 1, "the folder is not empty (--force replaces it)");
 		refuse(["--to", "native", tiny], 2, "The command is `mimo convert-ckpt --from F --to F SOURCE TARGET`");
 		refuse([tiny, "x"], 2, "--to is missing");
-		refuse(["--to", "gguf", tiny, "x"], 2, "--to gguf is none of hf, native, torch_dist");
+		refuse(["--to", "gguf", tiny, "x"], 2, '--to is "gguf"; allowed is hf, native, torch_dist');
 		refuse(["--from", "native", "--to", "hf", tiny, "x"], 1, "is a hf checkpoint, not a native one");
-		refuse(["--to", "hf", "--dtype", "int8", tiny, "x"], 2, "--dtype INT8 is none of");
-		refuse(["--to", "hf", "--max-shard-size", "big", tiny, "x"], 2, "--max-shard-size big is not a size");
+		refuse(["--to", "hf", "--dtype", "int8", tiny, "x"], 2, '--dtype is "int8"; allowed is F32, BF16, F16, F64.');
+		refuse(
+			["--to", "hf", "--max-shard-size", "big", tiny, "x"],
+			2,
+			'--max-shard-size is "big"; allowed is a size such as 500MB or 5GB.',
+		);
 		refuse(["--to", "hf", "--hf-name", "published", tiny, "x"], 2, "the nearest is --hf-names");
 		refuse(["--to", "native", "--layer-names", "gpt", tiny, "x"], 2, "--layer-names gpt needs --to torch_dist");
 		refuse(["--to", "native", "--layer-names", "logical", tiny, "x"], 2, "--layer-names logical needs the groups");

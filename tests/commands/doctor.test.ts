@@ -31,7 +31,7 @@ test("doctor fails when the native library is absent or broken, and names it", (
 		expect(exitCode).toBe(1);
 		expect(stdout).toMatch(/^x +cpu library +does not load: /m);
 		expect(stdout).toContain(sentence);
-		expect(stdout).toEndWith("Training cannot run here; see x.\n");
+		expect(stdout).toEndWith("Training cannot run here; see the lines marked x.\n");
 	}
 });
 

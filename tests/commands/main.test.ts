@@ -70,10 +70,7 @@ test("arguments that a command does not take are refused", () => {
 
 test("a negative number is the value of its flag, which refuses it", () => {
 	const { exitCode, stderr } = mimo(["data", "import", "absent", "--output", "set", "--shard-samples", "-1"]);
-	expect([exitCode, stderr]).toEqual([
-		2,
-		'mimo: --shard-samples is "-1"; allowed is a whole number from 1 to 10000000.\n',
-	]);
+	expect([exitCode, stderr]).toEqual([2, 'mimo: --shard-samples is "-1"; allowed is an integer from 1 to 10000000.\n']);
 });
 
 test("MIMO_DEBUG=1 shows where an error came from", () => {

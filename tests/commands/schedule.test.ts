@@ -31,7 +31,7 @@ test("late weight gradients fill the time in which stages wait", () => {
 		"stage 0 1 . F0 F1 . B0 W0 F2 B1 W1 F3 B2 W2 B3 W3 .",
 		"stage 1 2 . . F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3 .",
 	]);
-	expect(table).toContain("W: what backward has left, the gradients of weights");
+	expect(table).toContain("W: weight gradients that backward has delayed");
 	// A frozen language model has none.
 	expect(
 		scheduleTable(resolved("--llm-pp 2 --hybrid-layer-pattern ME|*- --delay-wgrad-compute --freeze-lm")),

@@ -102,9 +102,7 @@ test("instructions that no library knows", () => {
 
 test("OpenBLAS kernels that the library does not have", () => {
 	const { exitCode, stderr } = run.train(["--train-iters", "4"], { MIMO_OPENBLAS_CORETYPE: "Pentium" });
-	expect(stderr).toBe(
-		'mimo: MIMO_OPENBLAS_CORETYPE is "Pentium"; allowed is Haswell, Zen, SkylakeX, Cooperlake.\n',
-	);
+	expect(stderr).toBe('mimo: MIMO_OPENBLAS_CORETYPE is "Pentium"; allowed is Haswell, Zen, SkylakeX, Cooperlake.\n');
 	expect(exitCode).toBe(exitCodes.usage);
 });
 

@@ -81,12 +81,12 @@ describe("extract", () => {
 	test.each([
 		["--choice none.yaml", "The choice none.yaml cannot be read: it does not exist."],
 		["--choice wide.yaml", "wide.yaml: hidden-size is 128, larger than the parent's 64."],
-		["", "The submodel is that of --choice FILE or of --budget B: allowed is one of them."],
+		["", "mimo elastic extract needs either --choice FILE or --budget B."],
 		[
 			"--budget 0.5",
 			"native/iter_0000060 has no elastic router: it is no checkpoint of a training with --flextron --enable-router.",
 		],
-		["--budget half", "--budget half: allowed is a number greater than 0."],
+		["--budget half", '--budget is "half"; allowed is a number greater than 0.'],
 	])("%s is refused", (flags, sentence) => {
 		folder.file("wide.yaml", "hidden-size: 128");
 		const { exitCode, stderr } = mimo(

@@ -207,12 +207,12 @@ describe("is refused in a sentence", () => {
 		[
 			"top-p without temperature",
 			"--load text --prompt a --top-p 0.5",
-			/^mimo: --top-k and --top-p need --temperature: /,
+			/^mimo: --top-k and --top-p need --temperature above 0: /,
 		],
 		[
 			"a temperature below 0",
 			"--load text --prompt a --temperature=-1",
-			/^mimo: --temperature -1: allowed is a number from 0\.\n$/,
+			/^mimo: --temperature is "-1"; allowed is a number from 0\.\n$/,
 		],
 		[
 			"another model",

@@ -4,7 +4,7 @@ import type { Field } from "../../config/field.ts";
 import type { CommandFlags } from "../../config/flags.ts";
 import { fieldOf, keyOf, keys } from "../../config/schema.ts";
 
-/** What completes a flag's value: nothing (the flag takes none), paths, fixed words, or nothing known (text). */
+/** The values of a flag: none (a switch), paths, free text, or fixed words. */
 export type Values = "none" | "path" | "text" | readonly string[];
 
 export interface Flag {
@@ -32,7 +32,7 @@ export type CommandTable = Readonly<
 	Record<string, readonly [summary: string, load: () => Promise<{ readonly default: AnyCommand }>]>
 >;
 
-const help: Flag = { name: "help", description: "Say what there is.", values: "none" };
+const help: Flag = { name: "help", description: "Show the help.", values: "none" };
 
 /** Every command and subcommand, `mimo` itself first. */
 export async function commandLines(table: CommandTable): Promise<CommandLine[]> {
@@ -54,9 +54,9 @@ async function linesOf(path: string, summary: string, command: AnyCommand): Prom
 	const below = (command.subCommands ?? {}) as Readonly<Record<string, () => Promise<AnyCommand>>>;
 	const lines = await Promise.all(
 		Object.entries(below).map(async ([name, load]) => {
-			const one = await load();
-			const { description = "" } = one.meta as { readonly description?: string };
-			return await linesOf(`${path} ${name}`, description, one);
+			const subcommand = await load();
+			const { description = "" } = subcommand.meta as { readonly description?: string };
+			return await linesOf(`${path} ${name}`, description, subcommand);
 		}),
 	);
 	const declared = Object.entries((command.args ?? {}) as ArgsDef).flatMap(([name, arg]): Flag[] => {
@@ -64,7 +64,7 @@ async function linesOf(path: string, summary: string, command: AnyCommand): Prom
 		const values = arg.type === "boolean" ? "none" : arg.type === "enum" ? (arg.options ?? "text") : "path";
 		return [{ name, description: arg.description ?? "", values }];
 	});
-	// A key that the command itself takes for something else, as plan does split, is there already.
+	// Own flags with the name of a configuration key, such as plan's split, are completed as keys.
 	const own = Object.entries(command.ownFlags ?? {})
 		.filter(([name]) => keyOf(name) === undefined)
 		.map(([name, value]): Flag => ({ name, description: "", values: value ? "path" : "none" }));
@@ -89,7 +89,7 @@ function valuesOf(type: Field["type"]): Values {
 	return options ?? "text";
 }
 
-/** Flags by what follows them, for scripts that ask of a flag: those of one kind of values together. */
+/** Groups flags that take the same values. */
 function byValues(flags: readonly Flag[]): { readonly flags: readonly string[]; readonly values: Values }[] {
 	const groups = Map.groupBy(flags, ({ values }) => (typeof values === "string" ? values : values.join(" ")));
 	return [...groups.values()].map((group) => ({
@@ -106,7 +106,7 @@ export function quoted(text: string): string {
 /** Words as a pattern of bash's and zsh's `case`. */
 export const alternatives = (words: readonly string[]): string => words.map(quoted).join("|");
 
-/** Cases of bash and zsh for the flags that a value follows; `answer`: the commands that offer values. */
+/** Cases of bash and zsh for flags with values; `answer` returns the shell commands that offer them. */
 export function flagCases(
 	flags: readonly Flag[],
 	prefix: string,

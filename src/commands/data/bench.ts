@@ -1,21 +1,20 @@
-/** `mimo data bench`: samples a second, raw or decoded. */
+/** `mimo data bench`: measures how fast a data set is read, raw or decoded. */
 import { defineCommand } from "citty";
 import { print } from "../../observe/output.ts";
-import { UserError } from "../../system/errors.ts";
-import { exitCodes } from "../../system/exit-codes.ts";
+import { flagError } from "../arguments.ts";
 import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
 	path: pathArgument,
-	raw: { type: "boolean", description: "Do not decode." },
+	raw: { type: "boolean", description: "Read samples without decoding them." },
 	"split-part": { type: "string", default: "train", description: "Part to read." },
 	workers: { type: "string", default: "2", description: "Data workers.", valueHint: "N" },
-	threads: { type: "string", description: "Threads that run them; default: one each.", valueHint: "N" },
-	seconds: { type: "string", default: "5", description: "How long.", valueHint: "N" },
+	threads: { type: "string", description: "Threads that run the workers; default: one per worker.", valueHint: "N" },
+	seconds: { type: "string", default: "5", description: "Seconds to read for.", valueHint: "N" },
 	"data-memory": {
 		type: "string",
 		default: "1024",
-		description: "Mebibytes of samples that may wait.",
+		description: "Mebibytes of samples read ahead.",
 		valueHint: "N",
 	},
 	"batch-size": { type: "string", default: "32", description: "Samples a worker hands over at once.", valueHint: "N" },
@@ -24,7 +23,7 @@ const args = {
 
 function number(name: string, text: string): number {
 	if (/^[1-9]\d{0,8}$/.test(text)) return Number(text);
-	throw new UserError(`--${name} is ${JSON.stringify(text)}; allowed is a whole number from 1.`, exitCodes.usage);
+	throw flagError(name, text, "an integer from 1");
 }
 
 export default defineCommand({

@@ -1,6 +1,5 @@
-/** The data set that a `mimo data` command looks at. */
+/** The PATH argument of the `mimo data` commands. */
 
-/** The positional argument, for citty. */
 export const pathArgument = {
 	type: "positional",
 	required: true,
@@ -8,7 +7,7 @@ export const pathArgument = {
 	valueHint: "PATH",
 } as const;
 
-/** The positional argument without trailing slashes. */
+/** PATH without trailing slashes. */
 export function datasetPath(given: string): string {
 	return given.replace(/(?<=.)\/+$/, "");
 }

@@ -1,11 +1,10 @@
-/** `mimo data import`: makes an Energon data set of pictures, tables, JSON, Hugging Face data sets and tar files. */
+/** `mimo data import`: makes an Energon data set from images, tables, JSON, Hugging Face data sets and tar files. */
 import { defineCommand } from "citty";
 import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
-import { UserError } from "../../system/errors.ts";
-import { exitCodes } from "../../system/exit-codes.ts";
+import { flagError } from "../arguments.ts";
 import { datasetPath } from "./dataset-path.ts";
 
 const args = {
@@ -19,23 +18,34 @@ const args = {
 		type: "string",
 		required: true,
 		valueHint: "FOLDER",
-		description: "The data set to write; run again, goes on.",
+		description: "Folder of the data set; an import that was interrupted continues.",
 	},
 	from: {
 		type: "string",
 		valueHint: "FORM",
-		description: `The form, where it is not recognised: ${Object.keys(importKinds).join(", ")}.`,
+		description: `Form of the files; unset: recognised. One of ${Object.keys(importKinds).join(", ")}.`,
 	},
-	"image-column": { type: "string", description: "Fields with images, several with commas; common names are known." },
+	"image-column": { type: "string", description: "Fields with images, separated by commas; unset: common names." },
 	"text-column": { type: "string", description: "Field with the caption or text." },
 	"question-column": { type: "string", description: "Field with the question." },
 	"answer-column": { type: "string", description: "Field with the answer." },
-	"image-root": { type: "string", description: "Folder that image paths begin in; unset: that of their file." },
-	header: { type: "boolean", default: true, description: "--no-header: a table without one; columns are 1, 2, …" },
-	delimiter: { type: "string", description: "Between the cells of a table; unset: a tab in .tsv, else a comma." },
+	"image-root": {
+		type: "string",
+		description: "Folder that image paths are relative to; unset: the folder of the file that names them.",
+	},
+	header: {
+		type: "boolean",
+		default: true,
+		description: "--no-header: the table has no header row, and its columns are named 1, 2, …",
+	},
+	delimiter: {
+		type: "string",
+		description: "Character between the cells of a table; unset: a tab in .tsv, else a comma.",
+	},
 	"split-ratio": {
 		type: "string",
-		description: "Shares of train, val and test, such as 98,1,1; unset: the source's own parts, else all for training.",
+		description:
+			"Shares of train, val and test, such as 98,1,1; unset: the source's parts, or all in train where it has none.",
 	},
 	"shard-samples": { type: "string", default: "10000", description: "Most samples of a shard." },
 	"shard-size": { type: "string", default: "512", description: "Mebibytes after which a shard is full." },
@@ -45,16 +55,13 @@ const args = {
 		description: "Shuffle with this seed; unset: the order of the source.",
 	},
 	"skip-limit": { type: "string", default: "10%", description: "Rows that may be skipped: a number, or a share." },
-	decode: { type: "boolean", description: "Decode every image, beyond its header." },
+	decode: { type: "boolean", description: "Decode every image instead of reading its header alone." },
 } as const;
 
-function wholeNumber(text: string, flag: string, from: number, to: number): number {
+function integer(text: string, flag: string, from: number, to: number): number {
 	const value = /^\d{1,15}$/.test(text) ? Number(text) : Number.NaN;
 	if (value >= from && value <= to) return value;
-	throw new UserError(
-		`${flag} is ${JSON.stringify(text)}; allowed is a whole number from ${from} to ${to}.`,
-		exitCodes.usage,
-	);
+	throw flagError(flag, text, `an integer from ${from} to ${to}`);
 }
 
 function shares(text: string): readonly [number, number, number] {
@@ -63,25 +70,22 @@ function shares(text: string): readonly [number, number, number] {
 	if (numbers.length === 3 && numbers.every((share) => share >= 0) && total > 0 && Number.isFinite(total)) {
 		return [numbers[0]!, numbers[1]!, numbers[2]!];
 	}
-	throw new UserError(
-		`--split-ratio ${text} is not three shares of train, val and test, such as 98,1,1.`,
-		exitCodes.usage,
-	);
+	throw flagError("split-ratio", text, "three shares of train, val and test, such as 98,1,1");
 }
 
 function kindOf(text: string): ImportKind {
 	if (Object.hasOwn(importKinds, text)) return text as ImportKind;
-	throw new UserError(`--from is ${text}; the forms are ${Object.keys(importKinds).join(", ")}.`, exitCodes.usage);
+	throw flagError("from", text, Object.keys(importKinds).join(", "));
 }
 
 function delimiterOf(text: string): string {
 	const character = text === "\\t" ? "\t" : text;
 	if (character.length === 1 && !/["\r\n]/.test(character)) return character;
-	throw new UserError(`--delimiter is ${JSON.stringify(text)}; it is one character, \\t for a tab.`, exitCodes.usage);
+	throw flagError("delimiter", text, "one character, \\t for a tab");
 }
 
 export default defineCommand({
-	meta: { name: "import", description: "Make a data set of pictures, CSV, JSON, Parquet, save_to_disk or tar files." },
+	meta: { name: "import", description: "Make a data set from images, CSV, JSON, Parquet, save_to_disk or tar files." },
 	args,
 	run: async ({ args: given }) => {
 		const { importData, SKIPPED_LIST } = await import("../../data/import/import.ts");
@@ -102,9 +106,9 @@ export default defineCommand({
 			table: { header: given.header, delimiter: given.delimiter === undefined ? null : delimiterOf(given.delimiter) },
 			imageRoot: given["image-root"] ?? null,
 			shares: given["split-ratio"] === undefined ? null : shares(given["split-ratio"]),
-			shardSamples: wholeNumber(given["shard-samples"], "--shard-samples", 1, 10_000_000),
-			shardBytes: wholeNumber(given["shard-size"], "--shard-size", 1, 1_000_000) * 2 ** 20,
-			shuffle: given.shuffle === undefined ? null : wholeNumber(given.shuffle, "--shuffle", 0, 2 ** 32 - 1),
+			shardSamples: integer(given["shard-samples"], "shard-samples", 1, 10_000_000),
+			shardBytes: integer(given["shard-size"], "shard-size", 1, 1_000_000) * 2 ** 20,
+			shuffle: given.shuffle === undefined ? null : integer(given.shuffle, "shuffle", 0, 2 ** 32 - 1),
 			skipLimit: parseSkipLimit(given["skip-limit"]),
 			decode: given.decode ?? false,
 			report: (line: string) => process.stderr.write(`${line}\n`),

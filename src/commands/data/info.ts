@@ -1,4 +1,4 @@
-/** `mimo data info` describes a data set. */
+/** `mimo data info`: describes a data set. */
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
 import { print } from "../../observe/output.ts";
@@ -7,7 +7,7 @@ import { datasetPath, pathArgument } from "./dataset-path.ts";
 
 const args = {
 	path: pathArgument,
-	json: { type: "boolean", description: "Print it as JSON." },
+	json: { type: "boolean", description: "Print the description as JSON." },
 } as const;
 
 export default defineCommand({
@@ -41,7 +41,7 @@ function render(set: DatasetDescription): string {
 		const details = [samples, share, times, flavors].filter((text) => text !== null);
 		lines.push(`  ${leaf.part}: ${leaf.path} (${leaf.splitPart}), ${details.join(", ")}`);
 	}
-	if (set.kind === "webdataset" && !set.hasKeyIndex) lines.push("  no index by key: joins need one");
+	if (set.kind === "webdataset" && !set.hasKeyIndex) lines.push("  no index by key, which joins need");
 	return lines.join("\n");
 }
 

@@ -1,4 +1,4 @@
-/** `mimo data lint`: reads everything, reports every problem; exit code 1 when there is one. */
+/** `mimo data lint`: reads a whole data set and reports every problem; exit code 1 if there is any. */
 import { defineCommand } from "citty";
 import type { Sample } from "../../data/energon/sample.ts";
 import { print } from "../../observe/output.ts";
@@ -9,14 +9,14 @@ import { datasetPath } from "./dataset-path.ts";
 
 const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] [FLAGS]
 
-  Checks indexes, decodes every sample of a prepared folder, JSONL file or metadataset, and says what training would
-  stumble on: images missing for a placeholder, turns without a role, empty answers. With a configuration, the flags of
-  mimo train, also what does not fit: samples and images that are cut off at --seq-length. Exit code 1 with any problem.
+  Checks indexes, decodes every sample of a prepared folder, JSONL file or metadataset, and reports what training cannot
+  use: placeholders without an image, turns without a role, empty answers. With flags of mimo train, also samples and
+  images that are cut off at --seq-length. Exit code 1 with any problem.
 
   --json   A line of JSON for every problem.`;
 
 const command = defineCommand({
-	meta: { name: "lint", description: "Check indexes and decode every sample; exit 1 when anything is damaged." },
+	meta: { name: "lint", description: "Check indexes and decode every sample; exit code 1 with any problem." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
 			print(help);
@@ -56,7 +56,7 @@ const command = defineCommand({
 });
 export default { ...command, ownFlags: { json: false } };
 
-/** Check for the part of a sample that a training configuration would cut off. */
+/** Returns a check that describes the part of a sample that a training configuration would cut off; null: no part. */
 async function fitCheck(path: string, flags: readonly string[]): Promise<(sample: Sample) => string | null> {
 	const { resolveConfiguration } = await import("../../config/resolve.ts");
 	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });

@@ -1,4 +1,4 @@
-/** `mimo data prepare`: makes a folder of tar files, a JSONL file or a metadataset readable sample by sample. */
+/** `mimo data prepare`: indexes a folder of tar files, a JSONL file or a metadataset, so that samples can be read singly. */
 import { existsSync, statSync } from "node:fs";
 import { defineCommand } from "citty";
 import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
@@ -13,23 +13,23 @@ const args = {
 	"split-ratio": { type: "string", description: "Shares of train, val and test, such as 8,1,1." },
 	"split-parts": {
 		type: "string",
-		description: "part:pattern of shard names; several with ; between them. Instead of a ratio.",
+		description: "Instead of a ratio: part:pattern of shard names, several separated by ;.",
 	},
 	exclude: { type: "string", description: "Leave out shards whose name matches this regular expression." },
-	"shuffle-tars": { type: "boolean", description: "Shuffle the shards (always the same way) before they are divided." },
-	"tar-index-only": { type: "boolean", description: "Only write the indexes again." },
+	"shuffle-tars": { type: "boolean", description: "Shuffle the shards with a fixed seed before they are divided." },
+	"tar-index-only": { type: "boolean", description: "Write the indexes again and nothing else." },
 	"fix-duplicates": {
 		type: "boolean",
 		description: "Make keys distinct: move every shard's files into a folder, in place.",
 	},
 	"keep-cut-off": { type: "boolean", description: "Prepare what comes before the cut of a tar that ends early." },
-	"force-overwrite": { type: "boolean", description: "Prepare again what is prepared already." },
+	"force-overwrite": { type: "boolean", description: "Prepare a data set again that is prepared already." },
 	"sample-type": { type: "string", description: "Type for dataset.yaml, such as CaptioningSample or CrudeWebdataset." },
 	"field-map": {
 		type: "string",
 		description: 'JSON for dataset.yaml, such as {"image": "jpg,png", "caption": "txt"}.',
 	},
-	"dataset-yaml-name": { type: "string", default: "dataset.yaml", description: "Name of the file written for it." },
+	"dataset-yaml-name": { type: "string", default: "dataset.yaml", description: "Name of the dataset.yaml to write." },
 } as const;
 
 /** Every value of a flag that may be given several times. */

@@ -1,24 +1,26 @@
-/** `mimo data preview`: samples as a training configuration would train on them. */
+/** `mimo data preview`: shows samples as a training configuration would train on them. */
 import { defineCommand } from "citty";
+import type { EncodedSample } from "../../data/vision-language/batch.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
+import { flagError } from "../arguments.ts";
 import { configurationOfArguments } from "../configuration.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
 
-  Shows the first samples as tokens: what counts in the loss, image sizes, where the image rows go. Takes the flags of
-  mimo train.
+  Shows the first samples as tokens: those that count in the loss, image sizes and the places of image rows. Takes the flags
+  of mimo train.
 
-  --samples N   How many; default 4.
+  --samples N   Number of samples; default 4.
   --html FILE   Write a page with the images instead.`;
 
 /** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = { samples: true, html: true } as const;
 
 const command = defineCommand({
-	meta: { name: "preview", description: "Show samples as they will be trained on." },
+	meta: { name: "preview", description: "Show samples as training takes them." },
 	run: async ({ rawArgs }) => {
 		if (rawArgs.includes("--help") || rawArgs.includes("-h")) {
 			print(help);
@@ -27,7 +29,7 @@ const command = defineCommand({
 		const { configuration: c, command } = configurationOfArguments(rawArgs, ownFlags, { trains: false });
 		const count = command.samples ?? "4";
 		if (!/^[1-9]\d{0,5}$/.test(count)) {
-			throw new UserError(`--samples is ${JSON.stringify(count)}; allowed is a whole number from 1.`, exitCodes.usage);
+			throw flagError("samples", count, "an integer from 1 to 999999");
 		}
 		if (c.datasetProvider !== "energon") {
 			throw new UserError("Only Energon data can be previewed: give --data-path a prepared data set.", exitCodes.usage);
@@ -44,23 +46,16 @@ const command = defineCommand({
 		const task = taskOf(c);
 		const images = new Images(await openLibrary("cpu"));
 		const failures: string[] = [];
-		const tellFailures = () => {
-			if (failures.length === 0) return;
-			const count = failures.length === 1 ? "1 sample was" : `${failures.length} samples were`;
-			process.stderr.write(`${count} left out, the last because: ${failures.at(-1)}\n`);
-		};
-		const shown = () =>
-			previewSamples(openStorage(configuration.storage), images, tokenizer, {
+		let samples: readonly EncodedSample[];
+		try {
+			samples = previewSamples(openStorage(configuration.storage), images, tokenizer, {
 				...configuration,
 				task,
 				count: Number(count),
 				onFailure: (error) => failures.push(error.message),
 			});
-		let samples: ReturnType<typeof shown>;
-		try {
-			samples = shown();
 		} finally {
-			tellFailures();
+			reportFailures(failures);
 		}
 		if (command.html !== undefined) {
 			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
@@ -83,3 +78,9 @@ const command = defineCommand({
 	},
 });
 export default { ...command, ownFlags };
+
+function reportFailures(failures: readonly string[]): void {
+	if (failures.length === 0) return;
+	const count = failures.length === 1 ? "1 sample was" : `${failures.length} samples were`;
+	process.stderr.write(`${count} left out, the last because: ${failures.at(-1)}\n`);
+}

@@ -1,4 +1,4 @@
-/** `mimo elastic extract`: a submodel of a checkpoint as a checkpoint of its own. */
+/** `mimo elastic extract`: writes a submodel of a checkpoint as a checkpoint of its own. */
 import { defineCommand } from "citty";
 import { formatBytes } from "../../checkpoint/conversion/inspect.ts";
 import { formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
@@ -16,7 +16,7 @@ import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
 import { programVersion } from "../../system/program-version.ts";
-import { type Arguments, bytesOf, choice, dtypeOf, text } from "../arguments.ts";
+import { type Arguments, bytesOf, choice, dtypeOf, flagError, text } from "../arguments.ts";
 import { ByteProgress } from "../byte-progress.ts";
 
 const args = {
@@ -29,9 +29,9 @@ const args = {
 	budget: {
 		type: "string",
 		valueHint: "B",
-		description: "In the place of --choice: the sizes that the checkpoint's router chooses for this budget.",
+		description: "Instead of --choice: the sizes that the checkpoint's router chooses for this budget.",
 	},
-	save: { type: "string", valueHint: "FOLDER", description: "Where the submodel goes: a new or empty folder." },
+	save: { type: "string", valueHint: "FOLDER", description: "Folder to write the submodel to, new or empty." },
 	to: { type: "string", description: `Format to write: ${formats.join(", ")}; unset: the parent's.` },
 	dtype: { type: "string", description: "Float type of the written weights (F32, BF16, F16); unset: as stored." },
 	"max-shard-size": { type: "string", default: "5GB", description: "Largest file of the target, such as 500MB." },
@@ -76,19 +76,16 @@ export default defineCommand({
 	},
 });
 
-/** From the parent and its checkpoint to the submodel that is asked for. */
+/** Returns the function that chooses the submodel by --choice or --budget. */
 function chooser(given: Arguments): (parent: HybridConfig, source: SourceCheckpoint) => Submodel {
 	const [file, budget] = [text(given, "choice"), text(given, "budget")];
 	if ((file === null) === (budget === null)) {
-		throw new UserError(
-			"The submodel is that of --choice FILE or of --budget B: allowed is one of them.",
-			exitCodes.usage,
-		);
+		throw new UserError("mimo elastic extract needs either --choice FILE or --budget B.", exitCodes.usage);
 	}
 	if (file !== null) return (parent) => readChoice(file, parent);
 	const value = Number(budget);
 	if (!(value > 0 && Number.isFinite(value))) {
-		throw new UserError(`--budget ${budget}: allowed is a number greater than 0.`, exitCodes.usage);
+		throw flagError("budget", budget!, "a number greater than 0");
 	}
 	return (parent, source) => submodelOfBudget(routerOf(source, parent), parent, value);
 }

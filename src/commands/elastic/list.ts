@@ -1,4 +1,4 @@
-/** `mimo elastic list`: the submodels of an elastic checkpoint, a line for every budget, and for every choice that is given. */
+/** `mimo elastic list`: lists the submodels of an elastic checkpoint, a line for every budget and every file of --choice. */
 import { defineCommand } from "citty";
 import { openSource } from "../../checkpoint/conversion/convert.ts";
 import { requireFormat } from "../../checkpoint/conversion/source.ts";
@@ -27,9 +27,9 @@ const args = {
 	choice: {
 		type: "string",
 		valueHint: "FILE",
-		description: "Files with sizes, as for extract, several with commas: a line each.",
+		description: "Files with sizes as for extract, separated by commas: a line each.",
 	},
-	log: { type: "string", valueHint: "LOG", description: "The training's JSON log, for the losses that it measured." },
+	log: { type: "string", valueHint: "LOG", description: "JSON log of the training, for the losses that it measured." },
 	json: { type: "boolean", description: "Print the lines as JSON." },
 } as const;
 
@@ -43,11 +43,11 @@ interface Row {
 	readonly loss: number | null;
 }
 
-/** Memory is that of one sequence of so many tokens. */
+/** What memory is computed for: one sequence of 8192 tokens. */
 const use = { profile: memoryProfiles.bf16, batchSize: 1, sequenceLength: 8192, prefillChunk: 8192 };
 
 export default defineCommand({
-	meta: { name: "list", description: "The submodels of an elastic checkpoint: sizes, parameters, memory, loss." },
+	meta: { name: "list", description: "List the submodels of an elastic checkpoint: sizes, parameters, memory, loss." },
 	args,
 	run: async ({ args: given }) => {
 		const parsed = given as unknown as Arguments;

@@ -1,4 +1,4 @@
-/** `mimo elastic rank`: how important the units of a model are, measured on data. */
+/** `mimo elastic rank`: measures on data how important the units of a model are. */
 
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
@@ -11,12 +11,12 @@ import { numberFlag, takeRepeated } from "../own-flags.ts";
 const help = `mimo elastic rank --load FOLDER | --load-hf FOLDER --data PATH... --output FILE [FLAGS]
 
 Measures how important the units of a trained model are: embedding channels and channels of experts by the size of their
-activations, Mamba and query heads by that of their outputs, experts by their outputs times the router's weights, layers by how far the
-model's output moves without them. \`mimo convert-ckpt --permute FILE\` sorts a checkpoint by it.
+activations, Mamba and query heads by the size of their outputs, experts by their outputs times the router's weights, layers
+by how far the model's output moves without them. \`mimo convert-ckpt --permute FILE\` sorts a checkpoint by it.
 
   --data PATH          Text, .safetensors with tokens, or Energon data, as \`mimo evaluate\` takes it. May be given several times.
   --output FILE        The ranking, JSON.
-  --samples N          Samples of a data set at most. Default 128.
+  --samples N          Most samples of a data set. Default 128.
   --no-layers          Leave out the ranking of layers, which runs every sample once more for each layer.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.`;
 

@@ -1,4 +1,4 @@
-/** `mimo trace summary`: where the traced steps went. */
+/** `mimo trace summary`: sums the time of traced steps by part, operation, layer and collective. */
 import { defineCommand } from "citty";
 import { bytesText } from "../../observe/bytes-text.ts";
 import { columns } from "../../observe/columns.ts";
@@ -12,11 +12,11 @@ import {
 } from "../../observe/trace/summary.ts";
 import { counted } from "../../system/counted.ts";
 
-/** Lines of a table. */
+/** Most rows of a table. */
 const shown = 10;
 
 export default defineCommand({
-	meta: { name: "summary", description: "Where the traced steps went: parts, operations, layers, collectives." },
+	meta: { name: "summary", description: "Sum the time of traced steps by part, operation, layer and collective." },
 	args: {
 		file: { type: "positional", description: "A trace (profile-file).", required: true },
 		json: { type: "boolean", description: "Print one JSON object." },
