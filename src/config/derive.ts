@@ -1,4 +1,4 @@
-/** Defaults that follow from other keys, in the order they are computed. undefined: the key has to be given. */
+/** Defaults that are computed from other keys, and quantities that several folders derive from a configuration. */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "./file-kind.ts";
@@ -71,17 +71,18 @@ export function paddedVocabularySize({
 	return Math.ceil(vocabSize / unit) * unit;
 }
 
-/** Where the run's folder for Weights & Biases goes, as Megatron chooses it; null: no folder is written. */
+/** Folder for Weights & Biases, by Megatron's rule; null: none is written. */
 export function wandbFolder({ wandbSaveDir, wandbProject, save }: TrainingConfiguration): string | null {
 	return wandbSaveDir ?? (wandbProject === null || save === null ? null : join(save, "wandb"));
 }
 
-/** Paths that only Energon data have: URLs, folders, JSONL and metadatasets. */
+/** Whether only Energon data have such a path: a URL, folder, JSONL file or metadataset. */
 function isEnergonPath(path: string): boolean {
 	if (/^[a-z][a-z0-9+.-]*:\/\//i.test(path) || /\.(?:jsonl|yaml)$/.test(path)) return true;
 	return existsSync(path) && statSync(path).isDirectory();
 }
 
+/** In the order of computation; a derivation returns undefined if the key has to be given. */
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).mtp?.depths ?? 0,
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
@@ -109,8 +110,8 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 		const { dataPath } = c;
 		if (dataPath === null) return "mock";
 		if (dataPath.endsWith(".safetensors")) return "tokens";
-		// A file that is neither Energon data nor plain text is refused by name when it is opened as Energon data; a model
-		// with an encoder is trained on text alone only where that is asked for.
+		// Opening a file of another format as Energon data gives an error that names the format. A model with an encoder is
+		// trained on text alone only with dataset-provider text.
 		return isEnergonPath(dataPath) || fileKind(dataPath) !== null || hasEncoder(c) ? "energon" : "text";
 	},
 };

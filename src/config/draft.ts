@@ -4,7 +4,7 @@
  */
 import { type Key, propertyOf, type TrainingConfiguration } from "./schema.ts";
 
-const skip = Symbol("a value that is not there");
+const skip = Symbol("missing value");
 
 export class Draft {
 	readonly #values = new Map<string, unknown>();

@@ -8,7 +8,7 @@ import * as v from "valibot";
 /** How the text of a flag becomes a value, and the legal values. */
 export interface ValueType<Value> {
 	readonly kind: "number" | "boolean" | "text" | "path" | "list";
-	/** Whether values are numbers, or lists of numbers, so that a flag's text is converted. */
+	/** Whether a flag's text is converted to numbers. */
 	readonly numeric: boolean;
 	/** Checks a value of a file or of a converted flag. */
 	readonly schema: v.GenericSchema<unknown, Value>;
@@ -16,7 +16,7 @@ export interface ValueType<Value> {
 	readonly allowed: string;
 	/** Placeholder in the help: `--lr NUMBER`. */
 	readonly placeholder: string;
-	/** Megatron's choices that are refused by name. */
+	/** Megatron's choices that are not built; the error names them. */
 	readonly notBuilt: readonly string[];
 }
 
@@ -39,8 +39,8 @@ export type ModelPart =
 
 export interface Extras {
 	/**
-	 * Whether a different value makes a different model. Absent: as in its group; every key of the language model, Mamba-2
-	 * layers, experts and the encoder does, no other does.
+	 * The part of a model that the key describes; false: a different value makes no different model. Absent: by the key's
+	 * group (same-model.ts), which is a part for the language model, Mamba-2 layers, experts and the encoder.
 	 */
 	readonly model?: false | ModelPart;
 	/** Megatron's default where ours differs. */
@@ -126,7 +126,7 @@ export function off(description: string, extras?: Extras): Field<boolean, "defau
 	return field(boolean, "default", description, { default: false }, extras);
 }
 
-/** A switch of Megatron for something that is always so here. */
+/** A switch of Megatron for behaviour that is always on here. */
 export function alwaysOn(description: string, extras?: Extras): Field<boolean, "default"> {
 	return field(boolean, "default", description, { default: true, alwaysOn: true }, extras);
 }
@@ -200,7 +200,7 @@ export const path: ValueType<string> = valueType(
 	v.pipe(v.string(), v.nonEmpty()),
 );
 
-/** One of the names; `notBuilt` are Megatron's other choices, refused by name. */
+/** One of the names; `notBuilt` are Megatron's other choices. */
 export function choice<const Names extends readonly string[]>(
 	names: Names,
 	notBuilt: readonly string[] = [],
@@ -211,8 +211,11 @@ export function choice<const Names extends readonly string[]>(
 
 /** A number of each colour channel, within closed bounds. */
 export function perChannel(minimum: number, maximum: number): ValueType<readonly [number, number, number]> {
-	const { schema: one, ...item } = number(minimum, maximum);
-	const schema = v.tuple([one, one, one]) as unknown as v.GenericSchema<unknown, readonly [number, number, number]>;
+	const { schema: channel, ...item } = number(minimum, maximum);
+	const schema = v.tuple([channel, channel, channel]) as unknown as v.GenericSchema<
+		unknown,
+		readonly [number, number, number]
+	>;
 	const allowed = `three of: ${item.allowed}`;
 	return { kind: "list", numeric: true, placeholder: "NUMBER NUMBER NUMBER", allowed, schema, notBuilt: [] };
 }

@@ -4,11 +4,11 @@ import { closeSync, constants, fstatSync, openSync, readSync } from "node:fs";
 export interface FileKind {
 	/** With its article: "a Parquet file". */
 	readonly name: string;
-	/** Text of a structure, such as CSV; the others are binary. */
+	/** Whether the format is structured text, such as CSV, and not binary. */
 	readonly isText: boolean;
 }
 
-/** Bytes by their offset, as Latin-1: enough of them that no text begins so by chance. */
+/** Bytes by their offset, as Latin-1: enough that no text begins with them by chance. */
 const signatures: readonly (readonly [name: string, bytes: Readonly<Record<number, string>>])[] = [
 	["a Parquet file", { 0: "PAR1" }],
 	["an Arrow file", { 0: "ARROW1" }],
@@ -96,10 +96,10 @@ const binarySuffixes: Readonly<Record<string, string>> = {
 	xlsx: "a spreadsheet",
 };
 
-/** Bytes that tell formats apart. */
+/** Bytes that are read to recognise a format. */
 const HEAD = 512;
 
-/** Null: a file that may be plain text, or one that cannot be read. */
+/** The kind of a file; null if it may be plain text or cannot be read. */
 export function fileKind(path: string): FileKind | null {
 	const head = readHead(path);
 	if (head === null) return null;

@@ -56,7 +56,7 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 		const key = keyOf(name) ?? negated;
 		if (key === undefined || (key === negated && fieldOf(key).type.kind !== "boolean")) {
 			refuse(`--${name}`, `there is no such flag${nearestFlag(name, commandFlags)}`);
-			// Its value would otherwise be reported as another mistake.
+			// Skips the unknown flag's values, which would be reported as further mistakes.
 			while (attached === undefined && following() !== undefined);
 			continue;
 		}
@@ -94,7 +94,7 @@ function nearestFlag(name: string, commandFlags: CommandFlags): string {
 	return keyHint(name, [...spellings, ...Object.keys(commandFlags)], "--");
 }
 
-/** Text that spells a number becomes one where a number is wanted; the schema judges the rest. */
+/** Converts a number's text for a numeric key; other text is left to the schema's check. */
 function valueOfText(value: string, type: ValueType<unknown>): unknown {
 	return type.numeric && /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(value) ? Number(value) : value;
 }

@@ -2,16 +2,16 @@
 import type { TrainingConfiguration } from "./schema.ts";
 
 export interface ExpertLayer {
-	/** Ranks that cut one expert. */
+	/** Tensor-parallel size of an expert. */
 	readonly expertTensor: number;
 	readonly activation: "swiglu" | "quickGeglu" | "squaredRelu" | "geluTanh" | "geluErf";
 	/** Whether low-rank adapters train beside the experts' projections. */
 	readonly adapters: boolean;
-	/** Whether the model is elastic. */
+	/** Whether masks of an elastic model act between the projections. */
 	readonly masks: boolean;
 }
 
-/** The condition that fails, as the end of "… because"; null: the experts can. */
+/** Why the experts cannot run as one fused operation, as the end of "… because"; null: they can. */
 export function fusedMlpObstacle({ expertTensor, activation, adapters, masks }: ExpertLayer): string | null {
 	if (expertTensor > 1) return `llm-expt-tp is ${expertTensor} and the sum over an expert's parts comes between`;
 	if (activation === "geluTanh" || activation === "geluErf") {
@@ -22,7 +22,7 @@ export function fusedMlpObstacle({ expertTensor, activation, adapters, masks }: 
 	return null;
 }
 
-/** GELU where no other is asked for. */
+/** The activation of MLPs and experts; GELU by default. */
 export function activationOf(
 	c: Pick<TrainingConfiguration, "quickGeglu" | "squaredRelu" | "swiglu">,
 ): ExpertLayer["activation"] {

@@ -5,7 +5,7 @@ import type { Field } from "./field.ts";
 import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, type Key, spellings, subjects } from "./schema.ts";
 
-/** How the default is spoken of. */
+/** The default as text. */
 function defaultOf(field: Field): string {
 	if (field.presence === "required") return "required";
 	if (field.presence === "derived") return field.derivation!;
@@ -13,7 +13,7 @@ function defaultOf(field: Field): string {
 	return Array.isArray(field.default) ? field.default.join(",") : String(field.default);
 }
 
-/** One line of help. */
+/** The description with remarks about effect and Megatron's default. */
 function sentences(field: Field): string {
 	const parts = [field.description];
 	if (field.alwaysOn) parts.push("Always so here.");

@@ -40,10 +40,10 @@ const notBuilt: Readonly<Record<string, string>> = {
 	"+": "multi-latent attention layers (+)",
 };
 
-/** Symbols and brackets; names of checkpoints are compared with every layer. */
+/** Most symbols of a pattern; bounds the time of reading a checkpoint, whose names are compared with every layer. */
 const longestPattern = 4096;
 
-/** A pattern that is refused. */
+/** The error about a pattern. */
 export class PatternError extends UserError {
 	constructor(
 		readonly pattern: string,
@@ -56,7 +56,7 @@ export class PatternError extends UserError {
 	}
 }
 
-/** Everything that a pattern says. Throws a PatternError. */
+/** Parses a whole pattern. Throws a PatternError. */
 export function parsePattern(pattern: string): HybridPattern {
 	const symbols = [...pattern];
 	if (symbols.length > longestPattern) {
@@ -124,7 +124,7 @@ function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
 	return segments;
 }
 
-/** Parts after `/` must be equal; empty ones alone mean no prediction. */
+/** Parses the MTP depths, which must be equal; null if they are empty, as after a trailing `/`. */
 function parseMtp(pattern: string, symbols: readonly string[], first: number): MtpPattern | null {
 	const parts: { readonly at: number; readonly layers: LayerSymbol[] }[] = [{ at: first, layers: [] }];
 	for (let index = first; index < symbols.length; index++) {
@@ -138,7 +138,7 @@ function parseMtp(pattern: string, symbols: readonly string[], first: number): M
 	const { layers } = parts[0]!;
 	const other = parts.find((part) => part.layers.join("") !== layers.join(""));
 	if (other) {
-		const names = [layers, other.layers].map((some) => (some.length === 0 ? "no layers" : some.join("")));
+		const names = [layers, other.layers].map((symbols) => (symbols.length === 0 ? "no layers" : symbols.join("")));
 		refuse(
 			pattern,
 			other.at,
@@ -157,7 +157,6 @@ function parseLayer(pattern: string, symbols: readonly string[], index: number):
 	return refuse(pattern, index, `${what}; ${allowed}`);
 }
 
-/** How many layers of a kind the pattern has. */
 export function countLayers(layers: readonly LayerSymbol[], kind: LayerSymbol): number {
 	return layers.filter((layer) => layer === kind).length;
 }

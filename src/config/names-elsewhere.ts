@@ -1,4 +1,4 @@
-/** Names that other programs (Hugging Face's Trainer and configurations, torchtitan) have for what a key here says. */
+/** Other programs' names (Hugging Face's Trainer and configurations, torchtitan) for keys, for hints about unknown keys. */
 import { nearestHint } from "./names.ts";
 
 /** Name elsewhere → key, or flag of a command. */

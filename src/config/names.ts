@@ -28,15 +28,15 @@ export function editDistance(a: string, b: string): number {
 	return previous[b.length]!;
 }
 
-/** Letters of words of this length that may be wrong. */
+/** Most wrong letters of a word. */
 const wrongLetters = (word: string) => Math.max(1, Math.floor(word.length / 4));
 
-/** Edits that make one spelling of another; null where they are other names. Dashes count as little as a letter. */
+/** Edits between two spellings of a name; null if they are too many for a misspelling. A dash counts as a letter, or not at all. */
 function spellingEdits(name: string, candidate: string): number | null {
 	const most = Math.max(1, Math.floor(name.length / 6));
-	// A word alone has no neighbours that tell what is meant, but may be heard: dokter.
+	// A single word may have more wrong letters, such as dokter for doctor.
 	const alone = name.includes("-") || candidate.includes("-") ? most : Math.max(1, Math.floor(name.length / 3));
-	// No fewer edits than the lengths differ by: a long name costs nothing.
+	// The distance is at least the difference in length; this skips its computation for long names.
 	if (Math.abs(name.length - candidate.length) > alone) return null;
 	const edits = editDistance(name, candidate);
 	return edits <= alone && editDistance(name.replaceAll("-", ""), candidate.replaceAll("-", "")) <= alone
@@ -45,8 +45,9 @@ function spellingEdits(name: string, candidate: string): number | null {
 }
 
 /**
- * Edits of a name's words to as many of the candidate's, and the candidate's further words, at most two; null where a word has
- * no counterpart. Further words stand behind the first, or are `use`; short words beside them have to be right.
+ * Matches every word of a name with a word of the candidate, in any order. Returns the edits and the number of the candidate's
+ * words left over (`further`), at most two; null if a word has no match. With words left over, the first words have to be equal
+ * (after a leading `use`), and so do words of up to four letters with their matches.
  */
 function wordEdits(name: string, candidate: string): { readonly edits: number; readonly further: number } | null {
 	const own = name.split("-");
@@ -57,22 +58,22 @@ function wordEdits(name: string, candidate: string): { readonly edits: number; r
 	if (further > 0 && !begins) return null;
 	let edits = 0;
 	for (const word of own) {
-		const counts = rest.map((other) =>
+		const distances = rest.map((other) =>
 			Math.abs(word.length - other.length) > wrongLetters(other) + 1
 				? Number.POSITIVE_INFINITY
 				: editDistance(word, other),
 		);
-		const least = Math.min(...counts);
+		const least = Math.min(...distances);
 		if (least > (further === 0 || word.length > 4 ? wrongLetters(word) : 0)) return null;
-		rest.splice(counts.indexOf(least), 1);
+		rest.splice(distances.indexOf(least), 1);
 		edits += least;
 	}
 	return { edits, further };
 }
 
 /**
- * The candidate that a mistyped name probably means: the one with the fewest edits, the first of equals, else the only one with
- * the fewest further words; null where no candidate is the same name but for a letter or two in a word.
+ * The candidate that a mistyped name probably means: the candidate with the fewest edits, the first of equals; else the only
+ * candidate with the fewest further words; null if there is none.
  */
 export function nearestName(name: string, candidates: readonly string[]): string | null {
 	let best: string | null = null;

@@ -1,13 +1,13 @@
 /**
- * Sizes that layers of one kind have each for itself, as a submodel of an elastic parent may (docs/spec/elastic.md §16): a
- * list with one number for every layer of the kind in the pattern's main part stands in the place of the one size of all.
+ * Sizes that differ between layers of a kind, as in a submodel of an elastic parent (docs/spec/elastic.md §16): a list with a
+ * number for every layer of the kind in the pattern's main part replaces the size common to all.
  */
 import { type LayerSymbol, parseHybridPattern } from "./hybrid-pattern.ts";
 
 export interface PerLayerSize {
 	/** The kind of layer. */
 	readonly symbol: LayerSymbol;
-	/** Property with the size of all layers, which those of MTP depths have in any case. */
+	/** Property with the size common to all layers; layers of MTP depths always have it. */
 	readonly size: "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
 	/** Property with the list. */
 	readonly list:
@@ -30,7 +30,7 @@ export const perLayerSizes: readonly PerLayerSize[] = [
 	{ symbol: "E", size: "moeFfnHiddenSize", list: "moeFfnHiddenSizePerLayer", key: "moe-ffn-hidden-size-per-layer" },
 ];
 
-/** A description of a model with these sizes; no list where all layers of the kind are alike. */
+/** A description of a model with these sizes; a list is absent or null if all layers of the kind are equal. */
 export type SizedModel = Readonly<Record<PerLayerSize["size"], number>> &
 	Readonly<Partial<Record<PerLayerSize["list"], readonly number[] | null>>> & { readonly hybridLayerPattern: string };
 
@@ -40,8 +40,7 @@ export function hasOwnSizes(c: SizedModel): boolean {
 }
 
 /**
- * The description `c` with the sizes of layer `index` of the main part, from 0, in the place of the model's sizes. Layers of
- * MTP depths have the model's sizes.
+ * The description `c` with the sizes of layer `index` of the main part, counted from 0; unchanged for a layer of an MTP depth.
  */
 export function modelOfLayer<Model extends SizedModel>(c: Model, index: number): Model {
 	if (!hasOwnSizes(c)) return c;
@@ -56,12 +55,12 @@ export function modelOfLayer<Model extends SizedModel>(c: Model, index: number):
 	return { ...c, ...Object.fromEntries(own) };
 }
 
-/** Every size that layers of the kind have; the model's where the main part has no such layer. */
+/** The sizes of the layers of a kind: the list, or the common size alone. */
 export function sizesOf(c: SizedModel, { size, list }: PerLayerSize): readonly number[] {
 	return c[list] ?? [c[size]];
 }
 
-/** The list in the shortest form: one size of all where they are equal, else the largest and the list. */
+/** The shortest form of a list of sizes: the common size if they are equal, else the largest and the list. `whole`: if empty. */
 export function sharedSize(
 	sizes: readonly number[],
 	whole: number,

@@ -4,8 +4,8 @@ import { type Block, parsePattern } from "./hybrid-pattern.ts";
 const layersOf = (blocks: readonly Block[]) => blocks.reduce((sum, { length }) => sum + length, 0);
 
 /**
- * Layers of every pipeline segment, in order: where the pattern is cut by |, or equal ones, one a stage. One stage takes the whole
- * pattern at once. Lengths of a pattern that pipelineObjection refuses mean nothing.
+ * Layers of every pipeline segment, in order: those between the pattern's |, or one equal segment a stage. A single stage has
+ * one segment. Meaningless for a pattern that pipelineObjection refuses.
  */
 export function segmentLengths(pattern: string, stages: number): number[] {
 	const segments = parsePattern(pattern).segments.map(layersOf);

@@ -154,17 +154,18 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 	},
 };
 
-/** Keys that say the same in different units: of a preset, the one that is not given yields to one that is. */
+/** Keys for one setting in different units: a given key replaces the preset's keys of its group. */
 const alternatives: readonly (readonly Key[])[] = [
 	["train-iters", "train-samples"],
 	["lr-decay-iters", "lr-decay-samples"],
 	["lr-warmup-fraction", "lr-warmup-iters", "lr-warmup-samples"],
 ];
 
-/** The values of a preset beside keys that are given. Its schedule follows the length of the training that is given. */
+/** The preset's values, without keys that `given` replaces in another unit. */
 export function presetValues(name: PresetName, given: ReadonlySet<Key>): (readonly [Key, unknown])[] {
-	const yields = (key: Key) => alternatives.some((keys) => keys.includes(key) && keys.some((one) => given.has(one)));
-	return (Object.entries(presets[name]) as [Key, unknown][]).filter(([key]) => !yields(key));
+	const isReplaced = (key: Key) =>
+		alternatives.some((keys) => keys.includes(key) && keys.some((other) => given.has(other)));
+	return (Object.entries(presets[name]) as [Key, unknown][]).filter(([key]) => !isReplaced(key));
 }
 
 export function isPresetName(name: unknown): name is PresetName {

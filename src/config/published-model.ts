@@ -1,9 +1,9 @@
-/** Properties of Hugging Face's vision-language models (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
+/** Compares a model with Hugging Face's vision-language models (docs/spec/checkpoint.md §4.4, transformers' NemotronH_Omni). */
 import type { TrainingConfiguration } from "./schema.ts";
 
 type Model = Partial<TrainingConfiguration>;
 
-/** A property and whether a model has it; null: its description does not tell. */
+/** A property and whether a model has it; null: unknown from its description. */
 type Need = readonly [what: string, holds: (c: Model) => boolean | null];
 
 function need<Property extends keyof TrainingConfiguration>(
@@ -40,7 +40,7 @@ const needs: readonly Need[] = [
 	],
 ];
 
-/** A clause that names what a model with an encoder lacks to be one of Hugging Face's; null: nothing that is known of it. */
+/** A clause that names the properties that a model with an encoder lacks to be saved as such a model; null: none is known. */
 export function lackingOfPublished(model: Model): string | null {
 	const lacking = needs.flatMap(([what, holds]) => (holds(model) === false ? [what] : []));
 	return lacking.length === 0 ? null : `Hugging Face's vision-language model of NemotronH needs ${lacking.join(", ")}`;

@@ -1,8 +1,8 @@
-/** The parts of a layer that selective recomputation knows, by Megatron's names. */
+/** The parts of a layer that selective recomputation can drop, by Megatron's names. */
 import type { LayerSymbol } from "./hybrid-pattern.ts";
 
 interface RecomputedPart {
-	/** Layers that have it. */
+	/** Layers that have the part. */
 	readonly layers: readonly LayerSymbol[];
 	/** The values that are not kept, for messages. */
 	readonly dropped: string;

@@ -46,9 +46,9 @@ export interface ResolvedConfiguration {
 
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). `trains`: whether the command needs to know how long; `folders` reads what folders of weights say of the model.
- * `beneath`: from the given entries, further ones that all given entries win over, such as a checkpoint's values of its model.
- * `unchecked`: keys whose values do not count, so that checks that read them are left out.
+ * value). `trains`: whether the command needs the length of the training. `folders` reads the model's keys from folders of weights.
+ * `beneath`: returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model.
+ * `unchecked`: keys whose values are not used; checks that read them are skipped.
  * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
@@ -69,7 +69,7 @@ export function resolveConfiguration(
 	// Mistakes in the given entries are reported before mistakes in the folders that they name.
 	const understood = problems.length === 0;
 	const base = beneath && understood ? beneath(given) : [];
-	// What was not read from beneath is not missing.
+	// Keys cannot be called missing if `beneath`, which may have them, was not read.
 	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
 	const resolved = resolveEntries({ base, given, problems, complete, folders, trains, unchecked });
 	return { ...resolved, command: flags.command };
@@ -85,8 +85,8 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	const none = { base: [], problems: [], unchecked: [], folders: () => [] };
-	return resolveEntries({ ...none, given: entries, complete: true, trains }).configuration;
+	const empty = { base: [], problems: [], unchecked: [], folders: () => [] };
+	return resolveEntries({ ...empty, given: entries, complete: true, trains }).configuration;
 }
 
 /** Sources of configuration values in ascending precedence, and how they are checked. */
@@ -142,7 +142,7 @@ class Resolution {
 		// A flag or key that was not understood may have been meant to name a folder, so folders are read only without problems.
 		const understood = complete && this.#problems.length === 0;
 		const named = folderKeys.some((key) => key in this.#raw);
-		for (const said of understood ? folders((name) => this.#raw[name]) : []) this.#takeFromFolder(said);
+		for (const value of understood ? folders((name) => this.#raw[name]) : []) this.#takeFromFolder(value);
 		this.#knowsMissing =
 			complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
 	}
@@ -215,7 +215,7 @@ class Resolution {
 		if (key in this.#raw && fixed && !sameValue(key, this.#raw, value)) {
 			const message = `${from} says ${JSON.stringify(value)}`;
 			this.#problems.push(problem(key, this.#raw[key], this.#origins[key], message));
-			// The folder's value replaces it, so that the other checks are of the folder's model.
+			// With the folder's value in its place, the other checks are of the folder's model.
 			delete this.#raw[key];
 		}
 		if (!(key in this.#raw)) this.#take(key, value, { source: "folder", file: from });
@@ -252,11 +252,11 @@ function missing(key: Key): Problem {
 const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
 
 /** Whether a given value equals a folder's. Pipeline cuts and repetition of MTP depths do not make another model. */
-function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, said: unknown): boolean {
+function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, ofFolder: unknown): boolean {
 	const given = raw[key];
-	if (key !== "hybrid-layer-pattern" || typeof given !== "string") return Bun.deepEquals(given, said);
+	if (key !== "hybrid-layer-pattern" || typeof given !== "string") return Bun.deepEquals(given, ofFolder);
 	const stored = (pattern: string) => storedPattern(pattern, { repeated: raw["mtp-use-repeated-layer"] === true });
-	return stored(given) === stored(String(said));
+	return stored(given) === stored(String(ofFolder));
 }
 
 /** The end of a sentence about a value of the wrong type or outside its bounds. */
@@ -272,7 +272,7 @@ function disallowed(key: Key, value: unknown): string {
 
 /** A mistake in a value: the place where it was given, the value, and the allowed ones. */
 function problem(key: Key, value: unknown, origin: Origin, message: string): Problem {
-	// JSON knows no infinity.
+	// JSON.stringify writes an infinite number as null.
 	const shown = typeof value === "number" ? String(value) : JSON.stringify(value);
 	const sentence = `is ${shown}; ${message}`;
 	switch (origin.source) {

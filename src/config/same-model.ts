@@ -14,8 +14,8 @@ import { perLayerSizes } from "./per-layer.ts";
 import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
 
 /**
- * Values by their names in a TrainingConfiguration: a whole one, the one that a checkpoint keeps of its run, or the
- * model's keys that another format tells.
+ * Values by their names in a TrainingConfiguration: of a run, of a checkpoint's run, or the model's keys that a checkpoint of
+ * another format has.
  */
 export type ModelDescription = Readonly<Record<string, unknown>>;
 
@@ -26,7 +26,7 @@ const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vl
 export const hasAdapters = (c: ModelDescription) => (c.loraRank ?? null) !== null;
 export const hasRouter = (c: ModelDescription) => c.flextron === true;
 
-/** Parts that a model without them is a base for. */
+/** Parts that may be added to the weights of a model without them. */
 const additions: readonly ModelPart[] = ["adapters", "router"];
 
 /** Whether a model has a part. */
@@ -45,7 +45,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 	"MLP projector": (c) => hasEncoder(c) && c.visionProjectionType === "mlp",
 };
 
-/** The part that a key of a group describes unless it says another. */
+/** The part that a group's keys describe by default. */
 const groups: readonly (readonly [keys: object, part: ModelPart])[] = [
 	[modelKeys, "language model"],
 	[mambaKeys, "Mamba"],
@@ -53,7 +53,7 @@ const groups: readonly (readonly [keys: object, part: ModelPart])[] = [
 	[visionKeys, "encoder"],
 ];
 
-/** The part of a model that a key describes; null: the key does not make the model. */
+/** The part of a model that a key describes; null: none, so a different value makes no different model. */
 export function modelPartOf(key: Key): ModelPart | null {
 	const { model, alwaysOn, noEffect } = fieldOf(key);
 	if (model !== undefined) return model || null;
@@ -64,31 +64,31 @@ export function modelPartOf(key: Key): ModelPart | null {
 /** Keys that make the model, in the order of the help. */
 export const modelMakingKeys: readonly Key[] = keys.filter((key) => modelPartOf(key) !== null);
 
-/** The value of a key; undefined: the description does not tell. */
+/** The value of a key; undefined: unknown from the description. */
 function valueIn(description: ModelDescription, key: Key): unknown {
 	const property = propertyOf(key);
-	// Where a pipeline cuts the layers makes no other model, nor how often an MTP depth is repeated.
+	// Pipeline cuts and repetitions of an MTP depth make no different model.
 	if (property === "hybridLayerPattern" && property in description) {
 		return storedPattern(String(description[property]), { repeated: description.mtpUseRepeatedLayer === true });
 	}
 	const own = perLayerSizes.find(({ list }) => list === property);
 	if (own && description[own.size] !== undefined) {
 		const sizes = description[own.list] ?? null;
-		// Equal sizes one by one are those of all.
+		// A list of equal sizes is the same model as the common size alone.
 		return Array.isArray(sizes) && sizes.every((size) => size === description[own.size]) ? null : sizes;
 	}
-	// Layers of MTP depths alone have the size of all where a list has the others'.
+	// Beside a list, the common size matters to MTP depths alone.
 	const listed = perLayerSizes.find(({ size }) => size === property);
 	if (listed && Array.isArray(description[listed.list]) && !String(description.hybridLayerPattern).includes("/")) {
 		return undefined;
 	}
 	if (property in description) return description[property];
-	// A run's whole configuration lacks only keys that came after it was written, which then had their default.
+	// A run's whole configuration lacks only keys that are newer than it, which acted as their defaults do.
 	const whole = "modelProvider" in description;
 	return whole ? (fieldOf(key).default ?? undefined) : undefined;
 }
 
-/** The keys that make a model, with the values that a description has for them; not of parts that the model lacks. */
+/** The keys of a model's parts that a description has, with their values. */
 export function describedKeys(description: ModelDescription): { readonly key: Key; readonly value: unknown }[] {
 	return modelMakingKeys.flatMap((key) => {
 		const value = description[propertyOf(key)];
@@ -100,7 +100,7 @@ export function describedKeys(description: ModelDescription): { readonly key: Ke
 export function modelDifferences(there: ModelDescription, here: ModelDescription): string[] {
 	return modelMakingKeys.flatMap((key) => {
 		const part = modelPartOf(key)!;
-		// Weights without adapters, or without a router, are a base for any.
+		// Weights without adapters or router may be given any.
 		if (!presence[part](additions.includes(part) ? there : here)) return [];
 		const [other, own] = [valueIn(there, key), valueIn(here, key)];
 		const same = other === undefined || own === undefined || Bun.deepEquals(other, own);

@@ -23,9 +23,9 @@ export interface Entry {
 export interface FolderValue {
 	readonly key: Key;
 	readonly value: unknown;
-	/** The file that says it. */
+	/** The file that contains the value. */
 	readonly from: string;
-	/** The weights are of a model with this value: another is refused. Otherwise a default. */
+	/** Whether the weights have this value, so that another given value is an error; otherwise it is a default. */
 	readonly fixed: boolean;
 }
 

@@ -11,13 +11,13 @@ const text = process.env.MIMO_DEBUG ?? "";
 const known = /^[0-4]?$/.test(text);
 const level = known ? Number(text) : 0;
 
-/** Throws a UserError where MIMO_DEBUG is no level. */
+/** Throws a UserError if MIMO_DEBUG is not a level. */
 export function requireDebugLevel(): void {
 	if (known) return;
 	throw new UserError(`MIMO_DEBUG is ${JSON.stringify(text)}; allowed is a level from 0 to 4.`, exitCodes.usage);
 }
 
-/** Whether lines of this level are printed; to be checked before building an expensive line. */
+/** Whether lines of this level are printed; for callers whose line is expensive to build. */
 export function debugging(of: DebugLevel): boolean {
 	return level >= of;
 }

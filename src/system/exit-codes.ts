@@ -1,7 +1,7 @@
 /** All exit codes of the program. The native library, whose threads may end a process, receives them from here. */
 import { constants } from "node:os";
 
-/** Codes above it are 128 + a signal's number. */
+/** Exit codes above this number stand for signals: 128 + the signal's number. */
 export const signalled = 128;
 
 export const exitCodes = {
@@ -17,11 +17,11 @@ export const exitCodes = {
 	runAgain: 75,
 	/** SIGINT stopped the run after a step. */
 	interrupted: signalExit("SIGINT"),
-	/** The reader of the output is gone: ended silently, as SIGPIPE would. */
+	/** The reader of the output has exited; the program ends silently, as SIGPIPE would end it. */
 	unread: signalExit("SIGPIPE"),
 } as const;
 
-/** Exit code of a process that a signal ended, as shells have it: this number plus the signal's. */
+/** Exit code of a process that a signal ended, as shells report it: 128 + the signal's number. */
 export function signalExit(signal: NodeJS.Signals): number {
 	return signalled + constants.signals[signal];
 }

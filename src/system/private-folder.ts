@@ -1,6 +1,6 @@
 /**
- * Private cache folders and files: created and read by one user only. Write access to the parent folder is not enough to plant
- * anything in them.
+ * Private cache folders and files, which one user alone creates and reads: other users of the parent folder cannot plant files
+ * in them.
  */
 
 import { randomUUID } from "node:crypto";
@@ -27,8 +27,8 @@ export function defaultCacheFolder(environment: Readonly<Record<string, string |
 }
 
 /**
- * The path of the user's folder of this name below `parent`, made where it is missing. Throws a UserError where it is a link,
- * belongs to another user, is open to others, or cannot be made; `flag` names another parent.
+ * Path of the user's own folder `name` below `parent`, made if missing. Throws a UserError, which advises `flag`, if the folder
+ * is a link, belongs to another user, is open to others or cannot be made.
  */
 export function openOwnFolder(parent: string, name: string, flag: string): string {
 	const user = process.geteuid!();

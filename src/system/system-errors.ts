@@ -1,4 +1,4 @@
-/** What the operating system refuses, as sentences. */
+/** Sentences for errors of the operating system. */
 import { UserError } from "./errors.ts";
 
 const reasons: Readonly<Record<string, string>> = {

@@ -1,6 +1,6 @@
 /**
- * Worker threads. Each has an entry point, which is the source file itself or, in the executable, an entry at its path below src,
- * as build.ts lists it.
+ * Worker threads. A worker's entry point is its source file or, in the executable, the module that build.ts embeds under its
+ * path below src.
  */
 
 /** Entry points of workers, paths below src without the extension. */

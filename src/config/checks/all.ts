@@ -1,4 +1,4 @@
-/** Conditions over several keys. Those of larger subjects are in files of their own, and all are listed here. */
+/** All checks of several keys together; larger subjects have files of their own. */
 
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
@@ -186,7 +186,7 @@ const schedule: readonly Check[] = [
 		),
 ];
 
-/** Whether a number in bf16 times beta is a smaller one: its neighbours are at most 2⁻⁷ of it away, and the nearer counts. */
+/** Whether beta times a bf16 number rounds to a smaller one: neighbours are at most 2⁻⁷ of it apart, and half of that rounds. */
 function decaysInBf16(beta: number): boolean {
 	return 1 - beta > 2 ** -8;
 }
@@ -195,8 +195,8 @@ function betaOf(key: Key): string {
 	return `${key} below ${1 - 2 ** -8}: a moment in bf16 would never decay, each step's change rounded away`;
 }
 
-/** Megatron's conditions for a run that encodes ahead of time. */
-const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+/** Megatron's conditions for mimo-encoder-prefetch. */
+const prefetchConditions: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["an encoder on ranks of its own", (c) => hasEncoder(c) && !sharesRanks(c)],
 	["freeze-vit", (c) => c.freezeVit],
 	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
@@ -204,13 +204,13 @@ const prefetchNeeds: readonly (readonly [what: string, holds: (c: TrainingConfig
 	["encoder-balance number", (c) => c.encoderBalance === "number"],
 ];
 
-const prefetch = prefetchNeeds.map(
+const prefetch = prefetchConditions.map(
 	([what, holds]): Check =>
 		(c) =>
 			unless(!c.mimoEncoderPrefetch || holds(c), "mimo-encoder-prefetch", `it needs ${what}`),
 );
 
-/** The runs' records that only make sense with another key. */
+/** Keys of MLflow and Weights & Biases that need another key. */
 const trackers: readonly Check[] = [
 	(c) => unless(c.mlflowRunName === null || c.mlflowDir !== null, "mlflow-run-name", "it needs mlflow-dir"),
 	(c) => unless(c.mlflowExperiment === "Default" || c.mlflowDir !== null, "mlflow-experiment", "it needs mlflow-dir"),

@@ -14,7 +14,7 @@ export type Check = (c: TrainingConfiguration) => Complaint | null;
 
 export const unless = (fine: boolean, key: Key, message: string): Complaint | null => (fine ? null : { key, message });
 
-/** `value` of `key` must be a multiple of `by`, which is called `divisor`. */
+/** Checks that `value`, of `key`, is a multiple of `by`, which the message calls `divisor`. */
 export function divides(
 	key: Key,
 	value: (c: TrainingConfiguration) => number,

@@ -1,4 +1,4 @@
-/** Constraints on the keys of distillation (docs/spec/elastic.md §11). */
+/** Checks of the keys of distillation (docs/spec/elastic.md §11). */
 
 import { hasEncoder } from "../derive.ts";
 import { parsePattern } from "../hybrid-pattern.ts";

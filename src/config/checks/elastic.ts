@@ -1,11 +1,11 @@
-/** Constraints on the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
+/** Checks of the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
 
 import { parsePattern } from "../hybrid-pattern.ts";
 import { perLayerSizes } from "../per-layer.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
-/** Keys that mean something in an elastic model alone. */
+/** Refuses a given key without flextron. */
 function needsFlextron(key: Key, given: (c: TrainingConfiguration) => boolean): Check {
 	return (c) => unless(!given(c) || c.flextron, key, "it needs flextron");
 }

@@ -1,15 +1,15 @@
-/** Conditions over several keys of Energon data. */
+/** Checks of the keys of Energon data. */
 
 import { hasEncoder } from "../derive.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
-/** Asked only of a configuration that trains on Energon data. */
+/** Applies a check only to configurations with Energon data. */
 function energon(check: Check): Check {
 	return (c) => (c.datasetProvider === "energon" ? check(c) : null);
 }
 
-/** An image's side, in pixels, that the tower takes. */
+/** Checks that an image's side in pixels is a multiple of the tower's patches. */
 function sideFits(key: Key, side: (c: TrainingConfiguration) => number): Check {
 	return energon((c) => {
 		const unit = c.patchDim * (c.pixelShuffle ? 2 : 1);
@@ -18,12 +18,12 @@ function sideFits(key: Key, side: (c: TrainingConfiguration) => number): Check {
 	});
 }
 
-/** A token that the data put in must be one of the vocabulary. */
+/** Checks that a token that the data insert is in the vocabulary. */
 function inVocabulary(key: Key, id: (c: TrainingConfiguration) => number | null): Check {
 	return energon((c) => unless((id(c) ?? 0) < c.vocabSize, key, `allowed is less than vocab-size (${c.vocabSize})`));
 }
 
-/** Rows, each a token of the sequence, that the tower gives for an image or tile of so many patches. */
+/** Rows (tokens of the sequence) that the tower outputs for an image or tile of `patches` patches. */
 function rowsOf(c: TrainingConfiguration, patches: number): number {
 	if (c.pixelShuffle) return patches / 4;
 	return c.disableVisionClassToken ? patches : patches + c.classTokenLen;
@@ -50,7 +50,7 @@ function isJsonObject(text: string | null): boolean {
 	}
 }
 
-/** Whether a text is a day that there is. */
+/** Whether a text is a date of the calendar. */
 function isDay(text: string): boolean {
 	const day = new Date(`${text}T00:00:00Z`);
 	return /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(day.getTime()) && day.toISOString().startsWith(text);

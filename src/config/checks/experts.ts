@@ -1,4 +1,4 @@
-/** Conditions on mixtures of experts: their routing, their activation, and FP8 products. */
+/** Checks of mixtures of experts: routing, activation, FP8 products. */
 
 import { hasGatedActivation } from "../derive.ts";
 import { expertLayerOf, fusedMlpObstacle } from "../fused-mlp.ts";
@@ -59,7 +59,7 @@ const routingChecks: readonly Check[] = [
 			"moe-router-topk",
 			`allowed is at most num-experts (${c.numExperts})`,
 		),
-	// As in Megatron: the softmax of a single score is 1, whatever the router says.
+	// As in Megatron: the softmax of a single score is 1 for any logit.
 	(c) =>
 		unless(
 			!c.hybridLayerPattern.includes("E") ||

@@ -1,6 +1,5 @@
 /**
- * Conditions for a layout of ranks (docs/spec/runtime.md §1.3): spans, sizes that divide, batches that spread over
- * lanes.
+ * Checks of the layout of ranks (docs/spec/runtime.md §1.3): spans of modules, divisors of sizes, batches over data lanes.
  */
 
 import { counted } from "../../system/counted.ts";
@@ -12,7 +11,7 @@ import { type Check, divides, unless } from "./check.ts";
 /** The dimensions that a tensor-parallel size cuts, with their lengths, and whether the configuration uses them. */
 type Cuts = (c: TrainingConfiguration) => readonly (readonly [name: string, length: number, used: boolean])[];
 
-/** `key` must divide every length; all that it does not divide are named. */
+/** Checks that `key` divides every length; the message names the others. */
 function cuts(key: Key, size: (c: TrainingConfiguration) => number, lengths: Cuts): Check {
 	return (c) => {
 		const uneven = lengths(c).filter(([, length, used]) => used && length % size(c) !== 0);
@@ -64,10 +63,10 @@ const ranksAreFew: Check = (c) => {
 	);
 };
 
-/** Most microbatches of a step of a data lane: a schedule lists what every rank does with each. */
+/** Most microbatches of a data lane's step: a schedule lists every rank's actions on each. */
 export const mostMicrobatches = 65_536;
 
-/** A step, and a round of an evaluation, have a number of microbatches that a schedule can list. */
+/** Checks the number of microbatches of a step or of an evaluation's round. */
 const microbatchesAreFew =
 	(batch: "globalBatchSize" | "evalGlobalBatchSize", size: "microBatchSize" | "evalMicroBatchSize", key: Key): Check =>
 	(c) => {
@@ -79,7 +78,7 @@ const microbatchesAreFew =
 		);
 	};
 
-/** The expert view (etp, ep) has to divide the ranks of a pipeline stage. */
+/** llm-ep × llm-expt-tp has to divide the ranks of a pipeline stage. */
 const expertsDivideStage: Check = (c) => {
 	const stage = c.llmTp * dataLanes(c);
 	return unless(
@@ -99,7 +98,7 @@ const expertShardsDivideStage: Check = (c) => {
 	);
 };
 
-/** A dispatch group has to be within one node or fill several. */
+/** An expert-parallel group has to be within one node or fill several. */
 const expertNodesAreEqual: Check = (c) => {
 	const [group, node] = [c.llmEp * c.llmExptTp, c.moeHybridepRanksPerNvlinkDomain];
 	const [less, more] = [Math.min(group, node), Math.max(group, node)];
@@ -112,7 +111,7 @@ const expertNodesAreEqual: Check = (c) => {
 	);
 };
 
-/** Where rows are gathered, the copies for this rank's experts have no bound: the operations that sort and copy them know none. */
+/** The operations that sort and copy gathered rows have no bound on their number. */
 const gatheringHasNoBound: Check = (c) =>
 	unless(
 		c.moeExpertCapacityBound === null || c.moeTokenDispatcherType !== "allgather",

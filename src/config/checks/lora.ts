@@ -1,4 +1,4 @@
-/** Constraints on the keys of low-rank adapters. */
+/** Checks of the keys of low-rank adapters. */
 
 import type { LoraModule } from "../keys/lora.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
@@ -23,7 +23,7 @@ function hasFeedForward({ hybridLayerPattern: pattern, moeSharedExpertIntermedia
 const targetsExperts = (c: TrainingConfiguration) =>
 	c.loraRank !== null && c.loraTargetModules.some((module) => module.startsWith("experts."));
 
-/** Keys that mean something with adapters alone. */
+/** Refuses a given key without lora-rank. */
 function needsRank(key: Key, given: (c: TrainingConfiguration) => boolean): Check {
 	return (c) => unless(!given(c) || c.loraRank !== null, key, "it needs lora-rank");
 }

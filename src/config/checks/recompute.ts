@@ -1,4 +1,4 @@
-/** Constraints on the keys of recomputation. */
+/** Checks of the keys of recomputation. */
 
 import { defaultRecomputeModules, recomputeModules } from "../recompute-modules.ts";
 import type { TrainingConfiguration } from "../schema.ts";

@@ -1,4 +1,4 @@
-/** Data that are read (docs/spec/runtime.md §8). */
+/** Training and validation data (docs/spec/runtime.md §8). */
 import { choice, defaulting, derived, integer, optional, path, text } from "../field.ts";
 
 export const dataKeys = {

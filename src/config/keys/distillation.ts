@@ -9,7 +9,7 @@ export const distillationKeys = {
 	"self-distillation": off(
 		"With flextron: every budget but the parent's own learns from the parent's weights of the same step, the parent from labels.",
 	),
-	"export-kd-temperature": defaulting(positiveNumber, 1, "What both logits are divided by."),
+	"export-kd-temperature": defaulting(positiveNumber, 1, "Divisor of the logits of both models."),
 	"export-kd-alpha": defaulting(
 		number(0, 1),
 		1,

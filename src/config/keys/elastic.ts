@@ -1,7 +1,7 @@
 /** Elastic models: one parent, nested submodels, a trained router (docs/spec/elastic.md). */
 import { choice, defaulting, integer, list, number, off, optional, path, positiveNumber, text } from "../field.ts";
 
-/** The router has another shape, or its choices mean other sizes. */
+/** For keys that change the router's shape, or the sizes that its choices mean. */
 const router = { model: "router" } as const;
 const sizes = (what: string) =>
 	optional(list(integer(1)), `Sizes of ${what} to choose from, falling, the parent's first.`, router);
@@ -54,7 +54,7 @@ export const elasticKeys = {
 		"Parameters that count: those of a token, or all. Unset: the memory profile's, which is active.",
 	),
 	"memory-profile": defaulting(text, "bf16", "Bytes of an element: bf16, fp8_kv, fp8_kv_ssm, fp8_all, int8, fp4."),
-	"memory-profile-path": optional(path, "YAML file with memory profiles of its own."),
+	"memory-profile-path": optional(path, "YAML file with further memory profiles."),
 	"bpe-params": optional(positiveNumber, "Bytes of a parameter, instead of the profile's."),
 	"bpe-kv-cache": optional(positiveNumber, "Bytes of an element of keys and values, instead of the profile's."),
 	"bpe-ssm-cache": optional(positiveNumber, "Bytes of an element of Mamba states, instead of the profile's."),
@@ -68,7 +68,7 @@ export const elasticKeys = {
 	"linear-scaler-start": defaulting(number(0), 1, "Factor of the router's logits in the first iteration."),
 	"linear-scaler-end": defaulting(number(0), 10, "Factor of the router's logits in the last iteration."),
 	"tau-init": defaulting(positiveNumber, 1, "Temperature of the router's samples in the first iteration."),
-	"tau-decay": defaulting(positiveNumber, 0.9999, "What an iteration multiplies the temperature by."),
+	"tau-decay": defaulting(positiveNumber, 0.9999, "Factor of the temperature in every iteration."),
 	"hard-sample-th": defaulting(number(0, 1), 0.996, "A sample is one-hot when a uniform number is above this."),
 	"loss-alpha": defaulting(number(0), 1, "Weight of a token's budget loss."),
 	"lr-mult-router": defaulting(positiveNumber, 1, "Factor of the router's learning rate."),

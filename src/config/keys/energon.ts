@@ -1,4 +1,4 @@
-/** How Energon data sets are read and turned into sequences (energon.md, docs/spec/vision.md §5). */
+/** How Energon data sets are read and turned into sequences (docs/spec/energon.md, docs/spec/vision.md §5). */
 import { choice, defaulting, derived, integer, list, off, optional, path, perChannel, text } from "../field.ts";
 
 export const energonKeys = {
@@ -14,7 +14,7 @@ export const energonKeys = {
 	"packing-method": defaulting(
 		choice(["carry-over", "greedy"]),
 		"carry-over",
-		"What becomes of a buffer: the fuller half of its packs, the other samples carried over to the next buffer; or all packs at once, as in Megatron's examples.",
+		"carry-over: the fuller half of a buffer's packs become sequences, and the other samples go to the next buffer; greedy: all packs do, as in Megatron's examples.",
 		{ megatron: "greedy" },
 	),
 	"max-samples-per-sequence": optional(
@@ -28,7 +28,7 @@ export const energonKeys = {
 	"data-routing": defaulting(
 		choice(["lane", "routed"]),
 		"lane",
-		"How an encoder rank reads the lanes it serves: with a loader each, or all from one; the samples are the same.",
+		"Loaders of an encoder rank: lane, a loader for each data lane that it serves; routed, a loader for all; the samples are the same.",
 	),
 	"data-memory": defaulting(integer(1), 1024, "Mebibytes of batches that may wait for a rank."),
 	"data-prefetch": defaulting(integer(1), 2, "Microbatches a data worker runs ahead.", {
@@ -38,41 +38,38 @@ export const energonKeys = {
 	"data-on-error": defaulting(
 		choice(["skip", "raise"]),
 		"skip",
-		"What a damaged sample does: it is left out, or it ends the run.",
+		"A damaged sample: skip leaves it out; raise ends the run.",
 	),
 	"data-skip-budget": defaulting(integer(0), 1000, "Samples a rank may leave out before the run ends."),
 	"data-skipped-file": optional(
 		path,
 		"File that lists samples left out, a line of JSON each; unset: skipped.jsonl in the folder of save.",
 	),
-	"data-cache-folder": optional(
-		path,
-		"Folder that copies of remote data lie below, in a folder of their own; unset: the user's cache folder.",
-	),
-	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept there."),
+	"data-cache-folder": optional(path, "Parent of the folder of copies of remote data; unset: the user's cache folder."),
+	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept in data-cache-folder."),
 	"conversation-template": derived(
 		choice(["plain", "pretraining", "chatml", "jinja"]),
 		"jinja with chat-template, else plain",
-		"What is written around the turns: nothing, the speaker's name, <|im_start|>role … <|im_end|>, or what a Jinja chat template says.",
+		"Text around the turns: plain, none; pretraining, the speaker's name; chatml, <|im_start|>role … <|im_end|>; jinja, that of a Jinja chat template.",
 	),
 	"chat-template": optional(
 		path,
-		"A Jinja chat template: its file, or a folder of Hugging Face with one; unset: with conversation-template jinja that of tokenizer's folder.",
+		"A Jinja chat template: its file, or a Hugging Face folder with one; unset: with conversation-template jinja, the template in tokenizer's folder.",
 	),
 	"chat-template-kwargs": optional(text, "Further variables of the chat template, as a JSON object."),
-	"chat-template-date": optional(text, "Day that a chat template takes for today, as 2026-01-31; unset: it has none."),
+	"chat-template-date": optional(text, "Today's date for the chat template, such as 2026-01-31; unset: no date."),
 	"data-special-tokens": optional(
 		list(text),
-		"Special tokens that samples may write, such as <think>; in a sample's text all others are text.",
+		"Special tokens that a sample's text may contain, such as <think>; all others are read as plain text.",
 	),
 	"loss-roles": optional(
 		list(choice(["system", "user", "assistant"])),
-		"Whose turns count in the loss; unset: everyone's, with chatml and jinja the assistant's.",
+		"Roles whose turns count in the loss; unset: all, with chatml and jinja assistant.",
 	),
 	"data-too-long": defaulting(
 		choice(["truncate", "skip"]),
 		"truncate",
-		"What becomes of a sample longer than seq-length: its end is cut off, or it is left out and counted.",
+		"A sample longer than seq-length: truncate cuts its end off; skip leaves it out and counts it.",
 	),
 	"image-tag-type": defaulting(
 		choice(["none", "internvl", "nvlm"]),
@@ -80,9 +77,9 @@ export const energonKeys = {
 		"Text around an image: none, <img>…</img> or <Image>…</Image>.",
 		{ megatron: "unset" },
 	),
-	"caption-prompt": optional(text, "What the user asks where the data have an image and its caption alone."),
-	"ocr-prompt": optional(text, "What the user asks where the data have an image and the text on it."),
-	"classification-prompt": optional(text, "What the user asks where the data have an image and its label."),
+	"caption-prompt": optional(text, "User's prompt for samples of an image and its caption alone."),
+	"ocr-prompt": optional(text, "User's prompt for samples of an image and the text on it."),
+	"classification-prompt": optional(text, "User's prompt for samples of an image and its label."),
 	"data-begin-id": optional(integer(0), "Token put before every sample."),
 	"data-end-id": optional(integer(0), "Token put after every sample."),
 	"data-pad-id": defaulting(integer(0), 0, "Token that fills a sequence up to seq-length; it never counts."),
@@ -111,5 +108,5 @@ export const energonKeys = {
 	"max-num-tiles": defaulting(integer(1), 12, "Most tiles of an image.", { megatron: "1" }),
 	"use-area-weighted-aspect-ratio": off("Choose tiles by proportions and number of pixels, not by proportions alone."),
 	"use-tile-tags": off("Write <tile_1>, <tile_2>, … and <tile_global_thumbnail> before the tokens of the tiles."),
-	"use-thumbnail": off("The whole image as one more tile, where there are several."),
+	"use-thumbnail": off("The whole image as a further tile, where it has several."),
 } as const;

@@ -30,7 +30,7 @@ export const loggingKeys = {
 	"wandb-entity": optional(text, "User or team of the run in Weights & Biases."),
 	"flight-recorder-dir": optional(
 		path,
-		"Folder in which every rank keeps what it last did; `mimo diagnose` reads it when nobody is left to say why a run ended.",
+		"Folder of the ranks' recordings of their latest calls, from which `mimo diagnose` explains why a run ended.",
 	),
 	"profile-step-start": optional(integer(1), "First step to trace."),
 	"profile-step-end": optional(integer(1), "Last step to trace; unset: the first one alone."),

@@ -23,7 +23,7 @@ export const loraKeys = {
 	"lora-alpha": defaulting(positiveNumber, 32, "α: an adapter adds (α / r) B A to the weight of its projection.", {
 		model: "adapters",
 	}),
-	"lora-dropout": defaulting(fraction, 0, "Dropout of what enters an adapter."),
+	"lora-dropout": defaulting(fraction, 0, "Dropout of an adapter's input."),
 	"lora-target-modules": defaulting(
 		list<LoraModule>(choice(loraModules)),
 		["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj"],

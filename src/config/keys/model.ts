@@ -29,7 +29,7 @@ export const modelKeys = {
 	"model-provider": defaulting(
 		choice(["hybrid", "nemotron-moe-vlm"]),
 		"hybrid",
-		"What is trained: the language model alone, or with a RADIO vision encoder and a projector.",
+		"hybrid: the language model alone; nemotron-moe-vlm: with a RADIO vision encoder and a projector.",
 		{ megatron: "nemotron-moe-vlm" },
 	),
 	"hybrid-layer-pattern": required(

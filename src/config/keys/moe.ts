@@ -47,7 +47,7 @@ export const moeKeys = {
 		model: false,
 	}),
 	"moe-router-force-load-balancing": off(
-		"For benchmarks: training passes route by random logits in the place of the router's, so that experts get about equally many tokens; the expert bias rests. Every log line says so.",
+		"For benchmarks: training passes route by random logits in the place of the router's, so that experts get about equally many tokens; the expert bias is not updated. Every log line says so.",
 		{ model: false },
 	),
 	"moe-router-dtype": defaulting(choice(["fp32"], ["fp64"]), "fp32", "Precision of router logits and scores.", {
@@ -73,7 +73,7 @@ export const moeKeys = {
 	),
 	"moe-mlp-glu-interleave-size": optional(
 		integer(1),
-		"Rows of the experts' gate and linear halves that lie in turns in memory; checkpoints hold the halves. Unset: halves.",
+		"Rows of the blocks in which the experts' gate and linear halves alternate in memory; checkpoints hold whole halves. Unset: whole halves.",
 		{ model: false },
 	),
 	"moe-single-grouped-weight": off("One parameter for all experts of a rank.", {
@@ -91,13 +91,13 @@ export const moeKeys = {
 	"moe-token-dispatcher-type": defaulting(
 		choice(["alltoall", "allgather", "flex"]),
 		"alltoall",
-		"How tokens reach experts of other ranks: alltoall, a row for each expert; allgather, all rows to all ranks, the least where these are fewer than a token's experts; flex, a row for each node, which spreads it.",
+		"Exchange of tokens with experts of other ranks: alltoall sends a row for each expert; allgather, all rows to all ranks, which is less where ranks are fewer than moe-router-topk; flex, a row to each node, which forwards it to its ranks.",
 		{ model: false, megatron: "allgather" },
 	),
 	"moe-flex-dispatcher-backend": defaulting(
 		choice(["hybridep"], ["deepep"]),
 		"hybridep",
-		"What moves rows with moe-token-dispatcher-type flex.",
+		"Backend of moe-token-dispatcher-type flex.",
 		{ model: false, megatron: "deepep" },
 	),
 	"moe-hybridep-ranks-per-nvlink-domain": defaulting(
@@ -108,7 +108,7 @@ export const moeKeys = {
 	),
 	"moe-expert-capacity-bound": optional(
 		number(1),
-		"Rows that the experts of a rank have room for, over those of an even routing; more end the run. Unset: all that can come.",
+		"Capacity of a rank's experts in rows, relative to an even routing; more rows end the run. Unset: room for all that can come.",
 		{ model: false },
 	),
 } as const;

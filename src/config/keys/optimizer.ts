@@ -39,7 +39,7 @@ export const optimizerKeys = {
 	),
 	"fp8-recipe": optional(
 		choice(["blockwise"], ["delayed", "tensorwise", "mxfp8", "custom"]),
-		"What shares a scaling factor; blockwise: 128 numbers of a row, 128 × 128 of a matrix.",
+		"Numbers that share a scaling factor; blockwise: 128 of a row, 128 × 128 of a weight.",
 		{ model: false, megatron: "delayed" },
 	),
 	"fp8-wgrad": off(

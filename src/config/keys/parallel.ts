@@ -10,7 +10,7 @@ export const parallelKeys = {
 	"llm-offset": derived(
 		integer(0),
 		"encoder-tp × encoder-dp, or 0 without an encoder",
-		"First rank of the language model; 0 with as many ranks as the encoder has puts both on the same ones.",
+		"First rank of the language model; 0 puts both modules on the same ranks if they have equally many.",
 		{ megatron: "4" },
 	),
 	"llm-tp": defaulting(size, 1, "Tensor-parallel size of the language model.", {
@@ -26,7 +26,7 @@ export const parallelKeys = {
 	}),
 	"microbatch-group-size-per-virtual-pipeline-stage": optional(
 		size,
-		"Microbatches that pass one of a stage's segments before the next one has its turn; unset: llm-pp.",
+		"Consecutive microbatches that a stage runs on one of its segments (virtual stages) before the next; unset: llm-pp.",
 		{ aliases: ["microbatch-group-size-per-vp-stage"] },
 	),
 	"delay-wgrad-compute": off(
@@ -56,7 +56,7 @@ export const parallelKeys = {
 	"ddp-num-buckets": optional(size, "Gradient buckets of a module, where reduction overlaps with backward."),
 	"ddp-bucket-size": optional(
 		integer(0),
-		"Elements of a gradient bucket at least; unset: the larger of 40 million and a million a replica.",
+		"Least elements of a gradient bucket; unset: the larger of 40 million and a million a replica.",
 	),
 	"ddp-pad-buckets-for-high-nccl-busbw": off("Pad gradient buckets to a multiple of 65536 elements.", {
 		noEffect: "buckets are padded to equal slices of whole cache lines, which changes no value",
@@ -64,12 +64,12 @@ export const parallelKeys = {
 	"distributed-backend": defaulting(
 		choice(["nccl", "shm"]),
 		"nccl",
-		"How GPUs talk: nccl, a GPU for each rank; shm, through the host's shared memory, where ranks share GPUs. CPUs use shm.",
+		"Communication between GPUs: nccl, with a GPU for each rank; shm, through the host's shared memory, where ranks share GPUs. CPUs use shm.",
 	),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
 } as const;
 
-/** Keys that say which ranks hold what; the others say how ranks work together. */
+/** Keys of the grids: which ranks hold which modules and parts. */
 export const gridKeys = [
 	...(["encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-dp", "llm-ep", "llm-pp", "llm-expt-tp"] as const),
 	...(["tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards"] as const),

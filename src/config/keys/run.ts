@@ -5,7 +5,7 @@ import { presetNames } from "../preset-names.ts";
 export const runKeys = {
 	preset: optional(choice(presetNames), "A known model and recipe; files and flags override it."),
 	device: defaulting(choice(["auto", "cpu", "cuda"]), "auto", "Native library: auto takes CUDA where it works."),
-	threads: defaulting(integer(0, 1024), 0, "CPU threads of a rank; 0: one a core."),
+	threads: defaulting(integer(0, 1024), 0, "CPU threads of a rank; 0: an equal share of the host's cores."),
 	seed: defaulting(integer(1), 1234, "Seed of initial weights, dropout and data order."),
 	"data-parallel-random-init": off("Other initial weights on every data-parallel rank.", {
 		noEffect: "initial weights never depend on the layout",
@@ -14,17 +14,14 @@ export const runKeys = {
 	"cuda-graph-impl": defaulting(
 		choice(["none", "local"]),
 		"none",
-		"local: runs of operations that repeat from step to step are launched as CUDA graphs.",
+		"local: sequences of operations that repeat from step to step are launched as CUDA graphs.",
 	),
 	"algorithm-choice": defaulting(
 		choice(["heuristic", "cached", "timed"]),
 		"heuristic",
-		"Algorithms of products and attention on CUDA: what cuBLASLt and cuDNN guess; what an earlier run timed; timed: that too, and after the last step what is lacking is timed for later runs.",
+		"Algorithms of matrix products and attention on CUDA: heuristic, the first choice of cuBLASLt and cuDNN; cached, those that an earlier run timed; timed, as cached, and missing ones are timed after the last step for later runs.",
 	),
-	"algorithm-cache-folder": optional(
-		path,
-		"Folder that timed algorithms lie below, in a folder of their own; unset: the user's cache folder.",
-	),
+	"algorithm-cache-folder": optional(path, "Parent of the folder of timed algorithms; unset: the user's cache folder."),
 	"rerun-mode": defaulting(
 		choice(["disabled", "validate_results", "report_stats"]),
 		"disabled",

@@ -48,7 +48,7 @@ export const scheduleKeys = {
 	"eval-captions": defaulting(
 		integer(0),
 		0,
-		"Held-out pictures whose captions are decoded greedily after the training and compared; 0: none.",
+		"Held-out images whose captions are decoded greedily after the training and compared; 0: none.",
 	),
 	"exit-interval": optional(integer(1), "Save and exit at a multiple of this many steps."),
 	"exit-duration-in-mins": optional(positiveNumber, "Save and exit after this many minutes."),

@@ -29,7 +29,7 @@ export const visionKeys = {
 	"vision-position-mode": defaulting(
 		choice(["cpe", "direct", "window"]),
 		"cpe",
-		"How the table of positions is fitted to an image: cpe to the square of its longer side, direct to its grid, window not at all (the top left corner).",
+		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner).",
 		{ megatron: "cpe, fixed in code" },
 	),
 	"vision-position-crop": defaulting(
@@ -74,7 +74,7 @@ export const visionKeys = {
 	"encoder-balance": derived(
 		choice(["number", "cost"]),
 		"cost, but number with mimo-encoder-prefetch",
-		"What the encoder's data-parallel ranks share equally: samples, or images by their operations.",
+		"number: the encoder's data-parallel ranks get equally many samples; cost: images with about equally many operations.",
 		{ model: false },
 	),
 	"encoder-grad-participation": defaulting(
