@@ -51,54 +51,55 @@ export function parseText(source: string, file: string): ParsedFile {
 			problems.push({ where: `${file}:1`, message: "the file must be a list of `key: value` lines" });
 		return { entries: [], problems, complete: false };
 	}
+	// The parser has reported keys that are spelled twice alike.
+	const reported = new Set(
+		document.errors.filter(({ code }) => code === "DUPLICATE_KEY").map((error) => lineAt(error.pos[0])),
+	);
 	const entries: Entry[] = [];
 	const seen = new Map<Key, number>();
 	for (const pair of map.items) {
 		const node = isScalar(pair.key) ? pair.key : null;
 		const name = String(node?.value ?? "");
 		const line = lineAt(node?.range?.[0]);
-		const where = `${file}:${line}`;
+		const refuse = (message: string) => problems.push({ where: `${file}:${line}`, message });
 		const key = keyOf(name);
 		if (key === undefined) {
-			problems.push({
-				where,
-				message: `there is no key ${name}${keyHint(name, spellings)}`,
-			});
+			refuse(`there is no key ${name}${keyHint(name, spellings)}`);
 			continue;
 		}
 		const before = seen.get(key);
 		if (before !== undefined) {
-			// The same spelling twice was already reported by the parser.
-			if (!document.errors.some((error) => error.code === "DUPLICATE_KEY" && lineAt(error.pos[0]) === line)) {
-				problems.push({ where, message: `${name} is given a second time; ${key} is on line ${before}` });
-			}
+			if (!reported.has(line)) refuse(`${name} is given a second time; ${key} is on line ${before}`);
 			continue;
 		}
 		seen.set(key, line);
-		if (isAlias(pair.value)) {
-			problems.push({
-				where,
-				message: `the value of ${name} starts with *, which is an alias in YAML; put a pattern in quotes, or write the value that the alias stands for`,
-			});
-			continue;
-		}
-		if (isMap(pair.value)) {
-			problems.push({ where, message: `${name} has keys below it; the file is flat, one \`key: value\` a line` });
-			continue;
-		}
-		let value: unknown = (pair.value as { toJSON(): unknown } | null)?.toJSON() ?? null;
-		const { type } = fieldOf(key);
-		if (type.kind === "path" && typeof value === "string" && /^~(\/|$)/.test(value)) {
-			problems.push({ where, message: `${name} begins with ~, which only a shell replaces; write the folder's name` });
-			continue;
-		}
-		if (type.kind === "path" && typeof value === "string" && value !== "" && !value.includes("://")) {
-			value = resolve(dirname(file), value);
-		}
-		if (type.kind === "list" && value !== null && !Array.isArray(value)) value = [value];
-		entries.push({ key, value, origin: { source: "file", file, line } });
+		const objection = valueObjection(name, key, pair.value);
+		if (objection !== null) refuse(objection);
+		else entries.push({ key, value: nodeValue(key, pair.value, file), origin: { source: "file", file, line } });
 	}
 	return { entries, problems, complete };
+}
+
+/** Why a value's form is refused, as a sentence about the key's spelling `name`; null: it is not. */
+function valueObjection(name: string, key: Key, node: unknown): string | null {
+	if (isAlias(node)) {
+		return `the value of ${name} starts with *, which is an alias in YAML; put a pattern in quotes, or write the value that the alias stands for`;
+	}
+	if (isMap(node)) return `${name} has keys below it; the file is flat, one \`key: value\` a line`;
+	if (fieldOf(key).type.kind === "path" && isScalar(node) && /^~(\/|$)/.test(String(node.value))) {
+		return `${name} begins with ~, which only a shell replaces; write the folder's name`;
+	}
+	return null;
+}
+
+/** The value of a node: a path is resolved from the file's folder, and a single value of a list becomes a list. */
+function nodeValue(key: Key, node: unknown, file: string): unknown {
+	const value: unknown = (node as { toJSON(): unknown } | null)?.toJSON() ?? null;
+	const { type } = fieldOf(key);
+	if (type.kind === "path" && typeof value === "string" && value !== "" && !value.includes("://")) {
+		return resolve(dirname(file), value);
+	}
+	return type.kind === "list" && value !== null && !Array.isArray(value) ? [value] : value;
 }
 
 function duplicateName(source: string, offset: number): string {

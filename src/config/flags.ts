@@ -21,24 +21,47 @@ export interface ParsedFlags {
 	readonly problems: readonly Problem[];
 }
 
+/** Walks over the arguments. */
+class ArgumentReader {
+	#at = 0;
+
+	constructor(
+		readonly args: readonly string[],
+		readonly commandFlags: CommandFlags,
+	) {}
+
+	next(): string | undefined {
+		return this.args[this.#at++];
+	}
+
+	/** The next argument, unless it is a flag. */
+	value(): string | undefined {
+		const next = this.args[this.#at];
+		return next === undefined || isFlag(next, this.commandFlags) ? undefined : this.next();
+	}
+
+	/** The arguments up to the next flag. */
+	values(): string[] {
+		const values: string[] = [];
+		for (let next = this.value(); next !== undefined; next = this.value()) values.push(next);
+		return values;
+	}
+
+	/** "true" or "false" if it is the next argument. */
+	truth(): string | undefined {
+		const next = this.args[this.#at];
+		return next === "true" || next === "false" ? this.next() : undefined;
+	}
+}
+
 /** Reads `args`. Throws no errors: every mistake is in `problems`. */
 export function parseFlags(args: readonly string[], commandFlags: CommandFlags): ParsedFlags {
 	const entries: Entry[] = [];
 	const command: Record<string, string> = {};
 	const problems: Problem[] = [];
 	const refuse = (where: string, message: string) => problems.push({ where, message });
-	let at = 0;
-
-	/** The argument after a flag, unless that is another flag. */
-	const following = (): string | undefined => {
-		const next = args[at];
-		if (next === undefined || isFlag(next, commandFlags)) return undefined;
-		at++;
-		return next;
-	};
-
-	while (at < args.length) {
-		const argument = args[at++]!;
+	const reader = new ArgumentReader(args, commandFlags);
+	for (let argument = reader.next(); argument !== undefined; argument = reader.next()) {
 		if (!argument.startsWith("--") || argument === "--") {
 			refuse(argument, "this is not a flag; flags start with -- and take one value");
 			continue;
@@ -46,44 +69,47 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 		const equals = argument.indexOf("=");
 		const name = argument.slice(2, equals < 0 ? undefined : equals);
 		const attached = equals < 0 ? undefined : argument.slice(equals + 1);
+		const where = `--${name}`;
 		if (Object.hasOwn(commandFlags, name)) {
-			const value = commandFlags[name] ? (attached ?? following()) : (attached ?? "");
-			if (value === undefined) refuse(`--${name}`, "a value has to follow");
+			const value = commandFlags[name] ? (attached ?? reader.value()) : (attached ?? "");
+			if (value === undefined) refuse(where, "a value has to follow");
 			else command[name] = value;
 			continue;
 		}
 		const negated = name.startsWith("no-") || name.startsWith("no_") ? keyOf(name.slice(3)) : undefined;
 		const key = keyOf(name) ?? negated;
 		if (key === undefined || (key === negated && fieldOf(key).type.kind !== "boolean")) {
-			refuse(`--${name}`, `there is no such flag${nearestFlag(name, commandFlags)}`);
+			refuse(where, `there is no such flag${nearestFlag(name, commandFlags)}`);
 			// Skips the unknown flag's values, which would be reported as further mistakes.
-			while (attached === undefined && following() !== undefined);
+			if (attached === undefined) reader.values();
 			continue;
 		}
 		const { type } = fieldOf(key);
-		const where = `--${name}`;
-		const add = (value: unknown) => entries.push({ key, value, origin: { source: "flag", name: where } });
 		if (key === negated && keyOf(name) === undefined) {
-			if (attached === undefined) add(false);
+			if (attached === undefined) entries.push({ key, value: false, origin: { source: "flag", name: where } });
 			else refuse(where, "it takes no value");
-		} else if (type.kind === "boolean") {
-			const spelled = attached ?? (args[at] === "true" || args[at] === "false" ? args[at++] : "true");
-			add(spelled === "true" ? true : spelled === "false" ? false : spelled);
-		} else if (type.kind === "list") {
-			const given = attached === undefined ? [] : [attached];
-			for (let next = attached === undefined ? following() : undefined; next !== undefined; next = following()) {
-				given.push(next);
-			}
-			const values = given.flatMap((items) => items.split(","));
-			if (values.length === 0) refuse(where, `a value has to follow: ${type.allowed}`);
-			else add(values.map((value) => valueOfText(value, type)));
-		} else {
-			const value = attached ?? following();
-			if (value === undefined) refuse(where, `a value has to follow: ${type.allowed}`);
-			else add(valueOfText(value, type));
+			continue;
 		}
+		const value = readValue(type, attached, reader);
+		if (value === undefined) refuse(where, `a value has to follow: ${type.allowed}`);
+		else entries.push({ key, value, origin: { source: "flag", name: where } });
 	}
 	return { entries, command, problems };
+}
+
+/** The value of a key's flag: `attached` behind =, or the next arguments; undefined if it is missing. */
+function readValue(type: ValueType<unknown>, attached: string | undefined, reader: ArgumentReader): unknown {
+	if (type.kind === "boolean") {
+		const spelled = attached ?? reader.truth() ?? "true";
+		return spelled === "true" ? true : spelled === "false" ? false : spelled;
+	}
+	if (type.kind === "list") {
+		const given = attached === undefined ? reader.values() : [attached];
+		const values = given.flatMap((items) => items.split(","));
+		return values.length === 0 ? undefined : values.map((value) => valueOfText(value, type));
+	}
+	const value = attached ?? reader.value();
+	return value === undefined ? undefined : valueOfText(value, type);
 }
 
 function isFlag(argument: string, commandFlags: CommandFlags): boolean {
