@@ -20,7 +20,7 @@
 
 namespace {
 
-using mimo::Word;
+using mimo::MessageType;
 
 int connect_to(int32_t port) {
   const int opened = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -72,14 +72,14 @@ void the_run_begins(TwoHosts& hosts) {
 }
 
 void a_flood_fills_nothing() {
-  for (const uint32_t word : {99u, 1u, 4u}) {
+  for (const uint32_t type : {99u, 1u, 4u}) {
     TwoHosts hosts(false);
     std::atomic<bool> over{false};
     std::vector<std::thread> flooders;
     for (int i = 0; i < 3; ++i) {
       flooders.emplace_back([&] {
         std::vector<uint32_t> frames(1 << 16);
-        for (size_t at = 0; at < frames.size(); at += 2) frames[at] = word;
+        for (size_t at = 0; at < frames.size(); at += 2) frames[at] = type;
         while (!over) {
           const int socket = connect_to(hosts.port);
           if (socket < 0) usleep(1000);
@@ -138,7 +138,7 @@ void a_rush_of_connections_waits_for_its_turn() {
 void a_dribbling_connection_is_ended() {
   TwoHosts hosts(false);
   const int slow = connect_to(hosts.port);
-  const uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
+  const uint32_t head[2] = {static_cast<uint32_t>(MessageType::response), sizeof(mimo::Response)};
   CHECK(send(slow, head, sizeof(head), MSG_NOSIGNAL) == sizeof(head));
   // It would take 68 of these.
   const int64_t began = mimo::monotonic_nanoseconds();
@@ -168,14 +168,14 @@ void wrong_proofs_are_refused() {
   CHECK(refused);
   for (const int32_t index : {1, 0, 2, -1}) {
     const int socket = connect_to(hosts.port);
-    mimo::Introduction seen{};
+    mimo::Handshake seen{};
     seen.host_index = index;
     struct {
-      uint32_t head[2] = {static_cast<uint32_t>(Word::hello), sizeof(mimo::Hello)};
-      mimo::Hello hello;
+      uint32_t head[2] = {static_cast<uint32_t>(MessageType::response), sizeof(mimo::Response)};
+      mimo::Response response;
     } message;
     // A proof with the right key, but for a nonce of another connection.
-    message.hello = {index, seen.child, mimo::prove(key, mimo::Side::child, seen)};
+    message.response = {index, seen.child_nonce, mimo::make_proof(key, mimo::Side::child, seen)};
     CHECK(send(socket, &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message));
     CHECK(within_seconds(2, [&] { return ended(socket); }));
     close(socket);
@@ -196,9 +196,9 @@ void a_false_centre_is_refused() {
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &length) == 0);
   std::thread centre([&] {
     mimo::Link link(accept(listener, nullptr, nullptr));
-    link.say(Word::greeting, mimo::Nonce{{7}});
-    link.say(Word::welcome, mimo::Proof{{8}});
-    link.send();
+    link.send(MessageType::challenge, mimo::Nonce{{7}});
+    link.send(MessageType::accepted, mimo::Proof{{8}});
+    link.flush();
     usleep(500'000);
   });
   bool refused = false;
@@ -216,15 +216,15 @@ void a_false_centre_is_refused() {
 void a_lying_host_ends_the_run_with_the_reason() {
   TwoHosts hosts(false);
   mimo::Link link(connect_to(hosts.port));
-  Word word;
-  CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
-  mimo::Introduction introduction{link.as<mimo::Nonce>(), {{6}}, 1};
-  link.say(Word::hello, mimo::Hello{1, introduction.child, mimo::prove(key, mimo::Side::child, introduction)});
-  link.send();
-  CHECK(within_seconds(2, [&] { link.receive(); return link.next(word); }));
-  CHECK(word == Word::welcome);
+  MessageType type;
+  CHECK(within_seconds(2, [&] { link.receive(); return link.next(type); }));
+  mimo::Handshake handshake{link.as<mimo::Nonce>(), {{6}}, 1};
+  link.send(MessageType::response, mimo::Response{1, handshake.child_nonce, mimo::make_proof(key, mimo::Side::child, handshake)});
+  link.flush();
+  CHECK(within_seconds(2, [&] { link.receive(); return link.next(type); }));
+  CHECK(type == MessageType::accepted);
   struct {
-    uint32_t head[2] = {static_cast<uint32_t>(Word::failure), sizeof(mimo::Failure)};
+    uint32_t head[2] = {static_cast<uint32_t>(MessageType::failure), sizeof(mimo::Failure)};
     mimo::Failure failure{3, "the end"};
     uint8_t tag[32] = {};
   } message;

@@ -89,9 +89,9 @@ void Relay::work() {
     }
     int64_t sent = 0, received = 0;
     for (Peer& peer : peers_) {
-      peer.link->send();
-      sent += peer.link->said();
-      received += peer.link->heard();
+      peer.link->flush();
+      sent += peer.link->messages_sent();
+      received += peer.link->messages_received();
     }
     sent_ = sent;
     received_ = received;
@@ -100,7 +100,7 @@ void Relay::work() {
   const int64_t end = monotonic_nanoseconds() + 1000 * millisecond;
   for (Peer& peer : peers_) {
     while (peer.link->has_unsent() && !peer.link->closed() && monotonic_nanoseconds() < end) {
-      peer.link->send();
+      peer.link->flush();
       usleep(1000);
     }
   }
@@ -148,7 +148,7 @@ bool Relay::greet(int socket) {
   Peer& peer = peers_.emplace_back(std::move(link));
   peer.since = monotonic_nanoseconds();
   peer.nonce = nonce;
-  peer.link->say(Word::greeting, nonce);
+  peer.link->send(MessageType::challenge, nonce);
   return true;
 }
 
@@ -179,10 +179,10 @@ void Relay::hear(Peer& peer, int64_t elapsed) {
   peer.link->receive();
   if (peer.host_index < 0) return hear_stranger(peer);
   peer.silent += elapsed;
-  Word word;
-  while (peer.link->next(word)) {
+  MessageType type;
+  while (peer.link->next(type)) {
     peer.silent = 0;
-    take(peer, word);
+    take(peer, type);
   }
   if (peer.bye) return;
   const std::string& fault = peer.link->fault();
@@ -193,18 +193,18 @@ void Relay::hear(Peer& peer, int64_t elapsed) {
 
 /// A single message is heard of a stranger, which is a proof or its end.
 void Relay::hear_stranger(Peer& peer) {
-  Word word;
-  if (!peer.link->next(word)) return;
-  if (word == Word::hello && admit(peer, peer.link->as<Hello>())) return;
-  peer.link->say(Word::refusal);
-  peer.link->close_for("it has not proved that it is a host of this run");
+  MessageType type;
+  if (!peer.link->next(type)) return;
+  if (type == MessageType::response && admit(peer, peer.link->as<Response>())) return;
+  peer.link->send(MessageType::refused);
+  peer.link->close_with_fault("it has not proved that it is a host of this run");
 }
 
-bool Relay::admit(Peer& peer, const Hello& hello) {
+bool Relay::admit(Peer& peer, const Response& hello) {
   if (hello.host_index <= 0 || hello.host_index >= run_.header().hosts) return false;
   if (parent_of(hello.host_index) != own_host_) return false;
-  const Introduction introduction{peer.nonce, hello.nonce, hello.host_index};
-  const Proof expected = prove(key_, Side::child, introduction);
+  const Handshake handshake{peer.nonce, hello.nonce, hello.host_index};
+  const Proof expected = make_proof(key_, Side::child, handshake);
   if (!equal_in_constant_time(expected.bytes, hello.proof.bytes, sizeof(expected.bytes))) return false;
   const bool known = std::any_of(peers_.begin(), peers_.end(),
                                  [&](const Peer& other) { return other.host_index == hello.host_index; });
@@ -212,8 +212,8 @@ bool Relay::admit(Peer& peer, const Hello& hello) {
   peer.host_index = hello.host_index;
   // Every host knows the ranks of the centre; the centre's children pass their names on.
   if (own_host_ == 0) peer.unnamed = run_.local_ranks();
-  peer.link->say(Word::welcome, prove(key_, Side::parent, introduction));
-  peer.link->trust(key_, Side::parent, introduction);
+  peer.link->send(MessageType::accepted, make_proof(key_, Side::parent, handshake));
+  peer.link->set_authenticated(key_, Side::parent, handshake);
   return true;
 }
 
@@ -227,53 +227,53 @@ void Relay::lose(Peer& peer, const std::string& how) {
   run_.fail(first, how);
 }
 
-void Relay::take(Peer& peer, Word word) {
+void Relay::take(Peer& peer, MessageType type) {
   Link& link = *peer.link;
   const bool of_child = &peer != parent_;
-  switch (word) {
-    case Word::outlook:
-      if (!of_child) store(link.as<Outlook>(), run_.header().whole);
-      peer.outlook = link.as<Outlook>();
+  switch (type) {
+    case MessageType::progress:
+      if (!of_child) store(link.as<ProgressSummary>(), run_.header().whole);
+      peer.outlook = link.as<ProgressSummary>();
       peer.outlook_time = monotonic_nanoseconds();
       break;
-    case Word::name:
-      if (may_tell_of(peer, link.as<Name>().rank)) take_name(peer, link.as<Name>());
+    case MessageType::identity:
+      if (may_tell_of(peer, link.as<RankIdentity>().rank)) take_name(peer, link.as<RankIdentity>());
       break;
-    case Word::wish:
-      if (of_child) wish(link.as<Wish>().key, &peer);
+    case MessageType::posting_request:
+      if (of_child) wish(link.as<PostingRequest>().key, &peer);
       break;
-    case Word::posting:
+    case MessageType::posting:
       pass_on(link.as<Posting>());
       break;
-    case Word::failure: {
+    case MessageType::failure: {
       const Failure& failure = link.as<Failure>();
       if (failure.rank >= -1 && failure.rank < run_.ranks()) run_.fail(failure.rank, failure.reason);
       break;
     }
-    case Word::region:
-      if (!of_child || !may_tell_of(peer, link.as<Whereabouts>().rank)) break;
-      take_whereabouts(run_, link.as<Whereabouts>());
-      if (parent_ != nullptr) parent_->link->say(Word::region, link.as<Whereabouts>());
+    case MessageType::rank_state:
+      if (!of_child || !may_tell_of(peer, link.as<RankState>().rank)) break;
+      take_whereabouts(run_, link.as<RankState>());
+      if (parent_ != nullptr) parent_->link->send(MessageType::rank_state, link.as<RankState>());
       break;
-    case Word::begun: {
-      std::vector<BegunRun>& runs = of_child ? begun_below_ : begun_;
+    case MessageType::begun_range: {
+      std::vector<BegunRange>& runs = of_child ? begun_below_ : begun_;
       const auto most = static_cast<size_t>(begun_capacity(run_.ranks()));
-      if (runs.size() < most) runs.push_back(link.as<BegunRun>());
+      if (runs.size() < most) runs.push_back(link.as<BegunRange>());
       break;
     }
-    case Word::gathered:
+    case MessageType::begun_end:
       peer.told = true;
       break;
-    case Word::noted:
+    case MessageType::states_end:
       if (of_child) peer.noted = true;
       break;
-    case Word::bye:
+    case MessageType::finished:
       if (of_child) peer.bye = true;
       break;
-    case Word::greeting:
-    case Word::hello:
-    case Word::welcome:
-    case Word::refusal:
+    case MessageType::challenge:
+    case MessageType::response:
+    case MessageType::accepted:
+    case MessageType::refused:
       break;  // Links take these from strangers alone.
   }
 }
@@ -285,11 +285,11 @@ bool Relay::may_tell_of(const Peer& peer, int32_t rank) const {
   return &peer == parent_ ? run_.host_of(rank) == 0 : is_below(run_.host_of(rank), peer.host_index);
 }
 
-void Relay::take_name(Peer& peer, const Name& name) {
+void Relay::take_name(Peer& peer, const RankIdentity& name) {
   mimo::take_name(run_, name);
   for (Peer& other : peers_) {
     const bool way = &peer == parent_ ? is_child(other) : &other == parent_;
-    if (way) other.link->say(Word::name, name);
+    if (way) other.link->send(MessageType::identity, name);
   }
 }
 
@@ -297,40 +297,40 @@ void Relay::take_name(Peer& peer, const Name& name) {
 void Relay::tell_names(Peer& peer) {
   const auto told = [&](int32_t rank) {
     if (run_.region(rank).phase == MIMO_RANK_PHASE_ABSENT) return false;
-    peer.link->say(Word::name, name_of(run_, rank));
+    peer.link->send(MessageType::identity, name_of(run_, rank));
     return true;
   };
   peer.unnamed.erase(std::remove_if(peer.unnamed.begin(), peer.unnamed.end(), told), peer.unnamed.end());
 }
 
-Outlook Relay::outlook_below() const {
-  Outlook below{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
+ProgressSummary Relay::outlook_below() const {
+  ProgressSummary below{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
   const int64_t now = monotonic_nanoseconds();
   for (const Peer& peer : peers_) {
     if (!is_child(peer)) continue;
-    Outlook of = peer.outlook;
+    ProgressSummary of = peer.outlook;
     // Of a child that has not said anything yet nothing is wrong.
     if (of.progress_age >= 0 && peer.outlook_time > 0) of.progress_age += now - peer.outlook_time;
     below = merged(below, of);
   }
-  return complete() ? below : merged(below, Outlook{0, 0, -1, -1, 0, 0});
+  return complete() ? below : merged(below, ProgressSummary{0, 0, -1, -1, 0, 0});
 }
 
 void Relay::beat() {
-  const Outlook below = outlook_below();
+  const ProgressSummary below = outlook_below();
   store(below, run_.header().below);
-  const Outlook up = merged(run_.own_outlook(), below);
+  const ProgressSummary up = merged(run_.own_outlook(), below);
   if (parent_ == nullptr) store(up, run_.header().whole);
-  const Outlook whole = run_.whole_outlook();
+  const ProgressSummary whole = run_.whole_outlook();
   for (Peer& peer : peers_) {
     if (peer.host_index < 0) continue;
     tell_names(peer);
-    peer.link->say(Word::outlook, &peer == parent_ ? up : whole);
+    peer.link->send(MessageType::progress, &peer == parent_ ? up : whole);
   }
   const bool finished = finished_here() && all_children([](const Peer& peer) { return peer.bye; });
   if (parent_ == nullptr || parent_->bye || !finished) return;
   // After the outlook that says so.
-  parent_->link->say(Word::bye);
+  parent_->link->send(MessageType::finished);
   parent_->bye = true;
 }
 
@@ -362,14 +362,14 @@ void Relay::wish(uint64_t key, Peer* from) {
   std::vector<Peer*>& waiting = wishes_[key];
   if (std::find(waiting.begin(), waiting.end(), from) != waiting.end()) return;
   waiting.push_back(from);
-  if (waiting.size() == 1 && parent_ != nullptr) parent_->link->say(Word::wish, Wish{key});
+  if (waiting.size() == 1 && parent_ != nullptr) parent_->link->send(MessageType::posting_request, PostingRequest{key});
 }
 
 /// A posting of this host's ranks or of another host's.
 void Relay::pass_on(const Posting& posting) {
   busy_until_ = monotonic_nanoseconds() + busy_time;
   if (!postings_.emplace(posting.key, posting).second) return;
-  if (parent_ != nullptr) parent_->link->say(Word::posting, posting);
+  if (parent_ != nullptr) parent_->link->send(MessageType::posting, posting);
   const auto waiting = wishes_.find(posting.key);
   if (waiting == wishes_.end()) return;
   for (Peer* const to : waiting->second) deliver(posting, to);
@@ -379,7 +379,7 @@ void Relay::pass_on(const Posting& posting) {
 void Relay::deliver(const Posting& posting, Peer* to) {
   Posting arrived = posting;
   arrived.arrived = 1;
-  if (to != nullptr) return to->link->say(Word::posting, arrived);
+  if (to != nullptr) return to->link->send(MessageType::posting, arrived);
   try {
     run_.take_posting(arrived);
   } catch (const Error&) {

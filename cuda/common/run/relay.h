@@ -53,7 +53,7 @@ class Relay {
     int32_t host_index = -1;       // until it has proved itself
     Nonce nonce{};                 // that it was greeted with
     std::vector<int32_t> unnamed;  // ranks whose names it is to be told
-    Outlook outlook{0, 0, -1, -1, 0, 0};  // a child's latest; nothing is known before that
+    ProgressSummary outlook{0, 0, -1, -1, 0, 0};  // a child's latest; nothing is known before that
     int64_t outlook_time = 0;
     bool failure = false;  // it has been told that the run has failed
     bool told = false;     // it has sent all that had begun
@@ -71,9 +71,9 @@ class Relay {
   void stop_listening();
   void hear(Peer& peer, int64_t elapsed);
   void hear_stranger(Peer& peer);
-  bool admit(Peer& peer, const Hello& hello);
-  void take(Peer& peer, Word word);
-  void take_name(Peer& peer, const Name& name);
+  bool admit(Peer& peer, const Response& hello);
+  void take(Peer& peer, MessageType type);
+  void take_name(Peer& peer, const RankIdentity& name);
   void lose(Peer& peer, const std::string& how);
   bool may_tell_of(const Peer& peer, int32_t rank) const;
   bool is_child(const Peer& peer) const { return peer.host_index >= 0 && &peer != parent_; }
@@ -92,15 +92,15 @@ class Relay {
   void deliver(const Posting& posting, Peer* to);
 
   void beat();
-  Outlook outlook_below() const;
+  ProgressSummary outlook_below() const;
   void tell_names(Peer& peer);
 
   void look_after_failure();
   void tell_failure(Peer& peer);
   void gather(int64_t since);
-  void publish(const std::vector<BegunRun>& runs);
+  void publish(const std::vector<BegunRange>& runs);
   void settle(int64_t since);
-  static void tell_begun(Peer& peer, const std::vector<BegunRun>& runs);
+  static void tell_begun(Peer& peer, const std::vector<BegunRange>& runs);
 
   Run& run_;
   uint8_t key_[32];
@@ -118,7 +118,7 @@ class Relay {
   std::unordered_map<uint64_t, std::vector<Peer*>> wishes_;  // for those that have not; null: of this host
   int64_t busy_until_ = 0;                                // something is on its way that ranks wait for
 
-  std::vector<BegunRun> begun_below_, begun_;  // by ranks of this host and those below, and by all
+  std::vector<BegunRange> begun_below_, begun_;  // by ranks of this host and those below, and by all
   bool gathered_ = false;
   bool noted_ = false;  // the parent has been told this host's last notes
   int64_t mirrored_at_ = 0;

@@ -34,14 +34,14 @@ void Relay::tell_failure(Peer& peer) {
   tell_names(peer);
   Failure failure{header.failed_rank, {}};
   copy_string(failure.reason, sizeof(failure.reason), header.reason);
-  peer.link->say(Word::failure, failure);
+  peer.link->send(MessageType::failure, failure);
   if (&peer == parent_) tell_whereabouts(run_, *peer.link);
   peer.failure = true;
 }
 
-void Relay::tell_begun(Peer& peer, const std::vector<BegunRun>& runs) {
-  for (const BegunRun& run : runs) peer.link->say(Word::begun, run);
-  peer.link->say(Word::gathered);
+void Relay::tell_begun(Peer& peer, const std::vector<BegunRange>& runs) {
+  for (const BegunRange& run : runs) peer.link->send(MessageType::begun_range, run);
+  peer.link->send(MessageType::begun_end);
 }
 
 /// Gathers the collectives that ranks here and below had begun; the centre publishes those of all ranks, a host that is cut
@@ -51,7 +51,7 @@ void Relay::gather(int64_t since) {
   const bool here = all_children([](const Peer& peer) { return peer.told || peer.bye; });
   if (!gathered_ && (here || since > gather_limit - depth_ * gather_step)) {
     gathered_ = true;
-    const std::vector<BegunRun> own = begun_here(run_);
+    const std::vector<BegunRange> own = begun_here(run_);
     begun_below_.insert(begun_below_.end(), own.begin(), own.end());
     begun_below_ = merged(std::move(begun_below_));
     if (!alone) tell_begun(*parent_, begun_below_);
@@ -61,7 +61,7 @@ void Relay::gather(int64_t since) {
   else if (gathered_ && (alone || since > begun_limit)) publish(begun_below_);
 }
 
-void Relay::publish(const std::vector<BegunRun>& runs) {
+void Relay::publish(const std::vector<BegunRange>& runs) {
   publish_begun(run_, runs);
   run_.header().mirrored = 1;
   mirrored_at_ = monotonic_nanoseconds();
@@ -81,7 +81,7 @@ void Relay::settle(int64_t since) {
   const bool below = all_children([](const Peer& peer) { return peer.noted || peer.bye; });
   const bool late = since > settle_limit - depth_ * settle_step;
   if (parent_ != nullptr && noted_ && !parent_->noted && (below || late)) {
-    parent_->link->say(Word::noted);
+    parent_->link->send(MessageType::states_end);
     parent_->noted = true;
   }
   const bool unsent = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {

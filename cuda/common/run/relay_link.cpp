@@ -13,66 +13,66 @@
 namespace mimo {
 namespace {
 
-struct Head {
-  Word word;
-  uint32_t bytes;
+struct MessageHeader {
+  MessageType type;
+  uint32_t body_bytes;
 };
 
-/// Read in one turn, and kept until it is taken, of a side that has proved itself and of one that has not.
-constexpr size_t trusted_room = size_t{64} << 10;
-constexpr size_t stranger_room = sizeof(Head) + longest_body(true);
-static_assert(sizeof(Head) + longest_body(false) + hmac_tag_bytes <= trusted_room);
-/// The other side reads, if slowly, or is given up: all that can be said of 8192 ranks after a failure is 26 MB.
+/// Sizes of the receive buffer after the handshake and before it.
+constexpr size_t authenticated_buffer = size_t{64} << 10;
+constexpr size_t handshake_buffer = sizeof(MessageHeader) + longest_body(true);
+static_assert(sizeof(MessageHeader) + longest_body(false) + hmac_tag_bytes <= authenticated_buffer);
+/// Closes a connection whose other side reads nothing. All messages after a failure of 8192 ranks are 26 MB.
 constexpr size_t longest_unsent = size_t{64} << 20;
 
-/// A tag that only a side that knows `key` can make for `purpose` on this connection; 32 bytes.
-void derive(const uint8_t* key, const char* purpose, const Introduction& introduction, uint8_t* derived) {
+/// HMAC of `purpose` and the values of the handshake under `key`; 32 bytes.
+void derive(const uint8_t* key, const char* purpose, const Handshake& handshake, uint8_t* derived) {
   Hmac hmac(key);
-  // With its zero: no purpose is the beginning of another.
+  // The terminating zero keeps a purpose from being the prefix of another.
   hmac.add(purpose, std::strlen(purpose) + 1);
-  hmac.add(&introduction.host_index, sizeof(introduction.host_index));
-  hmac.add(&introduction.parent, sizeof(introduction.parent));
-  hmac.add(&introduction.child, sizeof(introduction.child));
+  hmac.add(&handshake.host_index, sizeof(handshake.host_index));
+  hmac.add(&handshake.parent_nonce, sizeof(handshake.parent_nonce));
+  hmac.add(&handshake.child_nonce, sizeof(handshake.child_nonce));
   hmac.finish(derived);
 }
 
-void make_tag(const uint8_t* key, uint64_t number, const Head& head, const uint8_t* body, uint8_t* tag) {
+void make_tag(const uint8_t* key, uint64_t sequence, const MessageHeader& header, const uint8_t* body, uint8_t* tag) {
   Hmac hmac(key);
-  hmac.add(&number, sizeof(number));
-  hmac.add(&head, sizeof(head));
-  hmac.add(body, head.bytes);
+  hmac.add(&sequence, sizeof(sequence));
+  hmac.add(&header, sizeof(header));
+  hmac.add(body, header.body_bytes);
   hmac.finish(tag);
 }
 
 template <class Body>
 void terminate_strings(Body&) {}
-void terminate_strings(Name& name) {
-  end_inside(name.host);
-  end_inside(name.module);
-  end_inside(name.coordinates);
+void terminate_strings(RankIdentity& identity) {
+  end_inside(identity.host);
+  end_inside(identity.module);
+  end_inside(identity.coordinates);
 }
 void terminate_strings(Failure& failure) { end_inside(failure.reason); }
-void terminate_strings(Whereabouts& told) {
-  end_inside(told.error);
-  for (mimo_call_record& record : told.records) end_inside(record.group);
+void terminate_strings(RankState& state) {
+  end_inside(state.error);
+  for (mimo_call_record& record : state.records) end_inside(record.group);
 }
 
 }  // namespace
 
-void terminate(Word word, void* body) {
-  switch (word) {
-#define MIMO_WORD(word, type, proving)                \
-  case Word::word:                                    \
-    terminate_strings(*reinterpret_cast<type*>(body)); \
+void terminate_strings(MessageType type, void* body) {
+  switch (type) {
+#define MIMO_MESSAGE(name, Body, handshake)             \
+  case MessageType::name:                               \
+    terminate_strings(*reinterpret_cast<Body*>(body)); \
     break;
-    MIMO_RELAY_WORDS(MIMO_WORD)
-#undef MIMO_WORD
+    MIMO_RELAY_MESSAGES(MIMO_MESSAGE)
+#undef MIMO_MESSAGE
   }
 }
 
-Proof prove(const uint8_t* key, Side side, const Introduction& introduction) {
+Proof make_proof(const uint8_t* key, Side side, const Handshake& handshake) {
   Proof proof;
-  derive(key, side == Side::parent ? "parent proves" : "child proves", introduction, proof.bytes);
+  derive(key, side == Side::parent ? "parent proves" : "child proves", handshake, proof.bytes);
   return proof;
 }
 
@@ -86,45 +86,45 @@ Link::~Link() {
   if (socket_ >= 0) close(socket_);
 }
 
-void Link::trust(const uint8_t* key, Side own, const Introduction& introduction) {
-  derive(key, "parent says", introduction, (own == Side::parent ? sending_ : receiving_).key);
-  derive(key, "child says", introduction, (own == Side::parent ? receiving_ : sending_).key);
-  trusted_ = true;
+void Link::set_authenticated(const uint8_t* key, Side own, const Handshake& handshake) {
+  derive(key, "parent says", handshake, (own == Side::parent ? sending_ : receiving_).key);
+  derive(key, "child says", handshake, (own == Side::parent ? receiving_ : sending_).key);
+  authenticated_ = true;
 }
 
-void Link::close_for(const std::string& fault) {
+void Link::close_with_fault(const std::string& fault) {
   if (closed_) return;
   closed_ = true;
   fault_ = fault;
-  // A refusal is still sent, and the shutdown tells the other side at once.
-  send();
+  // A refusal is still sent, and the shutdown informs the other side at once.
+  flush();
   shutdown(socket_, SHUT_RDWR);
   out_.clear();
   sent_ = 0;
 }
 
-void Link::append(Word word, const void* body, size_t bytes) {
+void Link::append(MessageType type, const void* body, size_t bytes) {
   if (closed_) return;
-  const Head head{word, static_cast<uint32_t>(bytes)};
-  const auto* at = reinterpret_cast<const uint8_t*>(&head);
+  const MessageHeader header{type, static_cast<uint32_t>(bytes)};
+  const auto* at = reinterpret_cast<const uint8_t*>(&header);
   const auto* from = static_cast<const uint8_t*>(body);
-  out_.insert(out_.end(), at, at + sizeof(head));
+  out_.insert(out_.end(), at, at + sizeof(header));
   if (bytes > 0) out_.insert(out_.end(), from, from + bytes);
-  if (trusted_) {
+  if (authenticated_) {
     uint8_t tag[hmac_tag_bytes];
-    make_tag(sending_.key, sending_.messages++, head, from, tag);
+    make_tag(sending_.key, sending_.messages++, header, from, tag);
     out_.insert(out_.end(), tag, tag + sizeof(tag));
   }
-  if (out_.size() - sent_ > longest_unsent) close_for("it does not take what it is told");
+  if (out_.size() - sent_ > longest_unsent) close_with_fault("it does not receive the messages that are sent to it");
 }
 
-void Link::send() {
+void Link::flush() {
   while (has_unsent()) {
     const ssize_t count = ::send(socket_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (count > 0) {
       sent_ += static_cast<size_t>(count);
     } else if (errno != EINTR) {
-      // Messages that the other side sent before it went are still read.
+      // After an error nothing more can be sent, but messages that the other side sent before it closed are still received.
       if (errno != EAGAIN) out_.clear(), sent_ = 0;
       break;
     }
@@ -136,48 +136,49 @@ void Link::send() {
 }
 
 void Link::receive() {
-  in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(taken_));
-  taken_ = 0;
-  // A whole message fits, so a full buffer is emptied before the next turn.
-  const size_t room = trusted_ ? trusted_room : stranger_room;
-  if (closed_ || in_.size() >= room) return;
+  in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(consumed_));
+  consumed_ = 0;
+  // The longest message fits into the buffer, so a full buffer holds at least one that next() takes.
+  const size_t capacity = authenticated_ ? authenticated_buffer : handshake_buffer;
+  if (closed_ || in_.size() >= capacity) return;
   const size_t held = in_.size();
-  in_.resize(room);
+  in_.resize(capacity);
   ssize_t count;
-  do count = recv(socket_, in_.data() + held, room - held, 0);
+  do count = recv(socket_, in_.data() + held, capacity - held, 0);
   while (count < 0 && errno == EINTR);
   if (count == 0 || (count < 0 && errno != EAGAIN)) closed_ = true;
   in_.resize(held + static_cast<size_t>(std::max<ssize_t>(count, 0)));
 }
 
-bool Link::next(Word& word) {
+bool Link::next(MessageType& type) {
   if (!fault_.empty()) return false;
-  Head head;
-  const size_t left = in_.size() - taken_;
-  if (left < sizeof(head)) return false;
-  const uint8_t* at = in_.data() + taken_;
-  std::memcpy(&head, at, sizeof(head));
-  const auto index = static_cast<size_t>(head.word);
-  if (index >= word_count || word_shapes[index].proving == trusted_ || head.bytes != word_shapes[index].bytes) {
-    close_for("it sent what is no message of this protocol");
+  MessageHeader header;
+  const size_t left = in_.size() - consumed_;
+  if (left < sizeof(header)) return false;
+  const uint8_t* at = in_.data() + consumed_;
+  std::memcpy(&header, at, sizeof(header));
+  const auto index = static_cast<size_t>(header.type);
+  if (index >= message_types || message_formats[index].handshake == authenticated_ ||
+      header.body_bytes != message_formats[index].body_bytes) {
+    close_with_fault("it sent bytes that are no message of this protocol");
     return false;
   }
-  const size_t bytes = sizeof(head) + head.bytes + (trusted_ ? hmac_tag_bytes : 0);
+  const size_t bytes = sizeof(header) + header.body_bytes + (authenticated_ ? hmac_tag_bytes : 0);
   if (left < bytes) return false;
-  const uint8_t* body = at + sizeof(head);
-  if (trusted_) {
+  const uint8_t* body = at + sizeof(header);
+  if (authenticated_) {
     uint8_t expected[hmac_tag_bytes];
-    make_tag(receiving_.key, receiving_.messages++, head, body, expected);
-    if (!equal_in_constant_time(expected, body + head.bytes, hmac_tag_bytes)) {
-      close_for("a message (" + std::string(word_shapes[index].name) +
-                ") was altered, repeated or left out on its way: its tag is wrong");
+    make_tag(receiving_.key, receiving_.messages++, header, body, expected);
+    if (!equal_in_constant_time(expected, body + header.body_bytes, hmac_tag_bytes)) {
+      close_with_fault("a message (" + std::string(message_formats[index].name) +
+                       ") was altered, repeated or left out on its way: its tag is wrong");
       return false;
     }
   }
-  body_.assign(body, body + head.bytes);
-  if (head.bytes > 0) terminate(head.word, body_.data());
-  taken_ += bytes;
-  word = head.word;
+  body_.assign(body, body + header.body_bytes);
+  if (header.body_bytes > 0) terminate_strings(header.type, body_.data());
+  consumed_ += bytes;
+  type = header.type;
   return true;
 }
 

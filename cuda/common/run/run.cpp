@@ -84,7 +84,7 @@ FileParts::FileParts(const RunHeader& header) {
   board = next(sizeof(Board));
   postings = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(Posting)));
   wishes = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(uint64_t)));
-  begun = next(header.hosts > 1 ? begun_capacity(header.ranks) * static_cast<int64_t>(sizeof(BegunRun)) : 0);
+  begun = next(header.hosts > 1 ? begun_capacity(header.ranks) * static_cast<int64_t>(sizeof(BegunRange)) : 0);
   end = rounded_up(at, page);
 }
 
@@ -180,7 +180,7 @@ void Run::make_file(int32_t ranks, const int32_t* host_of_rank, int32_t own_host
   header_->failed_by = -1;
   header_->hosts = plan->hosts;
   header_->own_host = own_host;
-  for (SharedOutlook* outlook : {&header_->below, &header_->whole}) {
+  for (SharedProgress* outlook : {&header_->below, &header_->whole}) {
     outlook->absent = outlook->busy = -1;
     outlook->progress_time = -1;
   }
@@ -272,8 +272,8 @@ uint64_t& Run::wish(int64_t index) const {
   return reinterpret_cast<uint64_t*>(mapping_.address() + parts_.wishes)[index];
 }
 
-BegunRun* Run::begun_runs() const {
-  return reinterpret_cast<BegunRun*>(mapping_.address() + parts_.begun);
+BegunRange* Run::begun_runs() const {
+  return reinterpret_cast<BegunRange*>(mapping_.address() + parts_.begun);
 }
 
 int32_t Run::rank() const {

@@ -119,8 +119,8 @@ class Run {
   /// This host's ranks, ascending.
   const std::vector<int32_t>& local_ranks() const { return local_; }
   /// Of this host's ranks alone, and of all ranks of the run as far as the centre has said.
-  Outlook own_outlook() const;
-  Outlook whole_outlook() const;
+  ProgressSummary own_outlook() const;
+  ProgressSummary whole_outlook() const;
   /// This process passes on between its host and the others from now on.
   void relay_through(std::unique_ptr<Relay> relay);
   /// Messages that this process's relay has sent and received.
@@ -143,7 +143,7 @@ class Run {
   Board& board() const;
   Posting& posting(int64_t index) const;
   uint64_t& wish(int64_t index) const;
-  BegunRun* begun_runs() const;
+  BegunRange* begun_runs() const;
   /// How often this process has made something of this key: together they name it once and for all.
   int64_t count_of(uint64_t key) { return counts_[key]++; }
   /// This rank communicates through a GPU. Throws when another rank of this host does too.

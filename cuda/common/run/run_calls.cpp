@@ -87,8 +87,8 @@ void Run::note_begun(const std::string& group, int64_t sequence, int32_t kind) {
 bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
   if (!is_local(of_rank)) {
     const uint64_t key = name_key(group);
-    const BegunRun* const runs = begun_runs();
-    return std::any_of(runs, runs + header_->begun_runs.load(std::memory_order_acquire), [&](const BegunRun& run) {
+    const BegunRange* const runs = begun_runs();
+    return std::any_of(runs, runs + header_->begun_runs.load(std::memory_order_acquire), [&](const BegunRange& run) {
       return run.group == key && (run.values != 0) == values && run.sequence >= sequence && run.first <= of_rank &&
              of_rank <= run.last;
     });

@@ -20,8 +20,8 @@ constexpr int64_t settle_limit = 2'800'000'000;
 
 }  // namespace
 
-Outlook Run::own_outlook() const {
-  Outlook outlook{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
+ProgressSummary Run::own_outlook() const {
+  ProgressSummary outlook{0, 0, -1, -1, -1, std::numeric_limits<int64_t>::max()};
   const int64_t now = monotonic_nanoseconds();
   for (const int32_t rank : local_) {
     const RankRegion& of = region(rank);
@@ -41,9 +41,9 @@ Outlook Run::own_outlook() const {
   return outlook;
 }
 
-Outlook Run::whole_outlook() const {
+ProgressSummary Run::whole_outlook() const {
   if (!spans_hosts()) return own_outlook();
-  const SharedOutlook& whole = header_->whole;
+  const SharedProgress& whole = header_->whole;
   const int64_t progress_time = whole.progress_time;
   const int64_t age = progress_time < 0 ? -1 : monotonic_nanoseconds() - progress_time;
   return {whole.joined, whole.finished, whole.absent, whole.busy, age, whole.step};
@@ -162,7 +162,7 @@ int32_t mimo_run_relay(mimo_run* run, const uint8_t* key, const char* parent, in
 
 int32_t mimo_run_outlook(mimo_run* run, int64_t* joined, int64_t* finished, int64_t* step) {
   return guard([&] {
-    const mimo::Outlook outlook = run->run.whole_outlook();
+    const mimo::ProgressSummary outlook = run->run.whole_outlook();
     *joined = outlook.joined;
     *finished = outlook.finished;
     *step = outlook.step;

@@ -78,13 +78,13 @@ struct FlightRecorder {
 };
 
 /// Calls of a rank that other hosts are told of: the one it waits for, those not done, and its latest.
-constexpr int32_t told_calls = 4;
+constexpr int32_t reported_calls = 4;
 struct FarCalls {
-  mimo_call_record calls[told_calls];  // the newest first; without a group's name: free
+  mimo_call_record calls[reported_calls];  // the newest first; without a group's name: free
 };
 
 /// Ranks `first` to `last` had begun the collective `sequence` of their groups of one name when the run failed.
-struct BegunRun {
+struct BegunRange {
   uint64_t group;
   int64_t sequence;
   int32_t values;  // 1: of host values
@@ -92,7 +92,7 @@ struct BegunRun {
 };
 
 /// Report of a host on all ranks of it and of the hosts below it in the tree (relay.h), or of the centre on all ranks.
-struct Outlook {
+struct ProgressSummary {
   int32_t joined, finished;  // ranks; those that have finished have joined too
   int32_t absent;            // the first that has not joined; -1: all have
   int32_t busy;              // the first rank that runs and waits for no collective; -1: all wait or have ended
@@ -101,7 +101,7 @@ struct Outlook {
 };
 
 /// An outlook in shared memory.
-struct SharedOutlook {
+struct SharedProgress {
   std::atomic<int32_t> joined, finished, absent, busy;
   std::atomic<int64_t> progress_time;  // of this host's clock; -1: no rank runs
   std::atomic<int64_t> step;
@@ -161,8 +161,8 @@ struct RunHeader {
   char reason[MIMO_SENTENCE_BYTES];
   int32_t hosts;
   int32_t own_host;
-  SharedOutlook below;               // of the hosts below this one
-  SharedOutlook whole;               // of all, as the centre has said
+  SharedProgress below;               // of the hosts below this one
+  SharedProgress whole;               // of all, as the centre has said
   std::atomic<int64_t> begun_runs;   // of ranks of other hosts
   std::atomic<int32_t> mirrored;     // since the failure: those are here
   std::atomic<int32_t> settled;      // their notes after the failure are here, or were given up

@@ -143,7 +143,7 @@ void Run::watch_joining(int64_t now) {
 /// wait.
 void Run::watch_progress(int64_t now) {
   const int64_t limit = header_->timeout_ms * millisecond;
-  const SharedOutlook& below = header_->below;
+  const SharedProgress& below = header_->below;
   const int64_t progress_below = below.progress_time;
   if (progress_below >= 0 && now - progress_below < limit) return;
   int32_t culprit = below.busy;

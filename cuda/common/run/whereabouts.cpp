@@ -17,7 +17,7 @@ std::vector<mimo_call_record> telling_calls(const Run& run, int32_t rank) {
   const auto tell = [&](auto&& of) {
     for (const mimo_call_record* call : calls) {
       const bool known = std::find(told.begin(), told.end(), call) != told.end();
-      if (!known && told.size() < static_cast<size_t>(told_calls) && of(*call)) told.push_back(call);
+      if (!known && told.size() < static_cast<size_t>(reported_calls) && of(*call)) told.push_back(call);
     }
   };
   tell([&](const mimo_call_record& call) { return call.call == waiting || &call == calls.front(); });
@@ -36,16 +36,16 @@ void take_phase(RankRegion& of, int32_t phase) {
 
 }  // namespace
 
-Name name_of(const Run& run, int32_t rank) {
+RankIdentity name_of(const Run& run, int32_t rank) {
   const RankRegion& of = run.region(rank);
-  Name name{rank, of.pid, {}, {}, {}};
+  RankIdentity name{rank, of.pid, {}, {}, {}};
   copy_string(name.host, sizeof(name.host), of.host);
   copy_string(name.module, sizeof(name.module), of.module);
   copy_string(name.coordinates, sizeof(name.coordinates), of.coordinates);
   return name;
 }
 
-void take_name(Run& run, const Name& name) {
+void take_name(Run& run, const RankIdentity& name) {
   RankRegion& of = run.region(name.rank);
   copy_string(of.host, sizeof(of.host), name.host);
   copy_string(of.module, sizeof(of.module), name.module);
@@ -57,7 +57,7 @@ void take_name(Run& run, const Name& name) {
 void tell_whereabouts(const Run& run, Link& link) {
   for (const int32_t rank : run.local_ranks()) {
     const RankRegion& of = run.region(rank);
-    Whereabouts told{};
+    RankState told{};
     told.rank = rank;
     told.phase = of.phase;
     told.step = of.step;
@@ -66,11 +66,11 @@ void tell_whereabouts(const Run& run, Link& link) {
     copy_string(told.error, sizeof(told.error), of.error);
     const std::vector<mimo_call_record> records = telling_calls(run, rank);
     std::copy(records.begin(), records.end(), told.records);
-    link.say(Word::region, told);
+    link.send(MessageType::rank_state, told);
   }
 }
 
-void take_whereabouts(Run& run, const Whereabouts& told) {
+void take_whereabouts(Run& run, const RankState& told) {
   RankRegion& of = run.region(told.rank);
   FarCalls& calls = run.far_calls(told.rank);
   std::copy(std::begin(told.records), std::end(told.records), calls.calls);
@@ -83,8 +83,8 @@ void take_whereabouts(Run& run, const Whereabouts& told) {
   copy_string(of.error, sizeof(of.error), told.error);
 }
 
-std::vector<BegunRun> begun_here(const Run& run) {
-  std::vector<BegunRun> runs;
+std::vector<BegunRange> begun_here(const Run& run) {
+  std::vector<BegunRange> runs;
   for (const int32_t rank : run.local_ranks()) {
     for (const LatestBegun& latest : run.flight(rank).begun) {
       const uint64_t group = latest.group;
@@ -97,13 +97,13 @@ std::vector<BegunRun> begun_here(const Run& run) {
   return merged(std::move(runs));
 }
 
-std::vector<BegunRun> merged(std::vector<BegunRun> runs) {
-  const auto begun = [](const BegunRun& run) { return std::tuple(run.group, run.values, run.sequence); };
-  std::sort(runs.begin(), runs.end(), [&](const BegunRun& a, const BegunRun& b) {
+std::vector<BegunRange> merged(std::vector<BegunRange> runs) {
+  const auto begun = [](const BegunRange& run) { return std::tuple(run.group, run.values, run.sequence); };
+  std::sort(runs.begin(), runs.end(), [&](const BegunRange& a, const BegunRange& b) {
     return std::pair(begun(a), a.first) < std::pair(begun(b), b.first);
   });
-  std::vector<BegunRun> joined;
-  for (const BegunRun& run : runs) {
+  std::vector<BegunRange> joined;
+  for (const BegunRange& run : runs) {
     const bool next = !joined.empty() && begun(joined.back()) == begun(run) && run.first == joined.back().last + 1;
     if (next) joined.back().last = run.last;
     else joined.push_back(run);
@@ -111,13 +111,13 @@ std::vector<BegunRun> merged(std::vector<BegunRun> runs) {
   return joined;
 }
 
-void publish_begun(Run& run, const std::vector<BegunRun>& runs) {
+void publish_begun(Run& run, const std::vector<BegunRange>& runs) {
   const int64_t count = std::min(static_cast<int64_t>(runs.size()), begun_capacity(run.ranks()));
   std::copy(runs.begin(), runs.begin() + count, run.begun_runs());
   run.header().begun_runs.store(count, std::memory_order_release);
 }
 
-Outlook merged(const Outlook& a, const Outlook& b) {
+ProgressSummary merged(const ProgressSummary& a, const ProgressSummary& b) {
   const auto first = [](auto x, auto y) { return x < 0 ? y : y < 0 ? x : std::min(x, y); };
   return {a.joined + b.joined,
           a.finished + b.finished,
@@ -127,7 +127,7 @@ Outlook merged(const Outlook& a, const Outlook& b) {
           std::min(a.step, b.step)};
 }
 
-void store(const Outlook& outlook, SharedOutlook& to) {
+void store(const ProgressSummary& outlook, SharedProgress& to) {
   to.joined = outlook.joined;
   to.finished = outlook.finished;
   to.absent = outlook.absent;

@@ -7,22 +7,22 @@
 
 namespace mimo {
 
-Name name_of(const Run& run, int32_t rank);
-void take_name(Run& run, const Name& name);
+RankIdentity name_of(const Run& run, int32_t rank);
+void take_name(Run& run, const RankIdentity& name);
 
 /// Of every rank of this host.
 void tell_whereabouts(const Run& run, Link& link);
-void take_whereabouts(Run& run, const Whereabouts& told);
+void take_whereabouts(Run& run, const RankState& told);
 
 /// Collectives that the ranks of this host had begun in groups with members on other hosts.
-std::vector<BegunRun> begun_here(const Run& run);
+std::vector<BegunRange> begun_here(const Run& run);
 /// Joins runs of neighbours that had begun the same.
-std::vector<BegunRun> merged(std::vector<BegunRun> runs);
+std::vector<BegunRange> merged(std::vector<BegunRange> runs);
 /// Writes them where ranks of this host look.
-void publish_begun(Run& run, const std::vector<BegunRun>& runs);
+void publish_begun(Run& run, const std::vector<BegunRange>& runs);
 
 /// Of two sets of ranks together.
-Outlook merged(const Outlook& a, const Outlook& b);
-void store(const Outlook& outlook, SharedOutlook& to);
+ProgressSummary merged(const ProgressSummary& a, const ProgressSummary& b);
+void store(const ProgressSummary& outlook, SharedProgress& to);
 
 }  // namespace mimo
