@@ -52,7 +52,7 @@ int main() {
   CHECK(holds(diagnose(path, whole), "in language.tp all_gather 1 (4096 bytes) for rank 1"));
   CHECK(diagnose(path, whole.substr(0, whole.size() - 1)).empty());
 
-  const size_t call = offsetof(mimo::Recording, own) + offsetof(mimo::Recording::Recorded, flight);
+  const size_t call = offsetof(mimo::Recording, own_state) + offsetof(mimo::Recording::Recorded, flight);
   for (const int64_t kind : {int64_t{-1}, int64_t{10}, int64_t{1} << 30, INT64_MAX}) {
     std::string damaged = whole;
     std::memcpy(&damaged[call + offsetof(mimo_call_record, kind)], &kind, sizeof(kind));

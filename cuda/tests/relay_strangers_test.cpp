@@ -63,9 +63,9 @@ void the_run_begins(TwoHosts& hosts) {
   const int64_t began = mimo::monotonic_nanoseconds();
   hosts.connect_second();
   CHECK(mimo::monotonic_nanoseconds() - began < 5'000'000'000);
-  hosts.of[3]->post(7, "yes", 4, mimo::Reach::run);
+  hosts.of[3]->post(7, "yes", 4, mimo::PostingScope::run);
   char read[4];
-  hosts.of[1]->read_posted(7, read, sizeof(read), mimo::Reach::run);
+  hosts.of[1]->await_posting(7, read, sizeof(read), mimo::PostingScope::run);
   CHECK(std::strcmp(read, "yes") == 0);
   CHECK(within_seconds(5, [&] { return hosts.of[0]->region(3).host[0] != 0; }));
   CHECK(!hosts.of[0]->failed() && !hosts.of[2]->failed());

@@ -14,22 +14,22 @@ namespace {
 void postings_arrive() {
   TwoHosts hosts;
   const char from[4][12] = {"by rank 0", "by rank 1", "by rank 2", "by rank 3"};
-  for (uint64_t rank = 0; rank < 4; ++rank) hosts.of[rank]->post(100 + rank, from[rank], sizeof(from[rank]), mimo::Reach::run);
-  hosts.of[2]->post(200, "here", 5, mimo::Reach::host);
+  for (uint64_t rank = 0; rank < 4; ++rank) hosts.of[rank]->post(100 + rank, from[rank], sizeof(from[rank]), mimo::PostingScope::run);
+  hosts.of[2]->post(200, "here", 5, mimo::PostingScope::host);
   for (const auto& run : hosts.of) {
     for (uint64_t rank = 0; rank < 4; ++rank) {
       char read[12] = {};
-      run->read_posted(100 + rank, read, sizeof(read), mimo::Reach::run);
+      run->await_posting(100 + rank, read, sizeof(read), mimo::PostingScope::run);
       CHECK(std::strcmp(read, from[rank]) == 0);
     }
   }
   // A posting stays on its host unless ranks of others wish for it.
-  CHECK(hosts.of[0]->board().count == 4);
-  CHECK(hosts.of[2]->board().count == 5);
+  CHECK(hosts.of[0]->board().postings == 4);
+  CHECK(hosts.of[2]->board().postings == 5);
   // Parts of a rank that others look at: names and progress.
   for (int64_t rank = 0; rank < 4; ++rank) hosts.of[rank]->region(static_cast<int32_t>(rank)).step = 17 + rank;
   for (const auto& run : hosts.of) {
-    CHECK(within_seconds(5, [&] { return run->whole_outlook().step == 17 && run->whole_outlook().joined == 4; }));
+    CHECK(within_seconds(5, [&] { return run->progress_of_run().step == 17 && run->progress_of_run().joined == 4; }));
   }
   CHECK(within_seconds(5, [&] { return hosts.of[1]->region(3).host[0] != 0; }));
   CHECK(std::strcmp(hosts.of[1]->region(3).module, "language") == 0);
@@ -43,7 +43,7 @@ void failures_arrive() {
   for (const int32_t rank : {0, 1, 2, 3}) {
     for (int64_t sequence = 1; sequence <= (rank == 2 ? 2 : 3); ++sequence) {
       const int64_t number = hosts.of[rank]->begin_call("world", sequence, MIMO_COLLECTIVE_ALL_REDUCE, 64);
-      hosts.of[rank]->note_begun("world", sequence, MIMO_COLLECTIVE_ALL_REDUCE);
+      hosts.of[rank]->record_begun("world", sequence, MIMO_COLLECTIVE_ALL_REDUCE);
       if (sequence < 3) hosts.of[rank]->end_call(number);
       else hosts.of[rank]->region(rank).waiting_call = number;
     }
@@ -53,17 +53,17 @@ void failures_arrive() {
     CHECK(within_seconds(2, [&] { return run->failed(); }));
     CHECK(run->header().failed_rank == 3);
     CHECK(std::strcmp(run->header().reason, "it ran out of patience") == 0);
-    run->await_mirrored();
-    CHECK(run->mirrored());
+    run->await_begun();
+    CHECK(run->knows_begun());
     for (const int32_t rank : {0, 1, 3}) CHECK(run->has_begun(rank, "world", false, 3));
     CHECK(run->has_begun(2, "world", false, 2));
     CHECK(!run->has_begun(2, "world", false, 3));
     CHECK(!run->has_begun(3, "world", true, 1));
   }
-  // A rank's notes after the failure reach the host of rank 0.
+  // A rank's notes after the failure scope the host of rank 0.
   hosts.of[3]->fail_call(2, {2});
   hosts.of[0]->settle();
-  const mimo_call_record& noted = hosts.of[0]->far_calls(3).calls[0];
+  const mimo_call_record& noted = hosts.of[0]->remote_calls(3).calls[0];
   CHECK(noted.call == 2 && noted.state == MIMO_CALL_STATE_FAILED && noted.missing_count == 1 && noted.missing[0] == 2);
   CHECK(hosts.of[0]->region(3).waiting_call == 2);
   CHECK(hosts.of[1]->may_diagnose() && !hosts.of[2]->may_diagnose());

@@ -24,13 +24,13 @@ struct TwoHosts {
     }
     auto centre = std::make_unique<mimo::Relay>(*of[0], key, nullptr, mimo::listen_for_children(*of[0], "127.0.0.1"));
     port = centre->port();
-    of[0]->relay_through(std::move(centre));
+    of[0]->set_relay(std::move(centre));
     for (const int32_t rank : {0, 1}) join(rank);
     if (both) connect_second();
   }
   void connect_second() {
     auto link = mimo::connect_to_parent(*of[2], "127.0.0.1", port, key);
-    of[2]->relay_through(std::make_unique<mimo::Relay>(*of[2], key, std::move(link), -1));
+    of[2]->set_relay(std::make_unique<mimo::Relay>(*of[2], key, std::move(link), -1));
     for (const int32_t rank : {2, 3}) join(rank);
   }
   /// The last to go are those whose relays wait for the others.

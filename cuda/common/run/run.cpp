@@ -24,7 +24,7 @@ namespace {
 
 constexpr char folder[] = "/dev/shm";
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'r', 'u', 'n', 0};
-/// Raised with every change of the structs in run.h.
+/// Incremented with every change of the structs in run_layout.h.
 constexpr int64_t layout = 4;
 constexpr int64_t page = 4096;
 
@@ -32,11 +32,11 @@ int64_t rounded_up(int64_t bytes, int64_t multiple) { return (bytes + multiple -
 
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno) + "."; }
 
-/// A file without a name: it disappears when its last user ends, however that happens.
+/// A file without a name, which the system deletes with the last process that has it open, however that process ends.
 int open_unnamed() {
   int file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
-  // A file system without such files: a name for the moment of opening.
+  // On a file system without O_TMPFILE the file has a name until it is open.
   const std::string name =
       std::string(folder) + "/mimo-run-" + std::to_string(getpid()) + "-" + std::to_string(monotonic_nanoseconds());
   file = open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
@@ -51,7 +51,7 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-/// Extends the file by real memory now: a page that is not there later is a bus error.
+/// Extends the file and allocates its pages: a page that cannot be allocated on first use would be a bus error.
 void extend(int file, int64_t from, int64_t bytes, const std::string& what) {
   int status;
   do status = posix_fallocate(file, from, bytes);
@@ -77,13 +77,13 @@ FileParts::FileParts(const RunHeader& header) {
   int64_t at = 0;
   const auto next = [&at](int64_t bytes) { return std::exchange(at, rounded_up(at + bytes, 64)); };
   next(sizeof(RunHeader));
-  places = next(header.ranks * static_cast<int64_t>(sizeof(RankPlace)));
+  locations = next(header.ranks * static_cast<int64_t>(sizeof(RankLocation)));
   regions = next(known * static_cast<int64_t>(sizeof(RankRegion)));
   flights = next(local * static_cast<int64_t>(sizeof(FlightRecorder)));
-  far_calls = next((known - local) * static_cast<int64_t>(sizeof(FarCalls)));
+  remote_calls = next((known - local) * static_cast<int64_t>(sizeof(RemoteCalls)));
   board = next(sizeof(Board));
   postings = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(Posting)));
-  wishes = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(uint64_t)));
+  requests = next(board_capacity(header.local_ranks) * static_cast<int64_t>(sizeof(uint64_t)));
   begun = next(header.hosts > 1 ? begun_capacity(header.ranks) * static_cast<int64_t>(sizeof(BegunRange)) : 0);
   end = rounded_up(at, page);
 }
@@ -101,7 +101,7 @@ void copy_string(char* to, size_t size, const char* from) {
 }
 
 void Doorbell::ring() {
-  // Orders the caller's writes before the look at `sleepers`.
+  // Orders the caller's writes before the load of `sleepers`.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_relaxed) == 0) return;
   rings.fetch_add(1, std::memory_order_seq_cst);
@@ -114,7 +114,7 @@ void Doorbell::sleep(uint32_t seen, int64_t milliseconds) {
 }
 
 Mapping::Mapping(int file, int64_t offset, int64_t bytes) : bytes_(bytes) {
-  // Populated: the pages exist, and faults would count as the first collectives' time.
+  // MAP_POPULATE: page faults would count as time of the first collectives.
   address_ = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, offset);
   if (address_ == MAP_FAILED) {
     address_ = nullptr;
@@ -180,20 +180,20 @@ void Run::make_file(int32_t ranks, const int32_t* host_of_rank, int32_t own_host
   header_->failed_by = -1;
   header_->hosts = plan->hosts;
   header_->own_host = own_host;
-  for (SharedProgress* outlook : {&header_->below, &header_->whole}) {
-    outlook->absent = outlook->busy = -1;
-    outlook->progress_time = -1;
+  for (SharedProgress* progress : {&header_->progress_below, &header_->progress_of_run}) {
+    progress->absent = progress->busy = -1;
+    progress->progress_time = -1;
   }
   header_->file_bytes = parts_.end;
-  auto* places = reinterpret_cast<RankPlace*>(mapping_.address() + parts_.places);
+  auto* locations = reinterpret_cast<RankLocation*>(mapping_.address() + parts_.locations);
   int32_t local = 0, far = plan->local_ranks;
   for (int32_t rank = 0; rank < ranks; ++rank) {
     const int32_t host = host_of_rank[rank];
     const bool known = host == 0 || is_below(host, own_host);
-    places[rank] = {host, host == own_host ? local++ : known ? far++ : -1};
+    locations[rank] = {host, host == own_host ? local++ : known ? far++ : -1};
     if (known) region(rank).waiting_call = -1;
   }
-  find_local();
+  list_local_ranks();
   std::memcpy(header_->magic, magic, sizeof(magic));
 }
 
@@ -218,48 +218,48 @@ Run::Run(const std::string& path) {
   }
   mapping_ = Mapping(file_, 0, bytes);
   header_ = reinterpret_cast<RunHeader*>(mapping_.address());
-  find_local();
+  list_local_ranks();
 }
 
-void Run::find_local() {
+void Run::list_local_ranks() {
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     if (is_local(rank)) local_.push_back(rank);
   }
 }
 
 Run::~Run() {
-  // Other hosts learn of this rank's end as long as the relay beats.
+  // The relay still has to tell other hosts that this rank has ended.
   relay_.reset();
   {
-    std::lock_guard<std::mutex> lock(ending_);
+    std::lock_guard<std::mutex> lock(stop_mutex_);
     stop_ = true;
   }
-  stopped_.notify_all();
-  if (heart_.joinable()) heart_.join();
+  stop_condition_.notify_all();
+  if (heartbeat_thread_.joinable()) heartbeat_thread_.join();
   if (file_ >= 0) close(file_);
 }
 
 std::string Run::path() const { return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file_); }
 
-const RankPlace& Run::place_of(int32_t rank) const {
+const RankLocation& Run::location_of(int32_t rank) const {
   MIMO_REQUIRE(rank >= 0 && rank < header_->ranks, "A rank of the run");
-  return reinterpret_cast<RankPlace*>(mapping_.address() + parts_.places)[rank];
+  return reinterpret_cast<RankLocation*>(mapping_.address() + parts_.locations)[rank];
 }
 
 RankRegion& Run::region(int32_t rank) const {
   MIMO_REQUIRE(knows(rank), "A rank that this host knows");
-  return reinterpret_cast<RankRegion*>(mapping_.address() + parts_.regions)[place_of(rank).region];
+  return reinterpret_cast<RankRegion*>(mapping_.address() + parts_.regions)[location_of(rank).region];
 }
 
 FlightRecorder& Run::flight(int32_t local_rank) const {
   MIMO_REQUIRE(is_local(local_rank), "A rank of this host");
-  return reinterpret_cast<FlightRecorder*>(mapping_.address() + parts_.flights)[place_of(local_rank).region];
+  return reinterpret_cast<FlightRecorder*>(mapping_.address() + parts_.flights)[location_of(local_rank).region];
 }
 
-FarCalls& Run::far_calls(int32_t known_rank) const {
+RemoteCalls& Run::remote_calls(int32_t known_rank) const {
   MIMO_REQUIRE(knows(known_rank) && !is_local(known_rank), "A rank of another host");
-  const int32_t index = place_of(known_rank).region - header_->local_ranks;
-  return reinterpret_cast<FarCalls*>(mapping_.address() + parts_.far_calls)[index];
+  const int32_t index = location_of(known_rank).region - header_->local_ranks;
+  return reinterpret_cast<RemoteCalls*>(mapping_.address() + parts_.remote_calls)[index];
 }
 
 Board& Run::board() const { return *reinterpret_cast<Board*>(mapping_.address() + parts_.board); }
@@ -268,11 +268,11 @@ Posting& Run::posting(int64_t index) const {
   return reinterpret_cast<Posting*>(mapping_.address() + parts_.postings)[index];
 }
 
-uint64_t& Run::wish(int64_t index) const {
-  return reinterpret_cast<uint64_t*>(mapping_.address() + parts_.wishes)[index];
+uint64_t& Run::requested_key(int64_t index) const {
+  return reinterpret_cast<uint64_t*>(mapping_.address() + parts_.requests)[index];
 }
 
-BegunRange* Run::begun_runs() const {
+BegunRange* Run::begun_ranges() const {
   return reinterpret_cast<BegunRange*>(mapping_.address() + parts_.begun);
 }
 
@@ -287,7 +287,7 @@ bool Run::fail(int32_t rank, const std::string& sentence) {
     if (own.error[0] == 0) copy_string(own.error, sizeof(own.error), sentence.c_str());
     own.phase = MIMO_RANK_PHASE_FAILED;
   }
-  if (header_->deciding.exchange(1) != 0) return false;
+  if (header_->failure_claimed.exchange(1) != 0) return false;
   header_->failed_rank = rank;
   header_->failed_by = rank_;
   copy_string(header_->reason, sizeof(header_->reason), sentence.c_str());
@@ -298,7 +298,7 @@ bool Run::fail(int32_t rank, const std::string& sentence) {
 
 void Run::require_alive() const {
   if (!failed()) return;
-  // This process may end before its heart beats again.
+  // This process may end before its heartbeat thread writes the next recording.
   write_recording();
   const std::string who = header_->failed_rank < 0 ? "" : "rank " + std::to_string(header_->failed_rank) + ": ";
   throw Error(MIMO_ERROR_PEER, "The run has failed: " + who + header_->reason);
@@ -306,7 +306,7 @@ void Run::require_alive() const {
 
 void Run::lock_areas() {
   while (header_->lock.exchange(1, std::memory_order_acquire) != 0) {
-    require_alive();  // its holder may have died
+    require_alive();  // the process that holds the lock may have died
     usleep(50);
   }
 }

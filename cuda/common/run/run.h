@@ -56,11 +56,11 @@ class Run {
   /// Of a known rank.
   RankRegion& region(int32_t rank) const;
   /// Whether this host's file has a region for the rank: for those of this host, of hosts below it, and of rank 0's host.
-  bool knows(int32_t rank) const { return place_of(rank).region >= 0; }
+  bool knows(int32_t rank) const { return location_of(rank).region >= 0; }
   /// Its recorded calls, the newest first: of a rank of this host the last `flight_records`, of others those told of.
   std::vector<const mimo_call_record*> calls_of(int32_t rank) const;
   FlightRecorder& flight(int32_t local_rank) const;
-  FarCalls& far_calls(int32_t known_rank) const;
+  RemoteCalls& remote_calls(int32_t known_rank) const;
   int32_t ranks() const { return header_->ranks; }
   /// This process's rank; throws before join().
   int32_t rank() const;
@@ -75,7 +75,7 @@ class Run {
   /// neither a launcher nor another rank does, or when that has taken too long.
   void conclude(int32_t exit_code);
   /// Where this process prints the diagnosis if it has to.
-  void print_to(int32_t file) { errors_ = file; }
+  void print_to(int32_t file) { diagnosis_file_ = file; }
   /// Whether this process is to print the diagnosis: true for one caller.
   bool claim_diagnosis();
 
@@ -95,9 +95,9 @@ class Run {
   /// It failed for want of these ranks.
   void fail_call(int64_t number, const std::vector<int32_t>& missing);
   /// The same, for a group with members on other hosts: these ask for it when the run has failed.
-  void note_begun(const std::string& group, int64_t sequence, int32_t kind);
+  void record_begun(const std::string& group, int64_t sequence, int32_t kind);
   /// Whether a rank has begun a collective of this group with this sequence number or a later one: of tensors, or of host
-  /// values, which are counted apart. Of ranks on other hosts when mirrored().
+  /// values, which are counted apart. Of ranks on other hosts when knows_begun().
   bool has_begun(int32_t rank, const std::string& group, bool values, int64_t sequence) const;
   /// Looks at every rank once, and fails the run when a rank is dead, stopped, silent or without progress. In a run
   /// that a launcher watches, ranks do so only when the launcher does not look any more.
@@ -114,38 +114,38 @@ class Run {
 
   // Several hosts.
   bool spans_hosts() const { return header_->hosts > 1; }
-  int32_t host_of(int32_t rank) const { return place_of(rank).host; }
+  int32_t host_of(int32_t rank) const { return location_of(rank).host; }
   bool is_local(int32_t rank) const { return host_of(rank) == header_->own_host; }
   /// This host's ranks, ascending.
   const std::vector<int32_t>& local_ranks() const { return local_; }
   /// Of this host's ranks alone, and of all ranks of the run as far as the centre has said.
-  ProgressSummary own_outlook() const;
-  ProgressSummary whole_outlook() const;
+  ProgressSummary progress_of_host() const;
+  ProgressSummary progress_of_run() const;
   /// This process passes on between its host and the others from now on.
-  void relay_through(std::unique_ptr<Relay> relay);
+  void set_relay(std::unique_ptr<Relay> relay);
   /// Messages that this process's relay has sent and received.
   void relayed(int64_t& sent, int64_t& received) const;
   /// After a failure: whether the calls that the other hosts' ranks had begun are known here.
-  bool mirrored() const { return !spans_hosts() || header_->mirrored != 0; }
+  bool knows_begun() const { return !spans_hosts() || header_->begun_known != 0; }
   /// Waits for that, as long as the relays do.
-  void await_mirrored() const;
+  void await_begun() const;
   /// After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds.
   void settle() const;
   /// Whether diagnoses are printed here: on the host of rank 0, or on the next one when that is gone.
   bool may_diagnose() const;
 
   /// Shows `bytes` (at most 256) to ranks under `key`, which must not have been used before.
-  void post(uint64_t key, const void* value, int64_t bytes, Reach reach);
-  /// Waits for them; `reach` as of the rank that posts. Throws when the run fails.
-  void read_posted(uint64_t key, void* value, int64_t bytes, Reach reach);
+  void post(uint64_t key, const void* value, int64_t bytes, PostingScope scope);
+  /// Waits for them; `scope` as of the rank that posts. Throws when the run fails.
+  void await_posting(uint64_t key, void* value, int64_t bytes, PostingScope scope);
   /// A posting of another host arrives.
-  void take_posting(const Posting& posting);
+  void add_posting(const Posting& posting);
   Board& board() const;
   Posting& posting(int64_t index) const;
-  uint64_t& wish(int64_t index) const;
-  BegunRange* begun_runs() const;
+  uint64_t& requested_key(int64_t index) const;
+  BegunRange* begun_ranges() const;
   /// How often this process has made something of this key: together they name it once and for all.
-  int64_t count_of(uint64_t key) { return counts_[key]++; }
+  int64_t next_use(uint64_t key) { return counts_[key]++; }
   /// This rank communicates through a GPU. Throws when another rank of this host does too.
   void claim_gpu(const char* gpu);
 
@@ -155,25 +155,25 @@ class Run {
 
  private:
   /// A rank's state that watch() remembers between looks.
-  struct Watched {
+  struct WatchState {
     int64_t heartbeat = -1;
     int64_t silent = 0;  // nanoseconds
   };
   void make_file(int32_t ranks, const int32_t* host_of_rank, int32_t own_host, int64_t timeout_ms);
-  void find_local();
-  const RankPlace& place_of(int32_t rank) const;
+  void list_local_ranks();
+  const RankLocation& location_of(int32_t rank) const;
   void add_to_board(std::atomic<int64_t>& count, const std::function<void(int64_t)>& write);
   void beat();
   mimo_call_record* record(int64_t number) const;
   void watch_supervisor(int64_t elapsed);
-  void watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now);
+  void watch_rank(int32_t rank, WatchState& seen, int64_t elapsed, int64_t now);
   void watch_progress(int64_t now);
   void watch_joining(int64_t now);
-  void judge(int32_t rank, const std::string& sentence);
-  bool supervisor_answers() const;
+  void fail_unless_supervised(int32_t rank, const std::string& sentence);
+  bool supervisor_is_alive() const;
   void print_diagnosis();
-  int64_t blamed_beats() const;
-  void end_blamed(int64_t beats) const;
+  int64_t failed_rank_heartbeat() const;
+  void kill_failed_rank(int64_t beats) const;
   void lock_areas();
   void write_recording() const;
   void record_now(int32_t rank, Recording& about) const;
@@ -184,19 +184,19 @@ class Run {
   RunHeader* header_ = nullptr;
   int32_t rank_ = -1;
   std::vector<int32_t> local_;
-  std::vector<Watched> watched_;  // of this host's ranks
+  std::vector<WatchState> watched_;  // of this host's ranks
   int64_t last_watch_ = 0;
-  int64_t looks_ = 0;                            // the launcher's, when this rank looked last
+  int64_t supervisor_polls_seen_ = 0;                            // the launcher's, when this rank looked last
   std::atomic<int64_t> supervisor_silent_{0};    // nanoseconds
   std::atomic<int32_t> exit_code_{0};
-  std::atomic<int32_t> errors_{2};  // standard error
+  std::atomic<int32_t> diagnosis_file_{2};  // standard error
   std::once_flag concluded_;
-  std::mutex ending_;
-  std::condition_variable stopped_;
+  std::mutex stop_mutex_;
+  std::condition_variable stop_condition_;
   bool stop_ = false;
   std::atomic<int> recording_{-1};  // file
   std::string recording_path_;
-  std::thread heart_;
+  std::thread heartbeat_thread_;
   std::map<uint64_t, int64_t> counts_;
   std::unique_ptr<Relay> relay_;
 };

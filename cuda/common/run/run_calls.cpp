@@ -50,7 +50,7 @@ void Run::fail_call(int64_t number, const std::vector<int32_t>& missing) {
 std::vector<const mimo_call_record*> Run::calls_of(int32_t of_rank) const {
   std::vector<const mimo_call_record*> calls;
   if (!is_local(of_rank)) {
-    for (const mimo_call_record& record : far_calls(of_rank).calls) {
+    for (const mimo_call_record& record : remote_calls(of_rank).calls) {
       if (record.group[0] != 0) calls.push_back(&record);
     }
     return calls;
@@ -73,7 +73,7 @@ uint64_t name_key(const std::string& group) { return group_key(group, {}); }
 
 }  // namespace
 
-void Run::note_begun(const std::string& group, int64_t sequence, int32_t kind) {
+void Run::record_begun(const std::string& group, int64_t sequence, int32_t kind) {
   if (is_message(kind)) return;
   const uint64_t key = name_key(group);
   for (LatestBegun& latest : flight(rank()).begun) {
@@ -87,8 +87,8 @@ void Run::note_begun(const std::string& group, int64_t sequence, int32_t kind) {
 bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
   if (!is_local(of_rank)) {
     const uint64_t key = name_key(group);
-    const BegunRange* const runs = begun_runs();
-    return std::any_of(runs, runs + header_->begun_runs.load(std::memory_order_acquire), [&](const BegunRange& run) {
+    const BegunRange* const runs = begun_ranges();
+    return std::any_of(runs, runs + header_->begun_count.load(std::memory_order_acquire), [&](const BegunRange& run) {
       return run.group == key && (run.values != 0) == values && run.sequence >= sequence && run.first <= of_rank &&
              of_rank <= run.last;
     });

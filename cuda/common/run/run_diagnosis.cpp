@@ -60,14 +60,14 @@ std::string absentees(const mimo_call_record& call) {
 std::string whereabouts(const Run& run, int32_t rank) {
   if (!run.knows(rank)) return "is not known here";
   const RankRegion& of = run.region(rank);
-  const bool recorded = run.header().recorded != 0;
+  const bool recorded = run.header().from_recordings != 0;
   const std::vector<const mimo_call_record*> calls = run.calls_of(rank);
   const int64_t waiting = of.waiting_call;
   for (const mimo_call_record* call : calls) {
     if (call->call == waiting) return "waited in " + describe_call(*call) + absentees(*call);
   }
   if (of.host[0] == 0) return recorded ? "has left no recording" : "had not joined";
-  if (!run.is_local(rank) && of.told == 0) return "was not heard of after the failure";
+  if (!run.is_local(rank) && of.state_received == 0) return "was not heard of after the failure";
   if (of.phase == MIMO_RANK_PHASE_FINISHED) return "had finished";
   for (const mimo_call_record* call : calls) {
     if (call->state == MIMO_CALL_STATE_FINISHED) continue;
@@ -79,8 +79,8 @@ std::string whereabouts(const Run& run, int32_t rank) {
 /// The last thing the rank to blame did.
 std::string last_act(const Run& run, int32_t rank) {
   const RankRegion& of = run.region(rank);
-  if (!run.is_local(rank) && of.told == 0 && of.host[0] != 0) {
-    const int64_t step = run.whole_outlook().step;
+  if (!run.is_local(rank) && of.state_received == 0 && of.host[0] != 0) {
+    const int64_t step = run.progress_of_run().step;
     return step > 0 ? "after step " + std::to_string(step) + ", which all had ended" : "in the first step";
   }
   const int64_t step = of.step;

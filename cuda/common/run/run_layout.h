@@ -1,7 +1,7 @@
-// The structs in the memory that the ranks of one host share, in this order: RunHeader, a RankPlace for every rank of the run,
-// a RankRegion for each rank that this host knows more of, the FlightRecorder of each rank of this host, the FarCalls of each
-// other known rank, the board, and the collectives that ranks of other hosts had begun when the run failed. All ranks of the
-// run cost a host 8 bytes each, those it knows about 2 KB, its own 18 KB.
+// Layout of the memory that the ranks of one host share, in this order: RunHeader; a RankLocation for every rank of the run; a
+// RankRegion for each known rank, that is each rank of this host, of hosts below it and of host 0; the FlightRecorder of each rank
+// of this host; the RemoteCalls of each other known rank; the board; and the BegunRanges of the whole run after a failure. A rank
+// of the run takes 8 bytes, a known rank about 2 KB more, a rank of this host 18 KB more.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -17,156 +17,157 @@ constexpr int64_t millisecond = 1'000'000;
 
 /// Copies as much of a string as `size` bytes with the zero hold.
 void copy_string(char* to, size_t size, const char* from);
-/// Makes a string that came from outside end inside its field.
+/// Terminates a string that was received or read from a file.
 template <size_t size>
 void end_inside(char (&text)[size]) {
   text[size - 1] = 0;
 }
 
-/// Wakes the threads of one rank that wait for others. Ringing costs a system call only when a thread sleeps.
+/// Wakes the threads of a rank that wait for others. Ringing costs a system call only when a thread sleeps.
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<int32_t> sleepers;
 
   void ring();
-  /// Sleeps until `rings` differs from `seen`, at most `milliseconds`. The caller raises `sleepers`, reads `seen`, and
-  /// checks its condition once more before this call, so that no ring is lost.
+  /// Sleeps until `rings` differs from `seen`, at most `milliseconds`. Before this call the caller increments `sleepers`, reads
+  /// `seen`, and checks its condition once more, so that no ring is lost.
   void sleep(uint32_t seen, int64_t milliseconds);
 };
 
 constexpr int64_t flight_records = 64;
-/// Nanoseconds. A rank silent for this long has failed: together with the time to end the others less than ten seconds.
+/// Nanoseconds without a heartbeat after which a rank has failed. Together with the time to end the others less than 10 s.
 constexpr int64_t longest_silence = 5'000'000'000;
 constexpr int32_t max_ranks = 65536;
 
-/// Where a rank is.
-struct RankPlace {
+struct RankLocation {
   int32_t host;    // index of its host
-  int32_t region;  // of its region in this host's file; -1: it has none here
+  int32_t region;  // index of its region in this host's file; -1: not a known rank
 };
 
-/// A rank, written by that rank unless it says otherwise; of a rank on another host a copy.
+/// State of a rank. The rank itself writes it, except where noted; that of a rank on another host is a copy by the relay.
 struct RankRegion {
   alignas(64) std::atomic<int32_t> phase;
-  std::atomic<int32_t> pid;  // by the launcher before the rank joins
-  std::atomic<int64_t> started;  // of that process (process_look.h); 0: not known
+  std::atomic<int32_t> pid;      // written by the launcher before the rank joins
+  std::atomic<int64_t> started;  // start time of that process (process_look.h); 0: not known
   std::atomic<int64_t> heartbeat;
   std::atomic<int64_t> progress;
   std::atomic<int64_t> progress_time;
   std::atomic<int64_t> step;
   std::atomic<int64_t> calls;
   std::atomic<int64_t> waiting_call;
-  std::atomic<int32_t> told;  // of another host: where it was when the run had failed is known
-  char gpu[20];               // the GPU's place on the bus, once the rank communicates through it
+  std::atomic<int32_t> state_received;  // of a rank on another host: its state after the failure has arrived
+  char gpu[20];                         // PCI bus id of its GPU, once the rank communicates through it
   char host[MIMO_HOST_BYTES];
   char module[MIMO_MODULE_BYTES];
   char coordinates[MIMO_COORDINATES_BYTES];
   char error[MIMO_SENTENCE_BYTES];
 };
 
-/// The latest collective of a rank in its group of one name: of tensors, and of host values, which are counted apart.
+/// The latest collective that a rank has begun in a group.
 struct LatestBegun {
-  std::atomic<uint64_t> group;  // hash of the name; 0: free
-  std::atomic<int64_t> sequence[2];
+  std::atomic<uint64_t> group;       // hash of its name; 0: free entry
+  std::atomic<int64_t> sequence[2];  // of tensors, and of host values, which are counted apart
 };
-/// Groups of a rank with members on other hosts.
-constexpr int32_t most_wide_groups = 32;
+/// Groups with members on other hosts that a rank's flight recorder has room for.
+constexpr int32_t max_cross_host_groups = 32;
 
 struct FlightRecorder {
   mimo_call_record calls[flight_records];  // call c is in calls[c % flight_records]
-  LatestBegun begun[most_wide_groups];     // of groups with members on other hosts
+  LatestBegun begun[max_cross_host_groups];
 };
 
-/// Calls of a rank that other hosts are told of: the one it waits for, those not done, and its latest.
+/// Calls of a rank that are sent to other hosts after a failure: the call it waits for, unfinished calls, and the latest call.
 constexpr int32_t reported_calls = 4;
-struct FarCalls {
-  mimo_call_record calls[reported_calls];  // the newest first; without a group's name: free
+struct RemoteCalls {
+  mimo_call_record calls[reported_calls];  // newest first; an entry without a group's name is free
 };
 
-/// Ranks `first` to `last` had begun the collective `sequence` of their groups of one name when the run failed.
+/// When the run failed, ranks `first` to `last` had begun collective `sequence` of the group of this name.
 struct BegunRange {
-  uint64_t group;
+  uint64_t group;  // hash of its name
   int64_t sequence;
-  int32_t values;  // 1: of host values
+  int32_t values;  // 1: a collective of host values
   int32_t first, last;
 };
 
-/// Report of a host on all ranks of it and of the hosts below it in the tree (relay.h), or of the centre on all ranks.
+/// Progress of a set of ranks: of a host, of the hosts below it in the tree (relay.h), or of the run.
 struct ProgressSummary {
-  int32_t joined, finished;  // ranks; those that have finished have joined too
-  int32_t absent;            // the first that has not joined; -1: all have
-  int32_t busy;              // the first rank that runs and waits for no collective; -1: all wait or have ended
+  int32_t joined, finished;  // numbers of ranks; finished ranks count as joined too
+  int32_t absent;            // the first rank that has not joined; -1: all have
+  int32_t busy;              // the first running rank that waits for no collective; -1: all wait or have ended
   int64_t progress_age;      // nanoseconds since the latest progress of a running rank; -1: no rank runs
-  int64_t step;              // the last that every rank has finished
+  int64_t step;              // the last step that every rank has finished
 };
 
-/// An outlook in shared memory.
+/// A ProgressSummary in shared memory.
 struct SharedProgress {
   std::atomic<int32_t> joined, finished, absent, busy;
-  std::atomic<int64_t> progress_time;  // of this host's clock; -1: no rank runs
+  std::atomic<int64_t> progress_time;  // by this host's clock; -1: no rank runs
   std::atomic<int64_t> step;
 };
 
-/// An area of the file that the members of a group share.
+/// An area of the file, shared by the members of a group.
 struct AreaEntry {
-  uint64_t key;  // of the group's name and members
+  uint64_t key;  // hash of the group's name and members
   int64_t offset;
   int64_t bytes;
 };
 
 constexpr int64_t max_areas = 4096;
 
-/// Readers of a posting.
-enum class Reach : int32_t {
-  host,  // all are on this host
-  run,   // some are on others
+/// Hosts whose ranks read a posting.
+enum class PostingScope : int32_t {
+  host,  // the host of the rank that posts
+  run,   // other hosts too
 };
 
-/// An entry that a rank posted for others to read: identifiers of NCCL's communicators.
+/// An entry of the board: a key with a value for other ranks, such as the identifier of an NCCL communicator.
 struct Posting {
   uint64_t key;
-  Reach reach;
-  int32_t arrived;  // it was posted on another host
+  PostingScope scope;
+  int32_t remote;  // 1: posted on another host
   char value[256];
 };
 
-/// Postings and wishes are only added. Both are of ranks of this host; postings that these wish for arrive from other hosts.
+/// Key-value store of this host's ranks, to which entries are only added. It holds what these ranks post and the postings of
+/// other hosts that they request.
 struct Board {
-  std::atomic<int64_t> count;   // of postings
-  std::atomic<int64_t> wished;  // of keys that ranks wait for and that others post
+  std::atomic<int64_t> postings;  // number so far
+  std::atomic<int64_t> requests;  // number of keys so far that a rank waits for and that may come from another host
 };
 
-/// Groups of ranks and pairs of neighbours; an encoder's rank may have hundreds.
+/// Most postings of a host, and most requests: a group and a pair of ranks makes an entry each, and an encoder's rank may have
+/// hundreds of pairs.
 constexpr int64_t board_capacity(int32_t local_ranks) { return 1024 + 64 * static_cast<int64_t>(local_ranks); }
-/// Ranks begin the same collectives, so few runs describe all ranks; runs beyond this number are left out.
+/// Most BegunRanges of a run; further ranges are dropped. Neighbouring ranks usually begin the same collectives, so ranges are few.
 constexpr int64_t begun_capacity(int32_t ranks) { return 1024 + static_cast<int64_t>(ranks); }
 
 struct RunHeader {
   char magic[8];
   int64_t layout;
   int32_t ranks;
-  int32_t local_ranks;  // on this host: these have the first regions
-  int32_t known_ranks;  // with regions
+  int32_t local_ranks;  // ranks of this host, which have the first regions
+  int32_t known_ranks;  // ranks with a region
   int32_t supervised;
   int64_t timeout_ms;
   int64_t created;
-  int32_t recorded;                    // made of recordings: ranks without a recording are unknown
-  std::atomic<int64_t> looks;          // of the launcher
-  std::atomic<int32_t> claimed;        // the diagnosis has its printer, has been printed
-  std::atomic<int32_t> deciding;       // a rank is declaring the failure; `failed` follows
-  std::atomic<int32_t> failed;         // rank and reason are valid
+  int32_t from_recordings;                // 1: read from recordings, which some ranks may lack
+  std::atomic<int64_t> supervisor_polls;  // calls of supervise() by the launcher
+  std::atomic<int32_t> diagnosis_state;   // 0, or claimed or printed (run_conclude.cpp)
+  std::atomic<int32_t> failure_claimed;   // 1: a process is writing the failure; `failed` follows
+  std::atomic<int32_t> failed;            // 1: failed_rank and reason are valid
   std::atomic<int64_t> failed_time;
-  int32_t failed_rank;
-  int32_t failed_by;                   // the rank that said so; -1: no rank
+  int32_t failed_rank;  // -1: no rank is to blame
+  int32_t failed_by;    // the rank that declared the failure; -1: no rank
   char reason[MIMO_SENTENCE_BYTES];
   int32_t hosts;
   int32_t own_host;
-  SharedProgress below;               // of the hosts below this one
-  SharedProgress whole;               // of all, as the centre has said
-  std::atomic<int64_t> begun_runs;   // of ranks of other hosts
-  std::atomic<int32_t> mirrored;     // since the failure: those are here
-  std::atomic<int32_t> settled;      // their notes after the failure are here, or were given up
-  std::atomic<int32_t> centre_lost;  // the host of rank 0 is gone
+  SharedProgress progress_below;     // of the hosts below this one
+  SharedProgress progress_of_run;    // of all hosts, as last received from the root
+  std::atomic<int64_t> begun_count;  // number of BegunRanges
+  std::atomic<int32_t> begun_known;  // 1: after a failure, the BegunRanges are valid
+  std::atomic<int32_t> settled;      // 1: after a failure, the relays have exchanged all states or given up
+  std::atomic<int32_t> root_lost;    // 1: the connection to host 0 is lost
   std::atomic<int32_t> lock;         // of the areas and the board
   int64_t file_bytes;
   int64_t area_count;
@@ -175,13 +176,13 @@ struct RunHeader {
 
 /// Offsets of the parts of the file, in bytes.
 struct FileParts {
-  int64_t places = 0, regions = 0, flights = 0, far_calls = 0, board = 0, postings = 0, wishes = 0, begun = 0, end = 0;
+  int64_t locations = 0, regions = 0, flights = 0, remote_calls = 0, board = 0, postings = 0, requests = 0, begun = 0, end = 0;
 
   FileParts() = default;
   explicit FileParts(const RunHeader& header);
 };
 
-/// Hosts form a tree in the order of their indices, whose root, host 0, is the centre.
+// Hosts form a tree in the order of their indices, with host 0 as the root.
 constexpr int32_t parent_of(int32_t host) { return (host - 1) / MIMO_HOST_FAN_OUT; }
 /// Whether `host` is `ancestor` or below it.
 constexpr bool is_below(int32_t host, int32_t ancestor) {
@@ -199,7 +200,7 @@ constexpr int32_t children_of(int32_t host, int32_t hosts) {
   return left <= 0 ? 0 : static_cast<int32_t>(left < MIMO_HOST_FAN_OUT ? left : MIMO_HOST_FAN_OUT);
 }
 
-/// A rank's recording of itself on disk.
+/// A rank's flight recording on disk.
 struct Recording {
   char magic[8];
   int64_t layout;
@@ -209,11 +210,11 @@ struct Recording {
   int32_t failed;
   int32_t failed_rank;
   char reason[MIMO_SENTENCE_BYTES];
-  /// Of the rank, and of the failed rank, which may have ended before it recorded its last calls.
+  /// States of the rank itself and of the failed rank, which may have ended before it recorded its last calls.
   struct Recorded {
     RankRegion region;
     FlightRecorder flight;
-  } own, blamed;
+  } own_state, failed_state;
 };
 
 }  // namespace mimo

@@ -48,8 +48,8 @@ std::unique_ptr<Recording> read_recording(const std::string& path) {
                     recording->rank < recording->ranks;
   if (!good) throw Error(MIMO_ERROR_DATA, path + " is no recording of a rank by this version.");
   end_inside(recording->reason);
-  terminate_strings(recording->own);
-  terminate_strings(recording->blamed);
+  terminate_strings(recording->own_state);
+  terminate_strings(recording->failed_state);
   return recording;
 }
 
@@ -109,8 +109,8 @@ void Run::record_now(int32_t rank, Recording& about) const {
       for (const mimo_call_record* call : calls_of(of)) to.flight.calls[call->call % flight_records] = *call;
     }
   };
-  copy(about.own, rank);
-  if (about.failed_rank >= 0 && knows(about.failed_rank)) copy(about.blamed, about.failed_rank);
+  copy(about.own_state, rank);
+  if (about.failed_rank >= 0 && knows(about.failed_rank)) copy(about.failed_state, about.failed_rank);
 }
 
 void Run::take(int32_t rank, const Recording::Recorded& recorded) {
@@ -123,19 +123,19 @@ int32_t recorded_ranks(const std::string& path) { return read_recording(path)->r
 void read_recordings(const std::vector<std::string>& paths, Run& run) {
   const Recording* first = nullptr;
   int64_t newest = 0;
-  run.header().recorded = 1;
+  run.header().from_recordings = 1;
   std::vector<std::unique_ptr<Recording>> all;
   for (const std::string& path : paths) {
     all.push_back(read_recording(path));
     const Recording& one = *all.back();
     if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
-    run.take(one.rank, one.own);
+    run.take(one.rank, one.own_state);
     newest = std::max(newest, one.written);
     if (first == nullptr || one.written < first->written) first = &one;
   }
   for (const auto& one : all) {
     if (one->failed == 0) continue;
-    if (one->failed_rank >= 0 && one->blamed.region.pid != 0) run.take(one->failed_rank, one->blamed);
+    if (one->failed_rank >= 0 && one->failed_state.region.pid != 0) run.take(one->failed_rank, one->failed_state);
     run.fail(one->failed_rank, one->reason);
   }
   if (run.failed()) return;

@@ -41,7 +41,7 @@ void Run::join(int32_t rank, int32_t exit_code) {
   own.started = look_at_process(getpid()).started;
   own.progress_time = monotonic_nanoseconds();
   own.phase = MIMO_RANK_PHASE_RUNNING;
-  heart_ = start_thread([this] { beat(); });
+  heartbeat_thread_ = start_thread([this] { beat(); });
 }
 
 void Run::leave() {
@@ -58,7 +58,7 @@ void Run::expect(int32_t rank, int32_t pid) {
 /// The heart: its own thread, because the training thread may compute for minutes.
 void Run::beat() {
   RankRegion& own = region(rank_);
-  std::unique_lock<std::mutex> lock(ending_);
+  std::unique_lock<std::mutex> lock(stop_mutex_);
   while (!stop_) {
     lock.unlock();
     own.heartbeat.fetch_add(1, std::memory_order_relaxed);
@@ -71,7 +71,7 @@ void Run::beat() {
       _exit(exit_code_);
     }
     lock.lock();
-    stopped_.wait_for(lock, std::chrono::nanoseconds(beat_interval), [this] { return stop_; });
+    stop_condition_.wait_for(lock, std::chrono::nanoseconds(beat_interval), [this] { return stop_; });
   }
 }
 
@@ -91,29 +91,29 @@ void Run::watch() {
 
 void Run::supervise() {
   watch();
-  header_->looks.fetch_add(1);
+  header_->supervisor_polls.fetch_add(1);
 }
 
 void Run::watch_supervisor(int64_t elapsed) {
-  const int64_t looks = header_->looks;
-  const bool silent = looks == looks_ && looks > 0;
-  looks_ = looks;
+  const int64_t looks = header_->supervisor_polls;
+  const bool silent = looks == supervisor_polls_seen_ && looks > 0;
+  supervisor_polls_seen_ = looks;
   supervisor_silent_ = silent ? supervisor_silent_ + elapsed : 0;
 }
 
 /// Fails the run, unless that is the launcher's to do.
-void Run::judge(int32_t rank, const std::string& sentence) {
+void Run::fail_unless_supervised(int32_t rank, const std::string& sentence) {
   if (header_->supervised == 0 || rank_ < 0 || supervisor_silent_ >= longest_silence) fail(rank, sentence);
 }
 
-void Run::watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now) {
+void Run::watch_rank(int32_t rank, WatchState& seen, int64_t elapsed, int64_t now) {
   RankRegion& of = region(rank);
   const int32_t phase = of.phase;
   if (phase == MIMO_RANK_PHASE_FINISHED || phase == MIMO_RANK_PHASE_FAILED) return;
   const int64_t heartbeat = of.heartbeat;
   const int32_t pid = of.pid;
   if (pid == 0) {
-    if (now - header_->created > join_limit) judge(rank, "it has not joined within 60 s");
+    if (now - header_->created > join_limit) fail_unless_supervised(rank, "it has not joined within 60 s");
     return;
   }
   const ProcessLook look = look_at_process(pid);
@@ -121,7 +121,7 @@ void Run::watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now) 
   if (state == 0 || state == 'Z') {
     // A launcher learns of a death by itself, with the signal.
     const bool heard = header_->supervised != 0 && rank_ < 0;
-    if (!heard && of.phase != MIMO_RANK_PHASE_FINISHED) judge(rank, manner_of_death(look));
+    if (!heard && of.phase != MIMO_RANK_PHASE_FINISHED) fail_unless_supervised(rank, manner_of_death(look));
     return;
   }
   const bool beats = phase == MIMO_RANK_PHASE_RUNNING && heartbeat != seen.heartbeat;
@@ -130,20 +130,20 @@ void Run::watch_rank(int32_t rank, Watched& seen, int64_t elapsed, int64_t now) 
   seen.heartbeat = heartbeat;
   seen.silent = beats || starting ? 0 : seen.silent + elapsed;
   if (seen.silent < longest_silence) return;
-  judge(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
+  fail_unless_supervised(rank, state == 'T' ? "it was stopped (SIGSTOP or SIGTSTP) for 5 s" : "its heartbeat has been silent for 5 s");
 }
 
 /// Ends the run when the ranks of a host below have not joined in time.
 void Run::watch_joining(int64_t now) {
-  const int32_t absent = header_->below.absent;
-  if (absent >= 0 && now - header_->created > far_join_limit) judge(absent, "it has not joined within 60 s");
+  const int32_t absent = header_->progress_below.absent;
+  if (absent >= 0 && now - header_->created > far_join_limit) fail_unless_supervised(absent, "it has not joined within 60 s");
 }
 
 /// Looks for a run without progress: a rank that waits for others is not to blame as long as another rank does not
 /// wait.
 void Run::watch_progress(int64_t now) {
   const int64_t limit = header_->timeout_ms * millisecond;
-  const SharedProgress& below = header_->below;
+  const SharedProgress& below = header_->progress_below;
   const int64_t progress_below = below.progress_time;
   if (progress_below >= 0 && now - progress_below < limit) return;
   int32_t culprit = below.busy;
@@ -160,7 +160,7 @@ void Run::watch_progress(int64_t now) {
   std::snprintf(sentence, sizeof(sentence), "%s for %.3g minutes",
                 culprit < 0 ? "every rank waits for another one, without progress" : "it lives but made no progress",
                 static_cast<double>(header_->timeout_ms) / 60'000);
-  judge(culprit, sentence);
+  fail_unless_supervised(culprit, sentence);
 }
 
 }  // namespace mimo

@@ -47,7 +47,7 @@ DeviceGroup::~DeviceGroup() {
   if (device_ >= 0) cudaSetDevice(device_);
   if (run_.failed() || run_.region(run_.rank()).phase != MIMO_RANK_PHASE_FINISHED) {
     if (run_.failed() && run_.spans_hosts()) {
-      run_.await_mirrored();
+      run_.await_begun();
       std::lock_guard<std::mutex> lock(mutex_);
       note_missing();
     }
@@ -83,7 +83,7 @@ void DeviceGroup::prepare() {
 /// Where an identifier is posted: the same at all members, and another one for every group and use.
 uint64_t DeviceGroup::key_for(const std::string& what) {
   const uint64_t key = hash(group_key(name_, ranks_), what.data(), what.size());
-  const int64_t count = run_.count_of(key);
+  const int64_t count = run_.next_use(key);
   return hash(key, &count, sizeof(count));
 }
 
@@ -92,13 +92,13 @@ DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels
   if (known != lines_.end()) return known->second;
   prepare();
   const uint64_t key = key_for(number == all ? "all" : "values");
-  const Reach reach = host_ ? Reach::host : Reach::run;
+  const PostingScope scope = host_ ? PostingScope::host : PostingScope::run;
   ncclUniqueId id;
   if (rank() == 0) {
     id = new_unique_id();
-    run_.post(key, &id, sizeof(id), reach);
+    run_.post(key, &id, sizeof(id), scope);
   } else {
-    run_.read_posted(key, &id, sizeof(id), reach);
+    run_.await_posting(key, &id, sizeof(id), scope);
   }
   auto made = std::make_unique<Communicator>(run_, id, size(), rank(), channels);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -128,13 +128,13 @@ void DeviceGroup::make_line_with(int32_t peer, bool sends) {
   const bool lower = rank() < peer;
   const std::string pair = std::to_string(std::min(rank(), peer)) + " " + std::to_string(std::max(rank(), peer));
   const uint64_t key = key_for(pair + (sends == lower ? " up" : " down"));
-  const Reach reach = run_.is_local(ranks_[static_cast<size_t>(peer)]) ? Reach::host : Reach::run;
+  const PostingScope scope = run_.is_local(ranks_[static_cast<size_t>(peer)]) ? PostingScope::host : PostingScope::run;
   ncclUniqueId id;
   if (lower) {
     id = new_unique_id();
-    run_.post(key, &id, sizeof(id), reach);
+    run_.post(key, &id, sizeof(id), scope);
   } else {
-    run_.read_posted(key, &id, sizeof(id), reach);
+    run_.await_posting(key, &id, sizeof(id), scope);
   }
   auto made = std::make_unique<Communicator>(run_, id, 2, lower ? 0 : 1, message_channels);
   // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are. Its memory is
@@ -230,7 +230,7 @@ cudaEvent_t DeviceGroup::event() {
 cudaEvent_t DeviceGroup::queue(Line& line, int32_t kind, int64_t bytes, const Body& body) {
   const int64_t sequence = ++line.started;
   const int64_t number = run_.begin_call(name_, sequence, kind, bytes);
-  if (host_ == nullptr) run_.note_begun(name_, sequence, kind);
+  if (host_ == nullptr) run_.record_begun(name_, sequence, kind);
   line.communicator->queue(collective_name(kind), body);
   const cudaEvent_t done = event();
   check(cudaEventRecord(done, line.communicator->stream()), "recording an event");
@@ -324,7 +324,7 @@ std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
   cudaSetDevice(device_);
   if (run_.failed()) {
     // The missing ranks of other hosts are known a moment later.
-    if (run_.mirrored()) note_missing();
+    if (run_.knows_begun()) note_missing();
     __atomic_store_n(&run_.device->communication_ended, true, __ATOMIC_RELEASE);
     if (peer_rows_) peer_rows_->give_up();
     for (auto& [number, line] : lines_) {

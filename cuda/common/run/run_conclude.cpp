@@ -25,7 +25,7 @@ constexpr int32_t claimed = 1;
 constexpr int32_t printed = 2;
 
 /// Writes as much as is taken in time: a reader that sleeps must not keep this process alive.
-void write_patiently(int file, const std::string& text) {
+void write_with_timeout(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     pollfd ready{file, POLLOUT, 0};
     if (poll(&ready, 1, write_limit_ms) <= 0 || (ready.revents & POLLOUT) == 0) return;
@@ -39,7 +39,7 @@ void write_patiently(int file, const std::string& text) {
 
 bool Run::claim_diagnosis() {
   int32_t nobody = 0;
-  return may_diagnose() && header_->claimed.compare_exchange_strong(nobody, claimed);
+  return may_diagnose() && header_->diagnosis_state.compare_exchange_strong(nobody, claimed);
 }
 
 void Run::conclude(int32_t exit_code) {
@@ -47,29 +47,29 @@ void Run::conclude(int32_t exit_code) {
   exit_code_ = exit_code;
   std::call_once(concluded_, [this] {
     write_recording();
-    if (supervisor_answers()) return;
+    if (supervisor_is_alive()) return;
     const int64_t noted = monotonic_nanoseconds() + note_time;
     const int64_t told = monotonic_nanoseconds() + print_time;
     const bool prints = claim_diagnosis();
-    const int64_t beats = blamed_beats();
+    const int64_t beats = failed_rank_heartbeat();
     settle();
     while (monotonic_nanoseconds() < noted) usleep(10'000);
     if (prints) print_diagnosis();
     // Other hosts see for themselves that a rank is silent; one that is killed before has only closed its connection.
-    while (monotonic_nanoseconds() < told && (spans_hosts() || header_->claimed != printed)) usleep(10'000);
-    end_blamed(beats);
+    while (monotonic_nanoseconds() < told && (spans_hosts() || header_->diagnosis_state != printed)) usleep(10'000);
+    kill_failed_rank(beats);
   });
 }
 
 /// A launcher that still looks prints the diagnosis itself and kills ranks that stay. A stopped launcher does neither.
-bool Run::supervisor_answers() const {
+bool Run::supervisor_is_alive() const {
   if (header_->supervised == 0) return false;
-  const int64_t looks = header_->looks;
+  const int64_t looks = header_->supervisor_polls;
   // A launcher that has never looked is a test's, and does not count.
   if (looks == 0) return true;
   // Since the failure the heart has not looked for it.
   const int64_t end = monotonic_nanoseconds() + longest_silence - supervisor_silent_;
-  while (header_->looks == looks) {
+  while (header_->supervisor_polls == looks) {
     if (monotonic_nanoseconds() >= end) return false;
     usleep(10'000);
   }
@@ -77,17 +77,17 @@ bool Run::supervisor_answers() const {
 }
 
 void Run::print_diagnosis() {
-  write_patiently(errors_, "mimo: " + diagnosis_of(*this) + "\n");
-  header_->claimed = printed;
+  write_with_timeout(diagnosis_file_, "mimo: " + diagnosis_of(*this) + "\n");
+  header_->diagnosis_state = printed;
 }
 
-int64_t Run::blamed_beats() const {
+int64_t Run::failed_rank_heartbeat() const {
   const int32_t blamed = header_->failed_rank;
   return blamed < 0 || !is_local(blamed) ? 0 : region(blamed).heartbeat.load();
 }
 
 /// A rank that is stopped, or whose heart does not beat, does not end by itself, and no launcher may be there to end it.
-void Run::end_blamed(int64_t beats) const {
+void Run::kill_failed_rank(int64_t beats) const {
   const int32_t blamed = header_->failed_rank;
   if (blamed < 0 || blamed == rank_ || !is_local(blamed) || header_->failed_by == blamed) return;
   const RankRegion& of = region(blamed);
