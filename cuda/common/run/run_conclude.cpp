@@ -1,30 +1,31 @@
-// Ends a rank of a run that has failed: decides which process prints the diagnosis, and ends ranks that do not notice.
+// End of a rank of a failed run: decides which process prints the diagnosis, and kills a failed rank that does not end.
 #include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "process_look.h"
+#include "process_status.h"
 #include "run.h"
 #include "status.h"
 
 namespace mimo {
 namespace {
 
-/// Until all ranks have noted where they waited.
-constexpr int64_t note_time = 400 * millisecond;
-/// Waits until the diagnosis is printed: the program that started the ranks may end all of them with the first.
+/// Time for all ranks of this host to record what they waited for.
+constexpr int64_t record_time = 400 * millisecond;
+/// Most time that a rank waits for the diagnosis to be printed: the program that started the ranks may kill all with the first
+/// that ends.
 constexpr int64_t print_time = 1200 * millisecond;
-/// For the terminal, or whatever reads standard error, to take the diagnosis.
+/// Most time without a byte being accepted by the terminal, or another reader of the diagnosis.
 constexpr int32_t write_limit_ms = 1000;
-/// More may not be taken at once by a pipe that is said to take something.
+/// Bytes that a pipe accepts without blocking when poll() reports it writable.
 constexpr size_t write_piece = 4096;
 
 /// States of RunHeader::claimed.
 constexpr int32_t claimed = 1;
 constexpr int32_t printed = 2;
 
-/// Writes as much as is taken in time: a reader that sleeps must not keep this process alive.
+/// Writes `text` as far as the reader accepts it in time: a reader that does not read must not keep this process alive.
 void write_with_timeout(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     pollfd ready{file, POLLOUT, 0};
@@ -38,8 +39,8 @@ void write_with_timeout(int file, const std::string& text) {
 }  // namespace
 
 bool Run::claim_diagnosis() {
-  int32_t nobody = 0;
-  return may_diagnose() && header_->diagnosis_state.compare_exchange_strong(nobody, claimed);
+  int32_t unclaimed = 0;
+  return may_diagnose() && header_->diagnosis_state.compare_exchange_strong(unclaimed, claimed);
 }
 
 void Run::conclude(int32_t exit_code) {
@@ -48,28 +49,28 @@ void Run::conclude(int32_t exit_code) {
   std::call_once(concluded_, [this] {
     write_recording();
     if (supervisor_is_alive()) return;
-    const int64_t noted = monotonic_nanoseconds() + note_time;
-    const int64_t told = monotonic_nanoseconds() + print_time;
+    const int64_t recorded = monotonic_nanoseconds() + record_time;
+    const int64_t latest = monotonic_nanoseconds() + print_time;
     const bool prints = claim_diagnosis();
-    const int64_t beats = failed_rank_heartbeat();
+    const int64_t heartbeat = failed_rank_heartbeat();
     settle();
-    while (monotonic_nanoseconds() < noted) usleep(10'000);
+    while (monotonic_nanoseconds() < recorded) usleep(10'000);
     if (prints) print_diagnosis();
-    // Other hosts see for themselves that a rank is silent; one that is killed before has only closed its connection.
-    while (monotonic_nanoseconds() < told && (spans_hosts() || header_->diagnosis_state != printed)) usleep(10'000);
-    kill_failed_rank(beats);
+    // Several hosts: a failed rank is not killed early, because other hosts should detect its silence, not a closed connection.
+    while (monotonic_nanoseconds() < latest && (spans_hosts() || header_->diagnosis_state != printed)) usleep(10'000);
+    kill_failed_rank(heartbeat);
   });
 }
 
-/// A launcher that still looks prints the diagnosis itself and kills ranks that stay. A stopped launcher does neither.
+/// Whether the launcher still polls: then it prints the diagnosis and kills ranks that do not end. Waits until that is known.
 bool Run::supervisor_is_alive() const {
   if (header_->supervised == 0) return false;
-  const int64_t looks = header_->supervisor_polls;
-  // A launcher that has never looked is a test's, and does not count.
-  if (looks == 0) return true;
-  // Since the failure the heart has not looked for it.
+  const int64_t polls = header_->supervisor_polls;
+  // A launcher that has never polled, as in tests, counts as alive.
+  if (polls == 0) return true;
+  // The heartbeat thread stops measuring the launcher's silence at the failure.
   const int64_t end = monotonic_nanoseconds() + longest_silence - supervisor_silent_;
-  while (header_->supervisor_polls == looks) {
+  while (header_->supervisor_polls == polls) {
     if (monotonic_nanoseconds() >= end) return false;
     usleep(10'000);
   }
@@ -82,16 +83,17 @@ void Run::print_diagnosis() {
 }
 
 int64_t Run::failed_rank_heartbeat() const {
-  const int32_t blamed = header_->failed_rank;
-  return blamed < 0 || !is_local(blamed) ? 0 : region(blamed).heartbeat.load();
+  const int32_t failed_rank = header_->failed_rank;
+  return failed_rank < 0 || !is_local(failed_rank) ? 0 : region(failed_rank).heartbeat.load();
 }
 
-/// A rank that is stopped, or whose heart does not beat, does not end by itself, and no launcher may be there to end it.
-void Run::kill_failed_rank(int64_t beats) const {
-  const int32_t blamed = header_->failed_rank;
-  if (blamed < 0 || blamed == rank_ || !is_local(blamed) || header_->failed_by == blamed) return;
-  const RankRegion& of = region(blamed);
-  if (of.started != 0 && of.heartbeat == beats) kill_process(of.pid, of.started);
+/// Kills the failed rank if its heartbeat has not changed from `heartbeat`: a stopped process cannot end itself, and without a
+/// launcher no other process would end it.
+void Run::kill_failed_rank(int64_t heartbeat) const {
+  const int32_t failed_rank = header_->failed_rank;
+  if (failed_rank < 0 || failed_rank == rank_ || !is_local(failed_rank) || header_->failed_by == failed_rank) return;
+  const RankRegion& of = region(failed_rank);
+  if (of.process_start_time != 0 && of.heartbeat == heartbeat) kill_process(of.pid, of.process_start_time);
 }
 
 }  // namespace mimo

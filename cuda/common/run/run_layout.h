@@ -47,8 +47,8 @@ struct RankLocation {
 /// State of a rank. The rank itself writes it, except where noted; that of a rank on another host is a copy by the relay.
 struct RankRegion {
   alignas(64) std::atomic<int32_t> phase;
-  std::atomic<int32_t> pid;      // written by the launcher before the rank joins
-  std::atomic<int64_t> started;  // start time of that process (process_look.h); 0: not known
+  std::atomic<int32_t> pid;                 // written by the launcher before the rank joins
+  std::atomic<int64_t> process_start_time;  // of that process (process_status.h); 0: not known
   std::atomic<int64_t> heartbeat;
   std::atomic<int64_t> progress;
   std::atomic<int64_t> progress_time;

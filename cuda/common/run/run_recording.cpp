@@ -113,7 +113,7 @@ void Run::record_now(int32_t rank, Recording& about) const {
   if (about.failed_rank >= 0 && knows(about.failed_rank)) copy(about.failed_state, about.failed_rank);
 }
 
-void Run::take(int32_t rank, const Recording::Recorded& recorded) {
+void Run::restore(int32_t rank, const Recording::Recorded& recorded) {
   std::memcpy(static_cast<void*>(&region(rank)), static_cast<const void*>(&recorded.region), sizeof(recorded.region));
   std::memcpy(static_cast<void*>(&flight(rank)), static_cast<const void*>(&recorded.flight), sizeof(recorded.flight));
 }
@@ -129,13 +129,13 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
     all.push_back(read_recording(path));
     const Recording& one = *all.back();
     if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
-    run.take(one.rank, one.own_state);
+    run.restore(one.rank, one.own_state);
     newest = std::max(newest, one.written);
     if (first == nullptr || one.written < first->written) first = &one;
   }
   for (const auto& one : all) {
     if (one->failed == 0) continue;
-    if (one->failed_rank >= 0 && one->failed_state.region.pid != 0) run.take(one->failed_rank, one->failed_state);
+    if (one->failed_rank >= 0 && one->failed_state.region.pid != 0) run.restore(one->failed_rank, one->failed_state);
     run.fail(one->failed_rank, one->reason);
   }
   if (run.failed()) return;

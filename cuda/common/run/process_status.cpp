@@ -1,4 +1,4 @@
-#include "process_look.h"
+#include "process_status.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,12 +11,12 @@
 namespace mimo {
 namespace {
 
-/// System calls that headers of older systems lack; their numbers are those of every architecture.
+/// Numbers of system calls that headers of older systems lack, the same on every architecture.
 constexpr long pidfd_send_signal_call = 424;
 constexpr long pidfd_open_call = 434;
-/// Fields of /proc/PID/stat behind the name, from the state on.
-constexpr int started_field = 22 - 3;
-constexpr int status_field = 52 - 3;
+/// Fields of /proc/PID/stat, counted from the state, which follows the name.
+constexpr int start_time_field = 22 - 3;
+constexpr int wait_status_field = 52 - 3;
 
 std::string signal_name(int number) {
   switch (number) {
@@ -40,42 +40,42 @@ std::string signal_name(int number) {
 
 }  // namespace
 
-ProcessLook look_at_process(int32_t pid) {
-  ProcessLook look;
+ProcessStatus read_process_status(int32_t pid) {
+  ProcessStatus process;
   char path[64], text[1024];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
   FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return look;
+  if (file == nullptr) return process;
   const size_t length = std::fread(text, 1, sizeof(text) - 1, file);
   std::fclose(file);
   text[length] = 0;
-  // "pid (name) S ...": the name may hold anything, so the last parenthesis counts.
+  // "pid (name) S ...": the name may contain parentheses, so the last one ends it.
   const char* at = std::strrchr(text, ')');
-  if (at == nullptr || at[1] != ' ') return look;
+  if (at == nullptr || at[1] != ' ') return process;
   at += 2;
-  look.state = *at;
+  process.state = *at;
   for (int field = 0; at != nullptr; ++field) {
-    if (field == started_field) look.started = std::strtoll(at, nullptr, 10);
-    if (field == status_field) look.status = static_cast<int32_t>(std::strtol(at, nullptr, 10));
+    if (field == start_time_field) process.start_time = std::strtoll(at, nullptr, 10);
+    if (field == wait_status_field) process.wait_status = static_cast<int32_t>(std::strtol(at, nullptr, 10));
     at = std::strchr(at, ' ');
     if (at != nullptr) ++at;
   }
-  return look;
+  return process;
 }
 
-std::string manner_of_death(const ProcessLook& look) {
-  if (look.state == 'Z' && WIFSIGNALED(look.status)) return "it was killed by " + signal_name(WTERMSIG(look.status));
-  if (look.state == 'Z' && WIFEXITED(look.status) && WEXITSTATUS(look.status) != 0) {
-    return "it ended with exit code " + std::to_string(WEXITSTATUS(look.status));
+std::string describe_exit(const ProcessStatus& process) {
+  if (process.state == 'Z' && WIFSIGNALED(process.wait_status)) return "it was killed by " + signal_name(WTERMSIG(process.wait_status));
+  if (process.state == 'Z' && WIFEXITED(process.wait_status) && WEXITSTATUS(process.wait_status) != 0) {
+    return "it ended with exit code " + std::to_string(WEXITSTATUS(process.wait_status));
   }
   return "its process has ended";
 }
 
-void kill_process(int32_t pid, int64_t started) {
-  // Where the system knows no such handles nothing says that the process that gets the signal is the one looked at.
+void kill_process(int32_t pid, int64_t start_time) {
+  // A pidfd refers to the same process even if its id is reused; without pidfds another process could get the signal.
   const auto handle = static_cast<int>(syscall(pidfd_open_call, pid, 0));
   if (handle < 0) return;
-  if (look_at_process(pid).started == started) syscall(pidfd_send_signal_call, handle, SIGKILL, nullptr, 0);
+  if (read_process_status(pid).start_time == start_time) syscall(pidfd_send_signal_call, handle, SIGKILL, nullptr, 0);
   close(handle);
 }
 
