@@ -1,5 +1,5 @@
 // A run of two hosts, whose four ranks are objects of this process: postings arrive everywhere, as does a failure, with
-// the calls that the ranks had begun. relay_strangers_test.cpp tests strangers.
+// the calls that the ranks had begun. relay_authentication_test.cpp tests unauthenticated connections.
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -14,7 +14,9 @@ namespace {
 void postings_arrive() {
   TwoHosts hosts;
   const char from[4][12] = {"by rank 0", "by rank 1", "by rank 2", "by rank 3"};
-  for (uint64_t rank = 0; rank < 4; ++rank) hosts.of[rank]->post(100 + rank, from[rank], sizeof(from[rank]), mimo::PostingScope::run);
+  for (uint64_t rank = 0; rank < 4; ++rank) {
+    hosts.of[rank]->post(100 + rank, from[rank], sizeof(from[rank]), mimo::PostingScope::run);
+  }
   hosts.of[2]->post(200, "here", 5, mimo::PostingScope::host);
   for (const auto& run : hosts.of) {
     for (uint64_t rank = 0; rank < 4; ++rank) {
@@ -23,10 +25,10 @@ void postings_arrive() {
       CHECK(std::strcmp(read, from[rank]) == 0);
     }
   }
-  // A posting stays on its host unless ranks of others wish for it.
+  // A posting of scope host stays on its host; host 0 receives only those that its ranks request.
   CHECK(hosts.of[0]->board().postings == 4);
   CHECK(hosts.of[2]->board().postings == 5);
-  // Parts of a rank that others look at: names and progress.
+  // Identities and progress of ranks arrive at other hosts.
   for (int64_t rank = 0; rank < 4; ++rank) hosts.of[rank]->region(static_cast<int32_t>(rank)).step = 17 + rank;
   for (const auto& run : hosts.of) {
     CHECK(within_seconds(5, [&] { return run->progress_of_run().step == 17 && run->progress_of_run().joined == 4; }));
@@ -63,8 +65,8 @@ void failures_arrive() {
   // A rank's notes after the failure scope the host of rank 0.
   hosts.of[3]->fail_call(2, {2});
   hosts.of[0]->settle();
-  const mimo_call_record& noted = hosts.of[0]->remote_calls(3).calls[0];
-  CHECK(noted.call == 2 && noted.state == MIMO_CALL_STATE_FAILED && noted.missing_count == 1 && noted.missing[0] == 2);
+  const mimo_call_record& record = hosts.of[0]->remote_calls(3).calls[0];
+  CHECK(record.call == 2 && record.state == MIMO_CALL_STATE_FAILED && record.missing_count == 1 && record.missing[0] == 2);
   CHECK(hosts.of[0]->region(3).waiting_call == 2);
   CHECK(hosts.of[1]->may_diagnose() && !hosts.of[2]->may_diagnose());
 }
@@ -72,7 +74,7 @@ void failures_arrive() {
 void a_lost_host_is_named() {
   TwoHosts hosts;
   CHECK(within_seconds(5, [&] { return hosts.of[0]->region(2).host[0] != 0; }));
-  // As if its process were killed: the socket is all that the centre sees of it.
+  // For the root, a closed socket looks like a killed process.
   for (int32_t socket = 3; socket < 256; ++socket) {
     sockaddr_storage peer{};
     socklen_t length = sizeof(peer);
@@ -81,7 +83,7 @@ void a_lost_host_is_named() {
   CHECK(within_seconds(5, [&] { return hosts.of[0]->failed() && hosts.of[3]->failed(); }));
   CHECK(hosts.of[0]->header().failed_rank == 2);
   CHECK(std::strstr(hosts.of[0]->header().reason, "cut off") != nullptr);
-  // From there it is the host of rank 0 that is gone.
+  // On the second host, host 0 is the lost host.
   CHECK(hosts.of[3]->header().failed_rank == 0);
   CHECK(hosts.of[3]->may_diagnose());
 }

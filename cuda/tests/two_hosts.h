@@ -11,7 +11,7 @@
 constexpr int32_t host_of_rank[4] = {0, 0, 1, 1};
 constexpr uint8_t key[32] = {1, 2, 3, 4, 5, 6, 7, 8};
 
-/// The runs of ranks 0 to 3: 0 and 2 made the files of their hosts.
+/// The runs of ranks 0 to 3; those of ranks 0 and 2 create the files of their hosts.
 struct TwoHosts {
   std::unique_ptr<mimo::Run> of[4];
   int32_t port = 0;
@@ -22,9 +22,9 @@ struct TwoHosts {
       of[first] = std::make_unique<mimo::Run>(4, host_of_rank, host_of_rank[first], 60'000);
       of[first + 1] = std::make_unique<mimo::Run>(of[first]->path());
     }
-    auto centre = std::make_unique<mimo::Relay>(*of[0], key, nullptr, mimo::listen_for_children(*of[0], "127.0.0.1"));
-    port = centre->port();
-    of[0]->set_relay(std::move(centre));
+    auto root = std::make_unique<mimo::Relay>(*of[0], key, nullptr, mimo::listen_for_children(*of[0], "127.0.0.1"));
+    port = root->port();
+    of[0]->set_relay(std::move(root));
     for (const int32_t rank : {0, 1}) join(rank);
     if (both) connect_second();
   }
@@ -33,7 +33,7 @@ struct TwoHosts {
     of[2]->set_relay(std::make_unique<mimo::Relay>(*of[2], key, std::move(link), -1));
     for (const int32_t rank : {2, 3}) join(rank);
   }
-  /// The last to go are those whose relays wait for the others.
+  /// The ranks that relay end last, since their relays wait for the other ranks.
   ~TwoHosts() {
     for (auto& run : of) {
       if (run->header().own_host == 0 || joined_ == 4) run->leave();

@@ -2,7 +2,7 @@
  * Plays hosts of a large run: every rank meets the others, and every host's first rank relays, beats and watches, as in a run
  * that trains; the others of a host join and finish at once. No rank trains. `ranks.ts` starts these.
  *
- *   bun ranks-part.ts FIRST_HOST HOSTS RANKS_A_HOST WORLD_SIZE PORT      plays these hosts; rank 0 only if FIRST_HOST is "centre"
+ *   bun ranks-part.ts FIRST_HOST HOSTS RANKS_A_HOST WORLD_SIZE PORT      plays these hosts; rank 0 only if FIRST_HOST is "root"
  *
  * Prints a line of JSON when all its ranks have met, at rank 0 when all of the run have joined, and when a host knows of a
  * failure. Reads lines: "status", "fail RANK", "finish".
@@ -19,7 +19,7 @@ import { testLibrary } from "../support.ts";
 
 const [what, ...numbers] = process.argv.slice(2);
 const [hosts, each, worldSize, port] = numbers.map(Number) as [number, number, number, number];
-const centre = what === "centre";
+const root = what === "root";
 const library = await testLibrary();
 const configuration = textOf(configurationOf(divisibleModel));
 
@@ -63,7 +63,7 @@ function status(): object {
 	const relayed = runs[0]?.relayed() ?? { sent: 0, received: 0 };
 	const { user, system } = process.cpuUsage();
 	const memory = { resident: kilobytes("VmRSS"), shared: kilobytes("RssShmem") };
-	const sockets = centre ? { sockets: openSockets(), mostSockets } : {};
+	const sockets = root ? { sockets: openSockets(), mostSockets } : {};
 	return { ...sockets, met, relayed, ...memory, processor: (user + system) / 1e6 };
 }
 
@@ -71,7 +71,7 @@ const runs: Run[] = [];
 let mostSockets = 0;
 const others = openDescriptors() - openSockets();
 const look = setInterval(() => {
-	if (centre) mostSockets = Math.max(mostSockets, openDescriptors() - others);
+	if (root) mostSockets = Math.max(mostSockets, openDescriptors() - others);
 }, 100);
 
 async function playRank(host: number, localRank: number): Promise<void> {
@@ -100,28 +100,28 @@ async function playRank(host: number, localRank: number): Promise<void> {
 }
 
 say("begins", status());
-const first = centre ? 0 : Number(what);
-const ranks = Array.from({ length: centre ? 1 : hosts }, (_, index) =>
+const first = root ? 0 : Number(what);
+const ranks = Array.from({ length: root ? 1 : hosts }, (_, index) =>
 	Array.from({ length: each }, (_, local) => [first + index, local] as const),
 )
 	.flat()
-	.filter(([host, local]) => (centre ? local === 0 : host > 0 || local > 0));
+	.filter(([host, local]) => (root ? local === 0 : host > 0 || local > 0));
 await Promise.all(ranks.map(([host, local]) => playRank(host, local)));
 clearInterval(look);
-say("met", centre ? status() : {});
+say("met", root ? status() : {});
 
 const known = new Set<Run>();
 const watch = setInterval(() => {
-	if (centre && !known.has(runs[0]!) && runs[0]!.outlook().joined === worldSize) {
+	if (root && !known.has(runs[0]!) && runs[0]!.outlook().joined === worldSize) {
 		known.add(runs[0]!);
 		say("joined", status());
 	}
 	for (const [index, run] of runs.entries()) {
-		const failure = known.has(run) && !centre ? null : run.watch();
+		const failure = known.has(run) && !root ? null : run.watch();
 		if (failure === null) continue;
 		known.add(run);
 		say("failed", { host: first + index, ...failure });
-		if (centre) conclude(run);
+		if (root) conclude(run);
 	}
 }, 20);
 

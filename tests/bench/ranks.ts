@@ -92,7 +92,7 @@ class Player {
 /** A run of `hosts` hosts whose ranks have all joined. Host 1 has a process of its own, as rank 0 has. */
 class PlayedRun {
 	private constructor(
-		readonly centre: Player,
+		readonly root: Player,
 		readonly others: readonly Player[],
 		/** When rank 0 has met all, and when it knows that all have joined. */
 		readonly met: Status,
@@ -103,7 +103,7 @@ class PlayedRun {
 	static async start(hosts: number, each: number): Promise<PlayedRun> {
 		const port = await freePort();
 		const about = [each, hosts * each, port];
-		const centre = new Player(0, 1, ["centre", 1, ...about]);
+		const root = new Player(0, 1, ["root", 1, ...about]);
 		const others: Player[] = [];
 		const play = (first: number, count: number) => {
 			if (count > 0) others.push(new Player(first, count, [first, count, ...about]));
@@ -112,11 +112,11 @@ class PlayedRun {
 		play(1, Math.min(1, hosts - 1));
 		const share = Math.ceil((hosts - 2) / players);
 		for (let first = 2; first < hosts; first += share) play(first, Math.min(share, hosts - first));
-		const began = await centre.said("begins", limit.start);
-		const joined = (await centre.said("joined", limit.start)) as Status;
-		const met = centre.events.find(({ event }) => event === "met") as Status;
+		const began = await root.said("begins", limit.start);
+		const joined = (await root.said("joined", limit.start)) as Status;
+		const met = root.events.find(({ event }) => event === "met") as Status;
 		const seconds = { met: (met.at - began.at) / 1000, joined: (joined.at - began.at) / 1000 };
-		return new PlayedRun(centre, others, met, joined, seconds);
+		return new PlayedRun(root, others, met, joined, seconds);
 	}
 
 	/** Seconds that the processes of the other hosts have worked since they began. */
@@ -133,22 +133,22 @@ class PlayedRun {
 	/** The status that rank 0's process reports after `seconds` more. */
 	async statusAfter(seconds: number): Promise<Status> {
 		await Bun.sleep(seconds * 1000);
-		const count = this.centre.events.filter(({ event }) => event === "status").length;
-		this.centre.ask("status");
-		return (await this.centre.said("status", 10_000, count + 1)) as Status;
+		const count = this.root.events.filter(({ event }) => event === "status").length;
+		this.root.ask("status");
+		return (await this.root.said("status", 10_000, count + 1)) as Status;
 	}
 
 	/** All ranks finish. Throws when a process does not end well. */
 	async finish(): Promise<void> {
-		for (const player of [this.centre, ...this.others]) player.ask("finish");
-		for (const player of [this.centre, ...this.others]) {
+		for (const player of [this.root, ...this.others]) player.ask("finish");
+		for (const player of [this.root, ...this.others]) {
 			const code = await Promise.race([player.process.exited, Bun.sleep(30_000)]);
 			if (code !== 0) throw new Error(`A process of a run that finishes ends with ${code}: ${await player.stop()}`);
 		}
 	}
 
 	async stop(): Promise<void> {
-		await Promise.all([this.centre, ...this.others].map((player) => player.stop()));
+		await Promise.all([this.root, ...this.others].map((player) => player.stop()));
 	}
 }
 
@@ -167,15 +167,15 @@ async function failureOf(run: PlayedRun, kind: string, hosts: number, each: numb
 	const began = performance.timeOrigin + performance.now();
 	if (kind === "say") last.ask(`fail ${(hosts - 1) * each}`);
 	else inner.process.kill(kind === "kill" ? "SIGKILL" : "SIGSTOP");
-	const alive = [run.centre, ...run.others.slice(1)].filter((player) => kind === "say" || player !== inner);
+	const alive = [run.root, ...run.others.slice(1)].filter((player) => kind === "say" || player !== inner);
 	const expected = alive.reduce((sum, player) => sum + player.hosts, 0);
 	const told = () => alive.flatMap(({ events }) => events.filter(({ event }) => event === "failed"));
 	const end = performance.now() + 2 * limit.failure;
 	while (told().length < expected && performance.now() < end) await Bun.sleep(20);
 	const all = told();
-	await run.centre.process.exited;
-	await run.centre.read;
-	const diagnosis = (await run.centre.errors).trim();
+	await run.root.process.exited;
+	await run.root.read;
+	const diagnosis = (await run.root.errors).trim();
 	const latest = Math.max(...all.map(({ at }) => at));
 	return {
 		seconds: (latest - began) / 1000,
@@ -207,7 +207,7 @@ export async function startOf(hosts: number, each: number): Promise<Started> {
 		const after = await run.statusAfter(3);
 		const count = ({ relayed }: Status) => relayed.sent + relayed.received;
 		const rate = (count(after) - count(early)) / ((after.at - early.at) / 1000);
-		const before = run.centre.events.find(({ event }) => event === "begins") as Status;
+		const before = run.root.events.find(({ event }) => event === "begins") as Status;
 		await run.finish();
 		const { seconds, met, joined } = run;
 		return { hosts, ranks: hosts * each, seconds, met, joined, before, rate, after, others };

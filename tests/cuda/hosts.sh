@@ -94,11 +94,11 @@ fails() {
 if [ "$gpus" -ge 4 ]; then
 	fails killed aabb 3 KILL "its process has ended"
 	fails killed-first aabb 2 KILL "its process has ended"
-	fails killed-centre aabb 0 KILL "its process has ended"
+	fails killed-root aabb 0 KILL "its process has ended"
 	fails stopped aabb 3 STOP "\(it was stopped\|silent for 5 s\)"
 else
 	fails killed ab 1 KILL "its process has ended"
-	fails killed-centre ab 0 KILL "its process has ended"
+	fails killed-root ab 0 KILL "its process has ended"
 fi
 
 if [ "$gpus" -ge 4 ]; then hosts=abcd; else hosts=ab; fi

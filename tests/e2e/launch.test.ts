@@ -202,7 +202,7 @@ describe("what a run leaves for mimo diagnose", () => {
 		const { exitCode, stdout } = mimo(["diagnose", join(folder, "killed")]);
 		expect(exitCode).toBe(0);
 		const [first, ...ranks] = stdout.trim().split("\n");
-		expect(first).toMatch(/^The run failed: all ranks ended at once without a word, as when their launcher /);
+		expect(first).toMatch(/^The run failed: all ranks ended at once without an error, as when their launcher /);
 		expect(ranks).toHaveLength(2);
 		for (const [rank, line] of ranks.entries()) {
 			expect(line).toMatch(new RegExp(`^  rank ${rank} \\(language, .*\\) (waited in|was busy, )`));
@@ -212,7 +212,7 @@ describe("what a run leaves for mimo diagnose", () => {
 			.stdout.trim()
 			.split("\n");
 		expect(blamed).toMatch(
-			/^rank 0 .* failed: it ended without a word; 1 of 2 ranks have left no recording, as those that/,
+			/^rank 0 .* failed: it ended without an error; 1 of 2 ranks have left no recording, as ranks that/,
 		);
 		expect(other).toBe("  rank 1 has left no recording.");
 	}, 120_000);

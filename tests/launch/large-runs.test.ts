@@ -23,5 +23,5 @@ test("a host with children fails: all hosts learn the same failed rank", async (
 	expect(diagnosis).toMatch(
 		/^mimo: rank 2 \(language, dp 2; .*\) failed: its process has ended or its host is cut off/,
 	);
-	expect(diagnosis).toContain("each of which was not heard of after the failure.");
+	expect(diagnosis).toContain("each of which did not report after the failure.");
 }, 60_000);

@@ -22,7 +22,7 @@ describe("C++ test programs", () => {
 		run(["ninja", "-C", tree, "cpp_tests"], plain);
 	}, 240_000);
 
-	const relays = ["relay", "relay_link", "relay_strangers"];
+	const relays = ["relay", "relay_link", "relay_authentication"];
 	const between = ["group", "tensor_memory", "recording"];
 	const parts = ["philox", "thread_pool", "sha256", "operation_queue", ...between, ...relays];
 	for (const program of parts.map((part) => `${part}_test`)) {

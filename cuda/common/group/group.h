@@ -86,8 +86,8 @@ class Channel {
  public:
   explicit Channel(Mapping area) : area_(std::move(area)) {}
   ChannelHead& head() const;
-  /// Memory of the index-th piece of all messages so far.
-  char* piece(uint64_t index) const;
+  /// Memory of the index-th chunk of all messages so far.
+  char* chunk(uint64_t index) const;
   static int64_t area_bytes();
 
  private:

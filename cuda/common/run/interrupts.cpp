@@ -1,4 +1,4 @@
-// A SIGINT that waits for the end of a step, and a second one that does not.
+// SIGINT as a request to stop after the current step; a second SIGINT ends the process at once.
 #include <errno.h>
 #include <signal.h>
 #include <time.h>
@@ -14,12 +14,12 @@
 namespace mimo {
 namespace {
 
-/// Nanoseconds within which two SIGINTs are one key press.
+/// Nanoseconds within which two SIGINTs count as the same key press.
 constexpr int64_t same_key_press = 500'000'000;
 
-// A handler takes no argument of the program's, and may touch lock-free atomics alone.
+// The handler's state is global, since handlers take no arguments, and lock-free, since it may run at any instruction.
 static_assert(std::atomic<int64_t>::is_always_lock_free);
-/// Time of the first SIGINT; 0: none has come.
+/// Time of the first SIGINT; 0: not received.
 std::atomic<int64_t> first_at{0};
 char announcement[MIMO_INTERRUPT_SENTENCE_BYTES];
 bool deferred = false;
@@ -33,17 +33,18 @@ int64_t now() {
 
 void on_interrupt(int) {
   const int64_t at = now();
-  int64_t none = 0;
-  if (first_at.compare_exchange_strong(none, at)) {
-    // A closed standard error changes nothing, not even the error number of the call that the signal interrupts.
+  int64_t first = 0;
+  if (first_at.compare_exchange_strong(first, at)) {
+    // A failed write, as to a closed standard error, must not change errno for the interrupted code.
     const int error = errno;
     const ssize_t written = write(STDERR_FILENO, announcement, std::strlen(announcement));
     static_cast<void>(written);
     errno = error;
     return;
   }
-  if (at - none < same_key_press) return;
-  // Ends by the signal itself, which shells and launchers tell from an exit; it is delivered when this handler returns.
+  if (at - first < same_key_press) return;
+  // The signal itself, delivered when this handler returns, has to end the process: shells and launchers distinguish that from
+  // an exit.
   struct sigaction usual = {};
   usual.sa_handler = SIG_DFL;
   sigaction(SIGINT, &usual, nullptr);

@@ -325,7 +325,7 @@ Mapping Run::area(uint64_t key, int64_t bytes, const std::string& what) {
       return Mapping(file_, entry.offset, bytes);
     }
   }
-  if (header_->area_count == max_areas) fail(-1, "A run has at most 4096 groups and pairs that talk.");
+  if (header_->area_count == max_areas) fail(-1, "A run has at most 4096 groups and pairs that communicate.");
   require_alive();
   extend(file_, header_->file_bytes, bytes, what);
   const AreaEntry entry{key, header_->file_bytes, bytes};

@@ -1,4 +1,4 @@
-// mimo_run_*: the run at the C ABI.
+// The C ABI of a run: mimo_run_* on one host.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -73,7 +73,7 @@ int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid) {
 
 int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason) {
   return guard([&] {
-    // A rank's heart looks.
+    // In a process that has joined, the heartbeat thread checks the ranks.
     if (!run->run.joined()) run->run.supervise();
     *failed = run->run.failed() ? 1 : 0;
     if (*failed == 0) return;
@@ -157,7 +157,7 @@ int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code) {
       throw mimo::Error(MIMO_ERROR_DEVICE, std::string("The system refused to end this process with its launcher: ") +
                                                std::strerror(errno) + ".");
     }
-    // The launcher may have ended before the system knew.
+    // The parent may have ended before prctl().
     if (getppid() != parent) _exit(exit_code);
   });
 }

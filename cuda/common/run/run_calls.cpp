@@ -1,4 +1,4 @@
-// The flight recorder: the latest collectives of each rank.
+// The flight recorder: records of the latest collectives of each rank.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ int64_t Run::begin_call(const std::string& group, int64_t sequence, int32_t kind
   return number;
 }
 
-/// A call's entry; null when later calls have taken its place.
+/// The entry of a call; null when later calls have overwritten it.
 mimo_call_record* Run::record(int64_t number) const {
   mimo_call_record& entry = flight(rank()).calls[number % flight_records];
   return entry.call == number ? &entry : nullptr;
@@ -59,7 +59,7 @@ std::vector<const mimo_call_record*> Run::calls_of(int32_t of_rank) const {
   const FlightRecorder& recorder = flight(of_rank);
   for (int64_t call = count - 1; call >= std::max<int64_t>(0, count - flight_records); --call) {
     const mimo_call_record& record = recorder.calls[call % flight_records];
-    // A recording may lack some.
+    // A recording may lack entries.
     if (record.group[0] != 0) calls.push_back(&record);
   }
   return calls;
@@ -68,34 +68,35 @@ std::vector<const mimo_call_record*> Run::calls_of(int32_t of_rank) const {
 namespace {
 
 bool is_message(int64_t kind) { return kind == MIMO_COLLECTIVE_SEND || kind == MIMO_COLLECTIVE_RECEIVE; }
-bool is_of_values(int64_t kind) { return kind == MIMO_COLLECTIVE_BARRIER || kind == MIMO_COLLECTIVE_EXCHANGE; }
-uint64_t name_key(const std::string& group) { return group_key(group, {}); }
+bool is_host_value_call(int64_t kind) { return kind == MIMO_COLLECTIVE_BARRIER || kind == MIMO_COLLECTIVE_EXCHANGE; }
+uint64_t hash_of_name(const std::string& group) { return group_key(group, {}); }
 
 }  // namespace
 
 void Run::record_begun(const std::string& group, int64_t sequence, int32_t kind) {
   if (is_message(kind)) return;
-  const uint64_t key = name_key(group);
+  const uint64_t key = hash_of_name(group);
   for (LatestBegun& latest : flight(rank()).begun) {
     if (latest.group != 0 && latest.group != key) continue;
     latest.group = key;
-    latest.sequence[is_of_values(kind) ? 1 : 0] = sequence;
+    latest.sequence[is_host_value_call(kind) ? 1 : 0] = sequence;
     return;
   }
 }
 
 bool Run::has_begun(int32_t of_rank, const std::string& group, bool values, int64_t sequence) const {
   if (!is_local(of_rank)) {
-    const uint64_t key = name_key(group);
-    const BegunRange* const runs = begun_ranges();
-    return std::any_of(runs, runs + header_->begun_count.load(std::memory_order_acquire), [&](const BegunRange& run) {
-      return run.group == key && (run.values != 0) == values && run.sequence >= sequence && run.first <= of_rank &&
-             of_rank <= run.last;
+    const uint64_t key = hash_of_name(group);
+    const BegunRange* const ranges = begun_ranges();
+    const int64_t count = header_->begun_count.load(std::memory_order_acquire);
+    return std::any_of(ranges, ranges + count, [&](const BegunRange& range) {
+      return range.group == key && (range.values != 0) == values && range.sequence >= sequence && range.first <= of_rank &&
+             of_rank <= range.last;
     });
   }
   const std::vector<const mimo_call_record*> calls = calls_of(of_rank);
   return std::any_of(calls.begin(), calls.end(), [&](const mimo_call_record* call) {
-    return !is_message(call->kind) && is_of_values(call->kind) == values && call->sequence >= sequence &&
+    return !is_message(call->kind) && is_host_value_call(call->kind) == values && call->sequence >= sequence &&
            group == call->group;
   });
 }

@@ -1,5 +1,5 @@
-// Says why a run has failed: first the rank to blame, then where every other rank was, and which ranks were absent
-// there. It is in C++, because a rank whose training thread computes prints it too.
+// The diagnosis of a failed run: the failed rank with the reason, then the state of every other rank, with the ranks that its
+// collective waited for. In C++, because a rank whose training thread computes has no JavaScript that could print it.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -37,7 +37,8 @@ std::string describe_rank(int32_t rank, const RankRegion& of) {
   return "rank " + std::to_string(rank) + (about.empty() ? "" : " (" + about + ")");
 }
 
-std::string describe_known(const Run& run, int32_t rank) {
+/// As describe_rank, or "rank 2" alone for a rank that this host does not know.
+std::string describe_any(const Run& run, int32_t rank) {
   return run.knows(rank) ? describe_rank(rank, run.region(rank)) : "rank " + std::to_string(rank);
 }
 
@@ -47,7 +48,8 @@ std::string describe_call(const mimo_call_record& call) {
          std::to_string(call.sequence) + " (" + std::to_string(call.bytes) + " bytes)";
 }
 
-std::string absentees(const mimo_call_record& call) {
+/// " for ranks 1, 3": the members that a failed call waited for, or "".
+std::string describe_missing(const mimo_call_record& call) {
   if (call.missing_count == 0) return "";
   const int64_t named = std::min<int64_t>(call.missing_count, std::size(call.missing));
   std::vector<std::string> ranks;
@@ -56,32 +58,32 @@ std::string absentees(const mimo_call_record& call) {
   return std::string(" for ") + (named == 1 ? "rank " : "ranks ") + joined(ranks, ", ") + more;
 }
 
-/// Where a rank was that is not to blame.
-std::string whereabouts(const Run& run, int32_t rank) {
+/// State of a rank that is not to blame, as a predicate.
+std::string describe_state(const Run& run, int32_t rank) {
   if (!run.knows(rank)) return "is not known here";
   const RankRegion& of = run.region(rank);
   const bool recorded = run.header().from_recordings != 0;
   const std::vector<const mimo_call_record*> calls = run.calls_of(rank);
   const int64_t waiting = of.waiting_call;
   for (const mimo_call_record* call : calls) {
-    if (call->call == waiting) return "waited in " + describe_call(*call) + absentees(*call);
+    if (call->call == waiting) return "waited in " + describe_call(*call) + describe_missing(*call);
   }
   if (of.host[0] == 0) return recorded ? "has left no recording" : "had not joined";
-  if (!run.is_local(rank) && of.state_received == 0) return "was not heard of after the failure";
+  if (!run.is_local(rank) && of.state_received == 0) return "did not report after the failure";
   if (of.phase == MIMO_RANK_PHASE_FINISHED) return "had finished";
   for (const mimo_call_record* call : calls) {
     if (call->state == MIMO_CALL_STATE_FINISHED) continue;
-    return "was busy, with " + describe_call(*call) + " started but not done" + absentees(*call);
+    return "was busy, with " + describe_call(*call) + " started but not done" + describe_missing(*call);
   }
   return calls.empty() ? "was busy, before its first collective" : "was busy, after " + describe_call(*calls[0]);
 }
 
-/// The last thing the rank to blame did.
-std::string last_act(const Run& run, int32_t rank) {
+/// The last step and collective of the failed rank.
+std::string describe_last_call(const Run& run, int32_t rank) {
   const RankRegion& of = run.region(rank);
   if (!run.is_local(rank) && of.state_received == 0 && of.host[0] != 0) {
     const int64_t step = run.progress_of_run().step;
-    return step > 0 ? "after step " + std::to_string(step) + ", which all had ended" : "in the first step";
+    return step > 0 ? "after step " + std::to_string(step) + ", which all ranks had finished" : "in the first step";
   }
   const int64_t step = of.step;
   const std::string when = step > 0            ? "after step " + std::to_string(step)
@@ -91,13 +93,13 @@ std::string last_act(const Run& run, int32_t rank) {
   if (calls.empty()) return when;
   const mimo_call_record& latest = *calls[0];
   if (latest.state == MIMO_CALL_STATE_FINISHED) return when + ", its last collective was " + describe_call(latest);
-  return when + ", in " + describe_call(latest) + absentees(latest);
+  return when + ", in " + describe_call(latest) + describe_missing(latest);
 }
 
-/// Of a run with more ranks, those that were at the same place share a line.
-constexpr int32_t most_single_lines = 64;
-/// Lines of those, and ranges of ranks in one.
-constexpr size_t most_lines = 32, most_ranges = 16;
+/// In runs with more ranks than this, ranks in the same state share a line.
+constexpr int32_t max_ranks_with_own_line = 64;
+/// Most shared lines, and most ranges of ranks in a line.
+constexpr size_t max_lines = 32, max_ranges = 16;
 
 /// "3-510, 512": ascending ranks.
 std::string describe_ranges(const std::vector<int32_t>& ranks) {
@@ -109,35 +111,36 @@ std::string describe_ranges(const std::vector<int32_t>& ranks) {
     if (end - at > 1) ranges.back().append("-").append(std::to_string(ranks[end - 1]));
     at = end;
   }
-  const bool cut = ranges.size() > most_ranges;
-  if (cut) ranges.resize(most_ranges);
+  const bool cut = ranges.size() > max_ranges;
+  if (cut) ranges.resize(max_ranges);
   if (cut) ranges.emplace_back("...");
   return joined(ranges, ", ");
 }
 
-/// A line for each place, with all ranks that were there. Places of the fewest ranks come first: these ranks are the odd ones.
-std::string describe_together(const Run& run, const std::map<std::string, std::vector<int32_t>>& places) {
-  std::vector<std::pair<std::string, std::vector<int32_t>>> lines(places.begin(), places.end());
+/// A line for each state with all ranks that were in it. States of the fewest ranks come first, since these ranks differ from the
+/// rest.
+std::string describe_by_state(const Run& run, const std::map<std::string, std::vector<int32_t>>& states) {
+  std::vector<std::pair<std::string, std::vector<int32_t>>> lines(states.begin(), states.end());
   std::stable_sort(lines.begin(), lines.end(),
                    [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   std::string text;
   size_t left = 0;
   for (size_t i = 0; i < lines.size(); ++i) {
-    const auto& [place, ranks] = lines[i];
-    // The last line is the place of most ranks.
-    if (i >= most_lines && i + 1 < lines.size()) {
+    const auto& [state, ranks] = lines[i];
+    // The last line, the state of most ranks, is always printed.
+    if (i >= max_lines && i + 1 < lines.size()) {
       left += ranks.size();
       continue;
     }
     if (left > 0) {
-      const size_t others = i - most_lines;
-      text += "\n  " + std::to_string(left) + (left == 1 ? " rank was at " : " ranks were at ") + std::to_string(others) +
-              (others == 1 ? " other place." : " other places.");
+      const size_t others = i - max_lines;
+      text += "\n  " + std::to_string(left) + (left == 1 ? " rank was in " : " ranks were in ") + std::to_string(others) +
+              (others == 1 ? " other state." : " other states.");
     }
     text += "\n  ";
-    if (ranks.size() == 1) text += describe_known(run, ranks[0]);
+    if (ranks.size() == 1) text += describe_any(run, ranks[0]);
     else text.append(std::to_string(ranks.size())).append(" ranks (").append(describe_ranges(ranks)).append("), each of which");
-    text.append(" ").append(place).append(".");
+    text.append(" ").append(state).append(".");
   }
   return text;
 }
@@ -146,27 +149,27 @@ std::string describe_together(const Run& run, const std::map<std::string, std::v
 
 std::string diagnosis_of(const Run& run) {
   const RunHeader& header = run.header();
-  const int32_t blamed = header.failed_rank;
+  const int32_t failed_rank = header.failed_rank;
   const std::string reason = without_full_stop(header.reason);
   std::string text = "The run failed: " + reason + ".";
-  if (blamed >= 0) text = describe_known(run, blamed) + " failed: " + reason;
-  if (blamed >= 0) text += run.knows(blamed) ? " (" + last_act(run, blamed) + ")." : ".";
-  std::map<std::string, std::vector<int32_t>> places;
+  if (failed_rank >= 0) text = describe_any(run, failed_rank) + " failed: " + reason;
+  if (failed_rank >= 0) text += run.knows(failed_rank) ? " (" + describe_last_call(run, failed_rank) + ")." : ".";
+  std::map<std::string, std::vector<int32_t>> states;
   for (int32_t rank = 0; rank < run.ranks(); ++rank) {
-    if (rank == blamed) continue;
-    std::string place = whereabouts(run, rank);
+    if (rank == failed_rank) continue;
+    std::string state = describe_state(run, rank);
     if (run.knows(rank)) {
       const RankRegion& of = run.region(rank);
       const bool own = of.error[0] != 0 && std::strcmp(of.error, header.reason) != 0;
-      if (own) place += " and failed too: " + without_full_stop(of.error);
+      if (own) state += " and failed too: " + without_full_stop(of.error);
     }
-    if (run.ranks() > most_single_lines) {
-      places[place].push_back(rank);
+    if (run.ranks() > max_ranks_with_own_line) {
+      states[state].push_back(rank);
       continue;
     }
-    text.append("\n  ").append(describe_known(run, rank)).append(" ").append(place).append(".");
+    text.append("\n  ").append(describe_any(run, rank)).append(" ").append(state).append(".");
   }
-  return text + describe_together(run, places);
+  return text + describe_by_state(run, states);
 }
 
 }  // namespace mimo

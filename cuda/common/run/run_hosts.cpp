@@ -96,7 +96,7 @@ void Run::add_to_board(std::atomic<int64_t>& count, const std::function<void(int
     count.store(index + 1, std::memory_order_release);
   }
   header_->lock.store(0, std::memory_order_release);
-  if (!fits) fail(-1, "The ranks of a host make at most 1024 + 64 groups and pairs a rank that talk through NCCL.");
+  if (!fits) fail(-1, "A host has room for 1024 groups and pairs that communicate through NCCL, and for 64 more per rank.");
   if (!fits) require_alive();
 }
 

@@ -1,5 +1,5 @@
-// The flight recorder on disk: each rank's heart writes its region to a file at every beat, so that a diagnosis is
-// possible when no process is left to print one.
+// Recordings on disk: each rank's heartbeat thread writes its region and flight recorder to a file at every beat, so that a
+// diagnosis is possible after all processes have been killed.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr char magic[8] = {'m', 'i', 'm', 'o', 'f', 'l', 'y', 0};
 constexpr int64_t layout = 4;
 constexpr double nanoseconds = 1e9;
-/// Ranks of one beat write within this; one that stopped writing longer before the others fell silent first.
+/// Seconds. All ranks write several times in it, so a rank whose last recording is older than the newest by more stopped first.
 constexpr double same_time = 1.0;
 
 int64_t wall_clock() {
@@ -37,7 +37,7 @@ void terminate_strings(Recording::Recorded& recorded) {
 }
 
 std::unique_ptr<Recording> read_recording(const std::string& path) {
-  // Zeros first: the struct holds atomics, which are plain numbers here.
+  // The struct is zeroed, and its atomics are read as plain numbers.
   auto recording = std::unique_ptr<Recording>(new (std::align_val_t(alignof(Recording))) Recording());
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const ssize_t count = file < 0 ? -1 : pread(file, static_cast<void*>(recording.get()), sizeof(Recording), 0);
@@ -53,7 +53,8 @@ std::unique_ptr<Recording> read_recording(const std::string& path) {
   return recording;
 }
 
-/// A new file, which gets its name when it is whole: its process may end at any moment. Returns it open.
+/// Creates a recording and returns its descriptor. The file gets its name when it is complete, because the process may end at any
+/// moment.
 int create_recording(const std::string& path, const Recording& about) {
   const std::string unfinished = path + ".new";
   const int file = open(unfinished.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
@@ -87,11 +88,11 @@ void Run::write_recording() const {
   if (file < 0 || region(rank_).phase == MIMO_RANK_PHASE_FINISHED) return;
   Recording about{};
   record_now(rank_, about);
-  // A full disk costs the recording, not the run.
+  // A full disk must not fail the run.
   if (pwrite(file, static_cast<const void*>(&about), sizeof(about), 0) < 0) return;
 }
 
-/// Fills a recording of a rank with its present state.
+/// Fills a recording with the present state of a rank.
 void Run::record_now(int32_t rank, Recording& about) const {
   std::memcpy(about.magic, magic, sizeof(magic));
   about.layout = layout;
@@ -142,14 +143,14 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
   const double before = static_cast<double>(newest - first->written) / nanoseconds;
   const auto absent = static_cast<size_t>(run.ranks()) - all.size();
   if (before > same_time) {
-    run.fail(first->rank, "it fell silent " + std::to_string(before).substr(0, 4) + " s before the last of the others");
+    run.fail(first->rank, "it stopped recording " + std::to_string(before).substr(0, 4) + " s before the last of the others");
   } else if (absent > 0) {
     const bool alone = all.size() == 1;
     run.fail(alone ? first->rank : -1,
-             std::string(alone ? "it" : "those with recordings") + " ended without a word; " + std::to_string(absent) + " of " + std::to_string(run.ranks()) +
-                 " ranks have left no recording, as those that finish do");
+             std::string(alone ? "it" : "those with recordings") + " ended without an error; " + std::to_string(absent) + " of " +
+                 std::to_string(run.ranks()) + " ranks have left no recording, as ranks that finish do");
   } else {
-    run.fail(-1, "all ranks ended at once without a word, as when their launcher or their host is ended");
+    run.fail(-1, "all ranks ended at once without an error, as when their launcher or their host is ended");
   }
 }
 

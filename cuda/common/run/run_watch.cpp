@@ -157,7 +157,7 @@ void Run::watch_progress(int64_t now) {
   if (!running) return;
   char sentence[128];
   std::snprintf(sentence, sizeof(sentence), "%s for %.3g minutes",
-                busy < 0 ? "every rank waits for another one, without progress" : "it lives but made no progress",
+                busy < 0 ? "every rank waits for another rank, without progress" : "it is alive but made no progress",
                 static_cast<double>(header_->timeout_ms) / 60'000);
   fail_unless_supervised(busy, sentence);
 }

@@ -1,6 +1,6 @@
-// Strangers at the port where hosts meet: a flood, connections that stay silent or dribble, wrong proofs. The run's
-// other host is taken in all the same, memory and descriptors stay bounded, and then the port is closed. A host that
-// knows the key and lies afterwards ends the run, with the reason.
+// Unauthenticated connections to a relay: a flood, connections that send nothing or byte by byte, wrong proofs. The other host is
+// still accepted, memory and descriptors stay bounded, and then the port is closed. A host that authenticates and then sends a
+// message with a wrong tag fails the run, with the reason.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -35,7 +35,7 @@ int connect_to(int32_t port) {
   return -1;
 }
 
-/// Whether the other side has ended the connection; its messages are dropped meanwhile.
+/// Whether the other side has closed the connection. Discards received bytes.
 bool ended(int socket) {
   char part[4096];
   const ssize_t count = recv(socket, part, sizeof(part), MSG_DONTWAIT);
@@ -58,7 +58,7 @@ int descriptors() {
   return count;
 }
 
-/// The second host comes, and both receive each other's messages.
+/// Connects the second host and checks that both hosts receive each other's messages.
 void the_run_begins(TwoHosts& hosts) {
   const int64_t began = mimo::monotonic_nanoseconds();
   hosts.connect_second();
@@ -93,7 +93,7 @@ void a_flood_fills_nothing() {
     const int64_t before = resident_bytes();
     usleep(700'000);
     CHECK(resident_bytes() - before < 8 << 20);
-    // The relay's thread still looks after its own run: the progress of its ranks arrives.
+    // The relay's thread still handles its own run: the progress of its ranks arrives.
     the_run_begins(hosts);
     over = true;
     for (std::thread& flooder : flooders) flooder.join();
@@ -106,41 +106,41 @@ void silent_connections_are_bounded() {
   const int before = descriptors();
   for (int i = 0; i < 300; ++i) held.push_back(connect_to(hosts.port));
   usleep(300'000);
-  // Ours, at most 64 at the relay, and for a moment another that the relay turns away.
+  // 300 of this test, at most 64 of the relay, and at most one more that the relay is about to drop.
   CHECK(descriptors() - before <= 300 + 64 + 1);
   the_run_begins(hosts);
-  // Once all hosts are in, strangers are dropped and the port is closed.
+  // Once all hosts are connected, unauthenticated connections are dropped and the port is closed.
   CHECK(within_seconds(2, [&] { return descriptors() - before <= 300 + 2; }));
   CHECK(connect_to(hosts.port) < 0 && errno == ECONNREFUSED);
   for (const int socket : held) close(socket);
 }
 
-/// Whether the relay has accepted the connection: its greeting has come.
-bool greeted(int socket) {
+/// Whether the relay has accepted the connection and sent its challenge.
+bool challenged(int socket) {
   char first = 0;
   return recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
 }
 
-void a_rush_of_connections_waits_for_its_turn() {
+void accepted_connections_per_poll_are_bounded() {
   TwoHosts hosts(false);
   std::vector<int> held;
   const int64_t began = mimo::monotonic_nanoseconds();
   for (int i = 0; i < 300; ++i) held.push_back(connect_to(hosts.port));
   usleep(20'000);
-  const int64_t accepted = std::count_if(held.begin(), held.end(), greeted);
-  const int64_t looks = (mimo::monotonic_nanoseconds() - began) / 5'000'000 + 1;
-  // 64 places, one more round of 16, and then 4 every 5 ms.
-  CHECK(accepted >= 64 && accepted <= 64 + 16 + 4 * looks);
+  const int64_t accepted = std::count_if(held.begin(), held.end(), challenged);
+  const int64_t polls = (mimo::monotonic_nanoseconds() - began) / 5'000'000 + 1;
+  // 64 places, a further poll that accepts 16, and then 4 every 5 ms.
+  CHECK(accepted >= 64 && accepted <= 64 + 16 + 4 * polls);
   the_run_begins(hosts);
   for (const int socket : held) close(socket);
 }
 
-void a_dribbling_connection_is_ended() {
+void a_slow_connection_is_closed() {
   TwoHosts hosts(false);
   const int slow = connect_to(hosts.port);
   const uint32_t head[2] = {static_cast<uint32_t>(MessageType::response), sizeof(mimo::Response)};
   CHECK(send(slow, head, sizeof(head), MSG_NOSIGNAL) == sizeof(head));
-  // It would take 68 of these.
+  // The whole body would take 68 of these single bytes.
   const int64_t began = mimo::monotonic_nanoseconds();
   char skipped[64];
   CHECK(recv(slow, skipped, sizeof(skipped), 0) == 40);
@@ -155,7 +155,7 @@ void a_dribbling_connection_is_ended() {
   the_run_begins(hosts);
 }
 
-/// A stranger that has the wrong key, one that repeats a proof it has seen, and one that claims to be the host of rank 0.
+/// A wrong key, a repeated proof of another connection, and host indices that are no child of host 0.
 void wrong_proofs_are_refused() {
   TwoHosts hosts(false);
   const uint8_t wrong[32] = {9};
@@ -184,8 +184,8 @@ void wrong_proofs_are_refused() {
   the_run_begins(hosts);
 }
 
-/// Something at rank 0's address that does not know the key is not believed.
-void a_false_centre_is_refused() {
+/// A process at the parent's address that does not know the key is refused.
+void a_false_parent_is_refused() {
   TwoHosts hosts(false);
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
@@ -194,7 +194,7 @@ void a_false_centre_is_refused() {
   socklen_t length = sizeof(at);
   CHECK(bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0 && listen(listener, 4) == 0);
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &length) == 0);
-  std::thread centre([&] {
+  std::thread parent([&] {
     mimo::Link link(accept(listener, nullptr, nullptr));
     link.send(MessageType::challenge, mimo::Nonce{{7}});
     link.send(MessageType::accepted, mimo::Proof{{8}});
@@ -208,12 +208,12 @@ void a_false_centre_is_refused() {
     refused = std::strstr(error.what(), "does not prove") != nullptr;
   }
   CHECK(refused);
-  centre.join();
+  parent.join();
   close(listener);
 }
 
-/// A host that is let in and then sends a message without a valid tag.
-void a_lying_host_ends_the_run_with_the_reason() {
+/// A host that authenticates and then sends a message without a valid tag.
+void a_wrong_tag_fails_the_run_with_the_reason() {
   TwoHosts hosts(false);
   mimo::Link link(connect_to(hosts.port));
   MessageType type;
@@ -241,10 +241,10 @@ void a_lying_host_ends_the_run_with_the_reason() {
 int main() {
   a_flood_fills_nothing();
   silent_connections_are_bounded();
-  a_rush_of_connections_waits_for_its_turn();
-  a_dribbling_connection_is_ended();
+  accepted_connections_per_poll_are_bounded();
+  a_slow_connection_is_closed();
   wrong_proofs_are_refused();
-  a_false_centre_is_refused();
-  a_lying_host_ends_the_run_with_the_reason();
+  a_false_parent_is_refused();
+  a_wrong_tag_fails_the_run_with_the_reason();
   return failures == 0 ? 0 : 1;
 }

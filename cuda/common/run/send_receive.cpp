@@ -1,5 +1,5 @@
-// Send and receive: every ordered pair of members that talks has a channel of its own, two pieces deep, made by the
-// member that needs it first. Messages of a channel arrive in order, independent of the group's collectives.
+// Send and receive through shared memory. Every ordered pair of members that communicates has a channel with two chunks, made by
+// the member that needs it first. Messages of a channel arrive in order, independently of the group's collectives.
 #include <algorithm>
 
 #include "collective.h"
@@ -7,46 +7,46 @@
 
 namespace mimo {
 
-/// In shared memory. Sender and receiver wait on the doorbells of their places.
+/// Start of a channel's shared memory, before its two chunks. A member that waits sleeps on its doorbell.
 struct ChannelHead {
-  alignas(64) std::atomic<uint64_t> written;  // pieces
+  alignas(64) std::atomic<uint64_t> written;  // chunks so far
   alignas(64) std::atomic<uint64_t> read;
-  struct alignas(64) Piece {
+  struct alignas(64) Chunk {
     int64_t sequence;
     int64_t bytes;  // of the whole message
-  } piece[2];
+  } chunks[2];
 };
 
-constexpr int64_t piece_bytes = 64 << 10;
+constexpr int64_t chunk_bytes = 64 << 10;
 
 ChannelHead& Channel::head() const { return *reinterpret_cast<ChannelHead*>(area_.address()); }
 
-char* Channel::piece(uint64_t index) const {
-  return area_.address() + sizeof(ChannelHead) + static_cast<int64_t>(index & 1) * piece_bytes;
+char* Channel::chunk(uint64_t index) const {
+  return area_.address() + sizeof(ChannelHead) + static_cast<int64_t>(index & 1) * chunk_bytes;
 }
 
-int64_t Channel::area_bytes() { return static_cast<int64_t>(sizeof(ChannelHead)) + 2 * piece_bytes; }
+int64_t Channel::area_bytes() { return static_cast<int64_t>(sizeof(ChannelHead)) + 2 * chunk_bytes; }
 
 namespace {
 
 class Message : public Call {
  public:
-  bool finished() const final { return moved_ >= bytes() && pieces_ > 0; }
-  bool needs_thread() const final { return !finished() && (kind() == MIMO_COLLECTIVE_SEND || bytes() > piece_bytes); }
+  bool finished() const final { return moved_ >= bytes() && chunks_ > 0; }
+  bool needs_thread() const final { return !finished() && (kind() == MIMO_COLLECTIVE_SEND || bytes() > chunk_bytes); }
   std::vector<int32_t> missing(const Group&) const final { return {peer_}; }
 
  protected:
   Message(int32_t kind, int64_t bytes, int32_t peer, Channel& channel)
       : Call(kind, bytes), peer_(peer), channel_(channel) {}
-  int64_t next() const { return std::min(piece_bytes, bytes() - moved_); }
-  void advance_piece() {
+  int64_t next() const { return std::min(chunk_bytes, bytes() - moved_); }
+  void advance_chunk() {
     moved_ += next();
-    ++pieces_;
+    ++chunks_;
   }
   int32_t peer_;
   Channel& channel_;
   int64_t moved_ = 0;
-  int64_t pieces_ = 0;
+  int64_t chunks_ = 0;
 };
 
 class Send final : public Message {
@@ -58,12 +58,12 @@ class Send final : public Message {
     ChannelHead& head = channel_.head();
     const uint64_t index = head.written.load(std::memory_order_relaxed);
     if (index - head.read.load(std::memory_order_acquire) >= 2) return false;
-    head.piece[index & 1] = {sequence, bytes()};
-    group.memory().fetch(channel_.piece(index), x_ + moved_, next());
+    head.chunks[index & 1] = {sequence, bytes()};
+    group.memory().fetch(channel_.chunk(index), x_ + moved_, next());
     group.memory().settle();
     head.written.store(index + 1, std::memory_order_release);
     group.ring(peer_);
-    advance_piece();
+    advance_chunk();
     return true;
   }
 
@@ -80,18 +80,18 @@ class Receive final : public Message {
     ChannelHead& head = channel_.head();
     const uint64_t index = head.read.load(std::memory_order_relaxed);
     if (head.written.load(std::memory_order_acquire) == index) return false;
-    const ChannelHead::Piece& piece = head.piece[index & 1];
-    if (piece.bytes != bytes() || piece.sequence != sequence) {
+    const ChannelHead::Chunk& chunk = head.chunks[index & 1];
+    if (chunk.bytes != bytes() || chunk.sequence != sequence) {
       throw Error(MIMO_ERROR_PEER, "In " + group.describe(*this) + " rank " +
                                        std::to_string(group.ranks()[static_cast<size_t>(peer_)]) + " sends message " +
-                                       std::to_string(piece.sequence) + " of " + std::to_string(piece.bytes) +
+                                       std::to_string(chunk.sequence) + " of " + std::to_string(chunk.bytes) +
                                        " bytes, but " + std::to_string(bytes()) + " bytes are expected.");
     }
-    group.memory().store(x_ + moved_, channel_.piece(index), next());
+    group.memory().store(x_ + moved_, channel_.chunk(index), next());
     group.memory().settle();
     head.read.store(index + 1, std::memory_order_release);
     group.ring(peer_);
-    advance_piece();
+    advance_chunk();
     return true;
   }
 
