@@ -7,8 +7,8 @@
 // without bytes makes that of its own direction alone. A call is queued behind what its stream holds, and mimo_group_wait puts
 // an event before the stream's later work: the host waits for nothing.
 //
-// A thread of the process looks at the calls under way: it notes those that are done in the flight recorder, says which
-// call this rank waits for, and when the run has failed it ends NCCL's kernels and notes the absent ranks.
+// A thread of the process checks the calls under way: it records finished calls in the flight recorder, publishes which call
+// this rank waits for, and when the run has failed it aborts NCCL's kernels and records the missing ranks.
 #pragma once
 #include <deque>
 #include <functional>

@@ -1,6 +1,6 @@
 /*
- * Runs. The ranks of a host share memory that holds their names, whether they live, which collective each waits for, and the
- * memory of groups. With it every rank notices that another one died or hangs, and the run ends with a diagnosis.
+ * Runs. The ranks of a host share memory with the state of each rank, its latest collectives, and the memory of groups. Through it
+ * every rank detects that another rank has died or hangs, and the run ends with a diagnosis.
  */
 #pragma once
 
@@ -70,17 +70,17 @@ typedef struct mimo_call_record {
   int64_t missing[16];   /* global ranks of the first of those members */
 } mimo_call_record;
 
-/* Makes the shared memory of a run whose ranks are all on this host. `path` [MIMO_RUN_PATH_BYTES] receives where other
+/* Makes the shared memory of a run whose ranks are all on this host. `path` [MIMO_RUN_PATH_BYTES] receives the path by which other
  * processes of the host open it while this process lives. `timeout_ms`: the run fails when no rank makes progress for longer.
- * `supervised` 1: this process is a launcher that calls mimo_run_watch, and ranks judge each other only when it has not for 5
- * s; 0: ranks judge each other. */
+ * `supervised` 1: this process is a launcher that calls mimo_run_watch, and ranks fail each other only when it has not called it
+ * for 5 s; 0: ranks fail each other. */
 MIMO_API int32_t mimo_run_create(int32_t ranks, int32_t supervised, int64_t timeout_ms, char* path, mimo_run** run);
 MIMO_API int32_t mimo_run_open(const char* path, mimo_run** run);
 /* After its groups are destroyed. */
 MIMO_API int32_t mimo_run_close(mimo_run* run);
-/* This process is `rank` from now on, once a process. A thread, the heart, beats and watches the other ranks until
- * mimo_run_close. When the run has failed and this process has not ended 3 s later, its heart calls mimo_run_conclude and ends
- * the process with `exit_code`. MIMO_ERROR_PEER: the run has failed, or another process is that rank. */
+/* This process is `rank` from now on; once per process. A heartbeat thread shows that it is alive and checks the other ranks until
+ * mimo_run_close. If this process has not ended 3 s after a failure, the heartbeat thread calls mimo_run_conclude and ends the
+ * process with `exit_code`. MIMO_ERROR_PEER: the run has failed, or another process is that rank. */
 MIMO_API int32_t mimo_run_join(mimo_run* run, int32_t rank, int32_t exit_code);
 /* Sets the names of `rank` in diagnoses, such as "language" and "tp 0 dp 1". */
 MIMO_API int32_t mimo_run_describe(mimo_run* run, int32_t rank, const char* module, const char* coordinates);
@@ -91,33 +91,33 @@ MIMO_API int32_t mimo_run_leave(mimo_run* run);
 /* Fails the run: every wait of every rank returns MIMO_ERROR_PEER. The first failure is the run's; a later one is only kept as
  * the error of its rank. `rank` -1: no rank is to blame. */
 MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence);
-/* The launcher says which process will be `rank`, so that mimo_run_watch notices its end before it joins. */
+/* Called by the launcher: process `pid` will be `rank`, so that mimo_run_watch detects its end before it joins. */
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
-/* To be called by a launcher a few times a second: looks at every rank, and fails the run when a rank died, is stopped or
+/* To be called by a launcher a few times a second: checks every rank, and fails the run when a rank has died, was stopped or
  * silent for 5 s, has not joined within 60 s, or makes no progress. In a process that has joined it only reports, since the
- * heart looks. `failed`: 1 when the run has failed; `rank` then receives the rank to blame or -1, and `reason`
+ * heartbeat thread checks the ranks. `failed`: 1 when the run has failed; `rank` then receives the rank to blame or -1, and `reason`
  * [MIMO_SENTENCE_BYTES] the sentence. */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
-/* claimed: 1 for the first call of all processes, which is to print the diagnosis; 0 for others. */
+/* claimed: 1 for the first call in all processes, whose process is to print the diagnosis; 0 for others. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
-/* The diagnosis of a failed run: why it failed, and a line for every other rank; of more than 64 ranks those at the same place
+/* The diagnosis of a failed run: why it failed, and a line for every other rank; of more than 64 ranks those in the same state
  * share a line. Cut to `capacity` bytes, with the zero. */
 MIMO_API int32_t mimo_run_diagnose(mimo_run* run, char* text, int64_t capacity);
 /* file: the descriptor that this process prints a diagnosis to, instead of standard error. */
 MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
 /* To be called by a rank's process, joined or not, before it ends with `exit_code` because the run has failed. Returns when the
- * diagnosis has been printed, or after some seconds. This process prints it, to standard error or where mimo_run_print_to
- * says, if no living launcher and no other rank does. Then a rank of this host that is to blame, and whose heart no longer
- * beats, is killed. */
+ * diagnosis has been printed, or after some seconds. This process prints it, to standard error or the descriptor of
+ * mimo_run_print_to, if no living launcher and no other rank does. Then it kills a failed rank of this host whose heartbeat has
+ * stopped. */
 MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
-/* From now on the heart of this process's rank writes a recording to the file `path` at every beat: the rank's state, its
+/* From now on the heartbeat thread of this process's rank writes a recording to the file `path` at every beat: the rank's state, its
  * latest calls and the run's failure. It is left when every process of the run is killed; mimo_run_leave removes it. */
 MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
 /* Writes a recording of any rank to the file `path`, once: for a launcher whose run has failed. */
 MIMO_API int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path);
 /* Makes a failed run from `count` recordings, whose paths lie one after the other in `paths`, each with its zero.
  * mimo_run_rank_state, mimo_run_calls and mimo_run_diagnose work on it; `ranks` receives how many ranks it had. Its failure is
- * the recorded one, or that of the rank that fell silent first. MIMO_ERROR_DATA: a file is no recording of this run. */
+ * the recorded one, or that of the rank that stopped recording first. MIMO_ERROR_DATA: a file is no recording of this run. */
 MIMO_API int32_t mimo_run_read_recordings(const char* paths, int32_t count, int32_t* ranks, mimo_run** run);
 MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_state* state);
 /* records [capacity] receives the latest calls of a rank, newest first, as far as they are still recorded; count: how many. */
