@@ -165,10 +165,14 @@ describe("a rank that fails by itself", () => {
 		const launched = start([3, "pause", 1, "forward"], { TEST_TIMEOUT_MINUTES: "0.1" });
 		await launched.said(/paused in forward/);
 		launched.restartClock();
-		expectDiagnosis(await launched.end(), /^mimo: rank 1 .* failed: it is alive but made no progress for 0\.1 minutes/, [
-			/rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
-			/rank 2 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
-		]);
+		expectDiagnosis(
+			await launched.end(),
+			/^mimo: rank 1 .* failed: it is alive but made no progress for 0\.1 minutes/,
+			[
+				/rank 0 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
+				/rank 2 .* waited in world all_reduce 3 \(16000000 bytes\) for rank 1\./,
+			],
+		);
 	}, 30_000);
 });
 
