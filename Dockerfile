@@ -1,6 +1,6 @@
-# mimo and the libraries that it opens on GPUs, from this clone:
+# Builds an image of mimo with cuBLAS, cuDNN and NCCL from this clone:
 #
-#   docker build -t mimo .                                    (--build-arg MIMO_CUDA_ARCH=90a: for Hopper alone, in a third of the time)
+#   docker build -t mimo .                                    (--build-arg MIMO_CUDA_ARCH=90a: Hopper only, in a third of the time)
 #   docker run --rm --gpus all -v /data:/data mimo doctor
 #   enroot import -o mimo.sqsh dockerd://mimo                 (for IMAGE of examples/slurm/train.sbatch)
 FROM node:22-bookworm AS build
@@ -13,7 +13,7 @@ COPY . .
 ARG MIMO_CUDA_ARCH
 RUN npm run build:release
 
-# The versions that build.ts takes the headers from.
+# The versions whose headers build.ts uses.
 FROM debian:bookworm-slim AS libraries
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-pip
 RUN python3 -m pip install --no-cache-dir --break-system-packages --no-deps --only-binary=:all: --target /opt/libraries \

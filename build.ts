@@ -1,16 +1,16 @@
 /**
- * Builds what ships. `bun build.ts KIND`:
+ * Builds the native libraries and the program. `bun build.ts KIND`:
  *
- *   cpu       the CPU library by the machine's own C++ compiler, and dist/mimo with it inside (default)
+ *   cpu       the CPU library with this machine's C++ compiler, and dist/mimo with it inside (default)
  *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
  *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
  *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
- *   tables    only writes what follows from the headers of the ABI: src/native/abi.ts, src/native/abi, cuda/common/operations.def
- *   tools     only fetches what release needs to be built
+ *   tables    the files generated from the headers of the ABI: src/native/abi.ts, src/native/abi, cuda/common/operations.def
+ *   tools     the downloads that a release build needs
  *
- * A library or program whose inputs are unchanged is not built again. Missing Debian packages are installed when this runs
- * as root, else named.
+ * A library or program whose inputs are unchanged is not built again. As root the build installs missing Debian packages;
+ * otherwise it fails and prints the command that installs them.
  */
 import {
 	existsSync,
@@ -26,11 +26,11 @@ import { basename, dirname, join } from "node:path";
 import { tables } from "./cuda/include/tables.ts";
 import { workerModules } from "./src/system/worker.ts";
 
-/** The oldest glibc of a release: that of RHEL 8. tests/build/release.test.ts holds it to it. */
+/** Oldest glibc that a release runs on: that of RHEL 8. tests/build/release.test.ts checks the release against it. */
 const glibcFloor = "2.28";
-/** From PyPI; later ones are not tried. */
+/** Wheel of PyPI; later versions are not tested. */
 const zigWheel = "ziglang==0.15.2";
-/** nvcc and CUDA's headers, for machines without a CUDA 13 toolkit. */
+/** Wheels with nvcc and CUDA's headers, for machines without a CUDA 13 toolkit. */
 const toolkitWheels = [
 	"nvidia-cuda-nvcc==13.0.88",
 	"nvidia-nvvm==13.0.88",
@@ -39,30 +39,30 @@ const toolkitWheels = [
 	"nvidia-cuda-runtime==13.0.96",
 	"nvidia-cublas==13.1.0.3",
 ];
-/** Headers that toolkits lack. */
+/** Wheels with headers that CUDA toolkits do not have. */
 const headerWheels = ["nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cudnn-frontend==1.27.0"];
 
 const root = import.meta.dir;
-/** Links a release; made when one is built. */
+/** Linker of releases, which makeLinker writes. */
 const linker = join(root, "build/tools/zig-cc");
 
 const kinds: Readonly<Record<string, () => Promise<void>>> = {
 	cpu: async () => {
-		const library = await buildLibrary("cpu", nativeTools());
+		const library = await buildLibrary("cpu", cpuOptions());
 		install(library, join(root, "build/lib/libmimo_cpu.so"));
 		await compile("dist/mimo", "build/lib");
 	},
 	cuda: async () => {
-		install(await buildLibrary("cpu", nativeTools()), join(root, "build/lib/libmimo_cpu.so"));
-		const library = await buildLibrary("cuda", cudaTools("90a"), "cuda");
+		install(await buildLibrary("cpu", cpuOptions()), join(root, "build/lib/libmimo_cpu.so"));
+		const library = await buildLibrary("cuda", cudaOptions("90a"), "cuda");
 		install(library, join(root, "build/lib/libmimo_cuda.so"));
 		await compile("dist/mimo", "build/lib", ["cpu", "cuda"]);
 	},
 	release: async () => {
 		makeLinker();
-		const cuda = { ...cudaTools("80;90a;100"), MIMO_LINKER: linker };
+		const cuda = { ...cudaOptions("80;90a;100"), MIMO_LINKER: linker };
 		const [cpuLibrary, cudaLibrary] = await Promise.all([
-			buildLibrary("cpu", nativeTools(), "release"),
+			buildLibrary("cpu", cpuOptions(), "release"),
 			buildLibrary("cuda-release", cuda, "cuda"),
 		]);
 		install(cpuLibrary, join(root, "build/lib-release/libmimo_cpu.so"));
@@ -70,13 +70,13 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 		await compile("dist/release/mimo", "build/lib-release", ["cpu", "cuda"]);
 	},
 	sanitize: async () => {
-		const library = await buildLibrary("sanitize", { ...nativeTools(), MIMO_SANITIZE: "ON" });
+		const library = await buildLibrary("sanitize", { ...cpuOptions(), MIMO_SANITIZE: "ON" });
 		install(library, join(root, "build/lib-sanitize/libmimo_cpu.so"));
 	},
 	tables: async () => writeTables(),
 	tools: async () => {
 		makeLinker();
-		cudaTools("");
+		cudaOptions("");
 	},
 };
 
@@ -85,8 +85,8 @@ function fail(sentence: string, exitCode = 1): never {
 	process.exit(exitCode);
 }
 
-/** Runs a command and returns its output; on failure prints the output and ends the build. */
-function run(command: readonly string[], what: string, env: Record<string, string> = {}): string {
+/** Runs a command and returns its stdout; on failure prints its output and ends the build. `task` names it in the error. */
+function run(command: readonly string[], task: string, env: Record<string, string> = {}): string {
 	const result = Bun.spawnSync([...command], {
 		cwd: root,
 		stdout: "pipe",
@@ -95,30 +95,30 @@ function run(command: readonly string[], what: string, env: Record<string, strin
 	});
 	if (!result.success) {
 		process.stderr.write(`${result.stdout}${result.stderr}\n`);
-		fail(`${what} failed (${command.join(" ")}).`);
+		fail(`${task} failed (${command.join(" ")}).`);
 	}
 	return result.stdout.toString();
 }
 
-/** Makes sure Debian packages are there: installs them as root, otherwise says which line to run. */
-function need(packages: Readonly<Record<string, () => boolean>>): void {
-	const missing = Object.entries(packages).flatMap(([name, present]) => (present() ? [] : [name]));
+/** Installs missing Debian packages as root; otherwise fails with the command that does. Each has a test of its presence. */
+function requirePackages(packages: Readonly<Record<string, () => boolean>>): void {
+	const missing = Object.entries(packages).flatMap(([name, isPresent]) => (isPresent() ? [] : [name]));
 	if (missing.length === 0) return;
 	const install = ["apt-get", "install", "-y", "--no-install-recommends", ...missing];
 	if (process.getuid?.() !== 0 || !Bun.which("apt-get")) {
 		fail(`${missing.join(", ")} missing. Run: sudo ${install.join(" ")}`);
 	}
 	process.stderr.write(`build: installing ${missing.join(", ")}\n`);
-	// Another build may be at the same.
+	// apt-get fails while another build runs it.
 	mkdirSync(join(root, "build"), { recursive: true });
-	const inTurn = ["flock", "build/packages.lock"];
-	run([...inTurn, "apt-get", "update", "-qq"], "apt-get update");
-	run([...inTurn, ...install, "-qq"], "apt-get install", { DEBIAN_FRONTEND: "noninteractive" });
+	const lock = ["flock", "build/packages.lock"];
+	run([...lock, "apt-get", "update", "-qq"], "apt-get update");
+	run([...lock, ...install, "-qq"], "apt-get install", { DEBIAN_FRONTEND: "noninteractive" });
 	const absent = missing.filter((name) => !packages[name]!());
 	if (absent.length > 0) fail(`${absent.join(", ")} cannot be found although apt-get installed it.`);
 }
 
-/** The static OpenBLAS: MIMO_OPENBLAS, or where Debian and Fedora put it. */
+/** Path of the static OpenBLAS: MIMO_OPENBLAS, or the path of Debian's or Fedora's package. */
 function findOpenblas(): string | undefined {
 	const places = [
 		"/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.a",
@@ -129,7 +129,7 @@ function findOpenblas(): string | undefined {
 	return process.env.MIMO_OPENBLAS ?? places.find((place) => existsSync(place));
 }
 
-/** Debian packages and their static libraries that decode images, each before those it needs. */
+/** Debian packages of the static libraries that decode images. Linkers need a library before its dependencies. */
 const imageLibraries = {
 	"libjpeg-dev": ["libjpeg.a"],
 	"libwebp-dev": ["libwebpdemux.a", "libwebp.a"],
@@ -142,11 +142,11 @@ function findLibrary(name: string): string | undefined {
 	return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
-/** The static libraries that decode images: MIMO_IMAGE_LIBRARIES, or Debian's. */
+/** CMake's option for the static libraries that decode images: MIMO_IMAGE_LIBRARIES, or Debian's. */
 function imageOptions(): Record<string, string> {
 	const given = process.env.MIMO_IMAGE_LIBRARIES;
 	if (given) return { MIMO_IMAGE_LIBRARIES: given };
-	need(
+	requirePackages(
 		Object.fromEntries(
 			Object.entries(imageLibraries).map(([name, files]) => [
 				name,
@@ -162,9 +162,9 @@ function imageOptions(): Record<string, string> {
 	};
 }
 
-/** CMake's options for a build with the machine's own tools. */
-function nativeTools(): Record<string, string> {
-	need({
+/** CMake's options for a build with this machine's compiler. */
+function cpuOptions(): Record<string, string> {
+	requirePackages({
 		cmake: () => Bun.which("cmake") !== null,
 		"ninja-build": () => Bun.which("ninja") !== null,
 		"g++": () => Bun.which("c++") !== null || Bun.which("g++") !== null,
@@ -173,7 +173,7 @@ function nativeTools(): Record<string, string> {
 	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, MIMO_LINKER: linker, ...imageOptions() };
 }
 
-/** zig's C compiler, whose C library stubs stop at the wanted glibc, as an executable. */
+/** Writes the linker of releases: zig's C compiler, which links against the symbols of the oldest glibc. */
 function makeLinker(): void {
 	const zig = join(fetchWheels([zigWheel]), "ziglang/zig");
 	const cache = join(root, "build/tools/zig-cache");
@@ -182,15 +182,15 @@ function makeLinker(): void {
 	install(Buffer.from(text), linker, 0o755);
 }
 
-/** CMake's options for the CUDA library: no GPU, and no vendor library, is needed to build it. */
-function cudaTools(architectures: string): Record<string, string> {
-	need({
+/** CMake's options for the CUDA library. Its build needs neither a GPU nor cuBLAS, cuDNN or NCCL themselves. */
+function cudaOptions(architectures: string): Record<string, string> {
+	requirePackages({
 		cmake: () => Bun.which("cmake") !== null,
 		"ninja-build": () => Bun.which("ninja") !== null,
 		"g++": () => Bun.which("g++") !== null,
 	});
 	const toolkit = findToolkit() ?? join(fetchWheels(toolkitWheels), "nvidia/cu13");
-	// Where nvcc looks for the CUDA runtime.
+	// nvcc looks for the CUDA runtime in lib64.
 	if (!existsSync(join(toolkit, "lib64"))) symlinkSync("lib", join(toolkit, "lib64"));
 	const headers = fetchWheels(headerWheels);
 	return {
@@ -205,7 +205,7 @@ function cudaTools(architectures: string): Record<string, string> {
 	};
 }
 
-/** A CUDA 13 toolkit of this machine: CUDA_HOME, else the nvcc on the PATH. */
+/** Folder of this machine's CUDA 13 toolkit: CUDA_HOME, or that of the nvcc on the PATH. */
 function findToolkit(): string | undefined {
 	const onPath = Bun.which("nvcc");
 	const home = process.env.CUDA_HOME ?? (onPath === null ? undefined : dirname(dirname(realpathSync(onPath))));
@@ -214,74 +214,76 @@ function findToolkit(): string | undefined {
 	return version.success && / release 13\./.test(version.stdout.toString()) ? home : undefined;
 }
 
-/** Unpacks wheels of exactly these versions into a folder of build/tools, once; returns the folder. */
+/** Unpacks wheels of exactly these versions into a folder of build/tools unless it exists; returns the folder. */
 function fetchWheels(requirements: readonly string[]): string {
 	const [first, ...more] = requirements;
 	const digest = more.length === 0 ? "" : `-${Bun.hash(more.join(" ")).toString(16)}`;
 	const folder = join(root, "build/tools", first!.replace("==", "-") + digest);
 	if (existsSync(folder)) return folder;
 	const hasPip = () => Bun.spawnSync(["python3", "-m", "pip", "--version"]).success;
-	need({
+	requirePackages({
 		python3: () => Bun.which("python3") !== null,
 		"python3-pip": () => Bun.which("python3") !== null && hasPip(),
 	});
 	process.stderr.write(`build: fetching ${requirements.join(", ")}\n`);
 	const quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile"];
-	const exactly = [...quiet, "--no-deps", "--only-binary=:all:"];
+	const onlyThese = [...quiet, "--no-deps", "--only-binary=:all:"];
 	const target = `${folder}.part`;
 	run(
-		["python3", "-m", "pip", "install", ...exactly, "--target", target, ...requirements],
+		["python3", "-m", "pip", "install", ...onlyThese, "--target", target, ...requirements],
 		`fetching ${requirements.join(", ")}`,
 	);
 	renameSync(target, folder);
 	return folder;
 }
 
-const compiling = new Set<Bun.Subprocess>();
-
-/** Writes the files that follow from the headers of the ABI, and removes those of headers that are gone. */
+/** Writes the files generated from the headers of the ABI, and removes those of deleted headers. */
 function writeTables(): void {
-	const written = tables();
-	for (const [path, text] of written) install(Buffer.from(text), join(root, path));
+	const generated = tables();
+	for (const [path, text] of generated) install(Buffer.from(text), join(root, path));
 	for (const path of new Bun.Glob("src/native/abi/**/*.ts").scanSync(root)) {
-		if (!written.has(path)) rmSync(join(root, path));
+		if (!generated.has(path)) rmSync(join(root, path));
 	}
 }
 
-/** Library that each target builds, within its folder. */
-const built = { cpu: "cpu/libmimo_cpu.so", release: "link/libmimo_cpu.so", cuda: "gpu/libmimo_cuda.so" } as const;
+/** Running builds: when a library fails to compile, the other's build ends too. */
+const compiling = new Set<Bun.Subprocess>();
 
-/** Configures and builds a library in build/FOLDER; returns its path. */
+/** Path of the library that ninja's target mimo_TARGET builds, from the build folder. */
+const targetPaths = { cpu: "cpu/libmimo_cpu.so", release: "link/libmimo_cpu.so", cuda: "gpu/libmimo_cuda.so" } as const;
+
+/** Configures and builds a library in build/FOLDER; returns the library's path. */
 async function buildLibrary(
 	folder: string,
 	options: Readonly<Record<string, string>>,
-	kind: keyof typeof built = "cpu",
+	target: keyof typeof targetPaths = "cpu",
 ): Promise<string> {
 	writeTables();
 	const tree = join("build", folder);
 	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
-	const configured = join(root, tree, "configured.txt");
-	const wanted = flags.join("\n");
-	if (!existsSync(configured) || readFileSync(configured, "utf8") !== wanted) {
-		// Options that are no longer given must not live on in CMake's cache.
+	// Flags of the latest configuration.
+	const record = join(root, tree, "configured.txt");
+	const recorded = flags.join("\n");
+	if (!existsSync(record) || readFileSync(record, "utf8") !== recorded) {
+		// CMake's cache would keep options that are no longer given.
 		if (existsSync(join(root, tree, "CMakeCache.txt"))) run(["rm", "-rf", tree], "clearing the build folder");
 		run(["cmake", "-S", "cuda", "-B", tree, "-G", "Ninja", ...flags], "configuring the native library");
-		writeFileSync(configured, wanted);
+		writeFileSync(record, recorded);
 	}
-	const command = ["ninja", "-C", tree, `mimo_${kind}`];
+	const command = ["ninja", "-C", tree, `mimo_${target}`];
 	const ninja = Bun.spawn(command, { cwd: root, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
 	compiling.add(ninja);
-	const [said, complained] = await Promise.all([ninja.stdout.text(), ninja.stderr.text(), ninja.exited]);
+	const [stdout, stderr] = await Promise.all([ninja.stdout.text(), ninja.stderr.text(), ninja.exited]);
 	compiling.delete(ninja);
 	if (ninja.exitCode !== 0) {
 		for (const other of compiling) other.kill();
-		process.stderr.write(`${said}${complained}\n`);
+		process.stderr.write(`${stdout}${stderr}\n`);
 		fail(`compiling the native library failed (${command.join(" ")}).`);
 	}
-	return join(root, tree, built[kind]);
+	return join(root, tree, targetPaths[target]);
 }
 
-/** Writes a file only when its bytes differ, so that what depends on it is not built again. */
+/** Writes a file only when its bytes differ: a newer file would make its dependents build again. */
 function install(from: string | Buffer, to: string, mode = 0o644): void {
 	const bytes = typeof from === "string" ? readFileSync(from) : from;
 	if (existsSync(to) && readFileSync(to).equals(bytes)) return;
@@ -290,7 +292,7 @@ function install(from: string | Buffer, to: string, mode = 0o644): void {
 	renameSync(`${to}.part`, to);
 }
 
-/** The commit the sources are of, "+" when they were changed since; "unknown" outside a clone. */
+/** The commit of the sources, with "+" after it where files differ from it; "unknown" outside a clone. */
 function commit(): string {
 	const git = (...command: string[]) => Bun.spawnSync(["git", ...command], { cwd: root });
 	if (!Bun.which("git")) return "unknown";
@@ -299,7 +301,7 @@ function commit(): string {
 	return head.stdout.toString().trim() + (git("status", "--porcelain").stdout.length > 0 ? "+" : "");
 }
 
-/** A digest of everything the executable is made of. */
+/** SHA-256 of everything that goes into the executable. */
 async function sourceDigest(libraries: readonly string[], defines: Readonly<Record<string, string>>): Promise<string> {
 	const hash = new Bun.CryptoHasher("sha256").update(JSON.stringify(defines)).update(Bun.version);
 	const sources = [...new Bun.Glob("{src,examples}/**/*").scanSync(root), ...libraries];
@@ -309,17 +311,40 @@ async function sourceDigest(libraries: readonly string[], defines: Readonly<Reco
 	return hash.digest("hex");
 }
 
-/** One executable: the program and libraries of a folder; it reads no file when it starts. */
+/**
+ * The sources import the libraries of build/lib. This resolves an import to the library of that name in `folder`, or to null
+ * where the executable is to have no such library.
+ */
+function libraryPlugin(folder: string, libraries: readonly string[]): Bun.BunPlugin {
+	return {
+		name: "native libraries",
+		setup: (build) => {
+			build.onResolve({ filter: /\/build\/lib\/lib\w+\.so$/ }, ({ path }) => {
+				const library = join(folder, basename(path));
+				if (libraries.includes(library)) return { path: join(root, library) };
+				return { path: basename(path), namespace: "absent-library" };
+			});
+			build.onLoad({ filter: /./, namespace: "absent-library" }, () => ({
+				contents: "export default null;",
+				loader: "js",
+			}));
+		},
+	};
+}
+
+/** Compiles the program and the libraries of a folder into one executable, which needs no other file to start. */
 async function compile(executable: string, folder: string, kinds: readonly string[] = ["cpu"]): Promise<void> {
 	const { version } = (await Bun.file(join(root, "package.json")).json()) as { version: string };
 	const define = { MIMO_VERSION: JSON.stringify(version), MIMO_COMMIT: JSON.stringify(commit()) };
 	const libraries = kinds.map((kind) => `${folder}/libmimo_${kind}.so`);
 	const digest = await sourceDigest(libraries, define);
-	const stamp = join(root, "build", `${executable.replaceAll("/", "-")}.digest`);
+	// Digest of the sources of the existing executable.
+	const record = join(root, "build", `${executable.replaceAll("/", "-")}.digest`);
 	const outfile = join(root, executable);
-	// Renamed when whole; the name it is compiled under shows in its own arguments. Another may be compiled at the same time.
+	if (existsSync(outfile) && existsSync(record) && readFileSync(record, "utf8") === digest) return;
+	// Renamed when complete. A folder for each: dist/mimo and dist/release/mimo may be compiled at once, and the file's name
+	// shows in the arguments of the running program.
 	const unfinished = join(root, "build/unfinished", executable);
-	if (existsSync(outfile) && existsSync(stamp) && readFileSync(stamp, "utf8") === digest) return;
 	const result = await Bun.build({
 		entrypoints: ["main", ...workerModules].map((module) => join(root, `src/${module}.ts`)),
 		target: "bun",
@@ -327,25 +352,9 @@ async function compile(executable: string, folder: string, kinds: readonly strin
 		minify: { syntax: true, whitespace: true, identifiers: false },
 		bytecode: true,
 		define,
-		// The sources name the libraries of the default build; the import of a library that is not wanted gives null.
-		plugins: [
-			{
-				name: "native libraries",
-				setup: (build) => {
-					build.onResolve({ filter: /\/build\/lib\/lib\w+\.so$/ }, ({ path }) => {
-						const library = join(folder, basename(path));
-						if (libraries.includes(library)) return { path: join(root, library) };
-						return { path: basename(path), namespace: "not-inside" };
-					});
-					build.onLoad({ filter: /./, namespace: "not-inside" }, () => ({
-						contents: "export default null;",
-						loader: "js",
-					}));
-				},
-			},
-		],
+		plugins: [libraryPlugin(folder, libraries)],
 		compile: {
-			// This very Bun: a target by name may be fetched from the network.
+			// The running Bun: for a target given by name Bun may download another.
 			executablePath: process.execPath,
 			outfile: unfinished,
 			autoloadDotenv: false,
@@ -358,7 +367,7 @@ async function compile(executable: string, folder: string, kinds: readonly strin
 	if (!result.success) fail(`compiling ${executable} failed:\n${result.logs.join("\n")}`);
 	mkdirSync(dirname(outfile), { recursive: true });
 	renameSync(unfinished, outfile);
-	writeFileSync(stamp, digest);
+	writeFileSync(record, digest);
 }
 
 const [kind = "cpu", ...more] = process.argv.slice(2);

@@ -1,8 +1,8 @@
-/** Licences of what the executable contains beside this program's own code. */
+/** Licences of the third-party parts of the executable. */
 import { copyFileSync, existsSync, mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 
-/** Debian's packages of the static libraries inside (build.ts). */
+/** Debian packages of the executable's static libraries (build.ts). */
 const debian = [
 	"libopenblas-dev",
 	"libjpeg62-turbo-dev",
@@ -29,7 +29,7 @@ export function collectLicences(root: string, folder: string): void {
 	}
 	for (const name of debian) {
 		const file = `/usr/share/doc/${name}/copyright`;
-		// Another distribution keeps them elsewhere; the parts are named all the same.
+		// Other distributions have other paths; third-party.md names the parts in any case.
 		if (existsSync(file)) copyFileSync(file, join(folder, `${name}.txt`));
 	}
 	const wheels = new Bun.Glob("build/tools/*/nvidia_{cuda_runtime,cuda_cccl,cudnn_frontend}-*.dist-info/**/L*");

@@ -1,10 +1,10 @@
 /**
- * Packs what ships, after `bun build.ts release`:
+ * Packs a release, after `bun build.ts release`:
  *
- *   dist/release/mimo-VERSION-linux-x64.tar.zst   the executable, documentation, examples, the digits that they train on
+ *   dist/release/mimo-VERSION-linux-x64.tar.zst   the executable, documentation, examples and their digits
  *   dist/release/mimo-train-VERSION.tgz           an npm package with the command mimo
  *
- * Nothing is fetched, and equal contents give equal archives.
+ * Needs no network. Equal contents give equal archives.
  */
 import { copyFileSync, existsSync, linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -17,19 +17,19 @@ const { version, description, license } = JSON.parse(readFileSync(join(root, "pa
 	string,
 	string
 >;
-/** "mimo" on npm is another program. */
+/** The name "mimo" on npm belongs to another program. */
 export const packageName = "mimo-train";
 export const releaseName = `mimo-${version}-linux-x64`;
 
-/** Text, examples and tables that a user of the executable reads or runs. */
+/** Documentation, examples and their data. */
 const documents = [
 	...["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"],
 	"examples/shapes/**/*.{arrow,csv,gz,jinja,json,parquet,safetensors}",
 ];
-/** Where completion scripts of a shell are looked for by that name. */
+/** File names under which each shell looks for completion scripts. */
 const completionFiles: Readonly<Record<string, string>> = { bash: "mimo.bash", zsh: "_mimo", fish: "mimo.fish" };
 const staging = join(root, "build/packaging");
-/** Of 19: the next ones take twice the time for a hundredth less. */
+/** From level 10 on compression takes twice the time for one per cent less. */
 const zstdLevel = 9;
 
 function run(command: readonly string[], folder = root, environment: Record<string, string> = {}): Buffer<ArrayBuffer> {
@@ -44,7 +44,7 @@ function run(command: readonly string[], folder = root, environment: Record<stri
 	process.exit(1);
 }
 
-/** A second name where the disk allows it, else a copy. */
+/** Links a file, or copies it where the file system has no hard links. */
 function place(from: string, to: string): void {
 	mkdirSync(dirname(to), { recursive: true });
 	try {
@@ -54,8 +54,8 @@ function place(from: string, to: string): void {
 	}
 }
 
-/** Lays the release out in a folder. */
-function layOut(folder: string): void {
+/** Fills a folder with the files of the archive. */
+function stageArchive(folder: string): void {
 	rmSync(folder, { recursive: true, force: true });
 	place(executable, join(folder, "mimo"));
 	run(["bash", "examples/digits/prepare.sh"], root, { MIMO: executable });
@@ -70,16 +70,16 @@ function layOut(folder: string): void {
 	collectLicences(root, join(folder, "licences"));
 }
 
-/** A folder of the staging area as tar has it: equal files give equal bytes. */
+/** A tar of a folder in `staging`: equal files give equal bytes. */
 function tarOf(folder: string): Buffer<ArrayBuffer> {
-	const alike = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"];
-	// npm refuses files of 1970.
+	const reproducible = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"];
+	// npm refuses files of 1970, and uses this date itself.
 	return run([
 		"tar",
 		"-C",
 		staging,
 		"--hard-dereference",
-		...alike,
+		...reproducible,
 		"--mtime=1985-10-26 08:15:00Z",
 		"-cf",
 		"-",
@@ -88,24 +88,24 @@ function tarOf(folder: string): Buffer<ArrayBuffer> {
 }
 
 async function packArchive(): Promise<void> {
-	layOut(join(staging, releaseName));
+	stageArchive(join(staging, releaseName));
 	const target = join(root, `dist/release/${releaseName}.tar.zst`);
 	await Bun.write(target, await Bun.zstdCompress(tarOf(releaseName), { level: zstdLevel }));
 }
 
-/** The package has no dependencies and runs nothing when it is installed: the command is the executable itself. */
+/** Writes the npm package: no dependencies, no install scripts; its command is the executable. */
 function packNpm(): void {
 	const folder = join(staging, "package");
 	rmSync(folder, { recursive: true, force: true });
 	for (const file of ["README.md", "CHANGELOG.md", "LICENSE"]) place(join(root, file), join(folder, file));
 	place(executable, join(folder, "mimo"));
-	const about = { name: packageName, version, description, license };
-	const machine = { os: ["linux"], cpu: ["x64"], libc: ["glibc"] };
+	const metadata = { name: packageName, version, description, license };
+	const platform = { os: ["linux"], cpu: ["x64"], libc: ["glibc"] };
 	writeFileSync(
 		join(folder, "package.json"),
-		`${JSON.stringify({ ...about, ...machine, bin: { mimo: "mimo" }, files: ["mimo", "CHANGELOG.md"] }, null, "\t")}\n`,
+		`${JSON.stringify({ ...metadata, ...platform, bin: { mimo: "mimo" }, files: ["mimo", "CHANGELOG.md"] }, null, "\t")}\n`,
 	);
-	// The same as `npm pack` makes, in a fifth of its time.
+	// `npm pack` makes the same file in five times the time.
 	const tar = tarOf("package");
 	writeFileSync(
 		join(root, `dist/release/${packageName}-${version}.tgz`),

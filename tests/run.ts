@@ -1,12 +1,12 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most two at a time, and beside them those that mostly wait; those that measure time alone and
- * last.
+ * library names its file. At most two files run at a time, and beside them a file that mostly waits. Files that measure time
+ * run last, one at a time.
  *
  *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
  *
- * --full: the long counts (MIMO_TEST_FULL=1). --sanitize: against the ASan/UBSan library of `bun build.ts sanitize`.
- * The last line is "N passed, N failed" (and ", N skipped"); the exit code is 1 when anything failed.
+ * --full: more steps, cases and sizes (MIMO_TEST_FULL=1). --sanitize: with the ASan/UBSan library of
+ * `bun build.ts sanitize`. The last line is "N passed, N failed" (and ", N skipped"); the exit code is 1 after a failure.
  */
 import { availableParallelism } from "node:os";
 import { join, relative } from "node:path";
@@ -19,9 +19,9 @@ const { values: flags, positionals: filters } = parseArgs({
 	allowPositionals: true,
 });
 
-/** Seconds a file may take; the sanitizers make everything a few times slower. */
+/** Most seconds of a file. The sanitizers slow tests down about three times. */
 const fileLimit = (flags.full ? 3600 : 240) * (flags.sanitize ? 3 : 1);
-/** Seconds a single test may take. */
+/** Most seconds of a single test. */
 const testLimit = fileLimit / 2;
 
 interface Outcome {
@@ -30,14 +30,14 @@ interface Outcome {
 	readonly failed: number;
 	readonly skipped: number;
 	readonly seconds: number;
-	/** Of processors, by the process and those of its children that it saw end. */
+	/** Processor time of the process and of the children that it has waited for. */
 	readonly processorSeconds: number;
-	/** Why the file failed beyond its own assertions: a crash, a time-out, no test at all. */
+	/** A failure of the file itself: a crash, a time-out, no test; null otherwise. */
 	readonly problem: string | null;
 	readonly output: string;
 }
 
-/** Files that wait about as long as they compute or longer, for silent ranks to be noticed, for Slurm, for sleeping files. */
+/** Files that wait at least as long as they compute: for ranks that fall silent, for Slurm, for locks. */
 const waiting = [
 	"tests/launch/launcher.test.ts",
 	"tests/native/cpp.test.ts",
@@ -51,7 +51,7 @@ const waiting = [
 	"tests/e2e/slurm.test.ts",
 	"tests/e2e/slurm-recipes.test.ts",
 ];
-/** Files that compute longest come first, so that no core is idle while the last of them ends; seconds of processors. */
+/** Longest computations, with their seconds of processor time. They start first, so that no core is idle at the end. */
 const long = [
 	"tests/e2e/fine-tune.test.ts", // 50
 	"tests/e2e/verify.test.ts", // 45
@@ -65,7 +65,7 @@ const long = [
 	"tests/commands/plan.test.ts", // 20
 	"tests/parallel/language.test.ts", // 20
 ];
-/** Files that compare times or rates with each other or with a second. */
+/** Files that check times or rates. */
 const measuring = ["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`);
 
 const running = new Set<number>();
@@ -83,7 +83,7 @@ async function runFile(file: string): Promise<Outcome> {
 		stdin: "ignore",
 		stdout: "pipe",
 		stderr: "pipe",
-		// A process group of its own: processes that a test started end with it.
+		// A process group of its own: endGroup also ends the processes that a test has started.
 		detached: true,
 	});
 	running.add(child.pid);
@@ -120,7 +120,7 @@ async function runFile(file: string): Promise<Outcome> {
 	};
 }
 
-/** Ends a test process and everything it started. */
+/** Kills a test process and the processes that it has started. */
 function endGroup(pid: number): void {
 	try {
 		process.kill(-pid, "SIGKILL");

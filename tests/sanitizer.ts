@@ -1,11 +1,11 @@
-/** How a program that did not start under the sanitizers uses the sanitized native library. */
+/** Environment in which Bun, which is built without sanitizers, loads the sanitized native library. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 
 /**
- * Environment for a process that loads build/lib-sanitize/libmimo_cpu.so (`bun build.ts sanitize`). The run time must be
- * there before the process starts, hence LD_PRELOAD; Bun keeps memory until it exits, so leaks are the live-bytes
- * tests' business; JavaScriptCore handles SIGSEGV itself; an absurd size is a test's.
+ * Environment for a process that loads build/lib-sanitize/libmimo_cpu.so (`bun build.ts sanitize`). LD_PRELOAD: the
+ * sanitizers' runtime must be loaded before the program. detect_leaks: Bun keeps memory until it exits; other tests count
+ * live bytes. handle_segv: JavaScriptCore handles SIGSEGV itself. allocator_may_return_null: tests ask for absurd sizes.
  */
 export function sanitizerEnvironment(root: string): Record<string, string> {
 	const library = join(root, "build/lib-sanitize/libmimo_cpu.so");
@@ -22,12 +22,12 @@ export function sanitizerEnvironment(root: string): Record<string, string> {
 		ASAN_OPTIONS: "detect_leaks=0:handle_segv=0:abort_on_error=1:allocator_may_return_null=1",
 		UBSAN_OPTIONS: "print_stacktrace=1",
 		MIMO_CPU_LIBRARY: library,
-		// The other test runs take the processor's best instructions, mostly AVX-512.
+		// Runs without the sanitizers use the processor's best instructions, mostly AVX-512.
 		MIMO_CPU_INSTRUCTIONS: "avx2",
 	};
 }
 
-/** Where CMake built the library that the tests load, with its objects. */
+/** CMake's build folder of the library that the tests load. */
 export function buildTree(root: string): string {
 	return join(root, "build", process.env.MIMO_CPU_LIBRARY?.includes("lib-sanitize") ? "sanitize" : "cpu");
 }

@@ -1,12 +1,12 @@
 /**
- * Writes the tables that follow from the headers of this folder: src/native/abi.ts and its modules in src/native/abi for
- * TypeScript, and the list of operations from which the libraries export their symbols. They are checked in, so that the
- * program runs from its sources without a build; build.ts writes them before it compiles, and tests/native/abi.test.ts compares
- * them. `bun build.ts tables` writes them alone.
+ * Generates tables from the headers of this folder: src/native/abi.ts and its modules in src/native/abi for TypeScript, and
+ * the list of operations from which the libraries export their symbols. The files are checked in, so that the program runs
+ * from its sources without a build; build.ts writes them before it compiles, `bun build.ts tables` writes them alone, and
+ * tests/native/abi.test.ts compares them with the headers.
  */
 import { type Header, readHeaders, type Signature, wholeAbi } from "./header.ts";
 
-/** Columns of a line at most: a table's entry takes one line where it fits (the formatter's rule). */
+/** Most columns of a line. As the formatter does, a table's entry takes one line where it fits. */
 const width = 120;
 
 function camelCase(name: string): string {
@@ -18,8 +18,8 @@ function pascalCase(name: string): string {
 }
 
 /**
- * Names of an enum's members: the words behind those that all share, without "ERROR" (MIMO_ERROR_OUT_OF_MEMORY:
- * outOfMemory). A member that counts the others (MIMO_TAG_COUNT) is left out.
+ * Names of an enum's members without their common prefix and "ERROR" (MIMO_ERROR_OUT_OF_MEMORY: outOfMemory). A member that
+ * counts the others (MIMO_TAG_COUNT) is left out.
  */
 function memberNames(members: Readonly<Record<string, number>>): Record<string, number> {
 	const words = Object.keys(members).map((name) => name.split("_"));
@@ -34,7 +34,7 @@ function memberNames(members: Readonly<Record<string, number>>): Record<string, 
 
 type Value = string | number | readonly Value[] | { readonly [key: string]: Value };
 
-/** A literal as the formatter would write it, behind `before` on a line that `after` ends, at `depth` tabs of two columns. */
+/** A value as the formatter would write it between `before` and `after`, at a depth of `depth` tabs of two columns. */
 function literal(value: Value, before: string, after: string, depth: number): string {
 	const tabs = "\t".repeat(depth);
 	if (typeof value !== "object") return `${tabs}${before}${JSON.stringify(value)}${after}`;
@@ -54,13 +54,13 @@ function inline(value: Value): string {
 	return `{ ${entries.map(([key, element]) => `${key}: ${inline(element)}`).join(", ")} }`;
 }
 
-/** A table of tables: one entry a line where it fits. */
+/** An exported constant with a line for each entry that fits in one. */
 function table(name: string, entries: Readonly<Record<string, Value | Signature>>, end: string): string {
 	const lines = Object.entries(entries).map(([key, value]) => literal(value as Value, `${key}: `, ",", 1));
 	return `export const ${name} = {\n${lines.join("\n")}\n} ${end};`;
 }
 
-/** A module of src/native/abi, which holds what one header declares. */
+/** A module of src/native/abi, with the declarations of one header. */
 interface Module {
 	/** From src/native, such as "abi/ops/rope.ts". */
 	readonly path: string;
@@ -99,7 +99,7 @@ function moduleOf(headerPath: string, header: Header): Module {
 	};
 }
 
-/** The text of src/native/abi.ts: the modules as one. */
+/** The text of src/native/abi.ts, which joins the modules. */
 function indexOf(modules: readonly Module[]): string {
 	const sorted = modules.toSorted((a, b) => (a.path < b.path ? -1 : 1));
 	const imports = sorted.map(({ alias, path }) => `import * as ${alias} from "./${path}";`);

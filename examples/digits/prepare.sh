@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The data that `npm start` trains on: pictures of handwritten digits as a prepared Energon data set in runs/digits. The build ends with it.
-# Does nothing when it is there. MIMO names another executable than dist/mimo.
+# Writes the data of `npm start` into runs/digits, unless it is there: pictures of handwritten digits as a prepared Energon
+# data set. MIMO names another executable than dist/mimo.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=runs/digits

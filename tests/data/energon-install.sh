@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs megatron-energon 7.4.0 from PyPI into build/energon, which git ignores: bin/energon and bin/python there.
-# PyPI's PyTorch brings gigabytes of CUDA libraries, so PyTorch is Debian's, for the CPU: its packages and what they need
-# are downloaded (150 MB) and unpacked there. Nothing is installed on the machine, and root is not needed.
-# Where that cannot be done it ends with 1 after one line that says why.
+# PyTorch is Debian's, for the CPU, because PyPI's depends on gigabytes of CUDA libraries: Debian's packages and their
+# dependencies (150 MB) are downloaded and unpacked there. Needs no root, and installs nothing on the machine.
+# Exits with 1 after one line with the reason where that is not possible.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 home=$PWD/build/energon
@@ -20,7 +20,7 @@ done
 rm -rf "$home"
 mkdir -p "$home"/{apt/lists/partial,apt/archives/partial,system,bin}
 
-# apt with folders of its own; what the machine has already is not downloaded.
+# apt with folders of its own. It does not download packages that the machine has installed.
 apt=(apt-get --quiet=2 -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none
 	-o Acquire::Retries=2 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20
 	-o Dir::State::lists="$home/apt/lists" -o Dir::Cache="$home/apt")
@@ -49,7 +49,7 @@ done
 "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --retries 1 --no-deps --no-compile \
 	--target "$home/site" --requirement tests/data/energon-requirements.txt >"$log" 2>&1 || fail "pip: $(tail -1 "$log")"
 
-# PyTorch 1.13 gives a dataclass a default that Python 3.11 refuses.
+# Python 3.11 refuses the mutable default of a dataclass in PyTorch 1.13.
 metadata=$home/system/usr/lib/python3/dist-packages/torch/distributed/_shard/sharded_tensor/metadata.py
 [ ! -f "$metadata" ] || sed -i 's/field(default=TensorProperties())/field(default_factory=TensorProperties)/' "$metadata"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The Python package's own `energon info` and `energon lint` on what `mimo data prepare` writes, and its loaders against ours
-# with random settings (MIMO_ENERGON_SEED=N: others; MIMO_TEST_FULL=1: more). MIMO_ENERGON names an `energon` that is there
-# already; otherwise one is installed into build/energon, once.
+# Runs megatron-energon's `energon info` and `energon lint` on data sets of `mimo data prepare`, and compares its loaders with
+# mimo's on random settings (MIMO_ENERGON_SEED=N: other settings; MIMO_TEST_FULL=1: more). MIMO_ENERGON names an installed
+# `energon`; without it the first run installs megatron-energon into build/energon.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${MIMO_ENERGON:-}" ] || bash tests/data/energon-install.sh
