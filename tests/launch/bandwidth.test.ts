@@ -29,11 +29,16 @@ async function slowWay(port: number, bytes: number): Promise<{ port: number } & 
 test("a throttled link is measured at its rate, an open one far above", async () => {
 	using sink = await ByteSink.open("secret");
 	using throttled = await slowWay(sink.port, 8e6);
-	const open = await measureRate({ addresses: here, port: sink.port }, "secret");
-	const slow = await measureRate({ addresses: here, port: throttled.port }, "secret");
-	expect(open).toBeGreaterThan(100e6);
-	expect(slow).toBeGreaterThan(4e6);
-	expect(slow).toBeLessThan(9e6);
+	// The fastest of five counts: the processor may be busy with other work.
+	const fastest = async (port: number, enough: number) => {
+		let rate = 0;
+		for (let i = 0; i < 5 && rate < enough; i++) {
+			rate = Math.max(rate, await measureRate({ addresses: here, port }, "secret"));
+		}
+		return rate;
+	};
+	expect(await fastest(sink.port, 500e6)).toBeGreaterThan(100e6);
+	expect(await fastest(throttled.port, 7e6)).toBeWithin(4e6, 9e6);
 }, 20_000);
 
 test("the first address that answers is used; no answer and a wrong secret are failures", async () => {
