@@ -3,7 +3,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
-import { numberFlag, takeRepeated } from "./own-flags.ts";
+import { countFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 
@@ -40,12 +40,11 @@ export default configuredCommand({
 		if (data.values.length + questions.values.length === 0) {
 			throw new UserError("mimo evaluate needs --data PATH or --questions FILE.jsonl.", exitCodes.usage);
 		}
-		const whole = (value: number) => Number.isSafeInteger(value) && value >= 1;
 		const job = {
 			data: data.values,
 			questions: questions.values,
-			samples: numberFlag(flags, "samples", 1000, "a whole number from 1", whole),
-			batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
+			samples: countFlag(flags, "samples", 1000),
+			batchSize: countFlag(flags, "batch-size", 8),
 			chat: "chat" in flags,
 			bytes: "bytes" in flags,
 			json: "json" in flags,

@@ -4,7 +4,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
-import { numberFlag, takeRepeated } from "./own-flags.ts";
+import { countFlag, numberFlag, takeRepeated } from "./own-flags.ts";
 
 const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
 
@@ -81,9 +81,8 @@ export default configuredCommand({
 
 /** The job that the command's own flags describe. Throws a UserError for values that are out of range. */
 function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
-	const whole = (value: number) => Number.isSafeInteger(value) && value >= 1;
 	const temperature = numberFlag(flags, "temperature", 0, "a number from 0", (value) => value >= 0);
-	const topK = numberFlag(flags, "top-k", null, "a whole number from 1", whole);
+	const topK = countFlag(flags, "top-k", null);
 	const topP = numberFlag(flags, "top-p", 1, "a number above 0, at most 1", (value) => value > 0 && value <= 1);
 	if (temperature === 0 && (flags["top-k"] !== undefined || flags["top-p"] !== undefined)) {
 		throw new UserError(
@@ -92,9 +91,9 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 		);
 	}
 	const options = {
-		maxNewTokens: numberFlag(flags, "max-new-tokens", null, "a whole number from 1", whole),
+		maxNewTokens: countFlag(flags, "max-new-tokens", null),
 		sampling: { temperature, topK, topP },
-		batchSize: numberFlag(flags, "batch-size", 8, "a whole number from 1", whole),
+		batchSize: countFlag(flags, "batch-size", 8),
 		bytes: "bytes" in flags,
 	};
 	const chat = "chat" in flags;

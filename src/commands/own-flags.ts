@@ -36,3 +36,12 @@ export function numberFlag<Missing>(
 	if (!allows(value)) throw flagError(name, text, allowed);
 	return value;
 }
+
+/** An integer from 1 among a command's flags; `missing` where it is not given. */
+export function countFlag<Missing>(
+	flags: Readonly<Record<string, string>>,
+	name: string,
+	missing: Missing,
+): number | Missing {
+	return numberFlag(flags, name, missing, "an integer from 1", (value) => Number.isSafeInteger(value) && value >= 1);
+}

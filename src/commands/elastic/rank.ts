@@ -6,7 +6,7 @@ import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
 import { configurationOfArguments } from "../configuration.ts";
 import { configuredCommand } from "../configured-command.ts";
-import { numberFlag, takeRepeated } from "../own-flags.ts";
+import { countFlag, takeRepeated } from "../own-flags.ts";
 
 const help = `mimo elastic rank --load FOLDER | --load-hf FOLDER --data PATH... --output FILE [FLAGS]
 
@@ -44,7 +44,7 @@ export default configuredCommand({
 		}
 		const job = {
 			data: data.values,
-			samples: numberFlag(flags, "samples", 128, "a whole number from 1", (n) => Number.isSafeInteger(n) && n >= 1),
+			samples: countFlag(flags, "samples", 128),
 			layers: !("no-layers" in flags),
 		};
 		const { runRank } = await import("../../inference/run-importance.ts");
