@@ -4,6 +4,7 @@ import { withoutCuts } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
+import { countedRows, countedTokens } from "../elastic/importance/counted-tokens.ts";
 import type { Importance } from "../elastic/importance/importance.ts";
 import { ImportanceMeter } from "../elastic/importance/meter.ts";
 import { hybridConfig } from "../models/hybrid/from-configuration.ts";
@@ -35,8 +36,9 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 	let tokens = 0;
 	for await (const { microbatches } of samplesOf(c, run, world, entriesOf(c, job.data), job.samples, tally)) {
 		for (const microbatch of microbatches) {
-			if (run.language) run.language.probe = meter.probeOf(run.language);
-			tokens += changes.keep(microbatch);
+			const counted = countedTokens(microbatch.text);
+			if (run.language) run.language.probe = meter.probeOf(run.language, counted);
+			tokens += changes.keep(microbatch, counted);
 			if (job.layers) changes.measure(microbatch);
 		}
 	}
@@ -56,9 +58,10 @@ export async function runRank(c: TrainingConfiguration, job: RankingJob, world: 
 
 /** Relative change of the model's output (final norm) without each layer: squared difference over the squared output. */
 class OutputChanges {
-	/** Of this rank's rows: the sum of their squares, and that of the differences without each layer. */
+	/** Of this rank's counted rows: the sum of their squares, and that of the differences without each layer. */
 	readonly #sums: Float64Array;
 	#kept: Float32Array = new Float32Array();
+	#counted: Uint8Array = new Uint8Array();
 
 	constructor(
 		private readonly run: Run,
@@ -68,11 +71,12 @@ class OutputChanges {
 	}
 
 	/** Runs a microbatch as it is, and keeps its output. Returns how many tokens of all ranks have a loss. */
-	keep(microbatch: ImageTextMicrobatch): number {
+	keep(microbatch: ImageTextMicrobatch, counted: Uint8Array): number {
 		const { tokens } = evaluate(this.run.state, [microbatch], (name, value) => {
 			if (name !== "final_norm") return;
 			this.#kept = value.toFloat32();
-			this.#sums[0]! += this.#kept.reduce((sum, one) => sum + one * one, 0);
+			this.#counted = countedRows(counted, this.#kept.length / value.width, this.run.language!.parallel.tp.rank);
+			this.#sums[0]! += this.#sumOfRows(value.width, (i) => this.#kept[i]! ** 2);
 		});
 		return tokens;
 	}
@@ -89,9 +93,19 @@ class OutputChanges {
 			evaluate(state, [microbatch], (name, value) => {
 				if (name !== "final_norm") return;
 				const moved = value.toFloat32();
-				this.#sums[left + 1]! += moved.reduce((sum, one, i) => sum + (one - this.#kept[i]!) ** 2, 0);
+				this.#sums[left + 1]! += this.#sumOfRows(value.width, (i) => (moved[i]! - this.#kept[i]!) ** 2);
 			});
 		}
+	}
+
+	/** Sum over the elements of counted rows. */
+	#sumOfRows(width: number, of: (element: number) => number): number {
+		let sum = 0;
+		for (const [row, counts] of this.#counted.entries()) {
+			if (counts === 0) continue;
+			for (let i = row * width; i < (row + 1) * width; i++) sum += of(i);
+		}
+		return sum;
 	}
 
 	/** Of every layer, over all ranks, which call this together. */

@@ -4,6 +4,7 @@ import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { DeviceInput } from "../../src/data/device-input.ts";
+import { countedTokens } from "../../src/elastic/importance/counted-tokens.ts";
 import {
 	formatImportance,
 	type Importance,
@@ -63,16 +64,40 @@ function planted(): HybridModel {
 	return model;
 }
 
+/** Scores of a model on sequences of these lengths, whose labels count in the loss where `lossMask` is 1. */
+function measured(model: HybridModel, lengths: readonly number[], lossMask: Float32Array) {
+	const meter = new ImportanceMeter(model.config);
+	const count = lossMask.length;
+	const ids = Int32Array.from({ length: count }, (_, t) => (7 * t + ((t * t) % 13)) % 61);
+	const text = { ids, labels: new Int32Array(count), lossMask, lengths };
+	model.probe = meter.probeOf(model, countedTokens(text));
+	using input = new DeviceInput(device, text, model.parallel.tp);
+	const forward = input.forward(0, TokenSlice.of(0, count));
+	model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null)[Symbol.dispose]();
+	return meter.finish(device, groupOfOne("world", 0));
+}
+
+test("tokens count up to the last one of their sequence that has a loss", () => {
+	const lossMask = Float32Array.of(0, 1, 0, 1, 0, 0, /**/ 0, 0, /**/ 1, 1);
+	expect([...countedTokens({ lossMask, lengths: [6, 2, 2] })]).toEqual([1, 1, 1, 1, 0, 0, 0, 0, 1, 1]);
+});
+
+test("padding and samples without a loss change no score", () => {
+	using model = planted();
+	const alone = measured(model, [20], new Float32Array(20).fill(1));
+	const lossMask = new Float32Array(48);
+	lossMask[19] = 1;
+	const padded = measured(model, [30, 18], lossMask);
+	const flat = ({ embedding, layers }: typeof alone) => [
+		...embedding,
+		...layers.flatMap(({ heads = [], experts = [], channels = [] }) => [...heads, ...experts, ...channels.flat()]),
+	];
+	for (const [i, score] of flat(padded).entries()) expect(score).toBeCloseTo(flat(alone)[i]!, 4);
+});
+
 test("what a meter measures is what was planted, and heads stay in their groups", () => {
 	using model = planted();
-	const meter = new ImportanceMeter(model.config);
-	model.probe = meter.probeOf(model);
-	const ids = Int32Array.from({ length: 48 }, (_, t) => (7 * t + ((t * t) % 13)) % 61);
-	const text = { ids, labels: new Int32Array(48), lossMask: new Float32Array(48), lengths: [30, 18] };
-	using input = new DeviceInput(device, text, model.parallel.tp);
-	const forward = input.forward(0, TokenSlice.of(0, 48));
-	model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null)[Symbol.dispose]();
-	const { embedding, layers } = meter.finish(device, groupOfOne("world", 0));
+	const { embedding, layers } = measured(model, [30, 18], new Float32Array(48).fill(1));
 
 	expect(embedding.length).toBe(32);
 	expect(embedding.every((score) => score > 0)).toBe(true);

@@ -3,11 +3,12 @@
  * own units and tokens; the sum over ranks is the model's.
  */
 import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
-import type { LayerProbe } from "../../models/hybrid/layer-context.ts";
+import type { LayerProbe, ProbedExpertRows } from "../../models/hybrid/layer-context.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { copyInto, Tensor } from "../../tensor/tensor.ts";
+import { countedRows } from "./counted-tokens.ts";
 import type { LayerImportance } from "./importance.ts";
 
 /** Sums of one layer, over whole units. */
@@ -38,21 +39,26 @@ export class ImportanceMeter {
 		});
 	}
 
-	/** Adds what the layers of a rank's part of the model compute. */
-	probeOf(model: HybridModel): LayerProbe {
+	/** Adds what the layers of a rank's part of the model compute for the counted tokens of a microbatch, [T]. */
+	probeOf(model: HybridModel, counted: Uint8Array): LayerProbe {
 		const { tp, experts } = model.parallel;
-		return (layer, name, value, offsets) => {
+		return (layer, name, value, rows) => {
 			const sums = this.#layers[layer];
 			// Layers of MTP depths have no submodels.
 			if (sums === undefined) return;
-			if (name === "normed") addMagnitudes(this.#embedding, value.toFloat32(), value.width);
+			if (name === "normed") addMagnitudes(this.#embedding, keptRows(value, counted, tp.rank), value.width);
 			else if (name === "heads") {
 				const heads = sums.heads.length / tp.size;
-				addHeadNorms(sums.heads.subarray(tp.rank * heads, (tp.rank + 1) * heads), value.toFloat32(), value.width);
+				const own = sums.heads.subarray(tp.rank * heads, (tp.rank + 1) * heads);
+				addHeadNorms(own, keptRows(value, counted, tp.rank), value.width);
+			} else if (name === "routing") {
+				// A row arrives at its expert without its token: a routing weight of zero tells the rows that do not count.
+				using kept = Tensor.from(value.device, keptRows(value, counted, tp.rank), value.shape);
+				copyInto(kept, value);
 			} else if (name === "channels" || name === "experts") {
-				const count = offsets!.elements - 1;
+				const count = rows!.offsets.elements - 1;
 				const first = experts === null ? 0 : Math.floor(experts.group.rank / experts.expertTensor) * count;
-				addOfExperts(sums, name, value, offsets!.toInt32(), first);
+				addOfExperts(sums, name, value, rows!, first);
 			}
 		};
 	}
@@ -106,6 +112,16 @@ export class ImportanceMeter {
 	}
 }
 
+/** The values of a rank's rows, with zeros in those of tokens that do not count. */
+function keptRows(value: Tensor, counted: Uint8Array, rank: number): Float32Array {
+	const values = value.toFloat32();
+	const { width } = value;
+	for (const [row, counts] of countedRows(counted, values.length / width, rank).entries()) {
+		if (counts === 0) values.fill(0, row * width, (row + 1) * width);
+	}
+	return values;
+}
+
 /** sums_i += Σ_rows |x_i|. */
 function addMagnitudes(sums: Float64Array, values: Float32Array, width: number): void {
 	for (let i = 0; i < values.length; i++) sums[i % width]! += Math.abs(values[i]!);
@@ -126,15 +142,18 @@ function addOfExperts(
 	sums: LayerSums,
 	name: "channels" | "experts",
 	value: Tensor,
-	offsets: Int32Array,
+	{ offsets: firstRows, rowProbability }: ProbedExpertRows,
 	first: number,
 ): void {
 	const values = value.toFloat32();
 	const { width } = value;
+	const offsets = firstRows.toInt32();
+	const weights = rowProbability.toFloat32();
 	for (let expert = 0; expert + 1 < offsets.length; expert++) {
 		const own = values.subarray(offsets[expert]! * width, offsets[expert + 1]! * width);
 		if (name === "experts") {
-			sums.rows[first + expert]! += offsets[expert + 1]! - offsets[expert]!;
+			const counted = weights.subarray(offsets[expert]!, offsets[expert + 1]!).filter((weight) => weight !== 0);
+			sums.rows[first + expert]! += counted.length;
 			addHeadNorms(sums.experts.subarray(first + expert, first + expert + 1), own, width);
 		} else {
 			addMagnitudes(sums.channels.subarray((first + expert) * width, (first + expert + 1) * width), own, width);

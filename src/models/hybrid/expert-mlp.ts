@@ -45,13 +45,13 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
 		activation(on, x, mlp.activation, { ...options, rowProbability: probability, mask }),
 	);
-	context.probe?.("channels", weighted.y, offsets);
+	context.probe?.("channels", weighted.y, sorted);
 	const outputs = projectByExpert(tape, context, weighted.y, second, {
 		offsets,
 		factor: rowProbability,
 		weightGradientHides: weightGradientsHide,
 	});
-	context.probe?.("experts", outputs, offsets);
+	context.probe?.("experts", outputs, sorted);
 	weighted.drop();
 	return outputs;
 }

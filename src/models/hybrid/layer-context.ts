@@ -7,14 +7,19 @@ import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerMasks, ModelMasks } from "./masks.ts";
 import type { Mixing } from "./sequence-mixing.ts";
+import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";
 
 /**
  * Values that a LayerProbe observes. normed: the layer's normed input u_(T/tp)H. heads: the input of the output projection by
- * head, all tokens, heads_T(heads·channels)/tp. channels, experts: of routed experts this rank's rows by expert, before and after
- * fc2, with each expert's first row. branch: the layer's output before the residual, branch_(T/tp)H, which the probe may change.
+ * head, all tokens, heads_T(heads·channels)/tp. routing: a token's routing weights, probabilities_(T/tp)K, which the probe may
+ * change. channels, experts: of routed experts this rank's rows by expert, before and after fc2. branch: the layer's output before
+ * the residual, branch_(T/tp)H, which the probe may change.
  */
-export type ProbeName = "normed" | "heads" | "channels" | "experts" | "branch";
-export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, offsets?: Tensor) => void;
+export type ProbeName = "normed" | "heads" | "routing" | "channels" | "experts" | "branch";
+
+/** Of rows by expert: each expert's first row, i32 [experts + 1], and the rows' routing weights, f32 [rows]. */
+export type ProbedExpertRows = Pick<ExpertRows, "offsets" | "rowProbability">;
+export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, rows?: ProbedExpertRows) => void;
 
 export interface LayerContext {
 	/** The configuration with this layer's own sizes. */
@@ -32,7 +37,7 @@ export interface LayerContext {
 	/** The operations that mix tokens of a sequence: attention, convolution, scan. */
 	readonly mixing: Mixing;
 	/** Observes the layer's values; null: not observed. */
-	readonly probe: ((name: ProbeName, value: Tensor, offsets?: Tensor) => void) | null;
+	readonly probe: ((name: ProbeName, value: Tensor, rows?: ProbedExpertRows) => void) | null;
 	/**
 	 * What random numbers depend on: the step's key, the layer's name, and the indices of the microbatch's tokens in the step.
 	 */

@@ -35,7 +35,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
-		probe: probe && ((end, value, offsets) => probe(place.index, end, value, offsets)),
+		probe: probe && ((end, value, rows) => probe(place.index, end, value, rows)),
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
 	using branch = yield* runBranch(tape, parts, place, context, x, input, name);

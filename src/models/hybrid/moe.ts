@@ -51,6 +51,7 @@ function* mixExperts(
 	const { config } = context;
 	const experts = expertParallelOf(context);
 	using routing = routeTokens(tape, context, router, u);
+	context.probe?.("routing", routing.probabilities);
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
 	using dispatcher = dispatcherOf(tape, context, entering, routing, experts, router);
