@@ -37,7 +37,8 @@ export const once: Relation = {
 
 export const sameLanes: Relation = {
 	name: "grids of the same lanes",
-	emphasis: { energon: 0.7, vision: 0.7, tiling: 0.3 },
+	// Lanes whose experts share ranks draw the same sizes of an elastic model, and other grids share other lanes' experts.
+	emphasis: { energon: 0.7, vision: 0.7, tiling: 0.3, elastic: 0 },
 	hold(draw, model, place) {
 		const { "encoder-grad-participation": _, ...own } = model;
 		const flags = plainArithmetic(onGrids(draw, own));
