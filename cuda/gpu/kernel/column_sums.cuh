@@ -1,13 +1,15 @@
-// Sums of rows by columns, in two kernels: blocks write partial sums of their rows, then partials are added in a fixed order.
+// Column sums of a matrix [rows, width] in two kernels: each block writes the partial sums of its rows, then a second
+// kernel adds the partials in a fixed order.
 #pragma once
 #include "early.cuh"
 
 namespace mimo::cuda {
 
-/// Lanes of rows of a block that sums rows: 32 packs of columns by so many lanes.
+/// Rows that a block sums in parallel: its threads are 32 packs of columns x row_lanes rows.
 constexpr int row_lanes = 8;
 
-/// Writes a block's sums, added in the order of its lanes, to partial[blockIdx.y]. Every thread of the block calls it.
+/// Adds the lanes' sums in the order of the lanes and writes the result to partial[blockIdx.y]. All threads of the
+/// block must call it.
 template <int Width>
 __device__ __forceinline__ void write_column_sums(const float (&sum)[Width], int64_t width, float* partial) {
   __shared__ float shared[row_lanes][32 * Width + 1];
@@ -24,12 +26,12 @@ __device__ __forceinline__ void write_column_sums(const float (&sum)[Width], int
   }
 }
 
-/// Lanes of partials of a block that adds them: 32 columns by so many lanes, because a single chain of additions would wait for
-/// each load.
+/// Partials that a block adds in parallel: its threads are 32 columns x partial_lanes. A single chain of additions a
+/// column would wait for each load.
 constexpr int partial_lanes = 16;
 
-/// Σ partial[p][column] over p, [partials, width]; to the threads of lane 0 whose column is below `width`, else 0. Every thread of
-/// the block calls it.
+/// Returns Σ_p partial[p][column], partial [partials, width], to the threads of lane 0 whose column is below `width`,
+/// and 0 to all others. All threads of the block must call it.
 __device__ __forceinline__ float sum_partials(const float* partial, int64_t partials, int64_t width, int64_t column) {
   __shared__ float shared[partial_lanes][33];
   const float own = column < width ? strided_sum(partial + column, partials, width, threadIdx.y, partial_lanes) : 0.0f;

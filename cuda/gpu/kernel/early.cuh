@@ -1,12 +1,13 @@
-// Kernels that start while the one before them ends (programmatic dependent launch, Hopper and later): launching them costs
-// no time between the two. About a microsecond each, which small and memory-bound operations feel.
+// Programmatic dependent launch (Hopper and later): a kernel starts while the previous kernel of the stream still runs,
+// which hides its launch latency, about 1 µs: noticeable for small and memory-bound operations.
 #pragma once
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 
-/// Queues a kernel that may start while the stream's kernel before it, whichever that is, still runs. All its threads must
-/// call previous_is_done() before they read what another kernel may have written, and before they write anything.
+/// Queues a kernel with programmatic stream serialisation: it may start before any previous kernel of the stream has
+/// ended. Its threads must call previous_is_done() before they read memory that another kernel may have written, and
+/// before any write.
 template <class... Parameters, class... Arguments>
 void launch_early(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
                   Arguments... arguments) {
@@ -29,22 +30,24 @@ void launch_early(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid,
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "launching a kernel");
 }
 
-/// In a kernel that was launched early: waits until the kernels before it have ended and their results can be read.
+/// griddepcontrol.wait: returns when all previous kernels have ended and their writes are visible. To be called in
+/// kernels launched with launch_early().
 __device__ __forceinline__ void previous_is_done() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// A next kernel that is launched early may start once all blocks have come here, or ended.
+/// griddepcontrol.launch_dependents: the next kernel, if launched early, may start once all blocks have called this or
+/// exited.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Σ value[i * stride] over i = first, first + step, … below `count`, in that order. Eight are on their way at once, the last
-/// ones too.
+/// Σ value[i * stride] over i = first, first + step, … below `count`, in that order. Eight loads are in flight at a
+/// time, those of the remainder too.
 __device__ __forceinline__ float strided_sum(const float* value, int64_t count, int64_t stride, int first, int step) {
   constexpr int at_once = 8;
   float sum = 0;

@@ -1,8 +1,8 @@
-// Included by every CUDA kernel file: storage types, 16-byte accesses, sums over threads, launches.
+// Included by every CUDA kernel file: storage types, vectorised loads and stores, block sums, launches.
 //
-// Sums are cut by sizes alone and added in a fixed order: no floating-point atomics, so results do not depend on
-// scheduling. A "pack" is moved by a thread at once: `Width` consecutive elements, 16 bytes of them where alignment
-// allows (vector_width), else one.
+// How a sum is split depends on sizes alone, and partial sums are added in a fixed order without floating-point
+// atomics: results do not depend on scheduling. A "pack" is the `Width` consecutive elements that a thread moves with
+// one instruction: 16 bytes (vector_width elements) where alignment allows, else one element.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store(bf16* to, float value) { *to = __float2bfl
 
 __device__ __forceinline__ float lower_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float upper_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-/// Two bf16 in one word, the first in the lower half.
+/// Packs two values as bf16 into one word, `first` in the lower half.
 __device__ __forceinline__ uint32_t pack_bf16(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return *reinterpret_cast<const uint32_t*>(&pair);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void write(bf16* to, const float (&from)[Width]) {
   }
 }
 
-/// The value as its storage type would give it back.
+/// The value after rounding to its storage type and back.
 __device__ __forceinline__ float rounded(const float*, float value) { return value; }
 __device__ __forceinline__ float rounded(const bf16*, float value) {
   return __bfloat162float(__float2bfloat16_rn(value));
@@ -130,8 +130,8 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-/// Sums of `Count` values over a block of whole warps, given to every thread. `shared` holds 32 * Count values and is
-/// free again at the block's next barrier.
+/// Sums each of `Count` values over a block of whole warps and returns the sums to every thread. `shared` holds 32 *
+/// Count values and may be reused after the block's next barrier.
 template <int Count, class T>
 __device__ __forceinline__ void block_sum(T (&value)[Count], T* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -147,14 +147,14 @@ __device__ __forceinline__ void block_sum(T (&value)[Count], T* shared) {
   for (int i = 0; i < Count; ++i) value[i] = warp_sum(lane < warps ? shared[i * 32 + lane] : T(0));
 }
 
-/// Live rows of an operation: the device-side count when there is one.
+/// Number of valid rows of an operation: *row_count (device memory) if given, else `rows`.
 __device__ __forceinline__ int64_t live_rows(int64_t rows, const int32_t* row_count) {
   if (row_count == nullptr) return rows;
   const int64_t count = *row_count;
   return count < rows ? count : rows;
 }
 
-/// Sequence that holds `token`; empty sequences hold none.
+/// Index of the packed sequence that contains `token`; empty sequences are skipped.
 __device__ __forceinline__ int64_t sequence_of(const int32_t* cu_seqlens, int64_t sequences, int64_t token) {
   int64_t low = 0, high = sequences;
   while (low < high) {
@@ -168,16 +168,16 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t* cu_seqlens, int64_
   return low;
 }
 
-/// Packed sequences cut into pieces of at most `size` tokens that cross no boundary, numbered so that neither the host
-/// nor another kernel need know the lengths: piece cu_seqlens[q] / size + q is the first of sequence q. Some numbers
-/// below piece_count stay empty.
+/// Splits packed sequences into pieces of at most `size` tokens that cross no sequence boundary. The first piece of
+/// sequence q has number cu_seqlens[q] / size + q, so neither the host nor another kernel needs to know the lengths. Of
+/// the piece_count numbers some have an empty piece.
 struct Piece {
   int64_t sequence;
-  int64_t index;   // in its sequence
+  int64_t index;   // within its sequence
   int64_t begin;   // first token
-  int64_t count;   // 0: an empty number
+  int64_t count;   // 0: empty piece
   int64_t first;   // first token of the sequence
-  int64_t last;    // past its last token
+  int64_t last;    // one past its last token
 };
 __host__ __device__ constexpr int64_t piece_count(int64_t tokens, int64_t sequences, int64_t size) {
   return tokens / size + sequences;
@@ -208,7 +208,7 @@ __device__ __forceinline__ Piece piece_at(const int32_t* cu_seqlens, int64_t seq
 
 // ---- launches --------------------------------------------------------------------------------------------------
 
-/// Queues a kernel. A launch without blocks is left out. Requests dynamic shared memory beyond 48 KiB.
+/// Launches a kernel; an empty grid is skipped. Opts in to dynamic shared memory beyond 48 KiB.
 template <class... Parameters, class... Arguments>
 void launch(mimo_stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
             Arguments... arguments) {
@@ -226,7 +226,7 @@ inline dim3 grid_of(int64_t x, int64_t y = 1, int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-/// A grid over rows x packs for kernels that walk both with for_each_pack.
+/// Grid for kernels that iterate over rows x packs with for_each_pack.
 struct Cover {
   dim3 grid, block;
 };
@@ -248,7 +248,8 @@ __device__ __forceinline__ void for_each_pack(int64_t rows, int64_t packs, Body&
   }
 }
 
-/// Whether rows of `width` elements of T starting at `pointer`, `stride` elements apart, can be read in whole packs.
+/// Whether rows of `width` elements of T from `pointer` on, `stride` elements apart, are aligned for packs of `pack`
+/// elements.
 template <class T>
 bool packs_fit(const void* pointer, int64_t width, int64_t stride, int pack) {
   const int64_t bytes = smaller(16, pack * static_cast<int64_t>(sizeof(T)));
@@ -256,7 +257,7 @@ bool packs_fit(const void* pointer, int64_t width, int64_t stride, int pack) {
                                 width % pack == 0 && stride * static_cast<int64_t>(sizeof(T)) % bytes == 0);
 }
 
-/// Calls `body` with a null pointer of the storage type: body(static_cast<float*>(nullptr)) or bf16*.
+/// Calls `body` with a null pointer that carries the storage type: float* or bf16*.
 template <class Body>
 void with_dtype(int32_t dtype, Body&& body) {
   if (dtype == MIMO_DTYPE_F32) {
@@ -268,7 +269,7 @@ void with_dtype(int32_t dtype, Body&& body) {
   }
 }
 
-/// Calls `body` with std::integral_constant<int, Wide> when `wide`, else with width 1.
+/// Calls `body` with std::integral_constant<int, Wide> if `wide`, else with width 1.
 template <int Wide, class Body>
 void with_width(bool wide, Body&& body) {
   if (wide) {

@@ -1,7 +1,7 @@
-// Tensor cores through mma.sync (sm_80 and later): bf16 operands, fp32 sums, and tiles in shared memory that ldmatrix reads
-// without bank conflicts.
+// Tensor cores through mma.sync (sm_80 and later): bf16 operands, fp32 accumulators, and swizzled tiles in shared
+// memory that ldmatrix reads without bank conflicts.
 //
-// A tile is `rows` x 64 bf16, 128 bytes a row; the 16-byte chunk c of row r lies at chunk c ^ (r mod 8).
+// A tile is `rows` x 64 bf16 with rows of 128 bytes; the 16-byte chunk c of row r is stored at chunk c ^ (r mod 8).
 #pragma once
 #include "kernel.cuh"
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ int tile_element(int row, int column) {
   return tile_offset(row, column >> 3) + ((column & 7) << 1);
 }
 
-/// Four 8x8 matrices, one row address a lane (lanes 8 j .. 8 j + 7 give matrix j).
+/// ldmatrix.x4: four 8x8 matrices; lanes 8 j .. 8 j + 7 pass the row addresses of matrix j.
 __device__ __forceinline__ void ldmatrix(uint32_t (&to)[4], const char* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -37,7 +37,7 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&to)[4], const cha
                : "memory");
 }
 
-/// sum[16, 8] += a[16, 16] b[16, 8]. Lane l holds sum[l / 4][2 (l % 4) + {0, 1}] and the same of row l / 4 + 8.
+/// sum[16, 8] += a[16, 16] b[16, 8]. Lane l holds columns 2 (l % 4) + {0, 1} of rows l / 4 and l / 4 + 8.
 __device__ __forceinline__ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -46,38 +46,39 @@ __device__ __forceinline__ void mma(float (&sum)[4], const uint32_t (&a)[4], uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Copies 16 bytes to shared memory in the background, or zeros when `live` is false; `from` must be readable anyway.
+/// cp.async of 16 bytes to shared memory, or zeros if `live` is false; `from` must be a valid address in either case.
 __device__ __forceinline__ void copy_async(char* to, const void* from, bool live) {
   const int bytes = live ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
-/// Starts copying 8 or 16 live bytes to shared memory.
+/// cp.async of 8 or 16 bytes to shared memory.
 template <int Bytes>
 __device__ __forceinline__ void copy_piece_async(char* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(Bytes) : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until at most `Pending` committed groups of this thread are unfinished.
+/// cp.async.wait_group: waits until at most `Pending` committed groups of this thread are in flight.
 template <int Pending>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// Operands of mma from tiles. "k-major": a tile's row is a row of the left operand or a column of the right one, its
-// columns run along k. "k-rows": the tile's rows run along k. `row`, `k`, `column` are multiples of 16 inside the tile.
+// Fragments of mma operands from tiles. "k-major": a tile's row is a row of the left (a column of the right) operand
+// and k runs along the row. "k-rows" (MN-major): k runs down the tile's rows. `row`, `k` and `column` are multiples of
+// 16 within the tile.
 
-/// a[16, 16] of the left operand, tile rows row .. row + 15, columns k .. k + 15.
+/// Left fragment a[16, 16]: tile rows row .. row + 15, columns k .. k + 15.
 __device__ __forceinline__ void left_k_major(uint32_t (&a)[4], const char* tile, int row, int k) {
   const int lane = threadIdx.x & 31;
   ldmatrix(a, tile + tile_offset(row + (lane & 15), (k >> 3) + (lane >> 4)));
 }
-/// Left operand of a tile whose rows run along k: rows k .. k + 15, columns row .. row + 15.
+/// Left fragment of a k-rows tile: tile rows k .. k + 15, columns row .. row + 15.
 __device__ __forceinline__ void left_k_rows(uint32_t (&a)[4], const char* tile, int row, int k) {
   const int lane = threadIdx.x & 31;
   ldmatrix_transposed(a, tile + tile_offset(k + ((lane >> 4) << 3) + (lane & 7), (row >> 3) + ((lane >> 3) & 1)));
 }
-/// Two b[16, 8] of the right operand, columns column .. column + 15: b[0], b[1] and b[2], b[3].
+/// Two right fragments b[16, 8], columns column .. column + 15, in b[0], b[1] and b[2], b[3].
 __device__ __forceinline__ void right_k_major(uint32_t (&b)[4], const char* tile, int column, int k) {
   const int lane = threadIdx.x & 31;
   ldmatrix(b, tile + tile_offset(column + ((lane >> 4) << 3) + (lane & 7), (k >> 3) + ((lane >> 3) & 1)));

@@ -1,4 +1,4 @@
-// Elements as stored, in words that copies need not take apart: for values that are requested early and used later.
+// Packs of elements kept as raw words: loads can be issued early and the values unpacked when they are needed.
 #pragma once
 #include "kernel.cuh"
 
@@ -20,13 +20,13 @@ struct Packed {
   }
 };
 
-/// Width elements, aligned to their size or to 16 bytes.
+/// Loads Width elements; `from` is aligned to their size, at most to 16 bytes.
 template <int Width, class T>
 __device__ __forceinline__ Packed<T, Width> read_packed(const T* from) {
   return *reinterpret_cast<const Packed<T, Width>*>(from);
 }
 
-/// exp(x). For results in bf16 the approximation of the special function unit is exact enough: good to 2^-21.
+/// exp(x). Results in bf16 use ex2.approx, whose relative error is at most 2^-21.
 __device__ __forceinline__ float exp_for(const float*, float x) { return expf(x); }
 __device__ __forceinline__ float exp_for(const bf16*, float x) {
   float power;

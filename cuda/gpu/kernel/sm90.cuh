@@ -1,8 +1,8 @@
-// Hopper's own instructions (sm_90a): barriers in shared memory that count bytes, the tensor copy engine, and products of
-// whole warpgroups with both operands in shared memory.
+// Wrappers of sm_90a instructions: mbarriers with transaction counts, TMA (bulk tensor copies), and wgmma with both
+// operands in shared memory.
 //
-// Tiles lie as the copy engine writes them with 128-byte swizzle: rows of 64 bf16, the 16-byte chunk c of row r at
-// chunk c ^ (r mod 8), every tile at a multiple of 1024 bytes.
+// Tiles in shared memory have TMA's 128-byte swizzle: rows of 64 bf16, the 16-byte chunk c of row r stored at chunk c ^
+// (r mod 8), every tile aligned to 1024 bytes.
 #pragma once
 #include <cuda.h>
 
@@ -12,9 +12,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MIMO_ON_SM90A 1
 #elif defined(__CUDA_ARCH__)
-#pragma nv_diag_suppress 177  // kernels are empty in code for other GPUs, and what they would call is not
+#pragma nv_diag_suppress 177  // kernels compile to empty bodies for other GPUs, which leaves their helpers unused
 #endif
-/// A kernel of pairs of blocks, which GPUs before sm_90 do not have.
+/// A kernel launched as clusters of two thread blocks, which GPUs before sm_90 do not have.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define MIMO_BLOCK_PAIRS __cluster_dims__(2, 1, 1)
 #else
@@ -25,11 +25,11 @@ namespace mimo::cuda::sm90 {
 
 // ---- barriers --------------------------------------------------------------------------------------------------
 
-/// A phase ends when `arrivals` threads have arrived and as many bytes as expected.
+/// A phase completes after `arrivals` arrivals and the expected number of bytes.
 __device__ __forceinline__ void initialise(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-/// Shows initialised barriers to the copy engine; a block barrier must follow.
+/// Makes initialised barriers visible to TMA and to the cluster; a block or cluster barrier must follow.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -41,7 +41,7 @@ __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-/// Waits for the end of the phase of this parity; that before the first has parity 1.
+/// Waits until the phase of this parity has completed; the phase before the first counts as parity 1.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done) {
@@ -53,16 +53,16 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// ---- the copy engine -------------------------------------------------------------------------------------------
+// ---- TMA -------------------------------------------------------------------------------------------------------
 
-/// Copies a box to shared memory and counts its bytes on the barrier; zeros where the box leaves the tensor.
+/// Loads a box to shared memory, counting its bytes on the barrier; elements outside the tensor are zero-filled.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int x, int y, int z, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
       ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
       : "memory");
 }
-/// The same of a ragged_map: rows row .. of the group of rows first .. last - 1, zeros behind the group's end.
+/// copy_box for a ragged_map: rows from `row` on of the group first .. last - 1, zeros past the group's end.
 __device__ __forceinline__ void copy_ragged_box(void* to, const CUtensorMap& map, int x, int row, int first, int last,
                                                 uint64_t* barrier) {
   asm volatile(
@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy_ragged_box(void* to, const CUtensorMap& map
         "r"(shared_address(barrier))
       : "memory");
 }
-/// The same of a heads_map: columns column .. of rows row .. of a head of the tokens first .. last - 1.
+/// copy_box for a heads_map: columns from `column` on of rows from `row` on of one head of tokens first .. last - 1.
 __device__ __forceinline__ void copy_head_box(void* to, const CUtensorMap& map, int column, int head, int row, int first,
                                               int last, uint64_t* barrier) {
   asm volatile(
@@ -82,14 +82,15 @@ __device__ __forceinline__ void copy_head_box(void* to, const CUtensorMap& map, 
       "r"(shared_address(barrier))
       : "memory");
 }
-/// Copies bytes that lie together, on 16 bytes on both sides, and counts them on the barrier.
+/// Copies contiguous bytes, both addresses aligned to 16 bytes, counting them on the barrier.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-/// To the same place of both blocks of a pair; the bytes count on the barriers of both.
+/// copy_ragged_box with multicast to the same offset in both blocks of the cluster; bytes count on both blocks'
+/// barriers.
 __device__ __forceinline__ void copy_ragged_box_to_pair(void* to, const CUtensorMap& map, int x, int row, int first,
                                                         int last, uint64_t* barrier) {
   asm volatile(
@@ -107,15 +108,15 @@ __device__ __forceinline__ void copy_box_to_pair(void* to, const CUtensorMap& ma
         "h"(static_cast<uint16_t>(3))
       : "memory");
 }
-/// Brings a box into the L2 cache.
+/// Prefetches a box into the L2 cache.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// Makes this thread's stores to shared memory visible to the copy engine.
+/// Makes this thread's stores to shared memory visible to TMA (the async proxy).
 __device__ __forceinline__ void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// Adds a box of fp32 in shared memory to the tensor, in memory: each sum rounded to nearest, elements outside the
-/// tensor left out.
+/// TMA reduce-add of an fp32 box in shared memory to the tensor in global memory; each addition rounds to nearest,
+/// elements outside the tensor are skipped.
 __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
@@ -123,8 +124,7 @@ __device__ __forceinline__ void add_box(const void* from, const CUtensorMap& map
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Writes a box of fp32 in shared memory to the tensor. The L2 cache gives its lines up first, so that operands that
-/// are read again stay.
+/// TMA store of an fp32 box to the tensor, with L2 evict-first so that operands which are read again stay in the cache.
 __device__ __forceinline__ void write_box(const void* from, const CUtensorMap& map, int x, int y, int z) {
   uint64_t evict_first;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
@@ -134,16 +134,17 @@ __device__ __forceinline__ void write_box(const void* from, const CUtensorMap& m
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until the boxes that this thread has given to add_box and write_box have been read, but for the last `Pending`.
+/// Waits until TMA has read the sources of all but the last `Pending` boxes that this thread passed to add_box or
+/// write_box.
 template <int Pending = 0>
 __device__ __forceinline__ void wait_boxes_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
-// ---- pairs of blocks -------------------------------------------------------------------------------------------
+// ---- clusters of two blocks ------------------------------------------------------------------------------------
 
-/// Arrives at the barrier at the same place of a block of the pair. Without a release of its own: that would wait for
-/// all stores of the thread, at every step, and only the fact that a stage has been read is passed on here.
+/// Arrives at the barrier at the same offset in block `rank` of the cluster. Relaxed: a release would wait for all of
+/// the thread's stores at every k-step, and the arrival only says that a stage has been read.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -151,7 +152,7 @@ __device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-/// All threads of both blocks.
+/// Barrier over all threads of both blocks of the cluster.
 __device__ __forceinline__ void synchronise_pair() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -171,16 +172,16 @@ __device__ __forceinline__ void grow_registers() {
 #endif
 }
 
-// ---- products of a warpgroup -----------------------------------------------------------------------------------
+// ---- wgmma -----------------------------------------------------------------------------------------------------
 
-/// Describes an operand. k-major: rows of k, groups of 8 rows 1024 bytes apart. k-rows: tiles of 64 columns whose rows run
-/// along k, `tile_bytes` from one tile to the next.
+/// Matrix descriptor of a wgmma operand with 128-byte swizzle. k-major: rows run along k, groups of 8 rows are 1024
+/// bytes apart. k_rows (MN-major): tiles of 64 columns whose rows run along k, `tile_bytes` apart.
 __device__ __forceinline__ uint64_t operand(const void* tile, bool k_rows, uint32_t tile_bytes) {
   constexpr uint64_t swizzle_128 = uint64_t(1) << 62, eight_rows = uint64_t(1024 >> 4) << 32;
   const uint64_t next_tile = uint64_t(k_rows ? tile_bytes >> 4 : 1) << 16;
   return swizzle_128 | eight_rows | next_tile | ((shared_address(tile) & 0x3FFFF) >> 4);
 }
-/// Added to a description for k = 16 step.
+/// Increment of a descriptor for each 16 of k.
 template <bool k_rows>
 constexpr uint64_t operand_step = (k_rows ? 16 * tile_row_bytes : 16 * 2) >> 4;
 
@@ -194,7 +195,7 @@ __device__ __forceinline__ void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/// Waits until at most `Pending` committed groups are unfinished.
+/// wgmma.wait_group: waits until at most `Pending` committed groups are in flight.
 template <int Pending>
 __device__ __forceinline__ void wait_products() {
 #ifdef MIMO_ON_SM90A
@@ -202,15 +203,16 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
-/// Keeps the compiler from reading sums before the wait that stands above.
+/// Keeps the compiler from reading accumulators before the preceding wait.
 template <int N>
 __device__ __forceinline__ void settle(float (&sum)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-/// sum[64, 192] (+)= left[64, 16] right[16, 192]. Thread t of the warpgroup holds, of every 8 columns j, columns
-/// 2 (t % 4) + {0, 1} of row 16 (t / 32) + t % 32 / 4 in sum[4 j + {0, 1}] and of row + 8 in sum[4 j + {2, 3}].
+/// sum[64, 192] (+)= left[64, 16] right[16, 192]. Thread t of the warpgroup holds rows r = 16 (t / 32) + t % 32 / 4 and
+/// r + 8: of the j-th 8 columns, columns 2 (t % 4) + {0, 1} of row r in sum[4 j + {0, 1}], of row r + 8 in sum[4 j +
+/// {2, 3}].
 template <bool left_rows, bool right_rows>
 __device__ __forceinline__ void multiply_64x192(float (&sum)[96], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
@@ -233,13 +235,13 @@ __device__ __forceinline__ void multiply_64x192(float (&sum)[96], uint64_t left,
 #endif
 }
 
-/// Stores 16 x 16 bf16 that lie in registers as mma's left operand does.
+/// stmatrix.x4: stores 16 x 16 bf16 held in registers in the layout of mma's left operand.
 __device__ __forceinline__ void store_matrices(char* row, const uint32_t* from) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(from[0]),
                "r"(from[1]), "r"(from[2]), "r"(from[3])
                : "memory");
 }
-/// 2^x, to 2 units in the last place; numbers below 2^-126 become 0.
+/// 2^x (ex2.approx.ftz): error at most 2 ulp, results below 2^-126 flush to 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

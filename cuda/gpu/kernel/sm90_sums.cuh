@@ -1,16 +1,17 @@
-// Gradients of matrices, sums in fp32 that the copy engine writes to memory or adds there. That is no sum whose order is left
-// open: every element gets one addition, from the one block that has its result.
+// Epilogue of weight gradients on Hopper: fp32 accumulators go through shared memory and are stored or reduce-added by
+// TMA. Results are deterministic: each element has a single addition, by the one block that owns its output tile.
 #pragma once
 #include "sm90.cuh"
 
 namespace mimo::cuda::sm90 {
 
-/// Box that a warp stores at once: 32 columns of 16 rows.
+/// Box that a warp stores with one TMA instruction: 16 rows of 32 columns.
 constexpr int sums_box_rows = 16, sums_box_columns = 32;
 constexpr int sums_box_bytes = sums_box_rows * sums_box_columns * 4;
 
-/// Puts 16 sums of every thread, held as multiply_64x192 says, where the copy engine reads them, swizzled. Of 8 columns, a row has 32
-/// bytes in the warp. Odd rows take another pair of eights than even ones, so that all the banks of shared memory have work.
+/// Writes 16 accumulators of every thread (layout of multiply_64x192) to shared memory in TMA's 128-byte swizzle. A
+/// warp writes 32 bytes of each row for every 8 columns; odd rows write their groups of 8 columns in another order than
+/// even rows to avoid bank conflicts.
 __device__ __forceinline__ void stage_sums(char* staging, const float* sums) {
   const int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
   const bool odd = row & 1;
@@ -26,9 +27,10 @@ __device__ __forceinline__ void stage_sums(char* staging, const float* sums) {
   }
 }
 
-/// Stores `count` boxes of a warp, box i at row_of(i) and column_of(i) of the group's matrix [n, k] and from sums_of(i). Staging
-/// memory has room for `slots` boxes; `at_once` of them are staged together, or left out where live() of the first is false. Sums
-/// already in memory are brought into the L2 cache a few boxes before they are added to. The staging memory must last until it has been
+/// Stores `count` boxes of a warp: box i at row_of(i), column_of(i) of the group's matrix [n, k], from the accumulators
+/// sums_of(i). The staging memory holds `slots` boxes; `at_once` boxes are staged together, and skipped if live() is
+/// false for the first. With `accumulate`, the destination is prefetched into L2 a few boxes ahead. The caller must
+/// keep the staging memory until TMA has read it (wait_boxes_read).
 /// read.
 template <bool accumulate, int count, int slots, int at_once, class Row, class Column, class SumsOf, class Live>
 __device__ __forceinline__ void store_sums(const CUtensorMap& map, int group, char* staging, Row row_of, Column column_of,
@@ -42,7 +44,8 @@ __device__ __forceinline__ void store_sums(const CUtensorMap& map, int group, ch
   for (int box = 0; box < ahead; ++box) prefetch(box);
 #pragma unroll
   for (int first = 0; first < count; first += at_once) {
-    // With other boxes on their way, the engine leaves out what lies outside the matrix, and boxes stay in step with their slots.
+    // Only where no other box is in flight: else TMA clips boxes outside the matrix, and boxes stay in step with their
+    // slots.
     if (at_once == slots && !live(first)) continue;
     if (lane == 0) wait_boxes_read<slots - at_once>();
     __syncwarp();

@@ -1,11 +1,11 @@
-// A sum over the threads of a block that come before.
+// Exclusive prefix sum over the threads of a block.
 #pragma once
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 
-/// Exclusive sum over the threads of a block of `warps` warps, at most 32, and the sum of all. `warp_totals` is free again at the
-/// block's next barrier.
+/// Returns the exclusive prefix sum over a block of `warps` <= 32 warps, and the total. `warp_totals` may be reused
+/// after the block's next barrier.
 template <int warps>
 __device__ __forceinline__ int2 sum_before(int32_t value, int32_t* warp_totals) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

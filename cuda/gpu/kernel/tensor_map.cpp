@@ -8,7 +8,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// Through the runtime, which has the driver open: the library does not link it.
+/// Looks the driver function up through the runtime, which has opened the driver: the library does not link libcuda.
 PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -33,7 +33,7 @@ CUtensorMap tensor_map(const void* data, CUtensorMapDataType type, CUtensorMapSw
   return map;
 }
 
-/// Boxes of 128 bytes a row.
+/// Boxes with rows of 128 bytes.
 CUtensorMap matrices_of(const void* data, CUtensorMapDataType type, int64_t element, int64_t count, int64_t rows,
                         int64_t width, uint32_t box_rows) {
   const int64_t size[3] = {width, rows, count}, stride[2] = {element * width, element * width * rows};
@@ -41,8 +41,9 @@ CUtensorMap matrices_of(const void* data, CUtensorMapDataType type, int64_t elem
   return tensor_map(data, type, CU_TENSOR_MAP_SWIZZLE_128B, 3, size, stride, box);
 }
 
-// The second and the third dimension are both rows: one is checked against the group's end, the other moves it to its
-// place. Together they are 2^30 rows too far, which the fourth takes back: its 2^30 steps wrap around 64 bits of address.
+// Dimensions 2 and 3 both step by rows: TMA checks dimension 2 against the group's end, dimension 3 moves the box to
+// the group. Their coordinates together are 2^30 rows too large; dimension 4 subtracts these: 2^30 of its strides wrap
+// around the 64-bit address.
 CUtensorMap ragged_of(const void* data, CUtensorMapDataType type, int64_t element, int64_t width, uint32_t box_rows) {
   const int64_t row = element * width;
   const int64_t size[4] = {width, ragged_end, int64_t{1} << 31, int64_t{1} << 31};

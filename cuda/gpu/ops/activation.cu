@@ -1,6 +1,5 @@
-// Activations of feed-forward layers and experts (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2,
-// §1.3), with the row probability that weights an expert's activation before its second projection. y = p act(x), one
-// rounding.
+// Activations of feed-forward layers and experts: y = p act(x) with the routing probability p of a row (1 for dense
+// layers), rounded once (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2, §1.3).
 #include "activation.cuh"
 #include "activation_backward.h"
 
@@ -37,7 +36,7 @@ __global__ void gated_forward_kernel(const T* x, const float* row_probability, T
   });
 }
 
-/// One block a row: the gradient of the row's probability is a sum over it.
+/// One block a row, because the gradient of the row's probability is a sum over the row.
 template <class Kind, class T, int Width>
 __global__ void plain_backward_kernel(const T* dy, const T* x, const float* row_probability, T* dx, T* y,
                                       float* drow_probability, const int32_t* row_count, int64_t rows, int64_t packs) {

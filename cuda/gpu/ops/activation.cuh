@@ -1,4 +1,4 @@
-// The kinds of activations, value and slope, and where gated ones have their columns (docs/spec/language-model.md §4.1,
+// Activation functions with their derivatives, and the column layout of gated ones (docs/spec/language-model.md §4.1,
 // docs/spec/moe-performance.md §1.2, §1.3).
 #pragma once
 #include "kernel.cuh"
@@ -9,7 +9,7 @@ struct ValueAndSlope {
   float value, slope;
 };
 
-// Comparisons are written so that a NaN input gives a NaN output: it must reach the loss to be found.
+// Comparisons are written so that NaN propagates: it must reach the loss to be detected.
 struct SquaredRelu {
   __device__ static ValueAndSlope at(float x) {
     const float positive = x < 0.0f ? 0.0f : x;
@@ -39,30 +39,32 @@ __device__ __forceinline__ float clamp_linear(float x, float clamp) {
   return x > clamp ? clamp : (x < -clamp ? -clamp : x);
 }
 
-/// Gated kinds: gate σ(alpha gate) (linear + offset), both clamped first.
+/// Parameters of gated kinds: gate σ(alpha gate) (linear + offset), gate and linear clamped first.
 struct Gate {
   float alpha, offset, clamp;
 };
 
-/// 1 / x rounded to nearest, for x from 1 to 2^126.
+/// 1 / x rounded to nearest, for 1 <= x <= 2^126.
 __device__ __forceinline__ float inverse(float x) {
   float near;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
   return fmaf(near, -fmaf(x, near, -1.0f), near);
 }
 
-/// A gated kind at several columns. Usual: SwiGLU without a clamp, whose constants the compiler knows.
+/// A gated kind applied to several columns. Usual: SwiGLU without clamping, whose parameters are compile-time
+/// constants.
 template <bool Usual>
 struct Gated {
   struct Gradient {
-    float value, gate, linear;  // activation, and its derivatives
+    float value, gate, linear;  // activation and its partial derivatives
   };
 
   Gate given;
 
   __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY} : given; }
 
-  /// σ(alpha gate). A division tests whether a number is too large for the short way to divide: all columns have one test here.
+  /// σ(alpha gate). A division branches on whether its operands are in the range of the fast path; here one branch
+  /// serves all columns.
   template <int Width>
   __device__ __forceinline__ void sigmas(const float (&x)[Width], float (&to)[Width]) const {
     const Gate g = gate();
@@ -92,7 +94,7 @@ struct Gated {
     }
   }
 
-  /// Of one column, with its sigma. A value on a limit lets its gradient through.
+  /// Gradient of one column, given its sigma. At a clamp's limit the gradient passes.
   __device__ __forceinline__ Gradient gradient(float x, float linear, float sigma) const {
     const Gate g = gate();
     const float v = clamp_gate(x, g.clamp), l = clamp_linear(linear, g.clamp) + g.offset;
@@ -102,13 +104,13 @@ struct Gated {
   }
 };
 
-/// Where a pack of a gated row's output has its gate columns, in packs from the row's start; its linear columns are a block
-/// further on. Rows have blocks of `block` packs of gate and of linear columns in turn; one block is halves.
+/// Index of a pack's gate columns within a gated row; its linear columns follow one block later. Rows alternate blocks
+/// of `block` packs of gate and of linear columns; with one block they are two halves.
 __device__ __forceinline__ int64_t gate_pack(int64_t pack, uint32_t block) {
   return pack + static_cast<int64_t>(static_cast<uint32_t>(pack) / block) * block;
 }
 
-/// Calls body with the plain kind's type; throws for anything else.
+/// Calls body with the type of an ungated kind; throws for any other kind.
 template <class Body>
 void with_plain_kind(int32_t kind, Body&& body) {
   if (kind == MIMO_ACTIVATION_SQUARED_RELU) return body(SquaredRelu{});
@@ -132,7 +134,7 @@ void with_gated_kind(const Args& args, Body&& body) {
   body(Gated<false>{gate_of(args)});
 }
 
-/// Columns of a block of gate columns; the width where they are halves.
+/// Columns of a block of gate columns; the output width where gate and linear columns are two halves.
 template <class Args>
 int64_t gate_block(const Args& args) {
   return args.interleave == 0 ? args.width : args.interleave;

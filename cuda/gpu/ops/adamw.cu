@@ -1,10 +1,11 @@
-// AdamW with fp32 masters, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
+// AdamW on fp32 master weights, and the device scalars it reads: clipping factor, found_inf (docs/spec/runtime.md §4.3,
+// §4.4).
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// Stands for no model copy.
+/// Type tag: the update writes no bf16 model weights.
 struct NoModel {};
 
 __global__ void clip_factor_kernel(const double* sum_of_squares, float* norm, float* clip_factor, float* found_inf,
@@ -12,7 +13,7 @@ __global__ void clip_factor_kernel(const double* sum_of_squares, float* norm, fl
   const double root = sqrt(sum_of_squares[0]);
   const double factor = static_cast<double>(max_norm) / (root + 1e-6);
   norm[0] = static_cast<float>(root);
-  // A NaN norm compares false: no clipping.
+  // NaN compares false: no clipping.
   clip_factor[0] = max_norm != 0 && factor < 1 ? static_cast<float>(factor) : 1.0f;
   if (found_inf != nullptr && !isfinite(root)) found_inf[0] = 1;
 }

@@ -1,4 +1,4 @@
-// Attention: bf16 through kernels of ours where Hopper has them, else through cuDNN, and everything else through kernels
+// Attention dispatch: bf16 goes to our Hopper kernels where they apply, else to cuDNN; everything else to kernels
 // without tensor cores.
 #include "attention.cuh"
 #include "attention_plain.h"

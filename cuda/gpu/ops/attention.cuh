@@ -1,8 +1,7 @@
-// Shared by the attention kernels without tensor cores: the cut of the work, tiles of a head in shared memory, the
-// dropout mask.
+// Shared by the attention kernels without tensor cores: thread layout, tiles of a head in shared memory, dropout mask.
 //
-// 256 threads, 16 x 16: thread (row, column) has rows row * n + i and columns column + 16 j of a tile; 16 neighbouring
-// lanes share their rows. Head dimensions are padded with zeros to D.
+// 256 threads as 16 x 16: thread (row, column) computes rows row * n + i and columns column + 16 j of a tile, so 16
+// neighbouring lanes share a row. Head dimensions are zero-padded to D.
 #pragma once
 #include "kernel.cuh"
 #include "philox.h"
@@ -11,7 +10,7 @@ namespace mimo::cuda {
 
 constexpr int attention_threads = 256;
 
-/// Adds up, or takes the largest, over the 16 threads of a row.
+/// Reduces (sum or maximum) over the 16 threads of a row.
 __device__ __forceinline__ float row_sum(float value) {
 #pragma unroll
   for (int offset = 8; offset > 0; offset /= 2) value += __shfl_xor_sync(all_lanes, value, offset);
@@ -23,7 +22,7 @@ __device__ __forceinline__ float row_max(float value) {
   return value;
 }
 
-/// tile[r][d] = factor * x[r * stride + d], zeros beyond rows and head_dim.
+/// tile[r][d] = factor * x[r * stride + d]; zeros beyond `rows` and head_dim.
 template <int D, class T>
 __device__ __forceinline__ void load_head(const T* x, int64_t stride, int64_t rows, int64_t head_dim, int tile_rows,
                                           float factor, float* tile) {
@@ -77,7 +76,7 @@ __device__ __forceinline__ void add_weighted(const float* weights, const float* 
   }
 }
 
-/// Factor of the probability of a query, head and key: 0 or 1 / (1 - dropout).
+/// Dropout factor of an attention probability: 0 or 1 / (1 - dropout).
 template <class Args>
 __device__ __forceinline__ float dropout_factor(const Args& args, int64_t token, int64_t head, int64_t key) {
   if (args.dropout <= 0) return 1.0f;
@@ -90,7 +89,7 @@ __device__ __forceinline__ float dropout_factor(const Args& args, int64_t token,
   return philox_uniform(word) >= args.dropout ? 1.0f / (1.0f - args.dropout) : 0.0f;
 }
 
-/// Refuses wrong arguments.
+/// Validates the arguments.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
@@ -99,7 +98,7 @@ void require_attention(const Args& args) {
   MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");
 }
 
-/// Calls body(T*, D, N): storage, padded head dimension, rows of a thread (a tile has 16 N).
+/// Calls body(T*, D, N): storage type, padded head dimension, rows of a thread (a tile has 16 N rows).
 template <class Args, class Body>
 void with_head_size(const Args& args, int small, Body&& body) {
   with_dtype(args.dtype, [&](auto* t) {

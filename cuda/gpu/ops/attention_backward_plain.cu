@@ -1,6 +1,6 @@
-// Attention backward (Dao et al., FlashAttention-2, algorithm 2): probabilities are recomputed block by block from the
-// log-sum-exp. One kernel owns blocks of queries and gives dq, one owns blocks of keys and gives dk and dv: no sum is
-// shared between blocks.
+// Attention backward without tensor cores (Dao et al., FlashAttention-2, algorithm 2): probabilities are recomputed
+// from the log-sum-exp. A kernel over blocks of queries computes dq, a kernel over blocks of keys dk and dv, so no sum
+// spans blocks.
 //
 //   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
 #include "attention.cuh"
@@ -9,7 +9,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// dot[t, head] = Σ_i do_i o_i; a warp a pair.
+/// dot[t, head] = Σ_i do_i o_i; a warp for each (t, head).
 template <class T>
 __global__ void dot_kernel(mimo_attention_backward_args args, float* dot) {
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
@@ -23,7 +23,7 @@ __global__ void dot_kernel(mimo_attention_backward_args args, float* dot) {
   if (threadIdx.x % 32 == 0) dot[index] = sum;
 }
 
-/// p and ds of one query, head and key; both 0 where the mask hides the key.
+/// p and ds of one query, head and key; both 0 for a masked key.
 struct Gradient {
   float p, ds;
 };
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(attention_threads) query_kernel(mimo_attention
   }
 }
 
-/// Rows of the thread's tiles are keys, columns queries.
+/// Rows of a thread's tiles are keys, columns are queries.
 template <class T, int D, int N>
 __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_backward_args args, const float* dots) {
   extern __shared__ float shared_tiles[];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
 #pragma unroll
     for (int j = 0; j < D / 16; ++j) {
       if (column + 16 * j >= d) continue;
-      // q carries scale * log2 e.
+      // q was scaled by scale * log2 e.
       store(static_cast<T*>(args.dk) + to + column + 16 * j, ln_2 * dk[i][j]);
       store(static_cast<T*>(args.dv) + to + column + 16 * j, dv[i][j]);
     }

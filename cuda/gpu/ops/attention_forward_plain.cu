@@ -1,5 +1,5 @@
-// Attention forward (docs/spec/language-model.md §3): o = softmax(scale q kᵀ) v within each sequence, in blocks of
-// queries and keys with a running maximum and sum (Dao et al., FlashAttention-2).
+// Attention forward without tensor cores: o = softmax(scale q kᵀ) v within each sequence (docs/spec/language-model.md
+// §3), over tiles of queries and keys with online softmax (Dao et al., FlashAttention-2).
 #include "attention.cuh"
 #include "attention_plain.h"
 

@@ -5,7 +5,8 @@
 namespace mimo::cuda {
 namespace {
 
-/// Sequence s, head h, position p: stats[(s heads + h) length + p], lse[(s length + p) heads + h].
+/// Transposes between stats[(s heads + h) length + p] and lse[(s length + p) heads + h] for sequence s, head h,
+/// position p.
 template <bool to_lse>
 __global__ void stats_kernel(const float* from, int64_t tokens, int64_t heads, int64_t length, float* to) {
   for_each_pack(tokens, heads, [&](int64_t token, int64_t head) {

@@ -1,4 +1,4 @@
-// Small moves around cuDNN's attention: where it wants other layouts than mimo.h has.
+// Conversions between mimo.h's layouts and those that cuDNN's attention takes.
 #pragma once
 #include "device.h"
 
@@ -9,16 +9,16 @@ struct AttentionStrides {
   int64_t batch, head, token;
 };
 
-/// lse [tokens, heads] from stats [batch, heads, length], and back; batches of groups and of sequences alike.
+/// lse [tokens, heads] from stats [batch, heads, length] and back; a batch entry is a sequence or a group of heads.
 void attention_stats_to_lse(mimo_stream& stream, const float* stats, int64_t tokens, int64_t heads, int64_t length,
                             float* lse);
 void attention_lse_to_stats(mimo_stream& stream, const float* lse, int64_t tokens, int64_t heads, int64_t length,
                             float* stats);
 
-/// Lengths of the sequences, zeros up to `batch`.
+/// Sequence lengths, padded with zeros to `batch` entries.
 void attention_lengths(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch,
                        int32_t* lengths);
-/// First elements of the sequences, batch + 1 of them; those past the last are the end.
+/// Element offsets of the sequences, batch + 1 entries; entries past the last sequence repeat the end.
 void attention_offsets(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,
                        int32_t* offsets);
 

@@ -1,4 +1,4 @@
-// Attention without tensor cores: fp32, dropout, and head sizes that cuDNN does not take.
+// Attention without tensor cores: fp32, dropout, and head dimensions that cuDNN does not support.
 #pragma once
 #include "device.h"
 

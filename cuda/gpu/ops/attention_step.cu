@@ -1,16 +1,17 @@
-// Attention of one more token of every sequence against the keys and values of those before (docs/spec/language-model.md §3). A block
-// owns a run of keys of one sequence and key head, for all query heads that share it: every key and value is read once. The
-// runs' parts are joined by a second kernel (Dao et al., Flash-Decoding), so that a few long sequences occupy a GPU.
+// Decode attention: one new token of each sequence against its cached keys and values (docs/spec/language-model.md §3).
+// Split-KV (Dao et al., Flash-Decoding): a block computes a run of keys for all query heads of one key head, so that
+// keys and values are read once; a second kernel combines the runs' partial results. A few long sequences thus occupy
+// the GPU.
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 128, keys_per_run = 128;  // a thread a key
-constexpr int queries_at_once = 8;                // sums in registers
+constexpr int threads = 128, keys_per_run = 128;  // one key for each thread
+constexpr int queries_at_once = 8;                // limited by accumulators in registers
 
 struct Parts {
-  float2* scales;  // [S, query_heads, runs]: maximum, base 2, and Σ 2^(s - maximum)
+  float2* scales;  // [S, query_heads, runs]: maximum (base 2) and Σ 2^(s - maximum)
   float* sums;     // [S, query_heads, runs, head_dim]: Σ 2^(s - maximum) v
   int64_t runs;
 };
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(threads) runs_kernel(mimo_attention_step_args 
   }
 }
 
-/// Joins the runs of a query head.
+/// Combines the partial results of a query head's runs.
 template <class T>
 __global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args args, Parts parts) {
   const int64_t head = blockIdx.x, sequence = blockIdx.y, d = args.head_dim;

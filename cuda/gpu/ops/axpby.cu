@@ -1,4 +1,4 @@
-// y = alpha x + beta y for any mix of f32 and bf16, contiguous or strided: copies, casts, gradient sums.
+// y = alpha x + beta y for any mix of f32 and bf16, contiguous or strided: copies, casts, gradient accumulation.
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -13,7 +13,7 @@ __global__ void axpby_kernel(const X* x, Y* y, const int32_t* row_count, int64_t
     if (beta != 0) read(y + row * y_stride + pack * Width, before);
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      // A factor of 0 must not turn infinities of the other operand into NaN.
+      // A factor of 0 must not turn infinities of its operand into NaN.
       const float scaled = alpha != 0 ? alpha * value[i] : 0.0f;
       value[i] = beta != 0 ? scaled + beta * before[i] : scaled;
     }

@@ -1,5 +1,6 @@
-// Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4). A thread owns a few
-// channels and walks a run of tokens with the window of taps in registers: every input is read once (and its halo).
+// Depthwise causal conv1d with SiLU, x [tokens, channels] (docs/spec/language-model.md §2.2 step 2; backward §2.4):
+// p[t, c] = bias[c] + Σ_k weight[c, k] x[t - (Taps - 1) + k, c], y = p σ(p). A thread owns a few channels and slides
+// over a run of tokens with the last inputs in registers, so each input is read once, plus a halo at the run's start.
 #include "column_sums.cuh"
 #include "mma.cuh"
 #include "packed.cuh"
@@ -8,22 +9,22 @@ namespace mimo::cuda {
 namespace {
 
 constexpr int threads = 128;
-/// 64 runs of 6144 channels occupy an H200 once.
+/// 64 such runs of 6144 channels fill an H200 once.
 constexpr int64_t forward_run = 128;  // tokens
-/// Tokens read at once, while those before are computed: one at a time, every token would wait for memory.
+/// Tokens whose loads are in flight while the previous ones are computed: single loads would expose memory latency.
 constexpr int batch_tokens = 4;
-/// Tokens of a run of the backward pass, and of one partial sum of the weights' gradients: 44 runs of 6144 channels occupy an
-/// H200 once.
+/// Tokens of a run in backward, which is also the extent of one partial sum of dweight: 44 runs of 6144 channels fill
+/// an H200 once.
 inline int64_t backward_run(int64_t tokens) {
   return larger(48, smaller(188, round_up(ceil_div(tokens, 44), batch_tokens)));
 }
-/// Blocks that share a multiprocessor, in the case that models have: so many that their registers just suffice.
+/// Resident blocks an SM for bf16 with 4 taps: the most that their register use allows.
 template <class T, int Taps>
 constexpr int forward_blocks = sizeof(T) == 2 && Taps == 4 ? 6 : 1;
 template <class T, int Taps>
 constexpr int backward_blocks = sizeof(T) == 2 && Taps == 4 ? 4 : 1;
 
-/// taps[k]: the weight of the token k - (Taps - 1) steps away, 0 for those the convolution has not.
+/// taps[k]: the weight of the token k - (Taps - 1) steps away; 0 beyond the convolution's width.
 template <class W, int Taps, int Width>
 __device__ __forceinline__ void load_taps(const W* weight, int64_t channel, int64_t width, float (&taps)[Taps][Width]) {
   const W* const own = weight + channel * width;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_taps(const W* weight, int64_t channel, int6
   }
 }
 
-/// Moves the window on by one token.
+/// Shifts the window by one token.
 template <int Taps, int Width>
 __device__ __forceinline__ void shift(float (&window)[Taps][Width]) {
 #pragma unroll
@@ -55,7 +56,7 @@ __device__ __forceinline__ void shift(float (&window)[Taps][Width]) {
   }
 }
 
-/// Fills the window with the Taps - 1 tokens before `token`, zeros left of the sequence.
+/// Fills the window with the Taps - 1 tokens before `token`; zeros before the sequence's first token.
 template <class T, int Taps, int Width>
 __device__ __forceinline__ void start(const T* x, int64_t stride, int64_t token, int64_t first,
                                       float (&window)[Taps][Width]) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void start(const T* x, int64_t stride, int64_t token,
   }
 }
 
-/// Reads tokens token .. token + Batch - 1 of x as far as `end`; the caller must not use values beyond it.
+/// Loads tokens token .. token + Batch - 1 of x below `end`; values from `end` on are undefined.
 template <int Batch, class T, int Width>
 __device__ __forceinline__ void read_batch(const T* x, int64_t stride, int token, int end,
                                            Packed<T, Width> (&to)[Batch]) {
@@ -89,7 +90,7 @@ __device__ __forceinline__ float sigmoid_for(const bf16* type, float x) {
   return quotient;
 }
 
-/// Puts a token into the window and returns the convolution's result there.
+/// Shifts a token into the window and returns the convolution at it.
 template <class T, int Taps, int Width>
 __device__ __forceinline__ void convolve(const Packed<T, Width>& token, const float (&taps)[Taps][Width],
                                          const float (&bias)[Width], float (&window)[Taps][Width], float (&p)[Width]) {
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
   const int64_t end = smaller((blockIdx.y + 1) * forward_run, args.tokens);
   int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, blockIdx.y * forward_run);
   for (int64_t begin = blockIdx.y * forward_run; begin < end; ++sequence) {
-    // The piece of one sequence in this run.
+    // The part of this sequence that lies in the run.
     const int64_t stop = smaller(args.cu_seqlens[sequence + 1], end);
     if (stop <= begin) continue;
     const int count = static_cast<int>(stop - begin);
@@ -144,19 +145,19 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
   }
 }
 
-/// Tokens of x and dy for a thread's channels, batch after batch. Where a thread's channels of a token are a piece that
-/// can be copied in the background, several batches are on their way through shared memory; every thread reads only its
-/// own copies, so that no barrier is needed.
+/// Pipelined loads of x and dy for a thread's channels, batch by batch. If a thread's channels of a token are 8 or 16
+/// bytes, cp.async keeps several batches in flight in shared memory; each thread reads only its own copies, so no
+/// barrier is needed.
 template <class T, int Width>
 class TokensAhead {
  public:
   using Batch = Packed<T, Width>[batch_tokens];
   static constexpr int piece = Width * sizeof(T);
   static constexpr bool copied = piece == 8 || piece == 16;
-  static constexpr int ring = 4;  // batches
+  static constexpr int ring = 4;  // batches in flight
   static constexpr int shared_bytes = copied ? ring * batch_tokens * 2 * piece * threads : 0;
 
-  /// Readable tokens of x and dy from `x` and `dy` on; the first batch is number 0.
+  /// `readable` tokens follow `x` and `dy`; the first batch has number 0.
   __device__ TokensAhead(char* memory, const T* x, int64_t x_stride, const T* dy, int64_t dy_stride, int readable)
       : memory_(memory + threadIdx.x * piece), x_(x), dy_(dy), x_stride_(x_stride), dy_stride_(dy_stride),
         readable_(readable) {
@@ -165,7 +166,7 @@ class TokensAhead {
       for (int number = 0; number < ring - 1; ++number) start(number);
     }
   }
-  /// Batch `number`, to be asked for in order. Tokens that cannot be read leave their values unchanged.
+  /// Returns batch `number`; to be called in order. Values of tokens past `readable` are left unchanged.
   __device__ __forceinline__ void get(int number, Batch& x, Batch& dy) {
     if constexpr (copied) {
       copy_wait<ring - 2>();
@@ -180,7 +181,7 @@ class TokensAhead {
       read_batch(dy_, dy_stride_, number * batch_tokens, readable_, dy);
     }
   }
-  /// Before the memory is used for another piece of tokens.
+  /// To be called before the memory is reused for other tokens.
   __device__ __forceinline__ void finish() {
     if constexpr (copied) copy_wait<0>();
   }
@@ -200,7 +201,7 @@ class TokensAhead {
         copy_piece_async<piece>(place(number, i, 1), dy);
       }
     }
-    copy_commit();  // empty groups keep the count of those under way
+    copy_commit();  // empty groups keep the number of groups in flight constant
   }
 
   char* memory_;
@@ -209,8 +210,8 @@ class TokensAhead {
   int readable_;
 };
 
-/// Gradient dp before the SiLU at every token, dx[t] = Σ_k taps[k] dp[t + Taps - 1 - k] as far as the sequence goes, and
-/// partial[run] = Σ over the run of dp x (a row a tap) and of dp.
+/// Computes dp, the gradient before SiLU; dx[t] = Σ_k taps[k] dp[t + Taps - 1 - k] within the sequence; and
+/// partial[run] = Σ over the run of dp x (a row for each tap) and of dp.
 template <class T, class W, int Taps, int Width>
 __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
     backward_kernel(mimo_causal_conv1d_backward_args args, int64_t run, float* partial) {
@@ -229,11 +230,12 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
   const int64_t end = smaller((blockIdx.y + 1) * run, args.tokens);
   int64_t sequence = sequence_of(args.cu_seqlens, args.sequences, blockIdx.y * run);
   for (int64_t begin = blockIdx.y * run; begin < end; ++sequence) {
-    // The piece of one sequence in this run; dp of the tokens that follow it is made again by the next run.
+    // The part of this sequence that lies in the run. dp of the tokens after it is recomputed by the next run.
     const int64_t first = args.cu_seqlens[sequence], last = args.cu_seqlens[sequence + 1];
     const int64_t stop = smaller(last, end);
     if (stop <= begin) continue;
-    // From `begin` on: its own tokens, those whose results its own need, and how many of these the sequence has.
+    // Counted from `begin`: this run's tokens; those plus the tokens whose dp its dx needs; and how many of these the
+    // sequence has.
     const int count = static_cast<int>(stop - begin), beyond = count + Taps - 1;
     const int readable = static_cast<int>(smaller(last - begin, beyond));
     T* to = dx + (begin - (Taps - 1)) * args.dx_stride;
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
         float p[Width], out[Width];
         convolve(x_batch[j], taps, bias, window, p);
         shift(dp);
-        // Selected rather than skipped: only the last batches of a piece are not whole.
+        // Selects instead of branches: only the last batches of a run are incomplete.
         const bool in_sequence = token < readable, in_piece = token < count;
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
   write(own + args.width * args.channels, dbias);
 }
 
-/// dweight and dbias += the partial sums, [runs, width + 1, channels].
+/// dweight and dbias += Σ of the partial sums [runs, width + 1, channels].
 __global__ void add_weight_gradients_kernel(const float* partial, int64_t runs, int64_t channels, int64_t width,
                                             float* dweight, float* dbias) {
   previous_is_done();
@@ -298,13 +300,13 @@ __global__ void add_weight_gradients_kernel(const float* partial, int64_t runs, 
   }
 }
 
-/// Calls body(T*, W*, taps, width of a thread) for the storage types.
+/// Calls body(T*, W*, taps, channels of a thread) for the storage types.
 template <class Args, class Body>
 void with_types(const Args& args, bool (*fits)(const Args&, int, int64_t), Body&& body) {
   with_dtype(args.dtype, [&](auto* t) {
     with_dtype(args.weight_dtype, [&](auto* w) {
       using T = std::remove_pointer_t<decltype(t)>;
-      // Half a 16-byte pack of bf16: the window and the sums of eight channels would not fit the registers.
+      // 8 bytes of bf16: the window and sums of eight channels would not fit in registers.
       constexpr int wide = 4;
       const auto run = [&](auto width) {
         if (args.width <= 4) {

@@ -1,5 +1,5 @@
-// The depthwise causal convolution one token further (docs/spec/language-model.md §2.2 step 2): a thread a channel of a sequence, whose
-// window of last inputs moves on.
+// Decode step of the depthwise causal conv1d (docs/spec/language-model.md §2.2 step 2): a thread for each channel of a
+// sequence appends the new input to the window of last inputs and computes one output.
 #include "kernel.cuh"
 
 namespace mimo::cuda {

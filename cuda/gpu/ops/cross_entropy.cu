@@ -1,5 +1,5 @@
-// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (docs/spec/language-model.md §5.2):
-// statistics of a shard, their combination into losses, and the gradient of the logits. A block owns a token; logits
+// Cross-entropy with z-loss over a vocabulary that may be sharded (docs/spec/language-model.md §5.2): maximum and sum
+// of exponentials of a shard, their combination into losses, and the gradient of the logits. One block a token; logits
 // are read once.
 #include "packed.cuh"
 
@@ -12,16 +12,17 @@ struct Statistics {
   float maximum, sum;
 };
 
-/// Maximum and Σ exp(l - maximum) of two sets. Without a finite maximum nothing may be subtracted: -inf - -inf is NaN.
+/// Merges maximum and Σ exp(l - maximum) of two sets. If both maxima are -inf nothing is subtracted: -inf - -inf is
+/// NaN.
 __device__ __forceinline__ Statistics combined(Statistics a, Statistics b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
   if (maximum == -INFINITY) return {maximum, a.sum + b.sum};
   return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
 }
 
-/// Packs of a thread that come together, while those before are added; blocks that share a multiprocessor.
+/// Packs of a thread whose loads are in flight together; resident blocks an SM.
 constexpr int statistics_batch = 2, statistics_blocks = 3;
-/// -infinity twice in bf16, once in fp32.
+/// -infinity as a 32-bit word: two of bf16 or one of fp32.
 template <class T>
 constexpr uint32_t minus_infinity = sizeof(T) == 4 ? 0xFF800000u : 0xFF80FF80u;
 
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(row_threads, statistics_blocks) statistics_ker
 #pragma unroll
       for (int i = 0; i < Width; ++i) highest = fmaxf(highest, batch[j].get(i));
     }
-    // Without a finite maximum nothing may be subtracted: -inf - -inf is NaN, exp(-inf) 0.
+    // If the maximum is -inf nothing is subtracted: -inf - -inf is NaN, exp(-inf) is 0.
     const float shift = highest == -INFINITY ? 0.0f : highest;
     float sum = own.sum * exp_for(logits, own.maximum - shift);
 #pragma unroll
@@ -111,7 +112,7 @@ __global__ void loss_kernel(mimo_cross_entropy_loss_args args) {
   });
 }
 
-/// dlogits may be logits: a thread writes only elements it has read, and the label's column belongs to one thread.
+/// dlogits may alias logits: a thread writes only elements it has read, and the label's column belongs to one thread.
 template <class T, int Width>
 __global__ void backward_kernel(mimo_cross_entropy_backward_args args, bool round) {
   const int64_t token = blockIdx.x;
@@ -122,7 +123,7 @@ __global__ void backward_kernel(mimo_cross_entropy_backward_args args, bool roun
   const int64_t label = args.labels[token] - args.vocabulary_start;
   for (int64_t at = threadIdx.x * Width; at < args.vocabulary_rows; at += blockDim.x * Width) {
     float value[Width] = {};
-    if (dloss != 0) {  // not a masked token: most tokens of a batch of images are
+    if (dloss != 0) {  // logits of masked tokens, the majority in image batches, are not read
       read(logits + at, value);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
@@ -166,7 +167,7 @@ void cross_entropy_backward(mimo_stream& stream, const mimo_cross_entropy_backwa
       return packs_fit<T>(pointer, args.vocabulary_rows, args.vocabulary_rows, wide);
     };
     with_width<wide>(fits(args.logits) && fits(args.dlogits), [&](auto w) {
-      // bf16 storage rounds anyway.
+      // With bf16 storage the result is rounded anyway.
       launch(stream, backward_kernel<T, w>, grid_of(args.tokens), dim3(row_threads), 0, args,
              args.round_bf16 != 0 && std::is_same_v<T, float>);
     });

@@ -1,4 +1,4 @@
-// Rounding to e4m3, for kernels (docs/spec/moe-performance.md §1.7).
+// Device functions for quantisation to e4m3 (docs/spec/moe-performance.md §1.7).
 #pragma once
 #include <cuda_fp8.h>
 
@@ -9,15 +9,15 @@ namespace mimo::cuda {
 
 constexpr int run = static_cast<int>(e4m3_run);
 
-/// The exponent of the largest power of two that leaves `largest` at 448 = 1.75 x 2^8 or below; 0 for 0. Bounded so that the
-/// power and its inverse are normal numbers.
+/// Exponent of the largest power of two that scales `largest` to at most 448 = 1.75 x 2^8, the largest e4m3 value; 0
+/// for 0. Bounded so that the power and its inverse are normal numbers.
 __device__ __forceinline__ int power_for(float largest) {
   if (largest == 0.0f) return 0;
   const uint32_t bits = __float_as_uint(largest);
   const int exponent = static_cast<int>(bits >> 23) - 127;
   return max(-126, min(126, ((bits & 0x7FFFFFu) <= 0x600000u ? 8 : 7) - exponent));
 }
-/// Factor of a run with this largest magnitude; NaN for infinity, which e4m3 does not have.
+/// Dequantisation factor of a run with this amax; NaN for infinity, which e4m3 cannot represent.
 __device__ __forceinline__ float factor_for(float largest, int power) {
   return largest < INFINITY ? __uint_as_float(static_cast<uint32_t>(127 + power) << 23) : NAN;
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ float largest_of(const float (&value)[Width]) {
   for (int i = 0; i < Width; ++i) largest = fmaxf(largest, fabsf(value[i]));
   return largest;
 }
-/// rounded() of bf16 in pairs: a conversion of one number takes the units of special functions.
+/// Rounds to bf16 and back in pairs: conversions of single values run on the slower special function unit.
 template <int Width>
 __device__ __forceinline__ void round_to_bf16(float (&value)[Width]) {
 #pragma unroll
@@ -58,7 +58,7 @@ __device__ __forceinline__ void read_e4m3(const uint2& bytes, float (&to)[8]) {
   }
 }
 
-/// byte[i][j] becomes byte[j][i].
+/// 8 x 8 byte transpose: byte[i][j] becomes byte[j][i].
 __device__ __forceinline__ void turn(uint2 (&byte)[8]) {
   const auto turn_4 = [](uint32_t (&word)[4]) {
     const uint32_t low01 = __byte_perm(word[0], word[1], 0x5140), high01 = __byte_perm(word[0], word[1], 0x7362);
@@ -75,18 +75,18 @@ __device__ __forceinline__ void turn(uint2 (&byte)[8]) {
   for (int i = 0; i < 8; ++i) byte[i] = make_uint2(quarter[0][i / 4][i % 4], quarter[1][i / 4][i % 4]);
 }
 
-/// Eight bf16 as they lie in memory, for loads that are started together and used later.
+/// Eight bf16 as raw words: loads can be issued together and unpacked later.
 __device__ __forceinline__ uint4 eight_bf16(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
 __device__ __forceinline__ void read(const uint4& from, float (&to)[8]) { read(reinterpret_cast<const bf16*>(&from), to); }
 
-/// A lane's columns of a run, and their factor.
+/// A lane's quantised columns of a run, and the run's factor.
 template <int Width>
 struct RoundedColumns {
   uint2 bytes[Width / 8];
   float factor;
 };
-/// Rounds a run that neighbouring lanes hold, eight or sixteen columns each. All lanes of the warp call; values of lanes that hold
-/// no columns are 0.
+/// Quantises a run of 128 columns held by neighbouring lanes, 8 or 16 columns each. All lanes of the warp must call it;
+/// lanes without columns pass zeros.
 template <int Width>
 __device__ __forceinline__ RoundedColumns<Width> round_run(const float (&value)[Width]) {
   static_assert(Width == 8 || Width == 16);
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool has_factor() {
   return threadIdx.x % (run / Width) == 0;
 }
 
-/// Rounds a run and writes it, and its factor; lanes that do not live write nothing.
+/// Quantises a run and stores values and factor; lanes with `lives` false store nothing.
 template <int Width>
 __device__ __forceinline__ void store_run(const float (&value)[Width], uint8_t* values, float* factor, bool lives) {
   const RoundedColumns<Width> rounded = round_run(value);

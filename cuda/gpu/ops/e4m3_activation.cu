@@ -1,5 +1,5 @@
-// The activation of experts between two products in e4m3 (docs/spec/moe-performance.md §1.2, §1.3, §1.7): reads z (and dhs)
-// once, and writes the next product's operand in one byte an element, with a factor for every run of 128 columns.
+// Activation of the experts between two e4m3 products (docs/spec/moe-performance.md §1.2, §1.3, §1.7): reads z (and
+// dhs) once and writes the next product's operand in e4m3, with a factor for each run of 128 columns.
 #include "activation.cuh"
 #include "activation_backward.h"
 #include "e4m3.cuh"
@@ -9,15 +9,15 @@
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256, lanes = 16;  // of a run: eight columns each
-constexpr int block_rows = threads / 32;   // a warp a row
+constexpr int threads = 256, lanes = 16;  // lanes of a run: eight columns each
+constexpr int block_rows = threads / 32;   // one warp for each row
 
 template <class Kind>
 constexpr bool is_gate = false;
 template <bool Usual>
 constexpr bool is_gate<Gated<Usual>> = true;
 
-/// A plain kind with the face of a gated one.
+/// Gives an ungated kind the interface of a gated one.
 template <class Kind>
 struct Plain {
   __device__ __forceinline__ void values(const float (&x)[8], const float (&)[8], float (&to)[8]) const {
@@ -31,8 +31,8 @@ struct Plain {
   }
 };
 
-/// Where the gate and the linear value of an output column are in a row of 2 width columns: halves, or blocks of
-/// `interleave` columns in turn (docs/spec/moe-performance.md §1.5).
+/// Positions of an output column's gate and linear values in a row of 2 width columns: two halves, or alternating
+/// blocks of `interleave` columns (docs/spec/moe-performance.md §1.5).
 struct GatedColumns {
   int32_t width, interleave;
   __device__ __forceinline__ int gate(int column) const {
@@ -47,7 +47,7 @@ void with_activation(const Args& args, Body&& body) {
   with_plain_kind(args.kind, [&](auto kind) { body(Plain<decltype(kind)>{}); });
 }
 
-/// A warp a row, four runs side by side or, of gated kinds, two.
+/// One warp a row; it processes four runs at a time, two for gated kinds.
 template <class Activation>
 __global__ void __launch_bounds__(threads)
     forward_kernel(const bf16* z, const float* probability, const int32_t* live, GatedColumns columns, int runs,
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(threads)
   for (int base = 0; base < runs; base += sides * at_once) {
     uint4 gate[at_once][pieces], linear[at_once][pieces];
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {  // loads that are on their way together
+    for (int i = 0; i < at_once; ++i) {  // independent loads in flight
       const int column = (base + i * sides + side) * run + lane * own_columns;
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
@@ -90,20 +90,20 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
         for (int j = 0; j < 8; ++j) value[piece * 8 + j] = p * activated[j];
       }
-      round_to_bf16(value);  // columns past the width are zeros, and stay zeros
+      round_to_bf16(value);  // columns past the width are zeros and stay zeros
       store_run(value, hs.values + row * columns.width + column, hs.factors + index * hs.factor_stride + row, lives);
     }
   }
 }
 
-/// A warp a row, two runs side by side. Gated kinds in halves of whole runs: a half of each is a run of dz.
+/// One warp a row, two runs at a time. Requires halves of whole runs for gated kinds: each half holds whole runs of dz.
 template <class Activation>
 __global__ void __launch_bounds__(threads, 4)
     gradient_kernel(const bf16* dhs, const bf16* z, const float* probability, const int32_t* live, int width, int runs,
                     Activation activation, bf16* dz, bf16* hs, float* dprobability, E4m3Operand to, E4m3Operand hs_to) {
   previous_is_done();
   let_next_start();
-  constexpr int at_once = 2;  // pairs of runs on their way
+  constexpr int at_once = 2;  // pairs of runs in flight
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_rows + threadIdx.x / 32;
   if (row >= *live) return;
   const float p = probability != nullptr ? probability[row] : 1.0f;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(threads, 4)
         store_run(linear, to.values + at + width, to.factors + (runs + index) * to.factor_stride + row, lives);
       }
       if (hs_to.values != nullptr) {
-        round_to_bf16(value);  // columns that are not there are zeros here too
+        round_to_bf16(value);  // columns past the width are zeros here too
         store_run(value, hs_to.values + row * width + column, hs_to.factors + index * hs_to.factor_stride + row, lives);
       }
     }
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(threads, 4)
   if (dprobability != nullptr && threadIdx.x % 32 == 0) dprobability[row] = sum;
 }
 
-/// With kernels that know no runs: for blocks, and for halves that are no whole runs.
+/// Fallback in separate passes, for interleaved blocks and for halves that are not whole runs.
 void gradient_in_steps(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args, const void* dhs, const E4m3Operand& dz_to,
                        const E4m3Operand& hs_to) {
   const int32_t* const live = args.offsets + args.groups;

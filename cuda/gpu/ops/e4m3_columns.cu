@@ -1,8 +1,8 @@
-// Turns rows of groups and rounds them to e4m3, so that products can sum over rows (docs/spec/moe-performance.md §1.7). A block of
-// threads has 128 rows of 128 columns, a thread eight rows of eight columns, which it turns in registers. Shared memory then brings
-// the 128 numbers of a column together, so that they are written as one piece. Rows in e4m3 are a run of 128 columns to a block, with
-// one factor a row; powers of two change their digits only where a number becomes one of the smallest. The copy engine brings them
-// ahead of time: loads by a block's threads, which then wait at barriers, do not keep the memory busy.
+// Transposes and quantises groups of rows to e4m3, so that products can sum over rows (docs/spec/moe-performance.md
+// §1.7). A thread block takes 128 rows x 128 columns; each thread transposes 8 x 8 values in registers, and shared
+// memory joins the 128 values of a column into one contiguous store. Rows already in e4m3 have one factor for each row
+// and 128 columns; rescaling by powers of two is exact except where a value becomes subnormal. TMA prefetches these
+// rows: loads by threads that then wait at barriers leave memory idle.
 #include "e4m3.cuh"
 #include "early.cuh"
 #include "sm90.cuh"
@@ -14,12 +14,12 @@ namespace {
 constexpr int side = static_cast<int>(e4m3_run), threads = 256, warps = threads / 32, eights = side / 8;
 constexpr int finding_threads = 1024;
 
-/// One block of threads.
+/// Launched with one block.
 __global__ void __launch_bounds__(finding_threads) find_kernel(const int32_t* offsets, int groups, E4m3RowBlocks to) {
   __shared__ int32_t of_warp[finding_threads / 32];
   previous_is_done();
   let_next_start();
-  int before = 0;  // blocks of the groups that have been found
+  int before = 0;  // blocks of the groups processed so far
   for (int start = 0; start < groups; start += finding_threads) {
     const int group = start + static_cast<int>(threadIdx.x);
     const int row = group < groups ? offsets[group] : 0, rows = group < groups ? offsets[group + 1] - row : 0;
@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(finding_threads) find_kernel(const int32_t* of
 }
 
 struct Factors {
-  float by[side];  // factor of a column
+  float by[side];  // factor of each column
 };
 
-/// Powers of a block's columns, from the largest magnitudes that the threads have seen of theirs.
+/// Scale factors of a block's columns, from the amax that each thread has seen of its columns.
 __device__ __forceinline__ void find_factors(const float (&seen)[8], int first_column, int64_t width, float* factors, Factors& to) {
   __shared__ float largest[warps][side];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void find_factors(const float (&seen)[8], int first_c
   }
   __syncthreads();
 }
-/// The power of a whole block.
+/// Scale factor of a whole 128 x 128 block.
 __device__ __forceinline__ void find_factor(const float (&seen)[8], float* factor, Factors& to) {
   __shared__ float largest[warps];
   const float of_warp = warp_max(largest_of(seen));
@@ -86,8 +86,8 @@ struct EightOfE4m3 {
   }
 };
 
-/// Writes tile `tile` of block `block` from the eight rows that every thread has; all_have() when all threads have read theirs. All
-/// threads of the block.
+/// Writes tile `tile` of row block `block` from the 8 x 8 values of each thread; all_have() is called once all threads
+/// have read theirs. All threads of the block must call it.
 template <bool square, class Eight, class AllHave>
 __device__ __forceinline__ void turn_tile(const Eight (&given)[8], int64_t block, int tile, int64_t width, const E4m3Columns& to, AllHave all_have) {
   __shared__ Factors factors;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void turn_tile(const Eight (&given)[8], int64_t block
     byte[i] = eight_e4m3(value, 1.0f);
   }
   turn(byte);
-  // Eights change places so that neither sixteen columns nor sixteen eights of a column meet in a bank.
+  // XOR swizzle against bank conflicts, both for 16 columns and for 16 groups of 8 of one column.
 #pragma unroll
   for (int i = 0; i < 8; ++i) turned[across * 8 + i][down ^ across] = byte[i];
   __syncthreads();
@@ -131,7 +131,7 @@ __device__ __forceinline__ void turn_tile(const Eight (&given)[8], int64_t block
   }
 }
 
-/// A tile of rows in bf16.
+/// Transposes and quantises a tile of bf16 rows.
 template <bool square>
 __global__ void __launch_bounds__(threads, 3) turn_bf16_kernel(const bf16* x, int64_t width, const int2* rows_of_block, E4m3Columns to) {
   previous_is_done();
@@ -148,16 +148,17 @@ __global__ void __launch_bounds__(threads, 3) turn_bf16_kernel(const bf16* x, in
   turn_tile<square>(given, blockIdx.y, tile, width, to, [] {});
 }
 
-constexpr int copied_tiles = 2, copied_blocks = 3;  // of a block of threads on their way, of threads a multiprocessor
+constexpr int copied_tiles = 2, copied_blocks = 3;  // tiles in flight in a block; resident blocks an SM
 constexpr int tile_bytes = side * side;
-/// A tile of rows in e4m3 beside its bytes. Copies begin on 16 bytes: the first factor is one of the first four.
+/// An e4m3 tile's factors and rows; its bytes lie beside. Copies start at 16-byte multiples, so the first factor is at
+/// index 0 .. 3.
 struct alignas(16) CopiedTile {
   float factors[side + 4];
-  int2 rows;  // of its block; -1 behind the last tile
+  int2 rows;  // rows of its row block; -1 past the last tile
   uint64_t full;
 };
 
-/// Tiles of rows in e4m3, by blocks of threads that take them in turn.
+/// Transposes and requantises tiles of e4m3 rows; persistent blocks.
 template <bool square>
 __global__ void __launch_bounds__(threads, copied_blocks)
     turn_e4m3_kernel(const __grid_constant__ CUtensorMap x, const float* row_factors, int64_t factor_stride, int64_t width,
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(threads, copied_blocks)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < copied_tiles; ++slot) copy(static_cast<int>(blockIdx.x + slot * gridDim.x), slot);
   }
-  __syncthreads();  // the barriers are initialised
+  __syncthreads();  // barriers are initialised
   const int across = threadIdx.x % eights, down = threadIdx.x / eights;
   int slot = 0;
   uint32_t parity = 0;
@@ -224,7 +225,7 @@ void turn_rows(mimo_stream& stream, const E4m3Source& x, int64_t width, const E4
   }
   constexpr int shared_bytes = 1024 + copied_tiles * tile_bytes;
   const auto kernel = square ? turn_e4m3_kernel<true> : turn_e4m3_kernel<false>;
-  // With what the kernel has besides, more than a kernel gets unasked.
+  // Static and dynamic shared memory together exceed the default 48 KiB.
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "asking for shared memory");
   launch_early(stream, kernel, grid_of(stream.device->multiprocessors * copied_blocks), dim3(threads), shared_bytes,

@@ -1,6 +1,6 @@
-// Rounds matrices to e4m3 in blocks of 128 x 128, and turns them (docs/spec/moe-performance.md §1.7). Reads bf16 once and writes
-// both orders: a block of threads has a block of a matrix, a thread eight rows of eight columns, which it turns in registers. The
-// turned matrix goes through shared memory, so that its rows are written as whole lines too.
+// Quantises matrices to e4m3 in blocks of 128 x 128, as they are and transposed (docs/spec/moe-performance.md §1.7).
+// bf16 is read once; each thread transposes 8 x 8 values in registers, and the transposed block goes through shared
+// memory so that its rows are stored as whole lines too.
 #include "e4m3.cuh"
 #include "operations.h"
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads)
   }
   if (transposed == nullptr) return;
   turn(byte);
-  // Eights change places so that neither sixteen columns nor sixteen eights of a column meet in a bank.
+  // XOR swizzle against bank conflicts, both for 16 columns and for 16 groups of 8 of one column.
 #pragma unroll
   for (int i = 0; i < 8; ++i) turned[across * 8 + i][down ^ across] = byte[i];
   __syncthreads();

@@ -1,16 +1,17 @@
-// Token copies into expert order in e4m3 and, unless e4m3 is all that is read, in bf16 (docs/spec/moe-performance.md §1.7): rows are rounded while they are at hand,
-// once a token, and not read again by a pass of their own.
+// MoE permute into expert order in e4m3 and, if wanted, bf16 (docs/spec/moe-performance.md §1.7). Each token is
+// quantised once while it is copied, which saves a second pass over the rows.
 #include "e4m3.cuh"
 #include "early.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256, most_lanes = 128;  // of a block, of a token
-constexpr int lanes_of_run = 16;                // eight columns each
-constexpr int packs_at_once = 3;                // of a lane
+constexpr int threads = 256, most_lanes = 128;  // of a block; of a token
+constexpr int lanes_of_run = 16;                // of eight columns each
+constexpr int packs_at_once = 3;                // packs of a lane in flight
 
-/// Token by token, as permute_kernel. The lanes of a token are whole runs; all of a warp take the same number of steps.
+/// Processes token by token, as permute_kernel does. A token's lanes hold whole runs; all lanes of a warp take the same
+/// number of steps.
 template <bool in_bf16>
 __global__ void __launch_bounds__(threads)
     permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int packs, int64_t factor_stride) {
@@ -61,7 +62,7 @@ void permute_in_e4m3(mimo_stream& stream, const mimo_moe_permute_args& args, con
     fail(MIMO_ERROR_UNSUPPORTED, "moe_permute in e4m3 on a GPU needs bf16 and a width that is a multiple of 16.");
   }
   const int packs = static_cast<int>(args.width / 8);
-  // As few passes over the row as there can be, and lanes that all of them keep busy.
+  // As few passes over the row as possible, then the fewest lanes that keep all passes full.
   const int64_t passes = ceil_div(packs, packs_at_once * most_lanes);
   const unsigned lanes = static_cast<unsigned>(round_up(ceil_div(packs, packs_at_once * passes), lanes_of_run));
   const dim3 block(lanes, threads / lanes);

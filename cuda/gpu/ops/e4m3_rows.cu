@@ -1,4 +1,4 @@
-// Rounds rows to e4m3 in runs of 128 columns, each times a power of two (docs/spec/moe-performance.md §1.7).
+// Quantises rows to e4m3 in runs of 128 columns with power-of-two factors (docs/spec/moe-performance.md §1.7).
 #include "e4m3.cuh"
 #include "early.cuh"
 #include "operations.h"
@@ -6,10 +6,10 @@
 namespace mimo::cuda {
 namespace {
 
-constexpr int threads = 256, block_rows = 8, lanes = 16;  // of a run: eight columns each
-constexpr int at_once = 4;                                 // runs that a lane has on their way
+constexpr int threads = 256, block_rows = 8, lanes = 16;  // lanes of a run: eight columns each
+constexpr int at_once = 4;                                 // runs of a lane in flight
 
-/// Eight rows a block, whose runs its groups of lanes take in turn.
+/// A block takes eight rows; its groups of 16 lanes take their runs in turn.
 __global__ void __launch_bounds__(threads)
     rows_kernel(const bf16* x, int width, int runs, const int32_t* live, E4m3Operand to) {
   previous_is_done();

@@ -1,8 +1,9 @@
-// Rows of a (vocabulary shard of a) table, and the sum of their gradients (docs/spec/language-model.md §5.1).
+// Embedding lookup in a table or a vocabulary shard of it, and the gradient of the table (docs/spec/language-model.md
+// §5.1).
 //
-// Backward adds the tokens of one id in token order, without atomics: tokens are sorted by id (stably); blocks own runs of
-// sorted tokens and add an id's gradients to the table where the whole of the id lies in their run; sums of ids that pass a
-// run's borders are kept aside and added by a second kernel in order.
+// Backward is deterministic without atomics: tokens are stably sorted by id, and blocks own runs of sorted tokens. A
+// block adds the gradient of an id that lies entirely in its run; partial sums of ids that cross a run's boundary are
+// stored and added by a second kernel in order.
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -23,13 +24,13 @@ __global__ void forward_kernel(mimo_embedding_forward_args args, int64_t packs) 
 constexpr int sort_threads = 256;
 constexpr int sorted_per_run = 32;
 
-/// Table row of a token; tokens of other shards go to the end of the order.
+/// Table row of a token; tokens of other shards sort last.
 __device__ __forceinline__ int32_t key_of(const int32_t* ids, int64_t token, int64_t start, int64_t rows) {
   const int64_t row = ids[token] - start;
   return static_cast<int32_t>(row >= 0 && row < rows ? row : rows);
 }
 
-/// order[rank] = token and sorted_key[rank] its row, by counting the tokens that come before.
+/// Counting sort: order[rank] = token and sorted_key[rank] = its row, where rank counts the tokens that precede it.
 __global__ void sort_kernel(const int32_t* ids, int64_t tokens, int64_t start, int64_t rows, int32_t* order,
                             int32_t* sorted_key) {
   __shared__ int32_t shared[sort_threads];
@@ -52,8 +53,8 @@ __global__ void sort_kernel(const int32_t* ids, int64_t tokens, int64_t start, i
   sorted_key[rank] = own;
 }
 
-/// Sums over the runs of sorted tokens. head[run]: of the id that began in an earlier run; tail[run]: of the id that
-/// goes on in the next one. A run inside one id has a head alone.
+/// Sums the runs of sorted tokens. head[run]: partial sum of the id that began in an earlier run; tail[run]: of the id
+/// that continues in the next. A run that lies inside one id has a head only.
 template <class T, int Width>
 __global__ void add_runs_kernel(const T* dy, const int32_t* order, const int32_t* sorted_key, int64_t tokens,
                                 int64_t rows, int64_t width, float* head, float* tail, float* dtable) {
@@ -90,7 +91,7 @@ __global__ void add_runs_kernel(const T* dy, const int32_t* order, const int32_t
   }
 }
 
-/// dtable += the sum of an id that begins in one run and ends in a later one.
+/// dtable += the sum of each id that begins in one run and ends in a later one.
 __global__ void add_borders_kernel(const int32_t* sorted_key, int64_t tokens, int64_t rows, int64_t width,
                                    const float* head, const float* tail, float* dtable) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -98,7 +99,7 @@ __global__ void add_borders_kernel(const int32_t* sorted_key, int64_t tokens, in
   if (column >= width || last + 1 >= tokens) return;
   const int32_t key = sorted_key[last];
   if (key == rows || sorted_key[last + 1] != key) return;
-  // Not the run where the id begins?
+  // Only the run in which the id begins adds its sum.
   const int64_t begin = run * sorted_per_run;
   if (begin > 0 && sorted_key[begin] == key && sorted_key[begin - 1] == key) return;
   float sum = tail[run * width + column];

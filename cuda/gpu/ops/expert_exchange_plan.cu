@@ -1,5 +1,6 @@
-// Where the rows of an exchange between ranks that hold experts come from and go to (docs/spec/language-model.md §4.5): from every
-// member's expert offsets alone, so all members find the same. One block: there are as many ranges as experts, not as rows.
+// Source and destination of each row range in the exchange between ranks that hold experts (docs/spec/language-model.md
+// §4.5), computed from all members' expert offsets alone, so that every member gets the same plan. A single block:
+// there are as many ranges as experts, not as rows.
 #include "early.cuh"
 #include "row_range.h"
 
@@ -11,7 +12,7 @@ constexpr int threads = 512;
 __global__ void __launch_bounds__(threads) plan_kernel(mimo_expert_exchange_plan_args args, int experts) {
   extern __shared__ int32_t shared[];
   int32_t* const total = shared;            // [experts] rows of all members
-  int32_t* const start = shared + experts;  // [experts] first row among those of the expert's members
+  int32_t* const start = shared + experts;  // [experts] first row of the expert among the rows of its owner
   previous_is_done();
   let_next_start();
   const int members = static_cast<int>(args.members), own = static_cast<int>(args.member);
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(threads) plan_kernel(mimo_expert_exchange_plan
     }
   }
   __syncthreads();
-  /// Where rows of a source begin among those of the expert's members, and how many have room.
+  /// First row of a source among the rows of the expert's owner, and how many rows fit.
   const auto place = [&](int source, int expert) {
     int row = start[expert];
     for (int member = 0; member < source; ++member) row += rows_of(member, expert);

@@ -1,5 +1,5 @@
-// Products with a GELU behind or before them. In bf16 cuBLASLt applies it to the sums that it holds (its GELU is the one by
-// tanh), so that neither is an activation read again nor its gradient written; elsewhere it is a pass of its own.
+// GEMM followed by tanh-GELU, or preceded by its gradient. In bf16 cuBLASLt applies it in the epilogue, which saves
+// reading the activation (writing its gradient) again; otherwise it is a separate pass.
 #include "gelu_gemm.h"
 
 #include "cublaslt.h"
@@ -9,7 +9,8 @@
 namespace mimo::cuda {
 namespace {
 
-/// Multiplies with the epilogue, which reads or writes `beside` besides the result. Whether cuBLASLt could.
+/// Multiplies with the epilogue, which reads or writes `beside` next to the result. Returns whether cuBLASLt supports
+/// it.
 bool multiply(mimo_stream& stream, const mimo_gemm_args& args, Epilogue epilogue, void* beside, void* result) {
   const auto lies = [&](const void* pointer) { return packs_fit<bf16>(pointer, args.n, args.n, vector_width<bf16>); };
   if (args.c_dtype != MIMO_DTYPE_BF16 || !lies(beside) || !lies(result)) return false;

@@ -1,6 +1,6 @@
-// Dense matrix products (cuBLASLt) and the cases that it does not cover: operands of different storage types have kernels of
-// their own (mixed_gemm.h) or are widened to fp32 first, a bf16 result of fp32 operands is rounded in a pass of its own, as
-// is a bias of another type than the result.
+// Dense GEMM through cuBLASLt, and the cases that it does not cover: operands of different types have kernels of their
+// own (mixed_gemm.h) or are widened to fp32; a bf16 result of fp32 operands, and a bias of another type than the
+// result, take an extra pass.
 #include "cublaslt.h"
 #include "kernel.cuh"
 #include "mixed_gemm.h"
@@ -9,7 +9,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// c = product + beta c + bias; product may be c itself, or null for 0.
+/// c = product + beta c + bias; product may alias c, or be null for 0.
 template <class P, class C, class B>
 __global__ void finish_kernel(const P* product, int64_t product_stride, int64_t product_batch_stride, const B* bias,
                               C* c, int64_t c_stride, int64_t c_batch_stride, int64_t m, int64_t n, int64_t batch,
@@ -25,7 +25,7 @@ __global__ void finish_kernel(const P* product, int64_t product_stride, int64_t 
   });
 }
 
-/// Adds the parts that the product left out. `product` is fp32 or null, or lies in c (in_place).
+/// Applies beta and bias in a separate pass. `product` is fp32 or null, or is c itself (in_place).
 void finish(mimo_stream& stream, const mimo_gemm_args& args, const float* product, bool in_place, float beta) {
   with_dtype(args.c_dtype, [&](auto* tc) {
     with_dtype(args.b_dtype, [&](auto* tb) {
@@ -45,7 +45,7 @@ void finish(mimo_stream& stream, const mimo_gemm_args& args, const float* produc
   });
 }
 
-/// An operand as fp32: itself, or a contiguous copy in `buffer`, whose strides are then written.
+/// Returns an operand as fp32: unchanged, or a contiguous copy in `buffer`, whose strides are then set.
 const void* widen(mimo_stream& stream, const void* from, int32_t dtype, int64_t rows, int64_t width, int64_t batch,
                   const Workspace& buffer, int64_t* stride, int64_t* batch_stride) {
   if (dtype == MIMO_DTYPE_F32) return from;
@@ -106,7 +106,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
     p.b = widen(stream, args.b, args.b_dtype, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.batch, b_copy,
                 &p.b_stride, &p.b_batch_stride);
   }
-  // fp32 operands with a bf16 result: made aside in fp32.
+  // fp32 operands with a bf16 result: computed into an fp32 buffer.
   const bool aside = p.dtype == MIMO_DTYPE_F32 && args.c_dtype == MIMO_DTYPE_BF16;
   Workspace result(&stream, aside ? args.batch * args.m * args.n * 4 : 0);
   if (aside) {

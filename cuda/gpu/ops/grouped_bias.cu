@@ -1,5 +1,5 @@
-// Biases of experts (docs/spec/moe-performance.md §1.6): each group of rows has its own, times the factor of a row. A group's
-// rows are summed in pieces cut at their distance from its first row, and the pieces in order.
+// Biases of experts (docs/spec/moe-performance.md §1.6): y = x + factor_row * bias_group, and its gradients. A group's
+// rows are summed in pieces counted from its first row, and the pieces are added in order.
 #include "grouped_bias.h"
 
 #include "column_sums.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t rows_per_piece = 128;
 
-/// Rows of the groups, found on the device; without offsets one group of all rows.
+/// Row ranges of the groups, read on the device; without offsets all rows are one group.
 struct Groups {
   const int32_t* offsets;
   int64_t groups, rows;
@@ -43,7 +43,7 @@ __global__ void add_bias_kernel(const S* from, const T* bias, const float* facto
   });
 }
 
-/// partial[piece][c] = Σ over the piece's rows of factor * dy; 32 packs of columns by 8 lanes of rows.
+/// partial[piece][c] = Σ over the piece's rows of factor * dy. Threads: 32 packs of columns x 8 rows.
 template <class T, int Width>
 __global__ void bias_gradient_kernel(const T* dy, const float* factor, Groups groups, int64_t width, float* partial) {
   const Piece piece = groups.piece(blockIdx.y);
@@ -62,7 +62,7 @@ __global__ void bias_gradient_kernel(const T* dy, const float* factor, Groups gr
   write_column_sums(sum, width, partial);
 }
 
-/// dbias of a group += its pieces in order.
+/// dbias of a group += its pieces, in order.
 __global__ void add_pieces_kernel(const float* partial, Groups groups, int64_t width, float* dbias) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, group = blockIdx.y;
   if (column >= width) return;
@@ -74,7 +74,7 @@ __global__ void add_pieces_kernel(const float* partial, Groups groups, int64_t w
   dbias[group * width + column] += sum;
 }
 
-/// dfactor of a row = dy · bias of its group; a warp a row.
+/// dfactor of a row = dy · bias of its group; one warp a row.
 template <class T, int Width>
 __global__ void factor_gradient_kernel(const T* dy, const T* bias, Groups groups, int64_t packs, float* dfactor,
                                        bool accumulate) {

@@ -1,5 +1,5 @@
-// Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. This
-// file chooses a kernel and holds the one for any storage types, which computes in fp32 without tensor cores.
+// Grouped GEMM of experts, each group of rows times its own matrix (docs/spec/moe-performance.md §1.1, §1.3): dispatch
+// to the kernels in grouped_gemm.h, and the fallback for any storage types in fp32 without tensor cores.
 #include "grouped_gemm.h"
 
 #include "kernel.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int tile = 64, depth = 16, threads = 256;
 
-/// An operand of any storage type; element (i, k) lies at i * stride + k * k_stride.
+/// An operand of any storage type; element (i, k) is at i * stride + k * k_stride.
 struct Operand {
   const void* data;
   int64_t stride, k_stride;
@@ -21,8 +21,7 @@ __device__ __forceinline__ float element(const Operand& x, int64_t at) {
                                    : load(static_cast<const bf16*>(x.data) + at);
 }
 
-/// Copies [tile, depth] of an operand to shared memory, zeros beyond `count` and `k_count`; neighbouring threads read
-/// neighbouring memory.
+/// Loads [tile, depth] of an operand to shared memory, zeros beyond `count` and `k_count`; loads are coalesced.
 __device__ __forceinline__ void load_tile(const Operand& x, int64_t origin, int64_t count, int64_t k_count,
                                           float (&to)[depth][tile + 1]) {
   for (int index = threadIdx.x; index < tile * depth; index += threads) {
@@ -32,7 +31,7 @@ __device__ __forceinline__ void load_tile(const Operand& x, int64_t origin, int6
   }
 }
 
-/// sum[4][4] of this thread = rows 4 (t / 16) + i, columns (t % 16) + 16 j of a b over k_count.
+/// sum[4][4] of this thread: rows 4 (t / 16) + i, columns t % 16 + 16 j of a b over k_count.
 __device__ __forceinline__ void multiply(const Operand& a, int64_t a_origin, int64_t rows, const Operand& b,
                                          int64_t b_origin, int64_t columns, int64_t k_count, float (&sum)[4][4]) {
   __shared__ float a_tile[depth][tile + 1], b_tile[depth][tile + 1];
@@ -97,7 +96,7 @@ __global__ void weight_gradient_kernel(mimo_grouped_gemm_weight_gradient_args ar
 
 bool is_float(int32_t dtype) { return dtype == MIMO_DTYPE_F32 || dtype == MIMO_DTYPE_BF16; }
 
-/// Whether tensor-core kernels can read rows of `width` bf16 in 16-byte pieces.
+/// Whether tensor-core kernels can read rows of `width` bf16 in 16-byte vectors.
 bool readable(const void* pointer, int64_t width) { return packs_fit<bf16>(pointer, width, width, 8); }
 
 }  // namespace
@@ -138,7 +137,7 @@ void grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_w
   MIMO_REQUIRE(args.groups >= 1 && args.n >= 0 && args.k >= 0, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.groups <= 65535 && args.n <= 65535 * tile, "grouped_gemm_weight_gradient");
   MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_gemm_weight_gradient");
-  // Without rows there is nothing to round.
+  // Without rows there is nothing to quantise.
   if (rounds && args.rows > 0 && args.n > 0 && args.k > 0) {
     if (!sm90_e4m3_grouped_gemm_weight_gradient_fits(stream, args)) {
       fail(MIMO_ERROR_UNSUPPORTED,

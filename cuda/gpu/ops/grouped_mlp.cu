@@ -1,5 +1,5 @@
-// Feed-forward layers of experts (docs/spec/moe-performance.md §1), composed of the grouped products, the activation and the
-// biases, for every case. In e4m3 products and activation are kernels of Hopper.
+// MLP of the experts (docs/spec/moe-performance.md §1) composed of grouped GEMM, activation and bias kernels; e4m3 is
+// delegated to sm90_e4m3_grouped_mlp.
 #include "activation_backward.h"
 #include "grouped_bias.h"
 #include "grouped_mlp.h"

@@ -4,12 +4,13 @@
 
 namespace mimo::cuda {
 
-/// bf16 layers whose products are in e4m3, sm_90: sizes in steps of 16, blocks in steps of 8, all pointers on 16 bytes.
+/// Whether the e4m3 kernels apply: bf16, sm_90, sizes in multiples of 16, blocks in multiples of 8, pointers aligned to
+/// 16 bytes.
 bool sm90_e4m3_grouped_mlp_fits(const mimo_stream& stream, const mimo_grouped_mlp_forward_args& args);
 bool sm90_e4m3_grouped_mlp_fits(const mimo_stream& stream, const mimo_grouped_mlp_backward_args& args);
-/// z (unless null) and y.
+/// Computes z (unless null) and y.
 void sm90_e4m3_grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_forward_args& args);
-/// dz, hs and dx (unless null) and drow_probability without its part of b2 (unless null).
+/// Computes dz, hs and dx, and drow_probability without the b2 term; each unless null.
 void sm90_e4m3_grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_args& args);
 
 }  // namespace mimo::cuda

@@ -1,16 +1,16 @@
-// The divergence of a student's distribution over the vocabulary from a teacher's (docs/spec/elastic.md §11), on shards. A
-// block takes a token.
+// KL divergence of the student's distribution over the vocabulary from the teacher's, on vocabulary shards
+// (docs/spec/elastic.md §11). One block a token.
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// Places of a token's statistics.
+/// Indices of a token's statistics.
 enum Statistic : int64_t { student_max, student_sum, teacher_max, teacher_sum, teacher_dot, statistic_count };
 
 constexpr int threads = 256;
 
-/// Largest of a block's values, given to every thread.
+/// Maximum over a block, returned to every thread.
 __device__ __forceinline__ float block_max(float value, float* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   value = warp_max(value);
@@ -66,7 +66,7 @@ __global__ void loss_kernel(mimo_kl_loss_args args) {
   }
   double sum = 0, weight = 0, dot = 0;
   for (int64_t i = 0; i < args.shards; ++i) {
-    // A shard of padding alone has no maximum.
+    // A shard of padding only has no maximum.
     if (at(i, student_sum) == 0.0f && at(i, teacher_sum) == 0.0f) continue;
     const double own = exp(static_cast<double>(at(i, teacher_max) - peak));
     sum += exp(static_cast<double>(at(i, student_max) - top)) * static_cast<double>(at(i, student_sum));

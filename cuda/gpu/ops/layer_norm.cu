@@ -1,10 +1,11 @@
-// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
+// LayerNorm over rows: y = (x - mean) rstd γ + β with the biased variance; forward, optionally fused with a residual
+// sum, and backward.
 #include "norm.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// A team a row. Residual: the sum is written and, as it is rounded, normalised.
+/// One team a row. Residual: the sum is stored and normalised as rounded.
 template <class T, class W, int Width, class Team, bool Residual>
 __global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_layer_norm_forward_args args) {
   __shared__ float shared[2][Team::sum_floats];
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(forward_threads<Team>) forward_kernel(mimo_lay
   });
 }
 
-/// With n = (x - mean) rstd and g = γ dy: dx = rstd (g - mean(g) - n mean(g n)) (+ dresidual).
-/// partial[block] = Σ over rows of dy n, then of dy. Ahead: rows come through shared memory, several at a time.
+/// With n = (x - mean) rstd and g = γ dy: dx = rstd (g - mean(g) - n mean(g n)) (+ dresidual), and partial[block] = Σ
+/// over rows of dy n, then of dy. Ahead: rows are prefetched to shared memory, several at a time.
 template <class T, class W, int Width, class Team, bool Ahead>
 __global__ void __launch_bounds__(backward_threads<Team, Width>)
     backward_kernel(mimo_layer_norm_backward_args args, int64_t rows_per_block, float* partial_weight,
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
   const T* const x_data = static_cast<const T*>(args.x);
   const T* const dy_data = static_cast<const T*>(args.dy);
   const T* const residual_data = static_cast<const T*>(args.dresidual);
-  const T* const residual_or_x = residual_data == nullptr ? x_data : residual_data;  // an address even if nothing is read
+  const T* const residual_or_x = residual_data == nullptr ? x_data : residual_data;  // a valid address even if nothing is read
   const RowsAhead<Team, T, Width> ahead{copied};
   constexpr int rows = RowsAhead<Team, T, Width>::rows;
   const int64_t step = blockDim.y;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
         ahead.copy(residual_or_x + at, live && residual_data != nullptr, slot, 2, p);
       });
     }
-    copy_commit();  // empty groups keep the count of those under way
+    copy_commit();  // empty groups keep the number of groups in flight constant
   };
   int64_t row = blockIdx.x * rows_per_block + threadIdx.y;
   if constexpr (Ahead) {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
         for (int i = 0; i < Width; ++i) to[i] = value.get(i);
       }
     };
-    // Made again after the sums: registers would not hold the row besides the sums over rows.
+    // Recomputed after the sums: the row does not fit in registers next to the sums over rows.
     const auto read_both = [&](int p, float (&n)[Width], float (&dy)[Width]) {
       read_pack(x_data, 0, p, n);
       read_pack(dy_data, 1, p, dy);

@@ -1,5 +1,5 @@
-// Factors of an elastic model's masks, and columns times factors (docs/spec/elastic.md §9). The sums of a factor's
-// gradient are cut by sizes alone and added in order.
+// Column masks of elastic models: mask factors, and columns times factors (docs/spec/elastic.md §9). The gradient of a
+// factor is summed in parts that depend on sizes alone, in a fixed order.
 #include "early.cuh"
 #include "mask_gradients.cuh"
 #include "packed.cuh"
@@ -14,7 +14,7 @@ __global__ void factors_forward_kernel(mimo_mask_factors_forward_args args) {
   });
 }
 
-/// A block a value.
+/// One block for each value.
 __global__ void factors_backward_kernel(mimo_mask_factors_backward_args args) {
   __shared__ double shared[32];
   const int64_t value = blockIdx.x, b = blockIdx.y;
@@ -28,7 +28,7 @@ __global__ void factors_backward_kernel(mimo_mask_factors_backward_args args) {
   if (threadIdx.x == 0) args.dvalues[b * args.value_count + value] += static_cast<float>(sum[0]);
 }
 
-// A thread has its columns' factors, and several rows on their way.
+// A thread keeps the factors of its columns and has several rows in flight.
 constexpr int rows_at_once = 4;
 constexpr int64_t rows_per_block = mask_rows_per_block;
 
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_colu
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * Width;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * rows_per_block;
   const int64_t end = smaller(begin + rows_per_block, live_rows(args.rows, args.row_count));
-  // Nothing reads the partials of rows that are not live.
+  // Partials of rows past the live ones are not read.
   if (begin >= end) return;
   const bool live = column < args.width;
   float factor[Width], sum[Width] = {};
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(32 * row_lanes) backward_kernel(mimo_mask_colu
   if (partial != nullptr) write_column_sums(sum, args.width, partial);
 }
 
-/// 32 columns by 16 lanes of partials.
+/// Threads: 32 columns x 16 lanes of partials.
 __global__ void gradients_kernel(PartialSums sums, const float* factors, const float* scale, float* dfactors, float* dscale) {
   previous_is_done();
   let_next_start();

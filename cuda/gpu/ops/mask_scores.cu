@@ -1,5 +1,5 @@
-// Router logits of masked experts (docs/spec/elastic.md §10). The sums of a factor's gradient are cut by sizes alone and added
-// in order.
+// Router logits of masked experts (docs/spec/elastic.md §10). The gradient of a factor is summed in parts that depend
+// on sizes alone, in a fixed order.
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -37,7 +37,7 @@ __global__ void masked_bias_kernel(mimo_mask_scores_forward_args args) {
   args.masked_bias[e] = m <= 0.0f ? args.blocked_bias : args.sigmoid != 0 ? m * bias : bias;
 }
 
-/// dlogits, and partial[blockIdx.y][e] = Σ over the block's tokens of dy times the slope by m.
+/// dlogits, and partial[blockIdx.y][e] = Σ over the block's tokens of dy times the derivative by m.
 __global__ void scores_backward_kernel(mimo_mask_scores_backward_args args, float* partial) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (e >= args.experts) return;
@@ -57,7 +57,7 @@ __global__ void scores_backward_kernel(mimo_mask_scores_backward_args args, floa
       const float other = 1.0f / (expf(-logit) + (1.0f - m));
       by_logit = 1.0f - (1.0f - m) * other, by_value = 1.0f / m + other;
     }
-    // A slope may be infinite where nothing comes back.
+    // The derivative may be infinite where dy is 0.
     if (dy != 0.0f) sum += dy * by_value;
     if (args.dlogits != nullptr) args.dlogits[at] = dy * by_logit;
   }

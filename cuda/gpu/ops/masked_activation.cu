@@ -1,5 +1,5 @@
-// Activations of masked columns (docs/spec/elastic.md §9): y = p act(s m x). The sums of a factor's gradient are cut by sizes
-// alone and added in order.
+// Activations of masked columns (docs/spec/elastic.md §9): y = p act(s m x). The gradient of a factor is summed in
+// parts that depend on sizes alone, in a fixed order.
 #include "activation.cuh"
 #include "mask_gradients.cuh"
 #include "packed.cuh"
@@ -12,7 +12,7 @@ struct ValueAndSlopes {
   float value, slope[Inputs];
 };
 
-/// Value and slope of a kind that is not gated at a column of x, and where that column is.
+/// Ungated kind: value and derivative at a column of x, and the position of that column.
 template <class Kind>
 struct PlainRule {
   static constexpr int inputs = 1;
@@ -23,7 +23,7 @@ struct PlainRule {
   __device__ __forceinline__ int64_t pack_of(int, int64_t pack) const { return pack; }
 };
 
-/// Value and slopes of a gated kind at a gate column and a linear one.
+/// Gated kind: value and derivatives at a gate and a linear column.
 struct GatedRule {
   static constexpr int inputs = 2;
   Gate g;
@@ -39,7 +39,7 @@ struct GatedRule {
   __device__ __forceinline__ int64_t pack_of(int input, int64_t pack) const { return gate_pack(pack, block) + input * block; }
 };
 
-/// The factors of a thread's columns.
+/// Loads the factors of a thread's columns.
 template <class Rule, int Width>
 __device__ __forceinline__ void read_factors(const Rule& rule, const float* factors, const float* scale, int64_t pack,
                                              float (&to)[Rule::inputs][Width]) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void read_factors(const Rule& rule, const float* fact
 constexpr int rows_at_once = 4;
 constexpr int64_t rows_per_block = 64;
 
-/// Blocks of packs of columns, whose factors stay with their threads, by rows_per_block rows.
+/// Grid: packs of columns, whose factors stay in registers, x rows_per_block rows.
 template <class Rule, class T, int Width>
 __global__ void forward_kernel(mimo_masked_activation_forward_args args, Rule rule) {
   const int64_t packs = args.width / Width;
@@ -95,8 +95,8 @@ __global__ void forward_kernel(mimo_masked_activation_forward_args args, Rule ru
   }
 }
 
-/// dx, the rows' probabilities' gradients, and partial[block][c] = Σ over the block's rows of x p dy act'. A warp has 32 packs of
-/// columns at a time, and goes down all rows of the block with them.
+/// dx, the gradients of the rows' probabilities, and partial[block][c] = Σ over the block's rows of x p dy act'. A warp
+/// takes 32 packs of columns at a time through all rows of the block.
 template <class Rule, class T, int Width>
 __global__ void backward_kernel(mimo_masked_activation_backward_args args, Rule rule, float* partial) {
   extern __shared__ float row_sums[];  // [rows_per_block][warps]
@@ -105,7 +105,7 @@ __global__ void backward_kernel(mimo_masked_activation_backward_args args, Rule 
   const int64_t packs = args.width / Width;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * rows_per_block;
   const int64_t end = smaller(begin + rows_per_block, live_rows(args.rows, args.row_count));
-  // Nothing reads the partials of rows that are not live.
+  // Partials of rows past the live ones are not read.
   if (begin >= end) return;
   for (int i = threadIdx.x; i < rows_per_block * warps; i += blockDim.x) row_sums[i] = 0;
   __syncthreads();

@@ -1,5 +1,5 @@
-// Nodes of the hierarchical exchange of experts' rows (docs/spec/moe-performance.md §2.3): which nodes a token goes to, and which of its
-// experts lie on the node where it has come.
+// Hierarchical expert exchange (docs/spec/moe-performance.md §2.3): the nodes that a token is sent to, and the experts
+// of a token on the node that received it.
 #include "early.cuh"
 
 namespace mimo::cuda {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// A thread a token: it looks at as many choices as there are, and at the nodes it has found.
+/// One thread a token: it loops over the token's topk choices and the nodes found so far.
 __global__ void __launch_bounds__(threads) token_nodes_kernel(mimo_moe_token_nodes_args args) {
   previous_is_done();
   let_next_start();
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads) token_nodes_kernel(mimo_moe_token_nod
   while (found < slots) nodes[found++] = -1;
 }
 
-/// A thread a choice.
+/// One thread for each choice.
 __global__ void __launch_bounds__(threads) node_experts_kernel(mimo_moe_node_experts_args args) {
   previous_is_done();
   let_next_start();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads) node_experts_kernel(mimo_moe_node_exp
 void moe_token_nodes(mimo_stream& stream, const mimo_moe_token_nodes_args& args) {
   MIMO_REQUIRE(args.nodes > 0 && args.node_experts > 0, "moe_token_nodes");
   MIMO_REQUIRE(args.node_slots >= (args.topk < args.nodes ? args.topk : args.nodes), "moe_token_nodes");
-  MIMO_REQUIRE(args.nodes * args.node_experts <= 1 << 24, "moe_token_nodes");  // fp32 holds their numbers
+  MIMO_REQUIRE(args.nodes * args.node_experts <= 1 << 24, "moe_token_nodes");  // expert numbers are exact in fp32
   if (args.tokens == 0) return;
   launch_early(stream, token_nodes_kernel, grid_of(ceil_div(args.tokens, threads)), dim3(threads), 0, args);
 }

@@ -1,12 +1,12 @@
-// Token copies into expert order and their sum back into token order (docs/spec/language-model.md §4.5). Each is the
-// other's backward. A width of 0 moves the probabilities alone.
+// MoE permute: copies of tokens in expert order, and unpermute: their weighted sum in token order
+// (docs/spec/language-model.md §4.5). Each is the other's backward. With a width of 0 only the probabilities move.
 #include "e4m3.h"
 #include "early.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// row_of_slot[slot]: the slot's row, for those that have one; and the rows' probabilities.
+/// Writes row_of_slot[slot] for slots that have a row, and the rows' probabilities.
 __global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) {
   previous_is_done();
   let_next_start();
@@ -18,10 +18,10 @@ __global__ void invert_kernel(mimo_moe_permute_args args, int32_t* row_of_slot) 
 }
 
 constexpr int permute_threads = 256, permute_lanes = 128;
-constexpr int packs_at_once = 3;  // of a thread
+constexpr int packs_at_once = 3;  // packs of a thread in flight
 
-/// Token by token: each is read once and written to all its rows. Row by row, a token would be read topk times, with
-/// more data in between than the cache holds.
+/// Iterates over tokens: each is read once and written to all its rows. Iterating over rows would read a token topk
+/// times, with more data in between than the cache holds.
 template <class T, int Width>
 __global__ void __launch_bounds__(permute_threads)
     permute_kernel(mimo_moe_permute_args args, const int32_t* row_of_slot, int64_t packs) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(permute_threads)
   }
 }
 
-/// fp32 sums; rows are read several at a time so that their latencies overlap.
+/// Sums in fp32; several rows are loaded at a time so that their latencies overlap.
 template <class T, int Width>
 __global__ void unpermute_kernel(mimo_moe_unpermute_args args, int64_t packs) {
   constexpr int at_once = 4;
@@ -96,7 +96,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
   const int64_t bytes = args.width > 0 ? slots * static_cast<int64_t>(sizeof(int32_t)) : 0;
   Workspace workspace(&stream, bytes);
   int32_t* const row_of_slot = args.width > 0 ? workspace.as<int32_t>() : nullptr;
-  // -1: a slot without a row. With as many rows as slots there are no such slots.
+  // -1 marks slots without a row; with as many rows as slots there are no such slots.
   if (bytes > 0 && args.row_count != nullptr) {
     check(cudaMemsetAsync(row_of_slot, 0xFF, static_cast<size_t>(bytes), stream.handle()), "clearing rows");
   }
@@ -109,7 +109,7 @@ void moe_permute(mimo_stream& stream, const mimo_moe_permute_args& args) {
     const auto fits = [&](const void* pointer) { return packs_fit<T>(pointer, args.width, args.width, wide); };
     with_width<wide>(fits(args.x) && fits(args.rows), [&](auto w) {
       const int64_t packs = args.width / w;
-      // As few passes over the row as there can be, and lanes that all of them keep busy.
+      // As few passes over the row as possible, then the fewest lanes that keep all passes full.
       const int64_t passes = ceil_div(packs, packs_at_once * permute_lanes);
       const unsigned lanes = static_cast<unsigned>(larger(16, round_up(ceil_div(packs, packs_at_once * passes), 16)));
       const dim3 block(lanes, permute_threads / lanes);

@@ -1,18 +1,18 @@
-// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert,
-// in runs of slots. Counts stay on the device.
+// MoE sort: stable counting sort of the routed slots by expert, counts kept on the device (docs/spec/language-model.md
+// §4.5).
 //
-// Sizes that clusters do not take (moe_sort_cluster.cu) are sorted by two kernels. One counts the runs' slots; while it
-// runs, the blocks of the second already put the slots of their run in order in shared memory, and then wait for the
-// counts to learn where that order's pieces go.
+// For sizes that the single-kernel version (moe_sort_cluster.cu) does not support there are two kernels. The first
+// counts the slots of each run; meanwhile the blocks of the second sort their run in shared memory, then wait for the
+// counts, which give the destinations.
 #include "moe_sort.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int threads = sort_threads, warps = sort_warps;
-constexpr int place_bits = 10;  // of a slot in a block's order
+constexpr int place_bits = 10;  // bits of a slot's index in a block's order
 
-/// count[run][e]: the run's slots of expert e; rows of `stride` experts. A run has `passes` slots a thread.
+/// count[run][e]: slots of expert e in the run; rows of `stride` experts. A run has `passes` slots for each thread.
 __global__ void __launch_bounds__(threads)
     count_kernel(mimo_moe_sort_args args, int32_t* count, int stride, int passes) {
   extern __shared__ int32_t shared_counts[];
@@ -24,38 +24,38 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll 4
   for (int i = 0; i < passes; ++i) {
     const int expert = expert_of(args, first + i * threads, args.tokens * args.topk);
-    if (expert >= 0) atomicAdd(&shared_counts[expert], 1);  // integers: the order does not matter
+    if (expert >= 0) atomicAdd(&shared_counts[expert], 1);  // integer atomics: the order does not matter
   }
   __syncthreads();
   int32_t* const of_run = count + static_cast<int64_t>(blockIdx.x) * stride;
   for (int e = threadIdx.x; e < stride; e += threads) of_run[e] = shared_counts[e];
 }
 
-/// Places the run's slots: rows of lower experts, plus the same expert's slots of earlier runs, of earlier passes and
-/// warps and of lower lanes. Every block adds up the counts of all runs for itself: they are few, and no block has to
-/// wait.
+/// Destination row of a slot: the rows of lower experts, plus the slots of its expert in earlier runs, earlier passes,
+/// lower warps and lower lanes. Each block sums the counts of all runs itself: they are few, and no block waits for
+/// another.
 __global__ void __launch_bounds__(threads)
     place_kernel(mimo_moe_sort_args args, const int32_t* count, int stride, int runs, int passes) {
   extern __shared__ int32_t shared[];
   __shared__ int32_t warp_totals[2][warps];
-  __shared__ int32_t order[threads];  // slots of a pass, by expert: the expert, and which thread's
+  __shared__ int32_t order[threads];  // slots of a pass by expert: expert and thread index
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int experts = static_cast<int>(args.experts);
   const int columns = columns_of(experts), column = thread % columns, sharer = thread / columns, sharers = threads / columns;
   const int share_warps = warps / sharers;
-  int32_t* const all = shared;                                  // [sharers][stride] in the sum over runs
+  int32_t* const all = shared;                                  // [sharers][stride] partial sums over runs
   int32_t* const earlier = all + larger(4 * threads, stride);   // [sharers][stride]
-  int32_t* const rows = earlier + larger(4 * threads, stride);  // [warps][experts] lanes with it; then slots of lower warps
+  int32_t* const rows = earlier + larger(4 * threads, stride);  // [warps][experts] lane masks; then slots of lower warps
   int32_t* const next_row = rows + warps * experts;             // [experts]
-  int32_t* const first = next_row + experts;                    // [experts] first of an expert in `order`
-  int32_t* const moved = first + experts;                       // [experts] from `order` to rows
-  int32_t* const sums = moved + experts;                        // [sharers][experts] of the warps that a thread shares
+  int32_t* const first = next_row + experts;                    // [experts] first slot of an expert in `order`
+  int32_t* const moved = first + experts;                       // [experts] offset from `order` to rows
+  int32_t* const sums = moved + experts;                        // [sharers][experts] slots in the warps that a thread sums
 
   for (int pass = 0; pass < passes; ++pass) {
     const int64_t begin = (static_cast<int64_t>(blockIdx.x) * passes + pass) * threads, slot = begin + thread;
     for (int i = thread; i < warps * experts; i += threads) rows[i] = 0;
-    // Read before the counts are there: the kernel that wrote the experts has ended, since otherwise the one that
-    // counts them would not have begun.
+    // Safe before previous_is_done(): the kernel that wrote the experts has ended, otherwise the counting kernel would
+    // not have started.
     const int expert = expert_of(args, slot, args.tokens * args.topk);
     __syncthreads();
     if (expert >= 0) atomicOr(rows + warp * experts + expert, 1 << lane);
@@ -147,7 +147,7 @@ void moe_sort(mimo_stream& stream, const mimo_moe_sort_args& args) {
   MIMO_REQUIRE(slots <= INT32_MAX, "moe_sort");
   MIMO_REQUIRE(args.experts >= 1, "moe_sort");
   if (sort_in_clusters(stream, args)) return;
-  // A block a multiprocessor at most: every block reads all runs' counts.
+  // At most one block an SM, because every block reads the counts of all runs.
   const int64_t passes = larger(1, ceil_div(slots, static_cast<int64_t>(threads) * stream.device->multiprocessors));
   const int64_t runs = larger(1, ceil_div(slots, passes * threads)), stride = round_up(args.experts, 4);
   const int64_t words = (warps + 3) * args.experts + larger(threads, args.experts) + 2 * larger(4 * threads, stride);

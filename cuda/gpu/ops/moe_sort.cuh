@@ -1,4 +1,4 @@
-// Shared by both ways of sorting slots by expert (moe_sort.cu, moe_sort_cluster.cu).
+// Shared by both sorts of slots by expert (moe_sort.cu, moe_sort_cluster.cu).
 #pragma once
 #include "early.cuh"
 #include "sum_before.cuh"
@@ -7,22 +7,23 @@ namespace mimo::cuda {
 
 constexpr int sort_threads = 512, sort_warps = sort_threads / 32;
 
-/// The slot's expert; -1: the slot has no expert, or does not lie below `end`.
+/// Expert of a slot; -1 if it has none or is not below `end`.
 __device__ __forceinline__ int expert_of(const mimo_moe_sort_args& args, int64_t slot, int64_t end) {
   if (slot >= end) return -1;
   const int expert = args.expert_index[slot];
   return expert >= 0 && expert < args.experts ? expert : -1;
 }
 
-/// Threads beside each other take things beside each other, a power of two of them; several threads share each.
+/// Columns of the thread grid: the power of two that covers `count`; threads beyond share the columns.
 __device__ __forceinline__ int columns_of(int count) {
   int columns = 32;
   while (columns < count && columns < sort_threads) columns *= 2;
   return columns;
 }
 
-/// rows[warp][e]: bits of the lanes with expert e; afterwards the slots of e in lower warps among those that one thread shares.
-/// sums[sharer][e] = their slots of e. Thread (column, sharer) has the experts of its column and warps / sharers warps.
+/// rows[warp][e] holds lane masks on entry; on return, the slots of e in lower warps among the warps that one thread
+/// sums. sums[sharer][e] = the slots of e in those warps. Thread (column, sharer) handles the experts of its column and
+/// warps / sharers warps.
 __device__ __forceinline__ void count_lower_warps(int32_t* rows, int32_t* sums, int experts, int column, int columns,
                                                   int sharer, int sharers) {
   const int share_warps = sort_warps / sharers;
@@ -38,7 +39,7 @@ __device__ __forceinline__ void count_lower_warps(int32_t* rows, int32_t* sums, 
   }
 }
 
-/// Sorts up to some 100000 slots in one kernel, on GPUs that have clusters of blocks; false for others.
+/// Sorts up to about 100000 slots in one kernel with thread block clusters; returns false where that is not supported.
 bool sort_in_clusters(mimo_stream& stream, const mimo_moe_sort_args& args);
 
 }  // namespace mimo::cuda

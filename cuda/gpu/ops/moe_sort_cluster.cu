@@ -1,26 +1,26 @@
-// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert,
-// in one kernel. Counts stay on the device.
+// MoE sort in one kernel: stable counting sort of the routed slots by expert, counts kept on the device
+// (docs/spec/language-model.md §4.5).
 //
-// The slots are cut into segments, a block of a cluster each, and segments into shares. Every cluster counts all slots, and
-// tells its blocks the counts of all segments through shared memory; a block then places one share of its segment. Counting
-// is cheap, waiting for another kernel is not.
+// Slots are split into segments, one for each block of a cluster, and segments into shares, one for each cluster. Every
+// cluster counts all slots and exchanges the segments' counts through distributed shared memory; each block then places
+// one share of its segment. Counting repeatedly is cheaper than waiting for another kernel.
 #include "moe_sort.cuh"
 
 namespace mimo::cuda {
 namespace {
 
 constexpr int threads = sort_threads, warps = sort_warps;
-constexpr int segments = 8;  // and blocks of a cluster: 16 have to be asked for, and took longer
+constexpr int segments = 8;  // blocks of a cluster; 16 (a non-portable size) were slower
 
 struct Cut {
   int64_t segment, share;
 };
 
 #if __CUDA_ARCH__ >= 900
-/// All threads of the cluster arrive here; their earlier writes can be read after all_came().
+/// Split cluster barrier: writes before come() are visible after all_came().
 __device__ __forceinline__ void come() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void all_came() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-/// Writes to where `at` lies in another block's shared memory.
+/// Stores to the address of `at` in another block's shared memory.
 __device__ __forceinline__ void write_to_block(const int32_t* at, int block, int32_t value) {
   const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(at));
   uint32_t there;
@@ -37,14 +37,14 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
   const int experts = static_cast<int>(args.experts);
   const int columns = columns_of(experts);
   const int column = thread % columns, sharer = thread / columns, sharers = threads / columns, share_warps = warps / sharers;
-  int32_t* const earlier = shared;                      // [experts] slots of the segment before this block's
-  int32_t* const later = earlier + experts;             // [experts] its other slots
-  int32_t* const rows = later + experts;                // [warps][experts] lanes with the expert; then slots of lower warps
+  int32_t* const earlier = shared;                      // [experts] slots of the segment before this block's share
+  int32_t* const later = earlier + experts;             // [experts] the segment's other slots
+  int32_t* const rows = later + experts;                // [warps][experts] lane masks; then slots of lower warps
   int32_t* const totals = rows + warps * experts;       // [segments][experts]
   int32_t* const next_row = totals + segments * experts;  // [experts]
   int32_t* const sums = next_row + experts;             // [sharers][experts]
   int32_t* const starts = sums + sharers * experts;     // [sharers][experts]
-  come();  // has started
+  come();  // this block has started
   for (int i = thread; i < (2 + warps) * experts; i += threads) shared[i] = 0;
   const int group = static_cast<int>(blockIdx.x) / segments, segment = static_cast<int>(blockIdx.x) % segments;
   const int64_t slots = args.tokens * args.topk, begin = segment * cut.segment, end = smaller(begin + cut.segment, slots);
@@ -60,13 +60,13 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
 #pragma unroll
     for (int i = 0; i < at_once; ++i) counted[i] = expert_of(args, first + i * threads, end);
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {  // integers: the order does not matter
+    for (int i = 0; i < at_once; ++i) {  // integer atomics: the order does not matter
       if (counted[i] >= 0) atomicAdd((first + i * threads < own_begin ? earlier : later) + counted[i], 1);
     }
   }
   if (expert >= 0) atomicOr(rows + warp * experts + expert, 1 << lane);
   __syncthreads();
-  all_came();  // no block writes to another that has not started
+  all_came();  // all blocks have started: their shared memory may be written
   for (int e = column; e < experts; e += columns) {
     const int32_t total = earlier[e] + later[e];
     for (int to = sharer; to < segments; to += sharers) write_to_block(totals + segment * experts + e, to, total);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
     count_lower_warps(rows, sums, experts, column, columns, sharer, sharers);
     if (first) {
       all_came();
-      // Rows of lower experts, plus the same expert's slots of earlier segments and earlier in this one.
+      // Rows of lower experts, plus the expert's slots in earlier segments and earlier in this segment.
       int32_t base = 0;
       for (int chunk = 0; chunk < experts; chunk += columns) {
         const int e = chunk + column;
@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(threads) sort_kernel(mimo_moe_sort_args args, 
 
 bool sort_in_clusters(mimo_stream& stream, const mimo_moe_sort_args& args) {
   const int64_t slots = args.tokens * args.topk;
-  // Not all multiprocessors: clusters lie in parts of the chip that hold different numbers of them.
+  // Three quarters of the SMs: GPCs hold different numbers of clusters.
   const int64_t most_groups = larger(1, stream.device->multiprocessors * 3 / 4 / segments);
   const int64_t bytes = ((3 + warps + segments) * args.experts + 2 * larger(threads, args.experts)) *
                         static_cast<int64_t>(sizeof(int32_t));
-  // More slots than two for each thread are faster counted once.
+  // Beyond two slots for each thread the two-kernel version is faster.
   if (stream.device->compute_major < 9 || slots > 2 * threads * segments * most_groups ||
       bytes > stream.device->shared_bytes_per_block) {
     return false;

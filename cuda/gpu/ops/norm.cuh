@@ -1,7 +1,7 @@
-// How the norms share out their work: a team of threads owns a row's group of columns (the whole row, mostly), every thread
-// of it up to `packs` packs. Few threads with many packs: a sum over a team costs the same however many numbers each thread
-// brings, and norms are close to the rate at which a multiprocessor starts instructions. A team is a warp or two where a row
-// fits, else a block.
+// Work distribution of the norm kernels: a team of threads owns a row's group of columns (usually the whole row), each
+// thread up to `packs` packs. Few threads with many packs: a reduction over a team costs the same however many values
+// each thread brings, and norms are close to the SM's issue rate. A team is one or two warps if a row fits, else a
+// block.
 #pragma once
 #include "early.cuh"
 #include "mma.cuh"
@@ -9,7 +9,7 @@
 
 namespace mimo::cuda {
 
-/// The elements rounded to their storage type.
+/// Packs values, rounded to their storage type.
 template <class T, int Width>
 __device__ __forceinline__ Packed<T, Width> packed(const float (&from)[Width]) {
   Packed<T, Width> to;
@@ -26,34 +26,34 @@ __device__ __forceinline__ Packed<T, Width> packed_sum(const Packed<T, Width>& a
   return packed<T>(both);
 }
 
-/// Teams of `Warps` warps share a block, whose blockDim is (32 Warps, teams); 0: a team is a block, of as many as it needs.
+/// `Warps` > 0: teams of that many warps share a block, blockDim = (32 Warps, teams). 0: a team is a whole block.
 template <int Packs, int Warps>
 struct Team {
   static constexpr int packs = Packs, warps = Warps;
   static constexpr bool is_block = Warps == 0;
-  static constexpr int sum_floats = 32;  // of shared memory, for each value that is summed
+  static constexpr int sum_floats = 32;  // shared memory for each summed value
 
   static __device__ __forceinline__ int threads() { return is_block ? static_cast<int>(blockDim.x) : 32 * Warps; }
-  /// Number of the thread's p-th pack; past the row's last one, the thread has none.
+  /// Index of the thread's p-th pack, which may lie past the row's end.
   static __device__ __forceinline__ int pack(int p) { return static_cast<int>(threadIdx.x) + p * threads(); }
 
-  /// Calls body(p); p is a compile-time place in registers. No branch stands between the packs, so that their work
-  /// overlaps: packs that the row has not are worked on as zeros.
+  /// Calls body(p) with p known at compile time, so that arrays indexed by it stay in registers. There is no branch
+  /// between packs, so their latencies overlap; packs past the row's end are processed as zeros.
   template <class Body>
   static __device__ __forceinline__ void for_packs(Body&& body) {
 #pragma unroll
     for (int p = 0; p < Packs; ++p) body(p);
   }
 
-  /// Waits for the team's other warps.
+  /// Barrier over the warps of the team.
   static __device__ __forceinline__ void meet() {
     if constexpr (Warps > 1) {
       asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.y) + 1), "n"(32 * Warps) : "memory");
     }
   }
 
-  /// Sums over the team, given to every thread. `shared` holds sum_floats * Count values, and is free again after the team's
-  /// next sum.
+  /// Sums over the team and returns the sums to every thread. `shared` holds sum_floats * Count values and may be
+  /// reused after the team's next sum.
   template <int Count>
   static __device__ __forceinline__ void sum(float (&value)[Count], float* shared) {
     if constexpr (is_block) {
@@ -80,13 +80,13 @@ struct Team {
 };
 
 constexpr int block_packs = 4;
-/// Threads that a team of a whole block has at most, forward and backward: so many that their registers suffice.
+/// Most threads of a whole-block team, forward and backward, limited by registers.
 constexpr int most_forward_threads = 512;
 template <int Width>
 constexpr int most_backward_threads = Width == 8 ? 384 : 512;
 
-/// Calls body(Team) with the team for rows of `row_packs` packs. bf16 has the sizes that models have; LargeTeam is the one for
-/// rows that it has places for and one warp has not, or void.
+/// Calls body(Team) with the team for rows of `row_packs` packs. bf16 has the sizes of common models. LargeTeam, or
+/// void, is for rows that are too long for one warp but fit it.
 template <class T, int Width, class LargeTeam, int MostThreads, class Body>
 void with_team(int64_t row_packs, Body&& body) {
   if constexpr (Width > 1) {
@@ -104,18 +104,18 @@ void with_team(int64_t row_packs, Body&& body) {
   body(Team<block_packs, 0>{});
 }
 
-/// Teams of a block, forward and backward: the numbers that ran fastest on an H200.
+/// Teams in a block, forward and backward: fastest on an H200.
 template <class Team>
 constexpr int forward_teams = Team::is_block ? 1 : Team::packs <= 2 ? 4 : 2;
 template <class Team>
 constexpr int backward_teams = Team::is_block ? 1 : Team::warps == 2 ? 6 : 8;
-/// Threads of a kernel's blocks at most.
+/// Upper bound of the threads in a block.
 template <class Team>
 constexpr int forward_threads = Team::is_block ? most_forward_threads : 32 * Team::warps * forward_teams<Team>;
 template <class Team, int Width>
 constexpr int backward_threads = Team::is_block ? most_backward_threads<Width> : 32 * Team::warps * backward_teams<Team>;
 
-/// The block of a kernel with these teams.
+/// Block dimensions for `teams` teams.
 template <class Team>
 dim3 team_block(int64_t row_packs, int64_t teams) {
   if (!Team::is_block) return dim3(32 * Team::warps, static_cast<unsigned>(teams));
@@ -134,7 +134,7 @@ __device__ __forceinline__ void stay_packed(Packed (&value)[Count]) {
   }
 }
 
-/// Zeros when not `live`.
+/// Loads a pack, or returns zeros if not `live`.
 template <int Width, class T>
 __device__ __forceinline__ Packed<T, Width> read_if(bool live, const T* from) {
   Packed<T, Width> value = {};
@@ -144,24 +144,24 @@ __device__ __forceinline__ Packed<T, Width> read_if(bool live, const T* from) {
 
 constexpr int copied_tensors = 3;  // x, dy, dresidual
 
-/// A thread's packs of the coming rows of its team: those whose copies to shared memory are under way, and the row in
-/// use. Each thread reads only its own copies, so that no barrier is needed.
+/// cp.async prefetch of a thread's packs of its team's next rows: a ring of rows in shared memory, the current one
+/// included. Each thread reads only its own copies, so no barrier is needed.
 template <class Team, class T, int Width>
 struct RowsAhead {
   using Owner = Team;
   static constexpr bool possible = Width * sizeof(T) == 16;
-  static constexpr bool always = possible && !Team::is_block;  // the memory of one small team is always there
+  static constexpr bool always = possible && !Team::is_block;  // a small team's memory always fits
   static constexpr int rows = Team::warps == 2 ? 2 : 3;
   static constexpr int64_t bytes_per_thread = int64_t{16} * rows * copied_tensors * Team::packs;
   char* memory;
 
-  /// `slot`: of the row, 0 .. rows - 1.
+  /// `slot`: index of the row in the ring, 0 .. rows - 1.
   __device__ __forceinline__ char* place(int slot, int tensor, int p) const {
     const int thread = threadIdx.y * Team::threads() + threadIdx.x;
     const int at = (slot * copied_tensors + tensor) * Team::packs + p;
     return memory + (at * static_cast<int>(blockDim.x * blockDim.y) + thread) * 16;
   }
-  /// Zeros when not `live`.
+  /// Copies zeros if not `live`.
   __device__ __forceinline__ void copy(const T* from, bool live, int slot, int tensor, int p) const {
     copy_async(place(slot, tensor, p), from, live);
   }
@@ -170,13 +170,13 @@ struct RowsAhead {
   }
 };
 
-/// How a backward pass cuts its rows: by sizes, and teams by the shared memory of the kind of GPU. Every block has its own
-/// partial sums of the weights' gradients, which are written and read again: as many blocks as an H200 has multiprocessors, or
-/// twice as many of small ones.
+/// How backward splits the rows: depends on sizes and, for the number of teams, on the GPU's shared memory. Every block
+/// writes and reads back its own partial sums of the weights' gradients, so there are only as many blocks as an H200
+/// has SMs, or twice as many small ones.
 struct BackwardShare {
   dim3 block;
   int64_t rows_per_block, partials;
-  int64_t shared_bytes;  // 0: no rows ahead
+  int64_t shared_bytes;  // 0: no prefetch of rows
 };
 template <class Ahead>
 BackwardShare backward_share(const mimo_stream& stream, int64_t row_packs, int64_t rows, int64_t groups) {
@@ -193,7 +193,7 @@ BackwardShare backward_share(const mimo_stream& stream, int64_t row_packs, int64
   return share;
 }
 
-/// Calls `run` with whether rows come ahead, a constant: always, never, or where there is room for them.
+/// Calls `run` with a constant that says whether rows are prefetched: always, never, or if their memory fits.
 template <class Ahead, class F>
 void with_rows_ahead(const BackwardShare& share, F&& run) {
   if constexpr (Ahead::always) {
@@ -205,13 +205,13 @@ void with_rows_ahead(const BackwardShare& share, F&& run) {
   }
 }
 
-/// Writes the sums over a block's teams of every thread's `own` columns, added in the order of the teams, to
-/// partial[i][column]; a null pointer leaves one out. `shared` holds Count rows of `columns` for each team.
+/// Adds each thread's `own` columns over the block's teams, in the order of the teams, and writes the sums to
+/// partial[i][column]; null pointers are skipped. `shared` holds Count rows of `columns` for each team.
 template <class Team, int Width, int Count>
 __device__ __forceinline__ void write_partials(const float (&own)[Count][Team::packs][Width], int64_t columns, float* shared,
                                                float* const (&partial)[Count]) {
   const int count = static_cast<int>(columns), teams = static_cast<int>(blockDim.y);
-  if (teams > 1) __syncthreads();  // the earlier content of the memory has been read
+  if (teams > 1) __syncthreads();  // the previous content of `shared` has been read
   Team::for_packs([&](int p) {
     const int column = Team::pack(p) * Width;
     if (column >= count) return;
@@ -233,8 +233,8 @@ __device__ __forceinline__ void write_partials(const float (&own)[Count][Team::p
   }
 }
 
-/// first[c] += Σ_p first_partial[p][c] and the same of the second, in the order of p; a null pointer leaves one out.
-/// Starts while the kernel that writes the partial sums ends.
+/// first[c] += Σ_p first_partial[p][c], and the same for second, in the order of p; null pointers are skipped. Launched
+/// early (programmatic dependent launch).
 void add_partials_of_two(mimo_stream& stream, const float* first_partial, float* first, const float* second_partial,
                          float* second, int64_t partials, int64_t width);
 

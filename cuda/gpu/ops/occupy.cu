@@ -1,4 +1,4 @@
-// Takes the place of a collective's kernel while algorithms are timed that run beside one.
+// Occupies SMs as a collective's kernel would, while the algorithms of operations that overlap with it are timed.
 #include "occupy.h"
 
 #include "kernel.cuh"

@@ -1,4 +1,4 @@
-// A kernel that keeps multiprocessors from others.
+// A kernel that keeps SMs busy.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -6,7 +6,7 @@
 
 namespace mimo::cuda {
 
-/// One block on each of `blocks` multiprocessors, with all `shared_bytes` of its shared memory, until *leave (pinned) is not 0
+/// Runs one block on each of `blocks` SMs, with all `shared_bytes` of its shared memory, until *leave (pinned) is not 0
 /// or a minute has passed.
 void occupy(cudaStream_t stream, const int32_t* leave, int32_t blocks, int64_t shared_bytes);
 

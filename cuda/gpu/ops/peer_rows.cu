@@ -1,4 +1,4 @@
-// Rows between GPUs that have opened each other's memory (peer_rows.h).
+// Kernels that copy rows between GPUs through peer memory (peer_rows.h).
 #include "kernel.cuh"
 #include "peer_rows_kernels.h"
 #include "row_range.h"
@@ -7,9 +7,9 @@ namespace mimo::cuda {
 namespace {
 
 constexpr int copy_threads = 512;
-/// As many multiprocessors as a collective may take from computation.
+/// SMs that a collective may take from computation.
 constexpr int copy_blocks = 32;
-/// A block's piece of a range, in bytes.
+/// Bytes of a range that a block copies at a time.
 constexpr int64_t piece_bytes = 32 << 10;
 constexpr int words_at_once = 4;
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t load_acquired(const uint32_t* from) {
 __global__ void tell_kernel(PeerTable peers, int moment, uint32_t number) {
   const int member = static_cast<int>(threadIdx.x);
   if (member >= peers.size || member == peers.rank) return;
-  // Writes of the kernels before this one are visible before the counter.
+  // Makes the writes of earlier kernels visible to the peers before the counter.
   __threadfence_system();
   store_released(peers.counters[member] + moment * most_peers + peers.rank, number);
 }
@@ -35,13 +35,14 @@ __global__ void wait_kernel(PeerTable peers, int moment, uint32_t number) {
   if (member >= peers.size || member == peers.rank) return;
   const uint32_t* const told = peers.counters[peers.rank] + moment * most_peers + member;
   for (int looks = 0; static_cast<int32_t>(load_acquired(told) - number) < 0; ++looks) {
-    // The host's word is far away: it is asked seldom.
+    // The abort flag is in host memory, which is slow to read: it is polled rarely.
     if (looks % 1024 == 1023 && *static_cast<const volatile int32_t*>(peers.ended) != 0) return;
     __nanosleep(64);
   }
 }
 
-/// Pieces of all ranges before each; ranges are walked from the next member on, so that members meet different ones.
+/// before[i]: pieces of the ranges before range i. Each member starts with the ranges of the next rank, so that members
+/// do not all access the same peer.
 __device__ int count_pieces(const mimo_row_exchange& rows, const RowRange* ranges, const PeerTable& peers, int32_t* before) {
   const int entries = static_cast<int>(peers.size * rows.ranges), lane = static_cast<int>(threadIdx.x);
   if (lane < 32) {
@@ -68,7 +69,7 @@ __device__ int count_pieces(const mimo_row_exchange& rows, const RowRange* range
   return before[entries];
 }
 
-/// Loads go past the first-level cache, which does not see other GPUs' writes.
+/// Loads bypass L1, which is not coherent with other GPUs' writes.
 __device__ __forceinline__ uint4 fetch(const uint4* from) { return __ldcg(from); }
 __device__ __forceinline__ uint32_t fetch(const uint32_t* from) { return __ldcg(from); }
 __device__ __forceinline__ uint16_t fetch(const uint16_t* from) { return __ldcg(from); }
@@ -91,7 +92,7 @@ __device__ __forceinline__ void copy_words(char* to, const char* from, int64_t b
   }
 }
 
-/// A range's bytes [begin, begin + bytes) of the rows, or of those beside them, between this member's tensor and a window.
+/// Bytes [begin, begin + bytes) of a range, of the rows or of the tensor beside them, and the peer's window.
 struct Place {
   char* window;
   char* tensor;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(copy_threads)
     copy(Word{}, place, smaller(piece_bytes, range.rows * rows.row_bytes - begin), static_cast<int>(threadIdx.x), copy_threads);
   }
   if (rows.beside_x == nullptr) return;
-  // Many ranges are short, and a warp has each; few are long, and a block has each.
+  // Short ranges, if there are many, take a warp each; long ones a block each.
   char* const beside =
       pull ? static_cast<char*>(rows.beside_y) : const_cast<char*>(static_cast<const char*>(rows.beside_x));
   const int team = entries < 4 * static_cast<int>(gridDim.x) ? copy_threads : 32;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(copy_threads)
   }
 }
 
-/// The widest word in which rows of so many bytes at these places can be copied.
+/// Size of the widest word with which rows of `row_bytes` at these addresses can be copied.
 int64_t word_of(int64_t row_bytes, const void* x, const void* y) {
   const auto fits = [&](int64_t bytes) {
     return row_bytes % bytes == 0 && reinterpret_cast<uintptr_t>(x) % static_cast<uintptr_t>(bytes) == 0 &&
@@ -154,7 +155,7 @@ int64_t word_of(int64_t row_bytes, const void* x, const void* y) {
   mimo::fail(MIMO_ERROR_ARGUMENT, "mimo_group_exchange_rows needs rows of even numbers of bytes.");
 }
 
-/// Calls body with a word of so many bytes.
+/// Calls body with a value of the word type of `bytes` bytes.
 template <class Body>
 void with_word(int64_t bytes, Body&& body) {
   if (bytes == 16) {

@@ -1,4 +1,4 @@
-// Random numbers that depend on (seed, element index) alone: initialisation and dropout under any layout.
+// Philox random numbers as a function of (seed, element index) only, for initialisation and dropout in any layout.
 #include "philox.h"
 
 #include <cmath>
@@ -8,17 +8,17 @@
 namespace mimo::cuda {
 namespace {
 
-/// A block of rows and columns of a [.., full_width] tensor.
+/// A window of rows and columns of a tensor [.., full_width].
 struct Window {
   int64_t rows, width, first_row, first_column, full_width;
   uint64_t seed;
 };
 
-/// Calls body(at, first, last, words) for every counter: its elements first .. last of four lie in the window, element i
-/// at place at + i of the contiguous window.
+/// Calls body(at, first, last, words) for each counter, which yields four elements: elements first .. last - 1 lie in
+/// the window, element i at index at + i of the contiguous window.
 template <class Body>
 __device__ __forceinline__ void for_each_counter(const Window& window, Body&& body) {
-  const int64_t counters = window.width / 4 + 2;  // a row may begin and end inside a counter's four
+  const int64_t counters = window.width / 4 + 2;  // a row may start and end inside a counter's four elements
   for_each_pack(window.rows, counters, [&](int64_t row, int64_t index) {
     const int64_t origin = (window.first_row + row) * window.full_width + window.first_column;
     const int64_t counter = origin / 4 + index;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void for_each_counter(const Window& window, Body&& bo
   });
 }
 
-/// Two normal numbers of two uniform ones (Box-Muller).
+/// Two normally distributed numbers from two uniform ones (Box-Muller).
 __device__ __forceinline__ float2 box_muller(float u0, float u1) {
   const float radius = sqrtf(-2.0f * logf(1.0f - u0));
   float sine, cosine;
@@ -70,7 +70,7 @@ __global__ void dropout_kernel(Window window, const T* x, T* y, float probabilit
   });
 }
 
-/// Whole rows make one long one.
+/// Merges full-width rows into one row.
 Window joined(Window window) {
   if (window.width == window.full_width) {
     window.first_column = window.first_row * window.full_width;

@@ -1,4 +1,4 @@
-// Sums over whole buffers and over rows. Partial sums are cut by size alone and added in order.
+// Sums over whole buffers and over rows. Partial sums depend on sizes alone and are added in order.
 #include "column_sums.cuh"
 #include "norm.cuh"
 
@@ -20,7 +20,7 @@ struct IsZero {
   __device__ static double of(float x) { return x == 0.0f ? 1.0 : 0.0; }
 };
 
-/// partial[block] = Σ Value(x[i]) (times y[i] when there is one) over the block's run.
+/// partial[block] = Σ Value(x[i]) (times y[i] if given) over the block's range.
 template <class Value, class T, int Width>
 __global__ void partial_sums_kernel(const T* x, const float* y, int64_t elements, double* partial) {
   __shared__ double shared[32];
@@ -79,7 +79,7 @@ __global__ void find_nonfinite_kernel(const T* x, int64_t packs, int32_t* flag) 
 
 constexpr int64_t rows_per_partial = 128;
 
-/// partial[blockIdx.y][c] = Σ over the block's rows of dy[r][c]; 32 packs of columns by 8 lanes of rows.
+/// partial[blockIdx.y][c] = Σ over the block's rows of dy[r][c]. Threads: 32 packs of columns x 8 rows.
 template <class T, int Width>
 __global__ void column_sum_kernel(const T* dy, const int32_t* row_count, int64_t rows, int64_t width, int64_t stride,
                                   float* partial) {
@@ -98,7 +98,7 @@ __global__ void column_sum_kernel(const T* dy, const int32_t* row_count, int64_t
   write_column_sums(sum, width, partial);
 }
 
-/// total += the partials of every column.
+/// total[c] += Σ_p partial[p][c] for the block's 32 columns.
 __device__ __forceinline__ void add_own_columns(const float* partial, int64_t partials, int64_t width, float* total) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   const float sum = sum_partials(partial, partials, width, column);

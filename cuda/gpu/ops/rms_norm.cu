@@ -1,5 +1,6 @@
-// RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ. Of masked columns
-// (docs/spec/elastic.md §9) h = m x, and y is s times as large. With a residual r, x is r + x, or r + f x of masked columns.
+// RMSNorm and group RMSNorm, forward and backward (docs/spec/language-model.md §1.5, §2.2): y = s h rsqrt(mean(h²) + ε)
+// γ with h = m x. Without masks (docs/spec/elastic.md §9) m = s = 1. A residual r is fused: x becomes r + x, or r + f x
+// with masks.
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -9,10 +10,10 @@ using LargeTeam = Team<6, 2>;  // rows of up to 3072 in bf16
 
 struct Factors {
   const float* factors;  // of columns, or null
-  const float* scale;    // of all, or null
+  const float* scale;    // of all columns, or null
 
   __device__ __forceinline__ float scale_or_one() const { return scale == nullptr ? 1.0f : *scale; }
-  /// The factors of a pack of columns, without the scale; they stay in the cache, not in registers.
+  /// Loads the factors of a pack of columns, without the scale: they stay in the cache instead of registers.
   template <int Width>
   __device__ __forceinline__ void read_pack(bool live, int64_t column, float (&to)[Width]) const {
     const auto value = live && factors != nullptr ? read_packed<Width>(factors + column) : Packed<float, Width>{};
@@ -23,10 +24,10 @@ struct Factors {
 
 struct NormMasks {
   Factors norm;     // m and s
-  Factors of_x{};  // f, beside a residual
+  Factors of_x{};  // f, with a residual
 };
 
-/// A team a row's group of columns.
+/// One team for each row and group of columns.
 template <class T, class W, int Width, class Team, bool Residual, bool Masked>
 __global__ void __launch_bounds__(forward_threads<Team>)
     forward_kernel(mimo_rms_norm_forward_args args, NormMasks masks) {
@@ -94,9 +95,9 @@ __global__ void __launch_bounds__(forward_threads<Team>)
   });
 }
 
-/// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size; partial[block] = Σ over rows of dy x rstd.
-/// Ahead: rows come through shared memory, several at a time. Masked: mean is s times as large, dx = rstd m (s γ dy - m x rstd mean),
-/// and square_partial[block] = Σ over rows of x² rstd² mean.
+/// dx = rstd (γ dy - x rstd mean) (+ dresidual), mean = Σ γ dy x rstd / size, and partial[block] = Σ over rows of dy x
+/// rstd. Ahead: rows are prefetched to shared memory, several at a time. Masked: mean is s times as large, dx = rstd m
+/// (s γ dy - m x rstd mean), and square_partial[block] = Σ over rows of x² rstd² mean.
 template <class T, class W, int Width, class Team, bool Ahead, bool Masked>
 __global__ void __launch_bounds__(backward_threads<Team, Width>)
     backward_kernel(mimo_rms_norm_backward_args args, NormMasks masks, int64_t rows_per_block, float* partial,
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
                    live && residual_data != nullptr, slot, 2, p);
       });
     }
-    copy_commit();  // empty groups keep the count of those under way
+    copy_commit();  // empty groups keep the number of groups in flight constant
   };
   int64_t row = blockIdx.x * rows_per_block + threadIdx.y;
   if constexpr (Ahead) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
   const auto weight_at = [&](int p) {
     return read_if<Width>(Team::pack(p) < packs, static_cast<const W*>(args.weight) + column + Team::pack(p) * Width);
   };
-  // Beside two sums over rows the registers would not hold the weight.
+  // With two sums over rows the weight does not fit in registers.
   Packed<W, Width> weight[Masked ? 1 : Team::packs];
   if constexpr (!Masked) Team::for_packs([&](int p) { weight[p] = weight_at(p); });
   const float* const rstds = args.rstd + blockIdx.y;
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
     if constexpr (Masked) dot[0] *= scale;
     const float scaled_mean = dot[0] * rstd * inverse_size * rstd;
     T* const to = static_cast<T*>(args.dx) + row * args.dx_stride + column;
-    // Read again: registers would not hold the row besides the sums over rows.
+    // Reread: the row does not fit in registers next to the sums over rows.
     Team::for_packs([&](int p) {
       float x[Width], dy[Width], residual[Width] = {};
       read_pack(x_data, args.x_stride, 0, p, x);
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
     rstd = next_rstd;
     slot = slot == rows - 1 ? 0 : slot + 1;
   }
-  // Every team meets as often as the block's first: racecheck goes by how many barriers a warp has passed.
+  // Every team passes as many barriers as the block's first: compute-sanitizer's racecheck counts barriers by warp.
   for (; row - threadIdx.y < end; row += step) Team::meet();
   let_next_start();
   if constexpr (Ahead) copy_wait<0>();
@@ -226,8 +227,8 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
 
 constexpr int partial_lanes = 16;
 
-/// With A and B the sums of the two kinds of partials: dweight = s m A, dfactors = s γ A - m B, dscale = γ m A, all added to. 32
-/// columns by 16 lanes of partials.
+/// With A and B the sums of the two kinds of partials: dweight += s m A, dfactors += s γ A - m B, dscale += γ m A.
+/// Threads: 32 columns x 16 lanes of partials.
 template <class W>
 __global__ void masked_gradients_kernel(mimo_masked_rms_norm_backward_args args, const float* partial,
                                         const float* square_partial, int64_t partials) {
@@ -256,7 +257,7 @@ __global__ void masked_gradients_kernel(mimo_masked_rms_norm_backward_args args,
 }
 
 
-/// The fields that the operations with masks and without have in common.
+/// Copies the fields that masked and plain operations share.
 template <class To, class From>
 To common_of(const From& from) {
   To to{};

@@ -1,13 +1,13 @@
-// Rotary position embedding (docs/spec/language-model.md §3; Su et al., RoFormer), half-split convention: the first
-// rotary_dim columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i /
+// Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
+// columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
 // rotary_dim).
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// angles[row][i] = (cos, sin), computed in fp64: an fp32 angle has few digits left at far positions. A row a position; where
-/// sequences begin at positions of their own, a row a token.
+/// angles[row][i] = (cos, sin), computed in fp64 because an fp32 angle loses precision at large positions. One row for
+/// each position; where sequences start at positions of their own, one for each token.
 __global__ void angles_kernel(mimo_rope_forward_args args, int64_t rows, float2* angles) {
   const int64_t half = args.rotary_dim / 2;
   for_each_pack(1, rows * half, [&](int64_t, int64_t index) {
@@ -24,8 +24,8 @@ __global__ void angles_kernel(mimo_rope_forward_args args, int64_t rows, float2*
   });
 }
 
-/// A thread turns one pair of columns of one head, or copies two: `slots` per head are the pairs, then the columns left
-/// over.
+/// A thread rotates one pair of columns of a head or copies two columns; `slots` of a head are the pairs, then the
+/// remaining columns.
 template <class T>
 __global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles, int64_t slots) {
   const int64_t half = args.rotary_dim / 2, heads = args.groups * args.heads_per_group;

@@ -1,4 +1,4 @@
-// Shared by the router's kernels: a warp owns a token, its lanes share out the experts.
+// Shared by the router kernels: one warp a token, the experts are distributed over its lanes.
 #pragma once
 #include "kernel.cuh"
 
@@ -6,25 +6,25 @@ namespace mimo::cuda {
 
 constexpr int router_warps = 8;
 
-/// Values of every token that the statistics need.
+/// Per-token values for the balancing loss.
 struct TokenStatistics {
   uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
 };
 
-/// Routes the usual numbers of experts without groups, scores and choices of router_forward; false for others.
+/// Routes common numbers of experts without groups, writing router_forward's scores and choices; false for others.
 bool route_several(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& statistics);
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / 32; }
 
-/// Token of this warp; the grid has a warp for every token.
+/// Token of this warp; the grid has a warp for each token.
 __device__ __forceinline__ int64_t token_of_warp() {
   return static_cast<int64_t>(blockIdx.x) * router_warps + warp_id();
 }
 inline dim3 router_grid(int64_t tokens) { return grid_of(ceil_div(tokens, router_warps)); }
 
-/// Σ value(e) over [0, experts) and the largest of them.
+/// Σ value(e) over [0, experts) and its maximum.
 template <class Value>
 __device__ __forceinline__ float sum_experts(int64_t experts, Value&& value) {
   float sum = 0;

@@ -1,11 +1,11 @@
-// Gradient of the routing weights, the balancing loss and the z-loss with respect to the logits
-// (docs/spec/language-model.md §4.2, §4.4). Selection and counts are constants.
+// Gradient with respect to the logits of the routing weights, the balancing loss and the z-loss
+// (docs/spec/language-model.md §4.2, §4.4). The selection and the counts are constants.
 #include "router.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// Gradients that reach a token's chosen experts, one lane's share: calls body(k, expert).
+/// Iterates over a token's chosen experts, one lane's share: calls body(k, expert).
 template <class Body>
 __device__ __forceinline__ void for_chosen(const int32_t* index, int64_t topk, Body&& body) {
   for (int64_t k = lane_id(); k < topk; k += 32) body(k, index[k]);
@@ -28,8 +28,8 @@ __global__ void backward_kernel(mimo_router_backward_args args) {
   for (int64_t e = lane_id(); e < experts; e += 32) dlogits[e] = 0;
   __syncwarp();
 
-  // Weights λ s_e / Σ_selected s (λ s_e for one expert) and normalised scores s_e / Σ_all s of the balancing loss; or
-  // softmax, over all experts or over the selected ones.
+  // Sigmoid scores: routing weights are λ s_e / Σ_selected s (λ s_e for top-1), scores of the balancing loss s_e /
+  // Σ_all s. Otherwise softmax over all or over the selected experts.
   if (args.score_function == MIMO_SCORE_SIGMOID) {
     float scale = args.scaling_factor, mean = 0;
     if (topk > 1) {

@@ -1,5 +1,5 @@
-// Router: scores, deterministic top-k selection, routing weights (docs/spec/language-model.md §4.2), and the statistics
-// of the balancing loss (§4.4).
+// Router: scores [T, E], deterministic top-k, routing weights (docs/spec/language-model.md §4.2) and the statistics of
+// the balancing loss (§4.4).
 #include "early.cuh"
 #include "router_arguments.h"
 #include "router_keys.cuh"
@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t tokens_per_partial = 128;
 
-/// Leaves the candidates outside the group_topk groups of the highest score for last (docs/spec/language-model.md §4.2
-/// item 4). A group's score is the sum of its group_score_topk best values; with softmax before top-k, of their
-/// probabilities, whose common divisor changes no order. `shift`: the token's largest logit.
+/// Group-limited top-k: ranks candidates outside the group_topk best groups last (docs/spec/language-model.md §4.2 item
+/// 4). A group's score is the sum of its group_score_topk best values; with softmax before top-k, of their
+/// probabilities up to the common divisor, which does not change the order. `shift`: the token's largest logit.
 template <int Own>
 __device__ void limit_groups(const mimo_router_forward_args& args, double shift, Key64 (&key)[Own]) {
   const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax != 0;
@@ -40,14 +40,14 @@ __device__ void limit_groups(const mimo_router_forward_args& args, double shift,
   }
 }
 
-/// All lanes own experts that exist, and their rows begin at 16 bytes.
+/// Whether every lane's experts exist and rows are aligned to 16 bytes.
 template <int Own>
 __device__ __forceinline__ bool whole_packs(const mimo_router_forward_args& args) {
   return Own % 4 == 0 && args.experts == 32 * Own &&
          ((reinterpret_cast<uintptr_t>(args.logits) | reinterpret_cast<uintptr_t>(args.scores)) & 15) == 0;
 }
 
-/// A warp routes a token; its lanes own `Own` consecutive experts each, in registers.
+/// One warp a token; each lane holds `Own` consecutive experts in registers.
 template <int Own, class Key>
 __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == sizeof(Key32) ? 8 : 1)
     route_kernel(mimo_router_forward_args args, TokenStatistics statistics) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
 #pragma unroll
     for (int j = 0; j < Own; ++j) logit[j] = first + j < experts ? logits[first + j] : -INFINITY;
   }
-  // Scores keep the order of the logits and lose some of their differences, so the logits decide between experts.
+  // Experts are compared by logits: scores have the same order but lose small differences.
   Key32 order[Own];
 #pragma unroll
   for (int j = 0; j < Own; ++j) order[j] = first + j < experts ? key_of(logit[j]) : 0;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
     taken = take_best(key, args.topk);
   }
 
-  // The chosen experts in ascending order, and their weights: of all experts' scores, or softmax over the chosen ones.
+  // The chosen experts in ascending order with their weights: from all experts' scores, or softmax over the chosen.
   float weight[Own];
 #pragma unroll
   for (int j = 0; j < Own; ++j) weight[j] = scaled[j];
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
     sum = warp_sum(sum);
     factor = __fdividef(factor, over_selected ? sum : sum + 1e-20f);
   }
-  int place = 0;  // chosen experts of lower lanes
+  int place = 0;  // number of chosen experts in lower lanes
 #pragma unroll
   for (int j = 0; j < Own; ++j) {
     place += __popc(__ballot_sync(all_lanes, taken >> j & 1u) & ((1u << lane_id()) - 1u));
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
   }
 }
 
-/// Calls body(std::integral_constant) with the experts that a lane owns.
+/// Calls body(std::integral_constant) with the number of experts that a lane owns.
 template <class Body>
 void with_own(int64_t experts, Body&& body) {
   const auto own = [&](auto count) {
@@ -186,8 +186,8 @@ void with_own(int64_t experts, Body&& body) {
 
 constexpr int count_threads = 1024;
 
-/// tokens_per_expert += the slots of each expert, but for padding. A kernel of its own, because a block adds up many slots
-/// before it adds to memory: where each token added its own, thousands of additions to each number took 14 µs.
+/// tokens_per_expert += each expert's slots, without padding. A separate kernel, because a block sums many slots before
+/// it adds to memory: one addition for each token took 14 µs for contention.
 __global__ void __launch_bounds__(count_threads) count_tokens_kernel(mimo_router_forward_args args) {
   extern __shared__ int32_t shared_counts[];
   const int experts = static_cast<int>(args.experts);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(count_threads) count_tokens_kernel(mimo_router
   for (int64_t slot = static_cast<int64_t>(blockIdx.x) * count_threads + threadIdx.x; slot < args.tokens * args.topk;
        slot += step) {
     if (args.padding_mask != nullptr && args.padding_mask[slot / args.topk] != 0) continue;
-    atomicAdd(&shared_counts[args.expert_index[slot]], 1);  // integers: the order does not matter
+    atomicAdd(&shared_counts[args.expert_index[slot]], 1);  // integer atomics: the order does not matter
   }
   __syncthreads();
   for (int e = threadIdx.x; e < experts; e += count_threads) {
@@ -208,18 +208,18 @@ __global__ void __launch_bounds__(count_threads) count_tokens_kernel(mimo_router
   }
 }
 
-/// Of one piece of a sequence: Σ of normalised scores and how many tokens hold an expert, [pieces, E] each, and the
-/// tokens that are not padding, [pieces].
+/// Statistics of a piece of a sequence: [pieces, E] sums of normalised scores and counts of tokens that hold an expert,
+/// and [pieces] tokens that are not padding.
 struct Partials {
   double* sums;
   int32_t* counts;
   int32_t* tokens;
 };
 
-// The threads of both kernels: 32 experts beside each other, 32 shares of the values to add.
+// Threads of both kernels: 32 experts x 32 shares of the values to add.
 constexpr int shares = 32;
 
-/// Σ over the block's shares, in their order; every thread's column gets it.
+/// Sums over the block's shares in their order; every thread gets the sum of its column.
 template <class T>
 __device__ __forceinline__ T sum_shares(T value) {
   __shared__ T shared[shares][33];
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(32 * shares)
     sum += static_cast<double>(args.scores[t * args.experts + e] * of.normalisation[t]);
     count += of.selected[t * args.experts + e];
   }
-  // A warp has an expert's shares now.
+  // From here on a warp holds the shares of one expert.
   sum = sum_shares(sum);
   const int2 counted = make_int2(sum_shares(count), sum_shares(tokens));
   const int64_t own = first + threadIdx.y;

@@ -1,12 +1,12 @@
-// The k best of a token's experts, found by a warp exactly: keys that order the candidates, and their selection.
+// Exact top-k over a token's experts by a warp: keys that order the candidates, and their selection.
 #pragma once
 #include "router.cuh"
 
 namespace mimo::cuda {
 
-// Keys order the candidates of a selection: larger values first, -0 with 0; NaN and -infinity last. 0 stands for no
-// candidate. Scores with a bias or groups are compared in fp64, as in the CPU library: two scores around 0.5 are often
-// closer than fp32 can tell.
+// Keys order the candidates: larger values first, -0 equal to 0, NaN and -infinity last; key 0 marks no candidate.
+// Scores with a bias or groups are compared in fp64, as in the CPU library: scores around 0.5 often differ by less than
+// fp32 resolves.
 using Key32 = uint32_t;
 using Key64 = unsigned long long;
 constexpr int last_key = 1;
@@ -35,11 +35,11 @@ __device__ __forceinline__ Key64 largest_of_warp(Key64 key) {
   return static_cast<Key64>(most) << 32 | lower;
 }
 
-/// Marks this lane's own among the warp's k best keys: bit j for key[j]. Lanes own consecutive candidates, and ties go to
-/// the first. Calls take(key) for each of the k, the largest first.
+/// Selects the warp's k largest keys; bit j of the result is set if key[j] of this lane is among them. Lanes own
+/// consecutive candidates; ties go to the lowest index. Calls take(key) for each of the k, largest first.
 template <int Own, class Key, class Take>
 __device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k, Take&& take) {
-  Key sorted[Own];  // falling, so that the lane's next candidate is always the first
+  Key sorted[Own];  // descending, so that the lane's next candidate is always the first
 #pragma unroll
   for (int j = 0; j < Own; ++j) sorted[j] = key[j];
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k, 
     }
   }
   const unsigned lower_lanes = (1u << lane_id()) - 1u;
-  int count = 0;       // how many of this lane's are taken,
-  Key least = ~Key{0};  // and the smallest of them; no key is so large
+  int count = 0;       // number of this lane's keys taken so far,
+  Key least = ~Key{0};  // and the smallest of them; larger than any key at first
   for (int64_t i = 0; i < k; ++i) {
     const Key best = largest_of_warp(sorted[0]);
     const bool holds = sorted[0] == best;
@@ -70,7 +70,7 @@ __device__ __forceinline__ unsigned take_best(const Key (&key)[Own], int64_t k, 
 #pragma unroll
   for (int j = 0; j < Own; ++j) taken |= (key[j] >= least ? 1u : 0u) << j;
   if (__popc(taken) == count) return taken;
-  // Of several that equal the smallest, the first ones.
+  // Of several keys equal to the smallest, the first ones are chosen.
   int spare = __popc(taken) - count;
 #pragma unroll
   for (int j = Own - 1; j >= 0; --j) {

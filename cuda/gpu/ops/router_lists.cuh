@@ -1,10 +1,10 @@
-// The k-th largest of a token's values, by a few lanes: sorted lists in registers, merged across the lanes.
+// k-th largest of a token's values by a few lanes: sorted lists in registers, merged across the lanes.
 #pragma once
 #include "kernel.cuh"
 
 namespace mimo::cuda {
 
-// NaN spreads through these to every value it is compared with, and so to every result of a selection.
+// NaN propagates through comparisons, and so to every result of a selection.
 __device__ __forceinline__ float larger_of(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -16,14 +16,14 @@ __device__ __forceinline__ float smaller_of(float a, float b) {
   return smaller;
 }
 
-/// Puts the larger one first.
+/// Orders two values, the larger first.
 __device__ __forceinline__ void order(float& first, float& second) {
   const float larger = larger_of(first, second);
   second = smaller_of(first, second);
   first = larger;
 }
 
-/// Batcher's odd-even merge sort of 8, falling.
+/// Batcher's odd-even merge sort of 8 values, descending.
 __device__ __forceinline__ void sort_8(float (&v)[8]) {
 #pragma unroll
   for (int p = 1; p < 8; p *= 2) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void sort_8(float (&v)[8]) {
   }
 }
 
-/// Sorts a list that falls and then rises into one that falls.
+/// Bitonic merge: sorts a list that falls and then rises into descending order.
 __device__ __forceinline__ void sort_valley(float (&v)[8]) {
 #pragma unroll
   for (int distance = 4; distance >= 1; distance /= 2) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void sort_valley(float (&v)[8]) {
     }
   }
 }
-__device__ __forceinline__ void sort_valley(float (&v)[6]) {  // as if it rose to two infinities
+__device__ __forceinline__ void sort_valley(float (&v)[6]) {  // as if followed by two infinities
   order(v[0], v[4]), order(v[1], v[5]);
   order(v[4], v[2]), order(v[5], v[3]);
   order(v[0], v[1]), order(v[4], v[5]), order(v[2], v[3]);
@@ -56,7 +56,7 @@ __device__ __forceinline__ void sort_valley(float (&v)[6]) {  // as if it rose t
   v[4] = v[2], v[5] = v[3], v[2] = third, v[3] = fourth;
 }
 
-/// The best of two falling lists, a valley.
+/// The largest values of two descending lists, as a list that falls and then rises.
 template <int List>
 __device__ __forceinline__ void best_of(float (&list)[List], const float (&other)[List]) {
   float best[List];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void best_of(float (&list)[List], const float (&other
   for (int i = 0; i < List; ++i) list[i] = best[i];
 }
 
-/// The k-th largest value of the team's `Own` a lane; k <= List. Not a number if one of them is not.
+/// The k-th largest of the team's values, `Own` in each lane; k <= List. NaN if any value is NaN.
 template <int Lanes, int List, int Own>
 __device__ __forceinline__ float kth_of_team(const float (&value)[Own], int k) {
   static_assert(Own % 8 == 0 && List <= 8, "lists are made of sorted eights");

@@ -1,5 +1,5 @@
-// Balancing loss, z-loss and expert-bias update of the router (docs/spec/language-model.md §4.3, §4.4). All small: E
-// numbers a sequence.
+// Balancing loss, z-loss and expert-bias update of the router (docs/spec/language-model.md §4.3, §4.4). Small kernels:
+// E values a sequence.
 #include "router.cuh"
 
 namespace mimo::cuda {
@@ -65,7 +65,7 @@ __global__ void bias_update_kernel(mimo_router_bias_update_args args) {
   for (int64_t e = threadIdx.x; e < args.experts; e += threads) total[0] += args.counts[e];
   block_sum(total, shared);
   for (int64_t e = threadIdx.x; e < args.experts; e += threads) {
-    // sign(mean - count) without a division: exact.
+    // sign(mean - count) in integers, hence exact.
     const int64_t difference = total[0] - args.counts[e] * args.experts;
     if (difference != 0) args.bias[e] += difference > 0 ? args.rate : -args.rate;
     args.counts[e] = 0;

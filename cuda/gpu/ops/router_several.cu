@@ -1,6 +1,6 @@
-// Routes several tokens a warp. Most of a router's time goes into selection, comparisons that run at half rate: here a
-// few lanes own a token, each sorts its own experts in registers, and lists are merged across them, so that work done
-// once a token is done for all of the warp's tokens at once.
+// Router that processes several tokens in a warp. Most of a router's time is selection, in comparisons that run at half
+// rate. A few lanes own a token: each sorts its own experts in registers, lists are merged across the lanes, and
+// per-token work runs for all tokens of the warp at once.
 #include "early.cuh"
 #include "router_keys.cuh"
 #include "router_lists.cuh"
@@ -19,16 +19,16 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// Off by less than 2.6e-7: 2^-22 of the exponential, 2^-24 of its argument, 2^-23 of the reciprocal, 2^-24 of the sum.
+/// Error below 2.6e-7: 2^-22 from the exponential, 2^-24 its argument, 2^-23 the reciprocal, 2^-24 the sum.
 __device__ __forceinline__ float sigmoid_score(float logit) { return reciprocal(1.0f + power_of_2(-log2_e * logit)); }
 
-/// The chosen experts of a token, a bit each.
+/// The chosen experts of a token as a bit mask.
 template <int Words>
 struct Chosen {
   uint32_t word[Words];
 };
 
-/// The warp's exact choice for one token: of its logits, or of its biased scores in fp64 as in the CPU library.
+/// Exact top-k of one token by the whole warp: by logits, or by biased scores in fp64 as in the CPU library.
 template <int Words>
 __device__ __noinline__ Chosen<Words> exact_choice(const float* logits, const float* bias, int64_t k) {
   constexpr int own = Words;  // consecutive experts of a lane
@@ -55,12 +55,12 @@ __device__ __noinline__ Chosen<Words> exact_choice(const float* logits, const fl
   return chosen;
 }
 
-/// A token's experts in a team's registers: value j of a lane is that of expert expert_at(j).
+/// A token's experts in the registers of a team of lanes: value j of a lane belongs to expert expert_at(j).
 template <int Lanes, int Words>
 struct Team {
   static constexpr int own = 32 * Words / Lanes;
-  int lane;             // of the team
-  const float* logits;  // the token's
+  int lane;             // index in the team
+  const float* logits;  // of the token
 
   __device__ __forceinline__ int expert_at(int j) const { return j / 4 * 4 * Lanes + lane * 4 + j % 4; }
   __device__ __forceinline__ void read_row(const float* row, float (&value)[own]) const {
@@ -89,14 +89,14 @@ struct Team {
     return value;
   }
 
-  /// The k best experts by `value`: logits, or scores with biases when there is `bias`. fp32 decides where no more than
-  /// k values come within its errors of the k-th; the other tokens, with near ties or NaN, are decided exactly by the
-  /// whole warp, one after the other.
+  /// The k best experts by `value`: logits, or biased scores if `bias` is given. fp32 decides if no more than k values
+  /// are within the error bound of the k-th; tokens with near ties or NaN are decided exactly by the whole warp, one by
+  /// one.
   template <int List>
   __device__ __forceinline__ Chosen<Words> choose(const float (&value)[own], const float* bias, int k) const {
     const float kth = kth_of_team<Lanes, List>(value, k);
     const float least = bias == nullptr ? kth : kth - fmaf(fabsf(kth), 2.5e-7f, 1e-6f);
-    uint32_t below = 0;  // bit j: value j is not chosen; with NaN all bits are set
+    uint32_t below = 0;  // bit j: value j is not chosen; NaN sets all bits
 #pragma unroll
     for (int j = own - 1; j >= 0; --j) {
       below = __funnelshift_l(__float_as_uint(value[j] - least), below, 1);
@@ -104,7 +104,7 @@ struct Team {
     Chosen<Words> chosen{};
 #pragma unroll
     for (int j = 0; j < own; j += 4) {
-      const int begin = j * Lanes;  // the expert of the team's first lane
+      const int begin = j * Lanes;  // expert of the team's first lane
       const uint32_t four = ~below >> j & 15u;
       if constexpr (Lanes <= 8) {
         chosen.word[begin / 32] |= four << (begin % 32 + 4 * lane);
@@ -135,7 +135,7 @@ struct Team {
   }
 };
 
-/// The chosen expert of that rank, in ascending order; rank < List of them.
+/// The chosen expert of rank `rank` < List in ascending order.
 template <int List, int Words>
 __device__ __forceinline__ int expert_of_rank(const Chosen<Words>& chosen, int rank) {
   uint32_t word = chosen.word[0];
@@ -154,11 +154,11 @@ constexpr int several_warps = 4;
 
 enum class Scores { softmax, sigmoid, biased_sigmoid };
 
-/// Blocks that a multiprocessor shall have room for, 0: as it comes. At 8192 tokens it has four, and needs room for the next
-/// launch's four beside them: with 72 registers instead of 64, launches queued one after the other took 0.7 µs more each.
+/// Minimum resident blocks an SM; 0: no constraint. At 8192 tokens four are resident, and there must be room for the
+/// next launch's four: with 72 registers instead of 64, back-to-back launches took 0.7 µs longer each.
 constexpr int blocks_at_once(Scores kind, int words) { return kind != Scores::biased_sigmoid ? 0 : words <= 4 ? 8 : 4; }
 
-/// `Lanes` lanes a token of 32 * Words experts, the best `topk` <= List of them; no groups.
+/// `Lanes` lanes a token, 32 * Words experts, topk <= List, no groups.
 template <int Lanes, int Words, int List, Scores Kind>
 __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words))
     route_several_kernel(mimo_router_forward_args args, TokenStatistics statistics) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
   let_next_start();
   const int64_t warp_token = (static_cast<int64_t>(blockIdx.x) * several_warps + warp_id()) * teams;
   if (warp_token >= args.tokens) return;
-  // Teams without a token of their own repeat the last token's work, and do not write.
+  // Teams past the last token repeat its work and do not write.
   const int64_t asked = warp_token + lane_id() / Lanes, token = smaller(asked, args.tokens - 1);
   const bool live = asked == token;
   const Team<Lanes, Words> team{lane_id() % Lanes, args.logits + token * experts};
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
   const int k = static_cast<int>(args.topk);
   float logit[own], score[own];
   team.read_row(team.logits, logit);
-  float bias[own];  // read before any write, so that no thread waits for it later
+  float bias[own];  // loaded before any store, so that no thread waits for it later
   if constexpr (biased) team.read_row(args.expert_bias, bias);
 
   float shift = 0, score_sum = 0, scale = 1;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
     chosen = team.template choose<List>(logit, nullptr, k);
   }
 
-  // A lane has the chosen expert of its rank; their weights are of all experts' scores, or softmax over the chosen ones.
+  // A lane handles the chosen experts of its ranks; weights come from all experts' scores, or softmax over the chosen.
   constexpr int ranks = (List + Lanes - 1) / Lanes;
   const bool over_selected = !sigmoid_scores && args.pre_softmax == 0;
   int expert[ranks];
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
     expert[i] = rank < k ? expert_of_rank<List>(chosen, rank) : -1;
     weight[i] = 0;
     if (rank < k) {
-      const float own_logit = team.logits[expert[i]];  // again: from the cache, not from another lane's registers
+      const float own_logit = team.logits[expert[i]];  // reloaded from the cache: cheaper than a shuffle from the owning lane
       weight[i] = sigmoid_scores ? sigmoid_score(own_logit) : expf(own_logit - shift) * (over_selected ? 1.0f : scale);
     }
     weight_sum += weight[i];
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
     uint32_t word = 0;
 #pragma unroll
     for (int w = 0; w < Words; ++w) word = e / 32 == w ? chosen.word[w] : word;
-    // Four bits, a byte each.
+    // Spreads four bits to four bytes.
     const uint32_t bytes = (word >> e % 32 & 15u) * 0x00204081u & 0x01010101u;
     *reinterpret_cast<uint32_t*>(statistics.selected + token * experts + e) = padding ? 0u : bytes;
   }
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(32 * several_warps, blocks_at_once(Kind, Words
   }
 }
 
-constexpr int lanes = 8;  // of a token: 4 took longer, for want of warps, and 16 too, for more comparisons
+constexpr int lanes = 8;  // lanes of a token: 4 were slower for lack of warps, 16 for more comparisons
 
 template <int Words, int List>
 void route(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& statistics) {

@@ -1,5 +1,6 @@
-// Grouped products on tensor cores through mma.sync: 128 x 128 results of 8 warps, 64 deep steps, three of them in flight
-// (cp.async).
+// Grouped GEMM through mma.sync: c_g[m_g, n] = a_g b_g(ᵀ) (forward, input gradient) and dw_g (+)= dy_gᵀ x_g (weight
+// gradient). A block of 8 warps computes an output tile of 128 x 128 in k-steps of 64 with a three-stage cp.async
+// pipeline.
 #include "grouped_gemm.h"
 #include "mma.cuh"
 
@@ -8,18 +9,18 @@ namespace {
 
 constexpr int tile = 128, depth = tile_width, threads = 256, stages = 3;
 constexpr int operand_bytes = tile * depth * 2, stage_bytes = 2 * operand_bytes;
-constexpr int half_tile_bytes = operand_bytes / 2;  // a k-rows operand is two tiles of 64 columns
+constexpr int half_tile_bytes = operand_bytes / 2;  // a k-rows operand takes two tiles of 64 columns
 constexpr int warp_rows = 64, warp_columns = 32;
 
-/// An operand of a product: `count` rows or columns from `data` on, `stride` elements from one to the next (k-major),
-/// or from one step of k to the next (k-rows).
+/// An operand: `count` rows (left) or columns (right) from `data` on. `stride` elements separate consecutive rows or
+/// columns (k-major) or consecutive k (k-rows).
 struct Operand {
   const bf16* data;
   int64_t stride;
   int64_t count;
 };
 
-/// Starts the copy of step k .. k + 63 into shared memory; zeros beyond count and k_count.
+/// Starts the copy of k .. k + 63 to shared memory; elements beyond count and k_count are zero-filled.
 template <bool k_rows>
 __device__ __forceinline__ void fetch(const Operand& x, int64_t k, int64_t k_count, char* to) {
 #pragma unroll
@@ -70,7 +71,7 @@ __device__ __forceinline__ void multiply_stage(const char* left, const char* rig
   }
 }
 
-/// sum = left right over k_count, this warp's part of 128 x 128.
+/// sum = left right over k_count: this warp's part of the 128 x 128 tile.
 template <bool left_rows, bool right_rows>
 __device__ __forceinline__ void multiply(const Operand& left, const Operand& right, int64_t k_count, char* shared,
                                          Sums& sum) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void multiply(const Operand& left, const Operand& rig
       fetch<left_rows>(left, step * depth, k_count, to);
       fetch<right_rows>(right, step * depth, k_count, to + operand_bytes);
     }
-    copy_commit();  // empty groups keep the count of those in flight
+    copy_commit();  // empty groups keep the number of groups in flight constant
   };
   for (int64_t step = 0; step < stages - 1; ++step) start(step);
   for (int64_t step = 0; step < steps; ++step) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void multiply(const Operand& left, const Operand& rig
   }
 }
 
-/// Calls body(row, column, x, y) for pairs of neighbouring results inside rows x columns.
+/// Calls body(row, column, x, y) for each pair of adjacent columns inside rows x columns.
 template <class Body>
 __device__ __forceinline__ void for_each_pair(const Sums& sum, int64_t rows, int64_t columns, Body&& body) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(threads) weight_gradient_kernel(mimo_grouped_g
   Sums sum = {};
   multiply<true, true>(left, right, count, shared_memory, sum);
   float* dw = args.dw + (group * args.n + first_row) * args.k + first_column;
-  // Sums already in memory are read in whole batches: one by one, reads would wait for each other.
+  // All old values are loaded before the first is used, so that their latencies overlap.
   constexpr int pairs = warp_columns / 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int own_row = warp / 4 * warp_rows + lane / 4, own_column = warp % 4 * warp_columns + lane % 4 * 2;

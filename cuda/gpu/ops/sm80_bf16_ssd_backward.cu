@@ -1,13 +1,13 @@
-// Backward of the state space scan on tensor cores through mma.sync (docs/spec/language-model.md §2.4). Letters as there: w is
-// the gradient of Δ x, E = dG ∘ G. The gradients of b and c, and of the scores, are summed over the group's heads in registers.
-// The gate's kernel serves Hopper too.
+// Backward of the Mamba-2 chunk scan (SSD) through mma.sync (docs/spec/language-model.md §2.4), with its symbols: w is
+// the gradient of Δ x, E = dG ∘ G. dB, dC and dG are summed over the heads of a group in registers. Hopper uses the
+// gate's kernel of this file too.
 #include "sm80_ssd.cuh"
 #include "ssd.h"
 
 namespace mimo::cuda {
 namespace {
 
-/// Through the gate: dz, and dy.
+/// Backward of the gate o = y silu(z): writes dz and dy.
 __global__ void gate_kernel(mimo_ssd_backward_args args, bf16* dy) {
   const int64_t width = args.heads * ssd_head;
   for_each_pack(args.tokens, width / 8, [&](int64_t token, int64_t pack) {
@@ -27,13 +27,13 @@ __global__ void gate_kernel(mimo_ssd_backward_args args, bf16* dy) {
   });
 }
 
-/// Parts of sums over a row or column, as the warps leave them.
+/// Partial row and column sums, one set for each warp that contributes.
 struct Parts {
   float e_rows[2][ssd_chunk], e_columns[4][ssd_chunk];
   float x_dot[2][ssd_chunk], b_dot[2][ssd_chunk], c_dot[2][ssd_chunk];
 };
 
-/// Σ over the 16 rows of this warp of its columns, left in to[warp / 2][column].
+/// Sums this warp's columns over its 16 rows and writes them to to[warp / 2][column].
 __device__ __forceinline__ void put_column_sums(const float (&sum)[8], float (&to)[4][ssd_chunk]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -45,7 +45,8 @@ __device__ __forceinline__ void put_column_sums(const float (&sum)[8], float (&t
   }
 }
 
-/// The gradients of a head's steps, by one warp: lane l has tokens 2 l and 2 l + 1.
+/// Computes the gradients of a head's Δ, dt_bias and A_log over a chunk. One warp; lane l handles tokens 2 l and 2 l +
+/// 1.
 __device__ __forceinline__ void finish_steps(const mimo_ssd_backward_args& args, const Piece& piece, int64_t head,
                                              const SsdTokens& tokens, const Parts& parts, float carried, float d_sum,
                                              SsdHeadSums& to) {
@@ -130,14 +131,14 @@ __global__ void __launch_bounds__(ssd_block) backward_kernel(mimo_ssd_backward_a
     load_decays({decays.step + head * args.tokens, decays.sum + head * args.tokens}, piece.begin, count, tokens);
     copy_wait<0>();
     __syncthreads();
-    float totals[2] = {0, 0};  // carried through the chunk; gradient of D
+    float totals[2] = {0, 0};  // carried state term ⟨H_c, dS_c⟩ of the chunk; gradient of D
     for (int index = threadIdx.x; index < ssd_head * N / 2; index += ssd_block) {
       const uint32_t h = reinterpret_cast<const uint32_t*>(state)[index];
       const uint32_t s = reinterpret_cast<const uint32_t*>(dstate)[index];
       totals[0] += lower_bf16(h) * lower_bf16(s) + upper_bf16(h) * upper_bf16(s);
     }
     {
-      // Inside the chunk: dG, E, and the factor of dy in w.
+      // Terms within the chunk: dG, E, and the factor of dy in w.
       SsdSums<64> dm = {};
       add_product<64, 64, false, false>(dy, x, dm);
       float rows[2] = {0, 0}, columns[8] = {};
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(ssd_block) backward_kernel(mimo_ssd_backward_a
       for_each_pair<64>(dm, [&](int i, int j, float first, float second, int) { put_pair(mixed, i, j, first, second); });
     }
     {
-      // w: through the state after the chunk, then inside.
+      // w_j: the term through the state after the chunk, then the term within the chunk.
       SsdSums<64> w = {};
       add_product<N, 64, false, false>(b, dstate, w);
       float dots[2] = {0, 0};
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(ssd_block) backward_kernel(mimo_ssd_backward_a
       }
     }
     {
-      // Through the state before the chunk.
+      // Terms through the state before the chunk.
       SsdSums<N> through = {};
       add_product<64, N, false, true>(dy, state, through);
       float dots[2] = {0, 0};

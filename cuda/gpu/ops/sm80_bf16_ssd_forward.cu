@@ -1,4 +1,7 @@
-// Forward of the state space scan on tensor cores through mma.sync.
+// Forward of the Mamba-2 chunk scan (SSD) through mma.sync (docs/spec/language-model.md §2.3): states_kernel computes
+// each chunk's contribution S_c to the state, ssd_pass turns these into the states H_c, and output_kernel computes
+//
+//   y_i = exp(cs_i) H_c C_i + Σ_{j<=i} (C_i · B_j) exp(cs_i - cs_j) Δ_j x_j + D x_i   o = y silu(z)
 #include "sm80_ssd.cuh"
 #include "ssd.h"
 
@@ -29,7 +32,7 @@ __global__ void __launch_bounds__(ssd_block) states_kernel(const bf16* a, int64_
     __syncthreads();
     load_decays({s.decays.step + head * s.tokens, s.decays.sum + head * s.tokens}, piece.begin, count, tokens);
     __syncthreads();
-    // Weighted rows.
+    // Stores the rows of a times their decays.
     const bf16* from = a + piece.begin * a_stride + head * ssd_head;
     for (int index = threadIdx.x; index < ssd_chunk * 8; index += ssd_block) {
       const int row = index / 8, chunk = index % 8;
@@ -115,7 +118,7 @@ __global__ void __launch_bounds__(ssd_block) output_kernel(mimo_ssd_forward_args
   }
 }
 
-/// Calls body with std::integral_constant<int, state size>.
+/// Calls body with std::integral_constant<int, state_dim>.
 template <class Body>
 void with_state(int64_t state_dim, Body&& body) {
   if (state_dim == 64) {

@@ -1,5 +1,5 @@
-// Products of an fp32 and a bf16 matrix. An fp32 number has 24 digits, a bf16 number 8: three bf16 numbers add up to it, and
-// tensor cores multiply each of them exactly.
+// GEMM of an fp32 and a bf16 matrix on tensor cores. The 24-bit significand of fp32 is split exactly into three bf16 of
+// 8 bits each; each product of bf16 is exact in fp32, and sums are fp32.
 #include "mixed_gemm.h"
 #include "mma.cuh"
 
@@ -9,9 +9,9 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps = threads / 32;
 constexpr int parts = 3;
-constexpr int band = 32;  // rows of a result that a warp has, as two of mma's 16
+constexpr int band = 32;  // rows of a result that a warp computes: two m16 tiles
 
-/// Cuts two fp32 numbers, neighbours along k, into pairs of bf16: the first 8 digits, the next 8 and the last 8.
+/// Splits two fp32 values, adjacent along k, into pairs of bf16: the leading 8 bits, the next 8 and the last 8.
 __device__ __forceinline__ void cut(float first, float second, uint32_t (&to)[parts]) {
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
@@ -21,8 +21,8 @@ __device__ __forceinline__ void cut(float first, float second, uint32_t (&to)[pa
   }
 }
 
-/// sums[band, 64] += left[band, 16] right[16, 64]. `pair(row, k)` gives two neighbours along k of the left operand; `tile` holds
-/// the right operand in rows along k.
+/// sums[band, 64] += left[band, 16] right[16, 64]. `pair(row, k)` returns two values of the left operand adjacent along
+/// k; `tile` holds the right operand as k-rows.
 template <class Pair>
 __device__ __forceinline__ void add_products(float (&sums)[2][8][4], const char* tile, int k, Pair&& pair) {
   const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
@@ -53,11 +53,12 @@ __device__ __forceinline__ void add_products(float (&sums)[2][8][4], const char*
   }
 }
 
-// ---- c[m, n] = a[m, k] b[k, n], few k --------------------------------------------------------------------------------
+// ---- c[m, n] = a[m, k] b[k, n], k <= most_k
+// --------------------------------------------------------------------------
 
 constexpr int most_k = 256;
-constexpr int block_rows = 128, block_columns = 128;  // warps: four bands by two tiles
-constexpr int staged_row = block_columns + 8;         // sums of a row in shared memory: neighbours lie in other banks
+constexpr int block_rows = 128, block_columns = 128;  // warps: four bands x two tiles of columns
+constexpr int staged_row = block_columns + 8;         // fp32 values of a staged row, padded against bank conflicts
 
 __global__ void __launch_bounds__(threads, 2) few_k_kernel(mimo_gemm_args args) {
   extern __shared__ __align__(128) char shared[];
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(threads, 2) few_k_kernel(mimo_gemm_args args) 
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * block_rows;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * block_columns;
   const bf16* const b = static_cast<const bf16*>(args.b);
-  // All of b's columns: two tiles of k rows.
+  // All columns of b: two k-rows tiles.
   for (int i = threadIdx.x; i < k * 16; i += threads) {
     const int row = i / 16, chunk = i % 16;
     const int64_t column = first_column + 8 * chunk;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(threads, 2) few_k_kernel(mimo_gemm_args args) 
       return from < args.m ? *reinterpret_cast<const float2*>(a + from * args.a_stride + at + column) : float2{0, 0};
     });
   }
-  __syncthreads();  // b is read: sums take its place, so that whole lines are read and stored
+  __syncthreads();  // b has been read: its memory takes the accumulators, so that c is read and written in whole lines
   float* const staged = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -116,18 +117,20 @@ __global__ void __launch_bounds__(threads, 2) few_k_kernel(mimo_gemm_args args) 
   }
 }
 
-// ---- c[m, n] = aᵀ[m, k] b[k, n], few m -------------------------------------------------------------------------------
+// ---- c[m, n] = aᵀ[m, k] b[k, n], small m
+// -----------------------------------------------------------------------------
 
-constexpr int block_k = 1536;  // of a block; the blocks' sums are added by another kernel, in order
+constexpr int block_k = 1536;  // k of a block (split-K); a second kernel adds the blocks' sums in order
 constexpr int stages = 2;
 
-/// A block has `Bands` bands of rows, 64 columns and block_k of k. Warps share a band's sums: each has 16 of every stage's k.
+/// A block computes `Bands` bands of rows x 64 columns over block_k of k. Several warps share a band: each takes 16 k
+/// of every stage.
 template <int Bands>
 struct Transposed {
   static constexpr int rows = Bands * band;
   static constexpr int slices = warps / Bands;
   static constexpr int stage_k = 16 * slices;
-  static constexpr int a_row = rows + 4;  // fp32 numbers: four rows two apart lie in other banks
+  static constexpr int a_row = rows + 4;  // fp32 values of a row, padded so that rows two apart start in different banks
   static constexpr int b_bytes = stage_k * tile_row_bytes;
   static constexpr int stage_bytes = b_bytes + stage_k * a_row * 4;
 };
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(threads, 2) transposed_kernel(mimo_gemm_args a
     });
     __syncthreads();
   }
-  // The warps of a band add their sums one after the other.
+  // The warps of a band add their sums one after another, in a fixed order.
   float* const total = reinterpret_cast<float*>(shared);
   for (int slice = 0; slice < Cut::slices; ++slice) {
     if (warp / Bands == slice) {
@@ -203,7 +206,7 @@ __global__ void __launch_bounds__(threads, 2) transposed_kernel(mimo_gemm_args a
   }
 }
 
-/// c = alpha Σ sums + beta c, the blocks' sums in order.
+/// Split-K reduction: c = alpha Σ_block sums + beta c, in the order of the blocks.
 __global__ void add_blocks_kernel(mimo_gemm_args args, const float* sums_of_blocks, int64_t blocks) {
   float* const c = static_cast<float*>(args.c);
   for_each_pack(args.m, args.n / 4, [&](int64_t row, int64_t pack) {

@@ -1,9 +1,9 @@
-// Shared by the state space scan's kernels for mma.sync, which GPUs other than Hopper take: heads of 64, chunks of 64 tokens,
-// states of 64 or 128, bf16.
+// Shared by the chunk-scan (SSD) kernels that use mma.sync, on GPUs other than Hopper: head dimension 64, chunks of 64
+// tokens, state dimension 64 or 128, bf16.
 //
-// A block owns a chunk and walks the heads of one group, whose B, C and scores C Bᵀ are the same. Its 8 warps cut a 64 x W
-// result into 16 rows (warp / 2) and W / 2 columns (warp % 2). Matrices lie in shared memory as tiles of 64 x 64 (mma.cuh),
-// wider ones as several side by side.
+// A block processes one chunk and loops over the heads of one group, which share B, C and the scores C Bᵀ. Its 8 warps
+// partition a 64 x W result into 16 rows (warp / 2) and W / 2 columns (warp % 2). Matrices in shared memory are 64 x 64
+// tiles (mma.cuh), wider matrices are several tiles side by side.
 #pragma once
 #include "mma.cuh"
 #include "ssd.cuh"
@@ -13,7 +13,7 @@ namespace mimo::cuda {
 constexpr int ssd_chunk = 64, ssd_head = 64, ssd_block = 256;
 constexpr int ssd_tile_bytes = ssd_chunk * tile_row_bytes;
 
-/// Starts the copy of 64 rows of `width` elements; rows from `count` on become zero.
+/// Starts the copy of 64 rows of `width` elements; rows from `count` on are zero-filled.
 __device__ __forceinline__ void fetch_rows(const bf16* from, int64_t stride, int count, int width, char* to) {
   const int chunks = width / 8;
   for (int index = threadIdx.x; index < ssd_chunk * chunks; index += ssd_block) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void fetch_rows(const bf16* from, int64_t stride, int
   }
 }
 
-/// Decays of a chunk; tokens past its end have Δ = 0 and the last cs.
+/// Decays of a chunk; tokens past its end have Δ = 0 and the cs of the last token.
 struct SsdTokens {
   float sum[ssd_chunk], step[ssd_chunk];
   float to_end[ssd_chunk];      // exp(cs_Q - cs)
@@ -47,11 +47,11 @@ __device__ __forceinline__ int own_column() {
   return threadIdx.x / 32 % 2 * (W / 2);
 }
 
-/// This warp's part of a 64 x W result.
+/// This warp's accumulators of a 64 x W result.
 template <int W>
 using SsdSums = float[W / 16][4];
 
-/// sum += left right over K. left_rows: the left tile's rows run along k; right_rows: the right tile's do.
+/// sum += left right over K. left_rows, right_rows: whether that operand's tile rows run along k.
 template <int K, int W, bool left_rows, bool right_rows>
 __device__ __forceinline__ void add_product(const char* left, const char* right, SsdSums<W>& sum) {
   static_assert(!(left_rows || right_rows) || K == 64);
@@ -79,8 +79,8 @@ __device__ __forceinline__ void add_product(const char* left, const char* right,
   }
 }
 
-/// Calls body(row, column, x, y, half) for the pairs of neighbouring results of this thread; half 0 or 1 says which of its
-/// two rows.
+/// Calls body(row, column, x, y, half) for this thread's pairs of adjacent columns; half is 0 or 1 for its upper or
+/// lower row.
 template <int W, class Body>
 __device__ __forceinline__ void for_each_pair(SsdSums<W>& sum, Body&& body) {
   const int lane = threadIdx.x % 32, row = own_row() + lane / 4, column = own_column<W>() + lane % 4 * 2;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void put_pair(char* tiles, int row, int column, float
   *reinterpret_cast<uint32_t*>(tiles + column / 64 * ssd_tile_bytes + tile_element(row, column % 64)) = pack_bf16(x, y);
 }
 
-/// Sums over the columns of this thread's two rows, left in to[warp % 2][row]: two parts a row.
+/// Sums this thread's two rows over the warp's columns and writes them to to[warp % 2][row]: two partial sums a row.
 __device__ __forceinline__ void put_row_sums(float first, float second, float (&to)[2][ssd_chunk]) {
   const int lane = threadIdx.x % 32, row = own_row() + lane / 4;
 #pragma unroll
@@ -112,7 +112,7 @@ __device__ __forceinline__ void put_row_sums(float first, float second, float (&
   }
 }
 
-/// to[piece][head][p][n] = Σ_t weight_t a_t[p] b_t[n], weight = exp(cs_Q - cs) Δ (of_end), or exp(cs).
+/// to[piece][head][p][n] = Σ_t weight_t a_t[p] b_t[n] with weight = exp(cs_Q - cs) Δ if of_end, else exp(cs).
 void sm80_bf16_ssd_chunk_states(mimo_stream& stream, const bf16* a, int64_t a_stride, const bf16* b, int64_t b_stride,
                                 const SsdDecays& decays, bool of_end, const int32_t* cu_seqlens, int64_t sequences,
                                 int64_t tokens, int64_t heads, int64_t groups, int64_t state_dim, float* to);

@@ -1,23 +1,23 @@
-// Shared by the attention kernels of Hopper: heads of 80 as tiles, and the products of a warpgroup with them.
+// Shared by Hopper's attention kernels: tiles for head dimension 80 and the wgmma shapes that use them.
 //
-// A row of a head is 80 bf16. Products take it as it is (five steps of 16 along k, or 80 columns), with no padding in
-// the arithmetic. In shared memory it is padded: 64 columns in one tile of 128-byte rows, 16 in a second one whose
-// other columns the copy engine fills with zeros and no product reads, because the columns of one product must all lie
-// in one kind of tile.
+// A row of a head is 80 bf16. wgmma takes it unpadded: five k-steps of 16, or n = 80. In shared memory a row is split
+// over two 128-byte-swizzled tiles, 64 columns and 16, because the columns of one wgmma must all have the same tile
+// layout; TMA zero-fills the second tile's other columns, which no wgmma reads.
 #pragma once
 #include "sm90.cuh"
 
 namespace mimo::cuda::sm90 {
 
 constexpr int head_dim = 80;
-constexpr int head_sums = head_dim / 2;  // sums a thread holds of [64, 80]
-constexpr int score_columns = 112;       // keys the forward pass takes at a time
+constexpr int head_sums = head_dim / 2;  // accumulators of a thread for [64, 80]
+constexpr int score_columns = 112;       // keys of a tile in the forward pass
 
 /// Bytes of `rows` rows of a head, and of the first of its two tiles.
 constexpr int head_tile_bytes(int rows) { return 2 * rows * tile_row_bytes; }
 constexpr int half_tile_bytes(int rows) { return rows * tile_row_bytes; }
 
-/// Copies rows row .. of a head of a sequence (tokens first .. last - 1) from a heads_map; zeros behind the sequence.
+/// Copies rows from `row` on of a head of a sequence (tokens first .. last - 1) from a heads_map; rows past the
+/// sequence's end are zero-filled.
 __device__ __forceinline__ void copy_head(char* to, const CUtensorMap& map, int rows, int head, int row, int first, int last,
                                           uint64_t* barrier) {
 #pragma unroll
@@ -26,28 +26,28 @@ __device__ __forceinline__ void copy_head(char* to, const CUtensorMap& map, int 
   }
 }
 
-/// Description of a head's rows as an operand whose k runs along the head (`step` of 5) ...
+/// Descriptor of a head tile as an operand whose k runs along the head dimension; `step` 0 .. 4.
 __device__ __forceinline__ uint64_t head_along_k(const char* tile, int rows, int step) {
   return step < 4 ? operand(tile, false, 0) + step * operand_step<false>
                   : operand(tile + half_tile_bytes(rows), false, 0);
 }
-/// ... and of one whose k runs along the rows, 16 a step, and whose columns are the head.
+/// Descriptor of a head tile as an operand whose k runs down the rows, 16 a step; its columns are the head dimension.
 __device__ __forceinline__ uint64_t head_along_columns(const char* tile, int rows, int step) {
   return operand(tile, true, half_tile_bytes(rows)) + step * operand_step<true>;
 }
 
-// Of an operand whose k runs along the head alone, the second tile can be as narrow as it has columns: 160 bytes a row.
+// Where k only runs along the head dimension, the second tile can have rows of 32 bytes: 160 bytes a row in all.
 
 constexpr int narrow_row_bytes = 2 * (head_dim - tile_width);
 constexpr int narrow_tile_bytes(int rows) { return half_tile_bytes(rows) + rows * narrow_row_bytes; }
 
-/// The same copy to such tiles, from a heads_map and a heads_end_map; `rows` a multiple of 8.
+/// copy_head to such narrow tiles, from a heads_map and a heads_end_map; `rows` is a multiple of 8.
 __device__ __forceinline__ void copy_narrow_head(char* to, const CUtensorMap& map, const CUtensorMap& end, int rows, int head,
                                                  int row, int first, int last, uint64_t* barrier) {
   copy_head_box(to, map, 0, head, row, first, last, barrier);
   copy_head_box(to + half_tile_bytes(rows), end, 0, head, row, first, last, barrier);
 }
-/// From row `first` on, a multiple of 8.
+/// head_along_k for narrow tiles, from row `first` on, a multiple of 8.
 __device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int rows, int step, int first = 0) {
   if (step < 4) return operand(tile + first * tile_row_bytes, false, 0) + step * operand_step<false>;
   constexpr uint64_t swizzle_32 = uint64_t(3) << 62, eight_rows = uint64_t(8 * narrow_row_bytes >> 4) << 32;
@@ -68,9 +68,9 @@ __device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int ro
   "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
   "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55}"
 
-// Sums lie in threads as multiply_64x192 says; a left operand in registers lies as mma's does, each warp with its 16 rows.
+// Accumulators have the layout of multiply_64x192. A left operand in registers has mma's layout, 16 rows for each warp.
 
-/// sum[64, 64] (+)= left[64, 16] right[16, 64], both with k along their rows.
+/// sum[64, 64] (+)= left[64, 16] right[16, 64], both k-major.
 __device__ __forceinline__ void multiply_64x64(float (&sum)[32], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_64x64(float (&sum)[32], uint64_t left, 
                : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 #endif
 }
-/// sum[64, 112] (+)= left[64, 16] right[16, 112], the same way.
+/// sum[64, 112] (+)= left[64, 16] right[16, 112], both k-major.
 __device__ __forceinline__ void multiply_64x112(float (&sum)[56], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply_64x112(float (&sum)[56], uint64_t left,
                : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 #endif
 }
-/// sum[64, 80] (+)= left[64, 16] right[16, 80], the rows of both along k.
+/// sum[64, 80] (+)= left[64, 16] right[16, 80], both k-rows.
 __device__ __forceinline__ void multiply_64x80(float (&sum)[40], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
@@ -112,16 +112,17 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
 #undef MIMO_16
 #undef MIMO_4
 
-/// A barrier of the 128 threads of a warpgroup; `number` 1 .. 15.
+/// Named barrier of the 128 threads of a warpgroup; `number` 1 .. 15.
 __device__ __forceinline__ void synchronise_warpgroup(int number) {
   asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
-/// Bytes of shared memory through which a warp stores 16 rows, and of each of them.
+/// Shared memory through which a warp stores 16 rows of a head, and bytes of each row.
 constexpr int room_row_bytes = 2 * head_dim, room_bytes = 16 * room_row_bytes;
 
-/// Stores a warp's 16 rows of [64, 80] sums times `factor`, `stride` elements from row to row of `to`, rows below `count`
-/// alone, in pieces of 16 bytes. `room`: room_bytes on 16 bytes, the warp's own.
+/// Stores a warp's 16 rows of the [64, 80] accumulators times `factor` with 16-byte stores. Rows of `to` are `stride`
+/// elements apart; rows from `count` on are skipped. `room`: room_bytes of shared memory of this warp, aligned to 16
+/// bytes.
 __device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], float factor, char* room, bf16* to, int64_t stride,
                                                 int count) {
   const int lane = threadIdx.x % 32;
@@ -143,7 +144,7 @@ __device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], f
   }
 }
 
-/// Turns the words of four lanes about: lane i's word j becomes lane j's word i.
+/// Transposes the 4 x 4 words of four adjacent lanes: lane i's word j becomes lane j's word i.
 __device__ __forceinline__ uint4 exchange_in_fours(const uint32_t (&word)[4]) {
   const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
   const uint32_t a = __shfl_xor_sync(all_lanes, odd ? word[0] : word[1], 1);
@@ -153,8 +154,8 @@ __device__ __forceinline__ uint4 exchange_in_fours(const uint32_t (&word)[4]) {
   return high ? make_uint4(c, d, z, w) : make_uint4(x, y, c, d);
 }
 
-/// The same store without shared memory, which takes more registers. Four lanes have two rows: each lane stores two pieces of
-/// both, and in the end one of the last two pieces of one.
+/// store_head_rows without shared memory, at the cost of registers. Four lanes hold two rows of ten 16-byte pieces:
+/// each lane stores two pieces of both rows, then one of the four remaining pieces.
 __device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], float factor, bf16* to, int64_t stride,
                                                 int count) {
   const int lane = threadIdx.x % 32, row = lane / 4, piece = lane % 4;

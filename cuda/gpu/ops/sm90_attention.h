@@ -1,4 +1,4 @@
-// Attention on Hopper through kernels of ours: bf16, heads of 80, no mask, no dropout, as many key heads as query heads.
+// Attention kernels for Hopper: bf16, head dimension 80, no mask, no dropout, as many key heads as query heads.
 #pragma once
 #include "device.h"
 
@@ -6,12 +6,12 @@ namespace mimo::cuda {
 
 namespace sm90 {
 
-/// Whether the copy engine can read a tensor.
+/// Whether TMA can read a tensor: pointer aligned to 16 bytes, strides multiples of 8 elements.
 inline bool in_pieces_of_16(const void* pointer, int64_t stride) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
 }
 
-/// Values of a call that both directions need.
+/// Conditions on a call that forward and backward share.
 template <class Args>
 bool attention_fits(const mimo_stream& stream, const Args& args) {
 #ifdef MIMO_HAS_SM90A
@@ -28,14 +28,14 @@ bool attention_fits(const mimo_stream& stream, const Args& args) {
 
 }  // namespace sm90
 
-/// Sequences of under 128 tokens on average are left to cuDNN.
+/// Sequences of fewer than 128 tokens on average are left to cuDNN.
 inline bool sm90_attention_forward_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {
   return sm90::attention_fits(stream, args) && args.tokens >= 128 * args.sequences;
 }
-/// Faster from this length on, where a block's first and last steps do not count.
+/// Sequences from this length on are faster with one output tile a block: its prologue and epilogue are negligible.
 constexpr int64_t sm90_long_sequence = 4096;
 void sm90_bf16_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
-/// Faster below.
+/// The persistent kernel, faster for shorter sequences.
 void sm90_bf16_packed_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
 
 inline bool sm90_attention_backward_fits(const mimo_stream& stream, const mimo_attention_backward_args& args) {
@@ -44,7 +44,7 @@ inline bool sm90_attention_backward_fits(const mimo_stream& stream, const mimo_a
          sm90::in_pieces_of_16(args.dv, 0);
 }
 void sm90_bf16_attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
-/// Faster where no sequence is longer than this: a block then has a whole one.
+/// Up to this length of the longest sequence, a kernel whose blocks take whole sequences is faster.
 constexpr int64_t sm90_short_sequence = 384;
 void sm90_bf16_short_attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
 

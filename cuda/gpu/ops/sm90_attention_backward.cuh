@@ -1,6 +1,6 @@
-// Shared by the backward attention kernels of Hopper: the statistics of queries, and the products of 64 keys of a warpgroup
-// with a sequence's queries. A kernel's Shared has stages (how many), stage, ds, statistics and barriers of full, empty, ds_full
-// and ds_empty.
+// Shared by Hopper's attention backward kernels: the per-query statistics, and the wgmma loop of a consumer warpgroup
+// over 64 keys and all queries of a sequence. A kernel's Shared has `stages` (their number), stage, ds, statistics, and
+// the barriers full, empty, ds_full and ds_empty.
 #pragma once
 #include "early.cuh"
 #include "sm90_attention.cuh"
@@ -14,16 +14,16 @@ constexpr int ds_bytes = key_rows * tile_row_bytes;
 constexpr int dq_floats = query_rows * head_dim, dq_bytes = dq_floats * 4;
 constexpr int statistics_floats = 2 * query_rows, statistics_bytes = statistics_floats * 4;
 constexpr int ds_buffers = 2;
-constexpr int stage_bytes = 2 * query_bytes;  // queries, then do
+constexpr int stage_bytes = 2 * query_bytes;  // q, then do
 constexpr int main_warps = 8, dq_warps = 4, backward_threads = 4 * 128;
-/// Of 64 Ki: 128 threads keep 24, 128 have 72, 256 get 208.
+/// setmaxnreg, of 64 Ki registers: 128 producer threads keep 24, 128 dq threads 72, 256 key threads get 208.
 constexpr int service_registers = 24, dq_registers = 72, main_registers = 208;
 
-/// Arguments of both kernels.
+/// Kernel parameters that both kernels have.
 struct BackwardProblem {
   CUtensorMap q, k, v, d_o;
   mimo_attention_backward_args args;
-  const float* statistics;  // [head][tile of queries][lse log2 e, Σ do o][64]
+  const float* statistics;  // [head][query tile][lse log2 e, Σ do o][64]
   int32_t query_tiles;      // piece_count
 };
 
@@ -38,7 +38,7 @@ inline void describe(const mimo_attention_backward_args& args, const float* stat
   problem.query_tiles = static_cast<int32_t>(piece_count(args.tokens, args.sequences, query_rows));
 }
 
-/// Statistics of a head's queries from tile `tile` on.
+/// Statistics of a head's queries from query tile `tile` on.
 __device__ __forceinline__ const float* statistics_of(const BackwardProblem& problem, int head, int tile) {
   return problem.statistics + (static_cast<int64_t>(head) * problem.query_tiles + tile) * statistics_floats;
 }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void initialise_stages(Barriers& barriers) {
 
 // ---- statistics ------------------------------------------------------------------------------------------------
 
-/// piece_at by a whole warp: each step leaves a thirty-second of the sequences.
+/// piece_at by a whole warp: a 32-way search over the sequences.
 __device__ __forceinline__ Piece find_piece(const int32_t* cu_seqlens, int64_t sequences, int64_t size, int64_t number) {
   const int lane = threadIdx.x % 32;
   int low = 0, count = static_cast<int>(sequences);
@@ -75,8 +75,8 @@ __device__ __forceinline__ Piece find_piece(const int32_t* cu_seqlens, int64_t s
   return piece;
 }
 
-/// Writes lse log2 e and Σ_i do_i o_i of a tile's queries: [head][tile of queries][2][64]; two threads a query. Rows behind a
-/// sequence: p becomes 0.
+/// Writes lse log2 e and Σ_i do_i o_i of a tile's queries to [head][query tile][2][64]; two threads a query. Rows past
+/// the sequence's end get lse = ∞, so that p is 0.
 __device__ __forceinline__ void write_statistics(const mimo_attention_backward_args& args, const Piece& piece,
                                                  int64_t query_tiles, float* to) {
   const int index = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x), pair = index / 2;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void write_statistics(const mimo_attention_backward_a
   at[query_rows] = sum;
 }
 
-/// Fetches queries, do and statistics of tile `i` of a sequence to a stage.
+/// Starts the TMA loads of q, do and statistics of query tile `i` of a sequence into a stage.
 __device__ __forceinline__ void copy_queries(char* stage, float* to, const CUtensorMap& q, const CUtensorMap& d_o,
                                              const float* statistics, int i, int head, int first, int last,
                                              uint64_t* full) {
@@ -123,16 +123,18 @@ __device__ __forceinline__ void copy_queries(char* stage, float* to, const CUten
   copy_bytes(to, statistics + i * statistics_floats, statistics_bytes, full);
 }
 
-// ---- products --------------------------------------------------------------------------------------------------
+// ---- consumer warpgroups ---------------------------------------------------------------------------------------
 
-// Two warpgroups take their exponentials in turn. At the same time they would halve each other's rate and then both wait for the
-// tensor cores; in turn the products of one run beside the exponentials of the other.
+// Ping-pong of the two key warpgroups: they compute their exponentials in turn. At the same time they would share the
+// exponential unit and then both wait for the tensor cores; in turn, the wgmma of one overlaps the exponentials of the
+// other.
 
-/// Waits until the other warpgroup has passed the turn to warpgroup `own`.
+/// Waits on the named barrier until the other warpgroup passes the turn to warpgroup `own`.
 __device__ __forceinline__ void await_turn(int own) { asm volatile("bar.sync %0, 256;" ::"r"(4 + own) : "memory"); }
 __device__ __forceinline__ void pass_turn(int own) { asm volatile("bar.arrive %0, 256;" ::"r"(5 - own) : "memory"); }
 
-/// Calls serve(), multiply_dq() and, in two warpgroups, multiply_keys(own). Both await and pass as many turns, `own` 0 first.
+/// Assigns roles: calls serve() (producer), multiply_dq() and, in two warpgroups, multiply_keys(own). Both
+/// multiply_keys must await and pass the same number of turns; `own` 0 goes first.
 template <class Serve, class MultiplyDq, class MultiplyKeys>
 __device__ __forceinline__ void divide_labour(Serve&& serve, MultiplyDq&& multiply_dq, MultiplyKeys&& multiply_keys) {
   const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0), own = warpgroup - 2;
@@ -150,7 +152,7 @@ __device__ __forceinline__ void divide_labour(Serve&& serve, MultiplyDq&& multip
   }
 }
 
-/// sum (+)= dsᵀ, of 64 queries and 128 keys, times the keys; finished on return.
+/// sum (+)= dsᵀ k for 64 queries and 128 keys; complete on return.
 __device__ __forceinline__ void multiply_ds_with_keys(float (&sum)[head_sums], const char* ds, const char* key, bool add) {
   begin_products();
 #pragma unroll
@@ -162,10 +164,10 @@ __device__ __forceinline__ void multiply_ds_with_keys(float (&sum)[head_sums], c
   settle(sum);
 }
 
-/// dk and dv of the 64 keys of warpgroup `own`, dk without the scale, from all queries; ds stays in shared memory, tile by
-/// tile, for dq. `key`: the warpgroup's rows; value(k): its values as an operand, step k of 5; key_count: keys of the piece
-/// that exist; step: tiles of queries so far. Calls starts(i) before a tile of queries, has_scores(i) when its scores and
-/// has_products(i) when dp are there. Awaits and passes a turn a tile.
+/// dk (without the scale) and dv of the 64 keys of warpgroup `own`, over all queries; ds is left in shared memory, tile
+/// by tile, for dq. `key`: the warpgroup's rows of k; value(s): descriptor of its v, k-step s of 5; key_count: valid
+/// keys of the piece; step: running number of query tiles. Calls starts(i) before query tile i, has_scores(i) once its
+/// scores and has_products(i) once dp are complete. Awaits and passes one turn a tile.
 template <class Shared, class Value, class Starts, class HasScores, class HasProducts>
 __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const char* key, Value&& value, int own,
                                                            int key_count, int query_tiles, float scale_log2, int& step,
@@ -176,7 +178,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool signals = lane == 0, cut = key_count < key_rows;
   const int row = own * 64 + warp * 16 + lane / 4;  // and row + 8
-  // Where this lane stores a row of eight of dsᵀ: 16 keys of the warp, 16 queries a step.
+  // Where this lane stores its 8-element rows of dsᵀ: 16 keys of the warp x 16 queries a step.
   const int ds_row = own * 64 + warp * 16 + lane % 16, ds_chunk = lane / 16;
   for (int i = 0; i < query_tiles; ++i, ++step) {
     const int slot = step % stages, buffer = step % ds_buffers;
@@ -200,7 +202,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
     wait_products<1>();
     settle(s);
     has_scores(i);
-    // dk of the tile before is through as well: its stage is free. Every lane says so, for it has read statistics there.
+    // dk of the previous tile is complete, so its stage is free. Every lane arrives: each has read statistics there.
     if (i > 0) arrive(&barriers.empty[(step - 1) % stages]);
     const float2* const lse = reinterpret_cast<const float2*>(shared.statistics[slot]) + lane % 4;
     await_turn(own);
@@ -231,7 +233,7 @@ __device__ __forceinline__ void multiply_keys_with_queries(Shared& shared, const
       ds_packed[2 * j] = pack_bf16(p[4 * j] * (dp[4 * j] - d.x), p[4 * j + 1] * (dp[4 * j + 1] - d.y));
       ds_packed[2 * j + 1] = pack_bf16(p[4 * j + 2] * (dp[4 * j + 2] - d.x), p[4 * j + 3] * (dp[4 * j + 3] - d.y));
     }
-    // Rows behind the sequence have scores of 0, whatever that gives: dq must not see them.
+    // Keys past the sequence's end have scores of 0 and so an arbitrary p; ds is cleared to keep them out of dq.
     if (cut) {
 #pragma unroll
       for (int j = 0; j < query_rows / 8; ++j) {

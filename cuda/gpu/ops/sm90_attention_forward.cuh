@@ -1,15 +1,15 @@
-// Shared by the forward attention kernels of Hopper: the weights of a tile's scores, with a running maximum and sum (Dao et al.,
-// FlashAttention-2).
+// Shared by Hopper's attention forward kernels: online softmax of a tile's scores with a running maximum and sum (Dao
+// et al., FlashAttention-2).
 #pragma once
 #include "kernel.cuh"
 #include "sm90_attention.cuh"
 
 namespace mimo::cuda::sm90 {
 
-/// How far, as a power of 2, a row's weights may grow before its sums are scaled down: seldom, then.
+/// The accumulators are rescaled only when the maximum has grown by more than this power of 2, which is rare.
 constexpr float slack = 8;
 
-/// Over the four threads that share a row.
+/// Maximum over the four threads that share a row.
 __device__ __forceinline__ float row_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
@@ -19,10 +19,10 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(all_lanes, x, 2);
 }
 
-/// Whether value j of a thread's values of [64, columns] belongs to the lower of its two rows.
+/// 0 or 1: whether value j of a thread's [64, columns] accumulators is in its upper or lower row.
 __device__ constexpr int row_of(int j) { return j / 2 % 2; }
 
-/// Gives no weight to the keys of a tile's scores from `live` on.
+/// Masks the scores of keys from `live` on: their weights become 0.
 template <int N>
 __device__ __forceinline__ void hide_keys(float (&s)[N], int live) {
   if (live >= 2 * N) return;
@@ -39,15 +39,15 @@ __device__ __forceinline__ void pack_weights(const float (&weight)[N], uint32_t 
   for (int j = 0; j < N / 2; ++j) packed[j] = pack_bf16(weight[2 * j], weight[2 * j + 1]);
 }
 
-/// The weights of a thread's two rows: 2^(scale s - maximum), and their sum over this thread's columns. `maximum` is the
-/// row's largest scaled score, or up to `slack` below it.
+/// Online softmax of a thread's two rows: weights 2^(scale s - maximum), and their sum over this thread's columns.
+/// `maximum` is the row's largest scaled score, or up to `slack` less.
 struct Softmax {
-  float scale;  // of scores, times log2 e
+  float scale;  // softmax scale times log2 e
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  float factor[2];  // factor for the sums so far
-  bool changes;     // whether one of the warp's factors is not 1
+  float factor[2];  // factor for the sums and outputs so far
+  bool changes;     // whether a factor of the warp is not 1
 
-  /// `weight` may be `s`.
+  /// Computes the weights of a tile and updates maximum, sum and factor. `weight` may alias `s`.
   template <int N>
   __device__ __forceinline__ void weigh(const float (&s)[N], float (&weight)[N]) {
     changes = false;
@@ -72,7 +72,7 @@ struct Softmax {
     }
     changes = __any_sync(all_lanes, changes);
   }
-  /// Scales the results so far as their weights now are.
+  /// Rescales the output accumulators to the new maximum.
   __device__ __forceinline__ void rescale(float (&o)[head_sums]) const {
     if (!changes) return;
 #pragma unroll

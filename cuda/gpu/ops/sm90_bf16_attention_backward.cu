@@ -1,19 +1,18 @@
-// Attention backward on Hopper: heads of 80, full attention within each packed sequence (Dao et al., FlashAttention-2,
-// algorithm 2; Shah et al., FlashAttention-3, for the division of labour).
+// Attention backward on Hopper for head dimension 80, full attention within each packed sequence (Dao et al., FlashAttention-2,
+// algorithm 2; warp specialisation as in Shah et al., FlashAttention-3).
 //
 //   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
 //
-// One block a multiprocessor takes pieces of 128 keys of a head, one after the other, and walks the sequence's queries for
-// each, 64 at a time. Two warpgroups have 64 keys each: they compute sᵀ and dpᵀ with keys as rows, so that pᵀ and dsᵀ are in
-// registers as the products for dv and dk want their left operands, and leave dsᵀ in shared memory too. A third
-// warpgroup multiplies that with the keys: dq of 64 queries, summed over the piece's keys. The fourth has a warp that takes
-// pieces, one that fetches, across the ends of pieces, and two that add dq to the sums in memory.
+// Persistent blocks, one an SM, take work items of 128 keys of a head ("pieces") and loop over the sequence's queries, 64 at a
+// time. Two consumer warpgroups have 64 keys each: they compute sᵀ and dpᵀ, keys as rows, so that pᵀ and dsᵀ are already in
+// registers as the left operands for dv and dk, and also store dsᵀ to shared memory. A third warpgroup computes dq = ds k of 64
+// queries from it. The fourth has a scheduler warp, a TMA producer warp, which loads across the ends of pieces, and two warps that
+// add dq to the fp32 sums in global memory.
 //
-// Those sums are added in a fixed order, that of the keys: a piece is added to a tile of queries after the piece before it.
-// The last piece of a sequence reads the sums instead, adds its own and rounds. Pieces are taken in the order of their numbers
-// and a block waits for lower numbers alone: there is always a block that does not wait. Some heads alternate from number to
-// number, and so do those of a few short sequences, so that of the pieces that are worked on at a time few belong to one head of
-// a sequence; these come to run one after the other, two microseconds apart, and do not hold each other up from then on.
+// dq is deterministic: the pieces of a sequence are added in the order of their keys, each after its predecessor; the last piece
+// reads the sums, adds its own and rounds. Pieces are numbered so that a block only ever waits for lower numbers, hence there is no
+// deadlock. Consecutive numbers interleave several heads, or several short sequences, so that few pieces in flight belong to the
+// same head of a sequence; those fall into a stagger of about two microseconds and then no longer wait.
 #include "sm90_attention.h"
 #include "sm90_attention_backward.cuh"
 
@@ -25,15 +24,15 @@ using namespace sm90;
 constexpr int query_stages = 3;
 constexpr int slots = 2, adders = 2;
 constexpr int value_bytes = narrow_tile_bytes(key_rows);
-/// Tokens of all heads whose pieces alternate: more have too many sums and queries, 640 bytes a token, for the L2 cache, and
-/// memory then takes power that the clocks lack. The fewer the heads, the more pieces of each wait for another at the start.
+/// Limits of interleaving. Tokens of all interleaved heads: with more, their sums and queries, 640 bytes a token, exceed the L2
+/// cache, and the power that memory draws lowers the clocks. With fewer heads, more pieces wait for each other at the start.
 constexpr int alternating_tokens = 32768, most_alternating_heads = 32, fewest_alternating_heads = 4;
-constexpr int near_end_tiles = 4;  // of queries: about as long as finding a piece and fetching its keys
+constexpr int near_end_tiles = 4;  // query tiles: about the time it takes to find a piece and load its keys
 
-/// A piece of a head's keys: piece `index` of a sequence, tokens first .. last - 1.
+/// A work item: piece `index` of a head's keys in the sequence with tokens first .. last - 1.
 struct Work {
   int head, first, last, index;
-  int tile;  // first of the sequence's tiles of queries among all; head -1: the end
+  int tile;  // the sequence's first query tile, counted over all sequences; head -1: no more work
 };
 struct Barriers {
   uint64_t work_full[slots], work_empty[slots];
@@ -41,15 +40,15 @@ struct Barriers {
   uint64_t near_end;
   uint64_t full[query_stages], empty[query_stages];
   uint64_t ds_full[ds_buffers], ds_empty[ds_buffers];
-  uint64_t dq_full[adders], dq_empty[adders];      // sums on their way to memory
+  uint64_t dq_full[adders], dq_empty[adders];      // sums on their way to global memory
   uint64_t sums_full[adders], sums_empty[adders];  // and back
 };
 struct Shared {
   static constexpr int stages = query_stages;
   char key[key_bytes], value[value_bytes];
-  char stage[stages][stage_bytes];  // queries, then do
+  char stage[stages][stage_bytes];  // q, then do
   char ds[ds_buffers][ds_bytes];    // [key][query]
-  float dq[adders][dq_floats];      // float4 j of thread t at j * 128 + t
+  float dq[adders][dq_floats];      // float4 j of thread t at index j * 128 + t
   float statistics[stages][statistics_floats];
   Barriers barriers;
   Work work[slots];
@@ -58,9 +57,9 @@ constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
 struct Problem : BackwardProblem {
   CUtensorMap v_end;
-  float* dq;                // [head][tile of queries], each as Shared::dq has it
-  int32_t* added;           // [head][tile of queries]: pieces that have been added
-  int32_t* next;            // the next piece's number
+  float* dq;                // [head][query tile], each in the layout of Shared::dq
+  int32_t* added;           // [head][query tile]: number of pieces added so far
+  int32_t* next;            // number of the next piece
   int32_t key_tiles;        // piece_count
 };
 
@@ -71,7 +70,7 @@ __device__ __forceinline__ bool is_last(const Work& work) {
   return (work.index + 1) * key_rows >= work.last - work.first;
 }
 
-/// Calls body(work) for every piece that this block takes.
+/// Calls body(work) for each piece that this block is given.
 template <class Body>
 __device__ __forceinline__ void for_each_work(Shared& shared, Body&& body) {
   for (int turn = 0;; ++turn) {
@@ -85,9 +84,9 @@ __device__ __forceinline__ void for_each_work(Shared& shared, Body&& body) {
   }
 }
 
-// ---- the fourth warpgroup --------------------------------------------------------------------------------------
+// ---- fourth warpgroup: scheduler, producer, dq reduction -----------------------------------------------------------
 
-/// Waits until so many pieces have been added to a tile of queries.
+/// Spins until `pieces` pieces have been added to a query tile.
 __device__ __forceinline__ void await_added(const int32_t* added, int pieces) {
   int32_t count;
   do {
@@ -96,20 +95,20 @@ __device__ __forceinline__ void await_added(const int32_t* added, int pieces) {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/// Finds pieces by number: a warp together, numbers that rise. Some heads of a sequence, or all of a few short sequences, make a
-/// group. Its numbers begin with the first piece of each head of each sequence; all second pieces follow.
+/// Maps piece numbers, which must rise, to pieces; executed by a whole warp. A group is some heads of one sequence, or all heads of
+/// a few short sequences; its numbers list the first piece of each head of each sequence, then all second pieces, etc.
 struct Walk {
   const int32_t* cu_seqlens;
   int sequences, heads;
-  int first = 0, first_head = 0, pieces = 0;  // first sequence and head of the group, and pieces of the lane's own
-  int in_group = 0, group_heads = 0;          // sequences, at most 32, and heads of each
-  int index = 0, before = 0;                  // before: numbers below that of the first piece `index`
+  int first = 0, first_head = 0, pieces = 0;  // first sequence and head of the group; pieces of the lane's sequence
+  int in_group = 0, group_heads = 0;          // sequences (at most 32) and heads of the group
+  int index = 0, before = 0;                  // before: how many numbers precede that of the first piece `index`
 
   __device__ __forceinline__ Walk(const mimo_attention_backward_args& args)
       : cu_seqlens(args.cu_seqlens), sequences(static_cast<int>(args.sequences)), heads(static_cast<int>(args.query_heads)) {
     count_pieces();
   }
-  /// Of the sequences of the group that begins with sequence `first`.
+  /// Sets up the group of sequences that begins with sequence `first`.
   __device__ __forceinline__ void count_pieces() {
     const int length = max(1, cu_seqlens[first + 1] - cu_seqlens[first]);
     const int most = min(max(alternating_tokens / length, fewest_alternating_heads), most_alternating_heads);
@@ -120,10 +119,10 @@ struct Walk {
                                                                    first_piece(cu_seqlens, own, key_rows))
                                                 : 0;
   }
-  /// Some numbers have a piece that begins behind its sequence.
+  /// The piece of some numbers begins past its sequence's end: no work.
   __device__ __forceinline__ Work find(int number) {
     unsigned live;
-    int alternating;  // heads of the group's sequences
+    int alternating;  // interleaved heads
     for (;;) {
       live = __ballot_sync(all_lanes, pieces > index);
       alternating = min(group_heads, heads - first_head);
@@ -144,7 +143,8 @@ struct Walk {
   }
 };
 
-/// Takes the next piece when the block is about to end one. Taken earlier, it would hold up the pieces that wait for it.
+/// Scheduler warp: claims the next piece only when the block is near the end of one; claimed earlier, it would delay the pieces
+/// that wait for it.
 __device__ __forceinline__ void take(const Problem& problem, Shared& shared) {
   Walk walk(problem.args);
   const int numbers = problem.key_tiles * walk.heads;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void take(const Problem& problem, Shared& shared) {
   }
 }
 
-/// The first queries come before the keys: their place is free earlier.
+/// Producer warp. The first queries are loaded before the keys, because their stages are free earlier.
 __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   Barriers& barriers = shared.barriers;
   int step = 0;
@@ -196,7 +196,8 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   });
 }
 
-/// Adds every `adders`-th tile of dq from `own` on, or, for the last piece of a sequence, brings the sums of those before.
+/// Reduction warp `own`: adds every `adders`-th dq tile to the sums in memory or, for a sequence's last piece, loads the sums of
+/// the pieces before.
 __device__ __forceinline__ void add_dq(const Problem& problem, Shared& shared, int own) {
   Barriers& barriers = shared.barriers;
   uint32_t full = 0, empty = 1;
@@ -238,14 +239,14 @@ __device__ __forceinline__ void add_dq(const Problem& problem, Shared& shared, i
   });
 }
 
-// ---- the third -------------------------------------------------------------------------------------------------
+// ---- third warpgroup: dq ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shared) {
   Barriers& barriers = shared.barriers;
   const int thread = threadIdx.x % 128, warp = thread / 32;
   const bool signals = thread % 32 == 0;
   int step = 0;
-  uint32_t parity = 0, sums_full = 0, dq_empty = (1 << adders) - 1;  // a bit an adder
+  uint32_t parity = 0, sums_full = 0, dq_empty = (1 << adders) - 1;  // one parity bit for each adder
   for_each_work(shared, [&](const Work& work) {
     const int query_tiles = query_tiles_of(work);
     const bool last = is_last(work);
@@ -291,7 +292,7 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
   });
 }
 
-// ---- the first two ---------------------------------------------------------------------------------------------
+// ---- first and second warpgroup: dk, dv ------------------------------------------------------------------------
 
 __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& shared, int own) {
   Barriers& barriers = shared.barriers;
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const __g
 #endif
 }
 
-/// And the counters, which start at 0.
+/// Writes the statistics of the queries and zeroes the counters.
 __global__ void __launch_bounds__(256) statistics_kernel(mimo_attention_backward_args args, int64_t query_tiles, float* to,
                                                          int32_t* added, int32_t* next) {
   previous_is_done();

@@ -1,10 +1,10 @@
-// Attention forward on Hopper: heads of 80, full attention within each packed sequence, o = softmax(scale q kᵀ) v over tiles
-// of keys with a running maximum and sum (Dao et al., FlashAttention-2; Shah et al., FlashAttention-3).
+// Attention forward on Hopper for head dimension 80, full attention within each packed sequence: o = softmax(scale q
+// kᵀ) v over tiles of keys with online softmax (Dao et al., FlashAttention-2; Shah et al., FlashAttention-3).
 //
-// A block owns 192 queries of a head. Three warpgroups have 64 of them each and are in step with no other, so that
-// while one takes exponentials the tensor cores work for the others; a warpgroup's own products with the values of a
-// tile run under the exponentials of the next. A fourth warpgroup fetches. Keys are walked from the last tile, the only
-// one that can be part of one, to the first.
+// A block computes 192 queries of a head: three consumer warpgroups of 64 queries each and a TMA producer warpgroup.
+// The consumers are not synchronised with each other: the exponentials of one overlap the wgmma of the others, and
+// within a warpgroup p v of a tile overlaps the exponentials of the next tile. Key tiles are processed from last to
+// first, because only the last can be partial.
 #include "sm90_attention.h"
 #include "sm90_attention_forward.cuh"
 
@@ -17,7 +17,7 @@ constexpr int warpgroups = 3, query_rows = 64 * warpgroups, key_rows = score_col
 constexpr int head_steps = head_dim / 16, key_steps = key_rows / 16;
 constexpr int query_bytes = head_tile_bytes(query_rows), key_bytes = head_tile_bytes(key_rows);
 constexpr int stages = 2, threads = 128 * (warpgroups + 1);
-/// Of 64 Ki: 128 threads keep 32, 384 get 160.
+/// setmaxnreg, of 64 Ki registers: 128 producer threads keep 32, 384 consumer threads get 160.
 constexpr int fetch_registers = 32, main_registers = 160;
 
 struct Shared {

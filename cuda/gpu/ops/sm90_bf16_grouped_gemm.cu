@@ -1,4 +1,5 @@
-// Grouped products on Hopper: c_g = a_g b_g, the matrices b as [n, k] (forward) or [k, n] (input gradient).
+// Grouped GEMM on Hopper: c_g[m_g, n] = a_g[m_g, k] b_g with matrices b_g stored as [n, k] (forward) or [k, n] (input
+// gradient); TMA, wgmma and the persistent loop of sm90_grouped.cuh.
 #include "grouped_gemm.h"
 #include "sm90_grouped.cuh"
 
@@ -11,7 +12,7 @@ template <class C, bool right_rows_>
 struct Forward {
   static constexpr bool left_rows = false, right_rows = right_rows_, halves = true;
   static constexpr int staging_bytes = 0;
-  /// Of half of b: columns of 64 by 32 rows, or 96 rows of it.
+  /// Box of one block's half of a stage of b: 32 rows x 64 columns of [k, n], or 96 rows of [n, k].
   static constexpr int b_box_rows = (right_rows ? depth : tile_columns) / pair;
   CUtensorMap a, b;
   C* c;
@@ -62,7 +63,7 @@ struct Forward {
     const int first = warp * 16 + lane / 4, column = tile.column * tile_columns;
     C* const to = c + (static_cast<int64_t>(tile.first) + tile.row * tile_rows) * n + column;
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {  // half of the rows, row or row + 8
+    for (int part = 0; part < 4; ++part) {  // half of the tile's rows; row or row + 8 of the fragment
       const int row = first + part / 2 * 64 + part % 2 * 8;
 #pragma unroll
       for (int j = 0; j < tile_columns / 8; j += 4) {
@@ -81,7 +82,8 @@ struct Forward {
             }
           }
         } else {
-          // Four lanes hold two columns each of four times eight: every lane takes one of the eights, 16 bytes.
+          // Four lanes hold two columns each of 4 x 8 columns; after the transpose each lane has 8 adjacent columns, 16
+          // bytes.
           uint32_t word[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) word[i] = pack_bf16(pair[i][0], pair[i][1]);

@@ -1,5 +1,5 @@
-// The gradient of expert matrices on Hopper: dw_g (+)= dy_gᵀ x_g, both operands read with their rows along k and the sum over
-// a group's rows cut at its end by the copy engine, which also adds the results in memory.
+// Weight gradient of the grouped GEMM on Hopper: dw_g[n, k] (+)= dy_gᵀ x_g. Both operands are read with their rows
+// along the summed dimension; TMA zero-fills rows past a group's end and stores or reduce-adds the fp32 results.
 #include "grouped_gemm.h"
 #include "sm90_grouped.cuh"
 #include "sm90_sums.cuh"
@@ -12,7 +12,7 @@ using namespace sm90;
 constexpr int x_box_rows = depth / pair;
 constexpr int boxes_in_row = tile_columns / sums_box_columns, boxes = 2 * boxes_in_row;
 
-/// Added to dw, or written over it.
+/// accumulate: dw += result, else dw = result.
 template <bool accumulate>
 struct WeightGradient {
   static constexpr bool left_rows = true, right_rows = true, halves = true;
@@ -25,7 +25,7 @@ struct WeightGradient {
   __device__ __forceinline__ int units(int group) const {
     return accumulate && offsets[group] == offsets[group + 1] ? 0 : units_of(n, (k + tile_columns - 1) / tile_columns);
   }
-  /// A group without rows that is written has one step, for which the copy engine reads zeros.
+  /// Without accumulation an empty group takes one k-step of zero-filled operands, which writes zeros.
   __device__ __forceinline__ int steps(const Tile& tile) const { return max(1, (tile.last - tile.first + depth - 1) / depth); }
   __device__ __forceinline__ int rows(const Tile& tile) const { return min(tile_rows, n - tile.row * tile_rows); }
   __device__ __forceinline__ void fetch(const Tile& tile, int step, int rank, char* left, char* right,
@@ -64,7 +64,7 @@ struct WeightGradient {
         [&](int box) { return box / boxes_in_row * (tile_rows / 2) < live && column_of(box) < k; });
   }
 
-  /// Shared memory must last until it has been read.
+  /// Shared memory must stay valid until TMA has read it.
   __device__ __forceinline__ void finish() const { wait_boxes_read(); }
 };
 

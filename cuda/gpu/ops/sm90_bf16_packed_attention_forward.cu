@@ -1,11 +1,11 @@
-// Attention forward on Hopper for packed sequences of any length: heads of 80, full attention within each sequence,
-// o = softmax(scale q kᵀ) v over tiles of keys with a running maximum and sum (Dao et al., FlashAttention-2; Shah et al.,
-// FlashAttention-3).
+// Attention forward on Hopper for packed sequences of any length: head dimension 80, full attention within each
+// sequence, o = softmax(scale q kᵀ) v over tiles of keys with online softmax (Dao et al., FlashAttention-2; Shah et
+// al., FlashAttention-3).
 //
-// One block a multiprocessor walks pieces of 256 queries of a head. Four warpgroups have 64 of them each and are in step
-// with no other, so that while one takes exponentials the tensor cores work for the others. A further warp fetches, across
-// the ends of pieces: the next piece's queries and keys arrive while this one's are multiplied. Keys are walked, 64 at a
-// time, from the last tile, the only one that can be part of one, to the first.
+// Persistent blocks, one an SM, take work items of 256 queries of a head: four consumer warpgroups of 64 queries each,
+// not synchronised with each other, so that the exponentials of one overlap the wgmma of the others. A TMA producer
+// warp loads across the ends of work items: q and k of the next arrive while the current one is computed. Tiles of 64
+// keys are processed from last to first, because only the last can be partial.
 #include "early.cuh"
 #include "sm90_attention.h"
 #include "sm90_attention_forward.cuh"
@@ -17,19 +17,19 @@ using namespace sm90;
 
 constexpr int warpgroups = 4, query_rows = 64 * warpgroups, key_rows = 64;
 constexpr int head_steps = head_dim / 16, key_steps = key_rows / 16;
-constexpr int narrow_bytes = narrow_tile_bytes(64);  // of 64 queries or keys
-constexpr int tile_bytes = head_tile_bytes(64);      // of 64 values
+constexpr int narrow_bytes = narrow_tile_bytes(64);  // 64 queries or keys
+constexpr int tile_bytes = head_tile_bytes(64);      // 64 values
 constexpr int stages = 8, slots = 2, threads = 128 * (warpgroups + 1);
-/// Of the 96 that a thread starts with, so that 640 fit.
+/// setmaxnreg: 640 threads start with 96 registers each.
 constexpr int fetch_registers = 24, main_registers = 112;
 
-/// A piece of a head's queries: rows row .. row + count - 1 of a sequence.
+/// A work item: queries row .. row + count - 1 of a head of the sequence with tokens first .. last - 1.
 struct Work {
-  int head, first, last, row, count;  // count 0: the end
+  int head, first, last, row, count;  // count 0: no more work
 };
 struct Shared {
   char query[slots][warpgroups][narrow_bytes];
-  char stage[stages][tile_bytes];  // keys and values in turn
+  char stage[stages][tile_bytes];  // k and v alternate
   uint64_t query_full[slots], query_empty[slots], full[stages], empty[stages];
   Work work[slots];
 };
@@ -37,14 +37,14 @@ constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
 struct Problem {
   CUtensorMap q, k, v, q_end, k_end;
-  int32_t* next;  // number of the next piece; without it pieces are dealt out, which is as good where all take equally long
+  int32_t* next;  // next item to claim; null: static assignment, as good where all items take equally long
   mimo_attention_forward_args args;
 };
 
-/// Finds pieces by number: a warp together, numbers that rise.
+/// Maps item numbers, which must rise, to work items; executed by a whole warp.
 struct Walk {
   const int32_t* cu_seqlens;
-  int sequences, base = 0, before = 0;  // before: pieces of the sequences below `base`
+  int sequences, base = 0, before = 0;  // before: items of the sequences below `base`
 
   __device__ __forceinline__ Work find(int number, int heads) {
     const int lane = threadIdx.x % 32, piece = number / heads;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const W
     commit_products();
   };
 
-  // A warpgroup waits for its own products; other warpgroups' exponentials run meanwhile.
+  // Each warpgroup waits for its own wgmma; the exponentials of other warpgroups run meanwhile.
   for (bool first = true; left > 0; first = false, --left, step += 2) {
     float s[key_rows / 2];
     start_scores(s, step);
@@ -178,7 +178,7 @@ __device__ __forceinline__ void multiply_queries(const Problem& problem, const W
       problem.args.lse[(begin + at) * heads + work.head] = (softmax.maximum[half] + log2f(sum)) * ln_2;
     }
   }
-  // The warpgroup's products have read all its queries: their place takes the results.
+  // The warpgroup's wgmma have read its queries: the output is staged in their place.
   synchronise_warpgroup(1 + own);
   store_head_rows(o, 1, query + warp * (narrow_bytes / 4),
                   static_cast<bf16*>(problem.args.o) + ((begin + row) * heads + work.head) * head_dim, heads * head_dim,
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(threads, 1) forward_kernel(const __grid_consta
   for (int count = 0;; ++count) {
     const int slot = count % slots;
     wait(&shared.query_full[slot], count / slots & 1);
-    const Work& work = shared.work[slot];  // read again where it is wanted: registers are scarce
+    const Work& work = shared.work[slot];  // reloaded where it is used, to save registers
     if (work.count == 0) return;
     const int steps = 2 * tiles_of(work);
     if (64 * own < work.count) {

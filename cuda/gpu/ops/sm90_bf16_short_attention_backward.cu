@@ -1,14 +1,14 @@
-// Attention backward on Hopper for many packed sequences: heads of 80, full attention within each sequence (Dao et al.,
-// FlashAttention-2, algorithm 2; Shah et al., FlashAttention-3, for the division of labour).
+// Attention backward on Hopper for many short packed sequences: head dimension 80, full attention within each sequence
+// (Dao et al., FlashAttention-2, algorithm 2; warp specialisation as in Shah et al., FlashAttention-3).
 //
 //   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
 //
-// One block a multiprocessor takes a head of a whole sequence at a time, the longest sequences first. It walks the keys, 128
-// at a time, and for each of these tiles the queries, 64 at a time. Two warpgroups have 64 keys each: they compute sᵀ and dpᵀ
-// with keys as rows, so that pᵀ and dsᵀ are in registers as the products for dv and dk want their left operands, and
-// leave dsᵀ in shared memory too. A third warpgroup multiplies that with the keys, for dq. The sums of dq over the tiles of
-// keys lie in memory between two tiles: every one of them belongs to one thread, so no other block or thread waits for
-// it, and the last tile of keys rounds it. A warp of the fourth warpgroup fetches, across the ends of tiles and sequences.
+// Persistent blocks, one an SM, take a head of a whole sequence at a time, longest sequences first. The outer loop runs
+// over tiles of 128 keys, the inner loop over tiles of 64 queries. Two consumer warpgroups have 64 keys each: they
+// compute sᵀ and dpᵀ, keys as rows, so that pᵀ and dsᵀ are already in registers as the left operands for dv and dk, and
+// also store dsᵀ to shared memory. A third warpgroup computes dq from it. Between key tiles the sums of dq are kept in
+// global memory; each element belongs to one thread, so there is no synchronisation, and the last key tile rounds them.
+// A TMA producer warp of the fourth warpgroup loads across the ends of tiles and sequences.
 #include "sm90_attention.h"
 #include "sm90_attention_backward.cuh"
 
@@ -18,11 +18,11 @@ namespace {
 using namespace sm90;
 
 constexpr int query_stages = 2;
-constexpr int slots = 2;  // of work, and of keys and values
+constexpr int slots = 2;  // buffers of work items, and of k and v
 
-/// A head of a sequence: tokens first .. last - 1.
+/// A work item: a head of the sequence with tokens first .. last - 1.
 struct Work {
-  int head, first, last, tile;  // tile: first of the sequence's in the statistics; head -1: the end
+  int head, first, last, tile;  // the sequence's first tile in the statistics; head -1: no more work
 };
 struct Barriers {
   uint64_t work_full[slots], work_empty[slots];
@@ -33,7 +33,7 @@ struct Barriers {
 struct Shared {
   static constexpr int stages = query_stages;
   char key[slots][key_bytes], value[slots][key_bytes];
-  char stage[stages][stage_bytes];  // queries, then do
+  char stage[stages][stage_bytes];  // q, then do
   char ds[ds_buffers][ds_bytes];    // [key][query]
   float statistics[stages][statistics_floats];
   Barriers barriers;
@@ -42,17 +42,17 @@ struct Shared {
 constexpr int64_t shared_bytes = 1024 + sizeof(Shared);
 
 struct Problem : BackwardProblem {
-  float* dq;                // [block][tile of queries]: float4 j of thread t at j * 128 + t
-  const int32_t* order;     // sequences, the longest first
-  int32_t* next;            // number of the next head of a sequence
-  int32_t most_tiles;       // of queries of a sequence
+  float* dq;                // [block][query tile]: float4 j of thread t at index j * 128 + t
+  const int32_t* order;     // sequences, longest first
+  int32_t* next;            // number of the next work item
+  int32_t most_tiles;       // query tiles of the longest sequence
 };
 
 __device__ __forceinline__ int tiles_of(const Work& work, int rows) { return (work.last - work.first + rows - 1) / rows; }
 
-// ---- the fourth warpgroup --------------------------------------------------------------------------------------
+// ---- fourth warpgroup: scheduler and producer -------------------------------------------------------------------
 
-/// Takes the next head of a sequence while the block works on one.
+/// Claims the next work item while the block computes the current one.
 __device__ __forceinline__ void take(const Problem& problem, Shared& shared) {
   Barriers& barriers = shared.barriers;
   const mimo_attention_backward_args& args = problem.args;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   }
 }
 
-/// Calls body(work) for every head of a sequence that this block takes.
+/// Calls body(work) for each head of a sequence that this block is given.
 template <class Body>
 __device__ __forceinline__ void for_each_work(Shared& shared, Body&& body) {
   for (int turn = 0;; ++turn) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void for_each_work(Shared& shared, Body&& body) {
   }
 }
 
-// ---- the third -------------------------------------------------------------------------------------------------
+// ---- third warpgroup: dq ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shared) {
   Barriers& barriers = shared.barriers;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void multiply_dq(const Problem& problem, Shared& shar
   });
 }
 
-// ---- the first two ---------------------------------------------------------------------------------------------
+// ---- first and second warpgroup: dk, dv ------------------------------------------------------------------------
 
 __device__ __forceinline__ void multiply_keys(const Problem& problem, Shared& shared, int own) {
   Barriers& barriers = shared.barriers;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const __g
 #endif
 }
 
-/// The place of sequence blockIdx.x among all, the longest first.
+/// Writes sequence blockIdx.x to its rank in `order` (longest first).
 __device__ __forceinline__ void rank_sequence(const mimo_attention_backward_args& args, int32_t* order, int32_t* next) {
   const int own = static_cast<int>(blockIdx.x), lane = threadIdx.x;
   if (own == 0 && lane == 0) *next = 0;

@@ -1,11 +1,11 @@
-// Backward of the state space scan on Hopper (docs/spec/language-model.md §2.4). Letters as there: w is the gradient of Δ x,
-// E = dG ∘ G.
+// Backward of the Mamba-2 chunk scan (SSD) on Hopper (docs/spec/language-model.md §2.4), with its symbols: w is the
+// gradient of Δ x, E = dG ∘ G.
 //
-// A block takes chunks and groups, one after the other, and walks the heads of each. The first warpgroup serves: a warp has the
-// copy engine bring the heads' x, dy and states, another B and C, and the last turns sums into the gradients of the steps. The
-// second computes what belongs to pairs of tokens, transposed, with tokens j as rows and i >= j as columns, so that the decayed
-// scores are in registers as the product for w wants them. The third computes dB and dC, which it sums over the heads in
-// registers.
+// Persistent blocks take a chunk and a group at a time and loop over the group's heads. The first warpgroup holds the
+// service warps: TMA loads of the heads' x, dy and states; TMA loads of B and C; and a warp that turns sums into the
+// gradients of dt and A. The second computes the terms of token pairs, transposed (tokens j as rows, i >= j as
+// columns), so that the decayed scores are already in registers as the left operand for w. The third computes dB and
+// dC, summed over the heads in registers.
 #include "sm90_ssd_backward.cuh"
 
 namespace mimo::cuda {
@@ -15,12 +15,12 @@ using namespace sm90;
 using namespace sm90::ssd_backward;
 
 constexpr int threads = 3 * 128;
-/// Of 64 Ki: 128 threads keep 56, 128 get 208, 128 get 240.
+/// setmaxnreg, of 64 Ki registers: 128 service threads keep 56, 128 pair threads get 208, 128 state threads 240.
 constexpr int service_registers = 56, pair_registers = 208, state_registers = 240;
 
-// ---- the second ------------------------------------------------------------------------------------------------
+// ---- second warpgroup: pairs of tokens -------------------------------------------------------------------------
 
-/// Lanes 2 Kept apart share 2 Kept sums out: each keeps half of them, with the other's added.
+/// Butterfly step: exchanges with lane ^ 2 Kept; each lane keeps half of the sums, with the other lane's part added.
 template <int Kept>
 __device__ __forceinline__ void add_half(float (&sum)[16], int lane) {
   const bool upper = lane & (2 * Kept);
@@ -30,8 +30,8 @@ __device__ __forceinline__ void add_half(float (&sum)[16], int lane) {
     sum[j] = own + __shfl_xor_sync(all_lanes, given, 2 * Kept);
   }
 }
-/// Sums 64 columns over a warp's 16 rows; a lane brings its part of 16 of them. A lane returns two sums, of column
-/// 8 (lane / 4) + 2 (lane % 4) and the next.
+/// Sums 64 columns over a warp's 16 rows; a lane passes its part of 16 columns. Returns the sums of columns 8 (lane /
+/// 4) + 2 (lane % 4) and the next.
 __device__ __forceinline__ float2 column_sums(float (&sum)[16], int lane) {
   add_half<8>(sum, lane);
   add_half<4>(sum, lane);
@@ -39,7 +39,7 @@ __device__ __forceinline__ float2 column_sums(float (&sum)[16], int lane) {
   return make_float2(sum[0], sum[1]);
 }
 
-/// The numbers of this thread on the diagonal of a product: lanes 4 r + r / 2 have two.
+/// Sum of this thread's elements on the diagonal of a product; only lanes 4 r + r / 2 hold two.
 __device__ __forceinline__ float diagonal(const float (&sum)[32], const SsdPlace& own) {
   float total = 0;
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ __forceinline__ void put_diagonal(const float (&sum)[32], const SsdPl
   if (own.lane / 8 == own.lane % 4) to[own.warp * 8 + own.lane / 4] = diagonal(sum, own);
 }
 
-/// From dmᵀ: dGᵀ is added, E summed, and `mixed` becomes the decayed scores as a left operand.
+/// From dmᵀ = x dyᵀ: adds to dGᵀ, sums E, and sets `mixed` to the decayed scores as a left operand.
 __device__ __forceinline__ void differentiate_scores(const float (&dm)[32], const float (&g)[32], float (&dg)[32],
                                                      const SsdChunkTokens& tokens, const SsdPlace& own, Parts& parts,
                                                      uint32_t (&mixed)[16]) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
       const float step[2] = {tokens.step[own.row], tokens.step[own.row + 8]};
       wait_products<0>();
       settle(w);
-      // w: through the state after the chunk, then inside.
+      // w_j: the term through the state after the chunk, then the term within the chunk.
       float b_dot[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
       commit_products();
       b_dot[0] = quad_sum(b_dot[0]), b_dot[1] = quad_sum(b_dot[1]);
       if (own.column == 0) parts.b_dot[own.row] = b_dot[0], parts.b_dot[own.row + 8] = b_dot[1];
-      uint32_t dy[16];  // all of it before dx is written, which the compiler cannot tell from it
+      uint32_t dy[16];  // loaded in full before dx is written: the compiler cannot tell that dx does not alias it
 #pragma unroll
       for (int j = 0; j < 16; ++j) dy[j] = pair_of(stage.dy, own, j / 2, j % 2);
       wait_products<0>();
@@ -166,12 +166,12 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
         pair_of(dx, own, j / 2, j % 2) = pack_bf16(part * w[2 * j] + d * lower_bf16(dy[j]),
                                                    part * w[2 * j + 1] + d * upper_bf16(dy[j]));
       }
-      // ⟨H_c, dS_c⟩ is the trace of their product.
+      // ⟨H_c, dS_c⟩ is the trace of H_c dS_cᵀ.
       begin_products();
       queue_product<N / 16, false, false>(w, stage.state[0], stage.dstate[0], false);
       commit_products();
       publish_stores();
-      if (writes) wait_read<0>();  // the other dx is free
+      if (writes) wait_read<0>();  // the other dx buffer is free
       meet<1, 128>();
       if (writes) write_head_tile(dx, problem.dx, head, work.row, work.first, work.last);
       wait_products<0>();
@@ -189,9 +189,9 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
   if (writes) wait_read<0>();
 }
 
-// ---- the third -------------------------------------------------------------------------------------------------
+// ---- third warpgroup: states, dB, dC ---------------------------------------------------------------------------
 
-/// Adds a head's b_j and c_i, and leaves C_i · c_i.
+/// Adds a head's b_j to dB and c_i to dC, and writes C_i · c_i.
 template <int N>
 __device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, const SsdPlace& own, float (&db)[N / 64][32],
                                          float (&dc)[N / 64][32], float (&dots)[2]) {
@@ -270,7 +270,7 @@ __device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>
     }
     commit_products();
     wait_products<0>();
-    meet<3, 128>();  // the gradients take the place of B and C
+    meet<3, 128>();  // dB and dC take the memory of B and C
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice) {
       uint32_t packed[16];

@@ -1,8 +1,10 @@
-// Forward of the state space scan on Hopper (docs/spec/language-model.md §2.3).
+// Forward of the Mamba-2 chunk scan (SSD) on Hopper (docs/spec/language-model.md §2.3), given the states H_c:
 //
-// A block owns a chunk and walks the heads of one group, whose scores C Bᵀ stay in registers. One warp has the copy engine
-// bring a head's x, z and state while a warpgroup multiplies: C H_cᵀ from shared memory, and the decayed scores, as they come
-// out of the arithmetic, from registers with x.
+//   y_i = exp(cs_i) H_c C_i + Σ_{j<=i} (C_i · B_j) exp(cs_i - cs_j) Δ_j x_j + D x_i   o = y silu(z)
+//
+// A block processes a chunk and loops over the heads of one group, whose scores C Bᵀ stay in registers. A TMA producer
+// warp loads each head's x, z and state; a consumer warpgroup computes C H_cᵀ from shared memory and the product of the
+// decayed scores, still in registers, with x.
 #include "sm90_ssd.cuh"
 #include "ssd.h"
 
@@ -18,10 +20,10 @@ struct Shared {
   static constexpr int slices = N / 64;
   struct Stage {
     char state[slices][ssd_tile_bytes];
-    char x[ssd_tile_bytes], z[ssd_tile_bytes];  // o takes the place of z
+    char x[ssd_tile_bytes], z[ssd_tile_bytes];  // o is written over z
   };
   char c[slices][ssd_tile_bytes];
-  char b[2][ssd_tile_bytes];  // then y, of two heads
+  char b[2][ssd_tile_bytes];  // reused for y of two heads
   Stage stage[stages];
   SsdChunkTokens tokens[stages];
   uint64_t operands, full[stages], empty[stages];
@@ -35,7 +37,7 @@ struct Problem {
 };
 
 struct Work {
-  int64_t number;  // of the chunk
+  int64_t number;  // chunk number
   int first_head, heads, group;
   Piece piece;
 };
@@ -63,7 +65,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, const Work& work, 
   }
 }
 
-/// The scores times exp(cs_i - cs_j) Δ_j, j <= i, as a left operand.
+/// The scores times exp(cs_i - cs_j) Δ_j for j <= i, as the left operand of the product with x.
 __device__ __forceinline__ void decay_scores(const float (&scores)[32], const SsdChunkTokens& tokens, const SsdPlace& own,
                                              uint32_t (&mixed)[16]) {
   const float sum[2] = {tokens.sum[own.row], tokens.sum[own.row + 8]};
@@ -106,7 +108,7 @@ __device__ __forceinline__ void compute(const Problem& problem, const Work& work
   commit_products();
   wait_products<0>();
   settle(scores);
-  meet<1, consumers>();  // y takes the place of b
+  meet<1, consumers>();  // y is written over b
   for (int i = 0; i < work.heads; ++i) {
     const int slot = i % stages, head = work.first_head + i;
     typename Shared<N>::Stage& stage = shared.stage[slot];
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const _
   const mimo_ssd_forward_args& args = problem.args;
   const int groups = static_cast<int>(args.groups);
   Work work;
-  // Backwards: the last states are still in the L2 cache.
+  // Chunks in reverse: the states written last are still in the L2 cache.
   work.number = (gridDim.x - 1 - blockIdx.x) / groups, work.group = blockIdx.x % groups;
   work.heads = static_cast<int>(args.heads) / groups, work.first_head = work.group * work.heads;
   work.piece = piece_at(args.cu_seqlens, args.sequences, ssd_chunk, work.number);

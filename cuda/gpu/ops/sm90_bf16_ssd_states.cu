@@ -1,8 +1,10 @@
-// States of the scan on Hopper: a block owns 64 of the state's columns of a head. A warpgroup carries them, in fp32 registers,
-// over the chunks of a sequence, and a second one weighs the tokens before it needs them. Memory sees the states as bf16, once.
+// State passing of the Mamba-2 chunk scan (SSD) on Hopper (docs/spec/language-model.md §2.3, §2.4).
 //
-// Forward  H_{c+1} = exp(cs_Q) H_c + Σ_j exp(cs_Q - cs_j) Δ_j x_j ⊗ B_j; in reverse  dS_{c-1} = exp(cs_Q) dS_c + Σ_i exp(cs_i)
-// dy_i ⊗ C_i (docs/spec/language-model.md §2.3, §2.4).
+// Forward  H_{c+1} = exp(cs_Q) H_c + Σ_j exp(cs_Q - cs_j) Δ_j x_j ⊗ B_j
+// Reverse  dS_{c-1} = exp(cs_Q) dS_c + Σ_i exp(cs_i) dy_i ⊗ C_i
+//
+// A block owns 64 state columns of a head and loops over the chunks of a sequence. One warpgroup keeps the state in
+// fp32 registers, a second scales the tokens' rows ahead of it. Each state is written once, as bf16.
 #include "sm90_ssd.cuh"
 
 namespace mimo::cuda {
@@ -10,7 +12,7 @@ namespace sm90 {
 namespace {
 
 constexpr int outputs = 4, threads = 2 * 128 + 2 * 32;
-/// Of a block that has a multiprocessor for itself, and of one that shares it with another.
+/// Pipeline stages of a block that is alone on its SM, and of a block that shares it with another.
 constexpr int stages_of_one = 8, stages_of_two = 4;
 
 template <int stages>
@@ -29,7 +31,7 @@ struct Problem {
   const SsdChunkTokens* tokens;
 };
 
-/// The chunks of a block's sequence.
+/// The sequence of a block, its chunks, and its head and slice of the state.
 struct Work {
   int first, last, chunks, head, slice;
   int64_t piece;
@@ -51,7 +53,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, const SsdCarry& ca
   }
 }
 
-/// Has the copy engine write the states that the warpgroup leaves in shared memory.
+/// Has TMA write the states that the warpgroup leaves in shared memory.
 template <int stages>
 __device__ __forceinline__ void write_states(const Problem& problem, const SsdCarry& carry, const Work& work,
                                              Shared<stages>& shared) {
@@ -70,7 +72,7 @@ __device__ __forceinline__ void write_states(const Problem& problem, const SsdCa
   wait_read<0>();
 }
 
-/// Weighs the rows of a where they lie.
+/// Scales the rows of a in place in shared memory.
 template <int stages>
 __device__ __forceinline__ void weigh(const SsdCarry& carry, const Work& work, Shared<stages>& shared) {
   const int thread = threadIdx.x % 128, column = thread % 8;
@@ -111,7 +113,7 @@ __device__ __forceinline__ void carry_states(const Problem& problem, const SsdCa
     begin_products();
     queue_product<4, true, true>(state, shared.stage[slot].a, shared.stage[slot].b, true);
     commit_products();
-    // Meanwhile the state before the chunk goes to memory.
+    // Meanwhile the state before the chunk is written to global memory.
     wait(&shared.output_empty[i % outputs], (i / outputs & 1) ^ 1);
     store_tile(shared.output[i % outputs], own, packed);
     publish_stores();
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(threads) states_kernel(const __grid_constant__
 
 constexpr int token_warps = 8;
 
-/// A warp a head of a chunk.
+/// A warp computes the decays of one head of a chunk.
 template <class Args>
 __global__ void tokens_kernel(Args args, SsdChunkTokens* all) {
   const int64_t head = static_cast<int64_t>(blockIdx.y) * token_warps + threadIdx.x / 32;

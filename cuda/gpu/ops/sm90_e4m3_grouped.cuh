@@ -1,29 +1,29 @@
-// Products of groups on Hopper, both operands in e4m3 with the dimension that is summed along their rows
-// (docs/spec/moe-performance.md §1.7): c_g = a_g b_gᵀ. Rows of a have a factor for every run of 128 columns, b one for every block of
-// 128 x 128. Tensor cores add the products of a run; such a sum is multiplied by both factors and added to fp32 sums in registers.
+// Persistent grouped GEMM on Hopper with e4m3 operands, both k-major (docs/spec/moe-performance.md §1.7): c_g = a_g b_gᵀ. a has
+// a scale factor for each row and 128 columns ("run"), b for each block of 128 x 128. wgmma accumulates over a run; the result
+// is multiplied by both factors and added to the fp32 sums in registers.
 //
-// One block a multiprocessor walks results of 256 x 128, two blocks next to each other the same way. One thread finds the
-// results and copies operands and their factors, a run deep, as many steps ahead as there are stages. It leaves a result's place beside the result's
-// first operands, so that the other threads need not wait for memory to find it. Two warpgroups take the 64-row slices of a
-// result in turn, two slices each: while one adds the products of a slice, the tensor cores work for the other. A slice is
-// stored while the first products of the next result's slice are under way.
+// Persistent blocks, one an SM, in clusters of two, compute output tiles ("results") of 256 x 128. One producer thread
+// schedules tiles and loads operands and their factors by TMA, one run of k for each stage. The tile's coordinates travel with
+// its first stage, so that consumers need not search for them. The two consumer warpgroups alternate over the tile's 64-row
+// slices, two each: while one scales its accumulators, the tensor cores work for the other. A slice is stored while the first
+// wgmma of the warpgroup's next tile run.
 //
-// A pair of blocks reads one operand once (multicast): the rows of two results side by side or, in the last of an odd number
-// of columns, b of two results one below the other.
+// The two blocks of a cluster share one operand by multicast: the rows of a, for two tiles side by side; or, in the last column
+// if their number is odd, the matrix b, for two tiles one below the other.
 //
-// A kernel brings a Problem, an E4m3Problem with:
-//   static constexpr bool steps_vary                   from group to group
-//   int first(int group), last(int group)              what a result has as its `first` and `last`
-//   int height(int first, int last)                    rows of a group's c
-//   int units(int group)                               units_of(height), or 0, which leaves the group out
-//   int steps(const E4m3Result&)                       of 128 of the dimension that is summed, at least 1
-//   void copy_rows(to, result, int step, int row, full), copy_rows_to_pair(…)   64 rows of a
-//   int column(int step), matrix(result, int step)     of b's boxes
-//   const float* factors_of_rows(result)               of the first step, on 16 bytes
-//   int factors_skipped(result)                        of those before the result's first row
-//   int factor_of_block(result)                        of the first step
-//   void store(result, int row, const float (&sums)[64], char* staging)   16 rows of a warp, which hold 128 columns
-//   void finish()                                      after a thread's last store
+// A kernel passes a Problem derived from E4m3Problem with
+//   static constexpr bool steps_vary                   whether the number of k-steps differs between groups
+//   int first(int group), last(int group)              E4m3Result's `first` and `last`
+//   int height(int first, int last)                    rows of the group's c
+//   int units(int group)                               units_of(height), or 0 to skip the group
+//   int steps(const E4m3Result&)                       number of k-steps of 128, at least 1
+//   void copy_rows(to, result, int step, int row, full), copy_rows_to_pair(…)   loads 64 rows of a
+//   int column(int step), matrix(result, int step)     coordinates of b's boxes
+//   const float* factors_of_rows(result)               row factors of the first step, aligned to 16 bytes
+//   int factors_skipped(result)                        how many of them precede the result's first row
+//   int factor_of_block(result)                        index of the first step's block factor
+//   void store(result, int row, const float (&sums)[64], char* staging)   stores a warp's 16 rows x 128 columns
+//   void finish()                                      called after a thread's last store
 #pragma once
 #include "early.cuh"
 #include "sm90_grouped.cuh"
@@ -33,22 +33,22 @@ namespace mimo::cuda::sm90 {
 template <int stages_, int staging_bytes_>
 struct E4m3Problem {
   static constexpr int rows_of_result = 256, columns_of_result = 128, run = 128;
-  static constexpr int stages = stages_, staging_bytes = staging_bytes_;  // shared memory of a warp for its results
-  static constexpr int slice = 64, slices = rows_of_result / slice;  // rows of a box of the copy engine and of one product
+  static constexpr int stages = stages_, staging_bytes = staging_bytes_;  // staging_bytes: epilogue memory of a warp
+  static constexpr int slice = 64, slices = rows_of_result / slice;  // rows of a TMA box and of one wgmma
   static constexpr int box_bytes = slice * run, left_bytes = slices * box_bytes, right_bytes = 2 * box_bytes;
   static constexpr int stage_bytes = left_bytes + right_bytes;
-  static constexpr int row_factor_bytes = (rows_of_result + 4) * 4, block_factor_bytes = 16;  // copies begin on 16 bytes
+  static constexpr int row_factor_bytes = (rows_of_result + 4) * 4, block_factor_bytes = 16;  // copies start on 16 bytes
 
   CUtensorMap a, b;            // boxes of 64 rows
-  const float* row_factors;    // on 16 bytes, row_factor_bytes behind the last may be read
-  const float* block_factors;  // on 16 bytes, block_factor_bytes behind the last may be read
-  int64_t factor_stride;       // of row_factors, from one run to the next, a multiple of 4
-  int32_t run_stride;          // of block_factors
+  const float* row_factors;    // aligned to 16 bytes; row_factor_bytes past the last are readable
+  const float* block_factors;  // aligned to 16 bytes; block_factor_bytes past the last are readable
+  int64_t factor_stride;       // of row_factors, between runs; a multiple of 4
+  int32_t run_stride;          // of block_factors, between runs
   int32_t n;                   // columns of c
 
   static __device__ __forceinline__ int results_below(int height) { return (height + rows_of_result - 1) / rows_of_result; }
   __device__ __forceinline__ int columns() const { return (n + columns_of_result - 1) / columns_of_result; }
-  /// Of pairs of blocks: neighbouring columns of every row, and rows of the column that is left over.
+  /// Tile pairs of a group: neighbouring columns of each row of tiles, then pairs of rows in an odd last column.
   __device__ __forceinline__ int units_of(int height) const {
     const int high = results_below(height), wide = columns();
     return high * (wide / 2) + (wide % 2 != 0 ? (high + 1) / 2 : 0);
@@ -57,12 +57,12 @@ struct E4m3Problem {
 
 struct alignas(16) E4m3Result {
   int group, row, column;
-  int first, last;   // of the group: what the Problem says
-  bool shares_rows;  // with the other block of the pair; else it shares the matrix
-  int slices;        // that have a row
+  int first, last;   // as defined by the Problem
+  bool shares_rows;  // whether the cluster's blocks share rows of a, else the matrix b
+  int slices;        // how many slices have valid rows
 };
 
-/// Finds a block's results by the number of their pair; numbers must not fall.
+/// Tile scheduler: maps the number of a tile pair to this block's tile; numbers must not fall.
 template <class Problem>
 class E4m3Walk {
  public:
@@ -93,11 +93,11 @@ template <class Problem>
 struct E4m3Shared {
   struct alignas(128) Factors {
     float of_rows[Problem::rows_of_result + 4], of_block[4];
-    E4m3Result result;  // that begins with this step, else undefined
+    E4m3Result result;  // valid in the first stage of a result
   };
   Factors factors[Problem::stages];
   uint64_t full[Problem::stages], empty[Problem::stages];
-  int32_t units[];  // before each group, and of all
+  int32_t units[];  // prefix sums of the groups' units; the last is the total
 };
 template <class Problem>
 int64_t e4m3_shared_bytes(int64_t groups) {
@@ -105,7 +105,7 @@ int64_t e4m3_shared_bytes(int64_t groups) {
          static_cast<int64_t>(sizeof(E4m3Shared<Problem>)) + (groups + 1) * 4;
 }
 
-/// The stage of a step, and the parity of its barriers.
+/// Pipeline state: stage index and mbarrier parity of a k-step.
 template <int stages>
 struct E4m3Ring {
   int slot = 0;
@@ -115,7 +115,7 @@ struct E4m3Ring {
   }
 };
 
-/// sum[64, 128] (+)= left[64, 32] right[128, 32]ᵀ of e4m3; threads hold it as multiply_64x192 says.
+/// sum[64, 128] (+)= left[64, 32] right[128, 32]ᵀ in e4m3; accumulator layout of multiply_64x192.
 __device__ __forceinline__ void multiply_64x128_e4m3(float (&sum)[64], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
 #define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
@@ -135,7 +135,7 @@ __device__ __forceinline__ void multiply_64x128_e4m3(float (&sum)[64], uint64_t 
 #endif
 }
 
-/// Copies the operands and factors of all steps of a block's results. One thread.
+/// Producer loop: loads operands and factors of all k-steps of this block's results. Runs in one thread.
 template <class Problem>
 __device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3Walk<Problem> walk, int rank, int units,
                                                    char* stage_memory, E4m3Shared<Problem>* shared) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3W
   }
 }
 
-/// A warpgroup's slices of a block's results: `half`, and the next but one.
+/// Consumer warpgroup: computes slices `half` and `half` + 2 of this block's results.
 template <class Problem>
 class E4m3Half {
  public:
@@ -193,11 +193,11 @@ class E4m3Half {
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[0][i] = sums[1][i] = 0;
     E4m3Result finished{};
-    finished.row = 1 << 20;  // no row of a group: there is nothing to store yet
+    finished.row = 1 << 20;  // out of range: nothing is stored for it
     for (int number = blockIdx.x / pair; number < units_; number += stride) {
       wait(&shared_->full[ring_.slot], ring_.parity);
       const E4m3Result at = shared_->factors[ring_.slot].result;
-      // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
+      // Broadcast from one lane so that the compiler knows the branches are warp-uniform: otherwise it serialises the wgmma.
       const int slices = __shfl_sync(all_lanes, (at.slices - half_ + 1) / 2, 0);
       steps_ = problem_.steps(at);
       if constexpr (Problem::steps_vary) steps_ = __shfl_sync(all_lanes, steps_, 0);
@@ -220,8 +220,8 @@ class E4m3Half {
   __device__ __forceinline__ void release_stage() const {
     if (threadIdx.x % 32 == 0) release(&shared_->empty[ring_.slot]);
   }
-  /// Multiplies all steps of a result that has `Slices` slices in this warpgroup, and stores the `finished` result beside the first
-  /// products.
+  /// Computes all k-steps of a result with `Slices` slices in this warpgroup; stores the `finished` result while the first
+  /// wgmma run.
   template <int Slices>
   __device__ __forceinline__ void multiply(const E4m3Result& finished, float (&sums)[2][64]) {
     multiply_step<Slices, true>(finished, sums);
@@ -268,14 +268,14 @@ class E4m3Half {
     commit_products();
   }
   __device__ __forceinline__ void add(float (&sums)[64], float (&products)[64], float upper, float lower) const {
-    // Keeps the compiler from reading the products before they are there.
+    // Keeps the compiler from reading the accumulators before the wait.
 #pragma unroll
     for (float& product : products) asm volatile("" : "+f"(product)::"memory");
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i] = fmaf(products[i], i % 4 < 2 ? upper : lower, sums[i]);
   }
 
-  /// Stores a slice of a result, and clears its sums.
+  /// Stores a slice of a result and clears its sums.
   template <int slice>
   __device__ __forceinline__ void store(const E4m3Result& result, float (&sums)[2][64]) const {
     const int row = result.row * Problem::rows_of_result + slice * 2 * Problem::slice + warp_row_;
@@ -285,16 +285,16 @@ class E4m3Half {
   }
 
   const Problem& problem_;
-  const int units_, half_, warp_row_;  // the warp's first row in a result
+  const int units_, half_, warp_row_;  // warp_row_: the warp's first row within a result
   const uint64_t left_, right_;
   char* const staging_;
   E4m3Shared<Problem>* const shared_;
   E4m3Ring<Problem::stages> ring_;
-  int of_block_ = 0, own_factor_ = 0;  // of the next step, and of this thread's first row in a stage
-  int steps_ = 0;                      // of the result
+  int of_block_ = 0, own_factor_ = 0;  // block-factor index of the next step; index of this thread's first row factor in a stage
+  int steps_ = 0;                      // k-steps of the result
 };
 
-/// The whole kernel.
+/// The kernel body.
 template <class Problem>
 __device__ __forceinline__ void multiply_e4m3_groups(const Problem& problem, int groups) {
   extern __shared__ char unaligned[];
@@ -324,7 +324,7 @@ __device__ __forceinline__ void multiply_e4m3_groups(const Problem& problem, int
     E4m3Half<Problem>(problem, warpgroup - 1, units, stage_memory, own_staging, shared).run();
   }
   __syncwarp();
-  synchronise_pair();  // the other block may still write here
+  synchronise_pair();  // the other block may still multicast into this block's memory
 }
 
 }  // namespace mimo::cuda::sm90

@@ -1,6 +1,6 @@
-// The gradient of expert matrices on Hopper from operands in e4m3 (docs/spec/moe-performance.md §1.7): dw_g (+)= dy_gᵀ x_g. Rows are
-// turned and rounded first, since products of e4m3 read both operands along the dimension that is summed, here rows. dy has a factor
-// for 128 rows of every column, x for 128 rows of 128 columns.
+// Weight gradient of the grouped GEMM on Hopper in e4m3 (docs/spec/moe-performance.md §1.7): dw_g[n, k] (+)= dy_gᵀ x_g.
+// e4m3 wgmma needs k-major operands, so dy and x are first transposed and quantised along rows: dy with a factor for
+// 128 rows of each column, x for 128 rows x 128 columns.
 #include "e4m3.h"
 #include "grouped_gemm.h"
 #include "sm90_e4m3_grouped.cuh"
@@ -11,14 +11,14 @@ namespace {
 
 using namespace sm90;
 
-/// Boxes of a slice's rows of a warp. All have room in shared memory, for which the ring gives up its fourth stage.
+/// TMA boxes of a warp's rows of a slice. All fit in shared memory at once because the ring has three stages, not four.
 constexpr int boxes = 128 / sums_box_columns;
 
-/// Added to dw, or written over it.
+/// accumulate: dw += result, else dw = result.
 template <bool accumulate>
 struct E4m3WeightGradient : E4m3Problem<3, boxes * sums_box_bytes> {
   static constexpr bool steps_vary = true;
-  /// Boxes that are written go out one by one; those that are added go together, later behind the fetch of what they are added to.
+  /// Boxes to store go out one by one; boxes to add go out together, which leaves time to prefetch their destinations.
   static constexpr int boxes_at_once = accumulate ? boxes : 1;
   CUtensorMap dw;
   const int32_t *offsets, *first_block;
@@ -51,7 +51,7 @@ struct E4m3WeightGradient : E4m3Problem<3, boxes * sums_box_bytes> {
         dw, result.group, staging, [&](int) { return row; }, column_of,
         [&](int box) { return sums + box * (sums_box_columns / 2); }, [&](int box) { return column_of(box) < n; });
   }
-  /// Shared memory must last until it has been read.
+  /// Shared memory must stay valid until TMA has read it.
   __device__ __forceinline__ void finish() const { wait_boxes_read(); }
 };
 
@@ -80,7 +80,7 @@ void multiply(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args&
                e4m3_shared_bytes<Problem>(args.groups), problem, narrow(args.groups));
 }
 
-/// Memory of an operand, aligned as the copy engine reads it.
+/// Buffers of a transposed operand, aligned for TMA.
 struct Turned {
   Turned(mimo_stream& stream, int64_t blocks, int64_t width, int64_t factors, int64_t spare)
       : memory(&stream, blocks * width * e4m3_run + blocks * factors * 4 + spare),

@@ -1,5 +1,6 @@
-// The layer of experts in e4m3 on Hopper (docs/spec/moe-performance.md §1.7): forward and input gradients. Weight gradients
-// read bf16. The kernels of the activation round their results: rows between two products are read as one byte an element.
+// MLP of the experts on Hopper with e4m3 products (docs/spec/moe-performance.md §1.7): forward and input gradients;
+// weight gradients read bf16. The activation kernels quantise their own results: rows between the two products take one
+// byte an element.
 #include <optional>
 
 #include "activation.cuh"
@@ -13,13 +14,13 @@ namespace {
 
 using namespace sm90;
 
-/// Rows of groups times their group's matrix: c_g = a_g b_gᵀ + factor * bias, in bf16.
+/// Grouped GEMM with the epilogue of the layer: c_g = a_g b_gᵀ + row factor * bias, in bf16.
 struct E4m3Products : E4m3Problem<4, 16 * tile_row_bytes> {
   static constexpr bool steps_vary = false;
   int32_t group_stride, column_stride;  // of block_factors
   const int32_t* offsets;
   const bf16* bias;           // [groups, n], or null
-  const float* bias_factors;  // of every row, or null = 1
+  const float* bias_factors;  // of each row; null: 1
   bf16* c;
   int32_t k;
 
@@ -71,7 +72,7 @@ struct E4m3Products : E4m3Problem<4, 16 * tile_row_bytes> {
       }
     }
   }
-  /// Through shared memory of the warp, so that 16 bytes of eight lanes are a whole line.
+  /// Stages a warp's rows in shared memory, so that eight lanes store a whole 128-byte line.
   __device__ __forceinline__ void store_rows(const E4m3Result& result, int row, int live, const float (&sums)[64],
                                              char* staging) const {
     const int lane = threadIdx.x % 32, first_column = result.column * columns_of_result + lane % 8 * 8;
@@ -111,7 +112,7 @@ __global__ void MIMO_BLOCK_PAIRS __launch_bounds__(threads, 1)
 
 static_assert(E4m3Products::row_factor_bytes <= MIMO_E4M3_SPARE_FACTORS * static_cast<int>(sizeof(float)));
 
-/// Memory of an operand [rows, width].
+/// Buffers of an operand [rows, width].
 struct Rounded {
   Rounded(mimo_stream& stream, int64_t rows, int64_t width)
       : memory(&stream, value_bytes(rows, width) +
@@ -124,12 +125,12 @@ struct Rounded {
   E4m3Operand operand;
 };
 
-/// Rows [rows, hidden] that enter the layer, in e4m3: as they are given or, without `values`, rounded here.
+/// The layer's input rows [rows, hidden] in e4m3: as given or, without `values`, quantised here.
 struct Entering {
   template <class Args>
   Entering(mimo_stream& stream, const Args& args, const void* rows, const void* values, const float* factors)
       : operand{e4m3_operand(values, factors, args.rows)} {
-    if (values != nullptr) return;  // products read alone
+    if (values != nullptr) return;  // given: only read by the products
     own.emplace(stream, args.rows, args.hidden);
     operand = own->operand;
     quantize_rows(stream, rows, args.rows, args.hidden, args.offsets + args.groups, operand);
@@ -138,14 +139,14 @@ struct Entering {
   E4m3Operand operand;
 };
 
-/// Matrices as [n, k], whose factors lie as [blocks of n, blocks of k] or, of transposed ones, the other way.
+/// Matrices as [n, k]; their factors are [blocks of n, blocks of k], or transposed for transposed matrices.
 struct Matrices {
   const void* values;
   const float* factors;
   bool transposed;
 };
 
-/// c = a bᵀ + factor * bias, in bf16.
+/// c = a bᵀ + row factor * bias, in bf16.
 void multiply(mimo_stream& stream, const E4m3Operand& a, const Matrices& b, const int32_t* offsets, int64_t groups, int64_t n,
               int64_t k, void* c, const void* bias = nullptr, const float* bias_factors = nullptr) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };

@@ -1,64 +1,64 @@
-// The products of experts on Hopper: one block a multiprocessor walks the 128 x 192 results of all groups, two blocks next
-// to each other the same way. One thread copies operands, 64 deep, five steps ahead; two warpgroups take results in turn,
-// so that one multiplies while the other stores.
+// Persistent grouped GEMM on Hopper: one block an SM, in clusters of two, computes the 128 x 192 output tiles of all
+// groups. One producer thread loads operands by TMA, 64 of k for each of five stages; two consumer warpgroups alternate
+// over the tiles (ping-pong), so that one computes while the other runs its epilogue.
 //
-// A pair of blocks reads one operand once (multicast): the right one, which is the larger, of two results one below the other, or
-// the left one of two results side by side in rows that are left over.
+// The two blocks of a cluster share one operand by multicast: the right one, which is larger, for two tiles one below
+// the other; or the left one, for two tiles side by side in a remaining row of tiles.
 //
-// A kernel brings a Problem:
-//   static constexpr bool left_rows, right_rows    whether an operand's rows run along k
-//   static constexpr bool halves                   whether a result of which half is live costs half
-//   const int32_t* offsets                         of the groups' rows
+// A kernel passes a Problem with
+//   static constexpr bool left_rows, right_rows    whether an operand is k-rows (MN-major)
+//   static constexpr bool halves                   whether a tile with at most 64 valid rows takes half the wgmma
+//   const int32_t* offsets                         first rows of the groups
 //   int height(int count)                          rows of the product of a group of `count` rows
-//   int units(int group)                           units_of(height), or 0, which leaves the group out
-//   int steps(const Tile&)                         of 64 along k, at least 1
-//   int rows(const Tile&)                          live rows of a result, at least 1
+//   int units(int group)                           units_of(height), or 0 to skip the group
+//   int steps(const Tile&)                         number of k-steps of 64, at least 1
+//   int rows(const Tile&)                          valid rows of a tile, at least 1
 //   void fetch(const Tile&, int step, int rank, char* left, char* right, uint64_t* barrier)
-//                                                  starts the copies of this block of the pair: half `rank` of the operand that
-//                                                  both share for both, the other one for itself
-//   static constexpr int staging_bytes             shared memory of a warp for its results, a multiple of 1024
+//                                                  starts the loads of cluster block `rank`: its half of the shared operand,
+//                                                  multicast to both blocks, and all of its own other operand
+//   static constexpr int staging_bytes             epilogue memory of a warp, a multiple of 1024
 //   void store(const Tile&, const Sums&, char* staging)
-//   void finish()                                  after a thread's last store
+//   void finish()                                  called after a thread's last store
 #pragma once
 #include "sm90.cuh"
 
 namespace mimo::cuda::sm90 {
 
 constexpr int tile_rows = 128, tile_columns = 192, depth = 64, stages = 5;
-constexpr int column_tile_bytes = depth * tile_row_bytes;  // of 64 columns of an operand whose rows run along k
+constexpr int column_tile_bytes = depth * tile_row_bytes;  // 64 columns of a k-rows operand
 constexpr int left_bytes = tile_rows * depth * 2, right_bytes = tile_columns * depth * 2;
 constexpr int stage_bytes = left_bytes + right_bytes;
 constexpr int threads = 3 * 128, consumer_warps = 8;
-/// Blocks that take neighbouring results: each copies half of the operand that both share for both.
+/// Blocks of a cluster: each loads half of the shared operand and multicasts it to both.
 constexpr int pair = 2;
-/// Of 64 Ki: 128 threads keep 40, 256 get 232.
+/// setmaxnreg, of 64 Ki registers: 128 producer threads keep 40, 256 consumer threads get 232.
 constexpr int producer_registers = 40, consumer_registers = 232;
-/// Results of one group below each other in the walk: enough that a block's neighbours share its operands.
+/// Rasterisation: tile rows of a group that are walked together, enough that concurrent blocks share operands in L2.
 constexpr int band = 16;
 constexpr int most_groups = 2048;
 
-using Sums = float[2][96];  // of rows 0 .. 63 and 64 .. 127
+using Sums = float[2][96];  // accumulators of rows 0 .. 63 and 64 .. 127
 
-/// A result: rows 128 `row` .. and columns 192 `column` .. of a group's product.
+/// An output tile: rows from 128 `row` and columns from 192 `column` on of a group's product.
 struct Tile {
   int group, row, column;
   int first, last;      // the group's rows are first .. last - 1
-  bool shares_columns;  // with the other block of the pair; else both share the rows
+  bool shares_columns;  // whether the cluster's blocks share the right operand, else the left
 };
 
-/// Rows of results that blocks take two at a time, sharing columns. The last result of a group may have half of its rows or less, and
-/// then half of the products: such a row is left to pairs that share it.
+/// Rows of tiles that clusters process in pairs. If at most half of the rows of a group's last row of tiles are valid,
+/// it costs half the wgmma and would leave its partner waiting: it is left for clusters that share its rows.
 __device__ __forceinline__ int row_pairs(int height) { return (height + tile_rows / 2 - 1) / tile_rows / 2; }
 __device__ __forceinline__ int rows_left_over(int height) { return (height + tile_rows - 1) / tile_rows - 2 * row_pairs(height); }
-/// Results of a group, as pairs of blocks count them.
+/// Tile pairs of a group.
 __device__ __forceinline__ int units_of(int height, int columns) {
   return row_pairs(height) * columns + rows_left_over(height) * ((columns + 1) / 2);
 }
 
 struct Shared {
   uint64_t full[stages], empty[stages];
-  uint64_t multiplied[2];  // a warpgroup's products of one result are queued
-  int32_t units[];  // before each group, and of all
+  uint64_t multiplied[2];  // consumer warpgroup i has issued its tile's wgmma
+  int32_t units[];  // prefix sums of the groups' units; the last is the total
 };
 template <class Problem>
 int64_t shared_bytes(int64_t groups) {
@@ -66,7 +66,7 @@ int64_t shared_bytes(int64_t groups) {
          (groups + 1) * 4;
 }
 
-/// Finds a block's results by the number of their pair; numbers must not fall.
+/// Tile scheduler: maps the number of a tile pair to this block's tile; numbers must not fall.
 template <class Problem>
 class Walk {
  public:
@@ -89,7 +89,7 @@ class Walk {
   int columns_, rank_, group_ = 0;
 };
 
-/// The stage of a step, and the parity of its barriers.
+/// Pipeline state: stage index and mbarrier parity of a k-step.
 struct Ring {
   int slot = 0;
   uint32_t parity = 0;
@@ -102,13 +102,13 @@ struct Ring {
   }
 };
 
-/// A slot is written from both blocks of a pair, so both wait for it.
+/// A stage is written by both blocks of the cluster, so it is released to both.
 __device__ __forceinline__ void release(uint64_t* empty) {
   for (uint32_t rank = 0; rank < pair; ++rank) arrive_at(empty, rank);
 }
 
-/// sums[0 .. Halves) = the result's products over `steps` steps from `ring` on; gives the stages back, and its turn when the
-/// last step's operands have come.
+/// sums[0 .. Halves) = the tile's products over `steps` k-steps from `ring` on. Releases the stages, and passes the
+/// turn to the other warpgroup once the operands of the last step have arrived.
 template <class Problem, int Halves>
 __device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring& ring, char* stage_memory, Shared* shared,
                                                int own) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, int steps, Ring& ring
   if (releases) release(&shared->empty[previous]);
 }
 
-/// units[g] = the units of the groups before g, units[groups] of all. All threads call, and see them when it returns.
+/// units[g] = units of the groups before g, units[groups] = the total. All threads must call it; synchronises them.
 template <class Problem>
 __device__ __forceinline__ void find_units(const Problem& problem, int groups, int32_t* units) {
   for (int group = threadIdx.x; group < groups; group += threads) units[group + 1] = problem.units(group);
@@ -166,13 +166,13 @@ __device__ __forceinline__ void find_units(const Problem& problem, int groups, i
   __syncthreads();
 }
 
-/// word[i] of lane q becomes word[q] of lane i, of four neighbouring lanes.
+/// 4 x 4 transpose over a quad: word[i] of lane q becomes word[q] of lane i.
 __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter) {
   const bool upper = quarter & 2, odd = quarter & 1;
   const uint32_t own0 = upper ? word[2] : word[0], own1 = upper ? word[3] : word[1];
   const uint32_t other0 = __shfl_xor_sync(all_lanes, upper ? word[0] : word[2], 2);
   const uint32_t other1 = __shfl_xor_sync(all_lanes, upper ? word[1] : word[3], 2);
-  // Blocks 2 (q / 2) + {0, 1} of the lanes 0 or 1 and 2 or 3 of the quad.
+  // 2 x 2 blocks 2 (q / 2) + {0, 1} of lanes 0 or 1, and of lanes 2 or 3, of the quad.
   const uint32_t low0 = upper ? other0 : own0, low1 = upper ? other1 : own1;
   const uint32_t high0 = upper ? own0 : other0, high1 = upper ? own1 : other1;
   const uint32_t low = odd ? low1 : low0, high = odd ? high1 : high0;
@@ -182,7 +182,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4], int quarter)
   word[2] = odd ? high_other : high, word[3] = odd ? high : high_other;
 }
 
-/// The whole kernel. `columns`: results side by side in every group.
+/// The kernel body. `columns`: tiles side by side in each group.
 template <class Problem>
 __device__ __forceinline__ void multiply_groups(const Problem& problem, int groups, int columns) {
   extern __shared__ char unaligned[];
@@ -193,7 +193,7 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       initialise(&shared->full[stage], 1);
-      initialise(&shared->empty[stage], 4 * pair);  // a lane of each of a warpgroup's warps
+      initialise(&shared->empty[stage], 4 * pair);  // one lane of each consumer warp arrives
     }
     for (uint64_t& barrier : shared->multiplied) initialise(&barrier, 4);
     publish_barriers();
@@ -222,19 +222,20 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
     grow_registers<consumer_registers>();
     const int own = warpgroup - 1;
     int turn = 0;
-    uint32_t parity = 0;  // of the own results, the first is even
+    uint32_t parity = 0;  // of this warpgroup's tiles; the first is even
     for (int number = blockIdx.x / pair; number < shared->units[groups]; number += gridDim.x / pair, turn ^= 1) {
       const Tile tile = walk.at(number);
-      // From one lane, so that the compiler sees that warps stay together: products would wait for each other else.
+      // Broadcast from one lane so that the compiler knows the branches are warp-uniform: otherwise it serialises the
+      // wgmma.
       const int steps = __shfl_sync(all_lanes, problem.steps(tile), 0);
       const int rows = __shfl_sync(all_lanes, problem.rows(tile), 0);
       if (turn != own) {
         ring.advance(steps);
         continue;
       }
-      // Results are multiplied in order: a barrier tells apart only the phase under way and the one before, so no warpgroup
-      // may wait for operands further ahead. The second warpgroup follows the first's result of the same count, the first
-      // the second's before that.
+      // The warpgroups issue their tiles in order: an mbarrier only tells the current phase from the previous one, so
+      // no warpgroup may wait for operands further ahead. Warpgroup 1 waits for warpgroup 0's tile of the same index,
+      // warpgroup 0 for warpgroup 1's previous tile.
       wait(&shared->multiplied[own ^ 1], own == 0 ? parity ^ 1 : parity);
       parity ^= 1;
       Sums sums;
@@ -248,7 +249,7 @@ __device__ __forceinline__ void multiply_groups(const Problem& problem, int grou
     problem.finish();
   }
   __syncwarp();
-  synchronise_pair();  // the other block may still write here
+  synchronise_pair();  // the other block may still multicast into this block's memory
 }
 
 }  // namespace mimo::cuda::sm90

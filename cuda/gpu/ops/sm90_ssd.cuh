@@ -1,8 +1,8 @@
-// Shared by the state space scan's kernels for Hopper: heads of 64, chunks of 64 tokens, states of 64 or 128, bf16.
+// Shared by Hopper's chunk-scan (SSD) kernels: head dimension 64, chunks of 64 tokens, state dimension 64 or 128, bf16.
 //
-// A tile is 64 x 64 bf16 as the copy engine and products of warpgroups have it (sm90.cuh); wider matrices lie as several side
-// by side. States lie in memory as tiles too, [piece][head][state_dim / 64][64 of the head][64 of the state], so that a copy
-// of bytes brings them.
+// A tile is 64 x 64 bf16 in the 128-byte swizzle of TMA and wgmma (sm90.cuh); wider matrices are several tiles side by
+// side. States are stored in global memory as swizzled tiles too, [piece][head][state_dim / 64][64 of the head][64 of
+// the state], so that a plain bulk copy loads them.
 #pragma once
 #include "kernel.cuh"
 #include "sm90.cuh"
@@ -14,7 +14,7 @@ constexpr int ssd_chunk = 64, ssd_head = 64;
 constexpr int ssd_tile_bytes = ssd_chunk * tile_row_bytes;
 constexpr int ssd_tile_elements = ssd_tile_bytes / 2;
 
-/// Decays of a head in a chunk; tokens behind the chunk's end have Δ = 0 and the last cs.
+/// Decays of a head in a chunk; tokens past the chunk's end have Δ = 0 and the cs of the last token.
 struct SsdChunkTokens {
   float sum[ssd_chunk];         // cs log2 e
   float step[ssd_chunk];        // Δ
@@ -23,12 +23,12 @@ struct SsdChunkTokens {
   float from_start[ssd_chunk];  // exp(cs); the last is the decay of the whole chunk
 };
 
-/// A direction in which states are carried. Forward, a = x, b = B: states[c] = H_c. In reverse, a = dy, b = C:
-/// states[c] = dS_c.
+/// A direction of the state recurrence. Forward: a = x, b = B, states[c] = H_c. Reverse: a = dy, b = C, states[c] =
+/// dS_c.
 struct SsdCarry {
-  CUtensorMap a, b;  // heads_map, of tiles
+  CUtensorMap a, b;  // heads_map descriptors of the inputs
   bf16* states;
-  float* last;  // [sequences, heads, 64, state_dim] states past the last chunk, or null
+  float* last;  // [sequences, heads, 64, state_dim] states after the last chunk, or null
   bool reverse;
 };
 struct SsdSizes {
@@ -36,15 +36,15 @@ struct SsdSizes {
   int64_t sequences, tokens, heads, groups, state_dim;
 };
 
-/// Fills tokens [pieces][heads].
+/// Computes tokens [pieces][heads] from dt.
 template <class Args>
 void sm90_bf16_ssd_tokens(mimo_stream& stream, const Args& args, SsdChunkTokens* tokens);
 
-/// Fills the states of one direction, or of two beside each other.
+/// Computes the states of one direction, or of two directions in one launch.
 void sm90_bf16_ssd_states(mimo_stream& stream, const SsdSizes& sizes, const SsdChunkTokens* tokens, const SsdCarry* carries,
                           int directions);
 
-// ---- products of 64 x 64 ---------------------------------------------------------------------------------------
+// ---- wgmma of 64 x 64 tiles ------------------------------------------------------------------------------------
 
 #define MIMO_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define MIMO_16(i) MIMO_4(i), MIMO_4(i + 4), MIMO_4(i + 8), MIMO_4(i + 12)
@@ -52,7 +52,7 @@ void sm90_bf16_ssd_states(mimo_stream& stream, const SsdSizes& sizes, const SsdC
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
 
-/// sum[64, 64] (+)= left[64, 16] right[16, 64]; sums lie in threads as multiply_64x192 says.
+/// sum[64, 64] (+)= left[64, 16] right[16, 64]; accumulator layout of multiply_64x192.
 template <bool left_rows, bool right_rows>
 __device__ __forceinline__ void multiply_tile(float (&sum)[32], uint64_t left, uint64_t right, bool add) {
 #ifdef MIMO_ON_SM90A
@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[32], uint64_t left, u
                : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(left_rows ? 1 : 0), "n"(right_rows ? 1 : 0));
 #endif
 }
-/// The same with the left operand in registers, as mma's lies, and the right tile's rows along k.
+/// The same with the left operand in registers (mma's layout) and a k-rows right tile.
 __device__ __forceinline__ void multiply_tile(float (&sum)[32], const uint32_t* left, uint64_t right) {
 #ifdef MIMO_ON_SM90A
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " MIMO_SUMS_32
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[32], const uint32_t* 
 #undef MIMO_16
 #undef MIMO_4
 
-/// Queues sum (+)= left right over k = 16 Steps; left_rows, right_rows: the tile's rows run along k, which then is 64 at most.
+/// Issues sum (+)= left right over k = 16 Steps; a k-rows operand (left_rows, right_rows) allows k <= 64.
 template <int Steps, bool left_rows, bool right_rows>
 __device__ __forceinline__ void queue_product(float (&sum)[32], const char* left, const char* right, bool add) {
   static_assert(!(left_rows || right_rows) || Steps <= 4);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void queue_product(float (&sum)[32], const char* left
                                          add || k > 0);
   }
 }
-/// Queues sum += left right over k = 64.
+/// Issues sum += left right over k = 64.
 __device__ __forceinline__ void queue_product(float (&sum)[32], const uint32_t (&left)[16], const char* right) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) multiply_tile(sum, left + 4 * k, operand(right, true, ssd_tile_bytes) + k * operand_step<true>);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void queue_product(float (&sum)[32], const uint32_t (
 
 // ---- elements of a tile ----------------------------------------------------------------------------------------
 
-/// Where a thread's numbers of a product lie: rows `row` and row + 8, of every 8 columns those from `column` and the next.
+/// Position of a thread's accumulators: rows `row` and row + 8, columns 8 j + `column` and the next.
 struct SsdPlace {
   int warp, lane, row, column;
 };
@@ -103,7 +103,7 @@ __device__ __forceinline__ SsdPlace own_place() {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   return {warp, lane, warp * 16 + lane / 4, lane % 4 * 2};
 }
-/// The pair of columns 8 j + column .. of row + 8 half.
+/// The packed pair at columns 8 j + column and the next, row + 8 half.
 __device__ __forceinline__ uint32_t& pair_of(char* tile, const SsdPlace& own, int j, int half) {
   return *reinterpret_cast<uint32_t*>(tile + tile_element(own.row + 8 * half, 8 * j + own.column));
 }
@@ -113,13 +113,13 @@ __device__ __forceinline__ uint32_t pair_of(const char* tile, const SsdPlace& ow
 __device__ __forceinline__ float2 pair_at(const float* from, int column) {
   return *reinterpret_cast<const float2*>(from + column);
 }
-/// Sums over the four lanes that share rows.
+/// Sum over the four lanes that share rows.
 __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(all_lanes, value, 1);
   return value + __shfl_xor_sync(all_lanes, value, 2);
 }
 
-/// Stores pairs of a product, as mma's left operand has them, as a tile of bf16.
+/// Stores packed pairs of a product (mma's left-operand layout) as a bf16 tile.
 __device__ __forceinline__ void store_tile(char* tile, const SsdPlace& own, const uint32_t (&packed)[16]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ void pack_tile(const float (&sum)[32], uint32_t (&pac
 #pragma unroll
   for (int j = 0; j < 16; ++j) packed[j] = pack_bf16(sum[2 * j], sum[2 * j + 1]);
 }
-/// Copies the first `count` rows of a tile to memory, by a warpgroup.
+/// Copies the first `count` rows of a tile to global memory; executed by a warpgroup.
 __device__ __forceinline__ void copy_rows(const char* tile, int count, bf16* to, int64_t stride) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void copy_rows(const char* tile, int count, bf16* to,
     }
   }
 }
-/// Writes rows row .. of a head of the tokens first .. last - 1 to a heads_map, without those behind the end.
+/// TMA store of rows from `row` on of a head of tokens first .. last - 1 to a heads_map; rows past the end are skipped.
 __device__ __forceinline__ void write_head_tile(const char* tile, const CUtensorMap& map, int head, int row, int first, int last) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
@@ -149,17 +149,17 @@ __device__ __forceinline__ void write_head_tile(const char* tile, const CUtensor
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until the copy engine still reads at most `Pending` of the groups that this thread gave it to write.
+/// Waits until TMA has read the sources of all but the last `Pending` store groups of this thread.
 template <int Pending>
 __device__ __forceinline__ void wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
-/// A barrier of some of the block's threads, whole warps.
+/// Named barrier of `Threads` threads in whole warps.
 template <int Number, int Threads>
 __device__ __forceinline__ void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(Number), "n"(Threads) : "memory");
 }
-/// Arrives for the warp, whose lanes have read what the barrier guards.
+/// Arrives once for the warp, after all its lanes have read what the barrier guards.
 __device__ __forceinline__ void arrive_warp(uint64_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);

@@ -1,5 +1,5 @@
-// Data that warps of the scan's backward on Hopper share, and the warps that serve: the copies of operands, and the gradients
-// of the heads' steps (docs/spec/language-model.md §2.4).
+// Chunk-scan (SSD) backward on Hopper: shared memory layout and the service warps, which load operands and compute the
+// gradients of dt and A (docs/spec/language-model.md §2.4).
 #pragma once
 #include "sm90_ssd.cuh"
 #include "ssd.h"
@@ -10,14 +10,14 @@ constexpr int stages = 3;
 
 /// Sums over a head's chunk.
 struct Parts {
-  float e_rows[4][ssd_chunk];  // Σ_j E_ij, of 16 j each
+  float e_rows[4][ssd_chunk];  // Σ_j E_ij, partial sums over 16 j each
   float inside[ssd_chunk];     // Σ_i E_ij / Δ_j = x_j · Σ_i G_ij L_ij dy_i
   float b_dot[ssd_chunk];      // x_j · exp(cs_Q - cs_j) dS_c B_j
   float c_dot[ssd_chunk];      // C_i · c_i
-  float d[32], states[32];     // numbers whose sums are Σ_i dy_i · x_i and ⟨H_c, dS_c⟩
+  float d[32], states[32];     // addends of Σ_i dy_i · x_i and ⟨H_c, dS_c⟩
 };
 
-/// A chunk and a group; count 0: no more work.
+/// A work item: a chunk and a group; count 0: no more work.
 struct Work {
   int number, group, begin, count, first, last, row;
 };
@@ -29,7 +29,7 @@ struct Shared {
     char state[slices][ssd_tile_bytes], dstate[slices][ssd_tile_bytes];
     char x[ssd_tile_bytes], dy[ssd_tile_bytes];
   };
-  char b[slices][ssd_tile_bytes], c[slices][ssd_tile_bytes];  // then their gradients
+  char b[slices][ssd_tile_bytes], c[slices][ssd_tile_bytes];  // reused for dB and dC
   Stage stage[stages];
   char dx[2][ssd_tile_bytes];
   char dg[ssd_tile_bytes];  // [j][i]
@@ -46,10 +46,10 @@ struct Problem {
   const bf16* dstates;
   const SsdChunkTokens* tokens;
   SsdHeadSums* sums;
-  int heads, units;  // heads of a group; chunks times groups
+  int heads, units;  // heads of a group; chunks x groups
 };
 
-/// The block's next work from `unit` on, which moves behind it.
+/// Returns the block's next non-empty work item from `unit` on, and advances `unit` past it.
 __device__ __forceinline__ Work next_work(const Problem& problem, int& unit) {
   const mimo_ssd_backward_args& args = problem.args;
   const int groups = static_cast<int>(args.groups);
@@ -69,7 +69,7 @@ __device__ __forceinline__ Work next_work(const Problem& problem, int& unit) {
   return {};
 }
 
-/// Brings B and C of the block's chunks, and tells the other warps which chunks these are.
+/// Loads B and C of the block's chunks and publishes the work items to the other warps.
 template <int N>
 __device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>& shared) {
   constexpr int slices = N / 64;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>
   }
 }
 
-/// Brings the heads' own x, dy and states, also of chunks whose B and C have no place yet.
+/// Loads each head's x, dy and states, also for a next chunk whose B and C have no free buffer yet.
 template <int N>
 __device__ __forceinline__ void fetch_heads(const Problem& problem, Shared<N>& shared) {
   constexpr int slices = N / 64;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void fetch_heads(const Problem& problem, Shared<N>& s
   }
 }
 
-/// The gradients of the steps of a head's chunk, by one warp: lane l has tokens 2 l and 2 l + 1.
+/// Computes the gradients of dt and A for a head's chunk; one warp, lane l handles tokens 2 l and 2 l + 1.
 __device__ __forceinline__ void finish_head(const Problem& problem, const Work& work, int head, const Parts& parts, int step_number,
                                             uint64_t* parts_full, uint64_t* parts_empty) {
   const mimo_ssd_backward_args& args = problem.args;

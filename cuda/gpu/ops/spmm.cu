@@ -1,5 +1,5 @@
-// Sparse matrix times dense matrix: interpolation of position tables and moves of rows (docs/spec/vision.md §1.4, §2.3,
-// §2.4).
+// Sparse (CSR) matrix times dense matrix: interpolation of position embeddings and row gathers (docs/spec/vision.md
+// §1.4, §2.3, §2.4).
 #include "kernel.cuh"
 
 namespace mimo::cuda {

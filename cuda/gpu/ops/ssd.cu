@@ -1,5 +1,5 @@
-// The state space scan's choice of kernels, and the parts that several use: decays and the pass over the chunks, which
-// Hopper's have of their own, and sums of the heads' gradients.
+// Chunk scan (SSD) dispatch, and kernels that several implementations share: decays, the state pass over chunks (Hopper
+// has its own of both), and the sums of the heads' gradients.
 #include <initializer_list>
 #include <utility>
 
@@ -43,7 +43,7 @@ __global__ void decays_kernel(const T* dt, int64_t dt_stride, const float* dt_bi
   }
 }
 
-/// A thread owns `Width` elements of a head's state in one sequence.
+/// A thread carries `Width` elements of a head's state through one sequence.
 template <class To, bool reverse, int Width>
 __global__ void pass_kernel(const float* from, To* to, float* last_state, const float* sum, const int32_t* cu_seqlens, int64_t tokens,
                             int64_t heads, int64_t elements, int64_t chunk) {
@@ -96,7 +96,7 @@ __global__ void add_head_sums_kernel(const SsdHeadSums* sums, const int32_t* cu_
   if (ddt_bias != nullptr) ddt_bias[head] += static_cast<float>(total[2]);
 }
 
-/// Whether the tensor-core kernels take these sizes; `rows` are the matrices they read and write in 16-byte pieces.
+/// Whether the tensor-core kernels support these sizes; `rows` are the matrices that need 16-byte aligned rows.
 template <class Args>
 bool fits_tensor_cores(const Args& args, std::initializer_list<std::pair<const void*, int64_t>> rows) {
   if (args.dtype != MIMO_DTYPE_BF16 || args.head_dim != 64 || args.chunk_size < 64) return false;
@@ -107,8 +107,8 @@ bool fits_tensor_cores(const Args& args, std::initializer_list<std::pair<const v
   return true;
 }
 
-/// Whether Hopper's kernels take arguments that fit tensor cores: their grids have a row of blocks a sequence, and the copy
-/// engine's maps number fewer than ragged_end rows.
+/// Whether Hopper's kernels support arguments that fit tensor cores: the grid has a row of blocks for each sequence,
+/// and TMA coordinates stay below ragged_end rows.
 template <class Args>
 bool fits_sm90(const mimo_stream& stream, const Args& args) {
 #ifdef MIMO_HAS_SM90A

@@ -1,24 +1,24 @@
-// Kernels behind the state space scan, by hardware and storage type.
+// Implementations of the chunk scan (SSD) by architecture and storage type.
 #pragma once
 #include "device.h"
 
 namespace mimo::cuda {
 
-/// Any storage type and sizes, without tensor cores.
+/// Any storage type and size, without tensor cores.
 void ssd_forward_plain(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void ssd_backward_plain(mimo_stream& stream, const mimo_ssd_backward_args& args);
 
-/// The first part of backward where z has factors: through the gate, to dz, to dy of `dy_dtype` [T, H P], and to dz_factors.
+/// Backward of a gate with mask factors on z: writes dz, dy of `dy_dtype` [T, H P], and dz_factors.
 void ssd_masked_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, void* dy, int32_t dy_dtype);
 
-/// The first part of backward in bf16, of any GPU: through the gate, with factors or without, to dz and to dy.
+/// Backward of the gate in bf16 on any GPU, with or without factors: writes dz and dy.
 void sm80_bf16_ssd_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, void* dy);
 
-/// bf16, heads of 64, states of 64 or 128, chunks of at least 64; rows in whole 16-byte pieces; sm_80 and later.
+/// bf16, head dimension 64, state dimension 64 or 128, chunk_size >= 64, 16-byte aligned rows; sm_80 and later.
 void sm80_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
 
-/// The same sizes on Hopper, up to 65535 sequences and 2^30 tokens.
+/// The same on Hopper, up to 65535 sequences and 2^30 tokens.
 void sm90_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
 

@@ -1,13 +1,13 @@
-// Backward of the state space scan without tensor cores (docs/spec/language-model.md §2.4). A block owns a chunk of one
-// group and walks its heads, so that the gradients of b and c are summed in shared memory. Letters as in the
-// specification: w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
+// Chunk-scan (SSD) backward without tensor cores (docs/spec/language-model.md §2.4). A block processes one chunk of a
+// group and loops over its heads, so that dB and dC are summed in shared memory. Symbols as in the specification: w is
+// the gradient of Δ x, c_i and b_j the terms of dC and dB that pass through states, E = dG ∘ G.
 #include "ssd.h"
 #include "ssd_plain.cuh"
 
 namespace mimo::cuda {
 namespace {
 
-/// Through the gate: dz, and dy in fp32.
+/// Backward of the gate o = y silu(z): writes dz, and dy in fp32.
 template <class T>
 __global__ void gate_kernel(mimo_ssd_backward_args args, float* dy) {
   const int64_t width = args.heads * args.head_dim;
@@ -21,7 +21,7 @@ __global__ void gate_kernel(mimo_ssd_backward_args args, float* dy) {
   });
 }
 
-/// Numbers a token: cs, Δ, and the row sums of the specification.
+/// Per-token values: cs, Δ, and the row sums of the specification.
 struct TokenNumbers {
   float *sum, *step, *x_dot, *b_dot, *c_dot, *da, *ddt;
   static constexpr int count = 7;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(ssd_threads) backward_kernel(mimo_ssd_backward
     __syncthreads();
     const float last = of.sum[count - 1];
 
-    // Gradients that pass through the state after the chunk.
+    // Terms through the state after the chunk.
     for_each_element(count, p, [&](int j, int k) {
       float through = 0;
       for (int m = 0; m < n; ++m) through += state.at(k, m) * b.at(j, m);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(ssd_threads) backward_kernel(mimo_ssd_backward
     __syncthreads();
     for_each_row_sum(count, p, [&](int j, int k) { return w.at(j, k) * x.at(j, k); },
                      [&](int j, float total) { of.b_dot[j] = of.step[j] * total; });
-    // Inside the chunk: E and dG.
+    // Terms within the chunk: E and dG.
     for_each_element(count, count, [&](int i, int j) {
       float gradient = 0;
       if (j <= i) {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ssd_threads) backward_kernel(mimo_ssd_backward
       for (int i = j; i < count; ++i) within += g.at(i, j) * expf(of.sum[i] - of.sum[j]) * dy.at(i, k);
       w.at(j, k) += within;
     });
-    // Gradients that pass through the state before the chunk.
+    // Terms through the state before the chunk.
     load_tile(states + state_at, n, p, n, state);
     __syncthreads();
     for_each_element(count, p, [&](int j, int k) {

@@ -1,4 +1,4 @@
-// Forward of the state space scan without tensor cores.
+// Chunk-scan (SSD) forward without tensor cores (docs/spec/language-model.md §2.3).
 #include "ssd.h"
 #include "ssd_plain.cuh"
 

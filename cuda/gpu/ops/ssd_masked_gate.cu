@@ -1,4 +1,4 @@
-// Backward through the gate of the state space scan where z has factors (docs/spec/elastic.md §9): o = y silu(m z).
+// Backward of the gate of the chunk scan (SSD) with mask factors on z: o = y silu(m z) (docs/spec/elastic.md §9).
 #include "mask_gradients.cuh"
 #include "packed.cuh"
 #include "ssd.h"

@@ -1,6 +1,6 @@
-// The state space scan one token further (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y = h C + D x,
-// o = y silu(z). A block owns some rows of a head's state in one sequence, a warp a row at a time: states are read and written
-// once, in whole lines, so memory decides the time.
+// Decode step of the state space recurrence (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y
+// = h C + D x, o = y silu(z). A block owns some rows of a head's state in one sequence, one warp a row. Memory-bound:
+// states are read and written once, in whole lines.
 #include "ssd.cuh"
 
 namespace mimo::cuda {
