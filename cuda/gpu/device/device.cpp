@@ -40,13 +40,13 @@ class DeviceMemoryPool final : public MemoryPool {
     void* address = nullptr;
     const cudaError_t result = cudaMalloc(&address, static_cast<size_t>(bytes));
     if (result == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // not sticky: the pool trims and tries again
+      cudaGetLastError();  // not a sticky error: the pool trims and retries
       return nullptr;
     }
     check(result, "cudaMalloc");
     return address;
   }
-  // cudaFree waits for the device, so no queued work still uses the block.
+  // cudaFree synchronises the device, so no queued work still uses the block.
   void system_free(void* address, int64_t) override { cudaFree(address); }
 
  private:
@@ -69,7 +69,7 @@ void Staging::add_piece() {
   pieces_.insert(pieces_.begin() + static_cast<int64_t>(current_), piece);
 }
 
-/// Makes a piece the current one that nothing passes through any more. They are used in turn: the next is the oldest.
+/// Selects the piece of pinned memory to fill: the one used longest ago, or a new one while copies still use that.
 void Staging::next_piece() {
   if (!pieces_.empty()) current_ = (current_ + 1) % pieces_.size();
   filled_ = 0;
@@ -98,7 +98,7 @@ void Staging::to_device(cudaStream_t stream, void* destination, const void* sour
 void Staging::to_host(cudaStream_t stream, void* destination, const void* source, int64_t bytes) {
   while (pieces_.size() < 2) add_piece();
   const auto count_at = [&](int64_t done) { return static_cast<size_t>(std::min(bytes - done, piece_bytes)); };
-  // Copies to the device that still pass through a piece come before it in the stream.
+  // Earlier copies to the device that still use a piece precede this one in the stream.
   const auto fetch = [&](int64_t done, int64_t i) {
     check(cudaMemcpyAsync(pieces_[i].memory, static_cast<const char*>(source) + done, count_at(done),
                           cudaMemcpyDeviceToHost, stream),
@@ -179,7 +179,7 @@ int32_t mimo_device::time_algorithms(mimo_stream& stream) {
 
 namespace {
 
-/// Arguments of the two below.
+/// Arguments of the two functions below.
 struct Span {
   void* destination;
   const void* source;
@@ -198,9 +198,8 @@ void clear(mimo_stream& stream, const void* arguments) {
   check(cudaMemsetAsync(span.destination, 0, static_cast<size_t>(span.bytes), stream.handle()), "clearing memory");
 }
 
-/// The first call of the driver. It reads this variable when it starts: streams beyond that number share queues (8
-/// unless it is set), and a stream whose kernel waits for another rank then holds up the streams behind it. The user's
-/// own setting stays.
+/// The first call of the driver, which reads this variable at start-up. By default streams share 8 hardware queues, and
+/// a stream whose kernel waits for another rank then blocks the streams behind it. A value set by the user is kept.
 cudaError_t count_devices(int* count) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   return cudaGetDeviceCount(count);

@@ -1,5 +1,5 @@
-// The CUDA library's device: streams of the driver, a caching memory pool over cudaMalloc, and properties of the chip
-// that operations need. Handles of vendor libraries hang on the device too and are made at their first use.
+// The CUDA library's device: driver streams, a caching memory pool over cudaMalloc, and the chip properties that
+// operations need. Vendor library handles belong to the device and are created at first use.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -27,24 +27,25 @@ struct mimo_device {
   ~mimo_device();
   mimo_device(const mimo_device&) = delete;
   mimo_device& operator=(const mimo_device&) = delete;
-  /// Makes this the calling thread's device; every entry point does.
+  /// Makes this the calling thread's current device; every entry point calls it.
   void use() const;
   mimo::cuda::CublasLt& cublaslt();
   mimo::cuda::Cudnn& cudnn();
   const mimo::cuda::Algorithms& algorithms() const { return *algorithms_; }
   /// mimo_device_set_algorithms.
   void set_algorithms(const char* choices);
-  /// mimo_device_time_algorithms: returns how many there was no memory for.
+  /// mimo_device_time_algorithms: returns how many could not be timed for lack of memory.
   int32_t time_algorithms(mimo_stream& stream);
 
   int32_t index;
   int32_t multiprocessors = 0;
   int32_t compute_major = 0, compute_minor = 0;
-  int64_t shared_bytes_per_block = 0;  // the most that a kernel may ask for
+  int64_t shared_bytes_per_block = 0;  // opt-in maximum for a kernel
   bool deterministic = false;
-  /// The run has failed and its collectives were ended midway: the memory they left behind is meaningless.
+  /// Set when the run has failed and its collectives were aborted: the memory that they wrote is undefined.
   bool communication_ended = false;  // read and written with __atomic_*
-  /// Its own, as those below: plain pointers because kernel files include this, dozens of times, and parse no <memory>.
+  /// Owned, as the pointers below. Plain pointers because dozens of kernel files include this header and should not
+  /// parse <memory>.
   mimo::MemoryPool* memory = nullptr;
 
  private:
@@ -58,18 +59,19 @@ struct mimo_stream {
   ~mimo_stream();
   mimo_stream(const mimo_stream&) = delete;
   mimo_stream& operator=(const mimo_stream&) = delete;
-  /// The driver's stream, for queueing work: operations held back for a graph are queued first.
+  /// The driver's stream, to queue work on; flushes operations held back for a graph first.
   cudaStream_t handle() {
     if (queue_ != nullptr) flush();
     return handle_;
   }
-  /// Queues an operation, or holds it back for a graph. `function` may depend on its arguments and device memory alone.
+  /// Queues an operation, or holds it back for a graph. `function` may depend only on its arguments and on device
+  /// memory.
   void run(void (*function)(mimo_stream&, const void*), const void* arguments, int64_t bytes);
   void flush();
-  /// Whether equal runs of operations are launched as CUDA graphs from now on; earlier recordings are dropped.
+  /// Turns CUDA graphs for repeated runs of operations on or off; drops earlier recordings.
   void set_graphs(bool wanted);
   mimo_graph_statistics graph_statistics() const;
-  /// The cache of the pool that an operation's temporary memory comes from.
+  /// Key of the pool's cache from which an operation's workspace is allocated.
   const void* workspace_key() const;
 
   mimo_device* device;
@@ -88,8 +90,8 @@ struct mimo_event {
 
 namespace mimo::cuda {
 
-/// Temporary memory of one operation. Given back at the end of the scope, while kernels that use it may still be queued:
-/// only later work of the same stream can get it.
+/// Temporary memory of one operation. Freed at the end of the scope although kernels that use it may still be queued:
+/// the pool gives it only to later work of the same stream.
 class Workspace {
  public:
   Workspace(mimo_stream* stream, int64_t bytes);

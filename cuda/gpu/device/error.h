@@ -1,4 +1,4 @@
-// CUDA's errors as mimo's.
+// CUDA errors as mimo::Error.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -6,7 +6,7 @@
 
 namespace mimo::cuda {
 
-/// Throws for a failed CUDA call; `what` names the call.
+/// Throws if a CUDA call failed; `what` names the call.
 void check(cudaError_t result, const char* what);
 
 }  // namespace mimo::cuda

@@ -5,13 +5,13 @@
 namespace mimo::cuda {
 
 void* GraphRecorder::record(void (*run)(void* queue), void* queue) {
-  // Relaxed: other threads look at events meanwhile, and temporary memory may come from cudaMalloc.
+  // Relaxed mode: other threads query events meanwhile, and workspace may come from cudaMalloc.
   check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "beginning a graph");
   bool whole = true;
   try {
     run(queue);
   } catch (...) {
-    whole = false;  // its operations are run as they are next: an error of theirs is thrown then
+    whole = false;  // the operations are run directly next, and their error is thrown then
   }
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t made = nullptr;

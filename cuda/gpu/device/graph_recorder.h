@@ -1,4 +1,4 @@
-// Runs of operations as CUDA graphs.
+// Records runs of operations as CUDA graphs.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -6,11 +6,11 @@
 
 namespace mimo::cuda {
 
-/// Records the work queued on one stream. Recordings are cudaGraphExec_t.
+/// Captures the work queued on one stream. Recordings are cudaGraphExec_t.
 class GraphRecorder final : public OperationRecorder {
  public:
   explicit GraphRecorder(cudaStream_t stream) : stream_(stream) {}
-  /// Null when an operation cannot be captured or fails, or the driver has no memory for the graph.
+  /// Returns null if an operation cannot be captured or fails, or the driver lacks memory for the graph.
   void* record(void (*run)(void* queue), void* queue) override;
   void launch(void* recording) override;
   void drop(void* recording) override;

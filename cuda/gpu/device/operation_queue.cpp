@@ -3,11 +3,11 @@
 namespace mimo {
 namespace {
 
-/// A longer run saves little more, and the device might wait for its first operation.
+/// Longer runs save little more, and the device might idle until the first operation.
 constexpr size_t most_operations = 64;
-/// A single operation is queued as fast as a recording of it.
+/// A single operation is launched as fast as a recording of it.
 constexpr size_t fewest_operations = 2;
-/// Number of runs that are remembered although they never repeat: 20 times those of a step of the largest models.
+/// Limit of the memory for runs that were seen but do not repeat: 20 times a step of the largest models.
 constexpr size_t most_known_bytes = size_t{64} << 20;
 
 }  // namespace
@@ -23,13 +23,13 @@ OperationQueue::~OperationQueue() {
 }
 
 void OperationQueue::add(Function function, const void* arguments, int64_t bytes) {
-  // Called by an operation, as a part of it.
+  // An operation that calls another: the inner one is part of it.
   if (handing_over_) return function(stream_, arguments);
   if (operations_.empty()) held_since_ = pool_.frees();
   content_.append(reinterpret_cast<const char*>(&function), sizeof(function));
   operations_.push_back({function, content_.size()});
   content_.append(static_cast<const char*>(arguments), static_cast<size_t>(bytes));
-  content_.resize((content_.size() + 7) / 8 * 8);  // the next function and arguments are aligned
+  content_.resize((content_.size() + 7) / 8 * 8);  // aligns the next function and its arguments
   if (operations_.size() == most_operations) flush();
 }
 
@@ -51,8 +51,8 @@ void OperationQueue::hand_over() {
     const auto [found, first_time] = known_.try_emplace(content_);
     Known& known = found->second;
     if (first_time) {
-      // A run that repeats will come once more. It is not recorded before it has run: libraries prepare themselves at a
-      // first call.
+      // A run that occurs twice will probably occur again. It is not recorded at its first occurrence, because libraries
+      // initialise themselves at a first call.
       known_bytes_ += content_.size();
     } else {
       if (known.recording == nullptr && !known.unfit) {
@@ -96,9 +96,9 @@ void OperationQueue::forget() {
 }
 
 int64_t OperationQueue::before_trim() {
-  // No memory can be given back now; the recording fails for want of memory, and its operations run one by one.
+  // While recording, nothing can be freed: the recording fails for lack of memory and its operations run one by one.
   if (recording_) return 0;
-  // Recordings use memory that is cached for them.
+  // Recordings keep using the memory cached for them.
   if (handing_over_) {
     forget_after_ = true;
   } else {

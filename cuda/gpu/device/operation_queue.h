@@ -1,6 +1,6 @@
-// Operations of a stream, held back until something needs them queued: a run of them that came before in just the same
-// way, the same addresses included, is then handed over as one (on a GPU: a CUDA graph). Equal training steps consist of
-// such runs, because the memory pool gives them equal addresses and what changes from step to step is read from memory.
+// Holds back a stream's operations until they are needed. A run of operations that occurred before with identical
+// arguments, addresses included, is launched as one recording (on a GPU a CUDA graph). Equal training steps consist of
+// such runs: the memory pool returns equal addresses, and what changes from step to step is read from memory.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -13,18 +13,18 @@
 
 namespace mimo {
 
-/// How a run of operations is kept, and handed over again.
+/// Records runs of operations and launches recordings.
 class OperationRecorder {
  public:
   virtual ~OperationRecorder() = default;
-  /// Calls `run(queue)` once, and records the work instead of queueing it. Null when it cannot be recorded.
+  /// Calls `run(queue)` once, capturing the work instead of queueing it. Returns null if it cannot be recorded.
   virtual void* record(void (*run)(void* queue), void* queue) = 0;
   virtual void launch(void* recording) = 0;
-  /// Launched work may be under way.
+  /// Launched work may still be running.
   virtual void drop(void* recording) = 0;
 };
 
-/// The queue of one stream, for the thread that queues work on it.
+/// The operation queue of one stream; used by the thread that queues work on the stream.
 class OperationQueue final : public MemoryPool::Holder {
  public:
   using Function = void (*)(mimo_stream&, const void* arguments);
@@ -34,14 +34,13 @@ class OperationQueue final : public MemoryPool::Holder {
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  /// Adds an operation: a function of its arguments and of device memory alone. `bytes` of arguments are copied;
-  /// padding among them must not vary. May throw the error of an earlier operation.
+  /// Adds an operation, a function of its arguments and device memory only. Copies `bytes` of arguments; padding among
+  /// them must be deterministic. May throw the error of an earlier operation.
   void add(Function function, const void* arguments, int64_t bytes);
-  /// Queues all added operations. Throws an operation's error; the operations behind it are lost.
+  /// Queues all pending operations. Throws an operation's error; the operations after it are dropped.
   void flush();
-  /// The cache of the pool that operations take temporary memory from. It is not the stream's: that one holds blocks
-  /// that were freed since an operation was added and that the operation still reads, and recordings use their blocks
-  /// again and again.
+  /// Key of the pool's cache for workspaces. Not the stream's own cache: that contains blocks which were freed after a
+  /// pending operation was added and which it still reads, and recordings reuse their blocks.
   const void* workspace_key() const { return this; }
   /// Drops all recordings.
   void forget();
@@ -52,12 +51,12 @@ class OperationQueue final : public MemoryPool::Holder {
  private:
   struct Operation {
     Function function;
-    size_t arguments;  // where they begin in content_
+    size_t arguments;  // offset in content_
   };
-  /// A run of operations that was seen before.
+  /// A run of operations that has occurred before.
   struct Known {
     void* recording = nullptr;
-    bool unfit = false;  // could not be recorded
+    bool unfit = false;  // cannot be recorded
   };
   void run();
   void hand_over();
@@ -71,7 +70,7 @@ class OperationQueue final : public MemoryPool::Holder {
   std::unordered_map<std::string, Known> known_;
   size_t known_bytes_ = 0;
   bool handing_over_ = false, recording_ = false, forget_after_ = false;
-  /// Blocks freed from this count on may be used by pending operations.
+  /// Blocks freed from this count on may be in use by pending operations.
   int64_t held_since_ = std::numeric_limits<int64_t>::max();
   mimo_graph_statistics statistics_{};
 };

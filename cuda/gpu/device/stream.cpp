@@ -66,7 +66,7 @@ int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** 
 int32_t mimo_stream_destroy(mimo_stream* stream) {
   return guard([&] {
     stream->device->use();
-    // Another stream may get this one's address, and with it the blocks cached for it.
+    // Another stream may be allocated at this address and would get the blocks cached for it.
     check(cudaStreamSynchronize(stream->handle()), "finishing a stream");
     delete stream;
   });

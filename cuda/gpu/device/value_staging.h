@@ -1,4 +1,4 @@
-// Memory through which host values go to a GPU and come back.
+// Buffers through which host values go to a GPU and back.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -11,7 +11,7 @@
 
 namespace mimo::cuda {
 
-/// As large as the largest asked for so far.
+/// Grows to the largest size requested.
 class ValueStaging {
  public:
   ValueStaging() { check(cudaEventCreateWithFlags(&used_, cudaEventDisableTiming), "creating an event"); }
@@ -22,7 +22,7 @@ class ValueStaging {
   ValueStaging(const ValueStaging&) = delete;
   ValueStaging& operator=(const ValueStaging&) = delete;
 
-  /// Memory on the current device. Its earlier content is lost.
+  /// Ensures capacity on the current device. Previous content is lost.
   void reserve(int64_t bytes) {
     if (bytes <= bytes_) return;
     release();
@@ -34,7 +34,7 @@ class ValueStaging {
   char* host() const { return host_; }
   char* device() const { return device_; }
 
-  /// The work queued on the stream is the last to use it.
+  /// Marks the buffer as in use until the work queued on the stream so far is done.
   void used_by(cudaStream_t stream) { check(cudaEventRecord(used_, stream), "recording an event"); }
   bool idle() const { return cudaEventQuery(used_) == cudaSuccess; }
 
@@ -51,7 +51,7 @@ class ValueStaging {
   cudaEvent_t used_ = nullptr;
 };
 
-/// A buffer that no call under way uses; a new one where all are in use.
+/// Returns a buffer that no pending call uses, creating one if all are in use.
 inline ValueStaging& idle_staging(std::vector<std::unique_ptr<ValueStaging>>& all) {
   for (const auto& one : all) {
     if (one->idle()) return *one;

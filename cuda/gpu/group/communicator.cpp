@@ -87,7 +87,7 @@ void Communicator::finish() {
     usleep(100);
     if (nccl().CommGetAsyncError(handle_, &finishing_) != ncclSuccess) return;
   }
-  // A communicator that did not finish is left to the end of the process: giving it up would wait for the same members.
+  // A communicator that has not finished is leaked: destroying it would wait for the same members.
   if (finishing_ == ncclSuccess) nccl().CommDestroy(handle_);
   if (finishing_ == ncclSuccess || finishing_ == ncclInProgress) handle_ = nullptr;
 }

@@ -1,4 +1,5 @@
-// NCCL's communicators: opened at run time, made without blocking, so that a wait for absent ranks ends with the run.
+// NCCL communicators: NCCL is loaded at run time and used in non-blocking mode, so that waiting for absent ranks ends
+// when the run fails.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -10,7 +11,7 @@
 
 namespace mimo::cuda {
 
-/// The functions of NCCL that are used.
+/// The NCCL functions in use.
 struct NcclFunctions;
 const NcclFunctions& nccl();
 
@@ -36,36 +37,36 @@ struct NcclFunctions {
 
 ncclUniqueId new_unique_id();
 
-/// Takes some tenths of a second, and may be called from any thread.
+/// Takes some tenths of a second; may be called from any thread.
 void abort_communicator(ncclComm_t handle);
 
-/// A communicator and the stream its operations are queued on.
+/// A communicator and the stream on which its operations are queued.
 class Communicator {
  public:
-  /// Returns when all `size` members have called it. `channels` 0: NCCL's own choice.
+  /// Returns when all `size` members have called it. `channels` 0 leaves the number to NCCL.
   Communicator(const Run& run, const ncclUniqueId& id, int32_t size, int32_t rank, int32_t channels);
-  /// Gives up a communicator that is not ready yet.
+  /// Aborts a communicator that is not ready yet.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   cudaStream_t stream() const { return stream_; }
-  /// Queues the calls of NCCL that `body` makes, as one group.
+  /// Queues the NCCL calls that `body` makes, as one group.
   void queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body);
-  /// No calls can be queued afterwards. Queued calls end, wherever they wait, when abort_communicator() is called with
-  /// the returned value; null: there is no call to end.
+  /// Closes the queue. The queued calls end, wherever they wait, once abort_communicator() is called with the returned
+  /// handle; null if there is none to end.
   ncclComm_t give_up();
-  /// The end in two steps, because members may come to it in different orders: every communicator is told to finish before
-  /// one is waited for. Members that do not come within some seconds are not waited for.
+  /// Finalises in two steps, because members may get here in different orders: begin_finish() is called on every
+  /// communicator before finish() waits for any. Members that do not arrive within some seconds are not waited for.
   void begin_finish();
   void finish();
 
  private:
-  /// Returns when NCCL is no longer busy with the last call; throws its error, or when the run has failed.
+  /// Polls until NCCL is done with the last call; throws its error, or an error if the run has failed.
   void settle(ncclResult_t result, const char* what);
   const Run& run_;
   ncclComm_t handle_ = nullptr;
-  ncclResult_t finishing_ = ncclInternalError;  // since begin_finish
+  ncclResult_t finishing_ = ncclInternalError;  // set by begin_finish
   cudaStream_t stream_ = nullptr;
 };
 

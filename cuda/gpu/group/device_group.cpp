@@ -15,17 +15,17 @@
 namespace mimo::cuda {
 namespace {
 
-/// A message needs few channels, and a rank may talk to many.
+/// Few channels suffice for messages, and a rank may have many peers.
 constexpr int32_t message_channels = 8;
 constexpr int32_t value_channels = 1;
 
-/// NCCL reads these variables when it starts; the user's own settings stay.
+/// NCCL reads these variables at start-up; values set by the user are kept.
 void set_up_nccl(bool deterministic) {
-  // Members connect when they make a communicator, not inside its first call: ranks may start calls of several groups in
-  // different orders.
+  // Members connect when a communicator is created, not inside its first call: ranks may start the first calls of
+  // several groups in different orders.
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   if (!deterministic) return;
-  // Fixes the order of additions, which NCCL otherwise chooses by size.
+  // Fixes the reduction order, which NCCL otherwise chooses by message size.
   setenv("NCCL_ALGO", "Ring", 0);
   setenv("NCCL_PROTO", "Simple", 0);
 }
@@ -51,8 +51,8 @@ DeviceGroup::~DeviceGroup() {
       std::lock_guard<std::mutex> lock(mutex_);
       note_missing();
     }
-    // This rank ends early. Its communicators, and the memory that their kernels use, end with the process: closing them
-    // would wait for their members.
+    // This rank ends early. Its communicators, and the memory that their kernels use, are leaked to process exit:
+    // closing them would wait for their members.
     static_cast<void>(peer_rows_.release());
     for (auto& [number, line] : lines_) line.communicator.release();
     for (auto& one : staging_) one.release();
@@ -70,7 +70,7 @@ DeviceGroup::~DeviceGroup() {
   for (cudaEvent_t one : events_) cudaEventDestroy(one);
 }
 
-/// Before the first communicator.
+/// To be called before the first communicator is created.
 void DeviceGroup::prepare() {
   device_ = run_.device->index;
   check(cudaSetDevice(device_), "choosing a device");
@@ -80,7 +80,7 @@ void DeviceGroup::prepare() {
   run_.claim_gpu(gpu);
 }
 
-/// Where an identifier is posted: the same at all members, and another one for every group and use.
+/// Key under which the NCCL identifier is posted: equal on all members, distinct for every group and purpose.
 uint64_t DeviceGroup::key_for(const std::string& what) {
   const uint64_t key = hash(group_key(name_, ranks_), what.data(), what.size());
   const int64_t count = run_.next_use(key);
@@ -107,13 +107,13 @@ DeviceGroup::Line& DeviceGroup::line_of_members(int32_t number, int32_t channels
   return line;
 }
 
-/// The line of a message to or from a member; `alone`: no other direction is to be made with it.
+/// The line of messages to or from a member; `alone`: creates this direction only.
 DeviceGroup::Line& DeviceGroup::line_with(int32_t peer, bool sends, bool alone) {
   MIMO_REQUIRE(peer >= 0 && peer < size() && peer != rank(), "A message between two members");
   const int32_t number = sends ? to(peer) : from(peer);
   const auto known = lines_.find(number);
   if (known != lines_.end()) return known->second;
-  // Both in one order: a pair that meets for the first time may send both ways.
+  // Both directions in a fixed order: when a pair first communicates, each side may be the sender.
   for (const bool up : {true, false}) {
     const bool outwards = up == (rank() < peer);
     if (!(alone && outwards != sends)) make_line_with(peer, outwards);
@@ -137,8 +137,8 @@ void DeviceGroup::make_line_with(int32_t peer, bool sends) {
     run_.await_posting(key, &id, sizeof(id), scope);
   }
   auto made = std::make_unique<Communicator>(run_, id, 2, lower ? 0 : 1, message_channels);
-  // The first message connects, and waits for its receiver to do so too: one of a byte does it here, where both are. Its memory is
-  // no operation's: the communicator's stream does not wait for kernels that are still queued.
+  // A first message connects, which waits for the receiver's call too; here both sides are present, so a byte is sent.
+  // Its buffer belongs to no operation: the communicator's stream does not wait for queued kernels.
   ValueStaging& byte = idle_staging(staging_);
   byte.reserve(1);
   made->queue("connecting", [&](ncclComm_t comm, cudaStream_t queue) {
@@ -162,7 +162,7 @@ void DeviceGroup::exchange(const void* x, void* y, int64_t bytes) {
   else exchange_between_hosts(MIMO_COLLECTIVE_EXCHANGE, x, y, bytes);
 }
 
-/// Through the GPUs, because NCCL knows the fast ways between hosts. A barrier moves a byte.
+/// Goes through the GPUs, because NCCL knows the fast paths between hosts. A barrier moves a byte.
 void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, int64_t bytes) {
   run_.require_alive();
   Line& line = line_of_members(values(), value_channels);
@@ -195,7 +195,7 @@ void DeviceGroup::exchange_between_hosts(int32_t kind, const void* x, void* y, i
     if (state != cudaErrorNotReady) check(state, "an exchange between hosts");
     if (spins > 1000) usleep(20);
   }
-  // A failed run's communication was ended, not done.
+  // In a failed run the communication was aborted, not completed.
   run_.require_alive();
   std::lock_guard<std::mutex> lock(mutex_);
   forget_finished(line);
@@ -226,7 +226,7 @@ cudaEvent_t DeviceGroup::event() {
   return taken;
 }
 
-/// Queues a call and notes it; its event, which is returned, is recorded behind it.
+/// Queues a call and records it for the watch; returns the event recorded after it.
 cudaEvent_t DeviceGroup::queue(Line& line, int32_t kind, int64_t bytes, const Body& body) {
   const int64_t sequence = ++line.started;
   const int64_t number = run_.begin_call(name_, sequence, kind, bytes);
@@ -283,7 +283,7 @@ void DeviceGroup::wait(mimo_stream& stream, int64_t ticket) {
       return;
     }
   }
-  // Done already.
+  // A call that is not listed is done.
 }
 
 void DeviceGroup::forget_finished(Line& line) {
@@ -300,7 +300,7 @@ void DeviceGroup::forget_finished(Line& line) {
   }
 }
 
-/// The members that had not begun the calls which this rank has under way.
+/// Notes the members that had not started the calls which this rank has pending.
 void DeviceGroup::note_missing() {
   if (std::exchange(noted_, true)) return;
   for (auto& [number, line] : lines_) {
@@ -338,7 +338,7 @@ std::pair<int64_t, int64_t> DeviceGroup::look(std::vector<ncclComm_t>& ended) {
     try {
       forget_finished(line);
     } catch (const Error&) {
-      // The training thread meets it too, and says so.
+      // The training thread gets the same error and reports it.
       return {-1, 0};
     }
     if (line.pending.empty()) continue;

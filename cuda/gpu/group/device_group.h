@@ -1,14 +1,14 @@
-// Groups of the nccl backend: tensors move through NCCL, on streams of their own; host values through shared memory, or
-// through NCCL too where the members are on several hosts.
+// Groups of the nccl backend: tensors move through NCCL on separate streams; host values go through shared memory, or
+// through NCCL if the members are on several hosts.
 //
-// Collectives have one communicator; every pair that talks has one more for each direction, so that messages wait for nothing
-// but their receiver; host values of several hosts have one. Communicators are made at their first use: one member posts its
-// identifier on the run's board. A pair's first message makes both of its, because the other member may send first too; one
-// without bytes makes that of its own direction alone. A call is queued behind what its stream holds, and mimo_group_wait puts
-// an event before the stream's later work: the host waits for nothing.
+// Collectives share one communicator. Each pair of ranks that exchanges messages has one for each direction, so that a
+// message waits only for its receiver; host values across hosts have one. Communicators are created at first use: one
+// member posts the identifier on the run's board. A pair's first message creates both directions, because the other
+// member may send first too; a first message without bytes creates its own direction only. A call is queued behind its
+// stream's work, and mimo_group_wait makes the stream's later work wait for an event: the host does not block.
 //
-// A thread of the process checks the calls under way: it records finished calls in the flight recorder, publishes which call
-// this rank waits for, and when the run has failed it aborts NCCL's kernels and records the missing ranks.
+// A watch thread of the process polls the pending calls: it records finished calls in the flight recorder, publishes
+// which call this rank waits for, and when the run has failed aborts NCCL's kernels and records the missing ranks.
 #pragma once
 #include <deque>
 #include <functional>
@@ -35,24 +35,23 @@ class DeviceGroup {
   int32_t rank() const { return rank_; }
 
   void barrier();
-  /// y [size, bytes] = every member's x, both of the host. With y null it only gives x, and does not wait.
+  /// y [size, bytes] = every member's x, both in host memory. With y null it only contributes and does not wait.
   void exchange(const void* x, void* y, int64_t bytes);
 
   using Body = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
   /// Queues a collective of all members behind the stream's work; returns its ticket.
   int64_t collective(mimo_stream& stream, int32_t kind, int64_t bytes, const Body& body);
-  /// Without bytes it meets the receiver, for this direction alone, and moves nothing; so does receive().
+  /// Without bytes, only connects to the receiver for this direction; the same holds for receive().
   int64_t send(mimo_stream& stream, const void* x, int64_t bytes, int32_t to);
   int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from);
-  /// Later work of the stream starts when the call is done.
+  /// Makes later work of the stream wait for the call.
   void wait(mimo_stream& stream, int64_t ticket);
 
-  /// How members reach each other's memory; null where they do not. The first call waits for all members, at which it finds the
-  /// same.
+  /// Access to the members' memory, or null at all members if there is none. The first call waits for all members.
   PeerRows* peer_rows();
 
-  /// One look at the calls under way. Returns the number and start of the oldest, or -1. When the run has failed, `ended`
-  /// receives the communicators that are to be aborted.
+  /// Polls the pending calls once. Returns number and start of the oldest, or -1. If the run has failed, `ended`
+  /// receives the communicators to abort.
   std::pair<int64_t, int64_t> look(std::vector<ncclComm_t>& ended);
 
  private:
@@ -60,14 +59,14 @@ class DeviceGroup {
     int64_t sequence, number, started;
     cudaEvent_t done;
   };
-  /// Calls that are queued one after the other.
+  /// A sequence of calls that run in order.
   struct Line {
     std::unique_ptr<Communicator> communicator;
-    int32_t peer = -1;  // member; -1: all
+    int32_t peer = -1;  // peer's index; -1: all members
     int64_t started = 0;
     std::deque<Pending> pending;
   };
-  /// Lines by number, which tickets carry: all, to a peer, from a peer, host values.
+  /// Line numbers, part of tickets: all members, to a peer, from a peer, host values.
   static constexpr int32_t all = 0;
   int32_t to(int32_t peer) const { return 1 + peer; }
   int32_t from(int32_t peer) const { return 1 + size() + peer; }
@@ -89,9 +88,9 @@ class DeviceGroup {
   Run& run_;
   const std::string name_;
   const std::vector<int32_t> ranks_;
-  const int32_t rank_;  // among them
-  std::unique_ptr<Group> host_;  // where all members share memory
-  std::vector<std::unique_ptr<ValueStaging>> staging_;  // where they do not, and of messages that connect
+  const int32_t rank_;  // index in the group
+  std::unique_ptr<Group> host_;  // if all members share memory
+  std::vector<std::unique_ptr<ValueStaging>> staging_;  // if they do not, and for messages that connect
   std::mutex mutex_;
   std::map<int32_t, Line> lines_;
   std::vector<cudaEvent_t> events_;

@@ -25,7 +25,7 @@ int32_t mimo_group_destroy(mimo_group* group) {
 int32_t mimo_group_wait(mimo_group* group, mimo_stream* stream, int64_t ticket) {
   return guard([&] {
     stream->device->use();
-    // Whether or not the call is done by now: runs of operations must end at the same places in every step.
+    // Whether or not the call is done: runs of operations must end at the same places in every step.
     stream->flush();
     group->transport->wait(*stream, ticket);
   });

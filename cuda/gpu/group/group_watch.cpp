@@ -13,10 +13,10 @@
 namespace mimo::cuda {
 namespace {
 
-/// A call that takes longer counts as waiting for others.
+/// Calls that take longer are reported as waiting for others.
 constexpr int64_t patience = 1'000'000'000;
 
-/// Aborts all at once: one after the other they would take seconds, and the training thread waits in a kernel for the last.
+/// Aborts all in parallel: sequentially they would take seconds, and the training thread waits in a kernel of the last.
 void abort_together(const std::vector<ncclComm_t>& communicators) {
   std::vector<std::thread> aborts;
   for (const ncclComm_t handle : communicators) {

@@ -1,5 +1,5 @@
-// The thread of this process that looks at the calls under way of all its groups (DeviceGroup::look): it tells the run which call
-// this rank waits for, and ends NCCL's kernels when the run has failed.
+// The process's thread that polls the pending calls of all groups (DeviceGroup::look): it reports to the run which call
+// this rank waits for, and aborts NCCL's kernels when the run has failed.
 #pragma once
 #include <cstdint>
 #include <mutex>
@@ -14,10 +14,10 @@ class DeviceGroup;
 
 class GroupWatch {
  public:
-  /// Never destroyed: a process that fails ends with groups open.
+  /// Never destroyed: a failing process exits with groups open.
   static GroupWatch& instance();
   void add(Run& run, DeviceGroup* group);
-  /// The thread ends with the last group: the run may be closed then.
+  /// The thread ends with the last group, after which the run may be closed.
   void remove(DeviceGroup* group);
 
  private:

@@ -1,4 +1,4 @@
-// Collectives as NCCL's calls.
+// Collectives through NCCL.
 #include "device_group.h"
 #include "error.h"
 #include "row_range.h"
@@ -28,7 +28,7 @@ Storage storage_of(int32_t dtype) {
   }
 }
 
-/// Rows to and from every member; its own are copied.
+/// Rows to and from every member; a member's own rows are copied.
 ncclResult_t exchange_counted(const DeviceGroup& group, const char* x, char* y, const int32_t* rows, int64_t row_bytes,
                               ncclComm_t comm, cudaStream_t queue) {
   const int32_t size = group.size();
@@ -55,8 +55,8 @@ ncclResult_t exchange_counted(const DeviceGroup& group, const char* x, char* y, 
   return ncclSuccess;
 }
 
-/// Ranges to and from every member, of the one tensor and of the one beside it; its own are copied. A pair's messages meet in the
-/// order of its ranges.
+/// Row ranges to and from every member, of the tensor and of the one beside it; a member's own ranges are copied.
+/// Messages of a pair match in the order of its ranges.
 ncclResult_t exchange_ranges(const DeviceGroup& group, const mimo_row_exchange& rows, const RowRange* ranges, ncclComm_t comm,
                              cudaStream_t queue) {
   const struct {

@@ -13,7 +13,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// Of an allocation that another process opens.
+/// Size of an allocation that other processes open.
 constexpr int64_t counter_bytes = 2 * most_peers * static_cast<int64_t>(sizeof(uint32_t));
 
 struct Offer {
@@ -21,7 +21,7 @@ struct Offer {
   cudaIpcMemHandle_t handle;
 };
 
-/// Whether every member says yes.
+/// Whether `own` is true at every member.
 bool all_agree(bool own, int32_t size, const PeerMemory::Tell& tell) {
   const int32_t word = own ? 1 : 0;
   std::vector<int32_t> words(static_cast<size_t>(size));
@@ -35,7 +35,7 @@ PeerMemory::PeerMemory(mimo_device& device, int32_t size, int32_t rank, int64_t 
     : device_(device), rank_(rank), addresses_(static_cast<size_t>(size)) {
   device.use();
   Offer offer{};
-  // The pool gives every block an allocation of its own, so the handle's address is the block's.
+  // The pool allocates every block separately, so the IPC handle's base address is the block's.
   char* const own = static_cast<char*>(device.memory->allocate(this, bytes, MIMO_TAG_COMMUNICATION));
   offer.made = cudaIpcGetMemHandle(&offer.handle, own) == cudaSuccess ? 1 : 0;
   std::vector<Offer> offers(static_cast<size_t>(size));
@@ -55,7 +55,7 @@ PeerMemory::PeerMemory(mimo_device& device, int32_t size, int32_t rank, int64_t 
       open_ = false;
     }
   }
-  cudaGetLastError();  // so that a later call does not report the refusal
+  cudaGetLastError();  // clears the error, which a later call would report
 }
 
 void PeerMemory::close_opened() {
@@ -98,8 +98,8 @@ std::unique_ptr<PeerRows> PeerRows::meet(mimo_device& device, int32_t size, int3
   return made;
 }
 
-/// Every member writes a word to every other's memory: where the machine lets GPUs open each other's memory and then loses
-/// what they write, messages are the better way. The counters are zero afterwards.
+/// Each member writes a word to every other member's memory: on machines that let GPUs open each other's memory but
+/// lose writes to it, messages are used instead. The counters are zero on return.
 bool PeerRows::counters_work() {
   const auto word_of = [](int32_t from, int32_t to) { return 0x5EED0000u + static_cast<uint32_t>(from * most_peers + to); };
   check(cudaMemset(counters_->of(rank_), 0, counter_bytes), "clearing memory");
@@ -127,7 +127,7 @@ void PeerRows::reserve(const mimo_row_exchange& rows) {
   if (rows.beside_x != nullptr) bytes += rows.stage_rows * rows.beside_row_bytes;
   if (bytes <= window_bytes_) return;
   check(cudaStreamSynchronize(queue_), "exchanges of rows");
-  // First all members have ended their exchanges; then all have closed each other's windows.
+  // First all members finish their exchanges; then all close each other's windows.
   all_agree(true, size_, tell_);
   if (window_) window_->close_opened();
   all_agree(true, size_, tell_);

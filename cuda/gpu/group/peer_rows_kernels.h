@@ -8,31 +8,31 @@
 
 namespace mimo::cuda {
 
-/// GPUs of a host.
+/// Maximum number of GPUs of a host.
 constexpr int32_t most_peers = 32;
 
-/// Moments of an exchange that members tell each other, each by a counter of exchanges.
+/// Moments of an exchange that members signal, each with a counter of exchanges.
 enum class Moment : int32_t { filled = 0, done = 1 };
 
-/// Addresses under which this GPU reaches the others', itself among them.
+/// Addresses at which this GPU accesses every member's memory, its own included.
 struct PeerTable {
   char* windows[most_peers];
-  uint32_t* counters[most_peers];  // [moments, most_peers]: those that a member is told by each
+  uint32_t* counters[most_peers];  // [moments, most_peers]: written by each peer
   const int32_t* ended;
   int32_t size;
   int32_t rank;
 };
 
-/// Tells all others, behind what the stream holds, that this member's `moment` of exchange `number` is there.
+/// Signals to all peers, after the stream's work, that this member has reached `moment` of exchange `number`.
 void tell_peers(const PeerTable& peers, Moment moment, uint32_t number, cudaStream_t stream);
-/// The stream goes on when all others have told so.
+/// Blocks the stream until all peers have signalled it.
 void wait_for_peers(const PeerTable& peers, Moment moment, uint32_t number, cudaStream_t stream);
 
-/// Where the rows beside others begin in a window of so many rows.
+/// Offset of the rows beside others in a window that holds `stage_rows` rows.
 constexpr int64_t beside_offset(int64_t stage_rows, int64_t row_bytes) {
   return (stage_rows * row_bytes + 255) / 256 * 256;
 }
-/// Rows of the windows of all into y (stage: the sender), or rows of x into them (the receiver).
+/// Copies rows of all windows into y (stage: the sender), or rows of x into the windows (stage: the receiver).
 void copy_peer_rows(const PeerTable& peers, const mimo_row_exchange& rows, cudaStream_t stream);
 
 }  // namespace mimo::cuda

@@ -1,9 +1,8 @@
-// The CPU library's collectives on tensors of GPUs: a rank copies the values it gives into its slots of the host's
-// shared memory, and copies values out of the others' slots to its GPU. Sums are made by the processor, in the order of
-// the members.
+// The CPU library's collectives applied to GPU tensors: a rank copies its values into its slots of the host's shared
+// memory and copies values from the others' slots to its GPU. Reductions run on the CPU in rank order.
 //
-// Starting a call waits for the work that the stream holds, and waiting for one waits for its copies: the host is never ahead. That
-// is slow, and asks nothing of the GPUs, which ranks may share. Pinned is a slot's size for each group, 256 KiB at most.
+// Starting a call waits for the stream's work, and waiting for a call waits for its copies: the host is never ahead.
+// That is slow, but needs no peer access, and ranks may share GPUs. Each group pins one slot, at most 256 KiB.
 #include "collective.h"
 #include "error.h"
 #include "processor.h"
@@ -13,7 +12,7 @@
 namespace mimo::cuda {
 namespace {
 
-/// A GPU's memory. The group sees to it that one thread at a time uses it.
+/// A GPU's memory. The group ensures that only one thread uses it at a time.
 class DeviceMemory final : public TensorMemory {
  public:
   ~DeviceMemory() override {
@@ -23,7 +22,7 @@ class DeviceMemory final : public TensorMemory {
     cudaFreeHost(held_);
   }
 
-  /// Before the first call; `held_bytes`: most that hold() is asked for.
+  /// Called before the first use; `held_bytes`: maximum size passed to hold().
   void open(int32_t device, int64_t held_bytes) {
     if (queue_ != nullptr) return;
     device_ = device;
@@ -50,7 +49,7 @@ class DeviceMemory final : public TensorMemory {
  private:
   void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
     if (bytes <= 0) return;
-    // The group's own thread comes here too.
+    // The group's own thread calls this too.
     check(cudaSetDevice(device_), "choosing a device");
     check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, queue_), "a copy between a GPU and shared memory");
     queued_ = true;
@@ -66,7 +65,7 @@ class ShmTransport final : public Transport {
  public:
   ShmTransport(Run& run, const std::string& name, std::vector<int32_t> ranks)
       : group_(run, name, std::move(ranks), memory_) {
-    // Instructions that the additions are compiled for.
+    // The reductions are compiled for AVX2.
     if (!processor_has_avx2()) {
       throw Error(MIMO_ERROR_UNSUPPORTED,
                   "The shm backend adds on the processor, and " + processor_name() + " has no AVX2, FMA and BMI2.");
@@ -102,7 +101,7 @@ class ShmTransport final : public Transport {
   int64_t receive(mimo_stream& stream, void* x, int64_t bytes, int32_t from) override {
     return start(stream, group_.lane_from(from), make_receive(group_, x, bytes, from));
   }
-  /// The result is in the GPU's memory when this returns.
+  /// On return the result is in GPU memory.
   void wait(mimo_stream&, int64_t ticket) override { group_.wait(ticket); }
 
  private:

@@ -15,12 +15,12 @@ namespace {
 
 constexpr float sample_microseconds = 1000;
 constexpr int rounds = 9;
-/// After the first round a candidate that takes this much longer than the fastest is left out.
+/// Candidates slower than this factor of the fastest are dropped after the first round.
 constexpr float worth_another_round = 1.15f;
-/// The library's first answer stays unless another takes less than this share of its time.
+/// The library's first answer is kept unless another candidate takes less than this fraction of its time.
 constexpr float clearly_faster = 0.99f;
 
-/// Two events of a stream and the time between them.
+/// Measures the time between two events of a stream.
 class Stopwatch {
  public:
   explicit Stopwatch(mimo_stream& stream) : stream_(stream) {
@@ -29,7 +29,7 @@ class Stopwatch {
   ~Stopwatch() {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
   }
-  /// Microseconds of a call among `calls` of them.
+  /// Microseconds of one call, averaged over `calls` calls.
   float sample(const Candidate& candidate, int64_t calls) {
     check(cudaEventRecord(events_[0], stream_.handle()), "recording an event");
     for (int64_t call = 0; call < calls; ++call) candidate(call);
@@ -169,7 +169,7 @@ extern "C" {
 int32_t mimo_device_set_algorithms(mimo_device* device, const char* choices) {
   return guard([&] {
     device->use();
-    // Work that is under way may use code of plans.
+    // Work in flight may use code of existing plans.
     check(cudaDeviceSynchronize(), "work before a choice of algorithms");
     device->set_algorithms(choices);
   });

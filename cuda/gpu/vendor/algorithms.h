@@ -1,4 +1,4 @@
-// Which algorithm a vendor library takes for a call: its own first answer, or what was timed before
+// Selection of a vendor library's algorithm for a call: the library's first answer, or the result of earlier timing
 // (mimo/algorithms.h).
 #pragma once
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace mimo::cuda {
 
-/// Adds " name value value ..." to the key of a choice.
+/// Appends " name value value ..." to the key of a choice.
 void add_values(std::string& text, const char* name, std::initializer_list<int64_t> values);
 
-/// Queues one call on the stream that candidates are timed on; `turn` says which set of operands.
+/// Queues one call on the stream used for timing; `turn` selects the set of operands.
 using Candidate = std::function<void(int64_t turn)>;
 
 struct Timing {
@@ -24,19 +24,19 @@ struct Timing {
   float microseconds, first_microseconds;
 };
 
-/// The choices of a device, by the text of the call that each is for.
+/// A device's algorithm choices, by the text that describes the call.
 class Algorithms {
  public:
-  /// Replaces all choices. A line each: the call, a tab, the algorithm; fields behind another tab are ignored.
+  /// Replaces all choices. Each line: call, tab, algorithm; fields after another tab are ignored.
   void set(const std::string& lines);
-  /// Null where the library's first answer is taken.
+  /// Null if the library's first answer is to be used.
   const std::string* find(const std::string& what) const;
-  /// Whether there is no choice yet, given or timed.
+  /// Whether the call has no choice yet, given or timed.
   bool wanted(const std::string& what) const;
-  /// A choice that was timed.
+  /// Adds a timed choice.
   void add(const std::string& what, const std::string& algorithm, const Timing& timing);
-  /// Choices that were timed since the device was opened, in the form that `set` reads, with the fields of
-  /// mimo_device_timed_algorithms behind.
+  /// Choices timed since the device was opened, in the format that `set` reads, followed by the fields of
+  /// mimo_device_timed_algorithms.
   const std::string& timed() const { return timed_; }
 
  private:
@@ -48,18 +48,18 @@ class Algorithms {
 /// Whether a call of the candidate succeeds.
 bool runs(const Candidate& candidate);
 
-/// Times candidates in turns, so that a change of clocks meets them all, and compares the medians of those that a first round
-/// leaves. Every candidate has run once before. The first is the library's own answer, which stays unless another is faster by a hundredth. Waits for
-/// the stream.
+/// Times candidates in interleaved rounds, so that clock changes affect all of them, and compares the medians of those
+/// that remain after the first round. Each candidate must have run once before. The first one is the library's own
+/// answer, kept unless another is at least 1 % faster. Waits for the stream.
 Timing time_in_turns(mimo_stream& stream, const std::vector<Candidate>& candidates);
 
-/// Sets of operands of `bytes` together that candidates use in turn, so that the L2 cache holds none of them.
+/// Number of operand sets, of `bytes` together, to rotate through so that the L2 cache holds none of them.
 int64_t operand_sets(const mimo_stream& stream, int64_t bytes);
 
-/// Normally distributed numbers.
+/// Fills a buffer with normally distributed numbers.
 void fill_normal(mimo_stream& stream, void* y, int64_t elements, double scale, int32_t dtype, double mean = 0);
 
-/// Multiprocessors that are taken away from other kernels while it lives, as a collective's kernel does.
+/// Occupies SMs while it exists, as a collective's kernel does.
 class OccupiedMultiprocessors {
  public:
   OccupiedMultiprocessors(const mimo_device& device, int32_t count);
@@ -68,7 +68,7 @@ class OccupiedMultiprocessors {
   OccupiedMultiprocessors& operator=(const OccupiedMultiprocessors&) = delete;
 
  private:
-  int32_t* leave_ = nullptr;  // pinned; the kernel reads it
+  int32_t* leave_ = nullptr;  // pinned, polled by the kernel
   cudaStream_t stream_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Algorithms are chosen once a shape (and alignment) and kept. cuBLASLt is column major: a row-major product is the
-// column-major product of the transposes, operands exchanged.
+// Dense GEMM through cuBLASLt. The algorithm of each shape (and alignment) is chosen once and cached. cuBLASLt is
+// column major: a row-major product is computed as the product of the transposes, with operands exchanged.
 #include "cublaslt.h"
 
 #include "cublaslt_plans.h"
@@ -8,12 +8,12 @@
 namespace mimo::cuda {
 namespace {
 
-constexpr size_t most_workspace = 32 << 20;  // the size that NVIDIA recommends for Hopper
-/// Multiprocessors of a Hopper GPU that NCCL's kernels take, one for each channel. A product that counts on all
-/// multiprocessors needs another round.
+constexpr size_t most_workspace = 32 << 20;  // NVIDIA's recommendation for Hopper
+/// SMs of a Hopper GPU that NCCL's kernels occupy, one for each channel. A GEMM tuned for all SMs would need another
+/// wave.
 constexpr int32_t collective_multiprocessors = 24;
 
-/// The alignments that algorithms tell apart.
+/// The pointer alignments that algorithm selection distinguishes.
 int32_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   for (const int32_t bytes : {256, 128, 64, 32, 16, 8, 4}) {

@@ -1,4 +1,4 @@
-// Dense products through cuBLASLt: fp32 in IEEE arithmetic (no TF32), bf16 with fp32 sums.
+// Dense GEMM through cuBLASLt: fp32 in IEEE arithmetic (no TF32), bf16 with fp32 accumulation.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,21 +7,21 @@
 
 namespace mimo::cuda {
 
-/// Function that a product applies to its result before writing it.
+/// Function applied to the result before it is written.
 enum class Epilogue : int32_t {
   none,
   bias,
-  gelu,           // result + bias is written beside c, c is its GELU by tanh
-  gelu_gradient,  // c is the result times the slope of that GELU at `beside`
+  gelu,           // writes result + bias to `beside` and its tanh-GELU to c
+  gelu_gradient,  // c = result times the derivative of tanh-GELU at `beside`
 };
 
-/// c = alpha op(a) op(b) + beta c + bias, row major, as mimo_gemm_args says; a and b of one storage type, bias of c's.
+/// c = alpha op(a) op(b) + beta c + bias, row major, as in mimo_gemm_args; a and b have one storage type, bias has c's.
 struct DenseProduct {
   const void* a;
   const void* b;
   void* c;
   const void* bias;  // or null
-  void* beside;      // of a GELU; lies as c does
+  void* beside;      // of a GELU epilogue; same layout as c
   Epilogue epilogue;
   int64_t m, n, k;
   int64_t a_stride, b_stride, c_stride;
@@ -40,11 +40,11 @@ class CublasLt {
  public:
   CublasLt(Algorithms& algorithms, int32_t multiprocessors);
   ~CublasLt();
-  /// False where cuBLASLt has no algorithm for a GELU's product; without any for another it throws.
+  /// Returns false if cuBLASLt has no algorithm for a GELU epilogue; throws if it has none for another product.
   bool multiply(mimo_stream& stream, const DenseProduct& product);
-  /// Times the algorithms of all products so far that have no choice; returns how many there was no memory for.
+  /// Times all products so far that have no choice; returns how many could not be timed for lack of memory.
   int32_t time_algorithms(mimo_stream& stream);
-  /// Algorithms are looked up again.
+  /// Makes the next call look its algorithm up again.
   void forget_plans();
 
  private:

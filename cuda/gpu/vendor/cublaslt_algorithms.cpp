@@ -1,6 +1,6 @@
-// Times the algorithms that cuBLASLt offers for a product, and those that it offers for its parts: a sum over many rows
-// that makes few tiles (a thin weight gradient) is cut along these rows (split-K). Parts are kept in fp32 and added in a
-// pass of their own, in a fixed order: an algorithm that adds them in the result, in bf16, is no candidate.
+// Times cuBLASLt's algorithms for a product, and for its parts under our own split-K: a product with few output tiles
+// and a long sum (a thin weight gradient) is split along k. Partial results are fp32, added in a separate pass in a
+// fixed order; algorithms that reduce into the bf16 result are not candidates.
 #include <algorithm>
 #include <cstdio>
 #include <type_traits>
@@ -14,7 +14,7 @@ namespace {
 constexpr int wanted_answers = 16;
 constexpr size_t most_workspace = 64 << 20;
 constexpr uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-/// A Hopper tile. A product of less than two of them a multiprocessor may gain from being cut.
+/// A Hopper output tile. Products of fewer than two tiles for each SM may gain from split-K.
 constexpr int64_t tile_rows = 128, tile_columns = 256;
 constexpr int32_t most_cut_answers = 6;
 constexpr int32_t parts[] = {2, 3, 4, 6, 8};
@@ -22,13 +22,13 @@ constexpr int64_t fewest_rows_of_a_part = 512;
 
 int64_t bytes_of(int32_t dtype) { return dtype == MIMO_DTYPE_F32 ? 4 : 2; }
 
-/// An operand, or a part of one that candidates use in turn.
+/// An operand, or its part that candidates use in turn.
 struct Span {
   int64_t elements, dtype, alignment;
 
   Span(int64_t rows, int64_t columns, int64_t stride, int64_t batch, int64_t batch_stride, int32_t dtype, int32_t alignment)
       : elements((rows - 1) * stride + columns + (batch - 1) * batch_stride), dtype(dtype), alignment(alignment) {}
-  /// Of one set, each so far from the next that both lie alike.
+  /// Bytes of one set, padded so that every set has the same alignment.
   int64_t bytes() const {
     constexpr int64_t most_alignment = 256;
     return (elements * bytes_of(static_cast<int32_t>(dtype)) + alignment + most_alignment - 1) / most_alignment *
@@ -36,7 +36,7 @@ struct Span {
   }
 };
 
-/// `sets` operands of a kind, filled.
+/// `sets` filled copies of an operand.
 class Operands {
  public:
   Operands(mimo_stream& stream, const Span& span, int64_t sets, double scale)
@@ -45,7 +45,7 @@ class Operands {
     fill_normal(stream, memory_.as<void>(), span.bytes() * sets / bytes_of(dtype), scale, dtype);
   }
   void* set(int64_t index) const {
-    // Where the pool's blocks lie better, this lies no better than the shape's operand did.
+    // Offsets the memory so that its alignment is no better than that of the shape's operand.
     const int64_t offset = span_.alignment < 256 ? span_.alignment : 0;
     return memory_.as<char>() + index * span_.bytes() + offset;
   }
@@ -164,7 +164,7 @@ void CublasLt::State::time_product(mimo_stream& stream, const ProductShape& s, c
               with_gelu ? beside.set(set) : nullptr},
              1, beta);
     };
-    // Also loads its code, which must not happen beside the kernel that occupies multiprocessors: loading may wait for it.
+    // Also loads the kernel's code, which must not happen while the SM-occupying kernel runs: loading may wait for it.
     if (!runs(candidate)) continue;
     queued.push_back(std::move(candidate));
     plan_of.push_back(&plan);

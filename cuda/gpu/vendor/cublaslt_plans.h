@@ -1,4 +1,4 @@
-// The plans of cublaslt.cpp, and the timing of their algorithms (cublaslt_algorithms.cpp).
+// Plans of cublaslt.cpp and the timing of their algorithms (cublaslt_algorithms.cpp).
 #pragma once
 #include <cublasLt.h>
 
@@ -41,7 +41,7 @@ struct CublasLtFunctions {
 };
 #undef MIMO_CUBLASLT
 
-/// Everything an algorithm depends on. No padding: compared and hashed as bytes.
+/// Everything that the choice of an algorithm depends on. Without padding: compared and hashed as bytes.
 struct ProductShape {
   int64_t m, n, k, a_stride, b_stride, c_stride, batch, a_batch_stride, b_batch_stride, c_batch_stride;
   int32_t transpose_a, transpose_b, dtype, c_dtype;
@@ -64,7 +64,7 @@ struct HashProductShape {
   }
 };
 
-/// Operands and outputs of a product, in cuBLASLt's order: a row-major b comes first.
+/// Operands and outputs in cuBLASLt's order: a row-major b comes first.
 struct ProductOperands {
   const void *left, *right;
   void* result;
@@ -77,7 +77,7 @@ struct ProductPlan {
   cublasLtMatrixLayout_t left = nullptr, right = nullptr, result = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
   size_t workspace_bytes = 0;
-  bool exists = true;  // whether there is an algorithm
+  bool exists = true;  // false: no algorithm supports it
 };
 
 struct CublasLt::State {
@@ -92,24 +92,24 @@ struct CublasLt::State {
 
   ProductPlan make_plan(const ProductShape& s) const;
   void destroy_plans();
-  /// Up to `wanted` of cuBLASLt's answers, best guess first. `reductions`: ways of adding parts of a sum
-  /// (cublasLtReductionScheme_t) that may be among them. Empty when cuBLASLt has no answer.
+  /// Up to `wanted` of cuBLASLt's heuristic results, best first; empty if there are none. `reductions`: split-K
+  /// reduction schemes allowed (cublasLtReductionScheme_t).
   std::vector<cublasLtMatmulHeuristicResult_t> answers(const ProductShape& s, const ProductPlan& plan, int wanted,
                                                        uint32_t reductions, size_t workspace_bytes) const;
-  /// Whether an algorithm computes the plan; it then needs `workspace_bytes`.
+  /// Whether an algorithm supports the plan; sets `workspace_bytes` to what it needs.
   bool fits(const ProductPlan& plan, const cublasLtMatmulAlgo_t& algorithm, size_t* workspace_bytes) const;
   void launch(mimo_stream& stream, const ProductPlan& plan, const ProductOperands& operands, float alpha, float beta) const;
   int32_t time_algorithms(mimo_stream& stream);
-  /// The plan of a shape with each algorithm that is worth timing, `first` itself before all. They share its descriptions.
+  /// The plans worth timing for a shape, one for each algorithm, `first` in front. They share its descriptors.
   std::vector<ProductPlan> candidates(const ProductShape& s, const ProductPlan& first) const;
   void time_product(mimo_stream& stream, const ProductShape& s, const ProductPlan& first);
 };
 
-/// The key under which `Algorithms` keeps a choice.
+/// The key under which `Algorithms` stores a choice.
 std::string text_of(const ProductShape& shape);
-/// The algorithm's bytes, which a cuBLASLt of the same version reads again.
+/// The algorithm's bytes, which the same version of cuBLASLt can read back.
 std::string text_of(const cublasLtMatmulAlgo_t& algorithm);
-/// Whether the text is that of an algorithm.
+/// Returns false if the text is not an algorithm's.
 bool read_algorithm(const std::string& text, cublasLtMatmulAlgo_t* algorithm);
 
 }  // namespace mimo::cuda

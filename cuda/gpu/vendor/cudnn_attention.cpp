@@ -1,9 +1,9 @@
-// How attention is put to cuDNN.
+// Maps attention calls to cuDNN graphs.
 //
-// Query heads of several groups do not lie at one distance from each other (a fused projection has keys and values
-// between them). A single sequence of such heads is given to cuDNN as a batch of groups; otherwise the queries are
-// copied side by side. Sequences of different lengths go in as they are packed, with their lengths and offsets on the
-// device; their number and the longest are rounded up, so that few graphs are built.
+// Query heads of several groups are not equidistant in memory (in a fused projection keys and values lie between them).
+// For a single sequence the groups become cuDNN's batch; otherwise the queries are copied to a contiguous tensor.
+// Sequences of different lengths are passed packed, with lengths and offsets on the device; their number and the
+// maximum length are rounded up, so that few graphs are built.
 #include "cudnn_attention.h"
 
 #include "attention_layout.h"
@@ -19,18 +19,18 @@ void Cudnn::forget_plans() { graphs_->forget(); }
 
 namespace {
 
-/// Eight steps for every doubling.
+/// Rounds up to one of eight steps for each power of two.
 int64_t rounded_up(int64_t value) {
   int64_t step = 1;
   while (step * 16 <= value) step *= 2;
   return (value + step - 1) / step * step;
 }
 
-/// How a call is put to cuDNN.
+/// How a call is mapped to cuDNN.
 template <class Args>
 struct Plan {
   GraphKey key{};
-  bool copies_queries = false;  // side by side: [tokens, query_heads, head_dim]
+  bool copies_queries = false;  // to a contiguous [tokens, query_heads, head_dim]
 
   explicit Plan(const Args& args) {
     const int64_t per_group = args.query_heads / args.key_heads, d = args.head_dim, width = args.query_heads * d;
@@ -57,7 +57,7 @@ struct Plan {
   }
 };
 
-/// Copies queries (or their gradients) of every group between the projection's layout and side by side.
+/// Copies queries (or their gradients) between the projection's layout and the contiguous one.
 template <class Args>
 void copy_queries(mimo_stream& stream, const Args& args, const void* from, int64_t from_group, int64_t from_token, void* to,
                   int64_t to_group, int64_t to_token) {

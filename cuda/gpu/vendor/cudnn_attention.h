@@ -1,4 +1,4 @@
-// Attention in bf16 through cuDNN's graphs.
+// Attention in bf16 through cuDNN graphs.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,7 @@ class Cudnn {
   explicit Cudnn(Algorithms& algorithms);
   ~Cudnn();
 
-  /// Whether it computes this: bf16 without dropout, head sizes in steps of 8 up to 128.
+  /// Whether cuDNN supports the call: bf16, no dropout, head dimension a multiple of 8 up to 128.
   template <class Args>
   static bool takes(const Args& args) {
     return args.dtype == MIMO_DTYPE_BF16 && args.dropout == 0 && args.head_dim % 8 == 0 && args.head_dim <= 128;
@@ -23,9 +23,9 @@ class Cudnn {
   void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
   void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);
 
-  /// Times the plans of all attentions so far that have no choice; returns how many there was no memory for.
+  /// Times all attentions so far that have no choice; returns how many could not be timed for lack of memory.
   int32_t time_algorithms(mimo_stream& stream);
-  /// Plans are looked up again.
+  /// Makes the next call look its plan up again.
   void forget_plans();
 
  private:

@@ -30,11 +30,11 @@ void check_cudnn(cudnnStatus_t status, const char* what) {
 
 struct Graph {
   std::shared_ptr<fe::graph::Graph> graph;
-  int64_t plan = 0;  // which of the graph's plans runs
+  int64_t plan = 0;  // index of the graph's plan that runs
   int64_t workspace_bytes = 0;
 };
 
-/// Adds tensors of one attention to a graph.
+/// Builds the graph of one attention.
 class Builder {
  public:
   explicit Builder(const GraphKey& key) : key_(key), graph_(std::make_shared<fe::graph::Graph>()) {
@@ -81,7 +81,7 @@ class Builder {
   std::vector<int64_t> dims(int64_t heads) const { return {key_.batch, heads, key_.length, key_.head_dim}; }
   static std::vector<int64_t> strides(const AttentionStrides& s) { return {s.batch, s.head, s.token, 1}; }
 
-  /// Offsets of packed sequences in elements of a tensor.
+  /// Offsets of packed sequences, in elements of a tensor.
   Tensor offsets(int64_t uid) {
     return graph_->tensor(fe::graph::Tensor_attributes()
                               .set_name("offsets" + std::to_string(uid))
@@ -103,7 +103,7 @@ class Builder {
     if (key_.ragged) tensor->set_ragged_offset(offsets(uid));
   }
 
-  /// Packed sequences keep theirs as [tokens, heads]; equal ones as [batch, heads, length].
+  /// Statistics are [tokens, heads] for packed sequences, [batch, heads, length] for equal ones.
   void describe_stats(const Tensor& stats) {
     if (!key_.ragged) return;
     stats->set_dim({key_.batch, key_.query_heads, key_.length, 1})
@@ -127,7 +127,7 @@ class Builder {
   std::shared_ptr<fe::graph::Graph> graph_;
 };
 
-/// The key under which `Algorithms` keeps a choice.
+/// The key under which `Algorithms` stores a choice.
 std::string text_of(const GraphKey& key) {
   std::string text = key.backward ? "attention backward" : "attention";
   if (key.ragged) add_values(text, "packed", {key.tokens});
@@ -144,7 +144,7 @@ std::string text_of(const GraphKey& key) {
 
 using Knobs = std::unordered_map<fe::KnobType_t, int64_t>;
 
-/// An engine of cuDNN and its knobs, as a choice is kept: "5 12=3 26=1". Empty where a knob has no number in the front end.
+/// A cuDNN engine and its knobs as text: "5 12=3 26=1". Empty if the front end has no number for a knob.
 std::string text_of_plan(const fe::graph::Graph& graph, int64_t plan) {
   int64_t engine = 0;
   Knobs knobs;
@@ -157,7 +157,7 @@ std::string text_of_plan(const fe::graph::Graph& graph, int64_t plan) {
   return text;
 }
 
-/// Gives the graph the plan of a choice, as its plan 0. Returns whether it can be built.
+/// Builds the plan of a choice as the graph's plan 0. Returns whether that succeeds.
 bool build_choice(fe::graph::Graph& graph, const std::string& choice) {
   std::istringstream text(choice);
   int64_t engine = 0, type = 0, value = 0;
@@ -167,7 +167,7 @@ bool build_choice(fe::graph::Graph& graph, const std::string& choice) {
   return graph.create_execution_plan(engine, knobs).is_good() && graph.build_plan_at_index(0).is_good();
 }
 
-/// Adds plans that differ from the first in the value of one knob; cuDNN refuses some of them, now or when they are built.
+/// Adds plans that differ from the first in one knob's value; cuDNN refuses some of them, now or when they are built.
 void add_neighbours(fe::graph::Graph& graph) {
   constexpr int64_t most_values = 16;
   int64_t engine = 0;
@@ -209,7 +209,7 @@ struct CudnnGraphs::State {
     return graphs.emplace(key, choice != nullptr ? chosen(key, *choice) : answered(key)).first->second;
   }
 
-  /// With the first plan that cuDNN's heuristics name and that can be built.
+  /// Builds the first plan of cuDNN's heuristics that can be built.
   Graph answered(const GraphKey& key) {
     Graph made{Builder(key).build()};
     check_cudnn(made.graph->build(handle, {fe::HeurMode_t::A}), "building attention");
@@ -240,8 +240,8 @@ struct CudnnGraphs::State {
   void time_graph(mimo_stream& stream, const GraphKey& key);
 };
 
-/// Plans that can be built, each once: those of cuDNN's heuristics in their order, the first answer before all, and the
-/// first's neighbours. A knob may decide whether a gradient repeats: in deterministic mode there are no neighbours.
+/// The distinct plans that can be built: those of cuDNN's heuristics in order, the first answer in front, and the
+/// first's neighbours. A knob may make a gradient non-deterministic: in deterministic mode there are no neighbours.
 std::vector<Graph> CudnnGraphs::State::candidates(const GraphKey& key) {
   constexpr size_t most = 24;
   const std::shared_ptr<fe::graph::Graph> graph = without_plans(key, handle);
@@ -263,12 +263,12 @@ std::vector<Graph> CudnnGraphs::State::candidates(const GraphKey& key) {
 
 namespace {
 
-/// Memory of a graph's tensors, filled as in training.
+/// Memory of a graph's tensors, with values as in training.
 class Tensors {
  public:
   Tensors(mimo_stream& stream, const GraphKey& key) : stream_(stream) {
     const auto add = [&](int64_t uid, int64_t heads, const AttentionStrides& lie) {
-      // Packed sequences: each begins where the one before ends.
+      // Packed sequences follow one another without gaps.
       const int64_t outer = key.ragged ? (key.tokens - 1) * lie.token
                                        : (key.batch - 1) * lie.batch + (key.length - 1) * lie.token;
       fill(uid, outer + (heads - 1) * lie.head + key.head_dim, 1, MIMO_DTYPE_BF16);
@@ -277,7 +277,7 @@ class Tensors {
     add(k_uid, key.key_heads, key.k);
     add(v_uid, key.key_heads, key.k);
     add(o_uid, key.query_heads, key.o);
-    // A logarithm of sums that keeps probabilities small.
+    // A log-sum-exp that keeps probabilities small.
     fill(stats_uid, (key.ragged ? key.tokens : key.batch * key.length) * key.query_heads, 1, MIMO_DTYPE_F32, 10);
     if (!key.backward) return;
     add(do_uid, key.query_heads, key.d_o);
@@ -299,7 +299,7 @@ class Tensors {
   std::unordered_map<int64_t, void*> pointers_;
 };
 
-/// The tokens of packed sequences, in equal parts, as cumulative counts on the device.
+/// Equal sequences that cover the tokens of a packed batch, as cumulative lengths on the device.
 std::vector<int32_t> equal_parts(const GraphKey& key) {
   std::vector<int32_t> counts(static_cast<size_t>(key.batch + 1));
   const int64_t each = std::min(key.length, key.tokens / key.batch);

@@ -1,4 +1,4 @@
-// cuDNN's attention graphs, built once a shape and kept.
+// cuDNN attention graphs, built once for each shape and cached.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -14,10 +14,10 @@ namespace mimo::cuda {
 
 class Algorithms;
 
-/// Names of a graph's tensors. Offsets of packed sequences in elements of tensor i are tensor ragged_uid + i.
+/// Tensor identifiers of a graph. The packed-sequence offsets of tensor i, in elements, are tensor ragged_uid + i.
 enum Uid : int64_t { q_uid = 1, k_uid, v_uid, o_uid, stats_uid, do_uid, dq_uid, dk_uid, dv_uid, length_uid, ragged_uid = 20 };
 
-/// Everything a graph depends on.
+/// Everything that a graph depends on.
 struct GraphKey {
   bool backward, ragged, causal, deterministic;
   int64_t batch, query_heads, key_heads, length, head_dim, tokens;
@@ -32,7 +32,7 @@ struct GraphKey {
   bool operator<(const GraphKey& other) const { return tied() < other.tied(); }
 };
 
-/// Elements between tokens of the tensors that packed sequences lie in.
+/// Elements between tokens of each tensor of packed sequences.
 std::map<int64_t, int64_t> token_strides(const GraphKey& key);
 
 class CudnnGraphs {
@@ -40,7 +40,7 @@ class CudnnGraphs {
   explicit CudnnGraphs(Algorithms& algorithms);
   ~CudnnGraphs();
   void execute(mimo_stream& stream, const GraphKey& key, std::unordered_map<int64_t, void*>& pointers);
-  /// Times the plans of all graphs so far that have no choice; returns how many there was no memory for.
+  /// Times all graphs so far that have no choice; returns how many could not be timed for lack of memory.
   int32_t time_algorithms(mimo_stream& stream);
   void forget();
 
@@ -49,8 +49,8 @@ class CudnnGraphs {
   std::unique_ptr<State> state_;
 };
 
-/// Lengths and offsets of packed sequences on the device, for as long as it lives; `pointers` gets them. cu_seqlens
-/// [sequences + 1] on the device.
+/// Owns the lengths and offsets of packed sequences on the device and sets `pointers` to them. cu_seqlens [sequences +
+/// 1] is on the device.
 class RaggedArrays {
  public:
   RaggedArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, const GraphKey& key,

@@ -1,5 +1,5 @@
-// Where the vendor libraries are looked for, in this order: the folders of MIMO_CUDA_LIBRARIES (colon separated), the
-// loader's own path, CUDA_HOME, and the nvidia/*/lib folders of the Python environment in use. All of cuDNN is taken from one
+// Locates the vendor libraries, in this order: the folders of MIMO_CUDA_LIBRARIES (colon separated), the loader's
+// search path, CUDA_HOME, and the nvidia/*/lib folders of the active Python environment. All of cuDNN comes from one
 // folder: its parts refuse parts of another version.
 #include "vendor.h"
 
@@ -63,7 +63,7 @@ void add_matches(const std::string& pattern, std::vector<std::string>& folders) 
   globfree(&found);
 }
 
-/// Folders of a Python environment's NVIDIA wheels: of the active environment, then of the python3 on the PATH.
+/// Folders of NVIDIA's Python wheels: of the active environment, then of the python3 on the PATH.
 std::vector<std::string> python_folders() {
   std::vector<std::string> prefixes;
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
@@ -84,7 +84,7 @@ std::vector<std::string> python_folders() {
   return folders;
 }
 
-/// Paths to try; a bare name means the loader's own path.
+/// Paths to try; a bare name uses the loader's search path.
 std::vector<std::string> candidates(const std::string& file) {
   std::vector<std::string> paths;
   for (const std::string& folder : split(environment("MIMO_CUDA_LIBRARIES"))) paths.push_back(folder + "/" + file);
@@ -121,7 +121,7 @@ VendorLibrary find(Vendor vendor) {
 VendorLibrary open(Vendor vendor) {
   VendorLibrary library = find(vendor);
   if (vendor == Vendor::cudnn) {
-    // libcudnn opens its parts by bare name: those of its own folder are there first.
+    // libcudnn opens its parts by bare name: loading them from its own folder first decides which ones it gets.
     const std::string folder = library.path.substr(0, library.path.rfind('/') + 1);
     for (const char* part : cudnn_parts) dlopen((folder + part).c_str(), RTLD_NOW | RTLD_LOCAL);
   }

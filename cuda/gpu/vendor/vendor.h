@@ -1,4 +1,4 @@
-// cuBLASLt, cuDNN and NCCL are not part of the library: they are found and opened when first needed.
+// cuBLASLt, cuDNN and NCCL are loaded when first needed; the library does not link them.
 #pragma once
 #include <string>
 
@@ -11,10 +11,10 @@ struct VendorLibrary {
   std::string path;
 };
 
-/// Opens a library once per process; throws MIMO_ERROR_UNSUPPORTED, which names the package to install, when it is nowhere.
+/// Loads a library once per process; throws MIMO_ERROR_UNSUPPORTED with the package to install if it is not found.
 const VendorLibrary& open_vendor(Vendor vendor);
 
-/// Address of a function of an opened library; throws when it has none of this name.
+/// Address of a function in a loaded library; throws if it is missing.
 void* vendor_symbol(const VendorLibrary& library, const char* name);
 
 }  // namespace mimo::cuda

@@ -1,5 +1,5 @@
-// The functions of cuDNN that its front end calls: each goes on to the library that was opened. (The front end can look
-// them up itself, but then wants the CUDA runtime as a shared library too.)
+// Forwards the cuDNN functions that its front end calls to the library loaded at run time. (The front end can load them
+// itself, but then needs the CUDA runtime as a shared library too.)
 #include <cudnn.h>
 #include <nvrtc.h>
 
