@@ -1,4 +1,4 @@
-// Devices, streams, events and memory of the CPU library. Everything is done when it returns.
+// Devices, streams, events and memory of the CPU library. Every call is synchronous.
 #include "device.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -26,7 +26,7 @@ class HostMemoryPool final : public MemoryPool {
 
  protected:
   void* system_allocate(int64_t bytes) override {
-    // Large blocks on huge-page boundaries: fewer page faults and TLB misses on activations.
+    // Large blocks start on huge-page boundaries: fewer page faults and TLB misses on activations.
     constexpr int64_t huge_page = 2 << 20;
     const int64_t alignment = bytes >= huge_page ? huge_page : 64;
     void* address = std::aligned_alloc(static_cast<size_t>(alignment),

@@ -1,4 +1,4 @@
-// The CPU library's device: a pool of worker threads, a memory pool, and streams that run everything at once.
+// The CPU library's device: a pool of worker threads, a memory pool, and streams that execute synchronously.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +15,7 @@ struct mimo_device {
   mimo_device(const mimo_device&) = delete;
   mimo_device& operator=(const mimo_device&) = delete;
   mimo::ThreadPool threads;
-  /// Its own: a plain pointer because kernel files include this, dozens of times, and parse no <memory>.
+  /// Owned. A plain pointer because dozens of kernel files include this header and should not parse <memory>.
   mimo::MemoryPool* const memory;
 };
 
@@ -29,7 +29,7 @@ struct mimo_event {
 
 namespace mimo {
 
-/// Temporary memory of one operation, given back at the end of the scope.
+/// Temporary memory of one operation, freed at the end of the scope.
 class Workspace {
  public:
   Workspace(mimo_stream* stream, int64_t bytes);

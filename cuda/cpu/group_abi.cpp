@@ -1,5 +1,5 @@
-// mimo_group_*: groups at the C ABI. A stream of this library is done with everything before a call returns, so calls
-// need not look at it.
+// mimo_group_*: groups at the C ABI. This library's streams have finished all work before a call returns, so the
+// functions ignore them.
 #include "collective.h"
 #include "status.h"
 

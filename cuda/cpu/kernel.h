@@ -1,6 +1,6 @@
 // Included by every CPU kernel file. The files in ops/ are compiled twice, for AVX2 and for AVX-512, into the namespace
-// MIMO_ISA; everything here that is not a plain type lives in it too, so that the linker never gives one processor the
-// other's code. Kernels vectorise through `#pragma omp simd` (no OpenMP run time).
+// MIMO_ISA; everything here except plain types is in it too, so that the linker never mixes code of the two. Kernels
+// vectorise with `#pragma omp simd` (no OpenMP run time).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace mimo {
 
-/// Brain float: the upper half of an fp32.
+/// bfloat16: the upper half of an fp32.
 struct bf16 {
   uint16_t bits;
 };
@@ -30,7 +30,8 @@ static inline float load(bf16 value) {
   return out;
 }
 static inline void store(float* to, float value) { *to = value; }
-/// Rounds to nearest, ties to even. NaN stays NaN, being quiet as every result of arithmetic is: it is cut, not rounded.
+/// Rounds to nearest, ties to even. NaN is truncated instead, and stays NaN because results of arithmetic are quiet
+/// NaNs.
 static inline void store(bf16* to, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -38,7 +39,7 @@ static inline void store(bf16* to, float value) {
   to->bits = static_cast<uint16_t>((bits + half) >> 16);
 }
 
-// Arguments whose exp is a normal, finite number.
+// Bounds within which exp is a normal, finite number.
 constexpr float lowest_exponent = -87.3365402f, highest_exponent = 88.7228317f;
 
 template <class Floats>
@@ -47,7 +48,8 @@ static inline Floats clamp_exponent(Floats x) {
   return raised > highest_exponent ? Floats{} + highest_exponent : raised;
 }
 
-/// exp to 1.03 ulp between these, of a float in a form that vectorises or of a vector of them; Words: as many 32-bit integers.
+/// exp between these bounds to 1.03 ulp, vectorisable; of a float, or of a vector with Words of as many 32-bit
+/// integers.
 template <class Words = uint32_t, class Floats>
 static inline Floats exp_in_range(Floats x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5·2²³ rounds n to an integer.
@@ -61,7 +63,7 @@ static inline Floats exp_in_range(Floats x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // Times 2ⁿ on the exponent bits: a factor 2ⁿ would overflow at n = 128, where p < 1 makes the product finite.
+  // Scales by 2ⁿ on the exponent bits: the factor 2ⁿ would overflow at n = 128, where p < 1 makes the product finite.
   Words shift, bits;
   std::memcpy(&shift, &shifted, sizeof(shift));
   std::memcpy(&bits, &p, sizeof(bits));
@@ -71,20 +73,20 @@ static inline Floats exp_in_range(Floats x) {
   return y;
 }
 
-/// exp of anything. Results below the smallest normal number are 0, above the largest infinity; NaN stays NaN.
+/// exp for any x. Results below the smallest normal number are 0, above the largest infinity; NaN stays NaN.
 static inline float exp_fast(float x) {
   const float y = exp_in_range(clamp_exponent(x));
   return x < lowest_exponent ? 0.0f : (x > highest_exponent ? INFINITY : (x != x ? x : y));
 }
 
-/// Clamping alone serves σ: beyond exp's range 1 / (1 + e) is 1, or below 1e-38 like σ itself. NaN stays NaN.
+/// Clamping suffices for σ: beyond exp's range 1 / (1 + e) is 1, or below 1e-38 like σ itself. NaN stays NaN.
 template <class Words = uint32_t, class Floats>
 static inline Floats sigmoid(Floats x) {
   const Floats y = 1.0f / (1.0f + exp_in_range<Words>(clamp_exponent(-x)));
   return x != x ? x : y;
 }
 
-/// Calls `body` with a null pointer of the storage type: body(static_cast<float*>(nullptr)) or bf16*.
+/// Calls `body` with a null pointer that carries the storage type: float* or bf16*.
 template <class Body>
 static inline void with_dtype(int32_t dtype, Body&& body) {
   if (dtype == MIMO_DTYPE_F32) {
@@ -100,17 +102,18 @@ struct Sums {
   float first, second;
 };
 
-/// Σ of the two terms that value(i, first, second) gives for every i in [0, count), in any order. 32 running sums, added
-/// as a tree: the compiler's own reduction waits for each addition, and adds its lanes one after the other. `value`
-/// captures by copy, so that the compiler knows its pointers do not change; inlined, GCC 12 would keep the sums in
-/// memory.
+/// Σ over i in [0, count) of the two terms that value(i, first, second) sets, in unspecified order: 32 running sums
+/// added as a tree, because the compiler's own reduction waits for each addition and adds the lanes sequentially.
+/// `value` captures by copy, so that the compiler knows that its pointers do not change. Not inlined, because GCC 12
+/// would then keep the sums in memory.
 template <class Value>
 __attribute__((noinline)) static Sums sums_over(int64_t count, Value value) {
   constexpr int64_t lanes = 32;
   float first[lanes], second[lanes];
   int64_t i = 0;
   if (count >= lanes) {
-    // Not zeros to add to: GCC clears arrays with an instruction as slow as the sums of a short row.
+    // The first terms initialise the sums: GCC would clear the arrays with an instruction as slow as summing a short
+    // row.
 #pragma omp simd
     for (int64_t j = 0; j < lanes; ++j) {
       float a = 0, b = 0;
@@ -150,7 +153,7 @@ __attribute__((noinline)) static Sums sums_over(int64_t count, Value value) {
   return {(first[0] + first[2]) + (first[1] + first[3]), (second[0] + second[2]) + (second[1] + second[3])};
 }
 
-/// Σ value(i) over [0, count): the same for one term, with 64 running sums.
+/// Σ value(i) over [0, count): sums_over for one term, with 64 running sums.
 template <class Value>
 __attribute__((noinline)) static float sum_over(int64_t count, Value value) {
   constexpr int64_t lanes = 64;
@@ -178,8 +181,8 @@ __attribute__((noinline)) static float sum_over(int64_t count, Value value) {
   return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-/// Largest value(i) over [0, count), -infinity for none; NaN is passed over. 32 running maxima: Clang keeps the order of
-/// a maximum that may meet NaN, and so does not vectorise the plain loop.
+/// Largest value(i) over [0, count), -infinity if empty; ignores NaN. 32 running maxima, because Clang preserves the
+/// order of a maximum that may meet NaN and does not vectorise the plain loop.
 template <class Value>
 __attribute__((noinline)) static float max_over(int64_t count, Value value) {
   constexpr int64_t lanes = 32;
@@ -203,20 +206,20 @@ __attribute__((noinline)) static float max_over(int64_t count, Value value) {
   return highest[0];
 }
 
-/// Rows (or groups) of `width` elements that a norm sums up before it writes their results, when they are short: the last
-/// additions and the square root of one happen while the next is summed. At most 32.
+/// Number of short rows (or groups) of `width` elements, at most 32, that a norm sums before it writes their results:
+/// the last additions and the square root of one row overlap the sums of the next.
 static inline int64_t rows_per_batch(int64_t width) {
   constexpr int64_t elements = 1024;
   return width >= elements ? 1 : elements / width < 32 ? elements / width : 32;
 }
 
-/// Live rows of an operation: the device-side count when there is one.
+/// Number of valid rows of an operation: *row_count if given, else `rows`.
 static inline int64_t live_rows(int64_t rows, const int32_t* row_count) {
   if (row_count == nullptr) return rows;
   return *row_count < rows ? *row_count : rows;
 }
 
-/// Reductions over rows are cut into this many rows a partial sum, whatever the number of threads.
+/// Rows of a partial sum in reductions over rows, whatever the number of threads.
 constexpr int64_t rows_per_partial = 64;
 
 /// total[c] += Σ_p partial[p][c], in the order of p.

@@ -5,7 +5,7 @@
 
 #include "processor.h"
 
-// OpenBLAS's C interface, declared here because the scipy wheel and Debian prefix and install the header differently.
+// OpenBLAS's C interface, declared here because the scipy wheel and Debian differ in symbol prefix and header location.
 #ifndef MIMO_OPENBLAS_PREFIX
 #define MIMO_OPENBLAS_PREFIX
 #endif
@@ -23,10 +23,10 @@ char* MIMO_OPENBLAS(openblas_get_corename)(void);
 namespace mimo {
 namespace {
 
-// Runs before OpenBLAS's own constructor. Releases older than the processor do not know it and fall back to AVX2
-// kernels (0.3.21 on Zen 5: 78 GFLOP/s a core instead of 204); every processor with these bits runs the SkylakeX ones.
-// OPENBLAS_CORETYPE is often set machine-wide for other programs, so our own variable is the one that counts;
-// src/native/library.ts refuses values that OpenBLAS would ignore.
+// Runs before OpenBLAS's constructor. Releases older than the processor do not know it and fall back to AVX2 kernels
+// (0.3.21 on Zen 5: 78 GFLOP/s a core instead of 204); every processor with these feature bits runs the SkylakeX
+// kernels. OPENBLAS_CORETYPE is often set machine-wide for other programs, so only our own variable overrides this
+// choice; src/native/library.ts refuses values that OpenBLAS would ignore.
 __attribute__((constructor(101))) void choose_kernels() {
   const char* wanted = std::getenv("MIMO_OPENBLAS_CORETYPE");
   if (wanted == nullptr || *wanted == '\0') wanted = processor_has_avx512() ? "SkylakeX" : "Haswell";

@@ -1,5 +1,5 @@
-// The one place that knows OpenBLAS. It runs on the calling thread: our pool splits the work, so no second set of
-// threads competes for the cores.
+// The only interface to OpenBLAS. It runs on the calling thread: our pool splits the work, so that no second thread
+// pool competes for the cores.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Exports every operation of mimo.h: each is compiled for AVX2 and for AVX-512, and the processor decides.
+// Exports every operation of mimo.h, dispatching to the AVX2 or the AVX-512 version by processor.
 #include "device.h"
 #include "processor.h"
 #include "status.h"

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t index_bits = 40;
 constexpr uint64_t index_mask = (uint64_t{1} << index_bits) - 1;
-// About the time of two small operations; past it a sleeping worker costs less than a spinning one.
+// About the time of two small operations; waiting longer, a sleeping worker costs less than a spinning one.
 constexpr auto spin_time = std::chrono::microseconds(30);
 
 void relax() { __builtin_ia32_pause(); }
@@ -52,7 +52,7 @@ struct ThreadPool::Workers {
   std::condition_variable wake_;
   std::atomic<int64_t> generation_{0};
   std::atomic<bool> stop_{false};
-  // Claims of one generation: generation << 40 | next index, so a late worker cannot take an index of the next job.
+  // Job generation << 40 | next index, so that a late worker cannot take an index of the next job.
   std::atomic<uint64_t> claim_{0};
   std::atomic<int64_t> finished_{0};
   std::atomic<int64_t> count_{0};
@@ -73,7 +73,7 @@ ThreadPool::Workers::Workers(int32_t total) {
   try {
     for (int32_t i = 1; i < total; ++i) threads_.push_back(start_thread([this] { work(); }));
   } catch (...) {
-    // Threads that are not joined end the process.
+    // A std::thread destroyed without join would terminate the process.
     end();
     throw;
   }
@@ -94,7 +94,7 @@ void ThreadPool::Workers::run(int64_t count, Task task, void* context) {
     std::lock_guard<std::mutex> lock(mutex_);
     generation = generation_.load(std::memory_order_relaxed) + 1;
     const uint64_t base = static_cast<uint64_t>(generation) << index_bits;
-    // Closed first: a worker still holding the last job's claim must not read the new count and take an index.
+    // Closes the previous claim first: a worker that still holds it must not read the new count and take an index.
     claim_.store(base | index_mask, std::memory_order_seq_cst);
     count_.store(count);
     task_.store(task);
@@ -105,7 +105,7 @@ void ThreadPool::Workers::run(int64_t count, Task task, void* context) {
   }
   wake_.notify_all();
   take_indices(generation);
-  // The caller waits spinning: the others are in the middle of a task of the same size as the one it just did.
+  // The caller spins: the others are in the middle of a task of the same size as its last.
   while (finished_.load(std::memory_order_acquire) < count) {
     if (!spin_until([&] { return finished_.load(std::memory_order_acquire) >= count; })) sched_yield();
   }
@@ -120,7 +120,7 @@ void ThreadPool::Workers::take_indices(int64_t generation) {
   const uint64_t base = static_cast<uint64_t>(generation) << index_bits;
   uint64_t claim = claim_.load(std::memory_order_acquire);
   while (true) {
-    // A new generation's claim differs in the upper bits: this job is over.
+    // Another generation in the upper bits: this job is over.
     if ((claim & ~index_mask) != (base & ~index_mask)) return;
     const int64_t index = static_cast<int64_t>(claim & index_mask);
     if (index >= count_.load()) return;

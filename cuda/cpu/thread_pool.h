@@ -1,5 +1,5 @@
-// Worker threads for one device. Small and our own because ranks share cores: an idle worker sleeps (after a short
-// spin), where OpenMP run times and OpenBLAS's own threads keep a core busy.
+// Worker threads of one device. Written here because ranks share cores: an idle worker sleeps after a short spin,
+// whereas OpenMP run times and OpenBLAS's threads keep a core busy.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -8,7 +8,8 @@ namespace mimo {
 
 class ThreadPool {
  public:
-  /// `threads` includes the calling thread; 0 = one per core this process may use. Throws where the system gives fewer.
+  /// `threads` includes the calling thread; 0 = one for each core this process may use. Throws if the system gives
+  /// fewer.
   explicit ThreadPool(int32_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -17,12 +18,12 @@ class ThreadPool {
   int32_t size() const { return size_; }
 
   using Task = void (*)(void* context, int64_t index);
-  /// Calls task(context, i) for every i in [0, count), spread over the threads; returns when all are done. The first
+  /// Calls task(context, i) for every i in [0, count) on the pool's threads and returns when all are done. The first
   /// exception is rethrown. Not reentrant: a task must not call run.
   void run(int64_t count, Task task, void* context);
 
  private:
-  /// Out of sight: kernel files include this, dozens of times, and parse no <thread>.
+  /// Defined in the source file: dozens of kernel files include this header and should not parse <thread>.
   struct Workers;
   int32_t size_;
   Workers* workers_;
@@ -42,8 +43,8 @@ void parallel_for(ThreadPool& pool, int64_t count, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-/// Splits [0, total) into runs of at most `grain` and calls body(begin, end) for each. The runs depend on the sizes
-/// alone, never on the number of threads.
+/// Splits [0, total) into runs of at most `grain` and calls body(begin, end) for each. Runs depend on sizes alone,
+/// never on the number of threads.
 template <class Body>
 void parallel_range(ThreadPool& pool, int64_t total, int64_t grain, Body&& body) {
   if (total <= 0) return;

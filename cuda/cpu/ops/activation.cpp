@@ -1,11 +1,11 @@
-// Activations of feed-forward layers and experts (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2,
-// §1.3), with the row probability that weights an expert's activation before its second projection.
+// Activations of feed-forward layers and experts: y = p act(x) with the routing probability p of a row (1 for dense
+// layers) (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2, §1.3).
 #include "activation.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Calls body(row, probability) for the live rows on the pool's threads.
+/// Calls body(row, probability) for the valid rows on the pool's threads.
 template <class Args, class Body>
 void each_row(mimo_stream& stream, const Args& args, Body&& body) {
   parallel_range(stream.device->threads, live_rows(args.rows, args.row_count), rows_per_partial,

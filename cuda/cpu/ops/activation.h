@@ -1,5 +1,5 @@
-// Rows of activations of feed-forward layers and experts (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md
-// §1.2, §1.3): y = p act(x), fp32 with one rounding.
+// Activations of feed-forward layers and experts, row by row: y = p act(x) in fp32, rounded once
+// (docs/spec/language-model.md §4.1, docs/spec/moe-performance.md §1.2, §1.3).
 #pragma once
 #include "kernel.h"
 
@@ -9,7 +9,7 @@ struct ValueAndSlope {
   float value, slope;
 };
 
-// Comparisons are written so that a NaN input gives a NaN output: it must reach the loss to be found.
+// Comparisons are written so that NaN propagates: it must reach the loss to be detected.
 struct SquaredRelu {
   static float value(float x) {
     const float positive = x < 0.0f ? 0.0f : x;
@@ -31,7 +31,7 @@ struct GeluTanh {
   }
 };
 
-/// erf to a few ulp: odd rational approximation on |x| < 4, beyond which fp32 knows only ±1.
+/// erf to a few ulp: odd rational approximation on |x| < 4; beyond, erf rounds to ±1 in fp32.
 static inline float erf_fast(float x) {
   const float c = x < -4.0f ? -4.0f : (x > 4.0f ? 4.0f : x);
   const float s = c * c;
@@ -59,7 +59,7 @@ struct GeluErf {
   }
 };
 
-/// Gated kinds: gate σ(alpha gate) (linear + offset), both clamped first.
+/// Parameters of gated kinds: gate σ(alpha gate) (linear + offset), gate and linear clamped first.
 struct Gate {
   float alpha, offset, clamp;
 };
@@ -67,7 +67,8 @@ struct Gate {
 static inline float clamp_gate(float x, float clamp) { return x > clamp ? clamp : x; }
 static inline float clamp_linear(float x, float clamp) { return x > clamp ? clamp : (x < -clamp ? -clamp : x); }
 
-/// Rows of a gated kind: x has blocks of `block` gate columns and as many linear ones in turn; one block is halves.
+/// Rows of a gated kind: x alternates blocks of `block` gate columns and `block` linear columns; with one block,
+/// halves.
 struct GatedRows {
   Gate gate;
   int64_t width, block;
@@ -79,7 +80,7 @@ struct GatedRows {
     for (int64_t column = 0; column < width; column += block) forward_block(x + 2 * column, probability, y + column);
   }
 
-  /// dx, and the gradient of the probability.
+  /// Writes dx and returns the gradient of the probability.
   template <class G, class T>
   float backward(const G* dy, const T* x, float probability, T* dx) const {
     float dprobability = 0;
@@ -124,7 +125,7 @@ struct GatedRows {
   }
 };
 
-/// Rows of a kind that is not gated.
+/// Rows of an ungated kind.
 template <class Kind>
 struct PlainRows {
   int64_t width;
@@ -157,7 +158,8 @@ static inline bool is_gated(int32_t kind) {
   return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
 }
 
-/// Calls body with the rows of an operation's activation: its fields kind, width, interleave, clamp and linear_offset.
+/// Calls body with the rows of an operation's activation, from its fields kind, width, interleave, clamp and
+/// linear_offset.
 template <class Args, class Body>
 static void with_activation(const Args& args, Body&& body) {
   if (is_gated(args.kind)) {

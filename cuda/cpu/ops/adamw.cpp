@@ -1,4 +1,4 @@
-// AdamW with fp32 masters, and the scalars it reads (docs/spec/runtime.md §4.3, §4.4).
+// AdamW on fp32 master weights, and the scalars it reads: clipping factor, found_inf (docs/spec/runtime.md §4.3, §4.4).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -10,7 +10,7 @@ struct Factors {
   float clip, beta1, beta2, c1, c2, epsilon, decay, rate;
 };
 
-/// Stands for an absent `model`, which is not written.
+/// Type tag: the update writes no bf16 model weights.
 struct NoModel {};
 
 template <class M, class First, class Second>
@@ -40,7 +40,7 @@ void clip_factor(mimo_stream&, const mimo_clip_factor_args& args) {
   const double norm = std::sqrt(args.sum_of_squares[0]);
   const double factor = static_cast<double>(args.max_norm) / (norm + 1e-6);
   args.norm[0] = static_cast<float>(norm);
-  // A NaN norm compares false: no clipping.
+  // NaN compares false: no clipping.
   args.clip_factor[0] = args.max_norm != 0 && factor < 1 ? static_cast<float>(factor) : 1.0f;
   if (args.found_inf != nullptr && !(norm < static_cast<double>(INFINITY))) args.found_inf[0] = 1;
 }

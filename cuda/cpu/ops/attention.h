@@ -1,5 +1,5 @@
-// Shared by attention forward and backward: how packed sequences are cut into blocks, packed fp32 copies of a head, the
-// base-2 exponential of the softmax, and the dropout mask.
+// Shared by attention forward and backward: blocks of packed sequences, packed fp32 copies of a head, the base-2
+// exponential of the softmax, and the dropout mask.
 #pragma once
 #include "gemm.h"
 #include "kernel.h"
@@ -12,15 +12,15 @@ namespace mimo::MIMO_ISA {
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float ln_2 = 0.693147180559945309f;
 
-/// The most queries handled at once.
+/// Maximum of query_block.
 constexpr int64_t longest_query_block = 64;
 
-/// Queries handled at once: a causal block computes scores as far as its last row sees, so that shorter blocks compute fewer
-/// in vain; narrow heads have products small enough to gain by it.
+/// Queries of a block. A causal block computes scores up to its last row's key, so shorter blocks waste less; the small
+/// products of narrow heads gain from that.
 static inline int64_t query_block(int64_t head_dim) { return head_dim <= 32 ? 32 : longest_query_block; }
 
-/// Loops over a row of scores run to a whole number of vectors: room is there, and the last few elements of a plain loop
-/// take as long as all others.
+/// Loops over a row of scores run to a whole number of vectors: the row is padded, and a scalar remainder loop takes as
+/// long as the rest.
 static inline int64_t whole_vectors(int64_t keys) { return (keys + 15) / 16 * 16; }
 
 static inline int64_t key_block(int64_t head_dim) {
@@ -28,7 +28,7 @@ static inline int64_t key_block(int64_t head_dim) {
   return head_dim <= 80 ? 128 : 64;
 }
 
-/// A run of `rows` tokens of one sequence: tokens begin + first, ... of the microbatch.
+/// A run of `rows` tokens of one sequence: tokens begin + first, … of the microbatch.
 struct SequenceBlock {
   int64_t begin;   // token at which the sequence starts
   int64_t length;  // of the sequence
@@ -51,7 +51,7 @@ static inline void cut_blocks(const int32_t* cu_seqlens, int64_t sequences, int6
   }
 }
 
-/// Refuses wrong arguments, those of both directions.
+/// Validates the arguments of either direction.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
@@ -63,7 +63,7 @@ void require_attention(const Args& args) {
   for (int64_t s = 0; s < args.sequences; ++s) MIMO_REQUIRE(cu_seqlens[s] <= cu_seqlens[s + 1], "attention");
 }
 
-/// to[r][i] = factor * from[r][i], contiguous rows of `width`.
+/// Packs to[r][i] = factor * from[r][i] into contiguous rows of `width`.
 template <class T>
 void gather(const T* from, int64_t stride, int64_t rows, int64_t width, float factor, float* to) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -71,7 +71,7 @@ void gather(const T* from, int64_t stride, int64_t rows, int64_t width, float fa
   }
 }
 
-/// to[r][i] = factor * from[r][i] into strided storage.
+/// Unpacks to[r][i] = factor * from[r][i] into strided storage.
 template <class T>
 void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to, int64_t stride) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -79,8 +79,8 @@ void scatter(const float* from, int64_t rows, int64_t width, float factor, T* to
   }
 }
 
-/// 2^x to about 1 ulp for x <= 127, of a float or of a vector of them. Below -100 it stays at 2^-100: negligible beside a row's
-/// largest term of 1, and its products stay clear of denormal numbers. NaN stays NaN.
+/// 2^x to about 1 ulp for x <= 127, of a float or a vector of floats. Clamped to 2^-100 below: negligible next to a
+/// row's largest term of 1, and its products are not denormal. NaN stays NaN.
 template <class Words, class Floats>
 static inline Floats exp2_as(Floats x) {
   const Floats clamped = x < -100.0f ? Floats{} - 100.0f : x;
@@ -104,8 +104,8 @@ static inline Floats exp2_as(Floats x) {
 static inline float exp2_fast(float x) { return exp2_as<uint32_t>(x); }
 static inline Vector exp2_of_lanes(Vector x) { return exp2_as<WordVector>(x); }
 
-/// The mask of one query and head: factor[j] = 0 or 1 / (1 - probability) for keys first_key + j, first_key and the
-/// room in `factor` multiples of 4. `row` is global query token * heads + head.
+/// Dropout mask of one query and head: factor[j] = 0 or 1 / (1 - probability) for keys first_key + j; first_key and the
+/// capacity of `factor` are multiples of 4. `row` is global query token * heads + head.
 static inline void dropout_factors(uint64_t seed, uint64_t row, int64_t first_key, int64_t keys, float probability,
                                    float* factor) {
   const float kept = 1.0f / (1.0f - probability);

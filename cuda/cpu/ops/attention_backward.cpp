@@ -1,5 +1,5 @@
 // Attention backward (Dao et al., FlashAttention-2, algorithm 2): probabilities are recomputed block by block from the
-// log-sum-exp. One work item is one query head of one sequence: it owns its dq, and dk and dv of its head; query heads
+// log-sum-exp. A work item is one query head of one sequence with its dq and its own dk and dv; those of query heads
 // that share a key head are then summed in order.
 //
 //   p = exp(scale q kᵀ - lse)   dv = pᵀ do   dp = do vᵀ   ds = p (dp - Σ_i do_i o_i)   dq = scale ds k   dk = scale dsᵀ q
@@ -15,7 +15,7 @@ struct PackedKeys {
   float* v_transposed;
 };
 
-/// dk and dv of every query head, [query_heads, tokens, head_dim]; null when every query head has its own keys.
+/// dk and dv of every query head, [query_heads, tokens, head_dim]; null if every query head has its own keys.
 struct PartialGradients {
   float* dk;
   float* dv;
@@ -33,7 +33,7 @@ void pack_keys(const mimo_attention_backward_args& args, const SequenceBlock& bl
   transpose(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, d, to.v_transposed + at);
 }
 
-/// One row: scores become (dropped) probabilities, dp becomes ds. keep: dropout factors, or null. Writes as far as
+/// One row: scores become (dropped-out) probabilities, dp becomes ds. keep: dropout factors, or null. Writes up to
 /// whole_vectors(live).
 void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, float lse, float dot,
                           const float* keep) {
@@ -55,7 +55,7 @@ void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, 
   for (int64_t j = live; j < keys; ++j) scores[j] = dp[j] = 0;
 }
 
-/// Every gradient of query head `head` in one sequence of `length` tokens starting at token `begin`.
+/// Computes the gradients of query head `head` in one sequence of `length` tokens that starts at token `begin`.
 template <class T>
 void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args, int64_t begin, int64_t length,
                    int64_t head, const PackedKeys& packed, const PartialGradients& partial) {
@@ -114,7 +114,7 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
                              dot[first + r], args.dropout > 0 ? keep : nullptr);
       }
       product({scores, do_rows, dv, rows, keys_at_once, d, d, 1, 1, true, false}, 0, keys, 0, d);
-      // q carries scale * log2 e.
+      // q was scaled by scale * log2 e.
       product({dp, q_rows, dk, rows, keys_at_once, d, d, ln_2, 1, true, false}, 0, keys, 0, d);
       product({dp, packed.k + at, dq + first * d, keys, keys_at_once, d, d, args.softmax_scale, 1, false, false}, 0,
               rows, 0, d);

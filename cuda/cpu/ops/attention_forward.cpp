@@ -1,20 +1,19 @@
-// Attention forward (docs/spec/language-model.md §3): o = softmax(scale q kᵀ) v within each sequence, in blocks of
-// queries and keys with a running maximum and sum (Dao et al., FlashAttention-2), so that no row of scores is ever
-// whole.
+// Attention forward: o = softmax(scale q kᵀ) v within each sequence (docs/spec/language-model.md §3), over blocks of
+// queries and keys with online softmax (Dao et al., FlashAttention-2).
 #include "attention.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Packed copies of all keys and values, per key head [tokens, head_dim].
+/// Packed copies of all keys and values, [tokens, head_dim] for each key head.
 struct PackedKeys {
   float* k;
   float* v;
 };
 
-/// Running softmax of one block of queries.
+/// Online softmax of one block of queries.
 struct RunningRows {
-  float maximum[longest_query_block];  // of the scores so far, base 2
+  float maximum[longest_query_block];  // running maximum, base 2
   float sum[longest_query_block];
 };
 
@@ -27,7 +26,7 @@ void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& blo
   gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.v + at);
 }
 
-/// Writes `masked` to the scores [keys, width] of keys after their query; key `open` is the first that query 0 does not see.
+/// Writes `masked` to the scores [keys, width] of keys after their query; key `open` is the first hidden from query 0.
 void mask_keys(float* scores, int64_t width, int64_t open, int64_t keys, float masked) {
   for (int64_t j = open; j < keys; ++j) {
     const int64_t unseen = j - open + 1 < width ? j - open + 1 : width;
@@ -35,8 +34,8 @@ void mask_keys(float* scores, int64_t width, int64_t open, int64_t keys, float m
   }
 }
 
-/// Scores [keys, width] become unnormalised probabilities. Queries lie along the lanes of vectors, so that no maximum or sum goes
-/// across lanes. The sums of earlier keys, and the results oᵀ [head_dim, width] that belong to them, follow the maxima.
+/// Turns scores [keys, width] into unnormalised probabilities and rescales the sums and outputs oᵀ [head_dim, width] of
+/// earlier keys to the new maxima. Queries run along the vector lanes, so there are no reductions across lanes.
 void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* rows, float* o, int64_t head_dim) {
   for (int64_t q = 0; q < width; q += lanes) {
     float* const column = scores + q;
@@ -75,7 +74,7 @@ void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const 
   const int64_t token = block.begin + block.first;
 
   Workspace workspace(&stream, (3 * width * d + width * keys_at_once + keys_at_once) * 4);
-  float* const rows = workspace.as<float>();  // [width, d]: queries, at the end results
+  float* const rows = workspace.as<float>();  // [width, d]: queries, at the end outputs
   float* const q = rows + width * d;          // [d, width]
   float* const o = q + width * d;             // [d, width]
   float* const scores = o + width * d;        // [keys, width]
@@ -134,7 +133,7 @@ void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& a
     parallel_for(threads, key_blocks * args.key_heads, [&](int64_t i) {
       pack_keys<T>(args, keys[i % key_blocks], i / key_blocks, packed);
     });
-    // Causal rows get longer towards the end of a sequence: the long ones first, so that no thread ends with one.
+    // Causal rows get longer towards the end of a sequence; the longest blocks go first, for load balance.
     parallel_for(threads, query_blocks * args.query_heads, [&](int64_t i) {
       attend<T>(stream, args, queries[query_blocks - 1 - i % query_blocks], i / query_blocks, packed);
     });

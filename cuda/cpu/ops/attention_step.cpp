@@ -1,15 +1,15 @@
-// Attention of one more token of every sequence against the keys and values of those before (docs/spec/language-model.md §3). A task is
-// a run of keys of one sequence and key head, for all query heads that share it; the runs' parts are joined at the end
-// (Dao et al., Flash-Decoding), so that a few long sequences occupy all threads.
+// Decode attention: one new token of each sequence against its cached keys and values (docs/spec/language-model.md §3).
+// Split-KV (Dao et al., Flash-Decoding): a task is a run of keys for all query heads of one key head, and partial
+// results are combined at the end. A few long sequences thus occupy all threads.
 #include "attention.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Keys of a task: the cut depends on lengths alone, never on the number of threads.
+/// Keys of a task. The split depends on lengths alone, never on the number of threads.
 constexpr int64_t keys_per_run = 256;
 
-/// Result of a run of keys for one query head: Σ 2^(s - maximum) and Σ 2^(s - maximum) v.
+/// Partial result of a run of keys for one query head: Σ 2^(s - maximum) and Σ 2^(s - maximum) v.
 struct Part {
   float maximum;  // base 2
   float sum;
@@ -80,7 +80,7 @@ void attend(mimo_stream& stream, const mimo_attention_step_args& args, const Pla
   }
 }
 
-/// Joins the runs of one query head.
+/// Combines the partial results of one query head.
 template <class T>
 void join(const mimo_attention_step_args& args, const Plan& plan, int64_t sequence, int64_t head) {
   const int64_t d = args.head_dim, runs = runs_of(args, sequence);

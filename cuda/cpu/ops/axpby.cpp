@@ -1,10 +1,10 @@
-// y = alpha x + beta y for any mix of f32 and bf16, contiguous or strided: copies, casts, gradient sums.
+// y = alpha x + beta y for any mix of f32 and bf16, contiguous or strided: copies, casts, gradient accumulation.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-// Small enough that a run stays in a core's nearest caches, large enough that handing it out costs nothing.
+// Small enough for a run to stay in a core's L1 and L2 caches, large enough to amortise its scheduling.
 constexpr int64_t elements_per_run = 16384;
 
 template <class X, class Y>

@@ -1,6 +1,6 @@
-// Depthwise causal convolution with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4): a few multiply-adds
-// an element, so memory decides. Tasks are runs of tokens times blocks of channels; a block's taps stay in the nearest
-// cache. Whole vectors of channels of the usual width have loops of their own.
+// Depthwise causal conv1d with SiLU (docs/spec/language-model.md §2.2 step 2; backward §2.4). Memory-bound: a few
+// multiply-adds an element. Tasks are runs of tokens x blocks of channels, whose taps stay in the L1 cache. Whole
+// vectors of channels with the usual four taps use causal_conv1d_lanes.h.
 #include "causal_conv1d_lanes.h"
 #include "kernel.h"
 #include "prefetch.h"
@@ -10,12 +10,12 @@ namespace mimo::MIMO_ISA {
 namespace {
 
 constexpr int64_t channel_block = 512;
-// Partial sums of the weight gradient are made per run of tokens.
+// Each run of tokens has its own partial sum of the weight gradient.
 constexpr int64_t tokens_per_run = 128;
 
 int64_t blocks(int64_t total, int64_t size) { return (total + size - 1) / size; }
 
-/// taps[k][c] in fp32, the bias as row `width`: vectors run over channels.
+/// taps[k][c] in fp32 with the bias as row `width`: vectors run over channels.
 template <class W>
 void load_taps(const W* weight, const W* bias, int64_t channels, int64_t width, float* taps) {
   for (int64_t c = 0; c < channels; ++c) {
@@ -24,7 +24,7 @@ void load_taps(const W* weight, const W* bias, int64_t channels, int64_t width, 
   }
 }
 
-/// p[c] = bias + Σ_k taps[k] x[t - width + 1 + k] over `count` channels; the first `missing` taps lie before the sequence.
+/// p[c] = bias + Σ_k taps[k] x[t - width + 1 + k] over `count` channels; the first `missing` taps precede the sequence.
 template <class T>
 void convolve(const T* x, int64_t x_stride, const float* taps, int64_t channels, int64_t width, int64_t missing,
               int64_t count, float* p) {
@@ -37,17 +37,17 @@ void convolve(const T* x, int64_t x_stride, const float* taps, int64_t channels,
   }
 }
 
-/// Channels of a block that go through the loops of whole vectors; the rest does not.
+/// How many channels of a block the loops over whole vectors process.
 int64_t whole_lanes(int64_t count, int64_t width) { return width == lanes_width ? count / lanes * lanes : 0; }
 
-/// Taps that would read left of the sequence's first token.
+/// Number of taps that would read before the sequence's first token.
 int64_t missing_taps(int64_t token, int64_t first, int64_t width) {
   const int64_t missing = first - (token - width + 1);
   return missing > 0 ? missing : 0;
 }
 
-/// Backward of one run of tokens and one block of channels. `dp` holds the last `width` rows of the gradient before the
-/// SiLU; `partial` the block's weight and bias gradients, laid out as the taps.
+/// Backward of one run of tokens and one block of channels. `dp`: the last `width` rows of the gradient before SiLU;
+/// `partial`: the block's weight and bias gradients, in the layout of the taps.
 template <class T>
 struct BackwardBlock {
   const mimo_causal_conv1d_backward_args& args;
@@ -58,7 +58,7 @@ struct BackwardBlock {
 
   float* dp_row(int64_t token) const { return dp + token % args.width * channel_block; }
 
-  /// Fills dp_row(token); the first run to meet a token adds its share of the weight gradient.
+  /// Computes dp_row(token); the run that owns the token adds its share of the weight gradient.
   void gradient_before_silu(int64_t token, int64_t first, bool owned) const {
     const T* x = static_cast<const T*>(args.x) + token * args.x_stride + channel;
     const T* dy = static_cast<const T*>(args.dy) + token * args.dy_stride + channel;
@@ -86,7 +86,7 @@ struct BackwardBlock {
     for (int64_t c = 0; c < count; ++c) sum[c] += row[c];
   }
 
-  /// dx[token] = Σ_k taps[k] dp[token + width - 1 - k], as far as the sequence goes.
+  /// dx[token] = Σ_k taps[k] dp[token + width - 1 - k] within the sequence.
   void input_gradient(int64_t token, int64_t last) const {
     T* dx = static_cast<T*>(args.dx) + token * args.dx_stride + channel;
     const int64_t ahead = last - 1 - token < args.width - 1 ? last - 1 - token : args.width - 1;
@@ -101,7 +101,7 @@ struct BackwardBlock {
     for (int64_t c = 0; c < count; ++c) store(&dx[c], sum[c]);
   }
 
-  /// The same piece for the first `whole` channels, all of whole vectors.
+  /// The same for the first `whole` channels, in whole vectors.
   void piece_of_lanes(int64_t begin, int64_t end, int64_t first, int64_t last, int64_t whole) const {
     for (int64_t k = 0; k + 1 < lanes_width; ++k) {
       std::memset(dp + k * channel_block, 0, static_cast<size_t>(whole) * sizeof(float));

@@ -1,13 +1,13 @@
-// The depthwise causal convolution of the usual width, a vector of channels at a time: taps, sums, and the inputs and gradients
+// Depthwise causal conv1d with four taps for a vector of channels at a time: taps, sums, and the inputs and gradients
 // of the last tokens stay in registers.
 #pragma once
 #include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Taps of a convolution whose channels go through these loops.
+/// Number of taps that these loops support.
 constexpr int64_t lanes_width = 4;
-/// Tokens of a vector of channels before the next channels: their rows stay in the nearest cache.
+/// Tokens processed for a vector of channels before the next channels, so that their rows stay in the L1 cache.
 constexpr int64_t tokens_per_sweep = 16;
 
 /// Taps and bias of a vector of channels.
@@ -20,7 +20,7 @@ struct LaneTaps {
         bias(load_vector(taps + lanes_width * channels)) {}
 };
 
-/// Inputs of a token and of the three before it, the oldest first; zeros before a sequence's first token.
+/// Inputs of a token and the three before it, oldest first; zeros before a sequence's first token.
 template <class T>
 struct LaneInputs {
   const T* x;
@@ -57,14 +57,16 @@ void convolve_lanes(const LaneTaps& taps, const T* x, int64_t x_stride, int64_t 
   }
 }
 
-/// Tokens [begin, end) of the piece [piece_begin, piece_end) of a sequence [first, last), in the order of their sweeps.
+/// Tokens [begin, end) of the piece [piece_begin, piece_end) of a sequence [first, last); sweeps of a piece are in
+/// order.
 struct LaneSweep {
   int64_t begin, end, piece_begin, piece_end, first, last;
 };
 
-/// dx of the tokens three before those of the sweep, and what the sweep adds to the gradients of taps and bias. Sweeps go three
-/// tokens past the end of their piece, where tokens of the next piece, which adds its own, or zeros follow. `dp`: gradients before
-/// the SiLU of the last three tokens, kept from sweep to sweep in rows `dp_stride` apart; `sums`, laid out as the taps, or null.
+/// dx of the tokens three before those of the sweep, and the sweep's contribution to the gradients of taps and bias.
+/// Sweeps extend three tokens past the end of their piece, into the next piece (which adds its own contribution) or
+/// zeros. `dp`: gradients before SiLU of the last three tokens, carried between sweeps in rows `dp_stride` apart.
+/// `sums`: in the layout of the taps, or null.
 template <class T>
 void differentiate_lanes(const LaneTaps& taps, const T* x, int64_t x_stride, const T* dy, int64_t dy_stride, T* dx,
                          int64_t dx_stride, const LaneSweep& sweep, float* dp, int64_t dp_stride, float* sums,

@@ -1,5 +1,5 @@
-// The depthwise causal convolution one token further (docs/spec/language-model.md §2.2 step 2): the window of a sequence's last inputs
-// lies in memory and moves on.
+// Decode step of the depthwise causal conv1d (docs/spec/language-model.md §2.2 step 2): appends the new input to each
+// sequence's window of last inputs and computes one output.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t channel_block = 512;
 
-/// `count` channels of every sequence, from `channel` on.
+/// Processes `count` channels from `channel` on, for every sequence.
 template <class T, class W>
 void step(const mimo_causal_conv1d_step_args& args, int64_t channel, int64_t count) {
   const W* weight = static_cast<const W*>(args.weight) + channel * args.width;
@@ -23,7 +23,7 @@ void step(const mimo_causal_conv1d_step_args& args, int64_t channel, int64_t cou
       const T* input = k + 1 < args.width ? row : x;
 #pragma omp simd
       for (int64_t c = 0; c < count; ++c) p[c] += load(weight[c * args.width + k]) * load(input[c]);
-      // Row k - 1 has been read: it takes the values of row k.
+      // Row k - 1 has been read and takes the values of row k.
       if (k > 0) std::memcpy(row - args.channels, input, static_cast<size_t>(count) * sizeof(T));
     }
     T* y = static_cast<T*>(args.y) + s * args.y_stride + channel;

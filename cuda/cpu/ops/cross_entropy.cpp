@@ -1,11 +1,11 @@
-// Cross-entropy over a vocabulary that may be cut into shards, with z-loss (docs/spec/language-model.md §5.2):
-// statistics of a shard, their combination into losses, and the gradient of the logits.
+// Cross-entropy with z-loss over a vocabulary that may be sharded (docs/spec/language-model.md §5.2): maximum and sum
+// of exponentials of a shard, their combination into losses, and the gradient of the logits.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-// Columns whose maximum is taken before their exponentials are summed: they are read from memory once.
+// Columns whose maximum is taken before their exponentials are summed, so that memory is read once.
 constexpr int64_t columns_per_block = 2048;
 constexpr int64_t elements_per_run = 16384;
 
@@ -16,7 +16,7 @@ struct Statistics {
   float sum_exp;
 };
 
-/// Maximum and Σ exp(l - maximum) in one pass: a block that raises the maximum rescales the sum so far. No columns:
+/// Maximum and Σ exp(l - maximum) in one pass: a block that raises the maximum rescales the sum so far. Without columns
 /// (-infinity, 0), which the combination of shards ignores.
 template <class T>
 Statistics row_statistics(const T* logits, int64_t columns) {
@@ -29,7 +29,7 @@ Statistics row_statistics(const T* logits, int64_t columns) {
       sum *= static_cast<double>(exp_fast(maximum - highest));
       maximum = highest;
     }
-    // Without a finite maximum nothing may be subtracted: -inf - -inf is NaN, and a NaN logit must still be seen.
+    // If the maximum is -inf nothing is subtracted: -inf - -inf is NaN, and a NaN logit must still be seen.
     const float shift = maximum == -INFINITY ? 0.0f : maximum;
     float block = 0;
 #pragma omp simd reduction(+ : block)
@@ -50,7 +50,7 @@ void backward_row(const mimo_cross_entropy_backward_args& args, int64_t token) {
   const T* logits = static_cast<const T*>(args.logits) + token * args.vocabulary_rows;
   T* dlogits = static_cast<T*>(args.dlogits) + token * args.vocabulary_rows;
   const float dloss = args.dloss[token];
-  if (dloss == 0) {  // a masked token: most tokens of a batch of images
+  if (dloss == 0) {  // a masked token, as most tokens of image batches are
     std::memset(static_cast<void*>(dlogits), 0, static_cast<size_t>(args.vocabulary_rows) * sizeof(T));
     return;
   }
@@ -58,7 +58,7 @@ void backward_row(const mimo_cross_entropy_backward_args& args, int64_t token) {
   const float factor = 1.0f + 2.0f * args.z_loss * lse;
   const int64_t label = args.labels[token] - args.vocabulary_start;
   const bool owned = label >= 0 && label < args.vocabulary_live;
-  // Read first: dlogits may be the same memory.
+  // Read first: dlogits may alias logits.
   const float label_logit = owned ? load(logits[label]) : 0.0f;
 #pragma omp simd
   for (int64_t v = 0; v < args.vocabulary_live; ++v) {
@@ -126,7 +126,7 @@ void cross_entropy_backward(mimo_stream& stream, const mimo_cross_entropy_backwa
     const int64_t grain = rows_per_run(args.vocabulary_rows);
     parallel_range(stream.device->threads, args.tokens, grain, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        // bf16 storage rounds anyway.
+        // With bf16 storage the result is rounded anyway.
         if (args.round_bf16 != 0 && std::is_same_v<T, float>) {
           backward_row<T, true>(args, token);
         } else {

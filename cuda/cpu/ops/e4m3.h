@@ -1,4 +1,5 @@
-// Numbers in e4m3: 4 bits of exponent, 3 of mantissa, largest 448, no infinity (docs/spec/moe-performance.md §1.7).
+// The e4m3 format: 4 exponent bits, 3 mantissa bits, largest value 448, no infinity (docs/spec/moe-performance.md
+// §1.7).
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -7,10 +8,10 @@
 
 namespace mimo::MIMO_ISA {
 
-/// Columns of a run, and rows and columns of a block.
+/// Columns of a run; rows and columns of a block.
 constexpr int64_t e4m3_run = 128;
 
-/// To nearest, ties to even. Numbers beyond the largest become the largest; infinities become NaN.
+/// Rounds to nearest, ties to even, saturating at the largest value; infinities become NaN.
 inline float round_to_e4m3(float x) {
   constexpr float largest = 448.0f, smallest_normal = 0x1p-6f, subnormal_step = 0x1p-9f;
   const float magnitude = std::fabs(x);
@@ -25,7 +26,7 @@ inline float round_to_e4m3(float x) {
   return rounded;
 }
 
-/// The byte of a number that is one of e4m3's.
+/// Encodes a value that is representable in e4m3.
 inline uint8_t e4m3_byte(float x) {
   if (std::isnan(x)) return 0x7F;
   const auto sign = static_cast<uint8_t>(std::signbit(x) ? 0x80 : 0);
@@ -36,7 +37,7 @@ inline uint8_t e4m3_byte(float x) {
   return static_cast<uint8_t>(sign | ((bits >> 20) - ((127 - 7) << 3)));
 }
 
-/// The number of a byte.
+/// Decodes a byte.
 inline float e4m3_number(uint8_t byte) {
   const int exponent = byte >> 3 & 15, mantissa = byte & 7;
   if ((byte & 0x7F) == 0x7F) return NAN;
@@ -45,7 +46,7 @@ inline float e4m3_number(uint8_t byte) {
   return (byte & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-/// The numbers of all bytes.
+/// Decoding table.
 struct E4m3Numbers {
   float of_byte[256];
   E4m3Numbers() {
@@ -53,7 +54,7 @@ struct E4m3Numbers {
   }
 };
 
-/// The largest power of two that leaves `magnitude` within the largest number; its inverse is a number too.
+/// The largest power of two that scales `magnitude` to at most 448, bounded so that its inverse is finite.
 inline float e4m3_power(float magnitude) {
   constexpr float largest = 448.0f;
   if (!(magnitude > 0.0f) || !(magnitude < INFINITY)) return 1.0f;
@@ -61,24 +62,24 @@ inline float e4m3_power(float magnitude) {
   return ratio < 0x1p126f ? std::ldexp(1.0f, std::ilogb(ratio)) : 0x1p126f;
 }
 
-/// Rows in runs of 128 columns: bytes [rows, width], and the factors of the numbers, [runs, factor_stride].
+/// Quantised rows in runs of 128 columns: bytes [rows, width] and factors [runs, factor_stride].
 struct E4m3Rows {
   uint8_t* values;
   float* factors;
   int64_t factor_stride;
 };
 inline int64_t e4m3_runs(int64_t width) { return (width + e4m3_run - 1) / e4m3_run; }
-/// Elements from one run's factors to the next one's.
+/// Elements between the factors of consecutive runs.
 inline int64_t e4m3_factor_stride(int64_t rows) { return (rows + 3) / 4 * 4; }
 
-/// The numbers of a row.
+/// Decodes a row, without its factors.
 inline void read_e4m3_row(const E4m3Numbers& numbers, const E4m3Rows& rows, int64_t row, int64_t width, float* to) {
   for (int64_t i = 0; i < width; ++i) {
     to[i] = numbers.of_byte[rows.values[row * width + i]] * rows.factors[i / e4m3_run * rows.factor_stride + row];
   }
 }
 
-/// Rounds row `row` of `to`. Runs with an infinity are NaN.
+/// Quantises a row to row `row` of `to`. Runs with an infinity become NaN.
 template <class T>
 void round_row_to_e4m3(const T* from, int64_t width, const E4m3Rows& to, int64_t row) {
   for (int64_t first = 0; first < width; first += e4m3_run) {
@@ -94,7 +95,7 @@ void round_row_to_e4m3(const T* from, int64_t width, const E4m3Rows& to, int64_t
   }
 }
 
-/// Rounds the first `count` rows of `from`.
+/// Quantises the first `count` rows of `from`.
 inline void round_rows_to_e4m3(mimo_stream& stream, const void* from, int32_t dtype, int64_t count, int64_t width, const E4m3Rows& to) {
   with_dtype(dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

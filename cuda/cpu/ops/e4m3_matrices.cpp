@@ -1,4 +1,4 @@
-// Rounds matrices to e4m3 in blocks of 128 x 128 (docs/spec/moe-performance.md §1.7).
+// Quantises matrices to e4m3 in blocks of 128 x 128 (docs/spec/moe-performance.md §1.7).
 #include <algorithm>
 
 #include "e4m3.h"

@@ -1,4 +1,5 @@
-// Operands are scaled back before they are multiplied: their factors are powers of two, which change no digit of a sum.
+// Grouped product of e4m3 operands. Operands are dequantised before they are multiplied: factors are powers of two, so
+// sums are the same as with factors applied afterwards.
 #include "e4m3_product.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@ namespace {
 
 constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
-/// The numbers of a group's matrix [n, k].
+/// Dequantises a group's matrix to [n, k].
 void read_matrix(mimo_stream& stream, const E4m3Numbers& numbers, const E4m3Product& p, int64_t group, float* to) {
   const int64_t blocks_n = (p.n + e4m3_run - 1) / e4m3_run, blocks_k = (p.k + e4m3_run - 1) / e4m3_run;
   const uint8_t* const values = p.b + group * p.n * p.k;
@@ -24,7 +25,7 @@ void read_matrix(mimo_stream& stream, const E4m3Numbers& numbers, const E4m3Prod
   });
 }
 
-/// sums[n] of a row a[k] and b [n, k].
+/// sums[n] = b a for a row a[k] and b [n, k].
 void multiply_row(const float* a, const float* b, int64_t n, int64_t k, float* sums) {
   for (int64_t j = 0; j < n; ++j) {
     float sum = 0;
@@ -65,7 +66,7 @@ void e4m3_grouped_product(mimo_stream& stream, const E4m3Product& p) {
   const int64_t live = p.offsets[p.groups], stride = e4m3_factor_stride(rounds ? live : p.rows);
   Workspace factors(&stream, rounds ? e4m3_runs(p.k) * stride * float_bytes : 0);
   Workspace values(&stream, rounds ? live * p.k : 0);
-  // Rows that come rounded are not written: E4m3Rows serves both directions and is not const.
+  // A given quantised operand is only read; E4m3Rows is not const because it serves both directions.
   const E4m3Rows a = rounds ? E4m3Rows{values.as<uint8_t>(), factors.as<float>(), stride}
                             : E4m3Rows{const_cast<uint8_t*>(p.a_e4m3), const_cast<float*>(p.a_factors), stride};
   if (rounds) round_rows_to_e4m3(stream, p.a, p.a_dtype, live, p.k, a);

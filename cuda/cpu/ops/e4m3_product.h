@@ -1,19 +1,19 @@
-// Products of experts whose operands are rounded to e4m3 in blocks (docs/spec/moe-performance.md §1.7): plain code, that shows
-// the effect of rounding.
+// Grouped products of experts with block-quantised e4m3 operands (docs/spec/moe-performance.md §1.7): a plain reference
+// that reproduces the effect of rounding.
 #pragma once
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 
-/// c_g = a_g b_gᵀ of rows a [rows, k] and matrices b [groups, n, k] in e4m3. Rows are rounded here unless they are given rounded,
-/// as moe_permute writes them.
+/// c_g = a_g b_gᵀ for rows a [rows, k] and e4m3 matrices b [groups, n, k]. Rows are quantised here unless given
+/// quantised, as moe_permute writes them.
 struct E4m3Product {
   const void* a;
   const uint8_t* a_e4m3;  // or null
   const float* a_factors;
   const uint8_t* b;
   const float* b_factors;  // of e4m3_matrices
-  bool transposed;         // b: then its factors are [groups, blocks of k, blocks of n]
+  bool transposed;         // of b; its factors then are [groups, blocks of k, blocks of n]
   void* c;
   const int32_t* offsets;
   int64_t rows, groups, n, k;  // rows: upper bound of offsets[groups]

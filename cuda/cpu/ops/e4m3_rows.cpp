@@ -1,4 +1,4 @@
-// Rounds rows to e4m3 in runs of 128 columns (docs/spec/moe-performance.md §1.7).
+// Quantises rows to e4m3 in runs of 128 columns (docs/spec/moe-performance.md §1.7).
 #include "e4m3.h"
 
 namespace mimo::MIMO_ISA {

@@ -1,5 +1,5 @@
-// Gradients of experts' matrices from operands rounded to e4m3. Rounded numbers are scaled back at once: factors are powers of
-// two, which change no digit of a sum.
+// Weight gradient of the grouped GEMM with e4m3 operands: dw_g (+)= dy_gᵀ x_g. Quantised values are dequantised at
+// once: factors are powers of two, so sums are the same as with factors applied afterwards.
 #include <algorithm>
 
 #include "e4m3.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
-/// `columns` <= 128 columns of up to 128 rows, `width` numbers apart: rounds them with a factor for every column or, `square`, one
-/// for all.
+/// Quantises and dequantises up to 128 rows of `columns` <= 128 columns, rows `width` apart, with a factor for each
+/// column or, if `square`, one for the block.
 template <class T>
 void round_block(const T* from, int64_t rows, int64_t columns, int64_t width, bool square, float* to) {
   float magnitude[e4m3_run] = {};
@@ -35,14 +35,14 @@ void round_block(const T* from, int64_t rows, int64_t columns, int64_t width, bo
   }
 }
 
-/// Rows as they are stored or, with factors, in e4m3.
+/// Rows as stored or, if factors is not null, in e4m3.
 struct StoredRows {
   const void* values;
   const float* factors;
   int32_t dtype;
 };
 
-/// Rounds the rows of all groups, whose blocks begin at the group's first row.
+/// Quantises the rows of all groups; blocks are counted from the group's first row.
 void round_groups(mimo_stream& stream, const StoredRows& from, const mimo_grouped_gemm_weight_gradient_args& args, int64_t width,
                   bool square, float* to) {
   if (from.factors != nullptr) {
@@ -67,7 +67,7 @@ void round_groups(mimo_stream& stream, const StoredRows& from, const mimo_groupe
   });
 }
 
-/// dw[j, column .. column + columns) of a group: products of 128 rows are summed on their own.
+/// dw[j, column .. column + columns) of a group; each 128 rows have their own partial sum.
 void multiply_columns(const float* dy, const float* x, int64_t rows, const mimo_grouped_gemm_weight_gradient_args& args, int64_t j,
                       int64_t column, int64_t columns, float* dw) {
   float sums[e4m3_run] = {};

@@ -1,11 +1,12 @@
-// Rows of a (vocabulary shard of a) table, and the sum of their gradients (docs/spec/language-model.md §5.1).
+// Embedding lookup in a table or a vocabulary shard of it, and the gradient of the table (docs/spec/language-model.md
+// §5.1).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-// Backward is cut by columns: every task adds all tokens' gradients of its columns in token order. That needs no atomics
-// and no sorting, and stays balanced when most tokens share one id.
+// Backward is split by columns: each task adds all tokens' gradients of its columns in token order. That needs neither
+// atomics nor sorting, and stays balanced if most tokens share one id.
 constexpr int64_t columns_per_task = 64;
 
 }  // namespace

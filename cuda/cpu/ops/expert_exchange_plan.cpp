@@ -1,5 +1,5 @@
-// Where the rows of an exchange between ranks that hold experts come from and go to (docs/spec/language-model.md §4.5): from every
-// member's expert offsets alone, so all members find the same.
+// Source and destination of each row range in the exchange between ranks that hold experts (docs/spec/language-model.md
+// §4.5), computed from all members' expert offsets alone, so that every member gets the same plan.
 #include "kernel.h"
 #include "row_range.h"
 
@@ -9,7 +9,7 @@ namespace {
 int32_t lower(int64_t a, int64_t b) { return static_cast<int32_t>(a < b ? a : b); }
 int32_t higher(int64_t a, int64_t b) { return static_cast<int32_t>(a < b ? b : a); }
 
-/// Writes ranges one after the other.
+/// Appends ranges to an array.
 struct Ranges {
   RowRange* at;
   explicit Ranges(int32_t* to) : at(reinterpret_cast<RowRange*>(to)) {}
@@ -32,7 +32,8 @@ void expert_exchange_plan(mimo_stream& stream, const mimo_expert_exchange_plan_a
   const auto rows_of = [&](int64_t member, int64_t expert) {
     return first_row(member, expert + 1) - first_row(member, expert);
   };
-  // place[source][expert]: where the rows of a source begin among those of the expert's members; then how many fit.
+  // place[source][expert]: first row of a source among the rows of the expert's owner; then the number of rows that
+  // fit.
   Workspace workspace(&stream, 2 * members * experts * static_cast<int64_t>(sizeof(int32_t)));
   int32_t* const place = workspace.as<int32_t>();
   int32_t* const fits = place + members * experts;
@@ -57,11 +58,11 @@ void expert_exchange_plan(mimo_stream& stream, const mimo_expert_exchange_plan_a
   Ranges out_send{args.out_send}, out_receive{args.out_receive}, back_send{args.back_send}, back_receive{args.back_receive};
   for (int64_t member = 0; member < members; ++member) {
     for (int64_t local = 0; local < locals; ++local) {
-      const int64_t theirs = own * experts + member / parts * locals + local;  // this member's rows, their expert
+      const int64_t theirs = own * experts + member / parts * locals + local;  // this member's rows for their experts
       const int64_t sent = first_row(own, member / parts * locals + local);
       out_send.add(sent, place[theirs], fits[theirs]);
       back_receive.add(member % parts * args.region_rows + sent, place[theirs], fits[theirs]);
-      const int64_t ours = member * experts + own / parts * locals + local;  // their rows, this member's expert
+      const int64_t ours = member * experts + own / parts * locals + local;  // their rows for this member's experts
       const int64_t come = first_row(member, own / parts * locals + local);
       out_receive.add(place[ours], come, fits[ours]);
       back_send.add(place[ours], own % parts * args.region_rows + come, fits[ours]);

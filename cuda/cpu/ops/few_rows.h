@@ -1,18 +1,18 @@
-// Products of a few rows with a large matrix stored [n, k], as decoding has them: memory decides. The matrix is read once, as
-// it is stored, where OpenBLAS copies it first. A sum's order depends on k alone, so a row's results are the same whatever
-// rows are beside it.
+// Products of a few rows with a large matrix stored [n, k], as in decoding. Memory-bound: the matrix is read once, as
+// stored, whereas OpenBLAS would copy it first. The summation order depends on k alone, so a row's results do not
+// depend on the other rows.
 #pragma once
 #include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Rows for which this is faster than OpenBLAS's way.
+/// Up to this number of rows this is faster than OpenBLAS.
 constexpr int64_t few_rows = 16;
 
 /// c[r][j] = Σ_i a[r][i] b[j][i] for R rows of a and C rows of b, C a multiple of 4.
 template <int R, int C, class B>
 void few_dots(const float* a, int64_t a_stride, const B* b, int64_t b_stride, int64_t k, float* c, int64_t c_stride) {
-  constexpr int64_t ahead = 1024;  // bytes
+  constexpr int64_t ahead = 1024;  // prefetch distance in bytes
   Vector sums[R][C] = {};
   int64_t i = 0;
   for (; i + lanes <= k; i += lanes) {
@@ -68,7 +68,7 @@ void multiply_few_rows(const float* a, int64_t a_stride, int64_t rows, const B* 
   for (; j + 8 <= columns; j += 8) tiles(std::integral_constant<int, 8>{}, j, c + j, c_stride);
   for (; j + 4 <= columns; j += 4) tiles(std::integral_constant<int, 4>{}, j, c + j, c_stride);
   for (; j < columns; ++j) {
-    // The same row four times: sums in the same order.
+    // The same row four times keeps the order of the sums.
     for (int64_t r = 0; r < rows; ++r) {
       float same[4];
       few_dots<1, 4>(a + r * a_stride, a_stride, b + j * b_stride, 0, k, same, 4);
@@ -77,7 +77,7 @@ void multiply_few_rows(const float* a, int64_t a_stride, int64_t rows, const B* 
   }
 }
 
-/// Rows of b of one task: a quarter of a mebibyte of it, by sizes alone.
+/// Rows of b in a task: 256 KiB, from sizes alone.
 static inline int64_t few_rows_grain(int64_t k, int64_t element_bytes) {
   const int64_t rows = (int64_t{1} << 18) / (k * element_bytes + 1);
   return rows < 8 ? 8 : rows / 8 * 8;

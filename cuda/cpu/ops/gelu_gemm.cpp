@@ -1,4 +1,4 @@
-// Products with a GELU behind or before them: the product, and the activation in a pass of its own.
+// GEMM followed by tanh-GELU, or preceded by its gradient; the activation is a separate pass.
 #include "gelu_gemm.h"
 
 #include "kernel.h"

@@ -1,5 +1,5 @@
-// Dense matrix products by panels, by tiles or by OpenBLAS's single-threaded sgemm; our pool takes blocks of the results. bf16
-// operands are widened to fp32 copies first, a bf16 result is rounded once at the end.
+// Dense GEMM by packed panels, by register tiles or by OpenBLAS's single-threaded sgemm, parallelised over blocks of
+// the result by our pool. bf16 operands are first widened to fp32 copies; a bf16 result is rounded once.
 #include "gemm.h"
 
 #include <climits>
@@ -11,21 +11,21 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// `batch` matrices of `rows` x `width`, `stride` elements from row to row and batch_stride from matrix to matrix.
+/// `batch` matrices [rows, width]; row r of matrix i is at i * batch_stride + r * stride.
 struct Matrices {
   int64_t rows, width, stride, batch_stride;
 
-  /// Different matrices: one read by every product of the batch counts once.
+  /// Number of different matrices: one that is shared by the whole batch counts once.
   int64_t distinct(int64_t batch) const { return batch_stride == 0 && batch > 1 ? 1 : batch; }
 };
 
-/// Bytes of an fp32 copy; f32 storage needs no copy.
+/// Bytes of an fp32 copy; 0 for f32 storage.
 int64_t copy_bytes(const Matrices& x, int64_t batch, int32_t dtype) {
   if (dtype == MIMO_DTYPE_F32) return 0;
   return x.distinct(batch) * x.rows * x.width * static_cast<int64_t>(sizeof(float));
 }
 
-/// The operand in fp32: itself, or a contiguous copy in `buffer`, which `x` then describes.
+/// Returns the operand in fp32: unchanged, or a contiguous copy in `buffer`, and updates the strides in `x`.
 const float* widen(mimo_stream& stream, const void* from, int32_t dtype, int64_t batch, float* buffer, Matrices& x) {
   if (dtype == MIMO_DTYPE_F32) return static_cast<const float*>(from);
   parallel_range(stream.device->threads, x.distinct(batch) * x.rows, rows_per_partial, [&](int64_t begin, int64_t end) {
@@ -47,7 +47,7 @@ struct Block {
   int64_t row, rows, column, columns;
 };
 
-/// Block `index` of `count` of an [m, n] result, cut along its longer side.
+/// Block `index` of `count` of an [m, n] result, split along its longer side.
 Block block(int64_t m, int64_t n, int64_t count, int64_t index) {
   const bool by_rows = m >= n;
   const int64_t total = by_rows ? m : n;
@@ -58,7 +58,7 @@ Block block(int64_t m, int64_t n, int64_t count, int64_t index) {
   return by_rows ? Block{begin, end - begin, 0, n} : Block{0, m, begin, end - begin};
 }
 
-/// c = product + beta c + bias, where the product was made aside (bf16 results) or already in c (then beta is 0).
+/// c = product + beta c + bias. The product is in a separate buffer (bf16 results) or already in c (then beta is 0).
 template <class T, class W>
 void finish_row(const float* product, const W* bias, float beta, int64_t n, T* c) {
   if (beta != 0) {
@@ -70,7 +70,7 @@ void finish_row(const float* product, const W* bias, float beta, int64_t n, T* c
   }
 }
 
-/// A product of few rows: a [m, k], b [n, k] as it is stored, in runs of its rows.
+/// Product of few rows, a [m, k] and b [n, k] without packing; tasks are runs of b's rows.
 template <class B>
 void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const float* a, int64_t a_stride) {
   const bool in_place = args.c_dtype == MIMO_DTYPE_F32 && args.bias == nullptr && args.beta == 0 && args.alpha == 1;
@@ -93,9 +93,9 @@ void multiply_as_stored(mimo_stream& stream, const mimo_gemm_args& args, const f
   });
 }
 
-/// Whether a product is made panel by panel. Operands small enough to stay in the caches are faster read in place; a left one that is
-/// read across rows this far apart falls into few sets of the first-level cache; OpenBLAS, which copies both, is faster where results
-/// of several panels and large operands take turns in the caches.
+/// Whether to multiply panel by panel. Not for operands that stay in the caches, which are faster read in place; nor
+/// for a left operand read across rows this far apart, which maps to few sets of the L1 cache; nor for results of
+/// several panels with large operands, where OpenBLAS, which packs both, is faster.
 bool by_panels(const Product& p, int64_t rows, int64_t columns) {
   constexpr int64_t least_rows = 8, least_columns = 2 * panel_width, least_elements = 1 << 15, far_stride = 2048;
   constexpr double most_work = 5e9;  // multiplications
@@ -105,7 +105,7 @@ bool by_panels(const Product& p, int64_t rows, int64_t columns) {
          (p.k <= panel_depth || work <= most_work);
 }
 
-/// Computes the columns of a product that whole vectors hold, panel by panel, and returns their number.
+/// Computes the columns of a product that fill whole vectors, panel by panel; returns their number.
 template <bool Transposed>
 int64_t multiply_whole_vectors(const LeftRows<Transposed>& a, const Matrix<float>& b, int64_t rows, int64_t columns,
                                const Product& p, float* c) {
@@ -116,10 +116,10 @@ int64_t multiply_whole_vectors(const LeftRows<Transposed>& a, const Matrix<float
   return whole;
 }
 
-/// Blocks of one product. OpenBLAS adds in another order at the edges of its tiles and for small products, so the cut
-/// depends on the sizes alone, never on the number of threads: results do not either. Every block packs the shorter
-/// side's operand again (four of 256 rows cost a twentieth), hence rows enough to hide that, or else just two; below the
-/// work of one block sharing does not pay.
+/// Number of blocks of one product. OpenBLAS sums in a different order at tile edges and for small products, so the
+/// split depends on sizes alone, which makes results independent of the number of threads. Each block packs the shorter
+/// side's operand again (5 % for four blocks of 256 rows), hence either enough rows to hide that or only two blocks;
+/// products smaller than one block's least work are not split.
 int64_t shared_block_count(const mimo_gemm_args& args) {
   constexpr double least_work = 2e6;  // multiplications of a block: about 20 µs of one core
   constexpr int64_t most = 16, few = 2, long_block = 512;
@@ -135,7 +135,8 @@ int64_t shared_block_count(const mimo_gemm_args& args) {
   return count;
 }
 
-/// Blocks of each product of the batch. Sums by panels are the same in every cut: a single thread does not copy panels twice.
+/// Number of blocks of each product of the batch. Sums by panels do not depend on the split, so a single
+/// thread uses one block and packs each panel once.
 int64_t block_count(const mimo_gemm_args& args, const Product& p, int32_t threads) {
   const int64_t count = shared_block_count(args);
   if (threads > 1 || !by_panels(p, args.m, args.n)) return count;
@@ -154,7 +155,7 @@ void require_matrices(const Matrices& x) {
 }  // namespace
 
 void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  // Multiplications up to which tiles are faster than OpenBLAS, which copies operands for the second-level cache too.
+  // Multiplications up to which register tiles beat OpenBLAS, which packs operands even if they fit in L2.
   constexpr double most_of_tiles = 64e6;
   if (rows <= 0 || columns <= 0) return;
   const float* a = p.a + (p.transpose_a ? row : row * p.a_stride);
@@ -172,7 +173,7 @@ void product(const Product& p, int64_t row, int64_t rows, int64_t column, int64_
                               ? multiply_whole_vectors(LeftRows<true>{a, p.a_stride}, right, rows, columns, p, c)
                               : multiply_whole_vectors(LeftRows<false>{a, p.a_stride}, right, rows, columns, p, c);
     if (whole == columns) return;
-    // Tiles at any number of rows: what a product is cut into must not show in its sums.
+    // Register tiles for any number of rows, so that sums do not depend on how a product is split.
     const Matrix<float> rest{p.transpose_b ? b + whole * p.b_stride : b + whole, p.b_stride, p.transpose_b};
     const TileResult result{c + whole, p.c_stride, p.alpha, p.beta};
     if (p.transpose_a) return tile_product(LeftRows<true>{a, p.a_stride}, rest, rows, columns - whole, p.k, result);
@@ -217,7 +218,7 @@ void gemm(mimo_stream& stream, const mimo_gemm_args& args) {
   const float beta = c_is_f32 ? args.beta : 0.0f;
 
   ThreadPool& threads = stream.device->threads;
-  // OpenBLAS refuses a leading dimension below the width even for a single row.
+  // OpenBLAS rejects a leading dimension below the width even for a single row.
   const auto leading = [](const Matrices& x) { return x.stride < x.width ? x.width : x.stride; };
   const auto product_at = [&](int64_t index) {
     return Product{a_f32 + index * a.batch_stride, b_f32 + index * b.batch_stride, c_f32 + index * c_batch_stride,

@@ -1,4 +1,4 @@
-// A block of a matrix product, for kernels that bring their own schedule (grouped experts, attention, the scan).
+// A block of a matrix product, for kernels with their own parallelisation (grouped experts, attention, chunk scan).
 #pragma once
 #include "openblas.h"
 

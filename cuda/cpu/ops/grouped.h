@@ -1,4 +1,4 @@
-// Operations on rows sorted by expert that the whole layer of experts is made of.
+// Operations on rows sorted by expert, of which the expert MLP is composed.
 #pragma once
 #include "kernel.h"
 

@@ -1,10 +1,10 @@
-// Biases of experts (docs/spec/moe-performance.md §1.6): each group of rows has its own, times the factor of a row.
+// Biases of experts (docs/spec/moe-performance.md §1.6): y = x + factor_row * bias_group, and its gradients.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// The groups of rows of an operation; without offsets one group of all rows.
+/// Groups of rows of an operation; without offsets all rows are one group.
 template <class Args>
 struct Groups {
   const Args& args;
@@ -18,7 +18,7 @@ struct Groups {
     MIMO_REQUIRE(end(args.groups - 1) <= args.rows, "grouped_bias");
   }
 
-  /// Calls body(row, group) for every row of every group, in runs on the pool's threads.
+  /// Calls body(row, group) for each row of each group, in runs on the pool's threads.
   template <class Body>
   void each_row(mimo_stream& stream, Body&& body) const {
     const int64_t first = begin(0), last = end(args.groups - 1);
@@ -34,7 +34,7 @@ struct Groups {
 
 constexpr int64_t columns_per_task = 256;
 
-/// dbias += factor * dy over a group's rows, of up to columns_per_task columns.
+/// dbias += Σ factor * dy over a group's rows, for up to columns_per_task columns.
 template <class T>
 void add_bias_gradient(const T* dy, const float* factor, int64_t begin, int64_t end, int64_t width, int64_t columns,
                        float* dbias) {

@@ -1,6 +1,6 @@
-// Matrix products of experts (docs/spec/moe-performance.md §1.1, §1.3): each group of rows times its own matrix. A task
-// is a block of one expert's result; the threads claim tasks one after the other, so that experts of different loads
-// balance. Blocks depend on the sizes alone and none is summed over threads.
+// Grouped GEMM of experts, each group of rows times its own matrix (docs/spec/moe-performance.md §1.1, §1.3). A task is
+// a block of one expert's result; threads claim tasks dynamically, which balances experts of different loads. Blocks
+// depend on sizes alone, and no sum is split over threads.
 #include "e4m3_product.h"
 #include "few_rows.h"
 #include "gemm.h"
@@ -13,8 +13,7 @@ constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
 int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-/// fp32 values of rows [begin, end) of a contiguous [.., width] operand: itself, or a copy in `buffer` (which holds
-/// these rows at the same places).
+/// Rows [begin, end) of a contiguous [.., width] operand in fp32: unchanged, or a copy in `buffer` at the same offsets.
 const float* rows_as_f32(mimo_stream& stream, const void* x, int32_t dtype, int64_t begin, int64_t end, int64_t width,
                          float* buffer) {
   if (dtype == MIMO_DTYPE_F32) return static_cast<const float*>(x);
@@ -27,7 +26,7 @@ const float* rows_as_f32(mimo_stream& stream, const void* x, int32_t dtype, int6
   return buffer;
 }
 
-/// Runs task(index, scratch) for every index; a thread keeps its own `scratch_floats` floats from task to task.
+/// Runs task(index, scratch) for every index; each thread reuses its own `scratch_floats` floats.
 template <class Task>
 void claim_tasks(mimo_stream& stream, int64_t tasks, int64_t scratch_floats, Task&& task) {
   ThreadPool& pool = stream.device->threads;
@@ -67,8 +66,8 @@ struct Block {
   int64_t group, row, rows, column, columns;
 };
 
-/// Columns of a panel that passes the last one, and everything for bf16, are summed aside and copied: a panel writes all its
-/// columns, and sums stay fp32 until they are whole.
+/// Summed in scratch and then copied: the columns of a panel that extends past the last column, because a panel writes
+/// all its columns; and all bf16 results, because sums stay fp32 until they are complete.
 template <class B, class C>
 void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Block& block, float* scratch) {
   const Matrix<B> b{static_cast<const B*>(args.b) + block.group * args.n * args.k,
@@ -85,7 +84,7 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
     return;
   }
   if constexpr (std::is_same_v<B, float> && std::is_same_v<C, float>) {
-    // A matrix of this size stays in the second-level cache: there is nothing to fetch ahead.
+    // A matrix of this size stays in the L2 cache: no prefetch.
     constexpr int64_t cached_elements = 1 << 15;
     if (args.n * args.k <= cached_elements) {
       const Product p{a + block.row * args.k, b.values, c - block.column, args.k, args.k, b.stride, args.n, 1.0f, 0.0f,
@@ -93,7 +92,7 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
       return product(p, 0, block.rows, block.column, block.columns);
     }
   }
-  int64_t begin = block.columns;  // of the columns aside
+  int64_t begin = block.columns;  // first of the columns summed in scratch
   const LeftRows<false> left{a + block.row * args.k, args.k};
   multiply_panels(left, block.rows, b, args.k, block.column, block.columns, true, scratch,
                   [&](int64_t row, int64_t j, int64_t width) -> PanelSums {

@@ -1,5 +1,5 @@
-// Feed-forward layers of experts (docs/spec/moe-performance.md §1): both products, the activation between them, and the
-// biases. Sums of products stay fp32 until their bias is added, and so do the gradients of activations.
+// MLP of the experts (docs/spec/moe-performance.md §1): both grouped products, the activation between them, and the
+// biases. Products stay fp32 until their bias is added, and so do the gradients of activations.
 #include "activation.h"
 #include "e4m3_product.h"
 #include "grouped.h"
@@ -11,14 +11,14 @@ constexpr int64_t float_bytes = static_cast<int64_t>(sizeof(float));
 
 int64_t bytes_of(int32_t dtype) { return dtype == MIMO_DTYPE_F32 ? 4 : 2; }
 
-/// An operand: rows as they are stored and, where they are given so, in e4m3.
+/// An operand: rows as stored and, if given, their e4m3 copy.
 struct Operand {
   const void* rows;
   const void* e4m3 = nullptr;
   const float* factors = nullptr;
 };
 
-/// The rows of the groups, and the widths of both operations.
+/// The groups' rows and the widths, shared by forward and backward.
 template <class Args>
 struct Layer {
   mimo_stream& stream;
@@ -35,7 +35,8 @@ struct Layer {
     MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_mlp");
   }
 
-  /// c [rows, n] = a [rows, k] times the groups' matrices, b [n, k] or, backward, [k, n]. Matrices in e4m3 are [n, k] in both.
+  /// c [rows, n] = a [rows, k] times the groups' matrices b: [n, k], or [k, n] if backward. e4m3 matrices are [n, k] in
+  /// both.
   void product(const Operand& a, const void* b, const float* b_factors, bool backward, int64_t n, int64_t k, void* c,
                int32_t c_dtype) const {
     if (in_e4m3()) {
@@ -73,13 +74,13 @@ struct Layer {
     });
   }
 
-  /// Rows in e4m3 too, unless `values` is null.
+  /// Quantises rows to e4m3 unless `values` is null.
   void round(const void* from, int64_t columns, void* values, float* factors) const {
     if (values == nullptr) return;
     e4m3_rows(stream, {from, args.offsets + args.groups, values, factors, args.rows, columns, args.dtype});
   }
 
-  /// Calls body(row, group) for every row of every group on the pool's threads.
+  /// Calls body(row, group) for each row of each group on the pool's threads.
   template <class Body>
   void each_row(Body&& body) const {
     const int64_t first = args.offsets[0];
@@ -103,7 +104,7 @@ struct Layer {
   }
 };
 
-/// hs = p * activation(z), and with a gradient also dz and dp.
+/// hs = p * activation(z) with the routing probability p.
 template <class T, class Args>
 void forward_rows(const Layer<Args>& layer, const void* z, void* hs) {
   const Args& args = layer.args;
@@ -152,7 +153,7 @@ void grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_backward_a
   MIMO_REQUIRE(args.dz != nullptr || (args.dz_e4m3 != nullptr && layer.in_e4m3() && args.db1 == nullptr), "grouped_mlp_backward");
   MIMO_REQUIRE(layer.in_e4m3() || (args.dz_e4m3 == nullptr && args.hs_e4m3 == nullptr), "grouped_mlp_backward");
   const int64_t element = bytes_of(args.dtype);
-  // Rows that leave in e4m3 alone are stored here before.
+  // Buffers for rows that are returned in e4m3 only.
   Workspace dz(&stream, args.dz == nullptr ? layer.live() * layer.z_width() * element : 0);
   Workspace hs(&stream, args.hs == nullptr && args.hs_e4m3 != nullptr ? layer.live() * args.width * element : 0);
   if (args.dz == nullptr) args.dz = dz.as<char>();

@@ -1,10 +1,11 @@
-// The divergence of a student's distribution over the vocabulary from a teacher's (docs/spec/elastic.md §11), on shards.
+// KL divergence of the student's distribution over the vocabulary from the teacher's, on vocabulary shards
+// (docs/spec/elastic.md §11).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Places of a token's statistics.
+/// Indices of a token's statistics.
 enum Statistic : int64_t { student_max, student_sum, teacher_max, teacher_sum, teacher_dot, statistic_count };
 
 constexpr int64_t tokens_at_once = 4;
@@ -59,7 +60,7 @@ void kl_loss(mimo_stream& stream, const mimo_kl_loss_args& args) {
       }
       double sum = 0, weight = 0, dot = 0;
       for (int64_t i = 0; i < args.shards; ++i) {
-        // A shard of padding alone has no maximum.
+        // A shard of padding only has no maximum.
         if (at(i, student_sum) == 0.0f && at(i, teacher_sum) == 0.0f) continue;
         const double own = std::exp(static_cast<double>(at(i, teacher_max) - peak));
         sum += std::exp(static_cast<double>(at(i, student_max) - top)) * static_cast<double>(at(i, student_sum));

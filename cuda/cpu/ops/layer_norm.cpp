@@ -1,4 +1,5 @@
-// LayerNorm: y = (x - mean) rstd γ + β over whole rows, biased variance.
+// LayerNorm over rows: y = (x - mean) rstd γ + β with the biased variance; forward, with an optional residual sum, and
+// backward.
 #include "kernel.h"
 #include "prefetch.h"
 #include "streaming.h"
@@ -18,9 +19,9 @@ void normalise(const T* x, const W* weight, const W* bias, float mean, float rst
   for (int64_t i = 0; i < width; ++i) store(&y[i], (load(x[i]) - mean) * rstd * load(weight[i]) + load(bias[i]));
 }
 
-/// Rows [begin, end). A row is summed while the deviations of the one before are squared, and the row after is asked for
-/// while results are written, so that memory is read all the time. The same loop sums every row, so that its sum does
-/// not depend on its neighbours. A row and its residual are added before the row is summed.
+/// Rows [begin, end), software-pipelined to keep memory busy: a row is summed while the squared deviations of the
+/// previous one are, and the next is prefetched while results are written. One loop sums every row, so a sum does not
+/// depend on neighbouring rows. The residual is added to a row before it is summed.
 template <class T, class W>
 void forward_rows(const mimo_layer_norm_forward_args& args, int64_t begin, int64_t end) {
   const float width = static_cast<float>(args.width);
@@ -72,7 +73,7 @@ void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual
   }
 }
 
-/// Σ g and Σ g n of one row; dweight += dy n and dbias += dy, when there are such.
+/// Returns Σ g and Σ g n of one row; dweight += dy n and dbias += dy unless null.
 template <class T, class W>
 Sums gradient_sums(const T* dy, const T* x, const W* weight, float mean, float rstd, int64_t width, float* dweight,
                    float* dbias) {
@@ -91,7 +92,7 @@ Sums gradient_sums(const T* dy, const T* x, const W* weight, float mean, float r
   });
 }
 
-/// Rows [begin, end), at most 32, of one partial sum of dweight and of dbias (or null, both).
+/// Rows [begin, end), at most 32, of one partial sum of dweight and dbias (both may be null).
 template <class T, class W>
 void backward_rows(const mimo_layer_norm_backward_args& args, int64_t begin, int64_t end, float* dweight,
                    float* dbias) {

@@ -1,5 +1,5 @@
-// Factors of an elastic model's masks, columns times factors (docs/spec/elastic.md §9), and router logits of masked
-// experts (§10). The sums of a factor's gradient are cut by rows alone and added in order.
+// Elastic models: mask factors, columns times factors (docs/spec/elastic.md §9), and router logits of masked experts
+// (§10). The gradient of a factor is summed in parts that depend on the number of rows alone, in a fixed order.
 #include "masks.h"
 
 namespace mimo::MIMO_ISA {
@@ -43,7 +43,7 @@ struct Slopes {
   float logit, value;
 };
 
-/// Of score_logit.
+/// Derivatives of score_logit.
 Slopes score_slopes(float logit, float m) {
   if (m >= 1.0f) return {1.0f, 1.0f + std::exp(logit)};
   const float other = 1.0f / (std::exp(-logit) + (1.0f - m));
@@ -111,7 +111,7 @@ void mask_columns_backward(mimo_stream& stream, const mimo_mask_columns_backward
         float* const own = sums.cleared_partial(begin);
         for (int64_t row = begin; row < end; ++row) {
           const G* const dy = static_cast<const G*>(args.dy) + row * args.dy_stride;
-          // Before dx, which may be dy.
+          // Before dx is written, which may alias dy.
           if (sums_wanted) add_products(dy, static_cast<const T*>(args.x) + row * args.x_stride, own, args.width);
           if (args.dx != nullptr) {
             gradient_row(dy, masks.product(), static_cast<G*>(args.dx) + row * args.dx_stride, args.width,
@@ -159,7 +159,7 @@ void mask_scores_backward(mimo_stream& stream, const mimo_mask_scores_backward_a
         Slopes slopes{0.0f, 0.0f};
         if (m > 0.0f) slopes = args.sigmoid != 0 ? score_slopes(args.logits[at], m) : Slopes{m, args.logits[at]};
         const float dy = args.dy[at];
-        // A slope may be infinite where nothing comes back.
+        // The derivative may be infinite where dy is 0.
         if (dy != 0.0f) sums[e] += dy * slopes.value;
         if (args.dlogits != nullptr) args.dlogits[at] = dy * slopes.logit;
       }

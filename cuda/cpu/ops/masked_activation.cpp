@@ -1,11 +1,12 @@
-// Activations of masked columns (docs/spec/elastic.md §9): y = p act(s m x). A row is masked in fp32 before its activation.
+// Activations of masked columns (docs/spec/elastic.md §9): y = p act(s m x). A row is masked in fp32 before its
+// activation.
 #include "activation.h"
 #include "masks.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Calls body(row, probability, partial, masked) for the live rows; `masked` is room for `lines` rows of fp32.
+/// Calls body(row, probability, partial, masked) for the valid rows; `masked` has room for `lines` fp32 rows.
 template <class Args, class Body>
 void each_row(mimo_stream& stream, const Args& args, int64_t lines, int64_t x_width, Body&& body) {
   const int64_t rows = live_rows(args.rows, args.row_count);

@@ -1,4 +1,5 @@
-// RMSNorm of masked columns (docs/spec/elastic.md §9): y = s h rsqrt(mean(h²) + ε) γ, h = m x; with a residual r, h = m (r + f x).
+// RMSNorm of masked columns (docs/spec/elastic.md §9): y = s h rsqrt(mean(h²) + ε) γ with h = m x or, with a residual
+// r, h = m (r + f x).
 #include "masks.h"
 #include "vectors.h"
 
@@ -23,17 +24,17 @@ void scale_group(const float* h, const W* weight, float factor, T* y, int64_t si
   for (int64_t i = 0; i < size; ++i) store(&y[i], h[i] * factor * load(weight[i]));
 }
 
-/// Sums that make up the gradients of the group's columns.
+/// Column sums from which the gradients of weight, factors and scale are computed.
 struct GroupSums {
   float* products;  // Σ over rows of dy x rstd
   float* squares;   // Σ over rows of x² rstd³ mean, mean = s Σ γ dy h / size
 };
 
-/// dx = m rstd (s γ dy - h rstd² mean) (+ dresidual) of a group, and what it adds to the sums.
+/// Computes dx = m rstd (s γ dy - h rstd² mean) (+ dresidual) of a group and adds to the column sums.
 template <class T, class W>
 void group_gradient(const T* dy, const T* x, const W* weight, const float* factors, float scale, float rstd,
                     const T* dresidual, T* dx, int64_t size, const GroupSums& sums) {
-  // Sums are those of rms_norm, so that factors of one change no bit.
+  // Summed as in rms_norm, so that factors of 1 give bitwise equal results.
   const float dot = row_sum(
       size,
       [=](int64_t i) {

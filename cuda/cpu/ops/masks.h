@@ -1,10 +1,10 @@
-// Factors of masked columns and the sums that their gradients are (docs/spec/elastic.md §9).
+// Mask factors of columns and the column sums of their gradients (docs/spec/elastic.md §9).
 #pragma once
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 
-/// scale factors[c] of every column; each of the two may be null, which is 1.
+/// The factor of a column: scale * factors[c]. Either may be null, which counts as 1.
 class MaskFactors {
  public:
   MaskFactors(mimo_stream* stream, const float* factors, const float* scale, int64_t width)
@@ -17,7 +17,7 @@ class MaskFactors {
   }
 
   const float* product() const { return workspace_.as<float>(); }
-  /// Without the scale; null: 1.
+  /// Without the scale; null counts as 1.
   const float* factors() const { return factors_; }
   float scale() const { return scale_; }
 
@@ -36,7 +36,7 @@ class MaskFactors {
   Workspace workspace_;
 };
 
-/// Sums over rows by columns: one for each run of rows_per_partial rows, added in order.
+/// Column sums over rows: one partial sum for each rows_per_partial rows, added in order.
 class ColumnSums {
  public:
   ColumnSums(mimo_stream* stream, int64_t rows, int64_t width, bool wanted)
@@ -45,7 +45,7 @@ class ColumnSums {
         partials_(wanted ? (rows + rows_per_partial - 1) / rows_per_partial : 0),
         workspace_(stream, (wanted ? 1 + partials_ : 0) * width * static_cast<int64_t>(sizeof(float))) {}
 
-  /// Zeros for the sums of the rows from `begin` on; null where no sums are wanted.
+  /// Clears and returns the partial sums of the rows from `begin` on; null if no sums are wanted.
   float* cleared_partial(int64_t begin) {
     if (partials_ == 0) return nullptr;
     float* const own = partial(begin);
@@ -53,7 +53,7 @@ class ColumnSums {
     return own;
   }
 
-  /// The sums to which `row` adds.
+  /// The partial sums that include `row`.
   float* partial(int64_t row) { return workspace_.as<float>() + (1 + row / rows_per_partial) * width_; }
 
   const float* total() {

@@ -1,5 +1,5 @@
-// Nodes of the hierarchical exchange of experts' rows (docs/spec/moe-performance.md §2.3): which nodes a token goes to, and which of its
-// experts lie on the node where it has come.
+// Hierarchical expert exchange (docs/spec/moe-performance.md §2.3): the nodes that a token is sent to, and the experts
+// of a token on the node that received it.
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -8,7 +8,7 @@ void moe_token_nodes(mimo_stream& stream, const mimo_moe_token_nodes_args& args)
   const int64_t topk = args.topk, slots = args.node_slots, experts = args.nodes * args.node_experts;
   MIMO_REQUIRE(args.nodes > 0 && args.node_experts > 0, "moe_token_nodes");
   MIMO_REQUIRE(slots >= (topk < args.nodes ? topk : args.nodes), "moe_token_nodes");
-  MIMO_REQUIRE(experts <= 1 << 24, "moe_token_nodes");  // fp32 holds their numbers
+  MIMO_REQUIRE(experts <= 1 << 24, "moe_token_nodes");  // expert numbers are exact in fp32
   parallel_range(stream.device->threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       int32_t* const nodes = args.node_index + token * slots;

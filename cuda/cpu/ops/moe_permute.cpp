@@ -1,15 +1,15 @@
-// Token copies into expert order and their sum back into token order (docs/spec/language-model.md §4.5). Each is the
-// other's backward. A width of 0 moves the probabilities alone.
+// MoE permute: copies of tokens in expert order, and unpermute: their weighted sum in token order
+// (docs/spec/language-model.md §4.5). Each is the other's backward. With a width of 0 only the probabilities move.
 #include "e4m3.h"
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Columns summed at a time: the fp32 sums stay in the first-level cache while more than four rows are added.
+/// Columns summed at a time: the fp32 sums stay in the L1 cache while more than four rows are added.
 constexpr int64_t columns_per_sum = 4096;
 
-/// sum[i] = previous + Σ of N rows; previous is sum[i], or 0 at the first pass.
+/// sum[i] = previous + Σ of N rows; previous is sum[i], or 0 in the first pass.
 template <int N, class T>
 void add_rows(const T* const* rows, int64_t begin, int64_t count, bool first, float* sum) {
   const T* row[N];
@@ -31,7 +31,7 @@ void add_rows(const T* const* rows, int64_t begin, int64_t count, bool first, fl
   }
 }
 
-/// y = Σ of a token's rows; `rows` has room for K of them.
+/// y = Σ of a token's rows; `rows` has room for K pointers.
 template <class T>
 void unpermute_token(const mimo_moe_unpermute_args& args, int64_t token, const T** rows) {
   int64_t kept = 0;

@@ -1,4 +1,4 @@
-// Order of the routed token copies (docs/spec/language-model.md §4.5): a stable counting sort of the slots by expert.
+// MoE sort: stable counting sort of the routed slots by expert (docs/spec/language-model.md §4.5).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -12,7 +12,7 @@ void moe_sort(mimo_stream& stream, const mimo_moe_sort_args& args) {
   const int64_t slots = args.tokens * args.topk, experts = args.experts;
   MIMO_REQUIRE(slots <= INT32_MAX, "moe_sort");
   const int64_t runs = (slots + slots_per_run - 1) / slots_per_run;
-  // next[run][e]: first the run's slots of expert e, then the row its next one goes to.
+  // next[run][e]: first the run's number of slots of expert e, then the row of its next slot.
   Workspace workspace(&stream, runs * experts * static_cast<int64_t>(sizeof(int32_t)));
   int32_t* next = workspace.as<int32_t>();
   const auto kept = [&](int32_t expert) { return expert >= 0 && expert < experts; };

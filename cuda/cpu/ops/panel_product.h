@@ -1,37 +1,38 @@
-// Products whose operands lie in memory, not in a core's caches, as weights and activations do. OpenBLAS waits for a matrix while it
-// copies it; here the right operand is copied panel by panel, each fetched from memory while the one before is multiplied. What the
-// next steps of k need of the left operand is fetched meanwhile, and so are the results of the next tile. A tile of sums stays in
-// registers.
+// GEMM of operands that are in memory rather than in the caches, as weights and activations are. OpenBLAS waits for
+// memory while it packs; here the right operand is packed panel by panel, and each panel is prefetched while the
+// previous one is multiplied, as are the next part of the left operand and the next tile of results. A tile of sums
+// stays in registers.
 #pragma once
 #include "transpose.h"
 #include "vectors.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Rows of a tile of 1, 2 or 3 vectors: enough sums to hide how long an addition takes, few enough for the registers.
+/// Rows of a register tile of 1, 2 or 3 vectors: enough sums to hide the latency of an addition, few enough for the
+/// registers.
 #if defined(__AVX512F__)
 constexpr int64_t tile_rows_of(int64_t) { return 8; }
 #else
 constexpr int64_t tile_rows_of(int64_t vectors) { return vectors == 3 ? 4 : (vectors == 2 ? 6 : 8); }
 #endif
 constexpr int64_t tile_vectors = 3, panel_width = lanes * tile_vectors;
-/// Steps of k of a panel at most, and of each panel when k needs more of them: one that leaves room for the left operand in the
-/// first-level cache.
+/// Maximum depth of a panel, and the depth if k needs several panels: less, so that the left operand fits in the L1
+/// cache beside it.
 constexpr int64_t panel_depth = 256, shared_panel_depth = lanes == 16 ? 192 : panel_depth;
 /// Steps of k between two prefetches: a cache line of fp32.
 constexpr int64_t prefetch_steps = 16;
 
-/// Vectors of the next panel when `left` are: three, but two and two rather than three and one.
+/// Vectors of the next panel if `left` remain: three, but 2 + 2 rather than 3 + 1.
 static inline int64_t panel_vectors(int64_t left) { return left <= 3 ? left : (left == 4 ? 2 : 3); }
 
-/// Steps of k of a panel: all of them when they fit, otherwise about equal parts, so that the last is no shorter than the others.
+/// Depth of the panels: all of k if it fits, otherwise about equal parts, so that the last is not shorter.
 static inline int64_t depth_of_panels(int64_t k) {
   if (k <= panel_depth) return k;
   const int64_t panels = (k + shared_panel_depth - 1) / shared_panel_depth;
   return ((k + panels - 1) / panels + prefetch_steps - 1) / prefetch_steps * prefetch_steps;
 }
 
-/// A right operand: [k, n] with `stride` between rows, or [n, k] when transposed.
+/// Right operand: [k, n] with `stride` between rows, or [n, k] if transposed.
 template <class T>
 struct Matrix {
   const T* values;
@@ -43,7 +44,7 @@ struct Matrix {
   }
 };
 
-/// The left operand [rows, k]: element (r, i) at r * stride + i, or at i * stride + r when transposed.
+/// Left operand [rows, k]: element (r, i) at r * stride + i, or at i * stride + r if transposed.
 template <bool Transposed>
 struct LeftRows {
   const float* values;
@@ -54,8 +55,8 @@ struct LeftRows {
   LeftRows from_step(int64_t k) const { return {values + (Transposed ? k * stride : k), stride}; }
 };
 
-/// Cache lines that a tile fetches into the second-level cache every prefetch_steps steps of k, each `step` bytes after what it fetched
-/// before. Their number is the same all along a tile: the sums would wait for a branch that is foreseen wrongly.
+/// Cache lines that a tile prefetches to L2 every prefetch_steps steps of k, each `step` bytes after the previous.
+/// Their number is constant within a tile, because mispredicted branches would delay the sums.
 class Prefetches {
  public:
   void add(const void* first, int64_t step) {
@@ -74,13 +75,13 @@ class Prefetches {
     const char* at;
     int64_t step;
   };
-  // At most those of share_right for a single tile, of share_left, and of a tile's results.
+  // At most the lines of share_right for a single tile, of share_left, and of a tile's results.
   static constexpr int64_t lines_of_row = (panel_width * 4 + 126) / 64;
   Line lines_[prefetch_steps * lines_of_row + 8 + tile_vectors];
   int64_t count_ = 0;
 };
 
-/// The share of tile `tile` of `tiles` in the panel of b that begins at `next`.
+/// Adds tile `tile`'s share of `tiles` in prefetching the panel of b at `next`.
 template <class T>
 void share_right(const Matrix<T>& b, const T* next, int64_t columns, int64_t tile, int64_t tiles, Prefetches& lines) {
   const int64_t element = sizeof(T), runs = b.transposed ? columns : prefetch_steps;
@@ -98,9 +99,9 @@ void share_right(const Matrix<T>& b, const T* next, int64_t columns, int64_t til
   }
 }
 
-/// Adds the prefetches of the left operand that panel `panel` of `panels` makes for the tile at `row`; the operand's next part begins
-/// at `next`. A cache line has 16 values: of k in a plain operand, of rows in a transposed one. Two neighbouring tiles of eight rows
-/// share a transposed line, so each prefetches half of the steps.
+/// Adds the prefetches of the left operand that panel `panel` of `panels` makes for the tile at `row`; the operand's
+/// next part begins at `next`. A cache line holds 16 values, along k or, if transposed, along rows. Two neighbouring
+/// tiles of eight rows share a transposed line, so each prefetches half of the steps.
 template <bool Transposed>
 void share_left(const LeftRows<Transposed>& next, int64_t row, int64_t panel, int64_t panels, Prefetches& lines) {
   constexpr int64_t unit = 8, element = sizeof(float);
@@ -114,7 +115,7 @@ void share_left(const LeftRows<Transposed>& next, int64_t row, int64_t panel, in
   }
 }
 
-/// c[0 .. M, 0 .. V vectors] = (previous c, or 0 when `first`) + a[0 .. M, 0 .. depth] panel.
+/// c[0 .. M, 0 .. V vectors] = (previous c, or 0 if `first`) + a[0 .. M, 0 .. depth] panel.
 template <int64_t M, int64_t V, bool Transposed>
 void multiply_tile(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride,
                    bool first, Prefetches& lines) {
@@ -144,8 +145,9 @@ void multiply_tile(const LeftRows<Transposed>& a, const float* panel, int64_t de
   }
 }
 
-/// multiply_tile over all rows: tiles of M rows, then of fewer for the rest. `shares(row, lines)` adds what the tile at `row` fetches; it
-/// fetches the results of the tile after it besides, the last of them those at `after`.
+/// multiply_tile over all rows: tiles of M rows, then smaller tiles for the remainder. `shares(row, lines)` adds the
+/// prefetches of the tile at `row`. Each tile also prefetches the results of the next tile, the last one those at
+/// `after`.
 template <int64_t M, int64_t V, bool Transposed, class Share>
 void multiply_rows(const LeftRows<Transposed>& a, const float* panel, int64_t depth, float* c, int64_t c_stride, bool first,
                    int64_t row, int64_t rows, const float* after, Share&& shares) {
@@ -163,7 +165,7 @@ void multiply_rows(const LeftRows<Transposed>& a, const float* panel, int64_t de
   }
 }
 
-/// panel[k][j] = b[row + k][column + j] for `depth` rows of `width` columns; 0 from `columns` on.
+/// Packs panel[k][j] = b[row + k][column + j] for `depth` rows of `width` columns; zeros from `columns` on.
 template <class T>
 void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, int64_t columns, float* panel,
                 int64_t width = panel_width) {
@@ -192,24 +194,25 @@ void pack_panel(const Matrix<T>& b, int64_t row, int64_t depth, int64_t column, 
   }
 }
 
-/// Where the sums of a panel go, all its columns, also those past the matrix.
+/// Destination of a panel's sums: all its columns, also those past the matrix.
 struct PanelSums {
   float* c;
   int64_t stride;
 };
 
-/// A product that multiply_panels makes part by part: so many rows of a[rows, k] for a panel's steps of k.
+/// A part of a product that multiply_panels computes: `rows` rows of a for `depth` steps of k.
 struct PanelPart {
   int64_t row, rows, step, depth;
 };
 
-/// a[rows, k] b for columns [column, column + columns) of b, panel by panel: place(row, j, width) says where the sums of the panel of
-/// `width` columns at column + j go, from that row on, or, unless `fresh`, what they are added to. A sum is made in the order of k, in
-/// whatever panel its column lies. `panel` has room for panel_depth rows of panel_width.
+/// a[rows, k] b for columns [column, column + columns) of b, panel by panel. place(row, j, width) returns the
+/// destination, from that row on, of the sums of the panel of `width` columns at column + j, and whether they are added
+/// to its values (not `fresh`). A sum is computed in the order of k, in whichever panel its column lies. `panel` holds
+/// panel_depth rows of panel_width.
 template <bool Transposed, class T, class Place>
 void multiply_panels(const LeftRows<Transposed>& a, int64_t rows, const Matrix<T>& b, int64_t k, int64_t column,
                      int64_t columns, bool fresh, float* panel, Place&& place) {
-  // Of the left operand, a panel's depth of so many rows stays in the second-level cache.
+  // Rows of the left operand that stay in the L2 cache for a panel's depth.
   constexpr int64_t most_rows = 512;
   const int64_t depth = depth_of_panels(k);
   const auto part_at = [&](int64_t row, int64_t step) -> PanelPart {

@@ -1,4 +1,4 @@
-// Random numbers that depend on (seed, element index) alone: initialisation and dropout under any layout.
+// Philox random numbers as a function of (seed, element index) only, for initialisation and dropout in any layout.
 #include "philox.h"
 
 #include "kernel.h"
@@ -10,7 +10,7 @@ constexpr int64_t counters_per_block = 64;
 constexpr int64_t elements_per_block = 4 * counters_per_block;
 constexpr int64_t blocks_per_run = 32;
 
-/// Natural logarithm of a normal x > 0, to 1 ulp (Cephes' polynomial), in a form that vectorises.
+/// Natural logarithm of a normal x > 0, to 1 ulp (Cephes' polynomial), vectorisable.
 inline float log_fast(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -38,7 +38,8 @@ struct Pair {
   float even, odd;
 };
 
-/// Two normal numbers of two uniform ones (Box-Muller). The angle is reduced in turns, where it is exact.
+/// Two normally distributed numbers from two uniform ones (Box-Muller). The angle is reduced in turns, where that is
+/// exact.
 inline Pair box_muller(float u0, float u1) {
   const float radius = std::sqrt(-2.0f * log_fast(1.0f - u0));
   const int32_t quarter = static_cast<int32_t>(u1 * 4.0f + 0.5f);
@@ -53,7 +54,7 @@ inline Pair box_muller(float u0, float u1) {
   return {radius * (cosine_negative ? -c : c), radius * (sine_negative ? -s : s)};
 }
 
-/// Numbers of the elements 4 counter .. 4 counter + 255, uniform or standard normal.
+/// Generates elements 4 counter .. 4 counter + 255, uniform or standard normal.
 void generate(uint64_t seed, uint64_t counter, bool normal, float* to) {
   float word[4][counters_per_block];
 #pragma omp simd
@@ -78,16 +79,16 @@ void generate(uint64_t seed, uint64_t counter, bool normal, float* to) {
     for (int w = 0; w < 4; ++w) to[4 * i + w] = word[w][i];
 }
 
-/// A block of rows and columns of a [.., full_width] tensor.
+/// A window of rows and columns of a tensor [.., full_width].
 struct Window {
   int64_t rows, width, first_row, first_column, full_width, seed;
 };
 
-/// Calls body(i, numbers, count) with the numbers of elements i .. i + count of the window, contiguous in one row.
+/// Calls body(i, numbers, count) with elements i .. i + count - 1 of the window, contiguous in one row.
 template <class Body>
 void for_each_run(mimo_stream& stream, Window window, bool normal, Body&& body) {
   if (window.rows == 0 || window.width == 0) return;
-  if (window.width == window.full_width) {  // whole rows: one long one
+  if (window.width == window.full_width) {  // full-width rows are merged into one
     window.first_column = window.first_row * window.full_width;
     window.first_row = 0;
     window.width *= window.rows;

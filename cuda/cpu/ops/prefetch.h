@@ -1,10 +1,10 @@
-// Reading ahead by hand: rows of a strided window lie pages apart, where the processor does not guess the next one.
+// Software prefetch for rows of a strided window: they are pages apart, beyond the hardware prefetcher.
 #pragma once
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Asks for `count` elements that are read soon. The address need not be valid.
+/// Prefetches `count` elements. The address need not be valid.
 template <class T>
 static inline void prefetch(const T* row, int64_t count) {
   constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));

@@ -1,4 +1,4 @@
-// The additions of collectives; see rank_reduction.h.
+// Reductions of collectives; see rank_reduction.h.
 #include "rank_reduction.h"
 
 #include "kernel.h"
@@ -6,7 +6,7 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Elements added at a time: their sums stay in the nearest cache.
+/// Elements added at a time: their sums stay in the L1 cache.
 constexpr int64_t block = 1024;
 
 inline double load(double value) { return value; }
@@ -19,7 +19,7 @@ using MIMO_ISA::store;
 struct Sum {
   static float of(float a, float b) { return a + b; }
   static double of(double a, double b) { return a + b; }
-  // Wraps around like every other integer sum of the processor.
+  // Wraps around instead of overflowing.
   static int32_t of(int32_t a, int32_t b) {
     return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
   }

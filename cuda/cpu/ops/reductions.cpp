@@ -1,4 +1,4 @@
-// Sums over whole buffers and over rows. Partial sums are cut by size alone and added in order, so that a result does
+// Sums over whole buffers and over rows. Partial sums depend on sizes alone and are added in order, so a result does
 // not depend on the number of threads.
 #include "kernel.h"
 
@@ -20,7 +20,7 @@ double sum_of_parts(mimo_stream& stream, int64_t elements, Part&& part) {
   return sum;
 }
 
-// The parts, each a plain function: a loop inside a lambda reads its captures anew and does not vectorise.
+// Partial sums as plain functions: in a lambda the loop reloads captures and does not vectorise.
 
 double part_sum(const float* x, int64_t begin, int64_t end) {
   double sum = 0;
@@ -68,7 +68,7 @@ double part_nonfinite(const T* x, int64_t begin, int64_t end) {
   return static_cast<double>(found);
 }
 
-/// sum[c] = Σ over `rows` rows of dy[r][c]. Four rows at a time: fewer trips of the sums through the cache.
+/// sum[c] = Σ over `rows` rows of dy[r][c]; four rows at a time, for fewer cache accesses to the sums.
 template <class T>
 void sum_rows(const T* dy, int64_t rows, int64_t width, int64_t stride, float* sum) {
   std::memset(sum, 0, static_cast<size_t>(width) * sizeof(float));

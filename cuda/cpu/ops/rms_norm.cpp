@@ -1,4 +1,5 @@
-// RMSNorm and group RMSNorm (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε) γ.
+// RMSNorm and group RMSNorm, forward and backward (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε)
+// γ.
 #include "kernel.h"
 #include "prefetch.h"
 #include "streaming.h"
@@ -7,7 +8,7 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// A group of columns of a row, normalised together. Groups are counted row by row.
+/// A group of columns of a row, normalised together. Groups are numbered row by row.
 struct Place {
   int64_t row, column;
 };
@@ -29,7 +30,7 @@ void scale_group(const T* h, const W* weight, float rstd, T* y, int64_t size) {
       [=](int64_t i) { store(&y[i], load(h[i]) * rstd * load(weight[i])); });
 }
 
-/// Groups [begin, end), counted row by row.
+/// Groups [begin, end), numbered row by row.
 template <class T, class W>
 void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64_t end) {
   const int64_t size = args.group_size, groups = args.width / size;
@@ -51,8 +52,7 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
         [h](int64_t i) { return load(h[i]) * load(h[i]); });
     args.rstd[index] = 1.0f / std::sqrt(squares / static_cast<float>(size) + args.epsilon);
   }
-  // Results are computed from data in the cache while the next groups come from memory. No data past the last group are
-  // read.
+  // Prefetches the next groups while results are computed from cached data. Nothing past the last group is read.
   const Place next = place_of(end, groups, size);
   prefetch(static_cast<const T*>(args.x) + next.row * args.x_stride + next.column, (end - begin) * size);
   for (int64_t index = begin; index < end; ++index) {
@@ -67,8 +67,8 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
   finish_streaming(streamed);
 }
 
-/// Σ γ dy x of one group; dweight, when there is one, += dy x rstd. Not in the loop that writes dx: stores retire in
-/// order, and these, to cached memory, would wait behind dx's misses.
+/// Returns Σ γ dy x of one group; dweight += dy x rstd unless null. Separate from the loop that writes dx: stores
+/// retire in order, and these, to cached memory, would wait behind dx's misses.
 template <class T, class W>
 float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* dweight, int64_t size, float rstd) {
   if (dweight == nullptr) {
@@ -90,7 +90,7 @@ float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* d
       });
 }
 
-/// dx = rstd (γ dy - x rstd² mean) (+ dresidual) of a part of a group, mean = Σ γ dy x / size of the whole.
+/// dx = rstd (γ dy - x rstd² mean) (+ dresidual) of a part of a group, mean = Σ γ dy x / size over the whole group.
 template <bool with_residual, class T, class W>
 void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t size, float rstd,
                     float mean) {
@@ -108,7 +108,7 @@ void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual
       });
 }
 
-/// Groups [begin, end), counted row by row, of one partial sum of dweight (or null). At most 32.
+/// Groups [begin, end), at most 32, numbered row by row, of one partial sum of dweight (may be null).
 template <class T, class W>
 void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int64_t end, float* dweight) {
   const int64_t size = args.group_size, groups = args.width / size;
@@ -129,7 +129,7 @@ void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int
     const T* x = static_cast<const T*>(args.x) + at.row * args.x_stride + at.column;
     const W* weight = static_cast<const W*>(args.weight) + at.column;
     const T* dresidual = args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr;
-    // The mean is over the whole group, so it is given whole.
+    // Over the whole group; write_row calls for parts of it.
     const float mean = dots[index - begin] / static_cast<float>(size);
     write_row(streamed, static_cast<T*>(args.dx) + offset, size, [&](T* to, int64_t from, int64_t past) {
       gradient(dy + from, x + from, weight + from, dresidual ? dresidual + from : nullptr, to, past - from,

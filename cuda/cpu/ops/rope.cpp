@@ -1,22 +1,22 @@
-// Rotary position embedding (docs/spec/language-model.md §3; Su et al., RoFormer), half-split convention: the first
-// rotary_dim columns [x₁ x₂] of a head become [x₁ cos - x₂ sin, x₂ cos + x₁ sin] of the angle position * base^(-2i /
+// Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
+// columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
 // rotary_dim).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Positions whose angles are computed directly, one run in this many; the others by the addition theorem.
+/// The angles of every angle_run-th position are computed directly, the others by the addition theorem.
 constexpr int64_t angle_run = 64;
 
-/// Cosines and sines in fp32, [rows, half] each, computed in fp64: an fp32 angle has few digits left at
-/// far positions.
+/// Cosines and sines in fp32, [rows, half] each, computed in fp64 because an fp32 angle loses precision at large
+/// positions.
 struct Angles {
   float* cosine;
   float* sine;
 };
 
-/// Rows [begin, end) of the table, of the positions from `first` on.
+/// Fills rows [begin, end) of the table; row 0 is position `first`.
 void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end, int64_t first, const Angles& angles) {
   const int64_t half = args.rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
@@ -60,7 +60,7 @@ void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
   MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
   MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
   MIMO_REQUIRE(args.cu_seqlens[0] == 0 && args.cu_seqlens[args.sequences] == args.tokens, "rope_forward");
-  // A row a position; where sequences begin at positions of their own, a row a token.
+  // One row for each position; where sequences start at positions of their own, one for each token.
   const bool by_token = args.first_positions != nullptr;
   const int64_t half = args.rotary_dim / 2, elements = (by_token ? args.tokens : args.max_seqlen) * half;
   Workspace table(&stream, 2 * elements * static_cast<int64_t>(sizeof(float)));

@@ -1,4 +1,4 @@
-// Shared by the router's kernels: parts of a softmax over one token's experts.
+// Shared by the router kernels: softmax over one token's experts.
 #pragma once
 #include "kernel.h"
 
@@ -18,7 +18,7 @@ static inline float sum(const float* x, int64_t n) {
   return total;
 }
 
-/// y = exp(x - max x), returned: Σ y.
+/// y = exp(x - max x); returns Σ y.
 static inline float exponentials(const float* x, float* y, int64_t n) {
   const float shift = maximum(x, n);
   float total = 0;
@@ -38,7 +38,7 @@ static inline float logsumexp(const float* x, int64_t n) {
   return shift + std::log(total);
 }
 
-/// Where a token's sequence is, walking forward from `q`: the last one that begins at or before it.
+/// Sequence of a token, searched forward from `q`: the last one that begins at or before it.
 static inline int64_t sequence_of(int64_t token, const int32_t* cu_seqlens, int64_t sequences, int64_t q) {
   while (q + 1 < sequences && token >= cu_seqlens[q + 1]) ++q;
   return q;

@@ -1,12 +1,12 @@
-// Gradient of the routing weights, the balancing loss and the z-loss with respect to the logits
-// (docs/spec/language-model.md §4.2, §4.4). Selection and counts are constants.
+// Gradient with respect to the logits of the routing weights, the balancing loss and the z-loss
+// (docs/spec/language-model.md §4.2, §4.4). The selection and the counts are constants.
 #include "router.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Sigmoid scores, added into dlogits: weights λ s_e / Σ_selected s (λ s_e for one expert), and the normalised scores
-/// s_e / Σ_all s of the balancing loss.
+/// Sigmoid scores, added to dlogits: routing weights λ s_e / Σ_selected s (λ s_e for top-1) and the balancing loss's
+/// scores s_e / Σ_all s.
 void sigmoid_token(const mimo_router_backward_args& args, int64_t token, const float* dnormalised, float* dlogits) {
   const float* s = args.scores + token * args.experts;
   const float* g = args.dprobabilities + token * args.topk;
@@ -39,7 +39,7 @@ void sigmoid_token(const mimo_router_backward_args& args, int64_t token, const f
   }
 }
 
-/// Softmax scores, added into dlogits.
+/// Softmax scores, added to dlogits.
 void softmax_token(const mimo_router_backward_args& args, int64_t token, const float* dnormalised, float* dlogits) {
   const float* s = args.scores + token * args.experts;
   const float* g = args.dprobabilities + token * args.topk;
@@ -47,7 +47,7 @@ void softmax_token(const mimo_router_backward_args& args, int64_t token, const f
   const int32_t* index = args.expert_index + token * args.topk;
   float dot = 0;
   for (int64_t k = 0; k < args.topk; ++k) dot += g[k] * weights[k];
-  // weights = λ s at the selected experts, or λ softmax over the selected logits alone.
+  // weights = λ s of the selected experts, or λ softmax over the selected logits only.
   const float mean = args.pre_softmax ? 0.0f : dot / args.scaling_factor;
   for (int64_t k = 0; k < args.topk; ++k) dlogits[index[k]] += weights[k] * (g[k] - mean);
   float average = args.pre_softmax ? dot : 0.0f;

@@ -1,5 +1,5 @@
-// Router: scores, deterministic top-k selection, routing weights (docs/spec/language-model.md §4.2), and the statistics
-// of the balancing loss (§4.4).
+// Router: scores [T, E], deterministic top-k, routing weights (docs/spec/language-model.md §4.2) and the statistics of
+// the balancing loss (§4.4).
 #include "router.h"
 #include "router_arguments.h"
 
@@ -12,13 +12,13 @@ bool contains(const int32_t* indices, int64_t count, int64_t index) {
   return false;
 }
 
-/// The k largest of n >= k values, the largest first and ties in index order. NaN and -infinity come last, in index
-/// order, so that there are always k distinct indices.
+/// The k largest of n >= k values, largest first, ties in index order. NaN and -infinity come last in index order, so
+/// there are always k distinct indices.
 template <class T>
 void select_largest(const T* values, int64_t n, int64_t k, T* best, int32_t* chosen) {
   constexpr int64_t block = 16;
   int64_t count = 0;
-  T threshold = -INFINITY;  // the smallest of k chosen ones
+  T threshold = -INFINITY;  // smallest of the values chosen so far
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = begin + block < n ? begin + block : n;
     int32_t any = 0;
@@ -54,10 +54,10 @@ void sort_ascending(int32_t* indices, int64_t count) {
   }
 }
 
-/// Memory of one run of tokens. Selection compares in fp64: two scores around 0.5 are often closer than fp32 can tell
-/// apart once the bias is added, and a tie that rounding decides would be decided otherwise on another processor.
+/// Scratch memory of a run of tokens. Selection compares in fp64: scores around 0.5 plus a bias often differ by less
+/// than fp32 resolves, and ties from rounding would be broken differently on another processor.
 struct Scratch {
-  double* values;        // [E] what selection compares
+  double* values;        // [E] values that selection compares
   double* best;          // [E] the chosen values
   double* group_scores;  // [groups]
   float* best_logits;    // [E]
@@ -75,10 +75,10 @@ struct Scratch {
         chosen(reinterpret_cast<int32_t*>(best_logits + args.experts)) {}
 };
 
-/// Puts -infinity outside the group_topk groups of the highest score (docs/spec/language-model.md §4.2 item 4). A
-/// group's score is the sum of its group_score_topk best values; with softmax before top-k, of their probabilities:
-/// single experts stand in the order of their logits, sums of them do not. All probabilities have the same divisor,
-/// which changes no order.
+/// Group-limited top-k: sets values outside the group_topk best groups to -infinity (docs/spec/language-model.md §4.2
+/// item 4). A group's score is the sum of its group_score_topk best values; with softmax before top-k, of their
+/// probabilities, since sums of logits are ordered differently. The common divisor of the probabilities does not change
+/// the order and is omitted.
 void limit_groups(const mimo_router_forward_args& args, const float* logits, const Scratch& scratch) {
   const int64_t groups = args.expert_groups, size = args.experts / groups;
   const bool probabilities = args.score_function == MIMO_SCORE_SOFTMAX && args.pre_softmax;
@@ -127,7 +127,7 @@ void weights_of_token(const mimo_router_forward_args& args, const float* logits,
   for (int64_t k = 0; k < topk; ++k) weights[k] *= scale;
 }
 
-/// Values of every token that the statistics need.
+/// Per-token values for the balancing loss.
 struct TokenStatistics {
   uint8_t* selected;     // [T, E] membership of the unbiased, ungrouped top-k; 0 for padding
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
@@ -148,7 +148,7 @@ void count_token(const mimo_router_forward_args& args, int64_t token, const Scra
     for (int64_t k = 0; k < args.topk; ++k) selected[routed[k]] = 1;
     return;
   }
-  // Scores keep the order of the logits and lose some of their differences, so the logits decide.
+  // Compared by logits: scores have the same order but lose small differences.
   select_largest(args.logits + token * experts, experts, args.topk, scratch.best_logits, scratch.chosen);
   for (int64_t k = 0; k < args.topk; ++k) selected[scratch.chosen[k]] = 1;
 }
@@ -159,8 +159,8 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
   float* scores = args.scores + token * experts;
   int32_t* index = args.expert_index + token * args.topk;
   scores_of_token(args, logits, scores);
-  // Scores keep the order of the logits and lose some of their differences, so the logits decide between experts unless a bias
-  // is added to the scores or groups add them up.
+  // Compared by logits, because scores have the same order but lose small differences; unless a bias is added to the
+  // scores or groups sum them.
   const bool by_score =
       args.score_function == MIMO_SCORE_SIGMOID && (args.expert_bias != nullptr || args.expert_groups > 1);
   for (int64_t e = 0; e < experts; ++e) {
@@ -173,7 +173,7 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
   weights_of_token(args, logits, scores, index, args.probabilities + token * args.topk);
 }
 
-/// counts, Σ of normalised scores and tokens of every sequence; one block of experts of one sequence a task.
+/// Counts, sums of normalised scores and token numbers of each sequence; a task is a block of experts of one sequence.
 void sequence_statistics(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& of) {
   constexpr int64_t width = 32;
   const int64_t experts = args.experts, blocks = (experts + width - 1) / width;

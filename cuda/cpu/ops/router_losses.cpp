@@ -1,5 +1,5 @@
-// Balancing loss, z-loss and expert-bias update of the router (docs/spec/language-model.md §4.3, §4.4). All small: E
-// numbers a sequence.
+// Balancing loss, z-loss and expert-bias update of the router (docs/spec/language-model.md §4.3, §4.4): E values a
+// sequence.
 #include "router.h"
 
 namespace mimo::MIMO_ISA {
@@ -51,7 +51,7 @@ void router_bias_update(mimo_stream&, const mimo_router_bias_update_args& args) 
   int64_t total = 0;
   for (int64_t e = 0; e < args.experts; ++e) total += args.counts[e];
   for (int64_t e = 0; e < args.experts; ++e) {
-    // sign(mean - count) without a division: exact.
+    // sign(mean - count) in integers, hence exact.
     const int64_t difference = total - args.counts[e] * args.experts;
     if (difference != 0) args.bias[e] += difference > 0 ? args.rate : -args.rate;
     args.counts[e] = 0;

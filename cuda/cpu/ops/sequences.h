@@ -1,10 +1,10 @@
-// Packed sequences on the host side of a kernel: which sequence a token belongs to.
+// Maps tokens of packed sequences to their sequence.
 #pragma once
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Index of the sequence that holds `token`; empty sequences hold none.
+/// Index of the packed sequence that contains `token`; empty sequences are skipped.
 static inline int64_t sequence_of(const int32_t* cu_seqlens, int64_t sequences, int64_t token) {
   int64_t low = 0, high = sequences;
   while (low < high) {
@@ -18,7 +18,7 @@ static inline int64_t sequence_of(const int32_t* cu_seqlens, int64_t sequences, 
   return low;
 }
 
-/// Calls body(begin, end, first, last) for every piece of tokens [begin, end) that lies in one sequence [first, last).
+/// Calls body(begin, end, first, last) for each piece [begin, end) of tokens that lies in one sequence [first, last).
 template <class Body>
 static inline void for_each_piece(const int32_t* cu_seqlens, int64_t sequences, int64_t begin, int64_t end,
                                   Body&& body) {

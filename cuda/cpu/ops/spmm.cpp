@@ -1,11 +1,11 @@
-// Sparse matrix times dense matrix: interpolation of position tables and moves of rows (docs/spec/vision.md §1.4, §2.3,
-// §2.4).
+// Sparse (CSR) matrix times dense matrix: interpolation of position embeddings and row gathers (docs/spec/vision.md
+// §1.4, §2.3, §2.4).
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Columns summed at a time: the fp32 sums stay in the first-level cache.
+/// Columns summed at a time: the fp32 sums stay in the L1 cache.
 constexpr int64_t columns_per_sum = 2048;
 
 template <class X, class Y>

@@ -1,10 +1,10 @@
-// Shared by forward and backward of the state space scan (docs/spec/language-model.md §2.3, §2.4): the cut of the work,
-// tiles in scratch memory, decays.
+// Shared by chunk-scan (SSD) forward and backward (docs/spec/language-model.md §2.3, §2.4): tasks, tiles in scratch
+// memory, decays.
 //
-// A task is one sequence and a block of heads of one group. It walks the sequence in chunks, anchored at the sequence's
-// first token, with the heads' states in scratch; the matrices of a chunk (Q x Q, Q x N, Q x P) are small enough for the
-// second-level cache, and their products are fast unless the right operand is transposed: hence the tiles kept both ways
-// round, and states as Hᵀ [N, P]. C Bᵀ is made once for the heads of a task.
+// A task is one sequence and a block of heads of one group. It processes the sequence in chunks counted from its first
+// token, with the heads' states in scratch memory. A chunk's matrices (Q x Q, Q x N, Q x P) fit in the L2 cache.
+// Products are slow if the right operand is transposed, so some tiles are kept in both orders and states as Hᵀ [N, P].
+// C Bᵀ is computed once for a task's heads.
 #pragma once
 #include "gemm.h"
 #include "kernel.h"
@@ -14,9 +14,9 @@
 
 namespace mimo::MIMO_ISA {
 
-// Chunks longer than this cost more arithmetic (Q per token and head) and gain nothing: the result is the same.
+// Longer chunks cost more arithmetic (Q for each token and head); the result is the same.
 constexpr int64_t ssd_longest_chunk = 64;
-// Causal Q x Q products run by blocks of rows, each as far as its last row reaches.
+// Causal Q x Q products are computed in blocks of rows, each up to its last row's column.
 constexpr int64_t ssd_row_block = 32;
 // Rows of Q x Q tiles and per-token vectors are padded to whole vectors.
 constexpr int64_t ssd_vector = 16;
@@ -25,15 +25,15 @@ constexpr int64_t ssd_heads_per_task = 8;
 static inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// The cut of the work: by sizes alone, so sums do not depend on the number of threads.
+/// Division into tasks: by sizes alone, so that sums do not depend on the number of threads.
 struct SsdPlan {
   int64_t head_dim, state_dim;
-  int64_t chunk;           // tokens a chunk
+  int64_t chunk;           // tokens of a chunk
   int64_t row_width;       // floats of a row of a Q x Q tile
   int64_t longest;         // tokens of the longest sequence
   int64_t heads_per_group;
   int64_t blocks_per_group;
-  int64_t blocks;          // over all groups
+  int64_t blocks;          // blocks of heads over all groups
   int64_t tasks;
 };
 
@@ -42,7 +42,7 @@ struct SsdTask {
   int64_t first, last;  // tokens
   int64_t group;
   int64_t head, heads;
-  int64_t block;  // of its group
+  int64_t block;  // index of the block within its group
 };
 
 template <class Args>
@@ -58,7 +58,7 @@ static inline SsdPlan ssd_plan(const Args& args) {
   plan.row_width = round_up(plan.chunk, ssd_row_block);
   plan.heads_per_group = args.heads / args.groups;
   plan.blocks_per_group = (plan.heads_per_group + ssd_heads_per_task - 1) / ssd_heads_per_task;
-  // A few sequences with few groups would leave cores without work; smaller blocks repeat B Cᵀ but share the rest.
+  // A few sequences with few groups would leave cores idle; smaller blocks recompute B Cᵀ but share the rest.
   constexpr int64_t wanted_tasks = 4;
   while (plan.blocks_per_group < plan.heads_per_group &&
          args.tokens * args.groups * plan.blocks_per_group < wanted_tasks * plan.longest) {
@@ -69,7 +69,7 @@ static inline SsdPlan ssd_plan(const Args& args) {
   return plan;
 }
 
-/// Task `index`: sequence-major, so that the tasks of a long sequence run side by side.
+/// Task `index`, sequence-major: the tasks of a long sequence run concurrently.
 template <class Args>
 static inline SsdTask ssd_task(const Args& args, const SsdPlan& plan, int64_t index) {
   const int64_t sequence = index / plan.blocks, group = index % plan.blocks / plan.blocks_per_group;
@@ -85,12 +85,12 @@ static inline SsdTask ssd_task(const Args& args, const SsdPlan& plan, int64_t in
                  block};
 }
 
-/// Heads of the largest task.
+/// Number of heads of the largest task.
 static inline int64_t ssd_most_heads(const SsdPlan& plan) {
   return (plan.heads_per_group + plan.blocks_per_group - 1) / plan.blocks_per_group;
 }
 
-/// Hands out aligned pieces of scratch memory; without a base it only counts them.
+/// Allocates aligned pieces of scratch memory; without a base it only counts them.
 struct SsdScratch {
   float* base;
   int64_t used = 0;
@@ -101,7 +101,7 @@ struct SsdScratch {
   }
 };
 
-/// Calls body(task, scratch) for every task; threads take tasks as they come, each with scratch of its own.
+/// Calls body(task, scratch) for every task; threads claim tasks dynamically, each with its own scratch memory.
 template <class Body>
 static inline void ssd_run_tasks(mimo_stream& stream, int64_t tasks, int64_t scratch_floats, Body&& body) {
   if (tasks <= 0) return;
@@ -141,14 +141,14 @@ static inline void scale_rows(const float* from, const float* factor, int64_t ro
   }
 }
 
-/// body(factor of column k), with the masks' factors or with 1: a choice inside a loop would keep it from being vectorised.
+/// Calls body(factor of column k) with mask factors or with 1: a branch inside a loop would prevent vectorisation.
 template <class Body>
 static inline void with_factors(const float* factors, Body&& body) {
   if (factors == nullptr) body([](int64_t) { return 1.0f; });
   else body([factors](int64_t k) { return factors[k]; });
 }
 
-/// log(1 + exp(x)) to about 1 ulp, also where it is tiny. Past 20 it is x.
+/// log(1 + exp(x)) to about 1 ulp, also for tiny results; x beyond 20.
 static inline float softplus(float x) {
   const float u = exp_fast(x < 0 ? x : -x);
   // log(1 + u) = 2 artanh(s), s = u / (2 + u) <= 1/3.
@@ -164,12 +164,12 @@ static inline float softplus(float x) {
   return (x > 0 ? x : 0.0f) + 2.0f * s * p;
 }
 
-/// Per-token numbers of one head and chunk.
+/// Per-token values of one head and chunk.
 struct SsdDecays {
   float* argument;    // dt + dt_bias
   float* step;        // Δ = softplus(argument), at least the minimum
   float* factor;      // exp(A Δ)
-  float* sum;         // inclusive cumulative sum of a = A Δ: falling, so no difference of later minus earlier is positive
+  float* sum;         // inclusive cumulative sum of a = A Δ; it falls, so later minus earlier is never positive
   float* from_start;  // exp(sum_i)
   float* to_end;      // exp(sum_last - sum_j)
   float* into_state;  // to_end Δ
@@ -209,10 +209,10 @@ struct SsdDecays {
   }
 };
 
-/// Calls body(i, j, L) for the vectors of L_ij = exp(cs_i - cs_j), zero above the diagonal: lanes are columns j and after, rows run
-/// from the first of the block with `j` on. A row is the row before times exp(a_i), so that no element has an exponential of its
-/// own. L stays at 2^-100, negligible beside the diagonal's 1, where it would be smaller: its products stay clear of denormal
-/// numbers.
+/// Calls body(i, j, L) for the vectors of L_ij = exp(cs_i - cs_j), zero above the diagonal: lanes are columns from j
+/// on, i runs from the first row of the block that contains `j`. Each row is the previous one times exp(a_i), which
+/// saves an exponential for each element. L is clamped to 2^-100 below, negligible next to the diagonal's 1, so that
+/// its products are not denormal.
 template <class Body>
 static inline void ssd_decay_vectors(const SsdDecays& decays, int64_t count, Body&& body) {
   constexpr float least = 7.8886091e-31f;
@@ -235,7 +235,7 @@ static inline void ssd_decay_vectors(const SsdDecays& decays, int64_t count, Bod
   }
 }
 
-/// g[i][j] = C_i · B_j for j up to the end of row i's block; bt is B transposed, [N, count].
+/// g[i][j] = C_i · B_j for j up to the end of row i's block; bt is Bᵀ [N, count].
 static inline void ssd_scores(const float* bt, const float* c, int64_t count, const SsdPlan& plan, float* g) {
   const int64_t n = plan.state_dim;
   const Product p{c, bt, g, n, n, count, plan.row_width, 1.0f, 0.0f, false, false};

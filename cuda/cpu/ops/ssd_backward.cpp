@@ -1,5 +1,4 @@
-// Backward of the state space scan: runs its tasks (ssd_task_backward.h) and adds their parts of common sums in a fixed
-// order.
+// Chunk-scan (SSD) backward: runs its tasks (ssd_task_backward.h) and adds their partial sums in a fixed order.
 #include "masks.h"
 #include "ssd_task_backward.h"
 

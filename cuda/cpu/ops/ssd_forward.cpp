@@ -1,7 +1,9 @@
-// Forward of the state space scan, chunk by chunk (docs/spec/language-model.md §2.3). Per head and chunk two products:
-//   Y = [exp(cs) C | (C Bᵀ) ∘ L ∘ Δ] [Hᵀ ; X]      from the state and from the chunk itself
+// Chunk-scan (SSD) forward (docs/spec/language-model.md §2.3), with two products for each head and chunk:
+//
+//   Y = [exp(cs) C | (C Bᵀ) ∘ L ∘ Δ] [Hᵀ ; X]      from the state and within the chunk
 //   Hᵀ = exp(cs_Q) Hᵀ + Bᵀ (exp(cs_Q - cs) Δ X)    the state for the next chunk
-// Hᵀ and X lie one below the other in scratch, so that the first is one product over N + Q columns.
+//
+// Hᵀ and X are adjacent in scratch memory, so that Y is one product over N + Q columns.
 #include "ssd.h"
 
 namespace mimo::MIMO_ISA {
@@ -50,7 +52,7 @@ struct Forward {
   float* state(int64_t index) const { return tiles.right + index * (n() + plan.chunk) * p(); }
   float* x_tile(int64_t index) const { return state(index) + n() * p(); }
 
-  /// The x of all heads: row by row, because a row of the block is long enough for the processor to read ahead.
+  /// Loads x of all heads row by row: a row of the head block is long enough for hardware prefetching.
   void load_x(int64_t begin, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       const T* row = static_cast<const T*>(args.x) + (begin + i) * args.xbc_stride + task.head * p();
@@ -97,7 +99,7 @@ struct Forward {
     product(next, 0, n(), 0, p());
   }
 
-  /// o = y silu(z), z times its factors, for all heads of the task.
+  /// o = y silu(z) for all heads of the task, z with its mask factors.
   void gate(int64_t begin, int64_t count) const {
     const int64_t width = task.heads * p(), column = task.head * p(), stride = args.heads * p();
     for (int64_t i = 0; i < count; ++i) {
@@ -136,7 +138,7 @@ struct Forward {
     if (args.final_state != nullptr) keep_states();
   }
 
-  /// The states after the last token, [P, N] of each head; zeros after none.
+  /// Writes the states after the last token, [P, N] of each head; zeros for an empty sequence.
   void keep_states() const {
     for (int64_t index = 0; index < task.heads; ++index) {
       float* to = args.final_state + (task.sequence * args.heads + task.head + index) * p() * n();

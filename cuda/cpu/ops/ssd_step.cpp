@@ -1,11 +1,11 @@
-// The state space scan one token further (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y = h C + D x,
-// o = y silu(z). Every state is read and written once: memory decides the time.
+// Decode step of the state space recurrence (docs/spec/language-model.md §2.2 steps 3 to 6): h = exp(a) h + Δ x ⊗ B, y
+// = h C + D x, o = y silu(z). Memory-bound: each state is read and written once.
 #include "ssd.h"
 
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Of one sequence and head; b and c are its group's, in fp32.
+/// One sequence and head; b and c are its group's, in fp32.
 template <class T>
 void step_head(const mimo_ssd_step_args& args, int64_t sequence, int64_t head, const float* b, const float* c) {
   const int64_t p = args.head_dim, n = args.state_dim, at = sequence * args.heads * p + head * p;

@@ -1,6 +1,6 @@
-// A task's backward of the state space scan (docs/spec/language-model.md §2.4). It first walks its sequence forward to
-// recompute the state at the start of every chunk, then backward with the gradient of the state. Letters as in the
-// specification: w is the gradient of Δ x, c_i and b_j the parts of dC and dB that pass through states, E = dG ∘ G.
+// Chunk-scan (SSD) backward of a task (docs/spec/language-model.md §2.4): a forward pass over its sequence recomputes
+// the state at the start of each chunk, then a backward pass carries the gradient of the state. Symbols as in the
+// specification: w is the gradient of Δ x, c_i and b_j the terms of dC and dB that pass through states, E = dG ∘ G.
 #pragma once
 #include <initializer_list>
 
@@ -37,12 +37,12 @@ struct SsdHeadSums {
   double d, a_log, dt_bias;
 };
 
-/// Where b's and c's gradients go when several tasks share a group: fp32 sums of this task's heads.
+/// Destination of dB and dC if several tasks share a group: fp32 sums over this task's heads.
 struct SsdGroupPartials {
   float *db, *dc;  // [T, G N] of each block, or null
 };
 
-/// The gradients of a task's inputs, and its parts of the sums that other tasks add to.
+/// Computes the gradients of a task's inputs, and its part of the sums that tasks share.
 template <class T>
 struct SsdTaskBackward {
   const mimo_ssd_backward_args& args;
@@ -69,7 +69,7 @@ struct SsdTaskBackward {
   float* x(int64_t index) const { return tiles.x + index * plan.chunk * p(); }
   float* dy(int64_t index) const { return tiles.dy + index * plan.chunk * p(); }
 
-  /// The x of all heads: row by row, because a row of the block is long enough for the processor to read ahead.
+  /// Loads x of all heads row by row: a row of the head block is long enough for hardware prefetching.
   void load_x(int64_t begin, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       const T* row = static_cast<const T*>(args.x) + (begin + i) * args.xbc_stride + task.head * p();
@@ -101,7 +101,7 @@ struct SsdTaskBackward {
     }
   }
 
-  /// Through the gate, all heads: writes dz, fills the tiles of dy, adds to dD.
+  /// Backward of the gate for all heads: writes dz, fills the tiles of dy, adds to dD.
   void gate(int64_t begin, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = begin + i;
@@ -133,7 +133,7 @@ struct SsdTaskBackward {
     }
   }
 
-  /// decay = L and mixed = G ∘ L as far as the row's block, zero above the diagonal; dscore = dY Xᵀ.
+  /// decay = L and mixed = G ∘ L up to the end of the row's block, zero above the diagonal; dscore = dY Xᵀ.
   void score_tiles(int64_t index, int64_t count) const {
     ssd_decay_vectors(tiles.decays, count, [&](int64_t i, int64_t j, Vector l) {
       const int64_t at = i * plan.row_width + j;
@@ -188,7 +188,7 @@ struct SsdTaskBackward {
     }
   }
 
-  /// c_dot = c_i · C_i, dC += c_i; moves the gradient of the state to the start of the chunk. Returns exp(cs_Q) ⟨dS,
+  /// c_dot = c_i · C_i, dC += c_i; carries the gradient of the state to the start of the chunk. Returns exp(cs_Q) ⟨dS,
   /// H⟩, which is added to the gradient of every decay of the chunk.
   float state_gradient(int64_t index, int64_t chunk, int64_t count, bool has_next) const {
     float *dstate = tiles.dstate + index * p() * n(), *before = state(chunk, index);
@@ -213,13 +213,14 @@ struct SsdTaskBackward {
     return carried;
   }
 
-  /// dg += L ∘ dscore ∘ Δ, da_k = Σ_{i>=k} Σ_{j<k} E_ij: the rows are met last to first, column_sum_j holds Σ_{i>=k} E_ij.
+  /// dg += L ∘ dscore ∘ Δ, da_k = Σ_{i>=k} Σ_{j<k} E_ij. Rows are visited last to first; column_sum_j holds Σ_{i>=k}
+  /// E_ij.
   void score_gradient(int64_t count) const {
     float* column_sum = tiles.column_sum;
     const float* step = tiles.decays.step;
     for (int64_t j = 0; j < plan.row_width; ++j) column_sum[j] = 0;
     const Vector numbers = lane_numbers();
-    Vector sums[4] = {};  // of four rows, whose lanes are added together
+    Vector sums[4] = {};  // of four rows, which share a lane reduction
     for (int64_t i = count - 1; i >= 0; --i) {
       const int64_t offset = i * plan.row_width, width = round_up(i + 1, ssd_vector);
       const float *g = tiles.g + offset, *decay = tiles.decay + offset, *dscore = tiles.dscore + offset;
@@ -237,7 +238,7 @@ struct SsdTaskBackward {
     }
   }
 
-  /// Adds the gradients that pass through states to da, then computes dΔ and the step's gradients.
+  /// Adds the terms that pass through states to da, then computes dΔ and the gradients of dt.
   void step_gradient(int64_t head, int64_t begin, int64_t count, bool has_state, bool has_next, float carried) const {
     if (has_state) {
       float later = carried;
@@ -255,7 +256,7 @@ struct SsdTaskBackward {
     float da_sum = 0, bias_sum = 0;
     T* ddt = static_cast<T*>(args.ddt) + begin * args.ddt_stride + head;
     float* const slope = tiles.column_sum;
-    // Δ that is held at its minimum does not move.
+    // Where Δ is clamped to its minimum the gradient is 0.
     short_loop(round_up(count, ssd_vector), [=, &decays, minimum = args.dt_minimum](int64_t i) {
       slope[i] = decays.step[i] <= minimum ? 0.0f : sigmoid(decays.argument[i]);
     });
@@ -269,7 +270,7 @@ struct SsdTaskBackward {
     sums[head].dt_bias += bias_sum;
   }
 
-  /// dC += dG B and dB += dGᵀ C, then out: to their place, or to the task's partial sums.
+  /// dC += dG B and dB += dGᵀ C, then written to the outputs or to the task's partial sums.
   void group_gradient(int64_t begin, int64_t count, const SsdGroupPartials& partials) const {
     transpose(tiles.dbt, count, n(), count, tiles.db);
     transpose(tiles.dct, count, n(), count, tiles.dc);

@@ -1,5 +1,5 @@
-// Results too large for the caches. A plain store reads the line that it overwrites, a third more traffic for a norm;
-// these go past the caches.
+// Non-temporal stores for results larger than the caches. A plain store first reads the line that it overwrites: a
+// third more memory traffic for a norm.
 #pragma once
 #include <immintrin.h>
 
@@ -7,12 +7,12 @@
 
 namespace mimo::MIMO_ISA {
 
-/// Whether a result of this size is written past the caches: from about the size of a processor's last cache on.
+/// Whether a result of this size bypasses the caches: from about the size of the last-level cache on.
 static inline bool is_streamed(int64_t elements, int64_t element_bytes) {
   return elements * element_bytes >= int64_t{32} << 20;
 }
 
-/// Copies elements past the caches; the rest of a line at either end goes through them.
+/// Copies elements with non-temporal stores; partial lines at either end use plain stores.
 template <class T>
 static inline void copy_past_caches(T* to, const T* from, int64_t count) {
   constexpr int64_t lanes = 32 / static_cast<int64_t>(sizeof(T));
@@ -25,9 +25,9 @@ static inline void copy_past_caches(T* to, const T* from, int64_t count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-/// Calls write(to, begin, end) for pieces of a row of `width` elements: `to` is what to write element `begin` to.
-/// `streamed`: the pieces are made in the nearest cache and go past the others; before another thread reads them,
-/// `finish_streaming`.
+/// Calls write(to, begin, end) for pieces of a row of `width` elements; `to` is the destination of element `begin`.
+/// `streamed`: the pieces are computed in an L1 buffer and written past the caches; call finish_streaming before
+/// another thread reads them.
 template <class T, class Write>
 static inline void write_row(bool streamed, T* row, int64_t width, Write&& write) {
   if (!streamed) {
@@ -43,7 +43,7 @@ static inline void write_row(bool streamed, T* row, int64_t width, Write&& write
   }
 }
 
-/// Orders writes past the caches before later ones.
+/// Orders non-temporal stores before later stores.
 static inline void finish_streaming(bool streamed) {
   if (streamed) _mm_sfence();
 }

@@ -1,22 +1,22 @@
-// Products of operands small enough for the caches: tiles of sums stay in registers, and the right operand is read where it lies, or is
-// copied panel by panel when it lies the other way round. OpenBLAS copies both operands of all but the smallest products,
-// takes a lock for the room to do so, and has kernels for small products with AVX-512 only.
+// GEMM of operands that fit in the caches: register tiles of sums; the right operand is read in place, or packed panel
+// by panel if transposed. OpenBLAS packs both operands of all but the smallest products, takes a lock for the buffer,
+// and has small-matrix kernels for AVX-512 only.
 #pragma once
 #include "panel_product.h"
 
 namespace mimo::MIMO_ISA {
 
-/// Steps of k summed in registers before they are added to c: as many rows of a panel fit in the first-level cache.
+/// Depth of k summed in registers before the sums are added to c: that many rows of a panel fit in the L1 cache.
 constexpr int64_t tile_depth = 128;
 
-/// The matrix c that a product's sums go to: c = alpha sums + beta c.
+/// Destination of a product: c = alpha sums + beta c.
 struct TileResult {
   float* c;
   int64_t stride;
   float alpha, beta;
 };
 
-/// M rows times V vectors of columns.
+/// A register tile of M rows x V vectors of columns.
 template <int64_t M, int64_t V, bool Transposed>
 void sum_tile(const LeftRows<Transposed>& a, const float* b, int64_t b_stride, int64_t depth, const TileResult& result) {
   Vector sums[M][V] = {};
@@ -42,7 +42,7 @@ void sum_tile(const LeftRows<Transposed>& a, const float* b, int64_t b_stride, i
   }
 }
 
-/// sum_tile over all rows: tiles of M rows, then of fewer for the rest.
+/// sum_tile over all rows: tiles of M rows, then smaller tiles for the remainder.
 template <int64_t M, int64_t V, bool Transposed>
 void sum_rows(LeftRows<Transposed> a, const float* b, int64_t b_stride, int64_t depth, TileResult result, int64_t rows) {
   for (; rows >= M; rows -= M, a = a.from(M), result.c += M * result.stride) {
@@ -64,12 +64,12 @@ void sum_panel(const LeftRows<Transposed>& a, const float* b, int64_t b_stride, 
   }
 }
 
-/// c [rows, columns] = alpha a b + beta c, of operands that begin where the pointers do. A sum over k is made in order,
-/// tile_depth steps at a time.
+/// c [rows, columns] = alpha a b + beta c; pointers are to the first elements. A sum over k is computed in order,
+/// tile_depth at a time.
 template <bool Transposed>
 void tile_product(LeftRows<Transposed> a, const Matrix<float>& b, int64_t rows, int64_t columns, int64_t k,
                   const TileResult& c) {
-  // Rows from which copying a panel pays when its lines lie far apart, and how far.
+  // Number of rows and distance between them from which packing a panel pays.
   constexpr int64_t many_rows = 128, far_stride = 256, rows_aside = 64;
   alignas(64) float panel[tile_depth * panel_width];
   alignas(64) float aside[rows_aside * panel_width];

@@ -1,4 +1,4 @@
-// Transposed fp32 copies, for products whose operand lies the slow way round.
+// Transposed fp32 copies, for products whose operand is stored in the slower order.
 #pragma once
 #include <immintrin.h>
 
@@ -12,7 +12,7 @@ static inline __m256 load_8(const bf16* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-/// to[i][r] = from[r][i] of 8 rows and 8 columns. Written with intrinsics: compilers make gathers of the plain loops.
+/// to[i][r] = from[r][i] for 8 rows and 8 columns. Intrinsics, because compilers turn the plain loops into gathers.
 template <class T>
 void transpose_8x8(const T* from, int64_t from_stride, float* to, int64_t to_stride) {
   __m256 pairs[8], quads[8];
@@ -34,7 +34,7 @@ void transpose_8x8(const T* from, int64_t from_stride, float* to, int64_t to_str
   }
 }
 
-/// to[i][r] = from[r][i]: [rows, width] with `stride` becomes [width, rows] without gaps.
+/// to[i][r] = from[r][i]: [rows, width] with `stride` becomes contiguous [width, rows].
 template <class T>
 void transpose(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   const int64_t whole_rows = rows / 8 * 8, whole_width = width / 8 * 8;

@@ -1,4 +1,4 @@
-// Vectors of fp32 lanes, as wide as the processor's, and loops over the short rows of heads and chunks.
+// Vectors of fp32 lanes as wide as the processor's, and loops over the short rows of heads and chunks.
 #pragma once
 #include <immintrin.h>
 
@@ -22,7 +22,7 @@ static inline Vector load_vector(const bf16* from) {
   return reinterpret_cast<Vector>(bits);
 }
 
-// Not element by element, which GCC makes a copy on the stack of.
+// As one store: element by element, GCC goes through a copy on the stack.
 static inline void store_vector(float* to, Vector values) { *reinterpret_cast<Vector*>(to) = values; }
 /// Rounds as store().
 static inline void store_vector(bf16* to, Vector values) {
@@ -31,7 +31,7 @@ static inline void store_vector(bf16* to, Vector values) {
   *reinterpret_cast<HalfVector*>(to) = __builtin_convertvector((bits + half) >> 16, HalfVector);
 }
 
-/// The lanes of a vector, folded to four. Without intrinsics: GCC 12 warns of those for halves.
+/// The lanes of a vector folded to four. No AVX-512 half extraction intrinsics: GCC 12 warns about them.
 static inline __m128 folded(Vector sums) {
   typedef float Eight __attribute__((vector_size(32)));
 #if defined(__AVX512F__)
@@ -56,8 +56,8 @@ static inline float vector_sum(Vector sums) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/// body(i) for i in [0, count): for rows as short as a head, whose loop by itself takes longer to enter than to run. `body`
-/// captures by copy, so that the compiler knows its pointers do not change.
+/// Calls body(i) for i in [0, count), for rows as short as a head, where a plain loop takes longer to set up than to
+/// run. `body` captures by copy, so that the compiler knows that its pointers do not change.
 template <class Body>
 static inline void short_loop(int64_t count, Body body) {
   constexpr int64_t run = 16;
@@ -71,7 +71,7 @@ static inline void short_loop(int64_t count, Body body) {
   for (int64_t k = i; k < count; ++k) body(k);
 }
 
-/// Σ a[i] of a whole number of vectors. The compiler's own reduction adds the lanes one after the other.
+/// Σ a[i] over whole vectors. The compiler's own reduction would add the lanes sequentially.
 static inline float sum_of_vectors(const float* a, int64_t count) {
   Vector sums{};
   for (int64_t i = 0; i < count; i += lanes) sums += load_vector(a + i);
@@ -89,7 +89,7 @@ static inline float short_dot(const T* a, const float* b, int64_t count) {
   return sum;
 }
 
-/// out[r] = Σ a[r][i] b[r][i] of rows without gaps. The lanes of four rows are added together.
+/// out[r] = Σ_i a[r][i] b[r][i] for contiguous rows; four rows share a lane reduction.
 static inline void row_dots(const float* a, const float* b, int64_t rows, int64_t width, float* out) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
@@ -117,8 +117,8 @@ static inline Vector lane_numbers() {
   return numbers;
 }
 
-/// Σ over [0, count) of the terms whose vector at(i) gives from i on and whose i-th alone one(i) gives, past the last whole vector.
-/// For rows of some hundred elements, where starting and ending other loops takes as long as the sum.
+/// Σ over [0, count): at(i) returns the terms of the vector from i on, one(i) the single term i after the last whole
+/// vector. For rows of some hundred elements, where a plain loop's prologue and epilogue take as long as the sum.
 template <class At, class One>
 static inline float row_sum(int64_t count, At at, One one) {
   Vector sums[4] = {};
@@ -133,7 +133,7 @@ static inline float row_sum(int64_t count, At at, One one) {
   return sum;
 }
 
-/// at(i) for every whole vector of [0, count), one(i) for each element behind them.
+/// Calls at(i) for every whole vector of [0, count) and one(i) for each element after them.
 template <class At, class One>
 static inline void row_loop(int64_t count, At at, One one) {
   int64_t i = 0;
