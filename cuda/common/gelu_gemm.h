@@ -1,4 +1,4 @@
-// The product and the activation that products with a GELU are made of: every argument that both libraries pass on.
+// Decomposes a GEMM with GELU into product and activation: the arguments that both libraries pass on.
 #pragma once
 #include <cmath>
 
@@ -6,7 +6,7 @@
 
 namespace mimo {
 
-/// x wᵀ + bias into z.
+/// z = x wᵀ + bias.
 inline mimo_gemm_args product_of(const mimo_gelu_gemm_forward_args& args) {
   mimo_gemm_args product{};
   product.a = args.x, product.b = args.w, product.c = args.z, product.bias = args.bias;
@@ -17,7 +17,7 @@ inline mimo_gemm_args product_of(const mimo_gelu_gemm_forward_args& args) {
   return product;
 }
 
-/// dy w into dz.
+/// dx = dy w, written to dz.
 inline mimo_gemm_args product_of(const mimo_gelu_gemm_backward_args& args) {
   mimo_gemm_args product{};
   product.a = args.dy, product.b = args.w, product.c = args.dz;
@@ -35,7 +35,7 @@ inline mimo_activation_forward_args activation_of(const mimo_gelu_gemm_forward_a
   return gelu;
 }
 
-/// Of dz in place.
+/// GELU gradient applied to dz in place.
 inline mimo_activation_backward_args activation_of(const mimo_gelu_gemm_backward_args& args) {
   mimo_activation_backward_args gelu{};
   gelu.dy = args.dz, gelu.x = args.z, gelu.dx = args.dz, gelu.rows = args.rows, gelu.width = args.inputs;

@@ -1,5 +1,5 @@
-// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011): a counter-based generator, so a value depends only on the seed and
-// the element's index, never on layout or order.
+// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011), a counter-based generator: a value depends only on the seed and the
+// element's index, never on layout or order.
 #pragma once
 #include <cstdint>
 
@@ -15,8 +15,8 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-/// One round, r of 10. The functions here are `static`: kernels are compiled for several processors, and the linker must
-/// not merge their copies.
+/// One round, r of 10. Functions are `static`: kernels are compiled for several processors, and the linker must not
+/// merge their copies.
 MIMO_HOST_DEVICE static inline void philox_round(uint32_t r, uint32_t k0, uint32_t k1, uint32_t& c0, uint32_t& c1,
                                                  uint32_t& c2, uint32_t& c3) {
   const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0;
@@ -27,8 +27,8 @@ MIMO_HOST_DEVICE static inline void philox_round(uint32_t r, uint32_t k0, uint32
   c3 = static_cast<uint32_t>(p0);
 }
 
-/// Four random words of (seed, counter). The upper half of the 128-bit counter is 0 in all our uses. The rounds are
-/// written out because compilers vectorise no loop around a loop.
+/// Four random words of (seed, counter). The upper half of the 128-bit counter is 0 in all our uses. Unrolled by hand,
+/// because compilers vectorise only innermost loops.
 MIMO_HOST_DEVICE static inline PhiloxWords philox(uint64_t seed, uint64_t counter, uint64_t counter_high = 0) {
   uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
   uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);

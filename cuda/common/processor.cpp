@@ -1,4 +1,4 @@
-// cpuid by hand: the compiler's __builtin_cpu_supports needs a run-time part that not every tool chain brings.
+// Uses cpuid directly: __builtin_cpu_supports needs a run-time part that some tool chains lack.
 #include "processor.h"
 
 #include <cpuid.h>
@@ -41,7 +41,7 @@ Features read_features() {
   return features;
 }
 
-/// Whether MIMO_CPU_INSTRUCTIONS, the most that may be used, leaves this set of instructions out.
+/// Whether MIMO_CPU_INSTRUCTIONS, an upper bound, excludes this instruction set.
 bool left_out(const char* instructions) {
   const char* most = std::getenv("MIMO_CPU_INSTRUCTIONS");
   if (most == nullptr) return false;
@@ -68,7 +68,7 @@ int32_t usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  // More than a set holds.
+  // More cores than cpu_set_t holds.
   const unsigned cores = std::thread::hardware_concurrency();
   return cores == 0 ? 1 : static_cast<int32_t>(cores);
 }

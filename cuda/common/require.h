@@ -1,4 +1,4 @@
-// How kernel files refuse: apart from status.h, so that the dozens of them parse no <string>.
+// Argument checks for kernel files; separate from status.h so that dozens of them need not parse <string>.
 #pragma once
 #include <cstdint>
 
@@ -6,13 +6,13 @@
 
 namespace mimo {
 
-/// Throws an Error (status.h). For kernel files, which must not hold inline code of std::string or Error themselves:
-/// compiled for AVX-512, the linker could give it to every processor.
+/// Throws an Error (status.h). Kernel files must not contain inline code of std::string or Error: the linker could
+/// merge their AVX-512 version into code for every processor.
 [[noreturn]] void fail(int32_t status, const char* sentence);
 
 }  // namespace mimo
 
-/// Refuses an argument: a bug in the caller, named by operation and condition.
+/// Throws for an invalid argument, which is a bug in the caller, with the operation and the condition.
 #define MIMO_REQUIRE(condition, operation)                                                     \
   do {                                                                                         \
     if (!(condition)) ::mimo::fail(MIMO_ERROR_ARGUMENT, operation " needs " #condition "."); \

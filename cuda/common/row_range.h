@@ -1,10 +1,10 @@
-// Ranges of rows that members of a group exchange, as mimo_row_exchange and mimo_expert_exchange_plan have them in memory.
+// Row ranges that members of a group exchange: the memory layout of mimo_row_exchange and mimo_expert_exchange_plan.
 #pragma once
 #include <cstdint>
 
 namespace mimo {
 
-/// `rows` rows from `here` on of this member's tensor, and from `there` on of the other member's.
+/// `rows` rows from `here` on in this member's tensor and from `there` on in the other member's.
 struct RowRange {
   int32_t here, there, rows;
 };

@@ -1,4 +1,4 @@
-// Starts threads.
+// Starts threads with an error for the user if the system refuses.
 #pragma once
 #include <string>
 #include <system_error>
@@ -9,7 +9,7 @@
 
 namespace mimo {
 
-/// A thread that runs `body`. Throws MIMO_ERROR_DEVICE where the system gives this process no more threads.
+/// Starts a thread that runs `body`. Throws MIMO_ERROR_DEVICE if the system gives this process no more threads.
 template <class Body>
 std::thread start_thread(Body&& body) {
   try {

@@ -1,4 +1,4 @@
-// Status codes and the last error: how C++ exceptions end at the ABI.
+// Status codes and the last error: conversion of C++ exceptions at the ABI.
 #pragma once
 #include <cstdio>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 
 namespace mimo {
 
-/// An error with the status it becomes at the ABI and one sentence for the user.
+/// An error with its status at the ABI and one sentence for the user.
 class Error : public std::runtime_error {
  public:
   Error(int32_t status, const std::string& sentence) : std::runtime_error(sentence), status_(status) {}

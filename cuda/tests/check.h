@@ -1,4 +1,4 @@
-// The least a test program needs: a check that names its line, and a count of failures as exit code.
+// Minimal test support: a check that reports its line, and the number of failures as exit code.
 #pragma once
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// A rank that has done its work leaves nothing behind that another still has to read, and ranges of rows outside their tensors
-// are refused.
+// A rank that exits delivers everything that others still have to read, and row ranges outside their tensors are
+// refused.
 #include "group.h"
 
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 using mimo::Group;
 
-/// Gives more than the slots of one member hold, then ends as a rank does, while the reader has read nothing.
+/// Contributes more than one member's slots hold and then exits as a rank does, before the reader has read anything.
 void give(const std::string& path, int32_t count) {
   mimo::Run run(path);
   run.join(0, 1);
@@ -27,7 +27,7 @@ void give(const std::string& path, int32_t count) {
   run.leave();
 }
 
-/// Comes late.
+/// Reads after the writer has exited.
 void read(const std::string& path, int32_t count) {
   mimo::Run run(path);
   run.join(1, 1);
@@ -41,7 +41,7 @@ void read(const std::string& path, int32_t count) {
   run.leave();
 }
 
-/// Ranges come from device memory, where a fault elsewhere may have written anything.
+/// Ranges come from device memory, which a fault elsewhere may have overwritten.
 void refuse_ranges(int32_t here, int32_t rows) {
   mimo::Run run(2, true, 60'000);
   mimo::Run rank(run.path());

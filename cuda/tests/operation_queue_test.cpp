@@ -1,4 +1,4 @@
-// Operations that are held back and handed over together: with any recordings, memory holds the same as without.
+// Held-back and recorded operations leave the same memory contents as direct execution.
 #include "operation_queue.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// y = a x + b, on a number each.
+/// y = a x + b on single numbers.
 struct Step {
   const int64_t* x;
   int64_t* y;
@@ -50,7 +50,7 @@ struct Inner {
   int64_t* y;
 };
 
-/// y = x, by way of temporary memory that it spoils first.
+/// y = x through temporary memory, which it overwrites first.
 void queue_inner(mimo_stream&, const void* arguments) {
   const Inner& inner = *static_cast<const Inner*>(arguments);
   auto* temporary = static_cast<int64_t*>(inner.pool->allocate(inner.workspace_key, 700, MIMO_TAG_WORKSPACE));
@@ -112,7 +112,7 @@ struct Machine {
   void add(const Step& step) { queue.add(queue_step, &step, sizeof(step)); }
 };
 
-/// The second of equal runs and all after it are launches; a run that differs in an argument or an address is not.
+/// From the second occurrence on, equal runs are launched as recordings; a run with another argument or address is not.
 void repeats() {
   Machine machine;
   int64_t memory[4] = {1, 0, 0, 0};
@@ -132,7 +132,7 @@ void repeats() {
   machine.queue.flush();
   CHECK(machine.queue.statistics().launches == 4);
   CHECK(memory[3] == memory[2]);
-  // A single operation is not worth a recording.
+  // A single operation is not recorded.
   for (int round = 0; round < 3; ++round) {
     machine.add({memory, memory + 1, 1, 0});
     machine.queue.flush();
@@ -142,7 +142,7 @@ void repeats() {
   CHECK(machine.recorder.alive == 0);
 }
 
-/// No operation waits for ever: a long run hands itself over.
+/// A long run is flushed without being asked for.
 void long_runs() {
   Machine machine;
   int64_t x = 0;
@@ -166,7 +166,7 @@ void unfit() {
   CHECK(machine.queue.statistics().graphs == 0);
 }
 
-/// Operations before a failed one are done, operations behind it are lost, and the queue works on.
+/// Operations before a failed one take effect, those after it are lost, and the queue keeps working.
 void failures_pass() {
   Machine machine;
   int64_t x = 0;
@@ -185,7 +185,8 @@ void failures_pass() {
   CHECK(x == 11);
 }
 
-/// Pending operations may use blocks that were freed meanwhile: these stay. Others go, and with them all recordings.
+/// Trimming keeps blocks that were freed while pending operations may use them; all others go, and all recordings with
+/// them.
 void trims() {
   Machine machine;
   Pool& pool = machine.pool;
@@ -211,7 +212,7 @@ void trims() {
   CHECK(pool.given_back == 2);
 }
 
-/// Blocks that an operation reads may have been freed since it was added: its temporary memory is elsewhere.
+/// Temporary memory must not reuse blocks freed since an operation that reads them was added.
 void temporary_memory() {
   Machine machine;
   Pool& pool = machine.pool;
@@ -225,7 +226,7 @@ void temporary_memory() {
   CHECK(y == 42);
 }
 
-/// The lowest free block of a size, however blocks came to be free.
+/// Allocation returns the lowest free block of a size, in whatever order blocks were freed.
 void addresses() {
   Machine machine;
   Pool& pool = machine.pool;
@@ -244,7 +245,7 @@ void addresses() {
   for (void* block : first) pool.free(&machine, block);
 }
 
-/// Random runs of few kinds, among them ones that end after 64, against the same steps done at once.
+/// Random runs of few kinds, some longer than 64, against the same steps executed directly.
 void random_runs() {
   Machine machine;
   std::mt19937 random(11);

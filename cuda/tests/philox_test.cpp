@@ -1,4 +1,4 @@
-// Philox 4x32-10 against the known answers published with Random123 (kat_vectors).
+// Philox 4x32-10 against the known answers of Random123 (kat_vectors).
 #include "philox.h"
 
 #include "check.h"

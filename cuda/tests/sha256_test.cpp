@@ -1,4 +1,4 @@
-// SHA-256: a known sum, and one, two or no processor's instructions give the same states. HMAC: known tags.
+// SHA-256 against a known digest and between its implementations; HMAC against known tags.
 #include "sha256.h"
 
 #include <cstring>
@@ -20,7 +20,7 @@ void known_sum() {
 }
 
 void known_tags() {
-  // RFC 4231's cases 1 and 2; its shorter keys are the same as with zeros behind them.
+  // RFC 4231, cases 1 and 2; their shorter keys are equal to zero-padded ones.
   struct Case {
     uint8_t key[mimo::hmac_key_bytes];
     const char* text;
@@ -67,7 +67,7 @@ void same_states(size_t blocks) {
   std::vector<uint8_t> bytes(2 * blocks * mimo::sha256_block + 1);
   uint32_t noise = 1;
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((noise = noise * 1664525 + 1013904223) >> 24);
-  // The second one is not aligned.
+  // The second stream is not aligned.
   const uint8_t* data[] = {bytes.data(), bytes.data() + blocks * mimo::sha256_block + 1};
   mimo::Sha256State plain[2], one[2], both[2];
   mimo::Sha256State* states[] = {&both[0], &both[1]};

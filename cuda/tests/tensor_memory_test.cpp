@@ -1,6 +1,6 @@
-// Collectives on tensors that the host cannot reach, as a GPU's are: every result is that of the same call on host
-// memory. The ranks are threads. Addresses of "far" memory fault when they are used; copies happen no sooner than
-// settle(), and held bytes are overwritten by the next ones.
+// Collectives on tensors that the host cannot access, like a GPU's, give the same results as on host memory. The ranks
+// are threads. Addresses of "far" memory fault on access; copies happen as late as settle(), and held bytes are
+// overwritten by the next hold().
 #include "tensor_memory.h"
 
 #include <cstring>
@@ -67,7 +67,7 @@ class Rank {
 
   void work() {
     const int32_t size = near_->size(), own = near_->rank(), next = (own + 1) % size, last = (own + size - 1) % size;
-    // A single round, several, and a last one that is not full.
+    // One round, several rounds, and a partial last round.
     for (const int64_t n : {0, 1, 1000, 8193, 250'001}) {
       for (const int32_t dtype : {MIMO_DTYPE_F32, MIMO_DTYPE_BF16}) {
         const int64_t bytes = n * (dtype == MIMO_DTYPE_F32 ? 4 : 2);
@@ -112,7 +112,7 @@ class Rank {
       compare("all_to_all", most, most, [&](Group& group, char* x, char* y) {
         group.wait(group.start(Group::collectives, mimo::make_all_to_all(group, x, y, rows.data(), row_bytes)));
       });
-      // Values of the host stay the host's in a group whose tensors are far.
+      // Host values remain in host memory in a group whose tensors are far.
       std::vector<int32_t> told(static_cast<size_t>(size));
       far_->wait(far_->start(Group::collectives,
                              mimo::make_all_gather(*far_, &own, told.data(), 4, MIMO_COLLECTIVE_EXCHANGE)));
@@ -122,7 +122,7 @@ class Rank {
   }
 
  private:
-  /// Makes a call on near and on far memory, and compares the results.
+  /// Makes a call on near and on far memory and compares the results.
   void compare(const char* what, int64_t x_bytes, int64_t y_bytes, const std::function<void(Group&, char*, char*)>& call) {
     std::vector<char> x(static_cast<size_t>(x_bytes) + 1), y(static_cast<size_t>(y_bytes) + 1);
     uint32_t state = 12345u + static_cast<uint32_t>(near_->rank());

@@ -1,5 +1,5 @@
-// The worker threads under stress: many short loops, loops of every length, exceptions, several pools at once, and a system
-// that gives fewer threads than are asked for.
+// Stress tests of the worker threads: many short loops, loops of every length, exceptions, several pools at once, and a
+// system that refuses threads.
 #include "thread_pool.h"
 
 #include <sys/resource.h>
@@ -20,7 +20,7 @@
 
 namespace {
 
-/// Every index once, and all of them before the loop returns.
+/// Each index is visited once, before the loop returns.
 void every_index_once(mimo::ThreadPool& pool, int64_t count) {
   std::vector<std::atomic<int32_t>> visits(static_cast<size_t>(count));
   mimo::parallel_for(pool, count, [&](int64_t i) { visits[static_cast<size_t>(i)].fetch_add(1); });
@@ -29,19 +29,19 @@ void every_index_once(mimo::ThreadPool& pool, int64_t count) {
   CHECK(once == count);
 }
 
-/// Short loops back to back: a late worker must never take an index of the next loop, nor a loop's result be read early.
+/// Short loops back to back: a late worker must not take an index of the next loop, nor may results be read too early.
 void many_short_loops(mimo::ThreadPool& pool, int64_t loops) {
   int64_t wrong = 0;
   for (int64_t loop = 0; loop < loops; ++loop) {
     const int64_t count = 1 + loop % 7;
-    int64_t plain[7] = {};  // not atomic: the loop's end must make the writes visible
+    int64_t plain[7] = {};  // not atomic: the end of the loop must make the writes visible
     mimo::parallel_for(pool, count, [&](int64_t i) { plain[i] = loop * 10 + i; });
     for (int64_t i = 0; i < 7; ++i) wrong += plain[i] == (i < count ? loop * 10 + i : 0) ? 0 : 1;
   }
   CHECK(wrong == 0);
 }
 
-/// Idle times around the workers' spin, so that they are caught spinning, falling asleep and sleeping.
+/// Pauses around the workers' spin time, which meet them spinning, falling asleep and asleep.
 void loops_after_pauses(mimo::ThreadPool& pool) {
   for (int64_t pause = 0; pause < 60; ++pause) {
     every_index_once(pool, 5);
@@ -49,7 +49,7 @@ void loops_after_pauses(mimo::ThreadPool& pool) {
   }
 }
 
-/// An exception reaches the caller, one of them when there are several, and the pool works on.
+/// Exceptions reach the caller, one if there are several, and the pool keeps working.
 void exceptions(mimo::ThreadPool& pool) {
   for (int64_t round = 0; round < 200; ++round) {
     std::atomic<int64_t> visits{0};
@@ -63,7 +63,7 @@ void exceptions(mimo::ThreadPool& pool) {
       message = error.what();
     }
     CHECK(message.rfind("index ", 0) == 0);
-    // On one thread the loop ends at once; otherwise the others finish the tasks they took.
+    // On one thread the loop ends at once; otherwise the others finish their current tasks.
     CHECK(visits.load() >= 1 && visits.load() <= 20);
     every_index_once(pool, 9);
   }
@@ -82,14 +82,14 @@ void ranges(mimo::ThreadPool& pool) {
   }
 }
 
-/// Bytes of addresses that this process has.
+/// Size of this process's address space in bytes.
 rlim_t address_space() {
   rlim_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-/// Some of the threads are given, the rest is refused: an error, and the process lives on.
+/// The system grants only some of the threads: an error, and the process survives.
 void refused_threads() {
   const pid_t child = fork();
   if (child == 0) {
@@ -123,7 +123,7 @@ int main() {
     exceptions(pool);
     ranges(pool);
   }
-  // Made and ended at once, with work or without; several alive, each with its caller.
+  // Pools created and destroyed at once, with and without work; several pools alive, each with its own caller.
   for (int64_t i = 0; i < 50; ++i) {
     mimo::ThreadPool pool(3);
     if (i % 2 == 0) every_index_once(pool, 3);

@@ -1,5 +1,5 @@
-// SHA-256 of consecutive ranges of a file that is being written (mimo/digests.h). A thread has two lanes, each with a range
-// and a buffer that stays in the core's cache; both are hashed together as far as both have bytes.
+// SHA-256 of consecutive ranges of a file that is being written (mimo/digests.h). Each thread hashes two ranges
+// interleaved, each with a buffer that stays in the core's cache, as far as both have bytes.
 #include "mimo/digests.h"
 
 #include <unistd.h>
@@ -34,9 +34,9 @@ struct Range {
 struct Lane {
   Range* range = nullptr;
   Sha256State state;
-  int64_t limit = 0;  // bytes of the range that are there
-  int64_t read = 0;   // of them
-  size_t begin = 0;   // of the bytes of the buffer that are not hashed yet
+  int64_t limit = 0;  // bytes of the range written to the file so far
+  int64_t read = 0;   // bytes of the range read so far
+  size_t begin = 0;   // first byte of the buffer not hashed yet
   size_t end = 0;
   std::vector<uint8_t> buffer = std::vector<uint8_t>(buffer_bytes);
 
@@ -53,7 +53,7 @@ struct mimo_digests {
     try {
       for (int i = 0; i < threads; i++) threads_.push_back(mimo::start_thread([this] { work(); }));
     } catch (...) {
-      // Threads that are not joined end the process.
+      // A std::thread destroyed without join would terminate the process.
       end();
       throw;
     }
@@ -112,7 +112,7 @@ struct mimo_digests {
     }
   }
 
-  /// Takes ranges whose bytes have begun to arrive, and waits until a lane can go on; false when no work is left.
+  /// Takes ranges whose first bytes have arrived and waits until a lane can continue; false if no work is left.
   bool prepare(Lanes& lanes) {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -138,7 +138,7 @@ struct mimo_digests {
     }
   }
 
-  /// Reads more bytes of the range behind those that do not fill a block; false if the file cannot be read.
+  /// Reads more bytes of the range after the incomplete block in the buffer; false if the file cannot be read.
   bool fill(mimo::Lane& lane) {
     const size_t kept = lane.end - lane.begin;
     std::memmove(lane.buffer.data(), lane.buffer.data() + lane.begin, kept);
@@ -191,8 +191,8 @@ struct mimo_digests {
   const int file_;
   std::mutex mutex_;
   std::condition_variable news_, finished_;
-  std::deque<mimo::Range> ranges_;  // its elements stay where they are
-  int64_t next_;                    // where the next range begins
+  std::deque<mimo::Range> ranges_;  // a deque keeps its elements in place
+  int64_t next_;                    // start of the next range
   int64_t written_;
   size_t taken_ = 0;
   size_t done_ = 0;

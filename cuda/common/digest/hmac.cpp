@@ -6,7 +6,7 @@
 namespace mimo {
 namespace {
 
-/// A hash that has taken in the key's block, each byte of it changed by `pad`.
+/// Hash state after the key's block XORed with `pad`.
 Sha256State begin_with_key(const uint8_t* key, uint8_t pad) {
   uint8_t block[sha256_block];
   for (size_t i = 0; i < sha256_block; ++i) block[i] = static_cast<uint8_t>((i < hmac_key_bytes ? key[i] : 0) ^ pad);

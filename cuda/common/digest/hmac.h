@@ -1,4 +1,4 @@
-// HMAC-SHA256 (RFC 2104) under keys of 32 bytes.
+// HMAC-SHA256 (RFC 2104) with keys of 32 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,13 +10,13 @@ namespace mimo {
 constexpr size_t hmac_key_bytes = 32;
 constexpr size_t hmac_tag_bytes = 32;
 
-/// The tag of a message that is given in parts.
+/// Computes the tag of a message given in parts.
 class Hmac {
  public:
   /// `key`: 32 bytes.
   explicit Hmac(const uint8_t* key);
   void add(const void* part, size_t bytes);
-  /// Writes the 32 bytes of the tag; no bytes may be added afterwards.
+  /// Writes the 32-byte tag; no parts may be added afterwards.
   void finish(uint8_t* tag);
 
  private:
@@ -27,7 +27,7 @@ class Hmac {
   uint64_t bytes_ = 0;
 };
 
-/// Whether two byte strings are equal; takes the same time wherever they differ.
+/// Compares two byte strings in time that does not depend on where they differ.
 bool equal_in_constant_time(const uint8_t* a, const uint8_t* b, size_t bytes);
 
 }  // namespace mimo

@@ -1,5 +1,5 @@
-// SHA-256 with the processor's own instructions (SHA-NI) where it has them. Of two streams the rounds alternate: a round
-// waits for the one before, not for that of the other stream.
+// SHA-256 with SHA-NI instructions if available. With two streams their rounds are interleaved, because each round
+// waits for the previous round of its own stream.
 #include "sha256.h"
 
 #include <cpuid.h>
@@ -28,7 +28,8 @@ uint32_t load_big_endian(const uint8_t* at) {
   return __builtin_bswap32(word);
 }
 
-/// Four rounds an iteration; x holds the words a, b, e, f of a stream and y its c, d, g, h, as the instructions want them.
+/// Four rounds an iteration; x holds words a, b, e, f of a stream and y words c, d, g, h, the layout of the
+/// instructions.
 template <int streams>
 __attribute__((target("sha,sse4.1,ssse3"))) void update_sha_ni(Sha256State* const* states, const uint8_t* const* data,
                                                                size_t blocks) {

@@ -1,4 +1,4 @@
-// The common part of all collectives, and those that only move bytes: all-gather, broadcast.
+// The common part of all collectives, and those that only move bytes: all-gather and broadcast.
 #include "collective.h"
 
 #include <algorithm>
@@ -88,13 +88,13 @@ class AllGather final : public Collective {
         x_(static_cast<const char*>(x)),
         y_(static_cast<char*>(y)) {
     if (y_ != nullptr || bytes == 0) return;
-    // No caller waits for this call: it may be written after the caller's memory is gone.
+    // No caller waits for this call, so the caller's memory may be freed before it is written.
     given_.assign(x_, x_ + bytes);
     x_ = given_.data();
   }
 
  protected:
-  /// A member that only gives does not read.
+  /// A member that only contributes does not read.
   bool needs(const Group&, int32_t) const override { return y_ != nullptr || bytes() == 0; }
   void write(Group& group, int64_t r, char* slot) override {
     if (r == 0 && bytes() > 0 && y_ != nullptr && y_ + group.rank() * bytes() != x_) {

@@ -1,5 +1,5 @@
-// Collectives in rounds (see group.h). A collective writes its slot and reads the others' in every round; waiting, publishing
-// and checking that the members agree is common to all.
+// Collectives in rounds (see group.h). A collective implements write() to its own slot and read() from the others'
+// slots; waiting, publishing and checking that the members agree are common to all.
 #pragma once
 #include "group.h"
 
@@ -7,7 +7,7 @@ namespace mimo {
 
 class Collective : public Call {
  public:
-  /// `detail` and `bytes` must be the same at every member.
+  /// `detail` and `bytes` must be equal at every member.
   Collective(TensorMemory& memory, int32_t kind, int64_t bytes, int32_t detail, int64_t rounds)
       : Call(kind, bytes), memory_(memory), detail_(detail), rounds_(rounds) {}
 
@@ -17,14 +17,14 @@ class Collective : public Call {
   std::vector<int32_t> missing(const Group& group) const final;
 
  protected:
-  /// This member's part of round `r`, counted from 0.
+  /// Writes this member's part of round `r`, counted from 0.
   virtual void write(Group& group, int64_t r, char* slot) = 0;
   /// Reads its part from the others' slots; `at(member)` is a member's slot.
   virtual void read(Group& group, int64_t r, uint64_t round) = 0;
-  /// Whether it reads this member's slot.
+  /// Whether it reads the slot of `member`.
   virtual bool needs(const Group&, int32_t /*member*/) const { return true; }
   void add_rounds(int64_t count) { rounds_ += count; }
-  /// The memory of its tensors. Copies of write() and read() may be done later: settle() follows them.
+  /// The memory of its tensors. Copies by write() and read() may be asynchronous until settle().
   TensorMemory& memory() const { return memory_; }
 
  private:
@@ -36,26 +36,26 @@ class Collective : public Call {
   int32_t detail_;
   int64_t rounds_;
   int64_t done_ = 0;
-  bool written_ = false;  // of the round under way
+  bool written_ = false;  // in the current round
 };
 
 /// x = reduction of every member's x.
 std::unique_ptr<Call> make_all_reduce(const Group& group, void* x, int64_t elements, int32_t dtype, int32_t reduction);
 std::unique_ptr<Call> make_reduce_scatter(const Group& group, const void* x, void* y, int64_t elements, int32_t dtype);
-/// `kind`: all-gather, or exchange or barrier (0 bytes) of the host's memory. An exchange with `y` null only gives: it is
-/// done once its part is written, and `x` may go before.
+/// `kind`: all-gather, or exchange or barrier (0 bytes) of host memory. An exchange with `y` null only contributes: it
+/// is done once its part is written, and `x` may be freed before.
 std::unique_ptr<Call> make_all_gather(const Group& group, const void* x, void* y, int64_t bytes, int32_t kind);
 std::unique_ptr<Call> make_broadcast(const Group& group, void* x, int64_t bytes, int32_t root);
-/// `rows` [4, size]: send offsets and counts, receive offsets and counts; copied.
+/// `rows` [4, size]: send offsets, send counts, receive offsets, receive counts; copied.
 std::unique_ptr<Call> make_all_to_all(const Group& group, const void* x, void* y, const int32_t* rows,
                                       int64_t row_bytes);
 
-/// mimo_group_exchange_rows. The ranges are read when the call begins to move.
+/// mimo_group_exchange_rows. The ranges are read when the call starts to move data.
 std::unique_ptr<Call> make_exchange_rows(Group& group, const mimo_row_exchange& rows);
 
 /// Returns when all members have called it.
 void barrier(Group& group);
-/// y [size, bytes] = every member's x, both of the host. With y null it only gives x, and does not wait.
+/// y [size, bytes] = every member's x, both in host memory. With y null it only contributes and does not wait.
 void exchange(Group& group, const void* x, void* y, int64_t bytes);
 
 std::unique_ptr<Call> make_send(Group& group, const void* x, int64_t bytes, int32_t to);

@@ -1,5 +1,5 @@
-// All-to-all with row counts that only sender and receiver know. The first round carries all members' counts, and the
-// rows of members whose rows fit beside them; the following ones, as many as the largest message needs, the rest.
+// All-to-all with row counts that only sender and receiver know. The first round carries all counts, and the rows of
+// members whose rows fit beside them; the following rounds, as many as the largest message needs, carry the rest.
 #include <algorithm>
 
 #include "collective.h"
@@ -20,7 +20,7 @@ class AllToAll final : public Collective {
         sent_(sent),
         share_(group.slot_bytes() / group.size() / 64 * 64) {}
 
-  // The counts of all members say whether more rounds follow.
+  // Only the counts of all members tell whether more rounds follow.
   bool needs_thread() const override { return !finished(); }
 
  protected:
@@ -106,10 +106,10 @@ class AllToAll final : public Collective {
   std::vector<int32_t> rows_;  // [4, size]
   int32_t size_;
   int64_t row_bytes_;
-  int64_t sent_;  // to others
+  int64_t sent_;  // bytes sent to others
   int64_t share_;
-  std::vector<char> inline_;    // by member: its rows come with its counts
-  std::vector<int64_t> start_;  // where those for this member begin
+  std::vector<char> inline_;    // by member: whether its rows come with its counts
+  std::vector<int64_t> start_;  // by member: offset of its rows for this member
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Rows to and from every member, in ranges that lie in the tensors' memory. The bytes sent to a member are a run: its ranges
-// of the one tensor, then of the one beside it. Every round carries an equal part of each such run through slots of their own;
-// the first round's common slots say how long the runs are: so many rounds follow as the longest needs.
+// Exchange of rows with every member, given as ranges in the tensors' memory. The bytes sent to a member form a run:
+// its ranges of the tensor, then of the tensor beside it. Each round carries an equal share of every run through slots
+// of its own. The first round's common slots announce the runs' lengths, and as many rounds follow as the longest run
+// needs.
 #include <algorithm>
 
 #include "collective.h"
@@ -15,7 +16,7 @@ struct Part {
   int64_t row_bytes;
 };
 
-/// Walks through the bytes of one member's ranges.
+/// Iterates over the bytes of one member's ranges.
 class Walk {
  public:
   Walk(const RowRange* ranges, int64_t count, const Part* parts) : ranges_(ranges), count_(count), parts_(parts) {}
@@ -26,7 +27,7 @@ class Walk {
     return rows * (parts_[0].row_bytes + parts_[1].row_bytes);
   }
 
-  /// Calls visit(address, bytes) for the next `most` bytes, or as many as are left.
+  /// Calls visit(address, bytes) for the next `most` bytes, or as many as remain.
   template <class Visit>
   void next(int64_t most, Visit&& visit) {
     while (most > 0 && part_ < 2) {
@@ -52,7 +53,7 @@ class Walk {
   int64_t count_;
   const Part* parts_;
   int32_t part_ = 0;
-  int64_t range_ = 0, begin_ = 0;  // of the next byte
+  int64_t range_ = 0, begin_ = 0;  // position of the next byte
 };
 
 class ExchangeRows final : public Collective {
@@ -64,7 +65,7 @@ class ExchangeRows final : public Collective {
         send_{part(rows.x, rows.row_bytes), part(rows.beside_x, rows.beside_row_bytes)},
         receive_{part(rows.y, rows.row_bytes), part(rows.beside_y, rows.beside_row_bytes)} {}
 
-  // The lengths of all members say whether more rounds follow.
+  // Only the lengths of all members tell whether more rounds follow.
   bool needs_thread() const override { return !finished(); }
 
  protected:

@@ -1,5 +1,5 @@
-// All-reduce and reduce-scatter. Each element is added in the order of the members by exactly one member (or by all of
-// them alike), so a result is the same whatever the sizes of slots and rounds.
+// All-reduce and reduce-scatter. Each element is summed in rank order by exactly one member (or by all members
+// identically), so results do not depend on the sizes of slots and rounds.
 #include <emmintrin.h>
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace mimo {
 namespace {
 
-/// Up to this size every member reduces everything itself: one round instead of two.
+/// Up to this size every member reduces everything itself, in one round instead of two.
 constexpr int64_t one_round_bytes = 32 << 10;
 
 int64_t dtype_bytes(int32_t dtype) {
@@ -30,7 +30,7 @@ int64_t dtype_bytes(int32_t dtype) {
 
 int32_t detail_of(int32_t dtype, int32_t reduction) { return dtype | reduction << 8; }
 
-/// A member's share of a slot that is divided among all.
+/// A member's share of a slot that is divided among all members.
 int64_t share_bytes(const Group& group) { return group.slot_bytes() / group.size() / 64 * 64; }
 
 int64_t clipped(int64_t count, int64_t left) { return left < 0 ? 0 : std::min(count, left); }
@@ -40,8 +40,8 @@ class Reducing : public Collective {
   Reducing(TensorMemory& memory, int32_t kind, int64_t bytes, int32_t dtype, int32_t reduction, int64_t rounds)
       : Collective(memory, kind, bytes, detail_of(dtype, reduction), rounds), dtype_(dtype), reduction_(reduction) {}
 
-  /// to = reduction over the members, in order, of `own` for this member and `slot_offset` in the slots of the others;
-  /// both in host memory.
+  /// to = reduction over the members, in order, of `own` for this member and of the others' slots at `slot_offset`;
+  /// both pointers are to host memory.
   void reduce(const Group& group, uint64_t round, int64_t slot_offset, const char* own, char* to, int64_t bytes) const {
     if (bytes <= 0) return;
     std::vector<const void*> parts(static_cast<size_t>(group.size()));
@@ -76,7 +76,7 @@ class SmallAllReduce final : public Reducing {
 
 constexpr int64_t piece_bytes = 8 << 10;
 
-/// Results that are not read soon are written past the caches, which then hold the slots alone.
+/// Results from this size on use non-temporal stores, which leaves the caches to the slots.
 constexpr int64_t streamed_bytes = 4 << 20;
 
 void copy_past_caches(char* to, const char* from, int64_t bytes) {
@@ -91,8 +91,8 @@ void copy_past_caches(char* to, const char* from, int64_t bytes) {
   _mm_sfence();
 }
 
-/// x is cut into chunks, a chunk into a share for each member, which reduces it. In round r a slot holds the member's
-/// contributions to the others' shares of chunk r and, at the place of its own share, the result of chunk r - 1.
+/// x is split into chunks, and a chunk into a share for each member, which reduces it. In round r a slot holds the
+/// member's contributions to the others' shares of chunk r and, in place of its own share, the result of chunk r - 1.
 class LargeAllReduce final : public Reducing {
  public:
   LargeAllReduce(const Group& group, char* x, int64_t bytes, int32_t dtype, int32_t reduction)
@@ -111,8 +111,8 @@ class LargeAllReduce final : public Reducing {
     char* tensor = x_ + offset(r, own);
     const char* held = memory().hold(tensor, own_bytes);
     char* to = memory().room(tensor);
-    // All members have written round r, so have read round r - 1: the next slot is free for the result, piece by piece while
-    // it is in the nearest cache.
+    // All members have written round r, hence read round r - 1, so the next slot is free for the result; reduced piece
+    // by piece while the piece is in the L1 cache.
     char* result = group.slot(own, round + 1) + own * share_;
     for (int64_t begin = 0; begin < own_bytes; begin += piece_bytes) {
       const int64_t count = std::min(piece_bytes, own_bytes - begin);
@@ -147,7 +147,7 @@ class LargeAllReduce final : public Reducing {
   int64_t chunk_;
 };
 
-/// In round r a slot holds, for every other member, the r-th piece of the part that this member has of the other's y.
+/// In round r a slot holds, for each other member, the r-th piece of this member's contribution to that member's y.
 class ReduceScatter final : public Reducing {
  public:
   ReduceScatter(const Group& group, const char* x, char* y, int64_t bytes, int32_t dtype)

@@ -1,4 +1,4 @@
-// The engine of a group: its area, the queues of calls, the threads that work on them, and the flight recorder's entries.
+// Group engine: the shared area, the queues of calls, the threads that advance them, and the flight recorder's entries.
 #include "group.h"
 
 #include <sched.h>
@@ -15,7 +15,7 @@
 namespace mimo {
 namespace {
 
-/// A wait looks at least this often whether the run has failed.
+/// A wait checks at least this often whether the run has failed.
 constexpr int64_t look_milliseconds = 50;
 
 }  // namespace
@@ -54,9 +54,9 @@ Group::Group(Run& run, const std::string& name, std::vector<int32_t> ranks, Tens
                                             " are on different hosts, between which there is no shared memory: ranks " +
                                             "of several hosts need NCCL (--device cuda, --distributed-backend nccl).");
   }
-  // A slot fits the nearest cache that two processes share, and all slots of a usual layout the 64 MB of a container.
+  // A slot fits the nearest cache shared by two processes, and all slots of a usual layout fit a container's 64 MB.
   slot_bytes_ = std::max<int64_t>(64 << 10, (512 << 10) / size() / 64 * 64);
-  // Spinning pays only where the other member has a core of its own.
+  // Spinning pays only if the other member has its own core.
   spin_nanoseconds_ = run.ranks() <= usable_cores() ? 50'000 : 2'000;
   key_ = group_key(name_, ranks_);
   const int64_t slot = static_cast<int64_t>(sizeof(SlotHeader)) + slot_bytes_;
@@ -74,8 +74,8 @@ Group::~Group() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// Writes the values that a rank has given before it ends: a reader that is two rounds behind has no room for them yet.
-/// A rank that ends before its work is done, or whose run fails, delivers no more values.
+/// Writes out the values that a rank has given before it exits: a reader two rounds behind has no free slot for them
+/// yet. A rank that exits before its work is done, or whose run fails, delivers no more values.
 void Group::deliver() {
   if (run_.region(run_.rank()).phase.load() != MIMO_RANK_PHASE_FINISHED) return;
   waiting_.fetch_add(1);
@@ -104,7 +104,7 @@ char* Group::row_slot(int32_t member, uint64_t of_round) const {
   return row_area_->address() + (2 * member + static_cast<int64_t>(of_round & 1)) * row_slot_bytes();
 }
 
-// Rows pass through once, so a slot need not stay in a cache. Every member waits for all others in every round, and larger
+// Rows are read once, so a slot need not stay in a cache. Every member waits for all others in each round, and larger
 // slots take fewer rounds.
 int64_t Group::row_slot_bytes() const { return std::max<int64_t>(64 << 10, (2 << 20) / size() / 64 * 64); }
 
@@ -183,7 +183,7 @@ void Group::wait(int64_t ticket) {
   if (lane.finished < sequence) std::rethrow_exception(failure_);
 }
 
-/// Advances every call that is first in its lane by one round. Returns whether any did.
+/// Advances the first call of every lane by one round. Returns whether any made progress.
 bool Group::advance() {
   bool moved = false;
   for (Lane& lane : lanes_) {
@@ -200,7 +200,7 @@ void Group::finish(Lane& lane) {
   ++lane.finished;
 }
 
-/// Whether calls under way would stand still without the group's thread.
+/// Whether pending calls would stall without the group's thread.
 bool Group::thread_wanted() const {
   if (failure_ != nullptr || waiting_.load() > 0) return false;
   return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
@@ -226,7 +226,7 @@ bool Group::spin(Done&& done) {
     for (int i = 0; i < 64; ++i) {
       if (advance()) {
         if (done()) return true;
-        // The other members are at work: the next round is near.
+        // The other members are active: the next round is near.
         end = monotonic_nanoseconds() + spin_nanoseconds_;
       }
       __builtin_ia32_pause();
@@ -251,7 +251,7 @@ void Group::sleep(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-/// The group's thread: works on calls while their caller does something else.
+/// The group's thread: advances calls while their callers do something else.
 void Group::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stop_) {
@@ -264,7 +264,7 @@ void Group::work() {
     } catch (...) {
       fail(std::current_exception());
     }
-    // A caller that came to wait takes over.
+    // A caller in wait() takes over.
     if (waiting_.load() > 0) {
       lock.unlock();
       sched_yield();

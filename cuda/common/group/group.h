@@ -1,16 +1,15 @@
-// Groups of processes of one host: collectives through shared memory. The CPU library moves tensors this way; the CUDA
-// library moves barriers and host values, and tensors too where ranks share a GPU.
+// Groups of processes on one host with collectives through shared memory. The CPU library moves tensors this way; the
+// CUDA library moves barriers and host values, and tensors too if ranks share a GPU.
 //
-// A group's area holds, for each member, two counters and two slots. Every collective is cut into rounds; all members know
-// their number. In round r a member
-//   1. waits until all members have read the content of its slot r mod 2 of two rounds ago (`read` >= r - 2),
+// A group's shared area holds two counters and two slots for each member. Every collective is split into rounds, whose
+// number all members know. In round r a member
+//   1. waits until all members have read its slot r mod 2, last written in round r - 2 (`read` >= r - 2),
 //   2. writes its part into that slot and publishes `written` = r,
-//   3. waits until those it needs have written round r, reads their slots and publishes `read` = r.
-// A member waits on the doorbell of its own place in the group; a member that publishes rings the others' doorbells.
+//   3. waits until the members it needs have written round r, reads their slots and publishes `read` = r.
+// A member waits on the doorbell of its own place; a member that publishes rings the doorbells of the others.
 //
-// A started call goes on by itself: a call of one round leaves its part in the slot at once and needs no thread until
-// it is waited for; longer calls are advanced by a thread of the group, unless the caller waits already and does the
-// work itself.
+// A started call makes progress by itself: a call of one round writes its slot at once and needs no thread until it is
+// waited for; longer calls are advanced by a thread of the group, or by the caller if it is already waiting.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -29,14 +28,14 @@ namespace mimo {
 
 class Group;
 
-/// The hash `state` goes on with these bytes.
+/// Continues the hash `state` with these bytes.
 uint64_t hash(uint64_t state, const void* data, size_t bytes);
-/// The key of a group, equal at all members.
+/// Key of a group, equal at all members.
 uint64_t group_key(const std::string& name, const std::vector<int32_t>& ranks);
-/// The index of `rank`, or -1.
+/// Index of `rank` in `ranks`, or -1.
 int32_t place_among(const std::vector<int32_t>& ranks, int32_t rank);
 
-/// "all_reduce" and so on, by MIMO_COLLECTIVE_*. A recording, or another host, may give any number.
+/// "all_reduce" etc. for MIMO_COLLECTIVE_*. Accepts any number, because recordings and other hosts may hold any.
 const char* collective_name(int32_t kind);
 
 /// A member's place in the shared area.
@@ -46,7 +45,7 @@ struct Place {
   std::atomic<uint64_t> read;
 };
 
-/// Describes the content of a slot, so that disagreement between members is found.
+/// Describes a slot's content, to detect disagreement between members.
 struct alignas(64) SlotHeader {
   int64_t sequence;
   int64_t bytes;
@@ -54,15 +53,15 @@ struct alignas(64) SlotHeader {
   int32_t detail;
 };
 
-/// A call under way. Its lane is the queue it stands in: 0 for collectives, then one for each peer and direction.
+/// A pending call. `lane` is the queue that it is in: 0 for collectives, then one for each peer and direction.
 class Call {
  public:
   Call(int32_t kind, int64_t bytes) : kind_(kind), bytes_(bytes) {}
   virtual ~Call() = default;
-  /// Moves on by at most one round. Returns whether it moved.
+  /// Advances by at most one round. Returns whether it made progress.
   virtual bool advance(Group& group) = 0;
   virtual bool finished() const = 0;
-  /// Rounds are left after start().
+  /// Whether rounds are left after start().
   virtual bool needs_thread() const = 0;
   /// Members whose part is missing.
   virtual std::vector<int32_t> missing(const Group& group) const = 0;
@@ -71,8 +70,8 @@ class Call {
   int64_t bytes() const { return bytes_; }
 
   int64_t ticket = 0;
-  int64_t sequence = 0;  // in its lane
-  int64_t number = 0;    // of the rank's calls: where its record is
+  int64_t sequence = 0;  // within its lane
+  int64_t number = 0;    // within the rank's calls: index of its record
 
  private:
   int32_t kind_;
@@ -96,7 +95,7 @@ class Channel {
 
 class Group {
  public:
-  /// `memory`: where the tensors of its collectives and messages lie.
+  /// `memory`: memory of the tensors of its collectives and messages.
   Group(Run& run, const std::string& name, std::vector<int32_t> ranks, TensorMemory& memory = host_memory());
   ~Group();
 
@@ -109,30 +108,30 @@ class Group {
 
   /// Queues a call; returns its ticket. `lane`: see Call.
   int64_t start(int32_t lane, std::unique_ptr<Call> call);
-  /// Returns when the call is done, working on it meanwhile. Throws the call's error.
+  /// Returns when the call is done, advancing it meanwhile. Throws the call's error.
   void wait(int64_t ticket);
 
   static constexpr int32_t collectives = 0;
   int32_t lane_to(int32_t peer) const { return 1 + peer; }
   int32_t lane_from(int32_t peer) const { return 1 + size() + peer; }
 
-  // For calls: the area.
+  // Used by calls: the shared area.
   Place& place(int32_t member) const { return reinterpret_cast<Place*>(area_.address())[member]; }
   SlotHeader& slot_header(int32_t member, uint64_t round) const;
   char* slot(int32_t member, uint64_t round) const;
   int64_t slot_bytes() const { return slot_bytes_; }
-  /// Slots of rows that members exchange, larger than slot(), in an area that the first exchange of the group makes.
+  /// Slots for row exchanges, larger than slot(), in an area that the group's first exchange creates.
   char* row_slot(int32_t member, uint64_t round) const;
   int64_t row_slot_bytes() const;
-  /// Maps the area of row_slot(). Throws when the run's shared memory has no room for it.
+  /// Maps the area of row_slot(). Throws if the run's shared memory is too small for it.
   void open_row_slots();
-  /// The next round of collectives.
+  /// Number of the next round of collectives.
   uint64_t round = 1;
   void ring(int32_t member) const { place(member).doorbell.ring(); }
   void ring_others() const;
-  /// The channel of a pair that includes this member. Throws for other pairs.
+  /// Channel between a pair that includes this member. Throws for other pairs.
   Channel& channel(int32_t from, int32_t to);
-  /// The name as errors have it: "language.tp all_reduce 12".
+  /// The call's name in error messages: "language.tp all_reduce 12".
   std::string describe(const Call& call) const;
 
  private:
@@ -157,7 +156,7 @@ class Group {
   std::string name_;
   std::vector<int32_t> ranks_;
   int32_t rank_;
-  uint64_t key_;  // of its areas
+  uint64_t key_;  // of its shared areas
   int64_t slot_bytes_;
   int64_t spin_nanoseconds_;
   Mapping area_;

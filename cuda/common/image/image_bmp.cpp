@@ -1,4 +1,4 @@
-// Windows bitmaps, as Pillow reads them: 1 to 32 bits, with a palette, masks or run lengths.
+// BMP files with Pillow's semantics: 1 to 32 bits, with a palette, bit masks or run-length encoding.
 #include <algorithm>
 #include <cstring>
 #include <string_view>
@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t uncompressed = 0, run_lengths_8 = 1, run_lengths_4 = 2, masked = 3;
 constexpr size_t file_header_bytes = 14;
 
-/// Little-endian numbers of the file; there is a damage where it ends.
+/// Reads little-endian numbers of the file; throws at its end.
 class Numbers {
  public:
   explicit Numbers(Bytes bytes) : bytes_(bytes) {}
@@ -27,7 +27,7 @@ class Numbers {
   Bytes bytes_;
 };
 
-/// Where red, green, blue and alpha are in a pixel of four bytes.
+/// Bit masks of red, green, blue and alpha in a 32-bit pixel.
 struct Layout {
   uint32_t masks[4];
   std::string_view order;
@@ -104,13 +104,13 @@ class BmpFile final : public ImageFile {
     return pixels + (from_top_ ? y : height - 1 - y) * stride;
   }
 
-  /// Bits of a pixel as Pillow unpacks them: it takes greys for whole bytes, whatever the header says.
+  /// Bits of a pixel as Pillow unpacks them: greys are whole bytes, whatever the header says.
   unsigned packed_bits() const {
     if (header_.mode == PixelMode::bit) return 1;
     return header_.mode == PixelMode::grey ? 8 : bits_;
   }
 
-  /// Returns the position behind the masks.
+  /// Returns the offset after the masks.
   size_t read_masks(size_t header_bytes, size_t behind_header) {
     const bool inside = header_bytes >= 52;
     const size_t at = inside ? file_header_bytes + 40 : behind_header;
@@ -132,7 +132,7 @@ class BmpFile final : public ImageFile {
     return inside ? behind_header : at + 12;
   }
 
-  /// Pillow has a picture whose palette only repeats the indexes in grey, or in black and white.
+  /// Pillow turns a palette that maps indexes to the same greys, or to black and white, into mode L or 1.
   void read_palette(Bytes colours, size_t count, size_t colour_bytes) {
     bool grey = count <= 256;
     for (size_t i = 0; i < std::min<size_t>(count, 256); ++i) {
@@ -186,7 +186,8 @@ class BmpFile final : public ImageFile {
     }
   }
 
-  /// Run lengths: pairs of a count and a colour; behind a zero an end of the row or picture, a leap, or plain colours.
+  /// Run-length encoding: pairs of a count and a colour; count 0 marks the end of a row or of the picture, a jump, or
+  /// literal colours.
   void read_runs(uint8_t* pixels) const {
     const size_t width = static_cast<size_t>(header_.width);
     const size_t area = static_cast<size_t>(header_.area());

@@ -31,14 +31,14 @@ Rgba from_inks(const uint8_t* inks) {
   return pixel;
 }
 
-/// Pillow cuts 16-bit greys off at 255.
+/// Pillow clips 16-bit greys at 255.
 uint8_t cut_off(const uint8_t* at) {
   uint16_t value;
   std::memcpy(&value, at, 2);
   return static_cast<uint8_t>(std::min<uint16_t>(value, 255));
 }
 
-/// Writes every pixel that `at` gives for a place in memory.
+/// Writes the pixel that `at` returns for each source address.
 template <int step, class At>
 void convert(const ImageHeader& header, const uint8_t* pixels, int64_t area, int channels, uint8_t* out, At at) {
   const bool transparent = channels == 4 && header.has_transparent_colour;

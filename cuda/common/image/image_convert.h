@@ -1,10 +1,10 @@
-// Pixels of any mode as grey, RGB or RGBA, as Pillow's convert makes them.
+// Conversion of pixels of any mode to grey, RGB or RGBA, equal to Pillow's convert.
 #pragma once
 #include "image_file.h"
 
 namespace mimo {
 
-/// The mode that needs no conversion for that number of channels: 1, 3 or 4.
+/// The mode that needs no conversion for 1, 3 or 4 channels.
 PixelMode mode_of_channels(int channels);
 
 /// Converts `area` pixels of a file's mode. `out` has channels * area bytes.

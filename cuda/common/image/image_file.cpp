@@ -1,4 +1,4 @@
-// Recognises the kind of an image file, and limits its size.
+// Detects the format of an image file and limits the image's size.
 #include "image_file.h"
 
 #include <string_view>
@@ -6,9 +6,9 @@
 namespace mimo {
 namespace {
 
-/// Pillow refuses more pixels as a decompression bomb (twice its MAX_IMAGE_PIXELS).
+/// Pillow rejects more pixels as a decompression bomb (twice its MAX_IMAGE_PIXELS).
 constexpr int64_t largest_area = 178'956'970;
-/// libpng's limit too. The taps of a resize take memory for each pixel of a side.
+/// libpng's limit too. Resizing allocates filter taps for each pixel of a side.
 constexpr int64_t largest_side = 1'000'000;
 
 struct Kind {
@@ -17,7 +17,7 @@ struct Kind {
   const char* name;
 };
 
-/// Kinds that Pillow reads and this does not: a sample with such an image is one that the Python package delivers.
+/// Formats that Pillow reads and this code does not: the Python package would deliver a sample with such an image.
 constexpr Kind unread_kinds[] = {
     {{"II*\0", 4}, 0, "a TIFF"},
     {{"MM\0*", 4}, 0, "a TIFF"},
@@ -46,7 +46,7 @@ bool has(Bytes bytes, std::string_view signature, size_t at = 0) {
   return text.size() >= at && text.substr(at).starts_with(signature);
 }
 
-/// PBM, PGM, PPM and their kin: a P, a letter or digit, a blank.
+/// PBM, PGM, PPM and related formats: a P, a letter or digit, white space.
 bool is_portable_map(Bytes bytes) {
   constexpr std::string_view kinds = "123456fFy";
   constexpr std::string_view blanks = " \t\r\n";

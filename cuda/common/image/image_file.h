@@ -1,4 +1,4 @@
-// Image files by kind: their headers, and their pixels as the Pillow library holds them.
+// Image files by format: headers, and pixels in Pillow's modes.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -13,13 +13,13 @@ namespace mimo {
 
 using Bytes = std::span<const uint8_t>;
 
-/// Kinds of files, as mimo_image_inspect numbers them.
+/// File formats, numbered as in mimo_image_inspect.
 enum class ImageFormat : int32_t { jpeg = 0, png = 1, webp = 2, gif = 3, bmp = 4 };
 
-/// Pillow's modes: 1, L, I;16, P, RGB, RGBA (LA too, its grey repeated), CMYK.
+/// Pillow's modes: 1, L, I;16, P, RGB, RGBA (also LA, with the grey repeated), CMYK.
 enum class PixelMode { bit, grey, grey16, palette, rgb, rgba, cmyk };
 
-/// Bytes of a pixel in memory: a bit is 0 or 255, 16 bits are in the machine's order.
+/// Bytes of a pixel in memory: a bit is stored as 0 or 255, 16 bits in native byte order.
 constexpr int bytes_of(PixelMode mode) {
   switch (mode) {
     case PixelMode::grey16: return 2;
@@ -35,11 +35,11 @@ struct ImageHeader {
   PixelMode mode;
   int width;
   int height;
-  /// As the file has them: 1 grey or palette, 2 grey and alpha, 3, or 4.
+  /// Channels in the file: 1 grey or palette, 2 grey and alpha, 3 or 4.
   int channels;
-  /// RGB colours and alphas of a palette; indexes beyond the file's are opaque black.
+  /// RGB colours and alphas of a palette; indexes beyond the file's palette are opaque black.
   std::array<std::array<uint8_t, 4>, 256> palette;
-  /// The colour that is transparent where alpha is asked for, if there is one; greys in all three.
+  /// The colour that becomes transparent if alpha is requested; a grey is in all three channels.
   bool has_transparent_colour = false;
   std::array<uint8_t, 3> transparent_colour{};
 
@@ -52,7 +52,7 @@ class ImageFile {
  public:
   virtual ~ImageFile() = default;
   const ImageHeader& header() const { return header_; }
-  /// Decodes to header().bytes() bytes, rows from the top. Once. Throws MIMO_ERROR_DATA for damage.
+  /// Decodes to header().bytes() bytes, top row first. May be called once. Throws MIMO_ERROR_DATA for damaged files.
   virtual void read(uint8_t* pixels) = 0;
 
  protected:
@@ -61,14 +61,14 @@ class ImageFile {
     header_.mode = mode;
     for (auto& colour : header_.palette) colour = {0, 0, 0, 255};
   }
-  /// Sets the size; throws MIMO_ERROR_DATA when it is empty or beyond Pillow's limit.
+  /// Sets the size; throws MIMO_ERROR_DATA if it is empty or above Pillow's limit.
   void set_size(int64_t width, int64_t height);
 
   ImageHeader header_{};
 };
 
-/// Reads the header of a file; `bytes` must outlive the result. Throws MIMO_ERROR_DATA for damage, and
-/// MIMO_ERROR_UNSUPPORTED for a kind that Pillow reads and this does not.
+/// Reads a file's header; `bytes` must outlive the result. Throws MIMO_ERROR_DATA for damaged files and
+/// MIMO_ERROR_UNSUPPORTED for a format that only Pillow reads.
 std::unique_ptr<ImageFile> open_image(Bytes bytes);
 
 std::unique_ptr<ImageFile> open_jpeg(Bytes bytes);
@@ -80,12 +80,12 @@ std::unique_ptr<ImageFile> open_bmp(Bytes bytes);
 [[noreturn]] inline void refuse_image(const std::string& why) { throw Error(MIMO_ERROR_DATA, "the image " + why); }
 [[noreturn]] inline void refuse_damaged(const std::string& why) { refuse_image("is damaged (" + why + ")"); }
 [[noreturn]] inline void refuse_cut_off() { refuse_image("ends too early"); }
-/// Refuses a file of a kind that is read in general, but not with this property.
+/// Throws for a file of a supported format with an unsupported feature.
 [[noreturn]] inline void refuse_unread(const std::string& kind) {
   throw Error(MIMO_ERROR_UNSUPPORTED, "the image is " + kind);
 }
 
-/// Pixels in memory that is not cleared first.
+/// Allocates pixels without clearing them.
 inline std::unique_ptr<uint8_t[]> make_pixels(int64_t bytes) {
   return std::unique_ptr<uint8_t[]>(new uint8_t[static_cast<size_t>(bytes)]);
 }

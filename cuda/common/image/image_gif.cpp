@@ -1,4 +1,4 @@
-// GIF files by giflib: the first picture on its canvas, as Pillow shows it.
+// GIF files through giflib: the first image on its canvas, as Pillow shows it.
 #include <gif_lib.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 struct Source {
   Bytes left;
-  /// The length of the last block may be missing: a picture that is whole is taken.
+  /// The last block's terminator may be missing: a complete picture is accepted.
   bool ended;
 };
 
@@ -70,7 +70,7 @@ class GifFile final : public ImageFile {
     refuse_damaged(reason_of(gif_->Error));
   }
 
-  /// Goes to the first picture, with the extensions before it.
+  /// Advances to the first image, reading the extensions before it.
   void find_picture() {
     for (;;) {
       GifRecordType record;
@@ -83,14 +83,14 @@ class GifFile final : public ImageFile {
       int code = 0;
       GifByteType* block = nullptr;
       require(DGifGetExtension(gif_.get(), &code, &block));
-      // Length, flags, two bytes of delay, the transparent index.
+      // Block layout: length, flags, two bytes of delay, the transparent index.
       const bool has_transparent = block != nullptr && block[0] >= 4 && (block[1] & 1) != 0;
       if (code == GRAPHICS_EXT_FUNC_CODE && has_transparent) transparent_ = block[4];
       while (block != nullptr) require(DGifGetExtensionNext(gif_.get(), &block));
     }
   }
 
-  /// A palette in which every colour is the grey of its index: Pillow has such pictures grey.
+  /// Whether every colour of a palette is the grey of its index: Pillow gives such images mode L.
   static bool only_indexes(const ColorMapObject& colours) {
     for (int i = 0; i < colours.ColorCount; ++i) {
       const GifColorType& colour = colours.Colors[i];

@@ -1,20 +1,21 @@
-// JPEG files by libjpeg-turbo, set as Pillow sets it: exact integer DCT, smooth upsampling, warnings ignored.
+// JPEG files through libjpeg-turbo with Pillow's settings: exact integer DCT, smooth upsampling, warnings ignored.
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
 
 #include "image_file.h"
-// After <cstdio>.
+// Must follow <cstdio>.
 #include <jpeglib.h>
 #include <jerror.h>
 
 namespace mimo {
 namespace {
 
-/// Passes over a progressive image; encoders make about ten. Each takes time for every pixel, whatever the file's size.
+/// Limit of the scans of a progressive image; encoders write about ten. Each costs time for every pixel, whatever the
+/// file's size.
 constexpr int most_scans = 250;
 
-/// libjpeg's own messages; its way of making them brings its way of printing them, which no shared library can link.
+/// libjpeg's messages. Its own table comes with its printing code, which cannot be linked into a shared library.
 constexpr const char* messages[] = {
 #define JVERSION ""
 #define JCOPYRIGHT_SHORT ""
@@ -34,7 +35,7 @@ void raise(j_common_ptr image) {
   std::longjmp(errors.failed, 1);
 }
 
-/// Pillow heeds no warning.
+/// Pillow ignores warnings.
 void count_warning(j_common_ptr image, int level) {
   if (level < 0) ++image->err->num_warnings;
 }
@@ -62,7 +63,7 @@ void reset_errors(j_common_ptr image) {
 
 void ignore_source(j_decompress_ptr) {}
 
-/// There is no more input: functions that need it return that they wait.
+/// No more input: functions that need some return as suspended.
 boolean no_more_input(j_decompress_ptr) { return FALSE; }
 
 void skip_input(j_decompress_ptr image, long count) {
@@ -77,7 +78,7 @@ void bound_scans(j_common_ptr image) {
   if (reinterpret_cast<j_decompress_ptr>(image)->input_scan_number > most_scans) ERREXIT(image, JERR_BAD_PROGRESSION);
 }
 
-/// libjpeg leaves by longjmp: the functions that arm it hold nothing that a destructor would have to free.
+/// libjpeg reports errors by longjmp: functions that arm it hold nothing with a destructor.
 class JpegFile final : public ImageFile {
  public:
   explicit JpegFile(Bytes bytes) : ImageFile(ImageFormat::jpeg, PixelMode::rgb) {
@@ -108,7 +109,7 @@ class JpegFile final : public ImageFile {
   void read(uint8_t* pixels) override {
     if (!decode(pixels)) refuse(last_failure());
     if (header_.mode != PixelMode::cmyk) return;
-    // Pillow takes all files of four inks for Adobe's, which are inverted.
+    // Pillow treats all CMYK files as Adobe's, whose values are inverted.
     for (int64_t i = 0; i < header_.bytes(); ++i) pixels[i] = static_cast<uint8_t>(255 - pixels[i]);
   }
 
@@ -168,13 +169,13 @@ class JpegFile final : public ImageFile {
       for (JDIMENSION i = 0; i < count; ++i) rows[i] = pixels + (image_.output_scanline + i) * stride;
       if (jpeg_read_scanlines(&image_, rows, count) == 0) return false;
     }
-    // Pillow accepts a missing end marker; it refuses other damage behind the last row.
+    // Pillow accepts a missing end marker, but no other damage after the last row.
     jpeg_finish_decompress(&image_);
     return true;
   }
 
   Failure last_failure() {
-    // Running out of input is not an error to libjpeg.
+    // libjpeg does not report the end of input as an error.
     if (!errors_.raised) return {true, false, ""};
     char reason[JMSG_LENGTH_MAX];
     format_message(reinterpret_cast<j_common_ptr>(&image_), reason);

@@ -1,10 +1,10 @@
-// Pixels as the encoder takes them: normalised, in planes or patch vectors (docs/spec/vision.md §2.1, §5.4, §G14).
+// Pixels in the encoder's format: normalised, as planes or patch vectors (docs/spec/vision.md §2.1, §5.4, §G14).
 #include "status.h"
 
 namespace mimo {
 namespace {
 
-/// Values of a byte in every channel: v / 255, minus the mean, over the deviation, each rounded to fp32.
+/// Table of normalised byte values for each channel: (v / 255 - mean) / deviation, each step rounded to fp32.
 void make_table(const float* statistics, float (&table)[3][256]) {
   for (int c = 0; c < 3; ++c) {
     for (int v = 0; v < 256; ++v) {

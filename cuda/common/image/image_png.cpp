@@ -1,6 +1,6 @@
-// PNG files: chunks, filters and passes as the format defines them, inflated by libdeflate, which takes half of zlib's
-// time and never gives more than the header says. Chunks that do not affect pixels (texts, colour profiles) are never
-// inflated. Debian's static libpng cannot be part of a shared library: its code is not position independent.
+// PNG files: chunks, filters and interlacing implemented here, inflated by libdeflate, which takes half of zlib's time
+// and never writes more than the header announces. Chunks that do not affect pixels (text, colour profiles) are never
+// inflated. Debian's static libpng is not position independent and cannot be linked into a shared library.
 #include <libdeflate.h>
 
 #include <algorithm>
@@ -15,12 +15,12 @@ namespace mimo {
 namespace {
 
 constexpr size_t signature_bytes = 8;
-/// Length and name before a chunk's data, checksum behind it.
+/// Length and name precede a chunk's data, the checksum follows it.
 constexpr size_t chunk_head = 8;
 constexpr size_t chunk_tail = 4;
 /// Colour types.
 constexpr int grey_only = 0, rgb_only = 2, indexed = 3, grey_alpha = 4, rgb_alpha = 6;
-/// Bytes that deflate makes of one at most: 258 of two bits.
+/// Maximum expansion of deflate: 258 bytes from two bits.
 constexpr size_t most_inflation = 1032;
 
 uint32_t read_u32(const uint8_t* at) {
@@ -30,11 +30,11 @@ uint32_t read_u32(const uint8_t* at) {
 struct Chunk {
   std::string_view name;
   Bytes data;
-  /// With length, name and checksum.
+  /// Including length, name and checksum.
   Bytes whole;
 };
 
-/// The chunk at a place of the file; the last picture chunk may be cut off, as the picture may be whole all the same.
+/// The chunk at an offset of the file. The last IDAT chunk may be truncated: the picture can be complete nevertheless.
 Chunk chunk_at(Bytes file, size_t at) {
   if (file.size() - at < chunk_head) refuse_cut_off();
   const size_t length = read_u32(file.data() + at);
@@ -51,7 +51,7 @@ Chunk chunk_at(Bytes file, size_t at) {
   return {name, rest.first(std::min(length, rest.size())), file.subspan(at)};
 }
 
-/// Every pass of Adam7: its first column and row, and the steps between them.
+/// Adam7 passes: first column and row, and the steps between columns and rows.
 struct Pass {
   int column, row, column_step, row_step;
 };
@@ -59,7 +59,7 @@ constexpr Pass interlaced_passes[] = {{0, 0, 8, 8}, {4, 0, 8, 8}, {0, 4, 4, 8}, 
                                       {0, 2, 2, 4}, {1, 0, 2, 2}, {0, 1, 1, 2}};
 constexpr Pass whole_pass[] = {{0, 0, 1, 1}};
 
-/// Of left, above and above left, the one nearest to left + above - above left.
+/// Paeth predictor: whichever of left, above and upper left is nearest to left + above - upper left.
 uint8_t paeth(int left, int above, int corner) {
   const int to_left = std::abs(above - corner);
   const int to_above = std::abs(left - corner);
@@ -68,7 +68,7 @@ uint8_t paeth(int left, int above, int corner) {
   return static_cast<uint8_t>(to_left <= to_above && to_left <= to_corner ? left : vertical);
 }
 
-/// Undoes a row's filter in place. `step`: bytes of a pixel, at least one; `above`: the row before it, or zeros.
+/// Reverses a row's filter in place. `step`: bytes of a pixel, at least one; `above`: the previous row, or zeros.
 template <size_t step>
 void unfilter(int filter, uint8_t* row, const uint8_t* above, size_t size) {
   switch (filter) {
@@ -205,7 +205,7 @@ class PngFile final : public ImageFile {
     if (data.size() < 2 * samples) refuse_damaged("its transparent colour is cut off");
     header_.has_transparent_colour = true;
     for (size_t i = 0; i < 3; ++i) {
-      // Pillow compares the low byte with samples of a byte.
+      // Pillow compares the low byte with 8-bit samples.
       header_.transparent_colour[i] = data[samples == 3 ? 2 * i + 1 : 1];
     }
     if (header_.mode == PixelMode::bit) {
@@ -213,7 +213,7 @@ class PngFile final : public ImageFile {
     }
   }
 
-  /// Pillow looks at the checksum of what precedes the picture, not at the picture's.
+  /// Pillow verifies the checksums of chunks before the picture, not of the picture's.
   static void check(const Chunk& chunk) {
     const uint8_t* begin = chunk.whole.data() + 4;
     const uint32_t found = libdeflate_crc32(0, begin, 4 + chunk.data.size());
@@ -237,7 +237,7 @@ class PngFile final : public ImageFile {
   size_t sample_bits() const { return static_cast<size_t>(header_.channels * depth_); }
   size_t row_bytes(size_t columns) const { return (columns * sample_bits() + 7) / 8; }
 
-  /// Bytes of the inflated picture: rows, each behind the number of its filter.
+  /// Bytes of the inflated picture: rows, each preceded by its filter type.
   size_t filtered_bytes() const {
     size_t bytes = 0;
     for (const Pass& pass : passes()) {
@@ -246,11 +246,11 @@ class PngFile final : public ImageFile {
     return bytes;
   }
 
-  /// The picture's chunks, which follow each other, put together.
+  /// Concatenates the picture's IDAT chunks, which are consecutive.
   std::vector<uint8_t> packed_picture() const {
     std::vector<uint8_t> packed;
     for (size_t at = 0; picture_.size() - at >= chunk_head;) {
-      // Pillow ignores bytes behind the picture.
+      // Pillow ignores data after the picture.
       if (std::memcmp(picture_.data() + at + 4, "IDAT", 4) != 0) break;
       const Chunk chunk = chunk_at(picture_, at);
       packed.insert(packed.end(), chunk.data.begin(), chunk.data.end());
@@ -262,7 +262,7 @@ class PngFile final : public ImageFile {
   std::unique_ptr<uint8_t[]> inflate() const {
     const size_t size = filtered_bytes();
     const std::vector<uint8_t> packed = packed_picture();
-    // zlib's two bytes before the data, and the sum behind it, which may be cut off.
+    // Two bytes of zlib header precede the data; the checksum after it may be missing.
     if (packed.size() < 2 || size / most_inflation > packed.size()) refuse_cut_off();
     const unsigned head = unsigned{packed[0]} << 8 | packed[1];
     if ((packed[0] & 15) != 8 || head % 31 != 0 || (packed[1] & 32) != 0) refuse_damaged("its picture is no zlib stream");
@@ -289,7 +289,7 @@ class PngFile final : public ImageFile {
     return filtered;
   }
 
-  /// A row's samples to pixels of header_.mode.
+  /// Converts a row's samples to pixels of header_.mode.
   void unpack(const uint8_t* row, size_t columns, uint8_t* out) const {
     if (depth_ < 8) {
       const unsigned most = (1u << depth_) - 1;
@@ -320,7 +320,7 @@ class PngFile final : public ImageFile {
   int depth_ = 0;
   int colour_type_ = 0;
   bool interlaced_ = false;
-  /// The file from the first part of the picture on.
+  /// The file from the first IDAT chunk on.
   Bytes picture_;
 };
 

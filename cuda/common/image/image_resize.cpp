@@ -1,6 +1,5 @@
-// Resizing as the Pillow library does it: bicubic with antialiasing, by integer taps on 8-bit pixels, by double-precision
-// ones on 16-bit greys. Source of the arithmetic: docs/spec/vision.md §5.4 (golden value G13); the order of the passes
-// is that of Pillow 13.
+// Pillow's resizing: bicubic with antialiasing, with integer taps on 8-bit pixels and double-precision taps on 16-bit
+// greys. Arithmetic: docs/spec/vision.md §5.4 (golden value G13); the order of the passes is that of Pillow 13.
 #include "image_resize.h"
 
 #include <algorithm>
@@ -23,7 +22,7 @@ double cubic(double x) {
   return 0.0;
 }
 
-/// Taps of every output of an axis: `count` of them from input `first` on.
+/// Filter taps of each output pixel of an axis: `count` taps from input `first` on.
 template <class Weight>
 struct Taps {
   struct Run {
@@ -80,7 +79,7 @@ uint8_t clamp(int32_t value) {
   return static_cast<uint8_t>(value < 0 ? 0 : (value > 255 ? 255 : value));
 }
 
-/// Rows of `from` pixels become rows of `to` pixels.
+/// Resizes rows of `from` pixels to rows of `to` pixels.
 template <int channels>
 void resize_rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t rows, const Taps<int32_t>& taps) {
   for (int64_t y = 0; y < rows; ++y, in += static_cast<int64_t>(from) * channels) {
@@ -98,7 +97,7 @@ void resize_rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t rows
   }
 }
 
-/// `from` rows of `stride` bytes become `to` rows.
+/// Resizes `from` rows of `stride` bytes to `to` rows.
 void resize_columns(const uint8_t* in, uint8_t* out, int to, int64_t stride, const Taps<int32_t>& taps) {
   std::vector<int32_t> sums(static_cast<size_t>(stride));
   for (int o = 0; o < to; ++o, out += stride) {
@@ -114,7 +113,7 @@ void resize_columns(const uint8_t* in, uint8_t* out, int to, int64_t stride, con
   }
 }
 
-/// The two passes over 8-bit pixels of `channels` interleaved channels.
+/// The horizontal and vertical pass over 8-bit pixels of `channels` interleaved channels.
 struct BytePasses {
   int channels;
 
@@ -130,7 +129,7 @@ struct BytePasses {
   }
 };
 
-/// The two passes over 16-bit greys.
+/// The horizontal and vertical pass over 16-bit greys.
 struct WordPasses {
   int64_t pixel_bytes() const { return 2; }
   void rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t height) const {
@@ -162,8 +161,8 @@ struct WordPasses {
   }
 };
 
-/// Along rows and columns. The rounding between the passes shows, so that their order is Pillow's: columns first when
-/// the height shrinks by more than twice as much as the width.
+/// Runs both passes in Pillow's order, because intermediate rounding is visible: vertical first if the height shrinks
+/// by more than twice as much as the width.
 template <class Passes>
 void resize(const Passes& passes, const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
   const int shrinks_by = from.height - to.height;
@@ -190,7 +189,7 @@ uint8_t multiply_255(unsigned a, unsigned b) {
   return static_cast<uint8_t>((product + (product >> 8)) >> 8);
 }
 
-/// Transparent pixels must not colour their neighbours: colours are weighted by alpha while resizing.
+/// Weights colours by alpha while resizing, so that transparent pixels do not colour their neighbours.
 void resize_premultiplied(const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to) {
   const int64_t from_bytes = int64_t{4} * from.width * from.height;
   const auto weighted = make_pixels(from_bytes);
@@ -210,7 +209,7 @@ void resize_premultiplied(const uint8_t* in, ResizedSize from, uint8_t* out, Res
   }
 }
 
-/// Source places by adding up the scale, as Pillow does: the sum rounds differently from a product.
+/// Source positions by repeated addition of the scale, as in Pillow: the sum rounds differently from a product.
 std::vector<int> nearest_places(int from, int to) {
   const double scale = static_cast<double>(from) / to;
   std::vector<int> places(static_cast<size_t>(to));

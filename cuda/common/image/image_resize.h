@@ -1,4 +1,4 @@
-// Resizing as the Pillow library does it.
+// Image resizing equal to Pillow's.
 #pragma once
 #include "image_file.h"
 
@@ -9,8 +9,8 @@ struct ResizedSize {
   int height;
 };
 
-/// Resizes as Pillow resizes an image of that mode: bits and palettes take the nearest pixel, the others are bicubic with
-/// antialiasing, colours weighted by alpha where there is one. `out` has to.width * to.height * bytes_of(mode) bytes.
+/// Resizes as Pillow does for the mode: nearest neighbour for bits and palettes, otherwise bicubic with antialiasing,
+/// with colours weighted by alpha if present. `out` has to.width * to.height * bytes_of(mode) bytes.
 void resize_pixels(PixelMode mode, const uint8_t* in, ResizedSize from, uint8_t* out, ResizedSize to);
 
 }  // namespace mimo

@@ -1,10 +1,10 @@
-// Names the libraries that decode images, and their versions.
+// Names and versions of the libraries that decode images.
 #include "image_versions.h"
 
 #include <cstdio>
 
 #include <gif_lib.h>
-// After <cstdio>.
+// Must follow <cstdio>.
 #include <jpeglib.h>
 #include <libdeflate.h>
 #include <webp/decode.h>

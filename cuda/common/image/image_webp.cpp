@@ -1,4 +1,4 @@
-// WebP files by libwebp: lossy, lossless, with alpha, and the first picture of an animation.
+// WebP files through libwebp: lossy, lossless, with alpha, and the first frame of an animation.
 #include <webp/decode.h>
 #include <webp/demux.h>
 
@@ -43,7 +43,7 @@ class WebpFile final : public ImageFile {
     refuse_unless_ok(WebPDecode(bytes_.data(), bytes_.size(), &config));
   }
 
-  /// Where the first frame does not reach, the canvas is transparent black.
+  /// The canvas outside the first frame is transparent black.
   void read_first_frame(uint8_t* pixels) const {
     const WebPData data{bytes_.data(), bytes_.size()};
     struct Free {

@@ -1,6 +1,6 @@
-// Caching allocator behind mimo_memory_*: blocks are rounded to size classes, kept when freed, and counted by tag. One
-// stream orders every use of a block (a block freed on a stream is reused by that stream), so no host synchronisation
-// is needed; the derived class provides the memory.
+// Caching allocator behind mimo_memory_*: blocks are rounded to size classes, cached when freed, and counted by tag. A
+// block freed on a stream is reused by the same stream only, whose order makes host synchronisation unnecessary. The
+// derived class provides the memory.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,9 +16,9 @@ class MemoryPool {
  public:
   virtual ~MemoryPool() = default;
 
-  /// Returns a block of at least `bytes`, reusable by work queued on `stream`.
+  /// Returns a block of at least `bytes` for work queued on `stream`.
   void* allocate(const void* stream, int64_t bytes, int32_t tag);
-  /// Gives a block back to the cache of `stream`. Throws for an address this pool did not hand out.
+  /// Returns a block to the cache of `stream`. Throws for an address that is not from this pool.
   void free(const void* stream, void* address);
   void statistics(mimo_memory_statistics* out) const;
   void reset_peak();
@@ -26,10 +26,11 @@ class MemoryPool {
   void trim();
   void set_limit(int64_t bytes);
 
-  /// A queue of work that the device does not have yet, and that may use blocks after they were freed here.
+  /// A queue of work not yet launched, which may use blocks after they were freed here.
   class Holder {
    public:
-    /// Cached blocks are about to go back to the system. Those freed from the returned count of frees() on stay.
+    /// Called before cached blocks are returned to the system. Blocks freed from the returned count of frees() on are
+    /// kept.
     virtual int64_t before_trim() = 0;
 
    protected:
@@ -37,23 +38,23 @@ class MemoryPool {
   };
   void add(Holder* holder);
   void remove(Holder* holder);
-  /// Blocks freed so far.
+  /// Number of blocks freed so far.
   int64_t frees() const;
 
  protected:
-  /// Null when the system has no memory left.
+  /// Returns null if the system has no memory left.
   virtual void* system_allocate(int64_t bytes) = 0;
   virtual void system_free(void* address, int64_t bytes) = 0;
-  /// The first `live` of a block's `bytes` may be touched from now on: lets a sanitizer see accesses that caching
-  /// and rounding would hide from it.
+  /// Only the first `live` of a block's `bytes` may be accessed from now on: lets a sanitizer see accesses that caching
+  /// and rounding would hide.
   virtual void mark_live(void* /*address*/, int64_t /*live*/, int64_t /*bytes*/) {}
-  /// Derived destructors call this while system_free is still theirs.
+  /// Derived destructors must call this while their system_free still exists.
   void release_all();
 
  private:
   struct Block {
-    int64_t bytes;      // of the block
-    int64_t requested;  // the requested size, which statistics count
+    int64_t bytes;      // size of the block
+    int64_t requested;  // requested size, which statistics count
     int32_t tag;
   };
   static int64_t block_bytes(int64_t requested);
@@ -61,8 +62,8 @@ class MemoryPool {
 
   mutable std::mutex mutex_;
   std::unordered_map<void*, Block> live_;
-  // Per stream: free blocks by size and address, with the frees() before theirs. The lowest free block is taken, in
-  // whatever order blocks became free, so that equal steps get equal addresses.
+  // For each stream, free blocks by size and address, with frees() at their release. The lowest address is taken, in
+  // whatever order blocks were freed, so that equal steps get equal addresses.
   std::map<const void*, std::map<int64_t, std::map<void*, int64_t>>> cache_;
   std::vector<Holder*> holders_;
   int64_t frees_ = 0;
