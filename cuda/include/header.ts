@@ -125,7 +125,7 @@ function readHeader({ path, text: commented }: HeaderFile): Header {
 
 /**
  * Reads the ABI: what every header declares, by its path. A header is read alone: its arrays have lengths that it defines.
- * Throws an Error that quotes the declaration that is not read.
+ * Throws an Error that quotes a declaration it cannot parse.
  */
 export function readHeaders(files = headerFiles()): ReadonlyMap<string, Header> {
 	return new Map(files.map((file) => [file.path, readHeader(file)]));

@@ -16,10 +16,10 @@ enum mimo_backend {
 MIMO_API int32_t mimo_run_set_backend(mimo_run* run, mimo_device* device, int32_t backend);
 
 /* All members call the same collectives of a group in the same order; a send is matched with a receive by pair and direction.
- * A call starts after the stream's earlier work, runs beside later work, and gives a ticket; work queued on a stream after
- * mimo_group_wait sees its result. Until then its tensors must neither be written nor freed, and what it writes not read.
- * Several calls may be under way, of several groups in any order. Reductions take f32, bf16, f64 and i32. Through shared memory
- * they add in the order of the members, bf16 with fp32 sums, and repeat bit for bit; NCCL adds in an order of its own, which
+ * A call starts after the stream's earlier work, runs concurrently with later work, and returns a ticket; work queued after
+ * mimo_group_wait sees its result. Until then its tensors must not be written or freed, and its outputs not read. Several calls
+ * may be pending, of several groups in any order. Reductions take f32, bf16, f64 and i32. Through shared memory
+ * they add in the order of the members, bf16 with fp32 sums, and repeat bit for bit; NCCL chooses the order, which
  * mimo_device_set_deterministic fixes. When the run fails, calls and waits return MIMO_ERROR_PEER. */
 typedef struct mimo_group mimo_group;
 
@@ -32,8 +32,8 @@ MIMO_API int32_t mimo_group_create(mimo_run* run, const char* name, const int32_
 MIMO_API int32_t mimo_group_destroy(mimo_group* group);
 /* Work queued on `stream` from now on starts after the call of the ticket. The CPU library waits for the call itself. */
 MIMO_API int32_t mimo_group_wait(mimo_group* group, mimo_stream* stream, int64_t ticket);
-/* x [elements] = the reduction of every member's x. MIMO_REDUCTION_MAX: a NaN counts as the greatest through shared memory;
- * NCCL drops it where another member has a number. */
+/* x [elements] = the reduction of every member's x. MIMO_REDUCTION_MAX: through shared memory NaN propagates; NCCL ignores
+ * it if another member has a number. */
 MIMO_API int32_t mimo_group_all_reduce(mimo_group* group, mimo_stream* stream, void* x, int64_t elements, int32_t dtype,
                                        int32_t reduction, int64_t* ticket);
 /* y [elements] = this member's row of the sum of every member's x [size, elements]. y may be that row of x. */
@@ -56,6 +56,6 @@ MIMO_API int32_t mimo_group_receive(mimo_group* group, mimo_stream* stream, void
                                     int64_t* ticket);
 /* Waits until every member has called it. */
 MIMO_API int32_t mimo_group_barrier(mimo_group* group);
-/* host_y [size, bytes] = every member's host_x [bytes]: host memory, waits for the other members. With host_y null this member
- * gives its bytes and does not wait. */
+/* host_y [size, bytes] = every member's host_x [bytes]: in host memory; waits for the other members. With host_y null this
+ * member only contributes its bytes and does not wait. */
 MIMO_API int32_t mimo_group_exchange(mimo_group* group, const void* host_x, void* host_y, int64_t bytes);

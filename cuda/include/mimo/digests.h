@@ -1,6 +1,6 @@
 /*
- * SHA-256 of consecutive ranges of a file while another thread writes it. Without a device or stream; threads of the library
- * do the work.
+ * SHA-256 of consecutive ranges of a file while another thread writes it. Needs no device or stream; runs on threads of the
+ * library.
  *
  *     mimo_digests_open(file, position of the first range, 1, &digests);
  *     mimo_digests_range(digests, bytes of the next range);       // before its bytes are announced
@@ -8,8 +8,8 @@
  *     mimo_digests_wait(digests, host_sums, 32 * ranges);         // all ranges must have been announced
  *     mimo_digests_close(digests);                                // at any time
  *
- * The file is read back, so that the sums are those of what it holds. A thread takes two ranges at a time: SHA-256's
- * instructions on one range wait for each other, and two ranges interleaved take little more time than one.
+ * The file is read back, so that the digests describe its actual content. A thread hashes two ranges interleaved, which takes
+ * little more time than one, because SHA-256's instructions on one range depend on each other.
  */
 #pragma once
 

@@ -1,9 +1,9 @@
-/* Exchange of tokens' rows between the ranks that hold experts: an all-to-all whose row counts only the device knows. */
+/* Expert-parallel all-to-all of token rows whose row counts are only known on the device. */
 #pragma once
 
 #include "collectives.h"
 
-/* At which side rows are staged for MIMO_ROW_TRANSPORT_PEERS: the sender's, from which receivers read, or the receiver's, to
+/* Side on which rows are staged for MIMO_ROW_TRANSPORT_PEERS: the sender's, from which receivers read, or the receiver's, to
  * which senders write. */
 enum mimo_row_stage { MIMO_ROW_STAGE_SENDER = 0, MIMO_ROW_STAGE_RECEIVER = 1 };
 
@@ -11,16 +11,16 @@ enum mimo_row_stage { MIMO_ROW_STAGE_SENDER = 0, MIMO_ROW_STAGE_RECEIVER = 1 };
 enum mimo_row_transport {
   MIMO_ROW_TRANSPORT_HOST = 0,  /* through the host's shared memory */
   MIMO_ROW_TRANSPORT_PEERS = 1, /* GPUs of a host read and write each other's memory */
-  MIMO_ROW_TRANSPORT_COUNTS = 2 /* messages of NCCL, for which the host has to know the ranges */
+  MIMO_ROW_TRANSPORT_COUNTS = 2 /* NCCL messages, which need the ranges on the host */
 };
 
-/* Ranges of rows are device int32 [size, ranges, 3], as mimo_expert_exchange_plan writes them: for each member, each range's
- * first row here, its first row at the member, and its number of rows. What A's send_ranges say of B, B's receive_ranges say
- * of A, with "here" and "at the member" swapped. Ranges of y do not overlap. */
+/* Ranges of rows are device int32 [size, ranges, 3], as written by mimo_expert_exchange_plan: for each member and range the
+ * first row here, the first row at the member, and the number of rows. A's send_ranges for B equal B's receive_ranges for A
+ * with "here" and "at the member" swapped. Ranges of y do not overlap. */
 typedef struct mimo_row_exchange {
   const void* x;                 /* [x_rows], rows of row_bytes */
   void* y;                       /* [y_rows], rows of row_bytes */
-  const void* beside_x;          /* [x_rows], rows of beside_row_bytes that go with the rows of x; or null */
+  const void* beside_x;          /* [x_rows], rows of beside_row_bytes sent along with the rows of x; or null */
   void* beside_y;                /* [y_rows]; null where beside_x is */
   const int32_t* send_ranges;    /* of x */
   const int32_t* receive_ranges; /* of y */
@@ -29,7 +29,7 @@ typedef struct mimo_row_exchange {
   int64_t beside_row_bytes; /* 0 without beside_x */
   int64_t x_rows;           /* upper bound of the rows of x */
   int64_t y_rows;           /* upper bound of the rows of y */
-  int64_t stage_rows;       /* upper bound of the staged side's rows at any member; the same number at all members */
+  int64_t stage_rows;       /* upper bound of the staged side's rows at any member; equal at all members */
   int32_t stage;            /* MIMO_ROW_STAGE_* */
 } mimo_row_exchange;
 
@@ -37,6 +37,5 @@ typedef struct mimo_row_exchange {
  * transports. */
 MIMO_API int32_t mimo_group_exchange_rows(mimo_group* group, mimo_stream* stream, const mimo_row_exchange* rows,
                                           const int32_t* host_ranges, int64_t* ticket);
-/* Prepares mimo_group_exchange_rows: a collective that every member calls. `transport` receives MIMO_ROW_TRANSPORT_*, the same
- * at all members. */
+/* Prepares mimo_group_exchange_rows; a collective call. `transport` receives MIMO_ROW_TRANSPORT_*, equal at all members. */
 MIMO_API int32_t mimo_group_row_transport(mimo_group* group, mimo_stream* stream, int32_t* transport);

@@ -1,15 +1,14 @@
 /*
- * Images: plain functions on host memory, without a device or stream; any thread may call them. Pixels are bytes, rows from
- * the top, channels interleaved. Files are JPEG, PNG, WebP, GIF or BMP. MIMO_ERROR_DATA: the file is damaged;
- * MIMO_ERROR_UNSUPPORTED: the file is of another kind, or of a variant that is not read. Memory is bounded by the size in the
- * file's header.
+ * Images: functions on host memory without a device or stream, callable from any thread. Pixels are bytes, top row first,
+ * channels interleaved. Formats: JPEG, PNG, WebP, GIF, BMP. MIMO_ERROR_DATA: the file is damaged; MIMO_ERROR_UNSUPPORTED:
+ * another format or an unsupported variant. Memory use is bounded by the image size in the file's header.
  */
 #pragma once
 
 #include "library.h"
 
 /* Reads the header alone. host_header[0..3] = width, height, channels as the file has them (1 grey or palette, 2 grey
- * and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP). Of an animation the first picture is read. */
+ * and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP). The first frame of an animation is read. */
 MIMO_API int32_t mimo_image_inspect(const void* host_bytes, int64_t bytes, int32_t* host_header);
 /* Decodes a file to 1 (grey), 3 (RGB) or 4 (RGBA) channels, as Pillow's Image.convert does. host_pixels [height, width,
  * channels]; pixel_bytes: its size. */

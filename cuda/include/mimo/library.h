@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
-/* Raised with every change of a struct's layout or of a meaning: the program refuses a library of another version. */
+/* Incremented with every change of a struct's layout or of semantics: the program rejects a library of another version. */
 #define MIMO_ABI_VERSION 18
 
-/* Before every function: it is visible, and has C's name in C++. */
+/* Declares every function: exported, with C linkage. */
 #ifdef __cplusplus
 #define MIMO_API extern "C" __attribute__((visibility("default")))
 #else
@@ -28,9 +28,9 @@ enum mimo_status {
 enum mimo_dtype { MIMO_DTYPE_F32 = 0, MIMO_DTYPE_BF16 = 1, MIMO_DTYPE_I32 = 2, MIMO_DTYPE_U8 = 3, MIMO_DTYPE_F64 = 4 };
 
 MIMO_API int32_t mimo_abi_version(void);
-/* "cpu" or "cuda". */
+/* Returns "cpu" or "cuda". */
 MIMO_API const char* mimo_library_kind(void);
-/* A line that names the embedded or opened libraries and their versions. */
+/* Returns a line with the embedded or loaded libraries and their versions. */
 MIMO_API const char* mimo_library_versions(void);
-/* The sentence of the last failed call of this thread; "" when none failed. */
+/* Returns the error sentence of this thread's last failed call, or "". */
 MIMO_API const char* mimo_last_error(void);

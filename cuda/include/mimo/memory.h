@@ -3,7 +3,7 @@
 
 #include "stream.h"
 
-/* What a block of memory is for: statistics are kept by tag. MIMO_TAG_COUNT is their number. */
+/* Purpose of a block of memory; statistics are kept by tag. MIMO_TAG_COUNT is the number of tags. */
 enum mimo_memory_tag {
   MIMO_TAG_PARAMETER = 0,
   MIMO_TAG_GRADIENT = 1,
@@ -16,7 +16,7 @@ enum mimo_memory_tag {
 };
 
 typedef struct mimo_memory_statistics {
-  int64_t live_bytes;         /* bytes asked for and not freed */
+  int64_t live_bytes;         /* bytes requested and not freed */
   int64_t peak_bytes;         /* the highest live_bytes since mimo_memory_reset_peak */
   int64_t reserved_bytes;     /* bytes taken from the system: live blocks, rounded up, and cached ones */
   int64_t live_blocks;        /* blocks not freed */
@@ -25,21 +25,22 @@ typedef struct mimo_memory_statistics {
   int64_t peak_bytes_by_tag[MIMO_TAG_COUNT]; /* each tag's own peak, at its own time */
 } mimo_memory_statistics;
 
-/* A block of the pool of the stream's device, for work queued on `stream` from now on. Its address is a multiple of 64, and
- * unique also for 0 bytes; its content is undefined. MIMO_ERROR_OUT_OF_MEMORY names the bytes, the tag and what is live. */
+/* Allocates a block from the pool of the stream's device, for work queued on `stream` from now on. The address is a multiple
+ * of 64, and unique even for 0 bytes; the content is undefined. MIMO_ERROR_OUT_OF_MEMORY names the bytes, the tag and the live
+ * bytes. */
 MIMO_API int32_t mimo_memory_allocate(mimo_stream* stream, int64_t bytes, int32_t tag, void** address);
-/* Caches the block for later blocks of `stream`: work queued before may still use it. */
+/* Returns the block to the cache of `stream`, whose earlier work may still use it. */
 MIMO_API int32_t mimo_memory_free(mimo_stream* stream, void* address);
 MIMO_API int32_t mimo_memory_statistics_get(mimo_device* device, mimo_memory_statistics* statistics);
 MIMO_API int32_t mimo_memory_reset_peak(mimo_device* device);
-/* Gives the pool's cached blocks back to the system. */
+/* Returns the pool's cached blocks to the system. */
 MIMO_API int32_t mimo_memory_trim(mimo_device* device);
-/* Makes mimo_memory_allocate refuse to pass `bytes` live (0 = no limit): for tests, and to stand for a smaller device. */
+/* Limits the live bytes of mimo_memory_allocate (0 = no limit): for tests, and to simulate a smaller device. */
 MIMO_API int32_t mimo_memory_limit(mimo_device* device, int64_t bytes);
 
-/* Copies, and zeros, in the order of the stream. When mimo_memory_copy_to_host returns, the bytes are there; when
- * mimo_memory_copy_to_device returns, its source may change. Source and destination do not overlap. After a failure of the run
- * whose collectives were ended, mimo_memory_copy_to_host of the CUDA library returns MIMO_ERROR_PEER. */
+/* Copies and zero fill, in stream order. mimo_memory_copy_to_host returns when the copy is complete; after
+ * mimo_memory_copy_to_device returns its source may change. Source and destination must not overlap. After the collectives of a
+ * failed run were aborted, mimo_memory_copy_to_host of the CUDA library returns MIMO_ERROR_PEER. */
 MIMO_API int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);

@@ -1,6 +1,6 @@
 /*
- * Streams and events. Operations are queued on a stream and run in its order; an event marks a place in that order. The CPU
- * library has done all work when a call returns.
+ * Streams and events. Operations are queued on a stream and run in order; an event marks a position in that order. In the CPU
+ * library all work is complete when a call returns.
  */
 #pragma once
 
@@ -9,14 +9,14 @@
 typedef struct mimo_stream mimo_stream;
 typedef struct mimo_event mimo_event;
 
-/* priority: 0 is normal; a negative one goes first, clamped to what the GPU offers. The CPU library ignores it. */
+/* priority: 0 is normal; negative values run first, clamped to the GPU's range. The CPU library ignores it. */
 MIMO_API int32_t mimo_stream_create(mimo_device* device, int32_t priority, mimo_stream** stream);
 /* Waits for the stream's work first. */
 MIMO_API int32_t mimo_stream_destroy(mimo_stream* stream);
-/* Waits until all work queued on the stream is done; reports what failed in it. */
+/* Waits until all work queued on the stream is done; returns its error. */
 MIMO_API int32_t mimo_stream_synchronize(mimo_stream* stream);
 
-/* How much of a stream's work was launched as CUDA graphs since mimo_stream_set_graphs turned them on. */
+/* Statistics of a stream's CUDA graphs since mimo_stream_set_graphs enabled them. */
 typedef struct mimo_graph_statistics {
   int64_t graphs;               /* graphs recorded */
   int64_t launches;             /* launches of those graphs */
@@ -25,9 +25,9 @@ typedef struct mimo_graph_statistics {
 } mimo_graph_statistics;
 
 /* wanted 1: operations are held back until an event, a collective or a copy to or from the host needs them queued, or 64 are
- * held. A run of operations that came before, with the same arguments and addresses, is launched as one CUDA graph. An error
- * of an operation may be returned by a later call. mimo_device_set_deterministic must be called earlier. 0 (default): each
- * operation is queued at once. The CPU library returns MIMO_ERROR_UNSUPPORTED for 1. */
+ * held. A run of operations that occurred before with identical arguments, addresses included, is launched as one CUDA graph.
+ * An operation's error may be returned by a later call. Call mimo_device_set_deterministic before. 0 (default): each operation
+ * is queued at once. The CPU library returns MIMO_ERROR_UNSUPPORTED for 1. */
 MIMO_API int32_t mimo_stream_set_graphs(mimo_stream* stream, int32_t wanted);
 MIMO_API int32_t mimo_stream_graph_statistics(mimo_stream* stream, mimo_graph_statistics* statistics);
 

@@ -1,4 +1,4 @@
-/* Activations of feed-forward layers, plain and gated. */
+/* Activations of feed-forward layers, ungated and gated. */
 #pragma once
 
 #include "../stream.h"
@@ -12,7 +12,7 @@ enum mimo_activation {
 };
 
 /* y = row_probability * activation(x). x is [rows, width], or [rows, 2 width] for the gated kinds: the gate half, then the
- * linear half; or, with `interleave` = s, which divides width, blocks of s gate columns and s linear columns in turn. */
+ * linear half; or, with `interleave` = s, which divides width, alternating blocks of s gate and s linear columns. */
 typedef struct mimo_activation_forward_args {
   const void* x;
   const float* row_probability; /* [rows], or null = 1 */

@@ -1,4 +1,4 @@
-/* Attention within packed sequences, with grouped query heads; and for one more token of many sequences. */
+/* Attention within packed sequences with grouped query heads, and the decode step for one new token of each sequence. */
 #pragma once
 
 #include "../stream.h"
@@ -6,11 +6,11 @@
 enum mimo_attention_mask { MIMO_ATTENTION_FULL = 0, MIMO_ATTENTION_CAUSAL = 1 };
 
 /* o = softmax(softmax_scale q kᵀ) v within each sequence. Query head i = g * (query_heads / key_heads) + r reads key head g.
- * The element d of query head (g, r) is q[t * token_stride + g * group_stride + r * head_dim + d], of key or value head g k[t
- * * token_stride + g * group_stride + d]: a fused [q…q k v] projection is read in place. Dropout keeps a probability where u
- * >= dropout, and divides it by 1 - dropout; u is that of mimo_dropout for the element index ((first_token + token) *
- * full_heads + first_head + query head) * 2^32 + key position in the sequence: the mask is the same under every packing and
- * tensor-parallel layout. */
+ * Element d of query head (g, r) is q[t * token_stride + g * group_stride + r * head_dim + d], of key or value head g
+ * k[t * token_stride + g * group_stride + d]: a fused [q…q k v] projection is read in place. Dropout keeps a probability if
+ * u >= dropout and divides it by 1 - dropout; u is that of mimo_dropout for the element index
+ * ((first_token + token) * full_heads + first_head + query head) * 2^32 + key position in the sequence: the mask does not
+ * depend on packing or tensor-parallel layout. */
 typedef struct mimo_attention_forward_args {
   const void* q;
   const void* k;
@@ -20,7 +20,7 @@ typedef struct mimo_attention_forward_args {
   const int32_t* cu_seqlens;
   int64_t sequences;
   int64_t tokens;
-  int64_t max_seqlen; /* no sequence is longer */
+  int64_t max_seqlen; /* upper bound of the sequence lengths */
   int64_t query_heads;
   int64_t key_heads;
   int64_t head_dim;
@@ -37,7 +37,7 @@ typedef struct mimo_attention_forward_args {
 } mimo_attention_forward_args;
 MIMO_API int32_t mimo_attention_forward(mimo_stream* stream, const mimo_attention_forward_args* args);
 
-/* dq, dk and dv lie as q, k and v do, but with the token stride d_token_stride. */
+/* dq, dk and dv have the layout of q, k and v, but with the token stride d_token_stride. */
 typedef struct mimo_attention_backward_args {
   const void* d_o; /* [T, query_heads * head_dim] */
   const void* q;
@@ -51,7 +51,7 @@ typedef struct mimo_attention_backward_args {
   const int32_t* cu_seqlens;
   int64_t sequences;
   int64_t tokens;
-  int64_t max_seqlen; /* no sequence is longer */
+  int64_t max_seqlen; /* upper bound of the sequence lengths */
   int64_t query_heads;
   int64_t key_heads;
   int64_t head_dim;
@@ -70,9 +70,9 @@ typedef struct mimo_attention_backward_args {
 } mimo_attention_backward_args;
 MIMO_API int32_t mimo_attention_backward(mimo_stream* stream, const mimo_attention_backward_args* args);
 
-/* Causal attention of one more token of each of S sequences. q, k and v lie as in attention_forward, with one token for each
- * sequence. `keys` and `values` are caches of many sequences: sequence s has lengths[s] rows so far, from first_rows[s] on. Its
- * new key and value are stored as the next row; its query attends to that row and all before. */
+/* Decode step: causal attention of one new token of each of S sequences. q, k and v have the layout of attention_forward, with
+ * one token for each sequence. `keys` and `values` are caches of many sequences: sequence s has lengths[s] rows, from
+ * first_rows[s] on. Its new key and value are stored as the next row; its query attends to that row and all before. */
 typedef struct mimo_attention_step_args {
   const void* q;
   const void* k;
@@ -84,7 +84,7 @@ typedef struct mimo_attention_step_args {
   void* o;                   /* [S, query_heads * head_dim] contiguous */
   int64_t sequences;
   int64_t rows;
-  int64_t max_length; /* no element of lengths is greater */
+  int64_t max_length; /* upper bound of lengths */
   int64_t query_heads;
   int64_t key_heads;
   int64_t head_dim;

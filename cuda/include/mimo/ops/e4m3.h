@@ -1,23 +1,23 @@
-/* Rounding to e4m3 (fp8): the operands of products of experts (docs/spec/moe-performance.md §1.7). */
+/* Quantisation to e4m3 (fp8): operands of the experts' grouped GEMMs (docs/spec/moe-performance.md §1.7). */
 #pragma once
 
 #include "../stream.h"
 
-/* How many floats behind the factors of rows in e4m3 kernels may read: memory of factors that are read is that much longer. */
+/* Floats that kernels may read past the end of row factors: allocations of such factors must be that much longer. */
 #define MIMO_E4M3_SPARE_FACTORS 260
 
-/* How grouped_mlp and grouped_gemm_weight_gradient multiply. A layer in e4m3 may have plain weight gradients. */
+/* Arithmetic of grouped_mlp and grouped_gemm_weight_gradient. A layer in e4m3 may have plain weight gradients. */
 enum mimo_mlp_recipe {
   MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
-  /* Operands are rounded to e4m3, rows in runs of 128 columns and matrices in blocks of 128 x 128, each by its own power of
-   * two. Products over 128 columns are summed in fp32, scaled by both factors and added to fp32 sums. On GPUs: sm_90, storage
-   * in bf16, hidden and width multiples of 16; else MIMO_ERROR_UNSUPPORTED. */
+  /* Operands are quantised to e4m3, rows in runs of 128 columns and matrices in blocks of 128 x 128, each scaled by its own
+   * power of two. Products over 128 columns are summed in fp32, scaled by both factors and added to fp32 sums. On GPUs: sm_90,
+   * storage in bf16, hidden and width multiples of 16; else MIMO_ERROR_UNSUPPORTED. */
   MIMO_MLP_RECIPE_E4M3_BLOCKWISE = 1
 };
 
-/* Rounds matrices to e4m3 in blocks of 128 x 128, shorter at the ends. A block is multiplied by the largest power of two that
- * keeps it within 448 and rounded; its factor is the inverse of that power. A block with an infinity becomes NaN, with factor
- * 1; a NaN stays one. */
+/* Quantises matrices to e4m3 in blocks of 128 x 128 (smaller at the ends). A block is multiplied by the largest power of two
+ * that keeps it within 448 and rounded; its factor is the inverse of that power. A block with an infinity becomes NaN, with
+ * factor 1; NaN stays NaN. */
 typedef struct mimo_e4m3_matrices_args {
   const void* matrices; /* [count, rows, width] */
   void* values;         /* [count, rows, width], one byte an element */
@@ -30,12 +30,12 @@ typedef struct mimo_e4m3_matrices_args {
 } mimo_e4m3_matrices_args;
 MIMO_API int32_t mimo_e4m3_matrices(mimo_stream* stream, const mimo_e4m3_matrices_args* args);
 
-/* Rounds rows to e4m3 in runs of 128 columns, the last run shorter, as e4m3_matrices rounds blocks. */
+/* Quantises rows to e4m3 in runs of 128 columns (the last may be shorter), each like a block of e4m3_matrices. */
 typedef struct mimo_e4m3_rows_args {
   const void* x;            /* [rows, width] */
   const int32_t* row_count; /* not null */
   void* values;             /* [rows, width], one byte an element */
-  float* factors;           /* [ceil(width / 128), rows rounded up to a multiple of 4]: a run's bytes are multiplied by it */
+  float* factors;           /* [ceil(width / 128), rows rounded up to a multiple of 4]: value = byte's number * factor */
   int64_t rows;
   int64_t width;
   int32_t dtype; /* of x: f32 or bf16; GPUs: bf16, width a multiple of 16 */

@@ -1,6 +1,6 @@
 /*
- * Masks of elastic models (docs/spec/elastic.md §9, §10): columns of activations are multiplied by factors, and by a scale on the
- * device. A dscale [columns] receives each column's part of the gradient of the scale, whose sum is the gradient.
+ * Masks of elastic models (docs/spec/elastic.md §9, §10): columns of activations are multiplied by factors and by a scale in
+ * device memory. dscale [columns] receives each column's contribution to the gradient of the scale; their sum is the gradient.
  */
 #pragma once
 
@@ -46,7 +46,7 @@ typedef struct mimo_mask_columns_forward_args {
 } mimo_mask_columns_forward_args;
 MIMO_API int32_t mimo_mask_columns_forward(mimo_stream* stream, const mimo_mask_columns_forward_args* args);
 
-/* dx[r][c] = scale factors[c] dy[r][c]; dx may be dy itself. With S_c = Σ dy[r][c] x[r][c] over the rows: dfactors[c] += scale
+/* dx[r][c] = scale factors[c] dy[r][c]; dx may alias dy. With S_c = Σ dy[r][c] x[r][c] over the rows: dfactors[c] += scale
  * S_c, dscale[c] += factors[c] S_c. */
 typedef struct mimo_mask_columns_backward_args {
   const void* dy;           /* [rows, width] */
@@ -92,7 +92,7 @@ typedef struct mimo_masked_rms_norm_forward_args {
 } mimo_masked_rms_norm_forward_args;
 MIMO_API int32_t mimo_masked_rms_norm_forward(mimo_stream* stream, const mimo_masked_rms_norm_forward_args* args);
 
-/* dx = dresidual + the gradient at the norm's input; dx may be dresidual itself. */
+/* dx = dresidual + the gradient at the norm's input; dx may alias dresidual. */
 typedef struct mimo_masked_rms_norm_backward_args {
   const void* dy;        /* [rows, width] */
   const void* x;         /* x of _forward, or the sum where there was a residual */
@@ -170,8 +170,8 @@ typedef struct mimo_mask_scores_forward_args {
 } mimo_mask_scores_forward_args;
 MIMO_API int32_t mimo_mask_scores_forward(mimo_stream* stream, const mimo_mask_scores_forward_args* args);
 
-/* dlogits = dy ∂y/∂logit, dfactors += Σ dy ∂y/∂m_e over the tokens; both are 0 for a blocked expert. The bias has no gradient.
- * */
+/* dlogits = dy ∂y/∂logit, dfactors += Σ dy ∂y/∂m_e over the tokens; both are 0 for a blocked expert. The bias gets no
+ * gradient. */
 typedef struct mimo_mask_scores_backward_args {
   const float* dy;      /* [T, E] */
   const float* logits;  /* [T, E] */

@@ -3,8 +3,8 @@
 
 #include "../stream.h"
 
-/* y = alpha * x + beta * y, each with its own dtype and stride: also copies, casts, scales and accumulates. An operand
- * whose factor is 0 is not read. */
+/* y = alpha * x + beta * y, each with its own dtype and stride: copy, cast, scale or accumulate. An operand whose factor
+ * is 0 is not read. */
 typedef struct mimo_axpby_args {
   const void* x;            /* [rows, width] */
   void* y;                  /* [rows, width] */

@@ -1,4 +1,4 @@
-/* Embedding of token ids, of a shard of the vocabulary. */
+/* Embedding of token ids in a shard of the vocabulary. */
 #pragma once
 
 #include "../stream.h"

@@ -1,10 +1,10 @@
-/* Dense matrix products, plain and with a GELU. */
+/* Dense matrix products, plain and fused with GELU. */
 #pragma once
 
 #include "../stream.h"
 
 /* c = alpha * op(a) op(b) + beta * c + bias. op(a) is [m, k], op(b) is [k, n]; a transposed operand is stored as [k, m] or
- * [n, k]. `batch` such products: batch strides count elements between consecutive matrices, 0 for an operand that all share. */
+ * [n, k]. `batch` such products: batch strides count elements between consecutive matrices, 0 for a shared operand. */
 typedef struct mimo_gemm_args {
   const void* a;
   const void* b;
@@ -27,12 +27,12 @@ typedef struct mimo_gemm_args {
   int32_t a_dtype; /* f32 or bf16, each of the three */
   int32_t b_dtype;
   int32_t c_dtype;
-  int32_t beside_collective; /* 1: a collective runs meanwhile, to which a GPU leaves some of its multiprocessors */
+  int32_t beside_collective; /* 1: a collective runs concurrently; a GPU leaves some of its SMs to it */
 } mimo_gemm_args;
 MIMO_API int32_t mimo_gemm(mimo_stream* stream, const mimo_gemm_args* args);
 
 /* z = x wᵀ + bias and y = GELU(z), GELU by tanh (MIMO_ACTIVATION_GELU_TANH). z is rounded to `dtype`; y is the GELU of the
- * rounded z, or, on GPUs where the vendor's product does both, of z before it is rounded. */
+ * rounded z or, on GPUs whose vendor library fuses both, of z before rounding. */
 typedef struct mimo_gelu_gemm_forward_args {
   const void* x;    /* [rows, inputs] */
   const void* w;    /* [outputs, inputs] */

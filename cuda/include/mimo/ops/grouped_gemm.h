@@ -1,4 +1,4 @@
-/* Products and biases of rows sorted by group, as tokens by expert: group g has rows offsets[g] to offsets[g + 1] - 1. */
+/* Grouped GEMM and biases for rows sorted by group (tokens by expert): group g has rows offsets[g] to offsets[g + 1] - 1. */
 #pragma once
 
 #include "e4m3.h"
@@ -24,14 +24,14 @@ MIMO_API int32_t mimo_grouped_gemm(mimo_stream* stream, const mimo_grouped_gemm_
 
 /* dw[g] = dy_gᵀ x_g, or dw[g] += dy_gᵀ x_g, over the rows of each group.
  *
- * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: the rows of a group, counted from its first, are cut into blocks of 128. A block of dy has a
- * factor for each column, a block of x a factor for 128 columns. Products over a block's rows are summed in fp32, scaled by both
- * factors and added to fp32 sums. An operand may already be in e4m3, as e4m3_rows writes it: its blocks are then rounded from the
- * numbers that those bytes mean. On GPUs: sm_90, both operands in bf16 or e4m3, n and k multiples of 16; else
- * MIMO_ERROR_UNSUPPORTED. */
+ * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: the rows of a group are split into blocks of 128, counted from its first row, and quantised
+ * to e4m3: dy with a factor for each column of a block, x with a factor for 128 columns of it. Products over a block's rows are
+ * summed in fp32, scaled by both factors and added to fp32 sums. An operand may already be in e4m3, as written by e4m3_rows; it
+ * is then dequantised and quantised again in these blocks. On GPUs: sm_90, both operands in bf16 or e4m3, n and k multiples of
+ * 16; else MIMO_ERROR_UNSUPPORTED. */
 typedef struct mimo_grouped_gemm_weight_gradient_args {
   const void* dy;          /* [rows, n] */
-  const float* dy_factors; /* factors of dy in e4m3, whose dy_dtype is u8; else null */
+  const float* dy_factors; /* factors of dy in e4m3 (dy_dtype u8); else null */
   const void* x;           /* [rows, k] */
   const float* x_factors;  /* as dy_factors, for x */
   float* dw;               /* [groups, n, k] */
@@ -40,7 +40,7 @@ typedef struct mimo_grouped_gemm_weight_gradient_args {
   int64_t groups;
   int64_t n;
   int64_t k;
-  int32_t accumulate; /* 1: added to dw, that of an empty group is left alone; 0: dw is written, zero for an empty group */
+  int32_t accumulate; /* 1: added to dw, unchanged for an empty group; 0: dw is written, zero for an empty group */
   int32_t recipe;     /* MIMO_MLP_RECIPE_* */
   int32_t dy_dtype;   /* f32 or bf16; u8: e4m3 */
   int32_t x_dtype;    /* as dy_dtype */

@@ -1,10 +1,10 @@
-/* Cross entropy and Kullback-Leibler divergence over a vocabulary that is sharded over ranks: statistics, loss, gradient. */
+/* Cross entropy and KL divergence over a vocabulary sharded over ranks: statistics, loss, gradient. */
 #pragma once
 
 #include "../stream.h"
 
 /* For each token, over the logits l of this shard of the vocabulary: the maximum, Σ exp(l - maximum), and the label's logit,
- * or 0 with found = 0 where the label is not in this shard. Columns from vocabulary_live on are padding and not read. */
+ * or 0 with found = 0 if the label is not in this shard. Columns from vocabulary_live on are padding and not read. */
 typedef struct mimo_cross_entropy_statistics_args {
   const void* logits;    /* [T, vocabulary_rows] */
   const int32_t* labels; /* [T] */
@@ -20,8 +20,8 @@ typedef struct mimo_cross_entropy_statistics_args {
 } mimo_cross_entropy_statistics_args;
 MIMO_API int32_t mimo_cross_entropy_statistics(mimo_stream* stream, const mimo_cross_entropy_statistics_args* args);
 
-/* loss = lse - target + z_loss lse², lse = log Σ exp(l), from the statistics of all shards. The logit of a label that is in no
- * shard (such as -100) counts as the maximum, as in Megatron. */
+/* loss = lse - target + z_loss lse², lse = log Σ exp(l), from the statistics of all shards. A label in no shard (such as
+ * -100) has the maximum as its logit, as in Megatron. */
 typedef struct mimo_cross_entropy_loss_args {
   const float* maximum; /* [shards, T], as the three below */
   const float* sum_exp;
@@ -35,8 +35,8 @@ typedef struct mimo_cross_entropy_loss_args {
 } mimo_cross_entropy_loss_args;
 MIMO_API int32_t mimo_cross_entropy_loss(mimo_stream* stream, const mimo_cross_entropy_loss_args* args);
 
-/* dlogits[t][v] = dloss[t] * ((1 + 2 z_loss lse) softmax - [v = label]), zero in padding columns; dlogits may be logits
- * itself. */
+/* dlogits[t][v] = dloss[t] * ((1 + 2 z_loss lse) softmax - [v = label]), zero in padding columns; dlogits may alias
+ * logits. */
 typedef struct mimo_cross_entropy_backward_args {
   const void* logits;    /* [T, vocabulary_rows] */
   const int32_t* labels; /* [T] */
@@ -53,7 +53,7 @@ typedef struct mimo_cross_entropy_backward_args {
 } mimo_cross_entropy_backward_args;
 MIMO_API int32_t mimo_cross_entropy_backward(mimo_stream* stream, const mimo_cross_entropy_backward_args* args);
 
-/* Statistics of a vocabulary shard for the divergence of a student from a teacher (docs/spec/elastic.md §11): for each token,
+/* Statistics of a vocabulary shard for the KL divergence of a student from a teacher (docs/spec/elastic.md §11): for each token,
  * over the first vocabulary_live columns of s = student / temperature and t = teacher / temperature: max s, Σ exp(s - max s),
  * max t, Σ exp(t - max t), Σ exp(t - max t) (t - s). */
 typedef struct mimo_kl_statistics_args {
@@ -80,7 +80,7 @@ typedef struct mimo_kl_loss_args {
 } mimo_kl_loss_args;
 MIMO_API int32_t mimo_kl_loss(mimo_stream* stream, const mimo_kl_loss_args* args);
 
-/* dlogits = dloss (P_s - P_t) / temperature, 0 in padding columns. dlogits may be `student` itself. */
+/* dlogits = dloss (P_s - P_t) / temperature, 0 in padding columns. dlogits may alias `student`. */
 typedef struct mimo_kl_backward_args {
   const void* student;      /* [T, vocabulary_rows] */
   const void* teacher;      /* [T, vocabulary_rows] */

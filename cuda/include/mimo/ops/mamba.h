@@ -1,10 +1,10 @@
-/* Mamba-2: the causal convolution and the state space scan (SSD), each for packed sequences and for one more token. */
+/* Mamba-2: causal conv1d and chunk scan (SSD) for packed sequences, and their decode steps. */
 #pragma once
 
 #include "../stream.h"
 
-/* Depthwise causal convolution and SiLU: p[t,c] = bias[c] + Σ_k weight[c,k] x[t - width + 1 + k, c], y = p σ(p). Tokens before
- * the first of a sequence count as zeros. On GPUs `width` is at most 8. */
+/* Depthwise causal convolution and SiLU: p[t,c] = bias[c] + Σ_k weight[c,k] x[t - width + 1 + k, c], y = p σ(p). Inputs
+ * before a sequence's first token are zeros. On GPUs `width` is at most 8. */
 typedef struct mimo_causal_conv1d_forward_args {
   const void* x;      /* [T, channels] */
   const void* weight; /* [channels, width] */
@@ -43,8 +43,8 @@ typedef struct mimo_causal_conv1d_backward_args {
 } mimo_causal_conv1d_backward_args;
 MIMO_API int32_t mimo_causal_conv1d_backward(mimo_stream* stream, const mimo_causal_conv1d_backward_args* args);
 
-/* causal_conv1d_forward for one more token of each of S sequences. `state` holds the last width - 1 inputs of many sequences,
- * the oldest first, those of sequence s at slots[s]; the oldest gives way to x. No two slots are equal. */
+/* Decode step of causal_conv1d_forward: one new token of each of S sequences. `state` holds the last width - 1 inputs of many
+ * sequences, oldest first, those of sequence s at slots[s]; x replaces the oldest. Slots are distinct. */
 typedef struct mimo_causal_conv1d_step_args {
   const void* x;        /* [S, channels] */
   const void* weight;   /* [channels, width] */
@@ -62,7 +62,7 @@ typedef struct mimo_causal_conv1d_step_args {
 } mimo_causal_conv1d_step_args;
 MIMO_API int32_t mimo_causal_conv1d_step(mimo_stream* stream, const mimo_causal_conv1d_step_args* args);
 
-/* State space scan and gate (docs/spec/language-model.md §2.2, §2.3). Per head j of group j / (H/G):
+/* Chunk scan (SSD) and gate (docs/spec/language-model.md §2.2, §2.3). For head j of group j / (H/G):
  *   Δ = max(softplus(dt + dt_bias), dt_minimum),  a = -exp(A_log) Δ,  h_t = exp(a_t) h_{t-1} + Δ_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
  *   o = y silu(z_factors z). The state starts at zero in every sequence. */
 typedef struct mimo_ssd_forward_args {
@@ -85,11 +85,11 @@ typedef struct mimo_ssd_forward_args {
   int64_t head_dim;
   int64_t groups;
   int64_t state_dim;
-  int64_t chunk_size; /* longest chunk; results depend on it by rounding alone */
+  int64_t chunk_size; /* longest chunk; affects results by rounding only */
   int64_t xbc_stride; /* row stride of x, b and c */
   int64_t z_stride;
   int64_t dt_stride;
-  float dt_minimum; /* 0: no limit; where Δ is at the limit, it passes no gradient */
+  float dt_minimum; /* 0: no limit; at the limit Δ has no gradient */
   int32_t dtype;
 } mimo_ssd_forward_args;
 MIMO_API int32_t mimo_ssd_forward(mimo_stream* stream, const mimo_ssd_forward_args* args);
@@ -122,7 +122,7 @@ typedef struct mimo_ssd_backward_args {
   int64_t head_dim;
   int64_t groups;
   int64_t state_dim;
-  int64_t chunk_size; /* longest chunk; results depend on it by rounding alone */
+  int64_t chunk_size; /* longest chunk; affects results by rounding only */
   int64_t xbc_stride;
   int64_t z_stride;
   int64_t dt_stride;
@@ -134,9 +134,9 @@ typedef struct mimo_ssd_backward_args {
 } mimo_ssd_backward_args;
 MIMO_API int32_t mimo_ssd_backward(mimo_stream* stream, const mimo_ssd_backward_args* args);
 
-/* ssd_forward for one more token of each of S sequences, without z_factors. `state` holds the states of many sequences, laid
- * out as final_state of ssd_forward, that of sequence s at slots[s]; it becomes the state after the token. No two slots are
- * equal. */
+/* Decode step of ssd_forward: one new token of each of S sequences, without z_factors. `state` holds the states of many
+ * sequences in the layout of final_state of ssd_forward, that of sequence s at slots[s], and is updated in place. Slots are
+ * distinct. */
 typedef struct mimo_ssd_step_args {
   const void* x;        /* [S, H P] */
   const void* b;        /* [S, G N] */

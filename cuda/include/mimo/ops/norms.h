@@ -23,7 +23,7 @@ typedef struct mimo_rms_norm_forward_args {
 } mimo_rms_norm_forward_args;
 MIMO_API int32_t mimo_rms_norm_forward(mimo_stream* stream, const mimo_rms_norm_forward_args* args);
 
-/* dx = dresidual + the gradient of the norm at h; dx may be dresidual itself. */
+/* dx = dresidual + the gradient of the norm at h; dx may alias dresidual. */
 typedef struct mimo_rms_norm_backward_args {
   const void* dy;        /* [rows, width] */
   const void* x;         /* h of _forward: x, or the sum where there was a residual */
@@ -62,7 +62,7 @@ typedef struct mimo_layer_norm_forward_args {
 } mimo_layer_norm_forward_args;
 MIMO_API int32_t mimo_layer_norm_forward(mimo_stream* stream, const mimo_layer_norm_forward_args* args);
 
-/* dx = dresidual + the gradient of the norm at h; dx may be dresidual itself. */
+/* dx = dresidual + the gradient of the norm at h; dx may alias dresidual. */
 typedef struct mimo_layer_norm_backward_args {
   const void* dy;        /* [rows, width] */
   const void* x;         /* h of _forward: x, or the sum where there was a residual */

@@ -3,8 +3,8 @@
 
 #include "../stream.h"
 
-/* norm = sqrt(sum_of_squares); clip_factor = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm is 0 or the norm is NaN;
- * found_inf = 1 where the norm is not finite, else it is left alone. */
+/* norm = sqrt(sum_of_squares); clip_factor = min(1, max_norm / (norm + 1e-6)), or 1 if max_norm is 0 or the norm is NaN;
+ * found_inf = 1 if the norm is not finite, else unchanged. */
 typedef struct mimo_clip_factor_args {
   const double* sum_of_squares;
   float* norm;
@@ -14,7 +14,7 @@ typedef struct mimo_clip_factor_args {
 } mimo_clip_factor_args;
 MIMO_API int32_t mimo_clip_factor(mimo_stream* stream, const mimo_clip_factor_args* args);
 
-/* step += 1, bias_correction1 = 1 - beta1^step, bias_correction2 = 1 - beta2^step, the powers in fp64. Nothing changes where
+/* step += 1, bias_correction1 = 1 - beta1^step, bias_correction2 = 1 - beta2^step, with powers in fp64. No effect if
  * found_inf is not 0. */
 typedef struct mimo_adam_advance_args {
   int32_t* step;
@@ -26,13 +26,13 @@ typedef struct mimo_adam_advance_args {
 } mimo_adam_advance_args;
 MIMO_API int32_t mimo_adam_advance(mimo_stream* stream, const mimo_adam_advance_args* args);
 
-/* AdamW over flat buffers of `elements` numbers: g = gradient * clip_factor; m = beta1 m + (1 - beta1) g, v = beta2 v + (1 -
- * beta2) g²; u = (m / bias_correction1) / (sqrt(v / bias_correction2) + epsilon) + weight_decay * weight_decay_multiplier * p;
- * p -= learning_rate * learning_rate_multiplier * u. Nothing changes where found_inf is not 0. Arithmetic is fp32. Moments in
- * bf16 are rounded to the nearest, ties to even, only where they are stored: u uses them before. */
+/* AdamW over flat buffers of `elements` numbers: g = gradient * clip_factor; m = beta1 m + (1 - beta1) g,
+ * v = beta2 v + (1 - beta2) g²; u = (m / bias_correction1) / (sqrt(v / bias_correction2) + epsilon) +
+ * weight_decay * weight_decay_multiplier * p; p -= learning_rate * learning_rate_multiplier * u. No effect if found_inf is not
+ * 0. Arithmetic is fp32. Moments in bf16 are rounded (to nearest even) only when stored: u uses the unrounded values. */
 typedef struct mimo_adamw_args {
   float* master;         /* p: the fp32 parameters */
-  void* model;           /* receives p in model_dtype, for the model to read; or null: the model reads master */
+  void* model;           /* receives p in model_dtype; or null if the model reads master */
   const float* gradient; /* fp32 */
   void* exp_avg;         /* m, in exp_avg_dtype: f32 or bf16 */
   void* exp_avg_sq;      /* v, in exp_avg_sq_dtype: f32 or bf16 */

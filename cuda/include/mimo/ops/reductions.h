@@ -1,4 +1,4 @@
-/* Sums and counts, whose order depends on sizes alone. */
+/* Sums and counts; the order of a sum depends on sizes alone. */
 #pragma once
 
 #include "../stream.h"
@@ -34,7 +34,7 @@ typedef struct mimo_sum_of_squares_args {
 } mimo_sum_of_squares_args;
 MIMO_API int32_t mimo_sum_of_squares(mimo_stream* stream, const mimo_sum_of_squares_args* args);
 
-/* count[0] += how many elements of x are 0. */
+/* count[0] += the number of elements of x that are 0. */
 typedef struct mimo_count_zeros_args {
   const float* x;
   double* count;
@@ -42,7 +42,7 @@ typedef struct mimo_count_zeros_args {
 } mimo_count_zeros_args;
 MIMO_API int32_t mimo_count_zeros(mimo_stream* stream, const mimo_count_zeros_args* args);
 
-/* flag[0] = 1 if an element of x is NaN or infinite; else flag is left alone. */
+/* flag[0] = 1 if an element of x is NaN or infinite; else flag is unchanged. */
 typedef struct mimo_find_nonfinite_args {
   const void* x;
   int32_t* flag;

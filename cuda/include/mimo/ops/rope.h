@@ -15,7 +15,7 @@ typedef struct mimo_rope_forward_args {
   const int32_t* first_positions; /* [sequences], the position of each sequence's first token; or null = 0 */
   int64_t sequences;
   int64_t tokens;
-  int64_t max_seqlen; /* no sequence is longer */
+  int64_t max_seqlen; /* upper bound of the sequence lengths */
   int64_t groups;
   int64_t heads_per_group;
   int64_t rotated_per_group;

@@ -7,8 +7,8 @@ enum mimo_score_function { MIMO_SCORE_SIGMOID = 0, MIMO_SCORE_SOFTMAX = 1 };
 
 /* Scores, top-k choice and routing weights (docs/spec/language-model.md §4.2), and the statistics of the balancing loss (§4.4:
  * of unbiased normalised scores, by sequence). Of equal values the lower expert index is chosen. Routing weights with softmax:
- * over the chosen logits, or with pre_softmax = 1 the chosen of the softmax over all. Padding tokens are routed as others, but
- * count in no statistic. The three sequence_ arrays are given together or not at all. On GPUs E is at most 1024. */
+ * over the chosen logits, or with pre_softmax = 1 the chosen values of the softmax over all. Padding tokens are routed like
+ * others but excluded from the statistics. The three sequence_ arrays are all given or all null. On GPUs E is at most 1024. */
 typedef struct mimo_router_forward_args {
   const float* logits;         /* [T, E] */
   const float* expert_bias;    /* [E], or null; sigmoid only */
@@ -18,17 +18,17 @@ typedef struct mimo_router_forward_args {
   float* probabilities;        /* [T, K] routing weights */
   int32_t* expert_index;       /* [T, K] the chosen experts of each token, in ascending order */
   int32_t* tokens_per_expert;  /* [E], added to; or null */
-  float* sequence_counts;      /* [S, E] how many tokens have e in their unbiased top-k; written; or null */
+  float* sequence_counts;      /* [S, E] number of tokens with e in their unbiased top-k; written; or null */
   float* sequence_score_sums;  /* [S, E] Σ_t of the normalised scores; written; or null */
-  float* sequence_tokens;      /* [S] how many tokens are not padding; written; or null */
+  float* sequence_tokens;      /* [S] number of tokens that are not padding; written; or null */
   int64_t sequences;
   int64_t tokens;
   int64_t experts;
   int64_t topk;
   int64_t expert_groups; /* 1 = no group limit */
   int64_t group_topk;    /* groups of experts that a token may choose from */
-  /* A group's score is the sum of its group_score_topk best values, of those that decide the choice: biased sigmoid scores,
-   * probabilities with pre_softmax = 1, else logits. topk / group_topk in Megatron, 2 in Hugging Face. */
+  /* A group's score is the sum of its group_score_topk best values among those that selection compares: biased sigmoid
+   * scores, probabilities with pre_softmax = 1, else logits. topk / group_topk in Megatron, 2 in Hugging Face. */
   int64_t group_score_topk;
   float scaling_factor;   /* of the routing weights */
   int32_t score_function; /* MIMO_SCORE_* */
@@ -49,7 +49,7 @@ typedef struct mimo_router_balancing_loss_args {
   int64_t sequences;
   int64_t experts;
   int64_t topk;
-  int64_t sequence_shards; /* ranks over which a sequence is cut where sequence_tokens counts this rank's part; else 1 */
+  int64_t sequence_shards; /* ranks that a sequence is split over, if sequence_tokens counts this rank's part only; else 1 */
   float coefficient;
   float gradient_scale;
 } mimo_router_balancing_loss_args;
@@ -81,7 +81,7 @@ typedef struct mimo_router_backward_args {
   int64_t experts;
   int64_t topk;
   float scaling_factor; /* not 0 */
-  float z_loss_scale;   /* what the gradient of Σ logsumexp² is multiplied by; 0 = no z-loss */
+  float z_loss_scale;   /* factor of the gradient of Σ logsumexp²; 0 = no z-loss */
   int32_t score_function;
   int32_t pre_softmax;
 } mimo_router_backward_args;
