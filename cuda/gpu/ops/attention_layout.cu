@@ -1,3 +1,4 @@
+// Layout conversions around cuDNN's attention (attention_layout.h): softmax statistics, sequence lengths and offsets.
 #include "attention_layout.h"
 
 #include "kernel.cuh"

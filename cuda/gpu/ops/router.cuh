@@ -12,7 +12,7 @@ struct TokenStatistics {
   float* normalisation;  // [T] 1 / Σ_e s_e; 0 for padding
 };
 
-/// Routes common numbers of experts without groups, writing router_forward's scores and choices; false for others.
+/// Computes router_forward's scores, choices and weights for common numbers of experts without groups; false for others.
 bool route_several(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& statistics);
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
