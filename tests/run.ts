@@ -41,7 +41,7 @@ interface Outcome {
 const waiting = [
 	"tests/launch/launcher.test.ts",
 	"tests/native/cpp.test.ts",
-	"tests/attack/strangers.test.ts",
+	"tests/attack/attackers.test.ts",
 	"tests/data/energon-tool.test.ts",
 	"tests/e2e/save-folder.test.ts",
 	"tests/launch/torchrun.test.ts",

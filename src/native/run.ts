@@ -68,8 +68,8 @@ export interface HostAddress {
 	readonly port: number;
 }
 
-/** How many ranks of a run have joined and have finished, and the last step that all have ended. */
-export interface Outlook {
+/** How many ranks of a run have joined and have finished, and the last step that all ranks have finished. */
+export interface ProgressSummary {
 	readonly joined: number;
 	readonly finished: number;
 	readonly step: number;
@@ -96,7 +96,7 @@ export class Run implements Disposable {
 		readonly library: Library,
 		/** Known to src/native alone. */
 		readonly handle: number,
-		/** Where the other processes of this host open it, while the process that made it lives. */
+		/** The path by which other processes of this host open it, while the process that made it lives. */
 		readonly path: string,
 		readonly ranks: number,
 	) {}
@@ -171,9 +171,9 @@ export class Run implements Disposable {
 	}
 
 	/**
-	 * This process passes on between its host and others from now on: its parent, null at rank 0's host, and the hosts below it,
-	 * which meet it at its numeric address `listenAt`. All prove that they know `key` (32 bytes). Returns the port, or 0 where no
-	 * hosts are below. Throws a NativeError when the parent is not there or does not know `key`.
+	 * This process runs the relay of its host from now on, connected to the relay of the parent host, null at rank 0's host, and
+	 * listening at the numeric address `listenAt` for the hosts below. All prove that they know `key` (32 bytes). Returns the port,
+	 * or 0 without hosts below. Throws a NativeError when the parent does not listen or does not know `key`.
 	 */
 	relay(key: Uint8Array, parent: HostAddress | null, listenAt: string): number {
 		const port = new Int32Array(1);
@@ -182,21 +182,21 @@ export class Run implements Disposable {
 		return port[0]!;
 	}
 
-	/** How far the ranks of all hosts are, as of some tenths of a second ago. */
-	outlook(): Outlook {
+	/** Progress of the ranks of all hosts, a few tenths of a second old. */
+	progressSummary(): ProgressSummary {
 		const [joined, finished, step] = [new BigInt64Array(1), new BigInt64Array(1), new BigInt64Array(1)];
 		this.#call("mimo_run_outlook", joined, finished, step);
 		return { joined: Number(joined[0]), finished: Number(finished[0]), step: Number(step[0]) };
 	}
 
-	/** Messages between hosts that this process has sent and received. */
+	/** Numbers of messages that this process's relay has sent and received. */
 	relayed(): { readonly sent: number; readonly received: number } {
 		const [sent, received] = [new BigInt64Array(1), new BigInt64Array(1)];
 		this.#call("mimo_run_relayed", sent, received);
 		return { sent: Number(sent[0]), received: Number(received[0]) };
 	}
 
-	/** After a failure: returns when the hosts have told each other where their ranks were, or do not within some seconds. */
+	/** After a failure: waits until the hosts have exchanged the states of their ranks, at most some seconds. */
 	settle(): void {
 		this.#call("mimo_run_settle");
 	}
@@ -226,12 +226,12 @@ export class Run implements Disposable {
 		this.#call("mimo_run_fail", rank ?? -1, zeroTerminated(sentence));
 	}
 
-	/** `pid` will be `rank`. */
+	/** Called by the launcher: process `pid` will be `rank`. */
 	expect(rank: number, pid: number): void {
 		this.#call("mimo_run_expect", rank, pid);
 	}
 
-	/** One look at every rank; to be called a few times a second. Returns the failure of the run, or null. */
+	/** Checks every rank; to be called a few times a second. Returns the failure of the run, or null. */
 	watch(): RunFailure | null {
 		const failed = new Int32Array(1);
 		const rank = new Int32Array(1);
@@ -241,7 +241,7 @@ export class Run implements Disposable {
 		return { rank: rank[0]! < 0 ? null : rank[0]!, reason: readString(reason) };
 	}
 
-	/** Why the run has failed, for people: a sentence of its own, and a line for every other rank. */
+	/** The diagnosis of the failed run: a sentence with the reason, and a line for every other rank. */
 	diagnosis(): string {
 		const text = new Uint8Array(diagnosis.lineBytes * Math.min(this.ranks + 1, diagnosis.lines));
 		this.#call("mimo_run_diagnose", text, text.byteLength);

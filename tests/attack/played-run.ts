@@ -1,4 +1,4 @@
-/** A run of rank.ts on two played hosts, with a stranger of a kind beside it that attacks and rests by turns. */
+/** A run of rank.ts on two played hosts, with an attacker of a kind beside it that attacks and rests by turns. */
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { freePort } from "../launch/launched.ts";
@@ -30,7 +30,7 @@ export interface Attack {
 
 export interface Outcome {
 	readonly steps: readonly Step[];
-	/** When strangers attacked: milliseconds of the machine's clock from the order to attack to the answer that all is closed. */
+	/** When attackers attacked: milliseconds of the machine's clock from the order to attack to the answer that all is closed. */
 	readonly attacks: readonly (readonly [number, number])[];
 	/** The last line of every rank: losses and weights. */
 	readonly results: readonly string[];
@@ -38,7 +38,7 @@ export interface Outcome {
 	readonly resident: number;
 	readonly descriptors: number;
 	readonly errors: string;
-	/** Connections and bytes of the strangers. */
+	/** Connections and bytes of the attackers. */
 	readonly attack: Attack;
 }
 
@@ -46,7 +46,7 @@ const ranks = 4;
 /** The rank whose steps are done when there are news of rank 0's relay. */
 export const hearingRank = 2;
 /**
- * Runs a program in real time where the system allows that, else as others: what else runs on the machine, and the strangers,
+ * Runs a program in real time where the system allows that, else as others: what else runs on the machine, and the attackers,
  * then slow ranks through their ports alone and not through their processors.
  */
 export function realTime(): readonly string[] {
@@ -57,7 +57,7 @@ export function realTime(): readonly string[] {
 /** Milliseconds of an attack and of a rest on average; each is a random share from 0.7 to 1.3 of it. */
 const mean = { attack: 10_000, rest: 5_000 };
 
-/** Runs all ranks to their end; the stranger is there from before they meet. `kind` null: its attacks are none. */
+/** Runs all ranks to their end; the attacker is there from before they meet. `kind` null: its attacks are none. */
 export async function play(kind: string | null, { steps, hold, period, prefix }: Played): Promise<Outcome> {
 	const port = await freePort();
 	const program = [process.execPath, join(import.meta.dir, "rank.ts"), ...[steps, hold, period].map(String)];
@@ -79,7 +79,7 @@ export async function play(kind: string | null, { steps, hold, period, prefix }:
 		});
 	const children = [start(0)];
 	const zero = children[0]!.pid;
-	const stranger = kind === null ? null : new Stranger(kind, zero);
+	const attacker = kind === null ? null : new Attacker(kind, zero);
 	const most = { resident: 0, descriptors: 0 };
 	const look = setInterval(() => {
 		most.resident = Math.max(most.resident, residentBytes(zero));
@@ -92,8 +92,8 @@ export async function play(kind: string | null, { steps, hold, period, prefix }:
 		steps * period * 3 + 60_000,
 	);
 	try {
-		await stranger?.begun();
-		const turns = new Turns(stranger, 2 * hold);
+		await attacker?.begun();
+		const turns = new Turns(attacker, 2 * hold);
 		children.push(start(1));
 		await Bun.sleep(hold);
 		children.push(start(2), start(3));
@@ -106,23 +106,23 @@ export async function play(kind: string | null, { steps, hold, period, prefix }:
 			results: lines.map((of) => of.at(-1)!),
 			...most,
 			errors: errors.join(""),
-			attack: stranger === null ? { connections: 0, sent: 0 } : await stranger.counts(),
+			attack: attacker === null ? { connections: 0, sent: 0 } : await attacker.counts(),
 		};
 	} finally {
 		clearInterval(look);
 		clearTimeout(late);
-		stranger?.kill();
+		attacker?.kill();
 		for (const child of children) child.kill("SIGKILL");
 	}
 }
 
-/** A stranger.ts. */
-class Stranger {
+/** An attacker.ts. */
+class Attacker {
 	readonly #process: Bun.Subprocess<"pipe", "pipe", "inherit">;
 	readonly #lines: AsyncIterator<string>;
 
 	constructor(kind: string, pid: number) {
-		const command = [process.execPath, join(import.meta.dir, "stranger.ts"), kind, String(pid)];
+		const command = [process.execPath, join(import.meta.dir, "attacker.ts"), kind, String(pid)];
 		this.#process = Bun.spawn(command, { stdin: "pipe", stdout: "pipe" });
 		this.#lines = linesOf(this.#process.stdout)[Symbol.asyncIterator]();
 	}
@@ -175,7 +175,7 @@ class Turns {
 	#ended = false;
 
 	constructor(
-		private readonly stranger: Stranger | null,
+		private readonly attacker: Attacker | null,
 		first: number,
 	) {
 		this.#taken = this.#take(first);
@@ -194,11 +194,11 @@ class Turns {
 	async #take(first: number): Promise<void> {
 		for (let begin = Date.now(), extra = first; ; begin = Date.now(), extra = 0) {
 			await this.#pass(mean.attack, extra);
-			if (!this.#ended) await this.stranger?.rest();
+			if (!this.#ended) await this.attacker?.rest();
 			this.#attacks.push([begin, Date.now()]);
 			if (!this.#ended) await this.#pass(mean.rest, 0);
 			if (this.#ended) return;
-			this.stranger?.attack();
+			this.attacker?.attack();
 		}
 	}
 

@@ -112,7 +112,7 @@ say("met", root ? status() : {});
 
 const known = new Set<Run>();
 const watch = setInterval(() => {
-	if (root && !known.has(runs[0]!) && runs[0]!.outlook().joined === worldSize) {
+	if (root && !known.has(runs[0]!) && runs[0]!.progressSummary().joined === worldSize) {
 		known.add(runs[0]!);
 		say("joined", status());
 	}

@@ -26,7 +26,7 @@ run.describe(place.rank, "language", `dp ${place.rank}`);
 try {
 	run.join(place.rank);
 	// That other ranks have joined is known a moment later.
-	while (run.outlook().joined < place.worldSize && run.watch() === null) await Bun.sleep(5);
+	while (run.progressSummary().joined < place.worldSize && run.watch() === null) await Bun.sleep(5);
 	console.log(`rank ${place.rank} has joined`);
 	if (scenario === "finish") await Bun.sleep(400 * place.rank);
 	if (scenario === "throw" && place.rank === Number(rankText)) {

@@ -64,7 +64,9 @@ ProcessStatus read_process_status(int32_t pid) {
 }
 
 std::string describe_exit(const ProcessStatus& process) {
-  if (process.state == 'Z' && WIFSIGNALED(process.wait_status)) return "it was killed by " + signal_name(WTERMSIG(process.wait_status));
+  if (process.state == 'Z' && WIFSIGNALED(process.wait_status)) {
+    return "it was killed by " + signal_name(WTERMSIG(process.wait_status));
+  }
   if (process.state == 'Z' && WIFEXITED(process.wait_status) && WEXITSTATUS(process.wait_status) != 0) {
     return "it ended with exit code " + std::to_string(WEXITSTATUS(process.wait_status));
   }

@@ -122,7 +122,8 @@ bool Relay::all_connected() const {
 /// Whether no other host needs this relay any longer.
 bool Relay::done() const {
   if (run_.failed()) return run_.header().settled != 0;
-  return local_ranks_finished() && all_children([](const Peer& peer) { return peer.finished; }) && (parent_ == nullptr || parent_->finished);
+  const bool below = all_children([](const Peer& peer) { return peer.finished; });
+  return local_ranks_finished() && below && (parent_ == nullptr || parent_->finished);
 }
 
 void Relay::accept_connections() {

@@ -95,7 +95,8 @@ class Attempt {
     const Proof expected = make_proof(key_, Side::parent, handshake_);
     if (type != MessageType::accepted ||
         !equal_in_constant_time(expected.bytes, link_->as<Proof>().bytes, sizeof(expected.bytes))) {
-      throw Error(MIMO_ERROR_PEER, "The process at the parent host's address does not prove that it belongs to this run: it has another key.");
+      throw Error(MIMO_ERROR_PEER,
+                  "The process at the parent host's address does not prove that it belongs to this run: it has another key.");
     }
     link_->set_authenticated(key_, Side::child, handshake_);
     return true;

@@ -128,16 +128,17 @@ void read_recordings(const std::vector<std::string>& paths, Run& run) {
   std::vector<std::unique_ptr<Recording>> all;
   for (const std::string& path : paths) {
     all.push_back(read_recording(path));
-    const Recording& one = *all.back();
-    if (one.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
-    run.restore(one.rank, one.own_state);
-    newest = std::max(newest, one.written);
-    if (first == nullptr || one.written < first->written) first = &one;
+    const Recording& recording = *all.back();
+    if (recording.ranks != run.ranks()) throw Error(MIMO_ERROR_DATA, path + " is of another run than " + paths[0] + ".");
+    run.restore(recording.rank, recording.own_state);
+    newest = std::max(newest, recording.written);
+    if (first == nullptr || recording.written < first->written) first = &recording;
   }
-  for (const auto& one : all) {
-    if (one->failed == 0) continue;
-    if (one->failed_rank >= 0 && one->failed_state.region.pid != 0) run.restore(one->failed_rank, one->failed_state);
-    run.fail(one->failed_rank, one->reason);
+  for (const auto& recording : all) {
+    if (recording->failed == 0) continue;
+    const bool has_failed_state = recording->failed_rank >= 0 && recording->failed_state.region.pid != 0;
+    if (has_failed_state) run.restore(recording->failed_rank, recording->failed_state);
+    run.fail(recording->failed_rank, recording->reason);
   }
   if (run.failed()) return;
   const double before = static_cast<double>(newest - first->written) / nanoseconds;

@@ -95,8 +95,8 @@ MIMO_API int32_t mimo_run_fail(mimo_run* run, int32_t rank, const char* sentence
 MIMO_API int32_t mimo_run_expect(mimo_run* run, int32_t rank, int32_t pid);
 /* To be called by a launcher a few times a second: checks every rank, and fails the run when a rank has died, was stopped or
  * silent for 5 s, has not joined within 60 s, or makes no progress. In a process that has joined it only reports, since the
- * heartbeat thread checks the ranks. `failed`: 1 when the run has failed; `rank` then receives the rank to blame or -1, and `reason`
- * [MIMO_SENTENCE_BYTES] the sentence. */
+ * heartbeat thread checks the ranks. `failed`: 1 when the run has failed; `rank` then receives the rank to blame or -1, and
+ * `reason` [MIMO_SENTENCE_BYTES] the sentence. */
 MIMO_API int32_t mimo_run_watch(mimo_run* run, int32_t* failed, int32_t* rank, char* reason);
 /* claimed: 1 for the first call in all processes, whose process is to print the diagnosis; 0 for others. */
 MIMO_API int32_t mimo_run_claim_diagnosis(mimo_run* run, int32_t* claimed);
@@ -110,8 +110,8 @@ MIMO_API int32_t mimo_run_print_to(mimo_run* run, int32_t file);
  * mimo_run_print_to, if no living launcher and no other rank does. Then it kills a failed rank of this host whose heartbeat has
  * stopped. */
 MIMO_API int32_t mimo_run_conclude(mimo_run* run, int32_t exit_code);
-/* From now on the heartbeat thread of this process's rank writes a recording to the file `path` at every beat: the rank's state, its
- * latest calls and the run's failure. It is left when every process of the run is killed; mimo_run_leave removes it. */
+/* From now on the heartbeat thread of this process's rank writes a recording to the file `path` at every beat: the rank's state,
+ * its latest calls and the run's failure. It is left when every process of the run is killed; mimo_run_leave removes it. */
 MIMO_API int32_t mimo_run_record(mimo_run* run, const char* path);
 /* Writes a recording of any rank to the file `path`, once: for a launcher whose run has failed. */
 MIMO_API int32_t mimo_run_record_rank(mimo_run* run, int32_t rank, const char* path);

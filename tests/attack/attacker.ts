@@ -1,7 +1,7 @@
 /**
- * A stranger: attacks the ports of a process, on this host alone, until it is ended.
+ * An attacker: attacks the ports of a process, on this host alone, until it is ended.
  *
- *   bun stranger.ts KIND PID
+ *   bun attacker.ts KIND PID
  *
  * Says "attacks" and does; a line of standard input ends it for a while, with all its connections, or begins it again. Answers
  * "rests" when no connection is left, and prints its counts when it is ended by SIGTERM.

@@ -1,22 +1,22 @@
 /**
- * A run on two hosts, played by this one, while strangers attack the ports of rank 0: before the ranks meet, between
+ * A run on two hosts, played by this one, while attackers attack the ports of rank 0: before the ranks meet, between
  * the hosts' meeting and the first step, and in training, by turns of about 10 s with rests of about 5 s between them. A step is
  * due every 500 ms. How long after that it has ended is compared over all ranks: of the steps that an attack touched with those
- * of the rests, and the latest with the latest of the run without strangers too, which has the same turns: the rests are too few
+ * of the rests, and the latest with the latest of the run without attackers too, which has the same turns: the rests are too few
  * to hold the latest step that chance makes. So is how long after that the second host's first rank has heard news of rank 0's
- * relay, which is attacked and beats every 200 ms. The first line, of the run without strangers, says how much of a difference is
+ * relay, which is attacked and beats every 200 ms. The first line, of the run without attackers, says how much of a difference is
  * chance. The ranks run in real time where that is allowed (root).
  *
- *   bun tests/attack/strangers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
+ *   bun tests/attack/attackers.ts [--seconds 120] [--kinds flood,half-open,slow,lying] [--no-timing]
  *
  * --seconds: of attack in training; the run takes half as long again, for the rests. --no-timing: all runs at once, for a test.
  *
  * Prints a line a kind: the steps attacked and at rest; median, 99th percentile and largest lateness of both, of their ends and of
  * the news; by how much of a step the attacked ones were later (in the median, at the 99th percentile or the latest), of ends or of
  * news, whichever is more; the processor time of rank 0 a step (median); the memory that rank 0 took beyond that of the run
- * without strangers; its descriptors; and whether losses and weights of all ranks are equal to that run's to the last bit. Exits
+ * without attackers; its descriptors; and whether losses and weights of all ranks are equal to that run's to the last bit. Exits
  * with 1 when a kind fails: later by more than a tenth of a step (unless --no-timing), 32 MiB more memory, more than 160
- * descriptors, another result, a stranger that has not connected once.
+ * descriptors, another result, an attacker that has not connected once.
  *
  * In a run of the product nothing listens in training. Here the relay's port stays open: rank.ts says how.
  */
@@ -42,7 +42,7 @@ const { values: flags } = parseArgs({
 const seconds = Number(flags.seconds);
 const wanted = flags.kinds.split(",");
 if (!(seconds >= 1) || wanted.some((kind) => !kinds.includes(kind))) {
-	console.error(`strangers: --seconds is at least 1, --kinds are of ${kinds.join()}`);
+	console.error(`attackers: --seconds is at least 1, --kinds are of ${kinds.join()}`);
 	process.exit(2);
 }
 const played: Played = {
@@ -147,12 +147,12 @@ function judge(kind: string | null, outcome: Outcome, undisturbed: Outcome): boo
 const scheduled = played.prefix.length > 0 ? "in real time" : "that compete with what else runs here";
 console.log(`${played.steps} steps of ${period} ms on 4 ranks ${scheduled}; attacked / at rest, in milliseconds`);
 console.log(
-	"stranger   steps      ends: median p99 latest news: median p99 latest    later    rank 0's work  more memory  descriptors  result     what it did",
+	"attacker   steps      ends: median p99 latest news: median p99 latest    later    rank 0's work  more memory  descriptors  result     what it did",
 );
 const started = wanted.map((kind) => (flags.timing ? () => play(kind, played) : once(play(kind, played))));
 const undisturbed = await play(null, played);
 if (undisturbed.results.some((result) => !result.startsWith('{"losses"'))) {
-	console.error(`strangers: the undisturbed run failed:\n${undisturbed.errors}`);
+	console.error(`attackers: the undisturbed run failed:\n${undisturbed.errors}`);
 	// Processes of the others end with them.
 	if (!flags.timing) await Promise.all(started.map((result) => result()));
 	process.exit(1);
