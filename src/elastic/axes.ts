@@ -101,6 +101,9 @@ export function sizesProblem(
 				expertTensor === 1 ? "sizes of at least 1" : `multiples of the expert tensor parallelism (${expertTensor})`,
 			);
 		case "moe_expert":
+			if (model.moe.groups > 1 && sizes.length > 1) {
+				return `has ${sizes[1]}; allowed are all ${first} experts where they lie in ${model.moe.groups} groups (moe-router-num-groups)`;
+			}
 			return each((size) => size >= model.moe.topk, `at least moe-router-topk (${model.moe.topk})`);
 		case "mamba":
 			return each(

@@ -40,6 +40,10 @@ describe("lists of sizes", () => {
 		["--mamba-int-list 16 8", "mamba-int-list begins with 16; allowed is the parent's 8 first"],
 		["--moe-expert-int-list 8 1", "moe-expert-int-list has 1; allowed are at least moe-router-topk (2)"],
 		[
+			"--moe-expert-int-list 8 4 --moe-router-num-groups 2 --moe-router-group-topk 1",
+			"moe-expert-int-list has 4; allowed are all 8 experts where they lie in 2 groups (moe-router-num-groups)",
+		],
+		[
 			"--mlp-int-list 128 33 --llm-tp 2 --llm-expt-tp 2",
 			"mlp-int-list has 33; allowed are multiples of the expert tensor parallelism (2)",
 		],

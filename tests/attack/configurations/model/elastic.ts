@@ -13,6 +13,7 @@ function drawSizes(draw: Draw, flags: Flags): Flags {
 	const lists = axes.flatMap(([axis, symbol, key, least]): (readonly [string, string])[] => {
 		const parent = Number(flags[key]);
 		if (!flags["hybrid-layer-pattern"]!.includes(symbol) || !(parent > least) || draw.chance(0.25)) return [];
+		if (axis === "moe-expert" && "moe-router-num-groups" in flags) return [];
 		if (axis === "emb" && draw.chance(0.3)) return [["emb-per-list", draw.one(["1,0.5", "1,0.75,0.5"])]];
 		const between = Math.floor((parent + least) / 2 / least) * least;
 		const sizes = draw.chance(0.5) ? [parent, between, least] : [parent, least];
