@@ -186,13 +186,20 @@ export class DataLoader implements AsyncDisposable {
 		return this.#receivedBytes;
 	}
 
+	/** Bytes of waiting and requested outputs, and of taken ones that are not yet freed. */
+	#heldBytes(): number {
+		const requested = this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
+		return this.#waitingBytes + this.#takenBytes + requested;
+	}
+
 	/**
-	 * Requests a garbage collection, of some milliseconds, whenever taken outputs fill half of the memory: the engine does not
-	 * count bytes from other threads, and frees used outputs late.
+	 * Requests a garbage collection, of some milliseconds, when the memory is full and taken outputs are half of it: the engine
+	 * does not count bytes from other threads, and frees used outputs late.
 	 */
 	#collect(bytes: number): void {
 		this.#takenBytes += bytes;
-		if (this.#takenBytes < this.#options.memoryBytes / 2) return;
+		const { memoryBytes } = this.#options;
+		if (this.#takenBytes < memoryBytes / 2 || this.#heldBytes() + this.#largest <= memoryBytes) return;
 		this.#takenBytes = 0;
 		Bun.gc(true);
 	}
@@ -241,8 +248,7 @@ export class DataLoader implements AsyncDisposable {
 	/** Requests further outputs as far as memory allows, first of the workers whose turns are next. */
 	#ask(): void {
 		const { prefetch, memoryBytes } = this.#options;
-		let expected =
-			this.#waitingBytes + this.#takenBytes + this.#workers.reduce((sum, { asked }) => sum + asked, 0) * this.#largest;
+		let expected = this.#heldBytes();
 		// The size of outputs is known after the first output of a worker.
 		const depth = this.#largest === 0 ? 1 : prefetch;
 		const queues = this.#lanes.map((lane) => lane.following());
