@@ -22,7 +22,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
-import { numberFlag } from "./own-flags.ts";
+import { countFlag, numberFlag } from "./own-flags.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
@@ -71,7 +71,7 @@ export default configuredCommand({
 					exitCodes.usage,
 				);
 			}
-			const devices = numberFlag(command, "split", 1, ...atLeast(1));
+			const devices = countFlag(command, "split", 1);
 			if (devices > mostRanks) {
 				throw new UserError(`--split ${command.split}: a run has at most ${mostRanks} ranks.`, exitCodes.usage);
 			}
@@ -103,7 +103,7 @@ export async function machineOf({ command, configuration: c }: ResolvedConfigura
 		throw new UserError(`--gpu ${command.gpu}: it has no products in e4m3 (fp8-format).`, exitCodes.usage);
 	}
 	const { worldSize } = topologyOf(c);
-	const ranksPerHost = stated ? numberFlag(command, "gpus-per-host", 8, ...atLeast(1)) : worldSize;
+	const ranksPerHost = stated ? countFlag(command, "gpus-per-host", 8) : worldSize;
 	const cores = availableParallelism();
 	const threads = c.threads || Math.max(1, Math.floor(cores / Math.min(worldSize, ranksPerHost)));
 	const gibibytes = numberFlag(command, "memory-gib", null, ...atLeast(0));
