@@ -48,16 +48,20 @@ describe("processes that end", () => {
 		started = Launched.run([executable, ...runs.flags(reference, more)], { cwd: runs.folder });
 		return started;
 	};
+	/** Signals a run that computes, and waits for its end. */
+	const interrupted = async (common: string, signal: "SIGTERM" | "SIGINT") => {
+		const launched = start(`--train-iters 100000 ${common}`);
+		await launched.said(/ iteration +2\//);
+		launched.signal(launched.process.pid, signal);
+		return await launched.end();
+	};
 	afterAll(() => {
 		started?.process.kill("SIGKILL");
 	});
 
 	test("SIGTERM saves and exits with 75; the next run goes on", async () => {
 		const common = "--save asked --load asked --save-interval 100 --exit-signal-handler --log-json asked.jsonl";
-		const launched = start(`--train-iters 100000 ${common}`);
-		await launched.said(/ iteration +2\//);
-		launched.signal(launched.process.pid, "SIGTERM");
-		const ended = await launched.end();
+		const ended = await interrupted(common, "SIGTERM");
 		expect(ended.exitCode).toBe(75);
 		const last = Number(/Stopped by SIG\w+ after step (\d+)\./.exec(ended.stdout)![1]) + 2;
 		runs.trainWell(reference, `--train-iters ${last} ${common}`);
@@ -67,10 +71,7 @@ describe("processes that end", () => {
 
 	test("SIGINT saves and exits with 130; the next run goes on", async () => {
 		const common = "--save broken --load broken --save-interval 100 --log-json broken.jsonl";
-		const launched = start(`--train-iters 100000 ${common}`);
-		await launched.said(/ iteration +2\//);
-		launched.signal(launched.process.pid, "SIGINT");
-		const ended = await launched.end();
+		const ended = await interrupted(common, "SIGINT");
 		expect([ended.exitCode, ended.stderr]).toEqual([
 			130,
 			expect.stringContaining(" and saves a checkpoint; Ctrl-C again "),

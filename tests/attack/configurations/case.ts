@@ -31,15 +31,7 @@ export class Case implements Disposable {
 	/** Standard output. Throws Refused or Wrong; with output, `failing` exit codes are results too. */
 	mimo(args: readonly string[], failing: readonly number[] = []): string {
 		this.commands.push(`mimo ${args.map(quoted).join(" ")}`);
-		const { exitCode, signalCode, stdout, stderr } = Bun.spawnSync([executable, ...args], {
-			cwd: this.folder,
-			env: { ...process.env, MIMO_DEBUG: "0" },
-			stdout: "pipe",
-			stderr: "pipe",
-			timeout: secondsOfCommand * 1000,
-		});
-		const said = stderr.toString().trim();
-		const output = stdout.toString();
+		const { exitCode, signalCode, output, said } = this.#spawn([executable, ...args]);
 		if (exitCode === 0 || (failing.includes(exitCode) && output !== "")) {
 			if (bugs.test(said)) throw new Wrong(`${args[0]} says ${said}`);
 			return output;
@@ -66,19 +58,23 @@ export class Case implements Disposable {
 		const train = ["train", ...argumentsOf(flags)];
 		const timed = signal === null ? [] : ["timeout", `--signal=${signal}`, "--preserve-status", seconds.toFixed(2)];
 		this.commands.push(`${timed.join(" ")} mimo ${train.map(quoted).join(" ")}`.trim());
-		const { exitCode, signalCode, stderr } = Bun.spawnSync([...timed, executable, ...train], {
+		const { exitCode, signalCode, said } = this.#spawn([...timed, executable, ...train]);
+		// The shell's numbers of a process that a signal ended are 128 and the signal's.
+		const killed = signal !== null && (exitCode > 128 || (signalCode !== undefined && signalCode !== null));
+		if (bugs.test(said)) throw new Wrong(`train says ${said}`);
+		if (exitCode === 0 || exitCode === exitCodes.runAgain || killed) return;
+		throw new Wrong(`train that ${signal ?? "its duration"} stopped ends with ${exitCode}: ${said}`);
+	}
+
+	#spawn(command: readonly string[]) {
+		const { exitCode, signalCode, stdout, stderr } = Bun.spawnSync([...command], {
 			cwd: this.folder,
 			env: { ...process.env, MIMO_DEBUG: "0" },
 			stdout: "pipe",
 			stderr: "pipe",
 			timeout: secondsOfCommand * 1000,
 		});
-		const said = stderr.toString().trim();
-		// The shell's numbers of a process that a signal ended are 128 and the signal's.
-		const killed = signal !== null && (exitCode > 128 || (signalCode !== undefined && signalCode !== null));
-		if (bugs.test(said)) throw new Wrong(`train says ${said}`);
-		if (exitCode === 0 || exitCode === exitCodes.runAgain || killed) return;
-		throw new Wrong(`train that ${signal ?? "its duration"} stopped ends with ${exitCode}: ${said}`);
+		return { exitCode, signalCode, output: stdout.toString(), said: stderr.toString().trim() };
 	}
 
 	log(name: string): Step[] {
