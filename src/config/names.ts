@@ -73,7 +73,7 @@ function wordEdits(name: string, candidate: string): { readonly edits: number; r
 
 /**
  * The candidate that a mistyped name probably means: the candidate with the fewest edits, the first of equals; else the only
- * candidate with the fewest further words; null if there is none.
+ * candidate with the fewest further words. Returns null when no candidate is near.
  */
 export function nearestName(name: string, candidates: readonly string[]): string | null {
 	let best: string | null = null;

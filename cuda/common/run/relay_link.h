@@ -1,5 +1,5 @@
-// A connection between the relays of two hosts. It never blocks its thread, reads a bounded number of bytes per call, and accepts
-// only messages whose length is that of their type.
+// A connection between the relays of two hosts. It never blocks its thread and reads a bounded number of bytes per call. A
+// message is refused unless it is as long as its type demands.
 //
 // In the handshake both sides prove by challenge and response that they know the run's key. The parent sends a nonce
 // (challenge), the child its own nonce and a proof (response), the parent a proof (accepted). A proof is an HMAC of both nonces

@@ -1,4 +1,4 @@
-// Operations on rows sorted by expert, of which the expert MLP is composed.
+// The operations of the expert MLP, on rows sorted by expert.
 #pragma once
 #include "kernel.h"
 

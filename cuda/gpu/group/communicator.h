@@ -54,7 +54,7 @@ class Communicator {
   /// Queues the NCCL calls that `body` makes, as one group.
   void queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body);
   /// Closes the queue. The queued calls end, wherever they wait, once abort_communicator() is called with the returned
-  /// handle; null if there is none to end.
+  /// handle. Returns null when no communicator is open.
   ncclComm_t give_up();
   /// Finalises in two steps, because members may get here in different orders: begin_finish() is called on every
   /// communicator before finish() waits for any. Members that do not arrive within some seconds are not waited for.

@@ -47,7 +47,8 @@ class DeviceGroup {
   /// Makes later work of the stream wait for the call.
   void wait(mimo_stream& stream, int64_t ticket);
 
-  /// Access to the members' memory, or null at all members if there is none. The first call waits for all members.
+  /// Access to the members' memory. Null at every member unless all GPUs reach each other's memory. The first call waits for
+  /// all members.
   PeerRows* peer_rows();
 
   /// Polls the pending calls once. Returns number and start of the oldest, or -1. If the run has failed, `ended`

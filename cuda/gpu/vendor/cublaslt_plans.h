@@ -92,8 +92,8 @@ struct CublasLt::State {
 
   ProductPlan make_plan(const ProductShape& s) const;
   void destroy_plans();
-  /// Up to `wanted` of cuBLASLt's heuristic results, best first; empty if there are none. `reductions`: split-K
-  /// reduction schemes allowed (cublasLtReductionScheme_t).
+  /// Up to `wanted` of cuBLASLt's heuristic results, best first; empty when cuBLASLt knows no algorithm.
+  /// `reductions`: split-K reduction schemes allowed (cublasLtReductionScheme_t).
   std::vector<cublasLtMatmulHeuristicResult_t> answers(const ProductShape& s, const ProductPlan& plan, int wanted,
                                                        uint32_t reductions, size_t workspace_bytes) const;
   /// Whether an algorithm supports the plan; sets `workspace_bytes` to what it needs.
