@@ -10,7 +10,8 @@ namespace mimo::cuda {
 class GraphRecorder final : public OperationRecorder {
  public:
   explicit GraphRecorder(cudaStream_t stream) : stream_(stream) {}
-  /// Returns null if an operation cannot be captured or fails, or the driver lacks memory for the graph.
+  /// Returns null if an operation cannot be captured, copies from the host or fails, or the driver lacks memory for the
+  /// graph.
   void* record(void (*run)(void* queue), void* queue) override;
   void launch(void* recording) override;
   void drop(void* recording) override;

@@ -22,6 +22,10 @@ __global__ void lengths_kernel(const int32_t* cu_seqlens, int64_t sequences, int
   });
 }
 
+__global__ void equal_lengths_kernel(int64_t length, int64_t batch, int32_t* lengths) {
+  for_each_pack(1, batch, [&](int64_t, int64_t s) { lengths[s] = static_cast<int32_t>(length); });
+}
+
 __global__ void offsets_kernel(const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,
                                int32_t* offsets) {
   for_each_pack(1, batch + 1, [&](int64_t, int64_t s) {
@@ -47,6 +51,11 @@ void attention_lengths(mimo_stream& stream, const int32_t* cu_seqlens, int64_t s
                        int32_t* lengths) {
   const auto [grid, block] = cover(1, batch);
   launch(stream, lengths_kernel, grid, block, 0, cu_seqlens, sequences, batch, lengths);
+}
+
+void attention_equal_lengths(mimo_stream& stream, int64_t length, int64_t batch, int32_t* lengths) {
+  const auto [grid, block] = cover(1, batch);
+  launch(stream, equal_lengths_kernel, grid, block, 0, length, batch, lengths);
 }
 
 void attention_offsets(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,

@@ -18,6 +18,8 @@ void attention_lse_to_stats(mimo_stream& stream, const float* lse, int64_t token
 /// Sequence lengths, padded with zeros to `batch` entries.
 void attention_lengths(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch,
                        int32_t* lengths);
+/// `batch` entries of `length`.
+void attention_equal_lengths(mimo_stream& stream, int64_t length, int64_t batch, int32_t* lengths);
 /// Element offsets of the sequences, batch + 1 entries; entries past the last sequence repeat the end.
 void attention_offsets(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t batch, int64_t stride,
                        int32_t* offsets);

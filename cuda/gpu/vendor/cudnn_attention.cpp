@@ -38,7 +38,7 @@ struct Plan {
     const bool in_line = per_group == 1 || args.key_heads == 1;
     const bool by_groups = !in_line && args.sequences == 1;
     copies_queries = !in_line && !by_groups;
-    key.ragged = !equal;
+    key.ragged = key.lengths = !equal;
     key.causal = args.mask == MIMO_ATTENTION_CAUSAL;
     key.scale = args.softmax_scale;
     key.head_dim = d;
@@ -92,7 +92,7 @@ void Cudnn::attention_forward(mimo_stream& stream, const mimo_attention_forward_
       {v_uid, const_cast<void*>(args.v)},
       {o_uid, args.o},
       {stats_uid, key.ragged ? static_cast<void*>(args.lse) : stats.as<void>()}};
-  const RaggedArrays ragged(stream, args.cu_seqlens, args.sequences, args.tokens, key, pointers);
+  const SequenceArrays arrays(stream, args.cu_seqlens, args.sequences, args.tokens, key, pointers);
   graphs_->execute(stream, key, pointers);
   if (!key.ragged) attention_stats_to_lse(stream, stats.as<float>(), args.tokens, args.query_heads, key.length, args.lse);
 }
@@ -106,6 +106,7 @@ void Cudnn::attention_backward(mimo_stream& stream, const mimo_attention_backwar
     return by_groups ? AttentionStrides{group, head, token} : AttentionStrides{key.length * token, head, token};
   };
   key.backward = true;
+  key.lengths = key.ragged || gradient_takes_lengths(key.length);
   key.deterministic = stream.device->deterministic;
   key.d_o = lie(per_group, d, args.d_o_stride);
   key.dq = plan.copies_queries ? key.q : lie(args.group_stride, key.q.head, args.d_token_stride);
@@ -128,7 +129,7 @@ void Cudnn::attention_backward(mimo_stream& stream, const mimo_attention_backwar
       {dq_uid, plan.copies_queries ? dq : args.dq},
       {dk_uid, args.dk},
       {dv_uid, args.dv}};
-  const RaggedArrays ragged(stream, args.cu_seqlens, args.sequences, args.tokens, key, pointers);
+  const SequenceArrays arrays(stream, args.cu_seqlens, args.sequences, args.tokens, key, pointers);
   graphs_->execute(stream, key, pointers);
   if (plan.copies_queries) copy_queries(stream, args, dq, per_group, width, args.dq, args.group_stride, args.d_token_stride);
 }

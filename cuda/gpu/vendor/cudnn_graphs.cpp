@@ -113,7 +113,7 @@ class Builder {
 
   template <class Attributes>
   void add_lengths(Attributes& attributes) {
-    if (!key_.ragged) return;
+    if (!key_.lengths) return;
     const Tensor lengths = graph_->tensor(fe::graph::Tensor_attributes()
                                               .set_name("lengths")
                                               .set_uid(length_uid)
@@ -317,7 +317,7 @@ void CudnnGraphs::State::time_graph(mimo_stream& stream, const GraphKey& key) {
   check(cudaMemcpyAsync(cu_seqlens.as<void>(), counts.data(), counts.size() * 4, cudaMemcpyHostToDevice, stream.handle()),
         "a copy to the device");
   check(cudaStreamSynchronize(stream.handle()), "a copy to the device");
-  const RaggedArrays ragged(stream, cu_seqlens.as<int32_t>(), key.batch, key.tokens, key, pointers);
+  const SequenceArrays arrays(stream, cu_seqlens.as<int32_t>(), key.batch, key.tokens, key, pointers);
   std::vector<Candidate> queued;
   std::vector<Graph> taken;
   for (const Graph& graph : candidates(key)) {
@@ -374,13 +374,21 @@ std::map<int64_t, int64_t> token_strides(const GraphKey& key) {
   return strides;
 }
 
-RaggedArrays::RaggedArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens,
-                           const GraphKey& key, std::unordered_map<int64_t, void*>& pointers)
-    : memory_(&stream, key.ragged ? static_cast<int64_t>(token_strides(key).size() + 1) * (key.batch + 1) * 4 : 0) {
-  if (!key.ragged) return;
+bool gradient_takes_lengths(int64_t length) { return length % 128 != 0 && fe::detail::get_backend_version() <= 91500; }
+
+SequenceArrays::SequenceArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens,
+                               const GraphKey& key, std::unordered_map<int64_t, void*>& pointers)
+    : memory_(&stream, !key.lengths  ? 0
+                       : !key.ragged ? key.batch * 4
+                                     : static_cast<int64_t>(token_strides(key).size() + 1) * (key.batch + 1) * 4) {
+  if (!key.lengths) return;
   int32_t* array = memory_.as<int32_t>();
-  attention_lengths(stream, cu_seqlens, sequences, key.batch, array);
   pointers[length_uid] = array;
+  if (!key.ragged) {
+    attention_equal_lengths(stream, key.length, key.batch, array);
+    return;
+  }
+  attention_lengths(stream, cu_seqlens, sequences, key.batch, array);
   for (const auto& [uid, stride] : token_strides(key)) {
     if (tokens * stride > INT32_MAX) {
       throw Error(MIMO_ERROR_UNSUPPORTED, "Packed attention takes at most 2^31 elements a tensor; use shorter packs.");

@@ -19,13 +19,14 @@ enum Uid : int64_t { q_uid = 1, k_uid, v_uid, o_uid, stats_uid, do_uid, dq_uid, 
 
 /// Everything that a graph depends on.
 struct GraphKey {
-  bool backward, ragged, causal, deterministic;
+  /// `lengths`: the graph takes the length of each sequence.
+  bool backward, ragged, lengths, causal, deterministic;
   int64_t batch, query_heads, key_heads, length, head_dim, tokens;
   AttentionStrides q, k, o, d_o, dq, dk;
   float scale;
 
   auto tied() const {
-    return std::tie(backward, ragged, causal, deterministic, batch, query_heads, key_heads, length, head_dim, tokens, q.batch,
+    return std::tie(backward, ragged, lengths, causal, deterministic, batch, query_heads, key_heads, length, head_dim, tokens, q.batch,
                     q.head, q.token, k.batch, k.head, k.token, o.batch, o.head, o.token, d_o.batch, d_o.head, d_o.token,
                     dq.batch, dq.head, dq.token, dk.batch, dk.head, dk.token, scale);
   }
@@ -49,11 +50,15 @@ class CudnnGraphs {
   std::unique_ptr<State> state_;
 };
 
-/// Owns the lengths and offsets of packed sequences on the device and sets `pointers` to them. cu_seqlens [sequences +
-/// 1] is on the device.
-class RaggedArrays {
+/// Whether the front end would add lengths to the gradient of equal sequences itself, for cuDNN up to 9.15. It copies them
+/// from a temporary array of the host at each call, which a CUDA graph cannot repeat.
+bool gradient_takes_lengths(int64_t length);
+
+/// Owns the lengths and offsets of sequences on the device and sets `pointers` to them. cu_seqlens [sequences + 1] is on
+/// the device.
+class SequenceArrays {
  public:
-  RaggedArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, const GraphKey& key,
+  SequenceArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, const GraphKey& key,
                std::unordered_map<int64_t, void*>& pointers);
 
  private:
