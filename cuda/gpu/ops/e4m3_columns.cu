@@ -178,9 +178,12 @@ __global__ void __launch_bounds__(threads, copied_blocks)
     into.rows = number < tiles ? rows_of_block[number / tiles_across] : make_int2(0, -1);
     if (into.rows.y < 0) return sm90::arrive(&into.full);
     const int tile = number % tiles_across, first = into.rows.x;
-    sm90::arrive_expecting(&into.full, tile_bytes + sizeof(into.factors));
+    // Whole fours of factors, and none past those of the rows: there are factor_stride of them.
+    const auto factor_bytes = static_cast<uint32_t>(((first & 3) + into.rows.y + 3) / 4 * 4 * sizeof(float));
+    sm90::arrive_expecting(&into.full, tile_bytes + factor_bytes);
     sm90::copy_ragged_box(bytes + slot * tile_bytes, x, tile * side, 0, first, first + into.rows.y, &into.full);
-    sm90::copy_bytes(into.factors, row_factors + tile * factor_stride + (first & ~3), sizeof(into.factors), &into.full);
+    if (factor_bytes == 0) return;
+    sm90::copy_bytes(into.factors, row_factors + tile * factor_stride + (first & ~3), factor_bytes, &into.full);
   };
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < copied_tiles; ++slot) copy(static_cast<int>(blockIdx.x + slot * gridDim.x), slot);
