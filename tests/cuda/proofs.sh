@@ -192,8 +192,18 @@ if is_wanted gradients; then
 		--export-kd-alpha 0.7
 fi
 
+# with_graphs NAME FLAG...: training with CUDA graphs, with the losses of training without them.
+with_graphs() {
+	local folder=$work/graphs-$1
+	shift
+	mkdir "$folder" && trained cuda "$folder/plain.jsonl" "$@" --deterministic-mode &&
+		trained cuda "$folder/graphs.jsonl" "$@" --deterministic-mode --cuda-graph-impl local && losses_agree "$folder" plain graphs
+}
+
 if is_wanted graphs; then
 	graphs=(--cuda-graph-impl local)
+	prove "operations in graphs: text in bf16" with_graphs text --bf16 --llm-only
+	prove "operations in graphs: pictures in bf16" with_graphs pictures --bf16 --llm-offset 0
 	prove "operations in graphs: verify, GPUs shared" "${mimo[@]}" verify --preset nemotron-vlm-tiny --device cuda "${graphs[@]}" \
 		--distributed-backend shm --layouts 1+1,tp2+tp2ep2,dp2+dp2ep2
 	for folder in "$references"/hybrid-tiny "$references"/mimo-1x1-fixed; do
