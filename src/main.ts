@@ -102,12 +102,12 @@ async function refuse(name: string, names: readonly string[], path: string): Pro
 }
 
 async function fail(error: unknown): Promise<never> {
-	const { describeError } = await import("./commands/command.ts");
+	const { describeError, printStacks } = await import("./commands/command.ts");
 	const { debugging } = await import("./system/debug.ts");
 	const { sentence, exitCode } = describeError(error);
 	const { complain } = await import("./observe/messages.ts");
 	complain(`mimo: ${sentence}`);
-	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
+	if (debugging(1)) printStacks(error);
 	process.exit(exitCode);
 }
 

@@ -2,7 +2,7 @@
 import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
-import { NativeError, UserError } from "../system/errors.ts";
+import { errorsOf, messageOf, NativeError, UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { systemReason } from "../system/system-errors.ts";
 
@@ -43,8 +43,18 @@ const userStatuses: readonly number[] = [Status.unsupported, Status.device, Stat
 /** System errors about resources that the machine grants this process, wherever they are thrown. */
 const scarce: readonly string[] = ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENOMEM", "EAGAIN"];
 
+interface ErrorDescription {
+	readonly sentence: string;
+	readonly exitCode: number;
+}
+
 /** The text for standard error and the exit code of an error. Errors that are not bugs have no stack trace. */
-export function describeError(error: unknown): { readonly sentence: string; readonly exitCode: number } {
+export function describeError(error: unknown): ErrorDescription {
+	const [first, ...later] = errorsOf(error).map(describeOne);
+	return { ...first!, sentence: [first!, ...later].map(({ sentence }) => sentence).join(" Then: ") };
+}
+
+function describeOne(error: unknown): ErrorDescription {
 	if (error instanceof UserError) return { sentence: error.message, exitCode: error.exitCode };
 	if (error instanceof Error && error.name === "CLIError") {
 		return { sentence: `${Bun.stripANSI(error.message)}.`, exitCode: exitCodes.usage };
@@ -65,9 +75,13 @@ export function describeError(error: unknown): { readonly sentence: string; read
 		const what = `${syscall ?? "a request"}${path ? ` of ${path}` : ""}`;
 		return { sentence: `The system refused ${what}: ${systemReason(error)}.`, exitCode: exitCodes.failure };
 	}
-	const message = error instanceof Error ? error.message : String(error);
 	return {
-		sentence: `Unexpected error: ${message.replace(/\.$/, "")}. MIMO_DEBUG=1 shows where.`,
+		sentence: `Unexpected error: ${messageOf(error).replace(/\.$/, "")}. MIMO_DEBUG=1 shows where.`,
 		exitCode: exitCodes.unexpected,
 	};
+}
+
+/** Writes the stack traces of an error to standard error, for MIMO_DEBUG=1. */
+export function printStacks(error: unknown): void {
+	for (const one of errorsOf(error)) if (one instanceof Error) process.stderr.write(`${one.stack}\n`);
 }

@@ -8,6 +8,7 @@ import { openDevice } from "../native/open-device.ts";
 import type { Run } from "../native/run.ts";
 import { RunGroup } from "../parallel/run-group.ts";
 import { World } from "../parallel/world.ts";
+import { messageOf } from "../system/errors.ts";
 import { programVersion } from "../system/program-version.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import type { Finding } from "./machine.ts";
@@ -62,7 +63,7 @@ export async function measureNcclRates(place: Place, { nccl: { node, nodes } }: 
 		world.leave();
 		return rates;
 	} catch (error) {
-		run.fail(node, (error as Error).message);
+		run.fail(node, messageOf(error));
 		run.settle();
 		throw error;
 	}

@@ -18,11 +18,11 @@ import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
 import { counted } from "../system/counted.ts";
 import { debug, debugging } from "../system/debug.ts";
-import { NativeError, UserError } from "../system/errors.ts";
+import { errorsOf, NativeError, UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { programVersion } from "../system/program-version.ts";
 import { flagError } from "./arguments.ts";
-import { describeError } from "./command.ts";
+import { describeError, printStacks } from "./command.ts";
 
 export interface RankOptions {
 	/** Number of ranks. */
@@ -204,9 +204,10 @@ function record(run: Run, folder: string, rank: number): void {
 /** Reports this rank's error to the run, in which one process prints the diagnosis. Returns the exit code. */
 export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
-	const byAnother = error instanceof NativeError && error.status === Status.peer && run.watch() !== null;
+	const [first] = errorsOf(error);
+	const byAnother = first instanceof NativeError && first.status === Status.peer && run.watch() !== null;
 	if (!byAnother) run.fail(place.rank, sentence);
-	if (debugging(1) && error instanceof Error) process.stderr.write(`${error.stack}\n`);
+	if (debugging(1)) printStacks(error);
 	const code = byAnother ? exitCodes.endedByAnother : exitCode;
 	// Lets earlier output be written first.
 	await Bun.sleep(0);

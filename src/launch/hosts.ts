@@ -5,6 +5,7 @@
 import { createHmac, randomBytes } from "node:crypto";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
+import { messageOf } from "../system/errors.ts";
 import { hostsFrom, levelsOf, parentOf, placementOf } from "./host-tree.ts";
 import type { Identity } from "./rendezvous/identity.ts";
 import type { HostRequest } from "./rendezvous/messages.ts";
@@ -58,8 +59,8 @@ export async function createRun(
 		server.announceRun((rank) => paths[hostOfRank[rank]!]!);
 		return run;
 	} catch (error) {
-		server.announceFailure((error as Error).message);
-		run?.fail(null, (error as Error).message);
+		server.announceFailure(messageOf(error));
+		run?.fail(null, messageOf(error));
 		throw error;
 	}
 }

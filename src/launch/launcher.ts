@@ -8,7 +8,7 @@ import { join } from "node:path";
 import type { Subprocess } from "bun";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
-import type { UserError } from "../system/errors.ts";
+import { messageOf, type UserError } from "../system/errors.ts";
 import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
 import { forwardLines } from "./output.ts";
@@ -254,7 +254,7 @@ class Job implements Disposable {
 		try {
 			for (let rank = 0; rank < ranks; rank++) this.#run.recordRank(rank, join(recordings, recordingName(rank)));
 		} catch (error) {
-			this.options.log((error as Error).message, "failure");
+			this.options.log(messageOf(error), "failure");
 		}
 	}
 }

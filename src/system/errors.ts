@@ -32,6 +32,26 @@ function cut(text: string): string {
 	return text.length > LONGEST_SENTENCE ? `${text.slice(0, half)} … ${text.slice(-half)}` : text;
 }
 
+/**
+ * The errors that an error stands for, the earliest first. A `using` that fails to release its resource while another error
+ * is thrown makes a SuppressedError, which has no message of its own; equal messages of a chain are listed once.
+ */
+export function errorsOf(error: unknown): readonly [unknown, ...unknown[]] {
+	if (!(error instanceof SuppressedError)) return [error];
+	const [first, ...before] = errorsOf(error.suppressed);
+	const known = new Set([first, ...before].map(ownMessage));
+	return [first, ...before, ...errorsOf(error.error).filter((one) => !known.has(ownMessage(one)))];
+}
+
+/** The message of an error, with those of all errors that it stands for. */
+export function messageOf(error: unknown): string {
+	return errorsOf(error).map(ownMessage).join(" Then: ");
+}
+
+function ownMessage(error: unknown): string {
+	return error instanceof Error ? error.message || error.name : String(error);
+}
+
 /** A native call failed. `status` is one of abi.ts's Status; the message is the library's own sentence. */
 export class NativeError extends Error {
 	override readonly name = "NativeError";

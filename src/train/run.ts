@@ -14,6 +14,7 @@ import { describeTopology } from "../parallel/describe-topology.ts";
 import type { World } from "../parallel/world.ts";
 import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
+import { messageOf } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { isReportingRank, type Run } from "./assemble.ts";
 import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
@@ -97,7 +98,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		if (summary.stop?.requeue && world.rank === 0) await requeue();
 		exitCode = summary.stop?.exitCode ?? 0;
 	} catch (error) {
-		observer.event?.({ kind: "failure", step: null, sentence: (error as Error).message });
+		observer.event?.({ kind: "failure", step: null, sentence: messageOf(error) });
 		throw error;
 	} finally {
 		for (const listener of listeners) await listener.close?.();

@@ -115,3 +115,25 @@ test("an error is one sentence; a program error says how to print the stack", ()
 	expect(describeError(new TypeError("x is not a function")).exitCode).toBe(70);
 	expect(describeError("thrown text").sentence).toContain("thrown text");
 });
+
+test("an error whose resources cannot be released either has both sentences and its own exit code", () => {
+	const failing = (message: string) => ({
+		[Symbol.dispose](): void {
+			throw new NativeError("memory_free", Status.device, message);
+		},
+	});
+	const thrown = (() => {
+		try {
+			using _outer = failing("CUDA failed at a free.");
+			using _inner = failing("CUDA failed at a free.");
+			throw new UserError("The file a.txt is empty.", 3);
+		} catch (error) {
+			return error;
+		}
+	})();
+	expect(thrown).toBeInstanceOf(SuppressedError);
+	expect(describeError(thrown)).toEqual({
+		sentence: "The file a.txt is empty. Then: CUDA failed at a free.",
+		exitCode: 3,
+	});
+});

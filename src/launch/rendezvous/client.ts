@@ -1,6 +1,6 @@
 /** The client of the rendezvous (server.ts): a rank joins at the server, or through the first rank of its machine. */
 import * as v from "valibot";
-import { UserError } from "../../system/errors.ts";
+import { messageOf, UserError } from "../../system/errors.ts";
 import type { Place } from "../place.ts";
 import {
 	AuthenticatedConnection,
@@ -60,7 +60,7 @@ export async function joinRendezvous(
 		localRanks?.announceRun(run);
 		return run;
 	} catch (error) {
-		localRanks?.announceFailure((error as Error).message);
+		localRanks?.announceFailure(messageOf(error));
 		throw error;
 	}
 }
@@ -144,7 +144,7 @@ async function exchangeMessages(
 				createHostMemory(message.output.createHostMemory, { host: connection.address, own: connection.localAddress }),
 			);
 		} catch (error) {
-			reply(connection, { failed: (error as Error).message });
+			reply(connection, { failed: messageOf(error) });
 			throw error;
 		}
 	}
