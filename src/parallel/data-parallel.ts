@@ -54,6 +54,7 @@ export class DataParallel {
 		/** Dtype in which gradients are sent and reduced. */
 		readonly sumsIn: FloatDtype = "f32",
 	) {
+		for (const buffer of parameters.buffers) this.#refuseUnevenSlices(buffer);
 		this.#order = parameters.buffers
 			.filter(({ gradients }) => gradients !== null)
 			.toSorted(
@@ -77,6 +78,16 @@ export class DataParallel {
 			using nothing = Tensor.zeros(this.parameters.device, [1]);
 			group.allReduce(nothing).wait();
 		}
+	}
+
+	/** A buffer's slices are equal only where it was made for a multiple of its group's size. */
+	#refuseUnevenSlices(buffer: ParameterBuffer): void {
+		const { size } = this.groupOf(buffer);
+		if (buffer.frozen || buffer.elements % size === 0) return;
+		const first = buffer.entries[0]?.name;
+		throw new RangeError(
+			`The buffer of ${first} has ${buffer.elements} elements, which ${size} ranks cannot share equally.`,
+		);
 	}
 
 	groupOf(buffer: ParameterBuffer): Group {

@@ -17,6 +17,11 @@ export function elementCount(shape: readonly number[]): number {
 	return shape.reduce((product, size) => product * size, 1);
 }
 
+/** Whether `count` from `start` on are whole positions among `length`. */
+function isRange(start: number, count: number, length: number): boolean {
+	return Number.isInteger(start) && Number.isInteger(count) && start >= 0 && count >= 0 && start + count <= length;
+}
+
 export class Tensor implements DeviceMemory, Disposable {
 	#disposed = false;
 
@@ -129,7 +134,7 @@ export class Tensor implements DeviceMemory, Disposable {
 
 	/** A view of columns [start, start + count). */
 	columns(start: number, count: number): Tensor {
-		if (start < 0 || start + count > this.width) throw new RangeError(`No columns ${start}..${start + count}.`);
+		if (!isRange(start, count, this.width)) throw new RangeError(`No columns ${start}..${start + count}.`);
 		return this.#with({
 			byteOffset: this.byteOffset + start * dtypeBytes[this.dtype],
 			shape: [this.rows, count],
@@ -139,7 +144,7 @@ export class Tensor implements DeviceMemory, Disposable {
 
 	/** A view of rows [start, start + count). */
 	rowsFrom(start: number, count: number): Tensor {
-		if (start < 0 || start + count > this.rows) throw new RangeError(`No rows ${start}..${start + count}.`);
+		if (!isRange(start, count, this.rows)) throw new RangeError(`No rows ${start}..${start + count}.`);
 		return this.#with({
 			byteOffset: this.byteOffset + start * this.stride * dtypeBytes[this.dtype],
 			shape: [count, this.width],

@@ -85,7 +85,7 @@ export function holdRouter(
 ) {
 	if (elastic === null) return null;
 	const { config, period } = elastic;
-	const module = new ElasticRouter(config, model);
+	const module = new ElasticRouter(config, model, groups.module.size);
 	const ranks = { dense: groups.module, expert: groups.module, sequenceParallel: null, copies: null };
 	const replica = new DataParallel(module.parameters, ranks, false, true);
 	const sharing = groups.model.experts?.group ?? groups.model.tp;

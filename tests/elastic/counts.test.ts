@@ -4,7 +4,7 @@ import { rowsOf } from "../../src/elastic/axes.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
 import { type CountRule, countParameters, parentSizes, type Sizes } from "../../src/elastic/counts.ts";
 import { memoryOf, memoryProfiles, resolveProfile } from "../../src/elastic/memory.ts";
-import { budgetLoss, parentBudget, usageOf } from "../../src/elastic/router/budget-loss.ts";
+import { budgetLoss, expectedSizes, parentBudget, usageOf } from "../../src/elastic/router/budget-loss.ts";
 import {
 	addAxisGradient,
 	type Draw,
@@ -235,6 +235,22 @@ describe("the budget loss", () => {
 		expect(budgetLoss(compat, functional, { value: 0.697, parent: false }, uniform(compat)).value).toBe(0);
 		const full = budgetLoss(compat, functional, { value: 1, parent: true }, uniform(compat)).value;
 		expect(full).toBeCloseTo(9.181412, 6);
+	});
+
+	test("counts a difference from 5 % on, and less than that for the parent's budget alone", () => {
+		const sample = uniform(config);
+		const usage = usageOf(config, functional, expectedSizes(config, functional, sample)).value;
+		const lossAt = (difference: number, parent: boolean) =>
+			budgetLoss(config, functional, { value: usage / (1 + difference), parent }, sample);
+		for (const difference of [0.0499, -0.0499]) {
+			const { value, gradient } = lossAt(difference, false);
+			expect(value).toBe(0);
+			expect([...gradient.values()].every((d) => d.every((x) => x === 0))).toBe(true);
+			const parent = lossAt(difference, true).value;
+			expect(parent - lossAt(2 * difference, true).value).toBeCloseTo(-Math.abs(difference), 9);
+		}
+		for (const difference of [0.0501, -0.0501])
+			expect(lossAt(difference, false).value).toBeCloseTo(Math.abs(difference), 9);
 	});
 
 	test("has the gradient of its differences", () => {

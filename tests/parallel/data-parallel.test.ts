@@ -243,3 +243,15 @@ describe("gradients are zero after zeroGradients, whatever their memory held", (
 		expect(cleared).toHaveLength(3);
 	});
 });
+
+test("a buffer that its ranks cannot share equally is refused", () => {
+	using parameters = new ParameterSet(device, requests, { dense: 2, expert: 2 });
+	const three: Group = { ...groupOfOne("dp", 0), size: 3 };
+	expect(
+		() =>
+			new DataParallel(parameters, { dense: three, expert: three, sequenceParallel: null, copies: null }, false, true),
+	).toThrow("which 3 ranks cannot share equally");
+	const { values } = parameters.buffers[0]!;
+	expect(() => values.columns(0.5, 1)).toThrow(RangeError);
+	expect(() => values.columns(0, 0.5)).toThrow(RangeError);
+});

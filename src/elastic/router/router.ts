@@ -57,13 +57,15 @@ export class ElasticRouter implements Disposable {
 	constructor(
 		readonly config: ElasticConfig,
 		readonly model: HybridModel,
+		/** Ranks over which gradients are summed. */
+		replicas = 1,
 	) {
 		const whole = { rank: 0, size: 1 };
 		this.#parameters = new ModuleParameters(
 			model.device,
 			routerParameters(config),
 			{ tensor: whole, expertTensor: whole, expert: whole },
-			{ dtype: "f32", frozen: () => config.router.frozen },
+			{ dtype: "f32", frozen: () => config.router.frozen, replicas: { dense: replicas, expert: replicas } },
 		);
 		this.tables = new TableLayout(config, model.config);
 		this.#layout = new FactorLayout(config.axes, this.tables, model, config);

@@ -16,6 +16,20 @@ function reportOf(layout: string, keys: Readonly<Record<string, unknown>>): Prom
 	return run.reportOf(layout, { ...elasticKeys, ...keys });
 }
 
+/** Samples and experts that three lanes share, and units that three tensor-parallel ranks share. */
+const lanesOfThree = { "global-batch-size": 6, "num-experts": 6, "moe-expert-int-list": [6, 4] };
+const unitsOfThree = {
+	...{
+		"hidden-size": 48,
+		"num-attention-heads": 6,
+		"num-query-groups": 3,
+		"mamba-num-heads": 6,
+		"mamba-num-groups": 3,
+	},
+	...{ "emb-int-list": [48, 32], "mamba-int-list": [6, 3], "head-int-list": [6, 3], "seq-length": 48 },
+	"make-vocab-size-divisible-by": 3,
+};
+
 describe("layouts give what one process gives", () => {
 	const turns = { "llm-ep": 2, "llm-tp": 2, "overlap-moe-expert-parallel-comm": true, "delay-wgrad-compute": true };
 	const cut = { "hybrid-layer-pattern": "ME|*-" };
@@ -27,6 +41,10 @@ describe("layouts give what one process gives", () => {
 		["1+tp2ep2", { ...byLayer, ...turns }],
 		["1+tp2ep1etp2", { "moe-mlp-glu-interleave-size": null }],
 		["1+pp2", { ...soft, ...byLayer, "hybrid-layer-pattern": "M|E|*|-" }],
+		// Ranks that share the router's gradients, in numbers that do not divide 64.
+		["1+pp3", { ...soft, "hybrid-layer-pattern": "ME|*|-" }],
+		["3+dp3", { ...soft, ...lanesOfThree }],
+		["1+tp3", { ...soft, ...unitsOfThree }],
 	] as const) {
 		test(layout, async () => {
 			const report = await reportOf(layout, keys);

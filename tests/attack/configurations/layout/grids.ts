@@ -26,7 +26,9 @@ export function refusal(flags: Flags): string | null {
 	}
 }
 
-const mostRanks = 4;
+const mostRanks = 5;
+/** Numbers of ranks along an axis. Odd ones share buffers that are padded to powers of two. */
+const counts = [1, 1, 1, 2, 2, 2, 3, 4, 5];
 
 interface Side {
 	readonly tp: number;
@@ -38,7 +40,7 @@ interface Side {
 
 function drawSide(draw: Draw): Side {
 	for (;;) {
-		const [tp, dp, pp] = [draw.one([1, 1, 2, 2, 4]), draw.one([1, 1, 2, 2, 4]), draw.one([1, 1, 2, 2, 4])];
+		const [tp, dp, pp] = [draw.one(counts), draw.one(counts), draw.one(counts)];
 		if (tp * dp * pp > mostRanks) continue;
 		const stage = tp * dp;
 		const ep = draw.one([1, 2, 2, 4].filter((size) => stage % size === 0));

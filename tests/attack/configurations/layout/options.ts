@@ -35,8 +35,8 @@ function drawReduction(draw: Draw, flags: Flags): Flags {
 	};
 }
 
-/** Only what verify can compare, by definition. */
-export function verifiable({ "encoder-grad-participation": _, ...flags }: Flags): Flags {
+/** Only what verify can compare, by definition: Megatron's masks of Mamba heads depend on the tensor-parallel ranks. */
+export function verifiable({ "encoder-grad-participation": _, "flextron-compat": _masks, ...flags }: Flags): Flags {
 	if (!flags["moe-router-load-balancing-type"]?.includes("global_aux_loss")) return flags;
 	return { ...flags, "moe-router-load-balancing-type": "none", "moe-aux-loss-coeff": "0" };
 }
