@@ -252,7 +252,19 @@ const compiling = new Set<Bun.Subprocess>();
 /** Path of the library that ninja's target mimo_TARGET builds, from the build folder. */
 const targetPaths = { cpu: "cpu/libmimo_cpu.so", release: "link/libmimo_cpu.so", cuda: "gpu/libmimo_cuda.so" } as const;
 
-/** Configures and builds a library in build/FOLDER; returns the library's path. */
+/** Digest of what a library is built from: the native sources, CMake's options and the static libraries. */
+function nativeDigest(flags: readonly string[]): string {
+	const hash = new Bun.CryptoHasher("sha256");
+	const files = [...new Bun.Glob("cuda/**/*").scanSync(root)].sort().map((file) => [file, join(root, file)]);
+	const libraries = flags.flatMap((flag) => flag.split(/[=;]/)).filter((path) => path.endsWith(".a"));
+	for (const [name, path] of [...files, ...libraries.map((path) => [path, path])] as [string, string][]) {
+		hash.update(`${name}\0`).update(readFileSync(path));
+	}
+	// The same in a clone that was moved.
+	return hash.update(flags.join("\n").replaceAll(root, "")).digest("hex");
+}
+
+/** Configures and builds a library in build/FOLDER, unless it exists and its sources are unchanged; returns its path. */
 async function buildLibrary(
 	folder: string,
 	options: Readonly<Record<string, string>>,
@@ -261,9 +273,13 @@ async function buildLibrary(
 	writeTables();
 	const tree = join("build", folder);
 	const flags = Object.entries(options).map(([name, value]) => `-D${name}=${value}`);
-	// Flags of the latest configuration.
+	const library = join(root, tree, targetPaths[target]);
+	const digest = nativeDigest(flags);
+	const digestRecord = join(root, tree, `${target}.digest`);
+	if (existsSync(library) && existsSync(digestRecord) && readFileSync(digestRecord, "utf8") === digest) return library;
+	// Flags and folder of the latest configuration: CMake's cache holds absolute paths.
 	const record = join(root, tree, "configured.txt");
-	const recorded = flags.join("\n");
+	const recorded = [root, ...flags].join("\n");
 	if (!existsSync(record) || readFileSync(record, "utf8") !== recorded) {
 		// CMake's cache would keep options that are no longer given.
 		if (existsSync(join(root, tree, "CMakeCache.txt"))) run(["rm", "-rf", tree], "clearing the build folder");
@@ -280,7 +296,8 @@ async function buildLibrary(
 		process.stderr.write(`${stdout}${stderr}\n`);
 		fail(`compiling the native library failed (${command.join(" ")}).`);
 	}
-	return join(root, tree, targetPaths[target]);
+	writeFileSync(digestRecord, digest);
+	return library;
 }
 
 /** Writes a file only when its bytes differ: a newer file would make its dependents build again. */
