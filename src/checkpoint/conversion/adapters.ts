@@ -2,9 +2,12 @@
 import { isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
-import { type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";
+import { configObject } from "../hf/kept-folder.ts";
+import type { Spelling, SpellingName } from "../hf/language-names.ts";
+import { towerPrefix } from "../hf/tower-names.ts";
 import { MergedStore } from "../lora/merged-store.ts";
 import { type AdapterSettings, openPeftFolder, type PlannedAdapters, planPeftFolder } from "../lora/peft-folder.ts";
+import { moduleSpelling } from "../lora/peft-names.ts";
 import { scaleOf } from "../lora/tensors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import type { FormatName, SourceCheckpoint } from "./source.ts";
@@ -68,7 +71,12 @@ export function peftTarget(
 ): PlannedAdapters {
 	const { configuration, spelling } = source;
 	if (configuration === null) throw new UserError(`${source.path} does not say what model its adapters are of.`);
-	const kept = spelling.huggingFace as unknown as Spelling | null | undefined;
-	const chosen = names === null ? (kept ?? spellings.published) : spellings[names];
+	const config = source.objects.get(configObject);
+	const base = {
+		stored: (spelling.huggingFace ?? null) as unknown as Spelling | null,
+		configText: config === undefined ? null : new TextDecoder().decode(config.bytes),
+		whole: [...source.weights.tensors.keys()].some((name) => name.startsWith(towerPrefix)),
+	};
+	const chosen = moduleSpelling(base, names);
 	return planPeftFolder(adapters, settingsOf(source), configuration, { spelling: chosen, base: null, path, sync });
 }

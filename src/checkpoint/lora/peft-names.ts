@@ -4,10 +4,13 @@
  * several modules, as those of linear_qkv, take their rows of B with them, and each of the modules has a whole A. PEFT trains
  * an A of each module; its folders are read as adapters in which these A stand one above the other.
  */
+
+import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { adapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
-import { languageCorrespondence, type Spelling, spellings } from "../hf/language-names.ts";
+import { parsePythonJson } from "../hf/json.ts";
+import { languageCorrespondence, type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";
 
 const peftPrefix = "base_model.model.";
@@ -36,6 +39,31 @@ interface AdaptedModule {
 }
 
 export const matrixName = (module: string, matrix: "A" | "B") => `${peftPrefix}${module}.lora_${matrix}.weight`;
+
+/** The base that adapters are for, as far as it decides the names of its modules. */
+export interface AdaptedBase {
+	/** Names of the base's tensors; null: there is no base. */
+	readonly stored: Spelling | null;
+	/** Text of the base's config.json; null: there is no base. */
+	readonly configText: string | null;
+	/** Whether a model that comes from no base has an encoder beside the language model. */
+	readonly whole: boolean;
+}
+
+/**
+ * The modules of the class that loads the base. A language model alone has those of its tensors, of which PEFT itself renames
+ * `backbone` for transformers' class. A whole model's tensors say `backbone` too, but transformers' class has `model` there; a
+ * folder with code of its own (auto_map) brings a class with the tensors' names. `names`: given by the user, or null.
+ */
+export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): Spelling {
+	const stored = base.stored ?? spellings.published;
+	const place = stored.base.replace(/(backbone|model)\.$/, "");
+	const inside = base.stored === null && base.whole ? languageModelPrefix : place;
+	const ownCode = base.configText !== null && "auto_map" in parsePythonJson(base.configText, "config.json");
+	const chosen = names ?? (inside === "" || ownCode ? null : "transformers");
+	if (chosen === null) return { ...stored, base: inside + stored.base.slice(place.length), head: inside };
+	return { ...stored, ...spellings[chosen], base: inside + spellings[chosen].base, head: inside };
+}
 
 /** The module of a tensor of a PEFT file. */
 export const moduleOf = (name: string) => name.slice(peftPrefix.length).replace(/\.lora_[AB]\.weight$/, "");

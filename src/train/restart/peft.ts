@@ -4,12 +4,13 @@ import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
 import { HuggingFaceFolder } from "../../checkpoint/hf/folder.ts";
-import { detectSpelling, spellings } from "../../checkpoint/hf/language-names.ts";
+import { detectSpelling } from "../../checkpoint/hf/language-names.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { openPeftFolder, type PeftAdapters, planPeftFolder } from "../../checkpoint/lora/peft-folder.ts";
-import { peftCorrespondence } from "../../checkpoint/lora/peft-names.ts";
+import { moduleSpelling, peftCorrespondence } from "../../checkpoint/lora/peft-names.ts";
 import { adaptersOf } from "../../checkpoint/lora/tensors.ts";
 import { loadModel, ValueStore } from "../../checkpoint/model-store.ts";
+import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
 import { isTarget } from "../../models/hybrid/lora.ts";
@@ -49,7 +50,7 @@ export function requirePeftNames(c: TrainingConfiguration): void {
 	const weights = hybridParameters(config)
 		.flatMap(logicalNames)
 		.filter((name) => isTarget(config.lora!, name));
-	peftCorrespondence(weights, c.loraRank!, languageKeys(c), spellingOf(c.loadHf), `--save-peft ${c.savePeft}`);
+	peftCorrespondence(weights, c.loraRank!, languageKeys(c), spellingOf(c), `--save-peft ${c.savePeft}`);
 }
 
 export class PeftWeights {
@@ -91,7 +92,7 @@ export class PeftWeights {
 				: gatherTensors(path, adapters, this.language, run.language.device, (tensor) => run.counts(tensor));
 		if (weights !== null) {
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
-			const options = { spelling: spellingOf(c.loadHf), base: c.loadHf, path };
+			const options = { spelling: spellingOf(c), base: c.loadHf, path };
 			const planned = planPeftFolder(weights, settings, languageKeys(c), options);
 			for (const notice of planned.notices) warn(notice);
 			await writeFolderAtomically(path, { replace: true }, (folder) => {
@@ -105,9 +106,10 @@ export class PeftWeights {
 	}
 }
 
-/** As the modules of a base are spelled. */
-function spellingOf(base: string | null) {
-	if (base === null) return spellings.published;
-	using folder = HuggingFaceFolder.open(base);
-	return detectSpelling(folder.tensors.keys()) ?? spellings.published;
+/** As the modules of the model that the adapters are for are spelled. */
+function spellingOf(c: TrainingConfiguration) {
+	const whole = hasEncoder(c);
+	if (c.loadHf === null) return moduleSpelling({ stored: null, configText: null, whole });
+	using folder = HuggingFaceFolder.open(c.loadHf);
+	return moduleSpelling({ stored: detectSpelling(folder.tensors.keys()), configText: folder.configText, whole });
 }
