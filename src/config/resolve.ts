@@ -249,7 +249,7 @@ function missing(key: Key): Problem {
 }
 
 /** Keys that name folders of weights. */
-const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
+const folderKeys: readonly Key[] = ["load-hf", "load-vision", "load-projector", "load-peft"];
 
 /** Whether a given value equals a folder's. Pipeline cuts and repetition of MTP depths do not make another model. */
 function sameValue(key: Key, raw: Partial<Record<Key, unknown>>, ofFolder: unknown): boolean {

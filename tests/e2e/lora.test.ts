@@ -103,7 +103,8 @@ describe("a base, adapters, a merged model", () => {
 
 	test("--load-peft goes on from the adapters, --pretrained-checkpoint takes a base", () => {
 		const still = "--lr 0 --min-lr 0 --train-iters 1";
-		trainWell(`${adapters} ${still} --load-hf ${base} --load-peft peft --llm-pp 2 --save-peft again --save-hf same`);
+		// The folder says rank and α.
+		trainWell(`${still} --load-hf ${base} --load-peft peft --llm-pp 2 --save-peft again --save-hf same`);
 		const file = "adapter_model.safetensors";
 		expect(values("again", file).equals(values("peft", file))).toBeTrue();
 		expect(values("same").equals(values("merged"))).toBeTrue();
@@ -149,7 +150,7 @@ describe("one sentence before the first step", () => {
 
 	test("adapters of other settings, and checkpoints with and without", () => {
 		expect(refusal("--lora-rank 2 --load-peft peft")).toBe(
-			"peft (load-peft) has r 4 and lora_alpha 8, this run lora-rank 2 and lora-alpha 32.",
+			"--lora-rank: the value is 2; peft/adapter_config.json says 4.",
 		);
 		expect(refusal("--lora-rank 4 --lora-alpha 16 --load whole")).toBe(
 			`${run.path("whole/iter_0000004").replace(`${run.folder}/`, "")} holds another model: --lora-alpha is 8 there and 16 here.`,
@@ -158,7 +159,7 @@ describe("one sentence before the first step", () => {
 		expect(refusal(`${adapters} --load base`)).toMatch(
 			/^base\/iter_0000001 has no adapters to go on with; --finetune \(or --pretrained-checkpoint\) takes its weights/,
 		);
-		expect(refusal(`--lora-rank 2 --lora-alpha 6 --load-peft ${golden("lora-peft")}/own`)).toMatch(
+		expect(refusal(`--load-peft ${golden("lora-peft")}/own`)).toMatch(
 			/\(load-peft\) has a lora_A for each of .*q_proj.*which are one projection here; `mimo convert-ckpt --to hf --adapters/,
 		);
 	}, 60_000);

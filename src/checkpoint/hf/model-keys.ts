@@ -1,6 +1,6 @@
 /**
- * The keys of a training configuration that Hugging Face folders decide (--load-hf, --load-vision, --load-projector): those
- * that make the model as their config.json and tensors say them, and defaults that fit it.
+ * The keys of a training configuration that Hugging Face folders decide (--load-hf, --load-vision, --load-projector,
+ * --load-peft): those that make the model as their config.json and tensors say them, and defaults that fit it.
  */
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -8,6 +8,7 @@ import { describedKeys } from "../../config/same-model.ts";
 import { type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
 import { configLimits, readJsonText } from "../json.ts";
+import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
 import { parsePythonJson } from "./json.ts";
 import type { FolderParts } from "./parts.ts";
 import { openPretrained, type Pretrained, type PretrainedPaths } from "./pretrained.ts";
@@ -26,8 +27,22 @@ export const readModelKeys: FolderReader = (given) => {
 	};
 	const heads = given("vision-num-attention-heads");
 	using pretrained = openPretrained(paths, Number.isSafeInteger(heads) ? (heads as number) : null);
-	return pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained)];
+	const adapters = path("load-peft");
+	return [
+		...(pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained)]),
+		...(adapters === null ? [] : adapterValues(adapters)),
+	];
 };
+
+function adapterValues(folder: string): FolderValue[] {
+	const { rank, alpha, dropout } = readAdapterSettings(folder);
+	const from = join(folder, adapterConfigName);
+	return [
+		{ key: "lora-rank", value: rank, from, fixed: true },
+		{ key: "lora-alpha", value: alpha, from, fixed: true },
+		{ key: "lora-dropout", value: dropout, from, fixed: false },
+	];
+}
 
 function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<FolderReader>[0]): FolderValue[] {
 	const withTower = { key: "model-provider" as Key, value: "nemotron-moe-vlm" };

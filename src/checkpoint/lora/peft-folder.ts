@@ -21,7 +21,8 @@ import {
 	weightsOf,
 } from "./peft-names.ts";
 
-const files = { config: "adapter_config.json", values: "adapter_model.safetensors" } as const;
+export const adapterConfigName = "adapter_config.json";
+const valuesName = "adapter_model.safetensors";
 
 /** The settings that decide an adapter's function. */
 export interface AdapterSettings {
@@ -70,7 +71,7 @@ export function planPeftFolder(
 				]
 			: [],
 		write: (folder, onBytes) => {
-			using output = new OutputFile(join(folder, files.values), options);
+			using output = new OutputFile(join(folder, valuesName), options);
 			const entries = [...tensors.tensors].map(([name, type]) => ({
 				name,
 				...type,
@@ -78,7 +79,7 @@ export function planPeftFolder(
 			}));
 			streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => onBytes?.(bytes.byteLength) });
 			output.close();
-			using config = new OutputFile(join(folder, files.config), options);
+			using config = new OutputFile(join(folder, adapterConfigName), options);
 			config.write(new TextEncoder().encode(formatPythonJson(peftConfig(settings, modules, options.base))));
 			config.close();
 		},
@@ -135,8 +136,8 @@ export interface PeftAdapters extends Disposable {
 
 /** Opens a folder; every tensor of it belongs to an adapter of the model. Most values are read when they are asked for. */
 export function openPeftFolder(path: string, configuration: LanguageModelConfiguration): PeftAdapters {
-	const settings = readSettings(join(path, files.config));
-	const file = openSafetensors(join(path, files.values));
+	const settings = readAdapterSettings(path);
+	const file = openSafetensors(join(path, valuesName));
 	try {
 		const spelling = peftSpelling(file.tensors.keys());
 		if (spelling === null) {
@@ -172,7 +173,9 @@ function sameMatrix(file: TensorStore, one: string, other: string): boolean {
 	return Bun.deepEquals(readTensor(file, one), readTensor(file, other));
 }
 
-function readSettings(path: string): AdapterSettings {
+/** Reads the settings of a folder's adapters. Throws a UserError for those of another function than this program's. */
+export function readAdapterSettings(folder: string): AdapterSettings {
+	const path = join(folder, adapterConfigName);
 	const json = parsePythonJson(readJsonText(path, configLimits), path);
 	const { success, output, issues } = v.safeParse(configSchema, json);
 	if (success) return { rank: output.r, alpha: output.lora_alpha, dropout: output.lora_dropout };

@@ -30,7 +30,6 @@ function needsRank(key: Key, given: (c: TrainingConfiguration) => boolean): Chec
 
 export const loraChecks: readonly Check[] = [
 	needsRank("lora-dropout", (c) => c.loraDropout > 0),
-	needsRank("load-peft", (c) => c.loadPeft !== null),
 	needsRank("save-peft", (c) => c.savePeft !== null),
 	(c) =>
 		unless(c.loraRank === null || !c.freezeLm, "freeze-lm", "allowed is false with lora-rank, whose adapters train"),

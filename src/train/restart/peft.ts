@@ -22,22 +22,15 @@ import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import { languageKeys } from "./hugging-face.ts";
 
-/** The folder of --load-peft, whose rank and α are the run's; null: no folder is given. */
+/** The folder of --load-peft, which gives the run its rank and α; null: no folder is given. */
 export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
 	if (c.loadPeft === null) return null;
 	const adapters = openPeftFolder(c.loadPeft, languageKeys(c));
-	const { rank, alpha } = adapters.settings;
 	const [first] = adapters.stacked;
-	const refuse = (sentence: string) => {
-		adapters[Symbol.dispose]();
-		throw new UserError(`${c.loadPeft} (load-peft) ${sentence}`);
-	};
-	if (rank !== c.loraRank || alpha !== c.loraAlpha) {
-		refuse(`has r ${rank} and lora_alpha ${alpha}, this run lora-rank ${c.loraRank} and lora-alpha ${c.loraAlpha}.`);
-	}
 	if (first !== undefined) {
-		refuse(
-			`has a lora_A for each of ${first}, which are one projection here; \`mimo convert-ckpt --to hf --adapters ${c.loadPeft} BASE TARGET\` merges them into a base to start from.`,
+		adapters[Symbol.dispose]();
+		throw new UserError(
+			`${c.loadPeft} (load-peft) has a lora_A for each of ${first}, which are one projection here; \`mimo convert-ckpt --to hf --adapters ${c.loadPeft} BASE TARGET\` merges them into a base to start from.`,
 		);
 	}
 	return adapters;
