@@ -4,6 +4,7 @@ import { dirname, resolve } from "node:path";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Entry } from "../config/sources.ts";
 import type { Place } from "../launch/place.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
@@ -11,12 +12,14 @@ import type { Topology } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { counted } from "../system/counted.ts";
+import { changesSince, storedEntries } from "../train/restart/stored-configuration.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 
   --config FILE.yaml   Keys and values, one a line; flags win over the file, the file over the preset.
+  --load FOLDER        Go on from a checkpoint. Without --config and --preset its configuration is the default of this run.
   --nproc N            Start N ranks on this host; without it, as many as the configured grids need. With torchrun's
                        variables (RANK, WORLD_SIZE, ...) this process is one rank.
   --print-config       Show every value and where it came from, and stop. With --json as JSON.
@@ -42,9 +45,15 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
-		const resolved = configurationOfArguments(args, ownFlags);
+		let stored: readonly Entry[] = [];
+		const resolved = configurationOfArguments(args, ownFlags, {
+			beneath: (given) => {
+				stored = storedEntries(given);
+				return stored;
+			},
+		});
 		const text = await printout(resolved);
-		if (text === null) await train(resolved);
+		if (text === null) await train({ ...resolved, notes: [...resolved.notes, ...changesSince(stored, resolved)] });
 		else print(text);
 	},
 });

@@ -75,6 +75,41 @@ describe("resume", () => {
 	}, 180_000);
 });
 
+describe("from the folder alone", () => {
+	const goOn = (flags: string) => mimo(["train", "--load", "alone", ...flags.split(" ").filter(Boolean)], runs.folder);
+
+	test("the stored configuration goes on, bit by bit, and flags change it and are said", () => {
+		runs.trainWell("1+1", "--train-iters 2 --lr-decay-iters 40 --save alone --save-interval 2");
+		runs.trainWell("1+1", "--train-iters 4 --lr-decay-iters 40 --save direct --save-interval 4");
+		const { exitCode, stdout, stderr } = goOn("--train-iters 4 --llm-offset 0");
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		expect(stdout).toContain(
+			"Changed since checkpoint alone/iter_0000002: flag --train-iters 4 (2 there), flag --llm-offset 0 (1 there).\n",
+		);
+		expect(stdout).toContain("Saved the checkpoint of step 4 to alone/iter_0000004");
+		expect(runs.digests("alone")).toEqual(runs.digests("direct"));
+		const again = goOn("");
+		expect([again.exitCode, again.stdout]).toEqual([0, expect.stringContaining("going on after step 4.")]);
+	}, 60_000);
+
+	test("a longer training keeps the learning rate's schedule", () => {
+		const train = (flags: string) => mimo(["train", ...flags.split(" ")], runs.folder);
+		const first = `--preset nemotron-tiny --data-path text.txt --seq-length 32 --lr-warmup-iters 0 --train-iters 2 ${deviceFlags}`;
+		writeFileSync(runs.path("text.txt"), "A text of few words. ".repeat(1000));
+		expect(train(`${first} --save short --save-interval 2`).exitCode).toBe(0);
+		expect(train("--load short --train-iters 3")).toMatchObject({
+			exitCode: 0,
+			stderr: expect.stringMatching(
+				/schedule that short\/iter_0000002 began with: it is 0.0003 after step 2 \(--override/,
+			),
+		});
+		expect(train("--load short --train-iters 4 --override-opt-param-scheduler")).toMatchObject({
+			exitCode: 0,
+			stderr: "",
+		});
+	}, 60_000);
+});
+
 describe("what the checkpoint must agree with", () => {
 	beforeAll(() => {
 		mkdirSync(runs.path("hf"));

@@ -1,6 +1,7 @@
 /**
  * The schedules of a resumed run: the checkpoint's and this run's must be equal unless a flag chooses one (docs/spec/runtime.md
- * §5).
+ * §5). A length that no flag gives follows from the training's length: the checkpoint's stays, so that a training may be made
+ * longer.
  */
 import type { TrainingRecord } from "../../checkpoint/training/record.ts";
 import type { Key, TrainingConfiguration } from "../../config/schema.ts";
@@ -25,10 +26,25 @@ export function agreedSchedules(
 	const [here, there] = [flagsOf(own, c), flagsOf(stored, c)];
 	const keys = [...new Set([...here.keys(), ...there.keys()])].filter((key) => here.get(key) !== there.get(key));
 	if (keys.length === 0) return own;
+	if (keys.every((key) => followsLength(key, c))) return stored;
 	const list = keys.map((key) => `--${key} is ${there.get(key) ?? "unset"} there and ${here.get(key) ?? "unset"} here`);
 	throw new UserError(
 		`${path} has another schedule: ${list.join("; ")}; --override-opt-param-scheduler keeps that of this run, --use-checkpoint-opt-param-scheduler takes that of the checkpoint.`,
 	);
+}
+
+/** Whether a schedule's value follows from the training's length. */
+function followsLength(key: Key, c: TrainingConfiguration): boolean {
+	switch (key) {
+		case "lr-decay-iters":
+		case "lr-decay-samples":
+			return c.lrDecayIters === null && c.lrDecaySamples === null;
+		case "lr-warmup-iters":
+		case "lr-warmup-samples":
+			return c.lrWarmupFraction !== null;
+		default:
+			return key === "train-iters" || key === "train-samples";
+	}
 }
 
 /** The effective values of the schedules by flag, in steps if the run counts steps. */

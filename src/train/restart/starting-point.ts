@@ -113,11 +113,18 @@ export async function restoreTraining(
 	}
 	const progress = progressOf(c, record, optimizer);
 	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
+	const agreed =
+		record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules;
+	const { decaySamples, minimum } = agreed.learningRate;
+	if (decaySamples < schedules.learningRate.decaySamples && agreed.learningRate.style !== "constant") {
+		warn(
+			`The learning rate follows the schedule that ${checkpoint.path} began with: it is ${minimum} after step ${Math.ceil(decaySamples / c.globalBatchSize)} (--override-opt-param-scheduler stretches it).`,
+		);
+	}
 	return {
 		progress,
 		optimizerSteps: optimizer ? record.training.optimizerSteps : 0,
-		schedules:
-			record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules,
+		schedules: agreed,
 		data: c.overrideCkptIteration === null ? dataStates(checkpoint) : null,
 		provenance,
 		lineage: record.lineage,
