@@ -14,7 +14,7 @@ interface Definition<Flags> {
 	readonly run: (args: readonly string[]) => Promise<void>;
 }
 
-/** Defines the command. With --help it prints its help and every key, or the flags about the words after --help. */
+/** Defines the command. `--help` prints its help with the everyday keys, `--help all` with every key, `--help WORD` those about a word. */
 export function configuredCommand<Flags>({ name, description, help, ownFlags, run }: Definition<Flags>) {
 	const command = defineCommand({
 		meta: { name, description },

@@ -84,6 +84,7 @@ function isEnergonPath(path: string): boolean {
 
 /** In the order of computation; a derivation returns undefined if the key has to be given. */
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
+	lr: (c) => (c.loraRank !== null ? 1e-4 : c.loadHf !== null || c.pretrainedCheckpoint !== null ? 2e-5 : 3e-4),
 	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).mtp?.depths ?? 0,
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
 	"ffn-hidden-size": (c) => 4 * c.hiddenSize,

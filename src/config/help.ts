@@ -27,6 +27,20 @@ const groups = Object.entries(subjects).map(([subject, group]) => ({
 	keys: Object.keys(group) as Key[],
 }));
 
+/** Keys that most trainings give; the short help shows them. */
+const everyday: readonly Key[] = [
+	...(["preset", "device", "seed", "load-hf", "load-vision", "load-projector", "data-path", "tokenizer"] as const),
+	...(["conversation-template", "seq-length", "train-iters", "train-samples", "micro-batch-size"] as const),
+	...(["global-batch-size", "lr", "min-lr", "lr-decay-style", "lr-warmup-iters", "weight-decay", "clip-grad"] as const),
+	...(["bf16", "freeze-vit", "freeze-projection", "freeze-lm", "lora-rank", "lora-alpha", "load-peft"] as const),
+	...(["save-peft", "encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-pp", "llm-dp", "llm-ep"] as const),
+	...(["use-distributed-optimizer", "recompute-granularity", "save", "save-interval", "load", "save-hf"] as const),
+	...(["eval-interval", "eval-iters", "log-interval", "log-json", "tensorboard-dir"] as const),
+];
+
+/** Whether a key changes nothing, whatever its value. */
+const isInert = (key: Key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined;
+
 /** Flags with their descriptions and defaults, by subject. */
 function flagHelp(wanted: (key: Key) => boolean): string {
 	return groups
@@ -57,14 +71,20 @@ export function flagsAbout(words: readonly string[]): string {
 }
 
 /**
- * The help that a command's arguments ask for: `usage` and every flag, or the flags about the words behind --help; null
- * without --help.
+ * The help that a command's arguments ask for: `usage` with the everyday flags, with every flag (--help all), or the flags
+ * about the words behind --help; null without --help.
  */
 export function askedHelp(args: readonly string[], usage: string): string | null {
 	const at = args.findIndex((argument) => argument === "--help" || argument === "-h");
 	if (at < 0) return null;
 	const words = args.slice(at + 1).filter((word) => !word.startsWith("-"));
-	return words.length > 0 ? flagsAbout(words) : `${usage}\n\n${flagHelp(() => true)}`;
+	if (words.length === 1 && words[0] === "all") {
+		const inert = groups.flatMap(({ keys }) => keys.filter(isInert)).map((key) => `  --${key}`);
+		return `${usage}\n\n${flagHelp((key) => !isInert(key))}\n\nAccepted, and without effect here\n${inert.join("\n")}`;
+	}
+	if (words.length > 0) return flagsAbout(words);
+	const others = groups.flatMap(({ keys }) => keys).length - everyday.length;
+	return `${usage}\n\n${flagHelp((key) => everyday.includes(key))}\n\n${others} more flags: --help all shows them, --help WORD those about a word.`;
 }
 
 /** The generated part of docs/configuration.md: differences from Megatron, then a table a subject. */
@@ -73,7 +93,7 @@ export function configurationMarkdown(): string {
 		[head, head.map(() => "---"), ...rows].map((row) => `| ${row.map(cell).join(" | ")} |`).join("\n");
 	const all = groups.flatMap(({ keys }) => keys);
 	const different = all.filter((key) => fieldOf(key).megatron !== undefined);
-	const inert = all.filter((key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined);
+	const inert = all.filter(isInert);
 	return [
 		"## Defaults that differ from Megatron's",
 		table(

@@ -303,6 +303,9 @@ function notesOn(given: readonly Entry[], configuration: TrainingConfiguration):
 	if (without.length > 0) {
 		notes.push(`Without effect here: ${without.map((key) => `${key} (${fieldOf(key).noEffect})`).join(", ")}.`);
 	}
+	if (configuration.saveInterval !== null && configuration.save === null) {
+		notes.push(`save-interval ${configuration.saveInterval} has no effect without save.`);
+	}
 	const shards = weightShards(configuration);
 	if (shards.dense > 1 || shards.expert > 1) {
 		notes.push(

@@ -48,12 +48,6 @@ const describing = [
 	"tokenizer",
 ] as readonly Key[];
 
-/** Keys that every configuration has to have and only a training reads; ranks that share a lane each need a sample. */
-function untrained(given: readonly Entry[]): Partial<Record<Key, unknown>> {
-	const sharing = given.findLast(({ key }) => key === "encoder-dp")?.value;
-	return { lr: 0, "micro-batch-size": sharing ?? 1 };
-}
-
 /** The last value given for a key of text. */
 function textOf(given: readonly Entry[], key: Key): string | null {
 	const value = given.findLast((entry) => entry.key === key)?.value;
@@ -78,7 +72,9 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
 	// Without grids, one process holds the encoder too.
 	const layout = given.some(({ key }) => gridKeys.some((grid) => grid === key)) ? {} : { "llm-offset": 0 };
-	const values: Partial<Record<Key, unknown>> = { ...untrained(given), ...layout, ...model };
+	// Ranks that share a lane each need a sample.
+	const sharing = given.findLast(({ key }) => key === "encoder-dp")?.value ?? 1;
+	const values: Partial<Record<Key, unknown>> = { "micro-batch-size": sharing, ...layout, ...model };
 	return Object.entries(values).map(([key, value]) => ({
 		key: key as Key,
 		value,

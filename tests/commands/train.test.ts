@@ -99,8 +99,15 @@ test("--print-topology draws a layout", () => {
 	);
 });
 
-test("--help has every flag", () => {
-	const { exitCode, stdout } = mimo(["train", "--help"]);
+test("--help has the everyday flags alone", () => {
+	const { stdout } = mimo(["train", "--help"]);
+	expect(stdout).toMatch(/^ {2}--lr NUMBER$/m);
+	expect(stdout).not.toContain("--moe-router-topk");
+	expect(stdout).toMatch(/\d+ more flags: --help all shows them, --help WORD those about a word\.\n$/);
+});
+
+test("--help all has every flag", () => {
+	const { exitCode, stdout } = mimo(["train", "--help", "all"]);
 	expect(exitCode).toBe(0);
 	for (const key of keys) expect(stdout).toMatch(new RegExp(`^  --${key}( |$)`, "m"));
 });

@@ -5,7 +5,7 @@
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describedKeys } from "../../config/same-model.ts";
-import { type Key, propertyOf } from "../../config/schema.ts";
+import { fieldOf, type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
 import { configLimits, readJsonText } from "../json.ts";
 import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
@@ -76,6 +76,7 @@ function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
 			"mamba-chunk-size": c.mambaChunkSize,
 			"hidden-dropout": c.hiddenDropout,
 			"attention-dropout": c.attentionDropout,
+			"seq-length": Math.min(fieldOf("seq-length").default as number, c.maxPositionEmbeddings),
 		});
 		if (existsSync(join(language.path, "tokenizer.json"))) add(language.path, { tokenizer: language.path });
 	}

@@ -251,8 +251,6 @@ const other: readonly Check[] = [
 			"profile-step-end",
 			`allowed is at least profile-step-start, which is ${c.profileStepStart}`,
 		),
-	(c) => unless(c.saveInterval === null || c.save !== null, "save-interval", "it needs save"),
-	(c) => unless(c.save === null || c.saveInterval !== null, "save", "it needs save-interval"),
 	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
 	(c) => {

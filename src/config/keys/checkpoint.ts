@@ -2,7 +2,7 @@
 import { choice, defaulting, integer, off, optional, path } from "../field.ts";
 
 export const checkpointKeys = {
-	save: optional(path, "Folder checkpoints are written to."),
+	save: optional(path, "Folder that checkpoints are written to: of the last step, and every save-interval."),
 	"save-interval": optional(integer(1), "Steps between checkpoints."),
 	"save-retain-interval": optional(
 		integer(1),

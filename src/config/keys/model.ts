@@ -137,7 +137,12 @@ export const modelKeys = {
 	"untie-embeddings-and-output-weights": defaulting(boolean, true, "Output layer with weights of its own.", {
 		megatron: "false",
 	}),
-	"seq-length": required(integer(1), "Tokens of a training sequence.", { model: false }),
+	"seq-length": defaulting(
+		integer(1),
+		2048,
+		"Tokens of a training sequence; a folder of load-hf makes it at most its max_position_embeddings.",
+		{ model: false },
+	),
 	"max-position-embeddings": derived(integer(1), "seq-length", "Upper bound of seq-length.", { model: false }),
 	"hidden-dropout": defaulting(fraction, 0, "Dropout of embeddings and of every layer's output.", {
 		model: false,

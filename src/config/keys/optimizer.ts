@@ -4,20 +4,24 @@ import {
 	boolean,
 	choice,
 	defaulting,
+	derived,
 	fraction,
 	integer,
 	number,
 	off,
 	optional,
 	positiveNumber,
-	required,
 } from "../field.ts";
 
 const fp16 = "there is no fp16 training and so no loss scaling";
 
 export const optimizerKeys = {
 	optimizer: defaulting(choice(["adam"], ["sgd", "muon", "dist_muon"]), "adam", "Optimizer: AdamW."),
-	lr: required(number(0), "Maximum learning rate."),
+	lr: derived(
+		number(0),
+		"1e-4 with lora-rank, 2e-5 from load-hf or pretrained-checkpoint, else 3e-4",
+		"Maximum learning rate.",
+	),
 	"min-lr": defaulting(number(0), 0, "Minimum learning rate."),
 	"weight-decay": defaulting(number(0), 0.01, "Decoupled weight decay."),
 	"start-weight-decay": optional(number(0), "Weight decay at the start of its ramp."),

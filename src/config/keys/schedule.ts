@@ -1,19 +1,8 @@
 /** Length of the training, batch sizes, schedules, evaluation, exits (docs/spec/runtime.md §5, §12). */
-import {
-	choice,
-	defaulting,
-	derived,
-	fraction,
-	integer,
-	number,
-	off,
-	optional,
-	positiveNumber,
-	required,
-} from "../field.ts";
+import { choice, defaulting, derived, fraction, integer, number, off, optional, positiveNumber } from "../field.ts";
 
 export const scheduleKeys = {
-	"micro-batch-size": required(integer(1), "Sequences of one microbatch of a data lane."),
+	"micro-batch-size": defaulting(integer(1), 1, "Sequences of one microbatch of a data lane."),
 	"global-batch-size": derived(
 		integer(1),
 		"micro-batch-size × data lanes",

@@ -98,6 +98,7 @@ export function summarise(
 		["TensorBoard", c.tensorboardDir],
 		["MLflow", c.mlflowDir],
 		["Weights & Biases", wandbFolder(c)],
+		["checkpoints", c.save],
 		["weights", c.saveHf],
 		["adapters", c.savePeft],
 	].filter(([, path]) => path);
