@@ -1,5 +1,5 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
-import { defineCommand, runCommand } from "citty";
+import { runCommand } from "citty";
 import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
 import { print } from "./observe/output.ts";
 import { requireDebugLevel } from "./system/debug.ts";
@@ -39,7 +39,7 @@ ${Object.entries(commands)
 	.join("\n")}
 
   --help      Show this text, the help of a command (mimo COMMAND --help), or the flags about a word (mimo --help WORD).
-  --version   Show version, commit, ABI version, native libraries.`;
+  --version   Show version, commit, ABI version, native libraries; with --json as JSON.`;
 
 async function main(args: readonly string[]): Promise<void> {
 	requireDebugLevel();
@@ -51,8 +51,8 @@ async function run(args: readonly string[]): Promise<void> {
 	if (name === undefined || name === "--help" || name === "-h") return showHelp(rest);
 	if (name === "help") return showHelp(rest);
 	if (name === "--version" || name === "-v" || name === "version") {
-		const { versionLine } = await import("./commands/version.ts");
-		print(await versionLine());
+		const { versionLine, versions } = await import("./commands/version.ts");
+		print(rest.includes("--json") ? JSON.stringify(await versions()) : await versionLine());
 		return;
 	}
 	if (!Object.hasOwn(commands, name)) await refuse(name, Object.keys(commands), "mimo");
@@ -82,8 +82,7 @@ async function runNamed(command: AnyCommand, args: readonly string[], path: stri
 	if (command.args !== undefined || below !== undefined) {
 		const { checkFlags, checkPositionals, usage } = await import("./commands/command.ts");
 		if (below !== undefined || args.includes("--help") || args.includes("-h")) {
-			const parent = path.split(" ").slice(0, -1).join(" ");
-			print(await usage(command, defineCommand({ meta: { name: parent } })));
+			print(await usage(command, path));
 			return;
 		}
 		const known = command.args as Parameters<typeof checkFlags>[1];

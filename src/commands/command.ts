@@ -1,5 +1,5 @@
 /** Shared by all commands: checks of declared flags, which citty leaves out, and the message and exit code of an error. */
-import { type ArgsDef, type CommandDef, parseArgs, renderUsage } from "citty";
+import { type ArgsDef, type CommandDef, parseArgs } from "citty";
 import { nearestHint } from "../config/names.ts";
 import { Status } from "../native/abi.ts";
 import { errorsOf, messageOf, NativeError, UserError } from "../system/errors.ts";
@@ -30,11 +30,30 @@ export function checkPositionals(args: readonly string[], known: ArgsDef, path: 
 	throw new UserError(`${surplus}: \`${path}\` takes ${takes}; \`${path} --help\` lists its flags.`, exitCodes.usage);
 }
 
-/** citty's usage text, without colours where the output is not a terminal. */
+/** The help of a command with declared flags, in the layout of the configured commands: `path` is the command as typed. */
 // biome-ignore lint/suspicious/noExplicitAny: citty's own type of a command with any arguments.
-export async function usage(command: CommandDef<any>, parent?: CommandDef<any>): Promise<string> {
-	const text = await renderUsage(command, parent);
-	return process.stdout.isTTY ? text : Bun.stripANSI(text);
+export async function usage(command: CommandDef<any>, path: string): Promise<string> {
+	const args = Object.entries((command.args ?? {}) as ArgsDef);
+	const below = Object.entries((command.subCommands ?? {}) as Record<string, () => Promise<CommandDef>>);
+	const positionals = args
+		.filter(([, { type }]) => type === "positional")
+		.map(([name, { required }]) => (required === false ? ` [${name.toUpperCase()}]` : ` ${name.toUpperCase()}`));
+	const form =
+		below.length > 0 ? " COMMAND" : `${positionals.join("")}${args.length > positionals.length ? " [FLAGS]" : ""}`;
+	const descriptionOf = ({ meta }: CommandDef) => (meta as { description?: string } | undefined)?.description ?? "";
+	const commands = below.map(async ([name, load]) => `  ${name.padEnd(14)}${descriptionOf(await load())}`);
+	return [
+		`${path}${form}\n\n${descriptionOf(command as CommandDef)}\n`,
+		...(await Promise.all(commands)),
+		...args.map(([name, arg]) => {
+			const value = arg.valueHint ?? name.toUpperCase();
+			const negated = arg.type === "boolean" && arg.default === true;
+			const flag = arg.type === "boolean" ? `--${negated ? "no-" : ""}${name}` : `--${name} ${value}`;
+			const fixed = arg.type !== "boolean" && "default" in arg ? ` [${arg.default}]` : "";
+			const off = negated ? "Turn off: " : "";
+			return `  ${arg.type === "positional" ? name.toUpperCase() : flag}\n      ${off}${arg.description ?? ""}${fixed}`;
+		}),
+	].join("\n");
 }
 
 /** Statuses of the native library that are not bugs; the library's sentence says what to do. */

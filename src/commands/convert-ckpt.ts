@@ -42,8 +42,8 @@ const args = {
 		description: "Checkpoint to convert; or inspect, before the PATH to list.",
 	},
 	target: { type: "positional", required: false, description: "Folder to write." },
-	from: { type: "string", description: `Format of SOURCE: ${formats.join(", ")}; unset: recognised.` },
-	to: { type: "string", description: `Format of TARGET: ${targets.join(", ")} (low-rank adapters alone).` },
+	from: { type: "string", valueHint: formats.join("|"), description: "Format of SOURCE; unset: recognised." },
+	to: { type: "string", valueHint: targets.join("|"), description: "Format of TARGET; peft: low-rank adapters alone." },
 	adapters: {
 		type: "string",
 		description: "PEFT folder whose low-rank adapters are merged into the weights of SOURCE.",
@@ -65,16 +65,26 @@ const args = {
 		default: true,
 		description: "Convert optimizer state too, where both formats have it.",
 	},
-	dtype: { type: "string", description: "Float type of the written weights (F32, BF16, F16); unset: as stored." },
-	"hf-names": { type: "string", description: "Spelling of a Hugging Face target: published or transformers." },
+	dtype: {
+		type: "string",
+		valueHint: "F32|BF16|F16",
+		description: "Float type of the written weights; unset: as stored.",
+	},
+	"hf-names": {
+		type: "string",
+		valueHint: "published|transformers",
+		description: "Spelling of a Hugging Face target.",
+	},
 	"hf-reference": { type: "string", description: "Folder whose config.json, tokenizer and code TARGET gets." },
 	experts: {
 		type: "string",
+		valueHint: "indexed|grouped",
 		default: "indexed",
 		description: "Native target: experts indexed, or grouped in a tensor.",
 	},
 	"layer-names": {
 		type: "string",
+		valueHint: "physical|logical|gpt",
 		description:
 			"Numbering of the target's layers: physical, logical (a bracket group counts as one layer) or gpt (torch_dist only); unset: the source's.",
 	},

@@ -134,13 +134,15 @@ async function library(kind: DeviceKind): Promise<Finding[]> {
 /** Free space for checkpoints, which a run otherwise finds lacking when it writes its first. */
 function disk(folder: string): Finding {
 	const name = "disk";
-	let at = resolve(folder);
+	const path = resolve(folder);
+	let at = path;
 	while (!existsSync(at)) at = dirname(at);
+	const absent = at === path ? "" : ", which does not exist yet";
 	if (!statSync(at).isDirectory()) return { name, value: folder, state: "problem", advice: `${at} is not a folder` };
 	try {
 		const { bsize, blocks, bavail } = statfsSync(at);
 		const details = { folder, total: bsize * blocks, available: bsize * bavail };
-		const value = `${gibibytes(details.available)} free of ${gibibytes(details.total)} for ${folder}`;
+		const value = `${gibibytes(details.available)} free of ${gibibytes(details.total)} for ${folder}${absent}`;
 		try {
 			accessSync(at, constants.W_OK);
 		} catch {

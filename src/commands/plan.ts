@@ -44,7 +44,7 @@ const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 /** Flags that are not configuration keys, and whether they take a value. */
 export const ownFlags = {
-	gpu: true,
+	gpu: acceleratorNames,
 	"gpus-per-host": true,
 	"memory-gib": true,
 	measure: false,

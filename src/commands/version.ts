@@ -19,8 +19,11 @@ async function libraries(): Promise<string[]> {
 	return (await Promise.all(described)).flat();
 }
 
+export async function versions() {
+	return { mimo: programVersion(), abi: ABI_VERSION, libraries: await libraries(), bun: Bun.version };
+}
+
 export async function versionLine(): Promise<string> {
-	const embedded = await libraries();
-	const contents = embedded.length === 0 ? "none" : embedded.join(", ");
-	return `mimo ${programVersion()}, ABI ${ABI_VERSION}, libraries: ${contents}, Bun ${Bun.version}`;
+	const { mimo, abi, libraries: embedded, bun } = await versions();
+	return `mimo ${mimo}, ABI ${abi}, libraries: ${embedded.join(", ") || "none"}, Bun ${bun}`;
 }

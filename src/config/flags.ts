@@ -10,8 +10,8 @@ import type { Entry, Problem } from "./sources.ts";
 
 /** Switches of a command itself, beside the configuration keys. */
 export interface CommandFlags {
-	/** Name without dashes → whether it takes a value. */
-	readonly [name: string]: boolean;
+	/** Name without dashes → whether it takes a value, or the values that it may have. */
+	readonly [name: string]: boolean | readonly string[];
 }
 
 export interface ParsedFlags {

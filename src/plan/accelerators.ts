@@ -15,7 +15,7 @@ interface Accelerator {
 	/** Of memory, a second. */
 	readonly bytes: number;
 	readonly memory: number;
-	/** Whether its tensor cores multiply e4m3. */
+	/** Whether this program multiplies e4m3 on it. */
 	readonly e4m3: boolean;
 }
 
@@ -24,6 +24,8 @@ const accelerators: Readonly<Record<string, Accelerator>> = {
 	a100: { flops: 312e12, bytes: 2.0e12, memory: 80e9, e4m3: false },
 	h100: { flops: 989e12, bytes: 3.35e12, memory: 80e9, e4m3: true },
 	h200,
+	// Products in e4m3 are built for Hopper alone.
+	b200: { flops: 2250e12, bytes: 8.0e12, memory: 180e9, e4m3: false },
 };
 
 export const acceleratorNames = Object.keys(accelerators);
@@ -175,7 +177,7 @@ export function acceleratorRates(name: string): AcceleratorRates {
 	for (const [operation, values, milliseconds] of timedCalls) {
 		const rated = ratedName(operation, values);
 		const amount = amountOf(rated, workOf(operation, values));
-		const seconds = (milliseconds / 1000) * slower[isProduct(rated) ? "product" : "bytes"];
+		const seconds = Math.max(leastKernel, (milliseconds / 1000) * slower[isProduct(rated) ? "product" : "bytes"]);
 		operations[rated] ??= [];
 		operations[rated].push({ amount, seconds });
 	}
@@ -183,7 +185,7 @@ export function acceleratorRates(name: string): AcceleratorRates {
 		points.sort((a, b) => a.amount - b.amount);
 		// Below the smallest size that was timed its rate holds, down to the time that any kernel takes.
 		const { amount, seconds } = points[0]!;
-		points.unshift({ amount: (amount * leastKernel) / seconds, seconds: leastKernel });
+		if (seconds > leastKernel) points.unshift({ amount: (amount * leastKernel) / seconds, seconds: leastKernel });
 	}
 	return {
 		memoryBytes: known.memory,

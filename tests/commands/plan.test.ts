@@ -109,7 +109,10 @@ test("a configuration that cannot be planned is refused in a sentence", () => {
 		"mimo: --rates absent.json: there is no such file; `mimo plan --measure --rates absent.json` writes it.\n",
 	]);
 	const gpu = mimo(["plan", "--preset", "nemotron-tiny", "--gpu", "z80"]);
-	expect([gpu.exitCode, gpu.stderr]).toEqual([2, "mimo: There are no rates of a z80; known are a100, h100, h200.\n"]);
+	expect([gpu.exitCode, gpu.stderr]).toEqual([
+		2,
+		"mimo: There are no rates of a z80; known are a100, h100, h200, b200.\n",
+	]);
 	const split = mimo(["plan", "--preset", "nemotron-tiny", "--split", "x"]);
 	expect([split.exitCode, split.stderr]).toEqual([2, 'mimo: --split is "x"; allowed is an integer from 1.\n']);
 	const shares = mimo(["plan", "--preset", "nemotron-tiny", "--split", "100,0,0"]);

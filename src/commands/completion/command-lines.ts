@@ -61,13 +61,14 @@ async function linesOf(path: string, summary: string, command: AnyCommand): Prom
 	);
 	const declared = Object.entries((command.args ?? {}) as ArgsDef).flatMap(([name, arg]): Flag[] => {
 		if (arg.type === "positional") return [];
-		const values = arg.type === "boolean" ? "none" : arg.type === "enum" ? (arg.options ?? "text") : "path";
+		const choices = arg.valueHint?.split("|") ?? [];
+		const values = arg.type === "boolean" ? "none" : choices.length > 1 ? choices : "path";
 		return [{ name, description: arg.description ?? "", values }];
 	});
 	// Own flags with the name of a configuration key, such as plan's split, are completed as keys.
 	const own = Object.entries(command.ownFlags ?? {})
 		.filter(([name]) => keyOf(name) === undefined)
-		.map(([name, value]): Flag => ({ name, description: "", values: value ? "path" : "none" }));
+		.map(([name, value]): Flag => ({ name, description: "", values: value === true ? "path" : value || "none" }));
 	const configured = command.ownFlags !== undefined;
 	const config: Flag[] = configured
 		? [{ name: "config", description: "Keys and values, one a line.", values: "path" }]

@@ -22,8 +22,8 @@ const args = {
 	},
 	from: {
 		type: "string",
-		valueHint: "FORM",
-		description: `Form of the files; unset: recognised. One of ${Object.keys(importKinds).join(", ")}.`,
+		valueHint: Object.keys(importKinds).join("|"),
+		description: "Form of the files; unset: recognised.",
 	},
 	"image-column": { type: "string", description: "Fields with images, separated by commas; unset: common names." },
 	"text-column": { type: "string", description: "Field with the caption or text." },
