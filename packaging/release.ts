@@ -3,6 +3,7 @@
  *
  *   dist/release/mimo-VERSION-linux-x64.tar.zst   the executable, documentation, examples and their digits
  *   dist/release/mimo-train-VERSION.tgz           an npm package with the command mimo
+ *   dist/release/mimo_train-VERSION-….whl         a wheel with the command mimo, for pip
  *
  * Needs no network. Equal contents give equal archives.
  */
@@ -13,17 +14,30 @@ import { collectLicences } from "./licences.ts";
 
 const root = join(import.meta.dir, "..");
 const executable = join(root, "dist/release/mimo");
-const { version, description, license } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as Record<
-	string,
-	string
->;
+const { version, description, license, keywords } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
+	readonly version: string;
+	readonly description: string;
+	readonly license: string;
+	readonly keywords: readonly string[];
+};
 /** The name "mimo" on npm belongs to another program. */
 export const packageName = "mimo-train";
 export const releaseName = `mimo-${version}-linux-x64`;
+/** Any Python of a Linux with the glibc of the release (build.ts). */
+const wheelTag = "py3-none-manylinux_2_28_x86_64";
+export const wheelName = `${packageName.replace("-", "_")}-${version}-${wheelTag}.whl`;
 
 /** Documentation, examples and their data. */
 const documents = [
-	...["README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "examples/**/*.{yaml,sbatch,txt,md}"],
+	...[
+		"README.md",
+		"CHANGELOG.md",
+		"LICENSE",
+		"NOTICE",
+		"CITATION.cff",
+		"docs/*.md",
+		"examples/**/*.{yaml,sbatch,txt,md}",
+	],
 	"examples/shapes/**/*.{arrow,csv,gz,jinja,json,parquet,safetensors}",
 ];
 /** File names under which each shell looks for completion scripts. */
@@ -99,7 +113,7 @@ function packNpm(): void {
 	rmSync(folder, { recursive: true, force: true });
 	for (const file of ["README.md", "CHANGELOG.md", "LICENSE"]) place(join(root, file), join(folder, file));
 	place(executable, join(folder, "mimo"));
-	const metadata = { name: packageName, version, description, license };
+	const metadata = { name: packageName, version, description, license, keywords };
 	const platform = { os: ["linux"], cpu: ["x64"], libc: ["glibc"] };
 	writeFileSync(
 		join(folder, "package.json"),
@@ -113,6 +127,52 @@ function packNpm(): void {
 	);
 }
 
+/** Zips the files of a folder into a wheel: the same bytes for the same files. */
+const zipFolder = `
+import os, sys, zipfile
+folder, target = sys.argv[1:]
+paths = sorted(os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+paths.sort(key=lambda path: path.endswith("RECORD"))
+with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+    for path in paths:
+        entry = zipfile.ZipInfo(os.path.relpath(path, folder), (1985, 10, 26, 8, 15, 0))
+        entry.external_attr = (os.stat(path).st_mode & 0xFFFF) << 16
+        with open(path, "rb") as file:
+            archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+`;
+
+/** Writes the wheel: the executable is a script of it, so that pip puts it on the PATH (PEP 427). */
+function packWheel(): void {
+	const folder = join(staging, "wheel");
+	rmSync(folder, { recursive: true, force: true });
+	const stem = `${packageName.replace("-", "_")}-${version}`;
+	const info = `${stem}.dist-info`;
+	place(executable, join(folder, `${stem}.data/scripts/mimo`));
+	place(join(root, "LICENSE"), join(folder, info, "licenses/LICENSE"));
+	const fields = [
+		...[
+			"Metadata-Version: 2.4",
+			`Name: ${packageName}`,
+			`Version: ${version}`,
+			`Summary: ${description.split(". ")[0]}.`,
+		],
+		...[`License-Expression: ${license}`, "License-File: LICENSE", `Keywords: ${keywords.join(",")}`],
+		"Description-Content-Type: text/markdown",
+	];
+	const texts = {
+		METADATA: `${fields.join("\n")}\n\n${readFileSync(join(root, "README.md"), "utf8")}`,
+		WHEEL: `Wheel-Version: 1.0\nGenerator: mimo\nRoot-Is-Purelib: false\nTag: ${wheelTag}\n`,
+	};
+	for (const [name, text] of Object.entries(texts)) writeFileSync(join(folder, info, name), text);
+	const files = [...new Bun.Glob("**/*").scanSync({ cwd: folder, dot: true })].sort();
+	const records = files.map((file) => {
+		const bytes = readFileSync(join(folder, file));
+		return `${file},sha256=${new Bun.CryptoHasher("sha256").update(bytes).digest("base64url")},${bytes.byteLength}`;
+	});
+	writeFileSync(join(folder, info, "RECORD"), `${records.join("\n")}\n${info}/RECORD,,\n`);
+	run(["python3", "-c", zipFolder, folder, join(root, "dist/release", wheelName)]);
+}
+
 if (import.meta.main) {
 	if (!existsSync(executable)) {
 		process.stderr.write("packaging: there is no dist/release/mimo; `npm run build:release` makes it.\n");
@@ -120,4 +180,5 @@ if (import.meta.main) {
 	}
 	await packArchive();
 	packNpm();
+	packWheel();
 }

@@ -1,11 +1,10 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
 import { runCommand } from "citty";
+import { description } from "../package.json";
 import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
 import { print } from "./observe/output.ts";
 import { requireDebugLevel } from "./system/debug.ts";
 import { exitCodes } from "./system/exit-codes.ts";
-
-const description = "Trains multimodal mixture-of-experts models.";
 
 const commands: CommandTable = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
@@ -30,7 +29,7 @@ const commands: CommandTable = {
 	],
 };
 
-const help = `mimo: ${description}
+const help = `${description.replaceAll(/(?<=\.) /g, "\n")}
 
 Usage: mimo COMMAND [FLAGS]
 

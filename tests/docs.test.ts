@@ -4,7 +4,12 @@ import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 
 const root = join(import.meta.dir, "..");
-const pages = ["README.md", ...new Bun.Glob("{docs,examples}/**/*.md").scanSync(root)];
+const pages = [
+	"README.md",
+	"CONTRIBUTING.md",
+	"SECURITY.md",
+	...new Bun.Glob("{docs,examples}/**/*.md").scanSync(root),
+];
 
 /** Targets of a page's links inside the repository. */
 export function linksIn(text: string): string[] {
@@ -36,4 +41,24 @@ test("measurements are named by date and hardware", () => {
 		const [title] = readFileSync(join(root, "docs/measurements", name), "utf8").split("\n");
 		expect(title).toStartWith(`# Measurements of ${name.slice(0, 10)}: `);
 	}
+});
+
+test("the README is short, and says what package.json and `mimo` say", () => {
+	const readme = readFileSync(join(root, "README.md"), "utf8");
+	expect(readme.split("\n").length).toBeLessThanOrEqual(150);
+	const { description } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { description: string };
+	expect(readme.replaceAll(/\s+/g, " ")).toStartWith(`# mimo ${description} ## What loads`);
+});
+
+test("the reading order of CONTRIBUTING.md names files of the tree", () => {
+	const text = readFileSync(join(root, "CONTRIBUTING.md"), "utf8");
+	const list = text.slice(text.indexOf("## Read the code in this order"));
+	let folder = "";
+	const named = [...list.matchAll(/`((?:src|cuda)\/[\w./-]+|[\w-]+\.ts)`/g)].map(([, name]) => {
+		if (!/^(src|cuda)\//.test(name!)) return join(folder, name!);
+		folder = name!.endsWith("/") ? name! : dirname(name!);
+		return name!;
+	});
+	expect(named.length).toBeGreaterThan(10);
+	expect(named.filter((path) => !existsSync(join(root, path)))).toEqual([]);
 });

@@ -3,7 +3,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { packageName, releaseName } from "../../packaging/release.ts";
+import { packageName, releaseName, wheelName } from "../../packaging/release.ts";
 import { absentBuild } from "../golden.ts";
 
 const root = join(import.meta.dir, "../..");
@@ -11,7 +11,10 @@ const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"))
 const archive = join(root, `dist/release/${releaseName}.tar.zst`);
 const npmPackage = join(root, `dist/release/${packageName}-${version}.tgz`);
 
-const built = [archive, npmPackage].every(existsSync) || absentBuild("the packages", "npm run build:release") !== null;
+const wheel = join(root, "dist/release", wheelName);
+
+const built =
+	[archive, npmPackage, wheel].every(existsSync) || absentBuild("the packages", "npm run build:release") !== null;
 
 describe.skipIf(!built)("a release", () => {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-packages-"));
@@ -69,6 +72,20 @@ describe.skipIf(!built)("a release", () => {
 		const { exitCode, stdout } = bare([join(target, "node_modules/.bin/mimo"), "--version"], target);
 		expect([exitCode, stdout]).toEqual([0, expect.stringMatching(new RegExp(`^mimo ${version} .*cuda`))]);
 	}, 60_000);
+
+	test("installs from the wheel by pip, with the command mimo, which trains", () => {
+		const target = join(folder, "venv");
+		expect(Bun.spawnSync(["python3", "-m", "venv", target]).exitCode).toBe(0);
+		const install = [join(target, "bin/pip"), "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel];
+		const installed = Bun.spawnSync(install, { stderr: "pipe" });
+		expect([installed.exitCode, installed.stderr.toString()]).toEqual([0, ""]);
+		const mimo = join(target, "bin/mimo");
+		expect(bare([mimo, "--version"], target).stdout).toStartWith(`mimo ${version} `);
+		const tiny =
+			"train --preset nemotron-vlm-tiny --dataset-provider mock --llm-offset 0 --train-iters 2 --lr-warmup-iters 0";
+		const { exitCode, stdout } = bare([mimo, ...tiny.split(" "), "--device", "cpu", "--threads", "1"], target);
+		expect([exitCode, stdout]).toEqual([0, expect.stringContaining("Trained 2 steps")]);
+	}, 120_000);
 });
 
 describe("the Dockerfile", () => {
