@@ -61,11 +61,11 @@ export function absent(what: string): null {
 }
 
 /**
- * The same about a build that `npm test` does not make, such as the CUDA library: an error where they are made first,
- * which .ci/run says by MIMO_REQUIRE_BUILDS=true, else a printed skip and null.
+ * The same about what `npm test` does not make, such as the CUDA library or the reference Python: an error where it is made
+ * first, which .ci/run says by MIMO_REQUIRE_BUILDS=true, else a printed skip and null.
  */
 export function absentBuild(what: string, command: string): null {
-	const sentence = `${what} is not built (${command})`;
+	const sentence = `${what} is absent (${command})`;
 	if (process.env.MIMO_REQUIRE_BUILDS === "true") throw new Error(`Builds may not be skipped here: ${sentence}.`);
 	return skip(sentence);
 }

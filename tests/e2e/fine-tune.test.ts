@@ -1,6 +1,6 @@
 /**
  * docs/fine-tune.md: its commands run as they stand, one after another, and give the output that the page shows. Where
- * MIMO_PYTHON names a Python with transformers, that computes with the written folder too; elsewhere
+ * the reference Python is installed, transformers computes with the written folder too; elsewhere
  * tests/train/restart/hugging-face.test.ts holds the untrained folders to what transformers gave.
  */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
@@ -13,6 +13,7 @@ import { openRun } from "../../src/train/from-configuration.ts";
 import { HuggingFaceWeights } from "../../src/train/restart/hugging-face.ts";
 import { executable } from "../commands/mimo.ts";
 import { membersOf } from "../data/import/importing.ts";
+import { referencePython, runPython } from "../reference/python.ts";
 import { testDevice } from "../support.ts";
 import { encodedPictures, largestDifference, logitsOf } from "../train/restart/forward.ts";
 import { expectedFile, resolved } from "../train/restart/vision-language.ts";
@@ -23,10 +24,7 @@ const page = readFileSync(join(root, "docs/fine-tune.md"), "utf8");
 const folder = mkdtempSync(join(tmpdir(), "mimo-fine-tune-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-const named = process.env.MIMO_PYTHON;
-const hasTransformers = named !== undefined && Bun.spawnSync([named, "-c", "import transformers, torch"]).success;
-const python = hasTransformers ? named : null;
-if (python === null) console.log("skip: no Python with transformers is named (MIMO_PYTHON)");
+const python = referencePython("torch", "torchvision", "transformers");
 
 interface Ran {
 	readonly command: string;
@@ -39,7 +37,6 @@ const environment = {
 	...process.env,
 	PATH: `${dirname(executable)}:${process.env.PATH}`,
 	MIMO_DEBUG: "0",
-	HF_HUB_OFFLINE: "1",
 };
 
 function run(command: readonly string[], name: string): Ran {
@@ -111,24 +108,15 @@ describe.skipIf(python === null)("transformers", () => {
 	const out = join(folder, "expected.safetensors");
 	const expected = JSON.parse(readFileSync(expectedFile, "utf8"));
 
-	const hasTorchvision = python !== null && Bun.spawnSync([python, "-c", "import torchvision"]).success;
-	test.skipIf(!hasTorchvision)(
-		"says the same of the picture, by the page's own lines",
-		() => {
-			const [block] = blocksOf(page).filter(({ language }) => language === "python");
-			const { exitCode, printed: said } = run([python!, "-W", "ignore", "-c", block!.text], "python");
-			expect([exitCode, said.split("\n")]).toEqual([
-				0,
-				expect.arrayContaining(printed("mimo generate").split("\n", 1)),
-			]);
-		},
-		120_000,
-	);
+	test("says the same of the picture, by the page's own lines", () => {
+		const [block] = blocksOf(page).filter(({ language }) => language === "python");
+		const said = runPython(python!, ["-W", "ignore", "-c", block!.text], { cwd: folder });
+		expect(said.split("\n")).toEqual(expect.arrayContaining(printed("mimo generate").split("\n", 1)));
+	}, 120_000);
 
 	test("gives the same features and logits with the trained folder", async () => {
 		const script = join(import.meta.dir, "fine_tune_reference.py");
-		const outcome = run([python!, script, model, expectedFile, out], "reference");
-		expect([outcome.exitCode, outcome.printed]).toEqual([0, expect.stringContaining("NemotronH_Omni_Reasoning_V3 {}")]);
+		expect(runPython(python!, [script, model, expectedFile, out])).toContain("NemotronH_Omni_Reasoning_V3 {}");
 		using reference = openSafetensors(out);
 		const device = await testDevice();
 		const { configuration } = resolved("--load-hf", model, "--llm-offset", "0");

@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { decodeLog, itemsOf, kindsOf, messagesOf } from "../observe/wandb-decoder.ts";
+import { referencePython, runPython } from "../reference/python.ts";
 
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
@@ -43,6 +44,9 @@ const metric = (run: string, name: string): number[][] =>
 		.split("\n")
 		.map((line) => line.split(" ").map(Number));
 
+/** Of the run of `beforeAll`; a later test begins another. */
+let firstWandbFile = "";
+
 beforeAll(() => {
 	scratch.file("text.txt", "All happy families are alike; each unhappy family is unhappy in its own way. ".repeat(200));
 	train("--save", "ck", "--load", "ck", "--exit-interval", "5");
@@ -50,6 +54,7 @@ beforeAll(() => {
 	expect(train("--save", "ck", "--load", "ck", "--ckpt-step", "4")).toContain(
 		"Files: log log.jsonl, MLflow mlruns, Weights & Biases wb.",
 	);
+	firstWandbFile = wandbFiles()[0]!;
 }, 60_000);
 
 test("a run that goes on in its folder of checkpoints has one record, with every step once", () => {
@@ -99,27 +104,11 @@ test("keys that need another one are refused together", () => {
 	]);
 });
 
-/** An interpreter that has the package; null after saying so. */
-function pythonWith(name: string): string | null {
-	const python = process.env.MIMO_PYTHON ?? "python3";
-	if (Bun.which(python) && Bun.spawnSync([python, "-c", `import ${name}`]).success) return python;
-	console.log(`skipped: Python with ${name} is not installed (MIMO_PYTHON names one)`);
-	return null;
-}
-
-function runPython(python: string, script: string): unknown {
-	const { stdout, stderr, success } = Bun.spawnSync([python, "-c", script], {
-		cwd: scratch.path,
-		env: { ...process.env, MLFLOW_ALLOW_FILE_STORE: "true" },
-	});
-	expect(success ? "" : stderr.toString()).toBe("");
-	return JSON.parse(stdout.toString());
-}
-
-test("MLflow's own client opens the store", () => {
-	const python = pythonWith("mlflow");
-	if (python === null) return;
-	const script = `
+const mlflow = referencePython("mlflow");
+test.skipIf(mlflow === null)(
+	"MLflow's own client opens the store",
+	() => {
+		const script = `
 import json
 from pathlib import Path
 from mlflow.tracking import MlflowClient
@@ -129,14 +118,23 @@ run = client.search_runs([experiment.experiment_id], "params.\`save\` = 'ck'")[0
 history = client.get_metric_history(run.info.run_id, "lm loss")
 print(json.dumps([run.info.status, run.info.run_name, run.data.params["train-iters"], [m.step for m in history], run.data.metrics["lm loss"] == history[-1].value]))
 `;
-	expect(runPython(python, script)).toEqual(["FINISHED", "ck", "6", [1, 2, 3, 4, 5, 6], true]);
-}, 60_000);
+		expect(JSON.parse(runPython(mlflow!, ["-c", script], { cwd: scratch.path }))).toEqual([
+			"FINISHED",
+			"ck",
+			"6",
+			[1, 2, 3, 4, 5, 6],
+			true,
+		]);
+	},
+	120_000,
+);
 
-test("W&B's own messages parse every record, and wandb sync would upload the runs", () => {
-	const python = pythonWith("wandb");
-	if (python === null) return;
-	// The packages' generated classes; what they do not know they keep aside.
-	const script = `
+const wandb = referencePython("wandb");
+test.skipIf(wandb === null)(
+	"W&B's own messages parse every record, and wandb sync would upload the runs",
+	() => {
+		// The packages' generated classes; what they do not know they keep aside.
+		const script = `
 import json
 from google.protobuf.unknown_fields import UnknownFieldSet
 from wandb.proto.wandb_internal_pb2 import Record
@@ -149,9 +147,14 @@ for line in json.load(open("records.json")):
         steps.append([record.history.step.num, [json.loads(item.value_json) for item in record.history.item if list(item.nested_key) == ["_step"]][0]])
 print(json.dumps([steps, unknown]))
 `;
-	const file = readFileSync(join(scratch.path, wandbFiles()[0]!));
-	scratch.file("records.json", JSON.stringify(decodeLog(file).raw.map((bytes) => [...bytes])));
-	expect(runPython(python, script)).toEqual([[1, 2, 3, 4, 5, 6].map((step) => [step, step]), 0]);
-	const sync = Bun.spawnSync([python, "-m", "wandb", "sync", "--dry-run", "wb/wandb"], { cwd: scratch.path });
-	expect(sync.stderr.toString() + sync.stdout.toString()).toContain("Would sync");
-}, 60_000);
+		const file = readFileSync(join(scratch.path, firstWandbFile));
+		scratch.file("records.json", JSON.stringify(decodeLog(file).raw.map((bytes) => [...bytes])));
+		expect(JSON.parse(runPython(wandb!, ["-c", script], { cwd: scratch.path }))).toEqual([
+			[1, 2, 3, 4, 5, 6].map((step) => [step, step]),
+			0,
+		]);
+		const sync = Bun.spawnSync([wandb!, "-m", "wandb", "sync", "--dry-run", "wb/wandb"], { cwd: scratch.path });
+		expect(sync.stderr.toString() + sync.stdout.toString()).toContain("Would sync");
+	},
+	120_000,
+);

@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { readScalars } from "../../src/observe/tensorboard/reader.ts";
 import { TensorBoard } from "../../src/observe/tensorboard/writer.ts";
+import { referencePython, runPython } from "../reference/python.ts";
 import { step } from "./step.ts";
 
 const folders: string[] = [];
@@ -96,13 +97,8 @@ test("an incomplete last record of a killed run loses only that record", () => {
 	board.close();
 });
 
-test("TensorBoard's own loader reads scalars and histograms", () => {
-	const python = process.env.MIMO_PYTHON ?? "python3";
-	const has = Bun.which(python) && Bun.spawnSync([python, "-c", "import tensorboard"]).success;
-	if (!has) {
-		console.log("skipped: Python with TensorBoard is not installed (MIMO_PYTHON names one)");
-		return;
-	}
+const tensorboard = referencePython("tensorboard");
+test.skipIf(tensorboard === null)("TensorBoard's own loader reads scalars and histograms", () => {
 	const { folder, board } = open();
 	for (let iteration = 1; iteration <= 3; iteration++) {
 		board.step(step({ iteration, losses: { "lm loss": 8 / iteration }, ...rich }));
@@ -117,9 +113,7 @@ histograms = {tag: [(e.step, e.histogram_value.num, list(e.histogram_value.bucke
 print(json.dumps({"scalars": scalars, "histograms": histograms}))
 `;
 	// The writer is still open: TensorBoard shows the run as it goes.
-	const { stdout, stderr, success } = Bun.spawnSync([python, "-c", script, folder]);
-	expect(success ? "" : stderr.toString()).toBe("");
-	const { scalars, histograms } = JSON.parse(stdout.toString());
+	const { scalars, histograms } = JSON.parse(runPython(tensorboard!, ["-c", script, folder]));
 	expect(scalars["lm loss"].map(([at]: [number]) => at)).toEqual([1, 2, 3]);
 	expect(scalars["lm loss"][1][1]).toBe(4);
 	expect(scalars["moe/seq_load_balancing_loss_layer_1"][0][1]).toBe(1.25);
