@@ -115,7 +115,7 @@ describe.skipIf(python === null)("transformers", () => {
 	}, 120_000);
 
 	test("gives the same features and logits with the trained folder", async () => {
-		const script = join(import.meta.dir, "fine_tune_reference.py");
+		const script = join(import.meta.dir, "../reference/fine_tune.py");
 		expect(runPython(python!, [script, model, expectedFile, out])).toContain("NemotronH_Omni_Reasoning_V3 {}");
 		using reference = openSafetensors(out);
 		const device = await testDevice();
