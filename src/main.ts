@@ -99,6 +99,22 @@ async function refuse(name: string, names: readonly string[], path: string): Pro
 	throw new UserError(`There is no ${what} ${name}${hint}. \`${path} --help\` lists all.`, exitCodes.usage);
 }
 
+/** A model that is named as on Hugging Face's Hub and is not here is downloaded, unless this process is a rank of several. */
+async function downloadAndRunAgain(error: unknown): Promise<void> {
+	const { HubModelMissing, downloadModel } = await import("./checkpoint/hf/hub.ts");
+	const { placeFromEnvironment } = await import("./launch/place.ts");
+	if (!(error instanceof HubModelMissing) || placeFromEnvironment() !== null) throw error;
+	const { ByteProgress } = await import("./commands/byte-progress.ts");
+	let progress: InstanceType<typeof ByteProgress> | null = null;
+	let seen = 0;
+	await downloadModel(error.model, ({ total, done }) => {
+		progress ??= new ByteProgress(`downloading ${error.model}`, total);
+		progress.add(done - seen);
+		seen = done;
+	});
+	await main(process.argv.slice(2)).catch(downloadAndRunAgain);
+}
+
 async function fail(error: unknown): Promise<never> {
 	const { describeError, printStacks } = await import("./commands/command.ts");
 	const { debugging } = await import("./system/debug.ts");
@@ -120,4 +136,4 @@ process.stdout.on("error", (error) => void outputFailed("standard output", error
 process.stderr.on("error", (error) => void outputFailed("standard error", error));
 process.on("uncaughtException", fail);
 process.on("unhandledRejection", fail);
-await main(process.argv.slice(2)).catch(fail);
+await main(process.argv.slice(2)).catch(downloadAndRunAgain).catch(fail);

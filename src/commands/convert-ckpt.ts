@@ -15,6 +15,7 @@ import {
 	type SourceCheckpoint,
 	type SourceOptions,
 } from "../checkpoint/conversion/source.ts";
+import { hubFolder } from "../checkpoint/hf/hub.ts";
 import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
 import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
@@ -128,7 +129,7 @@ export default defineCommand({
 		if (first === "inspect") inspect(requirePath(second, surplus, "convert-ckpt inspect PATH"), parsed);
 		else {
 			const target = requirePath(second, surplus, "convert-ckpt --from F --to F SOURCE TARGET");
-			await convert(first!, target, parsed);
+			await convert(hubFolder(first!), target, parsed);
 		}
 	},
 });

@@ -3,6 +3,8 @@
  * are reported together. Folders of weights that the values name describe the model: they provide keys that are not given, and
  * given keys must not contradict them.
  */
+import { existsSync } from "node:fs";
+import { dirname, relative, resolve } from "node:path";
 import * as v from "valibot";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
@@ -47,6 +49,7 @@ export interface ResolvedConfiguration {
 /**
  * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
  * value). `trains`: whether the command needs the length of the training. `folders` reads the model's keys from folders of weights.
+ * `place`: the folder that a value of such a key stands for, such as a name on Hugging Face's Hub.
  * `beneath`: returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model.
  * `unchecked`: keys whose values are not used; checks that read them are skipped.
  * Throws one UserError with every mistake.
@@ -57,11 +60,12 @@ export function resolveConfiguration(
 	options: {
 		readonly trains?: boolean;
 		readonly folders?: FolderReader;
+		readonly place?: (path: string) => string;
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 		readonly unchecked?: readonly Key[];
 	} = {},
 ): ResolvedConfiguration {
-	const { trains = true, folders = () => [], beneath, unchecked = [] } = options;
+	const { trains = true, folders = () => [], place = (path) => path, beneath, unchecked = [] } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
@@ -71,7 +75,7 @@ export function resolveConfiguration(
 	const base = beneath && understood ? beneath(given) : [];
 	// Keys cannot be called missing if `beneath`, which may have them, was not read.
 	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
-	const resolved = resolveEntries({ base, given, problems, complete, folders, trains, unchecked });
+	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked });
 	return { ...resolved, command: flags.command };
 }
 
@@ -85,7 +89,7 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	const empty = { base: [], problems: [], unchecked: [], folders: () => [] };
+	const empty = { base: [], problems: [], unchecked: [], folders: () => [], place: (path: string) => path };
 	return resolveEntries({ ...empty, given: entries, complete: true, trains }).configuration;
 }
 
@@ -99,6 +103,7 @@ interface Sources {
 	/** Whether every source was parsed whole, so that a key in none of them is missing. */
 	readonly complete: boolean;
 	readonly folders: FolderReader;
+	readonly place: (path: string) => string;
 	/** Whether the command needs the length of the training. */
 	readonly trains: boolean;
 	/** Keys whose checks are skipped. */
@@ -207,8 +212,16 @@ class Resolution {
 	}
 
 	#take(key: Key, value: unknown, origin: Origin): void {
-		this.#raw[key] = value;
+		this.#raw[key] = folderKeys.includes(key) && typeof value === "string" ? this.#place(value, origin) : value;
 		this.#origins[key] = origin;
+	}
+
+	/** A path in a file is below the file's folder, where a name on the Hub is none. */
+	#place(path: string, origin: Origin): string {
+		if (origin.source !== "file") return this.sources.place(path);
+		const written = relative(dirname(resolve(origin.file)), path);
+		const placed = existsSync(path) ? written : this.sources.place(written);
+		return placed === written ? path : placed;
 	}
 
 	#takeFromFolder({ key, value, from, fixed }: FolderValue): void {

@@ -5,6 +5,7 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { detectFormat } from "../checkpoint/conversion/source.ts";
+import { hubFolder } from "../checkpoint/hf/hub.ts";
 import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
 import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
@@ -68,7 +69,7 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 		throw new UserError("--load and --load-hf both name weights; allowed is one of them.", exitCodes.usage);
 	}
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
-	const path = (load ?? loadHf)!;
+	const path = load ?? hubFolder(loadHf!);
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
 	// Without grids, one process holds the encoder too.
 	const layout = given.some(({ key }) => gridKeys.some((grid) => grid === key)) ? {} : { "llm-offset": 0 };
