@@ -140,6 +140,8 @@ function stateOf(
 		elastic: elastic && { router: elastic.module, draw: elastic.draw },
 		lossNames: lossNames(specification.language, specification.elastic?.config ?? null, distilled),
 		lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
+		lossMean: specification.lossMean ?? "tokens",
+		lanes: topology.language.lanes,
 		clipGrad,
 		seed,
 		participation: participationOf(specification, topology, encoder),

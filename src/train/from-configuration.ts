@@ -14,6 +14,7 @@ import { assemble, type Run } from "./assemble.ts";
 import type { DistillationOptions } from "./distillation.ts";
 import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
+import type { LossMean } from "./loss-weights.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** `rank`: in lines of --mimo-encoder-prefetch-debug. */
@@ -32,6 +33,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps, moments: momentsOf(c) },
+		lossMean: lossMeanOf(c),
 		gradientSums: c.gradReduceInBf16 ? "bf16" : "f32",
 		clipGrad: c.clipGrad,
 		seed: c.seed,
@@ -71,6 +73,11 @@ export function distillationOf(c: TrainingConfiguration): DistillationOptions | 
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";
 	return { teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha };
+}
+
+/** --calculate-per-token-loss. */
+export function lossMeanOf({ calculatePerTokenLoss }: TrainingConfiguration): LossMean {
+	return calculatePerTokenLoss ? "tokens" : "microbatches";
 }
 
 function momentsOf(c: TrainingConfiguration): Moments {

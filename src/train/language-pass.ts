@@ -17,14 +17,8 @@ import { axpby, type FloatDtype, Tensor } from "../tensor/tensor.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
 import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
 import { tokenLoss } from "./language-loss.ts";
-import {
-	budgetLossName,
-	distillationLossName,
-	distillationLossOf,
-	elasticLosses,
-	type Losses,
-	lossTokens,
-} from "./losses.ts";
+import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";
+import { budgetLossName, distillationLossName, distillationLossOf, elasticLosses, type Losses } from "./losses.ts";
 import { forEachMtpDepth } from "./mtp-loss.ts";
 
 /** Options of a language model pass. */
@@ -108,7 +102,8 @@ export class LanguagePass implements Pass {
 			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
 		};
 		const { elastic } = options;
-		const plain = input.forward(options.dropoutKey, options.tokens);
+		const weights = losses.weights.of(microbatch);
+		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
 		const forward = { ...plain, ...images, masks: elastic?.masks };
 		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, entered, matrix));
 		using hidden = yield* chunk.hidden(this.#tape, forward, places ? null : leaf, options.observe);
@@ -117,14 +112,15 @@ export class LanguagePass implements Pass {
 			return;
 		}
 		const { observe } = options;
-		forEachMtpDepth(this.#tape, chunk, microbatch, hidden, forward, observe, (predicted, target) => {
+		forEachMtpDepth(this.#tape, chunk, microbatch, weights, hidden, forward, observe, (predicted, target) => {
 			const { name, labels, meanMask, gradient } = this.#own(target);
 			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
 			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
 		});
+		const weight = this.#own(tokenWeights(input.mask, microbatch, weights));
 		const loss = taught
-			? this.#taughtLoss(options.teacher!, taught, hidden, input, losses)
-			: this.#loss(hidden, input.labels, input.mask, observe);
+			? this.#taughtLoss(options.teacher!, taught, hidden, { ...input, weight }, losses)
+			: this.#loss(hidden, input.labels, weight, observe);
 		observe?.("per_token_loss", loss);
 		losses.add(loss, input.mask);
 		if (elastic === null) return;
@@ -153,24 +149,30 @@ export class LanguagePass implements Pass {
 		return teacherHidden(teacher, this.model.chunks.indexOf(this.chunk), input, entered?.beside ?? null);
 	}
 
-	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α. */
-	#taughtLoss(teacher: Teacher, taught: Tensor, normed: Tensor, input: DeviceInput, losses: Losses): Tensor {
+	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α, both of `weight`_T. */
+	#taughtLoss(
+		teacher: Teacher,
+		taught: Tensor,
+		normed: Tensor,
+		{ labels, mask, weight }: Pick<DeviceInput, "labels" | "mask"> & { readonly weight: Tensor },
+		losses: Losses,
+	): Tensor {
 		const { alpha } = teacher;
 		using logits = this.chunk.logits(this.#tape, normed, this.options.observe);
-		const weighted = (weight: number) => {
-			const gradient = this.#own(Tensor.empty(this.model.device, input.mask.shape));
-			axpby(input.mask, gradient, weight, 0);
+		const weighted = (share: number) => {
+			const gradient = this.#own(Tensor.empty(this.model.device, weight.shape));
+			axpby(weight, gradient, share, 0);
 			return gradient;
 		};
 		// At α = 1 the language model loss is only logged, so its tape records nothing.
 		const own = alpha < 1 ? this.#tape : new Tape(this.model.device, { recording: false });
-		const loss = this.#own(tokenLoss(own, this.model, logits, input.labels));
+		const loss = this.#own(tokenLoss(own, this.model, logits, labels));
 		if (alpha < 1) this.#losses.push({ loss, gradient: weighted(1 - alpha) });
 		const divergence = this.#own(distillationLoss(this.#tape, teacher, taught, logits));
 		this.#losses.push({ loss: divergence, gradient: weighted(alpha) });
-		losses.add(divergence, input.mask, distillationLossName);
+		losses.add(divergence, mask, distillationLossName);
 		const { elastic } = this.options;
-		if (elastic) losses.add(divergence, input.mask, distillationLossOf(elastic.draw.budget.value));
+		if (elastic) losses.add(divergence, mask, distillationLossOf(elastic.draw.budget.value));
 		return loss;
 	}
 
@@ -235,4 +237,14 @@ export class LanguagePass implements Pass {
 		checkImageRows(places, rowsPerSample, this.options.name);
 		return places;
 	}
+}
+
+/** The mask_T as weights of the tokens' losses, of which a microbatch's mean has weight `loss`. */
+function tokenWeights(mask: Tensor, microbatch: Microbatch, { loss }: MicrobatchWeights): Tensor {
+	const tokens = lossTokens(microbatch);
+	if (loss === tokens) return mask.share();
+	return Tensor.from(
+		mask.device,
+		microbatch.lossMask.map((counts) => counts * (loss / tokens)),
+	);
 }

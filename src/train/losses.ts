@@ -1,10 +1,10 @@
 /** Accumulates token losses and loss tokens by name over a step's microbatches, on the device. */
-import type { Microbatch } from "../data/microbatch.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import { LossWeights } from "./loss-weights.ts";
 
-/** The loss that training minimises; gradients are divided by its number of tokens. */
+/** The loss that training minimises. */
 export const languageModelLoss = "lm loss";
 
 /** Elastic models: a sampled submodel's distance from its budget (docs/spec/elastic.md §8, §12). */
@@ -36,11 +36,6 @@ export interface LossOwner {
 	readonly counts: boolean;
 }
 
-/** Σ loss mask of a microbatch. */
-export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
-	return lossMask.reduce((sum, weight) => sum + weight, 0);
-}
-
 /** Σ mask · loss and Σ mask, over the ranks that count. */
 export interface LossTotal {
 	readonly sum: number;
@@ -62,6 +57,8 @@ export class Losses implements Disposable {
 		readonly owner: LossOwner | null,
 		/** Names of the losses, equal on every rank. */
 		readonly names: readonly string[] = [languageModelLoss],
+		/** Weights of the step's microbatches in its gradient; the totals are over tokens in every mode. */
+		readonly weights: LossWeights = new LossWeights("tokens", { microbatches: 1, lanes: 1 }),
 	) {
 		this.#totals = Tensor.zeros(device, [2 * names.length], "f64");
 	}

@@ -5,6 +5,7 @@ import type { ForwardInput, ModelChunk, Observer } from "../models/hybrid/model-
 import { mtpDepth } from "../models/hybrid/mtp.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
+import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";
 
 export function depthLoss(depth: number): string {
 	return `mtp_${depth + 1} loss`;
@@ -21,8 +22,8 @@ export interface DepthTarget extends Disposable {
 	/** f32 [T]: 1 / n where a label counts, n being their number, so that the logged loss is a microbatch mean. */
 	readonly meanMask: Tensor;
 	/**
-	 * f32 [T], weight of each token's loss: (factor / depths) · (microbatch's loss tokens) / n. Divided by the step's loss
-	 * tokens, this gives a depth factor / depths times the weight of the next-token loss.
+	 * f32 [T], weight of each token's loss: (factor / depths) · (weight of the microbatch's mean loss) / n. A depth's mean has factor /
+	 * depths times the weight of the next-token loss.
 	 */
 	readonly gradient: Tensor;
 }
@@ -35,6 +36,7 @@ export function forEachMtpDepth(
 	tape: Tape,
 	chunk: ModelChunk,
 	microbatch: Microbatch,
+	weights: MicrobatchWeights,
 	normed: Tensor,
 	input: ForwardInput,
 	observe: Observer | undefined,
@@ -48,23 +50,22 @@ export function forEachMtpDepth(
 		const later = rolled(microbatch, depth + 1);
 		using ids = Tensor.from(tape.device, later.ids);
 		hidden = mtpDepth(tape, chunk.parts, depth, ids, previous, input, observe);
-		use(hidden, targetOf(tape, microbatch, later, depth, mtp.lossScalingFactor / mtp.depths));
+		use(hidden, targetOf(tape, later, depth, (mtp.lossScalingFactor / mtp.depths) * weights.loss));
 	}
 	hidden[Symbol.dispose]();
 }
 
 function targetOf(
 	{ device }: Tape,
-	{ lossMask }: Microbatch,
 	later: Pick<Microbatch, "labels" | "lossMask">,
 	depth: number,
-	factor: number,
+	weight: number,
 ): DepthTarget {
-	const own = sum(later.lossMask);
-	const mean = (weight: number) => later.lossMask.map((mask) => (own === 0 ? 0 : (mask * weight) / own));
+	const own = lossTokens(later);
+	const mean = (of: number) => later.lossMask.map((mask) => (own === 0 ? 0 : (mask * of) / own));
 	const labels = Tensor.from(device, later.labels);
 	const meanMask = Tensor.from(device, mean(1));
-	const gradient = Tensor.from(device, mean(factor * sum(lossMask)));
+	const gradient = Tensor.from(device, mean(weight));
 	return {
 		name: depthLoss(depth),
 		place: `mtp.${depth}`,
@@ -75,8 +76,4 @@ function targetOf(
 			for (const owned of [labels, meanMask, gradient]) owned[Symbol.dispose]();
 		},
 	};
-}
-
-function sum(mask: Float32Array): number {
-	return mask.reduce((total, value) => total + value, 0);
 }

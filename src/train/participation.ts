@@ -1,6 +1,6 @@
 /**
  * --encoder-grad-participation: the encoder's gradient if some of its ranks saw no image in a step (docs/spec/runtime.md §3.7).
- * exact: the gradient of the token-mean loss. corrected: multiplied by ranks / participants, as Megatron offers.
+ * exact: the gradient of the mean loss. corrected: multiplied by ranks / participants, as Megatron offers.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";

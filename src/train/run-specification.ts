@@ -12,6 +12,7 @@ import type { Chunk } from "../schedule/actions.ts";
 import type { FloatDtype } from "../tensor/tensor.ts";
 import type { DistillationOptions } from "./distillation.ts";
 import type { PrefetchOptions } from "./feature-prefetch.ts";
+import type { LossMean } from "./loss-weights.ts";
 import type { Participation } from "./participation.ts";
 
 /** The modules of a run and the options of its training. */
@@ -31,6 +32,8 @@ export interface RunSpecification {
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
+	/** What mean the gradient is of (--calculate-per-token-loss); default: tokens. */
+	readonly lossMean?: LossMean;
 	readonly clipGrad: number;
 	readonly seed: number;
 	/** Puts weight gradients of the language model off (--delay-wgrad-compute); default: off. */

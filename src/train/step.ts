@@ -9,8 +9,9 @@
  *   update          AdamW, parameter gather
  *
  * The loss of a microbatch is a sum over its tokens, and the norm and AdamW divide gradients by the loss tokens of the step: the
- * gradient is that of the token mean, however the step is cut into microbatches and ranks. Every rank of the run calls this
- * together, whatever modules it holds; a rank takes part in what concerns its modules.
+ * gradient is that of the token mean, however the step is cut into microbatches and ranks (loss-weights.ts also has the mean of
+ * the microbatches' means). Every rank of the run calls this together, whatever modules it holds; a rank takes part in what
+ * concerns its modules.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Draw } from "../elastic/router/network.ts";
@@ -26,7 +27,8 @@ import type { Group } from "../parallel/group.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Parameter } from "../tensor/parameter.ts";
 import type { TokenSlice } from "../tensor/token-slice.ts";
-import { isBudgetLoss, Losses, type LossOwner, languageModelLoss, lossTokens, meansOf } from "./losses.ts";
+import { type LossMean, LossWeights } from "./loss-weights.ts";
+import { isBudgetLoss, Losses, type LossOwner, languageModelLoss, meansOf } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
@@ -55,6 +57,10 @@ export interface TrainingState {
 	readonly lossOwner: LossOwner | null;
 	/** Names of all losses, equal on every rank. */
 	readonly lossNames: readonly string[];
+	/** What mean the gradient is of. */
+	readonly lossMean: LossMean;
+	/** Data lanes of the language model. */
+	readonly lanes: number;
 	readonly optimizer: AdamW;
 	readonly scalars: StepScalars;
 	/** Maximum global gradient norm; 0: no clipping. */
@@ -106,8 +112,8 @@ export interface StepResult {
 export interface StepObserver {
 	readonly forward?: MicrobatchObserver;
 	/**
-	 * Called when gradients are final: divided by the loss tokens, not clipped. With it the division is done in memory rather
-	 * than inside AdamW, so the update may differ in its last bit.
+	 * Called when gradients are final: those of the mean loss, not clipped. With it the scaling is done in memory rather than inside
+	 * AdamW, so the update may differ in its last bit.
 	 */
 	readonly gradients?: () => void;
 	/** Called at the start of each part of the step. */
@@ -134,14 +140,15 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 	const { part, timers } = observer;
 	part?.("optimizer");
 	for (const { parameters } of replicas) parameters.zeroGradients();
-	using losses = new Losses(scalars.device, lossOwner, state.lossNames);
+	const weights = new LossWeights(state.lossMean, { microbatches: input.microbatches.length, lanes: state.lanes });
+	using losses = new Losses(scalars.device, lossOwner, state.lossNames, weights);
 	part?.("compute");
 	timers?.start("forward-backward");
 	forwardBackward(state, input, losses, observer);
 	part?.("wait");
 	// The ranks of the language model agree on the loss tokens among themselves, and go on while other ranks still compute.
 	const known = lossOwner ? losses.totalsOfOwner(lossOwner) : losses.totals(world);
-	const scale = syncGradients(state, known.get(languageModelLoss)!.tokens, observer);
+	const scale = syncGradients(state, weights.scale(known.get(languageModelLoss)!.tokens), observer);
 	part?.("optimizer");
 	// A participation policy may still change the encoder's gradient: ranks with the encoder sum its squares after that.
 	if (!participation?.replica) sumSquares(replicas, scalars);
@@ -214,7 +221,7 @@ function forwardBackward(state: TrainingState, input: StepInput, losses: Losses,
 		...(overlapping.length > 0 && { onGradient }),
 	};
 	state.passes.train(input.microbatches, context, losses, observer.forward);
-	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input));
+	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input, losses.weights));
 	// The actions of frozen modules contain no reduce, so theirs start here.
 	for (const replica of state.replicas) replica.startSums();
 }
@@ -226,26 +233,29 @@ function sampleStep({ elastic }: TrainingState, { microbatches, iteration }: Ste
 	return elastic.router.sample(draws, iteration, { trains: true });
 }
 
-/** Weights of the microbatches' budget losses: their loss tokens on the rank that counts their loss, elsewhere 0. */
-function budgetWeights({ elastic, lossOwner }: TrainingState, { microbatches }: StepInput): number[] {
+/** Weights of the microbatches' budget losses: those of their token losses on the rank that counts these, elsewhere 0. */
+function budgetWeights(
+	{ elastic, lossOwner }: TrainingState,
+	{ microbatches }: StepInput,
+	weights: LossWeights,
+): number[] {
 	const { lossWeight } = elastic!.router.config;
-	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * lossTokens(text) : 0));
+	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * weights.of(text).loss : 0));
 }
 
 /**
- * Waits for the sums of gradients over replicas. Returns the fp32 factor, still to be applied, that makes them gradients of the mean
- * over the step's loss tokens.
+ * Waits for the sums of gradients over replicas. `scale`: the fp32 factor that makes them gradients of the mean loss; the part of it
+ * that is still to be applied is returned.
  */
 function syncGradients(
 	{ replicas, scalars }: TrainingState,
-	tokens: number,
+	scale: number,
 	{ part, timers, gradients }: StepObserver,
 ): number {
 	part?.("gradients");
 	timed(timers, "all-grads-sync", () => {
 		for (const replica of replicas) replica.reduce();
 	});
-	const scale = Math.fround(1 / Math.max(1, tokens));
 	if (!gradients) return scale;
 	scaleGradients(replicas, scalars, scale);
 	return 1;

@@ -119,6 +119,8 @@ async function train(): Promise<void> {
 			reduce: () => replica.startSums(),
 		}),
 		lossNames: [languageModelLoss],
+		lossMean: "tokens" as const,
+		lanes: groups.replicas.dense.size,
 		lossOwner: { group: groups.module, counts: true },
 		participation: null,
 		optimizer,

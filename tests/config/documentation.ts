@@ -10,8 +10,9 @@ dashes. Names are Megatron's wherever it has one. A preset is overruled by \`--c
 a file are relative to that file. A switch is turned off by \`--no-NAME\` or \`NAME: false\`. \`mimo train --print-config\`
 shows every value and where it came from, \`mimo train --help WORD\` the flags about a word.
 
-Dropout is the difference to remember: \`hidden-dropout\` and \`attention-dropout\` are 0 unless given, while Megatron
-drops a tenth.`;
+Two differences to remember: \`hidden-dropout\` and \`attention-dropout\` are 0 unless given, while Megatron drops a
+tenth; and all loss tokens of a step weigh the same, while Megatron averages the means of its microbatches unless
+\`--calculate-per-token-loss\` is given: here \`calculate-per-token-loss: false\` does.`;
 
 export const documentationFile = `${import.meta.dir}/../../docs/configuration.md`;
 

@@ -26,7 +26,7 @@ const own = [
 	"checkpoint/training/{conversions,experts,megatron}",
 	"parallel/data-parallel",
 	"parity/{bf16,elastic,language,mimo,mtp,near-ties}",
-	"train/{blocks,distillation,equal-steps,force-load-balancing,mtp,selective-recompute,step}",
+	"train/{blocks,distillation,equal-steps,force-load-balancing,loss-weights,mtp,selective-recompute,step}",
 	"train/restart/hugging-face",
 ];
 const ownProcesses = 4;
@@ -37,7 +37,7 @@ const ranks = [
 	"elastic/{copies,family}",
 	"train/encoder-balance",
 	"checkpoint/training/language",
-	"parity/verify/{distillation,elastic,experts,late-weight-gradients,lora,verify}",
+	"parity/verify/{distillation,elastic,experts,late-weight-gradients,lora,loss-mean,verify}",
 ];
 const mostRanks = 8;
 

@@ -1,6 +1,5 @@
 /** AdamW, precision and clipping (docs/spec/runtime.md §4, docs/spec/language-model.md §7). */
 import {
-	alwaysOn,
 	boolean,
 	choice,
 	defaulting,
@@ -76,7 +75,12 @@ export const optimizerKeys = {
 	"no-gradient-accumulation-fusion": off("Weight gradients rounded to the model's precision before they are added.", {
 		noEffect: "weight gradients are always added in fp32",
 	}),
-	"calculate-per-token-loss": alwaysOn("Gradient of the mean over all loss tokens of the step."),
+	"calculate-per-token-loss": defaulting(
+		boolean,
+		true,
+		"true: gradient of the mean over all loss tokens of the step; false: of the mean of the microbatches' means.",
+		{ megatron: "false" },
+	),
 	"cross-entropy-loss-fusion": off("Round the gradient of the logits to bf16, as Megatron's fused loss does."),
 	"z-loss-coeff": defaulting(
 		number(0),

@@ -80,7 +80,7 @@ export const visionKeys = {
 	"encoder-grad-participation": defaulting(
 		choice(["exact", "corrected"]),
 		"exact",
-		"exact: gradient of the token mean; corrected: the encoder's gradient times ranks / ranks with images.",
+		"exact: gradient of the mean loss; corrected: the encoder's gradient times ranks / ranks with images.",
 		{ model: false },
 	),
 	"mimo-encoder-prefetch": off("Encode images of a frozen encoder ahead of time.", { model: false }),

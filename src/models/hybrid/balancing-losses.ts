@@ -9,15 +9,14 @@ import { axpby } from "../../tensor/tensor.ts";
 import type { RouterState } from "./router-state.ts";
 
 /**
- * Adds the gradients of the configured losses to the routing's. Gradients are scaled as those of a per-token loss: the loss times
- * the microbatch's tokens, since the step divides by its loss tokens. Ranks that share the microbatch sum their token counts;
- * each computes the loss of its own scores, and these add up to the loss.
+ * Adds the gradients of the configured losses, times `weight`, to the routing's. Ranks that share the microbatch sum their token
+ * counts; each computes the loss of its own scores, and these add up to the loss.
  */
 export function addBalancingLosses(
 	tape: Tape,
 	router: RouterState,
 	statistics: RouterStatistics,
-	tokens: number,
+	weight: number,
 	tp: Group,
 ): void {
 	if (tp.size > 1) {
@@ -25,7 +24,7 @@ export function addBalancingLosses(
 		tp.allReduce(statistics.tokens).wait();
 	}
 	for (const { type, coefficient } of router.moe.balancing) {
-		const options = { coefficient, gradientScale: tokens / router.options.passes, loss: router.sums.get(type)! };
+		const options = { coefficient, gradientScale: weight / router.options.passes, loss: router.sums.get(type)! };
 		switch (type) {
 			case "seq_aux_loss":
 				balancingLoss(tape, statistics, options);

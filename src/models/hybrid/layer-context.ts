@@ -31,6 +31,8 @@ export interface LayerContext {
 	readonly sequences: Sequences;
 	/** The parts of the sequences in this rank's run of tokens between layers. */
 	readonly localSequences: Sequences;
+	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated. */
+	readonly routerWeight: number;
 	/** Masks of an elastic model's sampled submodel; null: none. */
 	readonly masks: ModelMasks | null;
 	readonly layerMasks: LayerMasks | null;

@@ -35,6 +35,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
+		routerWeight: input.routerWeight ?? input.sequences.tokens,
 		probe: probe && ((end, value, rows) => probe(place.index, end, value, rows)),
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};

@@ -49,6 +49,8 @@ export interface ForwardInput {
 	readonly masks?: ModelMasks | undefined;
 	/** The sequence-mixing operations of each layer; default: on whole sequences, without a cache. */
 	readonly mixing?: (layer: number) => Mixing;
+	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated; default: their number. */
+	readonly routerWeight?: number;
 	/** Selects the tokens whose logits are computed; default: all. */
 	readonly wanted?: SparseMatrix;
 }

@@ -126,12 +126,16 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
-		// The step divides by its loss tokens, so the z-loss gradient is a sum over tokens (docs/spec/language-model.md §4.4).
-		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: moe.zLossCoefficient / router.options.passes } : null,
+		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: zLossScale(context, router) } : null,
 	});
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
-		addBalancingLosses(tape, router, routing.statistics, context.sequences.tokens, context.parallel.tp);
+		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, context.parallel.tp);
 	}
 	return routing;
+}
+
+/** Weight of a token's z-loss, of which a microbatch's loss is the mean (docs/spec/language-model.md §4.4). */
+function zLossScale({ config, routerWeight, sequences }: LayerContext, { options }: RouterState): number {
+	return (config.moe.zLossCoefficient * (routerWeight / sequences.tokens)) / options.passes;
 }

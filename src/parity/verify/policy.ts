@@ -1,6 +1,6 @@
 /**
  * `mimo verify --policy`: measures the effect of encoder-grad-participation `corrected` on a step. If only some encoder ranks saw
- * images it multiplies the encoder's gradient by ranks / participants; `exact` leaves the gradient of the token mean.
+ * images it multiplies the encoder's gradient by ranks / participants; `exact` leaves the gradient of the mean loss.
  */
 import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { columns } from "../../observe/columns.ts";
@@ -146,6 +146,6 @@ export function renderPolicy(reports: readonly PolicyReport[]): string {
 	const widest = header.length;
 	return [
 		...columns([header, ...rows.map((row) => [...row, ...new Array<string>(widest - row.length).fill("")])]),
-		"exact is the gradient of the token mean in every layout; corrected multiplies the encoder's by ranks / ranks with images.",
+		"exact is the gradient of the mean loss in every layout; corrected multiplies the encoder's by ranks / ranks with images.",
 	].join("\n");
 }

@@ -19,6 +19,8 @@ export interface SampleOptions {
 	readonly sequenceLength: number;
 	readonly vocabularySize: number;
 	readonly seed: number;
+	/** Whether some labels do not count, of every sample another share. */
+	readonly gaps: boolean;
 	/** null: every sample is text alone. */
 	readonly images: ImageOptions | null;
 }
@@ -63,6 +65,7 @@ function isTextOnly(count: number, textOnly: number, index: number): boolean {
 function drawSample(options: SampleOptions, index: number): Sample {
 	const { count, sequenceLength, vocabularySize, images } = options;
 	const next = numbersFrom(options.seed * 7919 + index);
+	const chance = numbersFrom(options.seed * 7919 - 1 - index);
 	const pictured = images !== null && !isTextOnly(count, images.textOnly, index) ? images : null;
 	const grids = pictured === null ? [] : gridsOf(pictured, sequenceLength, index);
 	const rows = grids.reduce((sum, grid) => sum + outputRows(pictured!.tower, grid), 0);
@@ -81,7 +84,8 @@ function drawSample(options: SampleOptions, index: number): Sample {
 	);
 	const labels = Int32Array.from(ids, (_, at) => {
 		const label = ids[at + 1] ?? ignored;
-		return label === images?.imageTokenId ? ignored : label;
+		const gap = options.gaps && 8 * chance() < index % 4;
+		return gap || label === images?.imageTokenId ? ignored : label;
 	});
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);

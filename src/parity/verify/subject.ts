@@ -13,7 +13,15 @@ import type { Dispatcher } from "../../parallel/experts/members.ts";
 import type { Topology } from "../../parallel/topology.ts";
 import { UserError } from "../../system/errors.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
-import { dispatcherOf, distillationOf, elasticOf, frozenOf, overlapOf } from "../../train/from-configuration.ts";
+import {
+	dispatcherOf,
+	distillationOf,
+	elasticOf,
+	frozenOf,
+	lossMeanOf,
+	overlapOf,
+} from "../../train/from-configuration.ts";
+import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
 import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
@@ -39,6 +47,7 @@ export interface Subject {
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
+	readonly lossMean: LossMean;
 	/** In which order layouts compute; the reference computes one pass after the other, weight gradients with the others. */
 	readonly order: WorkOrder;
 	/** How experts' rows reach other ranks. */
@@ -65,6 +74,7 @@ export function subjectOf(c: TrainingConfiguration, textOnly: number, purpose: P
 		sequenceLength: c.seqLength,
 		vocabularySize: c.vocabSize,
 		seed: c.seed,
+		gaps: !c.calculatePerTokenLoss,
 		images: hasEncoder(c) ? imageOptions(c, textOnly) : null,
 	});
 	return subjectWith(c, samples, `drawn from seed ${c.seed}`);
@@ -90,6 +100,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
+		lossMean: lossMeanOf(c),
 		order: { lateWeightGradients: c.delayWgradCompute, overlap: overlapOf(c) },
 		dispatcher: dispatcherOf(c),
 		seed: c.seed,
@@ -143,7 +154,11 @@ export function specificationOn(subject: Subject, { language }: Topology): RunSp
 }
 
 /** Why a microbatch's losses depend on the samples that share it, as a sentence; null: they do not. */
-export function poolingReason({ language, samples }: Pick<Subject, "language" | "samples">): string | null {
+export function poolingReason(subject: Pick<Subject, "language" | "lossMean" | "samples">): string | null {
+	const { language, lossMean, samples } = subject;
+	if (lossMean === "microbatches" && new Set(samples.map(({ text }) => lossTokens(text))).size > 1) {
+		return "without calculate-per-token-loss a token weighs the less, the more loss tokens its microbatch has";
+	}
 	if (language.mtp !== null) {
 		return "multi-token prediction weighs the loss of a depth by the loss tokens that a microbatch has for it";
 	}

@@ -179,11 +179,7 @@ function statisticsMemory(
 export interface BalancingLossOptions {
 	/** α: the loss of a perfectly balanced router. */
 	readonly coefficient: number;
-	/**
-	 * Weight of this loss in the differentiated sum: loss scale / microbatches (and the divisor of data parallelism) by
-	 * default, local tokens × ranks sharing the router × loss scale with a per-token loss
-	 * (docs/spec/language-model.md §4.4).
-	 */
+	/** Weight of this loss in the differentiated sum (docs/spec/language-model.md §4.4). */
 	readonly gradientScale: number;
 	/** Ranks over which a sequence is cut, when `tokens` of the statistics counts this rank's part only. */
 	readonly sequenceShards?: number;
