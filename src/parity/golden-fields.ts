@@ -1,5 +1,6 @@
 /** Fields that several formats of reference folders have, as entries of valibot schemas. */
 import * as v from "valibot";
+import type { LossMean } from "../train/loss-weights.ts";
 
 /** The model and the batches of Megatron's own references, in config.json. */
 export const describedRun = {
@@ -11,8 +12,8 @@ export const describedRun = {
 	layernorm_epsilon: v.number(),
 };
 
-/** Sizes of a hybrid model in Megatron's `transformer_config`. */
-export const modelSizes = {
+/** What decides a hybrid model and its objective in Megatron's `transformer_config`. */
+const modelFields = {
 	hidden_size: v.number(),
 	num_attention_heads: v.number(),
 	num_query_groups: v.number(),
@@ -29,7 +30,63 @@ export const modelSizes = {
 	mamba_state_dim: v.number(),
 	moe_aux_loss_coeff: v.number(),
 	moe_router_bias_update_rate: v.number(),
+	moe_z_loss_coeff: v.optional(v.nullable(v.number()), null),
+	mtp_use_repeated_layer: v.optional(v.boolean(), false),
+	/** Megatron's default: the mean of the microbatches' means. */
+	calculate_per_token_loss: v.optional(v.boolean(), false),
 };
+
+/** The only value that the comparison's model has of a field. */
+const only = <const Value extends string | number | boolean>(value: Value) => v.optional(v.literal(value));
+const unset = v.optional(v.null());
+const anyNumber = v.optional(v.number());
+const anyBoolean = v.optional(v.boolean());
+
+/** Fields of Megatron's `transformer_config` that nothing here reads, with the values that leave the comparison what it is. */
+const unreadFields = {
+	// `pattern` has the layers and depths.
+	num_layers: anyNumber,
+	mtp_num_layers: anyNumber,
+	// The weights come with the folder.
+	init_method_std: anyNumber,
+	// The same sums, computed by other kernels or on other ranks.
+	moe_grouped_gemm: anyBoolean,
+	moe_permute_fusion: anyBoolean,
+	moe_router_fusion: anyBoolean,
+	moe_token_dispatcher_type: v.optional(v.string()),
+	sequence_parallel: anyBoolean,
+	// What `fixed` and the model of these references say too.
+	normalization: only("RMSNorm"),
+	add_bias_linear: only(false),
+	gated_linear_unit: only(false),
+	hidden_dropout: only(0),
+	attention_dropout: only(0),
+	moe_router_dtype: only("fp32"),
+	moe_router_score_function: only("sigmoid"),
+	moe_router_pre_softmax: only(false),
+	moe_router_enable_expert_bias: only(true),
+	moe_router_num_groups: unset,
+	moe_router_group_topk: unset,
+	cross_entropy_loss_fusion: only(false),
+	bf16: only(false),
+};
+
+/**
+ * Megatron's `transformer_config` with the format's own `fields`. A field that is not known is refused: it may change the model or the
+ * objective.
+ */
+export function transformerConfig<const Fields extends v.ObjectEntries>(fields: Fields) {
+	return v.strictObject({ ...unreadFields, ...modelFields, ...fields }, ({ expected, received }) =>
+		expected === "never"
+			? "this field is unknown, so what it does to the model or the objective would not be compared"
+			: `expected ${expected} and received ${received}`,
+	);
+}
+
+/** The mean that the gradient of a reference is of, by its `transformer_config`. */
+export function lossMeanOfReference(config: { readonly calculate_per_token_loss: boolean }): LossMean {
+	return config.calculate_per_token_loss ? "tokens" : "microbatches";
+}
 
 /** The parts of a Megatron model that the references do not vary. */
 export const fixedModel = {

@@ -12,13 +12,12 @@ export interface BatchSizes {
 
 /**
  * tokens i32 [steps, microbatches, batch, seq + 1] and loss_mask u8 [steps, microbatches, batch, seq] as samples of every step.
- * `weightOf`: of a token that counts, by how many do so in its microbatch; default 1. Throws where type or shape differ.
+ * Throws where type or shape differ.
  */
 export function readTokenBatches(
 	folder: string,
 	{ batch, microbatches, seq }: BatchSizes,
 	steps: number,
-	weightOf: (counted: number) => number = () => 1,
 ): ImageTextMicrobatch[][] {
 	using file = openSafetensors(join(folder, "batches.safetensors"));
 	const read = (name: string, dtype: string, width: number) => {
@@ -35,13 +34,10 @@ export function readTokenBatches(
 		Array.from({ length: microbatches * batch }, (_, row) => {
 			const sample = step * microbatches * batch + row;
 			const ids = tokens.subarray(sample * (seq + 1), (sample + 1) * (seq + 1));
-			const first = (step * microbatches + Math.floor(row / batch)) * batch * seq;
-			const weight = weightOf(masks.subarray(first, first + batch * seq).reduce((sum, mask) => sum + mask, 0));
-			const mask = masks.subarray(sample * seq, (sample + 1) * seq);
 			return withoutImages({
 				ids: ids.slice(0, -1),
 				labels: ids.slice(1),
-				lossMask: Float32Array.from(mask, (counts) => counts * weight),
+				lossMask: Float32Array.from(masks.subarray(sample * seq, (sample + 1) * seq)),
 				lengths: [seq],
 			});
 		}),

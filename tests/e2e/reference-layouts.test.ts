@@ -54,8 +54,15 @@ describe.skipIf(!full)("agrees on processes", () => {
 });
 
 describe("a language model alone agrees on processes", () => {
-	for (const layout of full ? ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"] : ["tp2pp2"]) {
-		for (const name of full ? ["hybrid-tiny", "hybrid-text"] : ["hybrid-tiny"]) {
+	const quick = { "hybrid-tiny": ["tp2pp2"], "mtp-repeated-small": ["dp3ep3"] };
+	const all = ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"];
+	const every = {
+		...{ "hybrid-tiny": all, "hybrid-text": all },
+		"mtp-repeated-small": ["tp2", "pp2", "dp3ep3", "tp2dp3ep2", "pp2dp3"],
+		"mtp-means-small": ["tp2ep2", "pp3", "dp3"],
+	};
+	for (const [name, layouts] of Object.entries(full ? every : quick)) {
+		for (const layout of layouts) {
 			test(`${name} on ${layout}`, () => {
 				const { exitCode, stdout, stderr } = mimo([
 					...["parity", "--golden", golden(name), "--layout", layout, ...deviceFlags.split(" ")],

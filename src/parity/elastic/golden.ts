@@ -5,7 +5,7 @@ import type { ElasticConfig } from "../../elastic/config.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
-import { adamW, describedRun, fixedModel, modelSizes, valueProbe } from "../golden-fields.ts";
+import { adamW, describedRun, fixedModel, transformerConfig, valueProbe } from "../golden-fields.ts";
 import { mtpModel } from "../mtp/golden.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
@@ -13,8 +13,7 @@ const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 const configSchema = v.object({
 	...describedRun,
 	steps: v.number(),
-	transformer_config: v.object({
-		...modelSizes,
+	transformer_config: transformerConfig({
 		moe_router_load_balancing_type: v.literal("none"),
 	}),
 	flextron: v.object({

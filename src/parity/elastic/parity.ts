@@ -27,9 +27,11 @@ import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
 import { bandLimit } from "../bands.ts";
 import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { lossMeanOfReference } from "../golden-fields.ts";
 import { LanguageProbes } from "../language/probes.ts";
 import { checksOfStep, compareLanguageTraining, type StepWatch } from "../language/training.ts";
 import { requireCuts } from "../layout-cuts.ts";
+import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { readTokenBatches } from "../token-batches.ts";
 import { type Plan, planOf } from "../verify/plan.ts";
@@ -90,18 +92,23 @@ export async function elasticLayoutParity(
 		draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
 	};
 	const excluded = new Set(golden.optimizer.no_weight_decay);
-	const batches = readTokenBatches(path, file, golden.steps.length, (counted) => 1 / counted);
+	const batches = readTokenBatches(path, file, golden.steps.length);
 	return await compareLanguageTraining(world, layout, {
 		...{ folder: path, optimizer: golden.optimizer, precision: "f32", plan, onStep: options.onStep },
 		language: model,
 		elastic: options.configure ? options.configure(elastic) : elastic,
+		lossMean: lossMeanOfReference(file.transformer_config),
 		decay: { weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1) },
 		stepOne: { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names },
 		batches,
 		load: (run, partial) => loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
 		before: (run) =>
 			layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [],
-		watch: (run, index, microbatches) => new ElasticWatch(run, golden, plan, index, microbatches),
+		watch: (run, index, microbatches) =>
+			new ElasticWatch(run, golden, index, {
+				losses: new MicrobatchLosses(run, plan, file, microbatches),
+				tokens: tokensOfMicrobatches(batches[index]!, file),
+			}),
 	});
 }
 
@@ -117,8 +124,6 @@ function drawOf(golden: ElasticGolden, iteration: number, microbatch: number): D
 
 /** Draws and losses of a step's microbatches, as they are compared. */
 class ElasticWatch implements StepWatch {
-	/** Σ mask · loss of every microbatch. */
-	readonly #losses: Float64Array;
 	readonly #expected: ElasticGolden["steps"][number];
 	readonly #sampled: readonly Sampled[];
 	#routerNorm = Number.NaN;
@@ -127,25 +132,16 @@ class ElasticWatch implements StepWatch {
 	constructor(
 		readonly run: Run,
 		golden: ElasticGolden,
-		readonly plan: Plan,
 		readonly index: number,
-		/** Of this rank's lane. */
-		readonly microbatches: readonly ImageTextMicrobatch[],
+		private readonly own: { readonly losses: MicrobatchLosses; readonly tokens: readonly number[] },
 	) {
 		this.#expected = golden.steps[index]!;
-		this.#losses = new Float64Array(this.#expected.microbatches.length);
 		const draws = this.#expected.microbatches.map((_, microbatch) => drawOf(golden, index, microbatch));
 		using sampled = run.elastic!.sample(draws, index, { trains: false });
 		this.#sampled = sampled.microbatches;
 	}
 
-	readonly forward: MicrobatchObserver = (name, value, microbatch) => {
-		if (name !== "per_token_loss" || !this.run.state.lossOwner!.counts) return;
-		const lane = this.plan.topology.language.coordinates(this.run.rank).dp;
-		this.#losses[lane * this.plan.microbatches + microbatch] = value
-			.toFloat32()
-			.reduce((sum, loss, token) => sum + loss * this.microbatches[microbatch]!.text.lossMask[token]!, 0);
-	};
+	readonly forward: MicrobatchObserver = (...value) => this.own.losses.observe(...value);
 
 	readonly gradients = (): void => {
 		const { replicas, scalars, world } = this.run.state;
@@ -161,9 +157,9 @@ class ElasticWatch implements StepWatch {
 		this.#routerNorm = Math.sqrt(squares);
 	};
 
-	checks({ loss, gradientNorm }: { readonly loss: number; readonly gradientNorm: number }): Check[] {
-		const { state, elastic, language } = this.run;
-		reduceHost(state.world, state.scalars.device, this.#losses, "sum");
+	checks({ gradientNorm }: { readonly gradientNorm: number }): Check[] {
+		const { elastic, language } = this.run;
+		const losses = this.own.losses.means(this.own.tokens);
 		const expected = this.#expected;
 		const step = `step ${this.index + 1}`;
 		const check = checksOfStep(this.index);
@@ -202,17 +198,18 @@ class ElasticWatch implements StepWatch {
 				check(`expected parameters, ${which}`, wanted.expected_parameters[0], parameters.total, limit),
 				check(`expected active parameters, ${which}`, wanted.expected_parameters[1], parameters.active, limit),
 				check(`budget loss, ${which}`, wanted.budget_loss, budget.value, limitOf(2e-5, expected.budget_loss_band)),
-				check(`lm loss, ${which}`, wanted.lm_loss, this.#losses[at]!, bandLimit("loss", expected.loss_band)),
+				check(`lm loss, ${which}`, wanted.lm_loss, losses[at]!, bandLimit("loss", expected.loss_band)),
 				check(
 					`total loss, ${which}`,
 					wanted.lm_loss + config.lossWeight * wanted.budget_loss,
-					this.#losses[at]! + config.lossWeight * budget.value,
+					losses[at]! + config.lossWeight * budget.value,
 					limitOf(2e-5, expected.budget_loss_band),
 				),
 			);
 		}
 		const routerNorm = this.#routerNorm;
 		const norm = (band: number) => bandLimit("grad_norm", band);
+		const loss = losses.reduce((sum, own) => sum + own / losses.length, 0);
 		checks.push(
 			check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
 			check("router gradient norm", expected.router_grad_norm, routerNorm, norm(expected.router_grad_norm_band)),

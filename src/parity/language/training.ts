@@ -9,6 +9,7 @@ import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { assemble, type Run } from "../../train/assemble.ts";
+import type { LossMean } from "../../train/loss-weights.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
 import { type StepObserver, type StepResult, trainStep } from "../../train/step.ts";
 import type { Precision } from "../bf16.ts";
@@ -23,6 +24,8 @@ export interface LanguageReference {
 	readonly folder: string;
 	readonly language: HybridConfig;
 	readonly elastic?: RunSpecification["elastic"];
+	/** Default: tokens. */
+	readonly lossMean?: LossMean;
 	/** As golden.json has it. */
 	readonly optimizer: {
 		readonly lr: number;
@@ -74,6 +77,7 @@ export async function compareLanguageTraining(
 		...{ encoder: null, imageTokenId: null, clipGrad: optimizer.clip_grad, seed: 1 },
 		language,
 		elastic,
+		lossMean: reference.lossMean ?? "tokens",
 		segments: segmentsOf(evenSegments(language.pattern.length, segments)),
 		frozen: { tower: true, projector: true, language: false },
 		adam: {

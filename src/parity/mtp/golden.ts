@@ -4,13 +4,12 @@ import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { layersOfPattern } from "../../models/hybrid/from-configuration.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
-import { adamW, describedRun, fixedModel, modelSizes, referenceExperts, valueProbe } from "../golden-fields.ts";
+import { adamW, describedRun, fixedModel, referenceExperts, transformerConfig, valueProbe } from "../golden-fields.ts";
 
 const configSchema = v.object({
 	...describedRun,
 	activation: v.literal("squared ReLU"),
-	transformer_config: v.object({
-		...modelSizes,
+	transformer_config: transformerConfig({
 		moe_router_load_balancing_type: v.picklist(["none", "seq_aux_loss"]),
 		mtp_loss_scaling_factor: v.number(),
 	}),
@@ -31,6 +30,8 @@ const goldenSchema = v.object({
 		v.object({
 			step: v.number(),
 			loss: v.number(),
+			/** Token means; absent: not recorded. */
+			loss_per_microbatch: v.optional(v.array(v.number()), []),
 			/** Of every depth. */
 			mtp_loss: v.array(v.number()),
 			grad_norm: v.number(),
@@ -62,7 +63,10 @@ export function mtpModel(
 	dtype: Precision,
 ): HybridConfig {
 	return {
-		...layersOfPattern(pattern, { repeated: false, lossScalingFactor: t.mtp_loss_scaling_factor }),
+		...layersOfPattern(pattern, {
+			repeated: t.mtp_use_repeated_layer,
+			lossScalingFactor: t.mtp_loss_scaling_factor,
+		}),
 		hiddenSize: t.hidden_size,
 		vocabularySize,
 		paddedVocabularySize: vocabularySize,
@@ -118,7 +122,7 @@ export function mtpModel(
 				t.moe_router_load_balancing_type === "none"
 					? []
 					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
-			zLossCoefficient: 0,
+			zLossCoefficient: t.moe_z_loss_coeff ?? 0,
 			...referenceExperts,
 		},
 		ofLayer: new Map(),

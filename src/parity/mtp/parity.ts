@@ -15,15 +15,20 @@ import { languageAlone, type NamedTopology, namedTopology } from "../../parallel
 import { World } from "../../parallel/world.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
+import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
+import { depthLoss } from "../../train/mtp-loss.ts";
+import type { StepResult } from "../../train/step.ts";
 import { bandLimit } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import type { Check, ParityReport } from "../comparison.ts";
+import { lossMeanOfReference } from "../golden-fields.ts";
 import type { StepOne } from "../language/probes.ts";
 import { checksOfStep, compareLanguageTraining } from "../language/training.ts";
 import { requireCuts } from "../layout-cuts.ts";
+import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { readTokenBatches } from "../token-batches.ts";
-import { type Plan, planOf } from "../verify/plan.ts";
+import { type Plan, planOf, requireEqualMicrobatches } from "../verify/plan.ts";
 import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
@@ -46,10 +51,19 @@ export async function mtpParity(device: Device, path: string, options: MtpParity
 
 /** Whether a mtp-* folder can run on a layout, and how its samples are dealt out there. */
 export function planOfMtpGolden(layout: NamedTopology, path: string): Plan {
-	const { config } = mtpFormat.read(path);
+	const { config, golden } = mtpFormat.read(path);
 	requireCuts(layout, mtpModel(config, "f32"), null);
 	const { batch, microbatches, seq } = config;
-	return planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+	const samples = readTokenBatches(path, config, golden.steps.length).flat();
+	if (samples.some(({ text }) => lossTokens(text) < seq)) {
+		requireEqualMicrobatches(
+			plan,
+			{ microBatchSize: batch },
+			`the mask of ${path} has gaps, and a depth's loss is divided by the loss tokens of its microbatch`,
+		);
+	}
+	return plan;
 }
 
 /** Every rank of the world calls this together, and all get the report. */
@@ -67,30 +81,62 @@ export async function mtpLayoutParity(
 	const names = megatronNames(weights, path);
 	const excluded = new Set(file.no_weight_decay);
 	const steps = golden.steps.length;
+	const batches = readTokenBatches(path, file, steps);
 	return await compareLanguageTraining(world, layout, {
 		...{ folder: path, optimizer: golden.optimizer, precision, plan, segmentsPerStage, onStep: options.onStep },
 		language: options.configure?.(model) ?? model,
 		decay: { weightDecayMultiplier: (name) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1) },
 		stepOne: stepOneOf(file, golden, names),
-		batches: readTokenBatches(path, file, steps),
+		lossMean: lossMeanOfReference(file.transformer_config),
+		batches,
 		load: ({ language }, partial) =>
 			loadModel(language!, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
-		watch: (run, index) => ({
-			checks: ({ loss, losses, gradientNorm }) => {
-				const expected = golden.steps[index]!;
-				const check = checksOfStep(index);
-				return [
-					check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
-					...expected.mtp_loss.map((wanted, depth) => {
-						const name = `mtp_${depth + 1} loss`;
-						return check(name, wanted, losses[name] ?? Number.NaN, bandLimit("loss", expected.mtp_loss_band));
+		watch: (run, index, microbatches) => {
+			const expected = golden.steps[index]!;
+			const own = new MicrobatchLosses(run, plan, file, microbatches);
+			const tokens = tokensOfMicrobatches(batches[index]!, file);
+			return {
+				forward: own.observe,
+				checks: (result) => [
+					...lossChecks(index, expected, result, {
+						means: own.means(tokens),
+						tokens,
+						mean: lossMeanOfReference(file.transformer_config),
 					}),
-					check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
 					...(index === steps - 1 ? biasChecks(run, golden) : []),
-				];
-			},
-		}),
+				],
+			};
+		},
 	});
+}
+
+/** Losses and gradient norm of a step. `own`: the microbatches' mean losses, and what the gradient is the mean of. */
+function lossChecks(
+	index: number,
+	expected: MtpGolden["steps"][number],
+	{ loss, losses, gradientNorm }: StepResult,
+	own: { readonly means: readonly number[]; readonly tokens: readonly number[]; readonly mean: LossMean },
+): Check[] {
+	const check = checksOfStep(index);
+	const limit = bandLimit("loss", expected.loss_band);
+	const mean = (values: readonly number[]) => values.reduce((sum, value) => sum + value, 0) / values.length;
+	const total = own.tokens.reduce((sum, count) => sum + count, 0);
+	const perMicrobatch = expected.loss_per_microbatch;
+	const ofTokens = perMicrobatch.reduce((sum, value, at) => sum + value * own.tokens[at]!, 0) / total;
+	const distance = (value: number) => Math.abs(expected.loss - value);
+	// Megatron logs the mean of tokens in both modes; another log may have the mean that the gradient is of.
+	const logsMeans = own.mean === "microbatches" && distance(mean(perMicrobatch)) < distance(ofTokens);
+	return [
+		check("loss", expected.loss, logsMeans ? mean(own.means) : loss, limit),
+		...perMicrobatch.map((wanted, at) =>
+			check(`loss of microbatch ${at + 1}`, wanted, own.means[at] ?? Number.NaN, limit),
+		),
+		...expected.mtp_loss.map((wanted, depth) => {
+			const name = depthLoss(depth);
+			return check(name, wanted, losses[name] ?? Number.NaN, bandLimit("loss", expected.mtp_loss_band));
+		}),
+		check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
+	];
 }
 
 /** Megatron's names are those of this program without its prefix. */
@@ -102,7 +148,7 @@ function megatronNames(weights: TensorStore, path: string): Correspondence {
 
 /** Probes and gradient norms of step 1. A microbatch makes `of` calls of a module, and `call` is the number of a call. */
 function stepOneOf(
-	{ batch, seq, microbatches, pattern }: MtpConfigFile,
+	{ batch, seq, microbatches, pattern, transformer_config: { mtp_use_repeated_layer: repeated } }: MtpConfigFile,
 	{ step1_probe: { layers, grad_norm } }: MtpGolden,
 	names: Correspondence,
 ): StepOne {
@@ -119,10 +165,12 @@ function stepOneOf(
 	for (let layer = 0; layer < main; layer++) add(`layer.${layer}`, `decoder.layers.${layer}`);
 	add("final_norm", "decoder.final_norm");
 	for (const [depth, own] of depths.entries()) {
-		const place = `mtp.layers.${depth}`;
-		add(`mtp.${depth}.eh_proj`, `${place}.eh_proj`);
-		for (const at of [...own].keys()) add(`mtp.${depth}.layer.${at}`, `${place}.mtp_model_layer.layers.${at}`);
-		add(`mtp.${depth}.final_layernorm`, `${place}.final_layernorm`);
+		const place = `mtp.layers.${repeated ? 0 : depth}`;
+		const ofDepth = (observed: string, name: string) =>
+			add(`mtp.${depth}.${observed}`, `${place}.${name}`, repeated ? depth : 0, repeated ? depths.length : 1);
+		ofDepth("eh_proj", "eh_proj");
+		for (const at of [...own].keys()) ofDepth(`layer.${at}`, `mtp_model_layer.layers.${at}`);
+		ofDepth("final_layernorm", "final_layernorm");
 		add(`mtp.${depth}.logits`, "logits", depth, depths.length + 1);
 	}
 	add("logits", "logits", depths.length, depths.length + 1);

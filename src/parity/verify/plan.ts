@@ -52,7 +52,7 @@ export function planOf(
 }
 
 /** Throws a UserError for a layout whose microbatches are not those of `reference` where `reason` makes that another loss. */
-export function requireEqualMicrobatches(plan: Plan, reference: Plan, reason: string): void {
+export function requireEqualMicrobatches(plan: Plan, reference: Pick<Plan, "microBatchSize">, reason: string): void {
 	const { name, microBatchSize } = plan;
 	if (microBatchSize === reference.microBatchSize) return;
 	throw new UserError(
