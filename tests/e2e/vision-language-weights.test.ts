@@ -125,14 +125,23 @@ describe("adapters of the language model", () => {
 	}, 30_000);
 
 	const python = referencePython("torch", "transformers", "peft");
-	test.skipIf(python === null)("are read by PEFT without a warning, and compute what the merged folder computes", () => {
-		const files = ["whole", "peft", "merged"].map((name) => join(folder, name));
-		const script = join(import.meta.dir, "../reference/adapters.py");
-		const said = JSON.parse(runPython(python!, [script, ...files, expectedFile]).trim().split("\n").at(-1)!);
-		expect(said.warnings).toEqual([]);
-		expect(said.difference).toBeLessThan(2e-5);
-		expect(said.change).toBeGreaterThan(1e-3);
-	}, 120_000);
+	test.skipIf(python === null)(
+		"are read by PEFT without a warning, and compute what the merged folder computes",
+		() => {
+			const files = ["whole", "peft", "merged"].map((name) => join(folder, name));
+			const script = join(import.meta.dir, "../reference/adapters.py");
+			const said = JSON.parse(
+				runPython(python!, [script, ...files, expectedFile])
+					.trim()
+					.split("\n")
+					.at(-1)!,
+			);
+			expect(said.warnings).toEqual([]);
+			expect(said.difference).toBeLessThan(2e-5);
+			expect(said.change).toBeGreaterThan(1e-3);
+		},
+		120_000,
+	);
 
 	test("conversions of the run's checkpoint write the same", () => {
 		for (const [flags, written, file] of [
