@@ -39,12 +39,21 @@ test("recomputed depths change nothing", async () => {
 	expect(Object.keys(plain.results[0]!.losses)).toEqual(["lm loss", "mtp_1 loss", "mtp_2 loss"]);
 });
 
-test("repeated depths run one depth's parameters, whose gradient is the sum over depths", async () => {
-	const config = tiny(pattern);
-	const repeated = { ...config, mtp: { ...config.mtp!, repeated: true } };
-	using several = await Training.open(config, device);
-	using one = await Training.open(repeated, device);
-	expect([storedDepths(config), storedDepths(repeated)]).toEqual([2, 1]);
+test("repeated depths run one depth's parameters and router, whose gradient is the sum over depths", async () => {
+	/** `share`: of the routers' coefficients. A pass of repeated depths has half of them in its gradient. */
+	const configOf = (share: number, repeated: boolean) =>
+		tiny({
+			...pattern,
+			"mtp-use-repeated-layer": repeated,
+			"moe-router-load-balancing-type": ["seq_aux_loss"],
+			"moe-aux-loss-coeff": [share],
+			"moe-z-loss-coeff": 0.1 * share,
+			"moe-router-bias-update-rate": 0.01,
+		});
+	const configs = [configOf(0.5, false), configOf(1, true)] as const;
+	using several = await Training.open(configs[0], device);
+	using one = await Training.open(configs[1], device);
+	expect(configs.map(storedDepths)).toEqual([2, 1]);
 	const valuesOf = ({ run }: Training) =>
 		new Map([...run.language!.parameters].map((parameter) => [parameter.name, parameter]));
 	const [all, shared] = [valuesOf(several), valuesOf(one)];
@@ -56,7 +65,11 @@ test("repeated depths run one depth's parameters, whose gradient is the sum over
 	const results = [several, one].map((training) => training.step(batch(2), 0, 0, 0));
 	expect(results[1]!.losses).toEqual(results[0]!.losses);
 	const gradient = (parameters: typeof all, name: string) => [...parameters.get(name)!.mainGradient!.toFloat32()];
-	for (const end of ["eh_proj.weight", "mtp_model_layer.layers.0.self_attention.linear_qkv.weight"]) {
+	for (const end of [
+		"eh_proj.weight",
+		"mtp_model_layer.layers.0.self_attention.linear_qkv.weight",
+		"mtp_model_layer.layers.1.mlp.router.weight",
+	]) {
 		const name = (depth: number) => `language_model.mtp.layers.${depth}.${end}`;
 		const [first, second] = [gradient(all, name(0)), gradient(all, name(1))];
 		const largest = Math.max(...first.map(Math.abs));
@@ -64,6 +77,20 @@ test("repeated depths run one depth's parameters, whose gradient is the sum over
 		expect(largest).toBeGreaterThan(0);
 		expect(Math.max(...off) / largest).toBeLessThan(1e-5);
 	}
+	const routersOf = ({ run }: Training) =>
+		[...run.language!.routers].flatMap(([layer, router]) => (layer < configs[0].pattern.length ? [] : [router]));
+	const [first, second] = routersOf(several).map(({ stepTokens }) => [...stepTokens.toInt32()]);
+	const [router] = routersOf(one);
+	const counts = first!.map((count, expert) => count + second![expert]!);
+	expect([...router!.stepTokens.toInt32()]).toEqual(counts);
+	const mean = counts.reduce((sum, count) => sum + count, 0) / counts.length;
+	const moved = counts.map((count) => Math.fround(0.01 * Math.sign(mean - count)));
+	expect([...router!.expertBias.toFloat32()]).toEqual(moved);
+	expect(new Set(moved).size).toBeGreaterThan(1);
+	// The logged losses of a router are means over its passes.
+	const [apart, together] = results.map(({ balancingByLayer }) => [...balancingByLayer.values()].slice(-2));
+	for (const [name, loss] of Object.entries(together!.at(-1)!))
+		expect(loss).toBeCloseTo((apart![0]![name]! + apart![1]![name]!) / 2, 5);
 });
 
 test("an evaluation has the losses of all depths", async () => {

@@ -229,7 +229,8 @@ describe("packs and batches", () => {
 			key,
 			sources: [],
 			ids: Int32Array.from(ids),
-			labels: Int32Array.from(ids, (id) => id + 1),
+			// As encoded: a token's label is the next one, and the last token has none.
+			labels: Int32Array.from(ids, (_, at) => ids[at + 1] ?? -100),
 			images: [],
 		});
 		const packs = [
@@ -240,8 +241,8 @@ describe("packs and batches", () => {
 		const { text, spans, names } = buildBatch(packs, { padTo: 5, padId: 0 });
 		expect(names).toEqual(["a", "b", "c", "d"]);
 		expect([...text.ids]).toEqual([1, 2, 3, 0, 0, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0]);
-		expect([...text.labels]).toEqual([2, 3, 4, -100, -100, 5, 6, 7, 8, 9, 10, -100, -100, -100, -100]);
-		expect([...text.lossMask]).toEqual([1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
+		expect([...text.labels]).toEqual([2, -100, -100, -100, -100, 5, 6, 7, 8, -100, -100, -100, -100, -100, -100]);
+		expect([...text.lossMask]).toEqual([1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]);
 		expect(text.lengths).toEqual([2, 1, 2, 5, 1, 4]);
 		expect(text.samples).toEqual([5, 5, 5]);
 		expect(spans.map(([begin, end]) => [...text.ids.subarray(begin, end)])).toEqual([
