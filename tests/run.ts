@@ -56,6 +56,7 @@ const long = [
 	"tests/e2e/fine-tune.test.ts", // 50
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35
+	"tests/e2e/killed-saves.test.ts", // 35
 	"tests/e2e/checkpoints.test.ts", // 30
 	"tests/elastic/commands.test.ts", // 30
 	"tests/e2e/vision-language.test.ts", // 25

@@ -7,10 +7,10 @@ import { join } from "node:path";
 import { detectFormat } from "../checkpoint/conversion/source.ts";
 import { hubFolder } from "../checkpoint/hf/hub.ts";
 import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
-import { NativeCheckpoint } from "../checkpoint/native/reader.ts";
+import { isCheckpoint, NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
 import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
-import { hasCheckpoint, openChecked } from "../checkpoint/training/choose-checkpoint.ts";
+import { openChecked } from "../checkpoint/training/choose-checkpoint.ts";
 import { describedModel } from "../checkpoint/training/megatron-record.ts";
 import { restoreTensors } from "../checkpoint/training/restore.ts";
 import { requireTensors } from "../checkpoint/training/strict-keys.ts";
@@ -84,7 +84,7 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 }
 
 function requireNative(path: string): void {
-	if (hasCheckpoint(path)) return;
+	if (isCheckpoint(path)) return;
 	const format = detectFormat(path);
 	const hint =
 		format === "hf"

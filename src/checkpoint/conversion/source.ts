@@ -7,6 +7,7 @@ import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { Manifest, NativeObject } from "../native/manifest.ts";
+import { isCheckpoint } from "../native/reader.ts";
 import type { TensorStore } from "../store.ts";
 
 export const formats = ["hf", "native", "torch_dist"] as const;
@@ -68,7 +69,7 @@ export interface SourceOptions {
 export function detectFormat(path: string): FormatName | null {
 	if (!existsSync(path) || !statSync(path).isDirectory()) return null;
 	const has = (name: string) => existsSync(join(path, name));
-	if (has("latest.json") || has("index.json")) return "native";
+	if (isCheckpoint(path)) return "native";
 	if (has("latest_checkpointed_iteration.txt") || has(".metadata") || has("metadata.json")) return "torch_dist";
 	return has("config.json") ? "hf" : null;
 }

@@ -21,7 +21,7 @@ import {
 	type NativeTensor,
 	parseManifest,
 } from "./manifest.ts";
-import { objectsName } from "./writer.ts";
+import { leftoverPattern, objectsName } from "./writer.ts";
 
 /** latest.json has five short fields. */
 const latestLimits: JsonLimits = { bytes: 2 ** 16, values: 64, depth: 4 };
@@ -49,7 +49,7 @@ export class NativeCheckpoint implements TensorStore {
 		try {
 			return NativeCheckpoint.openExactly(path);
 		} catch (error) {
-			if (!(error instanceof UserError) || !existsSync(join(path, latestName))) throw error;
+			if (!(error instanceof UserError) || !holdsCheckpoints(path)) throw error;
 			const other = NativeCheckpoint.#newestGood(path);
 			if (!other) throw new UserError(`${error.message} There is no other good checkpoint in ${path}.`);
 			if (options.allowFallback) {
@@ -60,15 +60,25 @@ export class NativeCheckpoint implements TensorStore {
 		}
 	}
 
-	/** Opens an iteration's folder, or the folder that a root's `latest` names, without looking for others if it is bad. */
+	/**
+	 * Opens an iteration's folder, or the newest of a root folder, without looking for others if it is bad. The newest is the
+	 * one that `latest` names; without a `latest`, which a run that is killed during its first save has not written, it is that
+	 * of the largest iteration, and the checkpoint has a notice.
+	 */
 	static openExactly(path: string): NativeCheckpoint {
 		if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 		if (existsSync(join(path, indexName))) return NativeCheckpoint.#openFolder(path, null, null);
-		if (!existsSync(join(path, latestName))) {
+		if (existsSync(join(path, latestName))) {
+			const { folder, indexSha256 } = readLatest(path);
+			return NativeCheckpoint.#openFolder(folder, indexSha256, null);
+		}
+		const newest = newestWithoutLatest(path);
+		if (newest === null) {
 			throw new UserError(`${path} is not a checkpoint: it has neither ${latestName} nor ${indexName}.`);
 		}
-		const { folder, indexSha256 } = readLatest(path);
-		return NativeCheckpoint.#openFolder(folder, indexSha256, null);
+		const folder = join(path, newest);
+		const notice = `${path} has no ${latestName}, as after a run that was killed during its first save: taking ${folder}, its newest checkpoint.`;
+		return NativeCheckpoint.#openFolder(folder, null, notice);
 	}
 
 	static #openFolder(folder: string, indexSha256: string | null, notice: string | null): NativeCheckpoint {
@@ -198,11 +208,31 @@ export class NativeCheckpoint implements TensorStore {
 	}
 }
 
-/** Names of the iterations' folders, oldest first. */
+/** Names of the iterations' folders, oldest first; `release`, which trainings start from, is the oldest. */
 export function listIterations(root: string): string[] {
+	const iteration = (name: string) => (name === "release" ? -1 : Number(name.slice("iter_".length)));
 	return readdirSync(root)
 		.filter((name) => /^(iter_\d+|release)$/.test(name) && existsSync(join(root, name, indexName)))
-		.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)) || (a < b ? -1 : 1));
+		.sort((a, b) => iteration(a) - iteration(b));
+}
+
+/** Whether a path is a checkpoint, or a root folder of at least one. */
+export function isCheckpoint(path: string): boolean {
+	return existsSync(join(path, indexName)) || holdsCheckpoints(path);
+}
+
+function holdsCheckpoints(root: string): boolean {
+	if (!existsSync(root) || !statSync(root).isDirectory()) return false;
+	return existsSync(join(root, latestName)) || newestWithoutLatest(root) !== null;
+}
+
+/** Folder's name of the largest iteration, or of one that a killed save has left aside while it replaced it; null: none. */
+function newestWithoutLatest(root: string): string | null {
+	return (
+		listIterations(root).at(-1) ??
+		readdirSync(root).find((name) => leftoverPattern.exec(name)?.[2] && existsSync(join(root, name, indexName))) ??
+		null
+	);
 }
 
 /** The iteration that latest.json names, or null if there is no checkpoint in `root`. */

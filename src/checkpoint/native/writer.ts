@@ -283,10 +283,23 @@ export class NativeSave {
 export const leftoverPattern = /^(iter_\d+|release)\.tmp-[^-]*(-old)?$/;
 
 /**
+ * Gives checkpoints their names back that killed saves have set aside and not yet replaced. The caller is the folder's only
+ * writer.
+ */
+export function restoreReplaced(root: string): void {
+	for (const name of readdirSync(root)) {
+		const [, iteration, old] = leftoverPattern.exec(name) ?? [];
+		const target = join(root, iteration ?? "");
+		if (old && !existsSync(target)) renameSync(join(root, name), target);
+	}
+}
+
+/**
  * Removes folders of saves that were killed. A checkpoint that was being replaced gets its name back. The other ranks
  * of a run whose rank 0 was killed may still be ending: files that they write meanwhile are removed at the next save.
  */
 function removeLeftovers(root: string): void {
+	restoreReplaced(root);
 	const remove = (path: string) => {
 		try {
 			rmSync(path, { recursive: true, force: true });
@@ -295,12 +308,7 @@ function removeLeftovers(root: string): void {
 		}
 	};
 	for (const name of readdirSync(root)) {
-		if (name.startsWith(`${latestName}.tmp-`)) remove(join(root, name));
-		const leftover = leftoverPattern.exec(name);
-		if (!leftover) continue;
-		const target = join(root, leftover[1]!);
-		if (leftover[2] && !existsSync(target)) renameSync(join(root, name), target);
-		else remove(join(root, name));
+		if (name.startsWith(`${latestName}.tmp-`) || leftoverPattern.test(name)) remove(join(root, name));
 	}
 }
 

@@ -2,12 +2,12 @@
  * Chooses the checkpoint that a run starts from: the newest, or a named one, after every byte of it was compared with
  * its checksum. The ranks share the work of checking and agree on the answer.
  */
-import { existsSync, statSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
 import { UserError } from "../../system/errors.ts";
-import { indexName, latestName } from "../native/manifest.ts";
+import { indexName } from "../native/manifest.ts";
 import { listIterations, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";
 
@@ -20,14 +20,8 @@ export interface Choice {
 	readonly allowFallback: boolean;
 }
 
-/** Whether there is any checkpoint at a path. */
-export function hasCheckpoint(path: string): boolean {
-	if (!existsSync(path) || !statSync(path).isDirectory()) return false;
-	return existsSync(join(path, latestName)) || existsSync(join(path, indexName)) || listIterations(path).length > 0;
-}
-
 /**
- * Opens the checkpoint on every rank of `world`, which call this together; `say` is called when an older one is taken.
+ * Opens the checkpoint on every rank of `world`, which call this together; `note` is called when another one than `latest` names is taken.
  * Throws the same UserError everywhere: damaged, with the name of the newest good one; or absent.
  */
 export function openChecked(choice: Choice, world: Group, note: (sentence: string) => void): NativeCheckpoint {
@@ -40,7 +34,10 @@ export function openChecked(choice: Choice, world: Group, note: (sentence: strin
 			damage ??= failure;
 			continue;
 		}
-		if (damage === null) return checkpoint;
+		if (damage === null) {
+			if (checkpoint.notice !== null) note(checkpoint.notice);
+			return checkpoint;
+		}
 		if (choice.allowFallback) {
 			note(`${damage} Going on from ${checkpoint.path}, an older checkpoint (--allow-fallback).`);
 			return checkpoint;
@@ -53,8 +50,8 @@ export function openChecked(choice: Choice, world: Group, note: (sentence: strin
 }
 
 /**
- * Checkpoints to try, best first. The first is opened as it was named: through `latest`, whose checksum it then must
- * have.
+ * Checkpoints to try, best first. The first is opened as it was named: through `latest`, if there is one, whose checksum it
+ * then must have.
  */
 function candidates({ path, iteration }: Choice): string[] {
 	if (iteration !== null) {

@@ -1,5 +1,6 @@
 /** The claim of a run to the folder it saves into: named, alone, and among its own checkpoints, before the first step. */
 import { mkdirSync } from "node:fs";
+import { restoreReplaced } from "../../checkpoint/native/writer.ts";
 import { newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
 import { requireOwnSteps } from "../../checkpoint/training/own-checkpoints.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -50,6 +51,7 @@ function claimed(c: TrainingConfiguration, save: string, run: string, lock: Writ
 	if (lock === null) return { run, lock, own: null };
 	try {
 		requireOtherFolder(save);
+		restoreReplaced(save);
 		return { run, lock, own: c.saveOver ? null : requireOwnSteps(save, startOf(c)) };
 	} catch (error) {
 		lock[Symbol.dispose]();

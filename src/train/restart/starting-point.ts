@@ -1,8 +1,9 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { existsSync, statSync } from "node:fs";
 import { detectFormat } from "../../checkpoint/conversion/source.ts";
+import { isCheckpoint } from "../../checkpoint/native/reader.ts";
 import { canonicalCheckpoint } from "../../checkpoint/training/canonical.ts";
-import { hasCheckpoint, openChecked } from "../../checkpoint/training/choose-checkpoint.ts";
+import { openChecked } from "../../checkpoint/training/choose-checkpoint.ts";
 import { describedModel } from "../../checkpoint/training/megatron-record.ts";
 import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
 import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/training/record.ts";
@@ -67,7 +68,7 @@ export function startOf(c: TrainingConfiguration, warn: Printers["warn"] = () =>
 }
 
 function holdsCheckpoint(path: string): boolean {
-	return hasCheckpoint(path) || isMegatron(path);
+	return isCheckpoint(path) || isMegatron(path);
 }
 
 /**

@@ -3,9 +3,8 @@
  * --load FOLDER` needs no other flag.
  */
 import { join } from "node:path";
-import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
+import { isCheckpoint, NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";
-import { hasCheckpoint } from "../../checkpoint/training/choose-checkpoint.ts";
 import { describedModel } from "../../checkpoint/training/megatron-record.ts";
 import { gridKeys } from "../../config/keys/parallel.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
@@ -30,7 +29,7 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 	const givenValue = (key: Key) => given.findLast((entry) => entry.key === key)?.value;
 	const load = givenValue("load");
 	const described = given.some(({ key, origin }) => key === "preset" || origin.source === "file");
-	if (typeof load !== "string" || described || givenValue("finetune") === true || !hasCheckpoint(load)) return [];
+	if (typeof load !== "string" || described || givenValue("finetune") === true || !isCheckpoint(load)) return [];
 	const step = givenValue("ckpt-step");
 	using checkpoint = NativeCheckpoint.openExactly(typeof step === "number" ? join(load, iterationName(step)) : load);
 	const stored = describedModel(checkpoint.manifest);

@@ -5,13 +5,14 @@ import {
 	mkdtempSync,
 	readdirSync,
 	readFileSync,
+	renameSync,
 	rmSync,
 	truncateSync,
 	writeFileSync,
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
+import { isCheckpoint, NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { applyRetention } from "../../../src/checkpoint/native/retention.ts";
 import { SaveThread } from "../../../src/checkpoint/native/save-thread.ts";
 import { NativeSave, type ShardEntry, writeShard } from "../../../src/checkpoint/native/writer.ts";
@@ -52,7 +53,7 @@ const description = {
 	objects: { "rng/0": { encoding: "raw" as const, bytes: Uint8Array.of(1, 2, 3) } },
 };
 
-function save(root: string, iteration: number, ranks = [0, 1]): string {
+function save(root: string, iteration: number | null, ranks = [0, 1]): string {
 	const saving = NativeSave.begin(root, iteration);
 	const reports = ranks.map((rank) => writeShard(saving.folder, rank, entriesOf(rank)));
 	return saving.publish(JSON.parse(JSON.stringify(reports)), description);
@@ -187,6 +188,30 @@ describe("a save that does not finish", () => {
 		writeFileSync(join(root, "latest.json"), latest);
 		expect(NativeCheckpoint.open(root).manifest.iteration).toBe(1);
 		expect(readdirSync(root).sort()).toEqual(["iter_0000001", "iter_0000002", "latest.json"]);
+	});
+
+	test("killed before the first `latest`: the newest whole checkpoint is read, with a notice", () => {
+		const root = newRoot();
+		for (const iteration of [null, 9, 10]) save(root, iteration);
+		rmSync(join(root, "latest.json"));
+		expect(isCheckpoint(root)).toBeTrue();
+		const newest = () => NativeCheckpoint.open(root);
+		expect([newest().path, newest().notice]).toEqual([
+			join(root, "iter_0000010"),
+			`${root} has no latest.json, as after a run that was killed during its first save: taking ${join(root, "iter_0000010")}, its newest checkpoint.`,
+		]);
+		truncateSync(join(root, "iter_0000010/data/r00000-000.safetensors"), 40);
+		expect(newest).toThrow(`The newest good checkpoint is ${join(root, "iter_0000009")} (--allow-fallback takes it).`);
+		for (const name of ["iter_0000009", "iter_0000010"]) rmSync(join(root, name), { recursive: true });
+		expect(newest().path).toBe(join(root, "release"));
+		// Killed again, while that one was replaced.
+		renameSync(join(root, "release"), join(root, "release.tmp-abc-old"));
+		expect(newest().path).toBe(join(root, "release.tmp-abc-old"));
+		NativeSave.begin(root, 1).abort();
+		expect(newest().path).toBe(join(root, "release"));
+		rmSync(join(root, "release"), { recursive: true });
+		expect(isCheckpoint(root)).toBeFalse();
+		expect(newest).toThrow(`${root} is not a checkpoint: it has neither latest.json nor index.json.`);
 	});
 
 	test("killed while a checkpoint of the same iteration was replaced", () => {
