@@ -44,6 +44,8 @@ const waiting = [
 	"tests/attack/attackers.test.ts",
 	"tests/data/energon-tool.test.ts",
 	"tests/e2e/save-folder.test.ts",
+	"tests/e2e/stuck-data.test.ts",
+	"tests/data/storage/timeouts.test.ts",
 	"tests/launch/torchrun.test.ts",
 	"tests/launch/authentication.test.ts",
 	"tests/launch/hosts.test.ts",

@@ -6,11 +6,15 @@ import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameS
 import { dirname } from "node:path";
 import { reserve } from "../native/reserve.ts";
 import { UserError } from "../system/errors.ts";
+import { watched } from "../system/read-watch.ts";
 import { fileError } from "../system/system-errors.ts";
 import { WriteBack } from "./write-back.ts";
 
-/** Largest read or write of one system call; the kernel cuts larger ones at 2 GiB. */
+/** Largest write of one system call; the kernel cuts larger ones at 2 GiB. */
 const LARGEST_TRANSFER = 2 ** 30;
+
+/** Largest read of one system call, which returns soon from a disk that answers. */
+const LARGEST_READ = 2 ** 26;
 
 /** Bytes that are read by position. Reading outside is an error that names the path. */
 export interface ByteSource {
@@ -38,7 +42,7 @@ export class InputFile implements ByteSource, Disposable {
 		let fd: number;
 		try {
 			const links = options.followLinks === false ? constants.O_NOFOLLOW : 0;
-			fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK | links);
+			fd = watched(path, () => openSync(path, constants.O_RDONLY | constants.O_NONBLOCK | links));
 		} catch (error) {
 			throw fileError("open", path, error);
 		}
@@ -61,8 +65,9 @@ export class InputFile implements ByteSource, Disposable {
 		for (let done = 0; done < into.byteLength; ) {
 			let count: number;
 			try {
-				const length = Math.min(into.byteLength - done, LARGEST_TRANSFER);
-				count = readSync(this.#fd, into, done, length, position + done);
+				const length = Math.min(into.byteLength - done, LARGEST_READ);
+				const fd = this.#fd;
+				count = watched(this.path, () => readSync(fd, into, done, length, position + done));
 			} catch (error) {
 				throw fileError("read", this.path, error);
 			}

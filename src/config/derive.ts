@@ -1,6 +1,8 @@
 /** Defaults that are computed from other keys, and quantities that several folders derive from a configuration. */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
+import { ReadGuard } from "../native/read-guard.ts";
+import { watched } from "../system/read-watch.ts";
 import { fileKind } from "./file-kind.ts";
 import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
@@ -113,7 +115,10 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 		if (dataPath.endsWith(".safetensors")) return "tokens";
 		// Opening a file of another format as Energon data gives an error that names the format. A model with an encoder is
 		// trained on text alone only with dataset-provider text.
-		return isEnergonPath(dataPath) || fileKind(dataPath) !== null || hasEncoder(c) ? "energon" : "text";
+		using _ = new ReadGuard(1000 * c.dataTimeout);
+		return watched(dataPath, () => isEnergonPath(dataPath) || fileKind(dataPath) !== null) || hasEncoder(c)
+			? "energon"
+			: "text";
 	},
 };
 

@@ -4,13 +4,14 @@
  */
 import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { ReadGuard } from "../native/read-guard.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { loadDatasets } from "./energon/dataset.ts";
 import type { LoaderConfiguration } from "./energon/loader/configuration.ts";
 import { openStorage } from "./energon/storage/open.ts";
 import type { LoadedDataset } from "./energon/task-encoder.ts";
-import { oneRank, sourceOptions } from "./routing/from-configuration.ts";
+import { oneRank, sourceOptions, timeoutOf } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
 import { checkTrainable } from "./vision-language/dataset-checks.ts";
@@ -26,13 +27,18 @@ export function checkData(c: TrainingConfiguration): void {
 			break;
 		case "text":
 			if (c.tokenizer !== null) checkTokenizer(c);
-			checkTextFile(c.dataPath!);
-			if (c.validDataPath !== null) checkTextFile(c.validDataPath);
+			checkTextFiles(c);
 			break;
 		case "mock":
 			refuseMockText(c);
 			break;
 	}
+}
+
+function checkTextFiles(c: TrainingConfiguration): void {
+	using _ = new ReadGuard(timeoutOf(c));
+	checkTextFile(c.dataPath!);
+	if (c.validDataPath !== null) checkTextFile(c.validDataPath);
 }
 
 /** Mock data are pictures with captions. */
@@ -66,6 +72,7 @@ function checkTokenizer(c: TrainingConfiguration): void {
 
 /** The data sets of the training, or of the evaluations: index, split part, configuration, kind of samples. */
 export function checkDatasets(c: TrainingConfiguration, { evaluation = false } = {}): void {
+	using _ = new ReadGuard(timeoutOf(c));
 	const { configuration } = sourceOptions(c, oneRank, { evaluation });
 	const storage = openStorage(configuration.storage);
 	const { datasets } = loadDatasets(storage, configuration.path, null, configuration.load);

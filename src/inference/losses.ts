@@ -5,8 +5,10 @@ import { propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";
 import { describeDataset } from "../data/energon/tools/describe.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import { storageOf, timeoutOf } from "../data/routing/from-configuration.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
+import { ReadGuard } from "../native/read-guard.ts";
 import type { World } from "../parallel/world.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
@@ -63,12 +65,13 @@ function requireReadable(c: TrainingConfiguration, path: string): void {
  * subset, which no path names. Throws a UserError for what cannot be read.
  */
 export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): Entry[] {
+	using _ = new ReadGuard(timeoutOf(c));
 	return paths.flatMap((path): Entry[] => {
 		if (derivations["dataset-provider"]({ ...c, dataPath: path }) !== "energon") {
 			return [{ path, part: null, samples: null }];
 		}
 		requireReadable(c, path);
-		const storage = openStorage({ cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 });
+		const storage = openStorage(storageOf(c));
 		const { kind, samples, parts, leaves } = describeDataset(storage, path);
 		const wanted = c.validDataSplitPart;
 		if (kind === "jsonl") return [{ path, part: wanted, samples }];

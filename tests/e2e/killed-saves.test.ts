@@ -3,23 +3,17 @@
  * goes on, and its losses and checkpoints are those of a run that was never killed, bit by bit.
  */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { readdirSync, rmSync, writeFileSync } from "node:fs";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
+import { CallWatcher } from "../watch-calls.ts";
 import { CheckpointRuns } from "./checkpoint-runs.ts";
 
 const runs = new CheckpointRuns();
 afterAll(() => runs[Symbol.dispose]());
-const tool = runs.path("kill_at_call");
-/** Whether the kernel lets a program watch the calls of another here. */
-let watches = true;
+let watcher: CallWatcher;
 beforeAll(() => {
-	const source = join(import.meta.dir, "kill_at_call.cpp");
-	const compiled = Bun.spawnSync(["c++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-o", tool, source]);
-	expect(compiled.stderr.toString()).toBe("");
-	const allowed = Bun.spawnSync([tool, runs.folder, runs.path("calls"), "", "", "0", "true"]).exitCode === 0;
-	if (!allowed) console.error("skip: the kernel does not let a program watch the calls of another here");
-	watches = allowed;
+	watcher = new CallWatcher(runs.folder);
+	writeFileSync(runs.path("text.txt"), "the quick brown fox jumps over the lazy dog and runs away. ".repeat(40));
 }, 60_000);
 
 /** The first call of a save that counts: ranks report their files; with all gaps the folder of the save is made. */
@@ -37,7 +31,8 @@ function gapsOf(calls: readonly string[]): Gap[] {
 	return own.map((call, at) => [call, own.slice(0, at).filter((other) => other === call).length]);
 }
 
-const layout = process.env.MIMO_TEST_FULL ? "1+1" : "colocated";
+const model = `train --preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*- --seq-length 32 --dataset-provider text --data-path text.txt --lr-warmup-iters 0 --lr-decay-iters 10 --global-batch-size 2 --micro-batch-size 1 --threads 1 ${deviceFlags}`;
+const layout = process.env.MIMO_TEST_FULL ? "--llm-dp 2 --use-distributed-optimizer" : "--llm-dp 1";
 
 describe.each([
 	["during which training waits", "waits", ""],
@@ -46,16 +41,12 @@ describe.each([
 	/** Trains four steps with a save after each, killed before the given call of its first save. */
 	function run(suffix: string, gap: Gap | null = null) {
 		const folder = `${name}-${suffix}`;
-		const flags = `--train-iters ${steps.length} --save ${folder} --load ${folder} --save-interval 1 --log-json ${folder}.jsonl`;
-		const kill = gap === null ? ["", "0"] : [gap[0], String(gap[1] + 1)];
-		const command = [tool, runs.path(folder), runs.path("calls"), from, ...kill, executable];
-		const { exitCode, stderr } = Bun.spawnSync([...command, ...runs.flags(layout, flags + how)], {
-			cwd: runs.folder,
-			stderr: "pipe",
-		});
-		const calls = readFileSync(runs.path("calls"), "utf8").trim().split("\n");
-		if (gap !== null) expect([exitCode, calls.at(-1), stderr.toString()]).toEqual([137, gap[0], expect.any(String)]);
-		return { exitCode, stderr: stderr.toString(), calls };
+		const flags = `${model} ${layout} --train-iters ${steps.length} --save ${folder} --load ${folder} --save-interval 1 --log-json ${folder}.jsonl${how}`;
+		const stop = gap && { action: "kill" as const, from, call: gap[0], nth: gap[1] + 1 };
+		const ended = watcher.run(runs.path(folder), stop, [executable, ...flags.split(" ")]);
+		const calls = ended.calls.filter((call) => !call.startsWith("open "));
+		if (gap !== null) expect([gap, ended.exitCode, ended.stderr]).toEqual([gap, 137, expect.any(String)]);
+		return { ...ended, calls };
 	}
 
 	/** Runs to the end; what it says and calls, and the checkpoints and losses that it leaves. */
@@ -71,14 +62,14 @@ describe.each([
 	let gaps: Gap[] = [];
 	let whole: ReturnType<typeof finish>["result"];
 	beforeAll(() => {
-		if (!watches) return;
+		if (!watcher.works) return;
 		const finished = finish("whole");
 		gaps = gapsOf(finished.calls);
 		whole = finished.result;
 	}, 60_000);
 
 	test("the first save", () => {
-		if (!watches) return;
+		if (!watcher.works) return;
 		expect(gaps.map(([call]) => call).slice(-5)).toEqual([
 			"create iter_0000001.tmp-/index.json.tmp-",
 			"rename iter_0000001.tmp-/index.json.tmp- iter_0000001.tmp-/index.json",
@@ -100,7 +91,7 @@ describe.each([
 	}, 600_000);
 
 	test("a later save, also one that replaces what a killed save has left", () => {
-		if (!watches) return;
+		if (!watcher.works) return;
 		run("later", ["mkdir iter_0000002.tmp-", 0]);
 		for (const [call, earlier] of gaps) run("later", [call.replaceAll(folderOf(1), folderOf(2)), earlier]);
 		const old = (step: number) => `${folderOf(step)}.tmp--old`;
@@ -117,11 +108,7 @@ describe.each([
 
 test("a folder without latest.json is read by every command, which say so", () => {
 	const run = (words: string) => mimo(words.split(" "), runs.folder);
-	const sizes =
-		"--preset nemotron-tiny --hidden-size 64 --hybrid-layer-pattern ME*- --seq-length 32 --dataset-provider text";
-	writeFileSync(runs.path("text.txt"), "the quick brown fox jumps over the lazy dog and runs away. ".repeat(40));
-	const data = `--data-path text.txt --lr-warmup-iters 0 --lr-decay-iters 10 --global-batch-size 2 --micro-batch-size 1 ${deviceFlags}`;
-	const trained = run(`train ${sizes} ${data} --train-iters 1 --save text --save-interval 1`);
+	const trained = run(`${model} --train-iters 1 --save text --save-interval 1`);
 	expect([trained.exitCode, trained.stderr]).toEqual([0, ""]);
 	rmSync(runs.path("text/latest.json"));
 	const notice =
@@ -132,8 +119,8 @@ test("a folder without latest.json is read by every command, which say so", () =
 		"convert-ckpt inspect text",
 		"convert-ckpt --to torch_dist text converted",
 		"convert-ckpt --to hf text model",
-		`train ${sizes} ${data} --train-iters 2 --load text`,
-		`train ${sizes} ${data} --train-iters 1 --pretrained-checkpoint text`,
+		`${model} --train-iters 2 --load text`,
+		`${model} --train-iters 1 --pretrained-checkpoint text`,
 	]) {
 		const { exitCode, stdout, stderr } = run(command);
 		const said = `${stdout}${stderr}`.split("\n").filter((line) => line.includes("latest.json"));

@@ -47,6 +47,11 @@ export const energonKeys = {
 	),
 	"data-cache-folder": optional(path, "Parent of the folder of copies of remote data; unset: the user's cache folder."),
 	"data-cache-size": defaulting(integer(1), 16, "Gibibytes of remote data kept in data-cache-folder."),
+	"data-timeout": defaulting(
+		integer(1),
+		60,
+		"Seconds after which a read of training data counts as stuck and ends the run: a piece of a remote file, attempts included, or a sample, index or file of a local disk.",
+	),
 	"conversation-template": derived(
 		choice(["plain", "pretraining", "chatml", "jinja"]),
 		"jinja with chat-template, else plain",

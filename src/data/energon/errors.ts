@@ -63,6 +63,9 @@ export class FatalSampleError extends UserError {
 	}
 }
 
+/** A read that has taken longer than --data-timeout: the run ends, whatever step reads. */
+export class DataTimeoutError extends UserError {}
+
 /** Receives every failure that is not fatal. `sample` is the argument of the failing function. */
 export type ErrorHandler = (error: Error, sample: unknown, sources: readonly SourceInfo[]) => void;
 
@@ -95,6 +98,7 @@ export class ErrorContext {
 	/** Handles an error that a step threw on `sample`; throws when the run must end. */
 	failed(error: unknown, sample: unknown): void {
 		if (error instanceof SkipSample) return;
+		if (error instanceof DataTimeoutError) throw error;
 		if (isProgramError(error)) {
 			throw new FatalSampleError(`${describe(sample)}: ${this.step} is broken: ${error.message}`, { cause: error });
 		}

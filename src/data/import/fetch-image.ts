@@ -9,7 +9,12 @@ import { SkippedRow } from "./row.ts";
 /** Bytes of the largest image file. */
 export const LARGEST_IMAGE = 2 ** 28;
 
-const requests: RequestOptions = { attempts: 3, backoffMilliseconds: 250, stallMilliseconds: 20_000 };
+const requests: RequestOptions = {
+	attempts: 3,
+	backoffMilliseconds: 250,
+	stallMilliseconds: 20_000,
+	timeoutMilliseconds: 300_000,
+};
 
 const extensions: Readonly<Record<ImageFormat, string>> = {
 	JPEG: "jpg",

@@ -5,6 +5,7 @@ import { warn } from "../../observe/messages.ts";
 import { defaultLoadOptions } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
+import type { StorageConfiguration } from "../energon/storage/open.ts";
 import { SkippedTally } from "../skipped-samples.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
@@ -45,6 +46,20 @@ const mebibyte = 2 ** 20;
 
 function skippedFile({ dataSkippedFile, save }: TrainingConfiguration): string | null {
 	return dataSkippedFile ?? (save === null ? null : join(save, "skipped.jsonl"));
+}
+
+/** How the data are read. */
+export function storageOf(c: TrainingConfiguration): StorageConfiguration {
+	return {
+		cacheFolder: c.dataCacheFolder,
+		cacheBytes: c.dataCacheSize * 2 ** 30,
+		timeoutMilliseconds: timeoutOf(c),
+	};
+}
+
+/** Milliseconds after which a read counts as stuck. */
+export function timeoutOf({ dataTimeout }: TrainingConfiguration): number {
+	return dataTimeout * 1000;
 }
 
 /**
@@ -89,7 +104,7 @@ export function sourceOptions(
 		configuration: {
 			...defaultLoaderConfiguration,
 			path: evaluation ? (c.validDataPath ?? c.dataPath!) : c.dataPath!,
-			storage: { cacheFolder: c.dataCacheFolder, cacheBytes: c.dataCacheSize * 2 ** 30 },
+			storage: storageOf(c),
 			task: { ...taskOf(c), keep, share: partOfEvery(place.share, batchSize), pad: !unpacked },
 			load: {
 				...defaultLoadOptions,

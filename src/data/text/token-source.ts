@@ -1,10 +1,11 @@
 /** Tokens to train on: text files through a tokenizer, or ready-made rows in a safetensors file. */
 import { isUtf8 } from "node:buffer";
-import { existsSync, readFileSync, statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
+import { readWholeFile } from "../../checkpoint/files.ts";
 import { fileKind } from "../../config/file-kind.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { systemReason } from "../../system/system-errors.ts";
+import { watched } from "../../system/read-watch.ts";
 import { importLine } from "../import/import-line.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
@@ -22,6 +23,10 @@ const LARGEST_FILE = 2 ** 30;
 
 /** Throws a UserError for a file that cannot be text to train on: missing, too large, or of another known format. */
 export function checkTextFile(path: string): void {
+	watched(path, () => requireText(path));
+}
+
+function requireText(path: string): void {
 	if (!existsSync(path)) throw new UserError(`The data file ${path} does not exist.`);
 	const stat = statSync(path);
 	if (!stat.isFile()) throw new UserError(`The data file ${path} is not a file.`);
@@ -39,12 +44,7 @@ export function checkTextFile(path: string): void {
 /** Reads a text file into tokens. */
 export function readTokens(path: string, tokenizer: Tokenizer): Int32Array {
 	checkTextFile(path);
-	let bytes: Uint8Array;
-	try {
-		bytes = readFileSync(path);
-	} catch (error) {
-		throw new UserError(`The data file ${path} cannot be read: ${systemReason(error)}.`);
-	}
+	const bytes = readWholeFile(path, LARGEST_FILE);
 	if (!isUtf8(bytes))
 		throw new UserError(`The data file ${path} is not text in UTF-8: convert it, for example with iconv.`);
 	const tokens = tokenizer.encode(bytes);

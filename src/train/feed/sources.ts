@@ -5,9 +5,11 @@ import { refuseMockText } from "../../data/check.ts";
 import { noImages } from "../../data/images.ts";
 import { type Microbatch, nextTokenMicrobatch } from "../../data/microbatch.ts";
 import { mockData } from "../../data/mock.ts";
+import { timeoutOf } from "../../data/routing/from-configuration.ts";
 import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/tokenizer.ts";
+import { ReadGuard } from "../../native/read-guard.ts";
 import type { Group } from "../../parallel/group.ts";
 import { UserError } from "../../system/errors.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
@@ -80,6 +82,7 @@ function consecutive(source: TokenSource, first: number, count: number): Microba
 }
 
 function tokenSources(c: TrainingConfiguration): TokenSources {
+	using _ = new ReadGuard(timeoutOf(c));
 	const open = (path: string) => rowSource(readTokenRows(path, c.seqLength, c.vocabSize), c.seqLength);
 	return {
 		training: open(c.dataPath!),
@@ -89,6 +92,7 @@ function tokenSources(c: TrainingConfiguration): TokenSources {
 }
 
 function textSources(c: TrainingConfiguration): TokenSources {
+	using _ = new ReadGuard(timeoutOf(c));
 	const tokenizer: Tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const tokens = readTokens(c.dataPath!, tokenizer);
 	checkVocabulary(tokens, c.vocabSize, c.dataPath!);

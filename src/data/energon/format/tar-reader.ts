@@ -1,7 +1,9 @@
 /** Reads single samples of the shards of a split part by index (docs/spec/energon.md §1.2). */
+import { watched } from "../../../system/read-watch.ts";
 import { BrokenSampleError, DamagedIndexError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
-import type { RandomAccessFile, Storage } from "../storage/storage.ts";
+import { broughtIn } from "../storage/local.ts";
+import { isUrl, type RandomAccessFile, type Storage } from "../storage/storage.ts";
 import type { SampleReader } from "../wrappers/sample-loader.ts";
 import { splitMemberName, tarIndexName } from "./names.ts";
 import { OffsetIndex } from "./offset-index.ts";
@@ -15,6 +17,15 @@ const sampleLimit = `a sample has at most ${LARGEST_SAMPLE}`;
 
 /** Whether to read the part with an extension. */
 export type PartFilter = (extension: string) => boolean;
+
+/** Bytes of a sample in a shard, its index for messages, the parts to read, and whether to read a sample "shard/key". */
+type SampleRange = readonly [
+	offset: number,
+	length: number,
+	index: number | string,
+	wanted: PartFilter | null,
+	accept: (name: string) => boolean,
+];
 
 /** Keeps the `size` most recently opened files open. */
 class OpenFiles<File extends { close(): void }> {
@@ -58,13 +69,15 @@ export class TarFiles {
 	 * The sample in bytes [offset, offset + length) of a shard; null if `accept` refuses its "shard/key". Throws a
 	 * BrokenSampleError if the range does not hold exactly one sample.
 	 */
-	sample(
+	sample(shard: { readonly name: string; readonly path: string }, ...range: SampleRange): RawSample | null {
+		// A shard on a server is fetched by another thread, which looks at the time itself.
+		if (isUrl(shard.path)) return this.#sample(shard, ...range);
+		return watched(shard.path, () => this.#sample(shard, ...range));
+	}
+
+	#sample(
 		shard: { readonly name: string; readonly path: string },
-		offset: number,
-		length: number,
-		index: number | string,
-		wanted: PartFilter | null,
-		accept: (name: string) => boolean,
+		...[offset, length, index, wanted, accept]: SampleRange
 	): RawSample | null {
 		const broken = (sentence: string, key: string | null = null) =>
 			new BrokenSampleError(
@@ -75,7 +88,7 @@ export class TarFiles {
 		// A shard that cannot be opened ends the run, because its samples may be intact.
 		const file = this.#files.get(shard.path);
 		if (length > LARGEST_SAMPLE) throw broken(`${shard.path}: sample ${index} has ${length} bytes; ${sampleLimit}.`);
-		let bytes = file.read(offset, length);
+		let bytes = file.read(offset, length, { lazily: true });
 		let key: string | null = null;
 		const parts = new Map<string, Uint8Array>();
 		const fileNames: string[] = [];
@@ -87,7 +100,7 @@ export class TarFiles {
 				const needed = error instanceof TarError ? error.needed : null;
 				const more = needed !== null && needed > bytes.length && needed <= LARGEST_SAMPLE;
 				if (!more || offset + needed > file.size) throw error;
-				bytes = file.read(offset, needed);
+				bytes = file.read(offset, needed, { lazily: true });
 				return reading(read);
 			}
 		};
@@ -105,10 +118,7 @@ export class TarFiles {
 					throw new TarError(`it holds two samples, ${key} and ${name.base}`);
 				}
 				if (wanted !== null && !wanted(name.extension)) continue;
-				parts.set(
-					name.extension,
-					reading(() => memberContent(bytes, member)),
-				);
+				parts.set(name.extension, broughtIn(reading(() => memberContent(bytes, member))));
 				fileNames.push(member.name);
 			}
 		} catch (error) {

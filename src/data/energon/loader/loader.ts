@@ -5,8 +5,10 @@
  */
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
+import { newReadWatch, ReadObserver } from "../../../system/read-watch.ts";
 import { openWorker } from "../../../system/worker.ts";
 import type { Keyed } from "../sample.ts";
+import { defaultTimeout } from "../storage/open.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
 import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./messages.ts";
 import { SkipLog } from "./skipped.ts";
@@ -73,6 +75,9 @@ export class DataLoader implements AsyncDisposable {
 	readonly #configuration: LoaderConfiguration;
 	readonly #options: LoaderOptions;
 	readonly #threads: Worker[] = [];
+	/** Of the reads of local files in the threads, which end the run when they do not return. */
+	readonly #reads: ReadObserver[] = [];
+	#look: NodeJS.Timeout | null = null;
 	readonly #lanes: readonly Lane[];
 	readonly #workers: WorkerQueue[] = [];
 	readonly #skipLog: SkipLog;
@@ -87,12 +92,15 @@ export class DataLoader implements AsyncDisposable {
 	/** Bytes of the largest output so far, as which every requested output counts. */
 	#largest = 0;
 	#failure: Error | null = null;
+	/** Rejected with the failure. */
+	readonly #failed = Promise.withResolvers<never>();
 	/** Wakes the consumer, which waits for a message of a thread. */
 	#wake: (() => void) | null = null;
 
 	private constructor(configuration: LoaderConfiguration, options: LoaderOptions, lanes: readonly Lane[]) {
 		this.#configuration = configuration;
 		this.#options = options;
+		this.#failed.promise.catch(() => {});
 		this.#lanes = lanes;
 		this.#skipLog = new SkipLog(options.skippedFile, options.skipBudget, options.reportsSkipped, options.onUnlisted);
 	}
@@ -130,9 +138,13 @@ export class DataLoader implements AsyncDisposable {
 		const count = Math.min(this.#options.threads ?? starts.length, starts.length);
 		const perLane = starts.length / this.#lanes.length;
 		const opened: Promise<void>[] = [];
+		const { storage } = this.#configuration;
+		const timeout = storage.timeoutMilliseconds ?? defaultTimeout;
 		for (let t = 0; t < count; t++) {
 			const thread = openWorker("data/energon/loader/thread");
 			this.#threads.push(thread);
+			const watch = newReadWatch();
+			this.#reads.push(new ReadObserver(watch, timeout));
 			thread.onerror = (event) => this.#fail(new Error(`A data thread ended: ${event.message}`));
 			const own = starts.flatMap(({ position, skip }, number): OpenedWorker[] => {
 				if (number % count !== t) return [];
@@ -140,17 +152,25 @@ export class DataLoader implements AsyncDisposable {
 				return [{ number, rank, id: number % perLane, position: position && encodePosition(position), skip }];
 			});
 			opened.push(this.#opened(thread));
-			const { storage } = this.#configuration;
 			const { onFailure } = this.#options;
 			const configuration = this.#configuration;
-			this.#post(thread, { type: "open", configuration, storage, workers: own, onFailure, saved });
+			this.#post(thread, { type: "open", configuration, storage, watch, workers: own, onFailure, saved });
 		}
 		for (const number of starts.keys()) {
 			const worker = new WorkerQueue(number, this.#threads[number % count]!);
 			this.#workers.push(worker);
 			this.#lanes[Math.floor(number / perLane)]!.workers.push(worker);
 		}
-		await Promise.all(opened);
+		this.#look = setInterval(() => this.#complain(), this.#reads[0]!.interval).unref();
+		await Promise.race([Promise.all(opened), this.#failed.promise]);
+	}
+
+	/** Fails where a thread's read of a local file does not return. */
+	#complain(): void {
+		for (const reads of this.#reads) {
+			const complaint = reads.complaint();
+			if (complaint !== null) this.#fail(complaint);
+		}
 	}
 
 	#opened(thread: Worker): Promise<void> {
@@ -300,6 +320,7 @@ export class DataLoader implements AsyncDisposable {
 
 	#fail(error: Error): void {
 		this.#failure ??= error;
+		this.#failed.reject(this.#failure);
 		for (const { reject } of this.#positions.values()) reject(error);
 		this.#positions.clear();
 		this.#wake?.();
@@ -330,6 +351,7 @@ export class DataLoader implements AsyncDisposable {
 
 	async [Symbol.asyncDispose](): Promise<void> {
 		this.#fail(new Error("The data loader was closed."));
+		if (this.#look !== null) clearInterval(this.#look);
 		for (const thread of this.#threads) thread.terminate();
 		this.#threads.length = 0;
 	}

@@ -32,6 +32,8 @@ export type ToThread =
 			readonly type: "open";
 			readonly configuration: LoaderConfiguration;
 			readonly storage: StorageConfiguration;
+			/** Shows which local file the thread reads. */
+			readonly watch: SharedArrayBuffer;
 			/** Logical workers that the thread runs. */
 			readonly workers: readonly OpenedWorker[];
 			readonly onFailure: "skip" | "raise";

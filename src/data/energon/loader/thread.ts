@@ -3,6 +3,7 @@
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
 import { UserError } from "../../../system/errors.ts";
+import { showReads } from "../../../system/read-watch.ts";
 import { SampleError } from "../errors.ts";
 import { openStorage } from "../storage/open.ts";
 import { Pipelines } from "./configuration.ts";
@@ -22,6 +23,7 @@ function send(message: FromThread, transfer: ArrayBuffer[] = []): void {
 
 async function open(message: Extract<ToThread, { type: "open" }>): Promise<void> {
 	const { configuration, workers, onFailure } = message;
+	showReads(message.watch);
 	const images = new Images(await openLibrary("cpu"));
 	const pipelines = new Pipelines(configuration, openStorage(message.storage), images);
 	const settings = pipelines.settings();

@@ -16,7 +16,7 @@ export type FetchRequest =
 			readonly answer: SharedArrayBuffer | null;
 	  };
 
-export const Answer = { pending: 0, done: 1, missing: 2, failed: 3 } as const;
+export const Answer = { pending: 0, done: 1, missing: 2, failed: 3, late: 4 } as const;
 export type AnswerState = (typeof Answer)[keyof typeof Answer];
 
 /** Offset of the text in an answer, behind the state, the length of the text, and a number. */
@@ -38,14 +38,20 @@ export function give(answer: SharedArrayBuffer, state: AnswerState, text: string
 	Atomics.notify(words, 0);
 }
 
-/** Waits for an answer. */
-export function take(answer: SharedArrayBuffer): {
+/** Waits for an answer, at most for `milliseconds`: then it is still pending. */
+export function take(
+	answer: SharedArrayBuffer,
+	milliseconds: number,
+): {
 	readonly state: AnswerState;
 	readonly text: string;
 	number: number;
 } {
 	const words = new Int32Array(answer);
-	while (Atomics.load(words, 0) === Answer.pending) Atomics.wait(words, 0, Answer.pending, 1000);
+	const end = performance.now() + milliseconds;
+	while (Atomics.load(words, 0) === Answer.pending && performance.now() < end) {
+		Atomics.wait(words, 0, Answer.pending, Math.min(1000, milliseconds));
+	}
 	const text = new TextDecoder().decode(Uint8Array.from(new Uint8Array(answer, TEXT, words[1])));
 	return { state: Atomics.load(words, 0) as AnswerState, text, number: new Float64Array(answer)[1]! };
 }

@@ -3,7 +3,7 @@ import { existsSync } from "node:fs";
 import { BlockWriter, blockPath } from "./block-cache.ts";
 import type { CacheFolder } from "./cache-folder.ts";
 import { Answer, type FetchRequest, give } from "./fetch-protocol.ts";
-import { RemoteError, readRemote, statRemote } from "./http.ts";
+import { LateError, RemoteError, readRemote, statRemote } from "./http.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
 declare const self: Worker;
@@ -49,7 +49,8 @@ async function answer(request: FetchRequest): Promise<void> {
 		// The failure of a block that no thread waits for shows when it is requested again.
 		if (!request.answer) return;
 		const missing = error instanceof RemoteError && error.missing;
-		give(request.answer, missing ? Answer.missing : Answer.failed, (error as Error).message);
+		const state = missing ? Answer.missing : error instanceof LateError ? Answer.late : Answer.failed;
+		give(request.answer, state, (error as Error).message);
 	}
 }
 

@@ -1,5 +1,6 @@
 /** Reads byte ranges over HTTP(S) and from S3-compatible stores, with retries; Bun's client signs the URLs of S3. */
 import { S3Client } from "bun";
+import { counted } from "../../../system/counted.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
 /** A permanent failure, which is not retried; `missing`: the file does not exist. */
@@ -12,8 +13,14 @@ export class RemoteError extends Error {
 	}
 }
 
+/** All attempts together have taken too long. */
+export class LateError extends RemoteError {}
+
 /** Number of attempts, and the pauses and time limits of requests. */
-export type RequestOptions = Pick<RemoteOptions, "attempts" | "backoffMilliseconds" | "stallMilliseconds">;
+export type RequestOptions = Pick<
+	RemoteOptions,
+	"attempts" | "backoffMilliseconds" | "stallMilliseconds" | "timeoutMilliseconds"
+>;
 
 /** Bytes of the largest file that a server may announce. */
 export const LARGEST_FILE = 2 ** 46;
@@ -23,8 +30,8 @@ export async function statRemote(
 	url: string,
 	options: RequestOptions,
 ): Promise<{ readonly size: number; readonly etag: string | null }> {
-	return await retried(url, options, async () => {
-		const response = await request(url, 0, 1, options);
+	return await retried(url, "its size", options, async (clock) => {
+		const response = await request(url, 0, 1, clock);
 		const etag = tagOf(response.headers);
 		try {
 			return { size: response.status === 416 ? 0 : sizeOf(url, response.headers, 0, 1), etag };
@@ -41,8 +48,8 @@ export async function readRemote(
 	length: number,
 	options: RequestOptions,
 ): Promise<Uint8Array> {
-	return await retried(url, options, async () => {
-		const response = await request(url, offset, length, options);
+	return await retried(url, `bytes ${offset} to ${offset + length - 1}`, options, async (clock) => {
+		const response = await request(url, offset, length, clock);
 		try {
 			const found = tagOf(response.headers);
 			if (etag !== null && found !== null && found !== etag) {
@@ -50,7 +57,7 @@ export async function readRemote(
 			}
 			const now = response.status === 416 ? 0 : sizeOf(url, response.headers, offset, length);
 			if (now !== size) throw new RemoteError(`${url} changed while it was read: it had ${size} bytes and has ${now}.`);
-			return await bodyOf(url, response, length, options.stallMilliseconds);
+			return await bodyOf(url, response, length, clock);
 		} finally {
 			await response.body?.cancel().catch(() => {});
 		}
@@ -88,10 +95,13 @@ function brief(value: string | null): string {
 }
 
 /**
- * The `length` bytes of a body, which may not be longer. A pause of more than `stall` milliseconds between two pieces is a
+ * The `length` bytes of a body, which may not be longer. A pause between two pieces that is longer than the clock allows is a
  * failure.
  */
-async function bodyOf(url: string, response: Response, length: number, stall: number): Promise<Uint8Array> {
+async function bodyOf(url: string, response: Response, length: number, clock: Clock): Promise<Uint8Array> {
+	const { stallMilliseconds } = clock.options;
+	const tooMuch = () => new RemoteError(`${url}: the server sends more than the ${length} requested bytes.`);
+	if (Number(response.headers.get("content-length")) > length) throw tooMuch();
 	const bytes = new Uint8Array(length);
 	let filled = 0;
 	if (response.body === null) throw new Error("it sent no bytes");
@@ -99,13 +109,15 @@ async function bodyOf(url: string, response: Response, length: number, stall: nu
 	try {
 		for (;;) {
 			const late = Promise.withResolvers<never>();
-			const timer = setTimeout(() => late.reject(new Error(`it sent nothing for ${stall / 1000} s`)), stall);
+			const wait = clock.forPiece();
+			const silent = wait === stallMilliseconds;
+			const failure = () =>
+				new Error(silent ? `it sent nothing for ${wait / 1000} s` : `it sent ${filled} of ${length} bytes`);
+			const timer = setTimeout(() => late.reject(failure()), wait);
 			try {
 				const { done, value } = await Promise.race([reader.read(), late.promise]);
 				if (done) break;
-				if (filled + value.length > length) {
-					throw new RemoteError(`${url}: the server sends more than the ${length} requested bytes.`);
-				}
+				if (filled + value.length > length) throw tooMuch();
 				bytes.set(value, filled);
 				filled += value.length;
 			} finally {
@@ -120,13 +132,15 @@ async function bodyOf(url: string, response: Response, length: number, stall: nu
 	return bytes;
 }
 
-async function request(url: string, offset: number, length: number, options: RequestOptions): Promise<Response> {
+async function request(url: string, offset: number, length: number, clock: Clock): Promise<Response> {
+	const answered = new AbortController();
+	const timer = setTimeout(() => answered.abort(new Error("it gave no answer")), clock.forAnswer());
 	const response = await fetch(address(url), {
 		// Ranges of compressed answers differ, and they could inflate to any size.
 		headers: { Range: `bytes=${offset}-${offset + length - 1}`, "Accept-Encoding": "identity" },
 		decompress: false,
-		signal: AbortSignal.timeout(options.stallMilliseconds * 4),
-	});
+		signal: answered.signal,
+	}).finally(() => clearTimeout(timer));
 	const { status } = response;
 	const encoding = response.headers.get("content-encoding") ?? "identity";
 	const answers = status === 206 || (status === 416 && offset === 0);
@@ -154,18 +168,65 @@ function address(url: string): string {
 	}
 }
 
-async function retried<Result>(url: string, options: RequestOptions, run: () => Promise<Result>): Promise<Result> {
+/** The time that a read has: for one attempt's next piece, and for all attempts together. */
+class Clock {
+	readonly #end: number;
+
+	constructor(readonly options: RequestOptions) {
+		this.#end = performance.now() + options.timeoutMilliseconds;
+	}
+
+	isOver(): boolean {
+		return this.#left() <= 0;
+	}
+
+	/** Milliseconds that may pass until an answer begins: another connection may help where one is lost. */
+	forAnswer(): number {
+		const { stallMilliseconds, timeoutMilliseconds } = this.options;
+		return Math.min(4 * stallMilliseconds, timeoutMilliseconds / 3, this.#left());
+	}
+
+	/** Milliseconds that may pass between two pieces of an answer. */
+	forPiece(): number {
+		return Math.min(this.options.stallMilliseconds, this.#left());
+	}
+
+	/** Waits before another attempt. */
+	async pause(milliseconds: number): Promise<void> {
+		await Bun.sleep(Math.min(milliseconds, this.#left()));
+	}
+
+	#left(): number {
+		return Math.max(0, this.#end - performance.now());
+	}
+}
+
+/** Reads `piece` of a file; failures are retried as often, and as long, as the options say. */
+async function retried<Result>(
+	url: string,
+	piece: string,
+	options: RequestOptions,
+	read: (clock: Clock) => Promise<Result>,
+): Promise<Result> {
+	const clock = new Clock(options);
 	for (let attempt = 1; ; attempt++) {
 		try {
-			return await run();
+			return await read(clock);
 		} catch (error) {
 			if (error instanceof RemoteError) throw error;
-			if (attempt >= options.attempts) {
-				// The first sentence of the message; further sentences are questions.
-				const [reason] = (error as Error).message.split(/[.?!](?=\s|$)/);
-				throw new RemoteError(`${url} could not be read in ${attempt} attempts; the last failure: ${reason}.`);
-			}
-			await Bun.sleep(options.backoffMilliseconds * 2 ** (attempt - 1));
+			// The first sentence of the message; further sentences are questions.
+			const [reason] = (error as Error).message.split(/[.?!](?=\s|$)/);
+			const tried = `${counted(attempt, "attempt")}; the last failure: ${reason}.`;
+			if (attempt >= options.attempts) throw new RemoteError(`${url} could not be read in ${tried}`);
+			await clock.pause(options.backoffMilliseconds * 2 ** (attempt - 1));
+			if (!clock.isOver()) continue;
+			const limit = options.timeoutMilliseconds / 1000;
+			throw new LateError(`${named(url)}: ${piece} did not arrive within ${limit} s, in ${tried}`);
 		}
 	}
+}
+
+/** A URL that names the server, which an s3:// URL alone does not. */
+function named(url: string): string {
+	return url.startsWith("s3:") ? `${url} (on ${new URL(address(url)).host})` : url;
 }

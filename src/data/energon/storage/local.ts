@@ -1,8 +1,9 @@
 /** Local files, mapped into memory, or read by descriptor if they are too large for a view. */
 import { closeSync, constants, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
 import { UserError } from "../../../system/errors.ts";
+import { watched } from "../../../system/read-watch.ts";
 import { systemReason } from "../../../system/system-errors.ts";
-import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
+import { type RandomAccessFile, type ReadOptions, type Storage, textOf } from "./storage.ts";
 
 export class LocalStorage implements Storage {
 	open(path: string): RandomAccessFile {
@@ -14,12 +15,23 @@ export class LocalStorage implements Storage {
 	}
 
 	isFile(path: string): boolean {
-		return existsSync(path) && statSync(path).isFile();
+		return watched(path, () => existsSync(path) && statSync(path).isFile());
 	}
 
 	isFolder(path: string): boolean {
-		return existsSync(path) && statSync(path).isDirectory();
+		return watched(path, () => existsSync(path) && statSync(path).isDirectory());
 	}
+}
+
+/** A value that is stored is computed. */
+const sink = new Uint8Array(1);
+
+/** Brings mapped bytes into memory by reading one of every page; the same bytes. */
+export function broughtIn(bytes: Uint8Array): Uint8Array {
+	let sum = bytes.at(-1) ?? 0;
+	for (let at = 0; at < bytes.length; at += 4096) sum += bytes[at]!;
+	sink[0] = sum;
+	return bytes;
 }
 
 /** Bytes of the largest mapped file: views of native memory have less than 4 GiB. */
@@ -35,6 +47,10 @@ export class LocalFile implements RandomAccessFile {
 	) {}
 
 	static open(path: string): LocalFile {
+		return watched(path, () => LocalFile.#open(path));
+	}
+
+	static #open(path: string): LocalFile {
 		try {
 			// O_NONBLOCK: opening a pipe must not wait for its writer.
 			const descriptor = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
@@ -53,10 +69,15 @@ export class LocalFile implements RandomAccessFile {
 		}
 	}
 
-	read(offset: number, length: number): Uint8Array {
+	read(offset: number, length: number, { lazily = false }: ReadOptions = {}): Uint8Array {
 		const end = Math.min(offset + length, this.size);
 		if (offset >= end) return new Uint8Array(0);
-		if (this.mapped !== null) return this.mapped.subarray(offset, end);
+		if (this.mapped === null) return watched(this.path, () => this.#readAt(offset, end));
+		const bytes = this.mapped.subarray(offset, end);
+		return lazily ? bytes : watched(this.path, () => broughtIn(bytes));
+	}
+
+	#readAt(offset: number, end: number): Uint8Array {
 		if (this.descriptor === null) throw new Error(`${this.path} was closed.`);
 		const bytes = new Uint8Array(end - offset);
 		let filled = 0;

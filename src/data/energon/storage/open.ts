@@ -12,12 +12,16 @@ export interface StorageConfiguration extends Partial<Omit<RemoteOptions, "cache
 	readonly cacheBytes: number;
 }
 
+/** Milliseconds. */
+export const defaultTimeout = 60_000;
+
 const defaults = {
 	blockBytes: 1 << 20,
 	readAhead: 2,
 	attempts: 6,
 	backoffMilliseconds: 250,
 	stallMilliseconds: 20_000,
+	timeoutMilliseconds: defaultTimeout,
 } as const;
 
 export function openStorage({ cacheFolder, cacheBytes, ...rest }: StorageConfiguration): Storage {

@@ -13,6 +13,8 @@ export interface RemoteOptions {
 	readonly backoffMilliseconds: number;
 	/** Milliseconds without data after which a connection counts as failed. */
 	readonly stallMilliseconds: number;
+	/** Milliseconds after which a piece of a file, all attempts included, or a read of a local file counts as stuck. */
+	readonly timeoutMilliseconds: number;
 }
 
 /** The version of a file at its opening. */

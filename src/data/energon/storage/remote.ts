@@ -3,7 +3,9 @@
  * blocks, some of them ahead of the reader.
  */
 import { UserError } from "../../../system/errors.ts";
+import { watched } from "../../../system/read-watch.ts";
 import { openWorker } from "../../../system/worker.ts";
+import { DataTimeoutError } from "../errors.ts";
 import { blockPath, readBlock } from "./block-cache.ts";
 import { type CacheFolder, openCacheFolder } from "./cache-folder.ts";
 import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts";
@@ -45,8 +47,7 @@ export class RemoteStorage implements Storage {
 		if (known !== undefined) return known;
 		const answer = newAnswer();
 		this.#post({ kind: "stat", url, answer });
-		const { state, text, number } = take(answer);
-		if (state === Answer.failed) throw new UserError(text);
+		const { state, text, number } = taken(answer, url, this.options);
 		const etag = text === "" ? null : text;
 		const cacheName = etag ?? crypto.randomUUID();
 		const version = state === Answer.missing ? null : { url, size: number, etag, cacheName };
@@ -69,6 +70,19 @@ export class RemoteStorage implements Storage {
 	#post(request: FetchRequest): void {
 		this.#fetcher().thread.postMessage(request);
 	}
+}
+
+/** Milliseconds by which the fetching thread may be later than the time limit of a read, which it watches itself. */
+const graceMilliseconds = 2000;
+
+/** Waits for an answer about a file. Throws a UserError for a failure, a DataTimeoutError when it is late. */
+function taken(answer: SharedArrayBuffer, url: string, { timeoutMilliseconds, cacheFolder }: RemoteOptions) {
+	const found = take(answer, timeoutMilliseconds + graceMilliseconds);
+	if (found.state === Answer.failed) throw new UserError(found.text);
+	if (found.state !== Answer.late && found.state !== Answer.pending) return found;
+	const nothing = `${url}: no answer came, neither of the server nor of the disk of ${cacheFolder}.`;
+	const sentence = found.state === Answer.late ? found.text : nothing;
+	throw new DataTimeoutError(`data-timeout ${timeoutMilliseconds / 1000}: ${sentence}`);
 }
 
 class RemoteFile implements RandomAccessFile {
@@ -129,16 +143,16 @@ class RemoteFile implements RandomAccessFile {
 		const { blockBytes } = this.options;
 		const path = blockPath(this.folder, this.version, block);
 		const length = Math.min(blockBytes, this.size - block * blockBytes);
-		const cached = readBlock(this.folder, path, length);
+		const cached = watched(path, () => readBlock(this.folder, path, length));
 		this.#askAhead(block);
 		if (cached !== null) return cached;
 		// Another process may remove a block between its writing and its reading.
 		for (let attempt = 0; attempt < 3; attempt++) {
 			const answer = newAnswer();
 			this.post({ kind: "block", version: this.version, block, answer });
-			const { state, text } = take(answer);
+			const { state, text } = taken(answer, this.path, this.options);
 			if (state !== Answer.done) throw new UserError(text);
-			const content = readBlock(this.folder, path, length);
+			const content = watched(path, () => readBlock(this.folder, path, length));
 			if (content !== null) return content;
 		}
 		throw new UserError(`The cache folder ${this.folder.path} does not keep blocks: is the disk full?`);

@@ -4,12 +4,17 @@
  */
 import { UserError } from "../../../system/errors.ts";
 
+export interface ReadOptions {
+	/** The bytes of a local file may come from the disk when they are used. */
+	readonly lazily?: boolean;
+}
+
 /** A file that is open for reading at any offset. */
 export interface RandomAccessFile {
 	readonly path: string;
 	readonly size: number;
 	/** Bytes [offset, offset + length), cut at the end of the file. Valid until the file is closed. */
-	read(offset: number, length: number): Uint8Array;
+	read(offset: number, length: number, options?: ReadOptions): Uint8Array;
 	close(): void;
 }
 

@@ -1,11 +1,15 @@
-// Runs a program and kills it, SIGKILL to all of its processes, just before a call that changes names in a folder:
+// Runs a program and stops it at a call that opens, makes, renames or removes a file below a folder:
 //
-//   kill_at_call FOLDER LIST FROM CALL N COMMAND ...
+//   watch_calls kill|hold FOLDER LIST FROM CALL N COMMAND ...
 //
-// Calls that make, rename or remove a name below FOLDER are written to the file LIST, one a line, such as "mkdir a/b" or
-// "rename a b": paths below FOLDER, without the random characters after ".tmp-". From the first line that contains FROM on, the N-th
-// line CALL is not carried out and ends the program with status 137; N = 0 kills nothing. Ends when every process of COMMAND has.
-// The kernel stops the calls (seccomp, user notification): the program itself is as it always is. Status 69: that is not allowed here.
+// The calls are written to the file LIST, one a line, such as "open a/b", "mkdir a/b" or "rename a b": paths below FOLDER, without
+// the random characters after ".tmp-". From the first line that contains FROM on, the N-th line CALL
+//
+//   kill   is not carried out, SIGKILL ends all processes of the program, and the status is 137;
+//   hold   never returns, nor do later lines CALL, as on a file system whose server is gone.
+//
+// N = 0: no call is stopped. Ends when every process of COMMAND has. The kernel stops the calls (seccomp, user notification): the
+// program itself is as it always is. Status 69: that is not allowed here.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -40,7 +44,7 @@ struct Call {
     int path;
     int other_folder = -1;
     int other_path = -1;
-    /// Argument with open flags; the call counts where they have O_CREAT. -1: it always counts.
+    /// Argument with the flags of an open file: without O_CREAT the call is "open". -1: it has none.
     int flags = -1;
 };
 
@@ -60,15 +64,10 @@ const std::vector<Call> calls = {
 };
 
 int watch_own_calls() {
-    const auto argument = [](int at) { return static_cast<unsigned>(offsetof(seccomp_data, args) + 8 * static_cast<unsigned>(at)); };
     std::vector<sock_filter> code;
     for (const Call& call : calls) {
         code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
-        code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0, static_cast<unsigned char>(call.flags < 0 ? 1 : 3)));
-        if (call.flags >= 0) {
-            code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, argument(call.flags)));
-            code.push_back(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT, 0, 1));
-        }
+        code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0, 1));
         code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF));
     }
     code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
@@ -143,7 +142,8 @@ std::string without_random_names(std::string path) {
 std::string line_of(const seccomp_notif& stopped, const std::string& folder) {
     for (const Call& call : calls) {
         if (call.number != stopped.data.nr) continue;
-        std::string line = call.name;
+        const bool opens = call.flags >= 0 && (stopped.data.args[call.flags] & O_CREAT) == 0;
+        std::string line = opens ? "open" : call.name;
         for (const auto& [at, path] : {std::pair{call.folder, call.path}, std::pair{call.other_folder, call.other_path}}) {
             if (path < 0) continue;
             const std::string named = path_of(stopped, at, path);
@@ -158,12 +158,13 @@ std::string line_of(const seccomp_notif& stopped, const std::string& folder) {
 }  // namespace
 
 int main(int count, char** words) {
-    if (count < 7) return 64;
-    const std::string folder = words[1];
-    std::ofstream list(words[2]);
-    const std::string from = words[3];
-    const std::string fatal = words[4];
-    int left = std::atoi(words[5]);
+    if (count < 8) return 64;
+    const bool holds = std::string(words[1]) == "hold";
+    const std::string folder = words[2];
+    std::ofstream list(words[3]);
+    const std::string from = words[4];
+    const std::string stopping = words[5];
+    int left = std::atoi(words[6]);
     int sockets[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return not_allowed;
     const pid_t child = fork();
@@ -171,7 +172,7 @@ int main(int count, char** words) {
         const int listener = watch_own_calls();
         if (listener < 0 || hand_over(sockets[1], listener) != 0) _exit(not_allowed);
         close(listener);
-        execvp(words[6], words + 6);
+        execvp(words[7], words + 7);
         _exit(127);
     }
     close(sockets[1]);
@@ -189,7 +190,12 @@ int main(int count, char** words) {
         const std::string line = line_of(stopped, folder);
         if (!line.empty()) list << line << std::endl;
         counts = counts || (!line.empty() && line.find(from) != std::string::npos);
-        if (counts && line == fatal && --left == 0) {
+        if (counts && line == stopping && left > 0 && --left == 0) {
+            // Never answered.
+            if (holds) {
+                left = 1;
+                continue;
+            }
             struck = true;
             kill(static_cast<pid_t>(stopped.pid), SIGKILL);
             kill(child, SIGKILL);
