@@ -8,33 +8,8 @@
  */
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
-import { deflateSync } from "node:zlib";
-import { type Digits, drawPicture, type Picture, readDigits } from "./pictures.ts";
-
-/** An 8-bit grey image as a PNG file. */
-export function png({ width, height, pixels }: Pick<Picture, "width" | "height" | "pixels">): Buffer {
-	const header = Buffer.alloc(13);
-	header.writeUInt32BE(width, 0);
-	header.writeUInt32BE(height, 4);
-	header[8] = 8;
-	const rows = Buffer.alloc(height * (1 + width));
-	for (let y = 0; y < height; y++) rows.set(pixels.subarray(y * width, (y + 1) * width), y * (1 + width) + 1);
-	const chunk = (name: string, data: Uint8Array): Buffer => {
-		const length = Buffer.alloc(4);
-		length.writeUInt32BE(data.length);
-		const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
-		const sum = Buffer.alloc(4);
-		sum.writeUInt32BE(Bun.hash.crc32(body));
-		return Buffer.concat([length, body, sum]);
-	};
-	const signature = Buffer.from("\x89PNG\r\n\x1a\n", "latin1");
-	return Buffer.concat([
-		signature,
-		chunk("IHDR", header),
-		chunk("IDAT", deflateSync(rows)),
-		chunk("IEND", Buffer.alloc(0)),
-	]);
-}
+import { encodePng } from "../../src/data/vision-language/png.ts";
+import { type Digits, drawPicture, readDigits } from "./pictures.ts";
 
 const shardSize = 2500;
 
@@ -44,7 +19,7 @@ async function writeShards(folder: string, part: string, digits: Digits, picture
 		for (let number = first; number < Math.min(pictures, first + shardSize); number++) {
 			const picture = drawPicture(digits, 0, number);
 			const key = `${part}${String(number).padStart(6, "0")}`;
-			members[`${key}.png`] = png(picture);
+			members[`${key}.png`] = encodePng({ ...picture, channels: 1 });
 			members[`${key}.txt`] = picture.caption;
 		}
 		await Bun.Archive.write(join(folder, `${part}-${String(shard).padStart(3, "0")}.tar`), members);

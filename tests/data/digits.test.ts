@@ -2,7 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { drawPicture, readDigits } from "../../examples/digits/pictures.ts";
-import { png } from "../../examples/digits/write-shards.ts";
+import { encodePng } from "../../src/data/vision-language/png.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { mimo } from "../commands/mimo.ts";
@@ -48,7 +48,7 @@ test("a picture shows the digits that its caption spells, from left to right", (
 test("a picture read back from its PNG file is unchanged", async () => {
 	const images = new Images(await openLibrary("cpu"));
 	const picture = drawPicture(squares, 1, 2);
-	const { width, height, pixels } = images.decode(png(picture), 1);
+	const { width, height, pixels } = images.decode(encodePng({ ...picture, channels: 1 }), 1);
 	expect([width, height]).toEqual([picture.width, picture.height]);
 	expect([...pixels]).toEqual([...picture.pixels]);
 });

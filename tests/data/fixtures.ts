@@ -2,10 +2,10 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { deflateSync } from "node:zlib";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { joinImages } from "../../src/data/images.ts";
 import type { ImageTextBatch } from "../../src/data/vision-language/batch.ts";
+import { encodePng } from "../../src/data/vision-language/png.ts";
 
 /** The batch of a rank that reads several lanes: images of all, lane after lane, and text of the first. */
 export function joinLanes(lanes: ReadonlyMap<number, ImageTextBatch>): ImageTextBatch {
@@ -67,22 +67,52 @@ export function tar(members: readonly Member[]): Buffer {
 
 /** A small RGB image as a PNG file. */
 export function png(width: number, height: number, seed = 0): Buffer {
-	const rows = Buffer.alloc(height * (1 + width * 3));
-	for (let i = 0; i < rows.length; i++) rows[i] = i % (1 + width * 3) === 0 ? 0 : (i * 31 + seed * 17) % 256;
-	const header = Buffer.alloc(13);
-	header.writeUInt32BE(width, 0);
-	header.writeUInt32BE(height, 4);
-	header[8] = 8;
-	header[9] = 2;
-	const chunk = (name: string, data: Uint8Array) => {
-		const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
-		const numbers = Buffer.alloc(8);
-		numbers.writeUInt32BE(data.length, 0);
-		numbers.writeUInt32BE(Bun.hash.crc32(body), 4);
-		return Buffer.concat([numbers.subarray(0, 4), body, numbers.subarray(4)]);
-	};
-	const parts = [chunk("IHDR", header), chunk("IDAT", deflateSync(rows)), chunk("IEND", Buffer.alloc(0))];
-	return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts]);
+	const row = 1 + width * 3;
+	const pixels = new Uint8Array(height * width * 3);
+	for (let y = 0, at = 0; y < height; y++) {
+		for (let x = 1; x < row; x++) pixels[at++] = ((y * row + x) * 31 + seed * 17) % 256;
+	}
+	return encodePng({ width, height, channels: 3, pixels });
+}
+
+/** A PNG file with an EXIF orientation. */
+export function withOrientation(file: Uint8Array, orientation: number): Buffer {
+	const directory = [
+		0x4d,
+		0x4d,
+		0,
+		0x2a,
+		0,
+		0,
+		0,
+		8,
+		0,
+		1,
+		0x01,
+		0x12,
+		0,
+		3,
+		0,
+		0,
+		0,
+		1,
+		0,
+		orientation,
+		0,
+		0,
+		0,
+		0,
+		0,
+		0,
+	];
+	const body = Buffer.concat([Buffer.from("eXIf", "latin1"), Uint8Array.from(directory)]);
+	const numbers = Buffer.alloc(8);
+	numbers.writeUInt32BE(directory.length, 0);
+	numbers.writeUInt32BE(Bun.hash.crc32(body), 4);
+	const header = 33;
+	return Buffer.concat([
+		...[file.subarray(0, header), numbers.subarray(0, 4), body, numbers.subarray(4), file.subarray(header)],
+	]);
 }
 
 /** Text of sample `i`: lengths vary. */
