@@ -1,4 +1,7 @@
-/** Counts skipped samples by kind of mistake: reasons that differ only in names and numbers are one kind. */
+/**
+ * Counts skipped samples by kind of mistake: reasons that differ only in names and numbers are one kind. A remark about samples
+ * that are used nevertheless is a kind too.
+ */
 import { warn } from "../observe/messages.ts";
 import type { SkippedSample } from "./energon/loader/messages.ts";
 
@@ -20,6 +23,9 @@ const mostKinds = 100;
 const mostNames = 100_000;
 
 const others = "other reasons";
+
+/** The kind of remarks, of which a run logs the first. */
+export const remarks = "remarks";
 
 /** The names already counted. */
 export class KnownNames {
@@ -57,6 +63,13 @@ export class SkippedTally {
 		fresh.unnamed += unnamed;
 		this.#fresh.set(kind, fresh);
 		this.#counts.set(kind, (this.#counts.get(kind) ?? 0) + names.length + unnamed);
+	}
+
+	/** Takes a sentence about samples that are used nevertheless; only the first is kept. */
+	remark(sentence: string): void {
+		if (this.#counts.has(remarks)) return;
+		this.#counts.set(remarks, 1);
+		this.#fresh.set(remarks, { reason: sentence, names: [], unnamed: 1 });
 	}
 
 	/** Samples of every kind. */

@@ -91,7 +91,7 @@ function imagesOf(
 	images: Images,
 ): ImageSet {
 	const all = prompts.flatMap((prompt) => prompt.images);
-	const patches = all.flatMap(({ file, plan }) => imagePatches(images, file, plan, tower.patchSize, statistics));
+	const patches = all.flatMap((image) => imagePatches(images, { ...image, statistics }, tower.patchSize));
 	const grids = all.map(({ plan }) => patchGrids(plan, tower.patchSize));
 	return {
 		patches: joined(patches),

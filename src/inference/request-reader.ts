@@ -3,6 +3,7 @@ import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Chat } from "../data/text/chat/chat.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
+import { decodedAs, remarkOf } from "../data/vision-language/encoded-image.ts";
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
 import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
@@ -31,6 +32,8 @@ export class RequestReader {
 		readonly c: TrainingConfiguration,
 		private readonly images: Images,
 		bytes: boolean,
+		/** Receives sentences about images that are used nevertheless. */
+		private readonly remark: (sentence: string) => void = () => {},
 	) {
 		if (c.tokenizer === null && c.loadHf !== null && !bytes) {
 			throw new UserError(
@@ -61,7 +64,12 @@ export class RequestReader {
 			request.kind === "conversation"
 				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)
 				: textPieces(fragmentsOf(request), task.imageTags);
-		const prompt = encodePrompt(request.name, pieces, files, this.tokenizer, task);
+		for (const [i, file] of files.entries()) {
+			const sentence = remarkOf(file, request.images[i]!);
+			if (sentence !== null) this.remark(sentence);
+		}
+		const decodable = files.map((file) => decodedAs(file, task.imageDecoding ?? "transformers"));
+		const prompt = encodePrompt(request.name, pieces, decodable, this.tokenizer, task);
 		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
 		return { request, ...prompt };
 	}

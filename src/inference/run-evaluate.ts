@@ -3,7 +3,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
 import { columns } from "../observe/columns.ts";
-import { warn } from "../observe/messages.ts";
+import { firstWarning, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import { type Answered, answer } from "./answers.ts";
@@ -38,7 +38,7 @@ interface QuestionReport {
 export function checkEvaluation(c: TrainingConfiguration, job: EvaluationJob, library: Library): void {
 	entriesOf(c, job.data);
 	if (job.questions.length === 0) return;
-	const reader = new RequestReader(c, new Images(library), job.bytes);
+	const reader = new RequestReader(c, new Images(library), job.bytes, firstWarning());
 	for (const file of job.questions) {
 		for (const { request } of readQuestions(file, job.chat)) reader.requirePositions(reader.read(request), 1);
 	}

@@ -4,7 +4,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
-import { warn } from "../observe/messages.ts";
+import { firstWarning, warn } from "../observe/messages.ts";
 import { writeOut } from "../observe/output.ts";
 import type { World } from "../parallel/world.ts";
 import { UserError } from "../system/errors.ts";
@@ -72,7 +72,7 @@ export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Li
 	if (job.kind === "records" && job.output !== null && existsSync(job.output)) {
 		throw new UserError(`--output ${job.output} exists already: name a new file.`);
 	}
-	const reader = new RequestReader(c, new Images(library), job.options.bytes);
+	const reader = new RequestReader(c, new Images(library), job.options.bytes, firstWarning());
 	const prompts = requestsOf(job).map((request) => reader.read(request, job.system));
 	if (prompts.length > 0) roomForAnswers(reader, prompts, job.options);
 }

@@ -39,6 +39,7 @@ import type { Fields, ScalarType } from "./structs.ts";
 export { Backend, type BackendName, Reduction, type ReductionName } from "./abi/collectives.ts";
 export { RowStage, type RowStageName, RowTransport, type RowTransportName } from "./abi/exchange-rows.ts";
 export { HOST_FAN_OUT } from "./abi/hosts.ts";
+export { ImageDecoding, type ImageDecodingName } from "./abi/images.ts";
 export { INTERRUPT_SENTENCE_BYTES } from "./abi/interrupts.ts";
 export { ABI_VERSION, Dtype, type DtypeName, Status, type StatusName } from "./abi/library.ts";
 export { MemoryTag, type MemoryTagName } from "./abi/memory.ts";

@@ -1,7 +1,7 @@
 /** Images in host memory: decoding, resizing as Pillow does it, normalising. No device; any thread may use them. */
 
 import { NativeError, UserError } from "../system/errors.ts";
-import { Status } from "./abi.ts";
+import { ImageDecoding, type ImageDecodingName, Status } from "./abi.ts";
 import type { Library } from "./library.ts";
 
 /** Kinds of image files, as the library numbers them. */
@@ -27,9 +27,13 @@ export interface ImageSize {
 	readonly height: number;
 }
 
-/** The content of an image file's header. */
+/** The content of an image file's header; the size is that of the pixels as they are stored. */
 export interface ImageHeader extends ImageSize {
 	readonly format: ImageFormat;
+	/** EXIF's orientation, 1 (upright) to 8; from 5 on the picture is shown with its sides exchanged. */
+	readonly orientation: number;
+	/** Whether it holds greys of 16 bits, of which Pillow makes white whatever is above 255. */
+	readonly grey16: boolean;
 	/** As the file has them: 1 grey or palette, 2 grey and alpha, 3 RGB, 4 RGBA or CMYK. */
 	readonly channels: number;
 }
@@ -54,10 +58,13 @@ export class Images {
 	 * UnreadImageError when it is of a kind that is not read.
 	 */
 	inspect(file: Uint8Array): ImageHeader {
-		const header = new Int32Array(4);
+		const header = new Int32Array(6);
 		this.#call("mimo_image_inspect", file, file.length, header);
-		const [width, height, channels, format] = header;
-		return { width: width!, height: height!, channels: channels!, format: imageFormats[format!]! };
+		const [width, height, channels, format, orientation, grey16] = header;
+		return {
+			...{ width: width!, height: height!, channels: channels!, format: imageFormats[format!]! },
+			...{ orientation: orientation!, grey16: grey16 === 1 },
+		};
 	}
 
 	/** Decodes an image file as Pillow converts it to "L", "RGB" or "RGBA"; throws what `inspect` throws. */
@@ -69,19 +76,37 @@ export class Images {
 	}
 
 	/**
-	 * Decodes an image file once, and resizes it to each size as Pillow resizes an image of its kind (nearest with a
-	 * palette, weighted by alpha, else bicubic); RGB. Throws what `inspect` throws.
+	 * Decodes an image file once, and resizes it to each size by Pillow's bicubic filter; RGB. Energon's decoding resizes an
+	 * image of its kind (nearest with a palette, weighted by alpha) and converts the result; transformers' resizes RGB, made
+	 * upright and on white. Throws what `inspect` throws.
 	 */
-	decodeResized(file: Uint8Array, sizes: readonly ImageSize[]): Image[] {
+	decodeResized(file: Uint8Array, sizes: readonly ImageSize[], decoding: ImageDecodingName): Image[] {
 		const pixels = new Uint8Array(sizes.reduce((bytes, { width, height }) => bytes + width * height * 3, 0));
 		const pairs = Int32Array.from(sizes.flatMap(({ width, height }) => [width, height]));
-		this.#call("mimo_image_decode_resized", file, file.length, pairs, sizes.length, pixels, pixels.length);
+		const way = ImageDecoding[decoding];
+		this.#call("mimo_image_decode_resized", file, file.length, way, pairs, sizes.length, pixels, pixels.length);
 		let end = 0;
 		return sizes.map(({ width, height }) => {
 			const begin = end;
 			end += width * height * 3;
 			return { width, height, channels: 3, pixels: pixels.subarray(begin, end) };
 		});
+	}
+
+	/**
+	 * The patch vectors of an image file in transformers' decoding, resized in fp32 without rounding or clamping, as its
+	 * processor of Nemotron models does; otherwise as `patches`. Throws what `inspect` throws.
+	 */
+	decodePatches(file: Uint8Array, size: ImageSize, patch: number, statistics: ChannelStatistics): Float32Array {
+		const { width, height } = size;
+		if (width % patch !== 0 || height % patch !== 0) {
+			throw new RangeError(`An image of ${width} x ${height} is not made of patches of ${patch}.`);
+		}
+		const values = new Float32Array(3 * width * height);
+		const { mean, deviation } = statistics;
+		const six = Float32Array.of(...mean, ...deviation);
+		this.#call("mimo_image_decode_patches", file, file.length, width, height, patch, six, values);
+		return values;
 	}
 
 	/** Bicubic with antialiasing, byte for byte Pillow 13's; colours are weighted by alpha where there is one. */

@@ -32,6 +32,15 @@ export function warn(sentence: string): void {
 	errors.warn(sentence);
 }
 
+/** A function that prints the first warning that it is given. */
+export function firstWarning(): (sentence: string) => void {
+	let isPrinted = false;
+	return (sentence) => {
+		if (!isPrinted) warn(sentence);
+		isPrinted = true;
+	};
+}
+
 /** Prints why the program ends. */
 export function complain(sentence: string): void {
 	errors.error(sentence);

@@ -63,7 +63,7 @@ export function benchImages(library: Library, python: string): Row[] {
 			for (let turn = 0; turn < turns; turn++) {
 				const mine = [
 					least(files, (file) => images.decode(file)),
-					least(files, (file) => images.decodeResized(file, [size])),
+					least(files, (file) => images.decodeResized(file, [size], "energon")),
 					least(pictures, (picture) => images.resize(picture, size)),
 				];
 				const pillow = JSON.parse(

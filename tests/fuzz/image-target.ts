@@ -1,6 +1,6 @@
 /** Image files of a kind as inputs: small ones from Pillow's reference. */
 import { join } from "node:path";
-import { type ImageFormat, Images } from "../../src/native/images.ts";
+import { clipStatistics, type ImageFormat, Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { UserError } from "../../src/system/errors.ts";
 import type { FuzzParser } from "./parser.ts";
@@ -31,8 +31,11 @@ export function imageParser(format: ImageFormat): FuzzParser {
 		about: `${format} files: header, pixels, and resized`,
 		open: async () => {
 			const images = new Images(await openLibrary("cpu"));
-			const path = join(import.meta.dir, "../golden/images/pillow.json");
-			const { files } = (await Bun.file(path).json()) as { readonly files: readonly PillowFile[] };
+			const golden = join(import.meta.dir, "../golden/images");
+			const lists = ["pillow.json", "transformers.json"].map(async (name): Promise<readonly PillowFile[]> => {
+				return (await Bun.file(join(golden, name)).json()).files;
+			});
+			const files = (await Promise.all(lists)).flat();
 			const whole = files.filter(({ name, refused }) => name.startsWith(format) && !refused);
 			return {
 				seeds: whole.map(({ file }) => new Uint8Array(Buffer.from(file, "base64"))),
@@ -41,10 +44,12 @@ export function imageParser(format: ImageFormat): FuzzParser {
 					const { width, height } = images.inspect(bytes);
 					if (width * height > largestArea) return;
 					for (const channels of [1, 3, 4] as const) images.decode(bytes, channels);
-					images.decodeResized(bytes, [
+					const sizes = [
 						{ width: 7, height: 5 },
 						{ width: 31, height: 3 },
-					]);
+					];
+					for (const decoding of ["energon", "transformers"] as const) images.decodeResized(bytes, sizes, decoding);
+					images.decodePatches(bytes, { width: 8, height: 4 }, 4, clipStatistics);
 				},
 				refuses: (error) => error instanceof UserError && /^the image [ -~]{5,200}$/.test(error.message),
 			};

@@ -2,8 +2,9 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { encodePng } from "../../src/data/vision-language/png.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
-import { png, Scratch } from "../data/fixtures.ts";
+import { png, Scratch, withOrientation } from "../data/fixtures.ts";
 import { parts } from "../train/restart/vision-language.ts";
 
 const folder = new Scratch();
@@ -75,6 +76,30 @@ function byteLevel() {
 		model: { type: "BPE", vocab, merges: [], unk_token: null },
 	};
 }
+
+test("a picture file is turned by its EXIF orientation, with Energon's decoding it is not", () => {
+	// Dark above, bright below.
+	const pixels = Uint8Array.from({ length: 3 * 32 * 32 }, (_, i) => (i < 1536 ? 0 : 200) + ((i * 31) % 55));
+	const quarter = Uint8Array.from(pixels, (_, i) => {
+		const [channel, x, y] = [i % 3, Math.floor(i / 3) % 32, Math.floor(i / 96)];
+		return pixels[((31 - x) * 32 + y) * 3 + channel]!;
+	});
+	const file = (name: string, of: Uint8Array, orientation: number) => {
+		const stored = encodePng({ width: 32, height: 32, channels: 3, pixels: of });
+		folder.file(name, withOrientation(stored, orientation));
+		return name;
+	};
+	const [turned, upright] = [file("turned.png", pixels, 6), file("upright.png", quarter, 1)];
+	const stored = file("stored.png", pixels, 1);
+	const answer = (image: string, ...flags: string[]) =>
+		said(
+			"--load pictures --max-new-tokens 40 --temperature 2 --seed 4",
+			...["--prompt", "<image>?", "--image", image, ...flags],
+		);
+	expect(answer(turned)).toBe(answer(upright));
+	expect(answer(turned, "--image-decoding", "energon")).toBe(answer(stored));
+	expect(answer(stored)).not.toBe(answer(upright));
+}, 60_000);
 
 describe("records with and without images", () => {
 	const records = [

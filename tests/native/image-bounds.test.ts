@@ -59,7 +59,7 @@ test("a picture that is larger than its header says is refused, and not inflated
 
 test("a header with more pixels than the file can hold allocates no memory", () => {
 	const file = png(13000, 13000, deflateSync(Buffer.alloc(1000)));
-	const { thrown, megabytes } = cost(() => images.decodeResized(file, [{ width: 8, height: 8 }]));
+	const { thrown, megabytes } = cost(() => images.decodeResized(file, [{ width: 8, height: 8 }], "energon"));
 	expect(thrown).toBe("the image ends too early");
 	expect(megabytes).toBeLessThan(32);
 });
@@ -72,6 +72,36 @@ test("text and colour profiles are not decompressed", () => {
 	const { thrown, megabytes } = cost(() => expect([...images.decode(file, 1).pixels]).toEqual([7, 9, 1, 2]));
 	expect(thrown).toBeNull();
 	expect(megabytes).toBeLessThan(32);
+});
+
+test("EXIF and texts that stand for much cost little, and the picture stays as it is stored", () => {
+	const rows = deflateSync(Buffer.from([0, 7, 9, 0, 1, 2]));
+	const profile = Buffer.concat([Buffer.from("Raw profile type exif\0\0"), bomb]);
+	const xmp = Buffer.concat([Buffer.from("XML:com.adobe.xmp\0\x01\0\0\0"), bomb]);
+	/** A directory at byte 8 of `entries` entries, as many as there are or more; its end leads to itself. */
+	const directory = (entries: number, held: number, entry: readonly number[]) =>
+		Uint8Array.from([
+			...[0x4d, 0x4d, 0, 0x2a, 0, 0, 0, 8, entries >> 8, entries & 255],
+			...Array.from({ length: held }, () => entry).flat(),
+			...[0, 0, 0, 8],
+		]);
+	const other = [0x87, 0x69, 0, 4, 0, 0, 0, 1, 0, 0, 0, 8];
+	const far = [0x01, 0x12, 0, 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+	const chunks = {
+		"texts that are bombs": Array.from({ length: 50 }, () => [chunk("zTXt", profile), chunk("iTXt", xmp)]).flat(),
+		"a directory that holds itself": [chunk("eXIf", directory(65_535, 1000, other))],
+		"values behind the end": [chunk("eXIf", directory(1000, 1000, far))],
+		"many small texts": Array.from({ length: 20_000 }, () => chunk("tEXt", Buffer.from("Raw profile type exif\0\n"))),
+		"EXIF of 32 MiB": [chunk("eXIf", Buffer.alloc(2 ** 25))],
+	};
+	for (const [name, before] of Object.entries(chunks)) {
+		const file = png(2, 2, rows, ...before);
+		const { thrown, megabytes, seconds } = cost(() => {
+			expect(images.inspect(file)).toMatchObject({ width: 2, height: 2, orientation: 1 });
+			images.decodeResized(file, [{ width: 2, height: 2 }], "transformers");
+		});
+		expect([name, thrown, megabytes < 48, seconds < 1]).toEqual([name, null, true, true]);
+	}
 });
 
 test("Pillow's largest picture is the largest", () => {

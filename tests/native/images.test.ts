@@ -130,7 +130,10 @@ describe("decode", () => {
 
 	test("RGB, grey and RGBA of a colour PNG", () => {
 		const file = png(2, 2, 2, samples);
-		expect(images.inspect(file)).toEqual({ format: "PNG", width: 2, height: 2, channels: 3 });
+		expect(images.inspect(file)).toEqual({
+			...{ format: "PNG", width: 2, height: 2, channels: 3 },
+			...{ orientation: 1, grey16: false },
+		});
 		expect([...images.decode(file).pixels]).toEqual(samples);
 		const greys = [0, 3, 6, 9].map(
 			(i) => (samples[i]! * 19595 + samples[i + 1]! * 38470 + samples[i + 2]! * 7471 + 32768) >> 16,

@@ -49,10 +49,14 @@ for (const format of ["JPEG", "PNG", "WebP", "GIF", "BMP"] as const) {
 				expect(digest(images.decode(bytes, 3).pixels)).toBe(digests.RGB);
 				expect(digest(images.decode(bytes, 4).pixels)).toBe(digests.RGBA);
 				const [toWidth, toHeight, expected] = resized;
-				const [smaller, same] = images.decodeResized(bytes, [
-					{ width: toWidth, height: toHeight },
-					{ width, height },
-				]);
+				const [smaller, same] = images.decodeResized(
+					bytes,
+					[
+						{ width: toWidth, height: toHeight },
+						{ width, height },
+					],
+					"energon",
+				);
 				expect(digest(smaller!.pixels)).toBe(expected);
 				expect(digest(same!.pixels)).toBe(digests.RGB);
 			});

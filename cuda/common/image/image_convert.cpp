@@ -54,6 +54,13 @@ void convert(const ImageHeader& header, const uint8_t* pixels, int64_t area, int
   }
 }
 
+/// A channel on white in Pillow's alpha_composite: rounded with seven further bits.
+uint8_t on_white(unsigned value, unsigned alpha) {
+  constexpr unsigned bits = 7;
+  const unsigned sum = ((value * alpha + 255 * (255 - alpha)) << bits) + (0x80u << bits);
+  return static_cast<uint8_t>((((sum >> 8) + sum) >> 8) >> bits);
+}
+
 }  // namespace
 
 PixelMode mode_of_channels(int channels) {
@@ -80,6 +87,18 @@ void convert_pixels(const ImageHeader& header, const uint8_t* pixels, int64_t ar
       each.template operator()<4>([](const uint8_t* at) { return Rgba{at[0], at[1], at[2], at[3]}; });
       return;
     case PixelMode::cmyk: each.template operator()<4>(from_inks); return;
+  }
+}
+
+void convert_on_white(const ImageHeader& header, const uint8_t* pixels, int64_t area, uint8_t* out) {
+  constexpr int64_t together = 4096;
+  uint8_t rgba[4 * together];
+  for (int64_t done = 0; done < area; done += together) {
+    const int64_t count = std::min(together, area - done);
+    convert_pixels(header, pixels + done * bytes_of(header.mode), count, 4, rgba);
+    for (int64_t i = 0; i < 4 * count; i += 4) {
+      for (int64_t c = 0; c < 3; ++c) *out++ = on_white(rgba[i + c], rgba[i + 3]);
+    }
   }
 }
 

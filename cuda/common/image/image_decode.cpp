@@ -4,14 +4,18 @@
 
 #include "image_convert.h"
 #include "image_file.h"
+#include "image_orientation.h"
 #include "image_resize.h"
+#include "mimo/images.h"
 
 namespace mimo {
 namespace {
 
-std::unique_ptr<ImageFile> open_bytes(const void* bytes, int64_t size) {
-  return open_image({static_cast<const uint8_t*>(bytes), static_cast<size_t>(size < 0 ? 0 : size)});
+Bytes bytes_at(const void* bytes, int64_t size) {
+  return {static_cast<const uint8_t*>(bytes), static_cast<size_t>(size < 0 ? 0 : size)};
 }
+
+std::unique_ptr<ImageFile> open_bytes(const void* bytes, int64_t size) { return open_image(bytes_at(bytes, size)); }
 
 void decode(ImageFile& file, int channels, uint8_t* out) {
   const ImageHeader& header = file.header();
@@ -41,6 +45,56 @@ void resize_file(const ImageHeader& header, const uint8_t* pixels, ResizedSize t
   convert_pixels(header, resized.get(), area, 3, out);
 }
 
+/// A picture as it is shown.
+struct Shown {
+  ResizedSize size;
+  std::unique_ptr<uint8_t[]> pixels;
+};
+
+/// Decodes to RGB as transformers does: on white, and turned by its orientation.
+Shown decode_shown(ImageFile& file, Bytes bytes) {
+  const ImageHeader& header = file.header();
+  Shown shown{{header.width, header.height}, make_pixels(3 * header.area())};
+  if (header.mode == PixelMode::rgb && !header.has_transparent_colour) {
+    file.read(shown.pixels.get());
+  } else {
+    const auto pixels = make_pixels(header.bytes());
+    file.read(pixels.get());
+    convert_on_white(header, pixels.get(), header.area(), shown.pixels.get());
+  }
+  const int orientation = orientation_of(header.format, bytes);
+  if (orientation == 1) return shown;
+  auto turned = make_pixels(3 * header.area());
+  turn_pixels(shown.pixels.get(), header.width, header.height, orientation, turned.get());
+  shown.pixels = std::move(turned);
+  if (exchanges_sides(orientation)) std::swap(shown.size.width, shown.size.height);
+  return shown;
+}
+
+/// (v - mean) / deviation on values from 0 to 255, in the order of transformers' fused rescaling and normalising.
+struct Normalizer {
+  float mean[3], deviation[3];
+
+  explicit Normalizer(const float* statistics) {
+    for (int c = 0; c < 3; ++c) {
+      mean[c] = statistics[c] * 255.0f;
+      deviation[c] = statistics[3 + c] * 255.0f;
+    }
+  }
+  float operator()(float value, int channel) const { return (value - mean[channel]) / deviation[channel]; }
+};
+
+void write_patches(const Shown& shown, ResizedSize to, int patch, const Normalizer& normalized, float* out) {
+  const int64_t area = int64_t{patch} * patch;
+  resize_rgb_unrounded(shown.pixels.get(), shown.size, to, [&](int row, const float* values) {
+    float* patches = out + 3 * area * (row / patch) * (to.width / patch) + int64_t{row % patch} * patch;
+    for (int x = 0; x < to.width; ++x, values += 3) {
+      float* at = patches + 3 * area * (x / patch) + x % patch;
+      for (int c = 0; c < 3; ++c) at[c * area] = normalized(values[c], c);
+    }
+  });
+}
+
 constexpr int largest_side = 65535;
 
 }  // namespace
@@ -54,6 +108,8 @@ extern "C" int32_t mimo_image_inspect(const void* host_bytes, int64_t bytes, int
     host_header[1] = header.height;
     host_header[2] = header.channels;
     host_header[3] = static_cast<int32_t>(header.format);
+    host_header[4] = mimo::orientation_of(header.format, mimo::bytes_at(host_bytes, bytes));
+    host_header[5] = header.mode == mimo::PixelMode::grey16 ? 1 : 0;
   });
 }
 
@@ -67,10 +123,13 @@ extern "C" int32_t mimo_image_decode(const void* host_bytes, int64_t bytes, int3
   });
 }
 
-extern "C" int32_t mimo_image_decode_resized(const void* host_bytes, int64_t bytes, const int32_t* host_sizes,
-                                             int32_t sizes, void* host_pixels, int64_t pixel_bytes) {
+extern "C" int32_t mimo_image_decode_resized(const void* host_bytes, int64_t bytes, int32_t decoding,
+                                             const int32_t* host_sizes, int32_t sizes, void* host_pixels,
+                                             int64_t pixel_bytes) {
   return mimo::guard([&] {
     using mimo::largest_side;
+    MIMO_REQUIRE(decoding == MIMO_IMAGE_DECODING_ENERGON || decoding == MIMO_IMAGE_DECODING_TRANSFORMERS,
+                 "mimo_image_decode_resized");
     int64_t wanted = 0;
     for (int32_t i = 0; i < sizes; ++i) {
       const int32_t width = host_sizes[2 * i], height = host_sizes[2 * i + 1];
@@ -80,13 +139,36 @@ extern "C" int32_t mimo_image_decode_resized(const void* host_bytes, int64_t byt
     }
     MIMO_REQUIRE(pixel_bytes == wanted, "mimo_image_decode_resized");
     const auto file = mimo::open_bytes(host_bytes, bytes);
+    auto* out = static_cast<uint8_t*>(host_pixels);
+    const auto each = [&](auto resize) {
+      for (int32_t i = 0; i < sizes; ++i) {
+        const mimo::ResizedSize size{host_sizes[2 * i], host_sizes[2 * i + 1]};
+        resize(size, out);
+        out += int64_t{3} * size.width * size.height;
+      }
+    };
+    if (decoding == MIMO_IMAGE_DECODING_TRANSFORMERS) {
+      const mimo::Shown shown = mimo::decode_shown(*file, mimo::bytes_at(host_bytes, bytes));
+      each([&](mimo::ResizedSize size, uint8_t* to) {
+        mimo::resize_pixels(mimo::PixelMode::rgb, shown.pixels.get(), shown.size, to, size);
+      });
+      return;
+    }
     const auto pixels = mimo::make_pixels(file->header().bytes());
     file->read(pixels.get());
-    auto* out = static_cast<uint8_t*>(host_pixels);
-    for (int32_t i = 0; i < sizes; ++i) {
-      const mimo::ResizedSize size{host_sizes[2 * i], host_sizes[2 * i + 1]};
-      mimo::resize_file(file->header(), pixels.get(), size, out);
-      out += int64_t{3} * size.width * size.height;
-    }
+    each([&](mimo::ResizedSize size, uint8_t* to) { mimo::resize_file(file->header(), pixels.get(), size, to); });
+  });
+}
+
+extern "C" int32_t mimo_image_decode_patches(const void* host_bytes, int64_t bytes, int32_t width, int32_t height,
+                                             int32_t patch, const float* host_statistics, float* host_values) {
+  return mimo::guard([&] {
+    using mimo::largest_side;
+    MIMO_REQUIRE(patch > 0 && width > 0 && height > 0, "mimo_image_decode_patches");
+    MIMO_REQUIRE(width <= largest_side && height <= largest_side, "mimo_image_decode_patches");
+    MIMO_REQUIRE(width % patch == 0 && height % patch == 0, "mimo_image_decode_patches");
+    const auto file = mimo::open_bytes(host_bytes, bytes);
+    const mimo::Shown shown = mimo::decode_shown(*file, mimo::bytes_at(host_bytes, bytes));
+    mimo::write_patches(shown, {width, height}, patch, mimo::Normalizer(host_statistics), host_values);
   });
 }

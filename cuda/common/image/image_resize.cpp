@@ -62,16 +62,22 @@ Taps<double> make_taps(int from, int to) {
   return taps;
 }
 
+/// The taps of make_taps with weights of another type.
+template <class Weight, class Convert>
+Taps<Weight> converted_taps(int from, int to, Convert convert) {
+  const Taps<double> exact = make_taps(from, to);
+  Taps<Weight> taps{{}, std::vector<Weight>(exact.weights.size()), exact.longest};
+  for (const auto& run : exact.runs) taps.runs.push_back({run.first, run.count});
+  std::transform(exact.weights.begin(), exact.weights.end(), taps.weights.begin(), convert);
+  return taps;
+}
+
 /// The taps of make_taps in fixed point.
 Taps<int32_t> make_integer_taps(int from, int to) {
-  const Taps<double> exact = make_taps(from, to);
-  Taps<int32_t> taps{{}, std::vector<int32_t>(exact.weights.size()), exact.longest};
-  for (size_t i = 0; i < exact.runs.size(); ++i) taps.runs.push_back({exact.runs[i].first, exact.runs[i].count});
-  for (size_t i = 0; i < exact.weights.size(); ++i) {
-    const double weight = exact.weights[i] * (1 << fraction_bits);
-    taps.weights[i] = static_cast<int32_t>(weight < 0 ? weight - 0.5 : weight + 0.5);
-  }
-  return taps;
+  return converted_taps<int32_t>(from, to, [](double exact) {
+    const double weight = exact * (1 << fraction_bits);
+    return static_cast<int32_t>(weight < 0 ? weight - 0.5 : weight + 0.5);
+  });
 }
 
 uint8_t clamp(int32_t value) {
@@ -240,6 +246,43 @@ void resize_pixels(PixelMode mode, const uint8_t* in, ResizedSize from, uint8_t*
     case PixelMode::rgb: resize(BytePasses{3}, in, from, out, to); return;
     case PixelMode::rgba: resize_premultiplied(in, from, out, to); return;
     case PixelMode::cmyk: resize(BytePasses{4}, in, from, out, to); return;
+  }
+}
+
+void resize_rgb_unrounded(const uint8_t* in, ResizedSize from, ResizedSize to, const TakeRow& take) {
+  const auto as_float = [](double weight) { return static_cast<float>(weight); };
+  const auto across = converted_taps<float>(from.width, to.width, as_float);
+  const auto down = converted_taps<float>(from.height, to.height, as_float);
+  const size_t values = 3 * static_cast<size_t>(to.width);
+  // Of the rows resized horizontally, those that the next output row may need, each at its number modulo their count.
+  const int kept = std::min(down.longest, from.height);
+  std::vector<float> rows(values * static_cast<size_t>(kept));
+  const auto kept_row = [&](int y) { return rows.data() + values * static_cast<size_t>(y % kept); };
+  int next = 0;
+  std::vector<float> sums(values);
+  for (int o = 0; o < to.height; ++o) {
+    const auto run = down.runs[static_cast<size_t>(o)];
+    for (next = std::max(next, run.first); next < run.first + run.count; ++next) {
+      const uint8_t* line = in + int64_t{3} * from.width * next;
+      float* row = kept_row(next);
+      for (int x = 0; x < to.width; ++x) {
+        const auto columns = across.runs[static_cast<size_t>(x)];
+        const float* weights = across.of(x);
+        const uint8_t* pixel = line + int64_t{3} * columns.first;
+        float pixel_sums[3] = {0, 0, 0};
+        for (int k = 0; k < columns.count; ++k, pixel += 3) {
+          for (int c = 0; c < 3; ++c) pixel_sums[c] += weights[k] * static_cast<float>(pixel[c]);
+        }
+        row = std::copy_n(pixel_sums, 3, row);
+      }
+    }
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int k = 0; k < run.count; ++k) {
+      const float* row = kept_row(run.first + k);
+      const float weight = down.of(o)[k];
+      for (size_t i = 0; i < values; ++i) sums[i] += weight * row[i];
+    }
+    take(o, sums.data());
   }
 }
 

@@ -7,19 +7,30 @@
 
 #include "library.h"
 
-/* Reads the header alone. host_header[0..3] = width, height, channels as the file has them (1 grey or palette, 2 grey
- * and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP). The first frame of an animation is read. */
+/* How a file becomes RGB. Energon's way is Pillow's: resized in the file's kind of pixels, as they are stored, then
+ * converted, which drops alpha. transformers' way (datasets' Image, then convert_to_rgb): transparency is composed on white,
+ * the picture is turned by its EXIF orientation, and RGB is resized. */
+enum mimo_image_decoding { MIMO_IMAGE_DECODING_ENERGON = 0, MIMO_IMAGE_DECODING_TRANSFORMERS = 1 };
+
+/* Reads a file's header. host_header[0..5] = width and height as they are stored, channels as the file has them (1 grey or
+ * palette, 2 grey and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP), EXIF orientation (1 to 8; above
+ * 4 the picture is shown with its sides exchanged), 1 for greys of 16 bits, else 0. The first frame of an animation is read. */
 MIMO_API int32_t mimo_image_inspect(const void* host_bytes, int64_t bytes, int32_t* host_header);
-/* Decodes a file to 1 (grey), 3 (RGB) or 4 (RGBA) channels, as Pillow's Image.convert does. host_pixels [height, width,
+/* Decodes a file to 1 (grey), 3 (RGB) or 4 (RGBA) channels, as stored, as Pillow's Image.convert does. host_pixels [height, width,
  * channels]; pixel_bytes: its size. */
 MIMO_API int32_t mimo_image_decode(const void* host_bytes, int64_t bytes, int32_t channels, void* host_pixels,
                                    int64_t pixel_bytes);
-/* Decodes a file once, resizes it to each of host_sizes [sizes, 2] (width, height), and converts the results to RGB:
- * host_pixels holds them one after the other, pixel_bytes = 3 * the sum of their areas. Resizing is Pillow's for the file's
- * kind of pixels: nearest with a palette or one bit, bicubic otherwise, weighted by alpha where there is one. Sides are at
- * most 65535. */
-MIMO_API int32_t mimo_image_decode_resized(const void* host_bytes, int64_t bytes, const int32_t* host_sizes, int32_t sizes,
-                                           void* host_pixels, int64_t pixel_bytes);
+/* Decodes a file once, and resizes it to each of host_sizes [sizes, 2] (width, height): host_pixels holds the results in RGB
+ * one after the other, pixel_bytes = 3 * the sum of their areas. `decoding`: of mimo_image_decoding. Resizing is Pillow's:
+ * bicubic; with Energon's decoding nearest with a palette or one bit, weighted by alpha where there is one. Sides are at most
+ * 65535. */
+MIMO_API int32_t mimo_image_decode_resized(const void* host_bytes, int64_t bytes, int32_t decoding,
+                                           const int32_t* host_sizes, int32_t sizes, void* host_pixels, int64_t pixel_bytes);
+/* Decodes a file in transformers' way, resizes it to width x height by the bicubic filter in fp32, without rounding or
+ * clamping, and normalises: host_values holds the vectors of mimo_image_normalize. transformers' processor of Nemotron models
+ * with dynamic resolution does this. Sides are at most 65535 and multiples of `patch`. */
+MIMO_API int32_t mimo_image_decode_patches(const void* host_bytes, int64_t bytes, int32_t width, int32_t height,
+                                           int32_t patch, const float* host_statistics, float* host_values);
 /* Bicubic with antialiasing, in Pillow's integer arithmetic, of images with 1, 3 or 4 channels; the fourth channel is alpha, by
  * which the others are weighted. Sides are at most 65535. */
 MIMO_API int32_t mimo_image_resize(const void* host_from, int32_t from_width, int32_t from_height, int32_t channels,

@@ -1,6 +1,7 @@
 /** `mimo data preview`: shows samples as a training configuration would train on them. */
 import { defineCommand } from "citty";
 import type { EncodedSample } from "../../data/vision-language/batch.ts";
+import { firstWarning } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -53,6 +54,7 @@ const command = defineCommand({
 				task,
 				count: Number(count),
 				onFailure: (error) => failures.push(error.message),
+				remark: firstWarning(),
 			});
 		} finally {
 			reportFailures(failures);

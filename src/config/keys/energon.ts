@@ -82,6 +82,10 @@ export const energonKeys = {
 		"Text around an image: none, <img>…</img> or <Image>…</Image>.",
 		{ megatron: "unset" },
 	),
+	"image-decoding": optional(
+		choice(["transformers", "energon"]),
+		"How image files become RGB: transformers, upright by EXIF, on white where they are transparent, palettes as colours before resizing; energon, as Energon's decoder leaves them; unset: energon for Energon data, transformers for sets that mimo data import made and for other image files.",
+	),
 	"caption-prompt": optional(text, "User's prompt for samples of an image and its caption alone."),
 	"ocr-prompt": optional(text, "User's prompt for samples of an image and the text on it."),
 	"classification-prompt": optional(text, "User's prompt for samples of an image and its label."),

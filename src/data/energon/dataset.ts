@@ -17,7 +17,7 @@ import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
 import { datasetKind, readSplitPart } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
 import { namedParts, withAux } from "./named-images.ts";
-import type { RawRecord, RawSample, Sample, Subflavors } from "./sample.ts";
+import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
@@ -141,7 +141,7 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 		);
 	}
 	const part = readSplitPart(storage, source.path, leaf.splitPart, source.splitConfig);
-	const subflavors = { ...config.subflavors, ...leaf.subflavors };
+	const subflavors = joinSubflavors(config.subflavors, leaf.subflavors);
 	const order = orderOf(source.path, leaf, options, config);
 	const counts = part.shards.map(({ count }) => count);
 	const reader = (openShards: number) =>
@@ -233,7 +233,7 @@ function openJoin(
 		const samples = parts.map(({ config, subflavors }, i) => {
 			const raw = record.data[i];
 			if (!raw) return null;
-			const merged = { ...config.subflavors, ...subflavors, ...leaf.subflavors };
+			const merged = joinSubflavors(joinSubflavors(config.subflavors, subflavors), leaf.subflavors);
 			return loadSample(raw, record, config, merged, decode);
 		});
 		return joinSamples(samples, parts, join.joiner, record);

@@ -69,6 +69,9 @@ export class DataTimeoutError extends UserError {}
 /** Receives every failure that is not fatal. `sample` is the argument of the failing function. */
 export type ErrorHandler = (error: Error, sample: unknown, sources: readonly SourceInfo[]) => void;
 
+/** Receives sentences about samples that are used nevertheless, one for each. */
+export type Remark = (sentence: string) => void;
+
 /** Ends the run at the first failure. */
 export const raiseError: ErrorHandler = (error) => {
 	throw error;

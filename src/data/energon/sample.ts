@@ -28,6 +28,17 @@ export interface RawSample {
 	readonly parts: ReadonlyMap<string, Uint8Array>;
 }
 
+/**
+ * Subflavors of a data set beneath those of a metadataset that names it, which win. The settings of `mimo` add up key by key:
+ * a blend that sets one keeps those of the set.
+ */
+export function joinSubflavors(inner: Subflavors, outer: Subflavors): Subflavors {
+	const joined = { ...inner, ...outer };
+	const settings = [inner.mimo, outer.mimo];
+	if (settings.some((own) => typeof own !== "object" || own === null || Array.isArray(own))) return joined;
+	return { ...joined, mimo: Object.assign({}, ...settings) };
+}
+
 /** An output of the sample loader: a raw sample for each joined dataset. */
 export interface RawRecord {
 	readonly restoreKey: RestoreKey;

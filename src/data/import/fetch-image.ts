@@ -3,6 +3,7 @@ import { readWholeFile } from "../../checkpoint/files.ts";
 import type { ImageFormat, Images } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
 import { RemoteError, type RequestOptions, readRemote, statRemote } from "../energon/storage/http.ts";
+import type { EncodedImage } from "../vision-language/encoded-image.ts";
 import type { ImageReference } from "./image-reference.ts";
 import { SkippedRow } from "./row.ts";
 
@@ -24,12 +25,11 @@ const extensions: Readonly<Record<ImageFormat, string>> = {
 	BMP: "bmp",
 };
 
-export interface ImageFile {
-	readonly bytes: Uint8Array;
+export interface ImageFile extends EncodedImage {
 	/** Extension of the image's format, which may differ from its name. */
 	readonly extension: string;
-	readonly width: number;
-	readonly height: number;
+	/** Path or URL; null: it was in the record. */
+	readonly name: string | null;
 }
 
 /** The image of a reference; a promise for an image on a server. Throws a SkippedRow with the reason if it cannot be read. */
@@ -67,9 +67,9 @@ async function download(url: string): Promise<Uint8Array> {
 
 function checked(bytes: Uint8Array, images: Images, decode: boolean, name: string | null): ImageFile {
 	try {
-		const { format, width, height } = images.inspect(bytes);
+		const header = images.inspect(bytes);
 		if (decode) images.decode(bytes);
-		return { bytes, extension: extensions[format], width, height };
+		return { ...header, file: bytes, extension: extensions[header.format], name };
 	} catch (error) {
 		if (!(error instanceof UserError)) throw error;
 		const which = name === null ? "an image" : `the image ${JSON.stringify(name)}`;

@@ -6,6 +6,7 @@ import type { Images } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
+import { remarkOf } from "../vision-language/encoded-image.ts";
 import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
 import { fetchImage, type ImageFile } from "./fetch-image.ts";
@@ -103,6 +104,7 @@ class ImportRun {
 	readonly #skipped: SkippedRows;
 	readonly #shards: Shards;
 	readonly #list: string;
+	#isRemarked = false;
 
 	constructor(
 		private readonly options: ImportOptions,
@@ -189,12 +191,23 @@ class ImportRun {
 			const draft = readRecord(row.fields, row.images, row.folder, this.options.columns);
 			const found = draft.images.map((reference) => fetchImage(reference, this.images, this.options.decode));
 			const key = String(number).padStart(9, "0");
-			if (!found.some((image) => image instanceof Promise)) return assembled(key, draft, found as ImageFile[]);
+			const assembled = (files: readonly ImageFile[]) => this.#assembled(key, row, draft, files);
+			if (!found.some((image) => image instanceof Promise)) return assembled(found as ImageFile[]);
 			return Promise.all(found).then(
-				(files) => attempted(() => assembled(key, draft, files)) as Outcome,
+				(files) => attempted(() => assembled(files)) as Outcome,
 				(error: unknown) => skippedOr(error),
 			);
 		});
+	}
+
+	#assembled(key: string, row: Row, { record }: Draft, files: readonly ImageFile[]): Outcome {
+		for (const file of files) {
+			const sentence = this.#isRemarked ? null : remarkOf(file, file.name ?? `An image of ${row.where}`);
+			if (sentence === null) continue;
+			this.options.report(`warning: ${sentence}`);
+			this.#isRemarked = true;
+		}
+		return sampleParts(key, record, files);
 	}
 
 	#take(row: Row, outcome: Outcome): void {
@@ -229,6 +242,7 @@ class ImportRun {
 			...defaultPrepareOptions,
 			splitParts: filled.map((part) => `${part}:${part}-`),
 			sampleType: "CrudeWebdataset",
+			settings: { "image-decoding": "transformers" },
 			forceOverwrite: true,
 			report: (line) => {
 				if (line.startsWith("warning")) report(line);
@@ -251,10 +265,6 @@ class ImportRun {
 			wasDone,
 		};
 	}
-}
-
-function assembled(key: string, { record }: Draft, files: readonly ImageFile[]): Outcome {
-	return sampleParts(key, record, files);
 }
 
 /** The result of a step, or the SkippedRow that the step throws. */

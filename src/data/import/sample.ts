@@ -19,11 +19,11 @@ export function sampleParts(key: string, record: SampleRecord, images: readonly 
 	const named =
 		"texts" in record ? { ...record, images: record.images.map((i) => (i === null ? null : names[i]!)) } : record;
 	const fields: Record<string, unknown> = { json: named };
-	for (const [i, { bytes, width, height }] of images.entries()) fields[names[i]!] = { file: bytes, width, height };
+	for (const [i, image] of images.entries()) fields[names[i]!] = image;
 	const fault = trainingFault(key, fields);
 	if (fault !== null) throw new SkippedRow(fault);
 	const parts = [
-		...images.map(({ bytes }, i): SamplePart => [names[i]!, bytes]),
+		...images.map(({ file }, i): SamplePart => [names[i]!, file]),
 		["json", Buffer.from(JSON.stringify(named))] as const,
 	];
 	const bytes = parts.reduce((sum, [, content]) => sum + content.length + 1024, 0);

@@ -90,6 +90,7 @@ export function sourceOptions(
 		skippedFile: tells ? skippedFile(c) : null,
 		reportsSkipped: (lane) => tells && lane === textLane,
 		onSkipped: (skipped) => tally.add(skipped),
+		onRemark: (sentence) => tally.remark(sentence),
 		onUnlisted: (sentence) => tally.onUnlisted(sentence),
 		onStall: (lane, worker) => warn(`Training waits for data: worker ${worker} of data lane ${lane} is silent.`),
 	};

@@ -4,6 +4,7 @@
  */
 import * as v from "valibot";
 import { energonKeys } from "../../config/keys/energon.ts";
+import type { ImageDecodingName } from "../../native/abi.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Subflavors } from "../energon/sample.ts";
 import { type ChatTemplateText, readChatTemplate } from "../text/chat/template-file.ts";
@@ -17,6 +18,7 @@ const ownKeys = [
 	"chat-template",
 	"loss-roles",
 	"image-tag-type",
+	"image-decoding",
 	"caption-prompt",
 	"ocr-prompt",
 	"classification-prompt",
@@ -57,8 +59,16 @@ function ownValues(subflavors: Subflavors, dataset: string): OwnValues {
 	return mimo as OwnValues;
 }
 
-/** The task as a data set of these subflavors has it. `dataset`: for messages. Throws a UserError for a wrong setting. */
-export function taskOfDataset(task: VisionLanguageTask, subflavors: Subflavors, dataset: string): VisionLanguageTask {
+/** A task whose settings are all decided. */
+export interface DatasetTask extends VisionLanguageTask {
+	readonly imageDecoding: ImageDecodingName;
+}
+
+/**
+ * The task as a data set of these subflavors has it. The decoding of images that the run's own configuration names holds for
+ * all its data sets. `dataset`: for messages. Throws a UserError for a wrong setting.
+ */
+export function taskOfDataset(task: VisionLanguageTask, subflavors: Subflavors, dataset: string): DatasetTask {
 	const own = ownValues(subflavors, dataset);
 	const path = own["chat-template"];
 	const chat = path === undefined ? task.chat : { ...task.chat, template: chatTemplate(path, task, dataset) };
@@ -73,6 +83,7 @@ export function taskOfDataset(task: VisionLanguageTask, subflavors: Subflavors, 
 		chat,
 		lossRoles: own["loss-roles"] ?? task.lossRoles,
 		imageTags: own["image-tag-type"] === undefined ? task.imageTags : imageTags[own["image-tag-type"]],
+		imageDecoding: task.imageDecoding ?? own["image-decoding"] ?? "energon",
 		prompts: {
 			caption: own["caption-prompt"] ?? prompts.caption,
 			ocr: own["ocr-prompt"] ?? prompts.ocr,

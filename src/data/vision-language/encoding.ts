@@ -6,7 +6,7 @@ import { counted } from "../../system/counted.ts";
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
 import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
-import type { EncodedImage } from "./encoded-image.ts";
+import type { DecodableImage } from "./encoded-image.ts";
 import {
 	type ImagePlan,
 	type ImageSizing,
@@ -36,7 +36,7 @@ export interface EncodedText {
 	/** Next token where it counts in the loss, else −100; [T]. */
 	readonly labels: Int32Array;
 	/** Images that were kept, in order. */
-	readonly images: readonly (EncodedImage & { readonly plan: ImagePlan })[];
+	readonly images: readonly (DecodableImage & { readonly plan: ImagePlan })[];
 }
 
 /** Label of a token that does not count. */
@@ -61,7 +61,7 @@ const none = new Int32Array(0);
 export function encodePieces(
 	key: string,
 	pieces: readonly Piece[],
-	images: readonly EncodedImage[],
+	images: readonly DecodableImage[],
 	tokenizer: Tokenizer,
 	options: EncodingOptions,
 ): EncodedText {

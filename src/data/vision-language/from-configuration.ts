@@ -38,6 +38,7 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		},
 		sizing: sizingOf(c),
 		tower: encoderConfig(c).tower,
+		imageDecoding: c.imageDecoding,
 		statistics: { mean: c.imageMean, deviation: c.imageStd },
 	};
 }

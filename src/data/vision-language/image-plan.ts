@@ -22,6 +22,7 @@ export type ImageSizing =
 	  } & Tiling);
 
 export interface ImagePlan {
+	readonly mode: ImageSizing["mode"];
 	/** Size to resize to. */
 	readonly size: ImageSize;
 	/** Tiles it is cut into, row-major, all of one size. */
@@ -31,7 +32,10 @@ export interface ImagePlan {
 	readonly thumbnail: ImageSize | null;
 }
 
-const whole = (size: ImageSize): ImagePlan => ({ size, columns: 1, rows: 1, thumbnail: null });
+const whole = (mode: ImagePlan["mode"], size: ImageSize): ImagePlan => ({
+	...{ mode, size },
+	...{ columns: 1, rows: 1, thumbnail: null },
+});
 
 /** Plans of a sample's images; `rows`: image rows that fit beside the text; a tile's tag takes `tagTokens` of them. */
 export function planImages(
@@ -44,17 +48,18 @@ export function planImages(
 	const { patchSize, pixelShuffle } = tower;
 	switch (sizing.mode) {
 		case "fixed":
-			return sizes.map(() => whole({ width: sizing.width, height: sizing.height }));
+			return sizes.map(() => whole("fixed", { width: sizing.width, height: sizing.height }));
 		case "dynamic": {
 			const options = { ...sizing, patchSize, divisor: pixelShuffle ? 2 : 1 };
 			const grids = imageGrids(sizes, rows * (pixelShuffle ? 4 : 1), options);
-			return grids.map((grid) => whole({ width: grid.columns * patchSize, height: grid.rows * patchSize }));
+			return grids.map((grid) => whole("dynamic", { width: grid.columns * patchSize, height: grid.rows * patchSize }));
 		}
 		case "tiles": {
 			const tile = { width: sizing.tileSize, height: sizing.tileSize };
 			const tiles = Math.floor(rows / (outputRows(tower, gridOf(tile, patchSize)) + tagTokens));
 			return tileGrids(sizes, tiles, sizing).map((grid) => ({
 				...grid,
+				mode: "tiles",
 				size: { width: grid.columns * tile.width, height: grid.rows * tile.height },
 				thumbnail: sizing.thumbnail && grid.columns * grid.rows > 1 ? tile : null,
 			}));

@@ -1,7 +1,9 @@
 /**
  * An image file to the encoder's patches (docs/spec/vision.md §5.4): resized and made RGB, cut into tiles, normalised.
+ * docs/decisions/images.md says how the ways to decode differ.
  */
 import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
+import type { DecodableImage } from "./encoded-image.ts";
 import type { ImagePlan } from "./image-plan.ts";
 
 function cut(image: Image, left: number, top: number, { width, height }: ImageSize): Image {
@@ -13,15 +15,25 @@ function cut(image: Image, left: number, top: number, { width, height }: ImageSi
 	return { width, height, channels: 3, pixels };
 }
 
+/** What decides the patches of an image. */
+export interface PlannedImage extends Pick<DecodableImage, "file" | "decoding"> {
+	readonly plan: ImagePlan;
+	readonly statistics: ChannelStatistics;
+}
+
 /** The patches of every tile of a plan, in order; each [rows · columns of patches, 3p²]. */
 export function imagePatches(
 	images: Images,
-	file: Uint8Array,
-	{ size, columns, rows, thumbnail }: ImagePlan,
+	{ file, decoding, plan, statistics }: PlannedImage,
 	patchSize: number,
-	statistics: ChannelStatistics,
 ): Float32Array[] {
-	const [image, small] = images.decodeResized(file, thumbnail === null ? [size] : [size, thumbnail]) as [Image, Image?];
+	const { mode, size, columns, rows, thumbnail } = plan;
+	// transformers' processor of models with dynamic resolution does not round resized values.
+	if (decoding === "transformers" && mode === "dynamic") {
+		return [images.decodePatches(file, size, patchSize, statistics)];
+	}
+	const sizes = thumbnail === null ? [size] : [size, thumbnail];
+	const [image, small] = images.decodeResized(file, sizes, decoding) as [Image, Image?];
 	const tile = { width: size.width / columns, height: size.height / rows };
 	const tiles: Image[] = [];
 	for (let row = 0; row < rows; row++) {

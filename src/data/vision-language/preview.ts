@@ -3,7 +3,7 @@
 import type { Images } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { type LoadOptions, loadDatasets } from "../energon/dataset.ts";
-import type { ErrorHandler } from "../energon/errors.ts";
+import type { ErrorHandler, Remark } from "../energon/errors.ts";
 import type { Storage } from "../energon/storage/storage.ts";
 import { buildTrain, collect } from "../energon/task-encoder.ts";
 import { Worker } from "../energon/worker.ts";
@@ -22,6 +22,8 @@ export interface PreviewOptions {
 	readonly count: number;
 	/** Receives samples that cannot be encoded. */
 	readonly onFailure: ErrorHandler;
+	/** Receives sentences about samples that are used nevertheless. */
+	readonly remark: Remark;
 }
 
 /** The first samples of the first data worker of a run with one lane and one worker. */
@@ -31,7 +33,7 @@ export function previewSamples(
 	tokenizer: Tokenizer,
 	options: PreviewOptions,
 ): EncodedSample[] {
-	const steps = encodingSteps(options.task, tokenizer, images);
+	const steps = encodingSteps(options.task, tokenizer, images, options.remark);
 	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, options.load);
 	checkTrainable(datasets, options.task);
 	const worker = new Worker(
@@ -97,14 +99,16 @@ export function spansOf(
 
 /** One line an image: its size, what it is resized to, where its rows go. */
 export function imageLines({ images }: EncodedSample, spans: readonly Span[], { patchSize }: TowerGeometry): string[] {
-	return images.map(({ width, height, plan }, image) => {
+	return images.map(({ width, height, orientation, decoding, plan }, image) => {
 		const own = spans.filter((span) => "image" in span && span.image === image) as { begin: number; rows: number }[];
 		const rowsOfAll = own.reduce((sum, { rows }) => sum + rows, 0);
 		const last = own.at(-1)!;
 		const { size, columns, rows, thumbnail } = plan;
 		const tiles = columns * rows > 1 ? `, ${columns} x ${rows} tiles${thumbnail ? " and a thumbnail" : ""}` : "";
 		const patches = `${size.width / patchSize} x ${size.height / patchSize} patches`;
-		return `image ${image}: ${width} x ${height} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${counted(rowsOfAll, "row")} at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;
+		const turned = decoding === "transformers" ? "turned by" : "not turned by";
+		const exif = orientation === 1 ? "" : ` (${turned} its EXIF orientation ${orientation})`;
+		return `image ${image}: ${width} x ${height}${exif} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${counted(rowsOfAll, "row")} at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;
 	});
 }
 

@@ -7,7 +7,7 @@ import { UserError } from "../../system/errors.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { Conversation, Fragment } from "./conversation.ts";
-import type { EncodedImage } from "./encoded-image.ts";
+import type { DecodableImage } from "./encoded-image.ts";
 import type { EncodedText, EncodingOptions } from "./encoding.ts";
 import { planImages, planRows } from "./image-plan.ts";
 import { type Piece, render, renderPrompt, type TemplateOptions } from "./template.ts";
@@ -74,7 +74,7 @@ export interface EncodedPrompt {
 export function encodePrompt(
 	name: string,
 	pieces: readonly Piece[],
-	images: readonly EncodedImage[],
+	images: readonly DecodableImage[],
 	tokenizer: Tokenizer,
 	options: Pick<EncodingOptions, "sequenceLength" | "imageTokenId" | "beginId" | "sizing" | "tower">,
 ): EncodedPrompt {

@@ -1,8 +1,9 @@
 /** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
 
+import type { ImageDecodingName } from "../../native/abi.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
-import { FatalSampleError } from "../energon/errors.ts";
+import { FatalSampleError, type Remark } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import type { Keyed, Sample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
@@ -15,8 +16,8 @@ import type { Tokenizer } from "../text/tokenizer.ts";
 import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, sampleName } from "./batch.ts";
 import { type Decode, decodeImages, placesOfImages } from "./batch-images.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
-import { taskOfDataset } from "./data-settings.ts";
-import { inspectImage } from "./encoded-image.ts";
+import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
+import { decodedAs, inspectImage, remarkOf } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
 import { imagePatches } from "./pixels.ts";
@@ -48,6 +49,8 @@ export interface VisionLanguageTask extends EncodingOptions {
 	readonly lossRoles: readonly Role[] | null;
 	readonly imageTags: readonly [before: string, after: string];
 	readonly prompts: Prompts;
+	/** null: Energon's for data sets that do not set their own, transformers' for other image files. */
+	readonly imageDecoding: ImageDecodingName | null;
 	readonly statistics: ChannelStatistics;
 	readonly packing: PackingMethod;
 	/** Fill every sample or pack up to the sequence length. */
@@ -73,6 +76,7 @@ export const visionLanguageDefaults = {
 	tooLong: "truncate",
 	lossRoles: null,
 	imageTags: ["", ""],
+	imageDecoding: null,
 	prompts: noPrompts,
 	beginId: null,
 	endId: null,
@@ -87,7 +91,11 @@ export const visionLanguageDefaults = {
 const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
 
 /** Samples to tokens, their images waiting as files. Throws a UserError for a tokenizer that the model is too small for. */
-function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
+function sampleEncoder(
+	task: VisionLanguageTask,
+	tokenizer: Tokenizer,
+	remark: Remark,
+): (sample: Sample) => EncodedSample {
 	const { sequenceLength, vocabularySize } = task;
 	if (!(Number.isInteger(sequenceLength) && sequenceLength >= 2)) {
 		throw new UserError(`A sequence length of ${sequenceLength} has no next token to learn; it must be 2 or more.`);
@@ -103,7 +111,8 @@ function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample:
 		const settings = JSON.stringify(subflavors.mimo) ?? "";
 		let encode = encoders.get(settings);
 		if (encode === undefined) {
-			encode = datasetEncoder(taskOfDataset(task, subflavors, sources[0]?.datasetPath ?? "The data set"), tokenizer);
+			const own = taskOfDataset(task, subflavors, sources[0]?.datasetPath ?? "The data set");
+			encode = datasetEncoder(own, tokenizer, remark);
 			encoders.set(settings, encode);
 		}
 		return encode(sample);
@@ -111,15 +120,20 @@ function sampleEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample:
 }
 
 /** The encoder of the samples of data sets that have this task. */
-function datasetEncoder(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => EncodedSample {
+function datasetEncoder(task: DatasetTask, tokenizer: Tokenizer, remark: Remark): (sample: Sample) => EncodedSample {
 	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
 	return (sample) => {
 		const conversation = conversationOf(sample, task.prompts);
 		if (!task.acceptsImages && conversation.images.length > 0) {
 			throw new FatalSampleError(`Sample ${sampleName(sample)} has images, but the model has no encoder.`);
 		}
+		for (const image of conversation.images) {
+			const sentence = remarkOf(image, `An image of sample ${sampleName(sample)}`);
+			if (sentence !== null) remark(sentence);
+		}
 		const pieces = render(sample.key, conversation, task, chat);
-		const { ids, labels, images } = encodePieces(sample.key, pieces, conversation.images, tokenizer, task);
+		const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
+		const { ids, labels, images } = encodePieces(sample.key, pieces, decodable, tokenizer, task);
 		const { restoreKey, key, sources } = sample;
 		const { statistics } = task;
 		return { restoreKey, key, sources, ids, labels, images: images.map((image) => ({ ...image, statistics })) };
@@ -141,19 +155,24 @@ export function chatOf(
 }
 
 /** The steps of the task before packing: enough to look at samples. */
-export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images) {
+export function encodingSteps(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images, remark: Remark) {
 	return {
 		decode: { images: (bytes: Uint8Array) => inspectImage(images, bytes) },
 		cookers: [asItIs],
-		preencodeSample: hook("encode the sample", sampleEncoder(task, tokenizer)),
+		preencodeSample: hook("encode the sample", sampleEncoder(task, tokenizer, remark)),
 	} satisfies Partial<TaskEncoder>;
 }
 
-export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tokenizer, images: Images): TaskEncoder {
+export function buildVisionLanguageTask(
+	task: VisionLanguageTask,
+	tokenizer: Tokenizer,
+	images: Images,
+	remark: Remark,
+): TaskEncoder {
 	const { tower, sequenceLength } = task;
 	const lengthOf = ({ ids }: EncodedSample) => ids.length;
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
-	const decode: Decode = ({ file, plan, statistics }) => imagePatches(images, file, plan, tower.patchSize, statistics);
+	const decode: Decode = (image) => imagePatches(images, image, tower.patchSize);
 	const batch = (elements: readonly Keyed[]): ImageTextBatch => {
 		const packs = elements.map((element) => ("samples" in element ? element : { samples: [element] }) as Pack);
 		const { text, ...samples } = buildBatch(packs, padding);
@@ -164,7 +183,7 @@ export function buildVisionLanguageTask(task: VisionLanguageTask, tokenizer: Tok
 		return { ...read, text: task.keep === "both" ? text : { ...text, ...nothing() }, ...decoded };
 	};
 	return {
-		...encodingSteps(task, tokenizer, images),
+		...encodingSteps(task, tokenizer, images, remark),
 		selectSamplesToPack: hook("choose samples to pack", (samples) =>
 			choosePacks(samples as readonly EncodedSample[], lengthOf, sequenceLength, task.packing),
 		),

@@ -4,7 +4,8 @@ import type { Sample } from "../energon/sample.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import { conversationOf } from "./conversation.ts";
-import { taskOfDataset } from "./data-settings.ts";
+import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
+import { decodedAs } from "./encoded-image.ts";
 import { encodePieces } from "./encoding.ts";
 import { chatOf, type VisionLanguageTask } from "./task.ts";
 import { render } from "./template.ts";
@@ -30,22 +31,18 @@ export function cutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample:
 	};
 }
 
-function datasetCutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
+function datasetCutOff(task: DatasetTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
 	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
 	return (sample) => cutOffSample(sample, task, tokenizer, chat);
 }
 
-function cutOffSample(
-	sample: Sample,
-	task: VisionLanguageTask,
-	tokenizer: Tokenizer,
-	chat: Chat | null,
-): string | null {
+function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, chat: Chat | null): string | null {
 	const { sequenceLength, imageTokenId } = task;
 	const conversation = conversationOf(sample, task.prompts);
 	const pieces = render(sample.key, conversation, task, chat);
+	const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
 	const encode = (length: number) =>
-		encodePieces(sample.key, pieces, conversation.images, tokenizer, { ...task, sequenceLength: length });
+		encodePieces(sample.key, pieces, decodable, tokenizer, { ...task, sequenceLength: length });
 	const kept = encode(sequenceLength);
 	const rows = kept.ids.filter((id) => id === imageTokenId).length;
 	const [images, all] = [kept.images.length, conversation.images.length];

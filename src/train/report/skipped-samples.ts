@@ -2,7 +2,7 @@
  * Logs skipped samples: one line a kind of mistake with its count over all ranks, at the first, tenth, hundredth, … sample and at
  * the end of the run.
  */
-import { KnownNames, type SkippedKind, type SkippedTally } from "../../data/skipped-samples.ts";
+import { KnownNames, remarks, type SkippedKind, type SkippedTally } from "../../data/skipped-samples.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -65,10 +65,11 @@ export class SkippedReport {
 	}
 
 	#due(isDue: (count: number, said: number) => boolean): string[] {
-		return [...this.#kinds.values()].flatMap((one) => {
+		return [...this.#kinds].flatMap(([kind, one]) => {
 			const { reason, count, said } = one;
-			if (!isDue(count, said)) return [];
+			if (!isDue(count, said) || (kind === remarks && said > 0)) return [];
 			one.said = count;
+			if (kind === remarks) return [reason];
 			return [count === 1 ? `1 sample is left out: ${reason}` : `${count} samples are left out, the last: ${reason}`];
 		});
 	}

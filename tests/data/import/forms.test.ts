@@ -178,6 +178,7 @@ describe("conversations", async () => {
 			seedOffset: 0,
 			count: 2,
 			onFailure: raiseError,
+			remark: () => {},
 		}).filter(({ images: { length } }) => length === 2);
 		expect(first!.ids.filter((id) => id === smallTask.imageTokenId).length).toBeGreaterThanOrEqual(2);
 		expect(byteTokenizer.decode([...first!.labels.filter((label) => label >= 0)])).toContain("A dot.");

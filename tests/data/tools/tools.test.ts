@@ -146,6 +146,7 @@ test("preview: text, what counts, image sizes and places", () => {
 		seedOffset: 0,
 		count: 3,
 		onFailure: raiseError,
+		remark: () => {},
 	};
 	const samples = previewSamples(storage, images, byteTokenizer, options);
 	expect(samples).toHaveLength(1);

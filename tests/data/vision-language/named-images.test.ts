@@ -51,6 +51,7 @@ function trained(path: string): {
 		seedOffset: 0,
 		count: 100,
 		onFailure: (error) => failures.push(error.message),
+		remark: () => {},
 	});
 	const entries = samples.map(
 		({ key, images: own }) => [key, own.map(({ width, height }) => `${width}x${height}`)] as const,

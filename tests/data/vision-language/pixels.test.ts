@@ -48,7 +48,7 @@ for (const [name, width, height, file, expected] of [
 	],
 ] as const) {
 	test(`${name} is resized as Pillow resizes it`, () => {
-		const [resized] = images.decodeResized(Buffer.from(file, "base64"), [{ width, height }]);
+		const [resized] = images.decodeResized(Buffer.from(file, "base64"), [{ width, height }], "energon");
 		expect(Buffer.from(resized!.pixels).toString("base64")).toBe(expected);
 	});
 }
@@ -109,9 +109,11 @@ test("alpha weighs colours once: a float resize of premultiplied colours differs
 test("tiles are cut row by row, and the whole image follows", () => {
 	const file = png(64, 32, 5);
 	const tile = { width: 16, height: 16 };
-	const plan = { size: { width: 32, height: 32 }, columns: 2, rows: 2, thumbnail: tile };
-	const tiles = imagePatches(images, file, plan, 16, clipStatistics);
-	const [whole, small] = images.decodeResized(file, [plan.size, tile]) as [Image, Image];
+	const size = { width: 32, height: 32 };
+	const plan = { mode: "tiles", size, columns: 2, rows: 2, thumbnail: tile } as const;
+	const image = { file, decoding: "energon", plan, statistics: clipStatistics } as const;
+	const tiles = imagePatches(images, image, 16);
+	const [whole, small] = images.decodeResized(file, [plan.size, tile], "energon") as [Image, Image];
 	// A tile of one patch is a patch of the whole.
 	const patches = images.patches(whole, 16, clipStatistics);
 	expect(tiles.length).toBe(5);

@@ -4,11 +4,15 @@ import type { Sample } from "../../../src/data/energon/sample.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { buildBatch } from "../../../src/data/vision-language/batch.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
+import { decodedAs } from "../../../src/data/vision-language/encoded-image.ts";
 import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
 import { render, type TemplateOptions } from "../../../src/data/vision-language/template.ts";
 
 const prompts = { caption: "", ocr: "Read it.", classification: "What is it?" };
-const image = (side: number) => ({ file: new Uint8Array([side]), width: side, height: side });
+const image = (side: number) => ({
+	...{ file: new Uint8Array([side]), width: side, height: side },
+	...{ orientation: 1, grey16: false },
+});
 const plain: TemplateOptions = { template: "plain", lossRoles: null, imageTags: ["", ""] };
 
 function sample(type: string, fields: Record<string, unknown>): Sample {
@@ -132,7 +136,8 @@ function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]>
 	const { tags = ["", ""], ...options } = changed;
 	const { images, ...rest } = conversationOf(of, prompts);
 	const pieces = render("s", { images, ...rest }, { template: "chatml", lossRoles: null, imageTags: tags });
-	return encodePieces("s", pieces, images, byteTokenizer, {
+	const decodable = images.map((image) => decodedAs(image, "energon"));
+	return encodePieces("s", pieces, decodable, byteTokenizer, {
 		sequenceLength: 200,
 		imageTokenId,
 		beginId: null,

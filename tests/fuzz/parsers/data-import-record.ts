@@ -33,7 +33,10 @@ const records = [
 	{ question: "?", answers: ["a", 2], img: { bytes: null, path: "a.png" }, system: "s" },
 	{ texts: [{ user: "?", assistant: "!" }], images: [] },
 ];
-const found: ImageFile = { bytes: new Uint8Array(4), extension: "png", width: 4, height: 4 };
+const found: ImageFile = {
+	...{ file: new Uint8Array(4), extension: "png", name: null },
+	...{ width: 4, height: 4, orientation: 1, grey16: false },
+};
 
 export default {
 	about: "records of imported data, as samples",

@@ -2,6 +2,7 @@ import { SampleError } from "../../../src/data/energon/errors.ts";
 import { decodeParts } from "../../../src/data/energon/format/decode.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
+import { decodedAs } from "../../../src/data/vision-language/encoded-image.ts";
 import { encodePieces } from "../../../src/data/vision-language/encoding.ts";
 import { render } from "../../../src/data/vision-language/template.ts";
 import { smallTask } from "../../data/vision-language/task.ts";
@@ -23,7 +24,7 @@ const texts = [
 	},
 	{ caption: "A cat.", image: "a.png", score: 0.5, number: 9007199254740991 },
 ];
-const image = { file: new Uint8Array(4), width: 64, height: 32 };
+const image = { file: new Uint8Array(4), width: 64, height: 32, orientation: 1, grey16: false };
 const prompts = { caption: "", ocr: "", classification: "" };
 
 export default {
@@ -49,7 +50,8 @@ export default {
 			const sample = { key: inputName, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
 			const conversation = conversationOf(sample, prompts);
 			const pieces = render(inputName, conversation, { template: "chatml", lossRoles: null, imageTags: ["", ""] });
-			encodePieces(inputName, pieces, conversation.images, byteTokenizer, smallTask);
+			const images = conversation.images.map((image) => decodedAs(image, "transformers"));
+			encodePieces(inputName, pieces, images, byteTokenizer, smallTask);
 		},
 		refuses: (error) =>
 			error instanceof SampleError && error.message.includes(inputName) && error.message.length <= 10_000,

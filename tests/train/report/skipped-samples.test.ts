@@ -70,6 +70,17 @@ describe("a report", () => {
 		expect(end()).toEqual([]);
 	});
 
+	test("repeats a remark about samples that are used once, and counts none of them as left out", () => {
+		const tally = new SkippedTally();
+		const { step, end } = report(tally);
+		for (let number = 1; number <= 20; number++) tally.remark(`Image ${number} is white.`);
+		expect(step()).toEqual(["Image 1 is white."]);
+		tally.remark("Image 21 is white.");
+		tally.add(damaged(1));
+		expect(step()).toEqual(["1 sample is left out: Sample k1: the image is damaged at byte 1."]);
+		expect(end()).toEqual([]);
+	});
+
 	test("speaks of every kind by itself", () => {
 		const tally = new SkippedTally();
 		const { step, end } = report(tally);

@@ -3,7 +3,7 @@
  * (docs/spec/energon.md §1.7).
  */
 import { UserError } from "../../../system/errors.ts";
-import type { Subflavors } from "../sample.ts";
+import { joinSubflavors, type Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import type { BlendMode } from "../task-encoder.ts";
 import type { AuxReference } from "./file-store.ts";
@@ -86,7 +86,7 @@ function flattenNode(
 			const { reference, nested } = node;
 			const below: Inherited = {
 				splitPart: reference.splitPart ?? inherited.splitPart,
-				subflavors: { ...reference.subflavors, ...inherited.subflavors },
+				subflavors: joinSubflavors(reference.subflavors, inherited.subflavors),
 				multiplier: multiply(inherited.multiplier, reference.shuffleOverEpochsMultiplier),
 				subset: mergeSubset(reference.subset, inherited.subset, reference.path),
 			};
@@ -104,7 +104,7 @@ function flattenNode(
 				// Energon ignores a join's own multiplier.
 				multiplier: inherited.multiplier,
 				splitPart: join.splitPart ?? inherited.splitPart,
-				subflavors: { ...join.subflavors, ...inherited.subflavors },
+				subflavors: joinSubflavors(join.subflavors, inherited.subflavors),
 				subset: mergeSubset(join.subset, inherited.subset, where),
 			};
 			return { mode: "none", leaves: [leafOf({ kind: "join", join }, below, new Map())] };

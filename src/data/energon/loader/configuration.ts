@@ -7,7 +7,7 @@ import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import { checkTrainable } from "../../vision-language/dataset-checks.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
-import type { ErrorHandler } from "../errors.ts";
+import type { ErrorHandler, Remark } from "../errors.ts";
 import type { Keyed } from "../sample.ts";
 import type { StorageConfiguration } from "../storage/open.ts";
 import type { Storage } from "../storage/storage.ts";
@@ -62,9 +62,9 @@ export class Pipelines {
 	readonly #datasets: readonly LoadedDataset[];
 
 	/** Opens the data set. Throws a UserError for errors in it or in the configuration. */
-	constructor(configuration: LoaderConfiguration, storage: Storage, images: Images) {
+	constructor(configuration: LoaderConfiguration, storage: Storage, images: Images, remark: Remark = () => {}) {
 		this.#configuration = configuration;
-		this.#task = buildTask(configuration.task, images);
+		this.#task = buildTask(configuration.task, images, remark);
 		const { mode, datasets } = loadDatasets(storage, configuration.path, this.#task.decode, configuration.load);
 		if (configuration.task.kind === "vision-language") checkTrainable(datasets, configuration.task);
 		this.#mode = mode;

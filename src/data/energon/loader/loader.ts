@@ -32,6 +32,8 @@ export interface LoaderOptions {
 	readonly reportsSkipped: (rank: number) => boolean;
 	/** Called for every skipped sample. */
 	readonly onSkipped: (skipped: SkippedSample) => void;
+	/** Called with a sentence about a sample that is used nevertheless. */
+	readonly onRemark: (sentence: string) => void;
 	/** Called with the reason if a skipped sample cannot be written to the list. */
 	readonly onUnlisted: (sentence: string) => void;
 	/** Called when the consumer has waited `stallSeconds` for a worker of a data rank. */
@@ -48,6 +50,7 @@ export const defaultLoaderOptions: LoaderOptions = {
 	skippedFile: null,
 	reportsSkipped: () => true,
 	onSkipped: () => {},
+	onRemark: () => {},
 	onUnlisted: (sentence) => {
 		throw new UserError(sentence);
 	},
@@ -309,6 +312,9 @@ export class DataLoader implements AsyncDisposable {
 				} catch (error) {
 					this.#fail(error as Error);
 				}
+				break;
+			case "remark":
+				this.#options.onRemark(message.sentence);
 				break;
 			case "failed":
 				this.#fail(errorOf(message));

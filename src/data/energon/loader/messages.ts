@@ -55,4 +55,6 @@ export type FromThread =
 	| { readonly type: "event"; readonly worker: number; readonly item: unknown; readonly bytes: number }
 	| { readonly type: "position"; readonly request: number; readonly position: unknown }
 	| { readonly type: "skipped"; readonly skipped: SkippedSample }
+	/** About a sample that is used nevertheless. */
+	| { readonly type: "remark"; readonly sentence: string }
 	| { readonly type: "failed"; readonly sentence: string; readonly isUserError: boolean; readonly stack: string };

@@ -4,6 +4,7 @@ import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
 import { byteTokenizer, openTokenizer, tokenizerFile } from "../../text/tokenizer.ts";
 import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
+import type { Remark } from "../errors.ts";
 import { hook } from "../hook.ts";
 import type { Sample } from "../sample.ts";
 import type { Cooker, TaskEncoder } from "../task-encoder.ts";
@@ -19,10 +20,10 @@ export type TaskConfiguration = PlainTask | VisionLanguageTask;
 /** Leaves crude samples unchanged. */
 const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
 
-export function buildTask(task: TaskConfiguration, images: Images): TaskEncoder {
+export function buildTask(task: TaskConfiguration, images: Images, remark: Remark): TaskEncoder {
 	if (task.kind === "vision-language") {
 		const tokenizer = task.tokenizer === null ? byteTokenizer : openTokenizer(task.tokenizer);
-		return buildVisionLanguageTask(task, tokenizer, images);
+		return buildVisionLanguageTask(task, tokenizer, images, remark);
 	}
 	return {
 		decode: task.kind === "raw" ? null : { images: (bytes) => images.decode(bytes) },

@@ -25,7 +25,8 @@ async function open(message: Extract<ToThread, { type: "open" }>): Promise<void>
 	const { configuration, workers, onFailure } = message;
 	showReads(message.watch);
 	const images = new Images(await openLibrary("cpu"));
-	const pipelines = new Pipelines(configuration, openStorage(message.storage), images);
+	const remark = (sentence: string) => send({ type: "remark", sentence });
+	const pipelines = new Pipelines(configuration, openStorage(message.storage), images, remark);
 	const settings = pipelines.settings();
 	if (message.saved !== null) checkSettings(message.saved, settings);
 	let length = 0;

@@ -56,6 +56,8 @@ export interface PrepareOptions {
 	readonly sampleType: string | null;
 	/** JSON of parts by field, such as {"image": "jpg", "caption": "txt"}. */
 	readonly fieldMap: string | null;
+	/** Keys of the configuration that dataset.yaml sets for crude samples, under `mimo` among the subflavors. */
+	readonly settings: Readonly<Record<string, string>>;
 	readonly datasetYamlName: string;
 	/** Receives progress and warnings. */
 	readonly report: (line: string) => void;
@@ -72,6 +74,7 @@ export const defaultPrepareOptions: PrepareOptions = {
 	keepCutOff: false,
 	sampleType: null,
 	fieldMap: null,
+	settings: {},
 	datasetYamlName: "dataset.yaml",
 	report: () => {},
 };
@@ -337,9 +340,13 @@ function yamlString(text: string): string {
 }
 
 /** Text of dataset.yaml; null: the file is not written. */
-function datasetConfig({ sampleType, fieldMap, tarIndexOnly }: PrepareOptions): string | null {
+function datasetConfig({ sampleType, fieldMap, settings, tarIndexOnly }: PrepareOptions): string | null {
 	if (sampleType === null || tarIndexOnly) return null;
-	if (sampleType === "CrudeWebdataset") return "__module__: megatron.energon\n__class__: CrudeWebdataset\n";
+	if (sampleType === "CrudeWebdataset") {
+		const own = Object.entries(settings).map(([key, value]) => `    ${key}: ${yamlString(value)}\n`);
+		const subflavors = own.length === 0 ? "" : `subflavors:\n  mimo:\n${own.join("")}`;
+		return `__module__: megatron.energon\n__class__: CrudeWebdataset\n${subflavors}`;
+	}
 	const type = sampleTypeOf(sampleType);
 	if (type === undefined) {
 		throw new UserError(
