@@ -15,7 +15,7 @@ const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --d
   of mimo train.
 
   --samples N   Number of samples; default 4.
-  --html FILE   Write a page with the images instead.`;
+  --html FILE   Write a page with the images as the encoder gets them instead.`;
 
 /** Flags that are not configuration keys, and whether they take a value. */
 const ownFlags = { samples: true, html: true } as const;
@@ -61,7 +61,7 @@ const command = defineCommand({
 		}
 		if (command.html !== undefined) {
 			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
-			await Bun.write(command.html, previewPage(samples, tokenizer, task));
+			await Bun.write(command.html, previewPage(samples, tokenizer, task, images));
 			print(`${counted(samples.length, "sample")} in ${command.html}`);
 			return;
 		}

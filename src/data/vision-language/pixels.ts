@@ -4,7 +4,7 @@
  */
 import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
 import type { DecodableImage } from "./encoded-image.ts";
-import type { ImagePlan } from "./image-plan.ts";
+import { type ImagePlan, patchGrids } from "./image-plan.ts";
 
 function cut(image: Image, left: number, top: number, { width, height }: ImageSize): Image {
 	const pixels = new Uint8Array(width * height * 3);
@@ -43,4 +43,24 @@ export function imagePatches(
 	}
 	if (small !== undefined) tiles.push(small);
 	return tiles.map((part) => images.patches(part, patchSize, statistics));
+}
+
+/** The pictures that the encoder gets of an image, before they are normalised, as RGB of 8 bits: its tiles, then the thumbnail. */
+export function seenPictures(images: Images, image: PlannedImage, patchSize: number): Image[] {
+	const { mean, deviation } = image.statistics;
+	const grids = patchGrids(image.plan, patchSize);
+	return imagePatches(images, image, patchSize).map((patches, tile) => {
+		const { rows, columns } = grids[tile]!;
+		const [width, height] = [columns * patchSize, rows * patchSize];
+		const pixels = new Uint8ClampedArray(3 * width * height);
+		for (const [i, value] of patches.entries()) {
+			const [x, y] = [i % patchSize, Math.floor(i / patchSize) % patchSize];
+			const channel = Math.floor(i / patchSize ** 2) % 3;
+			const patch = Math.floor(i / (3 * patchSize ** 2));
+			const row = Math.floor(patch / columns) * patchSize + y;
+			const column = (patch % columns) * patchSize + x;
+			pixels[3 * (row * width + column) + channel] = 255 * (value * deviation[channel]! + mean[channel]!);
+		}
+		return { width, height, channels: 3, pixels: new Uint8Array(pixels.buffer) };
+	});
 }

@@ -165,7 +165,7 @@ test("preview: text, what counts, image sizes and places", () => {
 		"image 0: 64 x 32 -> 64 x 32 pixels, 4 x 2 patches, 2 rows at tokens 17 to 18",
 	]);
 	expect(headline(sample, 96)).toEndWith("/0.tar/a: 81 tokens of 96, 16 in the loss");
-	const page = previewPage(samples, byteTokenizer, task);
+	const page = previewPage(samples, byteTokenizer, task, images);
 	expect(page).toContain("What is &lt;b&gt;?");
 	expect(page).toContain("<b>A dot.&lt;|im_end|&gt;</b>");
 	expect(page).toContain(`src="data:image/png;base64,${png(64, 32, 5).toString("base64")}"`);

@@ -7,7 +7,8 @@ import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepar
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { encodePng } from "../../../src/data/vision-language/png.ts";
-import { previewSamples } from "../../../src/data/vision-language/preview.ts";
+import { imageLines, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
+import { previewPage } from "../../../src/data/vision-language/preview-page.ts";
 import type { VisionLanguageTask } from "../../../src/data/vision-language/task.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
@@ -79,6 +80,63 @@ describe("images are decoded", () => {
 	test("as the configuration says, in every data set", () => {
 		expect(decoded(prepared, { imageDecoding: "transformers" })).toBe("transformers 32 x 64");
 		expect(decoded(imported, { imageDecoding: "energon" })).toBe("energon 64 x 32");
+	});
+});
+
+describe("a preview", () => {
+	/** Pictures of its page, by what it calls them. */
+	const pictures = (path: string, own: Partial<VisionLanguageTask> = {}) => {
+		const page = previewPage(samplesOf(path, own), byteTokenizer, { ...task, ...own }, images);
+		const found = page.matchAll(/<img alt="([^"]+)" src="data:image\/png;base64,([^"]+)">/g);
+		return [...found].map(([, name, file]) => ({ name, ...images.decode(Buffer.from(file!, "base64")) }));
+	};
+
+	test("draws what the encoder gets of a picture, turned or as it is stored", () => {
+		for (const [path, decoding, width, height] of [
+			[imported, "transformers", 32, 64],
+			[prepared, "energon", 64, 32],
+		] as const) {
+			const [expected] = images.decodeResized(turned, [{ width, height }], decoding);
+			expect(pictures(path)).toEqual([{ name: "image 0", ...expected! }]);
+		}
+	});
+
+	test("draws every tile, and the thumbnail", () => {
+		const sizing = {
+			...({ mode: "tiles", tileSize: 32, minTiles: 1, maxTiles: 4 } as const),
+			...{ areaWeighted: false, thumbnail: true, tags: false },
+		};
+		const [upper, lower, small] = pictures(imported, { sizing });
+		const sizes = [
+			{ width: 32, height: 64 },
+			{ width: 32, height: 32 },
+		];
+		const [whole, thumbnail] = images.decodeResized(turned, sizes, "transformers");
+		expect([...upper!.pixels, ...lower!.pixels]).toEqual([...whole!.pixels]);
+		expect(small).toEqual({ name: "image 0, tile 2", ...thumbnail! });
+	});
+
+	test("says that a picture is turned, or would be", () => {
+		const line = (path: string) => {
+			const [sample] = samplesOf(path);
+			return imageLines(sample!, spansOf(sample!, byteTokenizer, task), task.tower)[0];
+		};
+		expect(line(imported)).toStartWith("image 0: 32 x 64 (turned by its EXIF orientation 6) -> 32 x 64 pixels");
+		expect(line(prepared)).toStartWith("image 0: 64 x 32 (not turned by its EXIF orientation 6) -> 64 x 32 pixels");
+	});
+
+	test("names a picture that cannot be decoded", () => {
+		const cut = dirname(
+			scratch.file(
+				"cut/0.tar",
+				tar([
+					["a.png", turned.subarray(0, turned.length - 40)],
+					["a.json", '{"caption":"A picture."}'],
+				]),
+			),
+		);
+		prepare(cut, { ...defaultPrepareOptions, splitRatio: "1,0,0", sampleType: "CrudeWebdataset" });
+		expect(previewPage(samplesOf(cut), byteTokenizer, task, images)).toContain("<p>image 0: the image ");
 	});
 });
 
