@@ -28,7 +28,9 @@ export function golden(name: string): string {
  */
 export function largeGolden(name: string): string | null {
 	const found = elsewhere.map((place) => join(place, name)).find((folder) => existsSync(folder));
-	return found ?? skip(`reference folder ${name} is absent (name its parent folder in MIMO_GOLDEN)`);
+	if (found === undefined)
+		console.error(`skip: reference folder ${name} is absent (MIMO_GOLDEN names its parent folder)`);
+	return found ?? null;
 }
 
 /** Unpacks an archive once for all processes: a folder of build/golden named by the archive's digest. */
@@ -52,25 +54,4 @@ function unpack(archive: string, name: string): string {
 		}
 	}
 	return join(target, name);
-}
-
-/** Reports a thing that a test needs and this machine lacks: an error in CI, else a printed skip and null. */
-export function absent(what: string): null {
-	if (process.env.CI === "true") throw new Error(`In CI nothing may be skipped: ${what}.`);
-	return skip(what);
-}
-
-/**
- * The same about what `npm test` does not make, such as the CUDA library or the reference Python: an error where it is made
- * first, which .ci/run says by MIMO_REQUIRE_BUILDS=true, else a printed skip and null.
- */
-export function absentBuild(what: string, command: string): null {
-	const sentence = `${what} is absent (${command})`;
-	if (process.env.MIMO_REQUIRE_BUILDS === "true") throw new Error(`Builds may not be skipped here: ${sentence}.`);
-	return skip(sentence);
-}
-
-function skip(what: string): null {
-	console.error(`skip: ${what}`);
-	return null;
 }

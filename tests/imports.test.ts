@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { absent } from "./golden.ts";
+import { absent } from "./absent.ts";
 
 const root = join(import.meta.dir, "..");
 
@@ -144,7 +144,7 @@ test("bun:ffi stays inside src/native", () => {
 /** Files of the repository, or null where there is no repository (a source archive). */
 function trackedFiles(): string[] | null {
 	const git = Bun.which("git") ? Bun.spawnSync(["git", "ls-files", "-z"], { cwd: root }) : null;
-	if (!git?.success) return absent("the list of tracked files needs git and a clone");
+	if (!git?.success) return absent("the list of tracked files", "git, in a clone");
 	return git.stdout.toString().split("\0").filter(Boolean);
 }
 

@@ -69,7 +69,10 @@ const long = [
 	"tests/parallel/language.test.ts", // 20
 ];
 /** Files that check times or rates. */
-const measuring = ["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`);
+const measuring = [
+	...["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`),
+	"tests/observe/report.test.ts",
+];
 
 const running = new Set<number>();
 

@@ -3,18 +3,11 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync }
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
+import { mountNamespace } from "../absent.ts";
 import type { Launched } from "../launch/launched.ts";
 
-/** Begins a command that may mount file systems of its own, also without root. */
-export const namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"];
-
-/** Whether this machine lets a process mount file systems of its own. */
-export function canMount(): boolean {
-	return (
-		Bun.which("unshare") !== null &&
-		Bun.spawnSync([...namespace, "mount -t tmpfs -o size=64k tmpfs /dev/shm"], { stderr: "ignore" }).success
-	);
-}
+/** Begins a script that may mount file systems of its own. */
+export const namespace = [...mountNamespace, "sh", "-c"];
 
 /** Folder of one run, and a mark in the environment of every process that the run starts. */
 export class Scene implements Disposable {

@@ -4,9 +4,9 @@
  *   bun tests/attack/faults.ts [--count 200] [--seed 1] [--only KIND] [--lanes 2]
  */
 import { parseArgs } from "node:util";
+import { canMount } from "../absent.ts";
 import { drawFaults, type Fault, type FaultKind, mounting } from "./fault-plan.ts";
 import { meetFault, type Outcome } from "./fault-run.ts";
-import { canMount } from "./fault-scene.ts";
 
 /** Every fault with its outcome, in the order of their ends. */
 export async function meetFaults(
@@ -27,10 +27,9 @@ export async function meetFaults(
 	return outcomes;
 }
 
-/** Whether this machine can cause a kind of fault; prints once which kinds it cannot. */
+/** Whether this machine can cause a kind of fault; prints a skip where it can mount no full disk and no small /dev/shm. */
 export function possibleHere(): (kind: FaultKind) => boolean {
 	const mounts = canMount();
-	if (!mounts) console.log("skip: no file system can be mounted here: neither a full disk nor a small /dev/shm");
 	return (kind) => mounts || !mounting.includes(kind);
 }
 

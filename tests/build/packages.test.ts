@@ -4,7 +4,7 @@ import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } fr
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { packageName, releaseName, wheelName } from "../../packaging/release.ts";
-import { absentBuild } from "../golden.ts";
+import { absent } from "../absent.ts";
 
 const root = join(import.meta.dir, "../..");
 const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { version: string };
@@ -14,7 +14,7 @@ const npmPackage = join(root, `dist/release/${packageName}-${version}.tgz`);
 const wheel = join(root, "dist/release", wheelName);
 
 const built =
-	[archive, npmPackage, wheel].every(existsSync) || absentBuild("the packages", "npm run build:release") !== null;
+	[archive, npmPackage, wheel].every(existsSync) || absent("the packages", "npm run build:release") !== null;
 
 describe.skipIf(!built)("a release", () => {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-packages-"));

@@ -6,7 +6,7 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { absentBuild } from "../golden.ts";
+import { absent } from "../absent.ts";
 
 const root = join(import.meta.dir, "../..");
 const library = join(root, "build/lib-release/libmimo_cpu.so");
@@ -16,7 +16,7 @@ const program = join(root, "dist/release/mimo");
 const glibcFloor = [2, 28] as const;
 
 const missing = [library, cudaLibrary, program].filter((path) => !existsSync(path));
-const built = missing.length === 0 || absentBuild("the release", "npm run build:release") !== null;
+const built = missing.length === 0 || absent("the release", "npm run build:release") !== null;
 
 function readelf(flags: readonly string[], path: string): string {
 	const { success, stdout, stderr } = Bun.spawnSync(["readelf", "--wide", ...flags, path]);

@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { presetNames } from "../../src/config/preset-names.ts";
 import { keys } from "../../src/config/schema.ts";
+import { hasPrograms } from "../absent.ts";
 import { mimo } from "./mimo.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-completion-"));
@@ -45,9 +46,7 @@ const shells = {
 } as const;
 
 for (const [shell, argumentsFor] of Object.entries(shells)) {
-	const installed = Bun.which(shell) !== null;
-	if (!installed) console.error(`skip: ${shell} is not installed`);
-	describe.skipIf(!installed)(shell, () => {
+	describe.skipIf(!hasPrograms([shell], shell))(shell, () => {
 		const script = join(folder, shell);
 		test("prints a script", () => {
 			const { exitCode, stdout } = mimo(["completion", shell]);

@@ -8,12 +8,15 @@ import { dirname, join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { absent } from "../absent.ts";
 import { verifyGolden } from "./energon-reference/verify.ts";
 import { captions, Scratch, tar } from "./fixtures.ts";
 
 const installed = join(import.meta.dir, "../../build/energon/bin/energon");
-const energon = process.env.MIMO_ENERGON ?? (existsSync(installed) ? installed : Bun.which("energon"));
-if (energon === null) console.log("skip: megatron-energon is not installed (tests/data/energon-install.sh)");
+const energon =
+	process.env.MIMO_ENERGON ??
+	(existsSync(installed) ? installed : Bun.which("energon")) ??
+	absent("megatron-energon", "bash tests/data/energon-install.sh");
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
 /** Python's worker processes leave folders behind. */

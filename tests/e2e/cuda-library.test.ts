@@ -6,13 +6,13 @@ import * as abi from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { deviceCount, openLibraryOf } from "../../src/native/open-device.ts";
-import { absentBuild } from "../golden.ts";
+import { absent } from "../absent.ts";
 
 const root = join(import.meta.dir, "../..");
 const built = ["build/lib-release/libmimo_cuda.so", "build/lib/libmimo_cuda.so"]
 	.map((file) => join(root, file))
 	.find((file) => existsSync(file));
-const file = built ?? absentBuild("the CUDA library", "npm run build:cuda");
+const file = built ?? absent("the CUDA library", "npm run build:cuda");
 const before = process.env.MIMO_CUDA_LIBRARY;
 if (file !== null) process.env.MIMO_CUDA_LIBRARY = file;
 afterAll(() => {

@@ -4,6 +4,7 @@ import { readdirSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { canMount, mountNamespace } from "../absent.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
 import { type Ended, freePort, Launched, survivors } from "../launch/launched.ts";
@@ -178,15 +179,11 @@ describe("ranks that a launcher such as torchrun starts", () => {
 	}, 60_000);
 });
 
-/** A private, small /dev/shm needs a mount namespace; where the system gives none there is nothing to test. */
-const namespace = ["unshare", "--mount", "--map-root-user"];
-const hasNamespaces = Bun.which("unshare") !== null && Bun.spawnSync([...namespace, "true"]).success;
-
-test.skipIf(!hasNamespaces)(
+test.skipIf(!canMount())(
 	"a full /dev/shm is named with what is missing",
 	async () => {
 		const mount = 'mount -t tmpfs -o size=1500k tmpfs /dev/shm && exec "$@"';
-		const ended = await start(["--train-iters", "1"], {}, [...namespace, "sh", "-c", mount, "sh"]).end();
+		const ended = await start(["--train-iters", "1"], {}, [...mountNamespace, "sh", "-c", mount, "sh"]).end();
 		expect(ended.stderr).toMatch(
 			/^mimo: rank \d .* failed: \/dev\/shm is full: .+ needs \d+\.\d MB, \d+\.\d MB of 1\.5 MB are free\./m,
 		);

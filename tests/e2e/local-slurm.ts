@@ -3,12 +3,13 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, wr
 import { hostname, tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Subprocess } from "bun";
+import { absent, hasPrograms } from "../absent.ts";
 
-/** Why there can be none here, or null. */
-export function whyNoSlurm(): string | null {
-	const absent = ["slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel"].filter((name) => !Bun.which(name));
-	if (absent.length > 0) return `${absent.join(", ")} not installed (Debian: slurm-wlm, munge)`;
-	return process.getuid?.() === 0 ? null : "slurmd -N needs root";
+/** Whether there can be one here. */
+export function canRunSlurm(): boolean {
+	const programs = ["slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel"];
+	if (!hasPrograms(programs, "slurmctld slurmd slurm-client munge")) return false;
+	return process.getuid?.() === 0 || absent("root, which slurmd -N needs", "sudo") !== null;
 }
 
 function isFree(port: number): boolean {

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { absentBuild } from "../golden.ts";
+import { absent } from "../absent.ts";
 import { sanitizerEnvironment } from "../sanitizer.ts";
 import { loggedSteps } from "./small-run.ts";
 
@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "../..");
 const steps = process.env.MIMO_TEST_FULL ? 100 : 3;
 const library =
 	existsSync(join(root, "build/lib-sanitize/libmimo_cpu.so")) ||
-	absentBuild("the sanitized library", "npm run build:sanitize");
+	absent("the sanitized library", "npm run build:sanitize");
 
 let folder: string;
 beforeAll(() => {

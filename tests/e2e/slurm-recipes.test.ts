@@ -4,10 +4,9 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, wr
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
-import { LocalSlurm, whyNoSlurm } from "./local-slurm.ts";
+import { canRunSlurm, LocalSlurm } from "./local-slurm.ts";
 import { loggedSteps } from "./small-run.ts";
 
-const absent = whyNoSlurm();
 const steps = 4;
 
 /** Flags that make a recipe's model small; its grids stay of the same kind, on two nodes of two tasks. */
@@ -25,7 +24,7 @@ const forms = {
 	"gpu-1-lora": picture,
 } as const;
 
-describe.skipIf(absent !== null)("a tiny form", () => {
+describe.skipIf(!canRunSlurm())("a tiny form", () => {
 	let slurm: LocalSlurm;
 	const folder = mkdtempSync(join(tmpdir(), "mimo-recipe-"));
 	beforeAll(async () => {
@@ -103,7 +102,6 @@ PATH=${bin}/none exec ${Bun.which("srun")} "\${args[@]}"
 	}, 180_000);
 });
 
-if (absent !== null) console.error(`skip: ${absent}`);
 test("every kind of recipe has a tiny form", () => {
 	const kinds = [...new Bun.Glob("*.yaml").scanSync("examples/nemotron-nano")].map((name) => name.replace(".yaml", ""));
 	// Eight nodes hold what two hold, more often.

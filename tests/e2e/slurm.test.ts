@@ -5,10 +5,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { executable, mimo } from "../commands/mimo.ts";
 import { alive } from "../launch/launched.ts";
-import { LocalSlurm, whyNoSlurm } from "./local-slurm.ts";
+import { canRunSlurm, LocalSlurm } from "./local-slurm.ts";
 import { loggedSteps } from "./small-run.ts";
 
-const absent = whyNoSlurm();
 const script = "examples/slurm/local.sbatch";
 const steps = 10;
 
@@ -29,7 +28,7 @@ function ranksOf(folder: string): number[] {
 
 const sharedMemory = () => readdirSync("/dev/shm").filter((name) => name.startsWith("mimo"));
 
-describe.skipIf(absent !== null)("a job", () => {
+describe.skipIf(!canRunSlurm())("a job", () => {
 	let slurm: LocalSlurm;
 	const folders: string[] = [];
 	beforeAll(async () => {
@@ -126,5 +125,3 @@ describe.skipIf(absent !== null)("a job", () => {
 		expect(said()).toMatch(/mimo: rank \d \((radio_encoder|language), .*\) failed: .*\n( {2}rank \d .*\n){3}/);
 	}, 120_000);
 });
-
-if (absent !== null) console.error(`skip: ${absent}`);

@@ -4,6 +4,7 @@ import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { canMount, mountNamespace } from "../absent.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { caption, type Member, png, Scratch, tar } from "../data/fixtures.ts";
 import { Launched } from "../launch/launched.ts";
@@ -183,16 +184,12 @@ test("ranks of another launcher compare themselves with a reference made before"
 	}
 }, 60_000);
 
-/** A private, small /dev/shm needs a mount namespace; where the system gives none there is nothing to test. */
-const namespace = ["unshare", "--mount", "--map-root-user"];
-const hasNamespaces = Bun.which("unshare") !== null && Bun.spawnSync([...namespace, "true"]).success;
-
-test.skipIf(!hasNamespaces)(
+test.skipIf(!canMount())(
 	"a layout whose run fails has failed, the others are compared",
 	() => {
 		const mount = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"';
 		const command = [executable, "verify", ...small.split(" "), "--layouts", "2+4,1+1"];
-		const ended = Bun.spawnSync([...namespace, "sh", "-c", mount, "sh", ...command]);
+		const ended = Bun.spawnSync([...mountNamespace, "sh", "-c", mount, "sh", ...command]);
 		expect(ended.stderr.toString()).toMatch(/^mimo: rank \d \(.+\) failed: \/dev\/shm is full: /m);
 		expect(ended.stdout.toString()).toMatch(/^2\+4 .* FAILED$/m);
 		expect(ended.stdout.toString()).toMatch(/^1\+1 .* ok\b/m);

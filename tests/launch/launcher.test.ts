@@ -1,6 +1,7 @@
 /** Launching ranks as processes, and every way in which a rank may end too soon. */
 import { afterEach, describe, expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
+import { canMount, mountNamespace } from "../absent.ts";
 import { alive, type Ended, Launched, survivors } from "./launched.ts";
 
 let started: Launched[] = [];
@@ -237,20 +238,17 @@ describe("the launcher", () => {
 	}
 });
 
-/** A private, small /dev/shm needs a mount namespace; where the system gives none there is nothing to test. */
-const namespace = ["unshare", "--mount", "--map-root-user"];
-const hasNamespaces = Bun.which("unshare") !== null && Bun.spawnSync([...namespace, "true"]).success;
-
 describe("a full /dev/shm", () => {
+	const mounts = canMount();
 	const small = (size: string) => [
-		...namespace,
+		...mountNamespace,
 		"sh",
 		"-c",
 		`mount -t tmpfs -o size=${size} tmpfs /dev/shm && exec "$@"`,
 		"sh",
 	];
 
-	test.skipIf(!hasNamespaces)(
+	test.skipIf(!mounts)(
 		"is named when the run does not fit",
 		async () => {
 			const ended = await start([2], {}, small("64k")).end();
@@ -262,7 +260,7 @@ describe("a full /dev/shm", () => {
 		30_000,
 	);
 
-	test.skipIf(!hasNamespaces)(
+	test.skipIf(!mounts)(
 		"is named when a group does not fit",
 		async () => {
 			const ended = await start([2], {}, small("800k")).end();

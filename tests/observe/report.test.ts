@@ -8,6 +8,7 @@ import { comparisonPage, distinctNames, reportPage } from "../../src/observe/pag
 import { findLog, readRunLog } from "../../src/observe/run-log/reader.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";
 import { Series } from "../../src/observe/series.ts";
+import { absent } from "../absent.ts";
 import { clock, plantedRun } from "./planted-run.ts";
 import { step } from "./step.ts";
 
@@ -228,39 +229,45 @@ test("events of every step are merged with a count, and repeated evaluations are
 	expect(reportPage(read, clock)).toContain("<td>100 times, the latest: lm loss is NaN</td>");
 });
 
-test("a browser shows the page within a second, no element exceeds a phone's or a screen's width, light and dark differ", () => {
-	const browser = ["chromium", "chromium-browser", "google-chrome"].find((name) => Bun.which(name));
-	if (!browser) {
-		console.log("skipped: no Chromium is installed");
-		return;
-	}
-	const folder = folderOf();
-	const page = join(folder, "page.html");
-	const probe =
-		"<script>addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })</script>";
-	writeFileSync(page, reportPage(readRunLog(plantedRun(folder)), clock).replace("</body>", `${probe}</body>`));
-	const look = (width: number, scheme: 0 | 1) => {
-		const { stdout } = Bun.spawnSync([
-			browser,
-			"--headless",
-			"--no-sandbox",
-			"--disable-gpu",
-			`--user-data-dir=${join(folder, "profile")}`,
-			`--window-size=${width},900`,
-			`--blink-settings=preferredColorScheme=${scheme}`,
-			"--dump-dom",
-			page,
-		]);
-		return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
-	};
-	// Step 100 and, beside it, the evaluation of step 200; the toggle changes the axis.
-	const pointed = "step_100training2.7555validation_at_2002.61 true_false_false_true";
-	const dark = "rgb(18, 22, 28)";
-	const light = "rgb(246, 247, 249)";
-	expect(look(1280, 1)).toBe(`${pointed} fits ${light} true quick`);
-	expect(look(500, 1)).toBe(`${pointed} fits ${light} true quick`);
-	expect(look(1280, 0)).toBe(`${pointed} fits ${dark} true quick`);
-}, 60_000);
+/** A browser; null, after a printed skip, without one. */
+function chromium(): string | null {
+	const names = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+	return names.find((name) => Bun.which(name)) ?? absent("Chromium", "Debian: apt-get install chromium-headless-shell");
+}
+const browser = chromium();
+
+test.skipIf(browser === null)(
+	"a browser shows the page within a second, no element exceeds a phone's or a screen's width, light and dark differ",
+	() => {
+		const folder = folderOf();
+		const page = join(folder, "page.html");
+		const probe =
+			"<script>addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })</script>";
+		writeFileSync(page, reportPage(readRunLog(plantedRun(folder)), clock).replace("</body>", `${probe}</body>`));
+		const look = (width: number, scheme: 0 | 1) => {
+			const { stdout } = Bun.spawnSync([
+				browser!,
+				"--headless",
+				"--no-sandbox",
+				"--disable-gpu",
+				`--user-data-dir=${join(folder, "profile")}`,
+				`--window-size=${width},900`,
+				`--blink-settings=preferredColorScheme=${scheme}`,
+				"--dump-dom",
+				page,
+			]);
+			return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
+		};
+		// Step 100 and, beside it, the evaluation of step 200; the toggle changes the axis.
+		const pointed = "step_100training2.7555validation_at_2002.61 true_false_false_true";
+		const dark = "rgb(18, 22, 28)";
+		const light = "rgb(246, 247, 249)";
+		expect(look(1280, 1)).toBe(`${pointed} fits ${light} true quick`);
+		expect(look(500, 1)).toBe(`${pointed} fits ${light} true quick`);
+		expect(look(1280, 0)).toBe(`${pointed} fits ${dark} true quick`);
+	},
+	60_000,
+);
 
 test("every part of a step has a colour of its own", () => {
 	const page = reportPage(readRunLog(plantedRun(folderOf())), clock);

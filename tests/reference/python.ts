@@ -8,7 +8,7 @@
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { absentBuild } from "../golden.ts";
+import { absent } from "../absent.ts";
 
 const installed = join(import.meta.dir, "../../build/reference/bin/python");
 
@@ -17,7 +17,7 @@ export function referencePython(...packages: readonly string[]): string | null {
 	const python = process.env.MIMO_PYTHON ?? (existsSync(installed) ? installed : null);
 	const missing = python === null ? [] : packages.filter((name) => !canImport(python, name));
 	if (python !== null && missing.length === 0) return python;
-	return absentBuild(
+	return absent(
 		python === null ? "the reference Python" : `${missing.join(", ")} for ${python}`,
 		"bash tests/reference/install.sh",
 	);
@@ -26,7 +26,7 @@ export function referencePython(...packages: readonly string[]): string | null {
 /** Looks for the package without importing it, which takes seconds for some. */
 function canImport(python: string, name: string): boolean {
 	const script = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
-	return Bun.spawnSync([python, "-c", script, name]).success;
+	return Bun.which(python) !== null && Bun.spawnSync([python, "-c", script, name]).success;
 }
 
 /** Standard output of the interpreter, without access to Hugging Face's hub; an error with its messages when it fails. */
