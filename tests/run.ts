@@ -5,7 +5,7 @@
  *
  *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
  *
- * --full: more steps, cases and sizes (MIMO_TEST_FULL=1). --sanitize: with the ASan/UBSan library of
+ * --full: more steps, cases and sizes, and some longer tests (MIMO_TEST_FULL=1). --sanitize: with the ASan/UBSan library of
  * `bun build.ts sanitize`. The last line is "N passed, N failed" (and ", N skipped"); the exit code is 1 after a failure.
  */
 import { availableParallelism } from "node:os";
@@ -55,6 +55,10 @@ const waiting = [
 ];
 /** Longest computations, with their seconds of processor time. They start first, so that no core is idle at the end. */
 const long = [
+	"tests/e2e/reference-layouts/fixed.test.ts", // 120
+	"tests/e2e/reference-layouts/participation.test.ts", // 110
+	"tests/e2e/reference-layouts/dynamic.test.ts", // 80
+	"tests/e2e/empty-machine.test.ts", // 60
 	"tests/e2e/fine-tune.test.ts", // 50
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35

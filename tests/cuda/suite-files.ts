@@ -55,7 +55,7 @@ const commands: readonly [pattern: string, ranks: number][] = [
 	["e2e/{lora,trackers}", 2],
 	["e2e/{narrow-moments,train,timers}", 2],
 	["e2e/energon-train", 6],
-	["e2e/reference-layouts", 4],
+	["e2e/reference-layouts/language", 4],
 	["observe/trace", 4],
 	["parity/mimo-golden", 3],
 	["e2e/verify", 6],

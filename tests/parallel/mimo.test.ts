@@ -65,7 +65,6 @@ describe("parity on disjoint grids", () => {
 		expectParity("mimo-participation-exact", side(1, 4), side(1, 2)));
 	test("mimo-participation-corrected on dp2 + dp2 ep2", () =>
 		expectParity("mimo-participation-corrected", side(1, 2), side(1, 2, 2)));
-	test.skipIf(!full)("mimo-dp2-dp2ep2-fixed on tp2 dp2 + tp2 dp2 ep2", () =>
-		expectParity("mimo-dp2-dp2ep2-fixed", side(2, 2), side(2, 2, 2)),
-	);
+	test("mimo-dp2-dp2ep2-fixed on tp2 dp2 + tp2 dp2 ep2", () =>
+		expectParity("mimo-dp2-dp2ep2-fixed", side(2, 2), side(2, 2, 2)));
 });

@@ -1,57 +1,13 @@
-/**
- * dist/mimo parity: every mimo-* reference folder on every layout that the references' README asks for, as processes
- * (MIMO_TEST_FULL=1; `npm run test:layouts`), and what a folder that does not agree looks like.
- */
+/** `mimo parity` on processes: language models alone, layouts that are refused, and what a folder that does not agree looks like. */
 import { describe, expect, test } from "bun:test";
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { deviceFlags, mimo } from "../commands/mimo.ts";
-import { golden, largeGolden } from "../golden.ts";
+import { deviceFlags, mimo } from "../../commands/mimo.ts";
+import { golden } from "../../golden.ts";
+import { expectAgreement } from "./agreement.ts";
 
 const full = process.env.MIMO_TEST_FULL === "1";
-
-/** Pipelines behind the encoder, and modules that share two and four ranks. */
-const staged = ["1+pp2", "tp2+pp2", "dp2|pp2", "dp4|tp2dp2ep2"];
-/** Layouts of every reference and its small relative. null: the folder's own, which no flag names. */
-const layouts: Readonly<Record<string, readonly (string | null)[]>> = {
-	"mimo-1x1-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1", ...staged],
-	"mimo-1x1-fixed": [null, "1", "1+1", "tp2+tp2ep2", "tp2+1", ...staged],
-	"mimo-tp2-tp2ep2-dynamic": [null, "1", "1+1", "tp2+tp2ep2", "tp4+tp2ep2", "1+tp2dp2ep2etp2", ...staged],
-	"mimo-dp2-dp2ep2-fixed": [
-		null,
-		"1",
-		"1+1",
-		"dp2+dp2ep2",
-		"tp2dp2+tp2dp2ep2",
-		"1+dp2ep2",
-		"4+4",
-		"tp4+tp2",
-		...staged,
-	],
-	"mimo-participation-exact": [null, "1", "1+1", "dp2+dp2ep2", "1+dp2ep2", "4+dp2ep2", "tp2dp2+tp2dp2ep4", ...staged],
-	"mimo-participation-corrected": [
-		...[null, "dp2+dp2ep2", "tp2dp2+dp2ep2", "dp2+tp2dp2ep2"],
-		...["dp2+pp2dp2ep2", "dp2tp2|pp2dp2ep2"],
-	],
-};
-
-describe.skipIf(!full)("agrees on processes", () => {
-	for (const [name, layout] of Object.entries(layouts).flatMap(([name, wanted]) =>
-		[`${name}-small`, name].flatMap((folder) => wanted.map((layout) => [folder, layout] as const)),
-	)) {
-		test(`${name} on ${layout ?? "its own layout"}`, () => {
-			const folder = name.endsWith("-small") ? golden(name) : largeGolden(name);
-			if (folder === null) return;
-			const { exitCode, stdout, stderr } = mimo([
-				...["parity", "--golden", folder, ...deviceFlags.split(" ")],
-				...(layout === null ? [] : ["--layout", layout]),
-			]);
-			expect([exitCode, stderr]).toEqual([0, ""]);
-			expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
-		}, 300_000);
-	}
-});
 
 describe("a language model alone agrees on processes", () => {
 	const quick = { "hybrid-tiny": ["tp2pp2"], "mtp-repeated-small": ["dp3ep3"] };
@@ -63,13 +19,7 @@ describe("a language model alone agrees on processes", () => {
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {
-			test(`${name} on ${layout}`, () => {
-				const { exitCode, stdout, stderr } = mimo([
-					...["parity", "--golden", golden(name), "--layout", layout, ...deviceFlags.split(" ")],
-				]);
-				expect([exitCode, stderr]).toEqual([0, ""]);
-				expect(stdout).toMatch(/: all \d{3} values agree\.\n$/);
-			}, 120_000);
+			test(`${name} on ${layout}`, () => expectAgreement(golden(name), layout), 120_000);
 		}
 	}
 });
