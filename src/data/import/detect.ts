@@ -7,7 +7,7 @@ import type { Part } from "./row.ts";
 
 /** Forms that can be imported, with their names in messages. */
 export const importKinds = {
-	pictures: "a folder of pictures with .txt or .json files beside them",
+	pictures: "a folder of pictures with .txt or .json files beside them, or in folders of their classes",
 	csv: "a table (CSV or TSV)",
 	json: "JSON records",
 	parquet: "Parquet files",
@@ -179,7 +179,7 @@ function savedToDisk(folder: string): InputFile[] | null {
 }
 
 /** A small JSON file as an object; null: the file is missing, large, or no JSON object. */
-function jsonIn(path: string): Record<string, unknown> | null {
+export function jsonIn(path: string): Record<string, unknown> | null {
 	const stat = statusOf(path);
 	if (stat === undefined || !stat.isFile() || stat.size > 2 ** 24) return null;
 	try {

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 
-from datasets import Dataset, DatasetDict, Features, Image, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pillow
 from pyarrow import parquet
 
@@ -74,3 +74,10 @@ DatasetDict({"train": talk, "test": talk.select([1])}).save_to_disk(os.path.join
 with open(os.path.join(here, "talk.json"), "w") as file:
     json.dump(talks, file, ensure_ascii=False, indent="\t")
     file.write("\n")
+
+classes = Dataset.from_dict(
+    {"image": [image(i) for i in range(5)], "label": [2, 0, 1, -1, None]},
+    features=Features({"image": Image(), "label": ClassLabel(names=["cat", "dog", "red fox"])}),
+)
+classes.to_parquet(os.path.join(here, "classes.parquet"))
+classes.save_to_disk(os.path.join(here, "classes"))

@@ -3,8 +3,9 @@ import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
-import type { InputFile } from "../detect.ts";
+import { type InputFile, jsonIn } from "../detect.ts";
 import type { Position, Row, SyncSource } from "../row.ts";
 import { type ArrowField, batchOf, fieldsOf } from "./arrow-batch.ts";
 import { FlatTable } from "./flatbuffer.ts";
@@ -19,8 +20,10 @@ export function arrowSource(files: readonly InputFile[], columns: Columns, image
 	for (const { path } of files) refuseIndices(dirname(path));
 	const there = arrowColumns(files[0]!.path);
 	checkColumns(there, columns, { where: files[0]!.path, imageRoot });
+	const classes = new Map(files.map(({ path }) => [path, classesBeside(path)]));
+	const named = describeClasses(classes.get(files[0]!.path)!, wantedColumns(there, columns));
 	return {
-		description: `a data set of save_to_disk in ${files.length === 1 ? "one file" : `${files.length} files`}`,
+		description: `a data set of save_to_disk in ${files.length === 1 ? "one file" : `${files.length} files`}${named}`,
 		identity: identityOf(files),
 		columns: there,
 		*rows(from: Position): Generator<Row> {
@@ -33,7 +36,7 @@ export function arrowSource(files: readonly InputFile[], columns: Columns, image
 					number++;
 					yield {
 						where: `${path}, row ${number}`,
-						fields,
+						fields: withClassNames(fields, classes.get(path)!),
 						images: [],
 						folder: imageRoot ?? dirname(path),
 						part,
@@ -43,6 +46,11 @@ export function arrowSource(files: readonly InputFile[], columns: Columns, image
 			}
 		},
 	};
+}
+
+/** Names of the classes in the dataset_info.json of a file's folder. */
+function classesBeside(file: string): ClassNames {
+	return classNamesOf(jsonIn(join(dirname(file), "dataset_info.json"))?.features);
 }
 
 /** Refuses a data set with an index of rows, which old versions of the package write. */

@@ -3,6 +3,7 @@ import { dirname } from "node:path";
 import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import type { InputFile } from "../detect.ts";
 import type { Position, Row, Source } from "../row.ts";
@@ -23,7 +24,7 @@ export async function parquetSource(
 	const there = topColumns(first);
 	checkColumns(there, columns, { where: files[0]!.path, imageRoot });
 	return {
-		description: files.length === 1 ? "a Parquet file" : `${files.length} Parquet files`,
+		description: `${files.length === 1 ? "a Parquet file" : `${files.length} Parquet files`}${describeClasses(classesIn(first), wantedColumns(there, columns))}`,
 		identity: identityOf(files),
 		columns: there,
 		async *rows(from: Position): AsyncGenerator<Row> {
@@ -42,9 +43,10 @@ export async function parquetSource(
 }
 
 /** Rows of a file from row `from` on, with the wanted columns. Throws a UserError for a damaged file. */
-async function* parquetRows(path: string, columns: Columns, from: number): AsyncGenerator<Record<string, unknown>> {
+async function* parquetRows(path: string, columns: Columns, from: number): AsyncGenerator<Row["fields"]> {
 	const metadata = await metadataOf(path);
 	const wanted = wantedColumns(topColumns(metadata), columns);
+	const classes = classesIn(metadata);
 	using file = OpenFile.open(path);
 	let begin = 0;
 	for (const [number, group] of metadata.row_groups.entries()) {
@@ -82,8 +84,18 @@ async function* parquetRows(path: string, columns: Columns, from: number): Async
 		if (rows.length !== end - rowStart) {
 			throw new UserError(`${path}: row group ${number} has ${rows.length} of ${end - rowStart} rows: it is damaged.`);
 		}
-		yield* rows;
+		for (const row of rows) yield withClassNames(row, classes);
 		begin = end;
+	}
+}
+
+/** Names of the classes as the `datasets` package writes them. Metadata that it has not written name none. */
+function classesIn({ key_value_metadata: entries }: FileMetaData): ClassNames {
+	try {
+		const written = entries?.find(({ key }) => key === "huggingface")?.value;
+		return classNamesOf(JSON.parse(written ?? "{}").info?.features);
+	} catch {
+		return new Map();
 	}
 }
 

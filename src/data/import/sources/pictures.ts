@@ -1,7 +1,10 @@
-/** A folder of pictures, each with a .txt or .json file of the same name beside it. */
+/**
+ * A folder of pictures, each with a .txt or .json file of the same name beside it; or, where no picture has one, in folders
+ * of their classes, whose names are the captions.
+ */
 
 import { type Dirent, readdirSync, statSync } from "node:fs";
-import { join, relative } from "node:path";
+import { basename, join, relative } from "node:path";
 import { CryptoHasher } from "bun";
 import { readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -20,8 +23,12 @@ interface Picture {
 
 /** Positions: number of pictures read. */
 export function pictureSource(root: string, imageRoot: string | null): SyncSource {
+	const classes = classesIn(root);
 	return {
-		description: "a folder of pictures",
+		description:
+			classes === 0
+				? "a folder of pictures"
+				: `pictures in folders of ${classes} classes, whose names are the captions`,
 		identity: identityOf(root),
 		columns: null,
 		*rows(from: Position): Generator<Row> {
@@ -29,7 +36,7 @@ export function pictureSource(root: string, imageRoot: string | null): SyncSourc
 			let number = 0;
 			for (const { folder, name, texts } of picturesIn(root)) {
 				if (number++ < passed) continue;
-				const fields = fieldsOf(folder, name, texts);
+				const fields = fieldsOf(folder, name, texts, classes === 0 ? null : classOf(root, folder));
 				yield {
 					where: join(folder, name),
 					fields,
@@ -47,6 +54,23 @@ export function pictureSource(root: string, imageRoot: string | null): SyncSourc
 function partOfFolder(root: string, folder: string): Row["part"] {
 	const first = relative(root, folder).split("/")[0]!;
 	return first === "" ? null : partOf(first);
+}
+
+/** Number of classes by which the pictures lie in folders; 0 where a picture has a text beside it, or they are all in one folder. */
+function classesIn(root: string): number {
+	const classes = new Set<string>();
+	for (const { folder, texts } of picturesIn(root)) {
+		if (texts.length > 0) return 0;
+		const name = classOf(root, folder);
+		if (name !== null) classes.add(name);
+	}
+	return classes.size > 1 ? classes.size : 0;
+}
+
+/** The class that a folder is of: its name. The root and a part of the data set, such as "train", are of none. */
+function classOf(root: string, folder: string): string | null {
+	const path = relative(root, folder);
+	return path === "" || (!path.includes("/") && partOf(path) !== null) ? null : basename(folder);
 }
 
 /** Pictures in the order of their paths; only the names of one folder at a time are in memory. */
@@ -76,9 +100,12 @@ function entriesOf(folder: string): { readonly name: string; readonly isFolder: 
 		.sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
-/** The record of a picture: of its .json file, else of its .txt file. A record without an image is about the picture. */
-function fieldsOf(folder: string, name: string, texts: readonly string[]): Row["fields"] {
+/**
+ * The record of a picture: of its .json file, else of its .txt file, else its class. A record without an image is about the picture.
+ */
+function fieldsOf(folder: string, name: string, texts: readonly string[], className: string | null): Row["fields"] {
 	const file = texts.find((text) => text.endsWith(".json")) ?? texts[0];
+	if (file === undefined && className !== null) return { image: name, caption: className };
 	if (file === undefined) return new SkippedRow("it has no .txt or .json file of the same name beside it");
 	let bytes: Uint8Array;
 	try {
