@@ -162,6 +162,23 @@ function decodeWorker(encoded: unknown, worker: number): WorkerPosition {
 	}
 }
 
+/** The first place at which two values as JSON differ, and what is there, cut to a line; a saved value may be absent. */
+function difference(
+	name: string,
+	saved: string | undefined,
+	value: string,
+): [place: string, there: string, here: string] {
+	const [there, here] = [saved, value].map((text) => (text?.startsWith("{") ? JSON.parse(text) : null));
+	if (there !== null && here !== null) {
+		const inner = (json: Record<string, unknown>, key: string) => JSON.stringify(json[key]);
+		const key = Object.keys(here).find(
+			(one) => inner(here, one) !== undefined && inner(here, one) !== inner(there, one),
+		);
+		if (key !== undefined) return difference(`${name}.${key}`, inner(there, key), inner(here, key));
+	}
+	return [name, (saved ?? "(unset)").slice(0, 100), value.slice(0, 100)];
+}
+
 /** Throws a UserError for settings that would give other samples; it names the first different setting. */
 export function checkSettings(
 	before: Readonly<Record<string, string>>,
@@ -170,8 +187,9 @@ export function checkSettings(
 	for (const [name, value] of Object.entries(settings)) {
 		const saved = before[name];
 		if (saved === value || (name === "batchSize" && divides(value, saved))) continue;
+		const [place, there, here] = difference(name, saved, value);
 		throw new UserError(
-			`The loader state was saved with ${name} = ${saved ?? "(unset)"}, this run has ${value}: resume with the setting it was saved with, or start the data from the beginning.`,
+			`The loader state was saved with ${place} = ${there}, this run has ${here}: resume with the setting it was saved with, or start the data from the beginning.`,
 		);
 	}
 }
