@@ -1,12 +1,13 @@
-/** Resolves a command's arguments to a configuration; a Hugging Face folder among them gives the model's keys. */
+/** Resolves a command's arguments to a configuration; folders among them give keys of the model and of its data. */
 import { hubFolder } from "../checkpoint/hf/hub.ts";
 import { readModelKeys } from "../checkpoint/hf/model-keys.ts";
+import { readStoredDataKeys } from "../checkpoint/training/stored-data-keys.ts";
 import type { CommandFlags } from "../config/flags.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
 import type { Key } from "../config/schema.ts";
-import type { Entry } from "../config/sources.ts";
+import type { Entry, FolderReader } from "../config/sources.ts";
 
-/** `resolveConfiguration` with `readModelKeys` as its reader of folders, which may be named as on Hugging Face's Hub. */
+/** `resolveConfiguration` with the folders of weights that the arguments name, a model perhaps as on Hugging Face's Hub. */
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
@@ -16,5 +17,6 @@ export function configurationOfArguments(
 		readonly unchecked?: readonly Key[];
 	} = {},
 ): ResolvedConfiguration {
-	return resolveConfiguration(args, commandFlags, { ...options, folders: readModelKeys, place: hubFolder });
+	const folders: FolderReader = (given) => [...readStoredDataKeys(given), ...readModelKeys(given)];
+	return resolveConfiguration(args, commandFlags, { ...options, folders, place: hubFolder });
 }

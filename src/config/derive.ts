@@ -3,6 +3,7 @@ import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { ReadGuard } from "../native/read-guard.ts";
 import { watched } from "../system/read-watch.ts";
+import { chatTemplateFile } from "./chat-template-file.ts";
 import { fileKind } from "./file-kind.ts";
 import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
@@ -108,7 +109,8 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,
-	"conversation-template": (c) => (c.chatTemplate === null ? "plain" : "jinja"),
+	"conversation-template": ({ chatTemplate, tokenizer }) =>
+		chatTemplate !== null || (tokenizer !== null && chatTemplateFile(tokenizer) !== null) ? "jinja" : "plain",
 	"dataset-provider": (c) => {
 		const { dataPath } = c;
 		if (dataPath === null) return "mock";

@@ -2,7 +2,6 @@
  * Opens a checkpoint's model for commands that do not train it. Values of the checkpoint's index or config.json are defaults
  * beneath the given configuration.
  */
-import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { detectFormat } from "../checkpoint/conversion/source.ts";
 import { hubFolder } from "../checkpoint/hf/hub.ts";
@@ -21,7 +20,6 @@ import { gridKeys } from "../config/keys/parallel.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
-import { hasChatTemplate } from "../data/text/chat/template-file.ts";
 import { topologyOf } from "../parallel/topology.ts";
 import type { World } from "../parallel/world.ts";
 import { UserError } from "../system/errors.ts";
@@ -118,11 +116,9 @@ function folderValues(path: string): Partial<Record<Key, unknown>> {
 	using pretrained = openPretrained({ loadHf: path, loadVision: null, loadProjector: null });
 	const { weights, language } = pretrained!;
 	const { dtype } = weights.tensors.values().next().value!;
-	const talks = existsSync(join(path, "tokenizer.json")) && hasChatTemplate(path);
 	return {
 		"seq-length": language!.language!.configuration.maxPositionEmbeddings,
 		bf16: dtype === "BF16",
-		...(talks && { "conversation-template": "jinja" }),
 	};
 }
 

@@ -24,7 +24,7 @@ import { openRun } from "./from-configuration.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
-import { introduction, rowTransports, summarise } from "./report/run-text.ts";
+import { dataSentences, introduction, rowTransports, summarise } from "./report/run-text.ts";
 import { SkippedReport } from "./report/skipped-samples.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
@@ -117,7 +117,7 @@ function introduce(
 	observer: Observer,
 ): void {
 	observer.note(introduction(c, run, world));
-	for (const sentence of origins) observer.note(sentence);
+	for (const sentence of [...origins, ...dataSentences(c)]) observer.note(sentence);
 	const experts = run.groups.language?.model.experts;
 	if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
 	const expertPath = describeExpertPath(c);

@@ -66,6 +66,8 @@ const command = defineCommand({
 			return;
 		}
 		const { headline, imageLines, spansOf } = await import("../../data/vision-language/preview.ts");
+		const { dataSentences } = await import("../../train/report/run-text.ts");
+		print(`${dataSentences(c).join("\n")}\n`);
 		const mark = process.stdout.isTTY ? ["\u001b[32m", "\u001b[0m"] : ["[", "]"];
 		for (const sample of samples) {
 			const spans = spansOf(sample, tokenizer, task);

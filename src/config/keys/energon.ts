@@ -54,12 +54,12 @@ export const energonKeys = {
 	),
 	"conversation-template": derived(
 		choice(["plain", "pretraining", "chatml", "jinja"]),
-		"jinja with chat-template, else plain",
+		"jinja with chat-template, or where tokenizer's folder has a template; else plain",
 		"Text around the turns: plain, none; pretraining, the speaker's name; chatml, <|im_start|>role … <|im_end|>; jinja, that of a Jinja chat template.",
 	),
 	"chat-template": optional(
 		path,
-		"A Jinja chat template: its file, or a Hugging Face folder with one; unset: with conversation-template jinja, the template in tokenizer's folder.",
+		"A Jinja chat template: its file, or a Hugging Face folder with one; unset: that of tokenizer's folder, if it has one.",
 	),
 	"chat-template-kwargs": optional(text, "Further variables of the chat template, as a JSON object."),
 	"chat-template-date": optional(text, "Today's date for the chat template, such as 2026-01-31; unset: no date."),

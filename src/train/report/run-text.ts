@@ -1,5 +1,6 @@
 /** The sentences that a training prints: what it trains and where, before the first step; what came of it, after the last. */
 import { isAbsolute, relative } from "node:path";
+import { chatTemplateFile } from "../../config/chat-template-file.ts";
 import { hasEncoder, wandbFolder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
@@ -29,6 +30,43 @@ export function introduction(c: TrainingConfiguration, { topology }: Run, world:
 	const ranks = world.size === 1 ? "" : `${counted(world.size, "rank")}${sizes}, `;
 	const on = `${name}, ${ranks}${counted(threads, "thread")}${world.size === 1 ? "" : " each"}`;
 	return `Training ${what} on ${on}.${frozenText(c)}`;
+}
+
+/**
+ * The sentences that say which text is trained on, what of it counts in the loss, and how images are resized; none for mock data.
+ * Data sets of a blend may have settings of their own.
+ */
+export function dataSentences(c: TrainingConfiguration): string[] {
+	const { lossRoles } = c;
+	if (c.datasetProvider === "mock") return [];
+	if (c.datasetProvider === "tokens") return ["Text: token ids as they are, loss on all of them."];
+	if (c.datasetProvider === "text") return ["Text: plain, loss on all of it."];
+	const text = templateText(c);
+	const assistants = c.conversationTemplate === "chatml" || c.conversationTemplate === "jinja";
+	const whole = assistants ? "the assistant's turns" : "all of it";
+	const counts = lossRoles === null ? whole : `the turns of ${lossRoles.join(" and ")}`;
+	const documents = counts === "all of it" ? "" : ", and on all text without turns";
+	return [`Text: ${text}, loss on ${counts}${documents}.`, ...(hasEncoder(c) ? [`Images: ${imageText(c)}.`] : [])];
+}
+
+function templateText({ conversationTemplate, chatTemplate, tokenizer }: TrainingConfiguration): string {
+	if (conversationTemplate === "jinja") return `chat template of ${shownPath(chatTemplate ?? tokenizer!)}`;
+	if (conversationTemplate === "pretraining") return "turns after their speakers' names";
+	if (conversationTemplate === "chatml") return "chatml";
+	if (tokenizer === null) return "plain (no chat template is given)";
+	const place = shownPath(tokenizer);
+	return `plain (${chatTemplateFile(tokenizer) === null ? `${place} has no chat template` : `without the chat template of ${place}`})`;
+}
+
+function imageText(c: TrainingConfiguration): string {
+	if (c.dynamicResolution) {
+		const { dynamicResolutionMinPatches: least, dynamicResolutionMaxPatches: most } = c;
+		const count = most === 0 ? `at least ${least}` : `${least} to ${most}`;
+		return `resized to ${count} patches of ${c.patchDim} × ${c.patchDim} pixels (dynamic-resolution)`;
+	}
+	if (!c.useTiling) return `resized to ${c.imgW} × ${c.imgH} pixels, whatever their proportions`;
+	const thumbnail = c.useThumbnail ? " and a thumbnail" : "";
+	return `cut into ${c.minNumTiles} to ${c.maxNumTiles} tiles of ${c.imgH} × ${c.imgH} pixels${thumbnail} (use-tiling)`;
 }
 
 /** Names the frozen parts; empty if none is frozen. */

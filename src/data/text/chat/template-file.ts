@@ -2,6 +2,7 @@
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
+import { chatTemplateFile } from "../../../config/chat-template-file.ts";
 import { UserError } from "../../../system/errors.ts";
 import { systemReason } from "../../../system/system-errors.ts";
 import { JinjaTemplate } from "./jinja.ts";
@@ -33,17 +34,13 @@ const configuration = v.looseObject({
 });
 type Configuration = v.InferOutput<typeof configuration>;
 
-/** Files of a folder that may hold its template, the first that is there counts. */
-const templateFiles = ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"] as const;
-
 /**
  * The template at `path`: a file of Jinja text, a JSON file with a field chat_template, or a folder with either. Its special
  * tokens are those of tokenizer_config.json beside it, else beside `tokenizer`. Throws a UserError when `path` has no template.
  */
 export function readChatTemplate(path: string, tokenizer: string | null): ChatTemplateText {
-	const folder = path.endsWith("tokenizer.json") ? dirname(path) : path;
-	const file = isFolder(folder) ? templateIn(folder) : path;
-	const text = file.endsWith(".json") ? templateOf(file) : readText(file);
+	const file = chatTemplateFile(path) ?? path;
+	const text = isFolder(file) ? null : file.endsWith(".json") ? templateOf(file) : readText(file);
 	if (text === null) throw noTemplate(path);
 	// Throws for a template with mistakes here, before any sample is read with it.
 	new JinjaTemplate(text, file);
@@ -57,22 +54,6 @@ export function readChatTemplate(path: string, tokenizer: string | null): ChatTe
 
 function isFolder(path: string): boolean {
 	return existsSync(path) && statSync(path).isDirectory();
-}
-
-/** Whether a folder has a template. */
-export function hasChatTemplate(folder: string): boolean {
-	return findTemplate(folder) !== undefined;
-}
-
-function findTemplate(folder: string): string | undefined {
-	const found = templateFiles.map((name) => join(folder, name)).filter((file) => existsSync(file));
-	return found.find((candidate) => !candidate.endsWith(".json") || templateOf(candidate) !== null);
-}
-
-function templateIn(folder: string): string {
-	const file = findTemplate(folder);
-	if (file === undefined) throw noTemplate(folder);
-	return file;
 }
 
 function noTemplate(path: string): UserError {
