@@ -60,6 +60,7 @@ const long = [
 	"tests/e2e/reference-layouts/dynamic.test.ts", // 80
 	"tests/e2e/empty-machine.test.ts", // 60
 	"tests/e2e/fine-tune.test.ts", // 50
+	"tests/e2e/plain-folders.test.ts", // 50
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35
 	"tests/e2e/killed-saves.test.ts", // 35

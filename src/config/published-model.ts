@@ -40,8 +40,50 @@ const needs: readonly Need[] = [
 	],
 ];
 
+/**
+ * Kinds of image processors: that of transformers' NemotronH_Omni resizes an image to a grid of patches near its own size, that of
+ * NemotronH_Nano_VL_V2 cuts it into tiles.
+ */
+export type ProcessorKind = "dynamic" | "tiles";
+
+const processors: Readonly<Record<ProcessorKind, { readonly model: string; readonly needs: readonly Need[] }>> = {
+	dynamic: {
+		model: "NemotronH_Omni",
+		needs: [
+			need("no use-tiling", "useTiling", (tiled) => !tiled),
+			[
+				"dynamic-resolution, since images of one size (img-h, img-w) have no place in it",
+				({ dynamicResolution: dynamic, useTiling: tiled }) =>
+					dynamic === undefined ? null : dynamic || tiled === true,
+			],
+			need("dynamic-resolution-min-side 0", "dynamicResolutionMinSide", (side) => side === 0),
+		],
+	},
+	tiles: {
+		model: "NemotronH_Nano_VL_V2",
+		needs: [
+			need("no dynamic-resolution", "dynamicResolution", (dynamic) => !dynamic),
+			need("use-tiling", "useTiling", (tiled) => tiled),
+			need("min-num-tiles 1", "minNumTiles", (least) => least === 1),
+			need("no use-tile-tags", "useTileTags", (tags) => !tags),
+			need("no use-area-weighted-aspect-ratio", "useAreaWeightedAspectRatio", (weighted) => !weighted),
+		],
+	},
+};
+
+/** A clause that names what a model lacks to have its images from such a processor; null: nothing is known to lack. */
+export function lackingOfProcessor(c: Model, kind: ProcessorKind): string | null {
+	const { model, needs: all } = processors[kind];
+	const lacking = lackingOf(all, c);
+	return lacking === null ? null : `Hugging Face's image processor of ${model} needs ${lacking}`;
+}
+
 /** A clause that names the properties that a model with an encoder lacks to be saved as such a model; null: none is known. */
 export function lackingOfPublished(model: Model): string | null {
-	const lacking = needs.flatMap(([what, holds]) => (holds(model) === false ? [what] : []));
-	return lacking.length === 0 ? null : `Hugging Face's vision-language model of NemotronH needs ${lacking.join(", ")}`;
+	const lacking = lackingOf(needs, model);
+	return lacking === null ? null : `Hugging Face's vision-language model of NemotronH needs ${lacking}`;
+}
+
+function lackingOf(all: readonly Need[], model: Model): string | null {
+	return all.flatMap(([what, holds]) => (holds(model) === false ? [what] : [])).join(", ") || null;
 }

@@ -5,6 +5,7 @@
 import { join } from "node:path";
 import { detectFormat } from "../checkpoint/conversion/source.ts";
 import { hubFolder } from "../checkpoint/hf/hub.ts";
+import { folderTexts, readImageProcessor } from "../checkpoint/hf/image-processor.ts";
 import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
 import { isCheckpoint, NativeCheckpoint } from "../checkpoint/native/reader.ts";
 import { iterationName } from "../checkpoint/native/writer.ts";
@@ -114,10 +115,14 @@ function nativeValues(path: string, step: number | null): Partial<Record<Key, un
  */
 function folderValues(path: string): Partial<Record<Key, unknown>> {
 	using pretrained = openPretrained({ loadHf: path, loadVision: null, loadProjector: null });
-	const { weights, language } = pretrained!;
+	const { weights, language, tower } = pretrained!;
 	const { dtype } = weights.tensors.values().next().value!;
+	const positions = language!.language!.configuration.maxPositionEmbeddings;
+	// The context limits the patches of an image.
+	const context = tower === null ? null : readImageProcessor(folderTexts(tower)).contextLength;
 	return {
-		"seq-length": language!.language!.configuration.maxPositionEmbeddings,
+		"seq-length": Math.min(positions, context || positions),
+		"max-position-embeddings": positions,
 		bf16: dtype === "BF16",
 	};
 }

@@ -67,6 +67,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		checkpoints.requireRoom();
 		introduce(c, run, world, origins, observer);
 		const restored = await checkpoints.restore();
+		weights.requireImages(checkpoints.provenance);
 		await loadTeacher(c, run);
 		const start = restored?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));

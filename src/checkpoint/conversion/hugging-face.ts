@@ -1,9 +1,11 @@
 /** Hugging Face folders as source and target of conversions: NemotronH, a RADIO tower, or a vision-language model. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
+import { type Key, propertyOf } from "../../config/schema.ts";
 import type { Durability } from "../files.ts";
 import { companionsOf } from "../hf/companions.ts";
 import { HuggingFaceFolder, indexFile, readConfig, singleFile } from "../hf/folder.ts";
+import { folderTexts, readImageProcessor } from "../hf/image-processor.ts";
 import {
 	type FolderSpelling,
 	type KeptFolder,
@@ -13,7 +15,7 @@ import {
 	objectsOf,
 } from "../hf/kept-folder.ts";
 import type { Spelling, SpellingName } from "../hf/language-names.ts";
-import { describeParts, openParts } from "../hf/parts.ts";
+import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
 import { isLeftOut } from "../hf/unused-tensors.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
@@ -30,7 +32,7 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 			weights: parts.weights,
 			stored: parts.stored,
 			configuration: parts.language?.configuration ?? null,
-			model: describeParts(parts) as JsonObject,
+			model: { ...describeParts(parts), ...imagesOf(parts) } as JsonObject,
 			iteration: null,
 			common: {},
 			spelling: spellingObject(kept.spelling),
@@ -41,6 +43,19 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 		parts[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** The image settings of a folder with a tower, by their names in a configuration. */
+function imagesOf(parts: FolderParts): JsonObject {
+	if (parts.tower === null || parts.language === null) return {};
+	const { keys } = readImageProcessor(folderTexts(parts));
+	return Object.fromEntries(
+		Object.entries(keys).map(([key, said]) => [propertyOf(key as Key), said!.value]),
+	) as JsonObject;
+}
+
+function withoutImages({ dynamicResolution: _, useTiling: __, ...rest }: JsonObject): JsonObject {
+	return rest;
 }
 
 /** A folder's spelling of names as a native checkpoint's `source` records it. */
@@ -88,7 +103,8 @@ export function huggingFaceTarget(
 		path: source.path,
 		weights: selectTensors(weights, (name) => !name.startsWith("optimizer.")),
 		language: source.configuration,
-		described: source.model,
+		// A reference's processor is copied, whatever images the model was trained on.
+		described: options.reference === null ? source.model : withoutImages(source.model),
 		kept,
 		companions: kept?.companions ?? new Map(),
 	};

@@ -35,6 +35,11 @@ export function tokenizerOf(path: string): Companions {
 	return new Map([...beside, ["tokenizer.json", readWholeFile(path, LARGEST_COMPANION)]]);
 }
 
+/** All but a tokenizer's. */
+export function withoutTokenizer(companions: Companions): Companions {
+	return new Map([...companions].filter(([name]) => !tokenizerFiles.test(name)));
+}
+
 /** Writes them into a folder. */
 export function writeCompanions(folder: string, companions: Companions, durability: Durability): void {
 	for (const [name, bytes] of companions) {

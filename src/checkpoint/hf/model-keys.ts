@@ -7,12 +7,10 @@ import { join } from "node:path";
 import { describedKeys } from "../../config/same-model.ts";
 import { fieldOf, type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
-import { configLimits, readJsonText } from "../json.ts";
 import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
-import { parsePythonJson } from "./json.ts";
+import { folderTexts, readImageProcessor } from "./image-processor.ts";
 import type { FolderParts } from "./parts.ts";
 import { openPretrained, type Pretrained, type PretrainedPaths } from "./pretrained.ts";
-import { towerConfig } from "./vision-configuration.ts";
 
 /** Reads config.json and the names and shapes of tensors; throws a UserError where folders do not fit together. */
 export const readModelKeys: FolderReader = (given) => {
@@ -29,7 +27,7 @@ export const readModelKeys: FolderReader = (given) => {
 	using pretrained = openPretrained(paths, Number.isSafeInteger(heads) ? (heads as number) : null);
 	const adapters = path("load-peft");
 	return [
-		...(pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained)]),
+		...(pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained, given)]),
 		...(adapters === null ? [] : adapterValues(adapters)),
 	];
 };
@@ -62,7 +60,7 @@ function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<Fold
 }
 
 /** Keys on which no tensor depends, with the folder's values; the user's values take precedence. */
-function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
+function defaults({ language, tower, projector }: Pretrained, given: Parameters<FolderReader>[0]): FolderValue[] {
 	const values: FolderValue[] = [];
 	const add = (from: string, more: Partial<Record<Key, unknown>>) => {
 		for (const [key, value] of Object.entries(more)) {
@@ -96,31 +94,21 @@ function defaults({ language, tower, projector }: Pretrained): FolderValue[] {
 			"disable-vision-class-token": true,
 		});
 	}
-	return [...values, ...pictureDefaults(tower)];
+	return [...values, ...imageDefaults(tower, given)];
 }
 
-/** Image sizing and normalisation of the tower's training. */
-function pictureDefaults({ json, path, configPath }: FolderParts): FolderValue[] {
-	const section = towerConfig(json);
-	const args = (section.args ?? {}) as Record<string, unknown>;
-	const file = join(path, "preprocessor_config.json");
-	const preprocessor = existsSync(file) ? parsePythonJson(readJsonText(file, configLimits), file) : {};
-	const count = (value: unknown) => (Number.isSafeInteger(value) && (value as number) >= 0 ? (value as number) : null);
-	const [least, most] = ["min_num_patches", "max_num_patches"].map((name) => count(preprocessor[name] ?? args[name]));
-	const dynamic: Partial<Record<Key, unknown>> =
-		least === null
-			? {}
-			: {
-					"dynamic-resolution": true,
-					"dynamic-resolution-min-patches": least,
-					"dynamic-resolution-max-patches": most ?? 0,
-				};
-	const size = count(json.force_image_size ?? [section.image_size].flat()[0]);
-	const fixed = size === null || size === 0 ? {} : { "img-h": size, "img-w": size };
-	return Object.entries({ ...fixed, ...dynamic }).map(([key, value]) => ({
-		...{ key: key as Key, value, fixed: false },
-		from: key.startsWith("dynamic") && existsSync(file) ? file : configPath,
-	}));
+/**
+ * Sizes and normalisation of images as the tower's folder says them. Where images of another kind are asked for, theirs; where no
+ * file says a limit of patches and dynamic-resolution is asked for, the key's own default.
+ */
+function imageDefaults(tower: FolderParts, given: Parameters<FolderReader>[0]): FolderValue[] {
+	const { kind, keys } = readImageProcessor(folderTexts(tower));
+	const asked = (key: Key) => given(key) !== undefined && given(key) !== false;
+	const others: readonly Key[] = kind === "tiles" ? ["dynamic-resolution"] : ["use-tiling", "img-h", "img-w"];
+	const kinds: readonly string[] = others.some(asked) ? ["use-tiling", "dynamic-resolution"] : [];
+	return Object.entries(keys)
+		.filter(([key, { from }]) => !kinds.includes(key) && (from !== null || !asked("dynamic-resolution")))
+		.map(([key, { value, from }]) => ({ key: key as Key, value, from: from ?? tower.configPath, fixed: false }));
 }
 
 /** Ids of the added tokens of a folder's tokenizer, by their text. */

@@ -19,6 +19,7 @@ import {
 	projectorSizes,
 	readsJoinedPatches,
 	type TowerConfiguration,
+	towerConfig,
 	towerConfiguration,
 } from "./vision-configuration.ts";
 
@@ -88,7 +89,7 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 		if (tower) addTower(builder, tower.configuration, tower.spelling, path);
 		if (projector) addProjector(builder, projector.sizes, projector.style);
 		requireConfig(json, projector?.sizes ?? null, tower?.configuration ?? null, configPath);
-		const notices = describeLeftOut(stored);
+		const notices = describeLeftOut(stored, towerConfig(json));
 		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
 		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
 		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name)));

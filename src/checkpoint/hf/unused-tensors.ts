@@ -14,8 +14,8 @@ interface LeftOut {
 	readonly name: RegExp;
 	/** Reason that the tensor can be omitted; completes "NAME is left out: …". */
 	readonly reason: string;
-	/** Values that the tensor must have for the reason to hold. */
-	readonly values?: readonly number[];
+	/** Name in the tower's config.json, and default, of the values that the tensor must have for the reason to hold. */
+	readonly values?: readonly [name: string, otherwise: readonly number[]];
 	/** Whether it belongs to a whole module, perhaps of gigabytes, which checkpoints of other formats do not keep. */
 	readonly module?: boolean;
 }
@@ -28,12 +28,12 @@ const table: readonly LeftOut[] = [
 	{
 		name: /(^|\.)input_conditioner\.norm_mean$/,
 		reason: "images are normalised by this mean as they are read",
-		values: clipStatistics.mean,
+		values: ["norm_mean", clipStatistics.mean],
 	},
 	{
 		name: /(^|\.)input_conditioner\.norm_std$/,
 		reason: "images are normalised by this deviation as they are read",
-		values: clipStatistics.deviation,
+		values: ["norm_std", clipStatistics.deviation],
 	},
 	{
 		name: /(^|\.)(patch_generator\.video_embedder|embeddings\.video_patch_projection)\.weight$/,
@@ -61,12 +61,20 @@ export function isKeptBeside(name: string): boolean {
 	return entry !== undefined && entry.module !== true;
 }
 
-/** A sentence for each kind of tensor of the store that is left out; values that would change the model are an error. */
-export function describeLeftOut(store: TensorStore): string[] {
+/**
+ * A sentence for each kind of tensor of the store that is left out; values that would change the model are an error. `tower`: the
+ * tower's part of config.json.
+ */
+export function describeLeftOut(store: TensorStore, tower: Readonly<Record<string, unknown>>): string[] {
 	return table.flatMap((entry) => {
 		const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
 		if (first === undefined) return [];
-		if (entry.values) for (const name of [first, ...more]) requireValues(store, name, entry.values);
+		if (entry.values) {
+			const [key, otherwise] = entry.values;
+			const said = tower[key];
+			const values = Array.isArray(said) ? said.map(Number) : otherwise;
+			for (const name of [first, ...more]) requireValues(store, name, values);
+		}
 		const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
 		return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
 	});

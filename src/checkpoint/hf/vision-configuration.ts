@@ -4,7 +4,6 @@
  * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
  */
 
-import { clipStatistics } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { affineName, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "./projector-names.ts";
@@ -72,8 +71,6 @@ export function towerConfiguration(
 			bad(`${name} is ${JSON.stringify(value)}, this program's vision tower has only ${JSON.stringify(only)}`);
 		}
 	}
-	// config.json of a whole model has the statistics beside the tower's section, that of a tower inside it.
-	for (const place of [json, values]) requireStatistics(place, bad);
 	const read: TowerReading = {
 		values,
 		spelling,
@@ -216,19 +213,6 @@ function headsOf(values: Json, width: number, flag: number | null, path: string)
 	}
 	if (heads > 0 && width % heads === 0) return heads;
 	throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${width}.`);
-}
-
-/** Throws unless the mean and deviation by which config.json has images normalised, if it has them, are CLIP's. */
-function requireStatistics(values: Json, bad: (sentence: string) => never): void {
-	for (const [name, expected] of [
-		["norm_mean", clipStatistics.mean],
-		["norm_std", clipStatistics.deviation],
-	] as const) {
-		const said = values[name];
-		if (!Array.isArray(said)) continue;
-		const same = said.length === 3 && said.every((value, i) => Math.abs(Number(value) - expected[i]!) < 1e-6);
-		if (!same) bad(`${name} is ${JSON.stringify(said)}, and images are normalised by ${JSON.stringify(expected)}`);
-	}
 }
 
 /** The sizes of a tower from its logical tensors; null: there is none. `described` may know its heads. */

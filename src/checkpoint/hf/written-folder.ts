@@ -5,7 +5,6 @@
  */
 
 import { lackingOfPublished } from "../../config/published-model.ts";
-import { clipStatistics } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
@@ -13,6 +12,7 @@ import { joinStores, type TensorStore } from "../store.ts";
 import { type Companions, writeCompanions } from "./companions.ts";
 import { configurationToHuggingFace, type LanguageModelConfiguration } from "./configuration.ts";
 import { writeHuggingFaceFiles } from "./folder.ts";
+import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-processor.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
 import { addLanguage, type Spelling, type SpellingName, spellings } from "./language-names.ts";
@@ -101,12 +101,14 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 		more.push(grownVideoEmbedder(mapped, spelling.tower!, frames));
 	}
 	const tensors = joinStores(mapped.path, [mapped, ...more]);
+	const configText = fits ? withDtype(kept!.configText, dtypeOf(weights)) : formatPythonJson(config);
+	const own = { configText, companions: model.companions };
+	const files = present.language && tower ? withImages(own, model, tower.patchDim) : own;
 	return {
 		tensors,
 		write: (folder, onBytes) => {
-			const configText = fits ? withDtype(kept!.configText, dtypeOf(weights)) : formatPythonJson(config);
-			writeHuggingFaceFiles(folder, tensors, { ...options, configText, onBytes });
-			writeCompanions(folder, withPreprocessor(model.companions, present, model.described), options);
+			writeHuggingFaceFiles(folder, tensors, { ...options, configText: files.configText, onBytes });
+			writeCompanions(folder, files.companions, options);
 		},
 	};
 }
@@ -204,21 +206,9 @@ function languageJson(language: LanguageModelConfiguration, original: Json | nul
 	return configurationToHuggingFace(language, dtype, path);
 }
 
-/** With the preprocessor of transformers' class where a vision-language model has none yet. */
-function withPreprocessor(companions: Companions, { language, tower }: Present, described: Json): Companions {
-	const name = "preprocessor_config.json";
-	if (!language || tower === null || companions.has(name)) return companions;
-	const least = described.dynamicResolutionMinPatches;
-	const most = described.dynamicResolutionMaxPatches;
-	const made = {
-		image_processor_type: "NemotronH_Omni_Reasoning_V3ImageProcessor",
-		patch_size: tower.patchDim,
-		downsample_ratio: 0.5,
-		image_mean: clipStatistics.mean,
-		image_std: clipStatistics.deviation,
-		...(typeof least === "number" ? { min_num_patches: Math.max(4, least) } : {}),
-		...(typeof most === "number" && most > 0 ? { max_num_patches: most } : {}),
-		...(typeof described.seqLength === "number" ? { max_model_len: described.seqLength } : {}),
-	};
-	return new Map([...companions, [name, new TextEncoder().encode(formatPythonJson(made))]]);
+/** The files of a vision-language model, whose image processor says how its images were made. */
+function withImages(files: ImageFiles, { described, path }: WritableModel, patchSize: number): ImageFiles {
+	const lacking = lackingOfImages(files, described, path);
+	if (lacking === null) return writeImageProcessor(files, described, { patchSize, path });
+	throw new UserError(`${path}: ${lacking}; --hf-reference names a folder whose processor is taken as it is.`);
 }

@@ -14,7 +14,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
 import { countParameters } from "../../models/hybrid/counts.ts";
 import { UserError } from "../../system/errors.ts";
-import { languageKeys, openFolders } from "./hugging-face.ts";
+import { keptOfFolders, languageKeys, openFolders, requireImages } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
 import { openAdapters, requirePeftNames } from "./peft.ts";
 import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
@@ -25,12 +25,14 @@ export function requireStart(c: TrainingConfiguration): void {
 	const lineage = start === null ? null : lineageOf(c, start);
 	requireOtherFolder(c.save);
 	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
-	using _pretrained = openFolders(c);
+	using pretrained = openFolders(c);
 	using _adapters = openAdapters(c);
 	requirePeftNames(c);
 	if (c.savePeft !== null) requireWritable(c.savePeft, lineage, "save-peft");
 	if (c.saveHf === null) return;
 	requireWritable(c.saveHf, lineage);
+	// A run that goes on without its folders finds what is kept of them in the checkpoint, which ranks read.
+	if (pretrained !== null || start === null) requireImages(c, pretrained && keptOfFolders(c, pretrained, false));
 	// A model that was loaded from a Hugging Face folder can always be written as one.
 	if (c.loadHf === null) configurationToHuggingFace(languageKeys(c), "float32", `--save-hf ${c.saveHf}`);
 	requireRoomForModel(c, c.saveHf);

@@ -6,9 +6,10 @@ import { isFloatDtype } from "../../checkpoint/dtype.ts";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import { type Companions, tokenizerOf } from "../../checkpoint/hf/companions.ts";
+import { type Companions, tokenizerOf, withoutTokenizer } from "../../checkpoint/hf/companions.ts";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { defaultShardBytes } from "../../checkpoint/hf/folder.ts";
+import { lackingOfImages } from "../../checkpoint/hf/image-processor.ts";
 import type { KeptFolder } from "../../checkpoint/hf/kept-folder.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pretrained.ts";
@@ -23,9 +24,11 @@ import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { readChatTemplate } from "../../data/text/chat/template-file.ts";
 import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
+import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import type { Provenance } from "./provenance.ts";
 
@@ -47,10 +50,11 @@ export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, 
 		...({ visionProjectionType: "mlp", visionProjectionNorm: c.visionProjectionNorm, output: c.hiddenSize } as const),
 		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
 	};
-	return keptOf(pretrained, {
+	const kept = keptOf(pretrained, {
 		...{ beside, imageTokenId: c.imageTokenId },
 		projector: c.visionProjectionType === "mlp" ? projector : null,
 	});
+	return kept && { ...kept, companions: withText(kept.companions, c) };
 }
 
 /** Fills this rank's modules with the weights of the folders' parts. */
@@ -116,17 +120,29 @@ export class HuggingFaceWeights implements Disposable {
 		this.holders?.barrier();
 	}
 
+	/** Throws a UserError where the folder of --save-hf could not say how images were made. */
+	requireImages(provenance: Provenance): void {
+		requireImages(this.c, this.#kept(provenance));
+	}
+
+	/** What is kept of the folder that the model came from; null: it came from none. */
+	#kept(provenance: Provenance): KeptFolder | null {
+		const { c } = this;
+		const pretrained = this.#pretrained;
+		return pretrained === null ? keptInSource(provenance, c.saveHf ?? "") : keptOfFolders(c, pretrained, false);
+	}
+
 	async #write(path: string, weights: TensorStore, provenance: Provenance, lineage: string): Promise<void> {
 		const { c } = this;
 		const pretrained = this.#pretrained;
-		const kept = pretrained === null ? keptInSource(provenance, path) : keptOfFolders(c, pretrained, false);
+		const kept = this.#kept(provenance);
 		const model = {
 			path,
 			weights: new ConvertedStore(weights, dtypesOf(pretrained, kept)),
 			language: languageKeys(c),
 			described: { ...c },
 			kept,
-			companions: withTokenizer(kept?.companions ?? new Map(), c.tokenizer),
+			companions: withText(kept?.companions ?? new Map(), c),
 		};
 		const options = { names: null, visionHeads: null, shardBytes: defaultShardBytes };
 		const planned = planFolder(model, path, options);
@@ -177,10 +193,26 @@ function partsOf(module: NamedTensors, wanted: (name: string) => boolean): Named
 	};
 }
 
-/** The tokenizer that the data were read with, where no folder brought one. */
-function withTokenizer(companions: Companions, tokenizer: string | null): Companions {
-	if (tokenizer === null || companions.has("tokenizer.json")) return companions;
-	return new Map([...companions, ...tokenizerOf(tokenizer)]);
+/** Throws a UserError where the folder of --save-hf could not say how images were made. `kept`: of the folder it comes from. */
+export function requireImages(c: TrainingConfiguration, kept: KeptFolder | null): void {
+	if (c.saveHf === null || !hasEncoder(c)) return;
+	const files = { configText: kept?.configText ?? "{}", companions: kept?.companions ?? new Map() };
+	const lacking = lackingOfImages(files, c, c.saveHf);
+	if (lacking !== null) throw new UserError(`--save-hf ${c.saveHf}: ${lacking}.`);
+}
+
+/** With the tokenizer and the chat template that the data are read with. */
+function withText(
+	companions: Companions,
+	{ tokenizer, chatTemplate, conversationTemplate }: TrainingConfiguration,
+): Companions {
+	const own = tokenizer === null ? new Map() : tokenizerOf(tokenizer);
+	// A tokenizer of another folder replaces the model's, template and all.
+	const kept = own.size === 0 ? companions : withoutTokenizer(companions);
+	const files = new Map([...kept, ...own]);
+	if (chatTemplate === null || conversationTemplate !== "jinja") return files;
+	const { text } = readChatTemplate(chatTemplate, tokenizer);
+	return new Map([...files, ["chat_template.jinja", new TextEncoder().encode(text)]]);
 }
 
 /** Types as the folders had them; a new part as the embedding, or as config.json says. */

@@ -143,7 +143,11 @@ export const publishedVision: Flags = {
 	...{ "vision-projection-type": "mlp", "vision-projection-norm": on, "pixel-shuffle": on },
 	...{ "disable-vision-class-token": on, "vision-final-layernorm": "false", "vision-position-mode": "cpe" },
 	...{ "vision-max-img-h": "48", "vision-max-img-w": "48", "vision-num-attention-heads": "2" },
+	"dynamic-resolution": on,
 };
+
+/** Keys of images in tiles, for which its image processor has no place. */
+export const tiling = /^(use-(tiling|tile-tags|thumbnail|area-weighted-aspect-ratio)|max-num-tiles)$/;
 
 export const foreign =
 	/^(vision-kv-channels|swiglu|quick-geglu|activation-func.*|glu-linear-offset|add-bias-linear|position-embedding-type|rotary-.*|moe-router-pre-softmax|moe-mlp-glu.*|moe-fused-mlp|fp8-.*)$/;

@@ -3,7 +3,7 @@ import { Refused, Wrong } from "../case.ts";
 import { requireClose, requireSame } from "../comparison.ts";
 import type { Flags } from "../draw.ts";
 import { refusal } from "../layout/grids.ts";
-import { foreign, onGrids, plainArithmetic, published, publishedVision } from "../layout/options.ts";
+import { foreign, onGrids, plainArithmetic, published, publishedVision, tiling } from "../layout/options.ts";
 import { hasEncoder } from "../model/vision.ts";
 import { evaluated, readingOf, visionOf } from "./evaluated.ts";
 import type { Relation } from "./relation.ts";
@@ -47,7 +47,7 @@ function comparable(
 export const huggingFace: Relation = {
 	name: "Hugging Face folders",
 	hold(draw, model, place) {
-		const kept = Object.fromEntries(Object.entries(model).filter(([key]) => !foreign.test(key)));
+		const kept = Object.fromEntries(Object.entries(model).filter(([key]) => !foreign.test(key) && !tiling.test(key)));
 		const biased = "flextron" in kept ? { "moe-router-bias-update-rate": "0" } : {};
 		const saving = { "train-iters": "3", "save-interval": "3", save: "own", "save-hf": "saved" };
 		const flags = onGrids(draw, {
@@ -76,7 +76,9 @@ export const huggingFace: Relation = {
 		}
 		const data = flags["data-path"]!;
 		const a = evaluated(place, ["--load", "own"], data).loss;
-		const b = evaluated(place, ["--load-hf", "saved", "--bytes"], data, readingOf(flags)).loss;
+		// The folder says how images are sized.
+		const unsaid = Object.entries(readingOf(flags)).filter(([key]) => !/^(img-|dynamic-resolution)/.test(key));
+		const b = evaluated(place, ["--load-hf", "saved", "--bytes"], data, Object.fromEntries(unsaid)).loss;
 		const limit = "bf16" in flags ? 1e-2 : 1e-5;
 		if (!(Math.abs(a - b) <= limit * a)) throw new Wrong(`the saved folder's loss is ${b} instead of ${a}`);
 		return "ok";

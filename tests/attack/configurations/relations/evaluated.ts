@@ -1,7 +1,6 @@
 /** `mimo evaluate` of a checkpoint, and the flags that its format does not tell. */
 import type { Case } from "../case.ts";
 import { argumentsOf, type Flags } from "../draw.ts";
-import { hasEncoder } from "../model/vision.ts";
 
 export interface Evaluated {
 	readonly samples: number;
@@ -15,9 +14,7 @@ const reading =
 	/^(seq-length|device|threads|num-workers|data-(begin|end|pad)-id|data-too-long|img-.|use-.*|(min|max)-num-tiles|dynamic-resolution.*|image-(tag-type|token-id)|conversation-template|chat-template|caption-prompt|loss-roles)$/;
 
 export function readingOf(flags: Flags): Flags {
-	const own = Object.fromEntries(Object.entries(flags).filter(([key]) => reading.test(key)));
-	// Hugging Face's folders are of models with dynamic resolution.
-	return hasEncoder(flags) ? { "dynamic-resolution": "false", ...own } : own;
+	return Object.fromEntries(Object.entries(flags).filter(([key]) => reading.test(key)));
 }
 
 /** What a converted checkpoint does not tell of its encoder. */
