@@ -7,7 +7,7 @@ import { type ResolvedConfiguration, resolveConfiguration } from "../config/reso
 import type { Key } from "../config/schema.ts";
 import type { Entry, FolderReader } from "../config/sources.ts";
 
-/** `resolveConfiguration` with the folders of weights that the arguments name, a model perhaps as on Hugging Face's Hub. */
+/** `resolveConfiguration` with the folders of weights that the arguments name, also as on Hugging Face's Hub. */
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},

@@ -132,7 +132,9 @@ async function expectTransformers(name: string, theirs: Evaluation & { readonly 
 		const [plan] = planImages([{ width, height }], 256, task.sizing, task.tower);
 		const { size } = plan!;
 		expect([i, theirs.grids[i]]).toEqual([i, [size.height / 8, size.width / 8]]);
-		const [ours] = imagePatches(images, readFileSync(join(folder, samples[i]!.image)), plan!, 8, task.statistics);
+		const file = readFileSync(join(folder, samples[i]!.image));
+		const picture = { file, decoding: "transformers", plan: plan!, statistics: task.statistics } as const;
+		const [ours] = imagePatches(images, picture, 8);
 		const read = patches.read(String(i)) as Float32Array;
 		const worst = ours!.reduce((most, value, at) => Math.max(most, Math.abs(value - read[at]!)), 0);
 		const kept = size.width === width && size.height === height;

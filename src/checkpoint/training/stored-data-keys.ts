@@ -6,9 +6,8 @@ import { join } from "node:path";
 import { type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader } from "../../config/sources.ts";
 import { UserError } from "../../system/errors.ts";
-import { NativeCheckpoint } from "../native/reader.ts";
+import { isCheckpoint, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";
-import { hasCheckpoint } from "./choose-checkpoint.ts";
 import { describedModel } from "./megatron-record.ts";
 
 const text: readonly Key[] = ["conversation-template", "image-tag-type"];
@@ -20,7 +19,7 @@ const images: readonly Key[] = [
 /** Returns none where `load` names no checkpoint of this program, where only its weights are loaded, and where it is damaged. */
 export const readStoredDataKeys: FolderReader = (given) => {
 	const [load, step] = [given("load"), given("ckpt-step")];
-	if (typeof load !== "string" || given("finetune") === true || !hasCheckpoint(load)) return [];
+	if (typeof load !== "string" || given("finetune") === true || !isCheckpoint(load)) return [];
 	try {
 		using checkpoint = NativeCheckpoint.openExactly(typeof step === "number" ? join(load, iterationName(step)) : load);
 		const stored = describedModel(checkpoint.manifest);

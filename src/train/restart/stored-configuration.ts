@@ -10,6 +10,7 @@ import { gridKeys } from "../../config/keys/parallel.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
 import { fieldOf, type Key, keys, propertyOf } from "../../config/schema.ts";
 import { describeOrigin, type Entry } from "../../config/sources.ts";
+import { UserError } from "../../system/errors.ts";
 
 /** Keys that say where a run starts, which a run that goes on decides anew. */
 const starting: readonly Key[] = [
@@ -31,7 +32,8 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 	const described = given.some(({ key, origin }) => key === "preset" || origin.source === "file");
 	if (typeof load !== "string" || described || givenValue("finetune") === true || !isCheckpoint(load)) return [];
 	const step = givenValue("ckpt-step");
-	using checkpoint = NativeCheckpoint.openExactly(typeof step === "number" ? join(load, iterationName(step)) : load);
+	using checkpoint = openOrNull(typeof step === "number" ? join(load, iterationName(step)) : load);
+	if (checkpoint === null) return [];
 	const stored = describedModel(checkpoint.manifest);
 	// A checkpoint that was converted from another program's describes its model alone.
 	if (!("modelProvider" in stored)) return [];
@@ -46,6 +48,16 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 		// The run goes on in its own folder, wherever that lies now.
 		return [{ key, value: key === "save" ? load : value, origin: { source: "checkpoint", path: checkpoint.path } }];
 	});
+}
+
+/** Null for a damaged checkpoint: the ranks name the damage, or take an older one. */
+function openOrNull(path: string): NativeCheckpoint | null {
+	try {
+		return NativeCheckpoint.openExactly(path);
+	} catch (error) {
+		if (error instanceof UserError) return null;
+		throw error;
+	}
 }
 
 /** "Changed since checkpoint FOLDER: flag --lr 0.001 (0.002 there)."; empty where nothing is changed. */
