@@ -16,16 +16,16 @@ import type { RankOptions } from "./ranks.ts";
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]
 
 Trains one batch of samples in one process that holds all modules (layout 1), then on every layout of the list,
-and compares loss, gradient norm, every parameter's gradient, the optimizer on its own, ZeRO-1 on with off, and with
+and compares losses, gradient norm, every parameter's gradient, the optimizer on its own, ZeRO-1 on with off, and with
 --delay-wgrad-compute delayed weight gradients with immediate ones. Exit code 1 if a difference exceeds the tolerance.
 
   --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
                        ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written
                        together, or a number, which means dp; ranks of a side = tp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
-                       square). Three times the noise of this machine is allowed too, up to 1e-3. Default 1e-5.
-  --samples KIND       random (default): random text and images of different sizes, and text alone, so that every path is
-                       taken. data: the first batch of the configured data.
+                       square). Three times the noise of this machine is allowed too, up to 1e-4. Default 1e-5.
+  --samples KIND       random (default): packs of three sequences of random text, images of different sizes, and text
+                       alone, so that every path is taken. data: the first batch of the configured data.
   --text-only N        Random samples at the end of the batch that have no image. Default: a quarter of them, with
                        --policy half.
   --policy             Show what encoder-grad-participation corrected would change in every layout.

@@ -86,8 +86,12 @@ class OutputChanges {
 		const { language, state } = this.run;
 		for (let left = 0; left + 1 < this.#sums.length; left++) {
 			if (language) {
-				language.probe = (layer, name, value) => {
-					if (layer === left && name === "branch") language.device.setZero(value, value.bytes);
+				language.probe = {
+					branch: (value, { layer }) => {
+						if (layer === left) language.device.setZero(value, value.bytes);
+					},
+					// Projections of experts run apart, as where keep() observes the values between them.
+					channels: () => {},
 				};
 			}
 			evaluate(state, [microbatch], (name, value) => {

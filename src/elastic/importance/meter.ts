@@ -3,7 +3,7 @@
  * own units and tokens; the sum over ranks is the model's.
  */
 import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
-import type { LayerProbe, ProbedExpertRows } from "../../models/hybrid/layer-context.ts";
+import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/hybrid/layer-context.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
@@ -42,24 +42,35 @@ export class ImportanceMeter {
 	/** Adds what the layers of a rank's part of the model compute for the counted tokens of a microbatch, [T]. */
 	probeOf(model: HybridModel, counted: Uint8Array): LayerProbe {
 		const { tp, experts } = model.parallel;
-		return (layer, name, value, rows) => {
-			const sums = this.#layers[layer];
-			// Layers of MTP depths have no submodels.
-			if (sums === undefined) return;
-			if (name === "normed") addMagnitudes(this.#embedding, keptRows(value, counted, tp.rank), value.width);
-			else if (name === "heads") {
-				const heads = sums.heads.length / tp.size;
-				const own = sums.heads.subarray(tp.rank * heads, (tp.rank + 1) * heads);
-				addHeadNorms(own, keptRows(value, counted, tp.rank), value.width);
-			} else if (name === "routing") {
-				// A row arrives at its expert without its token: a routing weight of zero tells the rows that do not count.
-				using kept = Tensor.from(value.device, keptRows(value, counted, tp.rank), value.shape);
-				copyInto(kept, value);
-			} else if (name === "channels" || name === "experts") {
+		// Layers of MTP depths have no submodels.
+		const ofLayers =
+			(add: (sums: LayerSums, value: Tensor, rows?: ProbedExpertRows) => void) =>
+			(value: Tensor, { layer }: ProbedPass, rows?: ProbedExpertRows) => {
+				const sums = this.#layers[layer];
+				if (sums !== undefined) add(sums, value, rows);
+			};
+		const rowsOf = (name: "channels" | "experts") =>
+			ofLayers((sums, value, rows) => {
 				const count = rows!.offsets.elements - 1;
 				const first = experts === null ? 0 : Math.floor(experts.group.rank / experts.expertTensor) * count;
 				addOfExperts(sums, name, value, rows!, first);
-			}
+			});
+		return {
+			normed: ofLayers((_, value) => {
+				addMagnitudes(this.#embedding, keptRows(value, counted, tp.rank), value.width);
+			}),
+			heads: ofLayers((sums, value) => {
+				const heads = sums.heads.length / tp.size;
+				const own = sums.heads.subarray(tp.rank * heads, (tp.rank + 1) * heads);
+				addHeadNorms(own, keptRows(value, counted, tp.rank), value.width);
+			}),
+			// A row arrives at its expert without its token: a routing weight of zero tells the rows that do not count.
+			routing: ofLayers((_, value) => {
+				using kept = Tensor.from(value.device, keptRows(value, counted, tp.rank), value.shape);
+				copyInto(kept, value);
+			}),
+			channels: rowsOf("channels"),
+			experts: rowsOf("experts"),
 		};
 	}
 

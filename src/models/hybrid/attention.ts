@@ -46,7 +46,7 @@ export function attentionLayer(
 		});
 		return masked(on, ofHeads, masks?.attended);
 	});
-	context.probe?.("heads", attended.y);
+	context.probe("heads")?.(attended.y);
 	const output = "self_attention.linear_proj.weight";
 	using partial = project(tape, context, attended.y, output);
 	attended.drop();

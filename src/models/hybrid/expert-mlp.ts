@@ -25,6 +25,8 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	}
 	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };
 	const weightGradientsHide = context.parallel.experts !== null;
+	const observe = context.probe("preactivation");
+	const onPreactivation = observe && ((z: Tensor) => observe(z, sorted));
 	if (runsFused(context)) {
 		const weights = {
 			fc1: context.weights(first),
@@ -38,20 +40,22 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 			recipe: moe.recipe,
 			weightGradientRecipe: moe.weightGradientRecipe,
 			weightGradientsHide,
+			onPreactivation,
 		});
 	}
 	const mask = context.layerMasks?.moe?.channels ?? null;
 	using channels = projectByExpert(tape, context, rows, first, { offsets, weightGradientHides: weightGradientsHide });
+	if (tape.recording && mask === null) onPreactivation?.(channels);
 	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
 		activation(on, x, mlp.activation, { ...options, rowProbability: probability, mask }),
 	);
-	context.probe?.("channels", weighted.y, sorted);
+	context.probe("channels")?.(weighted.y, sorted);
 	const outputs = projectByExpert(tape, context, weighted.y, second, {
 		offsets,
 		factor: rowProbability,
 		weightGradientHides: weightGradientsHide,
 	});
-	context.probe?.("experts", outputs, sorted);
+	context.probe("experts")?.(outputs, sorted);
 	weighted.drop();
 	return outputs;
 }
@@ -68,8 +72,9 @@ function expertTensorOf({ parallel: { experts } }: LayerContext): number {
 
 function runsFused(context: LayerContext): boolean {
 	const { moe, mlp } = context.config;
-	// A probe observes values between the projections, which the fused operation does not produce.
-	if (moe.fused === "off" || context.probe) return false;
+	// The fused operation does not produce these values between and after its projections.
+	const apart = context.probe("channels") !== null || context.probe("experts") !== null;
+	if (moe.fused === "off" || apart) return false;
 	return (
 		fusedMlpObstacle({
 			expertTensor: expertTensorOf(context),

@@ -10,16 +10,40 @@ import type { Mixing } from "./sequence-mixing.ts";
 import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";
 
 /**
- * Values that a LayerProbe observes. normed: the layer's normed input u_(T/tp)H. heads: the input of the output projection by
- * head, all tokens, heads_T(heads·channels)/tp. routing: a token's routing weights, probabilities_(T/tp)K, which the probe may
- * change. channels, experts: of routed experts this rank's rows by expert, before and after fc2. branch: the layer's output before
- * the residual, branch_(T/tp)H, which the probe may change.
+ * Values that a LayerProbe observes. normed: the layer's normed input u_(T/tp)H, which the probe may change. heads: the input of the
+ * output projection by head, all tokens, heads_T(heads·channels)/tp. routing: a token's routing weights, probabilities_(T/tp)K, which
+ * the probe may change. preactivation: in passes that a backward follows, the activation's input z, once for a pass that is
+ * recomputed: of a dense layer or a shared expert all tokens, z_T(F/tp), of routed experts without masks this rank's rows by expert.
+ * channels, experts: of routed experts this rank's rows by expert, before and after fc2, whose projections then run apart.
+ * routedGradient: the gradient of the routed experts' sum, [T/tp, H], which the probe may change. branch: the layer's output before the
+ * residual, branch_(T/tp)H, which the probe may change.
  */
-export type ProbeName = "normed" | "heads" | "routing" | "channels" | "experts" | "branch";
+export type ProbeName =
+	| "normed"
+	| "heads"
+	| "routing"
+	| "preactivation"
+	| "channels"
+	| "experts"
+	| "routedGradient"
+	| "branch";
 
 /** Of rows by expert: each expert's first row, i32 [experts + 1], and the rows' routing weights, f32 [rows]. */
 export type ProbedExpertRows = Pick<ExpertRows, "offsets" | "rowProbability">;
-export type LayerProbe = (layer: number, name: ProbeName, value: Tensor, rows?: ProbedExpertRows) => void;
+
+/** One pass of a microbatch through a layer. */
+export interface ProbedPass {
+	readonly layer: number;
+	/** Names the pass, such as "layer.3" or, where MTP depths share their layers, "mtp.1.layer.0". */
+	readonly name: string;
+	/** The tokens of this rank's run between layers. */
+	readonly localTokens: TokenSlice;
+}
+
+/** Called with the values that it names. */
+export type LayerProbe = {
+	readonly [Name in ProbeName]?: (value: Tensor, pass: ProbedPass, rows?: ProbedExpertRows) => void;
+};
 
 export interface LayerContext {
 	/** The configuration with this layer's own sizes. */
@@ -38,8 +62,8 @@ export interface LayerContext {
 	readonly layerMasks: LayerMasks | null;
 	/** The operations that mix tokens of a sequence: attention, convolution, scan. */
 	readonly mixing: Mixing;
-	/** Observes the layer's values; null: not observed. */
-	readonly probe: ((name: ProbeName, value: Tensor, rows?: ProbedExpertRows) => void) | null;
+	/** Observes the layer's value of this name; null: not observed. */
+	readonly probe: (name: ProbeName) => ((value: Tensor, rows?: ProbedExpertRows) => void) | null;
 	/**
 	 * What random numbers depend on: the step's key, the layer's name, and the indices of the microbatch's tokens in the step.
 	 */

@@ -26,6 +26,7 @@ export function* runLayer(
 	name = `layer.${place.index}`,
 ): Nodes<ResidualSum> {
 	const probe = parts.probe?.() ?? null;
+	const pass = { layer: place.index, name, localTokens: input.localTokens };
 	const context: LayerContext = {
 		config: configOfLayer(parts.config, place.index),
 		parallel: parts.parallel,
@@ -36,11 +37,14 @@ export function* runLayer(
 		sequences: input.sequences,
 		localSequences: input.localSequences,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
-		probe: probe && ((end, value, rows) => probe(place.index, end, value, rows)),
+		probe: (value) => {
+			const observe = probe?.[value];
+			return observe ? (tensor, rows) => observe(tensor, pass, rows) : null;
+		},
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
 	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
-	context.probe?.("branch", branch);
+	context.probe("branch")?.(branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
 	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
 }

@@ -22,7 +22,7 @@ export function mambaLayer(tape: Tape, context: LayerContext, x: ResidualSum): T
 	everyToken.drop();
 	u.drop();
 	using inner = runModule(tape, config, "mamba", [zxBCdt], (on, projected) => mixTokens(on, context, projected));
-	context.probe?.("heads", inner.y);
+	context.probe("heads")?.(inner.y);
 	using partial = project(tape, context, inner.y, "mixer.out_proj.weight");
 	inner.drop();
 	return reduceScatterSequence(tape, partial, tp);

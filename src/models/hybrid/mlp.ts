@@ -19,6 +19,7 @@ export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, p
 	using everyToken = everyRanksTokens(tape, context, u);
 	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
 	everyToken.drop();
+	if (tape.recording) context.probe("preactivation")?.(hidden);
 	const { activation: kind, clamp, linearOffset } = context.config.mlp;
 	return activation(tape, hidden, kind, { clamp, linearOffset });
 }

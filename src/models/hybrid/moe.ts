@@ -10,7 +10,7 @@ import { ExpertOrder } from "../../tensor/ops/permute.ts";
 import { type Routing, route } from "../../tensor/ops/router.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { cast, type FloatDtype, type Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
 import { addBalancingLosses } from "./balancing-losses.ts";
 import { expertMlp, rowsInE4m3 } from "./expert-mlp.ts";
@@ -51,7 +51,7 @@ function* mixExperts(
 	const { config } = context;
 	const experts = expertParallelOf(context);
 	using routing = routeTokens(tape, context, router, u);
-	context.probe?.("routing", routing.probabilities);
+	context.probe("routing")?.(routing.probabilities);
 	const hidden = context.masks?.hidden;
 	using entering = masked(tape, u, hidden);
 	using dispatcher = dispatcherOf(tape, context, entering, routing, experts, router);
@@ -66,8 +66,25 @@ function* mixExperts(
 		shared?.finish();
 	}
 	if (experts) yield* nextNode(tape, "combine");
-	using routed = dispatcher.finishCombine();
+	using combined = dispatcher.finishCombine();
+	using routed = probeGradient(tape, combined, context.probe("routedGradient"));
 	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
+}
+
+/** x, whose gradient passes `probe` as a copy. */
+function probeGradient(tape: Tape, x: Tensor, probe: ((gradient: Tensor) => void) | null): Tensor {
+	if (probe === null) return x.share();
+	const y = tape.output(x.share(), x.gradient !== null);
+	tape.record({
+		name: "probe gradient",
+		outputs: [y],
+		backward: ([dy]) => {
+			const own = cast(dy!, x.dtype as FloatDtype);
+			probe(own);
+			x.gradient!.accumulate(own);
+		},
+	});
+	return y;
 }
 
 /** Creates the configured token dispatcher, which starts the dispatch. */

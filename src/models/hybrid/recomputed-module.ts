@@ -51,7 +51,7 @@ export function normed(
 	const u = runModule(tape, config, "layernorm", [x.tensor], (on, value) =>
 		maskedNorm(on, value, weights(weight), config.normEpsilon, masks?.norm, { columns: masks?.hidden ?? null, sum: x }),
 	);
-	probe?.("normed", u.y);
+	probe("normed")?.(u.y);
 	return u;
 }
 

@@ -1,4 +1,6 @@
 /** A training run on a layout for `mimo verify`, on one rank: steps, gradients, weights, routing. */
+import type { LayerProbe } from "../../models/hybrid/layer-context.ts";
+import type { HybridModel } from "../../models/hybrid/model.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
@@ -34,6 +36,8 @@ export interface Engine extends Disposable {
 	step(gradients?: () => void): StepResult;
 	/** This rank's part of every tensor it holds. The receiver disposes them. */
 	tensors(): Iterable<LogicalTensor>;
+	/** Observes the layers of this rank's part of the language model from now on; null: no longer. */
+	observe(probe: ((model: HybridModel) => LayerProbe) | null): void;
 	/** Whether this rank's copy of a tensor part counts; of equal copies exactly one does. */
 	counts(tensor: LogicalTensor): boolean;
 }
@@ -85,6 +89,9 @@ export async function openEngine(
 			);
 		},
 		tensors: () => run.logicalTensors(),
+		observe(probe) {
+			if (run.language) run.language.probe = probe?.(run.language) ?? null;
+		},
 		counts: (tensor) => run.counts(tensor),
 		[Symbol.dispose]: () => run[Symbol.dispose](),
 	};

@@ -4,7 +4,9 @@
 import type { World } from "../../parallel/world.ts";
 import { elementCount, type Tensor } from "../../tensor/tensor.ts";
 import { reduceHost } from "../reduce-host.ts";
+import { type ClampFlips, ClampMeter } from "./clamps.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
+import { OperandReplay, type ReplayedOperands } from "./operands.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, participants } from "./plan.ts";
 import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } from "./reference.ts";
@@ -42,6 +44,10 @@ export interface LayoutResult {
 	readonly reordered: ({ readonly what: Reordering } & Unequal) | null;
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
+	/** What experts round to e4m3 in step 1, whose operands are the reference's; null: they do not round. */
+	readonly operands: ReplayedOperands | null;
+	/** Values at the edge of a clamp in step 1. */
+	readonly clampFlips: ClampFlips;
 	/** Encoder ranks with images in step 1: as the step counted them, and as the samples were dealt out. */
 	readonly participants: { readonly counted: number; readonly expected: number };
 	/** Wall clock of all of it. */
@@ -59,7 +65,7 @@ export async function runLayout(
 	// In an order that depends on the place in the buffer, sums are equal bit for bit in equal buffers alone.
 	const plainly = { buckets: !world.addsInRankOrder };
 	const plain = await trainSteps(world, plan, subject, reference, plainly);
-	const { result, gradient, stepped, flips } = plain;
+	const { result, gradient, stepped, flips, operands, clampFlips } = plain;
 	using engine = plain.engine;
 	const zero = await trainSteps(world, plan, subject, reference, { distributedOptimizer: true, buckets: true });
 	using _sharded = zero.engine;
@@ -83,6 +89,8 @@ export async function runLayout(
 		zero: unequal(zero),
 		reordered,
 		flips,
+		operands,
+		clampFlips,
 		participants: {
 			counted: result.participation?.participants ?? 0,
 			expected: participants(
@@ -109,6 +117,10 @@ async function trainSteps(
 ) {
 	const engine = await openEngine(world, plan, subject, options);
 	engine.restart();
+	const given = reference.operands();
+	const replay = given.size > 0 ? new OperandReplay(given) : null;
+	const clamps = new ClampMeter();
+	engine.observe((model) => ({ ...replay?.probe(model), ...clamps.probe(model) }));
 	let gradient: Difference[] = [];
 	let gradients: Uint32Array[] = [];
 	const result = engine.step(() => {
@@ -116,12 +128,17 @@ async function trainSteps(
 		gradient = compare(engine, reference, "gradient");
 		gradients = bitsOf(engine, "gradient");
 	});
+	engine.observe(null);
 	world.progress(1);
+	const { device } = engine.state.scalars;
+	const operands = replay?.result(engine.world, device) ?? null;
+	const clampFlips = clamps.flips(reference.clampCounts(), engine.world, device);
 	const flips = findFlips(engine, plan, subject, reference);
 	for (let step = 1; step < realSteps; step++) engine.step();
 	world.progress(realSteps);
 	const stepped = compare(engine, reference, "stepped");
-	return { engine, result, gradient, stepped, flips, snapshots: { gradients, weights: bitsOf(engine, "value") } };
+	const snapshots = { gradients, weights: bitsOf(engine, "value") };
+	return { engine, result, gradient, stepped, flips, operands, clampFlips, snapshots };
 }
 
 /** Differences of all tensors, summed over the ranks that hold their parts. */

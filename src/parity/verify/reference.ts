@@ -4,6 +4,7 @@
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import type { TensorArray } from "../../checkpoint/dtype.ts";
 import { copyBlocks } from "../../checkpoint/model-store.ts";
 import {
 	openSafetensors,
@@ -15,8 +16,11 @@ import type { MlpRecipeName } from "../../native/abi.ts";
 import { layoutFor, namedTopology, parseLayout } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { copyInto, elementCount, Tensor } from "../../tensor/tensor.ts";
+import { languageModelLoss } from "../../train/losses.ts";
 import type { StepResult } from "../../train/step.ts";
+import { type ClampCounts, ClampMeter } from "./clamps.ts";
 import { type Engine, openEngine } from "./engine.ts";
+import { OperandReplay, type Operands, recordOperands } from "./operands.ts";
 import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { RoutingTable } from "./routing.ts";
@@ -34,7 +38,10 @@ export const realSteps = 2;
 const noiseRuns = 3;
 
 export interface Scalars {
+	/** The language model loss. */
 	readonly loss: number;
+	/** The other losses by name: of depths, budgets, divergence from a teacher. */
+	readonly losses: Readonly<Record<string, number>>;
 	readonly tokens: number;
 	readonly gradientNorm: number;
 	/** Balancing losses by Megatron's names. */
@@ -50,16 +57,27 @@ export interface ReferenceTensor {
 	readonly noise: number;
 }
 
+/** What experts round to e4m3 in a layer (operands.ts). */
+export interface ReferenceOperand {
+	readonly name: string;
+	/** Largest relative difference between the reference and a run with other rounding, root mean square. */
+	readonly noise: number;
+}
+
 export interface Reference {
 	readonly microBatchSize: number;
 	readonly microbatches: number;
 	readonly scalars: Scalars;
-	/** Scalars of the runs with other rounding that route every token as the reference does. */
+	/** Scalars of the runs with other rounding that route every token and clamp every value as the reference does. */
 	readonly noise: readonly Scalars[];
-	/** Routing decisions that runs with other rounding flip. Differences of such a run are no measure of noise. */
+	/** Routing decisions and clamps that runs with other rounding flip. Differences of such a run are no measure of noise. */
 	readonly noiseFlips: number;
 	/** How products of experts round their operands. */
 	readonly recipe: MlpRecipeName;
+	/** Empty where experts do not round. */
+	readonly operands: readonly ReferenceOperand[];
+	/** activation-func-clamp-value; null: none. */
+	readonly clamp: number | null;
 	readonly clipFactor: number;
 	readonly tensors: readonly ReferenceTensor[];
 }
@@ -97,6 +115,8 @@ export async function makeReference(world: World, subject: Subject, folder: stri
 		noise: noise.scalars,
 		noiseFlips: noise.flips,
 		recipe: subject.language.moe.recipe,
+		operands: [...first.operands.keys()].map((name, at) => ({ name, noise: noise.operands[at] ?? 0 })),
+		clamp: Number.isFinite(subject.language.mlp.clamp) ? subject.language.mlp.clamp : null,
 		clipFactor: first.clipFactor,
 		tensors,
 	};
@@ -105,12 +125,18 @@ export async function makeReference(world: World, subject: Subject, folder: stri
 	);
 	for (const [pass, data] of first.routing.experts) entries.push(entry(`experts.${pass}`, "I32", data));
 	for (const [pass, data] of first.routing.logits) entries.push(entry(`logits.${pass}`, "F32", data));
+	for (const [name, data] of first.operands) entries.push(entry(`operand.${name}`, "F32", data));
+	for (const [place, data] of first.clamped) entries.push(entry(`clamped.${place}`, "F64", data));
 	writeSafetensors(join(folder, files.values), entries);
 	writeFileSync(join(folder, files.description), JSON.stringify(reference));
 	return reference;
 }
 
-function entry(name: string, dtype: "F32" | "I32", data: Float32Array | Int32Array): TensorEntry {
+function entry(
+	name: string,
+	dtype: "F32" | "F64" | "I32",
+	data: Float32Array | Float64Array | Int32Array,
+): TensorEntry {
 	return { name, dtype, shape: [data.length], data: () => data };
 }
 
@@ -140,13 +166,29 @@ export class StoredReference implements Disposable {
 		return table;
 	}
 
+	operands(): Operands {
+		return new Map(this.#named("operand").map(([name, values]) => [name, values as Float32Array]));
+	}
+
+	clampCounts(): ClampCounts {
+		return new Map(this.#named("clamped").map(([place, counts]) => [place, counts as Float64Array]));
+	}
+
+	/** Values by what follows their prefix, in the order in which they were written. */
+	#named(prefix: string): [string, TensorArray][] {
+		return [...this.#file.tensors.keys()]
+			.filter((key) => key.startsWith(`${prefix}.`))
+			.map((key) => [key.slice(prefix.length + 1), this.#file.read(key)]);
+	}
+
 	[Symbol.dispose](): void {
 		this.#file[Symbol.dispose]();
 	}
 }
 
-export function scalarsOf({ loss, tokens, gradientNorm, balancing }: StepResult): Scalars {
-	return { loss, tokens, gradientNorm, balancing };
+export function scalarsOf({ losses: all, tokens, gradientNorm, balancing }: StepResult): Scalars {
+	const { [languageModelLoss]: loss, ...losses } = all;
+	return { loss: loss!, losses, tokens, gradientNorm, balancing };
 }
 
 /** Root mean square of x, or of x − y. */
@@ -159,25 +201,40 @@ function rms(x: Float32Array, y?: Float32Array): number {
 async function trainReference(world: World, plan: Plan, subject: Subject) {
 	using engine = await openEngine(world, plan, subject, { order: plainOrder });
 	engine.restart();
+	const operands = new Map<string, Float32Array>();
+	const clamps = new ClampMeter();
+	const tokens = tokensOf(subject);
+	engine.observe((model) => ({
+		...(roundsExperts(subject) && recordOperands(model, tokens, operands)),
+		...clamps.probe(model),
+	}));
 	let gradient = new Map<string, Float32Array>();
 	const result = engine.step(() => {
 		gradient = wholeTensors(engine, "gradient");
 	});
-	const routing = routingOf(engine, subject);
+	engine.observe(null);
+	const routing = RoutingTable.of(engine.routing, tokens);
 	const { clipFactor } = engine.state.scalars.read();
 	for (let step = 1; step < realSteps; step++) engine.step();
 	const stepped = wholeTensors(engine, "value");
 	updateAlone(engine, subject, { gradientOf: (name) => gradient.get(name)!, clipFactor });
 	const updated = wholeTensors(engine, "value");
-	return { result, routing, clipFactor, values: { gradient, updated, stepped } };
+	const values = { gradient, updated, stepped };
+	return { result, routing, operands, clamped: clamps.counts, clipFactor, values };
+}
+
+/** Whether experts round operands to e4m3. */
+function roundsExperts({ language }: Subject): boolean {
+	return language.moe.recipe === "e4m3Blockwise";
 }
 
 /**
  * Step 1 once more, rounded otherwise, several times: the same microbatches, from the last to the first, and every weight
  * moved to a neighbour in fp32 or left. The order of microbatches alone shows only the roundings of sums over microbatches,
  * while tensor-parallel ranks round otherwise within a layer. A product with a moved weight changes by as much as by rounding.
- * Of the runs that route every token as the reference does, returns the scalars and each gradient's largest change (root mean
- * square); of the others, the number of decisions that they flip.
+ * Experts that round to e4m3 are given the reference's operands, as in layouts, and keep their weights, so that they round as the
+ * reference does. Of the runs that decide as the reference where to route tokens and what to clamp, returns the scalars and each
+ * gradient's and operand's largest change (root mean square); of the others, the number of decisions that they flip.
  */
 async function trainNoise(
 	world: World,
@@ -188,43 +245,52 @@ async function trainNoise(
 	using engine = await openEngine(world, plan, subject, { order: plainOrder, reversed: true });
 	const scalars: Scalars[] = [];
 	const changes = new Map<string, number>();
+	const operands = [...first.operands].map(() => 0);
 	let flips = 0;
 	for (let run = 0; run < noiseRuns; run++) {
 		engine.restart();
-		moveByRounding(engine, subject.seed + run);
+		moveByRounding(engine, subject.seed + run, (name) => !(roundsExperts(subject) && name.includes(".mlp.experts.")));
+		const replay = roundsExperts(subject) ? new OperandReplay(first.operands) : null;
+		const clamps = new ClampMeter();
+		engine.observe((model) => ({ ...replay?.probe(model), ...clamps.probe(model) }));
 		let gradients = new Map<string, Float32Array>();
 		const result = engine.step(() => {
 			gradients = wholeTensors(engine, "gradient");
 		});
-		const flipped = first.routing.flips(engine.routing, 0).length;
+		const clamped = clamps.flips(first.clamped, engine.world, world.device).count;
+		const flipped = first.routing.flips(engine.routing, 0).length + clamped;
 		flips += flipped;
 		if (flipped > 0) continue;
 		scalars.push(scalarsOf(result));
+		const errors = replay?.result(engine.world, world.device).errors ?? [];
+		for (const [at, error] of errors.entries()) operands[at] = Math.max(operands[at]!, error);
 		for (const [name, gradient] of gradients) {
 			const change = rms(first.values.gradient.get(name)!, gradient);
 			changes.set(name, Math.max(changes.get(name) ?? 0, change));
 		}
 	}
-	return { scalars, changes, flips };
+	return { scalars, changes, operands, flips };
 }
 
 /**
  * Multiplies every weight by 1 − 2^-24, 1 or 1 + 2^-24, drawn from `seed`. A float32 weight w is between 2^23 and 2^24 units
- * in its last place, so it moves to a neighbour or stays; a factor of 2^-23 would move weights by two units.
+ * in its last place, so it moves to a neighbour or stays; a factor of 2^-23 would move weights by two units. `moves`: which tensors.
  */
-function moveByRounding(engine: Engine, seed: number): void {
+function moveByRounding(engine: Engine, seed: number, moves: (name: string) => boolean): void {
 	const next = numbersFrom(seed);
-	for (const { value, gradient } of engine.tensors()) {
-		const moved = value.toFloat32().map((weight) => weight * (1 + (Math.floor(3 * next()) - 1) * 2 ** -24));
-		using tensor = Tensor.from(value.device, moved, value.shape);
-		copyInto(tensor, value);
+	for (const { name, value, gradient } of engine.tensors()) {
+		if (moves(name)) {
+			const moved = value.toFloat32().map((weight) => weight * (1 + (Math.floor(3 * next()) - 1) * 2 ** -24));
+			using tensor = Tensor.from(value.device, moved, value.shape);
+			copyInto(tensor, value);
+		}
 		value[Symbol.dispose]();
 		gradient?.[Symbol.dispose]();
 	}
 }
 
-function routingOf(engine: Engine, subject: Subject): RoutingTable {
-	return RoutingTable.of(engine.routing, subject.samples.length * subject.sequenceLength);
+function tokensOf({ samples, sequenceLength }: Subject): number {
+	return samples.length * sequenceLength;
 }
 
 /** Whole tensors of a process that holds the whole model; gradients of the trainable tensors only. */

@@ -5,7 +5,7 @@ import { counted } from "../../system/counted.ts";
 import type { LayoutResult, Unequal } from "./layout-run.ts";
 import { type Reference, realSteps, type Scalars } from "./reference.ts";
 import type { Subject } from "./subject.ts";
-import { type Judged, limitsOf, type Verdict, worst } from "./verdict.ts";
+import { type Judged, type Verdict, worst } from "./verdict.ts";
 
 export interface LayoutReport {
 	readonly layout: string;
@@ -33,12 +33,11 @@ export function renderReference(subject: Subject, reference: Reference): string 
 		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${counted(scalars.tokens, "loss token")}, ${reference.microbatches} × ${counted(reference.microBatchSize, "sample")} a step`,
 	];
 	if (reference.recipe === "e4m3Blockwise") {
-		const { number, tensor } = limitsOf[reference.recipe];
 		lines.push(
-			`  experts round to e4m3: a value beside a tie goes either way, so gradients may differ by ${short(tensor)}, losses and the gradient norm by ${short(number)}`,
+			"  experts round to e4m3: layouts give them the reference's input, routing weights and gradients after comparing their own, so that a tie between two roundings changes nothing behind it",
 		);
 	}
-	const flips = `rounding otherwise flips ${counted(reference.noiseFlips, "routing decision")} (near ties)`;
+	const flips = `rounding otherwise flips ${counted(reference.noiseFlips, "decision")} of routers or clamps (near ties)`;
 	if (noise.length === 0) {
 		lines.push(`  no measure of this machine's noise: ${flips}; the tolerance alone counts`);
 		return lines.join("\n");
@@ -66,6 +65,7 @@ export function renderLayouts(reports: readonly LayoutReport[]): string {
 	for (const { layout, verdict } of reports) {
 		if (verdict !== null && verdict.raised.length > 0) lines.push(raisedLimits(layout, verdict));
 	}
+	for (const { layout, verdict } of reports) for (const tie of verdict?.ties ?? []) lines.push(`${layout}: ${tie}.`);
 	for (const { layout, failures } of reports) {
 		const shown = failures.slice(0, 5);
 		for (const failure of shown) lines.push(`${layout}: ${failure}.`);
@@ -130,9 +130,10 @@ function conclusion(reports: readonly LayoutReport[]): string {
 		: `All ${reports.length} layouts give what one process gives.`;
 }
 
-function raisedLimits(layout: string, { recipe, raised, numbers, gradients }: Verdict): string {
+function raisedLimits(layout: string, { raised, numbers, operands, gradients }: Verdict): string {
 	const widest = raised.reduce((a, b) => (b.limit > a.limit ? b : a));
-	return `${layout}: ${recipe === "plain" ? "noise raises" : "noise and ties of e4m3 raise"} ${raised.length} of ${numbers.length + gradients.length} limits above the tolerance, at most to ${short(widest.limit)} (${widest.name}).`;
+	const limits = numbers.length + operands.length + gradients.length;
+	return `${layout}: noise raises ${raised.length} of ${limits} limits above the tolerance, at most to ${short(widest.limit)} (${widest.name}).`;
 }
 
 function largest(judged: readonly Judged[]): number {

@@ -1,6 +1,6 @@
 /**
- * The samples that every layout of `mimo verify` trains on: text of random ids with images of random values, drawn from
- * the configuration's seed. Some have no image, and with dynamic resolution no two neighbours have equally many rows, so
+ * The samples that every layout of `mimo verify` trains on: packs of sequences of random ids with images of random values, drawn
+ * from the configuration's seed. Some have no image, and with dynamic resolution no two neighbours have equally many rows, so
  * that lanes and microbatches are uneven.
  */
 import { type ImageSet, joinImages } from "../../data/images.ts";
@@ -8,7 +8,7 @@ import type { Microbatch } from "../../data/microbatch.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
 import { UserError } from "../../system/errors.ts";
 
-/** One sample: a sequence and the images whose rows stand in it. */
+/** One sample: a pack of sequences and the images whose rows stand in it. */
 export interface Sample {
 	readonly text: Microbatch;
 	readonly images: ImageSet;
@@ -37,6 +37,9 @@ export interface ImageOptions {
 }
 
 const ignored = -100;
+
+/** Sequences of a sample: equally many of all, because seq_aux_loss takes the mean of a microbatch's sequences. */
+const sequencesOfSample = 3;
 
 /** mulberry32: numbers in [0, 1) that repeat. */
 export function numbersFrom(seed: number): () => number {
@@ -82,21 +85,29 @@ function drawSample(options: SampleOptions, index: number): Sample {
 	const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
 		at >= first && at < first + rows ? images!.imageTokenId : word(),
 	);
+	const ends = drawEnds(sequenceLength, next);
 	const labels = Int32Array.from(ids, (_, at) => {
-		const label = ids[at + 1] ?? ignored;
+		const label = ends.includes(at + 1) ? ignored : ids[at + 1]!;
 		const gap = options.gaps && 8 * chance() < index % 4;
 		return gap || label === images?.imageTokenId ? ignored : label;
 	});
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);
 	return {
-		text: { ids, labels, lossMask, lengths: [sequenceLength] },
+		text: { ids, labels, lossMask, lengths: ends.map((end, at) => end - (ends[at - 1] ?? 0)) },
 		images: {
 			patches: Float32Array.from({ length: pictured ? patches * patchWidth(pictured.tower) : 0 }, () => 2 * next() - 1),
 			grids,
 			imagesPerSample: [grids.length],
 		},
 	};
+}
+
+/** Ends of a sample's sequences, each of a token at least. Borders may fall within an image, as in no data: nothing depends on it. */
+function drawEnds(tokens: number, next: () => number): number[] {
+	const ends = new Set([tokens]);
+	while (ends.size < Math.min(sequencesOfSample, tokens)) ends.add(1 + Math.floor(next() * (tokens - 1)));
+	return [...ends].sort((a, b) => a - b);
 }
 
 /** One image of the largest grid; with dynamic resolution smaller ones, and two where they leave half of the text. */

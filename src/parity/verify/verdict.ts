@@ -1,5 +1,4 @@
 /** Judges a layout's result against the reference, its tolerance and the noise of this machine. */
-import type { MlpRecipeName } from "../../native/abi.ts";
 import { counted } from "../../system/counted.ts";
 import { relative } from "../comparison.ts";
 import type { Difference, LayoutResult, Unequal } from "./layout-run.ts";
@@ -15,10 +14,10 @@ export interface Judged {
 }
 
 export interface Verdict {
-	/** How products of experts round their operands. */
-	readonly recipe: MlpRecipeName;
-	/** Loss, gradient norm, balancing losses. */
+	/** Losses, gradient norm, balancing losses. */
 	readonly numbers: readonly Judged[];
+	/** What experts round to e4m3, before the reference's takes its place. */
+	readonly operands: readonly Judged[];
 	/** Gradient of every trainable parameter. */
 	readonly gradients: readonly Judged[];
 	/** Weights after the optimizer alone. */
@@ -27,72 +26,66 @@ export interface Verdict {
 	readonly updatesDifferent: number;
 	/** Weights after the real steps: shown, not judged. */
 	readonly weights: readonly Judged[];
-	/** Numbers and gradients whose limit is above the tolerance because of noise or ties. */
+	/** Numbers, operands and gradients whose limit is above the tolerance because of noise. */
 	readonly raised: readonly Judged[];
+	/** Values beside a tie or an edge that rounding moved across it, one sentence each. */
+	readonly ties: readonly string[];
 	/** Failures, one sentence each. */
 	readonly failures: readonly string[];
 }
 
 /** Limit of an error over the noise of this machine: the factor that references have too (bands.ts). */
 const noiseFactor = 3;
-/** Least limits of numbers and of tensors beside the tolerance, and the widest that noise allows. */
-export interface Limits {
-	readonly number: number;
-	readonly tensor: number;
-	readonly widest: number;
-}
-
-/**
- * By how products of experts round. Plain: sums of fp32 that scatter wider than 1e-3 are no measure of rounding. e4m3: of
- * two equally right runs a value beside a tie between two roundings goes either way, which changes it by up to an eighth,
- * and noise shows some ties, not those of the layout.
- */
-export const limitsOf: Readonly<Record<MlpRecipeName, Limits>> = {
-	plain: { number: 0, tensor: 0, widest: 1e-3 },
-	e4m3Blockwise: { number: 1e-3, tensor: 1e-2, widest: 5e-2 },
-};
+/** The widest limit that noise allows: sums of fp32 that scatter wider are no measure of rounding. */
+const widest = 1e-4;
 
 export function judge(result: LayoutResult, reference: Reference, tolerance: number): Verdict {
-	const limits = limitsOf[reference.recipe];
-	const bounded: Bounded = (name, error, noise, least = 0) => ({
+	const bounded: Bounded = (name, error, noise) => ({
 		name,
 		error,
 		noise,
-		limit: Math.max(tolerance, least, Math.min(limits.widest, noiseFactor * noise)),
+		limit: Math.max(tolerance, Math.min(widest, noiseFactor * noise)),
 	});
-	const numbers = judgeNumbers(result, reference, bounded, limits.number);
+	const numbers = judgeNumbers(result, reference, bounded);
+	const operands = reference.operands.map(({ name, noise }, at) =>
+		bounded(name, result.operands?.errors[at] ?? Number.NaN, noise),
+	);
 	const gradients = judgeTensors(result, reference, "gradient", (tensor, error) =>
-		bounded(tensor.name, error, inUnitsOf(tensor.rms.gradient, tensor.noise), limits.tensor),
+		bounded(tensor.name, error, inUnitsOf(tensor.rms.gradient, tensor.noise)),
 	);
 	const exact = (tensor: ReferenceTensor, error: number) => bounded(tensor.name, error, 0);
 	const updates = judgeTensors(result, reference, "updated", exact);
 	return {
-		recipe: reference.recipe,
 		numbers,
+		operands,
 		gradients,
 		updates,
 		updatesDifferent: result.differences.updated.reduce((sum, { different }: Difference) => sum + different, 0),
 		weights: judgeTensors(result, reference, "stepped", exact),
-		raised: [...numbers, ...gradients].filter(({ limit }) => limit > tolerance),
-		failures: failuresOf(result, reference, { numbers, gradients, updates }),
+		raised: [...numbers, ...operands, ...gradients].filter(({ limit }) => limit > tolerance),
+		ties: tiesOf(result, reference),
+		failures: failuresOf(result, reference, { numbers, operands, gradients, updates }),
 	};
 }
 
-/** A comparison with its limit: the tolerance, `least`, or the noise times a factor, whichever is largest. */
-type Bounded = (name: string, error: number, noise: number, least?: number) => Judged;
+/** A comparison with its limit: the tolerance, or the noise times a factor, whichever is larger. */
+type Bounded = (name: string, error: number, noise: number) => Judged;
 
-/** Loss, gradient norm and balancing losses. */
-function judgeNumbers(result: LayoutResult, reference: Reference, bounded: Bounded, least: number): Judged[] {
+/** Losses, gradient norm and balancing losses. */
+function judgeNumbers(result: LayoutResult, reference: Reference, bounded: Bounded): Judged[] {
 	type Read = (scalars: Reference["scalars"]) => number | undefined;
 	const number = (name: string, read: Read) => {
 		const right = read(reference.scalars) ?? 0;
 		const noise = Math.max(0, ...reference.noise.map((run) => relative(read(run) ?? 0, right)));
-		return bounded(name, relative(read(result.scalars) ?? Number.NaN, right), noise, least);
+		return bounded(name, relative(read(result.scalars) ?? Number.NaN, right), noise);
 	};
+	const names = (of: "losses" | "balancing") =>
+		new Set([...Object.keys(reference.scalars[of]), ...Object.keys(result.scalars[of])]);
 	return [
 		number("loss", (s) => s.loss),
 		number("gradient norm", (s) => s.gradientNorm),
-		...Object.keys(reference.scalars.balancing).map((name) => number(name, (s) => s.balancing[name])),
+		...[...names("losses")].map((name) => number(name, (s) => s.losses[name])),
+		...[...names("balancing")].map((name) => number(name, (s) => s.balancing[name])),
 	];
 }
 
@@ -112,10 +105,11 @@ function judgeTensors(
 function failuresOf(
 	result: LayoutResult,
 	reference: Reference,
-	{ numbers, gradients, updates }: Pick<Verdict, "numbers" | "gradients" | "updates">,
+	{ numbers, operands, gradients, updates }: Pick<Verdict, "numbers" | "operands" | "gradients" | "updates">,
 ): string[] {
 	const compared = [
 		...numbers,
+		...operands,
 		...gradients.map((judged) => ({ ...judged, name: `the gradient of ${judged.name}` })),
 		...updates.map((judged) => ({ ...judged, name: `${judged.name} after the optimizer alone` })),
 	];
@@ -125,10 +119,16 @@ function failuresOf(
 		...compared
 			.filter(({ error, limit }) => !(error <= limit))
 			.sort((a, b) => b.error / b.limit - a.error / a.limit)
-			.map(({ name, error, limit }) => `${name} is off by ${number2(error)} (limit ${number2(limit)})`),
+			.map(offBy),
 		...unequalFailures("ZeRO-1 changes", result.zero),
 		...(result.reordered ? unequalFailures(`${result.reordered.what} change`, result.reordered) : []),
 	];
+}
+
+function offBy({ name, error, limit, noise }: Judged): string {
+	const cancels =
+		error <= noiseFactor * noise ? `; rounding alone changes it by ${number2(noise)}: its terms cancel` : "";
+	return `${name} is off by ${number2(error)} (limit ${number2(limit)})${cancels}`;
 }
 
 /** Wrong numbers of loss tokens, and of encoder ranks with images. */
@@ -167,6 +167,26 @@ function flipFailures({ flips }: LayoutResult): string[] {
 	return [
 		`${times}, first in layer ${first.layer}: token ${first.token} of the batch goes to experts ${first.experts.join(", ")} instead of ${first.reference.join(", ")}; differences behind it are real, another seed may have no such tie`,
 	];
+}
+
+/** Values beside a tie between two e4m3 numbers, and at a clamp's edge. */
+function tiesOf({ operands, clampFlips }: LayoutResult, { clamp }: Reference): string[] {
+	const sentences: string[] = [];
+	const tie = operands?.ties.first[0];
+	if (tie) {
+		const { count } = operands!.ties;
+		sentences.push(
+			`${count === 1 ? "one value rounds" : `${count} values round`} to another e4m3 number than the reference's, such as column ${tie.column} of token ${tie.token} of the batch of ${tie.operand}; the experts are given the reference's`,
+		);
+	}
+	if (clampFlips.first !== null) {
+		const { place, half, channel, distance } = clampFlips.first;
+		const values = clampFlips.count === 1 ? "one value falls" : `${clampFlips.count} values fall`;
+		sentences.push(
+			`${values} on the other side of activation-func-clamp-value ${clamp}, first in ${place}: channel ${channel} of the ${half}, ${number2(distance)} from it; differences of gradients behind it are real, another seed may have no such value`,
+		);
+	}
+	return sentences;
 }
 
 function unequalFailures(change: string, { gradients, weights }: Unequal): string[] {

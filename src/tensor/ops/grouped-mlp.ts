@@ -43,6 +43,8 @@ export interface GroupedMlpOptions extends GatedOptions {
 	readonly weightGradientRecipe?: MlpRecipeName;
 	/** Weight gradients run at the end of the tape's segment, so that they hide the exchange that sends the rows' gradients back. */
 	readonly weightGradientsHide?: boolean;
+	/** Called with z, the activation's input, where backward follows; null: not observed. */
+	readonly onPreactivation?: ((z: Tensor) => void) | null;
 }
 
 /**
@@ -109,6 +111,7 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 	using own = form === "alone" && !sorted.inE4m3 ? E4m3Rows.of(x, liveRows) : null;
 	const xInE4m3 = own ?? sorted.inE4m3 ?? null;
 	runForward(tape.device, layer, xInE4m3, { z, y });
+	if (z) options.onPreactivation?.(z);
 	const kept = form === "alone" ? xInE4m3! : x;
 	tape.record({
 		name: "grouped_mlp",

@@ -1,6 +1,7 @@
 /** Every layout gets the same samples, each exactly once a side. */
 import { describe, expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
+import { sampleLengths } from "../../../src/data/microbatch.ts";
 import { outputRows } from "../../../src/models/radio/config.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import {
@@ -46,6 +47,22 @@ describe("samples", () => {
 		expect(samples.flatMap(({ images }) => images.indices)).toEqual([0, 1, 2, 3, 4, 5, 6]);
 	});
 
+	test("are packs of three sequences, whose last tokens have no label", () => {
+		const ends = samples.map(({ text }) => {
+			let end = 0;
+			return text.lengths.map((length) => {
+				end += length;
+				expect(text.labels[end - 1]).toBe(-100);
+				return end;
+			});
+		});
+		for (const [sample, found] of ends.entries()) {
+			expect(found).toHaveLength(3);
+			expect(found[2]).toBe(samples[sample]!.text.ids.length);
+		}
+		expect(new Set(ends.map(String)).size).toBe(samples.length);
+	});
+
 	test("repeat", () => expect(smallSubject().samples).toEqual(samples));
 });
 
@@ -85,7 +102,9 @@ for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) 
 					return share.slice((part * share.length) / parts, ((part + 1) * share.length) / parts);
 				});
 				const first = (lane * p.microbatches + m) * p.microBatchSize;
-				const expected = samples.slice(first, first + text.lengths.length).map(({ images: own }) => own.grids.length);
+				const expected = samples
+					.slice(first, first + sampleLengths(text).length)
+					.map(({ images: own }) => own.grids.length);
 				expect(perSample).toEqual(expected);
 			}
 		}
