@@ -1,6 +1,7 @@
-/** Shows a resolved configuration: a table for people, or JSON. */
+/** Shows a resolved configuration: a table for people, or JSON; and a configuration as logs and checkpoints keep it. */
+import { shownAddress } from "../system/addresses.ts";
 import type { ResolvedConfiguration } from "./resolve.ts";
-import { keys, propertyOf, subjects } from "./schema.ts";
+import { keys, propertyOf, subjects, type TrainingConfiguration } from "./schema.ts";
 import { describeOrigin } from "./sources.ts";
 
 /** A table of key, value and origin, grouped by subject; "-" is a value that is unset. */
@@ -27,7 +28,7 @@ export function configurationJson({ configuration, origins, notes }: ResolvedCon
 		Object.fromEntries(keys.map((key) => [key, value(key)]));
 	return JSON.stringify(
 		{
-			configuration: byKey((key) => configuration[propertyOf(key)]),
+			configuration: byKey((key) => withoutSecrets(configuration[propertyOf(key)])),
 			origins: byKey((key) => describeOrigin(origins[key])),
 			notes,
 		},
@@ -36,7 +37,19 @@ export function configurationJson({ configuration, origins, notes }: ResolvedCon
 	);
 }
 
+/** The configuration without the secrets of its URLs, for everything that outlives the run or is passed on. */
+export function shownConfiguration(c: TrainingConfiguration): TrainingConfiguration {
+	return Object.fromEntries(
+		Object.entries(c).map(([property, value]) => [property, withoutSecrets(value)]),
+	) as unknown as TrainingConfiguration;
+}
+
+function withoutSecrets(value: unknown): unknown {
+	if (Array.isArray(value)) return value.map(withoutSecrets);
+	return typeof value === "string" ? shownAddress(value) : value;
+}
+
 function shown(value: unknown): string {
 	if (value === null) return "-";
-	return Array.isArray(value) ? value.join(",") : String(value);
+	return shownAddress(Array.isArray(value) ? value.join(",") : String(value));
 }

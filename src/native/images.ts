@@ -53,6 +53,11 @@ export const clipStatistics: ChannelStatistics = {
 export class Images {
 	constructor(private readonly library: Library) {}
 
+	/** Bounds the memory of images that threads of this process decode at the same time; one that takes more is decoded alone. */
+	boundMemory(bytes: number): void {
+		this.#call("mimo_image_memory", bytes);
+	}
+
 	/**
 	 * Reads the header of an image file, without decoding it. Throws a UserError when it is damaged or too large, an
 	 * UnreadImageError when it is of a kind that is not read.

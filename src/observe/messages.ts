@@ -1,8 +1,10 @@
 /**
  * Prints messages outside a run's log: with colours and marks on a terminal, as plain sentences elsewhere, so that the output in a
- * scheduler's file or a pipe stays plain. Notes go to standard output, warnings and errors to standard error.
+ * scheduler's file or a pipe stays plain. Notes go to standard output, warnings and errors to standard error. URLs are shown
+ * without their secrets.
  */
 import { type ConsolaInstance, type ConsolaReporter, createConsola } from "consola";
+import { shownAddress } from "../system/addresses.ts";
 
 const everything = 3;
 
@@ -24,12 +26,12 @@ const errors = reporter(process.stderr);
 
 /** Prints a note. */
 export function note(sentence: string): void {
-	output.info(sentence);
+	output.info(shownAddress(sentence));
 }
 
 /** Prints a warning. */
 export function warn(sentence: string): void {
-	errors.warn(sentence);
+	errors.warn(shownAddress(sentence));
 }
 
 /** A function that prints the first warning that it is given. */
@@ -43,5 +45,5 @@ export function firstWarning(): (sentence: string) => void {
 
 /** Prints why the program ends. */
 export function complain(sentence: string): void {
-	errors.error(sentence);
+	errors.error(shownAddress(sentence));
 }

@@ -1,3 +1,4 @@
+import { shownAddress } from "./addresses.ts";
 import { exitCodes } from "./exit-codes.ts";
 
 /**
@@ -19,12 +20,12 @@ const LONGEST_SENTENCE = 8192;
 
 /**
  * Names come from files: characters that a terminal would take as a command are escaped, and long names are cut in the
- * middle.
+ * middle. URLs are shown without their secrets.
  */
 export function printable(sentence: string): string {
 	const hexadecimal = (character: string) => `\\x${character.charCodeAt(0).toString(16).padStart(2, "0")}`;
 	// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are escaped here
-	return cut(cut(sentence).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, hexadecimal));
+	return cut(cut(shownAddress(sentence)).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, hexadecimal));
 }
 
 function cut(text: string): string {
@@ -43,9 +44,9 @@ export function errorsOf(error: unknown): readonly [unknown, ...unknown[]] {
 	return [first, ...before, ...errorsOf(error.error).filter((one) => !known.has(ownMessage(one)))];
 }
 
-/** The message of an error, with those of all errors that it stands for. */
+/** The message of an error, with those of all errors that it stands for; URLs are shown without their secrets. */
 export function messageOf(error: unknown): string {
-	return errorsOf(error).map(ownMessage).join(" Then: ");
+	return shownAddress(errorsOf(error).map(ownMessage).join(" Then: "));
 }
 
 function ownMessage(error: unknown): string {

@@ -3,6 +3,7 @@ import { createHash } from "node:crypto";
 import { resolve } from "node:path";
 import { plannedIterations, wandbFolder } from "../config/derive.ts";
 import { describeExpertPath } from "../config/fused-mlp.ts";
+import { shownConfiguration } from "../config/print.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/hybrid/counts.ts";
@@ -205,7 +206,8 @@ function topologyDetails({ topology }: Run) {
 }
 
 /** Every key that has a value, spelled as in a configuration file. */
-function configurationDetails(c: TrainingConfiguration): Record<string, unknown> {
+function configurationDetails(own: TrainingConfiguration): Record<string, unknown> {
+	const c = shownConfiguration(own);
 	return Object.fromEntries(
 		keys.map((key) => [key, c[propertyOf(key)]] as const).filter(([, value]) => value !== null),
 	);

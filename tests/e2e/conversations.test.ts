@@ -97,6 +97,14 @@ for (const [what, flags, message] of [
 		"bad.jinja, line 2 cannot be read: Unknown statement type: fo.",
 	],
 	[
+		"a template without an end",
+		() => [
+			"--chat-template",
+			scratch.file("endless.jinja", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
+		],
+		"endless.jinja takes more than 5,000,000 steps, the bound of a rendering.",
+	],
+	[
 		"a folder without one",
 		() => ["--conversation-template", "jinja"],
 		"has no chat template: --chat-template takes a file",

@@ -173,6 +173,10 @@ describe("questions", () => {
 			/^mimo: bad\.jsonl, line 1: answer is "z"; it is the text, .* of 2 choices\.\n$/,
 		],
 		['{"prompt": "a", "choices": ["x", "y"], "answer": 2}', /^mimo: bad\.jsonl, line 1: answer is 2; /],
+		[
+			'{"messages": [{"role": "narrator", "content": "a"}], "answer": "b"}',
+			/^mimo: bad\.jsonl, line 1 cannot be continued: its conversation has a turn of "narrator"; /,
+		],
 	])("%s is refused", (line, sentence) => {
 		folder.file("bad.jsonl", line);
 		const { exitCode, stdout, stderr } = run(`evaluate --load text --questions bad.jsonl ${deviceFlags}`);

@@ -18,6 +18,11 @@ const run = (command: string, ...more: string[]) => mimo([...command.split(" "),
 beforeAll(() => {
 	folder.file("text.txt", "the quick brown fox jumps over the lazy dog and runs away. ".repeat(80));
 	for (const [i, name] of ["a.png", "b.png", "c.png"].entries()) folder.file(name, png(20 + 9 * i, 30 - 4 * i, i));
+	folder.file(
+		"strict.jinja",
+		"{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ m.content }}{% endfor %}",
+	);
+	folder.file("endless.jinja", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}");
 	for (const flags of [text, pictures]) {
 		const { exitCode, stderr } = run(`train ${flags}`);
 		expect([exitCode, stderr]).toEqual([0, ""]);
@@ -240,6 +245,16 @@ describe("is refused in a sentence", () => {
 			/^mimo: --temperature is "-1"; allowed is a number from 0\.\n$/,
 		],
 		[
+			"a turn that the chat template refuses",
+			"--load text --conversation-template jinja --chat-template strict.jinja --chat --prompt a --system b",
+			/^mimo: The prompt cannot be continued: strict\.jinja, line 1, refuses its turn 1 \(system\): "System role not supported"\.\n$/,
+		],
+		[
+			"a chat template without an end",
+			"--load text --conversation-template jinja --chat-template endless.jinja --chat --prompt a",
+			/^mimo: The chat template endless\.jinja takes more than 5,000,000 steps, the bound of a rendering\.\n$/,
+		],
+		[
 			"another model",
 			"--load text --prompt a --hidden-size 32",
 			/holds another model: --hidden-size is 64 there and 32 here/,
@@ -255,6 +270,11 @@ describe("is refused in a sentence", () => {
 		["a line that is no object", "[1]\n", /^mimo: bad\.jsonl, line 1 is no JSON object\.\n$/],
 		["a record without a prompt", '{"a": 1}\n', /^mimo: bad\.jsonl, line 1 has neither a prompt nor messages\.\n$/],
 		["no records", "\n\n", /^mimo: bad\.jsonl has no records\.\n$/],
+		[
+			"a turn that the template of the model does not know",
+			'{"messages": [{"role": "narrator", "content": "a"}]}\n',
+			/^mimo: bad\.jsonl, line 1 cannot be continued: its conversation has a turn of "narrator"; speakers of \w+ are system, user, assistant; .*\n$/,
+		],
 		[
 			"more tags than images",
 			'{"messages": [{"role": "user", "content": "<image>"}]}\n',

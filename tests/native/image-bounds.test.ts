@@ -1,5 +1,8 @@
 /** Files that promise less or more than they hold: memory and time are bounded by the header. */
 import { beforeAll, expect, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { deflateSync } from "node:zlib";
 import { Images, imageFormats, UnreadImageError } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
@@ -17,12 +20,18 @@ function chunk(name: string, data: Uint8Array): Buffer {
 	return Buffer.concat([length, body, checksum]);
 }
 
-/** A grey PNG of 8 bits whose header and picture need not fit. */
-function png(width: number, height: number, picture: Uint8Array, ...before: Uint8Array[]): Uint8Array {
+/** A PNG whose header and picture need not fit; grey of 8 bits unless given. `before`: chunks before the picture. */
+function png(
+	width: number,
+	height: number,
+	picture: Uint8Array,
+	{ depth = 8, colours = 0, before = [] as readonly Uint8Array[] } = {},
+): Uint8Array {
 	const header = Buffer.alloc(13);
 	header.writeUInt32BE(width, 0);
 	header.writeUInt32BE(height, 4);
-	header[8] = 8;
+	header[8] = depth;
+	header[9] = colours;
 	const signature = Buffer.from("\x89PNG\r\n\x1a\n", "latin1");
 	const parts = [chunk("IHDR", header), ...before, chunk("IDAT", picture), chunk("IEND", Buffer.alloc(0))];
 	return new Uint8Array(Buffer.concat([signature, ...parts]));
@@ -68,7 +77,7 @@ test("text and colour profiles are not decompressed", () => {
 	const rows = deflateSync(Buffer.from([0, 7, 9, 0, 1, 2]));
 	const text = chunk("zTXt", Buffer.concat([Buffer.from("a\0\0"), bomb]));
 	const profile = chunk("iCCP", Buffer.concat([Buffer.from("a\0\0"), bomb]));
-	const file = png(2, 2, rows, text, profile);
+	const file = png(2, 2, rows, { before: [text, profile] });
 	const { thrown, megabytes } = cost(() => expect([...images.decode(file, 1).pixels]).toEqual([7, 9, 1, 2]));
 	expect(thrown).toBeNull();
 	expect(megabytes).toBeLessThan(32);
@@ -112,21 +121,54 @@ test("Pillow's largest picture is the largest", () => {
 	expect(() => images.inspect(png(0, 5, picture))).toThrow("the image has no pixels");
 });
 
-test("a progressive JPEG of more passes than any encoder makes is refused", () => {
-	// 2000 x 2000 grey pixels; each scan refines one coefficient and ends after the code of an empty block row.
+/** A progressive JPEG of grey squares of which each scan refines a band of coefficients, all zeros. */
+function scanned(side: number, count: number): Uint8Array {
 	const segment = (marker: number, data: readonly number[]) => [0xff, marker, 0, data.length + 2, ...data];
-	const frame = segment(0xc2, [8, 7, 0xd0, 7, 0xd0, 1, 1, 0x11, 0]);
+	const frame = segment(0xc2, [8, side >> 8, side & 255, side >> 8, side & 255, 1, 1, 0x11, 0]);
 	const quantities = segment(0xdb, [0, ...new Array<number>(64).fill(1)]);
 	// One code of one bit: a run of 2^14 blocks without a coefficient, its 14 further bits zeros.
 	const codes = segment(0xc4, [0x10, 1, ...new Array<number>(15).fill(0), 0xe0]);
-	const scan = [...segment(0xda, [1, 1, 0, 1, 1, 0x00]), ...new Array<number>(8).fill(0)];
-	const scans = (count: number) => Array.from({ length: count }, () => scan).flat();
-	const file = (count: number) =>
-		Uint8Array.from([0xff, 0xd8, ...frame, ...quantities, ...codes, ...scans(count), 0xff, 0xd9]);
-	expect(images.decode(file(200), 1).pixels.length).toBe(4_000_000);
-	const { thrown, seconds } = cost(() => images.decode(file(4000), 1));
-	expect(thrown).toStartWith("the image is damaged (Invalid progressive parameters");
+	const runs = Math.ceil(Math.ceil(side / 8) ** 2 / 2 ** 14);
+	const scan = [...segment(0xda, [1, 1, 0, 1, 63, 0x10]), ...new Array<number>(Math.ceil((runs * 15) / 8)).fill(0)];
+	const scans = Array.from({ length: count }, () => scan).flat();
+	return Uint8Array.from([0xff, 0xd8, ...frame, ...quantities, ...codes, ...scans, 0xff, 0xd9]);
+}
+
+test("a progressive JPEG of more passes than any encoder makes is refused", () => {
+	expect(images.decode(scanned(2000, 200), 1).pixels.length).toBe(4_000_000);
+	const { thrown, seconds } = cost(() => images.decode(scanned(2000, 4000), 1));
+	expect(thrown).toBe("the image takes too long to decode: 2000 x 2000 pixels in 251 scans and more");
 	expect(seconds).toBeLessThan(5);
+});
+
+test("the scans of a large progressive JPEG are bounded by their samples", () => {
+	// As many scans as encoders write for full colour, of the largest picture.
+	expect(images.decodeResized(scanned(13376, 14), [{ width: 8, height: 8 }], "energon")).toHaveLength(1);
+	const { thrown, seconds } = cost(() => images.decodeResized(scanned(13376, 200), [{ width: 8, height: 8 }], "energon"));
+	expect(thrown).toBe("the image takes too long to decode: 13376 x 13376 pixels in 25 scans and more");
+	expect(seconds).toBeLessThan(20);
+});
+
+test("threads that decode at the same time keep to a bound together, or decode one after the other", () => {
+	const [file, side] = [join(mkdtempSync(join(tmpdir(), "mimo-images-")), "a.png"), 3000];
+	// RGBA of 16 bits: 8 bytes a pixel inflated, 4 decoded.
+	writeFileSync(file, png(side, side, deflateSync(Buffer.alloc((8 * side + 1) * side)), { depth: 16, colours: 6 }));
+	const alone = 12 * side ** 2;
+	const together = (bound: number) => {
+		const command = [process.execPath, join(import.meta.dir, "decode-together.ts"), file, String(bound)];
+		const { stdout, stderr } = Bun.spawnSync(command, { stdout: "pipe", stderr: "pipe" });
+		expect(stderr.toString()).toBe("");
+		return JSON.parse(stdout.toString()) as { bytes: number; digests: string[] };
+	};
+	const free = together(2 ** 40);
+	for (const bound of [1, 1.5 * alone]) {
+		const { bytes, digests } = together(bound);
+		expect(digests).toEqual(free.digests);
+		expect(bytes).toBeLessThan(1.5 * alone);
+	}
+	expect(free.digests).toHaveLength(1);
+	expect(free.bytes).toBeGreaterThan(1.6 * alone);
+	rmSync(dirname(file), { recursive: true });
 });
 
 test("formats that Pillow reads and mimo does not have their own error class, with their name", () => {

@@ -82,6 +82,9 @@ class BmpFile final : public ImageFile {
     header_.channels = bits_ <= 8 ? 1 : bytes_of(header_.mode);
   }
 
+  /// Of run lengths, the indexes.
+  int64_t working_bytes() const override { return header_.area(); }
+
   void read(uint8_t* pixels) override {
     if (compression_ == run_lengths_8 || compression_ == run_lengths_4) {
       read_runs(pixels);

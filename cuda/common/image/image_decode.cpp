@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "decoding_memory.h"
 #include "image_convert.h"
 #include "image_file.h"
 #include "image_orientation.h"
@@ -19,14 +20,25 @@ std::unique_ptr<ImageFile> open_bytes(const void* bytes, int64_t size) { return 
 
 void decode(ImageFile& file, int channels, uint8_t* out) {
   const ImageHeader& header = file.header();
-  const bool as_wanted = header.mode == mode_of_channels(channels);
-  if (as_wanted && !(channels == 4 && header.has_transparent_colour)) {
+  const bool as_wanted = header.mode == mode_of_channels(channels) && !(channels == 4 && header.has_transparent_colour);
+  const int64_t result = header.area() * channels;
+  const DecodingMemory memory(result + file.working_bytes() + (as_wanted ? 0 : header.bytes()));
+  if (as_wanted) {
     file.read(out);
     return;
   }
   const auto pixels = make_pixels(header.bytes());
   file.read(pixels.get());
   convert_pixels(header, pixels.get(), header.area(), channels, out);
+}
+
+/// Bytes that resizing takes beside the pixels and the result, at most: weighted colours, the result of the first pass, and
+/// that of the second before it is converted.
+int64_t resizing_bytes(const ImageHeader& header, ResizedSize to) {
+  const int64_t pixel = bytes_of(header.mode);
+  const int64_t weighted = header.mode == PixelMode::rgba ? header.bytes() : 0;
+  const int64_t between = std::max(int64_t{header.width} * to.height, int64_t{to.width} * header.height);
+  return weighted + pixel * (between + int64_t{to.width} * to.height);
 }
 
 void resize_file(const ImageHeader& header, const uint8_t* pixels, ResizedSize to, uint8_t* out) {
@@ -50,6 +62,9 @@ struct Shown {
   ResizedSize size;
   std::unique_ptr<uint8_t[]> pixels;
 };
+
+/// Bytes that decode_shown takes beside the file's own pixels: RGB before and after it is turned.
+int64_t shown_bytes(const ImageHeader& header) { return 6 * header.area(); }
 
 /// Decodes to RGB as transformers does: on white, and turned by its orientation.
 Shown decode_shown(ImageFile& file, Bytes bytes) {
@@ -139,6 +154,7 @@ extern "C" int32_t mimo_image_decode_resized(const void* host_bytes, int64_t byt
     }
     MIMO_REQUIRE(pixel_bytes == wanted, "mimo_image_decode_resized");
     const auto file = mimo::open_bytes(host_bytes, bytes);
+    const mimo::ImageHeader& header = file->header();
     auto* out = static_cast<uint8_t*>(host_pixels);
     const auto each = [&](auto resize) {
       for (int32_t i = 0; i < sizes; ++i) {
@@ -147,16 +163,23 @@ extern "C" int32_t mimo_image_decode_resized(const void* host_bytes, int64_t byt
         out += int64_t{3} * size.width * size.height;
       }
     };
-    if (decoding == MIMO_IMAGE_DECODING_TRANSFORMERS) {
+    const bool as_shown = decoding == MIMO_IMAGE_DECODING_TRANSFORMERS;
+    int64_t working = file->working_bytes();
+    for (int32_t i = 0; i < sizes; ++i) {
+      const mimo::ResizedSize size{host_sizes[2 * i], host_sizes[2 * i + 1]};
+      working = std::max(working, mimo::resizing_bytes(header, size));
+    }
+    const mimo::DecodingMemory memory(header.bytes() + working + wanted + (as_shown ? mimo::shown_bytes(header) : 0));
+    if (as_shown) {
       const mimo::Shown shown = mimo::decode_shown(*file, mimo::bytes_at(host_bytes, bytes));
       each([&](mimo::ResizedSize size, uint8_t* to) {
         mimo::resize_pixels(mimo::PixelMode::rgb, shown.pixels.get(), shown.size, to, size);
       });
       return;
     }
-    const auto pixels = mimo::make_pixels(file->header().bytes());
+    const auto pixels = mimo::make_pixels(header.bytes());
     file->read(pixels.get());
-    each([&](mimo::ResizedSize size, uint8_t* to) { mimo::resize_file(file->header(), pixels.get(), size, to); });
+    each([&](mimo::ResizedSize size, uint8_t* to) { mimo::resize_file(header, pixels.get(), size, to); });
   });
 }
 
@@ -168,6 +191,10 @@ extern "C" int32_t mimo_image_decode_patches(const void* host_bytes, int64_t byt
     MIMO_REQUIRE(width <= largest_side && height <= largest_side, "mimo_image_decode_patches");
     MIMO_REQUIRE(width % patch == 0 && height % patch == 0, "mimo_image_decode_patches");
     const auto file = mimo::open_bytes(host_bytes, bytes);
+    const mimo::ImageHeader& header = file->header();
+    const int64_t values = int64_t{3} * sizeof(float) * width * height;
+    const int64_t working = std::max(file->working_bytes(), mimo::resizing_bytes(header, {width, height}));
+    const mimo::DecodingMemory memory(header.bytes() + working + values + mimo::shown_bytes(header));
     const mimo::Shown shown = mimo::decode_shown(*file, mimo::bytes_at(host_bytes, bytes));
     mimo::write_patches(shown, {width, height}, patch, mimo::Normalizer(host_statistics), host_values);
   });

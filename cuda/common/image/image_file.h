@@ -52,6 +52,8 @@ class ImageFile {
  public:
   virtual ~ImageFile() = default;
   const ImageHeader& header() const { return header_; }
+  /// Bytes that read() takes beside the pixels, at most.
+  virtual int64_t working_bytes() const = 0;
   /// Decodes to header().bytes() bytes, top row first. May be called once. Throws MIMO_ERROR_DATA for damaged files.
   virtual void read(uint8_t* pixels) = 0;
 

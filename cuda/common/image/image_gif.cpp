@@ -45,6 +45,8 @@ class GifFile final : public ImageFile {
              std::max(gif_->SHeight, picture.Top + picture.Height));
   }
 
+  int64_t working_bytes() const override { return 0; }
+
   void read(uint8_t* pixels) override {
     std::memset(pixels, transparent_ >= 0 ? transparent_ : 0, static_cast<size_t>(header_.bytes()));
     const GifImageDesc& picture = gif_->Image;

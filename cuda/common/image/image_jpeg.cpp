@@ -11,9 +11,11 @@
 namespace mimo {
 namespace {
 
-/// Limit of the scans of a progressive image; encoders write about ten. Each costs time for every pixel, whatever the
-/// file's size.
+/// Limit of the scans of a progressive image; encoders write about ten.
 constexpr int most_scans = 250;
+/// Limit of the samples in all scans of an image. Each scan costs time for every sample of its components, whatever the file's
+/// size: the ten scans that encoders write for the largest image with full colour have 2.5 thousand million.
+constexpr int64_t most_work = int64_t{1} << 32;
 
 /// libjpeg's messages. Its own table comes with its printing code, which cannot be linked into a shared library.
 constexpr const char* messages[] = {
@@ -74,8 +76,27 @@ void skip_input(j_decompress_ptr image, long count) {
   source.bytes_in_buffer -= taken;
 }
 
-void bound_scans(j_common_ptr image) {
-  if (reinterpret_cast<j_decompress_ptr>(image)->input_scan_number > most_scans) ERREXIT(image, JERR_BAD_PROGRESSION);
+struct Progress {
+  jpeg_progress_mgr base;
+  int scan;
+  int64_t work;
+};
+
+/// Bytes of the coefficients, and number of samples, of a block.
+constexpr int64_t block_samples = 64, block_bytes = 128;
+
+int64_t blocks_of(const jpeg_component_info& component) {
+  return int64_t{component.width_in_blocks} * component.height_in_blocks;
+}
+
+/// libjpeg calls this within every scan.
+void bound_work(j_common_ptr common) {
+  auto* image = reinterpret_cast<j_decompress_ptr>(common);
+  auto& progress = *reinterpret_cast<Progress*>(image->progress);
+  if (image->input_scan_number == progress.scan) return;
+  progress.scan = image->input_scan_number;
+  for (int i = 0; i < image->comps_in_scan; ++i) progress.work += block_samples * blocks_of(*image->cur_comp_info[i]);
+  if (progress.scan > most_scans || progress.work > most_work) ERREXIT(common, JERR_BAD_PROGRESSION);
 }
 
 /// libjpeg reports errors by longjmp: functions that arm it hold nothing with a destructor.
@@ -106,8 +127,24 @@ class JpegFile final : public ImageFile {
   JpegFile(const JpegFile&) = delete;
   JpegFile& operator=(const JpegFile&) = delete;
 
+  /// The coefficients of an image in several scans; rows of the others.
+  int64_t working_bytes() const override {
+    int64_t blocks = 0;
+    for (int i = 0; i < image_.num_components; ++i) {
+      const jpeg_component_info& component = image_.comp_info[i];
+      blocks += several_scans_ ? blocks_of(component) : int64_t{component.width_in_blocks} * 2 * component.v_samp_factor;
+    }
+    return blocks * block_bytes;
+  }
+
   void read(uint8_t* pixels) override {
-    if (!decode(pixels)) refuse(last_failure());
+    if (!decode(pixels)) {
+      if (takes_too_long()) {
+        refuse_image("takes too long to decode: " + std::to_string(header_.width) + " x " + std::to_string(header_.height) +
+                     " pixels in " + std::to_string(progress_.scan) + " scans and more");
+      }
+      refuse(last_failure());
+    }
     if (header_.mode != PixelMode::cmyk) return;
     // Pillow treats all CMYK files as Adobe's, whose values are inverted.
     for (int64_t i = 0; i < header_.bytes(); ++i) pixels[i] = static_cast<uint8_t>(255 - pixels[i]);
@@ -131,14 +168,15 @@ class JpegFile final : public ImageFile {
     source_.next_input_byte = bytes.data();
     source_.bytes_in_buffer = bytes.size();
     image_.src = &source_;
-    progress_.progress_monitor = bound_scans;
-    image_.progress = &progress_;
+    progress_.base.progress_monitor = bound_work;
+    image_.progress = &progress_.base;
     int found;
     do {
       found = jpeg_read_header(&image_, FALSE);
     } while (found == JPEG_HEADER_TABLES_ONLY);
     if (found != JPEG_HEADER_OK) return false;
     header_.channels = image_.num_components;
+    several_scans_ = jpeg_has_multiple_scans(&image_) != FALSE;
     switch (image_.num_components) {
       case 1:
         header_.mode = PixelMode::grey;
@@ -182,6 +220,8 @@ class JpegFile final : public ImageFile {
     return {false, image_.err->msg_code == JERR_SOF_UNSUPPORTED, reason};
   }
 
+  bool takes_too_long() const { return progress_.scan > most_scans || progress_.work > most_work; }
+
   [[noreturn]] static void refuse(const Failure& failure) {
     if (failure.cut_off) refuse_cut_off();
     if (failure.other_coding) refuse_unread("a JPEG that is neither baseline nor progressive");
@@ -191,7 +231,8 @@ class JpegFile final : public ImageFile {
   jpeg_decompress_struct image_{};
   ErrorManager errors_{};
   jpeg_source_mgr source_{};
-  jpeg_progress_mgr progress_{};
+  Progress progress_{};
+  bool several_scans_ = false;
 };
 
 }  // namespace

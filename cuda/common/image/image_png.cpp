@@ -124,6 +124,8 @@ class PngFile final : public ImageFile {
     picture_ = file.subspan(at);
   }
 
+  int64_t working_bytes() const override { return static_cast<int64_t>(filtered_bytes() + picture_.size()); }
+
   void read(uint8_t* pixels) override {
     const auto filtered = inflate();
     const size_t pixel = static_cast<size_t>(bytes_of(header_.mode));

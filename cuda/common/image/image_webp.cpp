@@ -20,6 +20,9 @@ class WebpFile final : public ImageFile {
     set_size(features.width, features.height);
   }
 
+  /// Lossless pictures are decoded to four bytes a pixel, alpha to one; an animation has two canvases.
+  int64_t working_bytes() const override { return header_.area() * (animated_ ? 12 : 5); }
+
   void read(uint8_t* pixels) override { animated_ ? read_first_frame(pixels) : read_still(pixels); }
 
  private:

@@ -1,7 +1,9 @@
 /*
  * Images: functions on host memory without a device or stream, callable from any thread. Pixels are bytes, top row first,
  * channels interleaved. Formats: JPEG, PNG, WebP, GIF, BMP. MIMO_ERROR_DATA: the file is damaged; MIMO_ERROR_UNSUPPORTED:
- * another format or an unsupported variant. Memory use is bounded by the image size in the file's header.
+ * another format or an unsupported variant. Memory use is bounded by the image size in the file's header, and that of all
+ * threads of the process together by mimo_image_memory. Time is bounded by the size too: for a progressive JPEG, the sum of
+ * its scans.
  */
 #pragma once
 
@@ -12,6 +14,9 @@
  * the picture is turned by its EXIF orientation, and RGB is resized. */
 enum mimo_image_decoding { MIMO_IMAGE_DECODING_ENERGON = 0, MIMO_IMAGE_DECODING_TRANSFORMERS = 1 };
 
+/* Most bytes that images take while they are decoded at the same time in this process: others wait. An image that takes more
+ * is decoded alone. 1 GiB until this is called. */
+MIMO_API int32_t mimo_image_memory(int64_t bytes);
 /* Reads a file's header. host_header[0..5] = width and height as they are stored, channels as the file has them (1 grey or
  * palette, 2 grey and alpha, 3 RGB, 4 RGBA or CMYK), kind (0 JPEG, 1 PNG, 2 WebP, 3 GIF, 4 BMP), EXIF orientation (1 to 8; above
  * 4 the picture is shown with its sides exchanged), 1 for greys of 16 bits, else 0. The first frame of an animation is read. */

@@ -1,4 +1,4 @@
-/** The PATH argument of the `mimo data` commands. */
+/** The PATH argument of the `mimo data` commands, and how a remote one is read. */
 
 export const pathArgument = {
 	type: "positional",
@@ -6,6 +6,9 @@ export const pathArgument = {
 	description: "Prepared folder, JSONL file or metadataset.",
 	valueHint: "PATH",
 } as const;
+
+/** A flag of `mimo train` that commands without its configuration take too. */
+export const redirectsFlag = "data-private-redirects";
 
 /** PATH without trailing slashes. */
 export function datasetPath(given: string): string {

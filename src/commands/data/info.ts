@@ -2,12 +2,14 @@
 import { defineCommand } from "citty";
 import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
 import { print } from "../../observe/output.ts";
+import { shownAddress } from "../../system/addresses.ts";
 import { counted } from "../../system/counted.ts";
-import { datasetPath, pathArgument } from "./dataset-path.ts";
+import { datasetPath, pathArgument, redirectsFlag } from "./dataset-path.ts";
 
 const args = {
 	path: pathArgument,
 	json: { type: "boolean", description: "Print the description as JSON." },
+	[redirectsFlag]: { type: "boolean", description: "As of mimo train." },
 } as const;
 
 export default defineCommand({
@@ -16,9 +18,9 @@ export default defineCommand({
 	run: async ({ args: given }) => {
 		const { describeDataset } = await import("../../data/energon/tools/describe.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
-		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
+		const storage = openStorage({ cacheFolder: null, cacheBytes: 0, privateRedirects: given[redirectsFlag] ?? false });
 		const description = describeDataset(storage, datasetPath(given.path));
-		print(given.json ? JSON.stringify(description, null, 2) : render(description));
+		print(shownAddress(given.json ? JSON.stringify(description, null, 2) : render(description)));
 	},
 });
 

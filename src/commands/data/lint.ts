@@ -2,12 +2,13 @@
 import { defineCommand } from "citty";
 import type { Sample } from "../../data/energon/sample.ts";
 import { print } from "../../observe/output.ts";
+import { shownAddress } from "../../system/addresses.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import { datasetPath } from "./dataset-path.ts";
+import { datasetPath, redirectsFlag } from "./dataset-path.ts";
 
-const help = `mimo data lint PATH [--json] [--preset NAME] [--config FILE.yaml] [FLAGS]
+const help = `mimo data lint PATH [--json] [--data-private-redirects] [--preset NAME] [--config FILE.yaml] [FLAGS]
 
   Checks indexes, decodes every sample of a prepared folder, JSONL file or metadataset, and reports what training cannot
   use: placeholders without an image, turns without a role, empty answers. With flags of mimo train, also samples and
@@ -23,7 +24,8 @@ const command = defineCommand({
 			return;
 		}
 		const json = rawArgs.includes("--json");
-		const [given, ...flags] = rawArgs.filter((argument) => argument !== "--json");
+		const privateRedirects = rawArgs.includes(`--${redirectsFlag}`);
+		const [given, ...flags] = rawArgs.filter((argument) => !["--json", `--${redirectsFlag}`].includes(argument));
 		if (given === undefined || given.startsWith("-")) {
 			throw new UserError(
 				"mimo data lint takes a PATH first: a prepared folder, .jsonl file or metadataset.",
@@ -38,14 +40,14 @@ const command = defineCommand({
 		const { openLibrary } = await import("../../native/library.ts");
 		const check = flags.length === 0 ? null : await fitCheck(path, flags);
 		const images = new Images(await openLibrary("cpu"));
-		const storage = openStorage({ cacheFolder: null, cacheBytes: 0 });
+		const storage = openStorage({ cacheFolder: null, cacheBytes: 0, privateRedirects });
 		const decode = (bytes: Uint8Array) => {
 			images.decode(bytes);
 			return inspectImage(images, bytes);
 		};
 		const result = lint(storage, path, { images: decode, check }, (problem) => {
 			const { where, key, what } = problem;
-			print(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`);
+			print(shownAddress(json ? JSON.stringify(problem) : `${where}${key === null ? "" : ` ${key}`}: ${what}`));
 		});
 		const { shards, samples, bad, problems } = result;
 		const summary = `${counted(samples, "sample")} in ${counted(shards, "shard")}, ${counted(bad, "bad sample")}, ${counted(problems, "problem")}`;
@@ -54,7 +56,7 @@ const command = defineCommand({
 		if (problems > 0) process.exitCode = exitCodes.failure;
 	},
 });
-export default { ...command, ownFlags: { json: false } };
+export default { ...command, ownFlags: { json: false, [redirectsFlag]: false } };
 
 /** Returns a check that describes the part of a sample that a training configuration would cut off; null: no part. */
 async function fitCheck(path: string, flags: readonly string[]): Promise<(sample: Sample) => string | null> {

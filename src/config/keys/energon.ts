@@ -30,7 +30,11 @@ export const energonKeys = {
 		"lane",
 		"Loaders of an encoder rank: lane, a loader for each data lane that it serves; routed, a loader for all; the samples are the same.",
 	),
-	"data-memory": defaulting(integer(1), 1024, "Mebibytes of batches that may wait for a rank."),
+	"data-memory": defaulting(
+		integer(1),
+		1024,
+		"Mebibytes of batches that may wait for a rank, and as many of images that it decodes at the same time.",
+	),
 	"data-prefetch": defaulting(integer(1), 2, "Microbatches a data worker runs ahead.", {
 		aliases: ["prefetch-factor"],
 	}),
@@ -52,6 +56,7 @@ export const energonKeys = {
 		60,
 		"Seconds after which a read of training data counts as stuck and ends the run: a piece of a remote file, attempts included, or a sample, index or file of a local disk.",
 	),
+	"data-private-redirects": off("Follow a data server's redirects to other hosts of this machine's own network."),
 	"conversation-template": derived(
 		choice(["plain", "pretraining", "chatml", "jinja"]),
 		"jinja with chat-template, or where tokenizer's folder has a template; else plain",

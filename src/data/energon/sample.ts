@@ -11,6 +11,7 @@ export type RestoreKey = readonly (string | number | RestoreKey)[];
 
 /** The source of a sample. */
 export interface SourceInfo {
+	/** For names alone: a URL without its secrets. */
 	readonly datasetPath: string;
 	/** Sample index within the split part. */
 	readonly index: number | string;

@@ -15,6 +15,7 @@ const requests: RequestOptions = {
 	backoffMilliseconds: 250,
 	stallMilliseconds: 20_000,
 	timeoutMilliseconds: 300_000,
+	privateRedirects: false,
 };
 
 const extensions: Readonly<Record<ImageFormat, string>> = {

@@ -48,12 +48,13 @@ function skippedFile({ dataSkippedFile, save }: TrainingConfiguration): string |
 	return dataSkippedFile ?? (save === null ? null : join(save, "skipped.jsonl"));
 }
 
-/** How the data are read. */
+/** How a run reads its data's files. */
 export function storageOf(c: TrainingConfiguration): StorageConfiguration {
 	return {
 		cacheFolder: c.dataCacheFolder,
 		cacheBytes: c.dataCacheSize * 2 ** 30,
 		timeoutMilliseconds: timeoutOf(c),
+		privateRedirects: c.dataPrivateRedirects,
 	};
 }
 
@@ -84,6 +85,7 @@ export function sourceOptions(
 	const loader: Partial<LoaderOptions> = {
 		threads: c.dataThreads,
 		memoryBytes: c.dataMemory * mebibyte,
+		decodingBytes: c.dataMemory * mebibyte,
 		prefetch: c.dataPrefetch,
 		onFailure: c.dataOnError,
 		skipBudget: c.dataSkipBudget,

@@ -4,6 +4,7 @@
  */
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
+import { SampleError } from "../energon/errors.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { Conversation, Fragment } from "./conversation.ts";
@@ -15,7 +16,7 @@ import { type Piece, render, renderPrompt, type TemplateOptions } from "./templa
 /** Stands for the answer while a template is rendered: a code point that is assigned to no character. */
 const answer = "\u{10fffe}";
 
-/** The pieces of a conversation, up to where the assistant's answer begins. */
+/** The pieces of a conversation, up to where the assistant's answer begins. Throws a UserError for turns that the template does not know. */
 export function promptPieces(
 	name: string,
 	conversation: Conversation,
@@ -25,7 +26,7 @@ export function promptPieces(
 	if (options.template === "jinja") return renderPrompt(name, conversation, options, chat!);
 	const turns = [...conversation.turns, { role: "assistant", sender: "assistant", fragments: [answer] } as const];
 	const pieces: Piece[] = [];
-	for (const piece of render(name, { ...conversation, turns }, options)) {
+	for (const piece of renderRequest(name, { ...conversation, turns }, options)) {
 		if (!("parts" in piece)) {
 			pieces.push(piece);
 			continue;
@@ -42,6 +43,17 @@ export function promptPieces(
 		return pieces;
 	}
 	throw new UserError("The chat template leaves out what the assistant says: it cannot ask for an answer.");
+}
+
+/** As `render`, with the errors of a request. */
+function renderRequest(name: string, conversation: Conversation, options: TemplateOptions): Piece[] {
+	try {
+		return render(name, conversation, options);
+	} catch (error) {
+		if (!(error instanceof SampleError)) throw error;
+		const sample = `Sample ${name} cannot be trained on: `;
+		throw new UserError(error.message.replace(sample, () => `${name} cannot be continued: `));
+	}
 }
 
 /** The pieces of a text with images in it and without a speaker. */

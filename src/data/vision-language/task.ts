@@ -143,7 +143,7 @@ function datasetEncoder(task: DatasetTask, tokenizer: Tokenizer, remark: Remark)
 /** The chat template of a task. A template that knows images writes the image token's own text, or <image>. */
 export function chatOf(
 	{ chat, imageTokenId, dataSpecialTokens }: Pick<VisionLanguageTask, "chat" | "imageTokenId" | "dataSpecialTokens">,
-	tokenizer: Tokenizer,
+	tokenizer: Pick<Tokenizer, "specialTokens" | "addedText">,
 ): Chat {
 	const { template, variables, date } = chat;
 	return new Chat(template!, {

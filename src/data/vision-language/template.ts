@@ -1,4 +1,5 @@
 /** Conversations as text: what is written around the turns, and what of it counts in the loss (docs/spec/vision.md §5.5). */
+import { UserError } from "../../system/errors.ts";
 import { SampleError } from "../energon/errors.ts";
 import { type Chat, ChatError, type ChatTurn } from "../text/chat/chat.ts";
 import type { CountedPart } from "../text/loss-parts.ts";
@@ -52,9 +53,12 @@ export function render(
 	}
 }
 
-/** A conversation up to where the assistant's answer begins, through a chat template. Throws a SampleError as render does. */
+/**
+ * A request's conversation up to where the assistant's answer begins, through a chat template. Throws a UserError that names
+ * request and template for turns that the template does not know.
+ */
 export function renderPrompt(
-	key: string,
+	name: string,
 	{ turns, variables }: Conversation,
 	{ imageTags: [before, after] }: Pick<TemplateOptions, "imageTags">,
 	chat: Chat,
@@ -64,7 +68,7 @@ export function renderPrompt(
 		return pieces.map((piece) => ("parts" in piece ? piece : { ...piece, before, after, loss: false }));
 	} catch (error) {
 		if (!(error instanceof ChatError)) throw error;
-		throw new SampleError(`${key} cannot be continued: ${error.message}.`, key);
+		throw new UserError(`${name} cannot be continued: ${error.message}.`);
 	}
 }
 

@@ -4,6 +4,7 @@ export const ImageDecoding = { energon: 0, transformers: 1 } as const;
 export type ImageDecodingName = keyof typeof ImageDecoding;
 
 export const functions = {
+	mimo_image_memory: { args: ["i64"], returns: "i32" },
 	mimo_image_inspect: { args: ["ptr", "i64", "ptr"], returns: "i32" },
 	mimo_image_decode: { args: ["ptr", "i64", "i32", "ptr", "i64"], returns: "i32" },
 	mimo_image_decode_resized: { args: ["ptr", "i64", "i32", "ptr", "i32", "ptr", "i64"], returns: "i32" },

@@ -6,6 +6,7 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync } from "node:fs";
 import { arch, availableParallelism, hostname, release, type } from "node:os";
 import { basename, join, resolve } from "node:path";
+import { shownAddress } from "../../system/addresses.ts";
 import { UserError } from "../../system/errors.ts";
 import { programVersion } from "../../system/program-version.ts";
 import { systemReason } from "../../system/system-errors.ts";
@@ -141,7 +142,7 @@ export class WandbRun implements Observer {
 		return records.environment({
 			system: `${type()}-${release()}-${arch()}`,
 			began: this.#began,
-			arguments: process.argv.slice(2),
+			arguments: process.argv.slice(2).map(shownAddress),
 			host: hostname(),
 			user: userName(),
 			executable: process.execPath,
@@ -155,7 +156,7 @@ export class WandbRun implements Observer {
 		const metadata = {
 			os: `${type()}-${release()}-${arch()}`,
 			startedAt: new Date(this.#began).toISOString(),
-			args: process.argv.slice(2),
+			args: process.argv.slice(2).map(shownAddress),
 			program: "mimo",
 			host: hostname(),
 			username: userName(),

@@ -3,6 +3,7 @@ import type { Manifest } from "../../checkpoint/native/manifest.ts";
 import { commonOf, dataObject } from "../../checkpoint/training/record.ts";
 import { CheckpointSaver } from "../../checkpoint/training/saver.ts";
 import { TrainingTensors } from "../../checkpoint/training/tensors.ts";
+import { shownConfiguration } from "../../config/print.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { ExitSignals } from "../../launch/exit-signals.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../../optim/schedules.ts";
@@ -176,7 +177,7 @@ export class Checkpoints implements Listener {
 		const data = await this.#dataStates();
 		this.#saver.start(progress.iteration, {
 			generator: `mimo ${programVersion()}`,
-			model: { ...c } as unknown as Manifest["model"],
+			model: { ...shownConfiguration(c) } as unknown as Manifest["model"],
 			common: commonOf(this.#record(progress, optimizerSteps), this.#groups(progress, optimizerSteps)),
 			source: this.#provenance.source,
 			objects: {

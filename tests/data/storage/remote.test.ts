@@ -7,82 +7,20 @@ import { SIGNATURE_BYTES } from "../../../src/data/energon/storage/block-cache.t
 import { openStorage, type StorageConfiguration } from "../../../src/data/energon/storage/open.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { captions, Scratch } from "../fixtures.ts";
+import { LyingServer } from "./lying-server.ts";
 import { readKeys } from "./read-keys.ts";
-
-/** Serves files of FOLDER in a process of its own: reading waits for it, so it cannot be here. */
-const serverText = `
-const [folder] = process.argv.slice(-1);
-const seen = new Map();
-const log = [];
-const server = Bun.serve({ port: 0, hostname: "127.0.0.1", idleTimeout: 60, async fetch(request) {
-	const { pathname, searchParams } = new URL(request.url);
-	if (pathname === "/log") return Response.json(log);
-	const [, mode, ...rest] = pathname.split("/");
-	const range = /bytes=(\\d+)-(\\d+)/.exec(request.headers.get("range") ?? "");
-	const path = rest.join("/");
-	log.push([mode, path, range?.[1]]);
-	const key = mode + path + range?.[1];
-	const times = (seen.get(key) ?? 0) + 1;
-	seen.set(key, times);
-	const file = Bun.file(folder + "/" + path);
-	if (!(await file.exists())) return new Response("no", { status: 404 });
-	if (mode === "forbidden") return new Response("no", { status: 403 });
-	if (mode === "whole") return new Response(await file.bytes());
-	if (mode === "error" && times < 3) return new Response("busy", { status: 503 });
-	if (mode === "always") return new Response("broken", { status: 500 });
-	if (mode === "bucket" && !searchParams.has("X-Amz-Signature")) return new Response("unsigned", { status: 403 });
-	if (mode === "bucket" && searchParams.has("X-Amz-Signature") && request.method !== "GET") return new Response("", { status: 403 });
-	const size = file.size;
-	const [from, to] = [Number(range[1]), Math.min(size - 1, Number(range[2]))];
-	if (from >= size) return new Response("", { status: 416, headers: { "content-range": "bytes */" + size } });
-	const bytes = new Uint8Array(await file.slice(from, to + 1).arrayBuffer());
-	const etag = mode === "changing" ? '"' + times + (from > 0 ? "b" : "a") + '"' : '"' + size + '"';
-	const headers = { "content-range": \`bytes \${from}-\${to}/\${size}\`, etag };
-	if (mode === "truncate" && times < 2 && bytes.length > 10) return new Response(bytes.subarray(0, bytes.length >> 1), { status: 206, headers });
-	if (mode === "stall" && times < 2 && bytes.length > 10) {
-		const body = new ReadableStream({ async pull(c) { c.enqueue(bytes.subarray(0, 5)); await Bun.sleep(5000); c.close(); } });
-		return new Response(body, { status: 206, headers });
-	}
-	const isTar = path.endsWith(".tar") && bytes.length > 10;
-	const answer = (body, changed = {}) => new Response(body, { status: 206, headers: { ...headers, ...changed } });
-	if (mode === "long" && isTar) return answer(Buffer.concat([bytes, Buffer.alloc(1 << 20)]));
-	if (mode === "endless" && isTar) {
-		// Ends after 256 MiB: a reader that takes all of it shows in the amount that the server has sent.
-		let sent = 0;
-		const pull = (c) => {
-			if (sent >= 256 << 20) return c.close();
-			sent += 1 << 20;
-			log.push(["sent", path, sent]);
-			c.enqueue(new Uint8Array(1 << 20));
-		};
-		return answer(new ReadableStream({ pull }));
-	}
-	if (mode === "deflated" && isTar) {
-		const body = Bun.deflateSync(Buffer.alloc(64 << 20));
-		return answer(body, { "content-encoding": "deflate" });
-	}
-	if (mode === "elsewhere" && isTar && from > 0) return answer(bytes, { "content-range": \`bytes 0-\${to - from}/\${size}\` });
-	if (mode === "huge") return answer(bytes, { "content-range": \`bytes \${from}-\${to}/9007199254740991\` });
-	if (mode === "nosize") return answer(bytes, { "content-range": \`bytes \${from}-\${to}/*\` });
-	if (mode === "grows") return answer(bytes, { etag: '"same"', "content-range": \`bytes \${from}-\${to}/\${from > 0 ? size + 1 : size}\` });
-	return answer(bytes);
-} });
-console.log(server.port);
-`;
 
 const scratch = new Scratch();
 let base: string;
-let server: Bun.Subprocess<"ignore", "pipe", "inherit">;
+let server: LyingServer;
 let folder: string;
 beforeAll(async () => {
 	folder = captions(scratch, "served/set", [7, 5, 9]);
-	const script = scratch.file("server.ts", serverText);
-	server = Bun.spawn([process.execPath, script, join(scratch.path, "served")], { stdin: "ignore", stdout: "pipe" });
-	const { value } = await server.stdout.getReader().read();
-	base = `http://127.0.0.1:${new TextDecoder().decode(value).trim()}`;
+	server = await LyingServer.start(join(scratch.path, "served"));
+	base = server.base;
 });
 afterAll(() => {
-	server.kill();
+	server[Symbol.dispose]();
 	scratch[Symbol.dispose]();
 });
 
@@ -164,6 +102,37 @@ describe("a server that", () => {
 			expect(Math.max(0, ...sent)).toBeLessThan(128 << 20);
 		});
 	}
+
+	const elsewhere = "inside this machine's own network: --data-private-redirects allows it";
+	for (const [mode, message] of [
+		["away", elsewhere],
+		["name", elsewhere],
+		["loop", "the server redirects more than 10 times"],
+		["scheme", 'the server redirects to "file:///etc/passwd", which is no address of HTTP'],
+	] as const) {
+		test(`redirects ("${mode}") is refused by the address`, () => {
+			const url = `${base}/${mode}/${shard}?token=s3cret`;
+			let sentence = "";
+			try {
+				openStorage(configuration()).open(url);
+			} catch (error) {
+				sentence = (error as Error).message;
+			}
+			expect(sentence).toContain(message);
+			expect(sentence).toStartWith(`${base}/${mode}/${shard}: `);
+			expect(sentence).not.toContain("s3cret");
+		});
+	}
+
+	test("redirects is followed to its own address, and elsewhere where that is allowed", () => {
+		for (const [mode, options] of [
+			["around", configuration()],
+			["away", configuration({ privateRedirects: true })],
+		] as const) {
+			const file = openStorage(options).open(`${base}/${mode}/${shard}`);
+			expect(Buffer.from(file.read(0, file.size)).equals(original())).toBe(true);
+		}
+	});
 
 	test("changes a file while it is read is noticed", () => {
 		const file = openStorage(configuration()).open(`${base}/changing/${shard}`);
@@ -264,7 +233,12 @@ test("s3:// URLs are signed with the environment's credentials and read in range
 		const env = { ...Object.fromEntries(others), ...environment };
 		return Bun.spawnSync(command, { env, stdout: "pipe", stderr: "pipe" });
 	};
-	const signed = run({ S3_ENDPOINT: base, S3_ACCESS_KEY_ID: "key", S3_SECRET_ACCESS_KEY: "secret" });
+	const credentials = { S3_ACCESS_KEY_ID: "key", S3_SECRET_ACCESS_KEY: "secret" };
+	const signed = run({ S3_ENDPOINT: base, ...credentials });
 	expect(JSON.parse(signed.stdout.toString())).toEqual(await readKeys(folder, configuration()));
 	expect(run({}).stderr.toString()).toContain("s3://bucket/set/.nv-meta/.info.json cannot be requested: Missing S3");
+	// What a failure says of a signed address does not let others use it.
+	const failed = run({ S3_ENDPOINT: server.malformed, ...credentials }).stderr.toString();
+	expect(failed).toContain("s3://bucket/set/.nv-meta/.info.json could not be read in 4 attempts; the last failure: ");
+	expect(failed).not.toMatch(/X-Amz|Signature|Credential/);
 });

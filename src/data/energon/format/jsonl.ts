@@ -1,4 +1,5 @@
 /** JSONL datasets: a file with a JSON object on each line, and an index of line offsets beside it (docs/spec/energon.md §1.5). */
+import { shownAddress } from "../../../system/addresses.ts";
 import { UserError } from "../../../system/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { FatalSampleError } from "../errors.ts";
@@ -48,7 +49,7 @@ export class JsonlReader implements SampleReader {
 		return {
 			key,
 			shard,
-			sources: [{ datasetPath: this.path, index, shardName: shard, fileNames: [`${key}.json`] }],
+			sources: [{ datasetPath: shownAddress(this.path), index, shardName: shard, fileNames: [`${key}.json`] }],
 			parts: new Map([["json", this.#file.read(start, end - start)]]),
 		};
 	}

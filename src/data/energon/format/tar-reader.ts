@@ -1,4 +1,5 @@
 /** Reads single samples of the shards of a split part by index (docs/spec/energon.md §1.2). */
+import { shownAddress } from "../../../system/addresses.ts";
 import { watched } from "../../../system/read-watch.ts";
 import { BrokenSampleError, DamagedIndexError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
@@ -54,14 +55,17 @@ class OpenFiles<File extends { close(): void }> {
 /** Opens shards and reads samples from byte ranges. */
 export class TarFiles {
 	readonly #files: OpenFiles<RandomAccessFile>;
+	/** For the sources of samples. */
+	readonly datasetPath: string;
 
 	constructor(
 		storage: Storage,
-		/** Folder of the data set, for the sources of samples. */
-		private readonly datasetPath: string,
+		/** Of the data set. */
+		folder: string,
 		/** Number of shards that are open at once. */
 		openShards: number,
 	) {
+		this.datasetPath = shownAddress(folder);
 		this.#files = new OpenFiles(Math.max(1, openShards), (path) => storage.open(path));
 	}
 
@@ -155,7 +159,6 @@ export class SplitPartReader implements SampleReader {
 	readonly #wanted: PartFilter | null;
 	/** First sample index of every shard, and the total. */
 	readonly #starts: number[] = [0];
-	readonly #folder: string;
 	/** Shard of the last read, which is tried first because reads are mostly sequential. */
 	#current = 0;
 
@@ -166,7 +169,6 @@ export class SplitPartReader implements SampleReader {
 		options: { readonly wanted: PartFilter | null; readonly openShards: number },
 	) {
 		this.#part = part;
-		this.#folder = folder;
 		this.#wanted = options.wanted;
 		this.#files = new TarFiles(storage, folder, options.openShards);
 		this.#indexes = new OpenFiles(Math.max(1, options.openShards), (path) => OffsetIndex.open(storage, path));
@@ -178,7 +180,12 @@ export class SplitPartReader implements SampleReader {
 		const shard = this.#part.shards[shardIndex]!;
 		const local = index - this.#starts[shardIndex]!;
 		const broken = (sentence: string) =>
-			new BrokenSampleError(sentence, { datasetPath: this.#folder, index, shardName: shard.name, fileNames: [] });
+			new BrokenSampleError(sentence, {
+				datasetPath: this.#files.datasetPath,
+				index,
+				shardName: shard.name,
+				fileNames: [],
+			});
 		const offsets = this.#indexes.get(tarIndexName(shard.path));
 		let range: [number, number];
 		try {

@@ -20,6 +20,8 @@ export interface LoaderOptions {
 	readonly threads: number | null;
 	/** Most bytes of waiting outputs and of taken outputs that are not yet freed. */
 	readonly memoryBytes: number;
+	/** Most bytes of images that the process decodes at the same time, whatever the number of its loaders. */
+	readonly decodingBytes: number;
 	/** Most outputs by which a worker runs ahead. */
 	readonly prefetch: number;
 	/** "skip" skips failing samples, up to a budget; "raise" ends the run at the first failure. */
@@ -44,6 +46,7 @@ export interface LoaderOptions {
 export const defaultLoaderOptions: LoaderOptions = {
 	threads: null,
 	memoryBytes: 1 << 30,
+	decodingBytes: 1 << 30,
 	prefetch: 2,
 	onFailure: "skip",
 	skipBudget: 1000,
@@ -155,9 +158,10 @@ export class DataLoader implements AsyncDisposable {
 				return [{ number, rank, id: number % perLane, position: position && encodePosition(position), skip }];
 			});
 			opened.push(this.#opened(thread));
-			const { onFailure } = this.#options;
+			const { onFailure, decodingBytes } = this.#options;
 			const configuration = this.#configuration;
-			this.#post(thread, { type: "open", configuration, storage, watch, workers: own, onFailure, saved });
+			const shared = { configuration, storage, watch, onFailure, decodingBytes };
+			this.#post(thread, { type: "open", ...shared, workers: own, saved });
 		}
 		for (const number of starts.keys()) {
 			const worker = new WorkerQueue(number, this.#threads[number % count]!);

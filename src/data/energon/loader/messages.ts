@@ -37,6 +37,8 @@ export type ToThread =
 			/** Logical workers that the thread runs. */
 			readonly workers: readonly OpenedWorker[];
 			readonly onFailure: "skip" | "raise";
+			/** Most bytes of images that the process decodes at the same time. */
+			readonly decodingBytes: number;
 			/** Settings of the state to continue from; null = from the beginning. */
 			readonly saved: Readonly<Record<string, string>> | null;
 	  }

@@ -25,6 +25,7 @@ async function open(message: Extract<ToThread, { type: "open" }>): Promise<void>
 	const { configuration, workers, onFailure } = message;
 	showReads(message.watch);
 	const images = new Images(await openLibrary("cpu"));
+	images.boundMemory(message.decodingBytes);
 	const remark = (sentence: string) => send({ type: "remark", sentence });
 	const pipelines = new Pipelines(configuration, openStorage(message.storage), images, remark);
 	const settings = pipelines.settings();

@@ -1,26 +1,29 @@
 /** Reads byte ranges over HTTP(S) and from S3-compatible stores, with retries; Bun's client signs the URLs of S3. */
 import { S3Client } from "bun";
+import { privateAddress, shownAddress } from "../../../system/addresses.ts";
 import { counted } from "../../../system/counted.ts";
 import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
 
-/** A permanent failure, which is not retried; `missing`: the file does not exist. */
+/** A permanent failure, which is not retried; `missing`: the file does not exist. The sentence shows URLs without their secrets. */
 export class RemoteError extends Error {
 	constructor(
 		sentence: string,
 		readonly missing = false,
 	) {
-		super(sentence);
+		super(shownAddress(sentence));
 	}
 }
 
 /** All attempts together have taken too long. */
 export class LateError extends RemoteError {}
 
-/** Number of attempts, and the pauses and time limits of requests. */
+/** Number of attempts, the pauses and time limits of requests, and the redirects that are followed. */
 export type RequestOptions = Pick<
 	RemoteOptions,
-	"attempts" | "backoffMilliseconds" | "stallMilliseconds" | "timeoutMilliseconds"
+	"attempts" | "backoffMilliseconds" | "stallMilliseconds" | "timeoutMilliseconds" | "privateRedirects"
 >;
+
+const LONGEST_REDIRECTION = 10;
 
 /** Bytes of the largest file that a server may announce. */
 export const LARGEST_FILE = 2 ** 46;
@@ -135,7 +138,7 @@ async function bodyOf(url: string, response: Response, length: number, clock: Cl
 async function request(url: string, offset: number, length: number, clock: Clock): Promise<Response> {
 	const answered = new AbortController();
 	const timer = setTimeout(() => answered.abort(new Error("it gave no answer")), clock.forAnswer());
-	const response = await fetch(address(url), {
+	const response = await follow(url, clock.options, {
 		// Ranges of compressed answers differ, and they could inflate to any size.
 		headers: { Range: `bytes=${offset}-${offset + length - 1}`, "Accept-Encoding": "identity" },
 		decompress: false,
@@ -155,6 +158,36 @@ async function request(url: string, offset: number, length: number, clock: Clock
 	if (status === 200) throw new RemoteError(`${url}: the server sends whole files only, no byte ranges.`);
 	if (status === 408 || status === 429 || status >= 500) throw new Error(`it answered ${status}`);
 	throw new RemoteError(`${url}: the server answered ${status} ${response.statusText}.`);
+}
+
+/**
+ * The answer of the last server that redirects lead to. The user has named the first host alone: a server may not send the
+ * requests of this machine to another one inside its network without --data-private-redirects.
+ */
+async function follow(url: string, { privateRedirects }: RequestOptions, init: BunFetchRequestInit): Promise<Response> {
+	const first = address(url);
+	for (let at = first, redirects = 0; ; redirects++) {
+		const response = await fetch(at, { ...init, redirect: "manual" });
+		const location = response.headers.get("location");
+		if (location === null || ![301, 302, 303, 307, 308].includes(response.status)) return response;
+		await response.body?.cancel();
+		const to = URL.parse(location, at);
+		if (to === null || !/^https?:$/.test(to.protocol)) {
+			throw new RemoteError(
+				`${url}: the server redirects to ${brief(shownAddress(location))}, which is no address of HTTP.`,
+			);
+		}
+		if (redirects === LONGEST_REDIRECTION) {
+			throw new RemoteError(`${url}: the server redirects more than ${LONGEST_REDIRECTION} times.`);
+		}
+		const inside = privateRedirects || to.host === new URL(first).host ? null : await privateAddress(to);
+		if (inside !== null) {
+			throw new RemoteError(
+				`${url}: the server redirects to ${to.host} (${inside}), inside this machine's own network: --data-private-redirects allows it.`,
+			);
+		}
+		at = to.href;
+	}
 }
 
 /** The URL to fetch; an s3:// URL is signed with the credentials of the environment. */

@@ -22,6 +22,7 @@ const defaults = {
 	backoffMilliseconds: 250,
 	stallMilliseconds: 20_000,
 	timeoutMilliseconds: defaultTimeout,
+	privateRedirects: false,
 } as const;
 
 export function openStorage({ cacheFolder, cacheBytes, ...rest }: StorageConfiguration): Storage {

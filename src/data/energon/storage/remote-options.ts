@@ -15,6 +15,8 @@ export interface RemoteOptions {
 	readonly stallMilliseconds: number;
 	/** Milliseconds after which a piece of a file, all attempts included, or a read of a local file counts as stuck. */
 	readonly timeoutMilliseconds: number;
+	/** Follow redirects to other hosts inside the user's own network. */
+	readonly privateRedirects: boolean;
 }
 
 /** The version of a file at its opening. */

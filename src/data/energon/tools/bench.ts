@@ -33,7 +33,9 @@ export async function benchmark(path: string, options: BenchOptions): Promise<Be
 	const begun = performance.now();
 	const load = { ...defaultLoaderConfiguration.load, splitPart };
 	const configuration = { ...defaultLoaderConfiguration, path, task, load, numWorkers: workers, batchSize };
-	await using loader = await DataLoader.open(configuration, { threads, memoryBytes, prefetch: 16, skipBudget: 1e9 });
+	await using loader = await DataLoader.open(configuration, {
+		...{ threads, memoryBytes, decodingBytes: memoryBytes, prefetch: 16, skipBudget: 1e9 },
+	});
 	const next = async () => {
 		const output = await loader.next();
 		if (output === null) throw new UserError(`${path} has no samples in ${splitPart}.`);

@@ -3,10 +3,12 @@
  * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
 import { counted } from "../../../system/counted.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { CountedPart } from "../loss-parts.ts";
 import { assistantSpans, type Span, type Write } from "./assistant-spans.ts";
+import { BoundError } from "./bounded-interpreter.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";
-import { DataMarks, marks } from "./marker-characters.ts";
+import { DataMarks, marks, withoutMarks } from "./marker-characters.ts";
 import type { ChatTemplateText } from "./template-file.ts";
 
 export interface ChatTurn {
@@ -36,6 +38,12 @@ export interface ChatOptions {
 
 type Message = Readonly<Record<string, unknown>>;
 
+/**
+ * Roles that templates compare with, which are handed over as they are even where a tokenizer has a special token of that
+ * name. Any other role is text of the data.
+ */
+const knownRoles = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+
 export class Chat {
 	readonly #template: JinjaTemplate;
 	readonly #variables: Readonly<Record<string, unknown>>;
@@ -45,7 +53,7 @@ export class Chat {
 	/** Takes content as a list of parts and writes something for an image; must have it so. */
 	readonly #typed: { readonly images: boolean; readonly always: boolean };
 
-	/** Throws a UserError for a template that cannot be read. */
+	/** Throws a UserError for a template that cannot be read, or that takes more than the bounds of a rendering. */
 	constructor({ file, text, specialTokens }: ChatTemplateText, options: ChatOptions) {
 		this.#template = new JinjaTemplate(text, file);
 		this.#variables = { ...specialTokens, ...options.variables };
@@ -80,19 +88,31 @@ export class Chat {
 	#written(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>>, prompt?: Record<string, unknown>) {
 		const messages = turns.map((turn) => this.#message(turn));
 		const own = { ...this.#variables, ...(this.#data.value(record) as Record<string, unknown>) };
-		const write: Write = (some, asked) =>
-			this.#template.render({ ...own, ...asked, messages: some, add_generation_prompt: asked !== undefined });
+		const write: Write = (some, asked) => {
+			try {
+				return this.#template.render({
+					...own,
+					...asked,
+					messages: some,
+					add_generation_prompt: asked !== undefined,
+				});
+			} catch (error) {
+				if (!(error instanceof BoundError)) throw error;
+				throw new ChatError(`${this.#template.file} ${error.message}, the bound of a rendering`);
+			}
+		};
 		try {
 			return { messages, write, text: write(messages, prompt) };
 		} catch (error) {
-			if (error instanceof TemplateError) throw this.#refused(error, messages, write);
+			if (error instanceof TemplateError) throw this.#refused(error, turns, (count) => write(messages.slice(0, count)));
 			throw error;
 		}
 	}
 
 	/** A turn as templates take it. */
-	#message({ role, content, fields }: ChatTurn): Message {
+	#message({ role: given, content, fields }: ChatTurn): Message {
 		const rest = this.#data.value(fields) as Message;
+		const role = knownRoles.includes(given) ? given : this.#data.text(given);
 		if (content === null) return { ...rest, role, content: null };
 		const hasImages = content.some((part) => typeof part !== "string");
 		if (!(this.#typed.always || (hasImages && this.#typed.images))) {
@@ -113,8 +133,9 @@ export class Chat {
 			try {
 				const messages = [{ role: "user", content }];
 				return this.#template.render({ ...this.#variables, messages, add_generation_prompt: false });
-			} catch {
-				return null;
+			} catch (error) {
+				if (!(error instanceof BoundError)) return null;
+				throw new UserError(`The chat template ${this.#template.file} ${error.message}, the bound of a rendering.`);
 			}
 		};
 		const plain = written(needle);
@@ -127,24 +148,25 @@ export class Chat {
 		};
 	}
 
-	/** The error of a conversation, with the first turn that the template does not take. */
-	#refused(error: TemplateError, messages: readonly Message[], write: (some: readonly Message[]) => string): ChatError {
+	/** The error of a conversation, with the first turn that the template does not take. `write`: renders that many turns. */
+	#refused(error: TemplateError, turns: readonly ChatTurn[], write: (count: number) => string): ChatError {
 		const { file } = this.#template;
 		const where = error.line === null ? file : `${file}, line ${error.line},`;
-		const turn = messages.findIndex((_, i) => {
+		const turn = turns.findIndex((_, i) => {
 			try {
-				write(messages.slice(0, i + 1));
+				write(i + 1);
 				return false;
 			} catch (other) {
 				return (other as Error).message === error.message;
 			}
 		});
-		const which = turn < 0 ? "it" : `its turn ${turn + 1} (${String(messages[turn]!.role).slice(0, 40)})`;
-		const date = error.message.includes("not a function") && /strftime_now/.test(this.#template.text);
+		const which = turn < 0 ? "it" : `its turn ${turn + 1} (${turns[turn]!.role.slice(0, 40)})`;
+		const message = withoutMarks(error.message);
+		const date = message.includes("not a function") && /strftime_now/.test(this.#template.text);
 		const hint = date ? "; a template that asks for the date needs --chat-template-date" : "";
 		return error.refusal
-			? new ChatError(`${where} refuses ${which}: ${JSON.stringify(error.message)}`)
-			: new ChatError(`${where} fails at ${which}: ${error.message.replace(/\.$/, "")}${hint}`);
+			? new ChatError(`${where} refuses ${which}: ${JSON.stringify(message)}`)
+			: new ChatError(`${where} fails at ${which}: ${message.replace(/\.$/, "")}${hint}`);
 	}
 
 	/** Rendered text as pieces. `spans`: the parts that count; null: the parts between the template's own marks. */

@@ -2,15 +2,13 @@
  * A Jinja template of a chat, rendered as Hugging Face's transformers does. `{% generation %}` blocks leave marks around
  * what they write. Errors say at which line of the template they are.
  */
-import { Environment, Interpreter, parse, tokenize } from "@huggingface/jinja";
+import { Environment, parse } from "@huggingface/jinja";
 import { UserError } from "../../../system/errors.ts";
-import { checkNoMarks, marks } from "./marker-characters.ts";
+import { BoundError, BoundedInterpreter } from "./bounded-interpreter.ts";
+import { checkNoMarks } from "./marker-characters.ts";
+import { badLine, LONGEST_TEMPLATE, linesOf, opens, type Tokens, tokensOf, withLines } from "./template-text.ts";
 
 type Program = ReturnType<typeof parse>;
-type Tokens = ReturnType<typeof tokenize>;
-type Token = Tokens[number];
-
-const whitespace = { trim_blocks: true, lstrip_blocks: true } as const;
 
 /** A template that has failed on a conversation. */
 export class TemplateError extends Error {
@@ -36,11 +34,7 @@ const globals: Readonly<Record<string, unknown>> = {
 	False: false,
 	None: null,
 	raise_exception: (message: unknown) => {
-		throw new Refusal(String(message));
-	},
-	range: (first: number, end?: number, step = 1) => {
-		const [begin, stop] = end === undefined ? [0, first] : [first, end];
-		return Array.from({ length: Math.max(0, Math.ceil((stop - begin) / step)) }, (_, i) => begin + i * step);
+		throw new Refusal(typeof message === "object" ? "no text" : String(message));
 	},
 };
 
@@ -56,27 +50,33 @@ export class JinjaTemplate {
 		text: string,
 		readonly file: string,
 	) {
+		if (text.length > LONGEST_TEMPLATE) {
+			throw new UserError(
+				`The chat template ${file} has ${text.length} characters; at most ${LONGEST_TEMPLATE} are read.`,
+			);
+		}
 		this.text = text.replace(/\r\n?/g, "\n");
 		checkNoMarks(text, file);
 		this.hasGeneration = generationBlock.test(text);
 		this.#program = this.#parse(this.#tokens());
 	}
 
-	/** Throws a TemplateError. */
+	/** Throws a TemplateError, or a BoundError for one that takes more than the bounds of a rendering. */
 	render(variables: Readonly<Record<string, unknown>>): string {
 		try {
-			return run(new Interpreter(environment(variables)), this.#program);
+			return new BoundedInterpreter(new Environment()).render(this.#program, { ...globals, ...variables });
 		} catch (error) {
+			if (error instanceof BoundError) throw error;
 			throw this.#located(error as Error, variables);
 		}
 	}
 
 	/** The error of a rendering with the line it came from, which rendering again finds. */
 	#located(error: Error, variables: Readonly<Record<string, unknown>>): TemplateError {
-		const lines = new LineInterpreter(environment(variables));
+		const lines = new LineInterpreter(new Environment());
 		let line: number | null = null;
 		try {
-			run(lines, this.#parse(withLines(this.#tokens(), linesOf(this.text))));
+			lines.render(this.#parse(withLines(this.#tokens(), linesOf(this.text))), { ...globals, ...variables });
 		} catch {
 			line = lines.line;
 		}
@@ -85,25 +85,30 @@ export class JinjaTemplate {
 
 	#tokens(): Tokens {
 		try {
-			return tokenize(withGenerationMarks(this.text), whitespace);
+			return tokensOf(this.text);
 		} catch (error) {
-			throw this.#wrong(error as Error, firstBadLine(this.text));
+			throw this.#wrong(error as Error, badLine(this.text));
 		}
 	}
 
 	#parse(tokens: Tokens): Program {
 		// The parser does not say which token it fails at: the last it has looked at.
 		let last = 0;
-		const watched = new Proxy(tokens, {
-			get: (target, name, receiver) => {
-				const index = typeof name === "string" ? Number(name) : Number.NaN;
-				if (index >= 0 && index < target.length) last = Math.max(last, index);
-				return Reflect.get(target, name, receiver);
-			},
-		});
 		try {
-			return parse(watched);
+			return parse(tokens);
 		} catch (error) {
+			const watched = new Proxy(tokens, {
+				get: (target, name, receiver) => {
+					const index = typeof name === "string" ? Number(name) : Number.NaN;
+					if (index >= 0 && index < target.length) last = Math.max(last, index);
+					return Reflect.get(target, name, receiver);
+				},
+			});
+			try {
+				parse(watched);
+			} catch {
+				// Fails as before.
+			}
 			const opened = tokens.slice(0, last + 1).filter(opens).length;
 			throw this.#wrong(error as Error, linesOf(this.text)[Math.max(0, opened - 1)] ?? null);
 		}
@@ -117,82 +122,23 @@ export class JinjaTemplate {
 
 /** A message of the Jinja library as the end of a sentence. */
 function sentence(message: string): string {
-	const text = message.startsWith("undefined is not an object") ? "it ends within a block" : message;
-	return `${text.replace(/^Parser Error: /, "").replace(/\.+$/, "")}.`;
-}
-
-function environment(variables: Readonly<Record<string, unknown>>): Environment {
-	const result = new Environment();
-	for (const [name, value] of Object.entries({ ...globals, ...variables })) result.set(name, value);
-	return result;
-}
-
-function run(interpreter: Interpreter, program: Program): string {
-	return interpreter.run(program).value as string;
+	if (message.startsWith("undefined is not an object")) return "it ends within a block.";
+	if (message.startsWith("Maximum call stack")) return "its parts nest too deeply.";
+	return `${message.replace(/^Parser Error: /, "").replace(/\.+$/, "")}.`;
 }
 
 const generationBlock = /\{%-?\s*generation\s*-?%\}/;
 
-/** The tags of generation blocks as blocks that write a mark; they take as much whitespace away as the tags do. */
-function withGenerationMarks(text: string): string {
-	return text.replace(
-		/\{%([-+]?)\s*(end)?generation\s*(-?)%\}/g,
-		(_, left: string, end: string | undefined, right: string) => {
-			return `{%${left} if true %}${end ? marks.lossEnd : marks.lossBegin}{% endif ${right}%}`;
-		},
-	);
-}
-
-const opens = ({ type }: Token) => type === "OpenStatement" || type === "OpenExpression";
-
-/** The tokens, and before each statement and expression a comment with its line. */
-function withLines(tokens: Tokens, lines: readonly number[]): Tokens {
-	let opened = 0;
-	return tokens.flatMap((token) => {
-		if (!opens(token)) return [token];
-		return [{ value: `line ${lines[opened++]}`, type: "Comment" } as Token, token];
-	});
-}
-
 /** Remembers the line of the last statement or expression that it came to. */
-class LineInterpreter extends Interpreter {
+class LineInterpreter extends BoundedInterpreter {
 	line: number | null = null;
 
-	override evaluate(...[statement, scope]: Parameters<Interpreter["evaluate"]>): ReturnType<Interpreter["evaluate"]> {
+	override evaluate(
+		...[statement, scope]: Parameters<BoundedInterpreter["evaluate"]>
+	): ReturnType<BoundedInterpreter["evaluate"]> {
 		const { type, value } = (statement ?? {}) as { type?: string; value?: unknown };
 		const line = type === "Comment" ? /^line (\d+)$/.exec(String(value)) : null;
 		if (line !== null) this.line = Number(line[1]);
 		return super.evaluate(statement, scope);
 	}
-}
-
-/** How many statements and expressions the first lines of a template begin; null where they end within one. */
-function openedBy(lines: readonly string[], count: number): number | null {
-	try {
-		return tokenize(withGenerationMarks(`${lines.slice(0, count).join("\n")}\n`), whitespace).filter(opens).length;
-	} catch {
-		return null;
-	}
-}
-
-/** The line of every statement and expression of a template, from 1, in order. */
-function linesOf(text: string): number[] {
-	const lines = text.split("\n");
-	const result: number[] = [];
-	let begin = 1;
-	for (let count = 1; count <= lines.length; count++) {
-		const opened = openedBy(lines, count);
-		if (opened === null) continue;
-		while (result.length < opened) result.push(begin);
-		begin = count + 1;
-	}
-	return result;
-}
-
-/** The line after the last at which the template can be cut. */
-function firstBadLine(text: string): number {
-	const lines = text.split("\n");
-	let good = 0;
-	for (let count = 1; count < lines.length; count++) if (openedBy(lines, count) !== null) good = count;
-	return good + 1;
 }

@@ -65,6 +65,11 @@ export class DataMarks {
 	}
 }
 
+/** A text without marks. */
+export function withoutMarks(text: string): string {
+	return text.replace(anyMark, "");
+}
+
 /** Refuses a template that has marks in its own text. */
 export function checkNoMarks(text: string, file: string): void {
 	if (text.search(anyMark) >= 0)
