@@ -141,6 +141,33 @@ test("bun:ffi stays inside src/native", () => {
 	expect(foreign.map(({ from }) => from)).toEqual([]);
 });
 
+/** Files that read others than through InputFile, which refuses pipes, devices and links out of a folder. */
+const readThemselves = [
+	// What the system and this program's own processes and folders hold.
+	...["commands/machine.ts", "launch/descriptors.ts", "launch/join.ts", "launch/rendezvous/socket-owner.ts"],
+	...["checkpoint/native/process-identity.ts", "data/energon/tools/bench.ts", "native/library.ts"],
+	...[
+		"checkpoint/native/save-jobs.ts",
+		"observe/trace/tracer.ts",
+		"parity/verify/reference.ts",
+		"parity/verify/verify.ts",
+	],
+	...["system/private-folder.ts", "data/energon/storage/block-cache.ts"],
+	// After checks of their own.
+	...["launch/secret.ts", "data/energon/storage/local.ts", "data/import/sources/table.ts"],
+	// A configuration may be a pipe of the shell.
+	"config/file.ts",
+];
+
+test("files of others are opened through one door", () => {
+	const reading = /\b(?:readFileSync|createReadStream|readFile|mmap)\(|\bBun\.file\(/;
+	const found = sources.filter((file) => {
+		const code = readFileSync(join(root, "src", file), "utf8");
+		return /from "node:fs|\bBun\.(?:file|mmap)\(/.test(code) && reading.test(code);
+	});
+	expect(found).toEqual(readThemselves.toSorted());
+});
+
 /** Files of the repository, or null where there is no repository (a source archive). */
 function trackedFiles(): string[] | null {
 	const git = Bun.which("git") ? Bun.spawnSync(["git", "ls-files", "-z"], { cwd: root }) : null;

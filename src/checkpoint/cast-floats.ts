@@ -29,6 +29,23 @@ export function decodeFloats(dtype: DtypeTag, bytes: Uint8Array): Float64Array |
 	return new Float32Array(wide.buffer);
 }
 
+/** Exponent bits of each 16 or 32 bits, all of which are set in an infinity or a NaN. */
+const exponents: Partial<Record<DtypeTag, number>> = { F32: 0x7f800000, BF16: 0x7f80, F16: 0x7c00 };
+
+/** The first element of whole float values that is infinite or NaN; -1: there is none. */
+export function firstNotFinite(dtype: DtypeTag, bytes: Uint8Array): number {
+	const exponent = exponents[dtype];
+	if (exponent === undefined) {
+		return dtype === "F64" ? decodeFloats(dtype, bytes).findIndex((value) => !Number.isFinite(value)) : -1;
+	}
+	const size = dtypes[dtype].bits / 8;
+	const aligned = bytes.byteOffset % size === 0 ? bytes : bytes.slice();
+	const words = size === 4 ? Uint32Array : Uint16Array;
+	const bits = new words(aligned.buffer as ArrayBuffer, aligned.byteOffset, Math.floor(aligned.byteLength / size));
+	for (let i = 0; i < bits.length; i++) if ((bits[i]! & exponent) === exponent) return i;
+	return -1;
+}
+
 /** Numbers as the bytes of a float dtype. */
 export function encodeFloats(dtype: DtypeTag, values: Float64Array | Float32Array | Float16Array): Uint8Array {
 	let encoded: ArrayBufferView;

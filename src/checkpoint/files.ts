@@ -1,108 +1,16 @@
 /**
- * Files that are read by position and files that are either whole or not there: temporary name, fsync, rename, fsync of
- * the folder (docs/spec/checkpoint.md §7). Every failure is one sentence that names the file.
+ * Pools of open files, and files that are either whole or not there: temporary name, fsync, rename, fsync of the folder
+ * (docs/spec/checkpoint.md §7). Every failure is one sentence that names the file.
  */
-import { closeSync, constants, fstatSync, fsyncSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
+import { closeSync, constants, fsyncSync, openSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
 import { reserve } from "../native/reserve.ts";
 import { UserError } from "../system/errors.ts";
-import { watched } from "../system/read-watch.ts";
 import { fileError } from "../system/system-errors.ts";
 import { WriteBack } from "./write-back.ts";
 
 /** Largest write of one system call; the kernel cuts larger ones at 2 GiB. */
 const LARGEST_TRANSFER = 2 ** 30;
-
-/** Largest read of one system call, which returns soon from a disk that answers. */
-const LARGEST_READ = 2 ** 26;
-
-/** Bytes that are read by position. Reading outside is an error that names the path. */
-export interface ByteSource {
-	readonly path: string;
-	readonly size: number;
-	read(position: number, length: number): Uint8Array;
-	readInto(position: number, into: Uint8Array): void;
-}
-
-/** A regular file, read by position. The caller of open() disposes it. */
-export class InputFile implements ByteSource, Disposable {
-	#fd: number | null;
-
-	private constructor(
-		readonly path: string,
-		fd: number,
-		/** Bytes, when it was opened. */
-		readonly size: number,
-	) {
-		this.#fd = fd;
-	}
-
-	/** Opens a regular file (a folder, pipe or device is refused); `followLinks: false` refuses a symbolic link. */
-	static open(path: string, options: { followLinks?: boolean } = {}): InputFile {
-		let fd: number;
-		try {
-			const links = options.followLinks === false ? constants.O_NOFOLLOW : 0;
-			fd = watched(path, () => openSync(path, constants.O_RDONLY | constants.O_NONBLOCK | links));
-		} catch (error) {
-			throw fileError("open", path, error);
-		}
-		const status = fstatSync(fd);
-		if (!status.isFile()) {
-			closeSync(fd);
-			throw new UserError(`Cannot open ${path}: it is not a regular file.`);
-		}
-		return new InputFile(path, fd, status.size);
-	}
-
-	/** Fills `into` from `position` on; a file that ends before is an error. */
-	readInto(position: number, into: Uint8Array): void {
-		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
-		if (position < 0 || position + into.byteLength > this.size) {
-			throw new UserError(
-				`${this.path} is truncated: ${into.byteLength} bytes at ${position} were asked of ${this.size}.`,
-			);
-		}
-		for (let done = 0; done < into.byteLength; ) {
-			let count: number;
-			try {
-				const length = Math.min(into.byteLength - done, LARGEST_READ);
-				const fd = this.#fd;
-				count = watched(this.path, () => readSync(fd, into, done, length, position + done));
-			} catch (error) {
-				throw fileError("read", this.path, error);
-			}
-			if (count === 0) throw new UserError(`${this.path} became shorter while it was read.`);
-			done += count;
-		}
-	}
-
-	/** `length` bytes from `position` on, in memory of their own. Nothing is allocated for a range outside the file. */
-	read(position: number, length: number): Uint8Array {
-		if (!Number.isSafeInteger(length) || length < 0 || position < 0 || position + length > this.size) {
-			throw new UserError(`${this.path} is truncated: ${length} bytes at ${position} were asked of ${this.size}.`);
-		}
-		const bytes = new Uint8Array(length);
-		this.readInto(position, bytes);
-		return bytes;
-	}
-
-	[Symbol.dispose](): void {
-		if (this.#fd !== null) closeSync(this.#fd);
-		this.#fd = null;
-	}
-}
-
-/**
- * The whole of a regular file; one of more than `limit` bytes is refused unread. Everything that reads a checkpoint goes
- * through this or InputFile.open: a pipe, socket or device in a file's place is refused, not waited for.
- */
-export function readWholeFile(path: string, limit: number, options: { followLinks?: boolean } = {}): Uint8Array {
-	using file = InputFile.open(path, options);
-	if (file.size > limit) {
-		throw new UserError(`${path} has ${file.size} bytes, more than the ${limit} that are read of such a file.`);
-	}
-	return file.read(0, file.size);
-}
 
 /** Open files at once; systems allow some thousand a process. */
 const LARGEST_POOL = 64;

@@ -5,9 +5,10 @@
  */
 
 import { UserError } from "../system/errors.ts";
+import { type ByteSource, InputFile, type OpenOptions } from "../system/input-file.ts";
+import { measureJson } from "../system/json.ts";
 import { bytesOf, type DtypeTag, dtypes, isDtypeTag, type TensorArray, tensorBytes, viewAs } from "./dtype.ts";
-import { type ByteSource, InputFile, type OutputFile, writeFileAtomically } from "./files.ts";
-import { measureJson } from "./json.ts";
+import { type OutputFile, writeFileAtomically } from "./files.ts";
 
 /** The reference reader's limit. */
 const LARGEST_HEADER = 100_000_000;
@@ -79,7 +80,7 @@ export class SafetensorsFile implements Disposable {
 }
 
 /** Opens a file and checks its whole header: nothing but the header is read or allocated. */
-export function openSafetensors(path: string, options: { followLinks?: boolean } = {}): SafetensorsFile {
+export function openSafetensors(path: string, options: OpenOptions = {}): SafetensorsFile {
 	const file = InputFile.open(path, options);
 	try {
 		return parseSafetensors(file);

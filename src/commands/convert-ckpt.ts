@@ -231,9 +231,13 @@ function verify(planned: ReturnType<typeof planConversion>, written: string, opt
 			: openSource(written, to, { ...options, pattern, allowFallback: false });
 	const [own, other] =
 		planned.otherNames && "stored" in again ? [planned.tensors, again.stored] : [planned.weights, again.weights];
-	const count = requireEqual(own, other, (bytes) => progress.add(bytes));
+	const { count, notFinite } = requireEqual(own, other, (bytes) => progress.add(bytes));
 	progress.done();
 	print(`Verified: ${count} tensors are equal on both sides.`);
+	if (notFinite.length === 0) return;
+	warn(
+		`${counted(notFinite.length, "tensor")} of ${written} with infinite values or NaN: ${notFinite[0]}${notFinite.length > 1 ? ", …" : ""}.`,
+	);
 }
 
 function sourceOptions(given: Arguments): SourceOptions {

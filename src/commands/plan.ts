@@ -20,6 +20,7 @@ import { processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
+import { configLimits, readJsonText } from "../system/json.ts";
 import { configurationOfArguments } from "./configuration.ts";
 import { configuredCommand } from "./configured-command.ts";
 import { countFlag, numberFlag } from "./own-flags.ts";
@@ -118,7 +119,7 @@ export async function machineOf({ command, configuration: c }: ResolvedConfigura
 		if (command.rates !== undefined) await Bun.write(command.rates, `${JSON.stringify(rates, null, "\t")}\n`);
 		return { ...common, rates, kind: library.kind };
 	}
-	const rates = command.rates === undefined ? stated?.rates : await readRates(command.rates);
+	const rates = command.rates === undefined ? stated?.rates : readRates(command.rates);
 	return { ...common, kind: stated ? "cuda" : "cpu", rates: rates ?? processorRates(cores, threads) };
 }
 
@@ -137,12 +138,11 @@ function imbalanceOf(command: Readonly<Record<string, string>>, c: TrainingConfi
 	return imbalance;
 }
 
-async function readRates(file: string): Promise<Rates> {
-	const text = await Bun.file(file)
-		.text()
-		.catch(() => {
-			throw new UserError(`--rates ${file}: there is no such file; \`mimo plan --measure --rates ${file}\` writes it.`);
-		});
+function readRates(file: string): Rates {
+	if (!existsSync(file)) {
+		throw new UserError(`--rates ${file}: there is no such file; \`mimo plan --measure --rates ${file}\` writes it.`);
+	}
+	const text = readJsonText(file, configLimits);
 	try {
 		return v.parse(ratesSchema, JSON.parse(text));
 	} catch {

@@ -1,6 +1,7 @@
 /** The file with a tokenizer's chat template. */
-import { existsSync, readFileSync, statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
+import { readJsonText, tokenizerLimits } from "../system/json.ts";
 
 /** Files of a folder that may hold its template, the first that does counts. */
 const templateFiles = ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"] as const;
@@ -18,7 +19,7 @@ export function chatTemplateFile(tokenizer: string): string | null {
 
 function mayHoldTemplate(file: string): boolean {
 	try {
-		return (JSON.parse(readFileSync(file, "utf8")).chat_template ?? null) !== null;
+		return (JSON.parse(readJsonText(file, tokenizerLimits)).chat_template ?? null) !== null;
 	} catch {
 		return true;
 	}

@@ -1,5 +1,5 @@
 /** The kind of a local file, by its first bytes and its name, so that no format is taken for plain text. */
-import { closeSync, constants, fstatSync, openSync, readSync } from "node:fs";
+import { InputFile } from "../system/input-file.ts";
 
 export interface FileKind {
 	/** With its article: "a Parquet file". */
@@ -121,17 +121,10 @@ function binaryKind(head: Uint8Array): string | null {
 
 /** First bytes of a regular file; null for anything else. */
 function readHead(path: string): Uint8Array | null {
-	let descriptor: number;
 	try {
-		descriptor = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+		using file = InputFile.open(path);
+		return file.read(0, Math.min(HEAD, file.size));
 	} catch {
 		return null;
-	}
-	try {
-		if (!fstatSync(descriptor).isFile()) return null;
-		const head = new Uint8Array(HEAD);
-		return head.subarray(0, readSync(descriptor, head));
-	} finally {
-		closeSync(descriptor);
 	}
 }

@@ -80,8 +80,8 @@ function write(
 		run,
 		world,
 		reader,
-		exact.map((index) => read[index]!),
-		{ maxNewTokens: 1 + Math.max(...lengths), sampling: greedy, batchSize },
+		() => exact.map((index) => read[index]!),
+		{ maxNewTokens: 1 + lengths.reduce((most, one) => Math.max(most, one), 0), sampling: greedy, batchSize },
 		(answers) => texts.push(...answers.map(({ ids }) => reader.decode(ids))),
 	);
 	return texts;

@@ -35,15 +35,37 @@ interface Part {
 	readonly times: Pace;
 }
 
-/** Tokens that every answer may have. Throws a UserError for a prompt that leaves no room for them. */
+/** Prompts that are read as they are needed, each time anew: a file's do not all fit into memory with their images. */
+export type Prompts = () => Iterable<ReadRequest>;
+
+/**
+ * The number of prompts, and the tokens that every answer may have. Throws a UserError for a prompt that leaves no room for
+ * them.
+ */
 export function roomForAnswers(
 	reader: RequestReader,
-	prompts: readonly ReadRequest[],
+	prompts: Prompts,
 	{ maxNewTokens }: Pick<GenerateOptions, "maxNewTokens">,
-): number {
-	for (const prompt of prompts) reader.requirePositions(prompt, maxNewTokens ?? 1);
-	const longest = Math.max(...prompts.map(({ ids }) => ids.length));
-	return maxNewTokens ?? Math.min(256, reader.c.maxPositionEmbeddings - longest);
+): { readonly count: number; readonly most: number } {
+	let [count, longest] = [0, 0];
+	for (const prompt of prompts()) {
+		reader.requirePositions(prompt, maxNewTokens ?? 1);
+		longest = Math.max(longest, prompt.ids.length);
+		count++;
+	}
+	return { count, most: maxNewTokens ?? Math.min(256, reader.c.maxPositionEmbeddings - longest) };
+}
+
+/** Prompts in lists of `size`, the last list with the rest. */
+function* rounds(prompts: Iterable<ReadRequest>, size: number): Generator<readonly ReadRequest[]> {
+	let round: ReadRequest[] = [];
+	for (const prompt of prompts) {
+		round.push(prompt);
+		if (round.length < size) continue;
+		yield round;
+		round = [];
+	}
+	if (round.length > 0) yield round;
 }
 
 /** The rank that has the answers of the first lane first: it reports. */
@@ -52,28 +74,30 @@ export function reportingRank({ topology }: Pick<Run, "topology">): number {
 }
 
 /**
- * Answers requests in their order; `onRound` gets every round's. `onToken`: tokens of the first request as they arise, on the
+ * Answers requests in their order; `onRound` gets every round's with their requests. `onToken`: tokens of the first request as they arise, on the
  * rank that reports. Every rank of the world calls this together, and all get how fast it was.
  */
 export function generate(
 	run: Run,
 	world: World,
 	reader: RequestReader,
-	prompts: readonly ReadRequest[],
+	prompts: Prompts,
 	options: GenerateOptions,
-	onRound: (answers: readonly Answer[]) => void,
+	onRound: (answers: readonly Answer[], round: readonly ReadRequest[]) => void,
 	onToken: (id: number) => void = () => {},
 ): Pace {
 	const { topology, rank, state } = run;
 	const images = new Images(world.device.library);
 	const place = dataPlaceOf(topology, rank);
-	const most = roomForAnswers(reader, prompts, options);
-	const perLane = sequencesPerLane(topology, prompts.length, options.batchSize);
+	const { count, most } = roomForAnswers(reader, prompts, options);
+	const perLane = sequencesPerLane(topology, count, options.batchSize);
 	const perRound = perLane * topology.language.lanes;
 	const reports = rank === reportingRank(run);
 	let pace = noPace;
-	for (let first = 0; first < prompts.length; first += perRound) {
-		const round = prompts.slice(first, first + perRound);
+	let first = 0;
+	for (const round of rounds(prompts(), perRound)) {
+		const start = first;
+		first += round.length;
 		const { microbatch, places } = deal(round, perLane, place, reader.task, images);
 		const decoded = state.passes.decode(
 			microbatch,
@@ -82,11 +106,11 @@ export function generate(
 				most,
 				sampling: options.sampling,
 				onToken: (sequence, id) => {
-					if (reports && first === 0 && sequence === 0) onToken(id);
+					if (reports && start === 0 && sequence === 0) onToken(id);
 				},
 			},
 			decodingRanks(run),
-			places.map((at) => first + at),
+			places.map((at) => start + at),
 		);
 		// Tensor-parallel ranks, and stages, have decoded the same.
 		const speaks = decoded !== null && run.groups.language!.lane.rank === 0;
@@ -96,7 +120,10 @@ export function generate(
 		};
 		const parts = exchangeTexts(state.world, JSON.stringify(part)).map((text) => JSON.parse(text) as Part);
 		const answers = parts.flatMap((one) => one.answers).sort((a, b) => a.place - b.place);
-		onRound(answers.map(({ ids }) => ({ ids, ended: ids.length < most })));
+		onRound(
+			answers.map(({ ids }) => ({ ids, ended: ids.length < most })),
+			round,
+		);
 		pace = together(pace, parts);
 	}
 	return pace;

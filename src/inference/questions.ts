@@ -13,7 +13,7 @@ export type Question = { readonly request: Request } & (
 
 /** Reads a file of questions. Throws a UserError that names a line that is not a question. */
 export function readQuestions(path: string, chat: boolean): Question[] {
-	return readJsonl(path).map((line) => {
+	return Array.from(readJsonl(path), (line) => {
 		const request = requestOf(line, path, chat);
 		const { answer, answers, choices } = line.record;
 		if (choices === undefined) {

@@ -2,9 +2,9 @@
  * Requests to a model: a prompt of the command line, or the records of a JSONL file, each a `prompt` (text) or
  * `messages` ([{role, content}]; `conversations` too), with `image` or `images` (files) at the `<image>` tags of the text.
  */
-import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { SampleError } from "../data/energon/errors.ts";
+import { LARGEST_IMAGE } from "../data/import/fetch-image.ts";
 import type { Conversation } from "../data/vision-language/conversation.ts";
 import { crudeConversation } from "../data/vision-language/crude-conversation.ts";
 import { type EncodedImage, inspectImage } from "../data/vision-language/encoded-image.ts";
@@ -12,7 +12,8 @@ import { imagesInTars } from "../data/vision-language/media.ts";
 import { withImages } from "../data/vision-language/prompt.ts";
 import type { Images } from "../native/images.ts";
 import { UserError } from "../system/errors.ts";
-import { systemReason } from "../system/system-errors.ts";
+import { linesOf, readWholeFile } from "../system/input-file.ts";
+import { type JsonLimits, jsonText } from "../system/json.ts";
 
 export interface Request {
 	/** The request's name in messages: "the prompt", "questions.jsonl, line 7". */
@@ -26,34 +27,39 @@ export interface Request {
 	readonly images: readonly string[];
 }
 
-/** The records of a JSONL file, with their lines. Throws a UserError for a line that is no JSON object. */
-export function readJsonl(path: string): { readonly name: string; readonly record: Record<string, unknown> }[] {
-	const records = readText(path)
-		.split("\n")
-		.flatMap((line, index) => {
-			if (line.trim() === "") return [];
-			const name = `${path}, line ${index + 1}`;
-			let record: unknown;
-			try {
-				record = JSON.parse(line);
-			} catch (error) {
-				throw new UserError(`${name} is not JSON: ${(error as Error).message}.`);
-			}
-			if (typeof record !== "object" || record === null || Array.isArray(record)) {
-				throw new UserError(`${name} is no JSON object.`);
-			}
-			return [{ name, record: record as Record<string, unknown> }];
-		});
-	if (records.length === 0) throw new UserError(`${path} has no records.`);
-	return records;
+export interface JsonlRecord {
+	/** "questions.jsonl, line 7". */
+	readonly name: string;
+	readonly record: Record<string, unknown>;
+}
+
+/** The longest line of a file of records. */
+const recordLimits: JsonLimits = { bytes: 2 ** 24, values: 2 ** 20, depth: 64 };
+
+/** The records of a JSONL file, one in memory at a time. Throws a UserError for a line that is no JSON object. */
+export function* readJsonl(path: string): Generator<JsonlRecord> {
+	let isEmpty = true;
+	for (const { number, bytes } of linesOf(path, { limit: recordLimits.bytes, unended: true })) {
+		const name = `${path}, line ${number}`;
+		const line = jsonText(bytes, name, recordLimits);
+		if (line.trim() === "") continue;
+		let record: unknown;
+		try {
+			record = JSON.parse(line);
+		} catch (error) {
+			throw new UserError(`${name} is not JSON: ${(error as Error).message}.`);
+		}
+		if (typeof record !== "object" || record === null || Array.isArray(record)) {
+			throw new UserError(`${name} is no JSON object.`);
+		}
+		isEmpty = false;
+		yield { name, record: record as Record<string, unknown> };
+	}
+	if (isEmpty) throw new UserError(`${path} has no records.`);
 }
 
 /** The request of a record; `chat`: its `prompt` is what a user says. */
-export function requestOf(
-	{ name, record }: { readonly name: string; readonly record: Record<string, unknown> },
-	path: string,
-	chat: boolean,
-): Request {
+export function requestOf({ name, record }: JsonlRecord, path: string, chat: boolean): Request {
 	const named = [record.images ?? record.image ?? []].flat();
 	if (named.some((image) => typeof image !== "string")) {
 		throw new UserError(`${name}: images are a list of file names.`);
@@ -72,12 +78,7 @@ export function openImages(request: Request, library: Images): EncodedImage[] {
 	const { images } = request;
 	const name = request.name.replace(/^The /, "the ");
 	return images.map((path) => {
-		let file: Uint8Array;
-		try {
-			file = readFileSync(path);
-		} catch (error) {
-			throw new UserError(`The image ${path} of ${name} cannot be read: ${systemReason(error)}.`);
-		}
+		const file = readWholeFile(path, LARGEST_IMAGE, { called: `the image ${path} of ${name}` });
 		try {
 			return inspectImage(library, file);
 		} catch (error) {
@@ -111,12 +112,4 @@ export function fragmentsOf({ name, text, images }: Request) {
 	const fragments = withImages(text, images.length);
 	if (typeof fragments === "string") throw new UserError(`${name}: ${fragments}.`);
 	return fragments;
-}
-
-function readText(path: string): string {
-	try {
-		return readFileSync(path, "utf8");
-	} catch (error) {
-		throw new UserError(`${path} cannot be read: ${systemReason(error)}.`);
-	}
 }

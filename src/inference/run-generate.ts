@@ -11,7 +11,15 @@ import { UserError } from "../system/errors.ts";
 import { fileError } from "../system/system-errors.ts";
 import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
-import { describePace, type GenerateOptions, generate, type Pace, reportingRank, roomForAnswers } from "./generate.ts";
+import {
+	describePace,
+	type GenerateOptions,
+	generate,
+	type Pace,
+	type Prompts,
+	reportingRank,
+	roomForAnswers,
+} from "./generate.ts";
 import { RequestReader } from "./request-reader.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
 import { TextStream } from "./text-stream.ts";
@@ -48,7 +56,7 @@ export type GenerateJob =
 	  };
 
 /** The requests of a job; a conversation's are not known yet. */
-function requestsOf(job: GenerateJob): Request[] {
+function requestsOf(job: GenerateJob): Iterable<Request> {
 	switch (job.kind) {
 		case "prompt":
 			return [
@@ -67,14 +75,17 @@ function requestsOf(job: GenerateJob): Request[] {
 	}
 }
 
+function promptsOf(job: GenerateJob, reader: RequestReader): Prompts {
+	return () => Iterator.from(requestsOf(job)).map((request) => reader.read(request, job.system));
+}
+
 /** Throws a UserError for what can be known to be wrong before any rank starts. */
 export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Library): void {
 	if (job.kind === "records" && job.output !== null && existsSync(job.output)) {
 		throw new UserError(`--output ${job.output} exists already: name a new file.`);
 	}
 	const reader = new RequestReader(c, new Images(library), job.options.bytes, firstWarning());
-	const prompts = requestsOf(job).map((request) => reader.read(request, job.system));
-	if (prompts.length > 0) roomForAnswers(reader, prompts, job.options);
+	roomForAnswers(reader, promptsOf(job, reader), job.options);
 }
 
 /** Every rank of the world calls this together. */
@@ -86,7 +97,7 @@ export async function runGenerate(c: TrainingConfiguration, job: GenerateJob, wo
 	let pace: Pace;
 	switch (job.kind) {
 		case "prompt":
-			pace = answerPrompt(run, world, reader, requestsOf(job)[0]!, job.system, options);
+			pace = answerPrompt(run, world, reader, promptsOf(job, reader), options);
 			break;
 		case "records":
 			pace = answerRecords(run, world, reader, job, options);
@@ -103,12 +114,10 @@ function answerPrompt(
 	run: Run,
 	world: World,
 	reader: RequestReader,
-	request: Request,
-	system: string | null,
+	prompts: Prompts,
 	options: GenerateOptions,
 	onAnswer: (text: string) => void = () => {},
 ): Pace {
-	const prompts = [reader.read(request, system)];
 	const reports = run.rank === reportingRank(run);
 	const stream = new TextStream((ids) => reader.decode(ids), writeOut);
 	const pace = generate(
@@ -136,8 +145,6 @@ function answerRecords(
 	options: GenerateOptions,
 ): Pace {
 	const { output } = job;
-	const requests = requestsOf(job);
-	const prompts = requests.map((request) => reader.read(request, job.system));
 	const reports = run.rank === reportingRank(run);
 	if (reports && output !== null) {
 		try {
@@ -146,10 +153,9 @@ function answerRecords(
 			throw fileError("write", output, error);
 		}
 	}
-	let next = 0;
-	return generate(run, world, reader, prompts, options, (answers) => {
-		const lines = answers.map(({ ids, ended }) => {
-			const { record } = requests[next++]!;
+	return generate(run, world, reader, promptsOf(job, reader), options, (answers, round) => {
+		const lines = answers.map(({ ids, ended }, index) => {
+			const { record } = round[index]!.request;
 			const line = {
 				...("id" in record && { id: record.id }),
 				text: reader.decode(ids),
@@ -185,8 +191,14 @@ async function converse(
 			text: "",
 			images: job.images,
 		};
-		const pace = answerPrompt(run, world, reader, request, job.system, options, (text) =>
-			messages.push({ role: "assistant", content: text }),
+		const prompts = [reader.read(request, job.system)];
+		const pace = answerPrompt(
+			run,
+			world,
+			reader,
+			() => prompts,
+			options,
+			(text) => messages.push({ role: "assistant", content: text }),
 		);
 		process.stderr.write(`${describePace(pace)}\n`);
 		if (terminal) writeOut("> ");

@@ -5,11 +5,12 @@
  * that it repeats.
  */
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, rmSync, truncateSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { parse, stringify } from "yaml";
 import { UserError } from "../system/errors.ts";
+import { readWholeFile, readWholeText } from "../system/input-file.ts";
 import { systemReason } from "../system/system-errors.ts";
 import { appendText } from "./append.ts";
 import { replaceFile } from "./replace-file.ts";
@@ -30,6 +31,9 @@ const status = { running: 1, finished: 3, failed: 4, killed: 5 } as const;
 /** SourceType LOCAL. */
 const localSource = 4;
 const metaFile = "meta.yaml";
+/** Bytes of the largest meta.yaml, and of the largest file of a metric: some thirty million values. */
+const LARGEST_META = 2 ** 20;
+const LARGEST_METRIC = 2 ** 30;
 /** Most characters of a parameter's value in the store. */
 const longestParameter = 6000;
 const defaultExperiment = "Default";
@@ -37,16 +41,21 @@ const defaultExperiment = "Default";
 export class MlflowRun implements Observer {
 	readonly #options: MlflowOptions;
 	readonly #now: () => number;
+	readonly #note: (sentence: string) => void;
 	readonly #scalars: Scalars;
 	/** Folder of the run; null before it begins. */
 	#folder: string | null = null;
 	#meta: Readonly<Record<string, unknown>> = {};
 	readonly #made = new Set<string>();
 
-	/** `now`: milliseconds since 1970. Throws a UserError if the store cannot be written. */
-	constructor(options: MlflowOptions, now: () => number = Date.now) {
+	/**
+	 * `now`: milliseconds since 1970. `note`: called with a sentence for each damaged experiment of others. Throws a UserError if
+	 * the store cannot be written.
+	 */
+	constructor(options: MlflowOptions, now: () => number = Date.now, note: (sentence: string) => void = () => {}) {
 		this.#options = options;
 		this.#now = now;
+		this.#note = note;
 		this.#scalars = new Scalars(options);
 		this.#attempt(() => mkdirSync(resolve(options.folder), { recursive: true }));
 	}
@@ -133,7 +142,7 @@ export class MlflowRun implements Observer {
 	}
 
 	#goOn(folder: string, step: number): void {
-		const meta = parse(readFileSync(join(folder, metaFile), "utf8")) as Record<string, unknown>;
+		const meta = readMeta(join(folder, metaFile));
 		const metrics = join(folder, "metrics");
 		for (const name of readdirSync(metrics, { recursive: true, encoding: "utf8", withFileTypes: true })) {
 			if (name.isFile()) cutMetric(join(name.parentPath, name.name), step);
@@ -164,17 +173,22 @@ export class MlflowRun implements Observer {
 	#experimentOf(root: string): string {
 		const wanted = this.#options.experiment;
 		const known = readdirSync(root, { withFileTypes: true }).filter((entry) => entry.isDirectory());
+		// The identifier is a hash of the name, so that two runs that begin at once use one experiment.
+		const number = BigInt(`0x${createHash("sha256").update(wanted).digest("hex").slice(0, 16)}`);
+		const id = wanted === defaultExperiment ? "0" : String(10n ** 17n + (number % (9n * 10n ** 17n)));
 		for (const { name } of known) {
 			const meta = join(root, name, metaFile);
-			if (existsSync(meta) && parse(readFileSync(meta, "utf8"))?.name === wanted) return name;
+			if (!existsSync(meta)) continue;
+			try {
+				if (readMeta(meta).name === wanted) return name;
+			} catch (error) {
+				if (!(error instanceof UserError) || name === id) throw error;
+				this.#note(`An experiment in mlflow-dir is left out: ${error.message}`);
+			}
 		}
 		// A new store needs MLflow's default experiment, which runs of other programs use.
 		if (!existsSync(join(root, "0"))) this.#makeExperiment(root, "0", defaultExperiment);
-		if (wanted === defaultExperiment) return "0";
-		// The identifier is a hash of the name, so that two runs that begin at once use one experiment.
-		const number = BigInt(`0x${createHash("sha256").update(wanted).digest("hex").slice(0, 16)}`);
-		const id = String(10n ** 17n + (number % (9n * 10n ** 17n)));
-		this.#makeExperiment(root, id, wanted);
+		if (id !== "0") this.#makeExperiment(root, id, wanted);
 		return id;
 	}
 
@@ -197,10 +211,24 @@ export class MlflowRun implements Observer {
 		try {
 			action();
 		} catch (error) {
+			if (error instanceof UserError) throw error;
 			const { folder } = this.#options;
 			throw new UserError(`mlflow-dir ${folder} cannot be written: ${systemReason(error)}.`);
 		}
 	}
+}
+
+/** The content of a meta.yaml. Throws a UserError that names it. */
+function readMeta(path: string): Readonly<Record<string, unknown>> {
+	const text = readWholeText(path, LARGEST_META, { followLinks: false });
+	let content: unknown;
+	try {
+		content = parse(text);
+	} catch (error) {
+		throw new UserError(`${path} is not YAML: ${(error as Error).message.split("\n")[0]!.replace(/:$/, "")}.`);
+	}
+	if (typeof content === "object" && content !== null) return content as Readonly<Record<string, unknown>>;
+	throw new UserError(`${path} describes neither an experiment nor a run of MLflow.`);
 }
 
 /** The metric's name with only the characters that the store allows: letters, digits and _ - . space : / */
@@ -210,7 +238,7 @@ function metricName(name: string): string {
 
 /** Removes the lines of steps after `step`, which ascend, and an incomplete line. A file without lines is removed. */
 function cutMetric(file: string, step: number): void {
-	const text = readFileSync(file, "latin1");
+	const text = Buffer.from(readWholeFile(file, LARGEST_METRIC, { followLinks: false }).buffer).toString("latin1");
 	let kept = 0;
 	for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n", kept)) {
 		const fields = text.slice(kept, end).split(" ");

@@ -36,7 +36,10 @@ export function openObserver(options: ObserverOptions): Observer {
 			: { name: `TensorBoard record in ${tensorBoard}`, record: new TensorBoard({ ...options, folder: tensorBoard }) },
 		mlflow === null
 			? null
-			: { name: `MLflow record in ${mlflow.folder}`, record: new MlflowRun({ ...options, ...mlflow }) },
+			: {
+					name: `MLflow record in ${mlflow.folder}`,
+					record: new MlflowRun({ ...options, ...mlflow }, undefined, (text) => terminal.line(text)),
+				},
 		wandb === null
 			? null
 			: { name: `Weights & Biases record in ${wandb.folder}`, record: new WandbRun({ ...options, ...wandb }) },

@@ -1,8 +1,11 @@
 /** A run's JSON log against golden values of Megatron's functional tests, or against a TensorBoard event folder. */
-import { readFileSync, statSync } from "node:fs";
+import { statSync } from "node:fs";
 import * as v from "valibot";
+import { LARGEST_LOG_LINE } from "../observe/run-log/entry.ts";
 import { readScalars } from "../observe/tensorboard/reader.ts";
 import { UserError } from "../system/errors.ts";
+import { linesOf } from "../system/input-file.ts";
+import { indexLimits, readJsonText } from "../system/json.ts";
 import { type Check, type ParityReport, relative } from "./comparison.ts";
 
 /** Values by metric and step. */
@@ -47,9 +50,10 @@ export function logParity(golden: string, log: string, tolerance: number): Parit
 }
 
 function readGoldenValues(path: string): Series {
+	const text = readJsonText(path, indexLimits);
 	let json: unknown;
 	try {
-		json = JSON.parse(readFileSync(path, "utf8"));
+		json = JSON.parse(text);
 	} catch (error) {
 		throw new UserError(`${path} is no JSON: ${(error as Error).message}.`);
 	}
@@ -67,29 +71,24 @@ function readGoldenValues(path: string): Series {
 }
 
 function readLog(path: string): Series {
-	let lines: string[];
-	try {
-		lines = readFileSync(path, "utf8").split("\n");
-	} catch (error) {
-		throw new UserError(`The log ${path} cannot be read: ${(error as NodeJS.ErrnoException).code}.`);
-	}
 	const series = new Map<string, Map<number, number>>();
-	lines.forEach((line, index) => {
-		if (line.trim() === "") return;
+	for (const { number, bytes } of linesOf(path, { limit: LARGEST_LOG_LINE, unended: true })) {
+		const line = bytes.toString("utf8");
+		if (line.trim() === "") continue;
 		let entry: Record<string, unknown>;
 		try {
 			entry = JSON.parse(line);
 		} catch {
-			throw new UserError(`Line ${index + 1} of ${path} is no JSON.`);
+			throw new UserError(`Line ${number} of ${path} is no JSON.`);
 		}
 		const { iteration } = entry;
-		if (typeof iteration !== "number" || "split" in entry) return;
+		if (typeof iteration !== "number" || "split" in entry) continue;
 		for (const [name, value] of Object.entries(entry)) {
 			const number = typeof value === "string" && value === "NaN" ? Number.NaN : value;
 			if (typeof number !== "number") continue;
 			if (!series.has(name)) series.set(name, new Map());
 			series.get(name)!.set(iteration, number);
 		}
-	});
+	}
 	return series;
 }

@@ -1,8 +1,9 @@
 /** JSON files of reference folders. Errors name the file and the field. */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../system/errors.ts";
+import { indexLimits, readJsonText } from "../system/json.ts";
 
 /** Reads a file and checks it. */
 export function readReferenceJson<Schema extends v.GenericSchema>(schema: Schema, path: string): v.InferOutput<Schema> {
@@ -22,8 +23,9 @@ export function configurationHas(folder: string, ...keys: readonly string[]): bo
 
 function readJson(path: string): unknown {
 	if (!existsSync(path)) throw new UserError(`${path} is missing.`);
+	const text = readJsonText(path, indexLimits);
 	try {
-		return JSON.parse(readFileSync(path, "utf8"));
+		return JSON.parse(text);
 	} catch (error) {
 		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
 	}

@@ -1,7 +1,9 @@
 /** Measures the routing imbalance of an earlier run from its log. */
 
-import { linesOf } from "../observe/lines.ts";
+import { largestOf } from "../observe/extremes.ts";
+import { checkedFields, entryText, LARGEST_LOG_LINE, parseEntry } from "../observe/run-log/entry.ts";
 import { UserError } from "../system/errors.ts";
+import { linesOf } from "../system/input-file.ts";
 
 /**
  * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over
@@ -10,22 +12,14 @@ import { UserError } from "../system/errors.ts";
  */
 export function measuredImbalance(log: string, expertsPerRank: number): number {
 	let most = 0;
-	for (const line of linesOf(log)) {
-		const loads = loadsOf(line);
+	for (const { number, bytes } of linesOf(log, { limit: LARGEST_LOG_LINE, unended: false })) {
+		const name = `${log}, line ${number}`;
+		const entry = parseEntry(entryText(bytes, name));
+		const loads = entry === null ? [] : checkedFields(entry, name).experts.map(([, counts]) => counts);
 		if (loads.length > 0) most = Math.max(most, busiestRank(loads, expertsPerRank));
 	}
 	if (most === 0) throw new UserError(`--expert-imbalance ${log}: this log has no tokens_per_expert.`);
 	return most;
-}
-
-/** Tokens by layer and expert of a step's line; empty for another line. */
-function loadsOf(line: string): number[][] {
-	try {
-		const { tokens_per_expert: tokens } = JSON.parse(line) as { tokens_per_expert?: Record<string, number[]> };
-		return Object.values(tokens ?? {});
-	} catch {
-		return [];
-	}
 }
 
 function busiestRank(layers: readonly (readonly number[])[], expertsPerRank: number): number {
@@ -35,5 +29,5 @@ function busiestRank(layers: readonly (readonly number[])[], expertsPerRank: num
 		const even = experts.reduce((sum, tokens) => sum + tokens, 0) / ranks;
 		for (const [expert, tokens] of experts.entries()) sums[Math.floor(expert / expertsPerRank)]! += tokens / even;
 	}
-	return Math.max(...sums) / layers.length;
+	return largestOf(sums) / layers.length;
 }

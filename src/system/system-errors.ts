@@ -26,6 +26,12 @@ export function systemReason(error: unknown): string {
 	return reasons[code ?? ""] ?? message;
 }
 
+/** Whether a failure, or a UserError about one, is that there is no such file. */
+export function isMissing(error: unknown): boolean {
+	const { code, cause } = error as NodeJS.ErrnoException;
+	return (code ?? (cause as NodeJS.ErrnoException | undefined)?.code) === "ENOENT";
+}
+
 /** `Cannot <action> <path>: <reason>.` as a UserError that keeps the system's error as its cause. */
 export function fileError(action: string, path: string, error: unknown): UserError {
 	const failure = new UserError(`Cannot ${action} ${path}: ${systemReason(error)}.`);

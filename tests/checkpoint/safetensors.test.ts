@@ -146,7 +146,7 @@ describe("what is refused, by name", () => {
 
 	test("no file, a folder, a link", () => {
 		expect(() => openSafetensors(join(folder, "none"))).toThrow("it does not exist");
-		expect(() => openSafetensors(folder)).toThrow("is not a regular file");
+		expect(() => openSafetensors(folder)).toThrow("it is a folder");
 		symlinkSync("round-trip.safetensors", join(folder, "link"));
 		openSafetensors(join(folder, "link"))[Symbol.dispose]();
 		expect(() => openSafetensors(join(folder, "link"), { followLinks: false })).toThrow("it is a symbolic link");

@@ -1,6 +1,8 @@
 /** Descriptions of data sets that stand for more than anyone has: refused by name before anything grows. */
+
+import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { expandBraces } from "../../src/data/energon/format/brace.ts";
@@ -128,6 +130,43 @@ describe("lint", () => {
 		]);
 		writeFileSync(index, Buffer.alloc(5000, "garbage"));
 		expect(problems(path)).toEqual([expect.stringMatching(/index.sqlite: .* is not an index by key/)]);
+	});
+
+	test("an index by key that has more rows than its bytes hold is reported", () => {
+		const path = captions(scratch, "endless", [3, 2]);
+		const index = join(path, ".nv-meta/index.sqlite");
+		const columns = "tar_file_id, sample_key, sample_index, byte_offset, byte_size";
+		const planted = (...statements: string[]) => {
+			rmSync(index);
+			using database = new Database(index, { create: true });
+			for (const statement of statements) database.run(statement);
+		};
+		planted(
+			`CREATE VIEW samples(${columns}) AS WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n) SELECT 0, i, i, i, i FROM n`,
+		);
+		expect(problems(path)).toEqual([
+			expect.stringContaining("is not an index by key: samples is a view, not a table;"),
+		]);
+		planted(`CREATE TABLE samples(${columns}, whole AS (zeroblob(1000000000)))`);
+		expect(problems(path)).toEqual([expect.stringContaining("samples has the computed column whole;")]);
+		planted("CREATE TABLE other(a)");
+		expect(problems(path)).toEqual([expect.stringContaining("it has no table samples;")]);
+		// Pages that are in the table more than once.
+		planted(
+			`CREATE TABLE samples(${columns})`,
+			"WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n LIMIT 4000) INSERT INTO samples SELECT 0, printf('%0200d', i), i, i, 1 FROM n",
+		);
+		const bytes = readFileSync(index);
+		const page = 4096;
+		// The root, page 2, is an interior page of pointers; each of its cells begins with a page number.
+		expect(bytes[page]).toBe(5);
+		const cells = bytes.readUInt16BE(page + 3);
+		const cellAt = (i: number) => page + bytes.readUInt16BE(page + 12 + 2 * i);
+		for (let i = 1; i < cells; i++) bytes.writeUInt32BE(bytes.readUInt32BE(cellAt(0)), cellAt(i));
+		writeFileSync(index, bytes);
+		expect(problems(path)).toEqual([
+			expect.stringMatching(/is not an index by key: Tree \d+ page \d+ cell \d+: .*; `mimo data prepare/),
+		]);
 	});
 
 	test("an absurd sample count is reported once for its shard", () => {

@@ -127,8 +127,8 @@ describe("a path", () => {
 	});
 
 	for (const [what, given, message] of [
-		["of nothing", () => join(scratch.path, "nothing"), "nothing cannot be read: it does not exist; --tokenizer takes"],
-		["of a folder without one", () => scratch.path, "tokenizer.json cannot be read: it does not exist; --tokenizer"],
+		["of nothing", () => join(scratch.path, "nothing"), "nothing: it does not exist; --tokenizer takes"],
+		["of a folder without one", () => scratch.path, "tokenizer.json: it does not exist; --tokenizer"],
 		["of text", () => scratch.file("a.json", "hello"), "a.json is not JSON: "],
 		[
 			"of other JSON",

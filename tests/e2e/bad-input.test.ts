@@ -49,7 +49,7 @@ const cases: readonly [name: string, flags: string[], message: RegExp][] = [
 	[
 		"a link to itself as tokenizer",
 		["--tokenizer", "circle"],
-		/^mimo: The tokenizer file circle cannot be read: it is a symbolic link/,
+		/^mimo: Cannot open the tokenizer file circle: it is a symbolic link/,
 	],
 	[
 		"a trace that cannot be written when its steps are over",

@@ -1,6 +1,6 @@
 /** `mimo train --lora-rank`: from a base to adapters and back, resumed on other layouts, refused where it cannot be. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { cpSync, readFileSync } from "node:fs";
+import { cpSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
@@ -52,7 +52,7 @@ describe("a base, adapters, a merged model", () => {
 			`${adapters} ${tp2} --load-hf ${base} --train-iters 4 --save whole --save-interval 4 --save-hf merged --save-peft peft`,
 		);
 		expect(whole).toContain("Training adapters of 0.01 M parameters for 0.28 M parameters (ME*M-E)");
-		expect(whole).toContain("Files: weights merged, adapters peft.");
+		expect(whole).toContain("Files: checkpoints whole, weights merged, adapters peft.");
 		trainWell(`${adapters} ${tp2} --load-hf ${base} --train-iters 2 --save parts --save-interval 2`);
 		trainWell(`${adapters} ${tp2} --train-iters 4 --load parts --save parts --save-interval 2`);
 		const expected = digests("whole");
@@ -78,6 +78,28 @@ describe("a base, adapters, a merged model", () => {
 		convert(`--to hf --adapters peft ${base} from-peft --verify`);
 		expect(values("from-peft").equals(values("merged"))).toBeTrue();
 	}, 60_000);
+
+	test("adapters that make values infinite are not merged", () => {
+		cpSync(join(run.folder, "peft"), join(run.folder, "infinite"), { recursive: true });
+		const file = join(run.folder, "infinite/adapter_config.json");
+		const config = JSON.parse(readFileSync(file, "utf8"));
+		const merge = (alpha: string) => {
+			writeFileSync(
+				file,
+				JSON.stringify({ ...config, lora_alpha: 0 }).replace('"lora_alpha":0', `"lora_alpha":${alpha}`),
+			);
+			const flags = ["--to", "hf", "--adapters", "infinite", base, "never", "--verify"];
+			const { exitCode, stderr } = mimo(["convert-ckpt", ...flags], run.folder);
+			expect([exitCode, existsSync(join(run.folder, "never"))]).toEqual([1, false]);
+			return stderr;
+		};
+		expect(merge("1e308")).toMatch(
+			/^mimo: .*: with its adapter merged, language_model\.\S+ has an infinite value or NaN as element \d+\.\n$/,
+		);
+		expect(merge("1e999")).toMatch(
+			/^mimo: infinite\/adapter_config\.json: lora_alpha is null, which no adapter of this program has\.\n$/,
+		);
+	}, 30_000);
 
 	test("a pipeline stage may have no adapter", () => {
 		const attention = "--lora-rank 4 --lora-target-modules linear_qkv linear_proj --train-iters 1";

@@ -1,6 +1,6 @@
 /** Folders that `mimo train` may write to: one run a folder, its own checkpoints, its own Hugging Face folder. */
 import { afterAll, expect, test } from "bun:test";
-import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { executable } from "../commands/mimo.ts";
 import { Launched, survivors } from "../launch/launched.ts";
 import { SmallRun } from "./small-run.ts";
@@ -77,6 +77,29 @@ test("--save-hf replaces what the same training wrote, and nothing else", () => 
 	expect(train(`--train-iters 2 ${common}`).exitCode).toBe(0);
 	expect(readFileSync(run.path("weights/model.safetensors")).equals(first)).toBeFalse();
 }, 60_000);
+
+test("files that a link brings into a model's or a tokenizer's folder are refused before the first step", () => {
+	expect(train("--train-iters 1 --save-hf linked").exitCode).toBe(0);
+	writeFileSync(run.path("id_rsa"), "secret");
+	const refused = (flags: string, file: string) => {
+		const { exitCode, stdout, stderr } = train(`--train-iters 1 --save-hf passed-on ${flags}`);
+		const reason = `mimo: Cannot open ${file}: it is a link that leads out of its folder, to ${run.path("id_rsa")}.\n`;
+		expect([exitCode, stdout, stderr]).toEqual([1, "", reason]);
+		expect(existsSync(run.path("passed-on"))).toBeFalse();
+	};
+	symlinkSync("../id_rsa", run.path("linked/LICENSE"));
+	refused("--load-hf linked", "linked/LICENSE");
+	mkdirSync(run.path("words"));
+	writeFileSync(run.path("words/tokenizer.json"), JSON.stringify(wordTokenizer));
+	symlinkSync("../id_rsa", run.path("words/special_tokens_map.json"));
+	refused("--tokenizer words", "words/special_tokens_map.json");
+}, 60_000);
+
+/** A tokenizer of two letters. */
+const wordTokenizer = {
+	...{ added_tokens: [], normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null },
+	model: { type: "BPE", unk_token: "a", vocab: { a: 0, b: 1 }, merges: [] },
+};
 
 test.each([
 	["--position-embedding-type rope", "--position-embedding-type is none there and rope here"],

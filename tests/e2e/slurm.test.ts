@@ -81,7 +81,7 @@ describe.skipIf(!canRunSlurm())("a job", () => {
 		const { nodes } = JSON.parse(slurm.run([...command, "--json"], environment));
 		expect(nodes.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
 		const wrong = slurm.run([...command, "--folder", "/proc/nowhere"], environment);
-		expect(wrong).toMatch(/^! +disk +.*\/proc\/nowhere: a checkpoint may not fit$/m);
+		expect(wrong).toMatch(/^! +disk +.*\/proc\/nowhere, which does not exist yet: a checkpoint may not fit$/m);
 	}, 120_000);
 
 	test("that gets USR1 saves, is put back into the queue, and goes on exactly", async () => {

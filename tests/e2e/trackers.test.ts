@@ -52,7 +52,7 @@ beforeAll(() => {
 	train("--save", "ck", "--load", "ck", "--exit-interval", "5");
 	// Goes on after step 4: step 5 is done again.
 	expect(train("--save", "ck", "--load", "ck", "--ckpt-step", "4")).toContain(
-		"Files: log log.jsonl, MLflow mlruns, Weights & Biases wb.",
+		"Files: log log.jsonl, MLflow mlruns, Weights & Biases wb, checkpoints ck.",
 	);
 	firstWandbFile = wandbFiles()[0]!;
 }, 60_000);

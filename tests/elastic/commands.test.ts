@@ -79,7 +79,7 @@ describe("extract", () => {
 	}, 60_000);
 
 	test.each([
-		["--choice none.yaml", "The choice none.yaml cannot be read: it does not exist."],
+		["--choice none.yaml", "Cannot open the choice none.yaml: it does not exist."],
 		["--choice wide.yaml", "wide.yaml: hidden-size is 128, larger than the parent's 64."],
 		["", "mimo elastic extract needs either --choice FILE or --budget B."],
 		[
@@ -182,7 +182,7 @@ describe("convert-ckpt --permute", () => {
 			"mimo: narrow.json ranks another model: it has 2 scores of embedding channels, the checkpoint 64.\n",
 		);
 		expect(refused("broken.json")).toStartWith("mimo: broken.json is no ranking of `mimo elastic rank` (version: ");
-		expect(refused("none.json")).toBe("mimo: The ranking none.json cannot be read: it does not exist.\n");
+		expect(refused("none.json")).toBe("mimo: Cannot open the ranking none.json: it does not exist.\n");
 	});
 });
 

@@ -77,7 +77,7 @@ describe("budgets", () => {
 		["--budget-type mem --budget-list 20", "budget-list has 20 GB; the sizes reach 0.0438 GB to 0.0438 GB"],
 		["--budget-type time", '--budget-type: the value is "time"; allowed is param or mem'],
 		["--memory-profile fp7", "memory-profile is fp7; allowed are bf16, fp8_kv, fp8_kv_ssm, fp8_all, int8, fp4"],
-		["--memory-profile-path none.yaml", "memory-profile-path none.yaml cannot be read: it does not exist"],
+		["--memory-profile-path none.yaml", "Cannot open memory-profile-path none.yaml: it does not exist"],
 		[
 			"--memory-profile-path profiles.yaml --memory-profile own",
 			'profiles.yaml: own.param_budget_target is "both"; allowed is active or total',

@@ -1,6 +1,7 @@
 /** An input as a file in memory. */
-import type { ByteSource } from "../../src/checkpoint/files.ts";
+
 import { UserError } from "../../src/system/errors.ts";
+import type { ByteSource } from "../../src/system/input-file.ts";
 import { inputName } from "./parser.ts";
 
 export class MemoryFile implements ByteSource {

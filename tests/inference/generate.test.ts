@@ -227,7 +227,7 @@ describe("is refused in a sentence", () => {
 		[
 			"an image that is not there",
 			"--load pictures --prompt a --image z.png",
-			/^mimo: The image z\.png of the prompt cannot be read: .*\.\n$/,
+			/^mimo: Cannot open the image z\.png of the prompt: it does not exist\.\n$/,
 		],
 		[
 			"an image that is none",

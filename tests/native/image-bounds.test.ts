@@ -104,7 +104,7 @@ test("EXIF and texts that stand for much cost little, and the picture stays as i
 		"EXIF of 32 MiB": [chunk("eXIf", Buffer.alloc(2 ** 25))],
 	};
 	for (const [name, before] of Object.entries(chunks)) {
-		const file = png(2, 2, rows, ...before);
+		const file = png(2, 2, rows, { before });
 		const { thrown, megabytes, seconds } = cost(() => {
 			expect(images.inspect(file)).toMatchObject({ width: 2, height: 2, orientation: 1 });
 			images.decodeResized(file, [{ width: 2, height: 2 }], "transformers");
@@ -144,7 +144,9 @@ test("a progressive JPEG of more passes than any encoder makes is refused", () =
 test("the scans of a large progressive JPEG are bounded by their samples", () => {
 	// As many scans as encoders write for full colour, of the largest picture.
 	expect(images.decodeResized(scanned(13376, 14), [{ width: 8, height: 8 }], "energon")).toHaveLength(1);
-	const { thrown, seconds } = cost(() => images.decodeResized(scanned(13376, 200), [{ width: 8, height: 8 }], "energon"));
+	const { thrown, seconds } = cost(() =>
+		images.decodeResized(scanned(13376, 200), [{ width: 8, height: 8 }], "energon"),
+	);
 	expect(thrown).toBe("the image takes too long to decode: 13376 x 13376 pixels in 25 scans and more");
 	expect(seconds).toBeLessThan(20);
 });

@@ -1,6 +1,6 @@
 /** Runs in MLflow's file store: its folders and files, line by line. */
 import { expect, test } from "bun:test";
-import { appendFileSync, existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { appendFileSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { parse } from "yaml";
 import { MlflowRun } from "../../src/observe/mlflow.ts";
@@ -120,4 +120,36 @@ test("an existing experiment is used, Default is number 0, and a folder that can
 	expect(() => open(`${folder}-file`, 0)).toThrow(
 		`mlflow-dir ${folder}-file cannot be written: a file of that name is in the way`,
 	);
+});
+
+test("damaged experiments of others are named and left out; the run's own is refused", () => {
+	const folder = folderOf();
+	open(folder, 0).event(event("end"));
+	const { id } = read(folder);
+	const planted: Readonly<Record<string, string>> = {
+		5: "[unclosed",
+		6: "plain text",
+		7: `a: &a [x, x, x, x, x, x, x, x, x]\n${Array.from({ length: 12 }, (_, i) => `b${i}: &b${i} [${Array(9).fill(i === 0 ? "*a" : `*b${i - 1}`)}]\n`).join("")}`,
+	};
+	for (const [name, text] of Object.entries(planted)) {
+		mkdirSync(join(folder, name));
+		writeFileSync(join(folder, name, "meta.yaml"), text);
+	}
+	mkdirSync(join(folder, "8"));
+	Bun.spawnSync(["mkfifo", join(folder, "8", "meta.yaml")]);
+	const notes: string[] = [];
+	const again = new MlflowRun({ ...scalars, folder, experiment: "another", runName: null }, undefined, (text) =>
+		notes.push(text),
+	);
+	again.begin({ step: 0, training, configuration: {} });
+	const left = (name: string, why: string) =>
+		expect.stringMatching(new RegExp(`^An experiment in mlflow-dir is left out: .*/${name}/meta.yaml.*${why}.*\\.$`));
+	expect(notes.sort()).toEqual([
+		left("5", "is not YAML: Flow sequence must end with a \\]"),
+		left("6", "describes neither an experiment nor a run"),
+		left("7", "is not YAML: Excessive alias count"),
+		left("8", "it is not a regular file"),
+	]);
+	writeFileSync(join(folder, id, "meta.yaml"), "[unclosed");
+	expect(() => open(folder, 2)).toThrow(`${id}/meta.yaml is not YAML`);
 });

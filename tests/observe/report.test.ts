@@ -138,6 +138,27 @@ test("a long log is read in bounded memory", () => {
 	expect(seen.peak).toBeLessThan(300 * 2 ** 20);
 }, 120_000);
 
+const hashOf = (text: string) => `'sha256-${new Bun.CryptoHasher("sha256").update(text).digest("base64")}'`;
+
+test("the page's policy allows its own style sheet and script, and nothing that is fetched or in an attribute", () => {
+	const log = readRunLog(plantedRun(folderOf()));
+	for (const page of [reportPage(log, clock), comparisonPage([log, log], clock)]) {
+		const policy = /<meta http-equiv="Content-Security-Policy" content="([^"]*)">/.exec(page)![1]!;
+		const [, style] = /<style>(.*?)<\/style>/s.exec(page)!;
+		const [script] = [...page.matchAll(/<script>(.*?)<\/script>/gs)].map(([, text]) => text!);
+		expect(policy.split("; ")).toEqual([
+			...["default-src 'none'", "img-src data:", "base-uri 'none'", "form-action 'none'"],
+			`style-src ${hashOf(style!)}`,
+			`script-src ${hashOf(script!)}`,
+		]);
+		// Nothing that a browser reads stands before it but the encoding.
+		expect(page.indexOf("<meta http-equiv")).toBeLessThan(page.indexOf("<title>"));
+		expect(page).not.toMatch(/ style="| on[a-z]+="/);
+		// Each place has its rule.
+		for (const [, at] of page.matchAll(/class="(?:[^"]* )?at-(\d+)"/g)) expect(style).toContain(`.at-${at} {`);
+	}
+});
+
 /** Curves of the page's charts, as the pointer shows them, by the chart's label. */
 function curvesOn(page: string) {
 	const boxes = page.split('<div class="curves">').slice(1);
@@ -242,8 +263,11 @@ test.skipIf(browser === null)(
 		const folder = folderOf();
 		const page = join(folder, "page.html");
 		const probe =
-			"<script>addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })</script>";
-		writeFileSync(page, reportPage(readRunLog(plantedRun(folder)), clock).replace("</body>", `${probe}</body>`));
+			"addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })";
+		const drawn = reportPage(readRunLog(plantedRun(folder)), clock)
+			.replace("script-src ", `script-src ${hashOf(probe)} `)
+			.replace("</body>", `<script>${probe}</script><script>document.body.dataset.foreign = "ran"</script></body>`);
+		writeFileSync(page, drawn);
 		const look = (width: number, scheme: 0 | 1) => {
 			const { stdout } = Bun.spawnSync([
 				browser!,
@@ -256,6 +280,7 @@ test.skipIf(browser === null)(
 				"--dump-dom",
 				page,
 			]);
+			expect(stdout.toString()).not.toContain("data-foreign=");
 			return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
 		};
 		// Step 100 and, beside it, the evaluation of step 200; the toggle changes the axis.

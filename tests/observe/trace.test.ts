@@ -166,7 +166,7 @@ test("a file that is not a trace is named", () => {
 	const file = join(folder, "none.json");
 	writeFileSync(file, '{"traceEvents":[]}');
 	expect(() => readTrace(file)).toThrow("is not a trace of mimo train");
-	expect(() => readTrace(join(folder, "absent.json"))).toThrow("cannot be read: it does not exist");
+	expect(() => readTrace(join(folder, "absent.json"))).toThrow("absent.json: it does not exist");
 });
 
 test("a run's trace: all ranks on one clock, layers, collectives in one order", () => {

@@ -12,6 +12,7 @@ import { type DtypeTag, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
 import type { SpellingName } from "../hf/language-names.ts";
+import { MergedStore, requireFinite } from "../lora/merged-store.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
 import { iterationName } from "../native/writer.ts";
 import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
@@ -114,7 +115,8 @@ function selectWeights(source: SourceCheckpoint, options: ConversionOptions): Te
 	const unused = new Set(options.drop);
 	const globs = options.drop.map((pattern) => ({ pattern, glob: new Bun.Glob(pattern) }));
 	const hf = options.to === "hf";
-	let weights = selectTensors(adaptedWeights(source, options.to, options.adapters), (name) => {
+	const adapted = adaptedWeights(source, options.to, options.adapters);
+	let weights = selectTensors(adapted, (name) => {
 		const dropped = globs.find(({ glob }) => glob.match(name));
 		if (dropped) unused.delete(dropped.pattern);
 		if (options.to !== "native" && isRouterName(name)) return false;
@@ -125,11 +127,13 @@ function selectWeights(source: SourceCheckpoint, options: ConversionOptions): Te
 		weights = padVocabulary(weights, options.paddedVocabularySize, source);
 	}
 	const { dtype } = options;
-	if (dtype === null) return weights;
-	return new ConvertedStore(weights, (name, type) => {
-		const fixed = name.startsWith("optimizer.") || keepsFloat32.test(name) || !isFloatDtype(type.dtype);
-		return fixed ? type.dtype : dtype;
-	});
+	if (dtype !== null) {
+		weights = new ConvertedStore(weights, (name, type) => {
+			const fixed = name.startsWith("optimizer.") || keepsFloat32.test(name) || !isFloatDtype(type.dtype);
+			return fixed ? type.dtype : dtype;
+		});
+	}
+	return adapted instanceof MergedStore ? requireFinite(weights, adapted) : weights;
 }
 
 function planTarget(

@@ -1,5 +1,6 @@
 /** Lists the steps of a conversion, tensor by tensor, and their results. */
 import { UserError } from "../../system/errors.ts";
+import { firstNotFinite } from "../cast-floats.ts";
 import { bytesOfType, readPieces, type TensorStore, typeOf } from "../store.ts";
 
 export interface PlanLine {
@@ -41,9 +42,14 @@ export function formatPlanLine({ from, to, dtype, shape }: PlanLine): string {
 
 /**
  * Compares tensors of two stores byte by byte; every tensor of `expected` must be in `actual`. Throws on the first
- * difference and names it. Returns the number of tensors.
+ * difference and names it. Returns the number of tensors, and the names of those with infinite values or NaN.
  */
-export function requireEqual(expected: TensorStore, actual: TensorStore, onBytes?: (bytes: number) => void): number {
+export function requireEqual(
+	expected: TensorStore,
+	actual: TensorStore,
+	onBytes?: (bytes: number) => void,
+): { readonly count: number; readonly notFinite: readonly string[] } {
+	const notFinite: string[] = [];
 	for (const [name, type] of expected.tensors) {
 		const other = typeOf(actual, name);
 		if (other.dtype !== type.dtype || other.shape.join() !== type.shape.join()) {
@@ -57,10 +63,11 @@ export function requireEqual(expected: TensorStore, actual: TensorStore, onBytes
 			if (!read || Buffer.compare(piece, read) !== 0) {
 				throw new UserError(`${actual.path}: ${name} differs from the source's.`);
 			}
+			if (notFinite.at(-1) !== name && firstNotFinite(type.dtype, piece) >= 0) notFinite.push(name);
 			onBytes?.(piece.byteLength);
 		}
 	}
 	const surplus = [...actual.tensors.keys()].find((name) => !expected.tensors.has(name));
 	if (surplus !== undefined) throw new UserError(`${actual.path} has a tensor ${surplus} that was not to be written.`);
-	return expected.tensors.size;
+	return { count: expected.tensors.size, notFinite };
 }

@@ -1,10 +1,11 @@
 /** Files of a Hugging Face folder beside weights and config.json: tokenizer, preprocessor, templates, code. */
 import { existsSync, readdirSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { type Durability, OutputFile, readWholeFile } from "../files.ts";
+import { readWholeFile } from "../../system/input-file.ts";
+import { type Durability, OutputFile } from "../files.ts";
 
-/** A tokenizer has some ten million bytes. */
-const LARGEST_COMPANION = 2 ** 28;
+/** Bytes of all of a folder's; a tokenizer has some ten million. */
+const LARGEST_COMPANIONS = 2 ** 28;
 
 const tokenizerFiles = /^(tokenizer.*|special_tokens_map\.json|vocab\.(json|txt)|merges\.txt|chat_template\..*)$/;
 const preprocessorFiles = /^(preprocessor_config\.json|processor_config\.json|video_preprocessor_config\.json)$/;
@@ -12,9 +13,18 @@ const otherFiles = /^(generation_config\.json|.*\.py|LICENSE.*)$/;
 
 export type Companions = ReadonlyMap<string, Uint8Array>;
 
+/** Files that are passed on as they are: what a link leads to, out of the folder, is not of the model. */
 function readFiles(folder: string, wanted: (name: string) => boolean): Companions {
-	const names = readdirSync(folder).filter((name) => wanted(name) && !statSync(join(folder, name)).isDirectory());
-	return new Map(names.sort().map((name) => [name, readWholeFile(join(folder, name), LARGEST_COMPANION)]));
+	const isFolder = (name: string) => statSync(join(folder, name), { throwIfNoEntry: false })?.isDirectory() ?? false;
+	const files = new Map<string, Uint8Array>();
+	let room = LARGEST_COMPANIONS;
+	for (const name of readdirSync(folder).sort()) {
+		if (!wanted(name) || isFolder(name)) continue;
+		const bytes = readWholeFile(join(folder, name), room, { inside: folder });
+		room -= bytes.byteLength;
+		files.set(name, bytes);
+	}
+	return files;
 }
 
 /** All of a folder's; never weights. */
@@ -32,7 +42,7 @@ export function tokenizerOf(path: string): Companions {
 	if (!existsSync(path)) return new Map();
 	if (statSync(path).isDirectory()) return readFiles(path, (name) => tokenizerFiles.test(name));
 	const beside = readFiles(dirname(path), (name) => tokenizerFiles.test(name));
-	return new Map([...beside, ["tokenizer.json", readWholeFile(path, LARGEST_COMPANION)]]);
+	return new Map([...beside, ["tokenizer.json", readWholeFile(path, LARGEST_COMPANIONS)]]);
 }
 
 /** All but a tokenizer's. */

@@ -2,12 +2,12 @@
  * A Hugging Face model folder: config.json, and model.safetensors or shards with an index
  * (docs/spec/checkpoint.md §8.2). Read tensor by tensor under its own names; written atomically.
  */
-import { existsSync, realpathSync, statSync } from "node:fs";
-import { basename, dirname, join, relative, resolve } from "node:path";
+import { existsSync, statSync } from "node:fs";
+import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { configLimits, indexLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
-import { configLimits, indexLimits, readJsonText } from "../json.ts";
 import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
 
@@ -45,7 +45,7 @@ export class HuggingFaceFolder implements TensorStore {
 			const fileOf = new Map<string, SafetensorsFile>();
 			if (existsSync(join(path, indexFile))) openShards(path, files, fileOf);
 			else {
-				const file = openSafetensors(insideFolder(path, singleFile));
+				const file = openSafetensors(join(path, singleFile), { inside: path });
 				files.push(file);
 				for (const name of file.tensors.keys()) fileOf.set(name, file);
 			}
@@ -71,23 +71,7 @@ export class HuggingFaceFolder implements TensorStore {
 export function readConfig(path: string): string {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is not a folder.`);
-	return readJsonText(join(path, "config.json"), configLimits);
-}
-
-/**
- * The path of a file in the folder. Links may not lead out of it, but for the download cache, whose snapshots are links
- * to ../../blobs.
- */
-function insideFolder(folder: string, name: string): string {
-	const path = join(folder, name);
-	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
-	const real = realpathSync(path);
-	const root = realpathSync(folder);
-	const cache = basename(dirname(root)) === "snapshots" ? [resolve(root, "../../blobs")] : [];
-	if (![root, ...cache].some((home) => !relative(home, real).startsWith(".."))) {
-		throw new UserError(`Cannot open ${path}: it is a link that leads out of its folder.`);
-	}
-	return path;
+	return readJsonText(join(path, "config.json"), configLimits, { inside: path });
 }
 
 /** The file of every tensor, from the text of a model.safetensors.index.json; `path` is for errors. */
@@ -112,10 +96,10 @@ export function parseWeightMap(text: string, path: string): ReadonlyMap<string, 
 function openShards(folder: string, files: SafetensorsFile[], fileOf: Map<string, SafetensorsFile>): void {
 	const path = join(folder, indexFile);
 	const opened = new Map<string, SafetensorsFile>();
-	for (const [tensor, name] of parseWeightMap(readJsonText(path, indexLimits), path)) {
+	for (const [tensor, name] of parseWeightMap(readJsonText(path, indexLimits, { inside: folder }), path)) {
 		let file = opened.get(name);
 		if (!file) {
-			file = openSafetensors(insideFolder(folder, name));
+			file = openSafetensors(join(folder, name), { inside: folder });
 			opened.set(name, file);
 			files.push(file);
 		}

@@ -3,29 +3,25 @@
  * into it. The cache has the layout of huggingface_hub: `models--OWNER--NAME/{blobs,refs,snapshots}`.
  */
 import { createHash } from "node:crypto";
-import {
-	createReadStream,
-	existsSync,
-	mkdirSync,
-	readFileSync,
-	renameSync,
-	rmSync,
-	statSync,
-	symlinkSync,
-} from "node:fs";
+import { existsSync, mkdirSync, renameSync, rmSync, statSync, symlinkSync } from "node:fs";
 import { appendFile, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { InputFile, readWholeText } from "../../system/input-file.ts";
 
 const revision = "main";
+/** Bytes of the longest token, and of the name of a commit. */
+const longestWord = 4096;
+/** Bytes of a file that are hashed at once. */
+const pieceBytes = 2 ** 24;
 /** Files of a repository that a model is read from, or that travel with it; weights in other formats are left out. */
 const wanted = /\.(?:safetensors|json|jinja|txt|model|py|md)$|^(?:LICENSE|NOTICE)[^/]*$/;
 
 const settings = () => {
 	const home = process.env.HF_HOME ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "huggingface");
 	const tokenFile = process.env.HF_TOKEN_PATH ?? join(home, "token");
-	const token = process.env.HF_TOKEN ?? (existsSync(tokenFile) ? readFileSync(tokenFile, "utf8").trim() : null);
+	const token = process.env.HF_TOKEN ?? (existsSync(tokenFile) ? readWholeText(tokenFile, longestWord).trim() : null);
 	return {
 		cache: process.env.HF_HUB_CACHE ?? join(home, "hub"),
 		endpoint: process.env.HF_ENDPOINT ?? null,
@@ -56,7 +52,7 @@ export function hubFolder(path: string): string {
 	const root = repository(path);
 	const ref = join(root, "refs", revision);
 	if (!existsSync(ref)) throw new HubModelMissing(path);
-	return join(root, "snapshots", readFileSync(ref, "utf8").trim());
+	return join(root, "snapshots", readWholeText(ref, longestWord).trim());
 }
 
 interface HubFile {
@@ -158,7 +154,7 @@ async function fetchFile(
 					onBytes(have);
 				}
 			}
-			if (have === file.size && (await digestOf(part, file)) === file.digest) {
+			if (have === file.size && digestOf(part, file) === file.digest) {
 				renameSync(part, blob);
 				return;
 			}
@@ -172,9 +168,10 @@ async function fetchFile(
 	throw new UserError(`${name} cannot be downloaded: ${failure}. The same command goes on with what is there.`);
 }
 
-async function digestOf(path: string, { algorithm, size }: HubFile): Promise<string> {
+function digestOf(path: string, { algorithm, size }: HubFile): string {
 	const hash = createHash(algorithm);
 	if (algorithm === "sha1") hash.update(`blob ${size}\0`);
-	for await (const piece of createReadStream(path)) hash.update(piece as Uint8Array);
+	using file = InputFile.open(path);
+	for (let at = 0; at < file.size; at += pieceBytes) hash.update(file.read(at, Math.min(pieceBytes, file.size - at)));
 	return hash.digest("hex");
 }

@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { lackingOfProcessor, type ProcessorKind } from "../../config/published-model.ts";
 import { type Key, propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
 import { clipStatistics } from "../../native/images.ts";
-import { configLimits, readJsonText } from "../json.ts";
+import { configLimits, readJsonText } from "../../system/json.ts";
 import type { Companions } from "./companions.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson, pythonFloat } from "./json.ts";
 import type { FolderParts } from "./parts.ts";

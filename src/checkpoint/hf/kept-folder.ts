@@ -4,8 +4,8 @@
  * objects and in its `source`.
  */
 import { UserError } from "../../system/errors.ts";
+import type { ByteSource } from "../../system/input-file.ts";
 import { encodeFloats } from "../cast-floats.ts";
-import type { ByteSource } from "../files.ts";
 import type { NativeObject } from "../native/manifest.ts";
 import { parseSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, selectTensors, type TensorStore, type TensorType } from "../store.ts";

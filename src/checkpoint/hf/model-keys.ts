@@ -2,11 +2,12 @@
  * The keys of a training configuration that Hugging Face folders decide (--load-hf, --load-vision, --load-projector,
  * --load-peft): those that make the model as their config.json and tensors say them, and defaults that fit it.
  */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { describedKeys } from "../../config/same-model.ts";
 import { fieldOf, type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
+import { readJsonText, tokenizerLimits } from "../../system/json.ts";
 import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
 import { folderTexts, readImageProcessor } from "./image-processor.ts";
 import type { FolderParts } from "./parts.ts";
@@ -116,7 +117,7 @@ function addedTokensOf(folder: string): ReadonlyMap<string, number> {
 	const path = join(folder, "tokenizer.json");
 	if (!existsSync(path)) return new Map();
 	try {
-		const { added_tokens: added } = JSON.parse(readFileSync(path, "utf8"));
+		const { added_tokens: added } = JSON.parse(readJsonText(path, tokenizerLimits, { inside: folder }));
 		return new Map(added.map(({ content, id }: { content: string; id: number }) => [content, id]));
 	} catch {
 		// Said by name where the tokenizer is opened.

@@ -2,11 +2,14 @@
  * The owner of a written Hugging Face folder: a file in it names the training, so that a run replaces only folders that
  * the same training wrote.
  */
-import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { readWholeText } from "../../system/input-file.ts";
 
 export const ownershipFile = "mimo.json";
+/** Bytes of the largest such file. */
+const LARGEST_RECORD = 4096;
 
 /** Content of the file. `lineage`: name of the run that began the training. */
 export function ownershipText(lineage: string): string {
@@ -22,7 +25,7 @@ export function mayWrite(path: string, lineage: string | null): boolean {
 	if (readdirSync(path).length === 0) return true;
 	if (lineage === null) return false;
 	try {
-		return readFileSync(join(path, ownershipFile), "utf8") === ownershipText(lineage);
+		return readWholeText(join(path, ownershipFile), LARGEST_RECORD, { inside: path }) === ownershipText(lineage);
 	} catch {
 		return false;
 	}

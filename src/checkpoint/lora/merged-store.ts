@@ -4,7 +4,7 @@
  */
 import { adapterName, isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
-import { decodeFloats, encodeFloats } from "../cast-floats.ts";
+import { decodeFloats, encodeFloats, firstNotFinite } from "../cast-floats.ts";
 import { dtypes, elementCount } from "../dtype.ts";
 import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
 
@@ -40,12 +40,12 @@ export class MergedStore implements TensorStore {
 	}
 
 	originsOf(name: string): { store: TensorStore; name: string }[] {
-		const names = this.#isAdapted(name) ? [name, adapterName(name, "a"), adapterName(name, "b")] : [name];
+		const names = this.isAdapted(name) ? [name, adapterName(name, "a"), adapterName(name, "b")] : [name];
 		return names.map((origin) => ({ store: this.source, name: origin }));
 	}
 
 	readInto(name: string, offset: number, into: Uint8Array): void {
-		if (!this.#isAdapted(name)) {
+		if (!this.isAdapted(name)) {
 			this.source.readInto(name, offset, into);
 			return;
 		}
@@ -97,7 +97,8 @@ export class MergedStore implements TensorStore {
 		return decodeFloats(dtype, stored);
 	}
 
-	#isAdapted(name: string): boolean {
+	/** Whether a weight has an adapter. */
+	isAdapted(name: string): boolean {
 		const a = adapterName(name, "a");
 		return a !== name && this.source.tensors.has(a);
 	}
@@ -105,6 +106,31 @@ export class MergedStore implements TensorStore {
 	[Symbol.dispose](): void {
 		this.source[Symbol.dispose]();
 	}
+}
+
+/**
+ * The weights that are made of merged ones, such as in another type, with a check of their values when they are read: an infinity
+ * or a NaN in a weight with an adapter is a UserError.
+ */
+export function requireFinite(weights: TensorStore, merged: MergedStore): TensorStore {
+	return {
+		path: weights.path,
+		tensors: weights.tensors,
+		originsOf: (name) => [{ store: weights, name }],
+		readInto: (name, offset, into) => {
+			weights.readInto(name, offset, into);
+			if (!merged.isAdapted(name)) return;
+			const { dtype } = typeOf(weights, name);
+			const size = dtypes[dtype].bits / 8;
+			const first = Math.ceil(offset / size);
+			const at = firstNotFinite(dtype, into.subarray(first * size - offset));
+			if (at < 0) return;
+			throw new UserError(
+				`${weights.path}: with its adapter merged, ${name} has an infinite value or NaN as element ${first + at}.`,
+			);
+		},
+		[Symbol.dispose]: () => weights[Symbol.dispose](),
+	};
 }
 
 /** A store whose adapters are merged, where it has any. `scale`: of their products; null: no adapters are expected. */

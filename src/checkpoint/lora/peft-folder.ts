@@ -3,11 +3,11 @@ import { join } from "node:path";
 import * as v from "valibot";
 import { adaptedWeight } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
+import { configLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";
 import type { Spelling } from "../hf/language-names.ts";
-import { configLimits, readJsonText } from "../json.ts";
 import { compareTensors, MappedStore, planTensors, requireMatch } from "../mapping.ts";
 import { openSafetensors, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, readTensor, selectTensors, type TensorStore } from "../store.ts";
@@ -115,7 +115,7 @@ function isAbsent(value: unknown): boolean {
 const configSchema = v.looseObject({
 	peft_type: v.literal("LORA"),
 	r: v.pipe(v.number(), v.integer(), v.minValue(1)),
-	lora_alpha: v.number(),
+	lora_alpha: v.pipe(v.number(), v.finite()),
 	lora_dropout: v.optional(v.number(), 0),
 	...Object.fromEntries(
 		[

@@ -5,11 +5,11 @@
 import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { indexLimits, type JsonLimits, readJsonText } from "../../system/json.ts";
 import { CheckedChunks, type ChunkBytes, type ChunkSum } from "../checked-chunks.ts";
 import { readBox } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";
 import { FilePool } from "../files.ts";
-import { indexLimits, type JsonLimits, readJsonText } from "../json.ts";
 import { openSafetensors, type SafetensorsFile } from "../safetensors.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import {

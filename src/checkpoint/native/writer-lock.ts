@@ -6,11 +6,12 @@
  * The lock of a dead run is succeeded by that of the next number: exclusive creation decides between successors, and an
  * owner that was only asleep sees the higher number and writes no more.
  */
-import { closeSync, openSync, readdirSync, readFileSync, rmSync, writeSync } from "node:fs";
+import { closeSync, constants, openSync, readdirSync, rmSync, writeSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
-import { fileError } from "../../system/system-errors.ts";
+import { readWholeText } from "../../system/input-file.ts";
+import { fileError, isMissing } from "../../system/system-errors.ts";
 import { openWorker } from "../../system/worker.ts";
 import { describeProcess, lives, ownProcess, processSchema } from "./process-identity.ts";
 
@@ -51,6 +52,8 @@ export interface HeartbeatMessage extends LockReference {
 
 const lockPattern = /^writer-(\d+)\.lock$/;
 const counterDigits = 12;
+/** Bytes of the largest lock. */
+const LARGEST_LOCK = 2 ** 16;
 
 /** Whether a file of a folder is a writer's lock, by its name. */
 export function isLock(name: string): boolean {
@@ -90,10 +93,10 @@ function generations(root: string): number[] {
 function readLock(root: string, generation: number): { text: string; holder: LockHolder | null } | null {
 	let text: string;
 	try {
-		text = readFileSync(lockPath(root, generation), "utf8");
+		text = readWholeText(lockPath(root, generation), LARGEST_LOCK, { followLinks: false });
 	} catch (error) {
-		if ((error as NodeJS.ErrnoException).code === "ENOENT") return null;
-		throw fileError("read", lockPath(root, generation), error);
+		if (isMissing(error)) return null;
+		throw error;
 	}
 	try {
 		return { text, holder: v.parse(holderSchema, JSON.parse(text.slice(counterDigits + 1))) };
@@ -129,7 +132,7 @@ export function beatLock({ root, generation, run }: LockReference, count: number
 		if (lock === null) return true;
 		if (lock.holder !== null && lock.holder.run !== run) return false;
 		// Closing is what brings it to other hosts of a network file system.
-		const fd = openSync(lockPath(root, generation), "r+");
+		const fd = openSync(lockPath(root, generation), constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK);
 		try {
 			writeSync(fd, String(count).padStart(counterDigits, "0"), 0);
 		} finally {

@@ -3,8 +3,8 @@
  * TorchArchive is one item of a .distcp file.
  */
 import { UserError } from "../../system/errors.ts";
+import { InputFile } from "../../system/input-file.ts";
 import { dtypes, elementCount, type TensorArray, viewAs } from "../dtype.ts";
-import { InputFile } from "../files.ts";
 import { StorageType, stateGlobals } from "./allowed.ts";
 import { type AllowedGlobals, unpickle } from "./machine.ts";
 import { StorageReference, type TensorReference, Tuple } from "./values.ts";

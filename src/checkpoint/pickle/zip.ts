@@ -5,7 +5,7 @@
  */
 import { crc32 } from "node:zlib";
 import { UserError } from "../../system/errors.ts";
-import type { ByteSource } from "../files.ts";
+import type { ByteSource } from "../../system/input-file.ts";
 
 const END_BYTES = 22;
 const LOCATOR_BYTES = 20;

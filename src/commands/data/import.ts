@@ -56,6 +56,10 @@ const args = {
 	},
 	"skip-limit": { type: "string", default: "10%", description: "Rows that may be skipped: a number, or a share." },
 	decode: { type: "boolean", description: "Decode every image instead of reading its header alone." },
+	"private-addresses": {
+		type: "boolean",
+		description: "Fetch images of URLs inside this machine's own network too.",
+	},
 } as const;
 
 function integer(text: string, flag: string, from: number, to: number): number {
@@ -111,6 +115,7 @@ export default defineCommand({
 			shuffle: given.shuffle === undefined ? null : integer(given.shuffle, "shuffle", 0, 2 ** 32 - 1),
 			skipLimit: parseSkipLimit(given["skip-limit"]),
 			decode: given.decode ?? false,
+			privateAddresses: given["private-addresses"] ?? false,
 			report: (line: string) => process.stderr.write(`${line}\n`),
 		};
 		const result = await importData(options, new Images(await openLibrary("cpu")));

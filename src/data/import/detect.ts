@@ -1,7 +1,8 @@
 /** Detects the form of the data at a path from file names and first bytes. */
-import { readFileSync, type Stats, statSync } from "node:fs";
+import { type Stats, statSync } from "node:fs";
 import { join } from "node:path";
 import { fileKind } from "../../config/file-kind.ts";
+import { configLimits, readJsonText } from "../../system/json.ts";
 import { byPathParts, META_FOLDER } from "../energon/format/names.ts";
 import type { Part } from "./row.ts";
 
@@ -180,10 +181,8 @@ function savedToDisk(folder: string): InputFile[] | null {
 
 /** A small JSON file as an object; null: the file is missing, large, or no JSON object. */
 export function jsonIn(path: string): Record<string, unknown> | null {
-	const stat = statusOf(path);
-	if (stat === undefined || !stat.isFile() || stat.size > 2 ** 24) return null;
 	try {
-		const value: unknown = JSON.parse(readFileSync(path, "utf8"));
+		const value: unknown = JSON.parse(readJsonText(path, configLimits));
 		return typeof value === "object" && value !== null && !Array.isArray(value) ? { ...value } : null;
 	} catch {
 		return null;

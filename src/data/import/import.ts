@@ -5,11 +5,12 @@ import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
 import type { Images } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
 import { remarkOf } from "../vision-language/encoded-image.ts";
 import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
-import { fetchImage, type ImageFile } from "./fetch-image.ts";
+import { type FetchOptions, fetchImage, type ImageFile } from "./fetch-image.ts";
 import { checkSettings, type Journal, readJournal, writeJournal } from "./journal.ts";
 import { openSource } from "./open-source.ts";
 import { type Draft, readRecord } from "./read-record.ts";
@@ -20,7 +21,7 @@ import { Shards } from "./shards.ts";
 import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
 
-export interface ImportOptions {
+export interface ImportOptions extends FetchOptions {
 	/** Files or folders of one form. */
 	readonly paths: readonly string[];
 	/** The folder of the new data set. */
@@ -38,8 +39,6 @@ export interface ImportOptions {
 	/** Seed of the shuffling; null keeps the order. */
 	readonly shuffle: number | null;
 	readonly skipLimit: SkipLimit;
-	/** Decode every image, rather than only its header. */
-	readonly decode: boolean;
 	/** Receives progress. */
 	readonly report: (line: string) => void;
 }
@@ -65,7 +64,11 @@ export async function importData(options: ImportOptions, images: Images): Promis
 	readJournal(options.output);
 	const { kind, source } = await openSource(options);
 	const settings = settingsOf(options, kind, source);
-	mkdirSync(options.output, { recursive: true });
+	try {
+		mkdirSync(options.output, { recursive: true });
+	} catch (error) {
+		throw fileError("create", `--output ${options.output}`, error);
+	}
 	using _ = await claimFolder(options.output, "--output", options.report);
 	const journal = readJournal(options.output);
 	if (journal !== null) checkSettings(options.output, journal, settings);
@@ -77,7 +80,7 @@ export async function importData(options: ImportOptions, images: Images): Promis
 }
 
 function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): Record<string, string> {
-	const { columns, table, imageRoot, shares, shardSamples, shardBytes, shuffle, decode } = options;
+	const { columns, table, imageRoot, shares, shardSamples, shardBytes, shuffle, decode, privateAddresses } = options;
 	return {
 		from: kind,
 		data: source.identity,
@@ -89,6 +92,7 @@ function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): R
 		"shard-size": String(shardBytes),
 		shuffle: String(shuffle),
 		decode: String(decode),
+		...(privateAddresses ? { "private-addresses": "true" } : {}),
 	};
 }
 
@@ -189,7 +193,7 @@ class ImportRun {
 		return attempted(() => {
 			if (row.fields instanceof SkippedRow) return row.fields;
 			const draft = readRecord(row.fields, row.images, row.folder, this.options.columns);
-			const found = draft.images.map((reference) => fetchImage(reference, this.images, this.options.decode));
+			const found = draft.images.map((reference) => fetchImage(reference, this.images, this.options));
 			const key = String(number).padStart(9, "0");
 			const assembled = (files: readonly ImageFile[]) => this.#assembled(key, row, draft, files);
 			if (!found.some((image) => image instanceof Promise)) return assembled(found as ImageFile[]);

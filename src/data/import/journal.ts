@@ -2,12 +2,13 @@
  * `import.json`, the progress of an import, from which a killed import continues. It is written at the beginning, whenever a shard
  * is full, and at the end.
  */
-import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { isLock } from "../../checkpoint/native/writer-lock.ts";
 import { UserError } from "../../system/errors.ts";
+import { indexLimits, readJsonText } from "../../system/json.ts";
 import { parts } from "./row.ts";
 
 export const JOURNAL = "import.json";
@@ -47,9 +48,10 @@ export function readJournal(folder: string): Journal | null {
 		if (names.length === 0) return null;
 		throw new UserError(`--output ${folder} is not empty and holds no import: name a new folder.`);
 	}
+	const text = readJsonText(path, indexLimits);
 	let value: unknown;
 	try {
-		value = JSON.parse(readFileSync(path, "utf8"));
+		value = JSON.parse(text);
 	} catch (error) {
 		throw new UserError(`${path} cannot be read: ${(error as Error).message}: remove the folder and import again.`);
 	}

@@ -1,10 +1,10 @@
 /** Tokens to train on: text files through a tokenizer, or ready-made rows in a safetensors file. */
 import { isUtf8 } from "node:buffer";
 import { existsSync, statSync } from "node:fs";
-import { readWholeFile } from "../../checkpoint/files.ts";
 import { fileKind } from "../../config/file-kind.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
+import { readWholeFile } from "../../system/input-file.ts";
 import { watched } from "../../system/read-watch.ts";
 import { importLine } from "../import/import-line.ts";
 import type { Tokenizer } from "./tokenizer.ts";
@@ -44,7 +44,7 @@ function requireText(path: string): void {
 /** Reads a text file into tokens. */
 export function readTokens(path: string, tokenizer: Tokenizer): Int32Array {
 	checkTextFile(path);
-	const bytes = readWholeFile(path, LARGEST_FILE);
+	const bytes = readWholeFile(path, LARGEST_FILE, { called: `the data file ${path}` });
 	if (!isUtf8(bytes))
 		throw new UserError(`The data file ${path} is not text in UTF-8: convert it, for example with iconv.`);
 	const tokens = tokenizer.encode(bytes);

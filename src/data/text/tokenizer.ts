@@ -1,11 +1,13 @@
 /** Text to token ids: bytes as they are, or a Hugging Face tokenizer.json. */
-import { existsSync, readFileSync, statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import { UserError } from "../../system/errors.ts";
-import { systemReason } from "../../system/system-errors.ts";
+import { type OpenOptions, readWholeFile } from "../../system/input-file.ts";
+import { jsonText, tokenizerLimits } from "../../system/json.ts";
 import { markSpecialTokens } from "./special-tokens.ts";
-import { parseTokenizerFile, type TokenizerFile } from "./tokenizer-file.ts";
+import { withBounds } from "./tokenizer-bounds.ts";
+import { parseTokenizerFile } from "./tokenizer-file.ts";
 
 /** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */
 export interface TextPart {
@@ -42,34 +44,43 @@ export const byteTokenizer: Tokenizer = {
 	ordinaryText: (id) => (id >= 0 && id < 256 ? String.fromCharCode(id) : null),
 };
 
-/** The tokenizer.json of a path: itself, or the one of a folder. */
-export function tokenizerFile(path: string): string {
-	return existsSync(path) && statSync(path).isDirectory() ? join(path, "tokenizer.json") : path;
+/** The tokenizer.json of a path, itself or the one of a folder, with its bytes. */
+export function readTokenizerFile(path: string): { readonly file: string; readonly bytes: Uint8Array } {
+	const isFolder = existsSync(path) && statSync(path).isDirectory();
+	const file = isFolder ? join(path, "tokenizer.json") : path;
+	const options: OpenOptions = { called: `the tokenizer file ${file}`, inside: isFolder ? path : undefined };
+	try {
+		return { file, bytes: readWholeFile(file, tokenizerLimits.bytes, options) };
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		const reason = error.message.replace(/\.$/, "");
+		throw new UserError(`${reason}; --tokenizer takes a tokenizer.json or a folder with one.`);
+	}
 }
 
 /** Reads a tokenizer.json, or that of a folder. Special tokens are not added to encoded text. */
 export function openTokenizer(given: string): Tokenizer {
-	const path = tokenizerFile(given);
-	const file = readTokenizer(path);
+	const { file: path, bytes } = readTokenizerFile(given);
+	const file = parseTokenizerFile(jsonText(bytes, path, tokenizerLimits), path);
 	const added = new Map((file.added_tokens ?? []).map(({ id, content }) => [id, content]));
 	const specials = markSpecialTokens(file);
 	let inner: HuggingFaceTokenizer;
 	try {
-		inner = new HuggingFaceTokenizer(file as never, {} as never);
+		inner = withBounds(bytes.byteLength, () => new HuggingFaceTokenizer(file as never, {} as never));
 	} catch (error) {
 		throw new UserError(`${path} is not a tokenizer that can be read: ${(error as Error).message}.`);
 	}
 	let vocabularySize = 0;
 	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);
-	const asked = <Result>(ask: () => Result): Result => {
+	const asked = <Result>(length: number, ask: () => Result): Result => {
 		try {
-			return ask();
+			return withBounds(length, ask);
 		} catch (error) {
-			throw new UserError(`The tokenizer ${path} fails: ${(error as Error).message}.`);
+			throw new UserError(`The tokenizer ${path} fails: ${(error as Error).message.replace(/\.$/, "")}.`);
 		}
 	};
 	const encode = (text: string) => {
-		const ids: (number | undefined)[] = asked(() => inner.encode(text, { add_special_tokens: false }).ids);
+		const ids: (number | undefined)[] = asked(text.length, () => inner.encode(text, { add_special_tokens: false }).ids);
 		// As in Python: a tokenizer without a token for the unknown leaves it out.
 		return Int32Array.from(ids.filter((id) => id !== undefined));
 	};
@@ -80,21 +91,10 @@ export function openTokenizer(given: string): Tokenizer {
 			const marked = parts.map(({ text, markup }) => (markup ? specials.mark(text) : specials.plain(text)));
 			return encode(marked.join("").toWellFormed());
 		},
-		decode: (ids) => specials.unmark(asked(() => inner.decode(Array.from(ids), { skip_special_tokens: false }))),
+		decode: (ids) =>
+			specials.unmark(asked(ids.length, () => inner.decode(Array.from(ids), { skip_special_tokens: false }))),
 		specialTokens: specials.texts,
 		addedText: (id) => added.get(id) ?? null,
 		ordinaryText: (id) => (added.has(id) ? null : (inner.id_to_token(id) ?? null)),
 	};
-}
-
-function readTokenizer(path: string): TokenizerFile {
-	let text: string;
-	try {
-		text = readFileSync(path, "utf8");
-	} catch (error) {
-		throw new UserError(
-			`The tokenizer file ${path} cannot be read: ${systemReason(error)}; --tokenizer takes a tokenizer.json or a folder with one.`,
-		);
-	}
-	return parseTokenizerFile(text, path);
 }

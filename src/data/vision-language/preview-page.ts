@@ -1,5 +1,6 @@
 /** The samples of a preview as one page without scripts or outside files. Pictures are what the encoder sees of them. */
 import type { Images } from "../../native/images.ts";
+import { type Html, html, htmlPage } from "../../observe/page/html.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
@@ -24,40 +25,35 @@ export function previewPage(
 ): string {
 	const articles = samples.map((sample) => {
 		const spans = spansOf(sample, tokenizer, task);
-		const lines = imageLines(sample, spans, task.tower).map((line) => `<li>${escapeHtml(line)}</li>`);
+		const lines = imageLines(sample, spans, task.tower).map((line) => html`<li>${line}</li>`);
 		const pictures = sample.images.map((image, i) => picturesOf(image, `image ${i}`, task.tower.patchSize, images));
-		return `<article><h2>${escapeHtml(headline(sample, task.sequenceLength))}</h2>
-${pictures.join("")}
-<ul>${lines.join("")}</ul>
-<p class="tokens">${spans.map(markup).join("")}</p></article>`;
-	});
-	return `<!doctype html><html lang="en"><meta charset="utf-8"><title>Samples</title><style>${style}</style>
-<h1>Samples</h1><p><b>Marked text</b> counts in the loss; <i>image n</i> stands where its rows go.</p>
-${articles.join("\n")}</html>
+		return html`<article><h2>${headline(sample, task.sequenceLength)}</h2>
+${pictures}
+<ul>${lines}</ul>
+<p class="tokens">${spans.map(markup)}</p></article>
 `;
+	});
+	const body = html`<h1>Samples</h1><p><b>Marked text</b> counts in the loss; <i>image n</i> stands where its rows go.</p>
+${articles}`;
+	return htmlPage("Samples", { style, body });
 }
 
-function markup(span: Span): string {
-	if ("image" in span) return `<i>image ${span.image}: ${counted(span.rows, "row")}</i>`;
-	return span.loss ? `<b>${escapeHtml(span.text)}</b>` : escapeHtml(span.text);
+function markup(span: Span): Html {
+	if ("image" in span) return html`<i>image ${span.image}: ${counted(span.rows, "row")}</i>`;
+	return span.loss ? html`<b>${span.text}</b>` : html`${span.text}`;
 }
 
 /** The pictures of an image, or why it has none. */
-function picturesOf(image: PlannedImage, name: string, patchSize: number, images: Images): string {
+function picturesOf(image: PlannedImage, name: string, patchSize: number, images: Images): Html {
 	try {
 		const seen = seenPictures(images, image, patchSize);
-		return seen
-			.map((picture, i) => {
-				const url = `data:image/png;base64,${encodePng({ ...picture, channels: 3 }).toString("base64")}`;
-				return `<img alt="${name}${seen.length > 1 ? `, tile ${i}` : ""}" src="${url}">`;
-			})
-			.join("");
+		const drawn = seen.map((picture, i) => {
+			const url = `data:image/png;base64,${encodePng({ ...picture, channels: 3 }).toString("base64")}`;
+			return html`<img alt="${name}${seen.length > 1 ? `, tile ${i}` : ""}" src="${url}">`;
+		});
+		return html`${drawn}`;
 	} catch (error) {
 		if (!(error instanceof UserError)) throw error;
-		return `<p>${name}: ${escapeHtml(error.message)}</p>`;
+		return html`<p>${name}: ${error.message}</p>`;
 	}
-}
-
-function escapeHtml(text: string): string {
-	return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 }

@@ -2,14 +2,13 @@
  * Importance scores of a model's units, measured on data, and the order that follows (docs/spec/elastic.md §23): the file that
  * `mimo elastic rank` writes and `mimo convert-ckpt --permute` reads.
  */
-import { readFileSync } from "node:fs";
 import * as v from "valibot";
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { systemReason } from "../../system/system-errors.ts";
+import { indexLimits, readJsonText } from "../../system/json.ts";
 import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
 
 const scores = v.array(v.pipe(v.number(), v.finite(), v.minValue(0)));
@@ -41,12 +40,7 @@ export type LayerImportance = Importance["layers"][number];
 
 /** Reads a file of `mimo elastic rank`. Throws a UserError that names it. */
 export function readImportance(path: string): Importance {
-	let text: string;
-	try {
-		text = readFileSync(path, "utf8");
-	} catch (error) {
-		throw new UserError(`The ranking ${path} cannot be read: ${systemReason(error)}.`);
-	}
+	const text = readJsonText(path, indexLimits, { called: `the ranking ${path}` });
 	let json: unknown;
 	try {
 		json = JSON.parse(text);

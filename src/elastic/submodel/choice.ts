@@ -23,7 +23,7 @@ const keys = ["hidden-size", ...listed.map(([key]) => key), "drop-layers"];
 
 /** Reads the file and checks it against the parent. Throws a UserError that names file and key. */
 export function readChoice(path: string, parent: HybridConfig): Submodel {
-	return choiceOf(readYaml(path, `The choice ${path}`), parent, path);
+	return choiceOf(readYaml(path, `the choice ${path}`), parent, path);
 }
 
 /** The submodel of a choice's content. `path`: for errors. */

@@ -2,8 +2,9 @@
  * Scales and axes of a drawing. The SVG has only shapes, because it stretches with the page; text is HTML, so that letters keep
  * their size on a phone.
  */
+import { largestOf, leastOf } from "../extremes.ts";
 import type { Bin } from "../series.ts";
-import { escapeHtml, numberText } from "./html.ts";
+import { type Html, html, numberText, place } from "./html.ts";
 
 /** Width and height of a drawing in SVG units. */
 export const [width, height] = [1000, 300];
@@ -50,7 +51,7 @@ export function logTicks(low: number, high: number, count = 5): number[] {
 /** Scale of the steps of bins, of at least two steps. */
 export function stepScale(lists: readonly (readonly Readonly<Bin>[])[]): Scale {
 	const ends = lists.flatMap((bins) => (bins.length > 0 ? [bins[0]!.first, bins.at(-1)!.last] : []));
-	const [low, high] = [Math.min(...ends), Math.max(...ends)];
+	const [low, high] = [leastOf(ends), largestOf(ends)];
 	return { low, high: high === low ? low + 1 : high };
 }
 
@@ -79,17 +80,17 @@ function levelText(level: number): string {
 	return round !== 0 && Math.abs(round) < 1e-3 ? round.toExponential() : numberText(round);
 }
 
-const at = (share: number) => `style="--at:${share.toFixed(4)}"`;
-
 /** A drawing with grid and axes. */
-export function frame(drawing: string, { levels, scale, steps, unit, label, kind }: Axes): string {
+export function frame(drawing: Html, { levels, scale, steps, unit, label, kind }: Axes): Html {
 	const grid = levels.map(
-		(level) => `<line class="grid" x1="0" x2="${width}" y1="${y(scale, level)}" y2="${y(scale, level)}"/>`,
+		(level) => html`<line class="grid" x1="0" x2="${width}" y1="${y(scale, level)}" y2="${y(scale, level)}"/>`,
 	);
-	const names = levels.map((level) => `<span ${at(1 - shareOf(scale, level))}>${levelText(level)}${unit}</span>`);
+	const names = levels.map(
+		(level) => html`<span class="${place(1 - shareOf(scale, level))}">${levelText(level)}${unit}</span>`,
+	);
 	const places = ticks(steps.low, steps.high, 5)
 		.filter((step) => step >= steps.low && step <= steps.high && Number.isInteger(step))
-		.map((step) => `<span ${at(shareOf(steps, step))}>${numberText(step)}</span>`);
-	const picture = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${escapeHtml(label)}">${grid.join("")}${drawing}</svg>`;
-	return `<div class="chart ${kind}"><div class="levels">${names.join("")}</div><div class="plot" data-low="${scale.low}" data-high="${scale.high}">${picture}</div><div class="steps">${places.join("")}</div></div>`;
+		.map((step) => html`<span class="${place(shareOf(steps, step))}">${numberText(step)}</span>`);
+	const picture = html`<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${label}">${grid}${drawing}</svg>`;
+	return html`<div class="chart ${kind}"><div class="levels">${names}</div><div class="plot" data-low="${scale.low}" data-high="${scale.high}">${picture}</div><div class="steps">${places}</div></div>`;
 }

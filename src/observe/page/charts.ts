@@ -1,7 +1,8 @@
 /** Charts over steps, of lines or of stacked areas. The values that the pointer shows (hover.ts) are JSON beside the drawing. */
+import { largestOf, leastOf } from "../extremes.ts";
 import type { Bin } from "../series.ts";
 import { frame, height, logTicks, type Scale, stepScale, ticks, width, x, y } from "./axes.ts";
-import { escapeHtml, numberText } from "./html.ts";
+import { Html, html, nothing, numberText } from "./html.ts";
 
 export interface Mark {
 	readonly step: number;
@@ -29,21 +30,20 @@ export interface ChartOptions {
 const middle = ({ first, last }: Readonly<Bin>) => (first + last) / 2;
 const mean = ({ sum, count }: Readonly<Bin>) => sum / count;
 
-function marks(events: readonly Mark[], steps: Scale): string {
+function marks(events: readonly Mark[], steps: Scale): Html[] {
 	return events
 		.filter(({ step }) => step >= steps.low && step <= steps.high)
 		.map(({ step, kind, sentence }) => {
 			const at = x(steps, step);
-			return `<line class="mark ${kind.replaceAll(" ", "-")}" x1="${at}" x2="${at}" y1="0" y2="${height}"><title>step ${step}: ${escapeHtml(sentence || kind)}</title></line>`;
-		})
-		.join("");
+			return html`<line class="mark ${kind.replaceAll(" ", "-")}" x1="${at}" x2="${at}" y1="0" y2="${height}"><title>step ${step}: ${sentence || kind}</title></line>`;
+		});
 }
 
-const keysOf = (curves: readonly Pick<Curve, "name" | "colour">[]): string =>
-	curves.map(({ name, colour }) => `<span class="key c${colour}">${escapeHtml(name)}</span>`).join("");
+const keysOf = (curves: readonly Pick<Curve, "name" | "colour">[]): Html[] =>
+	curves.map(({ name, colour }) => html`<span class="key c${colour}">${name}</span>`);
 
 /** Values for the pointer: the first step of each bin, its mean, and for a bin of several steps the last step and the extremes. */
-function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stacked: boolean): string {
+function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stacked: boolean): Html {
 	const short = (value: number) => Number(value.toPrecision(5));
 	const data = {
 		...{ unit, stacked, low: steps.low, high: steps.high },
@@ -62,70 +62,70 @@ function pointerData(curves: readonly Curve[], unit: string, steps: Scale, stack
 				: {}),
 		})),
 	};
-	return `<script type="application/json">${JSON.stringify(data).replaceAll("<", "\\u003c")}</script>`;
+	return Html.data(data);
 }
 
 /** The largest value of the axis: with clipping a little above the 98th percentile, if the rest is far above. */
 function ceiling(values: readonly number[], clips: boolean): number {
-	const most = Math.max(...values);
+	const most = largestOf(values);
 	const usual = values.toSorted((a, b) => a - b)[Math.floor(0.98 * (values.length - 1))]!;
 	return clips && usual > 0 && most > 2 * usual ? 1.2 * usual : most;
 }
 
-function clippedText(values: readonly number[], bins: readonly Readonly<Bin>[], most: number, unit: string): string {
+function clippedText(values: readonly number[], bins: readonly Readonly<Bin>[], most: number, unit: string): Html {
 	const above = values.flatMap((value, i) => (value > most * (1 + 1e-9) ? [{ value, bin: bins[i]! }] : []));
-	if (above.length === 0) return "";
+	if (above.length === 0) return nothing;
 	const highest = above.toSorted((a, b) => b.value - a.value)[0]!;
 	const others = above.length === 1 ? "" : `, the highest of ${above.length}`;
-	return `<p>Above the drawing: ${numberText(highest.value)}${unit} at step ${numberText(highest.bin.first)}${others}.</p>`;
+	return html`<p>Above the drawing: ${numberText(highest.value)}${unit} at step ${numberText(highest.bin.first)}${others}.</p>`;
 }
 
-function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scale): string {
+function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scale): Html {
 	const at = (bin: Readonly<Bin>) => x(steps, middle(bin));
 	const points = bins.map((bin) => `${at(bin)},${y(scale, mean(bin))}`).join(" ");
 	const wide = !sparse && bins.some(({ least, most }) => least < most);
 	const upper = () => bins.map((bin) => `${at(bin)},${y(scale, bin.most)}`);
 	const lower = () => bins.toReversed().map((bin) => `${at(bin)},${y(scale, bin.least)}`);
-	const band = wide ? `<polygon class="band c${colour}" points="${[...upper(), ...lower()].join(" ")}"/>` : "";
+	const band = wide ? html`<polygon class="band c${colour}" points="${[...upper(), ...lower()].join(" ")}"/>` : nothing;
 	// A line of length 0 with round ends is drawn as a dot.
 	const alone = sparse || bins.length === 1;
 	const dots = alone
-		? bins.map((bin) => `<path class="dot c${colour}" d="M${at(bin)} ${y(scale, mean(bin))}h0"/>`).join("")
-		: "";
-	return `${band}<polyline class="line c${colour}${sparse ? " sparse" : ""}" points="${points}"/>${dots}`;
+		? bins.map((bin) => html`<path class="dot c${colour}" d="M${at(bin)} ${y(scale, mean(bin))}h0"/>`)
+		: nothing;
+	return html`${band}<polyline class="line c${colour}${sparse ? " sparse" : ""}" points="${points}"/>${dots}`;
 }
 
 /** Lines of the bins' means, with bands of their extremes; null without values. The reader may switch to a logarithmic axis. */
-export function lineChart(given: readonly Curve[], options: ChartOptions): string | null {
+export function lineChart(given: readonly Curve[], options: ChartOptions): Html | null {
 	const curves = given.filter(({ bins }) => bins.length > 0);
 	if (curves.length === 0) return null;
 	const { label, unit = "" } = options;
 	const steps = stepScale(curves.map(({ bins }) => bins));
 	const all = curves.flatMap(({ bins }) => bins);
-	const least = Math.min(...all.map((bin) => bin.least));
+	const least = leastOf(all.map((bin) => bin.least));
 	const values = all.map(({ most }) => most);
 	const most = ceiling(values, options.clips ?? false);
 	const draw = (levels: readonly number[], kind: string) => {
 		const scale = { low: levels[0]!, high: levels.at(-1)!, log: kind === "log" };
-		const lines = curves.map((curve) => line(curve, steps, scale)).join("");
+		const lines = curves.map((curve) => line(curve, steps, scale));
 		const axes = { levels, scale, steps, unit, label, kind };
-		return frame(`${lines}${marks(options.marks ?? [], steps)}`, axes);
+		return frame(html`${lines}${marks(options.marks ?? [], steps)}`, axes);
 	};
-	const positive = Math.min(...all.map(mean).filter((value) => value > 0));
-	const hasLog = Math.min(...all.map(mean)) >= 0 && Number.isFinite(positive);
-	const toggle = hasLog ? '<label class="axis"><input type="checkbox"> log axis</label>' : "";
-	const keys = curves.length > 1 ? keysOf(curves) : "";
-	const above = `<div class="keys">${keys}${toggle}</div>`;
+	const positive = leastOf(all.map(mean).filter((value) => value > 0));
+	const hasLog = leastOf(all.map(mean)) >= 0 && Number.isFinite(positive);
+	const toggle = hasLog ? html`<label class="axis"><input type="checkbox"> log axis</label>` : nothing;
+	const keys = curves.length > 1 ? keysOf(curves) : nothing;
+	const above = html`<div class="keys">${keys}${toggle}</div>`;
 	const drawings = [
 		draw(ticks(least, most), "linear"),
-		...(hasLog ? [draw(logTicks(least > 0 ? least : positive, Math.max(...values)), "log")] : []),
+		...(hasLog ? [draw(logTicks(least > 0 ? least : positive, largestOf(values)), "log")] : []),
 	];
 	const clipped = clippedText(values, all, most, unit);
-	return `<div class="curves">${above}${drawings.join("")}${clipped}${pointerData(curves, unit, steps, false)}</div>`;
+	return html`<div class="curves">${above}${drawings}${clipped}${pointerData(curves, unit, steps, false)}</div>`;
 }
 
 /** Stacked areas of curves with values at the same steps, the first curve at the bottom. */
-export function stackedChart(parts: readonly Curve[], options: ChartOptions): string | null {
+export function stackedChart(parts: readonly Curve[], options: ChartOptions): Html | null {
 	const bins = parts[0]?.bins ?? [];
 	if (bins.length === 0) return null;
 	const { label, unit = "" } = options;
@@ -145,10 +145,10 @@ export function stackedChart(parts: readonly Curve[], options: ChartOptions): st
 				: values.map((value, bin) => `${x(steps, middle(bins[bin]!))},${y(scale, value)}`);
 		const points = [...edge(top), ...edge(base).toReversed()].join(" ");
 		base = top;
-		return `<polygon class="area c${colour}" points="${points}"/>`;
+		return html`<polygon class="area c${colour}" points="${points}"/>`;
 	});
 	const axes = { levels, scale, steps, unit, label, kind: "linear" };
-	const drawing = frame(`${areas.join("")}${marks(options.marks ?? [], steps)}`, axes);
+	const drawing = frame(html`${areas}${marks(options.marks ?? [], steps)}`, axes);
 	const clipped = clippedText(totals, bins, scale.high, unit);
-	return `<div class="curves"><div class="keys">${keysOf(parts)}</div>${drawing}${clipped}${pointerData(parts, unit, steps, true)}</div>`;
+	return html`<div class="curves"><div class="keys">${keysOf(parts)}</div>${drawing}${clipped}${pointerData(parts, unit, steps, true)}</div>`;
 }

@@ -1,9 +1,9 @@
-/** Sections with the curves of one run, or of several runs in the same charts; "" without values. */
+/** Sections with the curves of one run, or of several runs in the same charts; nothing without values. */
 import { counted } from "../../system/counted.ts";
 import type { RunLog, Streak } from "../run-log/reader.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";
-import { escapeHtml, millisecondsText, numberText, section } from "./html.ts";
+import { type Html, html, millisecondsText, nothing, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 export interface DrawnRun {
@@ -39,15 +39,15 @@ const namesOf = (runs: readonly DrawnRun[], names: (log: RunLog) => Iterable<str
 function charts(
 	list: readonly (readonly [name: string, curves: readonly Curve[]])[],
 	options: Omit<ChartOptions, "label">,
-) {
+): Html {
 	const drawn = list.flatMap(([name, curves]) => {
 		const chart = lineChart(curves, { ...options, label: name });
 		return chart === null ? [] : [[name, chart] as const];
 	});
-	return drawn.map(([name, chart]) => `${drawn.length > 1 ? `<h3>${escapeHtml(name)}</h3>` : ""}${chart}`).join("");
+	return html`${drawn.map(([name, chart]) => html`${drawn.length > 1 ? html`<h3>${name}</h3>` : nothing}${chart}`)}`;
 }
 
-export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): string {
+export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): Html {
 	const trained = namesOf(runs, ({ values }) =>
 		[...values.keys()].filter((name) => / loss$|_loss$|^lm loss/.test(name)),
 	);
@@ -66,7 +66,7 @@ export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): 
 	return section("Loss", charts(list, { marks }));
 }
 
-export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): string {
+export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): Html {
 	const names = namesOf(runs, ({ values }) => {
 		const first = values.get("grad_norm");
 		// Under the exact policy the exact norm equals the norm.
@@ -78,12 +78,12 @@ export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): 
 	return section("Gradient norm", charts(list, { marks }));
 }
 
-export function learningRateSection(runs: readonly DrawnRun[]): string {
+export function learningRateSection(runs: readonly DrawnRun[]): Html {
 	const curves = curvesOf(runs, (log) => log.learningRate, { name: "learning rate", colour: 2 });
 	return section("Learning rate", charts([["learning rate", curves]], {}));
 }
 
-export function throughputSection(runs: readonly DrawnRun[]): string {
+export function throughputSection(runs: readonly DrawnRun[]): Html {
 	const tokens = curvesOf(runs, (log) => log.tokensPerSecond, { name: "tokens/s", colour: 6 });
 	const alone = runs.length === 1 ? [...runs[0]!.log.modules.values()] : [];
 	const rates = alone.map(({ name, rate }, i): Curve => ({ name, bins: rate.bins, colour: runColours[i]! }));
@@ -92,13 +92,13 @@ export function throughputSection(runs: readonly DrawnRun[]): string {
 }
 
 /** The section with the step times of several runs. */
-export function stepTimeSection(runs: readonly DrawnRun[]): string {
+export function stepTimeSection(runs: readonly DrawnRun[]): Html {
 	const curves = curvesOf(runs, (log) => log.stepMilliseconds, { name: "step time", colour: 2 });
 	return section("Step time", charts([["step time", curves]], { unit: " ms", clips: true }));
 }
 
 /** The section of one run with the parts of a step, for each module. */
-export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
+export function timeSection(run: DrawnRun, marks: readonly Mark[]): Html {
 	const modules = [...run.log.modules.values()];
 	if (modules.length === 0) return stepTimeSection([run]);
 	const drawn = modules.map((module) => {
@@ -110,13 +110,13 @@ export function timeSection(run: DrawnRun, marks: readonly Mark[]): string {
 			: 0;
 		const who =
 			slowest && module.ranks > 1
-				? `<p>Rank ${slowest[0]} was the slowest in ${share.toFixed(0)} % of the steps.${streakText(module.streak)}</p>`
-				: "";
+				? html`<p>Rank ${slowest[0]} was the slowest in ${share.toFixed(0)} % of the steps.${streakText(module.streak)}</p>`
+				: nothing;
 		const rate = recentOf(module.rate);
 		const speed = rate > 0 ? `, ${numberText(rate)} TFLOP/s a rank` : "";
-		return `<h3>${escapeHtml(module.name)}: ${counted(module.ranks, "rank")}${speed}</h3>${stackedChart(parts, about) ?? ""}${who}`;
+		return html`<h3>${module.name}: ${counted(module.ranks, "rank")}${speed}</h3>${stackedChart(parts, about) ?? nothing}${who}`;
 	});
-	return section("Where a step's time goes", drawn.join(""));
+	return section("Where a step's time goes", html`${drawn}`);
 }
 
 /** Least number of consecutive steps that a sentence reports. */

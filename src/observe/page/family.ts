@@ -1,14 +1,15 @@
 /** The submodels of an elastic run: the loss by size for every budget, and the router's choices over steps. */
+import { largestOf, leastOf } from "../extremes.ts";
 import type { LoggedBudget } from "../run-log/family.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { frame, ticks, x, y } from "./axes.ts";
 import { type Curve, lineChart } from "./charts.ts";
 import { runColours } from "./curves.ts";
-import { escapeHtml, numberText, section } from "./html.ts";
+import { type Html, html, nothing, numberText, section } from "./html.ts";
 
-export function familySection({ family }: RunLog): string {
+export function familySection({ family }: RunLog): Html {
 	const budgets = [...family.values()].toSorted((a, b) => b.budget - a.budget);
-	if (budgets.length === 0) return "";
+	if (budgets.length === 0) return nothing;
 	const axes = [...new Set(budgets.flatMap(({ sizes }) => [...sizes.keys()]))];
 	const curvesOf = (pick: (one: LoggedBudget) => Curve["bins"] | undefined) =>
 		budgets.map(
@@ -21,7 +22,7 @@ export function familySection({ family }: RunLog): string {
 		);
 	const chart = (title: string, curves: readonly Curve[]) => {
 		const drawn = lineChart(curves, { label: title });
-		return drawn === null ? "" : `<h3>${escapeHtml(title)}</h3>${drawn}`;
+		return drawn === null ? nothing : html`<h3>${title}</h3>${drawn}`;
 	};
 	// An axis of equal sizes is not drawn.
 	const chosen = axes.filter((axis) => {
@@ -40,7 +41,7 @@ export function familySection({ family }: RunLog): string {
 		"loss of every budget by step",
 		curvesOf(({ loss }) => loss.bins),
 	);
-	return section("Family of submodels", `${table(budgets, axes)}${pareto(budgets)}${losses}${choices.join("")}`);
+	return section("Family of submodels", html`${table(budgets, axes)}${pareto(budgets)}${losses}${choices}`);
 }
 
 const latest = (one: LoggedBudget["loss"] | undefined): number => {
@@ -48,7 +49,7 @@ const latest = (one: LoggedBudget["loss"] | undefined): number => {
 	return bin === undefined ? Number.NaN : bin.sum / bin.count;
 };
 
-function table(budgets: readonly LoggedBudget[], axes: readonly string[]): string {
+function table(budgets: readonly LoggedBudget[], axes: readonly string[]): Html {
 	const heads = ["budget", "parameters", "active", "loss", ...axes];
 	const rows = budgets.map((one) => {
 		const cells = [
@@ -58,24 +59,24 @@ function table(budgets: readonly LoggedBudget[], axes: readonly string[]): strin
 			latest(one.loss),
 			...axes.map((axis) => latest(one.sizes.get(axis))),
 		];
-		return `<tr>${cells.map((cell) => `<td class="number">${Number.isFinite(cell) ? numberText(cell) : ""}</td>`).join("")}</tr>`;
+		return html`<tr>${cells.map((cell) => html`<td class="number">${Number.isFinite(cell) ? numberText(cell) : ""}</td>`)}</tr>`;
 	});
-	const head = heads.map((name) => `<th>${escapeHtml(name)}</th>`).join("");
-	return `<div class="scroll"><table><tr>${head}</tr>${rows.join("")}</table></div>`;
+	const head = heads.map((name) => html`<th>${name}</th>`);
+	return html`<div class="scroll"><table><tr>${head}</tr>${rows}</table></div>`;
 }
 
 /** The latest loss of every budget over its active parameters. */
-function pareto(budgets: readonly LoggedBudget[]): string {
+function pareto(budgets: readonly LoggedBudget[]): Html {
 	const points = budgets.flatMap((one, i) => {
 		const loss = latest(one.loss);
 		return Number.isFinite(loss) ? [{ ...one, loss, colour: runColours[i % runColours.length]! }] : [];
 	});
-	if (points.length === 0) return "";
+	if (points.length === 0) return nothing;
 	const actives = points.map(({ active }) => active);
 	const losses = points.map(({ loss }) => loss);
-	const across = ticks(0, Math.max(...actives));
+	const across = ticks(0, largestOf(actives));
 	const steps = { low: 0, high: across.at(-1)! };
-	const levels = ticks(Math.min(...losses), Math.max(...losses));
+	const levels = ticks(leastOf(losses), largestOf(losses));
 	const scale = { low: levels[0]!, high: levels.at(-1)! };
 	const place = ({ active, loss }: { active: number; loss: number }) => `${x(steps, active)} ${y(scale, loss)}`;
 	const line = points
@@ -84,12 +85,12 @@ function pareto(budgets: readonly LoggedBudget[]): string {
 		.join(" ");
 	const dots = points.map(
 		(point) =>
-			`<path class="dot c${point.colour}" d="M${place(point)}h0"><title>budget ${point.budget}: ${numberText(point.active)} active parameters, loss ${numberText(point.loss)}</title></path>`,
+			html`<path class="dot c${point.colour}" d="M${place(point)}h0"><title>budget ${point.budget}: ${numberText(point.active)} active parameters, loss ${numberText(point.loss)}</title></path>`,
 	);
-	const keys = points.map(({ budget, colour }) => `<span class="key c${colour}">budget ${budget}</span>`).join("");
+	const keys = points.map(({ budget, colour }) => html`<span class="key c${colour}">budget ${budget}</span>`);
 	const label = "loss by active parameters";
-	const drawing = frame(`<polyline class="line c4 sparse" points="${line}"/>${dots.join("")}`, {
+	const drawing = frame(html`<polyline class="line c4 sparse" points="${line}"/>${dots}`, {
 		...{ levels, scale, steps, unit: "", label, kind: "linear" },
 	});
-	return `<h3>Loss by active parameters</h3><div class="curves"><div class="keys">${keys}</div>${drawing}</div>`;
+	return html`<h3>Loss by active parameters</h3><div class="curves"><div class="keys">${keys}</div>${drawing}</div>`;
 }

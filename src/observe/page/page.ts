@@ -14,7 +14,7 @@ import {
 } from "./curves.ts";
 import { familySection } from "./family.ts";
 import { hoverScript } from "./hover.ts";
-import { escapeHtml } from "./html.ts";
+import { type Html, html, htmlPage } from "./html.ts";
 import {
 	configurationSection,
 	evaluationSection,
@@ -84,12 +84,8 @@ export function distinctNames(files: readonly string[]): string[] {
 	return names.map((name, i) => (names.indexOf(name) === i ? name : `${name} (${i + 1})`));
 }
 
-const column = (sections: readonly string[]) => `<div class="column">${sections.join("\n")}</div>`;
+const column = (sections: readonly Html[]) => html`<div class="column">${sections}</div>`;
 
-function page(title: string, sections: readonly string[]): string {
-	return `<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>${escapeHtml(title)}</title><style>${style}</style></head>
-<body><main>${sections.filter((one) => one !== "").join("\n")}</main><script>${hoverScript}</script></body></html>
-`;
+function page(title: string, sections: readonly Html[]): string {
+	return htmlPage(title, { style, script: hoverScript, body: html`<main>${sections}</main>` });
 }

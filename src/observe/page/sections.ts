@@ -1,17 +1,20 @@
-/** Sections of a run's page; each is "" without entries in the log. */
+/** Sections of a run's page; each is nothing without entries in the log. */
 
 import { counted } from "../../system/counted.ts";
 import { bytesText } from "../bytes-text.ts";
+import { largestOf } from "../extremes.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { bars, heatMap } from "./bars.ts";
 import { lineChart } from "./charts.ts";
-import { durationText, escapeHtml, millisecondsText, numberText, section } from "./html.ts";
+import { durationText, type Html, html, millisecondsText, nothing, numberText, section } from "./html.ts";
 import { meanOf, recentOf } from "./series-means.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
 
 /** Seconds without growth of the log after which a run may be stuck. */
 const quietSeconds = 120;
+/** Most cells of the map of experts. */
+const mostCells = 2 ** 16;
 /** Most ranks that are drawn with their numbers, and most bars of memory. */
 const numbered = 64;
 
@@ -62,16 +65,15 @@ export function factsOf(log: RunLog, now: number): readonly (readonly [name: str
 	return facts;
 }
 
-export function head(log: RunLog, now: number): string {
+export function head(log: RunLog, now: number): Html {
 	const state = stateOf(log, now);
 	const facts = factsOf(log, now);
-	const list = facts.map(([name, value]) => `<div><dt>${name}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
-	const file = escapeHtml(log.file);
-	return `<header><h1>${file}</h1><span class="state ${state.kind}">${escapeHtml(state.text)}</span><dl class="facts">${list}</dl></header>`;
+	const list = facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
+	return html`<header><h1>${log.file}</h1><span class="state ${state.kind}">${state.text}</span><dl class="facts">${list}</dl></header>`;
 }
 
-export function expertSection(log: RunLog): string {
-	if (log.experts.size === 0) return "";
+export function expertSection(log: RunLog): Html {
+	if (log.experts.size === 0) return nothing;
 	const rows = [...log.experts]
 		.toSorted(([a], [b]) => a - b)
 		.map(([layer, counts]) => {
@@ -81,99 +83,104 @@ export function expertSection(log: RunLog): string {
 	const worst = rows
 		.flatMap(({ name, values }) => values.map((value, expert) => ({ name, expert, value })))
 		.toSorted((a, b) => b.value - a.value)[0]!;
-	const sentence = `<p>Tokens of every expert over the mean of its layer, whole run, experts from left to right. The busiest is expert ${worst.expert} of ${worst.name} with ${worst.value.toFixed(2)} times the mean.</p>`;
+	const sentence = html`<p>Tokens of every expert over the mean of its layer, whole run, experts from left to right. The busiest is expert ${worst.expert} of ${worst.name} with ${worst.value.toFixed(2)} times the mean.</p>`;
 	const over = [...log.imbalance].toSorted(([, a], [, b]) => recentOf(b) - recentOf(a))[0];
 	const name = "busiest expert over the mean";
 	const chart = over && lineChart([{ name, bins: over[1].bins, colour: 3 }], { label: name });
-	const title = over ? `<h3>Busiest expert over the mean by step, layer ${over[0]}</h3>` : "";
-	return section("Load of the experts", `${sentence}${heatMap(rows)}${chart ? `${title}${chart}` : ""}`);
+	const title = over ? html`<h3>Busiest expert over the mean by step, layer ${over[0]}</h3>` : nothing;
+	const drawn = mostUneven(rows);
+	const left =
+		drawn.length < rows.length ? html`<p>The most uneven ${drawn.length} of ${rows.length} layers.</p>` : nothing;
+	return section(
+		"Load of the experts",
+		html`${sentence}${left}${heatMap(drawn)}${chart ? html`${title}${chart}` : nothing}`,
+	);
 }
 
-export function memorySection(log: RunLog): string {
+/** The rows with the largest values of which the map has room, in their order. */
+function mostUneven<Row extends { readonly values: readonly number[] }>(rows: readonly Row[]): readonly Row[] {
+	const kept = new Set<Row>();
+	let room = mostCells;
+	for (const row of rows.toSorted((a, b) => largestOf(b.values) - largestOf(a.values))) {
+		room -= row.values.length;
+		if (room < 0) break;
+		kept.add(row);
+	}
+	return rows.filter((row) => kept.has(row));
+}
+
+export function memorySection(log: RunLog): Html {
 	const rows = log.memory.map(({ allocated, peak }, rank) => ({
 		name: `rank ${rank}`,
 		value: peak,
 		inner: allocated,
 		text: bytesText(peak),
 	}));
-	if (rows.length === 0) return "";
+	if (rows.length === 0) return nothing;
 	const shown = rows.length > numbered ? rows.toSorted((a, b) => b.value - a.value).slice(0, 16) : rows;
-	const rest = rows.length > shown.length ? `<p>The fullest ${shown.length} of ${rows.length} ranks.</p>` : "";
-	return section("Device memory by rank", `<p>Between steps (dark) and at the peak.</p>${rest}${bars(shown)}`);
+	const rest = rows.length > shown.length ? html`<p>The fullest ${shown.length} of ${rows.length} ranks.</p>` : nothing;
+	return section("Device memory by rank", html`<p>Between steps (dark) and at the peak.</p>${rest}${bars(shown)}`);
 }
 
-export function eventSection(log: RunLog): string {
+export function eventSection(log: RunLog): Html {
 	const rows = log.events.map(
 		({ step, lastStep, times, kind, sentence, time }) =>
-			`<tr><td class="number">${numberText(step)}${lastStep === step ? "" : `–${numberText(lastStep)}`}</td><td class="number">${escapeHtml(kind)}</td><td>${times === 1 ? "" : `${numberText(times)} times, the latest: `}${escapeHtml(sentence)}</td><td class="number">${escapeHtml(time?.slice(0, 19).replace("T", " ") ?? "")}</td></tr>`,
+			html`<tr><td class="number">${numberText(step)}${lastStep === step ? "" : `–${numberText(lastStep)}`}</td><td class="number">${kind}</td><td>${times === 1 ? "" : `${numberText(times)} times, the latest: `}${sentence}</td><td class="number">${time?.slice(0, 19).replace("T", " ") ?? ""}</td></tr>`,
 	);
 	const notes = [
 		...(log.eventsLeftOut > 0 ? [`Left out: ${counted(log.eventsLeftOut, "more event")}.`] : []),
 		...(log.damaged > 0 ? [`Left out: ${counted(log.damaged, "damaged line")} of the log.`] : []),
 	];
-	if (rows.length + notes.length === 0) return "";
-	const table = `<div class="scroll"><table class="events"><tr><th>step</th><th>what</th><th class="rest"></th><th>when</th></tr>${rows.join("")}</table></div>`;
-	return section("Events", `${rows.length > 0 ? table : ""}${notes.map((one) => `<p>${one}</p>`).join("")}`, true);
+	if (rows.length + notes.length === 0) return nothing;
+	const table = html`<div class="scroll"><table class="events"><tr><th>step</th><th>what</th><th class="rest"></th><th>when</th></tr>${rows}</table></div>`;
+	const content = html`${rows.length > 0 ? table : nothing}${notes.map((one) => html`<p>${one}</p>`)}`;
+	return section("Events", content, { wide: true });
 }
 
-export function evaluationSection(log: RunLog): string {
-	const rows = log.evaluations.map(
-		({ step, split, losses }) =>
-			`<tr><td class="number">${numberText(step)}</td><td class="number">${escapeHtml(split)}</td><td>${Object.entries(
-				losses,
-			)
-				.map(([name, value]) => `${escapeHtml(name)} ${numberText(value)}`)
-				.join(", ")}</td></tr>`,
-	);
-	if (rows.length === 0) return "";
+export function evaluationSection(log: RunLog): Html {
+	const rows = log.evaluations.map(({ step, split, losses }) => {
+		const values = Object.entries(losses).map(([name, value]) => `${name} ${numberText(value)}`);
+		return html`<tr><td class="number">${numberText(step)}</td><td class="number">${split}</td><td>${values.join(", ")}</td></tr>`;
+	});
+	if (rows.length === 0) return nothing;
 	return section(
 		"Evaluations",
-		`<div class="scroll"><table><tr><th>step</th><th>split</th><th class="rest"></th></tr>${rows.join("")}</table></div>`,
+		html`<div class="scroll"><table><tr><th>step</th><th>split</th><th class="rest"></th></tr>${rows}</table></div>`,
 	);
-}
-
-interface DrawnModule {
-	readonly name: string;
-	readonly size: number;
-	readonly sizes?: Readonly<Record<string, number>>;
-	readonly lanes: readonly (readonly number[])[];
 }
 
 /** The topology: modules side by side, with a box for each lane and a square for each rank. */
-export function topologySection(log: RunLog): string {
-	const topology = log.start?.topology as { readonly modules?: readonly DrawnModule[]; readonly worldSize?: number };
-	const modules = topology?.modules;
-	if (!Array.isArray(modules) || modules.length === 0) return "";
-	const drawn = (modules as readonly DrawnModule[]).map(({ name, size, sizes, lanes }) => {
+export function topologySection(log: RunLog): Html {
+	const modules = log.topology?.modules ?? [];
+	if (modules.length === 0) return nothing;
+	const drawn = modules.map(({ name, size, sizes, lanes }) => {
 		const many = size > numbered ? " many" : "";
 		const kind = name === "language" ? " language" : "";
-		const boxes = lanes
-			.map(
-				(ranks) =>
-					`<span class="lane">${ranks.map((rank) => `<span class="rank${kind}" title="rank ${rank}">${many ? "" : rank}</span>`).join("")}</span>`,
-			)
-			.join("");
+		const square = (rank: number) =>
+			html`<span class="rank${kind}" title="rank ${rank}">${many === "" ? rank : ""}</span>`;
+		const boxes = lanes.map((ranks) => html`<span class="lane">${ranks.map(square)}</span>`);
 		const shape = Object.entries(sizes ?? {})
 			.filter(([, count]) => count > 1)
 			.map(([dimension, count]) => `${dimension} ${count}`);
 		const about = shape.length > 0 ? ` (${shape.join(", ")})` : "";
-		return `<div class="module"><b>${escapeHtml(name)}</b> ${counted(size, "rank")}${escapeHtml(about)}<div class="lanes${many}">${boxes}</div></div>`;
+		return html`<div class="module"><b>${name}</b> ${counted(size, "rank")}${about}<div class="lanes${many}">${boxes}</div></div>`;
 	});
-	const edge = '<div class="arrows">image rows →<br>← gradients</div>';
+	const edge = html`<div class="arrows">image rows →<br>← gradients</div>`;
 	const alone = drawn.length === 1 ? " alone" : "";
-	return section("Topology", `<div class="modules${alone}">${drawn.join(edge)}</div>`, true);
+	const joined = drawn.map((module, i) => (i === 0 ? module : html`${edge}${module}`));
+	return section("Topology", html`<div class="modules${alone}">${joined}</div>`, { wide: true });
 }
 
-export function configurationSection(log: RunLog): string {
+export function configurationSection(log: RunLog): Html {
 	const configuration = log.start?.configuration as Entry | undefined;
-	if (typeof configuration !== "object" || configuration === null) return "";
+	if (typeof configuration !== "object" || configuration === null) return nothing;
 	const rows = Object.entries(configuration)
 		.filter(([, value]) => value !== null)
-		.map(([key, value]) => `<tr><td>${escapeHtml(key)}</td><td>${escapeHtml(String(value))}</td></tr>`);
-	const table = `<div class="scroll"><table>${rows.join("")}</table></div>`;
+		.map(([key, value]) => html`<tr><td>${key}</td><td>${String(value)}</td></tr>`);
+	const table = html`<div class="scroll"><table>${rows}</table></div>`;
 	return section(
 		"Configuration",
-		`<details><summary>${counted(rows.length, "key")} with values</summary>${table}</details>`,
-		true,
+		html`<details><summary>${counted(rows.length, "key")} with values</summary>${table}</details>`,
+		{ wide: true },
 	);
 }

@@ -62,7 +62,7 @@ ${[0, 1, 2, 3, 4, 5, 6].map((i) => `.line.c${i}, .dot.c${i} { stroke: var(--c${i
 .bar { display: grid; grid-template-columns: minmax(86px, max-content) minmax(0, 1fr) max-content; gap: 10px; align-items: center;
   font-size: 13px; margin: 3px 0; font-variant-numeric: tabular-nums; }
 .track { background: var(--page); border-radius: 4px; height: 14px; position: relative; }
-.track div { background: var(--c4); opacity: .45; height: 100%; border-radius: 4px; position: absolute; }
+.track div { background: var(--c4); opacity: .45; width: calc(100% * var(--at)); height: 100%; border-radius: 4px; position: absolute; }
 .track div.inner { background: var(--c0); opacity: 1; }
 .scroll { overflow-x: auto; max-height: 420px; overflow-y: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } th { text-align: left; color: var(--soft); font-weight: 500; }

@@ -2,11 +2,22 @@
  * Reads a run's JSON log, also while it is being written, line by line in bounded memory, into the series of a report.
  * A line is a step (with `iteration`), an evaluation (with `iteration` and `split`) or an event (with `event`).
  */
-import { closeSync, openSync, readdirSync, readSync, statSync } from "node:fs";
+
+import { readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
-import { linesOf } from "../lines.ts";
+import { InputFile, linesOf } from "../../system/input-file.ts";
+import { largestOf } from "../extremes.ts";
 import { Series } from "../series.ts";
+import {
+	type CheckedFields,
+	checkedFields,
+	type Entry,
+	entryText,
+	LARGEST_LOG_LINE,
+	type LoggedTopology,
+	parseEntry,
+} from "./entry.ts";
 import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";
 
 /** An event of the log; consecutive events of one kind are merged. */
@@ -58,7 +69,9 @@ export interface RunLog {
 	readonly file: string;
 	readonly bytes: number;
 	/** Event of the latest start of the run; null in logs without such an event. */
-	readonly start: Readonly<Record<string, unknown>> | null;
+	readonly start: Entry | null;
+	/** Of the latest start; null: the log does not say. */
+	readonly topology: LoggedTopology | null;
 	readonly steps: number;
 	readonly lastStep: number;
 	readonly firstTime: string | null;
@@ -73,7 +86,7 @@ export interface RunLog {
 	readonly tokensPerSecond: Series;
 	readonly modules: ReadonlyMap<string, ModuleSeries>;
 	/** Peak bytes by rank. */
-	readonly memory: readonly { readonly allocated: number; readonly reserved: number; readonly peak: number }[];
+	readonly memory: CheckedFields["memory"];
 	/** Tokens by layer and expert over all steps. */
 	readonly experts: ReadonlyMap<number, readonly number[]>;
 	/** Busiest expert over the mean, by layer. */
@@ -112,14 +125,14 @@ export function findLog(path: string): string {
 }
 
 function looksLikeLog(file: string): boolean {
-	const descriptor = openSync(file, "r");
-	const bytes = Buffer.alloc(256);
-	const count = readSync(descriptor, bytes, 0, bytes.length, 0);
-	closeSync(descriptor);
-	return /^\{"(iteration|event)":/.test(bytes.toString("utf8", 0, count));
+	try {
+		using opened = InputFile.open(file);
+		const head = Buffer.from(opened.read(0, Math.min(256, opened.size)));
+		return /^\{"(iteration|event)":/.test(head.toString("utf8"));
+	} catch {
+		return false;
+	}
 }
-
-type Entry = Readonly<Record<string, unknown>>;
 
 const numberOf = (value: unknown): number => (typeof value === "number" ? value : Number.NaN);
 const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
@@ -159,6 +172,7 @@ class Reader {
 	readonly events: LoggedEvent[] = [];
 	memory: RunLog["memory"] = [];
 	start: Entry | null = null;
+	topology: LoggedTopology | null = null;
 	last: Entry | null = null;
 	steps = 0;
 	lastStep = 0;
@@ -169,31 +183,28 @@ class Reader {
 	/** Whether the next step is the first of a new run. */
 	#new = true;
 
-	read(line: string): void {
-		if (line.trim() === "") return;
-		let entry: unknown;
-		try {
-			entry = JSON.parse(line);
-		} catch {
-			this.damaged++;
-			return;
-		}
-		if (typeof entry !== "object" || entry === null) this.damaged++;
-		else this.#take(entry as Entry);
+	/** `name`: the line in sentences. */
+	read(line: Buffer, name: string): void {
+		const text = entryText(line, name);
+		if (text.trim() === "") return;
+		const entry = parseEntry(text);
+		if (entry === null) this.damaged++;
+		else this.#take(entry, checkedFields(entry, name), name);
 	}
 
-	#take(entry: Entry): void {
+	#take(entry: Entry, fields: CheckedFields, name: string): void {
 		const time = textOf(entry.time);
 		this.firstTime ??= time;
 		this.lastTime = time ?? this.lastTime;
-		if (typeof entry.event === "string") this.#event(entry, entry.event);
+		if (typeof entry.event === "string") this.#event(entry, fields, entry.event);
 		else if (typeof entry.split === "string") this.#evaluation(entry, entry.split);
-		else if (typeof entry.iteration === "number") this.#step(entry, entry.iteration);
+		else if (typeof entry.iteration === "number") this.#step(entry, fields, entry.iteration, name);
 	}
 
-	#event(entry: Entry, kind: string): void {
+	#event(entry: Entry, { topology }: CheckedFields, kind: string): void {
 		if (kind === "start") {
 			this.start = entry;
+			this.topology = topology;
 			this.#new = entry.step === 0;
 		}
 		const step = Number.isFinite(numberOf(entry.step)) ? numberOf(entry.step) : this.lastStep;
@@ -230,7 +241,7 @@ class Reader {
 		for (const [name, value] of Object.entries(losses)) seriesOf(this.validation, name).add(step, value);
 	}
 
-	#step(entry: Entry, step: number): void {
+	#step(entry: Entry, fields: CheckedFields, step: number, name: string): void {
 		const time = textOf(entry.time);
 		if (step <= this.lastStep && this.steps > 0) {
 			this.#rewind(step);
@@ -241,27 +252,28 @@ class Reader {
 		this.steps++;
 		this.lastStep = step;
 		this.last = entry;
-		for (const [name, value] of Object.entries(entry)) {
-			if (counted.has(name)) continue;
-			if (typeof value === "number") seriesOf(this.values, name).add(step, value);
+		for (const [field, value] of Object.entries(entry)) {
+			if (counted.has(field)) continue;
+			if (typeof value === "number") seriesOf(this.values, field).add(step, value);
 			else if (value === "NaN" || value === "Infinity" || value === "-Infinity") {
-				this.#note({ kind: "not finite", step, time, sentence: `${name} is ${value}` });
+				this.#note({ kind: "not finite", step, time, sentence: `${field} is ${value}` });
 			}
 		}
 		if (entry.skipped === true) this.#note({ kind: "skipped", step, time, sentence: "the update was left out" });
 		this.learningRate.add(step, numberOf(entry.learning_rate));
 		this.stepMilliseconds.add(step, numberOf(entry.elapsed_ms));
 		this.tokensPerSecond.add(step, numberOf(entry.tokens_per_second));
-		for (const one of arrayOf(entry.modules)) this.#module(step, one);
-		const memory = arrayOf(entry.memory);
-		if (memory.length > 0) this.memory = memory as unknown as RunLog["memory"];
-		for (const [layer, counts] of Object.entries((entry.tokens_per_expert ?? {}) as Record<string, number[]>)) {
-			this.#experts(step, Number(layer), counts);
+		for (const module of fields.modules) this.#module(step, module.name, module);
+		if (fields.memory.length > 0) this.memory = fields.memory;
+		for (const [layer, counts] of fields.experts) {
+			if ((this.experts.get(layer)?.length ?? counts.length) !== counts.length) {
+				throw new UserError(`${name}: layer ${layer} of tokens_per_expert has another number of experts than before.`);
+			}
+			this.#experts(step, layer, counts);
 		}
 	}
 
-	#module(step: number, entry: Entry): void {
-		const name = String(entry.name);
+	#module(step: number, name: string, entry: Entry): void {
 		if (!this.modules.has(name)) {
 			this.modules.set(name, {
 				name,
@@ -307,7 +319,7 @@ class Reader {
 		this.experts.set(layer, sums);
 		const mean = counts.reduce((sum, count) => sum + count, 0) / counts.length;
 		if (!this.imbalance.has(layer)) this.imbalance.set(layer, new Series());
-		if (mean > 0) this.imbalance.get(layer)!.add(step, Math.max(...counts) / mean);
+		if (mean > 0) this.imbalance.get(layer)!.add(step, largestOf(counts) / mean);
 	}
 
 	/** Removes the steps that a resumed run repeats. */
@@ -327,21 +339,17 @@ function seriesOf(all: Map<string, Series>, name: string): Series {
 	return all.get(name)!;
 }
 
-function arrayOf(value: unknown): Entry[] {
-	return Array.isArray(value) ? (value as Entry[]) : [];
-}
-
 /** Reads the latest run of a log; with `allRuns` all its runs as one. */
 export function readRunLog(path: string, options: { readonly allRuns?: boolean } = {}): RunLog {
 	const file = findLog(path);
 	let reader = new Reader();
 	let earlierRuns = 0;
-	for (const line of linesOf(file)) {
-		if (!options.allRuns && reader.lastTime !== null && newRun.test(line)) {
+	for (const { number, bytes } of linesOf(file, { limit: LARGEST_LOG_LINE, unended: false })) {
+		if (!options.allRuns && reader.lastTime !== null && newRun.test(bytes.toString("latin1", 0, 64))) {
 			reader = new Reader();
 			earlierRuns++;
 		}
-		reader.read(line);
+		reader.read(bytes, `${file}, line ${number}`);
 	}
 	if (reader.steps === 0 && reader.events.length === 0) {
 		throw new UserError(`${file} holds no steps of a run yet, or is not a JSON log.`);

@@ -18,10 +18,11 @@ import {
 } from "node:fs";
 import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { linesOf } from "../../system/input-file.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { appendWhole } from "../append.ts";
-import { linesOf } from "../lines.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
+import { LARGEST_LOG_LINE } from "./entry.ts";
 
 /** Fields of a module in a step: milliseconds by part, rate, slowest rank. */
 function moduleFields({ name, ranks, seconds, flops, idle, slowest }: ModuleReport): Record<string, unknown> {
@@ -132,8 +133,8 @@ export class JsonLog implements Observer {
 
 	/** The identifier of the run that begins, or continues after `step`. */
 	#begin(step: number): string {
-		if (step > 0) return latestRun(this.#file) ?? randomUUID();
 		const stat = fstatSync(this.#descriptor);
+		if (step > 0) return (stat.isFile() ? latestRun(this.#file) : null) ?? randomUUID();
 		if (stat.size > 0 && stat.isFile()) this.#attempt(() => this.#moveAway());
 		return randomUUID();
 	}
@@ -176,7 +177,8 @@ export class JsonLog implements Observer {
 /** The identifier in the last start event of a log; null: the log has no identifier. */
 function latestRun(file: string): string | null {
 	let run: string | null = null;
-	for (const line of linesOf(file)) {
+	for (const { bytes } of linesOf(file, { limit: LARGEST_LOG_LINE, unended: false })) {
+		const line = bytes.toString("utf8");
 		if (line.startsWith('{"event":"start"')) run = /"run":"([^"]+)"/.exec(line)?.[1] ?? run;
 	}
 	return run;

@@ -2,10 +2,14 @@
  * Reads scalars from TensorBoard event files: TFRecords (length, checksum, bytes, checksum) of Event protocol buffers.
  * Only step, tag and value of an event are read.
  */
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
+import { readWholeFile } from "../../system/input-file.ts";
 import { fields } from "../protobuf.ts";
+
+/** Bytes of the largest event file that is read: some ten million scalars. */
+const LARGEST_EVENT_FILE = 2 ** 30;
 
 /** Values by tag and step of all event files in a folder; later files take precedence. */
 export function readScalars(folder: string): Map<string, Map<number, number>> {
@@ -16,7 +20,8 @@ export function readScalars(folder: string): Map<string, Map<number, number>> {
 	const scalars = new Map<string, Map<number, number>>();
 	for (const name of files) {
 		const path = join(folder, name);
-		for (const record of records(readFileSync(path), path)) addEvent(record, scalars, path);
+		for (const record of records(Buffer.from(readWholeFile(path, LARGEST_EVENT_FILE).buffer), path))
+			addEvent(record, scalars, path);
 	}
 	return scalars;
 }

@@ -1,9 +1,11 @@
 /** Summarises a trace: time by step part, operation, layer and collective, by module and summed over its ranks. */
-import { readFileSync } from "node:fs";
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
-import { systemReason } from "../../system/system-errors.ts";
+import { readWholeText } from "../../system/input-file.ts";
 import type { TraceEvent } from "./tracer.ts";
+
+/** Bytes of the largest trace that is read: a string has no more characters. */
+const LARGEST_TRACE = 2 ** 29;
 
 /** Total of the calls of one kind. */
 export interface Total {
@@ -106,12 +108,7 @@ const traceSchema = v.object({
 
 /** The events of a trace file. Throws a UserError that names the file and the first malformed event. */
 export function readTrace(file: string): TraceEvent[] {
-	let text: string;
-	try {
-		text = readFileSync(file, "utf8");
-	} catch (error) {
-		throw new UserError(`${file} cannot be read: ${systemReason(error)}.`);
-	}
+	const text = readWholeText(file, LARGEST_TRACE);
 	let json: unknown;
 	try {
 		json = JSON.parse(text);

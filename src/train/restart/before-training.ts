@@ -14,7 +14,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
 import { countParameters } from "../../models/hybrid/counts.ts";
 import { UserError } from "../../system/errors.ts";
-import { keptOfFolders, languageKeys, openFolders, requireImages } from "./hugging-face.ts";
+import { keptOfFolders, languageKeys, openFolders, requireImages, withText } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";
 import { openAdapters, requirePeftNames } from "./peft.ts";
 import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
@@ -36,6 +36,9 @@ export function requireStart(c: TrainingConfiguration): void {
 	// A model that was loaded from a Hugging Face folder can always be written as one.
 	if (c.loadHf === null) configurationToHuggingFace(languageKeys(c), "float32", `--save-hf ${c.saveHf}`);
 	requireRoomForModel(c, c.saveHf);
+	// Files that cannot be passed on are refused now, not at the end.
+	const kept = pretrained === null ? null : keptOfFolders(c, pretrained, false);
+	withText(kept?.companions ?? new Map(), c);
 }
 
 /** Throws a UserError where the language model alone would not fit on the disk: the end of a training is too late to say so. */

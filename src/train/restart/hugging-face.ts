@@ -202,7 +202,7 @@ export function requireImages(c: TrainingConfiguration, kept: KeptFolder | null)
 }
 
 /** With the tokenizer and the chat template that the data are read with. */
-function withText(
+export function withText(
 	companions: Companions,
 	{ tokenizer, chatTemplate, conversationTemplate }: TrainingConfiguration,
 ): Companions {

@@ -263,6 +263,17 @@ describe("a NemotronH folder", () => {
 		const fewer = selectTensors(source.weights, (tensor) => tensor !== name);
 		expect(() => requireEqual(source.weights, fewer)).toThrow(`has no tensor ${name}`);
 		expect(() => requireEqual(fewer, source.weights)).toThrow(`a tensor ${name} that was not to be written`);
+		const infinite: TensorStore = {
+			...selectTensors(source.weights, () => true),
+			readInto: (tensor, offset, into) => {
+				source.weights.readInto(tensor, offset, into);
+				// The second value of float32.
+				if (tensor === name) new DataView(into.buffer, into.byteOffset).setFloat32(4, Number.POSITIVE_INFINITY, true);
+			},
+		};
+		const { size } = source.weights.tensors;
+		expect(requireEqual(source.weights, source.weights)).toEqual({ count: size, notFinite: [] });
+		expect(requireEqual(infinite, infinite)).toEqual({ count: size, notFinite: [name] });
 	});
 
 	test("invalid combinations of options are refused by name", () => {

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { ConvertedStore } from "../../../src/checkpoint/cast-floats.ts";
 import { bytesOf } from "../../../src/checkpoint/dtype.ts";
-import { MergedStore, mergeAdapters } from "../../../src/checkpoint/lora/merged-store.ts";
+import { MergedStore, mergeAdapters, requireFinite } from "../../../src/checkpoint/lora/merged-store.ts";
 import { readPieces, readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";
 import { memoryStore } from "../memory-store.ts";
@@ -87,6 +87,30 @@ test("a bf16 weight is rounded once", () => {
 		const exact = before[i]! + added[i]!;
 		expect(Math.abs(value - exact)).toBeLessThanOrEqual(2 ** -8 * Math.abs(exact));
 	}
+});
+
+test("a merged value that is infinite or NaN is named, in any type and piece; values without an adapter are not looked at", () => {
+	const name = `${layer}mlp.linear_fc1.weight`;
+	const other = `${layer}mlp.linear_fc2.weight`;
+	const planted = memoryStore({
+		...stored,
+		[other]: { shape: [inputs, outputs], values: new Float32Array(inputs * outputs).fill(Number.NaN) },
+	});
+	const large = new MergedStore(planted, 1e60);
+	using checked = requireFinite(large, large);
+	expect(() => readTensor(checked, name)).toThrow(
+		`memory: with its adapter merged, ${name} has an infinite value or NaN as element 0.`,
+	);
+	expect(readTensor(checked, other)[0]).toBeNaN();
+	// Finite in float32, and too large for float16.
+	const merged = new MergedStore(planted, 1e6);
+	const half = new ConvertedStore(merged, (_, { dtype }) => (dtype === "F32" ? "F16" : dtype));
+	const at = Array.from(readTensor(half, name) as Uint16Array).findIndex((bits) => (bits & 0x7c00) === 0x7c00);
+	expect(at).toBeGreaterThanOrEqual(0);
+	for (const pieceBytes of [2, 8, 64]) {
+		expect(() => [...readPieces(requireFinite(half, merged), name, { pieceBytes })]).toThrow(`as element ${at}.`);
+	}
+	expect(readTensor(requireFinite(merged, merged), name)).toHaveLength(outputs * inputs);
 });
 
 test("adapters without their weight, or of another shape, are named", () => {

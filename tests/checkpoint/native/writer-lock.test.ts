@@ -1,5 +1,14 @@
 import { afterAll, beforeEach, expect, test } from "bun:test";
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+	existsSync,
+	mkdirSync,
+	mkdtempSync,
+	readdirSync,
+	readFileSync,
+	rmSync,
+	symlinkSync,
+	writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import {
@@ -146,6 +155,20 @@ test("an unfinished or garbled lock is one of a silent run", async () => {
 	const { lock, waited } = await claim(here());
 	expect(waited[0]).toContain("a run that does not say its name holds");
 	lock[Symbol.dispose]();
+});
+
+test("a pipe, a link or a device in a lock's place is refused at once", () => {
+	const lock = join(root, "writer-1.lock");
+	const refused = (reason: string) =>
+		expect(() => new WriterClaim(root, here(), times).attempt()).toThrow(`Cannot open ${lock}: ${reason}`);
+	Bun.spawnSync(["mkfifo", lock]);
+	refused("it is not a regular file.");
+	rmSync(lock);
+	symlinkSync("/dev/zero", lock);
+	refused("it is a symbolic link");
+	rmSync(lock);
+	writeFileSync(lock, "x".repeat(70_000));
+	expect(() => new WriterClaim(root, here(), times).attempt()).toThrow(`${lock} has 70000 bytes, more than`);
 });
 
 test("of many processes that succeed a dead one at once, one does", async () => {

@@ -2,11 +2,11 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { InputFile } from "../../../src/checkpoint/files.ts";
 import { tensorGlobals } from "../../../src/checkpoint/pickle/allowed.ts";
 import { openTorchFile, TorchArchive } from "../../../src/checkpoint/pickle/archive.ts";
 import { PythonObject, TensorReference, Tuple } from "../../../src/checkpoint/pickle/values.ts";
 import { ZipArchive } from "../../../src/checkpoint/pickle/zip.ts";
+import { InputFile } from "../../../src/system/input-file.ts";
 import { golden } from "../../golden.ts";
 
 let folder: string;

@@ -274,7 +274,7 @@ describe("the template at a path", () => {
 	});
 
 	for (const [what, path, message] of [
-		["of nothing", () => join(scratch.path, "none.jinja"), "none.jinja cannot be read: it does not exist"],
+		["of nothing", () => join(scratch.path, "none.jinja"), "Cannot open the chat template"],
 		["of a folder without one", () => scratch.path, "has no chat template: --chat-template takes a file of Jinja text"],
 		[
 			"of a folder that names several",

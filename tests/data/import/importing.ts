@@ -21,6 +21,7 @@ export const importDefaults: Omit<ImportOptions, "paths" | "output"> = {
 	shuffle: null,
 	skipLimit: { share: 0.1 },
 	decode: false,
+	privateAddresses: true,
 	report: () => {},
 };
 

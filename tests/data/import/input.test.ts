@@ -1,11 +1,13 @@
 /** Skipped rows and refused inputs of an import are named. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, symlinkSync } from "node:fs";
 import { join } from "node:path";
 import type { Columns } from "../../../src/data/import/columns.ts";
 import { detect, partOf } from "../../../src/data/import/detect.ts";
 import { parseSkipLimit } from "../../../src/data/import/skipped.ts";
 import { jsonEntries, jsonLines } from "../../../src/data/import/sources/json-records.ts";
+import { checkPages } from "../../../src/data/import/sources/parquet-pages.ts";
+import { InputFile } from "../../../src/system/input-file.ts";
 import { randomValues } from "../../support.ts";
 import { png, Scratch, tar } from "../fixtures.ts";
 import { golden, importing, membersOf } from "./importing.ts";
@@ -138,6 +140,88 @@ describe("images on servers", () => {
 		expect(reasons).toContain("the server sends whole files only");
 		expect(reasons).toContain("has 99999999999 bytes; at most 268435456 are read");
 	});
+});
+
+test("images inside the own network are skipped, unless a flag allows them", async () => {
+	const { port } = server;
+	const hosts = [`127.0.0.1:${port}`, `localhost:${port}`, `[::ffff:127.0.0.1]:${port}`, "169.254.169.254"];
+	const rows = hosts.map((host) => JSON.stringify({ url: `http://u:p@${host}/1.png?token=1`, caption: "c" }));
+	const path = scratch.file("inside.jsonl", [...rows, '{"text": "a"}'].join("\n"));
+	const { samples, skipped } = await importing(path, output(), { privateAddresses: false, skipLimit: { rows: 9 } });
+	expect(samples).toBe(1);
+	const reasons = skipped.flatMap(({ examples }) => examples);
+	expect(reasons).toHaveLength(4);
+	for (const host of hosts) {
+		const reason = reasons.find((text) => text.includes(`the image http://${host}/1.png is at `));
+		expect(reason).toEndWith("inside this machine's own network: --private-addresses allows it");
+	}
+});
+
+test("captions are not read through links out of the folder", async () => {
+	const folder = scratch.file("pictures-links/a.png", picture).replace("/a.png", "");
+	scratch.file("pictures-links/a.txt", "one");
+	scratch.file("pictures-links/sub/b.png", picture);
+	scratch.file("secret.txt", "root:x:0:0");
+	scratch.file("pictures-links/c.png", picture);
+	scratch.file("pictures-links/d.png", picture);
+	symlinkSync("../a.txt", join(folder, "sub/b.txt"));
+	symlinkSync("../secret.txt", join(folder, "c.txt"));
+	Bun.spawnSync(["mkfifo", join(folder, "d.txt")]);
+	const target = output();
+	const { samples, skipped } = await importing(folder, target, { skipLimit: { rows: 9 } });
+	expect(samples).toBe(2);
+	expect(skipped.flatMap(({ examples }) => examples)).toEqual([
+		expect.stringMatching(
+			/c\.png: its text cannot be read \(Cannot open .*c\.txt: it is a link that leads out of its folder/,
+		),
+		expect.stringMatching(/d\.png: its text cannot be read \(Cannot open .*d\.txt: it is not a regular file\)/),
+	]);
+	expect(JSON.stringify(membersOf(target))).not.toContain("root:");
+});
+
+test("an output that is a link to nowhere, and progress or locks that are pipes, are refused by name", async () => {
+	const source = scratch.file("one.jsonl", '{"text": "a"}');
+	const link = output();
+	symlinkSync("nowhere", link);
+	await expect(importing(source, link)).rejects.toThrow(
+		`Cannot create --output ${link}: a file of that name is in the way.`,
+	);
+	for (const name of ["import.json", "writer-1.lock"]) {
+		const folder = output();
+		mkdirSync(folder);
+		Bun.spawnSync(["mkfifo", join(folder, name)]);
+		await expect(importing(source, folder)).rejects.toThrow(
+			`Cannot open ${join(folder, name)}: it is not a regular file.`,
+		);
+	}
+});
+
+test("a table of a million columns is refused as quickly as it is read", async () => {
+	const names = Array.from({ length: 1_000_000 }, (_, i) => `c${i}`);
+	const table = (header: readonly string[]) => scratch.file("wide.csv", `${header.join()}\n${"x,".repeat(999_999)}x\n`);
+	await expect(importing(table(names), output())).rejects.toThrow("c49; none is known to hold text");
+	names[999_999] = "c7";
+	await expect(importing(table(names), output())).rejects.toThrow('has the column "c7" twice');
+}, 60_000);
+
+test("the pages of a Parquet column may hold a gibibyte together", () => {
+	/** A page of thrift's compact protocol: its kind, its size, the size that it claims to have unpacked, a value in plain bytes. */
+	const page = (claimed: number) => {
+		const bytes: number[] = [0x15, 0, 0x15];
+		for (let rest = 2 * claimed; ; rest = Math.floor(rest / 128)) {
+			bytes.push((rest % 128) + (rest < 128 ? 0 : 128));
+			if (rest < 128) break;
+		}
+		return [...bytes, 0x15, 0, 0x2c, 0x15, 2, 0x15, 0, 0, 0];
+	};
+	const check = (...claims: number[]) => {
+		const bytes = [...claims.flatMap(page), 0];
+		using file = InputFile.open(scratch.file("pages", Uint8Array.from(bytes)));
+		const sizes = { data_page_offset: 0n, total_compressed_size: BigInt(bytes.length), path_in_schema: [] };
+		checkPages(file, { ...sizes, codec: "UNCOMPRESSED", type: "BYTE_ARRAY" } as never, []);
+	};
+	check(2 ** 29, 2 ** 29);
+	expect(() => check(2 ** 29, 2 ** 29, 1)).toThrow("its pages hold too much");
 });
 
 describe("inputs that are refused in one sentence", () => {

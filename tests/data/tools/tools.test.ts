@@ -170,6 +170,11 @@ test("preview: text, what counts, image sizes and places", () => {
 	expect(page).toContain("<b>A dot.&lt;|im_end|&gt;</b>");
 	expect(page).toContain(`src="data:image/png;base64,${png(64, 32, 5).toString("base64")}"`);
 	expect(page).not.toContain("<script");
+	// Its own style sheet, and images within it.
+	const [, style] = /<style>(.*?)<\/style>/s.exec(page)!;
+	const hash = new Bun.CryptoHasher("sha256").update(style!).digest("base64");
+	const policy = `default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src 'sha256-${hash}'`;
+	expect(page).toContain(`<meta http-equiv="Content-Security-Policy" content="${policy}">`);
 });
 
 test("bench counts samples, bytes and memory", async () => {

@@ -109,7 +109,7 @@ describe("invalid settings", () => {
 		],
 		["no record", 3, "the subflavor mimo has to be a record of settings"],
 		["no template", { "conversation-template": "jinja" }, "jinja of the subflavor mimo needs a chat-template"],
-		["no file", { "chat-template": "/none.jinja" }, "/none.jinja cannot be read: it does not exist"],
+		["no file", { "chat-template": "/none.jinja" }, "/none.jinja: it does not exist"],
 	] as const) {
 		test(`${what} is refused by data set and key`, () => {
 			expect(() => taskOfDataset(smallTask, { mimo }, "sets/a")).toThrow(message);

@@ -1,9 +1,9 @@
 import { parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { languageCorrespondence, requireCounts, spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { languageConfig } from "../../../src/checkpoint/hf/parts.ts";
-import { configLimits, jsonText } from "../../../src/checkpoint/json.ts";
 import { planTensors } from "../../../src/checkpoint/mapping.ts";
 import type { TensorType } from "../../../src/checkpoint/store.ts";
+import { configLimits, jsonText } from "../../../src/system/json.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 import { shapesStore } from "../shapes-store.ts";
 

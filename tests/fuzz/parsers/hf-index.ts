@@ -1,5 +1,5 @@
 import { parseWeightMap } from "../../../src/checkpoint/hf/folder.ts";
-import { indexLimits, jsonText } from "../../../src/checkpoint/json.ts";
+import { indexLimits, jsonText } from "../../../src/system/json.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 const index = {

@@ -1,6 +1,5 @@
 import { fromLayout } from "../../../src/checkpoint/conversion/layouts.ts";
 import { tensorBytes } from "../../../src/checkpoint/dtype.ts";
-import { indexLimits, jsonText } from "../../../src/checkpoint/json.ts";
 import {
 	canonicalLayout,
 	formatManifest,
@@ -10,6 +9,7 @@ import {
 	parseManifest,
 } from "../../../src/checkpoint/native/manifest.ts";
 import { readRecord } from "../../../src/checkpoint/training/record.ts";
+import { indexLimits, jsonText } from "../../../src/system/json.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 import { shapesStore } from "../shapes-store.ts";
 

@@ -1,5 +1,5 @@
-import { indexLimits, jsonText } from "../../../src/checkpoint/json.ts";
 import { parseLatest } from "../../../src/checkpoint/native/reader.ts";
+import { indexLimits, jsonText } from "../../../src/system/json.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 const latest = { format: "mimo-native", dir: "iter_0000012", iteration: 12, indexSha256: "0123456789abcdef".repeat(4) };

@@ -1,7 +1,7 @@
 /** Auxiliary data (docs/spec/energon.md §1.7): files by name, in a folder or among the parts of a prepared data set. */
 import { Database } from "bun:sqlite";
-import { readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { readWholeFile } from "../../../system/input-file.ts";
 import { isUrl, nameOf, type RandomAccessFile, resolvePath, type Storage } from "../storage/storage.ts";
 import { INDEX_SQLITE, META_FOLDER, splitMemberName } from "./names.ts";
 import { LARGEST_SAMPLE } from "./tar-reader.ts";

@@ -15,6 +15,22 @@ export interface KeyRow {
 
 type Columns = [shard: unknown, key: unknown, offset: unknown, size: unknown];
 
+/**
+ * Why a database may have more rows than its bytes hold; null: it has not. A view or computed column can be endless, and so can a
+ * table whose pages refer to each other.
+ */
+function faultOf(database: Database): string | null {
+	const [table] = database.query<{ type: string }, []>("SELECT type FROM pragma_table_list('samples')").all();
+	if (table === undefined) return "it has no table samples";
+	if (table.type !== "table") return `samples is a ${table.type}, not a table`;
+	const computed = database
+		.query<{ name: string }, []>("SELECT name FROM pragma_table_xinfo('samples') WHERE hidden <> 0")
+		.get();
+	if (computed !== null) return `samples has the computed column ${computed.name}`;
+	const check = database.query<{ quick_check: string }, []>("PRAGMA quick_check(1)").get()?.quick_check;
+	return check === "ok" ? null : (check?.split("\n").at(-1) ?? "it cannot be checked");
+}
+
 /** Rows in the order of the shards and their samples. Throws a UserError when the file is not such an index. */
 export function* keyRows(path: string): Generator<KeyRow, void, void> {
 	const damaged = (what: string) =>
@@ -29,6 +45,8 @@ export function* keyRows(path: string): Generator<KeyRow, void, void> {
 		}
 	};
 	using database = asked(() => new Database(path, { readonly: true }));
+	const fault = asked(() => faultOf(database));
+	if (fault !== null) throw damaged(fault);
 	const rows = asked(() =>
 		database
 			.query<Columns, []>(

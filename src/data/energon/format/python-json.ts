@@ -2,7 +2,7 @@
  * Parses JSON as Python's json.loads does: bytes in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
  * infinities; exact integers of any size.
  */
-import { measureJson } from "../../../checkpoint/json.ts";
+import { measureJson } from "../../../system/json.ts";
 
 /** Digits of the shortest integers that a 64-bit float may not represent. */
 const long = /\d{16}/;

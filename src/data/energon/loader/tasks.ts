@@ -1,8 +1,7 @@
 /** Task configurations by name, from which threads build task encoders. */
-import { readFileSync } from "node:fs";
 import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
-import { byteTokenizer, openTokenizer, tokenizerFile } from "../../text/tokenizer.ts";
+import { byteTokenizer, openTokenizer, readTokenizerFile } from "../../text/tokenizer.ts";
 import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
 import type { Remark } from "../errors.ts";
 import { hook } from "../hook.ts";
@@ -42,6 +41,6 @@ export function taskIdentity(task: TaskConfiguration): object {
 	const { text, specialTokens } = chat.template ?? {};
 	const named = { ...rest, chat: { ...chat, template: { text, specialTokens } } };
 	if (tokenizer === null) return named;
-	const content = new CryptoHasher("sha256").update(readFileSync(tokenizerFile(tokenizer))).digest("hex");
+	const content = new CryptoHasher("sha256").update(readTokenizerFile(tokenizer).bytes).digest("hex");
 	return { ...named, tokenizer: content };
 }

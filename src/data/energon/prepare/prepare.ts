@@ -3,7 +3,7 @@
  * folder, the split.
  */
 import { randomUUID } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -115,7 +115,8 @@ function recordOfLine(line: Uint8Array): unknown {
 }
 
 function prepareJsonl(path: string, { report }: PrepareOptions): Prepared {
-	const bytes = readFileSync(path);
+	const file = LocalFile.open(path);
+	const bytes = file.read(0, file.size);
 	const offsets = indexJsonl(bytes, path);
 	let isWarned = false;
 	for (let i = 0; i + 1 < Math.min(offsets.length, LOOKED_AT); i++) {

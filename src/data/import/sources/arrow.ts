@@ -1,8 +1,9 @@
 /** Data sets of `save_to_disk`: Arrow IPC streams, read a record batch at a time. */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { InputFile as OpenFile } from "../../../system/input-file.ts";
+import { configLimits, readJsonText } from "../../../system/json.ts";
 import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import { type InputFile, jsonIn } from "../detect.ts";
@@ -57,9 +58,10 @@ function classesBeside(file: string): ClassNames {
 function refuseIndices(folder: string): void {
 	const path = join(folder, "state.json");
 	if (!existsSync(path)) return;
+	const text = readJsonText(path, configLimits);
 	let state: unknown;
 	try {
-		state = JSON.parse(readFileSync(path, "utf8"));
+		state = JSON.parse(text);
 	} catch {
 		throw new UserError(`${path} is not JSON.`);
 	}

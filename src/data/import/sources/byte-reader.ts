@@ -1,5 +1,5 @@
 /** Reads a file from front to back, a chunk at a time. */
-import { InputFile } from "../../../checkpoint/files.ts";
+import { InputFile } from "../../../system/input-file.ts";
 
 const CHUNK = 2 ** 20;
 

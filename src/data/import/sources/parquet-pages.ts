@@ -4,23 +4,45 @@
  */
 import { brotliDecompressSync, gunzipSync, zstdDecompressSync } from "node:zlib";
 import { type ColumnMetaData, type Compressors, type SchemaElement, snappyUncompress } from "hyparquet";
-import type { InputFile } from "../../../checkpoint/files.ts";
+import type { InputFile } from "../../../system/input-file.ts";
 import { type ThriftStruct, walkStruct } from "./thrift.ts";
 
-/** Most decompressed bytes of a column of a row group. */
-export const LARGEST_GROUP = 2 ** 31;
+/** Most decompressed bytes of a row group, of which a page is twice in memory while it is decompressed. */
+export const LARGEST_GROUP = 2 ** 30;
 /** Most values, with those of lists, of a column of a row group with fewer bytes. */
 const MOST_VALUES = 2 ** 20;
 
+/** Decompressed bytes after which unused pages are freed: the engine itself waits for more, since it does not count them. */
+const COLLECTED = 2 ** 27;
+let uncollected = 0;
+
+type Unpacking = (bytes: Uint8Array, length: number) => Uint8Array;
+
+function collect(bytes: number): void {
+	uncollected += bytes;
+	if (uncollected <= COLLECTED) return;
+	uncollected = 0;
+	Bun.gc(true);
+}
+
+function collecting(unpacking: Unpacking): Unpacking {
+	return (bytes, length) => {
+		collect(length);
+		const unpacked = unpacking(bytes, length);
+		collect(length);
+		return unpacked;
+	};
+}
+
 export const compressors: Compressors = {
-	SNAPPY: (bytes, length) => {
+	SNAPPY: collecting((bytes, length) => {
 		const unpacked = new Uint8Array(length);
 		snappyUncompress(bytes, unpacked);
 		return unpacked;
-	},
-	GZIP: (bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) }),
-	BROTLI: (bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
-	ZSTD: (bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) }),
+	}),
+	GZIP: collecting((bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) })),
+	BROTLI: collecting((bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) })),
+	ZSTD: collecting((bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) })),
 };
 
 /** Numbers of parquet.thrift: fields of page headers, and encodings with runs. */

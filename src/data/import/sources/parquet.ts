@@ -1,8 +1,8 @@
 /** Parquet files, read a row group at a time. */
 import { dirname } from "node:path";
 import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
-import { InputFile as OpenFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import type { InputFile } from "../detect.ts";

@@ -6,8 +6,8 @@
 import { type Dirent, readdirSync, statSync } from "node:fs";
 import { basename, join, relative } from "node:path";
 import { CryptoHasher } from "bun";
-import { readWholeFile } from "../../../checkpoint/files.ts";
 import { UserError } from "../../../system/errors.ts";
+import { readWholeFile } from "../../../system/input-file.ts";
 import { fileError } from "../../../system/system-errors.ts";
 import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";
 import { isPictureName, partOf } from "../detect.ts";
@@ -36,7 +36,7 @@ export function pictureSource(root: string, imageRoot: string | null): SyncSourc
 			let number = 0;
 			for (const { folder, name, texts } of picturesIn(root)) {
 				if (number++ < passed) continue;
-				const fields = fieldsOf(folder, name, texts, classes === 0 ? null : classOf(root, folder));
+				const fields = fieldsOf(root, folder, name, texts, classes === 0 ? null : classOf(root, folder));
 				yield {
 					where: join(folder, name),
 					fields,
@@ -103,13 +103,19 @@ function entriesOf(folder: string): { readonly name: string; readonly isFolder: 
 /**
  * The record of a picture: of its .json file, else of its .txt file, else its class. A record without an image is about the picture.
  */
-function fieldsOf(folder: string, name: string, texts: readonly string[], className: string | null): Row["fields"] {
+function fieldsOf(
+	root: string,
+	folder: string,
+	name: string,
+	texts: readonly string[],
+	className: string | null,
+): Row["fields"] {
 	const file = texts.find((text) => text.endsWith(".json")) ?? texts[0];
 	if (file === undefined && className !== null) return { image: name, caption: className };
 	if (file === undefined) return new SkippedRow("it has no .txt or .json file of the same name beside it");
 	let bytes: Uint8Array;
 	try {
-		bytes = readWholeFile(join(folder, file), LARGEST_TEXT_PART);
+		bytes = readWholeFile(join(folder, file), LARGEST_TEXT_PART, { inside: root });
 	} catch (error) {
 		if (!(error instanceof UserError)) throw error;
 		return new SkippedRow(`its text cannot be read (${error.message.replace(/\.$/, "")})`);

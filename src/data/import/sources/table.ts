@@ -75,7 +75,8 @@ async function headOf(
 	for await (const { cells, end, endLine } of linesOf(path, options, 0, 1)) {
 		if (!options.header) return { columns: cells.map((_, i) => String(i + 1)), end: 0, endLine: 1 };
 		const columns = cells.map((name) => name.trim());
-		const twice = columns.find((name, i) => columns.indexOf(name) !== i);
+		const seen = new Set<string>();
+		const twice = columns.find((name) => seen.size === seen.add(name).size);
 		if (twice !== undefined) throw new UserError(`${path} has the column ${JSON.stringify(twice)} twice.`);
 		return { columns, end, endLine };
 	}

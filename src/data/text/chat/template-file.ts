@@ -1,10 +1,11 @@
 /** The chat template of a tokenizer folder of Hugging Face, or of a file. */
-import { existsSync, readFileSync, statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
 import { chatTemplateFile } from "../../../config/chat-template-file.ts";
 import { UserError } from "../../../system/errors.ts";
-import { systemReason } from "../../../system/system-errors.ts";
+import { readWholeText } from "../../../system/input-file.ts";
+import { configLimits, readJsonText } from "../../../system/json.ts";
 import { JinjaTemplate } from "./jinja.ts";
 
 /** Plain values, so that they reach other threads. */
@@ -34,22 +35,31 @@ const configuration = v.looseObject({
 });
 type Configuration = v.InferOutput<typeof configuration>;
 
+const configurationFile = "tokenizer_config.json";
+
+/** Bytes of the largest template; published ones have some ten thousand. */
+const LARGEST_TEMPLATE = 2 ** 20;
+
 /**
  * The template at `path`: a file of Jinja text, a JSON file with a field chat_template, or a folder with either. Its special
  * tokens are those of tokenizer_config.json beside it, else beside `tokenizer`. Throws a UserError when `path` has no template.
  */
 export function readChatTemplate(path: string, tokenizer: string | null): ChatTemplateText {
 	const file = chatTemplateFile(path) ?? path;
-	const text = isFolder(file) ? null : file.endsWith(".json") ? templateOf(file) : readText(file);
+	const inside = isFolder(path) ? path : undefined;
+	const called = `the chat template ${file}`;
+	const text = isFolder(file)
+		? null
+		: file.endsWith(".json")
+			? templateOf(file, inside)
+			: readWholeText(file, LARGEST_TEMPLATE, { inside, called });
 	if (text === null) throw noTemplate(path);
 	// Throws for a template with mistakes here, before any sample is read with it.
 	new JinjaTemplate(text, file);
-	const beside = [dirname(file), tokenizer === null ? null : isFolder(tokenizer) ? tokenizer : dirname(tokenizer)];
-	const configured = beside
-		.filter((place) => place !== null)
-		.map((place) => join(place, "tokenizer_config.json"))
-		.find((place) => existsSync(place));
-	return { file, text, specialTokens: configured === undefined ? {} : specialTokensOf(readConfiguration(configured)) };
+	const places = [dirname(file), tokenizer === null ? null : isFolder(tokenizer) ? tokenizer : dirname(tokenizer)];
+	const beside = places.find((place) => place !== null && existsSync(join(place, configurationFile))) ?? null;
+	const configured = beside === null ? {} : readConfiguration(join(beside, configurationFile), beside);
+	return { file, text, specialTokens: specialTokensOf(configured) };
 }
 
 function isFolder(path: string): boolean {
@@ -63,8 +73,8 @@ function noTemplate(path: string): UserError {
 }
 
 /** The template of a JSON file; of several named ones that named default. */
-function templateOf(file: string): string | null {
-	const { chat_template: template } = readConfiguration(file);
+function templateOf(file: string, inside: string | undefined): string | null {
+	const { chat_template: template } = readConfiguration(file, inside);
 	if (typeof template === "string") return template;
 	if (!Array.isArray(template)) return null;
 	const named = template.find(({ name }) => name === "default");
@@ -81,12 +91,12 @@ function specialTokensOf(config: Configuration): Record<string, string> {
 	);
 }
 
-function readConfiguration(file: string): Configuration {
+function readConfiguration(file: string, inside: string | undefined): Configuration {
+	const source = readJsonText(file, configLimits, { inside, called: `the chat template ${file}` });
 	let json: unknown;
 	try {
-		json = JSON.parse(readText(file));
+		json = JSON.parse(source);
 	} catch (error) {
-		if (error instanceof UserError) throw error;
 		throw new UserError(`${file} is not JSON: ${(error as Error).message}.`);
 	}
 	const { output, issues } = v.safeParse(configuration, json, { abortEarly: true });
@@ -94,12 +104,4 @@ function readConfiguration(file: string): Configuration {
 	throw new UserError(
 		`${file} is not a tokenizer_config.json: ${v.getDotPath(issues[0]) ?? "all of it"} is malformed.`,
 	);
-}
-
-function readText(file: string): string {
-	try {
-		return readFileSync(file, "utf8");
-	} catch (error) {
-		throw new UserError(`The chat template ${file} cannot be read: ${systemReason(error)}.`);
-	}
 }

@@ -1,9 +1,9 @@
 /**
- * JSON of checkpoints: bytes, values and depth are bounded before it is parsed, because a parsed value takes up to forty
- * times the memory of its text.
+ * JSON that others may have made: bytes, values and depth are bounded before it is parsed, because a parsed value takes up to
+ * forty times the memory of its text.
  */
-import { UserError } from "../system/errors.ts";
-import { readWholeFile } from "./files.ts";
+import { UserError } from "./errors.ts";
+import { type OpenOptions, readWholeFile } from "./input-file.ts";
 
 export interface JsonLimits {
 	readonly bytes: number;
@@ -15,6 +15,8 @@ export interface JsonLimits {
 
 /** A list of tensors: some twenty values each, so half a million of them. */
 export const indexLimits: JsonLimits = { bytes: 2 ** 27, values: 2 ** 23, depth: 128 };
+/** A tokenizer: a vocabulary of millions, and as many merges of two. */
+export const tokenizerLimits: JsonLimits = { bytes: 2 ** 28, values: 2 ** 24, depth: 64 };
 /** A description of a model. */
 export const configLimits: JsonLimits = { bytes: 2 ** 24, values: 2 ** 20, depth: 64 };
 
@@ -58,6 +60,6 @@ export function jsonText(json: Uint8Array, path: string, limits: JsonLimits): st
 }
 
 /** The text of a file of JSON: a regular file within the limits. */
-export function readJsonText(path: string, limits: JsonLimits): string {
-	return jsonText(readWholeFile(path, limits.bytes), path, limits);
+export function readJsonText(path: string, limits: JsonLimits, options: OpenOptions = {}): string {
+	return jsonText(readWholeFile(path, limits.bytes, options), path, limits);
 }
