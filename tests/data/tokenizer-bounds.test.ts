@@ -110,15 +110,13 @@ test("a hundred thousand special tokens are recognised, the longest first", () =
 	expect(encode(tokenizer, "<t".repeat(50_000))).toHaveLength(100_000);
 }, 60_000);
 
-test("more added tokens than memory has room for are refused", () => {
-	const added = Array.from({ length: 10 }, (_, i) => ({
-		id: 95 + i,
-		content: `${i}${"x".repeat(2 ** 20)}`,
-		special: true,
-	}));
+test("more added tokens than memory has room for are refused, and longer ones than any", () => {
+	const token = (id: number, length: number) => ({ id, content: String(id).padEnd(length, "x"), special: true });
+	const added = Array.from({ length: 2100 }, (_, i) => token(i, 4000));
 	expect(() => tokenizerWith({ added_tokens: added })).toThrow(
-		/has added tokens of \d+ characters together; at most 8388608 are read/,
+		/has added tokens of 8400000 characters together; at most 8388608 are read/,
 	);
+	expect(() => tokenizerWith({ added_tokens: [token(0, 4097)] })).toThrow("added_tokens.0.content is malformed");
 });
 
 test("values, depth and kind of the file are bounded before it is parsed", () => {

@@ -9,7 +9,7 @@ import { openLibrary } from "../../src/native/library.ts";
 declare const self: Worker;
 
 const threads = 4;
-const times = 3;
+const times = 2;
 
 interface Job {
 	readonly file: string;

@@ -4,6 +4,7 @@
  * the marked file recognises them only where this program has written the mark.
  */
 
+import { TextTrie } from "./text-trie.ts";
 import type { TokenizerFile } from "./tokenizer-file.ts";
 
 /** A code point that is assigned to no character, for internal use. */
@@ -41,65 +42,13 @@ export function markSpecialTokens(file: TokenizerFile): SpecialTokens {
 		}
 	}
 	if (typeof model.unk_token === "string" && contents.has(model.unk_token)) model.unk_token = MARK + model.unk_token;
-	const texts = [...contents].filter((content) => content !== "").sort((a, b) => b.length - a.length);
-	const root = trieOf(texts);
+	const texts = [...contents].sort((a, b) => b.length - a.length);
+	const trie = new TextTrie(texts);
 	const plain = (text: string) => text.replace(marks, "\ufffd");
 	return {
 		texts,
 		plain,
-		mark: (text) => marked(plain(text), root),
+		mark: (text) => trie.replace(plain(text), (token) => MARK + token),
 		unmark: (text) => text.replace(marks, ""),
 	};
-}
-
-/** A node of the texts' trie: tokenizers of speech have tens of thousands, too many for a regular expression. */
-interface Node {
-	/** By UTF-16 code unit. */
-	readonly next: Map<number, Node>;
-	isEnd: boolean;
-}
-
-function trieOf(texts: readonly string[]): Node {
-	const root: Node = { next: new Map(), isEnd: false };
-	for (const text of texts) {
-		let node = root;
-		for (let i = 0; i < text.length; i++) {
-			const unit = text.charCodeAt(i);
-			let next = node.next.get(unit);
-			if (next === undefined) {
-				next = { next: new Map(), isEnd: false };
-				node.next.set(unit, next);
-			}
-			node = next;
-		}
-		node.isEnd = true;
-	}
-	return root;
-}
-
-/** The text with a mark before every token. */
-function marked(text: string, root: Node): string {
-	let result = "";
-	let written = 0;
-	for (let at = 0; at < text.length; ) {
-		const end = endOfToken(text, at, root);
-		if (end > at) {
-			result += `${text.slice(written, at)}${MARK}${text.slice(at, end)}`;
-			written = end;
-		}
-		at = Math.max(end, at + 1);
-	}
-	return result + text.slice(written);
-}
-
-/** Where the longest token that begins at a place ends; the place itself where there is none. */
-function endOfToken(text: string, at: number, root: Node): number {
-	let end = at;
-	let node: Node | undefined = root;
-	for (let i = at; i < text.length; i++) {
-		node = node.next.get(text.charCodeAt(i));
-		if (node === undefined) break;
-		if (node.isEnd) end = i + 1;
-	}
-	return end;
 }

@@ -4,7 +4,7 @@ import { UserError } from "../../system/errors.ts";
 
 /** Ids are places in a table. */
 const id = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(2 ** 24));
-const token = v.pipe(v.string(), v.minLength(1));
+const token = v.pipe(v.string(), v.minLength(1), v.maxLength(4096));
 /** Characters of all added tokens: the library keeps a node for each. */
 const LARGEST_ADDED = 2 ** 23;
 /** Texts that the library inserts for every word or blank. */

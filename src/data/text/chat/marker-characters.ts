@@ -3,6 +3,7 @@
  * places of images, parts in the loss. They are Unicode noncharacters, which no text may contain.
  */
 import { UserError } from "../../../system/errors.ts";
+import { TextTrie } from "../text-trie.ts";
 
 export const marks = {
 	/** Around a special token in the data's text, which is not a special token there. One alone only breaks the text. */
@@ -22,30 +23,17 @@ const anyMark = /[\ufdd0-\ufdef]/g;
 
 /** Marks the special tokens in what a sample says. */
 export class DataMarks {
-	readonly #pattern: RegExp | null;
-	/** Beginnings of special tokens that are not whole. */
-	readonly #beginnings: ReadonlySet<string>;
-	readonly #longest: number;
+	readonly #specials: TextTrie;
 
 	/** `specials`: texts that stand for themselves in data. */
 	constructor(specials: readonly string[]) {
-		const longestFirst = [...new Set(specials)].filter((text) => text !== "").sort((a, b) => b.length - a.length);
-		this.#pattern =
-			longestFirst.length === 0 ? null : new RegExp(longestFirst.map((text) => RegExp.escape(text)).join("|"), "g");
-		this.#beginnings = new Set(
-			longestFirst.flatMap((text) => Array.from({ length: text.length - 1 }, (_, i) => text.slice(0, i + 1))),
-		);
-		this.#longest = longestFirst[0]?.length ?? 0;
+		this.#specials = new TextTrie(specials);
 	}
 
 	/** A text with its special tokens marked, and broken where it ends in the beginning of one. */
 	text(data: string): string {
 		const plain = data.replace(anyMark, "\ufffd");
-		const marked = this.#marked(plain);
-		for (let length = Math.min(this.#longest, plain.length); length > 0; length--) {
-			if (this.#beginnings.has(plain.slice(-length))) return `${marked}${marks.dataBegin}`;
-		}
-		return marked;
+		return this.#marked(plain) + (this.#specials.endsInBeginning(plain) ? marks.dataBegin : "");
 	}
 
 	/** A value of a JSON record with all its texts marked, as a template can take it. */
@@ -60,8 +48,7 @@ export class DataMarks {
 	}
 
 	#marked(plain: string): string {
-		if (this.#pattern === null) return plain;
-		return plain.replace(this.#pattern, (token) => `${marks.dataBegin}${token}${marks.dataEnd}`);
+		return this.#specials.replace(plain, (token) => `${marks.dataBegin}${token}${marks.dataEnd}`);
 	}
 }
 
