@@ -162,14 +162,16 @@ test("threads that decode at the same time keep to a bound together, or decode o
 		expect(stderr.toString()).toBe("");
 		return JSON.parse(stdout.toString()) as { bytes: number; digests: string[] };
 	};
+	// AddressSanitizer keeps freed memory for a while, so that memory there is not the program's.
+	const measures = process.env.ASAN_OPTIONS === undefined;
 	const free = together(2 ** 40);
 	for (const bound of [1, 1.5 * alone]) {
 		const { bytes, digests } = together(bound);
 		expect(digests).toEqual(free.digests);
-		expect(bytes).toBeLessThan(1.5 * alone);
+		if (measures) expect(bytes).toBeLessThan(1.5 * alone);
 	}
 	expect(free.digests).toHaveLength(1);
-	expect(free.bytes).toBeGreaterThan(1.6 * alone);
+	if (measures) expect(free.bytes).toBeGreaterThan(1.6 * alone);
 	rmSync(dirname(file), { recursive: true });
 });
 
