@@ -2,6 +2,7 @@
 import { expect } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { absent } from "./absent.ts";
 
 /** The `nth` call (from 1) such as "rename a b" from the first that contains `from` on; paths are below the watched folder. */
 export interface Stop {
@@ -34,8 +35,9 @@ export class CallWatcher {
 		const source = join(import.meta.dir, "watch_calls.cpp");
 		const flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror"];
 		expect(Bun.spawnSync(["c++", ...flags, "-o", this.#tool, source]).stderr.toString()).toBe("");
-		this.works = this.run(scratch, null, ["true"]).exitCode === 0;
-		if (!this.works) console.error("skip: the kernel does not let a program watch the calls of another here");
+		this.works =
+			this.run(scratch, null, ["true"]).exitCode === 0 ||
+			absent("the right to watch the calls of a program", "a kernel from 5.8 on, with seccomp") !== null;
 	}
 
 	/** Runs `command` in the scratch folder; `folder`: absolute. */
