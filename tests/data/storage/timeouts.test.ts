@@ -43,6 +43,7 @@ function read(mode: string, changed: Partial<StorageConfiguration> = {}): { erro
 }
 
 describe("a server that", () => {
+	// On a busy machine an answer may begin too late: no more is promised of the last failure.
 	test.each([
 		[
 			"silent",
@@ -52,12 +53,12 @@ describe("a server that", () => {
 		[
 			"mute",
 			"announces bytes that do not come",
-			/bytes 0 to 2047 did not arrive within 3 s, in \d attempts?; the last failure: it sent 0 of 2048 bytes\.$/,
+			/bytes 0 to 2047 did not arrive within 3 s, in \d attempts?; the last failure: it (?:sent 0 of 2048 bytes|gave no answer)\.$/,
 		],
 		[
 			"drip",
 			"sends a byte each 0.2 s",
-			/bytes 0 to 2047 did not arrive within 3 s, in \d attempts?; the last failure: it sent \d+ of 2048 bytes\.$/,
+			/bytes 0 to 2047 did not arrive within 3 s, in \d attempts?; the last failure: it (?:sent \d+ of 2048 bytes|gave no answer)\.$/,
 		],
 	])("%s: %s", (mode, _, sentence) => {
 		const { error, took } = read(mode);
