@@ -73,8 +73,9 @@ test("the heartbeat thread ends a rank whose training thread computes, with the 
 	await ranks[0]!.said(/paused in forward/);
 	for (const rank of ranks) rank.signal(ranks[1]!.process.pid, "SIGKILL");
 	const [ended] = await endOfAll(ranks);
+	// Rank 1 may be killed before it comes as far as rank 0.
 	expect(ended!.stderr).toMatch(
-		/^mimo: rank 1 \(language, tp 1 dp 0; host \S+, process \d+\) failed: (its process has ended|it was killed by SIGKILL) \(after step 1, /,
+		/^mimo: rank 1 \(language, tp 1 dp 0; host \S+, process \d+\) failed: (its process has ended|it was killed by SIGKILL) \((after step 1|in its first step), /,
 	);
 	expect(ended!.stderr.match(/^mimo: /gm)).toHaveLength(1);
 	expect([ended!.exitCode, ended!.signal]).toEqual([69, null]);
