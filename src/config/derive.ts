@@ -5,12 +5,10 @@ import { ReadGuard } from "../native/read-guard.ts";
 import { watched } from "../system/read-watch.ts";
 import { chatTemplateFile } from "./chat-template-file.ts";
 import { fileKind } from "./file-kind.ts";
-import { parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
+import { hasLayer, parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
 export type Derivation = (configuration: TrainingConfiguration) => unknown;
-
-const hasLayer = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
 
 /**
  * Parts into which Megatron would cut a weight beyond tensor parallelism (gtp). Here they are extra data parallelism
@@ -91,13 +89,14 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"mtp-num-layers": (c) => parsePattern(c.hybridLayerPattern).mtp?.depths ?? 0,
 	"num-layers": (c) => parseHybridPattern(c.hybridLayerPattern).length,
 	"ffn-hidden-size": (c) => 4 * c.hiddenSize,
-	"num-attention-heads": (c) => (hasLayer(c, "*") ? undefined : 1),
+	"num-attention-heads": (c) => (hasLayer(c.hybridLayerPattern, "attention") ? undefined : 1),
 	"num-query-groups": (c) => c.numAttentionHeads,
 	"kv-channels": (c) => c.hiddenSize / c.numAttentionHeads,
 	"embedding-init-method-std": (c) => c.initMethodStd,
 	"max-position-embeddings": (c) => c.seqLength,
-	"mamba-num-heads": (c) => (hasLayer(c, "M") ? (2 * c.hiddenSize) / c.mambaHeadDim : c.mambaNumGroups),
-	"num-experts": (c) => (hasLayer(c, "E") ? undefined : 0),
+	"mamba-num-heads": (c) =>
+		hasLayer(c.hybridLayerPattern, "mamba") ? (2 * c.hiddenSize) / c.mambaHeadDim : c.mambaNumGroups,
+	"num-experts": (c) => (hasLayer(c.hybridLayerPattern, "moe") ? undefined : 0),
 	"moe-ffn-hidden-size": (c) => c.ffnHiddenSize,
 	"vision-kv-channels": (c) => c.visionHiddenSize / c.visionNumAttentionHeads,
 	"vision-ffn-hidden-size": (c) => 4 * c.visionHiddenSize,

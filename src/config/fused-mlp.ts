@@ -1,4 +1,5 @@
 /** Decides whether the experts of a layer run as one fused operation (docs/spec/moe-performance.md §1.4). */
+import { hasLayer } from "./hybrid-pattern.ts";
 import type { TrainingConfiguration } from "./schema.ts";
 
 export interface ExpertLayer {
@@ -53,7 +54,7 @@ export function describeExpertPath(
 			"fp8Emulate" | "fp8Format" | "fp8Recipe" | "fp8Wgrad" | "hybridLayerPattern" | "moeFusedMlp"
 		>,
 ): string | null {
-	if (!c.hybridLayerPattern.includes("E")) return null;
+	if (!hasLayer(c.hybridLayerPattern, "moe")) return null;
 	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
 	const obstacle = fusedMlpObstacle(expertLayerOf(c));
 	if (obstacle !== null) return `Experts: one operation after the other, because ${obstacle}.`;

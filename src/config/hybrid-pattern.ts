@@ -6,16 +6,21 @@
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 
-/** M Mamba-2, * attention, - dense MLP, E mixture of experts. */
-export type LayerSymbol = "M" | "*" | "-" | "E";
+/** Kinds of layers by their symbols: Mamba-2, self-attention, dense MLP, mixture of experts. */
+const kindsBySymbol = { M: "mamba", "*": "attention", "-": "mlp", E: "moe" } as const;
+export type LayerKind = (typeof kindsBySymbol)[keyof typeof kindsBySymbol];
+
+export const layerSymbols = Object.fromEntries(
+	Object.entries(kindsBySymbol).map(([symbol, kind]) => [kind, symbol]),
+) as Readonly<Record<LayerKind, string>>;
 
 /** One logical layer: a symbol alone, or those of a bracket group. The unit of recomputation, pipeline cuts and overlap. */
-export type Block = readonly LayerSymbol[];
+export type Block = readonly LayerKind[];
 
 /** Multi-token prediction: `depths` parts of the same layers, each after a `/`. */
 export interface MtpPattern {
 	readonly depths: number;
-	readonly layers: readonly LayerSymbol[];
+	readonly layers: readonly LayerKind[];
 }
 
 export interface HybridPattern {
@@ -29,8 +34,8 @@ export interface HybridPattern {
 
 const allowed = "allowed are M, *, - and E";
 
-function isLayerSymbol(symbol: string): symbol is LayerSymbol {
-	return symbol === "M" || symbol === "*" || symbol === "-" || symbol === "E";
+function isLayerSymbol(symbol: string): symbol is keyof typeof kindsBySymbol {
+	return Object.hasOwn(kindsBySymbol, symbol);
 }
 
 /** Megatron's symbols that are not built. */
@@ -79,7 +84,7 @@ export function parsePattern(pattern: string): HybridPattern {
 }
 
 /** The main part's layers in order, wherever it is cut or grouped. Throws a PatternError. */
-export function parseHybridPattern(pattern: string): readonly LayerSymbol[] {
+export function parseHybridPattern(pattern: string): readonly LayerKind[] {
 	return parsePattern(pattern).segments.flat(2);
 }
 
@@ -100,7 +105,7 @@ function refuse(pattern: string, index: number, reason: string): never {
 
 function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
 	const segments: Block[][] = [[]];
-	let group: { readonly at: number; readonly layers: LayerSymbol[] } | null = null;
+	let group: { readonly at: number; readonly layers: LayerKind[] } | null = null;
 	for (const [index, symbol] of symbols.entries()) {
 		if (symbol === "|") {
 			if (group) refuse(pattern, index, "| cuts a group; a segment begins between groups");
@@ -115,7 +120,7 @@ function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
 			group = null;
 		} else {
 			const layer = parseLayer(pattern, symbols, index);
-			if (group?.layers.includes("E")) refuse(pattern, index, "E must be the last of its group");
+			if (group?.layers.includes("moe")) refuse(pattern, index, "E must be the last of its group");
 			if (group) group.layers.push(layer);
 			else segments.at(-1)!.push([layer]);
 		}
@@ -126,7 +131,7 @@ function parseMain(pattern: string, symbols: readonly string[]): Block[][] {
 
 /** Parses the MTP depths, which must be equal; null if they are empty, as after a trailing `/`. */
 function parseMtp(pattern: string, symbols: readonly string[], first: number): MtpPattern | null {
-	const parts: { readonly at: number; readonly layers: LayerSymbol[] }[] = [{ at: first, layers: [] }];
+	const parts: { readonly at: number; readonly layers: LayerKind[] }[] = [{ at: first, layers: [] }];
 	for (let index = first; index < symbols.length; index++) {
 		const symbol = symbols[index]!;
 		if (symbol === "/") parts.push({ at: index + 1, layers: [] });
@@ -136,9 +141,9 @@ function parseMtp(pattern: string, symbols: readonly string[], first: number): M
 		else parts.at(-1)!.layers.push(parseLayer(pattern, symbols, index));
 	}
 	const { layers } = parts[0]!;
-	const other = parts.find((part) => part.layers.join("") !== layers.join(""));
+	const other = parts.find((part) => symbolsOf(part.layers) !== symbolsOf(layers));
 	if (other) {
-		const names = [layers, other.layers].map((symbols) => (symbols.length === 0 ? "no layers" : symbols.join("")));
+		const names = [layers, other.layers].map((symbols) => (symbols.length === 0 ? "no layers" : symbolsOf(symbols)));
 		refuse(
 			pattern,
 			other.at,
@@ -148,15 +153,25 @@ function parseMtp(pattern: string, symbols: readonly string[], first: number): M
 	return layers.length === 0 ? null : { depths: parts.length, layers };
 }
 
-function parseLayer(pattern: string, symbols: readonly string[], index: number): LayerSymbol {
+function parseLayer(pattern: string, symbols: readonly string[], index: number): LayerKind {
 	const symbol = symbols[index]!;
-	if (isLayerSymbol(symbol)) return symbol;
+	if (isLayerSymbol(symbol)) return kindsBySymbol[symbol];
 	const what = Object.hasOwn(notBuilt, symbol)
 		? `${notBuilt[symbol]} are not built yet`
 		: `${JSON.stringify(symbol)} is not a layer symbol`;
 	return refuse(pattern, index, `${what}; ${allowed}`);
 }
 
-export function countLayers(layers: readonly LayerSymbol[], kind: LayerSymbol): number {
+/** The symbols of layers, as patterns have them. */
+export function symbolsOf(layers: readonly LayerKind[]): string {
+	return layers.map((kind) => layerSymbols[kind]).join("");
+}
+
+export function countLayers(layers: readonly LayerKind[], kind: LayerKind): number {
 	return layers.filter((layer) => layer === kind).length;
+}
+
+/** Whether a pattern, of the main part or of MTP depths, has layers of any of these kinds. */
+export function hasLayer(pattern: string, ...kinds: readonly LayerKind[]): boolean {
+	return kinds.some((kind) => pattern.includes(layerSymbols[kind]));
 }

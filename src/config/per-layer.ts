@@ -2,11 +2,10 @@
  * Sizes that differ between layers of a kind, as in a submodel of an elastic parent (docs/spec/elastic.md §16): a list with a
  * number for every layer of the kind in the pattern's main part replaces the size common to all.
  */
-import { type LayerSymbol, parseHybridPattern } from "./hybrid-pattern.ts";
+import { countLayers, type LayerKind, parseHybridPattern } from "./hybrid-pattern.ts";
 
 export interface PerLayerSize {
-	/** The kind of layer. */
-	readonly symbol: LayerSymbol;
+	readonly kind: LayerKind;
 	/** Property with the size common to all layers; layers of MTP depths always have it. */
 	readonly size: "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
 	/** Property with the list. */
@@ -24,10 +23,15 @@ export interface PerLayerSize {
 }
 
 export const perLayerSizes: readonly PerLayerSize[] = [
-	{ symbol: "M", size: "mambaNumHeads", list: "mambaNumHeadsPerLayer", key: "mamba-num-heads-per-layer" },
-	{ symbol: "*", size: "numAttentionHeads", list: "numAttentionHeadsPerLayer", key: "num-attention-heads-per-layer" },
-	{ symbol: "E", size: "numExperts", list: "numExpertsPerLayer", key: "num-experts-per-layer" },
-	{ symbol: "E", size: "moeFfnHiddenSize", list: "moeFfnHiddenSizePerLayer", key: "moe-ffn-hidden-size-per-layer" },
+	{ kind: "mamba", size: "mambaNumHeads", list: "mambaNumHeadsPerLayer", key: "mamba-num-heads-per-layer" },
+	{
+		kind: "attention",
+		size: "numAttentionHeads",
+		list: "numAttentionHeadsPerLayer",
+		key: "num-attention-heads-per-layer",
+	},
+	{ kind: "moe", size: "numExperts", list: "numExpertsPerLayer", key: "num-experts-per-layer" },
+	{ kind: "moe", size: "moeFfnHiddenSize", list: "moeFfnHiddenSizePerLayer", key: "moe-ffn-hidden-size-per-layer" },
 ];
 
 /** A description of a model with these sizes; a list is absent or null if all layers of the kind are equal. */
@@ -45,11 +49,11 @@ export function hasOwnSizes(c: SizedModel): boolean {
 export function modelOfLayer<Model extends SizedModel>(c: Model, index: number): Model {
 	if (!hasOwnSizes(c)) return c;
 	const pattern = parseHybridPattern(c.hybridLayerPattern);
-	const symbol = pattern[index];
-	if (symbol === undefined) return c;
-	const place = pattern.slice(0, index).filter((other) => other === symbol).length;
-	const own = perLayerSizes.flatMap(({ symbol: kind, size, list }) => {
-		const value = kind === symbol ? c[list]?.[place] : undefined;
+	const kind = pattern[index];
+	if (kind === undefined) return c;
+	const place = countLayers(pattern.slice(0, index), kind);
+	const own = perLayerSizes.flatMap(({ kind: sized, size, list }) => {
+		const value = sized === kind ? c[list]?.[place] : undefined;
 		return value === undefined ? [] : [[size, value] as const];
 	});
 	return { ...c, ...Object.fromEntries(own) };

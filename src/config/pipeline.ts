@@ -1,5 +1,5 @@
 /** How a layer pattern is cut for a pipeline (docs/spec/language-model.md §1.2, §1.3, §1.4). */
-import { type Block, parsePattern } from "./hybrid-pattern.ts";
+import { type Block, parsePattern, symbolsOf } from "./hybrid-pattern.ts";
 
 const layersOf = (blocks: readonly Block[]) => blocks.reduce((sum, { length }) => sum + length, 0);
 
@@ -30,7 +30,7 @@ export function pipelineObjection(pattern: string, stages: number): string | nul
 	for (const block of blocks) {
 		const cut = Math.ceil((begin + 1) / (layers / stages)) * (layers / stages);
 		if (cut < begin + block.length) {
-			const group = `[${block.join("")}] of layers ${begin} to ${begin + block.length - 1}`;
+			const group = `[${symbolsOf(block)}] of layers ${begin} to ${begin + block.length - 1}`;
 			return `a number of equal stages that cuts no group; ${stages} would cut ${group}: say with | where stages begin`;
 		}
 		begin += block.length;

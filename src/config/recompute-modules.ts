@@ -1,25 +1,28 @@
 /** The parts of a layer that selective recomputation can drop, by Megatron's names. */
-import type { LayerSymbol } from "./hybrid-pattern.ts";
+import type { LayerKind } from "./hybrid-pattern.ts";
 
 interface RecomputedPart {
 	/** Layers that have the part. */
-	readonly layers: readonly LayerSymbol[];
+	readonly layers: readonly LayerKind[];
 	/** The values that are not kept, for messages. */
 	readonly dropped: string;
 }
 
 export const recomputeModules = {
-	core_attn: { layers: ["*"], dropped: "attention's output" },
-	layernorm: { layers: ["M", "*", "-", "E"], dropped: "the output of the norm in front of every layer" },
-	mamba: { layers: ["M"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },
-	mlp: { layers: ["-"], dropped: "all of a dense MLP" },
-	moe: { layers: ["E"], dropped: "all of a mixture of experts, router and shared expert included" },
+	core_attn: { layers: ["attention"], dropped: "attention's output" },
+	layernorm: {
+		layers: ["mamba", "attention", "mlp", "moe"],
+		dropped: "the output of the norm in front of every layer",
+	},
+	mamba: { layers: ["mamba"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },
+	mlp: { layers: ["mlp"], dropped: "all of a dense MLP" },
+	moe: { layers: ["moe"], dropped: "all of a mixture of experts, router and shared expert included" },
 	moe_act: {
-		layers: ["E"],
+		layers: ["moe"],
 		dropped:
 			"the activation between the experts' projections, which is not kept where they are one operation (moe-fused-mlp)",
 	},
-	shared_experts: { layers: ["E"], dropped: "all of a shared expert" },
+	shared_experts: { layers: ["moe"], dropped: "all of a shared expert" },
 } as const satisfies Readonly<Record<string, RecomputedPart>>;
 
 export type RecomputeModule = keyof typeof recomputeModules;

@@ -5,7 +5,7 @@
  */
 import { UserError } from "../system/errors.ts";
 import type { ModelPart } from "./field.ts";
-import { storedPattern } from "./hybrid-pattern.ts";
+import { hasLayer, type LayerKind, storedPattern } from "./hybrid-pattern.ts";
 import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
@@ -19,8 +19,7 @@ import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
  */
 export type ModelDescription = Readonly<Record<string, unknown>>;
 
-const hasLayer = (c: ModelDescription, ...symbols: string[]) =>
-	symbols.some((symbol) => String(c.hybridLayerPattern).includes(symbol));
+const has = (c: ModelDescription, ...kinds: LayerKind[]) => hasLayer(String(c.hybridLayerPattern), ...kinds);
 const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vlm" && c.llmOnly !== true;
 
 export const hasAdapters = (c: ModelDescription) => (c.loraRank ?? null) !== null;
@@ -32,13 +31,13 @@ const additions: readonly ModelPart[] = ["adapters", "router"];
 /** Whether a model has a part. */
 const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
 	"language model": () => true,
-	attention: (c) => hasLayer(c, "*"),
-	"rotary embedding": (c) => hasLayer(c, "*") && c.positionEmbeddingType === "rope",
-	"dense MLP": (c) => hasLayer(c, "-"),
-	MLP: (c) => hasLayer(c, "-", "E"),
-	Mamba: (c) => hasLayer(c, "M"),
-	experts: (c) => hasLayer(c, "E"),
-	"softmax router": (c) => hasLayer(c, "E") && c.moeRouterScoreFunction === "softmax",
+	attention: (c) => has(c, "attention"),
+	"rotary embedding": (c) => has(c, "attention") && c.positionEmbeddingType === "rope",
+	"dense MLP": (c) => has(c, "mlp"),
+	MLP: (c) => has(c, "mlp", "moe"),
+	Mamba: (c) => has(c, "mamba"),
+	experts: (c) => has(c, "moe"),
+	"softmax router": (c) => has(c, "moe") && c.moeRouterScoreFunction === "softmax",
 	adapters: hasAdapters,
 	router: hasRouter,
 	encoder: hasEncoder,

@@ -1,5 +1,5 @@
 /** The axes along which an elastic model has sizes to choose from (docs/spec/elastic.md §2). */
-import type { LayerSymbol } from "../config/hybrid-pattern.ts";
+import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { UserError } from "../system/errors.ts";
 
@@ -22,11 +22,11 @@ export function rowsOf({ layers }: Axis): number {
 }
 
 /** Kind of the layers that an axis cuts; null: all of them. */
-export const layerKind: Readonly<Record<AxisName, LayerSymbol | null>> = {
-	mlp: "E",
-	mamba: "M",
-	moe_expert: "E",
-	head: "*",
+export const layerKind: Readonly<Record<AxisName, LayerKind | null>> = {
+	mlp: "moe",
+	mamba: "mamba",
+	moe_expert: "moe",
+	head: "attention",
 	skip_layer: null,
 	emb: null,
 };

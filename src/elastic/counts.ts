@@ -137,8 +137,8 @@ const expertCount: CountLayer = ({ moe, mlp }, { hidden: h, ffn, experts }, inde
 };
 
 const layerCount: Readonly<Record<HybridConfig["pattern"][number], CountLayer>> = {
-	M: mambaCount,
-	"*": attentionCount,
-	"-": denseCount,
-	E: expertCount,
+	mamba: mambaCount,
+	attention: attentionCount,
+	mlp: denseCount,
+	moe: expertCount,
 };

@@ -1,4 +1,5 @@
 /** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
+import { layerSymbols } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { UserError } from "../system/errors.ts";
@@ -77,7 +78,7 @@ function axisOf(c: TrainingConfiguration, model: HybridConfig, name: AxisName): 
 	const layers = model.pattern.flatMap((symbol, layer) => (symbol === kind ? [layer] : []));
 	const asked = c[ints] !== null || c[shares] !== null;
 	if (kind !== null && layers.length === 0) {
-		if (asked) refuse(`${flagPrefix[name]}-int-list: the pattern has no layer ${kind}.`);
+		if (asked) refuse(`${flagPrefix[name]}-int-list: the pattern has no layer ${layerSymbols[kind]}.`);
 		return [];
 	}
 	// Megatron's router has no network of heads.

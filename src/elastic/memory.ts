@@ -130,21 +130,21 @@ export function memoryOf(
 		buffer: (profile.buffer * batchSize * prefillChunk) / gigabyte,
 	};
 	const rows = pattern.map((_, at) => moe.sharedExpertSize + sizes.ffn[at]! * moe.topk);
-	const soft = softMaximum(pattern.map((symbol, at) => (symbol === "E" ? sizes.keep[at]! * rows[at]! : null)));
+	const soft = softMaximum(pattern.map((kind, at) => (kind === "moe" ? sizes.keep[at]! * rows[at]! : null)));
 	let [kvCache, ssmCache] = [0, 0];
-	for (const [at, symbol] of pattern.entries()) {
+	for (const [at, kind] of pattern.entries()) {
 		const keep = sizes.keep[at]!;
 		for (const key of ["mambaHeads", "ffn", "experts", "heads", "keep"] as const)
 			gradient[key][at] = perParameter * counted.gradient[key][at]!;
-		if (symbol === "*") {
+		if (kind === "attention") {
 			kvCache += keep * layer.kv;
 			gradient.keep[at]! += layer.kv;
-		} else if (symbol === "M") {
+		} else if (kind === "mamba") {
 			const heads = sizes.mambaHeads[at]!;
 			ssmCache += keep * layer.ssm * heads;
 			gradient.mambaHeads[at]! += keep * layer.ssm;
 			gradient.keep[at]! += layer.ssm * heads;
-		} else if (symbol === "E") {
+		} else if (kind === "moe") {
 			const slope = layer.buffer * soft.gradient[at]!;
 			gradient.ffn[at]! += slope * keep * moe.topk;
 			gradient.keep[at]! += slope * rows[at]!;

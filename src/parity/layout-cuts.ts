@@ -1,4 +1,5 @@
 /** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
+import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
@@ -15,7 +16,7 @@ export function requireCuts(
 ): void {
 	const { tensor, expert, expertTensor } = topology.language.shape;
 	const { moe } = language;
-	const experts = language.pattern.includes("E");
+	const experts = language.pattern.includes("moe");
 	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
 		["the encoder's tp", topology.encoder?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
 		["the language model's tp", tensor, languageCuts(language)],
@@ -33,13 +34,13 @@ export function requireCuts(
 }
 
 function languageCuts({ pattern, paddedVocabularySize, attention, mamba, mlp, moe }: HybridConfig): readonly Cut[] {
-	const where = (symbol: (typeof pattern)[number], ...cuts: Cut[]) => (pattern.includes(symbol) ? cuts : []);
+	const where = (kind: LayerKind, ...cuts: Cut[]) => (pattern.includes(kind) ? cuts : []);
 	return [
 		["the padded vocabulary", paddedVocabularySize],
-		...where("*", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),
-		...where("M", ["Mamba heads", mamba.heads], ["Mamba groups", mamba.groups]),
-		...where("-", ["the width of an MLP", mlp.ffnHiddenSize]),
-		...where("E", ["the width of the shared expert", moe.sharedExpertSize]),
+		...where("attention", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),
+		...where("mamba", ["Mamba heads", mamba.heads], ["Mamba groups", mamba.groups]),
+		...where("mlp", ["the width of an MLP", mlp.ffnHiddenSize]),
+		...where("moe", ["the width of the shared expert", moe.sharedExpertSize]),
 	];
 }
 

@@ -3,7 +3,7 @@
  * of its own, the language model in one piece or in a pipeline of one or several segments a stage.
  */
 import { hasEncoder, sharesRanks } from "../config/derive.ts";
-import { type Block, parsePattern } from "../config/hybrid-pattern.ts";
+import { type Block, parsePattern, symbolsOf } from "../config/hybrid-pattern.ts";
 import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { countFlopsPerToken } from "../models/hybrid/counts.ts";
@@ -146,7 +146,7 @@ function cutPattern(c: TrainingConfiguration, stages: number, virtualStages: num
 
 /** As a pattern writes it: several layers in brackets. */
 function blockText(block: Block): string {
-	return block.length === 1 ? block[0]! : `[${block.join("")}]`;
+	return block.length === 1 ? symbolsOf(block) : `[${symbolsOf(block)}]`;
 }
 
 /** Ends of `pieces` non-empty runs whose largest sum is least. */

@@ -2,12 +2,14 @@
  * A rough estimate of a layout's memory and step time from sizes alone. It only decides which layouts `mimo plan --split` plans
  * exactly when there are too many to plan all; no printed number comes from it.
  */
+
 import { hasEncoder } from "../config/derive.ts";
 import { parsePattern } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { mockImage } from "../data/mock.ts";
 import { countFlopsPerToken } from "../models/hybrid/counts.ts";
 import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import { kinds } from "../models/hybrid/kinds/index.ts";
 import { hybridParameters } from "../models/hybrid/names.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
@@ -43,7 +45,7 @@ export function roughEstimateOf(
 	const tokens = c.microBatchSize * c.seqLength;
 	const lanes = c.globalBatchSize / c.microBatchSize;
 	const layers = parsePattern(c.hybridLayerPattern).segments.flat(2);
-	const expertLayers = layers.filter((symbol) => symbol === "E").length;
+	const expertLayers = layers.filter((kind) => kinds[kind].routes).length;
 	const speed = (ranks: number) => (ranks > ranksPerHost ? rates.between : rates.inside).bytes;
 	return ({ kind, encoder, language }) => {
 		const { tensor, data, expert } = language;

@@ -3,9 +3,11 @@
  * the optimizer. Every setup (the language model alone, both modules in one process, colocated or disjoint grids) takes this one
  * path and differs only in the topology.
  */
+
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
+import { kinds } from "../models/hybrid/kinds/index.ts";
 import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../models/hybrid/model.ts";
 import { wordEmbedding } from "../models/hybrid/names.ts";
@@ -183,7 +185,7 @@ function exchangesOf(
 ) {
 	const travels = shape.expert * shape.expertTensor > 1;
 	return segments.map((segment) =>
-		blocksOf(language.blocks, segment).map(({ end }) => travels && language.pattern[end - 1] === "E"),
+		blocksOf(language.blocks, segment).map(({ end }) => travels && kinds[language.pattern[end - 1]!].routes),
 	);
 }
 

@@ -190,20 +190,22 @@ test("masks stand in the layers of their kind, and where there is a choice", () 
 		using router = new ElasticRouter(elastic, parent);
 		using sampled = router.sample([withoutNoise({ value: 1, parent: true })], 0, { trains: false });
 		const { hidden, norm, layer } = sampled.microbatches[0]!.masks;
-		const layers = model.pattern.map((symbol, index) => {
+		const layers = model.pattern.map((kind, index) => {
 			const own = Object.entries(layer(index)).filter(([, mask]) => mask !== null);
-			return [symbol, ...own.map(([name]) => name)].join(" ");
+			return [kind, ...own.map(([name]) => name)].join(" ");
 		});
 		return { whole: [hidden !== null, norm !== null], layers };
 	};
 	expect(kinds(familyOf({ "hybrid-layer-pattern": "M*E-ME", "layer-ranking-list": [3] }))).toEqual({
 		whole: [true, true],
-		layers: ["M mamba", "* attention", "E moe", "- keep", "M mamba", "E moe"],
+		layers: ["mamba mamba", "attention attention", "moe moe", "mlp keep", "mamba mamba", "moe moe"],
 	});
 	const { layers } = kinds(
 		familyOf({ "emb-int-list": null, "mamba-int-list": [8], "head-int-list": null, "budget-list": [1] }),
 	);
-	expect(layers.filter((one) => /^[M*]/.test(one))).toEqual(["M", "M", "* keep", "M", "*"]);
+	expect(layers.filter((one) => /^(mamba|attention)/.test(one))).toEqual([
+		...["mamba", "mamba", "attention keep", "mamba", "attention"],
+	]);
 });
 
 test.each([

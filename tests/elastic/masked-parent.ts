@@ -19,8 +19,8 @@ const lives = (index: number, total: number, groups: number, kept: number) => in
 export function maskedConfig(config: HybridConfig, submodel: Submodel): HybridConfig {
 	let mamba = 0;
 	const ofLayer = new Map<number, LayerDifference>();
-	for (const [index, symbol] of config.pattern.entries()) {
-		if (symbol !== "M") continue;
+	for (const [index, kind] of config.pattern.entries()) {
+		if (kind !== "mamba") continue;
 		const share = submodel.mambaNumHeads[mamba++]! / config.mamba.heads;
 		ofLayer.set(index, { mamba: { gatedNormEpsilon: config.mamba.gatedNormEpsilon * share } });
 	}
@@ -51,12 +51,12 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 
 	scaleBy("language_model.embedding.word_embeddings.weight", (_, channel) => (channel < e ? 1 : 0));
 	norm("language_model.decoder.final_norm.weight");
-	const seen = { M: 0, "*": 0, E: 0, "-": 0 };
-	for (const [index, symbol] of config.pattern.entries()) {
+	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
+	for (const [index, kind] of config.pattern.entries()) {
 		const prefix = `language_model.decoder.layers.${index}.`;
-		const at = seen[symbol]++;
+		const at = seen[kind]++;
 		const kept = submodel.keptLayers[index]!;
-		if (symbol === "M") {
+		if (kind === "mamba") {
 			const { heads, groups, headDim } = config.mamba;
 			const live = (head: number) => lives(head, heads, groups, submodel.mambaNumHeads[at]!);
 			const channel = (c: number) => live(Math.floor(c / headDim));
@@ -67,13 +67,13 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 			const share = Math.sqrt(submodel.mambaNumHeads[at]! / heads);
 			scaleBy(`${prefix}mixer.norm.weight`, (c) => (channel(c) ? share : 0));
 			outward(`${prefix}mixer.out_proj.weight`, kept, channel);
-		} else if (symbol === "*") {
+		} else if (kind === "attention") {
 			const { heads, queryGroups, headDim } = config.attention;
 			norm(`${prefix}self_attention.linear_qkv.layer_norm_weight`);
 			outward(`${prefix}self_attention.linear_proj.weight`, kept, (c) =>
 				lives(Math.floor(c / headDim), heads, queryGroups, submodel.numAttentionHeads[at]!),
 			);
-		} else if (symbol === "-") {
+		} else if (kind === "mlp") {
 			norm(`${prefix}mlp.linear_fc1.layer_norm_weight`);
 			outward(`${prefix}mlp.linear_fc2.weight`, kept, all);
 		} else {

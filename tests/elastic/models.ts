@@ -1,4 +1,5 @@
 /** Models and elastic configurations for tests. */
+import { parseHybridPattern } from "../../src/config/hybrid-pattern.ts";
 import { type Axis, type AxisName, axisNames } from "../../src/elastic/axes.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
 import type { HybridConfig } from "../../src/models/hybrid/config.ts";
@@ -23,7 +24,7 @@ export function elasticModel(pattern: string, sizes: ModelSizes): HybridConfig {
 	const { hidden, vocabulary, mamba, attention, moe } = sizes;
 	return {
 		...language,
-		pattern: [...pattern] as HybridConfig["pattern"],
+		pattern: parseHybridPattern(pattern),
 		blocks: [...pattern].map(() => 1),
 		mtp: null,
 		hiddenSize: hidden,

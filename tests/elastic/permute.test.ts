@@ -62,10 +62,10 @@ test.each([
 		const importance: Importance = {
 			...{ format: "mimo-elastic-importance", version: 1, data: ["drawn"], tokens: 1, pattern: "MEM*-E*" },
 			embedding: scores(32),
-			layers: config.pattern.map((symbol) => ({
+			layers: config.pattern.map((kind) => ({
 				layer: null,
-				...("M*".includes(symbol) && { heads: scores(8) }),
-				...(symbol === "E" && { experts: scores(6), channels: Array.from({ length: 6 }, () => scores(24)) }),
+				...((kind === "mamba" || kind === "attention") && { heads: scores(8) }),
+				...(kind === "moe" && { experts: scores(6), channels: Array.from({ length: 6 }, () => scores(24)) }),
 			})),
 		};
 		const units = unitsOfImportance(c, importance, "drawn.json");

@@ -108,7 +108,7 @@ test("operations of the 20-layer model are those that are counted by hand; backw
 	expect(microbatches).toBe(4);
 	// The router's product is fp32 and the convolution belongs to no product: both are in the count by hand too.
 	const byHand = countFlopsPerToken(c).forward * c.seqLength * c.globalBatchSize;
-	expect(layer.M).toBeGreaterThan(0);
+	expect(layer.mamba).toBeGreaterThan(0);
 	expect(Math.abs(language.flops.forward / byHand - 1)).toBeLessThan(0.005);
 	expect(Math.abs(language.flops.backward / language.flops.forward - 2)).toBeLessThan(0.01);
 	// Both lanes' rows cross the edge, a token's row is hidden-size bf16 numbers; as many come back.

@@ -5,9 +5,10 @@
 import {
 	countLayers,
 	type HybridPattern,
-	type LayerSymbol,
+	type LayerKind,
 	PatternError,
 	parsePattern,
+	symbolsOf,
 } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
@@ -19,7 +20,7 @@ export type LayerNames = (typeof layerNameKinds)[number];
 
 /** A layer of a pattern's main part, and its number in the other names; null: it has no place there. */
 export interface NumberedLayer {
-	readonly symbol: LayerSymbol;
+	readonly kind: LayerKind;
 	readonly number: number | null;
 }
 
@@ -30,11 +31,11 @@ export interface NumberedLayer {
 export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 	const blocks = parseAt(pattern, path).segments.flat();
 	for (const block of blocks) {
-		if (new Set(block.map((symbol) => familyOf[symbol])).size < block.length) {
-			throw new UserError(`${path}: group [${block.join("")}] of pattern "${pattern}" has two layers of a kind.`);
+		if (new Set(block.map((kind) => familyOf[kind])).size < block.length) {
+			throw new UserError(`${path}: group [${symbolsOf(block)}] of pattern "${pattern}" has two layers of a kind.`);
 		}
 	}
-	return blocks.flatMap((block, number) => block.map((symbol) => ({ symbol, number })));
+	return blocks.flatMap((block, number) => block.map((kind) => ({ kind, number })));
 }
 
 /**
@@ -48,11 +49,9 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 	};
 	if (mtp !== null) refuse("multi-token prediction has no place in one");
 	const layers = segments.flat(2);
-	const [attention, dense, experts] = (["*", "-", "E"] as const).map((symbol) => countLayers(layers, symbol)) as [
-		number,
-		number,
-		number,
-	];
+	const [attention, dense, experts] = (["attention", "mlp", "moe"] as const).map((kind) =>
+		countLayers(layers, kind),
+	) as [number, number, number];
 	if (dense > 0 && experts > 0) refuse("it has both - and E, and all layers of a GPT model are of one kind");
 	if (attention === 0 || attention !== dense + experts) {
 		refuse(
@@ -60,9 +59,9 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 		);
 	}
 	const next = { attention: 0, mlp: 0 };
-	return layers.map((symbol) => {
-		const family = familyOf[symbol];
-		return { symbol, number: family === "mamba" ? null : next[family]++ };
+	return layers.map((kind) => {
+		const family = familyOf[kind];
+		return { kind, number: family === "mamba" ? null : next[family]++ };
 	});
 }
 
@@ -82,11 +81,11 @@ const families = {
 	mamba: /^(mixer|norm)\./,
 };
 
-const familyOf: Readonly<Record<LayerSymbol, keyof typeof families>> = {
-	"*": "attention",
-	"-": "mlp",
-	E: "mlp",
-	M: "mamba",
+const familyOf: Readonly<Record<LayerKind, keyof typeof families>> = {
+	attention: "attention",
+	mlp: "mlp",
+	moe: "mlp",
+	mamba: "mamba",
 };
 
 const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
@@ -116,7 +115,7 @@ export function renamedLayers(
 		const physical =
 			to === "other"
 				? index
-				: layers.findIndex(({ symbol, number }) => number === index && families[familyOf[symbol]].test(rest));
+				: layers.findIndex(({ kind, number }) => number === index && families[familyOf[kind]].test(rest));
 		const known = layers[physical];
 		if (!known || known.number === null) {
 			throw new UserError(`${path}: ${name} belongs to no layer of pattern "${pattern}".`);

@@ -1,5 +1,5 @@
 /** Numbering of layers in the keys of a torch_dist checkpoint: detected when it is read, chosen when it is written. */
-import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { hasLayer, storedPattern } from "../../config/hybrid-pattern.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
@@ -40,7 +40,7 @@ export function layersInCheckpoint(
 	const pattern = [own, given].find((some) => some?.includes("[")) ?? own ?? given;
 	if (!weights.tensors.has(lastNorm)) return { names: "physical", pattern, layers: [] };
 	const hasMamba = [...weights.tensors.keys()].some((name) => layerOf(name) !== null && /\.mixer\./.test(name));
-	const groups = pattern?.includes("[") && (hasMamba || !pattern.includes("M"));
+	const groups = pattern?.includes("[") && (hasMamba || !hasLayer(pattern, "mamba"));
 	if (own === null && !hasMamba && !groups) {
 		requireGptTensors(weights, path);
 		const target = given ?? gptPattern(weights, path);
@@ -98,7 +98,7 @@ function requireCount(
 	path: string,
 ): void {
 	const there = new Set([...tensors.keys()].map(layerOf).filter((layer) => layer !== null)).size;
-	const wanted = layers.filter(({ symbol }) => symbol === "*").length;
+	const wanted = layers.filter(({ kind }) => kind === "attention").length;
 	if (there === wanted) return;
 	throw new UserError(
 		`${path} is a GPT model of ${counted(there, "layer")}, and pattern "${pattern}" has ${wanted} * of them.`,
@@ -147,8 +147,8 @@ export function namesToWrite(
 /** Megatron's arguments that say how the layers are numbered. */
 export function layerArguments({ names, pattern, layers }: MegatronLayers): JsonObject {
 	if (names === "gpt") {
-		const { length } = layers.filter(({ symbol }) => symbol === "*");
-		const experts = layers.some(({ symbol }) => symbol === "E");
+		const { length } = layers.filter(({ kind }) => kind === "attention");
+		const experts = layers.some(({ kind }) => kind === "moe");
 		return {
 			hybrid_layer_pattern: null,
 			hybrid_override_pattern: null,

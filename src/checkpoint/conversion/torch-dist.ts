@@ -1,4 +1,5 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
+import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
@@ -217,7 +218,7 @@ function layersFor(source: SourceCheckpoint, { layerNames, pattern: given }: Tor
 	const kept = (source.spelling.torchDist as KeptStyle | undefined)?.layerNames ?? "physical";
 	// A model that has come to lack groups, or to have Mamba-2 layers, does not go back under such names by itself.
 	const fits =
-		kept === "logical" ? pattern?.includes("[") : kept === "gpt" && pattern !== null && !pattern.includes("M");
+		kept === "logical" ? pattern?.includes("[") : kept === "gpt" && pattern !== null && !hasLayer(pattern, "mamba");
 	return layersToWrite(layerNames ?? (fits ? kept : "physical"), pattern, path);
 }
 

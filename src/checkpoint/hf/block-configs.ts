@@ -3,7 +3,7 @@
  * (docs/spec/elastic.md §16), such as {"subblock_configs": [{"kind": "mamba", "name": "mamba", "num_heads": 8}]}. Only what differs
  * between layers is written; every other size of an entry must be the model's.
  */
-import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer, type PerLayerSize, perLayerSizes } from "../../config/per-layer.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
 
@@ -13,12 +13,12 @@ type Sizes = { readonly [Size in PerLayerSize["size"]]: number };
 
 /** The kind of a layer's entry, and its fields that are sizes of layers. */
 const kinds: Readonly<
-	Record<string, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>
+	Record<LayerKind, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>
 > = {
-	M: { kind: "mamba", fields: { num_heads: "mambaNumHeads" } },
-	"*": { kind: "attention", fields: { num_query_heads: "numAttentionHeads" } },
-	E: { kind: "moe", fields: { num_experts: "numExperts", expert_intermediate_size: "moeFfnHiddenSize" } },
-	"-": { kind: "ffn", fields: {} },
+	mamba: { kind: "mamba", fields: { num_heads: "mambaNumHeads" } },
+	attention: { kind: "attention", fields: { num_query_heads: "numAttentionHeads" } },
+	moe: { kind: "moe", fields: { num_experts: "numExperts", expert_intermediate_size: "moeFfnHiddenSize" } },
+	mlp: { kind: "ffn", fields: {} },
 };
 
 /** Fields that are the same in all layers here. */
@@ -37,8 +37,8 @@ const uniform: Readonly<Record<string, keyof LanguageModelConfiguration>> = {
 
 /** One entry for every layer of the main part. */
 export function blockConfigs(configuration: LanguageModelConfiguration): unknown[] {
-	return parseHybridPattern(configuration.hybridLayerPattern).map((symbol, index) => {
-		const { kind, fields } = kinds[symbol]!;
+	return parseHybridPattern(configuration.hybridLayerPattern).map((layer, index) => {
+		const { kind, fields } = kinds[layer];
 		const own = modelOfLayer(configuration, index);
 		const sizes = Object.fromEntries(Object.entries(fields).map(([field, size]) => [field, own[size]]));
 		return { subblock_configs: [{ kind, name: kind, no_op: false, ...sizes }] };
@@ -53,8 +53,8 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 		return bad(`block_configs is not a list with one entry for each of the ${pattern.length} layers`);
 	}
 	const found = new Map<keyof Sizes, number[]>();
-	for (const [index, symbol] of pattern.entries()) {
-		const entry = entryOf(blocks[index], kinds[symbol]!.kind, `block_configs[${index}]`, bad);
+	for (const [index, layer] of pattern.entries()) {
+		const entry = entryOf(blocks[index], kinds[layer].kind, `block_configs[${index}]`, bad);
 		for (const [field, value] of Object.entries(entry)) {
 			const shared = uniform[field];
 			if (shared !== undefined && value !== null && value !== model[shared]) {
@@ -63,7 +63,7 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 				);
 			}
 		}
-		for (const [field, size] of Object.entries(kinds[symbol]!.fields)) {
+		for (const [field, size] of Object.entries(kinds[layer].fields)) {
 			const value = entry[field] ?? model[size];
 			if (!Number.isSafeInteger(value) || (value as number) < 1) {
 				bad(`block_configs[${index}]: ${field} is ${JSON.stringify(value)}, expected a whole number`);

@@ -3,7 +3,7 @@
  * docs/spec/language-model.md §10, docs/spec/checkpoint.md §4.1. Fields of models that this program does not have are
  * refused by name.
  */
-import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { hasLayer, type LayerKind, layerSymbols, storedPattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes } from "../../config/per-layer.ts";
 import { modelDifferences } from "../../config/same-model.ts";
 import { counted } from "../../system/counted.ts";
@@ -66,20 +66,19 @@ export interface LanguageModelConfiguration {
 }
 
 /** Layer kinds as config.json spells them, newest first. */
-const layerTypes: Readonly<Record<string, string>> = {
-	linear_attention: "M",
-	mamba: "M",
-	full_attention: "*",
-	attention: "*",
-	moe: "E",
-	mlp: "-",
+const layerTypes: Readonly<Record<string, LayerKind>> = {
+	linear_attention: "mamba",
+	mamba: "mamba",
+	full_attention: "attention",
+	attention: "attention",
+	moe: "moe",
+	mlp: "mlp",
 };
-const typeOfSymbol: Readonly<Record<string, string>> = {
-	M: "linear_attention",
-	"*": "full_attention",
-	E: "moe",
-	"-": "mlp",
-};
+const typeOfSymbol = Object.fromEntries(
+	Object.entries(layerTypes)
+		.reverse()
+		.map(([type, kind]) => [layerSymbols[kind], type]),
+);
 
 /** Sizes with the defaults of transformers' NemotronHConfig. */
 const sizes = {
@@ -196,7 +195,7 @@ export function configurationFromHuggingFace(
 	// As in Megatron, the scores of the chosen experts are normalised unless only one is chosen.
 	const normalised = Number(configuration.moeRouterTopk) > 1;
 	const written = values.norm_topk_prob ?? true;
-	if (pattern.includes("E") && written !== normalised) {
+	if (hasLayer(pattern, "moe") && written !== normalised) {
 		bad(
 			`norm_topk_prob is ${JSON.stringify(written)} where num_experts_per_tok is ${configuration.moeRouterTopk}, ` +
 				`this program's model has only ${normalised} there`,
@@ -225,7 +224,7 @@ function layersIn(values: Record<string, unknown>, list: string, text: string, b
 		pattern = types
 			.map((type, index) =>
 				typeof type === "string" && Object.hasOwn(layerTypes, type)
-					? layerTypes[type]
+					? layerSymbols[layerTypes[type]!]
 					: bad(`${list}[${index}] is ${JSON.stringify(type)}, no known layer type`),
 			)
 			.join("");

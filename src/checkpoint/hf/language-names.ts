@@ -2,7 +2,7 @@
  * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (docs/spec/language-model.md §10,
  * docs/spec/checkpoint.md §4.1–§4.2). A pure plan that reads no files.
  */
-import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, layerSymbols, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
@@ -57,12 +57,15 @@ export function requireCounts(
 		throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
 	};
 	if (pattern.length > stored.size) tooMany("hybrid_override_pattern (layers_block_type)", pattern.length);
-	const first = pattern.indexOf("E");
+	const { moe: symbol } = layerSymbols;
+	const first = pattern.indexOf(symbol);
 	if (first < 0) return;
 	const [main = "", depth = ""] = pattern.split("/");
 	const { numExperts: experts } = modelOfLayer(configuration, first);
 	const place =
-		first < main.length ? `${spelling.base}layers.${first}.` : `${spelling.mtp ?? ""}mtp.layers.${depth.indexOf("E")}.`;
+		first < main.length
+			? `${spelling.base}layers.${first}.`
+			: `${spelling.mtp ?? ""}mtp.layers.${depth.indexOf(symbol)}.`;
 	if (spelling.experts === "packed") {
 		const packed = `${place}mixer.experts.up_proj`;
 		const found = stored.get(packed)?.shape[0];
@@ -73,7 +76,7 @@ export function requireCounts(
 		return;
 	}
 	const listed = configuration.numExpertsPerLayer?.reduce((sum, size) => sum + size, 0) ?? null;
-	const all = listed ?? (pattern.split("E").length - 1) * experts;
+	const all = listed ?? (pattern.split(symbol).length - 1) * experts;
 	if (all > stored.size) tooMany(listed === null ? "n_routed_experts" : "block_configs", listed ?? experts);
 }
 
@@ -107,10 +110,10 @@ export function addLanguage(
 	};
 	vocabulary(`${prefix}embedding.word_embeddings.weight`, `${spelling.base}embeddings.weight`);
 	const { segments, mtp } = parsePattern(configuration.hybridLayerPattern);
-	segments.flat(2).forEach((symbol, index) => {
+	segments.flat(2).forEach((kind, index) => {
 		const logical = `${prefix}decoder.layers.${index}.`;
 		const foreign = `${spelling.base}layers.${index}.`;
-		layer(builder, modelOfLayer(configuration, index), spelling, symbol, logical, foreign);
+		layer(builder, modelOfLayer(configuration, index), spelling, kind, logical, foreign);
 	});
 	builder.same(`${prefix}decoder.final_norm.weight`, `${spelling.base}norm_f.weight`, [h]);
 	if (configuration.untieEmbeddingsAndOutputWeights) {
@@ -128,7 +131,7 @@ function addDepth(
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
 	depth: number,
-	layers: readonly string[],
+	layers: readonly LayerKind[],
 ): void {
 	const { hiddenSize: h } = configuration;
 	const logical = `language_model.mtp.layers.${depth}.`;
@@ -138,8 +141,8 @@ function addDepth(
 	same("enorm.weight", 0, [h]);
 	same("hnorm.weight", 0, [h]);
 	same("eh_proj.weight", 0, [h, 2 * h]);
-	layers.forEach((symbol, at) => {
-		layer(builder, configuration, spelling, symbol, `${logical}mtp_model_layer.layers.${at}.`, foreign(at));
+	layers.forEach((kind, at) => {
+		layer(builder, configuration, spelling, kind, `${logical}mtp_model_layer.layers.${at}.`, foreign(at));
 	});
 	same("final_layernorm.weight", layers.length - 1, [h]);
 }
@@ -148,32 +151,30 @@ function layer(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
-	symbol: string,
+	kind: LayerKind,
 	logical: string,
 	foreign: string,
 ): void {
 	const { hiddenSize: h } = configuration;
 	const same = (mine: string, theirs: string, shape: readonly number[]) =>
 		builder.same(logical + mine, foreign + theirs, shape);
-	switch (symbol) {
-		case "M":
+	switch (kind) {
+		case "mamba":
 			mamba(configuration, same);
 			break;
-		case "*":
+		case "attention":
 			same("self_attention.linear_qkv.layer_norm_weight", "norm.weight", [h]);
 			attention(builder, configuration, logical, foreign);
 			break;
-		case "-":
+		case "mlp":
 			same("mlp.linear_fc1.layer_norm_weight", "norm.weight", [h]);
 			same("mlp.linear_fc1.weight", "mixer.up_proj.weight", [configuration.ffnHiddenSize, h]);
 			same("mlp.linear_fc2.weight", "mixer.down_proj.weight", [h, configuration.ffnHiddenSize]);
 			break;
-		case "E":
+		case "moe":
 			same("pre_mlp_layernorm.weight", "norm.weight", [h]);
 			mixtureOfExperts(builder, configuration, spelling, logical, foreign, same);
 			break;
-		default:
-			throw new RangeError(`No layer symbol: ${symbol}.`);
 	}
 }
 

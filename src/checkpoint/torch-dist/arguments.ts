@@ -2,7 +2,9 @@
  * Megatron's arguments of a language model, read and written. What Megatron's models cannot differ in has an argument of our own
  * where it does differ, so that a checkpoint that is converted there and back is the same model.
  */
+
 import { hasGatedActivation } from "../../config/derive.ts";
+import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { JsonObject } from "./common.ts";
@@ -127,7 +129,7 @@ function positionArguments(configuration: LanguageModelConfiguration): JsonObjec
 
 /** Megatron's arguments of experts; a router without groups has none of theirs. */
 function expertArguments(configuration: LanguageModelConfiguration): JsonObject {
-	if (!configuration.hybridLayerPattern.includes("E")) return {};
+	if (!hasLayer(configuration.hybridLayerPattern, "moe")) return {};
 	return {
 		num_experts: configuration.numExperts,
 		moe_router_topk: configuration.moeRouterTopk,

@@ -88,14 +88,14 @@ function rowsOf(load: string, files: readonly string[], log: string | null): Row
 
 function sizesOfSubmodel(model: HybridConfig, submodel: Submodel): Sizes {
 	const sizes = parentSizes(model);
-	const seen = { M: 0, "*": 0, E: 0, "-": 0 };
+	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
 	sizes.hidden = submodel.hiddenSize;
-	for (const [layer, symbol] of model.pattern.entries()) {
-		const at = seen[symbol]++;
+	for (const [layer, kind] of model.pattern.entries()) {
+		const at = seen[kind]++;
 		sizes.keep[layer] = submodel.keptLayers[layer] ? 1 : 0;
-		if (symbol === "M") sizes.mambaHeads[layer] = submodel.mambaNumHeads[at]!;
-		if (symbol === "*") sizes.heads[layer] = submodel.numAttentionHeads[at]!;
-		if (symbol !== "E") continue;
+		if (kind === "mamba") sizes.mambaHeads[layer] = submodel.mambaNumHeads[at]!;
+		if (kind === "attention") sizes.heads[layer] = submodel.numAttentionHeads[at]!;
+		if (kind !== "moe") continue;
 		sizes.experts[layer] = submodel.numMoeExperts[at]!;
 		sizes.ffn[layer] = submodel.moeFfnHiddenSize[at]!;
 	}

@@ -1,6 +1,6 @@
 /** Checks of the keys of elastic models (docs/spec/elastic.md §2); src/elastic checks the sizes themselves. */
 
-import { parsePattern } from "../hybrid-pattern.ts";
+import { hasLayer, parsePattern } from "../hybrid-pattern.ts";
 import { perLayerSizes } from "../per-layer.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
@@ -40,17 +40,18 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	["lora-rank", (c) => c.loraRank !== null, "allowed only without flextron"],
 	[
 		"moe-router-bias-update-rate",
-		(c) => c.moeRouterEnableExpertBias && c.moeRouterBiasUpdateRate > 0 && c.hybridLayerPattern.includes("E"),
+		(c) => c.moeRouterEnableExpertBias && c.moeRouterBiasUpdateRate > 0 && hasLayer(c.hybridLayerPattern, "moe"),
 		"allowed with flextron is 0: experts that a mask leaves out would count as starved",
 	],
 	[
 		"moe-router-score-function",
-		(c) => c.softMask && c.hybridLayerPattern.includes("E") && c.moeRouterScoreFunction !== "sigmoid",
+		(c) => c.softMask && hasLayer(c.hybridLayerPattern, "moe") && c.moeRouterScoreFunction !== "sigmoid",
 		"allowed with soft-mask is sigmoid",
 	],
 	[
 		"moe-router-load-balancing-type",
-		(c) => c.softMask && c.hybridLayerPattern.includes("E") && c.moeAuxLossCoeff.some((coefficient) => coefficient > 0),
+		(c) =>
+			c.softMask && hasLayer(c.hybridLayerPattern, "moe") && c.moeAuxLossCoeff.some((coefficient) => coefficient > 0),
 		"allowed with soft-mask is none, or a coefficient of 0",
 	],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],

@@ -2,6 +2,7 @@
 
 import { hasGatedActivation } from "../derive.ts";
 import { expertLayerOf, fusedMlpObstacle } from "../fused-mlp.ts";
+import { hasLayer } from "../hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
@@ -11,7 +12,7 @@ const expertWidths = (c: TrainingConfiguration) => [
 
 /** Conditions that FP8 products of experts need beside fp8-format. */
 const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
-	["layers of experts (E)", (c) => c.hybridLayerPattern.includes("E")],
+	["layers of experts (E)", (c) => hasLayer(c.hybridLayerPattern, "moe")],
 	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
 	["bf16, or fp8-emulate", (c) => c.bf16 || c.fp8Emulate],
 	[
@@ -49,7 +50,7 @@ const fp8Checks: readonly Check[] = [
 const routingChecks: readonly Check[] = [
 	(c) =>
 		unless(
-			!c.hybridLayerPattern.includes("E") || c.numExperts > 0,
+			!hasLayer(c.hybridLayerPattern, "moe") || c.numExperts > 0,
 			"num-experts",
 			"allowed is at least 1 when the pattern has E",
 		),
@@ -62,7 +63,7 @@ const routingChecks: readonly Check[] = [
 	// As in Megatron: the softmax of a single score is 1 for any logit.
 	(c) =>
 		unless(
-			!c.hybridLayerPattern.includes("E") ||
+			!hasLayer(c.hybridLayerPattern, "moe") ||
 				c.moeRouterTopk > 1 ||
 				c.moeRouterScoreFunction !== "softmax" ||
 				c.moeRouterPreSoftmax,
@@ -98,7 +99,7 @@ const routingChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			!c.moeRouterForceLoadBalancing || c.hybridLayerPattern.includes("E"),
+			!c.moeRouterForceLoadBalancing || hasLayer(c.hybridLayerPattern, "moe"),
 			"moe-router-force-load-balancing",
 			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
 		),
@@ -118,7 +119,7 @@ const routingChecks: readonly Check[] = [
 	},
 	(c) =>
 		unless(
-			!c.addBiasLinear || !c.hybridLayerPattern.includes("E") || c.moeSharedExpertIntermediateSize === 0,
+			!c.addBiasLinear || !hasLayer(c.hybridLayerPattern, "moe") || c.moeSharedExpertIntermediateSize === 0,
 			"add-bias-linear",
 			"allowed is false with moe-shared-expert-intermediate-size: shared experts have no biases in Megatron",
 		),

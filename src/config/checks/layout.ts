@@ -4,6 +4,7 @@
 
 import { counted } from "../../system/counted.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
+import { hasLayer, type LayerKind } from "../hybrid-pattern.ts";
 import { pipelineObjection } from "../pipeline.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
@@ -20,7 +21,7 @@ function cuts(key: Key, size: (c: TrainingConfiguration) => number, lengths: Cut
 	};
 }
 
-const has = (c: TrainingConfiguration, symbol: string) => c.hybridLayerPattern.includes(symbol);
+const has = (c: TrainingConfiguration, kind: LayerKind) => hasLayer(c.hybridLayerPattern, kind);
 
 /** Whether one of two numbers is a multiple of the other. */
 const nested = (a: number, b: number) => a % b === 0 || b % a === 0;
@@ -169,7 +170,7 @@ export const layoutChecks: readonly Check[] = [
 	lanesNest,
 	(c) =>
 		unless(
-			!c.overlapMoeExpertParallelComm || (c.llmEp * c.llmExptTp > 1 && has(c, "E")),
+			!c.overlapMoeExpertParallelComm || (c.llmEp * c.llmExptTp > 1 && has(c, "moe")),
 			"overlap-moe-expert-parallel-comm",
 			"allowed only where experts (E) lie on several ranks: llm-ep or llm-expt-tp above 1",
 		),
@@ -200,12 +201,12 @@ export const layoutChecks: readonly Check[] = [
 		"llm-tp",
 		(c) => c.llmTp,
 		(c) => [
-			["num-attention-heads", c.numAttentionHeads, has(c, "*")],
-			["num-query-groups", c.numQueryGroups, has(c, "*")],
-			["mamba-num-heads", c.mambaNumHeads, has(c, "M")],
-			["mamba-num-groups", c.mambaNumGroups, has(c, "M")],
-			["ffn-hidden-size", c.ffnHiddenSize, has(c, "-")],
-			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "E")],
+			["num-attention-heads", c.numAttentionHeads, has(c, "attention")],
+			["num-query-groups", c.numQueryGroups, has(c, "attention")],
+			["mamba-num-heads", c.mambaNumHeads, has(c, "mamba")],
+			["mamba-num-groups", c.mambaNumGroups, has(c, "mamba")],
+			["ffn-hidden-size", c.ffnHiddenSize, has(c, "mlp")],
+			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "moe")],
 			["vocab-size padded to make-vocab-size-divisible-by", paddedVocabularySize(c), true],
 			["micro-batch-size × seq-length", c.microBatchSize * c.seqLength, true],
 			[
@@ -238,13 +239,13 @@ export const layoutChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			c.llmExptTp === 1 || !c.addBiasLinear || !has(c, "E"),
+			c.llmExptTp === 1 || !c.addBiasLinear || !has(c, "moe"),
 			"llm-expt-tp",
 			"allowed is 1 with add-bias-linear: the bias of an expert's output is not cut",
 		),
 	cuts(
 		"llm-expt-tp",
 		(c) => c.llmExptTp,
-		(c) => [["moe-ffn-hidden-size", c.moeFfnHiddenSize, has(c, "E")]],
+		(c) => [["moe-ffn-hidden-size", c.moeFfnHiddenSize, has(c, "moe")]],
 	),
 ];

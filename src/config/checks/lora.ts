@@ -1,23 +1,24 @@
 /** Checks of the keys of low-rank adapters. */
 
+import { hasLayer } from "../hybrid-pattern.ts";
 import type { LoraModule } from "../keys/lora.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
 /** Whether any layer has the projection. */
 const exists: Readonly<Record<LoraModule, (c: TrainingConfiguration) => boolean>> = {
-	linear_qkv: (c) => c.hybridLayerPattern.includes("*"),
-	linear_proj: (c) => c.hybridLayerPattern.includes("*"),
+	linear_qkv: (c) => hasLayer(c.hybridLayerPattern, "attention"),
+	linear_proj: (c) => hasLayer(c.hybridLayerPattern, "attention"),
 	linear_fc1: hasFeedForward,
 	linear_fc2: hasFeedForward,
-	in_proj: (c) => c.hybridLayerPattern.includes("M"),
-	out_proj: (c) => c.hybridLayerPattern.includes("M"),
-	"experts.linear_fc1": (c) => c.hybridLayerPattern.includes("E"),
-	"experts.linear_fc2": (c) => c.hybridLayerPattern.includes("E"),
+	in_proj: (c) => hasLayer(c.hybridLayerPattern, "mamba"),
+	out_proj: (c) => hasLayer(c.hybridLayerPattern, "mamba"),
+	"experts.linear_fc1": (c) => hasLayer(c.hybridLayerPattern, "moe"),
+	"experts.linear_fc2": (c) => hasLayer(c.hybridLayerPattern, "moe"),
 };
 
 function hasFeedForward({ hybridLayerPattern: pattern, moeSharedExpertIntermediateSize }: TrainingConfiguration) {
-	return pattern.includes("-") || (pattern.includes("E") && moeSharedExpertIntermediateSize > 0);
+	return hasLayer(pattern, "mlp") || (hasLayer(pattern, "moe") && moeSharedExpertIntermediateSize > 0);
 }
 
 const targetsExperts = (c: TrainingConfiguration) =>

@@ -1,6 +1,6 @@
 /** Checks of lists with a size for every layer: the list's length, and the divisors that a size common to all has too. */
 
-import { parseHybridPattern } from "../hybrid-pattern.ts";
+import { countLayers, layerSymbols, parseHybridPattern } from "../hybrid-pattern.ts";
 import { type PerLayerSize, perLayerSizes } from "../per-layer.ts";
 import type { TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
@@ -24,14 +24,14 @@ const conditions: Readonly<
 	moeFfnHiddenSizePerLayer: [["llm-expt-tp", (c) => c.llmExptTp]],
 };
 
-export const perLayerChecks: readonly Check[] = perLayerSizes.flatMap(({ symbol, list, key }): Check[] => [
+export const perLayerChecks: readonly Check[] = perLayerSizes.flatMap(({ kind, list, key }): Check[] => [
 	(c) => {
 		const sizes = c[list];
-		const layers = parseHybridPattern(c.hybridLayerPattern).filter((layer) => layer === symbol).length;
+		const layers = countLayers(parseHybridPattern(c.hybridLayerPattern), kind);
 		return unless(
 			sizes === null || sizes.length === layers,
 			key,
-			`allowed is a number for each of the ${layers} ${symbol} of hybrid-layer-pattern's main part, and these are ${sizes?.length}`,
+			`allowed is a number for each of the ${layers} ${layerSymbols[kind]} of hybrid-layer-pattern's main part, and these are ${sizes?.length}`,
 		);
 	},
 	...conditions[list].map(

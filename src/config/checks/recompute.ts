@@ -1,5 +1,6 @@
 /** Checks of the keys of recomputation. */
 
+import { hasLayer } from "../hybrid-pattern.ts";
 import { defaultRecomputeModules, recomputeModules } from "../recompute-modules.ts";
 import type { TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
@@ -53,6 +54,6 @@ function absent(modules: readonly string[]): string {
 /** Whether any layer has the part. */
 function exists(module: keyof typeof recomputeModules, c: TrainingConfiguration): boolean {
 	const { layers } = recomputeModules[module];
-	const inPattern = layers.some((symbol) => c.hybridLayerPattern.includes(symbol));
+	const inPattern = hasLayer(c.hybridLayerPattern, ...layers);
 	return inPattern && (module !== "shared_experts" || c.moeSharedExpertIntermediateSize > 0);
 }

@@ -86,21 +86,21 @@ export function unitsOfImportance(c: LanguageModelConfiguration, importance: Imp
 		const group = (unit: number) => Math.floor(unit / size);
 		return Uint32Array.from(all.sort((a, b) => group(a) - group(b) || values[b]! - values[a]! || a - b));
 	};
-	const layers = pattern.map((symbol, index): LayerUnits => {
+	const layers = pattern.map((kind, index): LayerUnits => {
 		const { heads, experts, channels } = importance.layers[index]!;
 		const layer = modelOfLayer(c, index);
-		switch (symbol) {
-			case "M":
+		switch (kind) {
+			case "mamba":
 				return {
 					...wholeLayer,
 					mambaHeads: order(`heads in layer ${index}`, heads, layer.mambaNumHeads, layer.mambaNumGroups),
 				};
-			case "*":
+			case "attention":
 				return {
 					...wholeLayer,
 					queryHeads: order(`heads in layer ${index}`, heads, layer.numAttentionHeads, layer.numQueryGroups),
 				};
-			case "E": {
+			case "moe": {
 				const ordered = Array.from({ length: layer.numExperts }, (_, expert) =>
 					order(`channels of expert ${expert} in layer ${index}`, channels?.[expert], layer.moeFfnHiddenSize),
 				);

@@ -27,11 +27,11 @@ export class ImportanceMeter {
 
 	constructor(private readonly config: HybridConfig) {
 		this.#embedding = new Float64Array(config.hiddenSize);
-		this.#layers = config.pattern.map((symbol, index) => {
+		this.#layers = config.pattern.map((kind, index) => {
 			const { mamba, attention, moe } = configOfLayer(config, index);
-			const [experts, width] = symbol === "E" ? [moe.experts, moe.ffnHiddenSize] : [0, 0];
+			const [experts, width] = kind === "moe" ? [moe.experts, moe.ffnHiddenSize] : [0, 0];
 			return {
-				heads: new Float64Array(symbol === "M" ? mamba.heads : symbol === "*" ? attention.heads : 0),
+				heads: new Float64Array(kind === "mamba" ? mamba.heads : kind === "attention" ? attention.heads : 0),
 				experts: new Float64Array(experts),
 				channels: new Float64Array(experts * width),
 				rows: new Float64Array(experts),
@@ -101,15 +101,15 @@ export class ImportanceMeter {
 		};
 		const embedding = take(this.#embedding.length);
 		const layers = this.#layers.map((sums, index) => {
-			const symbol = this.config.pattern[index];
+			const kind = this.config.pattern[index];
 			const [heads, outputs, channels, rows] = [
 				take(sums.heads.length),
 				take(sums.experts.length),
 				take(sums.channels.length),
 				take(sums.rows.length),
 			];
-			if (symbol === "-") return {};
-			if (symbol !== "E") return { heads };
+			if (kind === "mlp") return {};
+			if (kind !== "moe") return { heads };
 			const mean = (sum: number, expert: number) => sum / Math.max(1, rows[expert]!);
 			const width = channels.length / outputs.length;
 			return {

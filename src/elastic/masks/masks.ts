@@ -53,11 +53,11 @@ export class MaskBuilder {
 
 	#layer(index: number): LayerMasks {
 		const { config, model } = this.parts;
-		const symbol = model.config.pattern[index]!;
+		const kind = model.config.pattern[index]!;
 		return {
-			mamba: symbol === "M" ? this.#mamba(index) : null,
-			attention: symbol === "*" ? this.#attention(index) : null,
-			moe: symbol === "E" ? this.#moe(index) : null,
+			mamba: kind === "mamba" ? this.#mamba(index) : null,
+			attention: kind === "attention" ? this.#attention(index) : null,
+			moe: kind === "moe" ? this.#moe(index) : null,
 			// In Megatron the choice of layers is read by the budget alone.
 			keep: config.ranking.includes(index) && !config.compat ? this.#keep(config.ranking.indexOf(index)) : null,
 		};

@@ -2,6 +2,7 @@
  * A submodel's sizes as a file says them, YAML or JSON: the configuration's keys of the elastic axes, each with a size for all layers or
  * a list with one for every layer of the kind, and the layers to leave out. An axis that is not named has the parent's size.
  */
+import { type LayerKind, layerSymbols } from "../../config/hybrid-pattern.ts";
 import { nearestHint } from "../../config/names.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { counted } from "../../system/counted.ts";
@@ -12,11 +13,11 @@ import { parentSubmodel, type Submodel } from "./submodel.ts";
 type ListedAxis = "mambaNumHeads" | "moeFfnHiddenSize" | "numMoeExperts" | "numAttentionHeads";
 
 /** Axes with a size a layer: the file's key, the submodel's field, and the layers that it sizes. */
-const listed: readonly (readonly [key: string, axis: ListedAxis, symbol: string])[] = [
-	["mamba-num-heads", "mambaNumHeads", "M"],
-	["num-attention-heads", "numAttentionHeads", "*"],
-	["num-experts", "numMoeExperts", "E"],
-	["moe-ffn-hidden-size", "moeFfnHiddenSize", "E"],
+const listed: readonly (readonly [key: string, axis: ListedAxis, kind: LayerKind])[] = [
+	["mamba-num-heads", "mambaNumHeads", "mamba"],
+	["num-attention-heads", "numAttentionHeads", "attention"],
+	["num-experts", "numMoeExperts", "moe"],
+	["moe-ffn-hidden-size", "moeFfnHiddenSize", "moe"],
 ];
 
 const keys = ["hidden-size", ...listed.map(([key]) => key), "drop-layers"];
@@ -51,14 +52,16 @@ export function choiceOf(value: unknown, parent: HybridConfig, path: string): Su
 			? whole.hiddenSize
 			: size("hidden-size", given["hidden-size"], whole.hiddenSize, 1, "");
 	const sizes = Object.fromEntries(
-		listed.map(([key, axis, symbol]) => {
+		listed.map(([key, axis, kind]) => {
 			const all = whole[axis];
 			const said = given[key];
 			if (said === undefined) return [axis, all];
 			if (Array.isArray(said) && said.length !== all.length) {
-				bad(`${key} has ${counted(said.length, "size")}, and the parent has ${counted(all.length, "layer")} ${symbol}`);
+				bad(
+					`${key} has ${counted(said.length, "size")}, and the parent has ${counted(all.length, "layer")} ${layerSymbols[kind]}`,
+				);
 			}
-			if (all.length === 0) bad(`${key} is given, and the parent has no layer ${symbol}`);
+			if (all.length === 0) bad(`${key} is given, and the parent has no layer ${layerSymbols[kind]}`);
 			const [divisor, of] = divisorOf(axis, parent);
 			return [axis, all.map((most, at) => size(key, Array.isArray(said) ? said[at] : said, most, divisor, of))];
 		}),

@@ -1,6 +1,6 @@
 /** The description of a submodel as a model of its own, and the units of the parent that it keeps (docs/spec/elastic.md §16). */
 import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
-import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer, perLayerSizes, sharedSize } from "../../config/per-layer.ts";
 import type { Submodel } from "./submodel.ts";
 import { firstOfGroups, firstPlaces, type KeptUnits, type LayerUnits, wholeLayer } from "./units.ts";
@@ -13,18 +13,18 @@ export type SubmodelKeys = Pick<LanguageModelConfiguration, "hiddenSize" | "hybr
 export function submodelKeys(parent: LanguageModelConfiguration, submodel: Submodel): SubmodelKeys {
 	const { segments, mtp } = parsePattern(parent.hybridLayerPattern);
 	const pattern = segments.flat(2);
-	const stays = (symbol: string) =>
-		pattern.flatMap((layer, index) => (layer === symbol ? [submodel.keptLayers[index]!] : []));
+	const stays = (kind: LayerKind) =>
+		pattern.flatMap((layer, index) => (layer === kind ? [submodel.keptLayers[index]!] : []));
 	const sizes = {
 		mambaNumHeads: submodel.mambaNumHeads,
 		numAttentionHeads: submodel.numAttentionHeads,
 		numExperts: submodel.numMoeExperts,
 		moeFfnHiddenSize: submodel.moeFfnHiddenSize,
 	};
-	const own = perLayerSizes.flatMap(({ symbol, size, list }) => {
-		const kept = sizes[size].filter((_, at) => stays(symbol)[at]);
+	const own = perLayerSizes.flatMap(({ kind, size, list }) => {
+		const kept = sizes[size].filter((_, at) => stays(kind)[at]);
 		const shared = sharedSize(kept, parent[size]);
-		if (mtp?.layers.includes(symbol) && (shared.list !== null || shared.size !== parent[size])) {
+		if (mtp?.layers.includes(kind) && (shared.list !== null || shared.size !== parent[size])) {
 			return [[list, kept] as const];
 		}
 		return [[size, shared.size] as const, [list, shared.list] as const];
@@ -50,23 +50,23 @@ export function patternOf(pattern: string, kept: readonly boolean[]): string {
 /** Of every axis the first units. */
 export function unitsOfSubmodel(parent: LanguageModelConfiguration, submodel: Submodel): KeptUnits {
 	const pattern = parsePattern(parent.hybridLayerPattern).segments.flat(2);
-	const seen = { M: 0, "*": 0, E: 0, "-": 0 };
-	const layers = pattern.map((symbol, index): LayerUnits | null => {
-		const at = seen[symbol]++;
+	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
+	const layers = pattern.map((kind, index): LayerUnits | null => {
+		const at = seen[kind]++;
 		if (!submodel.keptLayers[index]) return null;
 		const own = modelOfLayer(parent, index);
-		switch (symbol) {
-			case "M":
+		switch (kind) {
+			case "mamba":
 				return {
 					...wholeLayer,
 					mambaHeads: firstOfGroups(own.mambaNumHeads, own.mambaNumGroups, submodel.mambaNumHeads[at]!),
 				};
-			case "*":
+			case "attention":
 				return {
 					...wholeLayer,
 					queryHeads: firstOfGroups(own.numAttentionHeads, own.numQueryGroups, submodel.numAttentionHeads[at]!),
 				};
-			case "E": {
+			case "moe": {
 				const channels = prefix(own.moeFfnHiddenSize, submodel.moeFfnHiddenSize[at]!);
 				return {
 					...wholeLayer,

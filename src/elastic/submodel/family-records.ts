@@ -1,4 +1,5 @@
 /** Records of the submodel of every budget, for a log and `mimo elastic list`. */
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import type { BudgetRecord } from "../../observe/run-log/family.ts";
 import type { AxisName } from "../axes.ts";
@@ -57,21 +58,21 @@ export function recordOf(
 }
 
 function sizeOf({ pattern }: HybridConfig, axis: AxisName, sizes: Sizes): number {
-	const mean = (symbol: string, list: readonly number[]) => {
-		const own = list.filter((_, layer) => pattern[layer] === symbol && sizes.keep[layer]! > 0);
+	const mean = (kind: LayerKind, list: readonly number[]) => {
+		const own = list.filter((_, layer) => pattern[layer] === kind && sizes.keep[layer]! > 0);
 		return own.reduce((sum, size) => sum + size, 0) / Math.max(1, own.length);
 	};
 	switch (axis) {
 		case "emb":
 			return sizes.hidden;
 		case "mamba":
-			return mean("M", sizes.mambaHeads);
+			return mean("mamba", sizes.mambaHeads);
 		case "head":
-			return mean("*", sizes.heads);
+			return mean("attention", sizes.heads);
 		case "moe_expert":
-			return mean("E", sizes.experts);
+			return mean("moe", sizes.experts);
 		case "mlp":
-			return mean("E", sizes.ffn);
+			return mean("moe", sizes.ffn);
 		case "skip_layer":
 			return sizes.keep.reduce((sum, keep) => sum + keep, 0);
 	}

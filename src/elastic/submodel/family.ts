@@ -1,6 +1,8 @@
 /** The submodels that a trained router chooses: one for every budget, without noise (docs/spec/elastic.md §3, §16). */
+
 import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
 import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { UserError } from "../../system/errors.ts";
@@ -68,13 +70,13 @@ export function submodelOfBudget(router: TrainedRouter, model: HybridConfig, bud
 }
 
 export function submodelOfSizes({ pattern }: HybridConfig, sizes: Sizes): Submodel {
-	const of = (symbol: string, list: readonly number[]) => list.filter((_, layer) => pattern[layer] === symbol);
+	const of = (kind: LayerKind, list: readonly number[]) => list.filter((_, layer) => pattern[layer] === kind);
 	return {
 		hiddenSize: sizes.hidden,
-		mambaNumHeads: of("M", sizes.mambaHeads),
-		moeFfnHiddenSize: of("E", sizes.ffn),
-		numMoeExperts: of("E", sizes.experts),
-		numAttentionHeads: of("*", sizes.heads),
+		mambaNumHeads: of("mamba", sizes.mambaHeads),
+		moeFfnHiddenSize: of("moe", sizes.ffn),
+		numMoeExperts: of("moe", sizes.experts),
+		numAttentionHeads: of("attention", sizes.heads),
 		keptLayers: sizes.keep.map((keep) => keep > 0),
 	};
 }

@@ -4,6 +4,7 @@
  * channels [0, width), of every Mamba group its first heads / groups heads, and of every query group its first
  * heads / groups query heads.
  */
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
 
 /** Sizes of one submodel of a nested family: the first units of every axis of the parent are kept. */
@@ -24,14 +25,14 @@ export interface Submodel {
 /** The parent as its own largest submodel. Layers of MTP depths are in none. */
 export function parentSubmodel(config: HybridConfig): Submodel {
 	const { pattern, hiddenSize } = config;
-	const everyLayer = (symbol: string, size: (layer: HybridConfig) => number) =>
-		pattern.flatMap((layer, index) => (layer === symbol ? [size(configOfLayer(config, index))] : []));
+	const everyLayer = (kind: LayerKind, size: (layer: HybridConfig) => number) =>
+		pattern.flatMap((layer, index) => (layer === kind ? [size(configOfLayer(config, index))] : []));
 	return {
 		hiddenSize,
-		mambaNumHeads: everyLayer("M", ({ mamba }) => mamba.heads),
-		moeFfnHiddenSize: everyLayer("E", ({ moe }) => moe.ffnHiddenSize),
-		numMoeExperts: everyLayer("E", ({ moe }) => moe.experts),
-		numAttentionHeads: everyLayer("*", ({ attention }) => attention.heads),
+		mambaNumHeads: everyLayer("mamba", ({ mamba }) => mamba.heads),
+		moeFfnHiddenSize: everyLayer("moe", ({ moe }) => moe.ffnHiddenSize),
+		numMoeExperts: everyLayer("moe", ({ moe }) => moe.experts),
+		numAttentionHeads: everyLayer("attention", ({ attention }) => attention.heads),
 		keptLayers: pattern.map(() => true),
 	};
 }

@@ -8,7 +8,7 @@ import { affineName, projectorPrefix } from "../../checkpoint/hf/projector-names
 import type { Selection } from "../../checkpoint/selected-store.ts";
 import type { TensorStore } from "../../checkpoint/store.ts";
 import { hasGatedActivation } from "../../config/derive.ts";
-import { parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../system/errors.ts";
 
@@ -156,17 +156,17 @@ function outsideLayers(name: string, hidden: Places, width: number, path: string
 }
 
 function tensorsOfLayer(
-	symbol: string,
+	kind: LayerKind,
 	c: LanguageModelConfiguration,
 	units: LayerUnits,
 	hidden: Places,
 ): LayerTensors {
-	switch (symbol) {
-		case "M":
+	switch (kind) {
+		case "mamba":
 			return mambaTensors(c, units.mambaHeads, hidden);
-		case "*":
+		case "attention":
 			return attentionTensors(c, units.queryHeads, hidden);
-		case "-":
+		case "mlp":
 			return new Map([
 				["mlp.linear_fc1.layer_norm_weight", [hidden, null]],
 				["mlp.linear_fc1.weight", [null, hidden]],

@@ -1,5 +1,5 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
-import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "./lora.ts";
@@ -14,7 +14,7 @@ export interface MtpConfig {
 	/** Number of depths: further tokens that are predicted. */
 	readonly depths: number;
 	/** Symbol of every layer of a depth. */
-	readonly pattern: readonly LayerSymbol[];
+	readonly pattern: readonly LayerKind[];
 	/** Whether every depth uses the parameters of the first. */
 	readonly repeated: boolean;
 	/** Weight of the sum of all depths' losses beside the language model loss. */
@@ -39,7 +39,7 @@ export interface SelectiveRecompute {
 
 export interface HybridConfig {
 	/** Symbol of every layer of the main part, first to last. */
-	readonly pattern: readonly LayerSymbol[];
+	readonly pattern: readonly LayerKind[];
 	/** Number of layers of each block, in order: 1, or the size of a bracket group. */
 	readonly blocks: readonly number[];
 	/** Multi-token prediction; null: none. */

@@ -1,12 +1,13 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { activationOf } from "../../config/fused-mlp.ts";
-import { type LayerSymbol, parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig } from "./config.ts";
+import { kinds } from "./kinds/index.ts";
 import type { LoraConfig } from "./lora.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 
@@ -160,17 +161,9 @@ function moeConfig(c: LanguageModelKeys): HybridConfig["moe"] {
 	};
 }
 
-function layerDifferences(c: LanguageModelKeys, pattern: readonly LayerSymbol[]): ReadonlyMap<number, LayerDifference> {
+function layerDifferences(c: LanguageModelKeys, pattern: readonly LayerKind[]): ReadonlyMap<number, LayerDifference> {
 	if (!hasOwnSizes(c)) return new Map();
-	return new Map(
-		pattern.flatMap((symbol, index): [number, LayerDifference][] => {
-			const own = modelOfLayer(c, index);
-			if (symbol === "M") return [[index, { mamba: { heads: own.mambaNumHeads } }]];
-			if (symbol === "*") return [[index, { attention: { heads: own.numAttentionHeads } }]];
-			if (symbol !== "E") return [];
-			return [[index, { moe: { experts: own.numExperts, ffnHiddenSize: own.moeFfnHiddenSize } }]];
-		}),
-	);
+	return new Map(pattern.map((kind, index) => [index, kinds[kind].ownSizes({ ...c, ...modelOfLayer(c, index) })]));
 }
 
 /** Layers, blocks and MTP depths of a layer pattern. */

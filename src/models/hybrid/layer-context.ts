@@ -6,6 +6,7 @@ import type { Tensor } from "../../tensor/tensor.ts";
 import type { TokenSlice } from "../../tensor/token-slice.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerMasks, ModelMasks } from "./masks.ts";
+import type { RouterState } from "./router-state.ts";
 import type { Mixing } from "./sequence-mixing.ts";
 import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";
 
@@ -55,6 +56,8 @@ export interface LayerContext {
 	readonly sequences: Sequences;
 	/** The parts of the sequences in this rank's run of tokens between layers. */
 	readonly localSequences: Sequences;
+	/** Of a layer with a router; null: of any other. */
+	readonly router: RouterState | null;
 	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated. */
 	readonly routerWeight: number;
 	/** Masks of an elastic model's sampled submodel; null: none. */

@@ -1,5 +1,5 @@
-/** Indices, symbols and parameter name prefixes of the language model's layers. */
-import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+/** Indices, kinds and parameter name prefixes of the language model's layers. */
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "./config.ts";
 import type { PipelineSegment } from "./pipeline-segments.ts";
 
@@ -9,7 +9,7 @@ export const languageModelPrefix = "language_model.";
 export interface LayerPlace {
 	/** Layers of the main part are numbered from 0; those of the MTP depths follow, depth after depth. */
 	readonly index: number;
-	readonly symbol: LayerSymbol;
+	readonly kind: LayerKind;
 	/** Prefix of its parameters' names. */
 	readonly prefix: string;
 }
@@ -26,7 +26,7 @@ export function mtpPrefix(depth: number): string {
 
 /** Layer `index` of the main part. */
 export function mainLayer({ pattern }: HybridConfig, index: number): LayerPlace {
-	return { index, symbol: pattern[index]!, prefix: layerPrefix(index) };
+	return { index, kind: pattern[index]!, prefix: layerPrefix(index) };
 }
 
 /** Number of MTP depths with parameters of their own. */
@@ -38,9 +38,9 @@ export function storedDepths({ mtp }: HybridConfig): number {
 /** The layers of an MTP depth with parameters. */
 export function mtpLayers({ pattern, mtp }: HybridConfig, depth: number): LayerPlace[] {
 	const layers = mtp!.pattern;
-	return layers.map((symbol, at) => ({
+	return layers.map((kind, at) => ({
 		index: pattern.length + depth * layers.length + at,
-		symbol,
+		kind,
 		prefix: `${mtpPrefix(depth)}mtp_model_layer.layers.${at}.`,
 	}));
 }

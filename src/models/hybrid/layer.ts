@@ -2,17 +2,14 @@
 import { dropout } from "../../tensor/ops/dropout.ts";
 import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
-import { attentionLayer } from "./attention.ts";
 import { configOfLayer } from "./config.ts";
+import { kinds } from "./kinds/index.ts";
 import type { LayerContext } from "./layer-context.ts";
 import type { LayerPlace } from "./layer-numbering.ts";
-import { mambaLayer } from "./mamba.ts";
 import { addBranch } from "./masks.ts";
-import { mlpLayer } from "./mlp.ts";
 import type { ForwardInput, ModelChunkParts } from "./model-chunk.ts";
-import { moeLayer } from "./moe.ts";
 import type { Nodes } from "./nodes.ts";
 import { wholeSequences } from "./sequence-mixing.ts";
 
@@ -36,6 +33,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
+		router: parts.routers.get(place.index) ?? null,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
 		probe: (value) => {
 			const observe = probe?.[value];
@@ -43,34 +41,11 @@ export function* runLayer(
 		},
 		random: { key: input.dropoutKey, place: name, tokens: input.tokens, localTokens: input.localTokens },
 	};
-	using branch = yield* runBranch(tape, parts, place, context, x, input, name);
+	const result = kinds[place.kind].forward(tape, context, x);
+	using branch = result instanceof Tensor ? result : yield* result;
 	context.probe("branch")?.(branch);
 	using dropped = hiddenDropout(tape, parts, branch, input, name);
 	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
-}
-
-function* runBranch(
-	tape: Tape,
-	parts: ModelChunkParts,
-	place: LayerPlace,
-	context: LayerContext,
-	x: ResidualSum,
-	input: ForwardInput,
-	name: string,
-): Nodes<Tensor> {
-	switch (place.symbol) {
-		case "M":
-			return mambaLayer(tape, context, x);
-		case "*":
-			return attentionLayer(tape, context, x, {
-				seed: philoxKey(input.dropoutKey, `${name}.attention_dropout`),
-				tokens: input.tokens,
-			});
-		case "-":
-			return mlpLayer(tape, context, x);
-		case "E":
-			return yield* moeLayer(tape, context, parts.routers.get(place.index)!, x);
-	}
 }
 
 /** Hidden dropout of this rank's tokens; `place` keys the mask. */

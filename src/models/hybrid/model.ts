@@ -5,6 +5,7 @@ import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
+import { kinds } from "./kinds/index.ts";
 import type { LayerProbe } from "./layer-context.ts";
 import { layersOfSegment } from "./layer-numbering.ts";
 import { isAdapterName } from "./lora.ts";
@@ -52,7 +53,7 @@ export class HybridModel implements Disposable {
 		});
 		const routed = segments
 			.flatMap((segment) => layersOfSegment(config, segment))
-			.filter(({ symbol }) => symbol === "E");
+			.filter(({ kind }) => kinds[kind].routes);
 		this.#routerPrefixes = new Map(routed.map(({ index, prefix }) => [index, prefix]));
 		this.routers = new Map(
 			routed.map(({ index }) => {

@@ -1,8 +1,8 @@
 /** The shared expert, which every token passes beside its routed experts (docs/spec/language-model.md §4). */
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
+import { enterFeedForward, feedForward, leaveFeedForward } from "./kinds/mlp.ts";
 import type { LayerContext } from "./layer-context.ts";
-import { enterFeedForward, feedForward, leaveFeedForward } from "./mlp.ts";
 import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.ts";
 
 const prefix = "mlp.shared_experts.";

@@ -10,7 +10,12 @@ import { requireKeys } from "../required-keys.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
 
 /** Layers by their class upstream. */
-const layerClasses = { M: "MambaLayer", "*": "TransformerLayer", E: "MoETransformerLayer", "-": "MLPLayer" } as const;
+const layerClasses = {
+	mamba: "MambaLayer",
+	attention: "TransformerLayer",
+	moe: "MoETransformerLayer",
+	mlp: "MLPLayer",
+} as const;
 
 const indices = (count: number) => Array.from({ length: count }, (_, index) => index);
 
@@ -19,7 +24,7 @@ export function routersOf({
 	language_model: l,
 }: MimoGoldenConfig): { readonly layer: number; readonly name: string }[] {
 	return indices(l.pattern.length)
-		.filter((layer) => l.pattern[layer] === "E")
+		.filter((layer) => l.pattern[layer] === "moe")
 		.map((layer) => ({ layer, name: `${layerPrefix(layer)}mlp.router` }));
 }
 

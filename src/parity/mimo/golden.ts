@@ -1,18 +1,18 @@
 /** config.json and golden.json of a mimo-* folder: a vision-language training run by Megatron-LM (see its README). */
+
 import { join } from "node:path";
 import * as v from "valibot";
+import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import { configurationHas, readReferenceJson } from "../reference-json.ts";
 import { checkMimoGolden } from "./golden-checks.ts";
-
-const layerSymbols = ["M", "*", "-", "E"] as const;
 
 const configSchema = v.object({
 	name: v.string(),
 	language_model: v.object({
 		pattern: v.pipe(
 			v.string(),
-			v.regex(/^[M*E-]+$/, "not a layer pattern"),
-			v.transform((pattern) => [...pattern] as (typeof layerSymbols)[number][]),
+			v.check((pattern) => !/[|/[\]]/.test(pattern), "not a layer pattern"),
+			v.transform(parseHybridPattern),
 		),
 		hidden_size: v.number(),
 		sequence_length: v.number(),

@@ -1,6 +1,8 @@
 /** Finds the first NaN or infinity of a failed step: parameter, activation or gradient. */
-import type { LayerSymbol } from "../../config/hybrid-pattern.ts";
+
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { kinds } from "../../models/hybrid/kinds/index.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { ParameterSet } from "../../parallel/parameter-set.ts";
@@ -11,7 +13,7 @@ export interface InspectedState extends EvaluationState {
 	/** Parameters of the modules on this rank. */
 	readonly parameters: readonly ParameterSet[];
 	/** Layers of the language model on this rank. */
-	readonly pattern: readonly LayerSymbol[];
+	readonly pattern: readonly LayerKind[];
 }
 
 /**
@@ -49,8 +51,7 @@ function describeLayer({ pattern }: InspectedState, name: string): string {
 	const [, encoder, layer] = /^(encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
 	if (layer === undefined) return name;
 	if (encoder !== undefined) return `layer ${layer} of the vision tower`;
-	const kinds = { M: "Mamba-2", "*": "attention", "-": "MLP", E: "mixture of experts" };
-	return `layer ${layer} (${kinds[pattern[Number(layer)]!]})`;
+	return `layer ${layer} (${kinds[pattern[Number(layer)]!].title})`;
 }
 
 function allFinite(device: Device, value: Tensor): boolean {

@@ -1,5 +1,7 @@
 /** Collects a step's router statistics from all pipeline stages, on every rank of the language model. */
+
 import { configOfLayer } from "../../models/hybrid/config.ts";
+import { kinds } from "../../models/hybrid/kinds/index.ts";
 import { allLayers } from "../../models/hybrid/layer-numbering.ts";
 import type { HybridModel } from "../../models/hybrid/model.ts";
 import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
@@ -11,7 +13,7 @@ export type LossesByLayer = ReadonlyMap<number, Readonly<Record<string, number>>
 
 /** Indices of the model's MoE layers. */
 function layersOf({ config }: HybridModel): number[] {
-	return allLayers(config).flatMap(({ index, symbol }) => (symbol === "E" ? [index] : []));
+	return allLayers(config).flatMap(({ index, kind }) => (kinds[kind].routes ? [index] : []));
 }
 
 /** Exchanges `widthOf` numbers of each MoE layer over `stages`, one rank a stage; `own` are those of this stage's layers. */

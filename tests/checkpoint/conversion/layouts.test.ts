@@ -3,6 +3,7 @@ import { layersByBlock, layersOfGpt } from "../../../src/checkpoint/conversion/l
 import { fromLayout, layoutOfArguments, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
+import { layerSymbols } from "../../../src/config/hybrid-pattern.ts";
 import { memoryStore } from "../memory-store.ts";
 
 /** Tensors in memory, element i of tensor t being 1000 t + i. */
@@ -27,7 +28,8 @@ const allOf = (store: TensorStore) =>
 
 describe("patterns with groups", () => {
 	test("physical layers and the blocks they are in", () => {
-		const indices = (pattern: string) => layersByBlock(pattern, "here").map(({ symbol, number }) => symbol + number);
+		const indices = (pattern: string) =>
+			layersByBlock(pattern, "here").map(({ kind, number }) => layerSymbols[kind] + number);
 		expect(indices("M[*-]E")).toEqual(["M0", "*1", "-1", "E2"]);
 		expect(indices("ME|*-/*E")).toEqual(["M0", "E1", "*2", "-3"]);
 	});
@@ -146,7 +148,8 @@ describe("gated rows", () => {
 });
 
 test("layers of a GPT model: by order among those of a kind", () => {
-	const numbers = (pattern: string) => layersOfGpt(pattern, "here").map(({ symbol, number }) => symbol + number);
+	const numbers = (pattern: string) =>
+		layersOfGpt(pattern, "here").map(({ kind, number }) => layerSymbols[kind] + number);
 	expect(numbers("[*-][*-]")).toEqual(["*0", "-0", "*1", "-1"]);
 	expect(numbers("M*M|[*E]EM")).toEqual(["Mnull", "*0", "Mnull", "*1", "E0", "E1", "Mnull"]);
 	const refuse = (pattern: string, sentence: string) =>

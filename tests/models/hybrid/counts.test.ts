@@ -48,9 +48,9 @@ test("a tied output layer has no parameters of its own; a gate is half of fc1", 
 
 test("operations per token of a layer", () => {
 	const { layer, logits } = countFlopsPerToken(twenty);
-	expect(layer.M).toBe(80_871_424);
-	expect(layer["*"]).toBe(122_159_104);
-	expect(layer.E).toBe(160_333_824);
+	expect(layer.mamba).toBe(80_871_424);
+	expect(layer.attention).toBe(122_159_104);
+	expect(layer.moe).toBe(160_333_824);
 	expect(logits).toBe(704_643_072);
 });
 

@@ -3,34 +3,74 @@
  * residual. Routing weights multiply the activation before fc2, so combining is a plain sum. Each rank routes its own tokens;
  * under expert parallelism a token dispatcher sends their rows to the experts.
  */
-import type { ExpertParallel } from "../../parallel/experts/members.ts";
-import { linear } from "../../tensor/ops/linear.ts";
-import { maskScores } from "../../tensor/ops/mask-columns.ts";
-import { ExpertOrder } from "../../tensor/ops/permute.ts";
-import { type Routing, route } from "../../tensor/ops/router.ts";
-import type { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import { cast, type FloatDtype, type Tensor } from "../../tensor/tensor.ts";
-import { philoxKey } from "../initialise.ts";
-import { addBalancingLosses } from "./balancing-losses.ts";
-import { expertMlp, rowsInE4m3 } from "./expert-mlp.ts";
-import { drawLogits } from "./force-load-balancing.ts";
-import type { LayerContext } from "./layer-context.ts";
-import { addMasked, masked } from "./masks.ts";
-import { exhaust, type Nodes } from "./nodes.ts";
-import { biasOf } from "./projection.ts";
-import { isRecomputed, normed, runModule } from "./recomputed-module.ts";
-import type { RouterState } from "./router-state.ts";
-import { SharedExpert } from "./shared-expert.ts";
-import { AllGatherDispatcher } from "./token-dispatcher/all-gather.ts";
-import { AllToAllDispatcher } from "./token-dispatcher/all-to-all.ts";
-import type { TokenDispatcher } from "./token-dispatcher/dispatcher.ts";
-import { HierarchicalDispatcher } from "./token-dispatcher/hierarchical.ts";
-import { LocalDispatcher } from "./token-dispatcher/local.ts";
+import { hasGatedActivation } from "../../../config/derive.ts";
+import type { TrainingConfiguration } from "../../../config/schema.ts";
+import type { ExpertParallel } from "../../../parallel/experts/members.ts";
+import { linear } from "../../../tensor/ops/linear.ts";
+import { maskScores } from "../../../tensor/ops/mask-columns.ts";
+import { ExpertOrder } from "../../../tensor/ops/permute.ts";
+import { type Routing, route } from "../../../tensor/ops/router.ts";
+import type { ResidualSum } from "../../../tensor/residual-sum.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import { cast, type FloatDtype, type Tensor } from "../../../tensor/tensor.ts";
+import { philoxKey } from "../../initialise.ts";
+import type { ParameterSpec } from "../../parameter-spec.ts";
+import { addBalancingLosses } from "../balancing-losses.ts";
+import type { HybridConfig } from "../config.ts";
+import { expertMlp, rowsInE4m3 } from "../expert-mlp.ts";
+import { drawLogits } from "../force-load-balancing.ts";
+import type { LayerContext } from "../layer-context.ts";
+import { addMasked, masked } from "../masks.ts";
+import { exhaust, type Nodes } from "../nodes.ts";
+import { biasOf } from "../projection.ts";
+import { isRecomputed, normed, runModule } from "../recomputed-module.ts";
+import type { RouterState } from "../router-state.ts";
+import { SharedExpert } from "../shared-expert.ts";
+import { AllGatherDispatcher } from "../token-dispatcher/all-gather.ts";
+import { AllToAllDispatcher } from "../token-dispatcher/all-to-all.ts";
+import type { TokenDispatcher } from "../token-dispatcher/dispatcher.ts";
+import { HierarchicalDispatcher } from "../token-dispatcher/hierarchical.ts";
+import { LocalDispatcher } from "../token-dispatcher/local.ts";
+import { biases, distributions, type Kind, normWeight, replicated } from "./kind.ts";
+import { feedForwardFlops, feedForwardParameters } from "./mlp.ts";
+
+export const moe: Kind = {
+	title: "mixture of experts",
+	routes: true,
+	parameters,
+	forward,
+	flops,
+	megatronFlops,
+	ownSizes: ({ numExperts, moeFfnHiddenSize }) => ({ moe: { experts: numExperts, ffnHiddenSize: moeFfnHiddenSize } }),
+};
+
+function parameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, moe } = config;
+	const { inward } = distributions(config);
+	const specs: ParameterSpec[] = [
+		normWeight("pre_mlp_layernorm.weight", h),
+		{
+			name: "mlp.router.weight",
+			shape: [moe.experts, h],
+			initialisation: inward,
+			shard: replicated,
+		},
+		// Megatron initialises the router's bias as a weight.
+		...biases(config, "mlp.router.bias", moe.experts, replicated).map((spec) => ({ ...spec, initialisation: inward })),
+		...feedForwardParameters(config, "mlp.experts.", moe.ffnHiddenSize, moe.interleave).map((spec) => ({
+			...spec,
+			experts: moe.experts,
+		})),
+	];
+	if (moe.sharedExpertSize > 0)
+		specs.push(...feedForwardParameters(config, "mlp.shared_experts.", moe.sharedExpertSize));
+	return specs;
+}
 
 /** Runs the layer, yielding while rows are in flight: three nodes, or one if this rank holds all experts. */
-export function* moeLayer(tape: Tape, context: LayerContext, router: RouterState, x: ResidualSum): Nodes<Tensor> {
+function* forward(tape: Tape, context: LayerContext, x: ResidualSum): Nodes<Tensor> {
 	const { config } = context;
+	const router = context.router!;
 	using u = normed(tape, context, x, "pre_mlp_layernorm.weight");
 	if (!isRecomputed(tape, config, "moe")) return yield* mixExperts(tape, context, router, u.y, () => u.drop());
 	using mixed = runModule(tape, config, "moe", [u.y], (on, value) =>
@@ -155,4 +195,18 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 /** Weight of a token's z-loss, of which a microbatch's loss is the mean (docs/spec/language-model.md §4.4). */
 function zLossScale({ config, routerWeight, sequences }: LayerContext, { options }: RouterState): number {
 	return (config.moe.zLossCoefficient * (routerWeight / sequences.tokens)) / options.passes;
+}
+
+function flops(c: TrainingConfiguration): number {
+	return (
+		2 * c.numExperts * c.hiddenSize +
+		c.moeRouterTopk * feedForwardFlops(c, c.moeFfnHiddenSize) +
+		feedForwardFlops(c, c.moeSharedExpertIntermediateSize)
+	);
+}
+
+/** Without the router. */
+function megatronFlops(c: TrainingConfiguration, tokens: number): number {
+	const width = c.moeFfnHiddenSize * c.moeRouterTopk + c.moeSharedExpertIntermediateSize;
+	return 4 * tokens * c.hiddenSize * width * (hasGatedActivation(c) ? 1.5 : 1);
 }

@@ -1,0 +1,92 @@
+/**
+ * A causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual. Tensor
+ * parallelism shards key-value heads with their query heads.
+ */
+import type { TrainingConfiguration } from "../../../config/schema.ts";
+import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
+import type { ResidualSum } from "../../../tensor/residual-sum.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import { philoxKey } from "../../initialise.ts";
+import type { ParameterSpec } from "../../parameter-spec.ts";
+import type { HybridConfig } from "../config.ts";
+import type { LayerContext } from "../layer-context.ts";
+import { masked } from "../masks.ts";
+import { addOutputBias, project } from "../projection.ts";
+import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
+import { biases, columns, distributions, type Kind, normWeight, replicated, rows } from "./kind.ts";
+
+export const attention: Kind = {
+	title: "attention",
+	routes: false,
+	parameters,
+	forward,
+	flops,
+	megatronFlops,
+	ownSizes: ({ numAttentionHeads }) => ({ attention: { heads: numAttentionHeads } }),
+};
+
+function parameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, attention } = config;
+	const { inward, outward } = distributions(config);
+	const fused = (attention.heads + 2 * attention.queryGroups) * attention.headDim;
+	return [
+		normWeight("self_attention.linear_qkv.layer_norm_weight", h),
+		{ name: "self_attention.linear_qkv.weight", shape: [fused, h], initialisation: inward, shard: rows },
+		{
+			name: "self_attention.linear_proj.weight",
+			shape: [h, attention.heads * attention.headDim],
+			initialisation: outward,
+			shard: columns,
+		},
+		...biases(config, "self_attention.linear_qkv.bias", fused, rows),
+		...biases(config, "self_attention.linear_proj.bias", h, replicated),
+	];
+}
+
+function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
+	const { config, sequences, mixing, random } = context;
+	const { attention: shape } = config;
+	const { tp } = context.parallel;
+	using u = normed(tape, context, x, "self_attention.linear_qkv.layer_norm_weight");
+	using everyToken = everyRanksTokens(tape, context, u.y);
+	const masks = context.layerMasks?.attention;
+	using everyHead = project(tape, context, everyToken.y, "self_attention.linear_qkv.weight");
+	using projected = masked(tape, everyHead, masks?.projection);
+	everyToken.drop();
+	u.drop();
+	const queryHeads = shape.heads / tp.size;
+	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
+	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
+	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) => {
+		using ofHeads = mixing.attention(on, fused, {
+			...heads,
+			sequences,
+			mask: "causal",
+			softmaxScale: shape.softmaxScale,
+			dropout: tape.training ? shape.dropout : 0,
+			dropoutSeed: philoxKey(random.key, `${random.place}.attention_dropout`),
+			firstToken: random.tokens.first,
+			firstHead: tp.rank * queryHeads,
+			fullHeads: shape.heads,
+		});
+		return masked(on, ofHeads, masks?.attended);
+	});
+	context.probe("heads")?.(attended.y);
+	const output = "self_attention.linear_proj.weight";
+	using partial = project(tape, context, attended.y, output);
+	attended.drop();
+	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
+}
+
+function flops(c: TrainingConfiguration): number {
+	const { hiddenSize: h, numAttentionHeads: nq, numQueryGroups: ng, kvChannels: d } = c;
+	return 2 * h * (nq + 2 * ng) * d + 2 * c.seqLength * nq * d + 2 * nq * d * h;
+}
+
+function megatronFlops(c: TrainingConfiguration, tokens: number): number {
+	const h = c.hiddenSize;
+	const projection = (c.kvChannels * c.numAttentionHeads) / h;
+	const pairs = tokens * c.seqLength;
+	return 4 * tokens * h * projection * (h + (h * c.numQueryGroups) / c.numAttentionHeads) + 2 * pairs * h * projection;
+}

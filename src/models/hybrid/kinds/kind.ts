@@ -1,0 +1,60 @@
+/** The interface of a kind of layers, and the parameter specifications that kinds share. */
+import type { TrainingConfiguration } from "../../../config/schema.ts";
+import type { Shard } from "../../../parallel/shard.ts";
+import type { ResidualSum } from "../../../tensor/residual-sum.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import type { Initialisation, ParameterSpec } from "../../parameter-spec.ts";
+import type { HybridConfig, LayerDifference } from "../config.ts";
+import type { LayerContext } from "../layer-context.ts";
+import type { Nodes } from "../nodes.ts";
+
+/** A kind of layers. Adding a kind: docs/add-a-layer-kind.md. */
+export interface Kind {
+	/** Its name in messages. */
+	readonly title: string;
+	/** Whether its layers have a router, and a RouterState in LayerContext.router. */
+	readonly routes: boolean;
+	/** A layer's parameters in forward order, by the ends of their names. `config`: that of the layer. */
+	readonly parameters: (config: HybridConfig) => ParameterSpec[];
+	/** x_(T/tp)H → the layer's branch [T/tp, H], without the residual. Nodes: where another microbatch's may run. */
+	readonly forward: (tape: Tape, context: LayerContext, x: ResidualSum) => Tensor | Nodes<Tensor>;
+	/** Forward FLOPs of a token; a multiply-add counts 2. */
+	readonly flops: (c: TrainingConfiguration) => number;
+	/** Forward FLOPs of `tokens` tokens by Megatron's formula (docs/spec/runtime.md §6.5). */
+	readonly megatronFlops: (c: TrainingConfiguration, tokens: number) => number;
+	/** The sizes that a layer may have of its own (config/per-layer.ts), from the configuration of the layer. */
+	readonly ownSizes: (c: Pick<TrainingConfiguration, OwnSize>) => LayerDifference;
+}
+
+type OwnSize = "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
+
+export const replicated: Shard = { kind: "replicated" };
+export const rows: Shard = { kind: "split", dimension: 0 };
+export const columns: Shard = { kind: "split", dimension: 1 };
+export const ones: Initialisation = { kind: "constant", value: 1 };
+export const zeros: Initialisation = { kind: "constant", value: 0 };
+
+/** The weight of a norm, replicated, 1 at first. */
+export function normWeight(name: string, width: number): ParameterSpec {
+	return { name, shape: [width], initialisation: ones, shard: replicated };
+}
+
+/**
+ * Initialisations of inner projections and of those into the residual stream, which are smaller: σ0 / sqrt(layers)
+ * (docs/spec/language-model.md §6.1).
+ */
+export function distributions(config: HybridConfig): { inward: Initialisation; outward: Initialisation } {
+	const std = config.initMethodStd;
+	return {
+		inward: { kind: "normal", standardDeviation: std },
+		outward: { kind: "normal", standardDeviation: std / Math.sqrt(config.pattern.length) },
+	};
+}
+
+/** The bias of a projection, if the model has biases. */
+export function biases(config: HybridConfig, name: string, width: number, shard: Shard): ParameterSpec[] {
+	if (config.biases === "none") return [];
+	const initialisation = config.biases === "drawn" ? distributions(config).inward : zeros;
+	return [{ name, shape: [width], initialisation, shard }];
+}

@@ -1,0 +1,93 @@
+/** The dense MLP layer, and the two projections that it shares with shared experts (docs/spec/language-model.md §4.1). */
+import { hasGatedActivation } from "../../../config/derive.ts";
+import type { TrainingConfiguration } from "../../../config/schema.ts";
+import type { Shard } from "../../../parallel/shard.ts";
+import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
+import { activation, isGatedActivation } from "../../../tensor/ops/activation.ts";
+import type { ResidualSum } from "../../../tensor/residual-sum.ts";
+import type { Tape } from "../../../tensor/tape.ts";
+import type { Tensor } from "../../../tensor/tensor.ts";
+import type { ParameterSpec } from "../../parameter-spec.ts";
+import type { HybridConfig } from "../config.ts";
+import type { LayerContext } from "../layer-context.ts";
+import { addOutputBias, project } from "../projection.ts";
+import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
+import { biases, columns, distributions, type Kind, normWeight, replicated, rows } from "./kind.ts";
+
+export const mlp: Kind = {
+	title: "MLP",
+	routes: false,
+	parameters: (config) => [
+		normWeight("mlp.linear_fc1.layer_norm_weight", config.hiddenSize),
+		...feedForwardParameters(config, "mlp.", config.mlp.ffnHiddenSize),
+	],
+	forward,
+	flops: (c) => feedForwardFlops(c, c.ffnHiddenSize),
+	megatronFlops: (c, tokens) => 4 * tokens * c.hiddenSize * c.ffnHiddenSize * (hasGatedActivation(c) ? 1.5 : 1),
+	ownSizes: () => ({}),
+};
+
+/**
+ * Sharding of fc1: gated, it holds the gate half and the linear half, or alternating runs of both; each half is sharded on its
+ * own.
+ */
+function firstLayerShard(config: HybridConfig, width: number, interleave: number): Shard {
+	if (!isGatedActivation(config.mlp.activation)) return rows;
+	return { kind: "split", dimension: 0, blocks: [width, width], ...(interleave > 0 && { interleave }) };
+}
+
+/** The two projections named `prefix`…, of `width` channels; fc1's gate and linear rows alternate in runs of `interleave`. */
+export function feedForwardParameters(
+	config: HybridConfig,
+	prefix: string,
+	width: number,
+	interleave = 0,
+): ParameterSpec[] {
+	const { inward, outward } = distributions(config);
+	const h = config.hiddenSize;
+	const firstRows = isGatedActivation(config.mlp.activation) ? 2 * width : width;
+	const shard = firstLayerShard(config, width, interleave);
+	return [
+		{ name: `${prefix}linear_fc1.weight`, shape: [firstRows, h], initialisation: inward, shard },
+		...biases(config, `${prefix}linear_fc1.bias`, firstRows, shard),
+		{ name: `${prefix}linear_fc2.weight`, shape: [h, width], initialisation: outward, shard: columns },
+		...biases(config, `${prefix}linear_fc2.bias`, h, replicated),
+	];
+}
+
+/** fc2(act(fc1(u))) with the projections named `prefix`…; u_TH and the result are this rank's tokens. */
+export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
+	using activated = enterFeedForward(tape, context, u, prefix);
+	return leaveFeedForward(tape, context, activated, prefix);
+}
+
+/** The first half of feedForward: act(fc1(u)) of all tokens, this rank's part of the channels. */
+export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
+	using everyToken = everyRanksTokens(tape, context, u);
+	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
+	everyToken.drop();
+	if (tape.recording) context.probe("preactivation")?.(hidden);
+	const { activation: kind, clamp, linearOffset } = context.config.mlp;
+	return activation(tape, hidden, kind, { clamp, linearOffset });
+}
+
+/** The second half of feedForward: fc2 of the activated channels, this rank's tokens. */
+export function leaveFeedForward(tape: Tape, context: LayerContext, activated: Tensor, prefix: string): Tensor {
+	const { tp } = context.parallel;
+	const second = `${prefix}linear_fc2.weight`;
+	using partial = project(tape, context, activated, second);
+	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), second);
+}
+
+/** x_TH → mlp(rms(x_TH)), without the residual. */
+function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
+	using u = normed(tape, context, x, "mlp.linear_fc1.layer_norm_weight");
+	using y = runModule(tape, context.config, "mlp", [u.y], (on, value) => feedForward(on, context, value, "mlp."));
+	u.drop();
+	return y.y.share();
+}
+
+/** Forward FLOPs of a token in two projections of `width` channels; a gated activation has a third. */
+export function feedForwardFlops(c: TrainingConfiguration, width: number): number {
+	return 2 * (hasGatedActivation(c) ? 3 : 2) * c.hiddenSize * width;
+}
