@@ -2,6 +2,7 @@
  * Parameters of an elastic model as a function of its expected sizes, with the gradient (docs/spec/elastic.md §6). Sizes are
  * expectations, so they need not be whole; of each layer the sizes of its own kind are read.
  */
+import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/hybrid/config.ts";
 import { isGatedActivation } from "../tensor/ops/activation.ts";
 
@@ -56,8 +57,10 @@ export function countParameters(
 	const vocabulary = (model.tieWordEmbeddings ? 1 : 2) * model.paddedVocabularySize;
 	let value = vocabulary * h + h;
 	gradient.hidden = vocabulary + 1;
-	for (const [index, symbol] of model.pattern.entries()) {
-		const layer = layerCount[symbol](model, sizes, index, target, rule);
+	for (const [index, kind] of model.pattern.entries()) {
+		const count = layerCount[kind];
+		if (count === undefined) throw new RangeError(`No sizes of ${kind} layers are known to an elastic model.`);
+		const layer = count(model, sizes, index, target, rule);
 		const keep = sizes.keep[index]!;
 		value += keep * layer.value;
 		gradient.keep[index] = layer.value;
@@ -136,7 +139,8 @@ const expertCount: CountLayer = ({ moe, mlp }, { hidden: h, ffn, experts }, inde
 	};
 };
 
-const layerCount: Readonly<Record<HybridConfig["pattern"][number], CountLayer>> = {
+/** Absent kinds have no place in an elastic model (config/checks/elastic.ts). */
+const layerCount: Readonly<Partial<Record<LayerKind, CountLayer>>> = {
 	mamba: mambaCount,
 	attention: attentionCount,
 	mlp: denseCount,

@@ -84,7 +84,7 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   run.compare("values", f.values, key_heads * rows * d);
 }
 
-void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false) {
+void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false, bool table = false) {
   const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
   const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
   mimo_rope_forward_args args{};
@@ -92,6 +92,9 @@ void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool late
   args.y = run.output(tokens * width);
   args.cu_seqlens = run.upload(cu_seqlens);
   if (later) args.first_positions = run.upload(std::vector<int32_t>{7, 3, 100});
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < rotary_dim / 2; ++i) frequencies.push_back(1.0 / static_cast<double>(1 + 3 * i));
+  if (table) args.frequencies = run.upload(frequencies);
   args.sequences = 3, args.tokens = tokens, args.max_seqlen = 41;
   args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
   args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
@@ -147,6 +150,7 @@ void add_attention(Cases& cases, bool large) {
   step("odd heads", {255, 256, 257}, 3, 1, 13);
   if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
   cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
+  cases.push_back({"rope of given frequencies", [](Run& run) { rope(run, 32, 24, 1, true, true); }});
   cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
 }
 

@@ -14,7 +14,11 @@ openDevices((two, one) => {
 	[device, oneThread] = [two, one];
 });
 
-type Case = Omit<RopeOptions, "sequences"> & { readonly lengths: readonly number[] };
+type Case = Omit<RopeOptions, "sequences"> & {
+	readonly lengths: readonly number[];
+	/** Default: the series of `base`. */
+	readonly table?: readonly number[];
+};
 const tokensOf = (c: Case) => c.lengths.reduce((a, b) => a + b, 0);
 const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
 
@@ -29,7 +33,7 @@ function reference(x: Float64Array, c: Case): Float64Array {
 		const column = index % c.headDim;
 		if (head === heads - 1 || column >= rotary) return value;
 		const half = rotary / 2;
-		const angle = position * c.base ** ((-2 * (column % half)) / rotary);
+		const angle = position * (c.table?.[column % half] ?? c.base ** ((-2 * (column % half)) / rotary));
 		const partner = column < half ? -x[index + half]! : x[index - half]!;
 		return value * Math.cos(angle) + partner * Math.sin(angle);
 	});
@@ -38,6 +42,7 @@ function reference(x: Float64Array, c: Case): Float64Array {
 const cases: Case[] = [
 	{ lengths: [5, 0, 1, 3], queryHeads: 2, keyHeads: 1, headDim: 4, base: 10000, percent: 1 },
 	{ lengths: [6], queryHeads: 4, keyHeads: 2, headDim: 6, base: 100, percent: 0.34 },
+	{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 6, base: 1, percent: 0.7, table: [0.9, 0.05] },
 	{ lengths: [3], queryHeads: 1, keyHeads: 1, headDim: 4, base: 10000, percent: 0 },
 	{ lengths: [0], queryHeads: 2, keyHeads: 2, headDim: 4, base: 10000, percent: 1 },
 ];
@@ -46,9 +51,10 @@ describe("rope", () => {
 	for (const c of cases) {
 		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it`, () => {
 			const sequences = Sequences.of(device, c.lengths);
+			using frequencies = c.table ? Tensor.from(device, Float64Array.from(c.table)) : null;
 			checkGradients(device, {
 				inputs: { qkv: { values: randomValues(tokensOf(c) * widthOf(c), 1), shape: [tokensOf(c), widthOf(c)] } },
-				forward: (tape, { qkv }) => rope(tape, qkv!, { ...c, sequences }),
+				forward: (tape, { qkv }) => rope(tape, qkv!, { ...c, frequencies, sequences }),
 				reference: ({ qkv }) => reference(qkv!, c),
 			});
 			sequences[Symbol.dispose]();

@@ -1,6 +1,6 @@
 // Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
 // columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
-// rotary_dim).
+// rotary_dim) or position * frequencies[i].
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -21,7 +21,9 @@ void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end,
   const int64_t half = args.rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(args.rotary_dim);
-    const double step = args.angle_scale * std::pow(static_cast<double>(args.base), exponent);
+    const double frequency =
+        args.frequencies != nullptr ? args.frequencies[i] : std::pow(static_cast<double>(args.base), exponent);
+    const double step = args.angle_scale * frequency;
     const double step_cosine = std::cos(step), step_sine = std::sin(step);
     double cosine = std::cos(step * static_cast<double>(first)), sine = std::sin(step * static_cast<double>(first));
     for (int64_t row = begin; row < end; ++row) {

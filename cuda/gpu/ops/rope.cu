@@ -1,6 +1,6 @@
 // Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
 // columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
-// rotary_dim).
+// rotary_dim) or position * frequencies[i].
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -17,7 +17,9 @@ __global__ void angles_kernel(mimo_rope_forward_args args, int64_t rows, float2*
       position += args.first_positions[sequence] - args.cu_seqlens[sequence];
     }
     const double exponent = -2.0 * static_cast<double>(index % half) / static_cast<double>(args.rotary_dim);
-    const double step = static_cast<double>(args.angle_scale) * pow(static_cast<double>(args.base), exponent);
+    const double frequency = args.frequencies != nullptr ? args.frequencies[index % half]
+                                                         : pow(static_cast<double>(args.base), exponent);
+    const double step = static_cast<double>(args.angle_scale) * frequency;
     double sine, cosine;
     sincos(step * static_cast<double>(position), &sine, &cosine);
     angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));

@@ -69,6 +69,18 @@ const model: readonly Check[] = [
 			"rotary-percent",
 			`allowed is a share that makes an even number of kv-channels (${c.kvChannels})`,
 		),
+	(c) =>
+		unless(
+			!c.useRopeScaling || c.positionEmbeddingType === "rope",
+			"use-rope-scaling",
+			"allowed only with position-embedding-type rope",
+		),
+	(c) =>
+		unless(
+			c.ropeScalingHighFreqFactor > c.ropeScalingLowFreqFactor,
+			"rope-scaling-high-freq-factor",
+			`allowed is more than rope-scaling-low-freq-factor (${c.ropeScalingLowFreqFactor})`,
+		),
 ];
 
 const optimizer: readonly Check[] = [

@@ -61,6 +61,8 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		"allowed only without freeze-model, which leaves no weight to recompute for",
 	],
 	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
+	["add-qkv-bias", (c) => c.addQkvBias, "allowed with flextron is false: a mask cannot scale a bias away"],
+	["qk-layernorm", (c) => c.qkLayernorm, "allowed with flextron is false: a norm of a masked head is no norm"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
 	...perLayerSizes.map(
 		({ key, list }) =>

@@ -75,6 +75,9 @@ export const modelKeys = {
 	"kv-channels": derived(integer(1), "hidden-size / num-attention-heads", "Width of one attention head.", {
 		model: "attention",
 	}),
+	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
+		model: "attention",
+	}),
 	"squared-relu": off("Activation relu(x)².", { model: "MLP" }),
 	swiglu: off("Gated activation silu(gate) · up.", { model: "MLP" }),
 	"quick-geglu": off("Gated activation gate · sigmoid(1.702 gate) · up.", { model: "MLP" }),
@@ -87,6 +90,7 @@ export const modelKeys = {
 	"add-bias-linear": off("Biases in attention projections, MLPs, experts and routers of the language model.", {
 		megatron: "true",
 	}),
+	"add-qkv-bias": off("Biases in the query, key and value projections of attention.", { model: "attention" }),
 	"disable-bias-linear": off("Linear layers of the language model without bias.", {
 		noEffect: "biases come with add-bias-linear alone",
 	}),
@@ -113,6 +117,28 @@ export const modelKeys = {
 	"rotary-percent": defaulting(number(0, 1), 1, "Share of a head's channels that rotary embeddings turn.", {
 		model: "rotary embedding",
 	}),
+	"use-rope-scaling": off("Llama 3's scaling of rotary embeddings for sequences beyond those of the pretraining.", {
+		model: "rotary embedding",
+	}),
+	"rope-scaling-factor": defaulting(positiveNumber, 8, "Divisor of rotary embeddings' low frequencies.", {
+		model: "rotary embedding",
+	}),
+	"rope-scaling-low-freq-factor": defaulting(
+		positiveNumber,
+		1,
+		"Turns within rope-scaling-original-max-position-embeddings up to which a frequency is divided.",
+		{ model: "rotary embedding", megatron: "1" },
+	),
+	"rope-scaling-high-freq-factor": defaulting(positiveNumber, 4, "Turns from which on a frequency stays as it is.", {
+		model: "rotary embedding",
+		megatron: "4",
+	}),
+	"rope-scaling-original-max-position-embeddings": defaulting(
+		integer(1),
+		8192,
+		"Longest sequence of the pretraining without scaling.",
+		{ model: "rotary embedding", megatron: "8192" },
+	),
 	"attention-backend": defaulting(
 		choice(["auto", "flash", "fused", "unfused", "local"]),
 		"auto",

@@ -1,4 +1,5 @@
 /** A submodel as a checkpoint of its own: slices of the parent's tensors, and a description of what they are. */
+
 import {
 	type ConversionOptions,
 	openSource,
@@ -6,7 +7,8 @@ import {
 	planConversion,
 } from "../../checkpoint/conversion/convert.ts";
 import type { JsonObject, SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
-import { configurationToHuggingFace, type LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import { configurationToHuggingFace } from "../../checkpoint/hf/families/index.ts";
 import { formatPythonJson, parseKeepingFloats } from "../../checkpoint/hf/json.ts";
 import { configObject, isKeptObject } from "../../checkpoint/hf/kept-folder.ts";
 import { languageKey } from "../../checkpoint/hf/parts.ts";

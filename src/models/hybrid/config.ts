@@ -37,6 +37,24 @@ export interface SelectiveRecompute {
 	readonly modules: readonly RecomputeModule[];
 }
 
+/** Which projections have biases: none, those of queries, keys and values, or all of attention, MLPs, experts and routers. */
+export interface Biases {
+	readonly of: "none" | "qkv" | "all";
+	/** Initial values: `mimo verify` draws them, so that they affect every gradient. */
+	readonly start: "zero" | "drawn";
+}
+
+export const noBiases: Biases = { of: "none", start: "zero" };
+
+/** Llama 3's scaling of rotary frequencies (docs/spec/families.md §2.2). */
+export interface RopeScaling {
+	readonly factor: number;
+	/** Turns in the original context up to which a frequency is divided, and from which on it stays. */
+	readonly lowTurns: number;
+	readonly highTurns: number;
+	readonly originalLength: number;
+}
+
 export interface HybridConfig {
 	/** Symbol of every layer of the main part, first to last. */
 	readonly pattern: readonly LayerKind[];
@@ -64,7 +82,9 @@ export interface HybridConfig {
 		readonly headDim: number;
 		readonly softmaxScale: number;
 		readonly dropout: number;
-		readonly rope: { readonly base: number; readonly percent: number } | null;
+		readonly rope: { readonly base: number; readonly percent: number; readonly scaling: RopeScaling | null } | null;
+		/** Whether every query and key head is normalised before it is rotated. */
+		readonly qkNorm: boolean;
 	};
 	readonly mamba: {
 		readonly heads: number;
@@ -77,11 +97,7 @@ export interface HybridConfig {
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
-	/**
-	 * Biases of attention projections, MLPs, experts and routers. zero or drawn: their initial values (`mimo verify` draws them,
-	 * so that they affect every gradient).
-	 */
-	readonly biases: "none" | "zero" | "drawn";
+	readonly biases: Biases;
 	readonly mlp: {
 		readonly ffnHiddenSize: number;
 		readonly activation: ActivationName;

@@ -20,7 +20,7 @@ const second = "mlp.experts.linear_fc2.weight";
 export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows): Tensor {
 	const { mlp, moe } = context.config;
 	const { rows, rowProbability, offsets } = sorted;
-	if (expertTensorOf(context) > 1 && context.config.biases !== "none") {
+	if (expertTensorOf(context) > 1 && context.config.biases.of === "all") {
 		throw new RangeError("Biases of experts that are cut over ranks would be added once a rank.");
 	}
 	const options = { clamp: mlp.clamp, linearOffset: mlp.linearOffset, interleave: moe.interleave };

@@ -6,7 +6,7 @@ import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-l
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig } from "./config.ts";
+import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, RopeScaling } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
 import type { LoraConfig } from "./lora.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
@@ -76,7 +76,17 @@ export type LanguageModelKeys = Pick<
 	| "vocabSize"
 	| "zLossCoeff"
 > &
-	Partial<Pick<TrainingConfiguration, PerLayerSize["list"]>>;
+	Partial<Pick<TrainingConfiguration, PerLayerSize["list"] | LaterKey>>;
+
+/** Keys that descriptions in older checkpoints lack, where they have their defaults. */
+type LaterKey =
+	| "addQkvBias"
+	| "qkLayernorm"
+	| "useRopeScaling"
+	| "ropeScalingFactor"
+	| "ropeScalingLowFreqFactor"
+	| "ropeScalingHighFreqFactor"
+	| "ropeScalingOriginalMaxPositionEmbeddings";
 
 export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 	const layers = layersOfPattern(c.hybridLayerPattern, {
@@ -98,7 +108,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		zLossCoefficient: c.zLossCoeff,
 		attention: attentionConfig(c),
 		mamba: mambaConfig(c),
-		biases: c.addBiasLinear ? "zero" : "none",
+		biases: { of: c.addBiasLinear ? "all" : c.addQkvBias ? "qkv" : "none", start: "zero" },
 		mlp: {
 			ffnHiddenSize: c.ffnHiddenSize,
 			activation: activationOf(c),
@@ -119,7 +129,21 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 		headDim: c.kvChannels,
 		softmaxScale: 1 / Math.sqrt(c.kvChannels),
 		dropout: c.attentionDropout,
-		rope: c.positionEmbeddingType === "rope" ? { base: c.rotaryBase, percent: c.rotaryPercent } : null,
+		rope:
+			c.positionEmbeddingType === "rope"
+				? { base: c.rotaryBase, percent: c.rotaryPercent, scaling: ropeScaling(c) }
+				: null,
+		qkNorm: c.qkLayernorm ?? false,
+	};
+}
+
+function ropeScaling(c: LanguageModelKeys): RopeScaling | null {
+	if (!c.useRopeScaling) return null;
+	return {
+		factor: c.ropeScalingFactor ?? 8,
+		lowTurns: c.ropeScalingLowFreqFactor ?? 1,
+		highTurns: c.ropeScalingHighFreqFactor ?? 4,
+		originalLength: c.ropeScalingOriginalMaxPositionEmbeddings ?? 8192,
 	};
 }
 

@@ -58,6 +58,8 @@ export interface LayerContext {
 	readonly localSequences: Sequences;
 	/** Of a layer with a router; null: of any other. */
 	readonly router: RouterState | null;
+	/** Frequencies of rotary embeddings, f64, where they are no geometric series; else null. */
+	readonly ropeFrequencies: Tensor | null;
 	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated. */
 	readonly routerWeight: number;
 	/** Masks of an elastic model's sampled submodel; null: none. */

@@ -33,6 +33,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
+		ropeFrequencies: parts.ropeFrequencies,
 		router: parts.routers.get(place.index) ?? null,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
 		probe: (value) => {

@@ -62,6 +62,8 @@ export interface ModelChunkParts {
 	readonly parameter: (name: string) => Parameter;
 	/** Router state of the MoE layers by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
+	/** As in LayerContext. */
+	readonly ropeFrequencies: Tensor | null;
 	/** First row of this rank's vocabulary shard. */
 	readonly vocabularyStart: number;
 	/** Returns the probe of the pass to come, or null; absent: layers are never observed. */

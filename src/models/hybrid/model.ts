@@ -1,7 +1,9 @@
 /** One rank's part of the hybrid language model: parameters, routers and model chunks. */
+
 import type { Device } from "../../native/device.ts";
 import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
+import { Tensor } from "../../tensor/tensor.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
@@ -12,6 +14,7 @@ import { isAdapterName } from "./lora.ts";
 import { ModelChunk } from "./model-chunk.ts";
 import { hybridParameters } from "./names.ts";
 import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
+import { ropeFrequencies } from "./rope-frequencies.ts";
 import { RouterState } from "./router-state.ts";
 
 export class HybridModel implements Disposable {
@@ -24,6 +27,7 @@ export class HybridModel implements Disposable {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** null: this rank holds all experts, so rows cannot overflow. */
 	readonly #overflow: ExpertOverflow | null;
+	readonly #ropeFrequencies: Tensor | null;
 	/** Observes the layers of every later pass; null: none. */
 	probe: LayerProbe | null = null;
 	/** The model chunks on this rank, in the order of layers. */
@@ -66,11 +70,14 @@ export class HybridModel implements Disposable {
 		);
 		const { experts } = this.parallel;
 		this.#overflow = experts && new ExpertOverflow(device, experts, this.routers);
+		const { rope, headDim } = config.attention;
+		this.#ropeFrequencies = rope?.scaling ? Tensor.from(device, ropeFrequencies(rope, headDim)) : null;
 		const parts = {
 			config,
 			parallel: this.parallel,
 			parameter: (name: string) => this.parameters.get(name),
 			routers: this.routers,
+			ropeFrequencies: this.#ropeFrequencies,
 			vocabularyStart: this.vocabularyShard.start,
 			probe: () => this.probe,
 		};
@@ -125,5 +132,6 @@ export class HybridModel implements Disposable {
 		this.#parameters[Symbol.dispose]();
 		for (const router of this.routers.values()) router[Symbol.dispose]();
 		this.#overflow?.[Symbol.dispose]();
+		this.#ropeFrequencies?.[Symbol.dispose]();
 	}
 }

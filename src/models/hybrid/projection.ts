@@ -8,6 +8,7 @@ import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
+import { hasBias } from "./kinds/kind.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { adapterName, adapterScale, isTarget } from "./lora.ts";
 
@@ -51,9 +52,9 @@ export function addOutputBias(tape: Tape, context: LayerContext, y: Tensor, name
 	return bias ? addBias(tape, y, bias) : y;
 }
 
-/** A projection's bias by its weight's name; null without biases, and in Mamba-2 layers, where Megatron has none. */
+/** A projection's bias by its weight's name; null: it has none. */
 export function biasOf({ config, weights }: LayerContext, name: string): Parameter | null {
-	return config.biases !== "none" && !name.startsWith("mixer.") ? weights(name.replace(/weight$/, "bias")) : null;
+	return hasBias(config, name) ? weights(name.replace(/weight$/, "bias")) : null;
 }
 
 /** Whether a projection has an adapter. */

@@ -1,6 +1,6 @@
 /** Generated from cuda/include/mimo/library.h ("bun build.ts tables"); do not edit. The header says what the names mean. */
 
-export const ABI_VERSION = 19;
+export const ABI_VERSION = 20;
 
 export const Status = {
 	ok: 0,

@@ -124,7 +124,7 @@ function drawn(language: HybridConfig): HybridConfig {
 	const { biases, lora } = language;
 	return {
 		...language,
-		biases: biases === "none" ? "none" : "drawn",
+		biases: { ...biases, start: "drawn" },
 		lora: lora && { ...lora, start: "drawn" },
 	};
 }

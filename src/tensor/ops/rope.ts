@@ -10,6 +10,8 @@ export interface RopeOptions extends AttentionHeads {
 	readonly base: number;
 	/** Part of a head that turns, its first columns, in (0, 1] (--rotary-percent). */
 	readonly percent: number;
+	/** Radians a position for every pair of columns, f64 [rotated columns / 2]; default: the series of `base`. */
+	readonly frequencies?: Tensor | null;
 	/** Position of every sequence's first token here, i32 [sequences]; default 0. Without gradient. */
 	readonly firstPositions?: Tensor;
 }
@@ -33,6 +35,7 @@ export function rope(tape: Tape, qkv: Tensor, options: RopeOptions): Tensor {
 			y: to,
 			cu_seqlens: cuSeqlens,
 			first_positions: options.firstPositions ?? null,
+			frequencies: options.frequencies ?? null,
 			sequences: sequences.count,
 			tokens: sequences.tokens,
 			max_seqlen: sequences.maxSeqlen,

@@ -1,8 +1,13 @@
 /** Layers with sizes of their own: in the configuration, in counts, in names and in Hugging Face's config.json. */
+
 import { describe, expect, test } from "bun:test";
-import { configurationFromHuggingFace, configurationToHuggingFace } from "../../../src/checkpoint/hf/configuration.ts";
+import {
+	configurationFromHuggingFace,
+	configurationToHuggingFace,
+	languageCorrespondence,
+} from "../../../src/checkpoint/hf/families/index.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import { languageCorrespondence, spellings } from "../../../src/checkpoint/hf/language-names.ts";
+import { spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { modelOfLayer } from "../../../src/config/per-layer.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";

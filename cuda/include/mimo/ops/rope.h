@@ -13,6 +13,7 @@ typedef struct mimo_rope_forward_args {
   void* y;       /* shaped like x */
   const int32_t* cu_seqlens;
   const int32_t* first_positions; /* [sequences], the position of each sequence's first token; or null = 0 */
+  const double* frequencies;      /* [rotary_dim / 2], radians a position; or null: base^(-2i / rotary_dim) */
   int64_t sequences;
   int64_t tokens;
   int64_t max_seqlen; /* upper bound of the sequence lengths */

@@ -2,8 +2,10 @@
  * A causal self-attention layer (docs/spec/language-model.md §3): x_TH → attention(rms(x_TH)), without the residual. Tensor
  * parallelism shards key-value heads with their query heads.
  */
+
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
+import { headNorm } from "../../../tensor/ops/head-norm.ts";
 import type { ResidualSum } from "../../../tensor/residual-sum.ts";
 import type { Tape } from "../../../tensor/tape.ts";
 import type { Tensor } from "../../../tensor/tensor.ts";
@@ -18,6 +20,7 @@ import { biases, columns, distributions, type Kind, normWeight, replicated, rows
 
 export const attention: Kind = {
 	title: "attention",
+	scopes: ["self_attention", "input_layernorm"],
 	routes: false,
 	parameters,
 	forward,
@@ -40,6 +43,9 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 			shard: columns,
 		},
 		...biases(config, "self_attention.linear_qkv.bias", fused, rows),
+		...(attention.qkNorm
+			? ["q", "k"].map((part) => normWeight(`self_attention.${part}_layernorm.weight`, attention.headDim))
+			: []),
 		...biases(config, "self_attention.linear_proj.bias", h, replicated),
 	];
 }
@@ -57,7 +63,13 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	u.drop();
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
-	using qkv = shape.rope ? mixing.rope(tape, projected, { ...heads, ...shape.rope, sequences }) : projected.share();
+	using normalised = shape.qkNorm
+		? headNorm(tape, projected, { ...heads, ...headWeights(context) })
+		: projected.share();
+	const { ropeFrequencies: frequencies } = context;
+	using qkv = shape.rope
+		? mixing.rope(tape, normalised, { ...heads, ...shape.rope, frequencies, sequences })
+		: normalised.share();
 	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) => {
 		using ofHeads = mixing.attention(on, fused, {
 			...heads,
@@ -77,6 +89,14 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using partial = project(tape, context, attended.y, output);
 	attended.drop();
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
+}
+
+function headWeights({ config, weights }: LayerContext) {
+	return {
+		query: weights("self_attention.q_layernorm.weight"),
+		key: weights("self_attention.k_layernorm.weight"),
+		epsilon: config.normEpsilon,
+	};
 }
 
 function flops(c: TrainingConfiguration): number {

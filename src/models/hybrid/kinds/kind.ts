@@ -13,6 +13,8 @@ import type { Nodes } from "../nodes.ts";
 export interface Kind {
 	/** Its name in messages. */
 	readonly title: string;
+	/** First parts of the names of a layer's parameters, in any version of Megatron; no two kinds of a group share the first. */
+	readonly scopes: readonly string[];
 	/** Whether its layers have a router, and a RouterState in LayerContext.router. */
 	readonly routes: boolean;
 	/** A layer's parameters in forward order, by the ends of their names. `config`: that of the layer. */
@@ -52,9 +54,15 @@ export function distributions(config: HybridConfig): { inward: Initialisation; o
 	};
 }
 
-/** The bias of a projection, if the model has biases. */
+/** The bias of a projection, if the model has it. */
 export function biases(config: HybridConfig, name: string, width: number, shard: Shard): ParameterSpec[] {
-	if (config.biases === "none") return [];
-	const initialisation = config.biases === "drawn" ? distributions(config).inward : zeros;
+	if (!hasBias(config, name.replace(/bias$/, "weight"))) return [];
+	const initialisation = config.biases.start === "drawn" ? distributions(config).inward : zeros;
 	return [{ name, shape: [width], initialisation, shard }];
+}
+
+/** Whether the projection of this weight has a bias; Megatron's Mamba-2 layers have none. */
+export function hasBias({ biases }: HybridConfig, weight: string): boolean {
+	if (biases.of === "qkv") return weight.endsWith("linear_qkv.weight");
+	return biases.of === "all" && !weight.startsWith("mixer.");
 }

@@ -19,6 +19,7 @@ import { columns, distributions, type Kind, normWeight, ones, rows } from "./kin
 
 export const mamba: Kind = {
 	title: "Mamba-2",
+	scopes: ["mixer", "norm"],
 	routes: false,
 	parameters,
 	forward,

@@ -16,6 +16,7 @@ import { biases, columns, distributions, type Kind, normWeight, replicated, rows
 
 export const mlp: Kind = {
 	title: "MLP",
+	scopes: ["mlp", "pre_mlp_layernorm"],
 	routes: false,
 	parameters: (config) => [
 		normWeight("mlp.linear_fc1.layer_norm_weight", config.hiddenSize),

@@ -36,6 +36,7 @@ import { feedForwardFlops, feedForwardParameters } from "./mlp.ts";
 
 export const moe: Kind = {
 	title: "mixture of experts",
+	scopes: ["mlp", "pre_mlp_layernorm"],
 	routes: true,
 	parameters,
 	forward,

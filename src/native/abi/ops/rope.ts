@@ -6,6 +6,7 @@ export const operations = {
 		y: "ptr",
 		cu_seqlens: "ptr",
 		first_positions: "ptr",
+		frequencies: "ptr",
 		sequences: "i64",
 		tokens: "i64",
 		max_seqlen: "i64",
