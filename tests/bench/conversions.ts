@@ -1,11 +1,12 @@
 /** dist/mimo convert-ckpt on a synthetic checkpoint against `cp` of the same files, and the memory it takes. */
+
 import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { configurationFromHuggingFace } from "../../src/checkpoint/hf/configuration.ts";
+import { configurationFromHuggingFace, languageCorrespondence } from "../../src/checkpoint/hf/families/index.ts";
 import { writeHuggingFaceFiles } from "../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../src/checkpoint/hf/json.ts";
-import { languageCorrespondence, spellings } from "../../src/checkpoint/hf/language-names.ts";
+import { spellings } from "../../src/checkpoint/hf/language-names.ts";
 import { bytesOfType, type TensorStore, type TensorType } from "../../src/checkpoint/store.ts";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";

@@ -1,9 +1,11 @@
 /** Low-rank adapters in conversions: merged into their weights, kept in native checkpoints, or written for PEFT. */
+
 import { isAdapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
+import type { Spelling } from "../hf/families/family.ts";
 import { configObject } from "../hf/kept-folder.ts";
-import type { Spelling, SpellingName } from "../hf/language-names.ts";
+import type { SpellingName } from "../hf/language-names.ts";
 import { towerPrefix } from "../hf/tower-names.ts";
 import { MergedStore } from "../lora/merged-store.ts";
 import { type AdapterSettings, openPeftFolder, type PlannedAdapters, planPeftFolder } from "../lora/peft-folder.ts";

@@ -1,9 +1,11 @@
 /** Hugging Face folders as source and target of conversions: NemotronH, a RADIO tower, or a vision-language model. */
+
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { type Key, propertyOf } from "../../config/schema.ts";
 import type { Durability } from "../files.ts";
 import { companionsOf } from "../hf/companions.ts";
+import type { Spelling } from "../hf/families/family.ts";
 import { HuggingFaceFolder, indexFile, readConfig, singleFile } from "../hf/folder.ts";
 import { folderTexts, readImageProcessor } from "../hf/image-processor.ts";
 import {
@@ -14,7 +16,7 @@ import {
 	keptIn,
 	objectsOf,
 } from "../hf/kept-folder.ts";
-import type { Spelling, SpellingName } from "../hf/language-names.ts";
+import type { SpellingName } from "../hf/language-names.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
 import { isLeftOut } from "../hf/unused-tensors.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";

@@ -2,6 +2,7 @@
  * Other numbers of the layers in names (docs/spec/checkpoint.md §5.1): a bracket group's layers under one number, or the attention
  * and the MLP of a GPT model's layer. A rename applies to a parameter and to its optimizer state alike.
  */
+
 import {
 	countLayers,
 	type HybridPattern,
@@ -10,6 +11,7 @@ import {
 	parsePattern,
 	symbolsOf,
 } from "../../config/hybrid-pattern.ts";
+import { kinds } from "../../models/hybrid/kinds/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";
@@ -25,13 +27,13 @@ export interface NumberedLayer {
 }
 
 /**
- * Numbers layers by block, so that a bracket group's layers share a number. Names of layers in a block differ by family, so a
+ * Numbers layers by block, so that a bracket group's layers share a number. Names of layers in a block differ by their scope, so a
  * block has one layer of each. `path` is for errors.
  */
 export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 	const blocks = parseAt(pattern, path).segments.flat();
 	for (const block of blocks) {
-		if (new Set(block.map((kind) => familyOf[kind])).size < block.length) {
+		if (new Set(block.map(scopeOf)).size < block.length) {
 			throw new UserError(`${path}: group [${symbolsOf(block)}] of pattern "${pattern}" has two layers of a kind.`);
 		}
 	}
@@ -58,10 +60,10 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 			`it has ${attention} * and ${dense + experts} ${experts > 0 ? "E" : "-"}, and a layer of a GPT model has both`,
 		);
 	}
-	const next = { attention: 0, mlp: 0 };
+	let [attentions, others] = [0, 0];
 	return layers.map((kind) => {
-		const family = familyOf[kind];
-		return { kind, number: family === "mamba" ? null : next[family]++ };
+		if (kind === "mamba") return { kind, number: null };
+		return { kind, number: kind === "attention" ? attentions++ : others++ };
 	});
 }
 
@@ -74,19 +76,8 @@ function parseAt(pattern: string, path: string): HybridPattern {
 	}
 }
 
-/** Sub-modules by which a layer is told from others of its number. */
-const families = {
-	attention: /^(self_attention|input_layernorm)\./,
-	mlp: /^(mlp|pre_mlp_layernorm)\./,
-	mamba: /^(mixer|norm)\./,
-};
-
-const familyOf: Readonly<Record<LayerKind, keyof typeof families>> = {
-	attention: "attention",
-	mlp: "mlp",
-	moe: "mlp",
-	mamba: "mamba",
-};
+/** What a layer is told by from others of its number. */
+const scopeOf = (kind: LayerKind) => kinds[kind].scopes[0]!;
 
 const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
 const finalNorm = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)final_(norm|layernorm)\./;
@@ -115,7 +106,7 @@ export function renamedLayers(
 		const physical =
 			to === "other"
 				? index
-				: layers.findIndex(({ kind, number }) => number === index && families[familyOf[kind]].test(rest));
+				: layers.findIndex(({ kind, number }) => number === index && kinds[kind].scopes.includes(rest.split(".")[0]!));
 		const known = layers[physical];
 		if (!known || known.number === null) {
 			throw new UserError(`${path}: ${name} belongs to no layer of pattern "${pattern}".`);

@@ -13,7 +13,7 @@ type Sizes = { readonly [Size in PerLayerSize["size"]]: number };
 
 /** The kind of a layer's entry, and its fields that are sizes of layers. */
 const kinds: Readonly<
-	Record<LayerKind, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>
+	Partial<Record<LayerKind, { readonly kind: string; readonly fields: Readonly<Record<string, keyof Sizes>> }>>
 > = {
 	mamba: { kind: "mamba", fields: { num_heads: "mambaNumHeads" } },
 	attention: { kind: "attention", fields: { num_query_heads: "numAttentionHeads" } },
@@ -38,7 +38,7 @@ const uniform: Readonly<Record<string, keyof LanguageModelConfiguration>> = {
 /** One entry for every layer of the main part. */
 export function blockConfigs(configuration: LanguageModelConfiguration): unknown[] {
 	return parseHybridPattern(configuration.hybridLayerPattern).map((layer, index) => {
-		const { kind, fields } = kinds[layer];
+		const { kind, fields } = kinds[layer]!;
 		const own = modelOfLayer(configuration, index);
 		const sizes = Object.fromEntries(Object.entries(fields).map(([field, size]) => [field, own[size]]));
 		return { subblock_configs: [{ kind, name: kind, no_op: false, ...sizes }] };
@@ -54,7 +54,7 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 	}
 	const found = new Map<keyof Sizes, number[]>();
 	for (const [index, layer] of pattern.entries()) {
-		const entry = entryOf(blocks[index], kinds[layer].kind, `block_configs[${index}]`, bad);
+		const entry = entryOf(blocks[index], kinds[layer]!.kind, `block_configs[${index}]`, bad);
 		for (const [field, value] of Object.entries(entry)) {
 			const shared = uniform[field];
 			if (shared !== undefined && value !== null && value !== model[shared]) {
@@ -63,7 +63,7 @@ export function ownSizesIn(blocks: unknown, model: LanguageModelConfiguration, b
 				);
 			}
 		}
-		for (const [field, size] of Object.entries(kinds[layer].fields)) {
+		for (const [field, size] of Object.entries(kinds[layer]!.fields)) {
 			const value = entry[field] ?? model[size];
 			if (!Number.isSafeInteger(value) || (value as number) < 1) {
 				bad(`block_configs[${index}]: ${field} is ${JSON.stringify(value)}, expected a whole number`);

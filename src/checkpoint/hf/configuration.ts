@@ -32,9 +32,17 @@ export interface LanguageModelConfiguration {
 	readonly activationFuncClampValue: number | null;
 	readonly gluLinearOffset: number;
 	readonly addBiasLinear: boolean;
+	/** Absent, here and below: false, or the key's default. */
+	readonly addQkvBias?: boolean;
+	readonly qkLayernorm?: boolean;
 	readonly positionEmbeddingType: "none" | "rope";
 	readonly rotaryBase: number;
 	readonly rotaryPercent: number;
+	readonly useRopeScaling?: boolean;
+	readonly ropeScalingFactor?: number;
+	readonly ropeScalingLowFreqFactor?: number;
+	readonly ropeScalingHighFreqFactor?: number;
+	readonly ropeScalingOriginalMaxPositionEmbeddings?: number;
 	readonly normEpsilon: number;
 	readonly initMethodStd: number;
 	readonly vocabSize: number;
@@ -133,6 +141,8 @@ const always = {
 	activationFuncClampValue: null,
 	gluLinearOffset: 0,
 	addBiasLinear: false,
+	addQkvBias: false,
+	qkLayernorm: false,
 	positionEmbeddingType: "none",
 	rotaryBase: 10000,
 	rotaryPercent: 1,
@@ -153,7 +163,7 @@ const aliases: Readonly<Record<string, string>> = {
 };
 
 /** Reads the parsed config.json of a NemotronH model; `path` is for errors. */
-export function configurationFromHuggingFace(
+export function configurationFromNemotronH(
 	json: Readonly<Record<string, unknown>>,
 	path: string,
 ): LanguageModelConfiguration {
@@ -164,9 +174,6 @@ export function configurationFromHuggingFace(
 	const bad = (sentence: string): never => {
 		throw new UserError(`${path}: ${sentence}.`);
 	};
-	if (values.model_type !== "nemotron_h") {
-		bad(`model_type is ${JSON.stringify(values.model_type)}, only "nemotron_h" can be read`);
-	}
 	for (const [name, only] of Object.entries(fixed)) {
 		const value = values[name];
 		if (value !== undefined && value !== only && !(value === null && only === 0)) {
@@ -266,7 +273,7 @@ function mainPattern(values: Record<string, unknown>, bad: Refuse): string {
  * A config.json that both the published model code and transformers' class read: the layers in both spellings. The
  * dtype is that of the written weights. Throws a UserError for a model that Hugging Face's NemotronH is not.
  */
-export function configurationToHuggingFace(
+export function configurationToNemotronH(
 	configuration: LanguageModelConfiguration,
 	dtype: string,
 	path: string,
@@ -299,7 +306,7 @@ export function configurationToHuggingFace(
 		torch_dtype: dtype,
 	};
 	// The folder describes the same model to every reader, or it is not written.
-	const read = configurationFromHuggingFace(parsePythonJson(formatPythonJson(written), path), path);
+	const read = configurationFromNemotronH(parsePythonJson(formatPythonJson(written), path), path);
 	const differences = modelDifferences({ ...read }, { ...configuration });
 	if (differences.length > 0) {
 		throw new UserError(`${path}: Hugging Face's NemotronH is another model: ${differences.join("; ")}.`);

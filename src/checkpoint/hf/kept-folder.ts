@@ -3,6 +3,7 @@
  * names, tokenizer and preprocessor, and the tensors that the model has no place for. A native checkpoint carries it as
  * objects and in its `source`.
  */
+
 import { UserError } from "../../system/errors.ts";
 import type { ByteSource } from "../../system/input-file.ts";
 import { encodeFloats } from "../cast-floats.ts";
@@ -10,7 +11,7 @@ import type { NativeObject } from "../native/manifest.ts";
 import { parseSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, selectTensors, type TensorStore, type TensorType } from "../store.ts";
 import { type Companions, companionsOf } from "./companions.ts";
-import type { Spelling } from "./language-names.ts";
+import type { Spelling } from "./families/family.ts";
 import type { FolderParts } from "./parts.ts";
 import type { ProjectorStyle } from "./projector-names.ts";
 import type { TowerSpelling } from "./tower-names.ts";

@@ -5,20 +5,9 @@
 import { type LayerKind, layerSymbols, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { UserError } from "../../system/errors.ts";
-import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
+import type { CorrespondenceBuilder } from "../mapping.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
-
-/** The tensor names of a Hugging Face folder. */
-export interface Spelling {
-	/** In front of the layers and the embedding. */
-	readonly base: string;
-	/** In front of lm_head.weight. */
-	readonly head: string;
-	/** separate: a tensor for each expert (published checkpoints); packed: all experts of a layer stacked (transformers). */
-	readonly experts: "separate" | "packed";
-	/** In front of `mtp.layers.`; absent: nothing, also in vision-language models. */
-	readonly mtp?: string;
-}
+import type { NameOptions, Spelling } from "./families/family.ts";
 
 export const spellings = {
 	published: { base: "backbone.", head: "", experts: "separate" },
@@ -27,8 +16,8 @@ export const spellings = {
 
 export type SpellingName = keyof typeof spellings;
 
-/** The spelling of a folder's tensor names, or null if no embedding is among them. */
-export function detectSpelling(names: Iterable<string>): Spelling | null {
+/** The spelling of a folder's tensor names, or null if no embedding of NemotronH is among them. */
+export function detectNemotronH(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;
 	let experts: Spelling["experts"] = "separate";
 	let mtp = "";
@@ -80,24 +69,12 @@ export function requireCounts(
 	if (all > stored.size) tooMany(listed === null ? "n_routed_experts" : "block_configs", listed ?? experts);
 }
 
-/** `paddedVocabularySize`: rows in the logical embedding and output layer; default: as many as tokens. */
-export function languageCorrespondence(
-	configuration: LanguageModelConfiguration,
-	spelling: Spelling,
-	path: string,
-	options: { readonly paddedVocabularySize?: number } = {},
-): Correspondence {
-	const builder = new CorrespondenceBuilder(path);
-	addLanguage(builder, configuration, spelling, options);
-	return builder;
-}
-
 /** Adds a language model's tensors, of both formats, to those of other modules in `builder`. */
-export function addLanguage(
+export function addNemotronH(
 	builder: CorrespondenceBuilder,
 	configuration: LanguageModelConfiguration,
 	spelling: Spelling,
-	options: { readonly paddedVocabularySize?: number } = {},
+	options: NameOptions,
 ): void {
 	const { hiddenSize: h, vocabSize: v } = configuration;
 	const prefix = "language_model.";
@@ -175,6 +152,8 @@ function layer(
 			same("pre_mlp_layernorm.weight", "norm.weight", [h]);
 			mixtureOfExperts(builder, configuration, spelling, logical, foreign, same);
 			break;
+		default:
+			throw new UserError(`${builder.path}: NemotronH has no layers ${layerSymbols[kind]}.`);
 	}
 }
 

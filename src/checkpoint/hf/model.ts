@@ -1,11 +1,12 @@
 /**
- * NemotronH weights in a Hugging Face folder under Megatron's logical names (docs/spec/checkpoint.md §4, docs/spec/language-model.md §10). Strict:
+ * A language model's weights in a Hugging Face folder under Megatron's logical names (docs/spec/checkpoint.md §4, docs/spec/language-model.md §10). Strict:
  * every missing, unexpected and mis-shaped tensor is named.
  */
+
 import { UserError } from "../../system/errors.ts";
 import type { TensorStore } from "../store.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
-import type { Spelling } from "./language-names.ts";
+import type { Spelling } from "./families/family.ts";
 import { openParts } from "./parts.ts";
 
 export interface HuggingFaceModel extends Disposable {
@@ -23,7 +24,7 @@ export function openHuggingFaceModel(path: string): HuggingFaceModel {
 	const { language, tower, projector, configText, weights } = parts;
 	if (language === null || tower !== null || projector !== null) {
 		parts[Symbol.dispose]();
-		throw new UserError(`${path} is not of a NemotronH language model alone.`);
+		throw new UserError(`${path} is not of a language model alone.`);
 	}
 	return { ...language, configText: configText ?? "{}", weights, [Symbol.dispose]: () => parts[Symbol.dispose]() };
 }

@@ -1,15 +1,24 @@
 /**
- * The parts of a model that a Hugging Face folder holds: a NemotronH language model, a RADIO tower, the projector between them, or all
+ * The parts of a model that a Hugging Face folder holds: a language model of any family (families/), a RADIO tower, the projector between them, or all
  * of a vision-language model. Every tensor has a place, is left out by name (unused-tensors.ts), or is an error.
  */
+
 import { UserError } from "../../system/errors.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
-import { configurationFromHuggingFace, type LanguageModelConfiguration, missingKeys } from "./configuration.ts";
+import type { LanguageModelConfiguration } from "./configuration.ts";
+import type { Spelling } from "./families/family.ts";
+import {
+	addLanguage,
+	configurationFromHuggingFace,
+	detectSpelling,
+	familyOf,
+	familyOfType,
+	modelTypes,
+} from "./families/index.ts";
 import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
-import { addLanguage, detectSpelling, requireCounts, type Spelling } from "./language-names.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
 import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
 import { withoutTiedHead } from "./tied-head.ts";
@@ -53,17 +62,17 @@ const languageConfigs = ["llm_config", "text_config", "language_config"];
 
 /** The key of a vision-language config.json that holds the language model's; null: it is the language model's itself. */
 export function languageKey(json: Readonly<Record<string, unknown>>): string | null {
-	if (json.model_type === "nemotron_h") return null;
+	if (familyOfType(json.model_type) !== null) return null;
 	const isObject = (value: unknown) => typeof value === "object" && value !== null && !Array.isArray(value);
 	return languageConfigs.find((key) => isObject(json[key])) ?? null;
 }
 
-/** The NemotronH part of a config.json, or null if there is none. */
+/** The language model of a config.json, or null if there is none of these families. */
 export function languageConfig(
 	json: Readonly<Record<string, unknown>>,
 	path: string,
 ): LanguageModelConfiguration | null {
-	if (json.model_type === "nemotron_h") return configurationFromHuggingFace(json, path);
+	if (familyOfType(json.model_type) !== null) return configurationFromHuggingFace(json, path);
 	const key = languageKey(json);
 	if (key === null) return null;
 	return configurationFromHuggingFace({ model_type: "nemotron_h", ...(json[key] as object) }, `${path} (${key})`);
@@ -83,7 +92,9 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 		const style = detectProjector(stored.tensors);
 		const projector = style === null ? null : { sizes: projectorSizes(stored.tensors, style, path), style };
 		if (language === null && tower === null && projector === null) {
-			throw new UserError(`${path} holds neither a NemotronH model nor a RADIO tower, nor a projector.`);
+			throw new UserError(
+				`${path} holds neither a language model (${modelTypes.join(", ")}) nor a RADIO tower, nor a projector.`,
+			);
 		}
 		if (language) addLanguage(builder, language.configuration, language.spelling);
 		if (tower) addTower(builder, tower.configuration, tower.spelling, path);
@@ -112,13 +123,15 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 }
 
 function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: string): FolderParts["language"] {
-	const spelling = detectSpelling(stored.tensors.keys());
+	const key = languageKey(json);
+	const { model_type: type } = key === null ? json : (json[key] as FolderParts["json"]);
+	const spelling = detectSpelling(stored.tensors.keys(), type);
 	if (spelling === null) return null;
 	const configuration = languageConfig(json, configPath);
 	if (configuration === null) {
-		throw new UserError(`${configPath} describes no NemotronH model (model_type "nemotron_h").`);
+		throw new UserError(`${configPath} describes no language model of ${modelTypes.join(", ")} (model_type).`);
 	}
-	requireCounts(configuration, spelling, stored.tensors, configPath);
+	familyOf(spelling).requireCounts(configuration, spelling, stored.tensors, configPath);
 	return { configuration, spelling };
 }
 
@@ -143,16 +156,18 @@ function requireGivenSizes(
 	stored: TensorStore,
 	path: string,
 ): void {
-	const embedding = stored.tensors.get(`${spelling.base}embeddings.weight`)?.shape;
+	const family = familyOf(spelling);
+	const embedding = `${spelling.base}${family.embedding}`;
+	const shape = stored.tensors.get(embedding)?.shape;
 	const key = languageKey(json);
-	const missing = missingKeys(key === null ? json : (json[key] as FolderParts["json"]));
+	const missing = family.missing(key === null ? json : (json[key] as FolderParts["json"]));
 	for (const [name, found, expected] of [
-		["vocab_size", embedding?.[0], configuration.vocabSize],
-		["hidden_size", embedding?.[1], configuration.hiddenSize],
+		["vocab_size", shape?.[0], configuration.vocabSize],
+		["hidden_size", shape?.[1], configuration.hiddenSize],
 	] as const) {
 		if (!missing.has(name) || found === undefined || found === expected) continue;
 		throw new UserError(
-			`${path} has no ${name}: transformers takes ${expected} then, but tensor ${spelling.base}embeddings.weight has ${found}.`,
+			`${path} has no ${name}: transformers takes ${expected} then, but tensor ${embedding} has ${found}.`,
 		);
 	}
 }

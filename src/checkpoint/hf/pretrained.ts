@@ -60,7 +60,7 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 		const [main, vision, own] = [open(paths.loadHf), open(paths.loadVision), open(paths.loadProjector)];
 		if (main === null && vision === null && own === null) return null;
 		const language = main;
-		requirePart(main?.language, paths.loadHf, "NemotronH language model", "--load-hf");
+		requirePart(main?.language, paths.loadHf, "language model", "--load-hf");
 		requirePart(vision?.tower, paths.loadVision, "RADIO tower", "--load-vision");
 		requirePart(own?.projector, paths.loadProjector, "projector", "--load-projector");
 		requireOnce(main?.tower, paths.loadHf, "vision tower", "--load-vision", paths.loadVision);

@@ -1,11 +1,13 @@
 /** The output layer of a model whose embedding is its output layer. */
+
 import { UserError } from "../../system/errors.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
-import type { Spelling } from "./language-names.ts";
+import type { Spelling } from "./families/family.ts";
+import { familyOf } from "./families/index.ts";
 
 /** A tied model's lm_head may be stored all the same; then it must be the embedding. */
 export function withoutTiedHead(folder: TensorStore, spelling: Spelling): TensorStore {
-	const [head, embedding] = [`${spelling.head}lm_head.weight`, `${spelling.base}embeddings.weight`];
+	const [head, embedding] = [`${spelling.head}lm_head.weight`, spelling.base + familyOf(spelling).embedding];
 	if (!folder.tensors.has(head)) return folder;
 	const other = readPieces(folder, embedding);
 	for (const piece of readPieces(folder, head)) {

@@ -10,12 +10,14 @@ import type { Durability } from "../files.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { joinStores, type TensorStore } from "../store.ts";
 import { type Companions, writeCompanions } from "./companions.ts";
-import { configurationToHuggingFace, type LanguageModelConfiguration } from "./configuration.ts";
+import type { LanguageModelConfiguration } from "./configuration.ts";
+import type { Spelling } from "./families/family.ts";
+import { addLanguage, configurationToHuggingFace, familyOfType, spellingFor } from "./families/index.ts";
 import { writeHuggingFaceFiles } from "./folder.ts";
 import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-processor.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
-import { addLanguage, type Spelling, type SpellingName, spellings } from "./language-names.ts";
+import { type SpellingName, spellings } from "./language-names.ts";
 import { languageConfig, languageKey } from "./parts.ts";
 import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
 import { addTower, publishedTower, type TowerSizes } from "./tower-names.ts";
@@ -69,10 +71,16 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	const present = { language: names.some((name) => name.startsWith("language_model.")), tower, projector };
 	const original = kept === null ? null : parsePythonJson(kept.configText, `config.json of ${model.path}`);
 	const fits = original !== null && describesAll(original, present);
-	const spelling = spellingFor(kept, present, fits, options.names);
 
 	const builder = new CorrespondenceBuilder(path);
 	const language = (original === null ? null : languageConfig(original, path)) ?? model.language;
+	const ownNames = options.names === null ? (kept?.spelling.language ?? null) : null;
+	const spelling = folderSpelling(
+		kept,
+		present,
+		fits,
+		ownNames ?? (language === null ? spellings.published : spellingFor(language, options.names)),
+	);
 	if (present.language) {
 		if (language === null) {
 			throw new UserError(
@@ -122,15 +130,14 @@ function describesAll(json: Json, { language, tower }: Present): boolean {
 	return language ? tower === null : tower !== null;
 }
 
-function spellingFor(
+function folderSpelling(
 	kept: WritableModel["kept"],
 	{ language, tower }: Present,
 	fits: boolean,
-	names: SpellingName | null,
+	base: Spelling,
 ): FolderSpelling {
 	const whole = language && tower !== null;
 	const own = kept?.spelling.language ?? null;
-	const base: Spelling = names === null && own !== null ? own : spellings[names ?? "published"];
 	// In a vision-language model the language model is one of two.
 	const outer = fits && own !== null ? own.head : whole ? "language_model." : "";
 	const inner = base.base.slice(base.head.length);
@@ -200,7 +207,7 @@ function makeConfig(
 
 /** The language model's part of config.json, kept from the source folder if there is one. */
 function languageJson(language: LanguageModelConfiguration, original: Json | null, dtype: string, path: string): Json {
-	if (original?.model_type === "nemotron_h") return original;
+	if (original !== null && familyOfType(original.model_type) !== null) return original;
 	const key = original === null ? null : languageKey(original);
 	if (key !== null) return { model_type: "nemotron_h", ...(original![key] as object) };
 	return configurationToHuggingFace(language, dtype, path);

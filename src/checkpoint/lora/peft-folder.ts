@@ -1,4 +1,5 @@
 /** Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. */
+
 import { join } from "node:path";
 import * as v from "valibot";
 import { adaptedWeight } from "../../models/hybrid/lora.ts";
@@ -6,8 +7,8 @@ import { UserError } from "../../system/errors.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { Spelling } from "../hf/families/family.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";
-import type { Spelling } from "../hf/language-names.ts";
 import { compareTensors, MappedStore, planTensors, requireMatch } from "../mapping.ts";
 import { openSafetensors, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, readTensor, selectTensors, type TensorStore } from "../store.ts";
@@ -142,7 +143,7 @@ export function openPeftFolder(path: string, configuration: LanguageModelConfigu
 		const spelling = peftSpelling(file.tensors.keys());
 		if (spelling === null) {
 			throw new UserError(
-				`${file.path} holds no adapters of NemotronH (base_model.model.….layers.N.mixer.….lora_A.weight).`,
+				`${file.path} holds no adapters of a language model (base_model.model.….layers.N.(mixer|self_attn|mlp).….lora_A.weight).`,
 			);
 		}
 		const modules = new Set([...file.tensors.keys()].map(moduleOf));

@@ -9,8 +9,10 @@ import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { adapterName } from "../../models/hybrid/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { Spelling } from "../hf/families/family.ts";
+import { languageCorrespondence } from "../hf/families/index.ts";
 import { parsePythonJson } from "../hf/json.ts";
-import { languageCorrespondence, type Spelling, type SpellingName, spellings } from "../hf/language-names.ts";
+import { type SpellingName, spellings } from "../hf/language-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";
 
 const peftPrefix = "base_model.model.";
@@ -56,11 +58,11 @@ export interface AdaptedBase {
  * folder with code of its own (auto_map) brings a class with the tensors' names. `names`: given by the user, or null.
  */
 export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): Spelling {
-	const stored = base.stored ?? spellings.published;
+	const stored: Spelling = base.stored ?? spellings.published;
 	const place = stored.base.replace(/(backbone|model)\.$/, "");
 	const inside = base.stored === null && base.whole ? languageModelPrefix : place;
 	const ownCode = base.configText !== null && "auto_map" in parsePythonJson(base.configText, "config.json");
-	const chosen = names ?? (inside === "" || ownCode ? null : "transformers");
+	const chosen = stored.family ? null : (names ?? (inside === "" || ownCode ? null : "transformers"));
 	if (chosen === null) return { ...stored, base: inside + stored.base.slice(place.length), head: inside };
 	return { ...stored, ...spellings[chosen], base: inside + spellings[chosen].base, head: inside };
 }
@@ -170,22 +172,26 @@ function linkRows(
 }
 
 /**
- * Detects the spelling of a PEFT file's modules from its tensor names; null: not a NemotronH model. MTP depths (`mtp.layers.N`)
+ * Detects the spelling of a PEFT file's modules from its tensor names; null: of no family. MTP depths (`mtp.layers.N`)
  * are beside the layers, under a prefix of their own.
  */
 export function peftSpelling(names: Iterable<string>): Spelling | null {
 	let base: string | null = null;
 	let mtp: string | null = null;
+	let decoder = false;
 	for (const name of names) {
-		const [, place] = /^base_model\.model\.(.*?)layers\.\d+\.mixer\./.exec(name) ?? [];
+		const [, place, module] = /^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|mlp)\./.exec(name) ?? [];
 		if (place === undefined) continue;
 		if (/(^|\.)mtp\.$/.test(place)) mtp = place.replace(/mtp\.$/, "");
 		else base = place;
+		decoder ||= module !== "mixer";
 	}
 	if (base === null && mtp === null) return null;
 	const own = base ?? spellings.published.base;
 	const ahead = mtp ? { mtp } : {};
-	return { base: own, head: own.replace(/(backbone|model)\.$/, ""), experts: "separate", ...ahead };
+	// Names of all families of two blocks a layer are the same.
+	const family = decoder ? { family: "llama" } : {};
+	return { ...family, base: own, head: own.replace(/(backbone|model)\.$/, ""), experts: "separate", ...ahead };
 }
 
 /** A regular expression of Python's that matches the modules' whole names and no others of the model. */

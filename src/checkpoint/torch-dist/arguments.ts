@@ -57,10 +57,18 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 			typeof args.activation_func_clamp_value === "number" ? args.activation_func_clamp_value : null,
 		gluLinearOffset: number("glu_linear_offset", 0),
 		addBiasLinear: args.add_bias_linear === true,
+		addQkvBias: args.add_qkv_bias === true,
+		qkLayernorm: args.qk_layernorm === true,
 		// A hybrid model takes every other type for none.
 		positionEmbeddingType: args.position_embedding_type === "rope" ? "rope" : "none",
 		rotaryBase: number("rotary_base", 10000),
 		rotaryPercent: number("rotary_percent", 1),
+		useRopeScaling: args.use_rope_scaling === true,
+		ropeScalingFactor: number("rope_scaling_factor", 8),
+		// Constants in Megatron's code.
+		ropeScalingLowFreqFactor: number("rope_scaling_low_freq_factor", 1),
+		ropeScalingHighFreqFactor: number("rope_scaling_high_freq_factor", 4),
+		ropeScalingOriginalMaxPositionEmbeddings: number("rope_scaling_original_max_position_embeddings", 8192),
 		normEpsilon: number("layernorm_epsilon", number("norm_epsilon", 1e-5)),
 		initMethodStd: number("init_method_std", 0.02),
 		vocabSize: number("vocab_size", number("padded_vocab_size", 0)),
@@ -123,6 +131,13 @@ function positionArguments(configuration: LanguageModelConfiguration): JsonObjec
 	return {
 		position_embedding_type: positionEmbeddingType,
 		...(positionEmbeddingType === "rope" && { rotary_base: rotaryBase, rotary_percent: rotaryPercent }),
+		...(configuration.useRopeScaling && {
+			use_rope_scaling: true,
+			rope_scaling_factor: configuration.ropeScalingFactor,
+			rope_scaling_low_freq_factor: configuration.ropeScalingLowFreqFactor,
+			rope_scaling_high_freq_factor: configuration.ropeScalingHighFreqFactor,
+			rope_scaling_original_max_position_embeddings: configuration.ropeScalingOriginalMaxPositionEmbeddings,
+		}),
 		add_position_embedding: true,
 	};
 }
@@ -167,6 +182,8 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
 		glu_linear_offset: configuration.gluLinearOffset ?? 0,
 		add_bias_linear: configuration.addBiasLinear ?? false,
+		...(configuration.addQkvBias && { add_qkv_bias: true }),
+		...(configuration.qkLayernorm && { qk_layernorm: true }),
 		normalization: "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,
 		init_method_std: configuration.initMethodStd,

@@ -5,7 +5,7 @@
 
 import { join } from "node:path";
 import { openWeights } from "../../checkpoint/conversion/weights.ts";
-import { languageCorrespondence } from "../../checkpoint/hf/language-names.ts";
+import { familyOf, languageCorrespondence } from "../../checkpoint/hf/families/index.ts";
 import { openHuggingFaceModel } from "../../checkpoint/hf/model.ts";
 import type { Correspondence } from "../../checkpoint/mapping.ts";
 import { loadModel } from "../../checkpoint/model-store.ts";
@@ -74,12 +74,13 @@ export async function languageLayoutParity(
 	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
 	const { precision = "f32" } = options;
 	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
-	requireProbes(path, config, names, golden);
+	const { blocks } = familyOf(source.spelling);
+	requireProbes(path, config, blocks, names, golden);
 	return await compareLanguageTraining(world, layout, {
 		...{ folder: path, optimizer: golden.optimizer, precision, plan, onStep: options.onStep },
 		language: options.configure?.(config) ?? config,
 		decay: decayRule(names, config, golden),
-		stepOne: stepOneOf(golden, names),
+		stepOne: stepOneOf(golden, blocks, names),
 		batches: readBatches(path, golden),
 		load: ({ language }, partial) => {
 			if (options.weights === undefined) loadModel(language!, source.weights, partial);
@@ -103,9 +104,13 @@ export async function languageLayoutParity(
 
 function stepOneOf(
 	{ batch, seq, step1_probe: { layers, logits, grad_norm } }: LanguageGolden,
+	blocks: number,
 	names: Correspondence,
 ): StepOne {
-	const values = new Map([...layers.map((probe, layer) => [`layer.${layer}`, [probe]] as const), ["logits", [logits]]]);
+	const values = new Map([
+		...layers.map((probe, layer) => [`layer.${(layer + 1) * blocks - 1}`, [probe]] as const),
+		["logits", [logits]],
+	]);
 	return { batch, seq, values, gradNorm: grad_norm, names };
 }
 
@@ -113,11 +118,12 @@ function stepOneOf(
 function requireProbes(
 	folder: string,
 	config: HybridConfig,
+	blocks: number,
 	names: Correspondence,
 	{ step1_probe: probes }: LanguageGolden,
 ): void {
 	const path = join(folder, "golden.json");
-	const layers = config.pattern.length;
+	const layers = config.pattern.length / blocks;
 	if (probes.layers.length !== layers) {
 		throw new UserError(`${path}: step1_probe has ${counted(probes.layers.length, "layer")} of ${layers}.`);
 	}

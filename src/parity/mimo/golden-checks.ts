@@ -2,6 +2,7 @@
  * Whether golden.json of a mimo-* folder has everything that its config.json says was recorded, and says it once: a value
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -10,12 +11,12 @@ import { requireKeys } from "../required-keys.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
 
 /** Layers by their class upstream. */
-const layerClasses = {
+const layerClasses: Readonly<Partial<Record<LayerKind, string>>> = {
 	mamba: "MambaLayer",
 	attention: "TransformerLayer",
 	moe: "MoETransformerLayer",
 	mlp: "MLPLayer",
-} as const;
+};
 
 const indices = (count: number) => Array.from({ length: count }, (_, index) => index);
 

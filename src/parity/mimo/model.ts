@@ -1,5 +1,5 @@
 /** The two modules that config.json of a mimo-* folder describes. */
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { type HybridConfig, noBiases } from "../../models/hybrid/config.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import type { Precision } from "../bf16.ts";
 import { referenceExperts } from "../golden-fields.ts";
@@ -29,6 +29,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			softmaxScale: attention.softmax_scale,
 			dropout: 0,
 			rope: null,
+			qkNorm: false,
 		},
 		mamba: {
 			heads: mamba.num_heads,
@@ -40,7 +41,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			gatedNormEpsilon: mamba.gated_norm_epsilon,
 			timeStepMinimum: 0,
 		},
-		biases: "none",
+		biases: noBiases,
 		mlp: {
 			ffnHiddenSize: l.mlp.ffn_hidden_size,
 			activation: "squaredRelu",

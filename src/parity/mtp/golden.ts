@@ -1,6 +1,6 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
 import * as v from "valibot";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import { type HybridConfig, noBiases } from "../../models/hybrid/config.ts";
 import { layersOfPattern } from "../../models/hybrid/from-configuration.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
@@ -86,6 +86,7 @@ export function mtpModel(
 			softmaxScale: 1 / Math.sqrt(t.kv_channels),
 			dropout: fixed.dropout,
 			rope: null,
+			qkNorm: false,
 		},
 		mamba: {
 			heads: t.mamba_num_heads,
@@ -97,7 +98,7 @@ export function mtpModel(
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
-		biases: "none",
+		biases: noBiases,
 		mlp: {
 			ffnHiddenSize: t.ffn_hidden_size,
 			activation: "squaredRelu",

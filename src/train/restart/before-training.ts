@@ -2,8 +2,9 @@
  * Checks the checkpoints and Hugging Face folders of a run before ranks start: opens them and compares them with the
  * configuration, without reading weights.
  */
+
 import { dirname, join, resolve } from "node:path";
-import { configurationToHuggingFace } from "../../checkpoint/hf/configuration.ts";
+import { configurationToHuggingFace } from "../../checkpoint/hf/families/index.ts";
 import { requireWritable } from "../../checkpoint/hf/ownership.ts";
 import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
 import { iterationName } from "../../checkpoint/native/writer.ts";

@@ -1,10 +1,11 @@
 /** Starting from adapters in a PEFT folder (--load-peft), and leaving them behind in one (--save-peft). */
+
 import { join } from "node:path";
 import { writeFileAtomically } from "../../checkpoint/files.ts";
 import { writeFolderAtomically } from "../../checkpoint/folders.ts";
 import { gatherTensors } from "../../checkpoint/gathered-store.ts";
+import { detectSpelling } from "../../checkpoint/hf/families/index.ts";
 import { HuggingFaceFolder } from "../../checkpoint/hf/folder.ts";
-import { detectSpelling } from "../../checkpoint/hf/language-names.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { openPeftFolder, type PeftAdapters, planPeftFolder } from "../../checkpoint/lora/peft-folder.ts";
 import { moduleSpelling, peftCorrespondence } from "../../checkpoint/lora/peft-names.ts";

@@ -3,19 +3,16 @@ import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, syml
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { writeFolderAtomically } from "../../../src/checkpoint/folders.ts";
+import type { LanguageModelConfiguration } from "../../../src/checkpoint/hf/configuration.ts";
 import {
 	configurationFromHuggingFace,
 	configurationToHuggingFace,
-	type LanguageModelConfiguration,
-} from "../../../src/checkpoint/hf/configuration.ts";
-import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
-import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import {
 	detectSpelling,
 	languageCorrespondence,
-	requireCounts,
-	spellings,
-} from "../../../src/checkpoint/hf/language-names.ts";
+} from "../../../src/checkpoint/hf/families/index.ts";
+import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
+import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { requireCounts, spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
 import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";

@@ -10,12 +10,14 @@ import { expectAgreement } from "./agreement.ts";
 const full = process.env.MIMO_TEST_FULL === "1";
 
 describe("a language model alone agrees on processes", () => {
-	const quick = { "hybrid-tiny": ["tp2pp2"], "mtp-repeated-small": ["dp3ep3"] };
+	const quick = { "hybrid-tiny": ["tp2pp2"], "mtp-repeated-small": ["dp3ep3"], qwen3: ["tp2"], llama: ["pp2"] };
+	const decoder = ["tp2", "pp2", "dp2"];
 	const all = ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"];
 	const every = {
 		...{ "hybrid-tiny": all, "hybrid-text": all },
 		"mtp-repeated-small": ["tp2", "pp2", "dp3ep3", "tp2dp3ep2", "pp2dp3"],
 		"mtp-means-small": ["tp2ep2", "pp3", "dp3"],
+		...{ llama: decoder, qwen3: decoder, qwen2: decoder },
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {

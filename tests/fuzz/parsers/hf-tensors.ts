@@ -1,4 +1,4 @@
-import { detectSpelling } from "../../../src/checkpoint/hf/language-names.ts";
+import { detectSpelling } from "../../../src/checkpoint/hf/families/index.ts";
 import { LayerScaledStore } from "../../../src/checkpoint/hf/layer-scale.ts";
 import { addProjector, detectProjector } from "../../../src/checkpoint/hf/projector-names.ts";
 import { addTower, detectTower } from "../../../src/checkpoint/hf/tower-names.ts";

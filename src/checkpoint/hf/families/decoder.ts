@@ -1,0 +1,239 @@
+/**
+ * Families of two blocks a layer, attention and then a gated MLP or experts (docs/spec/families.md §1, §3): layer i is layers 2i and
+ * 2i + 1 of this program's pattern.
+ */
+import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
+import { modelDifferences } from "../../../config/same-model.ts";
+import { UserError } from "../../../system/errors.ts";
+import type { LanguageModelConfiguration } from "../configuration.ts";
+import { formatPythonJson, parsePythonJson, pythonFloat } from "../json.ts";
+import { addDecoderNames, detectDecoder, requireDecoderCounts } from "./decoder-names.ts";
+import type { Family, Json } from "./family.ts";
+
+export type Refuse = (sentence: string) => never;
+
+/** What a family has of its own. */
+interface DecoderRules {
+	readonly modelType: string;
+	readonly architecture: string;
+	/** transformers' defaults where they are not `sizes` below. */
+	readonly sizes: Readonly<Partial<Record<keyof typeof sizes, number>>>;
+	readonly maxPositionEmbeddings: number;
+	/** Default of head_dim; derived: the class has no such field. Absent: hidden_size / num_attention_heads. */
+	readonly headDim?: number | "derived";
+	/** Fields with the only value this program's model has; an absent one has it. */
+	readonly only: Json;
+	readonly read: (values: Json, bad: Refuse) => Partial<LanguageModelConfiguration>;
+	/** Whether a layer has experts; absent: no layer. */
+	readonly hasExperts?: (values: Json, layer: number) => boolean;
+	/** `kinds`: of every layer's second block. */
+	readonly write: (configuration: LanguageModelConfiguration, kinds: readonly LayerKind[]) => Json;
+	readonly describes: (configuration: LanguageModelConfiguration) => boolean;
+}
+
+/** Sizes and their defaults in most classes of transformers; null: as the rule says. */
+const sizes = {
+	hidden_size: 4096,
+	intermediate_size: null,
+	num_hidden_layers: null,
+	num_attention_heads: null,
+	num_key_value_heads: null,
+	vocab_size: null,
+} as const;
+
+/** More layers than any model has; bounds the names that a config.json can ask for. */
+const mostLayers = 2048;
+
+/** Values of the keys that these models have no use for. */
+const unused = {
+	squaredRelu: false,
+	swiglu: true,
+	quickGeglu: false,
+	activationFuncClampValue: null,
+	gluLinearOffset: 0,
+	addBiasLinear: false,
+	addQkvBias: false,
+	qkLayernorm: false,
+	positionEmbeddingType: "rope",
+	hiddenDropout: 0,
+	mambaNumHeads: 8,
+	mambaHeadDim: 64,
+	mambaNumGroups: 8,
+	mambaStateDim: 128,
+	mambaConvKernelDim: 4,
+	mambaChunkSize: 128,
+	numExperts: 0,
+	moeRouterTopk: 2,
+	moeFfnHiddenSize: 1,
+	moeSharedExpertIntermediateSize: 0,
+	moeRouterScoreFunction: "softmax",
+	moeRouterPreSoftmax: false,
+	moeRouterEnableExpertBias: false,
+	moeRouterTopkScalingFactor: 1,
+	moeRouterNumGroups: 1,
+	moeRouterGroupTopk: 1,
+} as const satisfies Partial<LanguageModelConfiguration>;
+
+export function decoderFamily(rules: DecoderRules): Family {
+	const { modelType, architecture } = rules;
+	const read = (json: Json, path: string) => readDecoder(rules, json, path);
+	return {
+		modelType,
+		title: architecture.replace(/ForCausalLM$/, ""),
+		embedding: "embed_tokens.weight",
+		blocks: 2,
+		read,
+		missing: (json) => new Set(Object.keys(sizes).filter((name) => json[name] === undefined)),
+		describes: (c) => kindsOf(c) !== null && c.swiglu && rules.describes(c),
+		write: (configuration, dtype, path) => {
+			const written = writeDecoder(rules, configuration, dtype);
+			// The folder describes the same model to every reader, or it is not written.
+			const again = read(parsePythonJson(formatPythonJson(written), path), path);
+			const differences = modelDifferences({ ...again }, { ...configuration });
+			if (differences.length === 0) return written;
+			throw new UserError(`${path}: Hugging Face's ${architecture} is another model: ${differences.join("; ")}.`);
+		},
+		detect: (names) => {
+			const spelling = detectDecoder(names);
+			return spelling && { ...spelling, family: modelType };
+		},
+		spelling: { family: modelType, base: "model.", head: "", experts: "separate" },
+		requireCounts: requireDecoderCounts,
+		addNames: addDecoderNames,
+	};
+}
+
+/** The kinds of every layer's second block; null: the model's layers are no such pairs. */
+function kindsOf({ hybridLayerPattern }: LanguageModelConfiguration): LayerKind[] | null {
+	const { segments, mtp } = parsePattern(hybridLayerPattern);
+	const layers = segments.flat(2);
+	const paired = layers.every((kind, at) => (at % 2 === 0 ? kind === "attention" : kind === "mlp" || kind === "moe"));
+	return mtp === null && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
+}
+
+/** A whole number of a config.json. */
+export function whole(values: Json, name: string, missing: number, bad: Refuse): number {
+	const value = values[name] ?? missing;
+	if (Number.isSafeInteger(value) && (value as number) > 0) return value as number;
+	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
+}
+
+function fraction(values: Json, name: string, missing: number, bad: Refuse): number {
+	const value = values[name] ?? missing;
+	if (typeof value === "number" && Number.isFinite(value) && value >= 0) return value;
+	return bad(`${name} is ${JSON.stringify(value)}, expected a number`);
+}
+
+/** Refuses layers whose attention has a window. */
+export function fullAttention({ layer_types: types }: Json, bad: Refuse): void {
+	if (types === undefined || types === null) return;
+	const windowed = Array.isArray(types) ? types.findIndex((type) => type !== "full_attention") : 0;
+	if (windowed < 0) return;
+	bad(
+		`layer_types[${windowed}] is ${JSON.stringify((types as unknown[])[windowed])}, and only "full_attention" can be read`,
+	);
+}
+
+function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageModelConfiguration {
+	const bad: Refuse = (sentence) => {
+		throw new UserError(`${path}: ${sentence}.`);
+	};
+	for (const [name, only] of Object.entries({ hidden_act: "silu", ...rules.only })) {
+		const value = values[name] ?? only;
+		if (value !== only)
+			bad(`${name} is ${JSON.stringify(value)}, this program's model has only ${JSON.stringify(only)}`);
+	}
+	if (values.quantization_config != null) bad("quantization_config: only weights that are not quantised can be read");
+	const size = (name: keyof typeof sizes, missing: number) => whole(values, name, rules.sizes[name] ?? missing, bad);
+	const [hidden, heads] = [size("hidden_size", sizes.hidden_size), size("num_attention_heads", 1)];
+	const groups = size("num_key_value_heads", heads);
+	if (heads % groups !== 0) bad("num_attention_heads is not a multiple of num_key_value_heads");
+	const derived = typeof rules.headDim === "number" ? rules.headDim : hidden / heads;
+	const headDim = rules.headDim === "derived" ? hidden / heads : whole(values, "head_dim", derived, bad);
+	if (!Number.isSafeInteger(headDim)) bad(`hidden_size is ${hidden}, no multiple of num_attention_heads (${heads})`);
+	const layers = size("num_hidden_layers", 1);
+	if (layers > mostLayers) bad(`num_hidden_layers is ${layers}, at most ${mostLayers} are read`);
+	const pairs = Array.from({ length: layers }, (_, layer): readonly LayerKind[] => [
+		...["attention" as const, rules.hasExperts?.(values, layer) ? ("moe" as const) : ("mlp" as const)],
+	]);
+	const model: LanguageModelConfiguration = {
+		...unused,
+		hybridLayerPattern: symbolsOf(pairs.flat()),
+		numLayers: 2 * layers,
+		hiddenSize: hidden,
+		ffnHiddenSize: size("intermediate_size", 1),
+		numAttentionHeads: heads,
+		numQueryGroups: groups,
+		kvChannels: headDim,
+		vocabSize: size("vocab_size", 1),
+		maxPositionEmbeddings: whole(values, "max_position_embeddings", rules.maxPositionEmbeddings, bad),
+		normEpsilon: fraction(values, "rms_norm_eps", 1e-6, bad),
+		initMethodStd: fraction(values, "initializer_range", 0.02, bad),
+		attentionDropout: fraction(values, "attention_dropout", 0, bad),
+		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
+		...readPositions(values, bad),
+		...rules.read(values, bad),
+	};
+	return model;
+}
+
+/** Rotary embeddings in the form of transformers 5 (rope_parameters) or of 4 (rope_theta, rope_scaling). */
+function readPositions(values: Json, bad: Refuse) {
+	const isObject = (value: unknown): value is Json =>
+		typeof value === "object" && value !== null && !Array.isArray(value);
+	const { rope_parameters: newer, rope_scaling: older } = values;
+	const given = isObject(newer) ? newer : isObject(older) ? older : {};
+	const type = given.rope_type ?? given.type ?? "default";
+	if (type !== "default" && type !== "llama3") {
+		bad(`rope_type is ${JSON.stringify(type)}; "default" and "llama3" can be read`);
+	}
+	const part = { partial_rotary_factor: given.partial_rotary_factor ?? values.partial_rotary_factor };
+	const theta = { rope_theta: given.rope_theta ?? values.rope_theta };
+	const length = values.max_position_embeddings as number | undefined;
+	return {
+		rotaryBase: fraction(theta, "rope_theta", 10000, bad),
+		rotaryPercent: fraction(part, "partial_rotary_factor", 1, bad),
+		useRopeScaling: type === "llama3",
+		...(type === "llama3" && {
+			ropeScalingFactor: fraction(given, "factor", 8, bad),
+			ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", 1, bad),
+			ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", 4, bad),
+			ropeScalingOriginalMaxPositionEmbeddings: whole(given, "original_max_position_embeddings", length ?? 8192, bad),
+		}),
+	};
+}
+
+function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype: string): Record<string, unknown> {
+	const kinds = kindsOf(c)!;
+	return {
+		architectures: [rules.architecture],
+		model_type: rules.modelType,
+		hidden_act: "silu",
+		hidden_size: c.hiddenSize,
+		intermediate_size: c.ffnHiddenSize,
+		num_hidden_layers: kinds.length,
+		num_attention_heads: c.numAttentionHeads,
+		num_key_value_heads: c.numQueryGroups,
+		...(rules.headDim !== "derived" && { head_dim: c.kvChannels }),
+		vocab_size: c.vocabSize,
+		max_position_embeddings: c.maxPositionEmbeddings,
+		rms_norm_eps: pythonFloat(c.normEpsilon),
+		initializer_range: pythonFloat(c.initMethodStd),
+		attention_dropout: pythonFloat(c.attentionDropout),
+		rope_theta: pythonFloat(c.rotaryBase),
+		...(c.rotaryPercent !== 1 && { partial_rotary_factor: pythonFloat(c.rotaryPercent) }),
+		rope_scaling: c.useRopeScaling
+			? {
+					rope_type: "llama3",
+					factor: pythonFloat(c.ropeScalingFactor ?? 8),
+					low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor ?? 1),
+					high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor ?? 4),
+					original_max_position_embeddings: c.ropeScalingOriginalMaxPositionEmbeddings ?? 8192,
+				}
+			: null,
+		tie_word_embeddings: !c.untieEmbeddingsAndOutputWeights,
+		...rules.only,
+		...rules.write(c, kinds),
+		torch_dtype: dtype,
+	};
+}

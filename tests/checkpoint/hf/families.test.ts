@@ -1,0 +1,90 @@
+/** Families beyond NemotronH: config.json in both its forms, fields that are refused, and folders that come back byte for byte. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
+import {
+	configurationFromHuggingFace,
+	configurationToHuggingFace,
+	familyFor,
+} from "../../../src/checkpoint/hf/families/index.ts";
+import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { golden } from "../../golden.ts";
+import { conversionOptions } from "../conversion/options.ts";
+
+const scratch = mkdtempSync(join(tmpdir(), "mimo-families-"));
+afterAll(() => rmSync(scratch, { recursive: true }));
+
+const names = ["llama", "llama-tied-bias", "qwen2", "qwen3"] as const;
+type Json = Record<string, unknown>;
+const configOf = (name: string) => JSON.parse(readFileSync(golden(`${name}/config.json`), "utf8")) as Json;
+const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
+
+/** The form of transformers 4, which nearly all published folders have. */
+function olderForm({ rope_parameters: positions, ...json }: Json): Json {
+	const { rope_theta: theta, rope_type: type, ...scaling } = positions as Json;
+	return { ...json, rope_theta: theta, rope_scaling: type === "default" ? null : { type, ...scaling } };
+}
+
+describe.each(names)("%s", (name) => {
+	test("is the same model in the form of transformers 4 and of 5", () => {
+		expect(read(olderForm(configOf(name)))).toEqual(read(configOf(name)));
+	});
+
+	test("is written as a config.json that says the same model", () => {
+		const model = read(configOf(name));
+		const written = configurationToHuggingFace(model, "float32", "new");
+		expect([familyFor(model).modelType, written.model_type]).toEqual([
+			configOf(name).model_type,
+			familyFor(model).modelType,
+		]);
+		expect(read(parsePythonJson(formatPythonJson(written), "config.json") as Json)).toEqual(model);
+	});
+
+	test("comes back byte for byte from a native checkpoint", async () => {
+		const [native, back] = [join(scratch, `${name}-native`), join(scratch, `${name}-back`)];
+		const source = golden(name);
+		for (const [from, to, origin, target] of [
+			["hf", "native", source, native],
+			["native", "hf", native, back],
+		] as const) {
+			using plan = planConversion(conversionOptions({ from, to, source: origin, target, optimizer: false }));
+			await plan.run(() => {});
+		}
+		expect(readdirSync(back).sort()).toEqual(["config.json", "model.safetensors"]);
+		for (const file of ["config.json", "model.safetensors"]) {
+			expect(readFileSync(join(back, file)).equals(readFileSync(join(source, file)))).toBeTrue();
+		}
+	});
+});
+
+test.each([
+	["llama", { model_type: "mistral" }, /model_type is "mistral"; "nemotron_h", "llama", .* can be read/],
+	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],
+	["llama", { attention_bias: true }, /attention_bias is true and mlp_bias false/],
+	["llama", { rope_parameters: { rope_type: "longrope" } }, /rope_type is "longrope"; "default" and "llama3"/],
+	["llama", { num_key_value_heads: 3 }, /num_attention_heads is not a multiple of num_key_value_heads/],
+	["llama", { num_hidden_layers: 1e6 }, /num_hidden_layers is 1000000, at most 2048 are read/],
+	["llama", { quantization_config: {} }, /quantization_config: only weights that are not quantised/],
+	["qwen2", { use_sliding_window: true }, /use_sliding_window is true, this program's model has only false/],
+	["qwen3", { layer_types: ["full_attention", "sliding_attention"] }, /layer_types\[1\] is "sliding_attention"/],
+	["qwen3", { attention_bias: true }, /attention_bias is true/],
+])("%s with %j is refused", (name, change, sentence) => {
+	expect(() => read({ ...configOf(name), ...change })).toThrow(sentence);
+});
+
+test("a field that is absent has its family's default", () => {
+	const { head_dim: _, ...qwen3 } = configOf("qwen3");
+	expect(read(qwen3).kvChannels).toBe(128);
+	expect(read({ model_type: "llama" })).toMatchObject({
+		hiddenSize: 4096,
+		kvChannels: 128,
+		rotaryBase: 10000,
+		numQueryGroups: 32,
+	});
+	expect(read({ model_type: "qwen3_moe", num_hidden_layers: 3, mlp_only_layers: [1] })).toMatchObject({
+		hybridLayerPattern: "*E*-*E",
+		...{ numExperts: 128, moeRouterTopk: 8, moeRouterPreSoftmax: true, qkLayernorm: true },
+	});
+});

@@ -1,0 +1,35 @@
+/** Language models of other families against Hugging Face's: every probe, loss and gradient norm of 30 steps. */
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import type { Device } from "../../src/native/device.ts";
+import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
+import { languageParity } from "../../src/parity/language/parity.ts";
+import { golden } from "../golden.ts";
+import { testDevice } from "../support.ts";
+
+let device: Device;
+beforeAll(async () => {
+	device = await testDevice();
+});
+afterAll(() => device[Symbol.dispose]());
+
+test.each(["llama", "llama-tied-bias", "qwen2", "qwen3"])("%s", async (name) => {
+	const before = device.memoryStatistics().liveBytes;
+	const report = await languageParity(device, golden(name));
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+	expect(device.memoryStatistics().liveBytes).toBe(before);
+});
+
+type Change = (attention: HybridConfig["attention"]) => Partial<HybridConfig["attention"]>;
+test.each<[string, string, Change]>([
+	["llama", "the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope!, scaling: null } })],
+	["qwen3", "its own head size in the scale of scores", () => ({ softmaxScale: 1 / Math.sqrt(16) })],
+])("%s without %s is noticed", async (name, _, change) => {
+	const report = await languageParity(device, golden(name), {
+		configure: (config) => ({
+			...config,
+			attention: { ...config.attention, ...change(config.attention) },
+		}),
+	});
+	expect(firstFailure(report)).not.toBeNull();
+});
