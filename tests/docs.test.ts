@@ -54,7 +54,7 @@ test("the reading order of CONTRIBUTING.md names files of the tree", () => {
 	const text = readFileSync(join(root, "CONTRIBUTING.md"), "utf8");
 	const list = text.slice(text.indexOf("## Read the code in this order"));
 	let folder = "";
-	const named = [...list.matchAll(/`((?:src|cuda)\/[\w./-]+|[\w-]+\.ts)`/g)].map(([, name]) => {
+	const named = [...list.matchAll(/`((?:src|cuda)\/[\w./-]+|[\w/-]+\.ts)`/g)].map(([, name]) => {
 		if (!/^(src|cuda)\//.test(name!)) return join(folder, name!);
 		folder = name!.endsWith("/") ? name! : dirname(name!);
 		return name!;

@@ -101,6 +101,10 @@ const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 	"Mamba-2 of one group": { "hybrid-layer-pattern": "MM", "mamba-num-groups": 1 },
 	attention: { "hybrid-layer-pattern": "**" },
 	"attention with rotary positions": { "hybrid-layer-pattern": "**", "position-embedding-type": "rope" },
+	"attention of Llama 3 and Qwen3": {
+		...{ "hybrid-layer-pattern": "*-*-", "position-embedding-type": "rope", "use-rope-scaling": true },
+		...{ "rope-scaling-original-max-position-embeddings": 16, "qk-layernorm": true, "add-qkv-bias": true },
+	},
 	MLP: { "hybrid-layer-pattern": "M-*-" },
 	"mixture of experts": { "hybrid-layer-pattern": "ME*E" },
 	"every kind": {},

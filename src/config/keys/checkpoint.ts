@@ -49,7 +49,7 @@ export const checkpointKeys = {
 	"async-save": off("Write checkpoints while training goes on."),
 	"load-hf": optional(
 		path,
-		"Start from a Hugging Face folder: NemotronH, or a vision-language model of NemotronH and RADIO. Its config.json gives the model's keys.",
+		"Start from a Hugging Face folder: NemotronH, Llama, Qwen2, Qwen3 or Qwen3-MoE, or a vision-language model of one of these and RADIO. Its config.json gives the model's keys.",
 	),
 	"load-vision": optional(
 		path,
