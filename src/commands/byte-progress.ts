@@ -28,10 +28,10 @@ export class ByteProgress {
 			parts.unshift("█".repeat(Math.floor(done * 20)).padEnd(20, "░"));
 			parts.push(`${duration((this.total - this.#bytes) / rate)} left`);
 		}
-		this.#terminal.progress(parts.join("  "));
+		this.#terminal.show([parts.join("  ")]);
 	}
 
 	done(): void {
-		this.#terminal.progress("");
+		this.#terminal.show([]);
 	}
 }

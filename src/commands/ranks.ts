@@ -14,6 +14,7 @@ import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
 import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
 import type { Run } from "../native/run.ts";
+import { beforeLine } from "../observe/progress.ts";
 import type { Topology } from "../parallel/topology.ts";
 import { World } from "../parallel/world.ts";
 import { counted } from "../system/counted.ts";
@@ -156,7 +157,7 @@ export async function launchRanks(
 		log: (line, kind) => {
 			if (kind === "information") {
 				if (!options.quiet) process.stdout.write(`${line}\n`);
-			} else process.stderr.write(line.startsWith(" ") ? `${line}\n` : `mimo: ${line}\n`);
+			} else process.stderr.write(`${beforeLine(process.stderr)}${line.startsWith(" ") ? "" : "mimo: "}${line}\n`);
 		},
 	});
 }

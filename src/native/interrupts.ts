@@ -10,8 +10,8 @@ export class Interrupts implements Disposable {
 		private readonly library: Library,
 		announcement: string,
 	) {
-		// On a terminal it takes the place of the progress line.
-		const line = process.stderr.isTTY ? `\r\x1b[K${announcement}` : announcement;
+		// On a terminal it takes the place of the echoed ^C and of the view, which is drawn anew below it.
+		const line = process.stderr.isTTY ? `\r\x1b[J${announcement}` : announcement;
 		this.#call("mimo_interrupts_defer", announcement === "" ? null : Buffer.from(`${line}\n\0`));
 	}
 

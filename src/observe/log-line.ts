@@ -3,7 +3,9 @@
  * time are means since the last line, also since the one after a process's first step, which Megatron's line counts
  * twice. The JSON log has every step on its own. After Megatron's fields come those of each module.
  */
+import { counted } from "../system/counted.ts";
 import { fixed, pythonFloat, scientific } from "./printf.ts";
+import { cutTo } from "./progress.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./step-report.ts";
 import { formatTimers } from "./timers.ts";
 
@@ -16,6 +18,8 @@ export interface LogLineOptions {
 	readonly worldSize: number;
 	/** A warning that the run is not ordinary training, such as a run with benchmark routing; every line has it. */
 	readonly caution: string | null;
+	/** Columns that a line may have on a terminal, where it is short; null: Megatron's line, whatever its length. */
+	readonly width: (() => number) | null;
 	readonly write: (line: string) => void;
 	readonly now: () => Date;
 }
@@ -57,12 +61,18 @@ export class LogLine implements Observer {
 	step(report: StepReport): void {
 		this.#accumulate(report);
 		if (!this.#first && report.iteration % this.#options.logInterval !== 0) return;
-		this.#options.write(this.#line(report));
+		const { width, write } = this.#options;
+		write(width === null ? this.#line(report) : this.#shortLine(report, width()));
 		this.#reset();
 		this.#first = false;
 	}
 
 	evaluation({ label, losses }: EvaluationReport): void {
+		if (this.#options.width !== null) {
+			const values = Object.entries(losses).map(([name, loss]) => `${name} ${shortNumber(loss)}`);
+			this.#options.write(fitting([`validation at ${label}`, ...values], this.#options.width()));
+			return;
+		}
 		const parts = Object.entries(losses).map(
 			([name, loss]) =>
 				` ${name} value: ${scientific(loss, 6)} | ${name} PPL: ${scientific(Math.exp(Math.min(20, loss)), 6)} |`,
@@ -120,6 +130,26 @@ export class LogLine implements Observer {
 		for (const name of this.#sums.keys()) this.#sums.set(name, { sum: 0, steps: 0 });
 	}
 
+	/** The fields that a reader looks for first, as many as fit in a row. */
+	#shortLine(report: StepReport, width: number): string {
+		const { trainIterations, caution } = this.#options;
+		const seconds = this.#seconds / (this.#advanced + this.#skipped);
+		const losses = [...this.#sums].flatMap(([name, { sum, steps }]) =>
+			steps === 0 ? [] : [`${name} ${shortNumber(sum / steps)}`],
+		);
+		const fields = [
+			`iteration ${String(report.iteration).padStart(String(trainIterations).length)}/${trainIterations}`,
+			...(this.#skipped > 0 ? [`${counted(this.#skipped, "update")} skipped`] : []),
+			...losses.slice(0, 1),
+			...(report.gradNorm === null ? [] : [`grad norm ${shortNumber(report.gradNorm)}`]),
+			`learning rate ${shortNumber(report.nextLearningRate)}`,
+			`${shortNumber(seconds * 1000)} ms`,
+			...losses.slice(1),
+			...(caution === null ? [] : [caution]),
+		];
+		return fitting(fields, width);
+	}
+
 	#line(report: StepReport): string {
 		const { trainIterations, flopsPerStep, worldSize, caution, now } = this.#options;
 		const seconds = this.#seconds / (this.#advanced + this.#skipped);
@@ -151,6 +181,20 @@ export class LogLine implements Observer {
 		for (const [name, sums] of this.#modules) fields.push(...moduleFields(name, sums));
 		return fields.map((field) => ` ${field} |`).join("");
 	}
+}
+
+/** Five digits; "1.23e-4" for a small value. */
+export const shortNumber = (value: number): string =>
+	value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(5)));
+
+/** As many of the fields as a row of `width` columns has room for; the first one in any case, cut to it. */
+export function fitting(fields: readonly string[], width: number): string {
+	let row = cutTo(fields[0] ?? "", width);
+	for (const field of fields.slice(1)) {
+		const longer = `${row} | ${field}`;
+		if (Bun.stringWidth(longer) <= width) row = longer;
+	}
+	return row;
 }
 
 /** Fields after Megatron's: means over a module's ranks. */

@@ -1,10 +1,11 @@
-/** The observer of a training run: log lines, a progress line, a JSON log, TensorBoard, MLflow, Weights & Biases. */
+/** The observer of a training run: log lines, a view on a terminal, a JSON log, TensorBoard, MLflow, Weights & Biases. */
 
 import { LogLine, type LogLineOptions } from "./log-line.ts";
 import { type MlflowOptions, MlflowRun } from "./mlflow.ts";
-import { ProgressLine, Terminal, type TerminalStream } from "./progress.ts";
+import { Terminal, type TerminalStream } from "./progress.ts";
 import { JsonLog } from "./run-log/writer.ts";
 import type { RunRecords } from "./run-records.ts";
+import { RunView } from "./run-view.ts";
 import type { ScalarOptions } from "./scalars.ts";
 import { type Observer, together } from "./step-report.ts";
 import { TensorBoard } from "./tensorboard/writer.ts";
@@ -21,13 +22,21 @@ export interface ObserverOptions
 	readonly wandb: Omit<WandbOptions, keyof ScalarOptions> | null;
 	/** Handles records that cannot be written. */
 	readonly records: RunRecords;
+	/** Whether a terminal shows the run in a block with short lines above it. */
+	readonly view: boolean;
 	readonly output?: TerminalStream;
 }
 
 /** Opens all outputs of a run. Throws a UserError if a file cannot be written. */
 export function openObserver(options: ObserverOptions): Observer {
 	const terminal = new Terminal(options.output ?? process.stdout);
-	const line = new LogLine({ ...options, write: (text) => terminal.line(text), now: () => new Date() });
+	const hasView = options.view && terminal.interactive && process.env.TERM !== "dumb";
+	const line = new LogLine({
+		...options,
+		width: hasView ? () => terminal.width : null,
+		write: (text) => terminal.line(text),
+		now: () => new Date(),
+	});
 	const { logJson, tensorBoard, mlflow, wandb, caution, records } = options;
 	const opened = [
 		logJson === null ? null : { name: `log ${logJson}`, record: openLog(logJson, caution, terminal) },
@@ -47,8 +56,12 @@ export function openObserver(options: ObserverOptions): Observer {
 	return together([
 		...opened.map(({ name, record }) => records.keep(name, record)),
 		line,
-		...(terminal.interactive ? [new ProgressLine(terminal, options.trainIterations)] : []),
+		...(hasView ? [viewOf(terminal, options)] : []),
 	]);
+}
+
+function viewOf(terminal: Terminal, { trainIterations }: ObserverOptions): RunView {
+	return new RunView(terminal, { trainIterations, colours: !process.env.NO_COLOR, now: () => performance.now() });
 }
 
 function openLog(file: string, caution: string | null, terminal: Terminal): JsonLog {

@@ -1,22 +1,29 @@
 /**
- * A progress line below all other output of a terminal. Output that is not a terminal has no progress line, and its other lines
- * are unchanged.
+ * A block of rows below all other output of a terminal, redrawn in place. The cursor rests at the start of the block's first row
+ * and no mode of the terminal is changed, so that a process that ends in any way leaves the terminal as it was. Output that is not
+ * a terminal has no block, and its lines are unchanged.
  */
-import type { EvaluationReport, Observer, StepReport } from "./step-report.ts";
 
 export interface TerminalStream {
 	readonly isTTY?: boolean;
 	readonly columns?: number;
+	readonly rows?: number;
 	write(text: string): unknown;
 }
 
-/** Milliseconds between updates of the progress line. */
-const drawingInterval = 100;
-const clearLine = "\r\u001b[2K";
+const clearRestOfRow = "\u001b[K";
+const clearBelow = "\u001b[J";
 
-/** Writes whole lines, and redraws the progress line below them. */
+/**
+ * What a line begins with that is written past `Terminal`, by another process too: on a terminal it clears the block, which is
+ * drawn anew below the line.
+ */
+export const beforeLine = ({ isTTY }: Pick<TerminalStream, "isTTY">): string => (isTTY ? clearBelow : "");
+
+/** Writes whole lines, and the block below them. */
 export class Terminal {
-	#progress = "";
+	#block: readonly string[] = [];
+	#drawnWidth = 0;
 
 	constructor(private readonly stream: TerminalStream) {}
 
@@ -24,18 +31,55 @@ export class Terminal {
 		return this.stream.isTTY === true;
 	}
 
-	line(text: string): void {
-		this.stream.write(this.#progress === "" ? `${text}\n` : `${clearLine}${text}\n${this.#progress}`);
+	/** Columns of a row that the block may fill: a full row would wrap on some terminals. */
+	get width(): number {
+		return Math.max(1, (this.stream.columns || 80) - 1);
 	}
 
-	/** Replaces the progress line; "" removes it. */
-	progress(text: string): void {
-		if (!this.interactive) return;
-		const fitted = text.slice(0, Math.max(0, (this.stream.columns || 80) - 1));
-		if (fitted === this.#progress) return;
-		this.stream.write(`${clearLine}${fitted}`);
-		this.#progress = fitted;
+	get height(): number {
+		return this.stream.rows || 24;
 	}
+
+	line(text: string): void {
+		if (this.#block.length === 0) this.stream.write(`${text}\n`);
+		else this.stream.write(`\r${clearBelow}${text}\n${this.#drawing()}`);
+	}
+
+	/** Replaces the block; without rows it is removed. Rows are cut to the terminal's width. */
+	show(rows: readonly string[]): void {
+		if (!this.interactive) return;
+		const { width } = this;
+		const fitted = rows.map((row) => cutTo(row, width));
+		const isSame = fitted.length === this.#block.length && fitted.every((row, i) => row === this.#block[i]);
+		if (isSame && width === this.#drawnWidth) return;
+		this.#block = fitted;
+		this.#drawnWidth = width;
+		this.stream.write(fitted.length === 0 ? `\r${clearBelow}` : this.#drawing());
+	}
+
+	/** Leaves the block where it stands, drawn for the last time; lines follow below it. */
+	release(): void {
+		if (this.#block.length === 0) return;
+		this.stream.write(`\r${this.#rows()}\n${clearBelow}`);
+		this.#block = [];
+	}
+
+	#drawing(): string {
+		const up = this.#block.length - 1;
+		return `\r${this.#rows()}${clearBelow}\r${up === 0 ? "" : `\u001b[${up}A`}`;
+	}
+
+	/** Every row overwrites the one that was there, so that no row is empty in between. */
+	#rows(): string {
+		return this.#block.map((row) => `${row}${clearRestOfRow}`).join("\n");
+	}
+}
+
+/** The beginning of a text that fits into `width` columns; colours count nothing. */
+export function cutTo(text: string, width: number): string {
+	// Bun keeps a wide character of which the first half fits.
+	const begin = Bun.sliceAnsi(text, 0, width);
+	return Bun.stringWidth(begin) <= width ? begin : Bun.sliceAnsi(text, 0, width - 1);
 }
 
 /** "1:05", "2:03:04". */
@@ -44,43 +88,4 @@ export function duration(seconds: number): string {
 	const two = (value: number) => String(value).padStart(2, "0");
 	const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
 	return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
-}
-
-export class ProgressLine implements Observer {
-	#drawn = Number.NEGATIVE_INFINITY;
-	#seconds = 0;
-	#steps = 0;
-
-	constructor(
-		private readonly terminal: Terminal,
-		private readonly trainIterations: number,
-		private readonly now: () => number = () => performance.now(),
-	) {}
-
-	step(report: StepReport): void {
-		this.#seconds += report.seconds;
-		this.#steps++;
-		const at = this.now();
-		if (at - this.#drawn < drawingInterval && report.iteration !== this.trainIterations) return;
-		this.#drawn = at;
-		const done = report.iteration / this.trainIterations;
-		const bar = "█".repeat(Math.floor(done * 20)).padEnd(20, "░");
-		const losses = Object.entries(report.losses).slice(0, 1);
-		const left = ((this.trainIterations - report.iteration) * this.#seconds) / this.#steps;
-		const parts = [
-			`${bar} ${report.iteration}/${this.trainIterations}`,
-			...losses.map(([name, loss]) => `${name} ${loss.toFixed(4)}`),
-			`${Math.round(report.tokens / report.seconds).toLocaleString("en")} tokens/s`,
-			`${duration(left)} left`,
-		];
-		this.terminal.progress(parts.join("  "));
-	}
-
-	evaluation(_report: EvaluationReport): void {}
-
-	note(): void {}
-
-	close(): void {
-		this.terminal.progress("");
-	}
 }

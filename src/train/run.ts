@@ -136,12 +136,12 @@ async function conclude(
 	const captions = stop === null && data.captions ? await readCaptions(run, data.captions) : null;
 	skippedReport.tellRest(observer, progress.iteration);
 	const read = captions ? describeCaptions(captions) : [];
-	summarise(c, summary, data, observer, read);
 	observer.event?.({
 		kind: stop === null ? "end" : "stop",
 		step: progress.iteration,
 		sentence: stop?.reason ?? [`Trained ${counted(steps, "step")}.`, ...read.slice(0, 1)].join(" "),
 	});
+	summarise(c, summary, data, observer, read);
 }
 
 interface Finished {
@@ -229,6 +229,7 @@ function openReporter(c: TrainingConfiguration, worldSize: number, records: RunR
 		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
 		worldSize,
 		records,
+		view: c.terminalView,
 		caution: c.moeRouterForceLoadBalancing ? "benchmark: moe-router-force-load-balancing" : null,
 	});
 }

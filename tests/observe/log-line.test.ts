@@ -11,6 +11,7 @@ function logger(options: Partial<LogLineOptions> = {}): { log: LogLine; lines: s
 		flopsPerStep: null,
 		worldSize: 1,
 		caution: null,
+		width: null,
 		write: (line) => lines.push(line),
 		now: () => new Date(2026, 0, 31, 9, 5, 7, 123),
 		...options,

@@ -1,61 +1,79 @@
 import { expect, test } from "bun:test";
-import { openObserver } from "../../src/observe/observer.ts";
-import { duration, ProgressLine, Terminal } from "../../src/observe/progress.ts";
-import { RunRecords } from "../../src/observe/run-records.ts";
-import { step } from "./step.ts";
+import { beforeLine, duration, Terminal } from "../../src/observe/progress.ts";
+import { Screen } from "./screen.ts";
 
-const clear = "\r\u001b[2K";
-
-function screen(isTTY: boolean) {
-	const written: string[] = [];
-	return { isTTY, columns: 60, written, write: (text: string) => written.push(text) };
-}
-
-test("where there is no terminal, lines are plain and there is no progress line", () => {
-	const output = screen(false);
-	const observer = openObserver({
-		logInterval: 1,
-		trainIterations: 2,
-		flopsPerStep: null,
-		worldSize: 1,
-		caution: null,
-		logJson: null,
-		tensorBoard: null,
-		mlflow: null,
-		wandb: null,
-		interval: 1,
-		records: new RunRecords(() => {}),
-		timers: false,
-		output,
-	});
-	observer.note("Hello.");
-	observer.step(step({ iteration: 1 }));
-	observer.close();
-	expect(output.written).toHaveLength(2);
-	expect(output.written[0]).toBe("Hello.\n");
-	expect(output.written[1]).toMatch(/^ \[.*\n$/);
-	expect(output.written.join("")).not.toContain("\u001b");
+test("the block stays below the lines, is overwritten in place, and is gone when it is removed", () => {
+	const screen = new Screen(40, 10);
+	const terminal = new Terminal(screen);
+	terminal.line("First.");
+	terminal.show(["", "one", "two"]);
+	expect(screen.text).toEqual(["First.", "", "one", "two"]);
+	expect(screen.cursor).toEqual({ row: 1, column: 0 });
+	terminal.line(`A line of more than one row: ${"x".repeat(30)}`);
+	expect(screen.text).toEqual([
+		"First.",
+		`A line of more than one row: ${"x".repeat(11)}`,
+		"x".repeat(19),
+		"",
+		"one",
+		"two",
+	]);
+	terminal.show(["", "1"]);
+	expect(screen.text.slice(3)).toEqual(["", "1"]);
+	terminal.show([]);
+	terminal.line("Last.");
+	expect(screen.text.slice(2)).toEqual(["x".repeat(19), "Last."]);
 });
 
-test("on a terminal the progress line stays below the lines and is gone at the end", () => {
-	const output = screen(true);
+test("no row of a block is empty while it is drawn anew", () => {
+	const screen = new Screen(40, 10);
+	const terminal = new Terminal(screen);
+	terminal.show(["first", "second"]);
+	screen.written = "";
+	terminal.show(["third", "fourth"]);
+	// What is cleared stands behind the new text of its row.
+	expect(screen.written.indexOf("\u001b[")).toBe("\rthird".length);
+	screen.written = "";
+	terminal.show(["third", "fourth"]);
+	expect(screen.written).toBe("");
+});
+
+test("rows are cut to the width in columns, with wide characters and colours", () => {
+	const screen = new Screen(10, 10);
+	new Terminal(screen).show(["\u001b[36m0123456789012\u001b[0m", "日本語日本語"]);
+	expect(screen.text).toEqual(["012345678", "日本語日"]);
+});
+
+test("a block at the foot of the screen scrolls, and its release leaves it above what follows", () => {
+	const screen = new Screen(20, 4);
+	const terminal = new Terminal(screen);
+	for (let line = 0; line < 6; line++) terminal.line(`line ${line}`);
+	terminal.show(["a", "b", "c"]);
+	terminal.line("line 6");
+	terminal.release();
+	terminal.line("after");
+	expect(screen.text.slice(-5)).toEqual(["line 6", "a", "b", "c", "after"]);
+});
+
+test("another writer's line takes the block's place until it is drawn anew below", () => {
+	const screen = new Screen(30, 10);
+	const terminal = new Terminal(screen);
+	terminal.show(["", "bar 1", "facts"]);
+	screen.write(`${beforeLine(screen)}[rank 1] a line\n`);
+	expect(screen.text).toEqual(["[rank 1] a line"]);
+	terminal.show(["", "bar 2", "facts"]);
+	expect(screen.text).toEqual(["[rank 1] a line", "", "bar 2", "facts"]);
+});
+
+test("where there is no terminal, there is no block, and other writers' lines are unchanged", () => {
+	const written: string[] = [];
+	const output = { isTTY: false, write: (text: string) => written.push(text) };
 	const terminal = new Terminal(output);
-	let clock = 0;
-	const progress = new ProgressLine(terminal, 4, () => clock);
-	progress.step(step({ iteration: 1 }));
-	expect(output.written.at(-1)).toStartWith(`${clear}█████░░░░░░░░░░░░░░░ 1/4  lm loss 12.0000  4,096 tokens/s`);
-	clock = 50;
-	progress.step(step({ iteration: 2 }));
-	expect(output.written).toHaveLength(1);
+	terminal.show(["a"]);
 	terminal.line("A line.");
-	expect(output.written.at(-1)).toStartWith(`${clear}A line.\n█`);
-	clock = 200;
-	progress.step(step({ iteration: 3 }));
-	expect(output.written.at(-1)!.replace(clear, "").length).toBeLessThan(60);
-	progress.close();
-	expect(output.written.at(-1)).toBe(clear);
-	terminal.line("After.");
-	expect(output.written.at(-1)).toBe("After.\n");
+	terminal.release();
+	expect(written).toEqual(["A line.\n"]);
+	expect(beforeLine(output)).toBe("");
 });
 
 test("durations", () => {

@@ -1,8 +1,13 @@
 /** Output while training, printed and written (docs/spec/runtime.md §6, §12.3). */
-import { choice, defaulting, integer, off, optional, path, text } from "../field.ts";
+import { boolean, choice, defaulting, integer, off, optional, path, text } from "../field.ts";
 
 export const loggingKeys = {
 	"log-interval": defaulting(integer(1), 100, "Steps between log lines."),
+	"terminal-view": defaulting(
+		boolean,
+		true,
+		"On a terminal, draw progress, loss, speed, memory and time left in place, with short log lines above them.",
+	),
 	"log-json": optional(
 		path,
 		"Write one JSON object a step to this file, numbers at full precision. A run that goes on appends.",
