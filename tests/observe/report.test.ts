@@ -186,7 +186,12 @@ test("learning rate, throughput and validation have curves, with a logarithmic a
 	expect(charts.get("tokens/s")!.curves[0]!.mean[0]).toBe(4096);
 	expect(charts.get("TFLOP/s a rank")!.curves.map(({ name }) => name)).toEqual(["radio_encoder", "language"]);
 	expect(charts.get("step time of language")!.curves).toHaveLength(7);
-	expect(page.match(/<div class="chart log">/g)!.length).toBe(page.match(/<input type="checkbox">/g)!.length);
+	expect(page.match(/<div class="chart log">/g)!.length).toBe(
+		page.match(/<input type="checkbox"( checked)?>/g)!.length,
+	);
+	// Losses alone begin with it.
+	const checked = page.split('<div class="curves">').filter((one) => one.includes('checkbox" checked'));
+	expect(checked.map((one) => /aria-label="([^"]*)"/.exec(one)![1])).toEqual(["lm loss"]);
 	for (const [low, high] of [
 		[2, 6],
 		[1e-5, 3e-4],
@@ -263,7 +268,7 @@ test.skipIf(browser === null)(
 		const folder = folderOf();
 		const page = join(folder, "page.html");
 		const probe =
-			"addEventListener('load', () => { const loaded = performance.now(); const plot = document.querySelector('.plot'); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })";
+			"addEventListener('load', () => { const loaded = performance.now(); const plot = [...document.querySelectorAll('.plot')].find((one) => one.checkVisibility()); const box = plot.getBoundingClientRect(); plot.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + box.width / 2 })); const shown = (kind) => getComputedStyle(document.querySelector('.chart.' + kind)).display !== 'none'; const axes = [shown('linear'), shown('log')]; document.querySelector('.axis input').click(); axes.push(shown('linear'), shown('log')); document.body.dataset.probe = [plot.querySelector('.tip').innerText.replaceAll(/\\s+/g, '_'), axes.join('_'), document.documentElement.scrollWidth > innerWidth ? 'wide' : 'fits', getComputedStyle(document.body).backgroundColor, [...document.querySelectorAll('svg')].filter((svg) => svg.checkVisibility()).every((svg) => svg.getBoundingClientRect().width > 100), loaded < 1000 ? 'quick' : loaded].join(' '); })";
 		const drawn = reportPage(readRunLog(plantedRun(folder)), clock)
 			.replace("script-src ", `script-src ${hashOf(probe)} `)
 			.replace("</body>", `<script>${probe}</script><script>document.body.dataset.foreign = "ran"</script></body>`);
@@ -283,8 +288,8 @@ test.skipIf(browser === null)(
 			expect(stdout.toString()).not.toContain("data-foreign=");
 			return /data-probe="([^"]*)"/.exec(stdout.toString())?.[1] ?? "no probe";
 		};
-		// Step 100 and, beside it, the evaluation of step 200; the toggle changes the axis.
-		const pointed = "step_100training2.7555validation_at_2002.61 true_false_false_true";
+		// Step 100 and, beside it, the evaluation of step 200; a loss is logarithmic until the toggle changes the axis.
+		const pointed = "step_100training2.7555validation_at_2002.61 false_true_true_false";
 		const dark = "rgb(18, 22, 28)";
 		const light = "rgb(246, 247, 249)";
 		expect(look(1280, 1)).toBe(`${pointed} fits ${light} true quick`);

@@ -25,6 +25,8 @@ export interface ChartOptions {
 	readonly marks?: readonly Mark[];
 	/** Whether few values far above all others are clipped, so that they do not determine the height. */
 	readonly clips?: boolean;
+	/** Whether the axis is logarithmic until the reader switches, where the values allow it. */
+	readonly log?: boolean;
 }
 
 const middle = ({ first, last }: Readonly<Bin>) => (first + last) / 2;
@@ -95,7 +97,10 @@ function line({ bins, colour, sparse = false }: Curve, steps: Scale, scale: Scal
 	return html`${band}<polyline class="line c${colour}${sparse ? " sparse" : ""}" points="${points}"/>${dots}`;
 }
 
-/** Lines of the bins' means, with bands of their extremes; null without values. The reader may switch to a logarithmic axis. */
+/**
+ * Lines of the bins' means, with bands of their extremes; null without values. The reader may switch between a linear and a
+ * logarithmic axis.
+ */
 export function lineChart(given: readonly Curve[], options: ChartOptions): Html | null {
 	const curves = given.filter(({ bins }) => bins.length > 0);
 	if (curves.length === 0) return null;
@@ -113,7 +118,8 @@ export function lineChart(given: readonly Curve[], options: ChartOptions): Html 
 	};
 	const positive = leastOf(all.map(mean).filter((value) => value > 0));
 	const hasLog = leastOf(all.map(mean)) >= 0 && Number.isFinite(positive);
-	const toggle = hasLog ? html`<label class="axis"><input type="checkbox"> log axis</label>` : nothing;
+	const box = options.log ? html`<input type="checkbox" checked>` : html`<input type="checkbox">`;
+	const toggle = hasLog ? html`<label class="axis">${box} log axis</label>` : nothing;
 	const keys = curves.length > 1 ? keysOf(curves) : nothing;
 	const above = html`<div class="keys">${keys}${toggle}</div>`;
 	const drawings = [

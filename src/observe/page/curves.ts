@@ -63,7 +63,7 @@ export function lossSection(runs: readonly DrawnRun[], marks: readonly Mark[]): 
 		});
 		return [name, [...training, ...evaluated]] as const;
 	});
-	return section("Loss", charts(list, { marks }));
+	return section("Loss", charts(list, { marks, log: true }));
 }
 
 export function normSection(runs: readonly DrawnRun[], marks: readonly Mark[]): Html {

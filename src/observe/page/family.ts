@@ -20,8 +20,8 @@ export function familySection({ family }: RunLog): Html {
 				sparse: true,
 			}),
 		);
-	const chart = (title: string, curves: readonly Curve[]) => {
-		const drawn = lineChart(curves, { label: title });
+	const chart = (title: string, curves: readonly Curve[], { log = false } = {}) => {
+		const drawn = lineChart(curves, { label: title, log });
 		return drawn === null ? nothing : html`<h3>${title}</h3>${drawn}`;
 	};
 	// An axis of equal sizes is not drawn.
@@ -40,6 +40,7 @@ export function familySection({ family }: RunLog): Html {
 	const losses = chart(
 		"loss of every budget by step",
 		curvesOf(({ loss }) => loss.bins),
+		{ log: true },
 	);
 	return section("Family of submodels", html`${table(budgets, axes)}${pareto(budgets)}${losses}${choices}`);
 }
