@@ -120,7 +120,7 @@ async function fail(error: unknown): Promise<never> {
 	const { debugging } = await import("./system/debug.ts");
 	const { sentence, exitCode } = describeError(error);
 	const { complain } = await import("./observe/messages.ts");
-	complain(`mimo: ${sentence}`);
+	complain(sentence);
 	if (debugging(1)) printStacks(error);
 	process.exit(exitCode);
 }

@@ -21,7 +21,7 @@ import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
 import type { NativeLayout } from "../checkpoint/native/manifest.ts";
 import { readImportance } from "../elastic/importance/importance.ts";
 import { permutedSource } from "../elastic/importance/permute.ts";
-import { warn } from "../observe/messages.ts";
+import { remark, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
@@ -183,7 +183,8 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		generator: `mimo ${programVersion()}`,
 	};
 	using planned = planConversion(options, permuted(options, text(given, "permute")));
-	for (const notice of planned.notices) warn(notice);
+	for (const sentence of planned.notices) remark(sentence);
+	for (const sentence of planned.warnings) warn(sentence);
 	if (given["dry-run"]) {
 		const lines = planLines(planned.tensors);
 		if (given.json) print(JSON.stringify(lines, null, 2));

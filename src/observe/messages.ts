@@ -1,37 +1,35 @@
 /**
- * Prints messages outside a run's log: with colours and marks on a terminal, as plain sentences elsewhere, so that the output in a
- * scheduler's file or a pipe stays plain. Notes go to standard output, warnings and errors to standard error. URLs are shown
- * without their secrets.
+ * Prints messages outside a run's log as plain sentences. Notes go to standard output, remarks, warnings and errors to standard
+ * error. On a terminal a warning begins with "Warning:", coloured unless NO_COLOR is set; in a scheduler's file or a pipe a
+ * sentence stands alone. URLs are shown without their secrets.
  */
-import { type ConsolaInstance, type ConsolaReporter, createConsola } from "consola";
 import { shownAddress } from "../system/addresses.ts";
+import { beforeLine, type TerminalStream } from "./progress.ts";
 
-const everything = 3;
+/** Codes of the terminal's colours. */
+const [red, yellow] = [31, 33];
 
-const plain: ConsolaReporter = {
-	log: ({ args, level }) => {
-		(level < 2 ? process.stderr : process.stdout).write(`${args.join(" ")}\n`);
-	},
-};
-
-function reporter(stream: NodeJS.WriteStream): ConsolaInstance {
-	// The level is explicit because consola's default prints nothing where it detects a test environment.
-	return stream.isTTY
-		? createConsola({ level: everything })
-		: createConsola({ level: everything, throttle: 0, reporters: [plain] });
+function printSentence(stream: TerminalStream, sentence: string): void {
+	stream.write(`${beforeLine(stream)}${shownAddress(sentence)}\n`);
 }
 
-const output = reporter(process.stdout);
-const errors = reporter(process.stderr);
+/** A word in a colour where a terminal shows colours. */
+const coloured = (word: string, code: number) => (process.env.NO_COLOR ? word : `\u001b[${code}m${word}\u001b[0m`);
 
 /** Prints a note. */
 export function note(sentence: string): void {
-	output.info(shownAddress(sentence));
+	printSentence(process.stdout, sentence);
 }
 
-/** Prints a warning. */
+/** Prints a fact that nothing is lost by, beside output that a program may read. */
+export function remark(sentence: string): void {
+	printSentence(process.stderr, sentence);
+}
+
+/** Prints a warning: something is lost, or is not as it was asked for. */
 export function warn(sentence: string): void {
-	errors.warn(shownAddress(sentence));
+	const { stderr } = process;
+	printSentence(stderr, stderr.isTTY ? `${coloured("Warning:", yellow)} ${sentence}` : sentence);
 }
 
 /** A function that prints the first warning that it is given. */
@@ -45,5 +43,6 @@ export function firstWarning(): (sentence: string) => void {
 
 /** Prints why the program ends. */
 export function complain(sentence: string): void {
-	errors.error(shownAddress(sentence));
+	const { stderr } = process;
+	printSentence(stderr, `${stderr.isTTY ? coloured("mimo:", red) : "mimo:"} ${sentence}`);
 }

@@ -64,8 +64,10 @@ export interface PlannedConversion extends Disposable {
 	readonly bytes: number;
 	/** Whether the target, read again, has its tensors under other canonical names, as a GPT model has. */
 	readonly otherNames: boolean;
-	/** Messages for the user. */
+	/** Sentences about the source, by which nothing is lost. */
 	readonly notices: readonly string[];
+	/** Sentences about what is lost, or is not what was asked for. */
+	readonly warnings: readonly string[];
 	/** Writes the target; `onBytes` is called with the progress. Returns the target's path. */
 	readonly run: (onBytes: (bytes: number) => void) => Promise<string>;
 }
@@ -81,7 +83,7 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 		const weights = selectWeights(source, options);
 		const router = [...source.weights.tensors.keys()].some((name) => isRouterName(name));
 		const left = router && options.to !== "native";
-		const { tensors, run, notices = [], otherNames = false } = planTarget(source, weights, options);
+		const { tensors, run, warnings = [], otherNames = false } = planTarget(source, weights, options);
 		const bytes = [...tensors.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0);
 		return {
 			...{
@@ -90,7 +92,8 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 				tensors,
 				bytes,
 				otherNames,
-				notices: [...source.notices, ...notices, ...(left ? [routerNotice(source.path)] : [])],
+				notices: source.notices,
+				warnings: [...source.warnings, ...warnings, ...(left ? [routerWarning(source.path)] : [])],
 			},
 			run: async (onBytes) => {
 				await source.prepare?.();
@@ -106,7 +109,7 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 
 /** An elastic parent's router, which only this program's own checkpoints have a place for. */
 const isRouterName = (name: string) => /^(optimizer\.state\.[^.]+\.)?elastic_router\./.test(name);
-const routerNotice = (path: string) => `The elastic router of ${path} is left out: the format has no place for it.`;
+const routerWarning = (path: string) => `The elastic router of ${path} is left out: the format has no place for it.`;
 
 /** Stored in float32 by every implementation, whatever the weights are in. */
 const keepsFloat32 = /^elastic_router\.|\.(expert_bias|A_log|D|dt_bias)$/;
@@ -141,7 +144,7 @@ function planTarget(
 	weights: TensorStore,
 	options: ConversionOptions,
 ): Pick<PlannedConversion, "tensors" | "run"> & {
-	readonly notices?: readonly string[];
+	readonly warnings?: readonly string[];
 	readonly otherNames?: boolean;
 } {
 	const { target, force: replace, sync } = options;
@@ -185,7 +188,7 @@ function planTarget(
 	}
 	const planned = torchDistTarget(source, weights, target, options);
 	return {
-		...{ tensors: planned.tensors, notices: planned.notices, otherNames: planned.otherNames },
+		...{ tensors: planned.tensors, warnings: planned.warnings, otherNames: planned.otherNames },
 		run: async (onBytes) => {
 			await writeFolderAtomically(target, { replace, sync }, (root) => {
 				const folder = join(root, planned.folder);

@@ -31,6 +31,7 @@ export function openHuggingFaceSource(path: string, options: SourceOptions): Sou
 			format: "hf",
 			path,
 			notices: parts.notices,
+			warnings: parts.warnings,
 			weights: parts.weights,
 			stored: parts.stored,
 			configuration: parts.language?.configuration ?? null,

@@ -25,7 +25,8 @@ export function openNativeSource(path: string, options: SourceOptions): SourceCh
 		return {
 			format: "native",
 			path: checkpoint.path,
-			notices: checkpoint.notice === null ? [] : [checkpoint.notice],
+			notices: [],
+			warnings: checkpoint.notice === null ? [] : [checkpoint.notice],
 			weights,
 			stored: checkpoint,
 			configuration: isLanguageModel(manifest.model) ? manifest.model : null,

@@ -24,8 +24,10 @@ export interface SourceCheckpoint extends Disposable {
 	readonly format: FormatName;
 	/** The folder that holds the tensors. */
 	readonly path: string;
-	/** Messages for the user. */
+	/** Sentences about the source, by which nothing is lost. */
 	readonly notices: readonly string[];
+	/** Sentences about what is lost, or is not what was asked for. */
+	readonly warnings: readonly string[];
 	/** Model tensors by name, optimizer's by `optimizer.state.<state>.<name>`. */
 	readonly weights: TensorStore;
 	/** Tensors as they are stored. */

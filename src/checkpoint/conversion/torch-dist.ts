@@ -37,7 +37,6 @@ const itemPrefix = "torch_dist/";
 export function openTorchDistSource(path: string, options: SourceOptions): SourceCheckpoint {
 	const folder = TorchDistFolder.open(path);
 	try {
-		const notices = folder.notice === null ? [] : [folder.notice];
 		const common = readCommon(folder, options.inert);
 		const args = isJsonObject(common.args) ? common.args : {};
 		const whole = unflatten(folder, folder.catalog.flattened);
@@ -74,12 +73,12 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		const added = newLayers(folder.path, layers, configuration, weights, options.newLayers);
 		if (added !== null) {
 			weights = joinStores(path, [weights, added.store]);
-			notices.push(added.notice);
 		}
 		return {
 			format: "torch_dist",
 			path: folder.path,
-			notices,
+			notices: added === null ? [] : [added.notice],
+			warnings: folder.notice === null ? [] : [folder.notice],
 			weights,
 			...(added && { prepare: () => added.store.draw() }),
 			stored: folder,
@@ -139,8 +138,8 @@ export interface TorchDistTarget {
 	readonly tensors: TensorStore;
 	/** Whether it is of a GPT model, whose tensors have other names when they are read again. */
 	readonly otherNames: boolean;
-	/** Messages for the user. */
-	readonly notices: readonly string[];
+	/** Sentences about what is lost. */
+	readonly warnings: readonly string[];
 	/** Name of the iteration's folder, and the tracker's text. */
 	readonly folder: string;
 	readonly tracker: string;
@@ -174,9 +173,9 @@ export function torchDistTarget(
 	const optimizer = [...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state."));
 	const groups = optimizer ? parameterGroups(source) : {};
 	const objects = style.plain ? new Map<string, unknown>() : groupObjects(groups);
-	const notices: string[] = [];
+	const warnings: string[] = [];
 	if (leftOut.length > 0) {
-		notices.push(
+		warnings.push(
 			`A GPT model has no place for the Mamba-2 layers ${leftOut.join(", ")} of ${source.path}: they are left out.`,
 		);
 	}
@@ -193,7 +192,7 @@ export function torchDistTarget(
 	const wanted = extraStates(tensors.tensors, { outputLayer: layers.names === "physical" });
 	const states = new Map([...wanted].filter(([name]) => !items.has(name)));
 	return {
-		...{ tensors, notices, otherNames: layers.names === "gpt" },
+		...{ tensors, warnings, otherNames: layers.names === "gpt" },
 		folder: release ? "release" : `iter_${String(source.iteration).padStart(7, "0")}`,
 		tracker: release ? "release" : String(source.iteration),
 		write: (folder, onBytes) =>

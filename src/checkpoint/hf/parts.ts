@@ -53,8 +53,10 @@ export interface FolderParts extends Disposable {
 	readonly stored: TensorStore;
 	/** Names of the layer scales there. */
 	readonly scales: readonly string[];
-	/** Messages for the user. */
+	/** Sentences about the folder, by which nothing is lost. */
 	readonly notices: readonly string[];
+	/** Sentences about modules that are left out. */
+	readonly warnings: readonly string[];
 }
 
 /** Keys under which vision-language models nest the language model's configuration. */
@@ -100,7 +102,7 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 		if (tower) addTower(builder, tower.configuration, tower.spelling, path);
 		if (projector) addProjector(builder, projector.sizes, projector.style);
 		requireConfig(json, projector?.sizes ?? null, tower?.configuration ?? null, configPath);
-		const notices = describeLeftOut(stored, towerConfig(json));
+		const { notices, warnings } = describeLeftOut(stored, towerConfig(json));
 		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
 		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
 		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name)));
@@ -113,7 +115,7 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 		const imageTokenId = imageTokenOf(json, configPath);
 		return {
 			...{ path, configPath, configText: folder?.configText ?? null, json, language, tower, projector },
-			...{ imageTokenId, weights, stored, scales, notices },
+			...{ imageTokenId, weights, stored, scales, notices, warnings },
 			[Symbol.dispose]: () => stored[Symbol.dispose](),
 		};
 	} catch (error) {

@@ -80,7 +80,7 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 		return {
 			...{ language, tower, projector, weights },
 			descriptions: describe(language, tower, projector),
-			notices: [...opened.values()].flatMap(({ notices }) => notices),
+			notices: [...opened.values()].flatMap(({ notices, warnings }) => [...notices, ...warnings]),
 			[Symbol.dispose]: dispose,
 		};
 	} catch (error) {

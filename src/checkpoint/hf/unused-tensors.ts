@@ -62,22 +62,29 @@ export function isKeptBeside(name: string): boolean {
 }
 
 /**
- * A sentence for each kind of tensor of the store that is left out; values that would change the model are an error. `tower`: the
- * tower's part of config.json.
+ * A sentence for each kind of tensor of the store that is left out, apart for those of modules, which are lost; values that would
+ * change the model are an error. `tower`: the tower's part of config.json.
  */
-export function describeLeftOut(store: TensorStore, tower: Readonly<Record<string, unknown>>): string[] {
-	return table.flatMap((entry) => {
-		const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
-		if (first === undefined) return [];
-		if (entry.values) {
-			const [key, otherwise] = entry.values;
-			const said = tower[key];
-			const values = Array.isArray(said) ? said.map(Number) : otherwise;
-			for (const name of [first, ...more]) requireValues(store, name, values);
-		}
-		const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
-		return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
-	});
+export function describeLeftOut(
+	store: TensorStore,
+	tower: Readonly<Record<string, unknown>>,
+): { readonly notices: string[]; readonly warnings: string[] } {
+	const sentences = (isModule: boolean) =>
+		table.filter(({ module = false }) => module === isModule).flatMap((entry) => sentencesOf(entry, store, tower));
+	return { notices: sentences(false), warnings: sentences(true) };
+}
+
+function sentencesOf(entry: LeftOut, store: TensorStore, tower: Readonly<Record<string, unknown>>): string[] {
+	const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
+	if (first === undefined) return [];
+	if (entry.values) {
+		const [key, otherwise] = entry.values;
+		const said = tower[key];
+		const values = Array.isArray(said) ? said.map(Number) : otherwise;
+		for (const name of [first, ...more]) requireValues(store, name, values);
+	}
+	const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
+	return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
 }
 
 function requireValues(store: TensorStore, name: string, expected: readonly number[]): void {

@@ -35,8 +35,8 @@ export interface AdapterSettings {
 export interface PlannedAdapters {
 	/** Under PEFT's names. */
 	readonly tensors: TensorStore;
-	/** Messages for the user. */
-	readonly notices: readonly string[];
+	/** Sentences about what is lost. */
+	readonly warnings: readonly string[];
 	readonly write: (folder: string, onBytes?: (bytes: number) => void) => void;
 }
 
@@ -66,7 +66,7 @@ export function planPeftFolder(
 	const inScan = modules.some((module) => module.endsWith(".out_proj"));
 	return {
 		tensors,
-		notices: inScan
+		warnings: inScan
 			? [
 					`${path} has adapters on out_proj, which the peft package refuses for models with Mamba layers: their fused kernels read that weight alone. Merged weights (\`mimo convert-ckpt --to hf\`) have no such limit.`,
 				]

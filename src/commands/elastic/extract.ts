@@ -10,7 +10,7 @@ import type { Submodel } from "../../elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { parametersOf } from "../../models/hybrid/counts.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
-import { warn } from "../../observe/messages.ts";
+import { remark, warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -65,7 +65,8 @@ export default defineCommand({
 			},
 			choose,
 		);
-		for (const notice of planned.notices) warn(notice);
+		for (const sentence of planned.notices) remark(sentence);
+		for (const sentence of planned.warnings) warn(sentence);
 		if (planned.dropsOptimizer) warn(`The optimizer state of ${load} is the parent's: the submodel gets none.`);
 		const progress = new ByteProgress("writing", planned.bytes);
 		const written = await planned.run((bytes) => progress.add(bytes));

@@ -17,8 +17,10 @@ export interface StoredTraining extends TensorStore {
 }
 
 export interface MegatronTraining extends StoredTraining {
-	/** Messages for the user. */
+	/** Sentences about the checkpoint, by which nothing is lost. */
 	readonly notices: readonly string[];
+	/** Sentences about what is lost, or is not what was asked for. */
+	readonly warnings: readonly string[];
 	/** Draws the initial values of layers that the checkpoint lacks; to be awaited before values are read. */
 	readonly prepare: () => Promise<void>;
 }
@@ -51,7 +53,7 @@ export function openMegatron(
 			},
 		},
 	});
-	const { weights, model, common, spelling, notices } = source;
+	const { weights, model, common, spelling, notices, warnings } = source;
 	return {
 		path: source.path,
 		tensors: weights.tensors,
@@ -61,6 +63,7 @@ export function openMegatron(
 			throw new RangeError(`${source.path} has no object ${name}.`);
 		},
 		notices,
+		warnings,
 		prepare: async () => await source.prepare?.(),
 		[Symbol.dispose]: () => source[Symbol.dispose](),
 	};

@@ -88,7 +88,7 @@ export class PeftWeights {
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
 			const options = { spelling: spellingOf(c), base: c.loadHf, path };
 			const planned = planPeftFolder(weights, settings, languageKeys(c), options);
-			for (const notice of planned.notices) warn(notice);
+			for (const sentence of planned.warnings) warn(sentence);
 			await writeFolderAtomically(path, { replace: true }, (folder) => {
 				planned.write(folder);
 				const text = new TextEncoder().encode(ownershipText(lineage));

@@ -85,7 +85,7 @@ export async function restoreTraining(
 	const source = startOf(c, warn);
 	if (source === null) return null;
 	const optimizer = restoresOptimizer(c, source);
-	using checkpoint = await openStart(c, source, optimizer, world, warn);
+	using checkpoint = await openStart(c, source, optimizer, world, { say, warn });
 	const record = requireAgreement(c, source, checkpoint);
 	// A base without adapters, or without a router, leaves theirs at their initial values.
 	const there = describedModel(checkpoint.manifest);
@@ -137,13 +137,14 @@ async function openStart(
 	source: Start,
 	optimizer: boolean,
 	world: Group,
-	warn: Printers["warn"],
+	{ say, warn }: Printers,
 ): Promise<StoredTraining> {
 	if (!isMegatron(source.path)) {
 		return canonicalCheckpoint(openChecked({ ...source, allowFallback: c.allowFallback }, world, warn));
 	}
 	const checkpoint = openMegatron(c, source, optimizer);
-	for (const notice of checkpoint.notices) warn(notice);
+	for (const sentence of checkpoint.notices) say(sentence);
+	for (const sentence of checkpoint.warnings) warn(sentence);
 	await checkpoint.prepare();
 	return checkpoint;
 }

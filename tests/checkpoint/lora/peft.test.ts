@@ -134,7 +134,7 @@ test("what is written is what was read", async () => {
 	using stored = openPeftFolder(join(reference, "last"), source.configuration);
 	const options = { spelling: source.spelling, base: "hybrid-tiny", path: folder };
 	const planned = planPeftFolder(stored.weights, stored.settings, source.configuration, options);
-	expect(planned.notices).toEqual([]);
+	expect(planned.warnings).toEqual([]);
 	planned.write(folder);
 	using theirs = openSafetensors(join(reference, "last/adapter_model.safetensors"));
 	using own = openSafetensors(join(folder, "adapter_model.safetensors"));

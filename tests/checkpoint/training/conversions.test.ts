@@ -246,7 +246,7 @@ describe("GPT models", () => {
 		const goesOn = `${flags} --no-load-rng`;
 		expect(await resumed(goesOn, "gpt")).toEqual(await resumed(goesOn, "hybrid"));
 		using plan = planned("hybrid", "gpt-returned", { ...toMegatron, layerNames: "gpt" });
-		expect(plan.notices).toEqual([expect.stringContaining("no place for the Mamba-2 layers 0, 4 of")]);
+		expect(plan.warnings).toEqual([expect.stringContaining("no place for the Mamba-2 layers 0, 4 of")]);
 		await plan.run(() => {});
 		expect(digests("gpt-returned")).toEqual(digests("gpt"));
 	}, 30_000);
