@@ -123,7 +123,7 @@ export interface TrainingStart {
 
 /** An event between steps, for the log from which a report is made. */
 export interface RunEvent {
-	readonly kind: "start" | "save" | "stop" | "data" | "budgets" | "failure" | "end";
+	readonly kind: "start" | "save" | "stop" | "data" | "budgets" | "samples" | "failure" | "end";
 	/** Number of steps done before; null: of the latest report. */
 	readonly step: number | null;
 	readonly sentence: string;

@@ -9,6 +9,7 @@ import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/hybrid/counts.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
+import { samplesEvent } from "../observe/run-log/samples.ts";
 import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { describeTopology } from "../parallel/describe-topology.ts";
@@ -136,6 +137,7 @@ async function conclude(
 	const captions = stop === null && data.captions ? await readCaptions(run, data.captions) : null;
 	skippedReport.tellRest(observer, progress.iteration);
 	const read = captions ? describeCaptions(captions) : [];
+	if (captions) observer.event?.(samplesEvent(progress.iteration, read[0]!, captions.samples));
 	observer.event?.({
 		kind: stop === null ? "end" : "stop",
 		step: progress.iteration,

@@ -3,6 +3,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { type LoggedSamples, readRunLog } from "../../src/observe/run-log/reader.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, Scratch } from "../data/fixtures.ts";
 import { loggedSteps } from "./small-run.ts";
@@ -15,7 +16,7 @@ const small = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1
 function train(name: string, ...flags: string[]) {
 	const log = join(folder, `${name}.jsonl`);
 	const outcome = mimo(["train", ...small.split(" "), "--log-json", log, ...flags], folder);
-	return { ...outcome, steps: (outcome.exitCode === 0 ? loggedSteps(log) : []) as Record<string, number>[] };
+	return { ...outcome, log, steps: (outcome.exitCode === 0 ? loggedSteps(log) : []) as Record<string, number>[] };
 }
 
 const flags = (text: string) => text.split(" ");
@@ -163,6 +164,25 @@ describe("captions of held-out pictures", () => {
 			.slice(1)
 			.map(({ stdout }) => stdout.slice(stdout.indexOf("Captions of"), stdout.indexOf("Files:")));
 		expect(new Set(read).size).toBe(1);
+	});
+
+	test("the log has the first lane's samples with their pictures, the same on every layout", () => {
+		const samples = outputs.map(({ log }) => readRunLog(log).samples!);
+		const [{ step, sentence, records }] = samples as [LoggedSamples];
+		expect([step, records.length]).toEqual([2, 8]);
+		expect(sentence).toStartWith("Captions of 8 held-out pictures, decoded greedily: exactly right 0.0 %");
+		for (const other of samples) {
+			expect(other.records.length).toBeGreaterThanOrEqual(4);
+			expect(other.records).toEqual(records.slice(0, other.records.length));
+		}
+		for (const { picture, truth, answer } of records) {
+			expect([/^caption \d+/.test(truth), answer.length > 0]).toEqual([true, true]);
+			const bytes = Buffer.from(picture!, "base64");
+			expect([bytes.toString("latin1", 1, 4), Math.max(bytes.readUInt32BE(16), bytes.readUInt32BE(20)) <= 112]).toEqual(
+				["PNG", true],
+			);
+		}
+		expect(new Set(records.map(({ picture }) => picture)).size).toBe(8);
 	});
 });
 

@@ -2,6 +2,7 @@
  * An image file to the encoder's patches (docs/spec/vision.md §5.4): resized and made RGB, cut into tiles, normalised.
  * docs/decisions/images.md says how the ways to decode differ.
  */
+import type { PatchGrid } from "../../models/radio/config.ts";
 import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
 import type { DecodableImage } from "./encoded-image.ts";
 import { type ImagePlan, patchGrids } from "./image-plan.ts";
@@ -47,20 +48,43 @@ export function imagePatches(
 
 /** The pictures that the encoder gets of an image, before they are normalised, as RGB of 8 bits: its tiles, then the thumbnail. */
 export function seenPictures(images: Images, image: PlannedImage, patchSize: number): Image[] {
-	const { mean, deviation } = image.statistics;
 	const grids = patchGrids(image.plan, patchSize);
-	return imagePatches(images, image, patchSize).map((patches, tile) => {
-		const { rows, columns } = grids[tile]!;
-		const [width, height] = [columns * patchSize, rows * patchSize];
-		const pixels = new Uint8ClampedArray(3 * width * height);
-		for (const [i, value] of patches.entries()) {
-			const [x, y] = [i % patchSize, Math.floor(i / patchSize) % patchSize];
-			const channel = Math.floor(i / patchSize ** 2) % 3;
-			const patch = Math.floor(i / (3 * patchSize ** 2));
-			const row = Math.floor(patch / columns) * patchSize + y;
-			const column = (patch % columns) * patchSize + x;
-			pixels[3 * (row * width + column) + channel] = 255 * (value * deviation[channel]! + mean[channel]!);
+	return imagePatches(images, image, patchSize).map((patches, tile) =>
+		pictureOf(patches, grids[tile]!, patchSize, image.statistics),
+	);
+}
+
+/** The picture of a grid's patches, [rows · columns, 3p²], before it is normalised, as RGB of 8 bits. */
+export function pictureOf(
+	patches: Float32Array,
+	{ rows, columns }: PatchGrid,
+	patchSize: number,
+	{ mean, deviation }: ChannelStatistics,
+): Image {
+	const [width, height] = [columns * patchSize, rows * patchSize];
+	const pixels = new Uint8ClampedArray(3 * width * height);
+	for (const [i, value] of patches.entries()) {
+		const [x, y] = [i % patchSize, Math.floor(i / patchSize) % patchSize];
+		const channel = Math.floor(i / patchSize ** 2) % 3;
+		const patch = Math.floor(i / (3 * patchSize ** 2));
+		const row = Math.floor(patch / columns) * patchSize + y;
+		const column = (patch % columns) * patchSize + x;
+		pixels[3 * (row * width + column) + channel] = 255 * (value * deviation[channel]! + mean[channel]!);
+	}
+	return { width, height, channels: 3, pixels: new Uint8Array(pixels.buffer) };
+}
+
+/** An RGB picture of at most `side` pixels a side: means over squares of pixels. */
+export function thumbnailOf({ width, height, pixels }: Image, side: number): Image & { readonly channels: 3 } {
+	const step = Math.max(1, Math.ceil(Math.max(width, height) / side));
+	const [columns, rows] = [Math.ceil(width / step), Math.ceil(height / step)];
+	const means = Uint8Array.from({ length: 3 * columns * rows }, (_, i) => {
+		const [left, top] = [step * (Math.floor(i / 3) % columns), step * Math.floor(i / 3 / columns)];
+		let [sum, count] = [0, 0];
+		for (let y = top; y < Math.min(top + step, height); y++) {
+			for (let x = left; x < Math.min(left + step, width); x++, count++) sum += pixels[3 * (y * width + x) + (i % 3)]!;
 		}
-		return { width, height, channels: 3, pixels: new Uint8Array(pixels.buffer) };
+		return Math.round(sum / count);
 	});
+	return { width: columns, height: rows, channels: 3, pixels: means };
 }

@@ -15,6 +15,7 @@ import {
 import { familySection } from "./family.ts";
 import { hoverScript } from "./hover.ts";
 import { type Html, html, htmlPage } from "./html.ts";
+import { sampleSection } from "./samples.ts";
 import {
 	configurationSection,
 	evaluationSection,
@@ -44,6 +45,7 @@ export function reportPage(log: RunLog, now: number): string {
 			memorySection(log),
 			evaluationSection(log),
 		]),
+		sampleSection(log),
 		eventSection(log),
 		topologySection(log),
 		configurationSection(log),

@@ -19,6 +19,7 @@ import {
 	parseEntry,
 } from "./entry.ts";
 import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";
+import { type SampleRecord, samplesOf } from "./samples.ts";
 
 /** An event of the log; consecutive events of one kind are merged. */
 export interface LoggedEvent {
@@ -37,6 +38,13 @@ export interface LoggedEvaluation {
 	readonly step: number;
 	readonly split: string;
 	readonly losses: Readonly<Record<string, number>>;
+}
+
+export interface LoggedSamples {
+	/** Number of steps done before. */
+	readonly step: number;
+	readonly sentence: string;
+	readonly records: readonly SampleRecord[];
 }
 
 /** The series of a module. */
@@ -94,6 +102,8 @@ export interface RunLog {
 	readonly evaluations: readonly LoggedEvaluation[];
 	/** Submodels of an elastic run by budget. */
 	readonly family: ReadonlyMap<number, LoggedBudget>;
+	/** The latest held-out samples that the model answered; null: none. */
+	readonly samples: LoggedSamples | null;
 	readonly events: readonly LoggedEvent[];
 	/** Number of events that are not kept. */
 	readonly eventsLeftOut: number;
@@ -171,6 +181,7 @@ class Reader {
 	readonly family = new Map<number, LoggedBudget>();
 	readonly events: LoggedEvent[] = [];
 	memory: RunLog["memory"] = [];
+	samples: LoggedSamples | null = null;
 	start: Entry | null = null;
 	topology: LoggedTopology | null = null;
 	last: Entry | null = null;
@@ -210,6 +221,10 @@ class Reader {
 		const step = Number.isFinite(numberOf(entry.step)) ? numberOf(entry.step) : this.lastStep;
 		if (kind === "budgets") {
 			addFamily(this.family, step, entry.budgets);
+			return;
+		}
+		if (kind === "samples") {
+			this.samples = { step, sentence: textOf(entry.sentence) ?? "", records: samplesOf(entry.samples) };
 			return;
 		}
 		this.#note({ kind, step, time: textOf(entry.time), sentence: textOf(entry.sentence) ?? "" });

@@ -4,6 +4,7 @@ import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
 import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
 import type { SkippedTally } from "../../data/skipped-samples.ts";
+import type { ChannelStatistics } from "../../native/images.ts";
 import type { Topology } from "../../parallel/topology.ts";
 
 /** The part of the data that a rank reads. A lane is a data-parallel rank of the language model: a stream of microbatches. */
@@ -41,8 +42,13 @@ export interface CaptionSource {
 	}>;
 	/** Id of the token that ends a caption. */
 	readonly endId: number;
-	/** Side of a patch of the images, in pixels. */
+	/** Samples of a microbatch of a lane. */
+	readonly microbatchSize: number;
+	/** Side of a patch of the images, in pixels, and the statistics that they are normalised by. */
 	readonly patchSize: number;
+	readonly statistics: ChannelStatistics;
+	/** Id that image rows have in the text. */
+	readonly imageTokenId: number;
 	decode(ids: readonly number[]): string;
 }
 

@@ -107,7 +107,10 @@ function energonCaptions(
 	const endId = c.dataEndId!;
 	return {
 		endId,
+		microbatchSize: c.evalMicroBatchSize,
 		patchSize: c.patchDim,
+		statistics: { mean: c.imageMean, deviation: c.imageStd },
+		imageTokenId: c.imageTokenId,
 		decode: (ids) => tokenizer.decode(ids.map((id) => (id < tokenizer.vocabularySize ? id : 0))),
 		prompts: async () => {
 			const size = c.evalMicroBatchSize;

@@ -1,11 +1,16 @@
 /** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
-import type { ImageSet } from "../../data/images.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { samplesOfShares } from "../../data/routing/image-share.ts";
+import { pictureOf, thumbnailOf } from "../../data/vision-language/pixels.ts";
+import { encodePng } from "../../data/vision-language/png.ts";
 import { greedy } from "../../decode/sampling.ts";
+import type { Image } from "../../native/images.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
+import { mostSamples, type SampleRecord } from "../../observe/run-log/samples.ts";
 import { exchangeTexts } from "../../parallel/exchange-texts.ts";
 import { counted } from "../../system/counted.ts";
 import { decodingRanks, type Run } from "../assemble.ts";
-import { type CaptionSource, dataPlaceOf } from "../feed/batch-source.ts";
+import { type CaptionSource, type DataPlace, dataPlaceOf } from "../feed/batch-source.ts";
 
 export interface CaptionReport {
 	/** Captions in lane order. */
@@ -14,17 +19,32 @@ export interface CaptionReport {
 	readonly kinds: readonly { readonly words: number; readonly right: number; readonly of: number }[];
 	/** The first pictures, drawn in lines of text. */
 	readonly drawings: readonly (readonly string[])[];
+	/** The first samples, for the log. */
+	readonly samples: readonly SampleRecord[];
 }
 
 /** Number of pictures shown with their captions. */
 const shown = 3;
+/** Pixels of the longer side of a picture in the log. */
+const thumbnailSide = 112;
 
 /** A rank's part: texts on language ranks, pictures on encoder ranks. */
 interface Part {
 	readonly lane: number;
 	readonly captions: readonly string[];
 	readonly truths: readonly string[];
-	readonly drawings: readonly (readonly string[])[];
+	/** Prompts of the first samples of the first lane, and those of their pictures that this rank encodes. */
+	readonly prompts: readonly string[];
+	readonly pictures: readonly Picture[];
+}
+
+interface Picture {
+	/** Place of its sample in the lane. */
+	readonly place: number;
+	/** In lines of text; empty behind the first samples. */
+	readonly drawing: readonly string[];
+	/** A PNG file in base64. */
+	readonly png: string;
 }
 
 /** Collective over the run; every rank returns the report. */
@@ -37,20 +57,23 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	const decoded = microbatches.flatMap(
 		(prompts, turn) => state.passes.decode(prompts, options, decodingRanks(run), undefined, turn)?.ids ?? [],
 	);
-	const { lanes, textLane, share } = dataPlaceOf(topology, rank);
+	const place = dataPlaceOf(topology, rank);
 	// Tensor-parallel ranks and stages hold the same captions, so one of them reports.
 	const speaks = run.groups.language?.lane.rank === 0;
-	const draws = run.encoder !== null && lanes[0] === 0 && share.index === 0;
+	const lane = place.textLane ?? place.lanes[0]!;
+	const draws = run.encoder !== null && place.lanes[0] === 0;
 	const part: Part = {
-		lane: textLane ?? lanes[0]!,
+		lane,
 		captions: speaks ? decoded.map((ids) => source.decode(ids)) : [],
 		truths: speaks ? truths.map((ids) => source.decode(ids)) : [],
-		drawings: draws ? drawImages(microbatches[0]!.images, source.patchSize) : [],
+		prompts: speaks && lane === 0 ? firstPrompts(microbatches, source) : [],
+		pictures: draws ? firstPictures(microbatches, source, place) : [],
 	};
 	const parts = exchangeTexts(state.world, JSON.stringify(part))
 		.map((text) => JSON.parse(text) as Part)
 		.sort((a, b) => a.lane - b.lane);
 	const read = parts.flatMap((one) => one.captions.map((caption, i) => ({ caption, truth: one.truths[i]! })));
+	const pictures = new Map(parts.flatMap((one) => one.pictures.map((picture) => [picture.place, picture] as const)));
 	const kinds = Map.groupBy(read, ({ truth }) => truth.split(" ").length);
 	return {
 		read,
@@ -61,29 +84,66 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 				of: list.length,
 			}))
 			.sort((a, b) => a.words - b.words),
-		drawings: parts.find(({ drawings }) => drawings.length > 0)?.drawings ?? [],
+		drawings: Array.from({ length: shown }, (_, i) => pictures.get(i)?.drawing ?? []),
+		samples: parts
+			.flatMap(({ prompts }) => prompts)
+			.map((prompt, i) => {
+				const { caption, truth } = read[i]!;
+				return { picture: pictures.get(i)?.png ?? null, prompt, truth, answer: caption };
+			}),
 	};
 }
 
-/** Draws the first image of each of the first samples; empty for a sample without one. */
-function drawImages({ patches, grids, imagesPerSample }: ImageSet, patchSize: number): string[][] {
-	const area = patchSize ** 2;
-	const starts = [0];
-	for (const { rows, columns } of grids) starts.push(starts.at(-1)! + rows * columns * 3 * area);
-	let image = 0;
-	return imagesPerSample.slice(0, shown).map((count) => {
-		const first = image;
-		image += count;
-		if (count === 0) return [];
-		const { rows, columns } = grids[first]!;
-		// The red values of a patch come first.
-		const valueAt = (y: number, x: number) => {
-			const patch = Math.floor(y / patchSize) * columns + Math.floor(x / patchSize);
-			return patches[starts[first]! + patch * 3 * area + (y % patchSize) * patchSize + (x % patchSize)]!;
-		};
-		const lines = drawPicture(rows * patchSize, columns * patchSize, valueAt);
-		return lines.slice(Math.max(0, lines.findIndex(Boolean)), lines.findLastIndex(Boolean) + 1);
-	});
+/** The first picture of each of the first lane's first samples, as far as this rank encodes it. */
+function firstPictures(
+	microbatches: readonly ImageTextMicrobatch[],
+	{ patchSize, statistics, microbatchSize }: CaptionSource,
+	{ lanes, share }: DataPlace,
+): Picture[] {
+	const pictures: Picture[] = [];
+	for (const [turn, { images }] of microbatches.entries()) {
+		const { patches, grids, imagesPerSample } = images;
+		const starts = [0];
+		for (const { rows, columns } of grids) starts.push(starts.at(-1)! + rows * columns * 3 * patchSize ** 2);
+		const before = samplesOfShares(microbatchSize, share.count, turn).slice(0, share.index);
+		let place = before.reduce((sum, count) => sum + count, turn * microbatchSize);
+		let image = 0;
+		// Those of a further lane come after the first lane's.
+		for (const count of imagesPerSample.slice(0, imagesPerSample.length / lanes.length)) {
+			if (place >= mostSamples) break;
+			if (count > 0) {
+				const values = patches.subarray(starts[image]!, starts[image + 1]!);
+				const picture = pictureOf(values, grids[image]!, patchSize, statistics);
+				const png = encodePng(thumbnailOf(picture, thumbnailSide)).toString("base64");
+				pictures.push({ place, drawing: place < shown ? drawingOf(picture) : [], png });
+			}
+			image += count;
+			place++;
+		}
+	}
+	return pictures;
+}
+
+/** The prompts of the first samples, without image rows. */
+function firstPrompts(microbatches: readonly ImageTextMicrobatch[], source: CaptionSource): string[] {
+	const prompts: string[] = [];
+	for (const { text } of microbatches) {
+		let begin = 0;
+		for (const length of text.lengths) {
+			const ids = [...text.ids.subarray(begin, begin + length)];
+			begin += length;
+			const own = ids.filter((id) => id !== source.imageTokenId);
+			prompts.push(own.length === 0 ? "" : source.decode(own));
+			if (prompts.length === mostSamples) return prompts;
+		}
+	}
+	return prompts;
+}
+
+/** A picture in lines of text, by its red values. */
+function drawingOf({ width, height, pixels }: Image): string[] {
+	const lines = drawPicture(height, width, (y, x) => pixels[3 * (y * width + x)]!);
+	return lines.slice(Math.max(0, lines.findIndex(Boolean)), lines.findLastIndex(Boolean) + 1);
 }
 
 /** Largest number of caption lengths that the report lists. */
