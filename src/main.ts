@@ -9,6 +9,7 @@ import { exitCodes } from "./system/exit-codes.ts";
 const commands: CommandTable = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
 	generate: ["Continue prompts with a trained model.", () => import("./commands/generate.ts")],
+	chat: ["Talk with a trained model, about pictures too.", () => import("./commands/chat.ts")],
 	evaluate: [
 		"Measure a trained model's losses on data sets and its answers to questions.",
 		() => import("./commands/evaluate.ts"),

@@ -14,7 +14,7 @@ of prefill and decode go to standard error.
 
   --prompt TEXT        Text to continue; with --chat, the user's turn.
   --chat               Apply the chat template to the prompt. Without --prompt: a conversation in one process, each line of
-                       standard input a turn.
+                       standard input a turn, as in \`mimo chat\`.
   --system TEXT        System message of the conversation.
   --image FILE         An image of the prompt, at its <image> tags or before it; may be given several times.
   --input FILE.jsonl   A record a line: prompt, or messages ([{role, content}]), and image or images (files).
@@ -52,35 +52,41 @@ export default configuredCommand({
 	description: "Continue prompts with a trained model.",
 	help,
 	ownFlags: { ...ownFlags, image: true },
-	run: async (args) => {
-		const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
-		const { values: images, rest } = takeRepeated(args, "image");
-		const resolved = configurationOfArguments(rest, ownFlags, { trains: false, beneath: checkpointEntries });
-		const { configuration: c, command: flags } = resolved;
-		const { checkJob, runGenerate } = await import("../inference/run-generate.ts");
-		const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("./ranks.ts");
-		const { topologyOf } = await import("../parallel/topology.ts");
-		const topology = topologyOf(c);
-		checkRankCount(topology, flags.nproc);
-		const job = jobOf(flags, images);
-		if (topology.worldSize > 1 && job.kind === "conversation") {
-			throw new UserError(
-				"--chat without --prompt is a conversation, which runs in one process alone.",
-				exitCodes.usage,
-			);
-		}
-		if (startsTheRun()) {
-			const { openLibraryOf } = await import("../native/open-device.ts");
-			checkJob(c, job, await openLibraryOf(c.device));
-		}
-		const reporter = topology.language.lane(0, 0)[0]!;
-		const options = { ...rankOptions(c, topology, reporter), quiet: true };
-		await onEveryRank(options, (world) => runGenerate(c, job, world));
-	},
+	run: (args) => runJob(args, ownFlags, jobOf),
 });
 
-/** The job that the command's own flags describe. Throws a UserError for values that are out of range. */
-function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
+type OwnFlags = Readonly<Record<string, boolean>>;
+
+/** Runs the job that `jobOf` makes of the command's own flags and of its `--image`, on the ranks of the configuration. */
+export async function runJob(
+	args: readonly string[],
+	ownFlags: OwnFlags,
+	jobOf: (flags: Flags, images: readonly string[]) => GenerateJob,
+): Promise<void> {
+	const { checkpointEntries } = await import("../inference/checkpoint-model.ts");
+	const { values: images, rest } = takeRepeated(args, "image");
+	const resolved = configurationOfArguments(rest, ownFlags, { trains: false, beneath: checkpointEntries });
+	const { configuration: c, command: flags } = resolved;
+	const { checkJob, runGenerate } = await import("../inference/run-generate.ts");
+	const { checkRankCount, onEveryRank, rankOptions, startsTheRun } = await import("./ranks.ts");
+	const { topologyOf } = await import("../parallel/topology.ts");
+	const topology = topologyOf(c);
+	checkRankCount(topology, flags.nproc);
+	const job = jobOf(flags, images);
+	if (topology.worldSize > 1 && job.kind === "conversation") {
+		throw new UserError("A conversation runs in one process alone: leave out the flags of grids.", exitCodes.usage);
+	}
+	if (startsTheRun()) {
+		const { openLibraryOf } = await import("../native/open-device.ts");
+		checkJob(c, job, await openLibraryOf(c.device));
+	}
+	const reporter = topology.language.lane(0, 0)[0]!;
+	const options = { ...rankOptions(c, topology, reporter), quiet: true };
+	await onEveryRank(options, (world) => runGenerate(c, job, world));
+}
+
+/** How answers are decoded. Throws a UserError for values that are out of range. */
+export function decodingOf(flags: Flags): GenerateJob["options"] {
 	const temperature = numberFlag(flags, "temperature", 0, "a number from 0", (value) => value >= 0);
 	const topK = countFlag(flags, "top-k", null);
 	const topP = numberFlag(flags, "top-p", 1, "a number above 0, at most 1", (value) => value > 0 && value <= 1);
@@ -90,12 +96,17 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 			exitCodes.usage,
 		);
 	}
-	const options = {
+	return {
 		maxNewTokens: countFlag(flags, "max-new-tokens", null),
 		sampling: { temperature, topK, topP },
 		batchSize: countFlag(flags, "batch-size", 8),
 		bytes: "bytes" in flags,
 	};
+}
+
+/** The job that the command's own flags describe. Throws a UserError for values that are out of range. */
+function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
+	const options = decodingOf(flags);
 	const chat = "chat" in flags;
 	const { prompt, input, output = null, system = null } = flags;
 	if (system !== null && !chat && input === undefined) {
@@ -112,6 +123,6 @@ function jobOf(flags: Flags, images: readonly string[]): GenerateJob {
 	}
 	if (output !== null) throw new UserError("--output needs --input.", exitCodes.usage);
 	if (prompt !== undefined) return { kind: "prompt", prompt, images, chat, system, options };
-	if (chat) return { kind: "conversation", images, system, options };
+	if (chat) return { kind: "conversation", images, system, showsPace: true, options };
 	throw new UserError("mimo generate needs --prompt TEXT, --chat or --input FILE.jsonl.", exitCodes.usage);
 }

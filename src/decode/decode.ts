@@ -37,8 +37,11 @@ export interface DecodingOptions {
 	/** Tokens a sequence may get, at least one. */
 	readonly most: number;
 	readonly sampling: SamplingOptions;
-	/** Called with every token that is returned, as it arises, and the place of its sequence. */
-	readonly onToken?: (sequence: number, id: number) => void;
+	/**
+	 * Called with every token that is returned, as it arises, and the place of its sequence, which ends unless it returns true; all
+	 * ranks return the same.
+	 */
+	readonly onToken?: (sequence: number, id: number) => boolean;
 }
 
 /** The ranks that decode together. */
@@ -101,8 +104,8 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 			const id = chosen[row]!;
 			if (endIds.includes(id)) return false;
 			continued[sequence]!.push(id);
-			options.onToken?.(sequence, id);
-			return continued[sequence]!.length < most;
+			const goesOn = options.onToken?.(sequence, id) ?? true;
+			return goesOn && continued[sequence]!.length < most;
 		});
 	};
 	const began = performance.now();

@@ -74,8 +74,8 @@ export function reportingRank({ topology }: Pick<Run, "topology">): number {
 }
 
 /**
- * Answers requests in their order; `onRound` gets every round's with their requests. `onToken`: tokens of the first request as they arise, on the
- * rank that reports. Every rank of the world calls this together, and all get how fast it was.
+ * Answers requests in their order; `onRound` gets every round's with their requests. `onToken`: tokens of the first request as they
+ * arise, on the rank that reports; in one process, where it returns false, the answer ends. Every rank of the world calls this together, and all get how fast it was.
  */
 export function generate(
 	run: Run,
@@ -84,7 +84,7 @@ export function generate(
 	prompts: Prompts,
 	options: GenerateOptions,
 	onRound: (answers: readonly Answer[], round: readonly ReadRequest[]) => void,
-	onToken: (id: number) => void = () => {},
+	onToken: (id: number) => boolean = () => true,
 ): Pace {
 	const { topology, rank, state } = run;
 	const images = new Images(world.device.library);
@@ -106,7 +106,8 @@ export function generate(
 				most,
 				sampling: options.sampling,
 				onToken: (sequence, id) => {
-					if (reports && start === 0 && sequence === 0) onToken(id);
+					const isFirst = reports && start === 0 && sequence === 0;
+					return !isFirst || onToken(id) || world.size > 1;
 				},
 			},
 			decodingRanks(run),

@@ -3,7 +3,7 @@ import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Chat } from "../data/text/chat/chat.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
-import { decodedAs, remarkOf } from "../data/vision-language/encoded-image.ts";
+import { decodedAs, type EncodedImage, remarkOf } from "../data/vision-language/encoded-image.ts";
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { type EncodedPrompt, encodePrompt, promptPieces, textPieces } from "../data/vision-language/prompt.ts";
 import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
@@ -51,15 +51,20 @@ export class RequestReader {
 		this.endIds = this.#endIds();
 	}
 
-	/** `system`: text of the system turn that begins a conversation, or null. Throws a UserError where the model cannot read it. */
-	read(request: Request, system: string | null = null): ReadRequest {
-		const { c, task } = this;
-		if (request.images.length > 0 && !hasEncoder(c)) {
+	/** The images of a request. Throws a UserError where one cannot be read, or the model reads none. */
+	openImages(request: Request): EncodedImage[] {
+		if (request.images.length > 0 && !hasEncoder(this.c)) {
 			throw new UserError(
 				`${request.name} has the image ${request.images[0]}, but the model reads text alone: it has no vision encoder.`,
 			);
 		}
-		const files = openImages(request, this.images);
+		return openImages(request, this.images);
+	}
+
+	/** `system`: text of the system turn that begins a conversation, or null. Throws a UserError where the model cannot read it. */
+	read(request: Request, system: string | null = null): ReadRequest {
+		const { task } = this;
+		const files = this.openImages(request);
 		const pieces =
 			request.kind === "conversation"
 				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)

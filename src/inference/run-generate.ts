@@ -3,6 +3,7 @@ import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
+import { Interrupts } from "../native/interrupts.ts";
 import type { Library } from "../native/library.ts";
 import { firstWarning, warn } from "../observe/messages.ts";
 import { writeOut } from "../observe/output.ts";
@@ -11,6 +12,7 @@ import { UserError } from "../system/errors.ts";
 import { fileError } from "../system/system-errors.ts";
 import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
+import { Conversation, converse } from "./converse.ts";
 import {
 	describePace,
 	type GenerateOptions,
@@ -52,6 +54,8 @@ export type GenerateJob =
 			readonly kind: "conversation";
 			readonly images: readonly string[];
 			readonly system: string | null;
+			/** Whether the pace of every answer is printed. */
+			readonly showsPace: boolean;
 			readonly options: Options;
 	  };
 
@@ -97,13 +101,19 @@ export async function runGenerate(c: TrainingConfiguration, job: GenerateJob, wo
 	let pace: Pace;
 	switch (job.kind) {
 		case "prompt":
-			pace = answerPrompt(run, world, reader, promptsOf(job, reader), options);
+			({ pace } = answerPrompt(run, world, reader, promptsOf(job, reader), options));
 			break;
 		case "records":
 			pace = answerRecords(run, world, reader, job, options);
 			break;
 		case "conversation":
-			await converse(run, world, reader, job, options);
+			await converse(new Conversation(reader, job.system, job.images), c.load ?? c.loadHf!, (request) => {
+				// Ctrl-C stops this answer; at the prompt it ends the program.
+				using interrupts = new Interrupts(world.device.library, "");
+				const { pace, text } = answerPrompt(run, world, reader, () => [request], options, interrupts);
+				if (job.showsPace) process.stderr.write(`${describePace(pace)}\n`);
+				return text;
+			});
 			return;
 	}
 	if (reports) process.stderr.write(`${describePace(pace)}\n`);
@@ -116,24 +126,30 @@ function answerPrompt(
 	reader: RequestReader,
 	prompts: Prompts,
 	options: GenerateOptions,
-	onAnswer: (text: string) => void = () => {},
-): Pace {
+	interrupts: Interrupts | null = null,
+): { readonly pace: Pace; readonly text: string } {
 	const reports = run.rank === reportingRank(run);
 	const stream = new TextStream((ids) => reader.decode(ids), writeOut);
+	let text = "";
 	const pace = generate(
 		run,
 		world,
 		reader,
 		prompts,
 		options,
-		([answer]) => onAnswer(reader.decode(answer!.ids)),
-		(id) => stream.add(id),
+		([answer]) => {
+			text = reader.decode(answer!.ids);
+		},
+		(id) => {
+			stream.add(id);
+			return interrupts?.asked !== true;
+		},
 	);
 	if (reports) {
 		stream.end();
 		writeOut("\n");
 	}
-	return pace;
+	return { pace, text };
 }
 
 /** A line of JSON for every record. */
@@ -168,39 +184,4 @@ function answerRecords(
 		if (output === null) writeOut(lines.join(""));
 		else appendFileSync(output, lines.join(""));
 	});
-}
-
-/** A turn of the user a line of standard input, until it ends. */
-async function converse(
-	run: Run,
-	world: World,
-	reader: RequestReader,
-	job: GenerateJob & { readonly kind: "conversation" },
-	options: GenerateOptions,
-): Promise<void> {
-	const messages: { role: string; content: string }[] = [];
-	const terminal = process.stdin.isTTY;
-	if (terminal) writeOut("> ");
-	for await (const line of console) {
-		if (line.trim() === "") continue;
-		messages.push({ role: "user", content: line });
-		const request: Request = {
-			name: "The conversation",
-			record: { messages },
-			kind: "conversation",
-			text: "",
-			images: job.images,
-		};
-		const prompts = [reader.read(request, job.system)];
-		const pace = answerPrompt(
-			run,
-			world,
-			reader,
-			() => prompts,
-			options,
-			(text) => messages.push({ role: "assistant", content: text }),
-		);
-		process.stderr.write(`${describePace(pace)}\n`);
-		if (terminal) writeOut("> ");
-	}
 }

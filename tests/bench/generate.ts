@@ -63,6 +63,7 @@ function answerOf(model: HybridModel, prompt: readonly (readonly number[])[]): A
 	const seen: number[] = [];
 	const onToken = (sequence: number) => {
 		if (sequence === 0) seen.push(used());
+		return true;
 	};
 	const options = { endIds: [], most: newTokens, sampling: greedy, onToken };
 	const prompts = { ids: prompt, rows: null, imageTokenId: -1 };

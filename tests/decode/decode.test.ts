@@ -108,7 +108,8 @@ test("image rows stand where the image tokens are", () => {
 test("tokens are told as they arise, and an end token ends a sequence and is not told", () => {
 	const told: number[][] = [[], []];
 	const prompts = { ids: [[3, 1, 4], [15]], rows: null, imageTokenId: -1 };
-	const options = { ...limits, sampling: greedy, onToken: (sequence: number, id: number) => told[sequence]!.push(id) };
+	const onToken = (sequence: number, id: number) => told[sequence]!.push(id) > 0;
+	const options = { ...limits, sampling: greedy, onToken };
 	const { ids, times } = decode(model, prompts, options, ranks);
 	expect(told).toEqual(ids.map((own) => [...own]));
 	expect(times.prefill.tokens).toBe(4);
@@ -119,6 +120,9 @@ test("tokens are told as they arise, and an end token ends a sequence and is not
 	const second = ids[0]![1]!;
 	const cut = decode(model, prompts, { ...options, endIds: [5, second] }, ranks).ids;
 	expect(cut[0]).toEqual(ids[0]!.slice(0, ids[0]!.indexOf(second)));
+	// A sequence that is told to stop keeps the token; the other goes on.
+	const stopped = decode(model, prompts, { ...options, onToken: (sequence) => sequence === 1 }, ranks).ids;
+	expect(stopped).toEqual([ids[0]!.slice(0, 1), [...ids[1]!]]);
 });
 
 test("drawn tokens follow the seed and the number of the sequence, not the batch", () => {
