@@ -13,9 +13,13 @@ import type { VisionLanguageTask } from "./task.ts";
 const style = `body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
 article{border-top:1px solid #bbb;padding:1em 0}h2{font-size:1em;overflow-wrap:anywhere}
 img{max-width:14em;max-height:14em;margin:0 .6em .6em 0;vertical-align:top}
+.small{min-width:7em;image-rendering:pixelated}
 p.tokens{white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace}
 b{font-weight:inherit;background:#cdeccd}i{font-style:normal;background:#cfe0ff;border-radius:.3em;padding:0 .4em}
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}b{background:#1d4d1d}i{background:#223a66}}`;
+
+/** Pixels of the longer side below which a picture is enlarged. */
+const smallest = 100;
 
 export function previewPage(
 	samples: readonly EncodedSample[],
@@ -49,7 +53,8 @@ function picturesOf(image: PlannedImage, name: string, patchSize: number, images
 		const seen = seenPictures(images, image, patchSize);
 		const drawn = seen.map((picture, i) => {
 			const url = `data:image/png;base64,${encodePng({ ...picture, channels: 3 }).toString("base64")}`;
-			return html`<img alt="${name}${seen.length > 1 ? `, tile ${i}` : ""}" src="${url}">`;
+			const size = Math.max(picture.width, picture.height) < smallest ? "small" : "";
+			return html`<img class="${size}" alt="${name}${seen.length > 1 ? `, tile ${i}` : ""}" src="${url}">`;
 		});
 		return html`${drawn}`;
 	} catch (error) {

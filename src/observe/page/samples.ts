@@ -14,7 +14,7 @@ function card({ picture, prompt, truth, answer }: SampleRecord): Html {
 	const seen =
 		picture === null ? nothing : html`<img alt="picture of the sample" src="data:image/png;base64,${picture}">`;
 	const isRight = answer.trim() === truth.trim();
-	const asked = prompt.trim() === "" ? nothing : html`<p>${prompt.trim()}</p>`;
+	const asked = prompt.trim() === "" ? nothing : html`<p>${prompt.trim().replaceAll(/\s*\n\s*/g, "\n")}</p>`;
 	const expected = isRight ? nothing : html`<p>data: <b>${truth.trim()}</b></p>`;
 	const said = answer.trim() === "" ? "(nothing)" : answer.trim();
 	return html`<figure>${seen}<figcaption>${asked}<p class="${isRight ? "right" : "wrong"}">model: <b>${said}</b></p>${expected}</figcaption></figure>`;

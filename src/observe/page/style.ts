@@ -83,7 +83,7 @@ table.runs td { white-space: nowrap; overflow-wrap: normal; } table.runs .state 
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 14px; }
 .samples figure { margin: 0; display: flex; gap: 12px; align-items: flex-start; border: 1px solid var(--rule); border-radius: 8px;
   padding: 10px; font-size: 14px; min-width: 0; overflow-wrap: anywhere; }
-.samples img { width: 96px; flex: none; image-rendering: pixelated; border-radius: 4px; } .samples figcaption { min-width: 0; }
+.samples img { min-width: 96px; max-width: 112px; flex: none; image-rendering: pixelated; border-radius: 4px; } .samples figcaption { min-width: 0; }
 .samples figcaption p { margin: 0 0 4px; max-height: 9em; overflow-y: auto; white-space: pre-wrap; }
 .samples b { font-weight: 600; color: var(--text); } .samples .right b { color: var(--c2); } .samples .wrong b { color: var(--bad); }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }

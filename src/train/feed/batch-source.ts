@@ -47,8 +47,8 @@ export interface CaptionSource {
 	/** Side of a patch of the images, in pixels, and the statistics that they are normalised by. */
 	readonly patchSize: number;
 	readonly statistics: ChannelStatistics;
-	/** Id that image rows have in the text. */
-	readonly imageTokenId: number;
+	/** Whether an id stands for no text: an image's row, or a special token. */
+	isMarkup(id: number): boolean;
 	decode(ids: readonly number[]): string;
 }
 

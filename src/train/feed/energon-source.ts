@@ -110,7 +110,7 @@ function energonCaptions(
 		microbatchSize: c.evalMicroBatchSize,
 		patchSize: c.patchDim,
 		statistics: { mean: c.imageMean, deviation: c.imageStd },
-		imageTokenId: c.imageTokenId,
+		isMarkup: (id) => id === c.imageTokenId || tokenizer.addedText(id) !== null,
 		decode: (ids) => tokenizer.decode(ids.map((id) => (id < tokenizer.vocabularySize ? id : 0))),
 		prompts: async () => {
 			const size = c.evalMicroBatchSize;

@@ -124,7 +124,7 @@ function firstPictures(
 	return pictures;
 }
 
-/** The prompts of the first samples, without image rows. */
+/** The text of the first samples' prompts, without image rows and special tokens. */
 function firstPrompts(microbatches: readonly ImageTextMicrobatch[], source: CaptionSource): string[] {
 	const prompts: string[] = [];
 	for (const { text } of microbatches) {
@@ -132,8 +132,8 @@ function firstPrompts(microbatches: readonly ImageTextMicrobatch[], source: Capt
 		for (const length of text.lengths) {
 			const ids = [...text.ids.subarray(begin, begin + length)];
 			begin += length;
-			const own = ids.filter((id) => id !== source.imageTokenId);
-			prompts.push(own.length === 0 ? "" : source.decode(own));
+			const own = ids.filter((id) => !source.isMarkup(id));
+			prompts.push(own.length === 0 ? "" : source.decode(own).trim());
 			if (prompts.length === mostSamples) return prompts;
 		}
 	}

@@ -87,7 +87,7 @@ describe("a preview", () => {
 	/** Pictures of its page, by what it calls them. */
 	const pictures = (path: string, own: Partial<VisionLanguageTask> = {}) => {
 		const page = previewPage(samplesOf(path, own), byteTokenizer, { ...task, ...own }, images);
-		const found = page.matchAll(/<img alt="([^"]+)" src="data:image\/png;base64,([^"]+)">/g);
+		const found = page.matchAll(/<img class="[^"]*" alt="([^"]+)" src="data:image\/png;base64,([^"]+)">/g);
 		return [...found].map(([, name, file]) => ({ name, ...images.decode(Buffer.from(file!, "base64")) }));
 	};
 
