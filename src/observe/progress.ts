@@ -1,7 +1,7 @@
 /**
- * A block of rows below all other output of a terminal, redrawn in place. The cursor rests at the start of the block's first row
- * and no mode of the terminal is changed, so that a process that ends in any way leaves the terminal as it was. Output that is not
- * a terminal has no block, and its lines are unchanged.
+ * A block of rows below all other output of a terminal, redrawn in place. The cursor rests at the start of the block's first row,
+ * of a single row at its end, and no mode of the terminal is changed, so that a process that ends in any way leaves the terminal as
+ * it was. Output that is not a terminal has no block, and its lines are unchanged.
  */
 
 export interface TerminalStream {
@@ -66,7 +66,7 @@ export class Terminal {
 
 	#drawing(): string {
 		const up = this.#block.length - 1;
-		return `\r${this.#rows()}${clearBelow}\r${up === 0 ? "" : `\u001b[${up}A`}`;
+		return `\r${this.#rows()}${clearBelow}${up === 0 ? "" : `\r\u001b[${up}A`}`;
 	}
 
 	/** Every row overwrites the one that was there, so that no row is empty in between. */

@@ -92,9 +92,9 @@ export class RunView implements Observer {
 		if (this.#last === null || this.#over) return;
 		const { width, height } = this.terminal;
 		const bar = this.#progress(this.#last);
-		if (height < rowsForAll) this.terminal.show([bar]);
+		// The first row is empty: the cursor rests there, and Ctrl-C is echoed there.
+		if (height < rowsForAll) this.terminal.show(["", bar]);
 		else {
-			// The first row is empty: the cursor rests there, and Ctrl-C is echoed there.
 			const notices = this.#notices.map((text) => this.#style("2", cutTo(text, width)));
 			this.terminal.show(["", bar, this.#facts(this.#last, width), ...this.#curve(width), ...notices]);
 		}

@@ -55,6 +55,16 @@ test("a block at the foot of the screen scrolls, and its release leaves it above
 	expect(screen.text.slice(-5)).toEqual(["line 6", "a", "b", "c", "after"]);
 });
 
+test("the cursor rests behind a single row", () => {
+	const screen = new Screen(20, 4);
+	const terminal = new Terminal(screen);
+	terminal.show(["first row"]);
+	terminal.show(["row"]);
+	expect([screen.text, screen.cursor]).toEqual([["row"], { row: 0, column: 3 }]);
+	terminal.line("A line.");
+	expect(screen.text).toEqual(["A line.", "row"]);
+});
+
 test("another writer's line takes the block's place until it is drawn anew below", () => {
 	const screen = new Screen(30, 10);
 	const terminal = new Terminal(screen);

@@ -210,7 +210,9 @@ test("a model with a sound encoder keeps its tensors where the folder is at hand
 	const extra = { name: sound, dtype: "F32", shape: [2], data: () => Float32Array.of(1, 2) } as const;
 	writeSafetensors(join(path, "model.safetensors"), [...entries, extra]);
 	using read = open(path);
-	expect(read.warnings).toEqual([`${path}: ${sound} is left out: it belongs to a sound encoder, which is not trained.`]);
+	expect(read.warnings).toEqual([
+		`${path}: ${sound} is left out: it belongs to a sound encoder, which is not trained.`,
+	]);
 	const native = await convert("hf", "native", path);
 	await expect(convert("native", "hf", native)).rejects.toThrow(/a sound encoder \(sound_config\).*--hf-reference/);
 	const back = await convert("native", "hf", native, { reference: path });
