@@ -3,33 +3,39 @@
  * error. On a terminal a warning begins with "Warning:", coloured unless NO_COLOR is set; in a scheduler's file or a pipe a
  * sentence stands alone. URLs are shown without their secrets.
  */
+import { type ConsolaReporter, createConsola } from "consola";
+import { colors } from "consola/utils";
 import { shownAddress } from "../system/addresses.ts";
-import { beforeLine, type TerminalStream } from "./progress.ts";
+import { beforeLine } from "./progress.ts";
 
-/** Codes of the terminal's colours. */
-const [red, yellow] = [31, 33];
+const { stdout, stderr } = process;
 
-function printSentence(stream: TerminalStream, sentence: string): void {
-	stream.write(`${beforeLine(stream)}${shownAddress(sentence)}\n`);
-}
+/** consola's own reporters add a clock and badges. */
+const sentences: ConsolaReporter = {
+	log: ({ args, type }) => {
+		const stream = type === "info" ? stdout : stderr;
+		const mark = type === "error" ? "mimo: " : type === "warn" && stream.isTTY ? "Warning: " : "";
+		const coloured = stream.isTTY ? (type === "error" ? colors.red(mark) : colors.yellow(mark)) : mark;
+		stream.write(`${beforeLine(stream)}${coloured}${shownAddress(args.join(" "))}\n`);
+	},
+};
 
-/** A word in a colour where a terminal shows colours. */
-const coloured = (word: string, code: number) => (process.env.NO_COLOR ? word : `\u001b[${code}m${word}\u001b[0m`);
+// The level is explicit because consola's default prints nothing where it detects a test environment.
+const messages = createConsola({ level: 3, throttle: 0, reporters: [sentences] });
 
 /** Prints a note. */
 export function note(sentence: string): void {
-	printSentence(process.stdout, sentence);
+	messages.info(sentence);
 }
 
 /** Prints a fact that nothing is lost by, beside output that a program may read. */
 export function remark(sentence: string): void {
-	printSentence(process.stderr, sentence);
+	messages.log(sentence);
 }
 
 /** Prints a warning: something is lost, or is not as it was asked for. */
 export function warn(sentence: string): void {
-	const { stderr } = process;
-	printSentence(stderr, stderr.isTTY ? `${coloured("Warning:", yellow)} ${sentence}` : sentence);
+	messages.warn(sentence);
 }
 
 /** A function that prints the first warning that it is given. */
@@ -43,6 +49,5 @@ export function firstWarning(): (sentence: string) => void {
 
 /** Prints why the program ends. */
 export function complain(sentence: string): void {
-	const { stderr } = process;
-	printSentence(stderr, `${stderr.isTTY ? coloured("mimo:", red) : "mimo:"} ${sentence}`);
+	messages.error(sentence);
 }

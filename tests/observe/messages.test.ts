@@ -28,8 +28,8 @@ test("on a terminal a warning alone is marked, in colour, and no message has a c
 	expect(await onTerminal()).toEqual([
 		"A note.",
 		"A remark.",
-		"\u001b[33mWarning:\u001b[0m Something is lost.",
-		"\u001b[31mmimo:\u001b[0m It ends.",
+		"\u001b[33mWarning: \u001b[39mSomething is lost.",
+		"\u001b[31mmimo: \u001b[39mIt ends.",
 	]);
 	expect((await onTerminal({ NO_COLOR: "1" })).slice(2)).toEqual(["Warning: Something is lost.", "mimo: It ends."]);
 });
