@@ -2,6 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { mkdirSync, symlinkSync } from "node:fs";
 import { join } from "node:path";
+import { countedPattern } from "../../src/data/text/counted-pattern.ts";
 import { openTokenizer, type Tokenizer } from "../../src/data/text/tokenizer.ts";
 import { Scratch } from "./fixtures.ts";
 
@@ -52,6 +53,56 @@ test.each([
 		expect(() => encode(tokenizer, hostile)).toThrow(
 			/^The tokenizer .*tokenizer\.json fails: its pattern \(a\+\)\+.* takes too long/,
 		);
+	},
+	60_000,
+);
+
+test.each(["a*a*a*a*a*a*b", "a{0,999}a{0,999}a{0,999}b", "(?<x>a*)\\k<x>*a*b"])(
+	"repetitions of a character are counted: %s",
+	(pattern) => {
+		const tokenizer = tokenizerWith(split(pattern));
+		expect(encode(tokenizer, "aab")).toBeArray();
+		expect(() => encode(tokenizer, "a".repeat(5000))).toThrow(/tokenizer\.json fails: its pattern .* takes too long/);
+	},
+	60_000,
+);
+
+test("many matches that each take long are an error", () => {
+	const tokenizer = tokenizerWith(split("a*a*b|a"));
+	expect(() => encode(tokenizer, "a".repeat(8000))).toThrow(/its pattern a\*a\*b\|a takes too long/);
+}, 60_000);
+
+test.each(["a?".repeat(30), "(?:a|ab){20}", "a{5000}", "(?:(?:a|b)?c?){9}"])(
+	"a pattern that the engine follows without counting is refused: %s",
+	(pattern) => {
+		expect(() => tokenizerWith(split(`${pattern}x`))).toThrow(
+			/tokenizer\.json is not .*: its pattern .* is too complex\.$/,
+		);
+	},
+);
+
+/** Of Llama 3 and of GPT-4o. */
+const published = [
+	String.raw`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	String.raw`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lo}\p{M}]*[\p{Ll}\p{Lo}\p{M}]+(?i:'s|'t|'re)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lo}\p{M}]+[\p{Ll}\p{Lo}\p{M}]*(?i:'s|'t|'re)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+];
+
+test("counting changes no match", () => {
+	const odd = String.raw`\u{1F600}+x|[\]a]*\)y|\uD83D\uDE00*?z|(?<n>[q\-]+)*\k<n>{2,}r|(?<=\x61+)\cJ{1,}b|\(\|*c|-??\u0062{2}d`;
+	const text = `It's  a\n\n b😀😀x]]a)y😀😀z qqqqr aa\nb((||c -bbd 12345\t!?\r\n  WÖrter中文'RE `;
+	for (const pattern of [...published, odd]) {
+		const matches = (source: string) => Array.from(text.matchAll(new RegExp(source, "gu")), ([match]) => match);
+		expect(countedPattern(pattern)).not.toBe(pattern);
+		expect(matches(countedPattern(pattern))).toEqual(matches(pattern));
+		expect(matches(pattern).length).toBeGreaterThan(6);
+	}
+});
+
+test.each(published)(
+	"a published pattern splits long runs of equal characters: %#",
+	(pattern) => {
+		const tokenizer = tokenizerWith(split(pattern));
+		for (const character of ["a", " ", "!"]) expect(encode(tokenizer, character.repeat(200_000))).toHaveLength(200_000);
 	},
 	60_000,
 );

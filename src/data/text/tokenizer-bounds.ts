@@ -10,17 +10,25 @@ import {
 	ReplacePreTokenizer,
 	SplitPreTokenizer,
 } from "@huggingface/tokenizers";
+import { countedPattern } from "./counted-pattern.ts";
 
 /** Characters by which a text may grow, and times its length in addition: NFKC grows a character to 18. */
 const LEAST_GROWTH = 2 ** 16;
 const LARGEST_FACTOR = 32;
 
-/** Characters by which replacements may still grow the text of the call in progress. */
-let room = 0;
+/** Milliseconds that the matches of a call may take, and those for each character in addition, a hundred times the usual. */
+const LEAST_TIME = 10_000;
+const TIME_PER_CHARACTER = 0.02;
+/** Milliseconds that count of one match, which the engine itself bounds: a process may have been stopped meanwhile. */
+const LONGEST_MATCH = 5000;
+
+/** Characters by which replacements may still grow the text of the call in progress, and milliseconds of its matches. */
+let [room, time] = [0, 0];
 
 /** Runs a call of the library on a text of `length` characters. Throws an Error where a pattern passes its bounds. */
 export function withBounds<Result>(length: number, call: () => Result): Result {
 	room = LEAST_GROWTH + LARGEST_FACTOR * length;
+	time = LEAST_TIME + TIME_PER_CHARACTER * length;
 	return call();
 }
 
@@ -38,7 +46,7 @@ class BoundedPattern extends RegExp {
 	constructor(pattern: RegExp | string, flags?: string) {
 		super(pattern, flags);
 		// A sticky pattern looks at one place, so that the empty match is there.
-		this.#whole = new RegExp(`(?:${this.source})|${this.sticky ? "" : "$"}()`, this.flags);
+		this.#whole = new RegExp(`(?:${countedPattern(this.source)})|${this.sticky ? "" : "$"}()`, this.flags);
 	}
 
 	override exec(text: string): RegExpExecArray | null {
@@ -46,8 +54,11 @@ class BoundedPattern extends RegExp {
 		whole.lastIndex = this.lastIndex;
 		this.lastIndex = 0;
 		if (whole.lastIndex > text.length) return null;
+		const began = performance.now();
 		const match = whole.exec(text);
-		if (match === null) throw new Error(`its pattern ${this.source.slice(0, 200)} takes too long on a text`);
+		time -= Math.min(performance.now() - began, LONGEST_MATCH);
+		if (match === null || time < 0)
+			throw new Error(`its pattern ${this.source.slice(0, 200)} takes too long on a text`);
 		if (match.pop() !== undefined) return null;
 		this.lastIndex = whole.lastIndex;
 		return match;
