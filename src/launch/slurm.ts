@@ -9,24 +9,39 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /** Range of rendezvous ports, chosen by job and step so that jobs on one node do not collide. */
 const ports = { first: 20_000, count: 20_000 };
 
+/** Nodes that a list may name: more than any cluster has. */
+const MOST_NODES = 2 ** 20;
+
+/** What the parts of a list stand for, one after the other. Throws a UserError where that is more than there can be nodes. */
+function expanded<Item>(list: string, parts: readonly string[], items: (part: string) => Iterable<Item>): Item[] {
+	const all: Item[] = [];
+	for (const part of parts) {
+		for (const item of items(part)) {
+			if (all.length === MOST_NODES)
+				throw new UserError(`The list ${list.slice(0, 100)} stands for more than ${MOST_NODES} nodes.`);
+			all.push(item);
+		}
+	}
+	return all;
+}
+
 /**
  * Host names of a node list: "n[1-3,7],login" → n1 n2 n3 n7 login; numbers keep their leading zeros. Throws a UserError
  * where brackets do not match.
  */
 export function expandNodeList(list: string): string[] {
-	const parts = splitOutsideBrackets(list);
-	return parts.flatMap((part) => {
+	return expanded(list, splitOutsideBrackets(list), function* (part) {
 		const open = part.indexOf("[");
-		if (open < 0) return part === "" ? [] : [part];
+		if (open < 0) {
+			if (part !== "") yield part;
+			return;
+		}
 		const close = part.indexOf("]", open);
 		if (close < 0) throw new UserError(`The node list ${list} has no ] for its [.`);
-		const numbers = part
-			.slice(open + 1, close)
-			.split(",")
-			.flatMap(expandRange);
 		const rest = expandNodeList(part.slice(close + 1));
-		const tails = rest.length > 0 ? rest : [""];
-		return numbers.flatMap((number) => tails.map((tail) => part.slice(0, open) + number + tail));
+		for (const number of expanded(part, part.slice(open + 1, close).split(","), range)) {
+			for (const tail of rest.length > 0 ? rest : [""]) yield part.slice(0, open) + number + tail;
+		}
 	});
 }
 
@@ -43,20 +58,19 @@ function splitOutsideBrackets(list: string): string[] {
 }
 
 /** "08-11" → 08 09 10 11. */
-function expandRange(range: string): string[] {
-	const [, first, last] = /^(\d+)-(\d+)$/.exec(range) ?? [];
-	if (first === undefined) return [range];
-	const count = Number(last) - Number(first) + 1;
-	return Array.from({ length: count }, (_, i) => String(Number(first) + i).padStart(first.length, "0"));
+function* range(text: string): Generator<string> {
+	const [, first, last] = /^(\d+)-(\d+)$/.exec(text) ?? [];
+	if (first === undefined) yield text;
+	else for (let i = Number(first); i <= Number(last); i++) yield String(i).padStart(first.length, "0");
 }
 
 /** Tasks of every node: "2(x3),1" → 2 2 2 1. */
 export function expandTaskCounts(counts: string): number[] {
-	return counts.split(",").flatMap((part) => {
+	return expanded(counts, counts.split(","), function* (part) {
 		const [, tasks, times = "1"] = /^(\d+)(?:\(x(\d+)\))?$/.exec(part) ?? [];
 		if (tasks === undefined)
 			throw new UserError(`The environment has tasks per node ${counts}, which is not a list of counts.`);
-		return new Array<number>(Number(times)).fill(Number(tasks));
+		for (let i = 0; i < Number(times); i++) yield Number(tasks);
 	});
 }
 

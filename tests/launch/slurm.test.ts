@@ -24,6 +24,15 @@ test("task counts expand to a count for each node", () => {
 	expect(() => expandTaskCounts("two")).toThrow("is not a list of counts");
 });
 
+test.each([
+	["n[1-999999999]", expandNodeList],
+	["n[1-2000][1-2000]", expandNodeList],
+	[Array(100).fill("n[1-100000]").join(), expandNodeList],
+	["2(x999999999)", expandTaskCounts],
+])("a list of more nodes than any cluster has is refused: %#", (list, expand) => {
+	expect(() => expand(list)).toThrow(/^The list .* stands for more than 1048576 nodes\.$/);
+});
+
 const step = {
 	SLURM_JOB_ID: "4711",
 	SLURM_STEP_ID: "0",
