@@ -14,12 +14,12 @@ export function chatTemplateFile(tokenizer: string): string | null {
 	const folder = basename(tokenizer) === "tokenizer.json" ? dirname(tokenizer) : tokenizer;
 	if (!existsSync(folder) || !statSync(folder).isDirectory()) return null;
 	const files = templateFiles.map((name) => join(folder, name)).filter((file) => existsSync(file));
-	return files.find((file) => !file.endsWith(".json") || mayHoldTemplate(file)) ?? null;
+	return files.find((file) => !file.endsWith(".json") || mayHoldTemplate(file, folder)) ?? null;
 }
 
-function mayHoldTemplate(file: string): boolean {
+function mayHoldTemplate(file: string, folder: string): boolean {
 	try {
-		return (JSON.parse(readJsonText(file, tokenizerLimits)).chat_template ?? null) !== null;
+		return (JSON.parse(readJsonText(file, tokenizerLimits, { inside: folder })).chat_template ?? null) !== null;
 	} catch {
 		return true;
 	}

@@ -65,7 +65,7 @@ export interface FolderTexts {
 export function folderTexts({ path, configText }: Pick<FolderParts, "path" | "configText">): FolderTexts {
 	const textOf = (name: string) => {
 		const file = join(path, name);
-		return existsSync(file) ? readJsonText(file, configLimits) : null;
+		return existsSync(file) ? readJsonText(file, configLimits, { inside: path }) : null;
 	};
 	return { path, configText: configText ?? "{}", textOf };
 }

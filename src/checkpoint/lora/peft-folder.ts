@@ -138,7 +138,7 @@ export interface PeftAdapters extends Disposable {
 /** Opens a folder; every tensor of it belongs to an adapter of the model. Most values are read when they are asked for. */
 export function openPeftFolder(path: string, configuration: LanguageModelConfiguration): PeftAdapters {
 	const settings = readAdapterSettings(path);
-	const file = openSafetensors(join(path, valuesName));
+	const file = openSafetensors(join(path, valuesName), { inside: path });
 	try {
 		const spelling = peftSpelling(file.tensors.keys());
 		if (spelling === null) {
@@ -177,7 +177,7 @@ function sameMatrix(file: TensorStore, one: string, other: string): boolean {
 /** Reads the settings of a folder's adapters. Throws a UserError for those of another function than this program's. */
 export function readAdapterSettings(folder: string): AdapterSettings {
 	const path = join(folder, adapterConfigName);
-	const json = parsePythonJson(readJsonText(path, configLimits), path);
+	const json = parsePythonJson(readJsonText(path, configLimits, { inside: folder }), path);
 	const { success, output, issues } = v.safeParse(configSchema, json);
 	if (success) return { rank: output.r, alpha: output.lora_alpha, dropout: output.lora_dropout };
 	const key = v.getDotPath(issues[0]) ?? "its content";

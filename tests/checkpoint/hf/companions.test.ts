@@ -4,6 +4,9 @@ import { mkdirSync, mkdtempSync, rmSync, symlinkSync, truncateSync, writeFileSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { companionsOf, preprocessorOf, tokenizerOf } from "../../../src/checkpoint/hf/companions.ts";
+import { folderTexts } from "../../../src/checkpoint/hf/image-processor.ts";
+import { readAdapterSettings } from "../../../src/checkpoint/lora/peft-folder.ts";
+import { readChatTemplate } from "../../../src/data/text/chat/template-file.ts";
 
 let scratch: string;
 beforeAll(() => {
@@ -41,6 +44,20 @@ test("a link out of the folder is refused, whatever the file", () => {
 	const path = folder("gone", {});
 	symlinkSync("absent", join(path, "LICENSE"));
 	expect(() => companionsOf(path)).toThrow(`Cannot open ${join(path, "LICENSE")}: it does not exist.`);
+});
+
+test("settings of images, adapters and templates that are links out of the folder are not read", () => {
+	const path = folder("settings", {});
+	for (const name of ["preprocessor_config.json", "adapter_config.json", "tokenizer_config.json"])
+		symlinkSync("../secret", join(path, name));
+	const refusal = (name: string) => `Cannot open ${join(path, name)}: it is a link that leads out of its folder`;
+	const { textOf } = folderTexts({ path, configText: "{}" });
+	expect(() => textOf("preprocessor_config.json")).toThrow(refusal("preprocessor_config.json"));
+	expect(() => readAdapterSettings(path)).toThrow(refusal("adapter_config.json"));
+	writeFileSync(join(scratch, "secret"), "{}");
+	expect(() => readChatTemplate(path, null)).toThrow(
+		refusal("tokenizer_config.json").replace("open", "open the chat template"),
+	);
 });
 
 test("the download cache is links to its blobs, and a tokenizer.json may be given through a link", () => {
