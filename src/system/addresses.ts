@@ -19,14 +19,15 @@ export function shownAddress(text: string): string {
 
 /**
  * Addresses that only the user's own machine or network reaches (IANA's special-purpose registries): this host, loopback,
- * private use (RFC 1918, RFC 6598, unique local and site-local IPv6), link-local, multicast and reserved. An IPv4 address
- * within IPv6 (mapped, or of the well-known NAT64 prefix) counts as the IPv4 address.
+ * private use (RFC 1918, RFC 6598, unique local and site-local IPv6), link-local, multicast and reserved, and a network's own
+ * translation to IPv4 (RFC 8215). An IPv4 address within IPv6 (mapped, of the well-known NAT64 prefix, or of 6to4) counts as the
+ * IPv4 address.
  */
 const innerIpv4 = [
 	...["0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"],
 	...["192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"],
 ];
-const innerIpv6 = ["::/127", "fc00::/7", "fe80::/9", "ff00::/8"];
+const innerIpv6 = ["::/127", "fc00::/7", "fe80::/9", "ff00::/8", "64:ff9b:1::/48"];
 
 let inner: BlockList | null = null;
 
@@ -48,6 +49,8 @@ function listOf(list: BlockList): BlockList {
 	for (const [address, bits] of innerIpv4.map(split)) {
 		list.addSubnet(address, Number(bits), "ipv4");
 		list.addSubnet(`64:ff9b::${address}`, 96 + Number(bits), "ipv6");
+		const hexadecimal = Buffer.from(address.split(".").map(Number)).toString("hex");
+		list.addSubnet(`2002:${hexadecimal.slice(0, 4)}:${hexadecimal.slice(4)}::`, 16 + Number(bits), "ipv6");
 	}
 	for (const [address, bits] of innerIpv6.map(split)) list.addSubnet(address, Number(bits), "ipv6");
 	return list;

@@ -25,6 +25,7 @@ test("loopback, private, link-local and reserved hosts are private, however they
 		...["127.0.0.1", "0x7f.1", "2130706433", "localhost", "0.0.0.0", "10.1.2.3", "172.31.0.1", "192.168.1.1"],
 		...["169.254.169.254", "100.64.0.1", "224.0.0.1", "255.255.255.255", "[::1]", "[::]", "[fd00::1]", "[fe80::1]"],
 		...["[fec0::1]", "[::ffff:10.0.0.1]", "[64:ff9b::192.168.0.1]", "[ff02::1]"],
+		...["[64:ff9b:1::8.8.8.8]", "[2002:a01:203::1]", "[2002:7f00:1::]", "[2002:c0a8:101:1::5]", "[2002:ac1f:ffff::1]"],
 	]) {
 		expect([host, await privateAddress(new URL(`http://${host}:8080/x`))]).toEqual([host, expect.any(String)]);
 	}
@@ -34,6 +35,8 @@ test("loopback, private, link-local and reserved hosts are private, however they
 		"100.128.0.1",
 		"[2606:4700::1111]",
 		"[64:ff9b::8.8.8.8]",
+		"[2002:808:808::1]",
+		"[2002:ac20::1]",
 		"name.invalid",
 	]) {
 		expect([host, await privateAddress(new URL(`http://${host}/x`))]).toEqual([host, null]);
