@@ -70,6 +70,8 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
 	const path = load ?? hubFolder(loadHf!);
 	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
+	// A given template takes the place of the text around turns that the checkpoint was trained with.
+	if (textOf(given, "chat-template") !== null) delete model["conversation-template"];
 	// Without grids, one process holds the encoder too.
 	const layout = given.some(({ key }) => gridKeys.some((grid) => grid === key)) ? {} : { "llm-offset": 0 };
 	// Ranks that share a lane each need a sample.

@@ -250,6 +250,16 @@ describe("is refused in a sentence", () => {
 			/^mimo: The prompt cannot be continued: strict\.jinja, line 1, refuses its turn 1 \(system\): "System role not supported"\.\n$/,
 		],
 		[
+			"the same template for a checkpoint that was trained without one",
+			"--load text --chat-template strict.jinja --chat --prompt a --system b",
+			/^mimo: The prompt cannot be continued: strict\.jinja, line 1, refuses its turn 1 \(system\): /,
+		],
+		[
+			"a chat template that would have no effect",
+			"--load text --conversation-template plain --chat-template strict.jinja --chat --prompt a",
+			/^mimo: --conversation-template: the value is "plain"; allowed with chat-template is jinja\.\n$/,
+		],
+		[
 			"a chat template without an end",
 			"--load text --conversation-template jinja --chat-template endless.jinja --chat --prompt a",
 			/^mimo: The chat template endless\.jinja takes more than 5,000,000 steps, the bound of a rendering\.\n$/,

@@ -96,13 +96,12 @@ export const energonChecks: readonly Check[] = [
 	energon((c) =>
 		unless(c.minNumTiles <= c.maxNumTiles, "min-num-tiles", `allowed is at most max-num-tiles (${c.maxNumTiles})`),
 	),
-	energon((c) =>
+	(c) =>
 		unless(
 			c.chatTemplate === null || c.conversationTemplate === "jinja",
 			"conversation-template",
 			"allowed with chat-template is jinja",
 		),
-	),
 	energon((c) =>
 		unless(
 			c.conversationTemplate !== "jinja" || c.chatTemplate !== null || c.tokenizer !== null,

@@ -177,10 +177,8 @@ class ImportRun {
 			throw error;
 		}
 		if (this.#samples === 0) {
-			const { reason, examples } = this.#skipped.reasons[0] ?? { reason: "there are no rows", examples: [] };
-			throw new UserError(
-				`No row of ${this.options.paths.join(", ")} becomes a sample: ${reason}${examples.length > 0 ? ` (${examples[0]})` : ""}.`,
-			);
+			const why = this.#skipped.reasons[0]?.examples[0] ?? "there are no rows";
+			throw new UserError(`No row of ${this.options.paths.join(", ")} becomes a sample: ${why}.`);
 		}
 		this.#shards.end();
 		this.stage = "missing";

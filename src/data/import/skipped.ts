@@ -77,7 +77,7 @@ function kindOf(sentence: string): string {
 	return sentence
 		.replace(/"(?:[^"\\]|\\.)*"/g, "…")
 		.replace(/(?:[a-z][a-z0-9+.-]*:\/)?\/[^\s;:,()]+/gi, "…")
-		.replace(/\d+/g, "N")
+		.replace(/\b\d+\b/g, "N")
 		.slice(0, 200);
 }
 

@@ -267,7 +267,16 @@ describe("inputs that are refused in one sentence", () => {
 		],
 		["fake.arrow", "ARROW1 and nothing at all", /fake.arrow/],
 		["notes.txt", "some words", /notes.txt is not a form of data that can be imported \(pictures: /],
-		["nothing.jsonl", '{"a": 1}\n', /No row of .*nothing.jsonl becomes a sample: it has neither/],
+		[
+			"nothing.jsonl",
+			'{"a": 1}\n',
+			/No row of .*nothing.jsonl becomes a sample: .*nothing.jsonl, line 1: it has neither/,
+		],
+		[
+			"base.csv",
+			`image,text\n"data:,x",x\n`,
+			/becomes a sample: .*base.csv, line 2: an image is a data URI that is not in base64\.$/,
+		],
 		["forced.csv", "a,b\n", /does not hold a folder of pictures/, { from: "pictures" }],
 	];
 	for (const [name, content, message, options] of cases) {
