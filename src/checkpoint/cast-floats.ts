@@ -29,10 +29,10 @@ export function decodeFloats(dtype: DtypeTag, bytes: Uint8Array): Float64Array |
 	return new Float32Array(wide.buffer);
 }
 
-/** Exponent bits of each 16 or 32 bits, all of which are set in an infinity or a NaN. */
+/** Exponent bits of a value of 16 or 32 bits. An infinity and a NaN have them all set. */
 const exponents: Partial<Record<DtypeTag, number>> = { F32: 0x7f800000, BF16: 0x7f80, F16: 0x7c00 };
 
-/** The first element of whole float values that is infinite or NaN; -1: there is none. */
+/** Index of the first infinite value or NaN among whole float values; -1 where all are finite. */
 export function firstNotFinite(dtype: DtypeTag, bytes: Uint8Array): number {
 	const exponent = exponents[dtype];
 	if (exponent === undefined) {

@@ -216,7 +216,7 @@ class Resolution {
 		this.#origins[key] = origin;
 	}
 
-	/** A path in a file is below the file's folder, where a name on the Hub is none. */
+	/** A path that a file gives is relative to the folder of that file; a name on the Hub is not a path. */
 	#place(path: string, origin: Origin): string {
 		if (origin.source !== "file") return this.sources.place(path);
 		const written = relative(dirname(resolve(origin.file)), path);

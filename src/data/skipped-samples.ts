@@ -24,7 +24,7 @@ const mostNames = 100_000;
 
 const others = "other reasons";
 
-/** The kind of remarks, of which a run logs the first. */
+/** The kind of remarks: a run logs the first remark alone. */
 export const remarks = "remarks";
 
 /** The names already counted. */

@@ -7,7 +7,7 @@ import { type ColumnMetaData, type Compressors, type SchemaElement, snappyUncomp
 import type { InputFile } from "../../../system/input-file.ts";
 import { type ThriftStruct, walkStruct } from "./thrift.ts";
 
-/** Most decompressed bytes of a row group, of which a page is twice in memory while it is decompressed. */
+/** Most decompressed bytes of a row group. While a page is decompressed, memory holds it twice. */
 export const LARGEST_GROUP = 2 ** 30;
 /** Most values, with those of lists, of a column of a row group with fewer bytes. */
 const MOST_VALUES = 2 ** 20;

@@ -28,8 +28,8 @@ function withGenerationMarks(text: string): string {
 }
 
 /**
- * A text as the library's tokenizer prepares it. Of its steps the last takes out the tags of generation blocks, of which there
- * are none, in time that grows with the square of the longest run of blanks: it is left out.
+ * A text as the library's tokenizer prepares it, without the last step. That step takes out the tags of generation blocks, which
+ * this text does not have, and its time grows with the square of the longest run of blanks.
  */
 class Source {
 	constructor(

@@ -193,7 +193,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	return routing;
 }
 
-/** Weight of a token's z-loss, of which a microbatch's loss is the mean (docs/spec/language-model.md §4.4). */
+/** Weight of a token's z-loss; the loss of a microbatch is their mean (docs/spec/language-model.md §4.4). */
 function zLossScale({ config, routerWeight, sequences }: LayerContext, { options }: RouterState): number {
 	return (config.moe.zLossCoefficient * (routerWeight / sequences.tokens)) / options.passes;
 }
