@@ -70,6 +70,7 @@ test("YAML scalars are cast by Energon's rules", () => {
 		]) as never,
 	);
 	expect(() => parseYaml("a: {b", "x.yaml")).toThrow(/^x\.yaml, line 1/);
+	expect(() => parseYaml("[".repeat(100_000), "x.yaml")).toThrow(/^x\.yaml, line 1, .*: its parts nest too deeply\.$/);
 });
 
 test("field access uses the first alternative that the sample has", () => {

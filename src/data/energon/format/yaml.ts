@@ -23,7 +23,8 @@ export function parseYaml(text: string, name: string): YamlValue {
 	const error = document.errors[0];
 	if (error) {
 		const { line, col } = lines.linePos(error.pos[0]);
-		throw new UserError(`${name}, line ${line}, column ${col}: ${error.message}`);
+		const reason = error.message.startsWith("Maximum call stack") ? "its parts nest too deeply." : error.message;
+		throw new UserError(`${name}, line ${line}, column ${col}: ${reason}`);
 	}
 	if (document.contents === null) throw new UserError(`${name} is empty.`);
 	return convert(document.contents as Node, (node) => {
