@@ -37,11 +37,13 @@ export class ByteSink implements Disposable {
 	static open(secret: string | null): Promise<ByteSink> {
 		return new Promise((resolve, reject) => {
 			let senders = 0;
-			const server = createServer((socket) => {
+			const server = createServer(async (socket) => {
 				socket.on("close", () => senders--);
+				socket.on("error", () => {});
 				senders++;
-				if (senders > mostSenders || (secret === null && !isOwnUser(socket))) socket.destroy();
-				else takeIn(socket, secret);
+				const isOne = senders <= mostSenders && (secret !== null || (await isOwnUser(socket)));
+				if (isOne) takeIn(socket, secret);
+				else socket.destroy();
 			});
 			server.once("error", reject);
 			server.listen({ host: secret === null ? loopback : "0.0.0.0", port: 0 }, () => {
@@ -65,7 +67,6 @@ function takeIn(socket: Socket, secret: string | null): void {
 	const late = () => socket.destroy();
 	let timer = setTimeout(late, patience.header);
 	socket.write(`${challenge}\n`);
-	socket.on("error", () => {});
 	socket.on("close", () => clearTimeout(timer));
 	socket.on("data", (bytes: Buffer) => {
 		for (let at = 0; at < bytes.length; ) {

@@ -314,6 +314,20 @@ describe("without a secret", () => {
 		expect(await Promise.all(ranks)).toEqual(["run", "run"]);
 	});
 
+	test("connections that are closed at once are dropped before the kernel's tables are searched for their owners", async () => {
+		const here = await RendezvousServer.open(address, 0, null, identity(0));
+		open.push(here);
+		const ended = Array.from({ length: 20 }, async () => {
+			const { socket, closed } = connectUnauthenticated(here.port);
+			socket.once("connect", () => socket.resetAndDestroy());
+			await closed;
+		});
+		await Promise.all(ended);
+		await expect(here.waitForRanks([1, 2], 300)).rejects.toThrow(
+			/^Ranks 1, 2 did not join within 0 s\. A process at .* did not speak the rendezvous protocol and was refused\.$/,
+		);
+	});
+
 	const canBeAnother =
 		hasPrograms(["setpriv"], "util-linux") && (process.geteuid!() === 0 || absent("root", "sudo") !== null);
 	test.skipIf(!canBeAnother)("processes of another user are refused", async () => {

@@ -93,9 +93,12 @@ export class AuthenticatedConnection implements Disposable {
 	 */
 	static async accept(connection: LineConnection, secret: string | null): Promise<AuthenticatedConnection | Refusal> {
 		const send = (value: unknown) => connection.send(JSON.stringify(value));
+		// Before the greeting: a process that answers it must not have closed its socket, which then has no owner, before the search.
+		const isOwn = secret !== null || (await connection.isOwnUser());
+		if (connection.closed) return "did not speak the rendezvous protocol";
 		const serverChallenge = randomBytes(32).toString("hex");
 		send({ program, protocol, challenge: serverChallenge });
-		if (secret === null && !connection.isOwnUser()) {
+		if (!isOwn) {
 			send({ refused: "owner" });
 			return "belonged to another user";
 		}
@@ -127,7 +130,7 @@ export class AuthenticatedConnection implements Disposable {
 		if (version !== protocol) return { kind: "version", version };
 		if (!v.is(hash, challenge)) return { kind: "protocol" };
 		// The server's socket has an owner in the kernel's tables only once it has been accepted, which the greeting shows.
-		if (secret === null && !connection.isOwnUser()) return { kind: "owner" };
+		if (secret === null && !(await connection.isOwnUser())) return { kind: "owner" };
 		const own = randomBytes(32).toString("hex");
 		const keys = new Keys(secret, challenge, own);
 		connection.send(JSON.stringify({ challenge: own, proof: keys.proof("client") }));

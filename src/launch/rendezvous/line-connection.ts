@@ -49,8 +49,8 @@ export class LineConnection implements Disposable {
 		return this.#closed;
 	}
 
-	/** Whether the other side is a process of this user on this host. */
-	isOwnUser(): boolean {
+	/** Whether the other side is a process of this user on this host; false for a connection that is closed. */
+	isOwnUser(): Promise<boolean> {
 		return isOwnUser(this.socket);
 	}
 

@@ -10,20 +10,29 @@ export function isLoopback(address: string): boolean {
 	return /^(::ffff:)?127\.\d+\.\d+\.\d+$/i.test(address) || address === "::1";
 }
 
-/** Whether the process at the other end of a loopback connection belongs to the user of this process. */
-export function isOwnUser(socket: Socket): boolean {
+/** Whether the process at the other end of a loopback connection belongs to the user of this process; false for a closed one. */
+export async function isOwnUser(socket: Socket): Promise<boolean> {
+	for (let search = 0; search < 3; search++) {
+		// A search takes milliseconds: none is made for one of many connections that are closed as soon as they are open.
+		await Bun.sleep(1 + 10 * search);
+		if (socket.destroyed) return false;
+		const owner = ownerOf(socket);
+		// A row may be skipped when the table changes while it is read.
+		if (owner !== null) return owner === process.geteuid!();
+	}
+	return false;
+}
+
+/** The user of the process at the other end of a loopback connection; null: unknown. A socket that is closed belongs to user 0. */
+function ownerOf(socket: Socket): number | null {
 	const { remoteAddress, remotePort, localAddress, localPort } = socket;
-	if (!remoteAddress || !localAddress || !isLoopback(remoteAddress) || !isLoopback(localAddress)) return false;
+	if (!remoteAddress || !localAddress || !isLoopback(remoteAddress) || !isLoopback(localAddress)) return null;
 	const theirs = `${tableAddress(remoteAddress)}:${tablePort(remotePort!)}`;
 	const ours = `${tableAddress(localAddress)}:${tablePort(localPort!)}`;
 	const table = isIPv4(remoteAddress) ? "/proc/net/tcp" : "/proc/net/tcp6";
 	const row = RegExp(`^ *\\d+: ${theirs} ${ours} \\w+ \\S+ \\S+ \\S+ +(\\d+) `, "m");
-	// A row may be skipped when the table changes while it is read.
-	for (let attempt = 0; attempt < 3; attempt++) {
-		const user = row.exec(readTable(table))?.[1];
-		if (user !== undefined) return Number(user) === process.geteuid!();
-	}
-	return false;
+	const user = row.exec(readTable(table))?.[1];
+	return user === undefined ? null : Number(user);
 }
 
 function readTable(path: string): string {
