@@ -49,15 +49,18 @@ function copyOf(path: string): string {
 }
 
 /** Opens a source as a conversion does. */
-function open(path: string, from: "hf" | "native" | "torch_dist"): void {
-	using _ = openSource(path, from, conversionOptions({ from, to: "native", source: path, target: "" }));
+type From = "hf" | "native" | "torch_dist";
+const options = (from: From, source: string) => conversionOptions({ from, to: "native", source, target: "" });
+
+function open(path: string, from: From): void {
+	using _ = openSource(path, from, options(from, path));
 }
 
 /** Seconds after which a command hangs. */
 const patience = 30;
 
 describe.skipIf(!tiny)("something else in a file's place", () => {
-	const whole: Record<"hf" | "native" | "torch_dist", string> = { hf: tiny!, native: "", torch_dist: "" };
+	const whole: Record<From, string> = { hf: tiny!, native: "", torch_dist: "" };
 	beforeAll(async () => {
 		for (const to of ["native", "torch_dist"] as const) {
 			whole[to] = newPath();
@@ -66,23 +69,24 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 		}
 	});
 
-	const kinds: Readonly<Record<string, (path: string) => unknown>> = {
+	const kinds: Readonly<Record<string, (path: string, original: string) => unknown>> = {
 		pipe: (path) => Bun.spawnSync(["mkfifo", path]),
 		folder: (path) => mkdirSync(path),
 		device: (path) => symlinkSync("/dev/zero", path),
+		link: (path, original) => symlinkSync(original, path),
 	};
 	const places = [
 		["hf", "config.json", Object.keys(kinds)],
 		["hf", "model.safetensors", ["pipe"]],
 		["hf", "model.safetensors.index.json", ["pipe"]],
-		["native", "latest.json", ["pipe", "folder"]],
+		["native", "latest.json", ["pipe", "folder", "link"]],
 		["native", "release/index.json", Object.keys(kinds)],
-		["native", "release/data/r00000-000.safetensors", ["pipe"]],
+		["native", "release/data/r00000-000.safetensors", ["pipe", "link"]],
 		["native", "release/objects.safetensors", ["pipe"]],
-		["torch_dist", "latest_checkpointed_iteration.txt", ["pipe"]],
+		["torch_dist", "latest_checkpointed_iteration.txt", ["pipe", "link"]],
 		["torch_dist", "release/.metadata", Object.keys(kinds)],
-		["torch_dist", "release/common.pt", ["pipe", "folder"]],
-		["torch_dist", "release/__0_0.distcp", ["pipe"]],
+		["torch_dist", "release/common.pt", ["pipe", "folder", "link"]],
+		["torch_dist", "release/__0_0.distcp", ["pipe", "link"]],
 	] as const;
 	for (const [format, name, list] of places) {
 		for (const kind of list) {
@@ -90,7 +94,7 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 				const source = copyOf(whole[format]);
 				const path = join(source, name);
 				rmSync(path, { force: true });
-				kinds[kind]!(path);
+				kinds[kind]!(path, join(whole[format], name));
 				const { exitCode, stderr } = Bun.spawnSync(
 					[executable, "convert-ckpt", "--from", format, "--to", "native", source, newPath()],
 					{ timeout: patience * 1000, stderr: "pipe", stdout: "ignore", env: { ...process.env, MIMO_DEBUG: "0" } },
@@ -158,6 +162,19 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 				new RegExp(`common\\.pt: ${key}[.0-9]* has more than 64 levels`),
 			);
 		}
+	});
+
+	test("a checkpoint without its common state is read with a notice", () => {
+		const source = copyOf(whole.torch_dist);
+		const notices = () => {
+			using opened = openSource(source, "torch_dist", options("torch_dist", source));
+			return opened.notices;
+		};
+		expect(notices()).toEqual([]);
+		rmSync(join(source, "release/common.pt"));
+		expect(notices()).toEqual([
+			`${join(source, "release")} has no common.pt, or an empty one: its iteration and settings are not known.`,
+		]);
 	});
 
 	test("an optimizer's number in a name makes no list of that length", () => {

@@ -38,6 +38,9 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 	const folder = TorchDistFolder.open(path);
 	try {
 		const common = readCommon(folder, options.inert);
+		if (Object.keys(common).length === 0) {
+			notices.push(`${folder.path} has no common.pt, or an empty one: its iteration and settings are not known.`);
+		}
 		const args = isJsonObject(common.args) ? common.args : {};
 		const whole = unflatten(folder, folder.catalog.flattened);
 		const { correspondence, style, buffers } = readKeys(whole.tensors, folder.path);

@@ -83,7 +83,7 @@ export class NativeCheckpoint implements TensorStore {
 
 	static #openFolder(folder: string, indexSha256: string | null, notice: string | null): NativeCheckpoint {
 		const index = join(folder, indexName);
-		const text = readJsonText(index, indexLimits);
+		const text = readJsonText(index, indexLimits, { inside: folder });
 		if (indexSha256 !== null && new Bun.CryptoHasher("sha256").update(text).digest("hex") !== indexSha256) {
 			throw new UserError(`${index} is damaged: its checksum is not the one in ${latestName}.`);
 		}
@@ -270,7 +270,7 @@ export function parseLatest(text: string, path: string): Latest {
 
 function readLatest(root: string): { folder: string; iteration: number | null; indexSha256: string | null } {
 	const path = join(root, latestName);
-	const { dir, iteration, indexSha256 } = parseLatest(readJsonText(path, latestLimits), path);
+	const { dir, iteration, indexSha256 } = parseLatest(readJsonText(path, latestLimits, { inside: root }), path);
 	// Killed while it replaced this checkpoint by another of the same iteration: the old one has a leftover's name.
 	const aside = readdirSync(root).find((name) => name.startsWith(`${dir}.tmp-`) && name.endsWith("-old"));
 	const there = existsSync(join(root, dir));

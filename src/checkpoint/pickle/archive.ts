@@ -98,10 +98,13 @@ export interface TorchFile extends Disposable {
 
 /**
  * Opens a file of torch.save (the zip format). Globals outside the list of allowed names are refused; instances of the
- * classes in `inert` ("module Class") become PythonObjects.
+ * classes in `inert` ("module Class") become PythonObjects. A link must not lead out of the folder `inside`.
  */
-export function openTorchFile(path: string, options: { readonly inert?: readonly string[] } = {}): TorchFile {
-	const file = InputFile.open(path);
+export function openTorchFile(
+	path: string,
+	options: { readonly inert?: readonly string[]; readonly inside?: string } = {},
+): TorchFile {
+	const file = InputFile.open(path, { inside: options.inside });
 	try {
 		if (file.size < 4 || new DataView(file.read(0, 4).buffer).getUint32(0, true) !== 0x04034b50) {
 			throw new UserError(`${path} is not a zip archive; files of torch.save before PyTorch 1.6 are not supported.`);

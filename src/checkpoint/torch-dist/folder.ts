@@ -70,7 +70,7 @@ export class TorchDistFolder implements TensorStore {
 					: `${folder} is not a torch_dist checkpoint: it has no .metadata.`,
 			);
 		}
-		const catalog = parseMetadata(readWholeFile(index, LARGEST_METADATA), index);
+		const catalog = parseMetadata(readWholeFile(index, LARGEST_METADATA, { inside: folder }), index);
 		const opened = new TorchDistFolder(folder, catalog, notice);
 		try {
 			opened.#checkFiles();
@@ -196,7 +196,7 @@ export function resolveIteration(path: string): { readonly folder: string; reado
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	const file = join(path, tracker);
 	if (!existsSync(file)) return { folder: path, notice: null };
-	const text = new TextDecoder().decode(readWholeFile(file, LARGEST_TRACKER)).trim();
+	const text = new TextDecoder().decode(readWholeFile(file, LARGEST_TRACKER, { inside: path })).trim();
 	let others: string[];
 	try {
 		others = readdirSync(path).filter((name) => /^(iter_[0-9]+|release)$/.test(name));

@@ -19,7 +19,7 @@ export function readCommon(folder: TorchDistFolder, inert: readonly string[]): J
 	const path = join(folder.path, "common.pt");
 	let state: Json = {};
 	if (existsSync(path)) {
-		using file = openTorchFile(path, { inert });
+		using file = openTorchFile(path, { inert, inside: folder.path });
 		state = jsonOf(file.value, path);
 	} else if (folder.objects.has(commonItem)) state = itemJson(folder, commonItem, inert);
 	if (!isJsonObject(state)) throw new UserError(`The common state of ${folder.path} is not a dictionary.`);
