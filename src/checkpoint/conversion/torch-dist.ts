@@ -38,8 +38,9 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 	const folder = TorchDistFolder.open(path);
 	try {
 		const common = readCommon(folder, options.inert);
+		const warnings = folder.notice === null ? [] : [folder.notice];
 		if (Object.keys(common).length === 0) {
-			notices.push(`${folder.path} has no common.pt, or an empty one: its iteration and settings are not known.`);
+			warnings.push(`${folder.path} has no common.pt, or an empty one: its iteration and settings are not known.`);
 		}
 		const args = isJsonObject(common.args) ? common.args : {};
 		const whole = unflatten(folder, folder.catalog.flattened);
@@ -81,7 +82,7 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 			format: "torch_dist",
 			path: folder.path,
 			notices: added === null ? [] : [added.notice],
-			warnings: folder.notice === null ? [] : [folder.notice],
+			warnings,
 			weights,
 			...(added && { prepare: () => added.store.draw() }),
 			stored: folder,
