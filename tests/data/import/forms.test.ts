@@ -97,6 +97,7 @@ describe("captions", () => {
 		"captions.zstd.parquet",
 		"captions.gzip.parquet",
 		"captions.brotli.parquet",
+		"captions.lz4.parquet",
 		"captions",
 	]) {
 		test(`Hugging Face: ${name}`, async () => expect(await samples(join(golden, name))).toEqual(captions));

@@ -6,7 +6,7 @@ import type { Columns } from "../../../src/data/import/columns.ts";
 import { detect, partOf } from "../../../src/data/import/detect.ts";
 import { parseSkipLimit } from "../../../src/data/import/skipped.ts";
 import { jsonEntries, jsonLines } from "../../../src/data/import/sources/json-records.ts";
-import { checkPages } from "../../../src/data/import/sources/parquet-pages.ts";
+import { checkPages, compressors } from "../../../src/data/import/sources/parquet-pages.ts";
 import { InputFile } from "../../../src/system/input-file.ts";
 import { randomValues } from "../../support.ts";
 import { png, Scratch, tar } from "../fixtures.ts";
@@ -245,11 +245,7 @@ describe("inputs that are refused in one sentence", () => {
 			"a,b\n1,2\n",
 			"numbers.csv has the columns a, b; none is known to hold text: name the column with --text-column",
 		],
-		[
-			"semicolons.csv",
-			"image;caption\na.png;b\n",
-			"semicolons.csv has a single column image;caption: --delimiter names",
-		],
+		["bars.csv", "image|caption\na.png|b\n", "bars.csv has a single column image|caption: --delimiter names"],
 		[
 			"files.csv",
 			"file,text\na.png,b\n",
@@ -291,6 +287,25 @@ describe("inputs that are refused in one sentence", () => {
 		const set = output();
 		await importing(scratch.file("one.jsonl", '{"text": "a"}'), set);
 		await expect(importing(set, output())).rejects.toThrow("is an Energon data set already: `mimo train --data-path");
+	});
+
+	test("a block of LZ4 that is cut off, too short or too long", () => {
+		const unpack = (bytes: readonly number[], length: number) => [
+			...compressors.LZ4_RAW!(Uint8Array.from(bytes), length),
+		];
+		// A literal, 5 copies of it, and another literal.
+		const block = [0x11, 7, 1, 0, 0x10, 8];
+		expect(unpack(block, 7)).toEqual([7, 7, 7, 7, 7, 7, 8]);
+		const far = [0x11, 7, 2, 0, 0x10, 8];
+		for (const [bytes, length] of [
+			[block, 6],
+			[block, 8],
+			[block.slice(0, -1), 7],
+			[far, 7],
+			[[0xf0], 15],
+			[[0x10], 1],
+		] as const)
+			expect(() => unpack(bytes, length)).toThrow("an LZ4 block is damaged");
 	});
 
 	test("an invalid limit", () => {

@@ -12,7 +12,7 @@ export default {
 	open: () => {
 		const file = new FileInput(".parquet");
 		return {
-			seeds: ["captions.parquet", "captions.zstd.parquet", "talk.parquet"].map((name) =>
+			seeds: ["captions.parquet", "captions.zstd.parquet", "captions.lz4.parquet", "talk.parquet"].map((name) =>
 				readFileSync(join(golden, name)),
 			),
 			parse: async (bytes) => {

@@ -45,7 +45,7 @@ rows = Dataset.from_dict(
     features=Features({"image": Image(), "caption": Value("string"), "score": Value("float64")}),
 )
 rows.to_parquet(os.path.join(here, "captions.parquet"), batch_size=4)
-for codec in ["zstd", "gzip", "brotli"]:
+for codec in ["zstd", "gzip", "brotli", "lz4"]:
     path = os.path.join(here, f"captions.{codec}.parquet")
     parquet.write_table(rows.data.table, path, compression=codec, row_group_size=4)
 rows.save_to_disk(os.path.join(here, "captions"))

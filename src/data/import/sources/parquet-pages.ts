@@ -43,7 +43,31 @@ export const compressors: Compressors = {
 	GZIP: collecting((bytes, length) => gunzipSync(bytes, { maxOutputLength: Math.max(1, length) })),
 	BROTLI: collecting((bytes, length) => brotliDecompressSync(bytes, { maxOutputLength: Math.max(1, length) })),
 	ZSTD: collecting((bytes, length) => zstdDecompressSync(bytes, { maxOutputLength: Math.max(1, length) })),
+	LZ4_RAW: collecting(unpackLz4),
 };
+
+/** Decompresses a block of LZ4 to `length` bytes: sequences of literals and of a copy of earlier bytes, with literals alone at the end. */
+function unpackLz4(bytes: Uint8Array, length: number): Uint8Array {
+	const unpacked = new Uint8Array(length);
+	let at = 0;
+	let to = 0;
+	while (at < bytes.length) {
+		const token = bytes[at++]!;
+		// Bytes up to the first below 255 extend a count of 15. Behind the end, undefined makes it NaN, which fails the checks.
+		let literals = token >> 4;
+		for (let more = literals === 15 ? 255 : 0; more === 255; literals += more) more = bytes[at++]!;
+		if (!(at + literals <= bytes.length && to + literals <= length)) throw new RangeError("an LZ4 block is damaged");
+		for (const end = at + literals; at < end; ) unpacked[to++] = bytes[at++]!;
+		if (at === bytes.length) break;
+		const distance = bytes[at++]! + 256 * bytes[at++]!;
+		let count = 4 + (token & 15);
+		for (let more = count === 19 ? 255 : 0; more === 255; count += more) more = bytes[at++]!;
+		if (!(distance > 0 && distance <= to && to + count <= length)) throw new RangeError("an LZ4 block is damaged");
+		for (const end = to + count; to < end; to++) unpacked[to] = unpacked[to - distance]!;
+	}
+	if (to !== length) throw new RangeError("an LZ4 block is damaged");
+	return unpacked;
+}
 
 /** Numbers of parquet.thrift: fields of page headers, and encodings with runs. */
 const Header = { unpacked: 2, packed: 3, dataV1: 5, dictionary: 7, dataV2: 8 } as const;
