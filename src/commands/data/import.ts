@@ -40,7 +40,7 @@ const args = {
 	},
 	delimiter: {
 		type: "string",
-		description: "Character between the cells of a table; unset: a tab in .tsv, else a comma.",
+		description: "Character between the cells of a table; unset: comma, semicolon or tab by the header line.",
 	},
 	"split-ratio": {
 		type: "string",

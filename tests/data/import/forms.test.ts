@@ -66,6 +66,18 @@ describe("captions", () => {
 		["table.csv", `image,caption\n${csv}\n`],
 		["windows.csv", `\ufeffimage,caption,score\r\n${csv.replaceAll(/"\n/g, '",1\r\n')},2`],
 		[
+			"semicolons.csv",
+			`caption;"a, b, c";image\n${rows.map(({ image, caption }) => `${quoted(caption)};;${image}`).join("\n")}`,
+		],
+		[
+			"given.csv",
+			`a;b;image,caption\n${csv}`,
+			{
+				table: { header: true, delimiter: "," },
+				columns: { images: ["a;b;image"], text: "caption", question: null, answer: null },
+			},
+		],
+		[
 			"plain.csv",
 			csv,
 			{
@@ -85,9 +97,9 @@ describe("captions", () => {
 		test(name, async () => expect(await samples(scratch.file(name, content), options)).toEqual(captions));
 	}
 
-	test("a TSV table", async () => {
+	test.each(["table.tsv", "tabs.csv"])("a table with tabs, %s", async (name) => {
 		const lines = tsv.map(({ image, caption }) => `${image}\t${caption}\n`).join("");
-		const found = await samples(scratch.file("table.tsv", `image\tcaption\n${lines}`));
+		const found = await samples(scratch.file(name, `image\tcaption\n${lines}`));
 		const texts = Object.values(found).filter((value) => value.startsWith("{"));
 		expect(texts).toEqual(tsv.map(({ caption }) => JSON.stringify({ caption })));
 	});

@@ -3,6 +3,7 @@ import { createReadStream } from "node:fs";
 import { dirname } from "node:path";
 import { CsvError, type Info, parse } from "csv-parse";
 import { UserError } from "../../../system/errors.ts";
+import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { fileError } from "../../../system/system-errors.ts";
 import type { InputFile } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
@@ -12,9 +13,12 @@ import { identityOf } from "./identity.ts";
 export interface TableOptions {
 	/** False: the names of columns are their numbers, "1", "2", … */
 	readonly header: boolean;
-	/** Null: a tab in .tsv files, else a comma. */
+	/** Null: a tab in .tsv files, else that of the header line, or a comma. */
 	readonly delimiter: string | null;
 }
+
+/** Bytes in which a header line is looked for. */
+const LONGEST_HEADER = 2 ** 16;
 
 interface Line {
 	readonly cells: readonly string[];
@@ -48,7 +52,7 @@ export async function tableSource(
 				const head = heads[i]!;
 				const begin =
 					i === first && byte !== undefined ? { byte, line: line! } : { byte: head.end, line: head.endLine };
-				for await (const found of linesOf(path, options, begin.byte, begin.line)) {
+				for await (const found of linesOf(path, head.delimiter, begin.byte, begin.line)) {
 					const { cells } = found;
 					yield {
 						where: `${path}, line ${found.line}`,
@@ -67,24 +71,35 @@ export async function tableSource(
 	};
 }
 
-/** Names of the columns, and position of the first row. */
+/** Names of the columns, the character between them, and position of the first row. */
 async function headOf(
 	path: string,
 	options: TableOptions,
-): Promise<{ columns: string[]; end: number; endLine: number }> {
-	for await (const { cells, end, endLine } of linesOf(path, options, 0, 1)) {
-		if (!options.header) return { columns: cells.map((_, i) => String(i + 1)), end: 0, endLine: 1 };
+): Promise<{ columns: string[]; delimiter: string; end: number; endLine: number }> {
+	const delimiter = options.delimiter ?? delimiterOf(path, options);
+	for await (const { cells, end, endLine } of linesOf(path, delimiter, 0, 1)) {
+		if (!options.header) return { columns: cells.map((_, i) => String(i + 1)), delimiter, end: 0, endLine: 1 };
 		const columns = cells.map((name) => name.trim());
 		const seen = new Set<string>();
 		const twice = columns.find((name) => seen.size === seen.add(name).size);
 		if (twice !== undefined) throw new UserError(`${path} has the column ${JSON.stringify(twice)} twice.`);
-		return { columns, end, endLine };
+		return { columns, delimiter, end, endLine };
 	}
 	throw new UserError(`${path} is empty.`);
 }
 
-async function* linesOf(path: string, options: TableOptions, byte: number, firstLine: number): AsyncGenerator<Line> {
-	const delimiter = options.delimiter ?? (/\.tsv$/i.test(path) ? "\t" : ",");
+/** The most frequent of comma, semicolon and tab in the header line, outside of quotation marks; the first of them in a draw. */
+function delimiterOf(path: string, { header }: TableOptions): string {
+	if (/\.tsv$/i.test(path)) return "\t";
+	if (!header) return ",";
+	using file = OpenFile.open(path);
+	const head = Buffer.from(file.read(0, Math.min(file.size, LONGEST_HEADER))).toString();
+	const line = head.replaceAll(/"[^"]*"/g, "").split("\n", 1)[0]!;
+	const columns = (delimiter: string) => line.split(delimiter).length;
+	return [",", ";", "\t"].reduce((best, other) => (columns(other) > columns(best) ? other : best));
+}
+
+async function* linesOf(path: string, delimiter: string, byte: number, firstLine: number): AsyncGenerator<Line> {
 	const parser = parse({
 		delimiter,
 		bom: byte === 0,
