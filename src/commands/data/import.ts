@@ -33,6 +33,11 @@ const args = {
 		type: "string",
 		description: "Folder that image paths are relative to; unset: the folder of the file that names them.",
 	},
+	dataset: {
+		type: "string",
+		valueHint: "NAME",
+		description: "Data set of a LLaMA-Factory folder; unset: its only one.",
+	},
 	header: {
 		type: "boolean",
 		default: true,
@@ -109,6 +114,7 @@ export default defineCommand({
 			},
 			table: { header: given.header, delimiter: given.delimiter === undefined ? null : delimiterOf(given.delimiter) },
 			imageRoot: given["image-root"] ?? null,
+			dataset: given.dataset ?? null,
 			shares: given["split-ratio"] === undefined ? null : shares(given["split-ratio"]),
 			shardSamples: integer(given["shard-samples"], "shard-samples", 1, 10_000_000),
 			shardBytes: integer(given["shard-size"], "shard-size", 1, 1_000_000) * 2 ** 20,

@@ -14,6 +14,7 @@ export const importKinds = {
 	parquet: "Parquet files",
 	arrow: "a Hugging Face data set written by save_to_disk",
 	tar: "tar files of samples (webdataset, img2dataset)",
+	"llama-factory": "a LLaMA-Factory folder with a dataset_info.json",
 } as const;
 export type ImportKind = keyof typeof importKinds;
 
@@ -107,6 +108,10 @@ function detectFolder(folder: string, forced: ImportKind | null): Detected | nul
 		const saved = savedToDisk(folder);
 		if (saved !== null) return { kind: "arrow", files: saved };
 	}
+	const info = join(folder, "dataset_info.json");
+	if ((forced ?? "llama-factory") === "llama-factory" && describesFiles(info)) {
+		return { kind: "llama-factory", files: [{ path: info, part: null }] };
+	}
 	const found = (forms: typeof folderForms): Detected | null => {
 		for (const [kind, glob] of forms) {
 			if (forced !== null && kind !== forced) continue;
@@ -177,6 +182,15 @@ function savedToDisk(folder: string): InputFile[] | null {
 		const name = (file as { filename?: unknown } | null)?.filename;
 		return typeof name === "string" && !name.includes("/") ? [{ path: join(folder, name), part: null }] : [];
 	});
+}
+
+/** Whether every entry of a dataset_info.json says where data are, as LLaMA-Factory's do; those of the `datasets` package do not. */
+function describesFiles(info: string): boolean {
+	const places = ["file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
+	const entries = Object.values(jsonIn(info) ?? {});
+	const isEntry = (entry: unknown) =>
+		typeof entry === "object" && entry !== null && places.some((place) => Object.hasOwn(entry, place));
+	return entries.length > 0 && entries.every(isEntry);
 }
 
 /** A small JSON file as an object; null: the file is missing, large, or no JSON object. */

@@ -32,6 +32,8 @@ export interface ImportOptions extends FetchOptions {
 	readonly table: TableOptions;
 	/** Folder to which image paths are relative; null: the folder of their file. */
 	readonly imageRoot: string | null;
+	/** Name of a data set in a LLaMA-Factory folder; null: its only one. */
+	readonly dataset: string | null;
 	/** Shares of train, val and test; null: the parts of the source, else all rows are for training. */
 	readonly shares: readonly [number, number, number] | null;
 	readonly shardSamples: number;
@@ -80,12 +82,14 @@ export async function importData(options: ImportOptions, images: Images): Promis
 }
 
 function settingsOf(options: ImportOptions, kind: ImportKind, source: Source): Record<string, string> {
-	const { columns, table, imageRoot, shares, shardSamples, shardBytes, shuffle, decode, privateAddresses } = options;
+	const { columns, table, imageRoot, dataset, shares, shardSamples, shardBytes, shuffle } = options;
+	const { decode, privateAddresses } = options;
 	return {
 		from: kind,
 		data: source.identity,
 		columns: JSON.stringify(columns),
 		...(kind === "csv" ? { table: JSON.stringify(table) } : {}),
+		...(dataset === null ? {} : { dataset }),
 		"image-root": String(imageRoot),
 		"split-ratio": String(shares),
 		"shard-samples": String(shardSamples),

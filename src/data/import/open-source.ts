@@ -1,6 +1,6 @@
 /** Detects the form of the data at paths and opens it as a source of rows. */
 import { existsSync } from "node:fs";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
 import { isUrl } from "../energon/storage/storage.ts";
@@ -8,7 +8,9 @@ import { type Columns, checkColumns } from "./columns.ts";
 import { detect, type ImportKind, type InputFile, importKinds } from "./detect.ts";
 import type { Source } from "./row.ts";
 import { arrowSource } from "./sources/arrow.ts";
+import { identityOf } from "./sources/identity.ts";
 import { jsonSource } from "./sources/json.ts";
+import { factoryEntry, factorySource } from "./sources/llama-factory.ts";
 import { parquetSource } from "./sources/parquet.ts";
 import { pictureSource } from "./sources/pictures.ts";
 import { type TableOptions, tableSource } from "./sources/table.ts";
@@ -20,6 +22,8 @@ export interface SourceOptions {
 	readonly columns: Columns;
 	readonly table: TableOptions;
 	readonly imageRoot: string | null;
+	/** Name of a data set in a LLaMA-Factory folder; null: its only one. */
+	readonly dataset: string | null;
 }
 
 /** Opens the data at paths. Throws a UserError for paths without data of a known form, or with different forms. */
@@ -31,6 +35,9 @@ export async function openSource(
 	const other = found.find((one) => one.kind !== kind);
 	if (other !== undefined) {
 		throw new UserError(`${first} is of the form ${kind}, and ${other.path} of ${other.kind}: import them separately.`);
+	}
+	if (options.dataset !== null && kind !== "llama-factory") {
+		throw new UserError(`--dataset ${options.dataset}: ${first} is not ${importKinds["llama-factory"]}.`);
 	}
 	return {
 		kind,
@@ -61,7 +68,7 @@ function detected(path: string, from: ImportKind | null): { kind: ImportKind; fi
 async function sourceOf(
 	kind: ImportKind,
 	files: readonly InputFile[],
-	{ columns, table, imageRoot }: SourceOptions,
+	{ columns, table, imageRoot, dataset }: SourceOptions,
 ): Promise<Source> {
 	switch (kind) {
 		case "pictures": {
@@ -81,5 +88,28 @@ async function sourceOf(
 			return arrowSource(files, columns, imageRoot);
 		case "tar":
 			return tarSource(files, imageRoot);
+		case "llama-factory": {
+			if (files.length > 1) throw new UserError("LLaMA-Factory folders cannot be combined: import them separately.");
+			if (Object.values(columns).some((name) => name !== null)) {
+				throw new UserError(`${files[0]!.path} names the columns itself: leave out the flags of columns.`);
+			}
+			return entrySource(files[0]!, dataset, imageRoot);
+		}
 	}
+}
+
+/** The JSON records of a LLaMA-Factory data set. */
+function entrySource(info: InputFile, dataset: string | null, imageRoot: string | null): Source {
+	const entry = factoryEntry(info.path, dataset);
+	if (!existsSync(entry.path)) {
+		throw new UserError(`${info.path}: the data set ${entry.name} is in ${entry.path}, which does not exist.`);
+	}
+	const found = detect(entry.path);
+	if (found?.kind !== "json") {
+		throw new UserError(
+			`${info.path}: the data set ${entry.name} is in ${entry.path}, which does not hold ${importKinds.json}: import it alone.`,
+		);
+	}
+	const source = jsonSource(found.files, imageRoot ?? dirname(info.path));
+	return factorySource(source, identityOf([info, ...found.files]), entry);
 }

@@ -15,6 +15,7 @@ export const importDefaults: Omit<ImportOptions, "paths" | "output"> = {
 	columns: noColumns,
 	table: { header: true, delimiter: null },
 	imageRoot: null,
+	dataset: null,
 	shares: null,
 	shardSamples: 10_000,
 	shardBytes: 2 ** 29,

@@ -88,6 +88,7 @@ describe("a source read from any position gives the later rows", () => {
 				columns: noColumns,
 				table: { header: true, delimiter: null },
 				imageRoot: null,
+				dataset: null,
 			};
 			const { source } = await openSource(open);
 			const all = await Array.fromAsync(source.rows([]));
