@@ -75,7 +75,8 @@ export function entriesOf(c: TrainingConfiguration, paths: readonly string[]): E
 		const { kind, samples, parts, leaves } = describeDataset(storage, path);
 		const wanted = c.validDataSplitPart;
 		if (kind === "jsonl") return [{ path, part: wanted, samples }];
-		const known = kind === "metadataset" ? leaves.map(({ part }) => part) : parts.map(({ part }) => part);
+		const filled = parts.filter(({ shards }) => shards > 0);
+		const known = (kind === "metadataset" ? leaves : filled).map(({ part }) => part);
 		if (!known.includes(wanted)) {
 			throw new UserError(
 				`${path} has no part ${wanted}: --valid-data-split-part takes one of ${[...new Set(known)].join(", ")}.`,

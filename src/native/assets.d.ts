@@ -3,3 +3,8 @@ declare module "*.so" {
 	const path: string;
 	export default path;
 }
+/** Importing one as text gives its content. */
+declare module "*.py" {
+	const content: string;
+	export default content;
+}

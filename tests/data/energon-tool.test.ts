@@ -1,16 +1,19 @@
 /**
- * The Python package accepts what `mimo data prepare` writes, and gives the same orders and states. Runs where its command
+ * The Python package accepts what `mimo data prepare` and `mimo data import` write, and gives the same orders and states. Runs where its command
  * is installed: named by MIMO_ENERGON, in build/energon (energon-install.sh puts it there) or on the PATH.
  */
 import { afterAll, expect, test } from "bun:test";
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
+import { readDatasetConfig } from "../../src/data/energon/format/dataset-config.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
+import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { absent } from "../absent.ts";
 import { verifyGolden } from "./energon-reference/verify.ts";
-import { captions, Scratch, tar } from "./fixtures.ts";
+import { captions, png, Scratch, tar } from "./fixtures.ts";
+import { importing } from "./import/importing.ts";
 
 const installed = join(import.meta.dir, "../../build/energon/bin/energon");
 const energon =
@@ -38,6 +41,74 @@ test.skipIf(energon === null)("energon info and energon lint accept a prepared f
 	expect(info).toMatch(/`train`.*12 samples in 2 shards/);
 	expect(info).toMatch(/`val`.*9 samples in 1 shards/);
 	expect(run("lint", path)).not.toContain("Traceback");
+});
+
+let sets = 0;
+/** Imports one record of every form, of which one is in another part. */
+async function importedSet(): Promise<string> {
+	scratch.file("import/a.png", png(5, 3, 1));
+	scratch.file("import/b.png", png(4, 2, 2));
+	const turns = (...texts: string[]) => texts.map((value, i) => ({ from: i % 2 === 0 ? "human" : "gpt", value }));
+	const records = [
+		{ image: "a.png", caption: "a caption" },
+		{ image: ["a.png", "b.png"], conversations: turns("One <image> or <image>?", "Two.") },
+		{ images: ["b.png", null, "a.png"], texts: [null, "between", null] },
+		{ text: "words alone" },
+	];
+	scratch.file("import/train.jsonl", records.map((record) => JSON.stringify(record)).join("\n"));
+	scratch.file("import/test.jsonl", JSON.stringify({ text: "a test" }));
+	const set = join(scratch.path, `imported-${sets++}`);
+	const { skipped } = await importing(join(scratch.path, "import"), set, { from: "json" });
+	expect(skipped).toEqual([]);
+	return set;
+}
+
+test.skipIf(energon === null)(
+	"energon info and energon lint accept an imported folder, and give its texts and images",
+	async () => {
+		const path = await importedSet();
+		const info = run("info", path);
+		expect(info).toContain("5 samples");
+		expect(info).toContain("InterleavedSample");
+		expect(run("lint", path)).toContain("Skipping empty split part val");
+		const script = `
+from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+for part in ["train", "test"]:
+    for batch in get_loader(get_val_dataset("${path}", split_part=part, worker_config=worker, batch_size=1)):
+        [sequence] = batch.sequence if isinstance(batch.sequence[0], list) else [[one[0] for one in batch.sequence]]
+        print("SAMPLE", [part if isinstance(part, str) else [*part.shape[-2:]] for part in sequence])
+`;
+		const { stdout, stderr } = Bun.spawnSync([join(dirname(energon!), "python"), "-c", script], spawning);
+		const samples = stdout
+			.toString()
+			.split("\n")
+			.filter((line) => line.startsWith("SAMPLE"));
+		expect([samples, samples.length === 5 ? "" : stderr.toString()]).toEqual([
+			[
+				"SAMPLE [[3, 5], 'a caption']",
+				"SAMPLE ['user: One ', [3, 5], ' or ', [2, 4], '?', 'assistant: Two.']",
+				"SAMPLE [[2, 4], 'between', [3, 5]]",
+				"SAMPLE ['words alone']",
+				"SAMPLE ['a test']",
+			],
+			"",
+		]);
+	},
+);
+
+test("an imported folder has crude samples for mimo, whatever the loader does", async () => {
+	const path = await importedSet();
+	const config = (name: string | null) => readDatasetConfig(new LocalStorage(), path, name);
+	expect(config(null)).toEqual(config("crude.yaml"));
+	expect(config(null)).toMatchObject({
+		sampleType: null,
+		parts: null,
+		subflavors: { mimo: { "image-decoding": "transformers" } },
+	});
+	const yaml = join(path, ".nv-meta/dataset.yaml");
+	await Bun.write(yaml, readFileSync(yaml, "utf8").replaceAll("mimo_samples.py", "own.py"));
+	expect(() => config(null)).toThrow(`${yaml} has a sample_loader in Python, which mimo cannot run`);
 });
 
 test.skipIf(energon === null)("energon lint refuses what is damaged afterwards", async () => {

@@ -20,6 +20,7 @@ import type { SamplePart } from "./shard-file.ts";
 import { Shards } from "./shards.ts";
 import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
+import { writeTypedConfig } from "./typed-config.ts";
 
 export interface ImportOptions extends FetchOptions {
 	/** Files or folders of one form. */
@@ -55,6 +56,9 @@ export interface ImportResult {
 	/** Whether an earlier call had completed the import. */
 	readonly wasDone: boolean;
 }
+
+/** Keys of the configuration that the set says for itself. */
+const settings = { "image-decoding": "transformers" };
 
 export const SKIPPED_LIST = "skipped.jsonl";
 /** Number of rows whose images are fetched at once. */
@@ -243,12 +247,15 @@ class ImportRun {
 	/** Indexes the shards. */
 	prepare(): void {
 		const { report } = this.options;
-		const filled = parts.filter((part) => this.#shards.state[part].samples > 0);
+		writeTypedConfig(this.options.output, settings);
 		prepare(this.options.output, {
 			...defaultPrepareOptions,
-			splitParts: filled.map((part) => `${part}:${part}-`),
+			// Energon's lint wants all three parts, which may be empty.
+			splitParts: parts.map((part) => `${part}:${part}-`),
 			sampleType: "CrudeWebdataset",
-			settings: { "image-decoding": "transformers" },
+			settings,
+			// For readers with cookers of their own.
+			datasetYamlName: "crude.yaml",
 			forceOverwrite: true,
 			report: (line) => {
 				if (line.startsWith("warning")) report(line);

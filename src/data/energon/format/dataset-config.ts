@@ -3,7 +3,7 @@ import { UserError } from "../../../system/errors.ts";
 import type { Subflavors } from "../sample.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
 import { type FieldAccess, parseFieldAccess } from "./fields.ts";
-import { META_FOLDER } from "./names.ts";
+import { IMPORTED_LOADER, META_FOLDER } from "./names.ts";
 import { type SampleType, sampleTypeNames, sampleTypeOf, sampleTypeOfClass } from "./sample-types.ts";
 import { readMap } from "./webdataset.ts";
 import { toPlain, YamlFields } from "./yaml.ts";
@@ -32,10 +32,11 @@ export function readDatasetConfig(storage: Storage, folder: string, name: string
 	const fields = YamlFields.of(readMap(storage, path), path);
 	const overrides = readOverrides(fields);
 	const subflavors = (toPlain(fields.optionalMap("subflavors") ?? new Map()) ?? {}) as Subflavors;
-	const sampleType = readSampleType(fields, path);
+	const named = readSampleType(fields, path);
+	const isImported = fields.get("sample_loader") === `${IMPORTED_LOADER}:sample_loader`;
+	const sampleType = isImported ? null : named;
 	for (const name of ["sample_loader", "part_filter"]) {
-		if (name === "part_filter" && sampleType === null) continue;
-		if (fields.get(name) == null) continue;
+		if (fields.get(name) == null || isImported || (name === "part_filter" && sampleType === null)) continue;
 		throw new UserError(
 			`${path} has a ${name} in Python, which mimo cannot run: use field_map, or CrudeWebdataset with a cooker.`,
 		);
@@ -44,7 +45,7 @@ export function readDatasetConfig(storage: Storage, folder: string, name: string
 	let parts: string[] | null = null;
 	if (sampleType === null) {
 		if (map !== null) throw new UserError(`${path} has a field_map, but crude samples have no fields.`);
-		if (fields.get("part_filter") != null) parts = fields.strings("part_filter");
+		if (!isImported && fields.get("part_filter") != null) parts = fields.strings("part_filter");
 	} else if (map === null) {
 		throw new UserError(`${path} has no field_map.`);
 	}

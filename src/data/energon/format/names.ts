@@ -5,6 +5,8 @@
 export const META_FOLDER = ".nv-meta";
 export const INFO_JSON = ".info.json";
 export const INFO_YAML = ".info.yaml";
+/** Energon's sample loader in a set of `mimo data import`, whose parts mimo reads without it. */
+export const IMPORTED_LOADER = "mimo_samples.py";
 export const INDEX_SQLITE = "index.sqlite";
 export const INDEX_UUID = "index.uuid";
 
