@@ -12,20 +12,23 @@ const debian = [
 	"libstdc++-12-dev",
 ];
 
+/** npm packages whose licence, MIT, is named in their package.json alone. */
+const unlicensed = ["gearhash-jit"];
+
 /** Copies every licence into a folder, named after its part; packaging/third-party.md names the parts. */
 export function collectLicences(root: string, folder: string): void {
 	mkdirSync(folder, { recursive: true });
 	copyFileSync(join(root, "packaging/third-party.md"), join(folder, "README.md"));
-	const { dependencies } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
-		readonly dependencies: Readonly<Record<string, string>>;
+	const { packages } = JSON.parse(readFileSync(join(root, "package-lock.json"), "utf8")) as {
+		readonly packages: Readonly<Record<string, { [flag in "dev" | "optional" | "devOptional"]?: boolean }>>;
 	};
-	for (const name of Object.keys(dependencies)) {
-		const [found] = new Bun.Glob("{LICENSE,LICENCE,license}*").scanSync(join(root, "node_modules", name));
-		if (found === undefined) throw new Error(`The npm package ${name} has no licence.`);
-		copyFileSync(
-			join(root, "node_modules", name, found),
-			join(folder, `${name.replace(/^@/, "").replace("/", "-")}.txt`),
-		);
+	for (const [path, { dev, optional, devOptional }] of Object.entries(packages)) {
+		if (path === "" || dev || optional || devOptional) continue;
+		const name = path.slice("node_modules/".length);
+		const [found] = new Bun.Glob("{LICENSE,LICENCE,license}*").scanSync(join(root, path));
+		if (found === undefined && !unlicensed.includes(name)) throw new Error(`The npm package ${name} has no licence.`);
+		if (found === undefined) continue;
+		copyFileSync(join(root, path, found), join(folder, `${name.replace(/^@/, "").replace("/", "-")}.txt`));
 	}
 	for (const name of debian) {
 		const file = `/usr/share/doc/${name}/copyright`;

@@ -37,6 +37,8 @@ describe.skipIf(!built)("a release", () => {
 			"libopenblas-dev.txt",
 			"libwebp-dev.txt",
 			"citty.txt",
+			// A package that another needs.
+			"long.txt",
 			"nvidia-cuda_runtime.txt",
 		]) {
 			expect([part, existsSync(join(unpacked, "licences", part))]).toEqual([part, true]);
