@@ -4,7 +4,7 @@ import { readModelKeys } from "../checkpoint/hf/model-keys.ts";
 import { readStoredDataKeys } from "../checkpoint/training/stored-data-keys.ts";
 import type { CommandFlags } from "../config/flags.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
-import type { Key } from "../config/schema.ts";
+import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import type { Entry, FolderReader } from "../config/sources.ts";
 
 /** `resolveConfiguration` with the folders of weights that the arguments name, also as on Hugging Face's Hub. */
@@ -15,6 +15,7 @@ export function configurationOfArguments(
 		readonly trains?: boolean;
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 		readonly unchecked?: readonly Key[];
+		readonly epoch?: (configuration: TrainingConfiguration) => number;
 	} = {},
 ): ResolvedConfiguration {
 	const folders: FolderReader = (given) => [...readStoredDataKeys(given), ...readModelKeys(given)];

@@ -45,12 +45,14 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
+		const { sequencesOfEpoch } = await import("../train/feed/epoch.ts");
 		let stored: readonly Entry[] = [];
 		const resolved = configurationOfArguments(args, ownFlags, {
 			beneath: (given) => {
 				stored = storedEntries(given);
 				return stored;
 			},
+			epoch: sequencesOfEpoch,
 		});
 		const text = await printout(resolved);
 		if (text === null) await train({ ...resolved, notes: [...resolved.notes, ...changesSince(stored, resolved)] });

@@ -30,8 +30,17 @@ const groups = Object.entries(subjects).map(([subject, group]) => ({
 /** Keys that most trainings give; the short help shows them. */
 const everyday: readonly Key[] = [
 	...(["preset", "device", "seed", "load-hf", "load-vision", "load-projector", "data-path", "tokenizer"] as const),
-	...(["conversation-template", "seq-length", "train-iters", "train-samples", "micro-batch-size"] as const),
-	...(["global-batch-size", "lr", "min-lr", "lr-decay-style", "lr-warmup-iters", "weight-decay", "clip-grad"] as const),
+	...(["conversation-template", "seq-length", "train-iters", "train-samples", "train-epochs"] as const),
+	...([
+		"micro-batch-size",
+		"global-batch-size",
+		"lr",
+		"min-lr",
+		"lr-decay-style",
+		"lr-warmup-iters",
+		"weight-decay",
+		"clip-grad",
+	] as const),
 	...(["bf16", "freeze-vit", "freeze-projection", "freeze-lm", "lora-rank", "lora-alpha", "load-peft"] as const),
 	...(["save-peft", "encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-pp", "llm-dp", "llm-ep"] as const),
 	...(["use-distributed-optimizer", "recompute-granularity", "save", "save-interval", "load", "save-hf"] as const),

@@ -156,7 +156,7 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 
 /** Keys for one setting in different units: a given key replaces the preset's keys of its group. */
 const alternatives: readonly (readonly Key[])[] = [
-	["train-iters", "train-samples"],
+	["train-iters", "train-samples", "train-epochs"],
 	["lr-decay-iters", "lr-decay-samples"],
 	["lr-warmup-fraction", "lr-warmup-iters", "lr-warmup-samples"],
 ];

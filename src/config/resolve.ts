@@ -52,6 +52,7 @@ export interface ResolvedConfiguration {
  * `place`: the folder that a value of such a key stands for, such as a name on Hugging Face's Hub.
  * `beneath`: returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model.
  * `unchecked`: keys whose values are not used; checks that read them are skipped.
+ * `epoch`: returns the sequences of a pass over the training data, from which train-iters follows with train-epochs.
  * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
@@ -63,9 +64,10 @@ export function resolveConfiguration(
 		readonly place?: (path: string) => string;
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 		readonly unchecked?: readonly Key[];
+		readonly epoch?: (configuration: TrainingConfiguration) => number;
 	} = {},
 ): ResolvedConfiguration {
-	const { trains = true, folders = () => [], place = (path) => path, beneath, unchecked = [] } = options;
+	const { trains = true, folders = () => [], place = (path) => path, beneath, unchecked = [], epoch = null } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
@@ -75,7 +77,7 @@ export function resolveConfiguration(
 	const base = beneath && understood ? beneath(given) : [];
 	// Keys cannot be called missing if `beneath`, which may have them, was not read.
 	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
-	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked });
+	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked, epoch });
 	return { ...resolved, command: flags.command };
 }
 
@@ -89,7 +91,14 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	const empty = { base: [], problems: [], unchecked: [], folders: () => [], place: (path: string) => path };
+	const empty = {
+		base: [],
+		problems: [],
+		unchecked: [],
+		epoch: null,
+		folders: () => [],
+		place: (path: string) => path,
+	};
 	return resolveEntries({ ...empty, given: entries, complete: true, trains }).configuration;
 }
 
@@ -108,6 +117,8 @@ interface Sources {
 	readonly trains: boolean;
 	/** Keys whose checks are skipped. */
 	readonly unchecked: readonly Key[];
+	/** Sequences of a pass over the training data; null: train-iters is not computed from train-epochs. */
+	readonly epoch: ((configuration: TrainingConfiguration) => number) | null;
 }
 
 function resolveEntries(sources: Sources): Omit<ResolvedConfiguration, "command"> {
@@ -116,6 +127,7 @@ function resolveEntries(sources: Sources): Omit<ResolvedConfiguration, "command"
 	resolution.parse();
 	resolution.derive();
 	resolution.check();
+	resolution.countSteps();
 	return resolution.finish();
 }
 
@@ -126,6 +138,7 @@ class Resolution {
 	readonly #draft = new Draft();
 	readonly #refused = new Set<Key>();
 	readonly #problems: Problem[];
+	readonly #notes: string[] = [];
 	/** Whether a key in no source is known to be missing: an unknown preset, a bad file or an unread folder might have set it. */
 	#knowsMissing = false;
 
@@ -201,10 +214,31 @@ class Resolution {
 		this.#draft.without(unchecked, () => this.#inspect(all));
 	}
 
+	/** Computes train-iters from train-epochs. The data are opened only for a configuration without a mistake. */
+	countSteps(): void {
+		const { trains, epoch } = this.sources;
+		if (this.#problems.length > 0 || !trains || epoch === null) return;
+		const c = this.#draft.finish();
+		if (c.trainEpochs === null) return;
+		const sequences = epoch(c);
+		// 12 digits: 0.1 epochs of 30 sequences are 3 sequences.
+		const steps = Math.ceil(Number(((c.trainEpochs * sequences) / c.globalBatchSize).toPrecision(12)));
+		if (!Number.isSafeInteger(steps)) {
+			this.#refuse("train-epochs", `of ${sequences} sequences these are more steps than can be counted`);
+			return;
+		}
+		this.#draft.set("train-iters", steps);
+		this.#origins["train-iters"] = { source: "derived", from: "train-epochs, data-path and global-batch-size" };
+		this.#notes.push(
+			`train-epochs ${c.trainEpochs} of ${counted(sequences, "sequence")}: ${counted(steps, "step")} of global-batch-size ${c.globalBatchSize}.`,
+		);
+		this.#draft.without(["train-epochs"], () => this.check());
+	}
+
 	/** Throws a UserError with every mistake, if there are any. */
 	finish(): Omit<ResolvedConfiguration, "command"> {
 		if (this.#problems.length > 0) throw new UserError(report(this.#problems), exitCodes.usage);
-		const notes = notesOn(this.sources.given, this.#draft.finish());
+		const notes = [...this.#notes, ...notesOn(this.sources.given, this.#draft.finish())];
 		const { segments, mtp } = parsePattern(this.#draft.finish().hybridLayerPattern);
 		this.#draft.set("num-layers", segments.flat(2).length);
 		this.#draft.set("mtp-num-layers", mtp?.depths ?? 0);

@@ -87,7 +87,7 @@ function requireBatches(
 	{ path, load }: Pick<LoaderConfiguration, "path" | "load">,
 ): void {
 	if (datasets.some(({ repetitions }) => repetitions !== null)) return;
-	const samples = datasets.reduce((sum, { length }) => sum + length, 0);
+	const samples = datasets.reduce((sum, dataset) => sum + dataset.samples, 0);
 	const least = c.evalMicroBatchSize * dataLanes(c);
 	if (samples >= least) return;
 	throw new UserError(

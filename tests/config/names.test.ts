@@ -70,7 +70,7 @@ test("a misspelt key is recognised, another one is not", () => {
 		["checkpoint", ""],
 		["compile", ""],
 		["wandb", ""],
-		["num-epochs", ""],
+		["num-epochs", "; here this is train-epochs"],
 		["llm-size", ""],
 		["constructor", ""],
 		["x".repeat(1_000_000), ""],

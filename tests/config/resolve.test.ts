@@ -210,6 +210,8 @@ test("constraints between keys are checked", () => {
 	expect(blamed("--num-query-groups", "3")).toEqual(["num-attention-heads (preset nemotron-tiny)"]);
 	expect(blamed("--min-lr", "1")).toEqual(["--min-lr"]);
 	expect(blamed("--train-iters", "300", "--train-samples", "100")).toEqual(["--train-samples"]);
+	expect(blamed("--train-iters", "300", "--train-epochs", "2")).toEqual(["--train-epochs"]);
+	expect(blamed("--train-samples", "300", "--train-epochs", "2")).toEqual(["--train-epochs"]);
 	expect(blamed("--lr-decay-samples", "100")).toEqual(["--lr-decay-samples"]);
 	expect(blamed("--lr-decay-style", "WSD")).toEqual(["--lr-decay-style"]);
 	expect(blamed("--lr-warmup-iters", "300")).toEqual(["--lr-warmup-iters"]);
@@ -341,4 +343,37 @@ test("a preset's schedule follows the length of the training, unless another one
 	expect(mistakes("--config", given, "--lr-warmup-fraction", "0.1")).toEqual([
 		"--lr-warmup-fraction: the value is 0.1; allowed only without lr-warmup-iters and lr-warmup-samples.",
 	]);
+});
+
+test("train-epochs gives the steps that the data's length makes of it", () => {
+	const resolve = (...args: string[]) =>
+		resolveConfiguration(
+			[...tiny, "--global-batch-size", "4", "--lr-warmup-iters", "0", ...args],
+			{},
+			{ epoch: () => 30 },
+		);
+	const steps = (epochs: string) => resolve("--train-epochs", epochs).configuration.trainIters;
+	// The last step of a pass takes samples of the next.
+	expect(["0.1", "0.2", "1", "2", "3"].map(steps)).toEqual([1, 2, 8, 15, 23]);
+	const { configuration, origins, notes } = resolve("--train-epochs", "2", "--lr-warmup-iters", "14");
+	expect(notes).toEqual(["train-epochs 2 of 30 sequences: 15 steps of global-batch-size 4."]);
+	expect(origins["train-iters"]).toMatchObject({ source: "derived" });
+	expect(schedulesOf(configuration)).toMatchObject({
+		trainIterations: 15,
+		learningRate: { warmupSamples: 56, decaySamples: 60 },
+	});
+	expect(() => resolve("--train-epochs", "2", "--lr-warmup-iters", "15")).toThrow(
+		"--lr-warmup-iters: the value is 15; allowed is less than train-iters, which is 15.",
+	);
+	expect(() => resolve("--train-epochs", "1e300")).toThrow("more steps than can be counted");
+});
+
+test("the data of train-epochs are not opened for a configuration with a mistake, or by a command that does not train", () => {
+	const epoch = () => {
+		throw new UserError("The data are opened.");
+	};
+	const epochs = [...tiny, "--train-epochs", "2"];
+	expect(() => resolveConfiguration([...epochs, "--lr", "-1"], {}, { epoch })).toThrow("--lr");
+	expect(resolveConfiguration(epochs, {}, { epoch, trains: false }).configuration.trainIters).toBeNull();
+	expect(() => resolveConfiguration(epochs, {}, { epoch })).toThrow("The data are opened.");
 });

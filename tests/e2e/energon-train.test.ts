@@ -89,6 +89,50 @@ test("a resumed run goes on with the samples after the last, on other grids too"
 	);
 }, 60_000);
 
+test("train-epochs trains as many steps as the passes have, resumed too", () => {
+	const begin = common.filter(
+		(_, i) =>
+			![common.indexOf("--packing-buffer-size"), common.indexOf("--train-iters")].some(
+				(at) => i === at || i === at + 1,
+			),
+	);
+	const train = (...flags: string[]) => mimo(["train", ...flags], scratch.path);
+	const steps = (output: string) =>
+		output.match(/iteration +\d+\/ +\d+/g)?.map((text) => text.replaceAll(/\D+/g, " ").trim());
+	// 21 samples, 8 a step.
+	const passes = [
+		"--data-path",
+		"two",
+		"--train-epochs",
+		"1",
+		"--save",
+		"passes",
+		"--exit-interval",
+		"2",
+		"--llm-offset",
+		"0",
+	];
+	const first = train(...begin, ...passes);
+	expect(first).toMatchObject({ exitCode: 0, stderr: "" });
+	expect(first.stdout).toContain("train-epochs 1 of 21 sequences: 3 steps of global-batch-size 8.\n");
+	expect(steps(first.stdout)).toEqual(["1 3", "2 3"]);
+	const rest = train("--load", "passes");
+	expect([rest.exitCode, steps(rest.stdout)]).toEqual([0, ["3 3"]]);
+	// Longer, with the learning rate's schedule of the first.
+	const longer = train("--load", "passes", "--train-epochs", "1.5", "--override-opt-param-scheduler");
+	expect(longer.stdout).toContain("train-epochs 1.5 of 21 sequences: 4 steps");
+	expect([longer.exitCode, steps(longer.stdout)]).toEqual([0, ["4 4"]]);
+	// By steps from here on.
+	const bySteps = train("--load", "passes", "--train-iters", "5", "--override-opt-param-scheduler");
+	expect([bySteps.exitCode, steps(bySteps.stdout)]).toEqual([0, ["5 5"]]);
+	expect(bySteps.stdout).not.toContain("train-epochs");
+	expect(train("--load", "passes", "--train-epochs", "2", "--train-iters", "5")).toMatchObject({
+		exitCode: 2,
+		stderr: expect.stringContaining("--train-epochs: the value is 2; allowed is one of"),
+	});
+	expect(mimo(["plan", ...begin, "--train-epochs", "2", "--data-path", "elsewhere"], scratch.path).exitCode).toBe(0);
+}, 60_000);
+
 test("evaluation reads the validation part; text alone trains a language model", () => {
 	const flags = ["--data-path", "one", "--eval-iters", "1", "--eval-interval", "1"];
 	expect(losses("evaluated", ...flags).length).toBe(4);

@@ -117,9 +117,9 @@ function mixing(key: Key, given: (c: TrainingConfiguration) => boolean, mode: "i
 /** Skipped for a configuration whose file could not be parsed. */
 export const lengthIsGiven: Check = (c) =>
 	unless(
-		c.trainIters !== null || c.trainSamples !== null,
+		c.trainIters !== null || c.trainSamples !== null || c.trainEpochs !== null,
 		"train-iters",
-		"it or train-samples has to be given (flag --train-iters, or a preset)",
+		"it, train-samples or train-epochs has to be given (flag --train-iters, or a preset)",
 	);
 
 const schedule: readonly Check[] = [
@@ -129,6 +129,15 @@ const schedule: readonly Check[] = [
 			"train-samples",
 			`allowed is one of train-iters and train-samples, and train-iters is ${c.trainIters}`,
 		),
+	(c) => {
+		const other = c.trainIters === null ? "train-samples" : "train-iters";
+		const value = c.trainIters ?? c.trainSamples;
+		return unless(
+			value === null || c.trainEpochs === null,
+			"train-epochs",
+			`allowed is one of train-iters, train-samples and train-epochs, and ${other} is ${value}`,
+		);
+	},
 	mixing("lr-warmup-iters", (c) => c.lrWarmupIters > 0, "iters"),
 	mixing("lr-warmup-samples", (c) => c.lrWarmupSamples > 0, "samples"),
 	mixing("lr-decay-iters", (c) => c.lrDecayIters !== null, "iters"),

@@ -8,8 +8,12 @@ export const scheduleKeys = {
 		"micro-batch-size × data lanes",
 		"Sequences of one step; a multiple of micro-batch-size × data lanes.",
 	),
-	"train-iters": optional(integer(1), "Steps to train; or give train-samples."),
-	"train-samples": optional(integer(1), "Samples to train; or give train-iters."),
+	"train-iters": optional(integer(1), "Steps to train; or give train-samples or train-epochs."),
+	"train-samples": optional(integer(1), "Samples to train; or give train-iters or train-epochs."),
+	"train-epochs": optional(
+		positiveNumber,
+		"Passes over the training data, from whose length train-iters follows; may be fractional. Packed sequences and blends by weight have no length.",
+	),
 	"lr-decay-style": defaulting(
 		choice(["constant", "linear", "cosine", "inverse-square-root", "WSD"]),
 		"linear",

@@ -18,7 +18,7 @@ import { datasetKind, readSplitPart } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
 import { namedParts, withAux } from "./named-images.ts";
 import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors } from "./sample.ts";
-import { type Subset, shardWorkers, sliceWorkers } from "./sharder.ts";
+import { type Subset, shardWorkers, sliceWorkers, subsetBounds } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
 import { unprepared } from "./unprepared.ts";
@@ -127,6 +127,12 @@ function orderOf(path: string, leaf: Leaf, options: LoadOptions, config: Dataset
 	return { maxSamplesPerSequence: limit, shuffleOverEpochs, parallelSlices, subset: leaf.subset };
 }
 
+/** Samples of the subset of `total` samples. */
+function samplesOf(total: number, { subset }: Order): number {
+	const [start, end] = subsetBounds(total, subset);
+	return end - start;
+}
+
 function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: LoadOptions): LoadedDataset {
 	const { source } = leaf;
 	if (source.kind === "join") return openJoin(storage, leaf, source.join, decode, options);
@@ -144,6 +150,7 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 	const subflavors = joinSubflavors(config.subflavors, leaf.subflavors);
 	const order = orderOf(source.path, leaf, options, config);
 	const counts = part.shards.map(({ count }) => count);
+	const length = counts.reduce((sum, count) => sum + count, 0);
 	const reader = (openShards: number) =>
 		new SplitPartReader(storage, source.path, part, { wanted: partFilter(config), openShards });
 	return {
@@ -152,7 +159,8 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 		identity: JSON.stringify([part.shards.map(({ name, count }) => [name, count]), [...part.excludes], order]),
 		contents: () => contentsOfShards(storage, part.shards),
 		aux: [...leaf.aux.keys()],
-		length: counts.reduce((sum, count) => sum + count, 0),
+		length,
+		samples: samplesOf(length, order),
 		subflavors,
 		crude: config.sampleType === null,
 		weight: leaf.weight,
@@ -182,6 +190,7 @@ function openJsonl(
 		contents: () => contentsOfJsonl(storage, path),
 		aux: [...leaf.aux.keys()],
 		length,
+		samples: samplesOf(length, order),
 		subflavors,
 		crude: true,
 		weight: leaf.weight,
@@ -245,6 +254,7 @@ function openJoin(
 		contents: () => datasets.map(({ part }) => contentsOfShards(storage, part.shards)).join(),
 		aux: [],
 		length: datasets[0]!.part.shards.reduce((sum, { count }) => sum + count, 0),
+		samples: samplesOf(index.rows, order),
 		subflavors: leaf.subflavors,
 		crude: false,
 		weight: leaf.weight,

@@ -55,6 +55,8 @@ export interface LoadedDataset {
 	readonly records: { readonly length: number; read(index: number): unknown } | null;
 	/** Number of samples of the split part, without regard to subsets. */
 	readonly length: number;
+	/** Number of samples of a pass: those of the subset. */
+	readonly samples: number;
 	readonly subflavors: Subflavors;
 	readonly crude: boolean;
 	readonly weight: number | null;

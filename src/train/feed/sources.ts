@@ -81,7 +81,8 @@ function consecutive(source: TokenSource, first: number, count: number): Microba
 	return nextTokenMicrobatch(Array.from({ length: count }, (_, row) => source.sample(first + row)));
 }
 
-function tokenSources(c: TrainingConfiguration): TokenSources {
+/** Sources of a .safetensors file of tokens. */
+export function tokenSources(c: TrainingConfiguration): TokenSources {
 	using _ = new ReadGuard(timeoutOf(c));
 	const open = (path: string) => rowSource(readTokenRows(path, c.seqLength, c.vocabSize), c.seqLength);
 	return {
@@ -91,7 +92,8 @@ function tokenSources(c: TrainingConfiguration): TokenSources {
 	};
 }
 
-function textSources(c: TrainingConfiguration): TokenSources {
+/** Sources of a text file, which is read whole. */
+export function textSources(c: TrainingConfiguration): TokenSources {
 	using _ = new ReadGuard(timeoutOf(c));
 	const tokenizer: Tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	const tokens = readTokens(c.dataPath!, tokenizer);

@@ -20,7 +20,7 @@ const starting: readonly Key[] = [
 ];
 
 /** Keys that decide a thing together: where one is given, the others do not come from the checkpoint. */
-const together: readonly (readonly Key[])[] = [gridKeys, ["train-iters", "train-samples"]];
+const together: readonly (readonly Key[])[] = [gridKeys, ["train-iters", "train-samples", "train-epochs"]];
 
 /**
  * Entries beneath all others with the configuration that is stored in the checkpoint of --load. There are none where a file or a
@@ -41,10 +41,12 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 	const decided = together
 		.filter((group) => group.some(isGiven))
 		.flatMap((group) => group.filter((key) => !isGiven(key)));
+	// The steps follow again from the passes, which another global-batch-size may change.
+	const counted: readonly Key[] = typeof stored.trainEpochs === "number" ? ["train-iters"] : [];
 	return keys.flatMap((key): Entry[] => {
 		const value = stored[propertyOf(key)];
 		const known = value !== undefined && !Bun.deepEquals(value, fieldOf(key).default ?? null);
-		if (!known || starting.includes(key) || decided.includes(key)) return [];
+		if (!known || starting.includes(key) || [...decided, ...counted].includes(key)) return [];
 		// The run goes on in its own folder, wherever that lies now.
 		return [{ key, value: key === "save" ? load : value, origin: { source: "checkpoint", path: checkpoint.path } }];
 	});
