@@ -92,6 +92,27 @@ describe("from the folder alone", () => {
 		expect([again.exitCode, again.stdout]).toEqual([0, expect.stringContaining("going on after step 4.")]);
 	}, 60_000);
 
+	test("stored values that equal a key's default win over those of the model's folder", () => {
+		const train = (flags: string) => mimo(["train", ...flags.split(" ")], runs.folder);
+		const text = `--data-path text.txt --seq-length 32 --lr 1e-3 --train-iters 1 ${deviceFlags}`;
+		writeFileSync(runs.path("text.txt"), "A text of few words. ".repeat(1000));
+		expect(train(`--preset nemotron-tiny ${text} --save-hf dropping`).exitCode).toBe(0);
+		const file = runs.path("dropping/config.json");
+		const fields = readFileSync(file, "utf8").replaceAll(/"(hidden|attention)_dropout": [\d.]+/g, '"$1_dropout": 0.5');
+		writeFileSync(file, fields);
+		const dropouts = (flags: string) => {
+			const resolved = JSON.parse(train(`${flags} --print-config --json`).stdout);
+			return (["hidden-dropout", "attention-dropout"] as const).map((key) => resolved.configuration[key]);
+		};
+		expect(dropouts(`--load-hf dropping ${text}`)).toEqual([0.5, 0.5]);
+		const first = train(`--load-hf dropping ${text} --hidden-dropout 0 --save undropped`);
+		expect(first).toMatchObject({ exitCode: 0, stderr: "" });
+		expect(dropouts("--load undropped")).toEqual([0, 0.5]);
+		expect(train("--load undropped --train-iters 2 --hidden-dropout 0.1").stdout).toContain(
+			"flag --hidden-dropout 0.1 (0 there)",
+		);
+	}, 60_000);
+
 	test("a longer training keeps the learning rate's schedule", () => {
 		const train = (flags: string) => mimo(["train", ...flags.split(" ")], runs.folder);
 		const first = `--preset nemotron-tiny --data-path text.txt --seq-length 32 --lr-warmup-iters 0 --train-iters 2 ${deviceFlags}`;
