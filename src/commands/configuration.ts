@@ -16,6 +16,7 @@ export function configurationOfArguments(
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 		readonly unchecked?: readonly Key[];
 		readonly epoch?: (configuration: TrainingConfiguration) => number;
+		readonly gpus?: number | null;
 	} = {},
 ): ResolvedConfiguration {
 	const folders: FolderReader = (given) => [...readStoredDataKeys(given), ...readModelKeys(given)];

@@ -1,6 +1,7 @@
 /** `mimo train`: trains a model, or prints its configuration, topology or schedule. */
 import { availableParallelism, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
+import { defaultOffset } from "../config/derive.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
@@ -47,18 +48,33 @@ export default configuredCommand({
 	run: async (args) => {
 		const { sequencesOfEpoch } = await import("../train/feed/epoch.ts");
 		let stored: readonly Entry[] = [];
-		const resolved = configurationOfArguments(args, ownFlags, {
-			beneath: (given) => {
-				stored = storedEntries(given);
-				return stored;
-			},
-			epoch: sequencesOfEpoch,
-		});
+		const resolved = await onThisMachine((gpus) =>
+			configurationOfArguments(args, ownFlags, {
+				beneath: (given) => {
+					stored = storedEntries(given);
+					return stored;
+				},
+				epoch: sequencesOfEpoch,
+				gpus,
+			}),
+		);
 		const text = await printout(resolved);
 		if (text === null) await train({ ...resolved, notes: [...resolved.notes, ...changesSince(stored, resolved)] });
 		else print(text);
 	},
 });
+
+/** Resolves the configuration with the number of visible GPUs where a default depends on it. */
+async function onThisMachine(resolve: (gpus: number | null) => ResolvedConfiguration): Promise<ResolvedConfiguration> {
+	const resolved = resolve(null);
+	const { configuration: c, origins, command } = resolved;
+	const decides = origins["llm-offset"].source === "derived" && defaultOffset(c, 1) !== c.llmOffset;
+	const { placeFromEnvironment } = await import("../launch/place.ts");
+	const several = (placeFromEnvironment()?.worldSize ?? 1) > 1 || command.nproc !== undefined;
+	if (!decides || several) return resolved;
+	const { visibleGpus } = await import("../native/open-device.ts");
+	return (await visibleGpus(c.device)) === 1 ? resolve(1) : resolved;
+}
 
 /** The text that a --print flag asks for; null without one. */
 async function printout(resolved: ResolvedConfiguration): Promise<string | null> {

@@ -8,7 +8,8 @@ import { fileKind } from "./file-kind.ts";
 import { hasLayer, parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
-export type Derivation = (configuration: TrainingConfiguration) => unknown;
+/** `gpus`: as in defaultOffset. */
+export type Derivation = (configuration: TrainingConfiguration, gpus?: number | null) => unknown;
 
 /**
  * Parts into which Megatron would cut a weight beyond tensor parallelism (gtp). Here they are extra data parallelism
@@ -44,6 +45,17 @@ export function encoderMicroBatchSize(c: TrainingConfiguration): number {
 export function sharesRanks(c: TrainingConfiguration): boolean {
 	const equal = c.encoderTp * c.encoderDp === c.llmTp * c.llmPp * dataLanes(c);
 	return hasEncoder(c) && c.llmOffset === 0 && equal;
+}
+
+/**
+ * First rank of the language model where llm-offset is not given. `gpus`: GPUs that this host's ranks see; null: not known. With one
+ * GPU, on which NCCL joins no two ranks, modules of one rank each share a rank.
+ */
+export function defaultOffset(c: TrainingConfiguration, gpus: number | null = null): number {
+	if (!hasEncoder(c)) return 0;
+	const encoderRanks = c.encoderTp * c.encoderDp;
+	const together = encoderRanks === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
+	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks;
 }
 
 /** Whether a vision encoder runs beside the language model. */
@@ -104,7 +116,7 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"encoder-balance": (c) => (c.mimoEncoderPrefetch ? "number" : "cost"),
 	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
 	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
-	"llm-offset": (c) => (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0),
+	"llm-offset": defaultOffset,
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,

@@ -11,7 +11,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { checks, lengthIsGiven, patternIsLegal } from "./checks/all.ts";
 import type { Check } from "./checks/check.ts";
-import { type Derivation, dataLanes, derivations, weightShards } from "./derive.ts";
+import { type Derivation, dataLanes, defaultOffset, derivations, weightShards } from "./derive.ts";
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
 import { type CommandFlags, parseFlags } from "./flags.ts";
@@ -52,6 +52,7 @@ export interface ResolvedConfiguration {
  * `place`: the folder that a value of such a key stands for, such as a name on Hugging Face's Hub.
  * `beneath`: returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model.
  * `unchecked`: keys whose values are not used; checks that read them are skipped.
+ * `gpus`: GPUs that this host's ranks see; null: not known.
  * `epoch`: returns the sequences of a pass over the training data, from which train-iters follows with train-epochs.
  * Throws one UserError with every mistake.
  */
@@ -65,9 +66,11 @@ export function resolveConfiguration(
 		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 		readonly unchecked?: readonly Key[];
 		readonly epoch?: (configuration: TrainingConfiguration) => number;
+		readonly gpus?: number | null;
 	} = {},
 ): ResolvedConfiguration {
-	const { trains = true, folders = () => [], place = (path) => path, beneath, unchecked = [], epoch = null } = options;
+	const { trains = true, folders = () => [], place = (path) => path, beneath } = options;
+	const { unchecked = [], epoch = null, gpus = null } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
 	const given = [...(file?.entries ?? []), ...flags.entries];
@@ -77,7 +80,7 @@ export function resolveConfiguration(
 	const base = beneath && understood ? beneath(given) : [];
 	// Keys cannot be called missing if `beneath`, which may have them, was not read.
 	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
-	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked, epoch });
+	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked, epoch, gpus });
 	return { ...resolved, command: flags.command };
 }
 
@@ -91,14 +94,8 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	const empty = {
-		base: [],
-		problems: [],
-		unchecked: [],
-		epoch: null,
-		folders: () => [],
-		place: (path: string) => path,
-	};
+	const none = { base: [], problems: [], unchecked: [], epoch: null, gpus: null };
+	const empty = { ...none, folders: () => [], place: (path: string) => path };
 	return resolveEntries({ ...empty, given: entries, complete: true, trains }).configuration;
 }
 
@@ -119,6 +116,8 @@ interface Sources {
 	readonly unchecked: readonly Key[];
 	/** Sequences of a pass over the training data; null: train-iters is not computed from train-epochs. */
 	readonly epoch: ((configuration: TrainingConfiguration) => number) | null;
+	/** GPUs that this host's ranks see; null: not known. */
+	readonly gpus: number | null;
 }
 
 function resolveEntries(sources: Sources): Omit<ResolvedConfiguration, "command"> {
@@ -193,7 +192,7 @@ class Resolution {
 		this.#inspect([patternIsLegal]);
 		for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
 			if (key in this.#raw) continue;
-			const result = this.#draft.read((c) => ({ value: derive(c) }));
+			const result = this.#draft.read((c) => ({ value: derive(c, this.sources.gpus) }));
 			if (result === undefined) continue;
 			if (result.value === undefined) {
 				this.#lack(key);
@@ -238,6 +237,10 @@ class Resolution {
 	/** Throws a UserError with every mistake, if there are any. */
 	finish(): Omit<ResolvedConfiguration, "command"> {
 		if (this.#problems.length > 0) throw new UserError(report(this.#problems), exitCodes.usage);
+		const c = this.#draft.finish();
+		if (this.#origins["llm-offset"].source === "derived" && c.llmOffset !== defaultOffset(c)) {
+			this.#notes.push("One GPU is visible: encoder and language model share it in one process (llm-offset 0).");
+		}
 		const notes = [...this.#notes, ...notesOn(this.sources.given, this.#draft.finish())];
 		const { segments, mtp } = parsePattern(this.#draft.finish().hybridLayerPattern);
 		this.#draft.set("num-layers", segments.flat(2).length);

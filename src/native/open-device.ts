@@ -2,7 +2,7 @@
 
 import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
-import { UserError } from "../system/errors.ts";
+import { NativeError, UserError } from "../system/errors.ts";
 import type { BackendName } from "./abi.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries } from "./embedded.ts";
@@ -25,6 +25,17 @@ export function deviceCount(library: Library): number {
 	const out = new Int32Array(1);
 	check(library, "mimo_device_count", out);
 	return out[0]!;
+}
+
+/** GPUs that the device's library sees; 0 where the library cannot be loaded, which is reported when a device is opened. */
+export async function visibleGpus(device: DeviceChoice): Promise<number> {
+	try {
+		const library = await openLibraryOf(device);
+		return library.kind === "cuda" ? deviceCount(library) : 0;
+	} catch (error) {
+		if (error instanceof UserError || error instanceof NativeError) return 0;
+		throw error;
+	}
 }
 
 export interface DeviceOptions {

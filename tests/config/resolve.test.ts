@@ -377,3 +377,21 @@ test("the data of train-epochs are not opened for a configuration with a mistake
 	expect(resolveConfiguration(epochs, {}, { epoch, trains: false }).configuration.trainIters).toBeNull();
 	expect(() => resolveConfiguration(epochs, {}, { epoch })).toThrow("The data are opened.");
 });
+
+test("one visible GPU holds both modules, where each has one rank that needs it", () => {
+	const resolve = (gpus: number | null, ...args: string[]) =>
+		resolveConfiguration(["--preset", "nemotron-vlm-tiny", ...args], {}, { gpus });
+	const offset = (gpus: number | null, ...args: string[]) => resolve(gpus, ...args).configuration.llmOffset;
+	expect([null, 0, 1, 2, 8].map((gpus) => offset(gpus))).toEqual([1, 1, 0, 1, 1]);
+	expect(offset(1, "--device", "cuda")).toBe(0);
+	const others = ["--device cpu", "--distributed-backend shm", "--llm-dp 2 --global-batch-size 16", "--llm-offset 1"];
+	expect(others.map((flags) => offset(1, ...flags.split(" ")))).toEqual([1, 1, 1, 1]);
+	expect(offset(1, "--encoder-dp", "2", "--micro-batch-size", "2", "--global-batch-size", "16")).toBe(2);
+	expect(offset(1, "--mimo-encoder-prefetch", "--freeze-vit", "--encoder-balance", "number")).toBe(1);
+	expect(offset(1, "--llm-only")).toBe(0);
+	const sentence = "One GPU is visible: encoder and language model share it in one process (llm-offset 0).";
+	expect(resolve(1).notes).toContain(sentence);
+	for (const { notes } of [resolve(2), resolve(1, "--llm-offset", "0"), resolve(1, "--llm-only")]) {
+		expect(notes).not.toContain(sentence);
+	}
+});

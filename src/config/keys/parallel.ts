@@ -9,7 +9,7 @@ export const parallelKeys = {
 	"encoder-dp": defaulting(size, 1, "Data-parallel size of the encoder.", { megatron: "2" }),
 	"llm-offset": derived(
 		integer(0),
-		"encoder-tp × encoder-dp, or 0 without an encoder",
+		"encoder-tp × encoder-dp; 0 without an encoder, and in a training with one rank a module where one GPU is visible",
 		"First rank of the language model; 0 puts both modules on the same ranks if they have equally many.",
 		{ megatron: "4" },
 	),
