@@ -1,4 +1,6 @@
 /** `mimo evaluate`: measures a trained model's losses on data sets and its answers to questions. */
+import { configurationJson, configurationTable } from "../config/print.ts";
+import { print } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
@@ -22,9 +24,18 @@ noise; --is-flex-eval --override-selected-budget B measures at that budget alone
   --batch-size N       Sequences that a data lane takes together. Default 8.
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --json               Print everything as JSON, answers included.
+  --print-config       Show every value and where it came from, and stop. With --json as JSON.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.`;
 
-const ownFlags = { samples: true, chat: false, "batch-size": true, bytes: false, json: false, nproc: true };
+const ownFlags = {
+	samples: true,
+	chat: false,
+	"batch-size": true,
+	bytes: false,
+	json: false,
+	"print-config": false,
+	nproc: true,
+};
 
 export default configuredCommand({
 	name: "evaluate",
@@ -37,6 +48,10 @@ export default configuredCommand({
 		const questions = takeRepeated(data.rest, "questions");
 		const resolved = configurationOfArguments(questions.rest, ownFlags, { trains: false, beneath: checkpointEntries });
 		const { configuration: c, command: flags } = resolved;
+		if ("print-config" in flags) {
+			print("json" in flags ? configurationJson(resolved) : configurationTable(resolved));
+			return;
+		}
 		if (data.values.length + questions.values.length === 0) {
 			throw new UserError("mimo evaluate needs --data PATH or --questions FILE.jsonl.", exitCodes.usage);
 		}

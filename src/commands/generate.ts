@@ -24,6 +24,8 @@ of prefill and decode go to standard error.
   --top-k K            Sample from the K likeliest tokens.
   --top-p P            Sample from the likeliest tokens that together have the probability P.
   --batch-size N       Records that a data lane decodes together. Default 8.
+  --json               Print a JSON object a line for every answer: prompt, text, prompt_tokens, tokens, and end ("end token" or
+                       "length"). Answers of --input are such lines without prompt and prompt_tokens unless --json is given.
   --bytes              The Hugging Face folder has no tokenizer because its model reads bytes.
   --nproc N            Ranks on this host; without it, as many as the configured grids need.
 
@@ -42,6 +44,7 @@ const ownFlags = {
 	"top-p": true,
 	"batch-size": true,
 	bytes: false,
+	json: false,
 	nproc: true,
 };
 
@@ -101,6 +104,7 @@ export function decodingOf(flags: Flags): GenerateJob["options"] {
 		sampling: { temperature, topK, topP },
 		batchSize: countFlag(flags, "batch-size", 8),
 		bytes: "bytes" in flags,
+		json: "json" in flags,
 	};
 }
 

@@ -12,9 +12,14 @@ import type { Request } from "./requests.ts";
 const tag = "<image>";
 const commands = "/image PATH adds a picture to the next turn, /reset forgets all turns, /exit ends";
 
+interface Message {
+	readonly role: string;
+	readonly content: string;
+}
+
 /** The turns so far, and the pictures that the next turn shows. */
 export class Conversation {
-	#messages: { readonly role: string; readonly content: string }[] = [];
+	#messages: readonly Message[] = [];
 	/** Files of all pictures that were shown. */
 	#images: readonly string[] = [];
 	#waiting: readonly string[];
@@ -49,8 +54,9 @@ export class Conversation {
 		this.#waiting = [];
 	}
 
-	#request(messages: readonly object[], images: readonly string[]): Request {
-		return { name: "The conversation", record: { messages }, kind: "conversation", text: "", images };
+	#request(messages: readonly Message[], images: readonly string[]): Request {
+		const { content = "" } = messages.at(-1) ?? {};
+		return { name: "The conversation", record: { messages }, kind: "conversation", text: content, images };
 	}
 }
 
@@ -59,8 +65,9 @@ export async function converse(
 	conversation: Conversation,
 	model: string,
 	answer: (request: ReadRequest) => string,
+	{ json }: { readonly json: boolean },
 ): Promise<void> {
-	const isTerminal = process.stdin.isTTY === true;
+	const isTerminal = process.stdin.isTTY === true && !json;
 	const prompt = () => writeOut(isTerminal ? "> " : "");
 	if (isTerminal) note(`Model: ${model}.\n${commands}, Ctrl-C stops an answer.`);
 	prompt();

@@ -14,6 +14,7 @@ import type { Run } from "../train/assemble.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { Conversation, converse } from "./converse.ts";
 import {
+	type Answer,
 	describePace,
 	type GenerateOptions,
 	generate,
@@ -22,13 +23,15 @@ import {
 	reportingRank,
 	roomForAnswers,
 } from "./generate.ts";
-import { RequestReader } from "./request-reader.ts";
+import { type ReadRequest, RequestReader } from "./request-reader.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
 import { TextStream } from "./text-stream.ts";
 
 interface Options extends Omit<GenerateOptions, "sampling"> {
 	/** Whether a Hugging Face folder without a tokenizer holds a model of bytes. */
 	readonly bytes: boolean;
+	/** Whether every answer is a line of JSON with its prompt. */
+	readonly json: boolean;
 	readonly sampling: Omit<SamplingOptions, "seed">;
 }
 
@@ -107,27 +110,52 @@ export async function runGenerate(c: TrainingConfiguration, job: GenerateJob, wo
 			pace = answerRecords(run, world, reader, job, options);
 			break;
 		case "conversation":
-			await converse(new Conversation(reader, job.system, job.images), c.load ?? c.loadHf!, (request) => {
-				// Ctrl-C stops this answer; at the prompt it ends the program.
-				using interrupts = new Interrupts(world.device.library, "");
-				const { pace, text } = answerPrompt(run, world, reader, () => [request], options, interrupts);
-				if (job.showsPace) process.stderr.write(`${describePace(pace)}\n`);
-				return text;
-			});
+			await converse(
+				new Conversation(reader, job.system, job.images),
+				c.load ?? c.loadHf!,
+				(request) => {
+					// Ctrl-C stops this answer; at the prompt it ends the program.
+					using interrupts = new Interrupts(world.device.library, "");
+					const { pace, text } = answerPrompt(run, world, reader, () => [request], options, interrupts);
+					if (job.showsPace) process.stderr.write(`${describePace(pace)}\n`);
+					return text;
+				},
+				options,
+			);
 			return;
 	}
 	if (reports) process.stderr.write(`${describePace(pace)}\n`);
 }
 
-/** The answer to standard output, as it arises. */
+/** An answer as a line of JSON; with `json`, its prompt and number of tokens too. */
+function answerLine(
+	{ ids, ended }: Answer,
+	prompt: ReadRequest,
+	reader: RequestReader,
+	{ json }: Pick<Options, "json">,
+) {
+	const { record, text } = prompt.request;
+	const line = {
+		...("id" in record && { id: record.id }),
+		...(json && { prompt: text === "" ? (record.messages ?? record.conversations ?? text) : text }),
+		text: reader.decode(ids),
+		...(json && { prompt_tokens: prompt.ids.length }),
+		tokens: ids.length,
+		end: ended ? "end token" : "length",
+	};
+	return `${JSON.stringify(line)}\n`;
+}
+
+/** The answer to standard output: text as it arises, or a line of JSON. */
 function answerPrompt(
 	run: Run,
 	world: World,
 	reader: RequestReader,
 	prompts: Prompts,
-	options: GenerateOptions,
+	options: GenerateOptions & Pick<Options, "json">,
 	interrupts: Interrupts | null = null,
 ): { readonly pace: Pace; readonly text: string } {
+	const { json } = options;
 	const reports = run.rank === reportingRank(run);
 	const stream = new TextStream((ids) => reader.decode(ids), writeOut);
 	let text = "";
@@ -137,15 +165,16 @@ function answerPrompt(
 		reader,
 		prompts,
 		options,
-		([answer]) => {
+		([answer], [prompt]) => {
 			text = reader.decode(answer!.ids);
+			if (json && reports) writeOut(answerLine(answer!, prompt!, reader, options));
 		},
 		(id) => {
-			stream.add(id);
+			if (!json) stream.add(id);
 			return interrupts?.asked !== true;
 		},
 	);
-	if (reports) {
+	if (reports && !json) {
 		stream.end();
 		writeOut("\n");
 	}
@@ -170,16 +199,7 @@ function answerRecords(
 		}
 	}
 	return generate(run, world, reader, promptsOf(job, reader), options, (answers, round) => {
-		const lines = answers.map(({ ids, ended }, index) => {
-			const { record } = round[index]!.request;
-			const line = {
-				...("id" in record && { id: record.id }),
-				text: reader.decode(ids),
-				tokens: ids.length,
-				end: ended ? "end token" : "length",
-			};
-			return `${JSON.stringify(line)}\n`;
-		});
+		const lines = answers.map((answer, index) => answerLine(answer, round[index]!, reader, job.options));
 		if (!reports) return;
 		if (output === null) writeOut(lines.join(""));
 		else appendFileSync(output, lines.join(""));

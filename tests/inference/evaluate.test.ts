@@ -191,6 +191,15 @@ describe("questions", () => {
 		expect([exitCode, stderr]).toEqual([2, sentence]);
 	});
 
+	test("--print-config shows what it would evaluate with, and stops", () => {
+		const table = run("evaluate --load text --seed 5 --print-config");
+		expect([table.exitCode, table.stderr]).toEqual([0, ""]);
+		expect(table.stdout).toMatch(/^seed +5 +flag --seed$/m);
+		expect(table.stdout).toMatch(/^hidden-size +\d+ +checkpoint text\b.*$/m);
+		const { configuration, origins } = JSON.parse(run("evaluate --load text --seed 5 --print-config --json").stdout);
+		expect([configuration.seed, origins.seed]).toEqual([5, "flag --seed"]);
+	});
+
 	test("nothing to evaluate is refused", () => {
 		const { exitCode, stderr } = run("evaluate --load text");
 		expect([exitCode, stderr]).toEqual([2, "mimo: mimo evaluate needs --data PATH or --questions FILE.jsonl.\n"]);

@@ -152,6 +152,35 @@ describe("records with and without images", () => {
 	}, 30_000);
 });
 
+test("--json prints every answer as a line with its prompt, counts and how it ended", () => {
+	const prompt = ["--prompt", "the quick ", "--max-new-tokens", "12"];
+	const plain = said("--load text", ...prompt);
+	const answer = { prompt: "the quick ", text: plain.slice(0, -1), prompt_tokens: 10, tokens: 12, end: "length" };
+	for (const layout of ["", " --llm-pp 2"]) {
+		const lines = said(`--load text --json${layout}`, ...prompt);
+		expect([layout, lines]).toEqual([layout, `${JSON.stringify(answer)}\n`]);
+	}
+	// The token that ended an answer does not count.
+	const end = plain.charCodeAt(3);
+	const stopped = JSON.parse(said(`--load text --json --data-end-id ${end}`, ...prompt));
+	expect(stopped).toMatchObject({ text: plain.slice(0, plain.indexOf(plain[3]!)), end: "end token" });
+	expect(stopped.tokens).toBe(stopped.text.length);
+	const turns = [{ role: "user", content: "why" }];
+	const records = [{ id: 7, prompt: "In" }, { messages: turns }];
+	folder.file("asked.jsonl", records.map((record) => JSON.stringify(record)).join("\n"));
+	const lines = said("--load pictures --input asked.jsonl --json --max-new-tokens 2").trim().split("\n");
+	expect(lines.map((line) => JSON.parse(line))).toMatchObject([
+		{ id: 7, prompt: "In", prompt_tokens: 2, tokens: 2 },
+		{ prompt: turns, tokens: 2 },
+	]);
+	const conversation = Bun.spawnSync(
+		[executable, ...`generate --load text --chat --json --max-new-tokens 3 ${deviceFlags}`.split(" ")],
+		{ cwd: folder.path, stdin: Buffer.from("hi\nwhy\n"), stdout: "pipe", stderr: "pipe" },
+	);
+	const answers = conversation.stdout.toString().trim().split("\n");
+	expect(answers.map((line) => JSON.parse(line).prompt)).toEqual(["hi", "why"]);
+}, 60_000);
+
 test("a conversation: every line of standard input is answered", () => {
 	const { stdout, exitCode, stderr } = Bun.spawnSync(
 		// How ranks talk chooses no grid: it stays one process.
