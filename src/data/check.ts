@@ -7,13 +7,10 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { ReadGuard } from "../native/read-guard.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
-import { loadDatasets } from "./energon/dataset.ts";
-import type { LoaderConfiguration } from "./energon/loader/configuration.ts";
-import { openStorage } from "./energon/storage/open.ts";
-import type { LoadedDataset } from "./energon/task-encoder.ts";
-import { oneRank, sourceOptions, timeoutOf } from "./routing/from-configuration.ts";
+import { openDatasets, timeoutOf } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
+import { taskOfDataset } from "./vision-language/data-settings.ts";
 import { checkTrainable } from "./vision-language/dataset-checks.ts";
 import { taskOf } from "./vision-language/from-configuration.ts";
 
@@ -73,24 +70,28 @@ function checkTokenizer(c: TrainingConfiguration): void {
 /** The data sets of the training, or of the evaluations: index, split part, configuration, kind of samples. */
 export function checkDatasets(c: TrainingConfiguration, { evaluation = false } = {}): void {
 	using _ = new ReadGuard(timeoutOf(c));
-	const { configuration } = sourceOptions(c, oneRank, { evaluation });
-	const storage = openStorage(configuration.storage);
-	const { datasets } = loadDatasets(storage, configuration.path, null, configuration.load);
-	checkTrainable(datasets, taskOf(c));
-	if (evaluation) requireBatches(c, datasets, configuration);
+	const opened = openDatasets(c, { evaluation });
+	checkTrainable(opened.datasets, taskOf(c));
+	if (evaluation) requireBatches(c, opened);
+}
+
+/** Whether pictures of the training are decoded as Energon does, which transformers does for no file. */
+export function decodesAsEnergon(c: TrainingConfiguration): boolean {
+	if (c.datasetProvider !== "energon" || !hasEncoder(c)) return false;
+	using _ = new ReadGuard(timeoutOf(c));
+	const task = taskOf(c);
+	return openDatasets(c).datasets.some(
+		({ path, subflavors }) => taskOfDataset(task, subflavors, path).imageDecoding === "energon",
+	);
 }
 
 /** An evaluation passes over its samples without a partial batch; fewer than a batch for each lane would give it nothing. */
-function requireBatches(
-	c: TrainingConfiguration,
-	datasets: readonly LoadedDataset[],
-	{ path, load }: Pick<LoaderConfiguration, "path" | "load">,
-): void {
+function requireBatches(c: TrainingConfiguration, { datasets, path, part }: ReturnType<typeof openDatasets>): void {
 	if (datasets.some(({ repetitions }) => repetitions !== null)) return;
 	const samples = datasets.reduce((sum, dataset) => sum + dataset.samples, 0);
 	const least = c.evalMicroBatchSize * dataLanes(c);
 	if (samples >= least) return;
 	throw new UserError(
-		`The part ${load.splitPart} of ${path} has ${counted(samples, "sample")}, and an evaluation needs ${least}: eval-micro-batch-size (${c.evalMicroBatchSize}) for each of ${counted(dataLanes(c), "data lane")}.`,
+		`The part ${part} of ${path} has ${counted(samples, "sample")}, and an evaluation needs ${least}: eval-micro-batch-size (${c.evalMicroBatchSize}) for each of ${counted(dataLanes(c), "data lane")}.`,
 	);
 }

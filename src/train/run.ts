@@ -5,6 +5,7 @@ import { plannedIterations, wandbFolder } from "../config/derive.ts";
 import { describeExpertPath } from "../config/fused-mlp.ts";
 import { shownConfiguration } from "../config/print.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
+import { decodesAsEnergon } from "../data/check.ts";
 import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/hybrid/counts.ts";
 import { note, warn } from "../observe/messages.ts";
@@ -121,6 +122,11 @@ function introduce(
 ): void {
 	observer.note(introduction(c, run, world));
 	for (const sentence of [...origins, ...dataSentences(c)]) observer.note(sentence);
+	if (c.saveHf !== null && observer !== silent && decodesAsEnergon(c)) {
+		observer.note(
+			`--save-hf ${c.saveHf}: pictures are decoded as Energon does, and transformers decodes otherwise those that EXIF turns, that are transparent, or that have a palette; --image-decoding transformers trains on what it sees.`,
+		);
+	}
 	const experts = run.groups.language?.model.experts;
 	if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
 	const expertPath = describeExpertPath(c);

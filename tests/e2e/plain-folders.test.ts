@@ -211,6 +211,30 @@ describe("plain folders", () => {
 	}, 60_000);
 });
 
+test("pictures decoded as Energon does, which a folder cannot say, are said before the first step", () => {
+	const sentence = "--save-hf decoded: pictures are decoded as Energon does, and transformers decodes otherwise";
+	const output = (flags: string) => {
+		const { exitCode, stdout, stderr } = train(plain, flags);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		expect(stdout).not.toMatch(/iteration +1.*as Energon does/s);
+		return stdout;
+	};
+	expect(output("--save-hf decoded --image-decoding energon")).toContain(sentence);
+	expect(output("--image-decoding energon")).not.toContain("as Energon does");
+	// An imported set says that it is decoded as transformers does; another set says nothing.
+	expect(output("--save-hf imported")).not.toContain("as Energon does");
+	const settings = join(folder, "set/.nv-meta/dataset.yaml");
+	const imported = readFileSync(settings, "utf8");
+	writeFileSync(settings, imported.replace("image-decoding: transformers", "image-decoding: energon"));
+	try {
+		expect(output("--save-hf decoded-by-set")).toContain(
+			"--save-hf decoded-by-set: pictures are decoded as Energon does",
+		);
+	} finally {
+		writeFileSync(settings, imported);
+	}
+}, 60_000);
+
 test("images that a folder cannot say are refused before the first step, by the key", () => {
 	for (const [flags, needs] of [
 		["--no-dynamic-resolution", "dynamic-resolution, since images of one size (img-h, img-w) have no place in it"],

@@ -2,10 +2,10 @@
 import { join } from "node:path";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { warn } from "../../observe/messages.ts";
-import { defaultLoadOptions } from "../energon/dataset.ts";
+import { defaultLoadOptions, loadDatasets } from "../energon/dataset.ts";
 import { defaultLoaderConfiguration } from "../energon/loader/configuration.ts";
 import type { LoaderOptions } from "../energon/loader/loader.ts";
-import type { StorageConfiguration } from "../energon/storage/open.ts";
+import { openStorage, type StorageConfiguration } from "../energon/storage/open.ts";
 import { SkippedTally } from "../skipped-samples.ts";
 import { taskOf } from "../vision-language/from-configuration.ts";
 import type { VisionLanguageTask } from "../vision-language/task.ts";
@@ -125,4 +125,10 @@ export function sourceOptions(
 			shuffleBufferSize: evaluation ? null : c.shuffleBufferSize,
 		},
 	};
+}
+
+/** The data sets of the training, or of the evaluations, of which no sample is read. Throws a UserError for those that cannot be read. */
+export function openDatasets(c: TrainingConfiguration, options: { readonly evaluation?: boolean } = {}) {
+	const { storage, path, load } = sourceOptions(c, oneRank, options).configuration;
+	return { ...loadDatasets(openStorage(storage), path, null, load), path, part: load.splitPart };
 }

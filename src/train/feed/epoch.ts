@@ -1,8 +1,6 @@
 /** The length of a pass over the training data, from which --train-epochs follows. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { loadDatasets } from "../../data/energon/dataset.ts";
-import { openStorage } from "../../data/energon/storage/open.ts";
-import { oneRank, sourceOptions, timeoutOf } from "../../data/routing/from-configuration.ts";
+import { openDatasets, timeoutOf } from "../../data/routing/from-configuration.ts";
 import { ReadGuard } from "../../native/read-guard.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
@@ -30,8 +28,7 @@ function energonSequences(c: TrainingConfiguration): number {
 		throw unknownLength(c, `packing-buffer-size ${c.packingBufferSize} packs samples of ${c.dataPath} into sequences`);
 	}
 	using _ = new ReadGuard(timeoutOf(c));
-	const { configuration } = sourceOptions(c, oneRank);
-	const { mode, datasets } = loadDatasets(openStorage(configuration.storage), c.dataPath!, null, configuration.load);
+	const { mode, datasets } = openDatasets(c);
 	if (mode === "weight") throw unknownLength(c, `${c.dataPath} blends data sets by weight, without an end`);
 	return Math.ceil(datasets.reduce((sum, { samples, repetitions }) => sum + samples * (repetitions ?? 1), 0));
 }
