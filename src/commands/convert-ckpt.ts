@@ -3,7 +3,7 @@
  * Formats: hf (a Hugging Face folder), native, torch_dist (Megatron).
  */
 import { defineCommand } from "citty";
-import type { TargetName } from "../checkpoint/conversion/adapters.ts";
+import { adaptedModel, type TargetName } from "../checkpoint/conversion/adapters.ts";
 import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
 import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
 import { layerNameKinds } from "../checkpoint/conversion/layer-names.ts";
@@ -228,7 +228,7 @@ function verify(planned: ReturnType<typeof planConversion>, written: string, opt
 	const pattern = planned.otherNames ? null : options.pattern;
 	using again =
 		to === "peft"
-			? openPeftFolder(written, planned.source.configuration!)
+			? openPeftFolder(written, adaptedModel(planned.source)!)
 			: openSource(written, to, { ...options, pattern, allowFallback: false });
 	const [own, other] =
 		planned.otherNames && "stored" in again ? [planned.tensors, again.stored] : [planned.weights, again.weights];

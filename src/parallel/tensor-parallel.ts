@@ -62,7 +62,7 @@ function recordMove(tape: Tape, name: string, x: Tensor, y: Tensor, back: (dy: T
 }
 
 /** All-reduce of partial sums, in place; takes over x. Backward: the gradient unchanged. */
-function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
+export function reduceFromTensorParallel(x: Tensor, tp: Group): Tensor {
 	if (tp.size === 1) return x;
 	tp.allReduce(x).wait();
 	return x;

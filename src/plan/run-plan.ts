@@ -146,14 +146,15 @@ async function recomputedMemory(
 	return (await planRank(recomputing, rank, machine)).memory;
 }
 
-/** Memory of a rank of the language model if its weights trained instead of adapters. */
+/** Memory of a rank if the weights trained instead of adapters; null: the rank's module has none. */
 async function fullyTrainedMemory(
 	c: TrainingConfiguration,
 	rank: number,
 	{ module }: RankPlan,
 	machine: Machine,
 ): Promise<RankMemoryPlan | null> {
-	if (c.loraRank === null || module === "radio_encoder") return null;
+	const adapted = c.loraTargetModules.some((target) => target.startsWith("vision_"));
+	if (c.loraRank === null || (module === "radio_encoder" && !adapted)) return null;
 	return (await planRank({ ...c, loraRank: null }, rank, machine)).memory;
 }
 

@@ -395,3 +395,25 @@ test("one visible GPU holds both modules, where each has one rank that needs it"
 		expect(notes).not.toContain(sentence);
 	}
 });
+
+test("adapters of the encoder need one that trains, and no dropout", () => {
+	const model = ["--preset", "nemotron-vlm-tiny", "--lora-rank", "2", "--lora-target-modules"];
+	const refusal = (targets: string, ...args: string[]) => mistakes(...model, targets, ...args);
+	expect(refusal("vision_model.linear_fc1", "--freeze-vit")).toEqual([
+		"--freeze-vit: the value is true; allowed is false with the target vision_model.linear_fc1, whose adapters train.",
+	]);
+	const projector = "vision_projection.linear_fc2";
+	expect(refusal(projector, "--vision-projection-type", "mlp", "--freeze-projection")[0]).toContain(
+		`allowed is false with the target ${projector}`,
+	);
+	expect(refusal(`linear_qkv,${projector}`)[0]).toEndWith(
+		`${projector} is of an encoder with vision-projection-type mlp, which this model has not.`,
+	);
+	expect(refusal("vision_model.linear_qkv", "--llm-only")[0]).toContain("allowed is a projection that a layer of");
+	expect(refusal("vision_model.linear_qkv", "--lora-dropout", "0.1")[0]).toStartWith(
+		"--lora-dropout: the value is 0.1; allowed is 0 with the target vision_model.linear_qkv",
+	);
+	expect(resolveConfiguration([...model, "vision_model.linear_qkv"]).configuration.loraTargetModules).toEqual([
+		"vision_model.linear_qkv",
+	]);
+});

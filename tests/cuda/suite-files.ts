@@ -16,7 +16,7 @@ const own = [
 	"native/{adamw,elementwise,events,exp,philox,reductions}",
 	"optim/{rounded-weights,weight-decay}",
 	"models/residual-sums",
-	"models/hybrid/{lora,qwen3-moe}",
+	"models/{lora,hybrid/qwen3-moe}",
 	"models/radio/{packing,random-crop}",
 	"models/vision/{encoder,merge}",
 	"decode/{cache,decode}",

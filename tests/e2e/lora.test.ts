@@ -166,6 +166,10 @@ describe("one sentence before the first step", () => {
 			"allowed are projections of routed experts only with llm-expt-tp 1, and it is 2.",
 		],
 		["--lora-rank 2 --lora-target-modules experts.linear_fc1 --lora-dropout 0.1", "allowed is 0 where routed experts"],
+		[
+			"--lora-rank 2 --lora-target-modules linear_qkv vision_model.linear_qkv",
+			"vision_model.linear_qkv is of an encoder, which this model has not.",
+		],
 	] as const) {
 		test(flags, () => expect(refusal(flags)).toContain(sentence));
 	}

@@ -107,28 +107,61 @@ describe("three stages", () => {
 	});
 });
 
-describe("adapters of the language model", () => {
-	const adapted = "--lora-rank 2 --freeze-vit --freeze-projection --lr 1e-2 --no-vision-position-crop".split(" ");
+/** Modules of the encoder with adapters. */
+const [ofTower, ofProjector] = [
+	["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"].map((name) => `vision_model.${name}`),
+	["vision_projection.linear_fc1", "vision_projection.linear_fc2"],
+];
+const languageTargets = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj"];
+
+describe.each([
+	["the language model", "text", "--freeze-vit --freeze-projection", ["language_model"]],
+	[
+		"all three parts",
+		"all",
+		`--lora-target-modules ${[...languageTargets, ...ofTower, ...ofProjector].join(" ")}`,
+		["language_model", "mlp1", "vision_model"],
+	],
+	["the tower alone", "tower", `--freeze-projection --lora-target-modules ${ofTower.join(" ")}`, ["vision_model"]],
+] as const)("adapters of %s", (_, kind, flags, parts) => {
+	const adapted = `--lora-rank 2 ${flags} --lr 1e-2 --no-vision-position-crop`.split(" ");
+	const [native, merged, peft] = ["adapted", "merged", "peft"].map((name) => `${name}-${kind}`) as [
+		string,
+		string,
+		string,
+	];
+	const moduleNames: readonly (readonly [string, string | RegExp, string])[] = [
+		// transformers' class has a module `model` where the tensors of its folders say `backbone`, and names of its own for the encoder.
+		["language_model.model.", "language_model.model.", "language_model.backbone."],
+		["vision_model.encoder.layer.", "vision_model.encoder.layer.", "vision_model.radio_model.model.blocks."],
+		["vision_model.", /attention\.[qkv]_proj\./, "attn.qkv."],
+		["vision_model.", "attention.o_proj.", "attn.proj."],
+		["multi_modal_projector.", "multi_modal_projector.linear_1.", "mlp1.1."],
+		["multi_modal_projector.", "multi_modal_projector.linear_2.", "mlp1.3."],
+	];
 
 	test("are merged into the folder that the model came from, and written under its names for PEFT", () => {
-		const saved = ["--save", "adapted", "--save-interval", "1", "--save-hf", "merged", "--save-peft", "peft"];
+		const saved = ["--save", native, "--save-interval", "1", "--save-hf", merged, "--save-peft", peft];
 		train("--load-hf", "whole", ...adapted, "--encoder-tp", "2", "--llm-tp", "2", "--llm-ep", "2", ...saved);
-		expect(changed(theirs, tensorsOf("merged"))).toEqual(["language_model"]);
-		expect(Object.keys(tensorsOf("merged"))).toEqual(Object.keys(tensorsOf("whole")));
-		const names = Object.keys(tensorsOf("peft", "adapter_model.safetensors"));
+		expect(changed(theirs, tensorsOf(merged))).toEqual([...parts]);
+		expect(Object.keys(tensorsOf(merged))).toEqual(Object.keys(tensorsOf("whole")));
+		const names = Object.keys(tensorsOf(peft, "adapter_model.safetensors"));
+		expect(names.length).toBeGreaterThan(4);
 		for (const name of names) {
-			// transformers' class has a module `model` where the tensors of its folders say `backbone`.
-			const module = name.replace("base_model.model.language_model.model.", "language_model.backbone.");
-			const weight = module.replace(/lora_[AB]\.weight$/, "weight");
+			const module = name.replace("base_model.model.", "");
+			const stored = moduleNames
+				.filter(([start]) => module.startsWith(start))
+				.reduce((text, [, theirs, ours]) => text.replace(theirs, ours), module);
+			const weight = stored.replace(/lora_[AB]\.weight$/, "weight");
 			expect([weight, weight in theirs]).toEqual([weight, true]);
 		}
-	}, 30_000);
+	}, 90_000);
 
 	const python = referencePython("torch", "transformers", "peft");
 	test.skipIf(python === null)(
 		"are read by PEFT without a warning, and compute what the merged folder computes",
 		() => {
-			const files = ["whole", "peft", "merged"].map((name) => join(folder, name));
+			const files = ["whole", peft, merged].map((name) => join(folder, name));
 			const script = join(import.meta.dir, "../reference/adapters.py");
 			const said = JSON.parse(
 				runPython(python!, [script, ...files, expectedFile])
@@ -140,21 +173,31 @@ describe("adapters of the language model", () => {
 			expect(said.difference).toBeLessThan(2e-5);
 			expect(said.change).toBeGreaterThan(1e-3);
 		},
-		120_000,
+		300_000,
 	);
 
 	test("conversions of the run's checkpoint write the same", () => {
 		for (const [flags, written, file] of [
-			["--to hf adapted", "merged", "model.safetensors"],
-			["--to peft adapted", "peft", "adapter_model.safetensors"],
-			["--to hf --adapters peft whole", "merged", "model.safetensors"],
+			[`--to hf ${native}`, merged, "model.safetensors"],
+			[`--to peft ${native}`, peft, "adapter_model.safetensors"],
+			[`--to hf --adapters ${peft} whole`, merged, "model.safetensors"],
 		] as const) {
 			const target = `again-${flags.replaceAll(/\W+/g, "")}`;
 			const { exitCode, stdout } = mimo(["convert-ckpt", ...flags.split(" "), target, "--verify"], folder);
 			expect([exitCode, stdout]).toEqual([0, expect.stringContaining("Verified: ")]);
 			expect(tensorsOf(target, file)).toEqual(tensorsOf(written, file));
 		}
-	}, 30_000);
+	}, 90_000);
+
+	test("a training goes on from them, on another layout too, and from the checkpoint", () => {
+		const [file, still] = ["adapter_model.safetensors", ["--lr", "0", "--min-lr", "0"]];
+		const from = ["--load-hf", "whole", "--load-peft", peft, ...adapted, ...still];
+		train(...from, "--encoder-dp", "2", "--llm-pp", "2", "--save-peft", `${peft}-read`);
+		expect(tensorsOf(`${peft}-read`, file)).toEqual(tensorsOf(peft, file));
+		const on = ["--load", native, "--load-hf", "whole", ...adapted, "--llm-offset", "0"];
+		train(...on, "--save-peft", `${peft}-on`);
+		expect(tensorsOf(`${peft}-on`, file)).toEqual(tensorsOf(peft, file));
+	}, 60_000);
 });
 
 test("a language model that came from no folder takes the tokenizer it was trained with", () => {

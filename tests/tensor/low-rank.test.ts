@@ -4,7 +4,7 @@ import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { groupedLinear } from "../../src/tensor/ops/grouped-linear.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
-import { addGroupedLowRank, addLowRank } from "../../src/tensor/ops/low-rank.ts";
+import { addGroupedLowRank, addLowRank, addScaledProduct } from "../../src/tensor/ops/low-rank.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -45,6 +45,20 @@ describe("low rank", () => {
 				addLowRank(tape, linear(tape, x!, weight!), x!, { a: a!, b: b!, scale }),
 			reference: ({ x, weight, a, b }) => {
 				const added = product(product(x!, a!, inputs), b!, rank);
+				return product(x!, weight!, inputs).map((value, i) => value + scale * added[i]!);
+			},
+		});
+	});
+
+	test("gradients through the second product alone, into the first one's output and a base of its own", () => {
+		const h = { values: randomValues(rows * rank, 5), shape: [rows, rank] };
+		checkGradients(device, {
+			inputs: { x: values.x, h },
+			parameters: { weight: values.weight, b: values.b },
+			forward: (tape, { x, h }, { weight, b }) =>
+				addScaledProduct(tape, linear(tape, x!, weight!), h!, { b: b!, scale }),
+			reference: ({ x, h, weight, b }) => {
+				const added = product(h!, b!, rank);
 				return product(x!, weight!, inputs).map((value, i) => value + scale * added[i]!);
 			},
 		});

@@ -1,17 +1,17 @@
 /** Low-rank adapters in conversions: merged into their weights, kept in native checkpoints, or written for PEFT. */
-
-import { isAdapterName } from "../../models/hybrid/lora.ts";
+import { isAdapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
-import type { Spelling } from "../hf/families/family.ts";
 import { configObject } from "../hf/kept-folder.ts";
 import type { SpellingName } from "../hf/language-names.ts";
 import { towerPrefix } from "../hf/tower-names.ts";
+import { visionOfLogical } from "../hf/vision-configuration.ts";
 import { MergedStore } from "../lora/merged-store.ts";
 import { type AdapterSettings, openPeftFolder, type PlannedAdapters, planPeftFolder } from "../lora/peft-folder.ts";
-import { moduleSpelling } from "../lora/peft-names.ts";
+import { type AdaptedModel, moduleSpelling, storedSpelling } from "../lora/peft-names.ts";
 import { scaleOf } from "../lora/tensors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
+import { spellingIn } from "./hugging-face.ts";
 import type { FormatName, SourceCheckpoint } from "./source.ts";
 
 /** A format that a conversion may write. */
@@ -43,9 +43,16 @@ export function adaptedWeights(source: SourceCheckpoint, to: TargetName, given: 
 	return new MergedStore(kept, settingsOf(source).scale);
 }
 
-function mergeGiven({ weights, configuration, path }: SourceCheckpoint, given: string): TensorStore {
-	if (configuration === null) throw new UserError(`${path} does not say what model it holds, which --adapters needs.`);
-	const adapters = openPeftFolder(given, configuration);
+/** The model of a source that adapters are of; null: it does not say what model it holds. */
+export function adaptedModel({ weights, configuration, model, path }: SourceCheckpoint): AdaptedModel | null {
+	return configuration && { ...configuration, vision: visionOfLogical(weights, model, path) };
+}
+
+function mergeGiven(source: SourceCheckpoint, given: string): TensorStore {
+	const { weights, path } = source;
+	const model = adaptedModel(source);
+	if (model === null) throw new UserError(`${path} does not say what model it holds, which --adapters needs.`);
+	const adapters = openPeftFolder(given, model);
 	const optimizer = [...weights.tensors.keys()].find((name) => name.startsWith("optimizer."));
 	if (optimizer !== undefined) {
 		throw new UserError(
@@ -71,14 +78,15 @@ export function peftTarget(
 	path: string,
 	{ names, sync }: { readonly names: SpellingName | null } & Durability,
 ): PlannedAdapters {
-	const { configuration, spelling } = source;
-	if (configuration === null) throw new UserError(`${source.path} does not say what model its adapters are of.`);
+	const model = adaptedModel(source);
+	if (model === null) throw new UserError(`${source.path} does not say what model its adapters are of.`);
 	const config = source.objects.get(configObject);
+	const { language, ...vision } = spellingIn(source.spelling);
 	const base = {
-		stored: (spelling.huggingFace ?? null) as unknown as Spelling | null,
+		stored: language && storedSpelling(language, vision),
 		configText: config === undefined ? null : new TextDecoder().decode(config.bytes),
 		whole: [...source.weights.tensors.keys()].some((name) => name.startsWith(towerPrefix)),
 	};
 	const chosen = moduleSpelling(base, names);
-	return planPeftFolder(adapters, settingsOf(source), configuration, { spelling: chosen, base: null, path, sync });
+	return planPeftFolder(adapters, settingsOf(source), model, { spelling: chosen, base: null, path, sync });
 }

@@ -75,7 +75,8 @@ export function keptInSource(
 	return keptIn(new Map(Object.entries(objects)), spellingIn(source), path);
 }
 
-function spellingIn(spelling: JsonObject): FolderSpelling {
+/** The spelling that a native checkpoint's `source` records. */
+export function spellingIn(spelling: JsonObject): FolderSpelling {
 	const vision = (spelling.huggingFaceVision ?? {}) as Partial<FolderSpelling>;
 	const language = (spelling.huggingFace ?? null) as unknown as Spelling | null;
 	return { language, tower: vision.tower ?? null, projector: vision.projector ?? null };

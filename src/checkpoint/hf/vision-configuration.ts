@@ -6,7 +6,13 @@
 
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { affineName, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "./projector-names.ts";
+import {
+	affineName,
+	detectProjector,
+	type ProjectorSizes,
+	type ProjectorStyle,
+	projectorStyles,
+} from "./projector-names.ts";
 import { blockPrefix, outsideNames, type TowerSizes, type TowerSpelling, towerPrefix } from "./tower-names.ts";
 
 /** The keys that decide a tower's function. */
@@ -272,4 +278,17 @@ export function readsJoinedPatches(input: number, width: number, projector: stri
 	throw new UserError(
 		`The projector of ${projector} reads rows of ${input}, but the tower of ${tower} gives rows of ${width}, or of ${4 * width} with --pixel-shuffle.`,
 	);
+}
+
+/** Tower and projector of a model under logical names, as PEFT's names of adapters need them; null: it has no tower. */
+export function visionOfLogical(
+	weights: { readonly tensors: Shapes; readonly path: string },
+	described: Json,
+	target: string,
+): { readonly tower: TowerSizes; readonly projector: ProjectorSizes | null } | null {
+	const tower = towerOfLogical(weights, described, target);
+	if (tower === null) return null;
+	const style = detectProjector(weights.tensors);
+	const projector = style === null ? null : projectorSizes(weights.tensors, style, weights.path);
+	return { tower, projector: projector?.visionProjectionType === "mlp" ? projector : null };
 }

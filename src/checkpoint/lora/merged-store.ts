@@ -2,7 +2,7 @@
  * Weights with their low-rank adapters merged: W + (α / r) B A in the place of W, added up in float64 and rounded once to
  * the type in which W is stored.
  */
-import { adapterName, isAdapterName } from "../../models/hybrid/lora.ts";
+import { adapterName, isAdapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import { decodeFloats, encodeFloats, firstNotFinite } from "../cast-floats.ts";
 import { dtypes, elementCount } from "../dtype.ts";

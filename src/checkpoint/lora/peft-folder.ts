@@ -2,18 +2,18 @@
 
 import { join } from "node:path";
 import * as v from "valibot";
-import { adaptedWeight } from "../../models/hybrid/lora.ts";
+import { adaptedWeight } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
-import type { Spelling } from "../hf/families/family.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";
 import { compareTensors, MappedStore, planTensors, requireMatch } from "../mapping.ts";
 import { openSafetensors, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, readTensor, selectTensors, type TensorStore } from "../store.ts";
 import {
+	type AdaptedModel,
 	type CopiedMatrix,
+	type ModuleSpelling,
 	matrixName,
 	moduleOf,
 	peftCorrespondence,
@@ -47,12 +47,12 @@ export interface PlannedAdapters {
 export function planPeftFolder(
 	adapters: TensorStore,
 	settings: AdapterSettings,
-	configuration: LanguageModelConfiguration,
-	options: { readonly spelling: Spelling; readonly base: string | null; readonly path: string } & Durability,
+	model: AdaptedModel,
+	options: { readonly spelling: ModuleSpelling; readonly base: string | null; readonly path: string } & Durability,
 ): PlannedAdapters {
 	const { path, spelling } = options;
 	const weights = new Set([...adapters.tensors.keys()].map(adaptedWeight));
-	const { builder, copies, modules } = peftCorrespondence(weights, settings.rank, configuration, spelling, path);
+	const { builder, copies, modules } = peftCorrespondence(weights, settings.rank, model, spelling, path);
 	const mapped = new MappedStore(adapters, planTensors(adapters, builder, "foreign"));
 	const logicalOf = new Map(copies.map(({ foreign, logical }) => [foreign, logical]));
 	const copied: TensorStore = {
@@ -136,7 +136,7 @@ export interface PeftAdapters extends Disposable {
 }
 
 /** Opens a folder; every tensor of it belongs to an adapter of the model. Most values are read when they are asked for. */
-export function openPeftFolder(path: string, configuration: LanguageModelConfiguration): PeftAdapters {
+export function openPeftFolder(path: string, model: AdaptedModel): PeftAdapters {
 	const settings = readAdapterSettings(path);
 	const file = openSafetensors(join(path, valuesName), { inside: path });
 	try {
@@ -147,14 +147,14 @@ export function openPeftFolder(path: string, configuration: LanguageModelConfigu
 			);
 		}
 		const modules = new Set([...file.tensors.keys()].map(moduleOf));
-		const weights = weightsOf(modules, configuration, spelling, file.path);
+		const weights = weightsOf(modules, model, spelling, file.path);
 		const stacked: string[] = [];
 		const share = (own: readonly string[]) => {
 			const equal = own.every((module) => sameMatrix(file, matrixName(own[0]!, "A"), matrixName(module, "A")));
 			if (!equal) stacked.push(own.join(", "));
 			return equal;
 		};
-		const found = peftCorrespondence(weights, settings.rank, configuration, spelling, file.path, share);
+		const found = peftCorrespondence(weights, settings.rank, model, spelling, file.path, share);
 		const { builder, copies } = found;
 		const copyShape = ({ foreign, logical }: CopiedMatrix) => [foreign, builder.logical.get(logical)!] as const;
 		requireMatch(file.path, compareTensors(file.tensors, new Map([...builder.foreign, ...copies.map(copyShape)])));

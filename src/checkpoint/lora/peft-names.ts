@@ -6,16 +6,30 @@
  */
 
 import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
-import { adapterName } from "../../models/hybrid/lora.ts";
+import { adapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { Spelling } from "../hf/families/family.ts";
-import { languageCorrespondence } from "../hf/families/index.ts";
+import { addLanguage } from "../hf/families/index.ts";
 import { parsePythonJson } from "../hf/json.ts";
 import { type SpellingName, spellings } from "../hf/language-names.ts";
+import { addProjector, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "../hf/projector-names.ts";
+import { addTower, publishedTower, type TowerSizes, type TowerSpelling } from "../hf/tower-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";
 
 const peftPrefix = "base_model.model.";
+
+/** The sizes of a model that decide names and shapes of its adapters. */
+export interface AdaptedModel extends LanguageModelConfiguration {
+	/** Tower and projector; absent or null: it has none. A projector that Hugging Face's format has no place for is null. */
+	readonly vision?: { readonly tower: TowerSizes; readonly projector: ProjectorSizes | null } | null;
+}
+
+/** Names of modules, those of tower and projector too; absent: as published. */
+export interface ModuleSpelling extends Spelling {
+	readonly tower?: TowerSpelling;
+	readonly projector?: ProjectorStyle;
+}
 
 /** An A in PEFT's files, and the logical one that it is a copy of. */
 export interface CopiedMatrix {
@@ -42,10 +56,18 @@ interface AdaptedModule {
 
 export const matrixName = (module: string, matrix: "A" | "B") => `${peftPrefix}${module}.lora_${matrix}.weight`;
 
+/** The spelling of a base's tensors from those of its parts. */
+export function storedSpelling(
+	language: Spelling,
+	{ tower, projector }: { readonly tower: TowerSpelling | null; readonly projector: ProjectorStyle | null },
+): ModuleSpelling {
+	return { ...language, ...(tower && { tower }), ...(projector && { projector }) };
+}
+
 /** The base that adapters are for, as far as it decides the names of its modules. */
 export interface AdaptedBase {
 	/** Names of the base's tensors; null: there is no base. */
-	readonly stored: Spelling | null;
+	readonly stored: ModuleSpelling | null;
 	/** Text of the base's config.json; null: there is no base. */
 	readonly configText: string | null;
 	/** Whether a model that comes from no base has an encoder beside the language model. */
@@ -57,15 +79,24 @@ export interface AdaptedBase {
  * `backbone` for transformers' class. A whole model's tensors say `backbone` too, but transformers' class has `model` there; a
  * folder with code of its own (auto_map) brings a class with the tensors' names. `names`: given by the user, or null.
  */
-export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): Spelling {
-	const stored: Spelling = base.stored ?? spellings.published;
+export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): ModuleSpelling {
+	const stored: ModuleSpelling = base.stored ?? spellings.published;
 	const place = stored.base.replace(/(backbone|model)\.$/, "");
 	const inside = base.stored === null && base.whole ? languageModelPrefix : place;
 	const ownCode = base.configText !== null && "auto_map" in parsePythonJson(base.configText, "config.json");
 	const chosen = stored.family ? null : (names ?? (inside === "" || ownCode ? null : "transformers"));
 	if (chosen === null) return { ...stored, base: inside + stored.base.slice(place.length), head: inside };
-	return { ...stored, ...spellings[chosen], base: inside + spellings[chosen].base, head: inside };
+	const vision = { ...stored, ...visionSpellings[chosen] };
+	return { ...vision, ...spellings[chosen], base: inside + spellings[chosen].base, head: inside };
 }
+
+const visionSpellings = {
+	published: { tower: publishedTower, projector: "published" },
+	transformers: {
+		tower: { prefix: "vision_model.", style: "transformers", classAxis: false },
+		projector: "transformers",
+	},
+} as const satisfies Record<SpellingName, Pick<ModuleSpelling, "tower" | "projector">>;
 
 /** The module of a tensor of a PEFT file. */
 export const moduleOf = (name: string) => name.slice(peftPrefix.length).replace(/\.lora_[AB]\.weight$/, "");
@@ -77,15 +108,15 @@ export const moduleOf = (name: string) => name.slice(peftPrefix.length).replace(
 export function peftCorrespondence(
 	weights: Iterable<string>,
 	rank: number,
-	configuration: LanguageModelConfiguration,
-	spelling: Spelling,
+	model: AdaptedModel,
+	spelling: ModuleSpelling,
 	path: string,
 	share: (modules: readonly string[]) => boolean = () => true,
 ): PeftCorrespondence {
 	const builder = new CorrespondenceBuilder(path);
 	const copies: CopiedMatrix[] = [];
 	const names: string[] = [];
-	const modulesOf = adaptedModules(configuration, spelling, path);
+	const modulesOf = adaptedModules(model, spelling, path);
 	for (const weight of weights) {
 		const { modules, inputs, outputs } = modulesOf(weight);
 		const own = modules.map(({ name }) => name);
@@ -111,9 +142,19 @@ export function peftCorrespondence(
 	return { builder, copies, modules: names };
 }
 
+/** Every weight of the base that may have an adapter, in both spellings. */
+function baseCorrespondence(model: AdaptedModel, spelling: ModuleSpelling, path: string): CorrespondenceBuilder {
+	const { tower, projector } = { ...visionSpellings.published, ...spelling };
+	const builder = new CorrespondenceBuilder(path);
+	addLanguage(builder, model, spelling);
+	if (model.vision) addTower(builder, model.vision.tower, tower, path);
+	if (model.vision?.projector) addProjector(builder, model.vision.projector, projector);
+	return builder;
+}
+
 /** The modules of a weight by its logical name. */
-function adaptedModules(configuration: LanguageModelConfiguration, spelling: Spelling, path: string) {
-	const base = languageCorrespondence(configuration, spelling, path);
+function adaptedModules(model: AdaptedModel, spelling: ModuleSpelling, path: string) {
+	const base = baseCorrespondence(model, spelling, path);
 	const links = Map.groupBy(base.links, ({ logical }) => logical);
 	return (weight: string) => {
 		const shape = base.logical.get(weight);
@@ -134,11 +175,11 @@ function adaptedModules(configuration: LanguageModelConfiguration, spelling: Spe
 /** Logical names of the weights whose modules are among those of a PEFT file. */
 export function weightsOf(
 	modules: ReadonlySet<string>,
-	configuration: LanguageModelConfiguration,
-	spelling: Spelling,
+	model: AdaptedModel,
+	spelling: ModuleSpelling,
 	path: string,
 ): string[] {
-	const { links } = languageCorrespondence(configuration, spelling, path);
+	const { links } = baseCorrespondence(model, spelling, path);
 	const found = links.filter(({ foreign }) => modules.has(foreign.replace(/\.weight$/, "")));
 	return [...new Set(found.map(({ logical }) => logical))];
 }
@@ -172,35 +213,57 @@ function linkRows(
 }
 
 /**
- * Detects the spelling of a PEFT file's modules from its tensor names; null: of no family. MTP depths (`mtp.layers.N`)
- * are beside the layers, under a prefix of their own.
+ * Detects the spelling of a PEFT file's modules from its tensor names; null: of no family, nor of a tower or projector. MTP depths
+ * (`mtp.layers.N`) are beside the layers, under a prefix of their own.
  */
-export function peftSpelling(names: Iterable<string>): Spelling | null {
+export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 	let base: string | null = null;
 	let mtp: string | null = null;
 	let decoder = false;
+	let vision: Pick<ModuleSpelling, "tower" | "projector"> = {};
 	for (const name of names) {
 		const [, place, module] = /^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|mlp)\./.exec(name) ?? [];
-		if (place === undefined) continue;
+		if (place === undefined) {
+			vision = { ...vision, ...visionSpelling(moduleOf(name)) };
+			continue;
+		}
 		if (/(^|\.)mtp\.$/.test(place)) mtp = place.replace(/mtp\.$/, "");
 		else base = place;
 		decoder ||= module !== "mixer";
 	}
-	if (base === null && mtp === null) return null;
+	if (base === null && mtp === null && Object.keys(vision).length === 0) return null;
 	const own = base ?? spellings.published.base;
 	const ahead = mtp ? { mtp } : {};
 	// Names of all families of two blocks a layer are the same.
 	const family = decoder ? { family: "llama" } : {};
-	return { ...family, base: own, head: own.replace(/(backbone|model)\.$/, ""), experts: "separate", ...ahead };
+	const head = own.replace(/(backbone|model)\.$/, "");
+	return { ...family, base: own, head, experts: "separate", ...ahead, ...vision };
+}
+
+/** What the name of a module says of the spelling of the tower or the projector that it belongs to. */
+function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "projector"> {
+	const projector = (["published", "transformers"] as const).find((style) =>
+		projectorStyles[style].includes(`${module}.weight` as never),
+	);
+	if (projector !== undefined) return { projector };
+	const [, prefix, container] = /^(.*?)(encoder\.layer|blocks)\.\d+\./.exec(module) ?? [];
+	if (prefix === undefined) return {};
+	const style = container === "blocks" ? "published" : "transformers";
+	return { tower: { prefix, style, classAxis: false } };
 }
 
 /** A regular expression of Python's that matches the modules' whole names and no others of the model. */
 export function targetExpression(modules: readonly string[]): string {
-	const kinds = modules.map((module) =>
-		module
-			.replace(/^.*?layers\.\d+\./, "")
-			.replaceAll(".", "\\.")
-			.replace(/\\\.\d+\\\./, "\\.\\d+\\."),
-	);
-	return `.*\\.layers\\.\\d+\\.(${[...new Set(kinds)].sort().join("|")})`;
+	const escaped = (text: string) => text.replaceAll(".", "\\.");
+	const kinds = new Map<string, Set<string>>();
+	for (const module of modules) {
+		const [, container = "", rest = module] = /^.*?(layers|encoder\.layer|blocks)\.\d+\.(.*)$/.exec(module) ?? [];
+		const own = kinds.get(container) ?? new Set();
+		kinds.set(container, own.add(escaped(rest).replace(/\\\.\d+\\\./, "\\.\\d+\\.")));
+	}
+	const alternatives = [...kinds].map(([container, own]) => {
+		const names = `(${[...own].sort().join("|")})`;
+		return container === "" ? names : `.*\\.${escaped(container)}\\.\\d+\\.${names}`;
+	});
+	return alternatives.join("|");
 }

@@ -1,5 +1,5 @@
 /** A model's tensors with and without those of its low-rank adapters. */
-import { adapterScale, isAdapterName } from "../../models/hybrid/lora.ts";
+import { adapterScale, isAdapterName } from "../../models/lora.ts";
 import type { NamedTensors } from "../model-store.ts";
 
 /** The tensors of the base: those that other checkpoints of the model have too. */

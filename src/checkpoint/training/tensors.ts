@@ -3,7 +3,7 @@
  * (the routers' expert biases). Data-parallel replicas divide a part into equal slices, those of ZeRO-1, and each writes its own,
  * so every byte is written once.
  */
-import { isAdapterName } from "../../models/hybrid/lora.ts";
+import { isAdapterName } from "../../models/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
 import type { DataParallel } from "../../parallel/data-parallel.ts";

@@ -1,5 +1,5 @@
 /** Checks of the keys of low-rank adapters. */
-
+import { hasEncoder } from "../derive.ts";
 import { hasLayer } from "../hybrid-pattern.ts";
 import type { LoraModule } from "../keys/lora.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
@@ -15,14 +15,40 @@ const exists: Readonly<Record<LoraModule, (c: TrainingConfiguration) => boolean>
 	out_proj: (c) => hasLayer(c.hybridLayerPattern, "mamba"),
 	"experts.linear_fc1": (c) => hasLayer(c.hybridLayerPattern, "moe"),
 	"experts.linear_fc2": (c) => hasLayer(c.hybridLayerPattern, "moe"),
+	"vision_model.linear_qkv": hasEncoder,
+	"vision_model.linear_proj": hasEncoder,
+	"vision_model.linear_fc1": hasEncoder,
+	"vision_model.linear_fc2": hasEncoder,
+	"vision_projection.linear_fc1": hasMlpProjector,
+	"vision_projection.linear_fc2": hasMlpProjector,
 };
+
+function hasMlpProjector(c: TrainingConfiguration): boolean {
+	return hasEncoder(c) && c.visionProjectionType === "mlp";
+}
+
+/** The first target of a part of the model; undefined: it has none. */
+const targetOf = (c: TrainingConfiguration, part: "experts" | "vision_model" | "vision_projection") =>
+	c.loraRank === null ? undefined : c.loraTargetModules.find((module) => module.startsWith(`${part}.`));
+
+/** Refuses to freeze a part whose adapters train. */
+function trains(key: "freeze-vit" | "freeze-projection", part: "vision_model" | "vision_projection"): Check {
+	return (c) => {
+		const target = targetOf(c, part);
+		const frozen = key === "freeze-vit" ? c.freezeVit : c.freezeProjection;
+		return unless(
+			!frozen || target === undefined,
+			key,
+			`allowed is false with the target ${target}, whose adapters train`,
+		);
+	};
+}
 
 function hasFeedForward({ hybridLayerPattern: pattern, moeSharedExpertIntermediateSize }: TrainingConfiguration) {
 	return hasLayer(pattern, "mlp") || (hasLayer(pattern, "moe") && moeSharedExpertIntermediateSize > 0);
 }
 
-const targetsExperts = (c: TrainingConfiguration) =>
-	c.loraRank !== null && c.loraTargetModules.some((module) => module.startsWith("experts."));
+const targetsExperts = (c: TrainingConfiguration) => targetOf(c, "experts") !== undefined;
 
 /** Refuses a given key without lora-rank. */
 function needsRank(key: Key, given: (c: TrainingConfiguration) => boolean): Check {
@@ -40,6 +66,24 @@ export const loraChecks: readonly Check[] = [
 			"lora-target-modules",
 			`allowed is a projection that a layer of ${c.hybridLayerPattern} has`,
 		),
+	(c) => {
+		const lacking = c.loraTargetModules.find((module) => module.startsWith("vision_") && !exists[module](c));
+		return unless(
+			c.loraRank === null || lacking === undefined,
+			"lora-target-modules",
+			`${lacking} is of an encoder${lacking?.startsWith("vision_projection") ? " with vision-projection-type mlp" : ""}, which this model has not`,
+		);
+	},
+	trains("freeze-vit", "vision_model"),
+	trains("freeze-projection", "vision_projection"),
+	(c) => {
+		const target = targetOf(c, "vision_model") ?? targetOf(c, "vision_projection");
+		return unless(
+			target === undefined || c.loraDropout === 0,
+			"lora-dropout",
+			`allowed is 0 with the target ${target}: rows of pictures have no place among the tokens`,
+		);
+	},
 	(c) =>
 		unless(
 			!targetsExperts(c) || c.llmExptTp === 1,

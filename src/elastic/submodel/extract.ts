@@ -18,7 +18,7 @@ import { elasticKeys } from "../../config/keys/elastic.ts";
 import { type Key, propertyOf } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/hybrid/config.ts";
 import { describedConfig } from "../../models/hybrid/from-configuration.ts";
-import { isAdapterName } from "../../models/hybrid/lora.ts";
+import { isAdapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import { submodelKeys, unitsOfSubmodel } from "./configuration.ts";
 import type { Submodel } from "./submodel.ts";

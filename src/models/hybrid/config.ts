@@ -2,7 +2,7 @@
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
 import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
-import type { LoraConfig } from "./lora.ts";
+import type { LoraConfig } from "../lora.ts";
 
 export interface BalancingLoss {
 	readonly type: "seq_aux_loss" | "aux_loss" | "global_aux_loss";

@@ -7,12 +7,12 @@ import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { elementCount } from "../../tensor/tensor.ts";
+import { isAdapterName } from "../lora.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import type { HybridConfig } from "./config.ts";
 import { hybridConfig } from "./from-configuration.ts";
 import { kinds } from "./kinds/index.ts";
 import { languageModelPrefix } from "./layer-numbering.ts";
-import { isAdapterName } from "./lora.ts";
 import { hybridParameters } from "./names.ts";
 
 export interface ParameterCounts {

@@ -6,9 +6,9 @@ import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-l
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { languageLora } from "../lora.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, RopeScaling } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
-import type { LoraConfig } from "./lora.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 
 /** The configuration keys that the language model depends on. */
@@ -117,7 +117,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		},
 		moe: moeConfig(c),
 		ofLayer: layerDifferences(c, layers.pattern),
-		lora: loraConfig(c),
+		lora: languageLora(c),
 		recompute: recomputation(c),
 	};
 }
@@ -246,15 +246,6 @@ export function segmentsOfConfiguration(
 	c: Pick<TrainingConfiguration, "hybridLayerPattern" | "llmPp">,
 ): PipelineSegment[] {
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
-}
-
-/** LoRA options of a configuration; null: no adapters. */
-function loraConfig(
-	c: Pick<LanguageModelKeys, "loraAlpha" | "loraDropout" | "loraRank" | "loraTargetModules">,
-): LoraConfig | null {
-	if (c.loraRank === null) return null;
-	const { loraRank: rank, loraAlpha: alpha, loraDropout: dropout, loraTargetModules: targets } = c;
-	return { rank, alpha, dropout, targets, start: "zero" };
 }
 
 /** Whether the expert bias is updated: not with adapters, whose base is frozen, nor for a description without router keys. */

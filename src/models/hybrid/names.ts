@@ -1,10 +1,10 @@
 /** The parameters of the hybrid language model: Megatron's logical names, shapes, initial values and sharding. */
+import { withAdapters } from "../lora.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
 import { distributions, normWeight, rows } from "./kinds/kind.ts";
 import { languageModelPrefix, layersOfSegment, mtpPrefix, storedDepths } from "./layer-numbering.ts";
-import { withAdapters } from "./lora.ts";
 import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 
 /** Name of the word embedding, which is the output layer too if tied. */

@@ -8,9 +8,9 @@ import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
 import { philoxKey } from "../initialise.ts";
+import { adapterName, adapterScale, isTarget } from "../lora.ts";
 import { hasBias } from "./kinds/kind.ts";
 import type { LayerContext } from "./layer-context.ts";
-import { adapterName, adapterScale, isTarget } from "./lora.ts";
 
 /**
  * x_TI of all tokens · weightᵀ of the layer's projection `name`. Row-parallel: x has this rank's columns, and the result is a

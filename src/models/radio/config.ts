@@ -1,5 +1,6 @@
 /** Shape and options of the RADIO vision transformer (docs/spec/vision.md §1, §2). */
 import { UserError } from "../../system/errors.ts";
+import type { LoraConfig } from "../lora.ts";
 
 /** How the table of positions is fitted to an image's grid of patches (docs/spec/vision.md §1.4). */
 export interface PositionOptions {
@@ -39,6 +40,8 @@ export interface RadioConfig {
 	readonly initMethodStd: number;
 	/** Standard deviation of projections back into the residual stream. */
 	readonly outputInitMethodStd: number;
+	/** Adapters of the layers' projections, beside weights that are frozen; null: none. */
+	readonly lora: LoraConfig | null;
 	readonly dtype: "f32" | "bf16";
 }
 

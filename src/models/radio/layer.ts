@@ -3,7 +3,6 @@
  * layers; inside it has its own heads and its own part of the feed-forward width.
  */
 import type { Group } from "../../parallel/group.ts";
-import { columnParallelLinear, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { addLater } from "../../tensor/ops/add.ts";
 import { attention } from "../../tensor/ops/attention.ts";
@@ -13,6 +12,7 @@ import type { ResidualSum } from "../../tensor/residual-sum.ts";
 import type { Sequences } from "../../tensor/sequences.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import { Tensor } from "../../tensor/tensor.ts";
+import { type AdaptedProjection, adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import type { RadioConfig } from "./config.ts";
 
 export interface RadioLayerContext {
@@ -38,18 +38,23 @@ export function radioLayer(tape: Tape, context: RadioLayerContext, x: ResidualSu
  */
 function normedLinear(
 	tape: Tape,
-	{ config, tp, weights }: RadioLayerContext,
+	context: RadioLayerContext,
 	x: ResidualSum,
 	name: string,
 	gelu: Tensor | null = null,
 ): Tensor {
+	const { config, tp, weights } = context;
 	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
 	using normed = layerNorm(tape, x.tensor, gamma, beta, config.normEpsilon, { sum: x });
-	return columnParallelLinear(tape, normed, weights(`${name}.weight`), weights(`${name}.bias`), tp, { gelu });
+	return adaptedColumns(tape, normed, projection(context, name), tp, { gelu });
+}
+
+function projection({ config: { lora }, weights }: RadioLayerContext, name: string): AdaptedProjection {
+	return projectionOf(weights, name, { lora, bias: true });
 }
 
 function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
-	const { config, tp, weights, sequences } = context;
+	const { config, tp, sequences } = context;
 	using qkv = normedLinear(tape, context, x, "self_attention.linear_qkv");
 	const heads = config.heads / tp.size;
 	using attended = attention(tape, qkv, {
@@ -60,20 +65,20 @@ function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): 
 		mask: "full",
 		softmaxScale: config.softmaxScale,
 	});
-	const name = "self_attention.linear_proj";
-	return rowParallelLinear(tape, attended, weights(`${name}.weight`), weights(`${name}.bias`), tp);
+	return adaptedRows(tape, attended, projection(context, "self_attention.linear_proj"), tp);
 }
 
 function feedForward(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
-	const { config, tp, weights } = context;
-	const [weight, bias] = [weights("mlp.linear_fc2.weight"), weights("mlp.linear_fc2.bias")];
-	if (config.activation === "geluTanh") {
+	const { config, tp } = context;
+	const inner = projection(context, "mlp.linear_fc1");
+	const outer = projection(context, "mlp.linear_fc2");
+	if (config.activation === "geluTanh" && inner.adapter === null && outer.adapter === null) {
 		// Both products have the GELU in them.
-		using activated = Tensor.empty(tape.device, [x.tensor.rows, weight.value.width], x.tensor.dtype);
+		using activated = Tensor.empty(tape.device, [x.tensor.rows, outer.weight.value.width], x.tensor.dtype);
 		using hidden = normedLinear(tape, context, x, "mlp.linear_fc1", activated);
-		return rowParallelLinear(tape, activated, weight, bias, tp, { geluOf: hidden });
+		return adaptedRows(tape, activated, outer, tp, { geluOf: hidden });
 	}
 	using hidden = normedLinear(tape, context, x, "mlp.linear_fc1");
 	using activated = activation(tape, hidden, config.activation);
-	return rowParallelLinear(tape, activated, weight, bias, tp);
+	return adaptedRows(tape, activated, outer, tp);
 }

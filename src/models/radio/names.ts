@@ -3,6 +3,7 @@
  * (docs/spec/vision.md §1.2).
  */
 import type { Shard } from "../../parallel/shard.ts";
+import { withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { patchWidth, type RadioConfig } from "./config.ts";
 
@@ -40,7 +41,8 @@ export function radioParameters(config: RadioConfig): ParameterSpec[] {
 		specs.push({ name: "class_token", shape: [config.classTokens, c], initialisation: normal(1), shard: replicated });
 	}
 	for (let layer = 0; layer < config.layers; layer++) {
-		specs.push(...layerParameters(config).map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
+		const layerSpecs = withAdapters(layerParameters(config), config.lora);
+		specs.push(...layerSpecs.map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
 	}
 	if (config.finalLayerNorm)
 		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", c));

@@ -7,6 +7,7 @@ import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/mod
 import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
 import { Tape } from "../../tensor/tape.ts";
 import { Tensor } from "../../tensor/tensor.ts";
+import { isAdapterName } from "../lora.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { checkRadioConfig, outputWidth, type PatchGrid, type RadioConfig } from "../radio/config.ts";
 import { RadioModel, type RadioObserver } from "../radio/model.ts";
@@ -61,7 +62,12 @@ export class EncoderModule implements Disposable {
 			...(options.replicas ? { replicas: options.replicas } : {}),
 			...(options.buckets ? { buckets: options.buckets } : {}),
 			dtype: config.tower.dtype,
-			frozen: ({ name }) => (name.startsWith(projectorPrefix) ? options.frozenProjector : options.frozenTower),
+			frozen: ({ name }) => {
+				const ofProjector = name.startsWith(projectorPrefix);
+				const { lora } = ofProjector ? config.projector : config.tower;
+				const frozen = ofProjector ? options.frozenProjector : options.frozenTower;
+				return frozen || (lora !== null && !isAdapterName(name));
+			},
 		});
 		this.#tower = new RadioModel(config.tower, this.parallel.tp, this.#parameters);
 	}

@@ -1,6 +1,7 @@
 /** EncoderConfig of a training configuration (docs/spec/vision.md §1.1, §1.2, §3). */
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { type LoraKeys, visionLora } from "../lora.ts";
 import { outputWidth, type RadioConfig } from "../radio/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
@@ -12,6 +13,7 @@ export type EncoderKeys = Pick<
 	| "hiddenSize"
 	| "hybridLayerPattern"
 	| "initMethodStd"
+	| keyof LoraKeys
 	| "patchDim"
 	| "normEpsilon"
 	| "pixelShuffle"
@@ -56,6 +58,7 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,
 		pixelShuffle: c.pixelShuffle,
+		lora: visionLora(c, "vision_model"),
 		dtype: c.bf16 ? "bf16" : "f32",
 	};
 	return {
@@ -69,6 +72,7 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 			// The language model's epsilon, as in Megatron-Bridge; transformers has 1e-5, which published models also use for the
 			// language model.
 			normEpsilon: c.visionProjectionNorm ? c.normEpsilon : null,
+			lora: visionLora(c, "vision_projection"),
 		},
 	};
 }

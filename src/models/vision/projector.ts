@@ -1,12 +1,14 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
 import type { Group } from "../../parallel/group.ts";
 import type { Shard } from "../../parallel/shard.ts";
-import { columnParallelLinear, gatherColumns, rowParallelLinear } from "../../parallel/tensor-parallel.ts";
+import { columnParallelLinear, gatherColumns } from "../../parallel/tensor-parallel.ts";
 import { activation } from "../../tensor/ops/activation.ts";
 import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../tensor/parameter.ts";
 import type { Tape } from "../../tensor/tape.ts";
 import type { Tensor } from "../../tensor/tensor.ts";
+import { adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
+import { type LoraConfig, withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 
 export interface ProjectorConfig {
@@ -20,6 +22,8 @@ export interface ProjectorConfig {
 	readonly initMethodStd: number;
 	/** mlp: standard deviation of the second projection's initial values. */
 	readonly outputInitMethodStd: number;
+	/** mlp: adapters of its projections, beside weights that are frozen; null: none. */
+	readonly lora: LoraConfig | null;
 }
 
 export const projectorPrefix = "modality_submodules.radio_encoder.input_projections.0.";
@@ -41,11 +45,11 @@ export function projectorParameters(config: ProjectorConfig): ParameterSpec[] {
 		initialisation: { kind: "constant", value: 1 },
 		shard: { kind: "replicated" },
 	};
-	return [
-		...(config.normEpsilon === null ? [] : [norm]),
+	const projections: ParameterSpec[] = [
 		{ name: `${prefix}linear_fc1.weight`, shape: [ffnHiddenSize, inputSize], initialisation: inward, shard: rows },
 		{ name: `${prefix}linear_fc2.weight`, shape: [outputSize, ffnHiddenSize], initialisation: outward, shard: columns },
 	];
+	return [...(config.normEpsilon === null ? [] : [norm]), ...withAdapters(projections, config.lora)];
 }
 
 /** affine: W x; mlp: W2 relu(W1 norm(x))². The result is equal on all tensor-parallel ranks. */
@@ -56,17 +60,18 @@ export function project(
 	x: Tensor,
 	tp: Group,
 ): Tensor {
-	const weight = (name: string) => parameters.get(`${projectorPrefix}encoder.${name}`);
+	const parameter = (name: string) => parameters.get(`${projectorPrefix}encoder.${name}`);
 	tape.begin("projector");
 	if (config.type === "affine") {
-		using part = columnParallelLinear(tape, x, weight("weight"), null, tp);
+		using part = columnParallelLinear(tape, x, parameter("weight"), null, tp);
 		return gatherColumns(tape, part, tp);
 	}
 	using normed =
 		config.normEpsilon === null
 			? x.share()
-			: rmsNorm(tape, x, weight("linear_fc1.layer_norm_weight"), config.normEpsilon);
-	using hidden = columnParallelLinear(tape, normed, weight("linear_fc1.weight"), null, tp);
+			: rmsNorm(tape, x, parameter("linear_fc1.layer_norm_weight"), config.normEpsilon);
+	const options = { lora: config.lora, bias: false };
+	using hidden = adaptedColumns(tape, normed, projectionOf(parameter, "linear_fc1", options), tp);
 	using activated = activation(tape, hidden, "squaredRelu");
-	return rowParallelLinear(tape, activated, weight("linear_fc2.weight"), null, tp);
+	return adaptedRows(tape, activated, projectionOf(parameter, "linear_fc2", options), tp);
 }

@@ -98,6 +98,7 @@ export function goldenEncoderConfig(
 			pixelShuffle: vision.pixel_shuffle,
 			initMethodStd: std,
 			outputInitMethodStd: outward,
+			lora: null,
 			dtype,
 		},
 		projector: {
@@ -108,6 +109,7 @@ export function goldenEncoderConfig(
 			normEpsilon: null,
 			initMethodStd: std,
 			outputInitMethodStd: outward,
+			lora: null,
 		},
 	};
 }

@@ -90,7 +90,7 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	return {
-		encoder: hasEncoder(c) ? encoderConfig(c) : null,
+		encoder: hasEncoder(c) ? drawnEncoder(encoderConfig(c)) : null,
 		language: drawn(hybridConfig(c)),
 		elastic: elasticSubject(c),
 		distillation: distillationOf(c),
@@ -126,6 +126,13 @@ function drawn(language: HybridConfig): HybridConfig {
 		...language,
 		biases: { ...biases, start: "drawn" },
 		lora: lora && { ...lora, start: "drawn" },
+	};
+}
+
+function drawnEncoder({ tower, projector }: EncoderConfig): EncoderConfig {
+	return {
+		tower: { ...tower, lora: tower.lora && { ...tower.lora, start: "drawn" } },
+		projector: { ...projector, lora: projector.lora && { ...projector.lora, start: "drawn" } },
 	};
 }
 

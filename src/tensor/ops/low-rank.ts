@@ -41,6 +41,33 @@ export function addGroupedLowRank(tape: Tape, base: Tensor, x: Tensor, adapter: 
 	return addProducts(tape, base, x, adapter, groupedProducts(tape.device, offsets));
 }
 
+/** base_TO + s h_TR b_ORᵀ, written over `base`, which it takes over: the second product of an adapter whose first one is done. */
+export function addScaledProduct(tape: Tape, base: Tensor, h: Tensor, { b, scale }: Omit<LowRank, "a">): Tensor {
+	const products = denseProducts(tape.device);
+	const scaled = Tensor.empty(tape.device, [h.rows, h.width], h.dtype as FloatDtype);
+	axpby(h, scaled, scale, 0);
+	products.add(scaled, b, base);
+	const baseWants = base.gradient !== null;
+	const y = baseWants ? base : tape.output(base, h.gradient !== null || b.trainable);
+	tape.record({
+		name: "scaled_product",
+		outputs: [y],
+		own: [scaled],
+		parameters: [b],
+		backward: ([gradient]) => {
+			using dy = contiguous(gradient!);
+			if (b.trainable) tape.weightGradient([dy, scaled], () => products.addWeightGradient(dy, scaled, b));
+			if (h.gradient) {
+				const dh = products.product(dy, b, false);
+				axpby(dh, dh, scale, 0);
+				h.gradient.accumulate(dh);
+			}
+			if (baseWants) y.gradient!.accumulate(dy.share());
+		},
+	});
+	return y;
+}
+
 function addProducts(tape: Tape, base: Tensor, x: Tensor, { a, b, scale }: LowRank, products: Products): Tensor {
 	const h = products.product(x, a, true);
 	axpby(h, h, scale, 0);

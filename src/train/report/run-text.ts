@@ -5,6 +5,7 @@ import { hasEncoder, wandbFolder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
 import { countParameters } from "../../models/hybrid/counts.ts";
+import { isAdapterName, languageLora } from "../../models/lora.ts";
 import { radioParameters } from "../../models/radio/names.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
@@ -22,8 +23,7 @@ export function introduction(c: TrainingConfiguration, { topology }: Run, world:
 	const { name, threads } = world.device.describe();
 	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
 	const language = languageText(c, millions);
-	const encoder = hasEncoder(c) ? countEncoder(c) : null;
-	const what = encoder === null ? language : `${millions(encoder)} of a vision encoder and ${language}`;
+	const what = hasEncoder(c) ? `${encoderText(c, millions)} and ${language}` : language;
 	const sizes = topology.encoder
 		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
 		: "";
@@ -74,7 +74,7 @@ function frozenText(c: TrainingConfiguration): string {
 	const frozen = [
 		...(hasEncoder(c) && c.freezeVit ? ["the vision tower"] : []),
 		...(hasEncoder(c) && c.freezeProjection ? ["the projector"] : []),
-		...(c.freezeLm ? ["the language model"] : []),
+		...(c.freezeLm || languageLora(c)?.targets.length === 0 ? ["the language model"] : []),
 	];
 	if (frozen.length === 0) return "";
 	return ` Frozen: ${frozen.join(" and ")}.`;
@@ -95,12 +95,14 @@ export const rowTransports = {
 		"waits for the rows' counts in every layer of experts.",
 } as const satisfies Record<RowTransportName, string>;
 
-function countEncoder(c: TrainingConfiguration): number {
+function encoderText(c: TrainingConfiguration, millions: (count: number) => string): string {
 	const { tower, projector } = encoderConfig(c);
-	return [...radioParameters(tower), ...projectorParameters(projector)].reduce(
-		(sum, { shape }) => sum + elementCount(shape),
-		0,
-	);
+	const specs = [...radioParameters(tower), ...projectorParameters(projector)];
+	const count = (wanted: (name: string) => boolean) =>
+		specs.reduce((sum, { name, shape }) => (wanted(name) ? sum + elementCount(shape) : sum), 0);
+	const adapters = count(isAdapterName);
+	const model = `${millions(count((name) => !isAdapterName(name)))} of a vision encoder`;
+	return adapters === 0 ? model : `adapters of ${millions(adapters)} for ${model}`;
 }
 
 /** Prints the results of a training: steps, held-out losses, captions, and the files it has written. */

@@ -13,7 +13,7 @@ import { lackingOfImages } from "../../checkpoint/hf/image-processor.ts";
 import type { KeptFolder } from "../../checkpoint/hf/kept-folder.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
 import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pretrained.ts";
-import { projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
+import { type ProjectorSizes, projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
 import { towerPrefix } from "../../checkpoint/hf/tower-names.ts";
 import { planFolder } from "../../checkpoint/hf/written-folder.ts";
 import { mergeAdapters } from "../../checkpoint/lora/merged-store.ts";
@@ -44,15 +44,20 @@ export function openFolders(c: TrainingConfiguration): Pretrained | null {
 	return pretrained;
 }
 
-/** The parts kept of the folders that a run starts from, for folders and checkpoints that are written later. */
-export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, beside: boolean): KeptFolder | null {
-	const projector = {
+/** The projector of a run; null: one that published models do not have. */
+export function projectorSizesOf(c: TrainingConfiguration): ProjectorSizes | null {
+	if (c.visionProjectionType !== "mlp") return null;
+	return {
 		...({ visionProjectionType: "mlp", visionProjectionNorm: c.visionProjectionNorm, output: c.hiddenSize } as const),
 		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
 	};
+}
+
+/** The parts kept of the folders that a run starts from, for folders and checkpoints that are written later. */
+export function keptOfFolders(c: TrainingConfiguration, pretrained: Pretrained, beside: boolean): KeptFolder | null {
 	const kept = keptOf(pretrained, {
 		...{ beside, imageTokenId: c.imageTokenId },
-		projector: c.visionProjectionType === "mlp" ? projector : null,
+		projector: projectorSizesOf(c),
 	});
 	return kept && { ...kept, companions: withText(kept.companions, c) };
 }
@@ -63,9 +68,9 @@ export function loadFolders(
 	{ language, tower, projector, weights }: Pretrained,
 ): void {
 	const load = (module: NamedTensors | null, prefix: string) => {
-		if (module !== null) loadModel(partOf(module, prefix), weights, true);
+		if (module !== null) loadModel(partOf(withoutAdapters(module), prefix), weights, true);
 	};
-	if (language) load(run.language && withoutAdapters(run.language), "language_model.");
+	if (language) load(run.language, "language_model.");
 	if (tower) load(run.encoder, towerPrefix);
 	if (projector) load(run.encoder, projectorPrefix);
 }

@@ -5,6 +5,7 @@
 import type { Json } from "../../checkpoint/native/manifest.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { languageLora, visionLora } from "../../models/lora.ts";
 
 /** `step`: optimizer steps taken; the values are those of the last one. */
 export function parameterGroups(
@@ -33,7 +34,9 @@ export function parameterGroups(
 	// Adapters are matrices.
 	const language = c.loraRank === null ? dense : dense.slice(0, 1);
 	return {
-		...(encoder ? { radio_encoder: [c.freezeVit ? dense.slice(0, 1) : dense] } : {}),
-		...(c.freezeLm ? {} : { language: [language, ...experts] }),
+		...(encoder
+			? { radio_encoder: [c.freezeVit || visionLora(c, "vision_model") !== null ? dense.slice(0, 1) : dense] }
+			: {}),
+		...(c.freezeLm || languageLora(c)?.targets.length === 0 ? {} : { language: [language, ...experts] }),
 	};
 }

@@ -7,26 +7,38 @@ import { gatherTensors } from "../../checkpoint/gathered-store.ts";
 import { detectSpelling } from "../../checkpoint/hf/families/index.ts";
 import { HuggingFaceFolder } from "../../checkpoint/hf/folder.ts";
 import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
+import { detectProjector } from "../../checkpoint/hf/projector-names.ts";
+import { detectTower } from "../../checkpoint/hf/tower-names.ts";
 import { openPeftFolder, type PeftAdapters, planPeftFolder } from "../../checkpoint/lora/peft-folder.ts";
-import { moduleSpelling, peftCorrespondence } from "../../checkpoint/lora/peft-names.ts";
+import {
+	type AdaptedModel,
+	moduleSpelling,
+	peftCorrespondence,
+	storedSpelling,
+} from "../../checkpoint/lora/peft-names.ts";
 import { adaptersOf } from "../../checkpoint/lora/tensors.ts";
 import { loadModel, ValueStore } from "../../checkpoint/model-store.ts";
+import { selectTensors } from "../../checkpoint/store.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
-import { isTarget } from "../../models/hybrid/lora.ts";
+import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
 import { hybridParameters } from "../../models/hybrid/names.ts";
-import { logicalNames } from "../../models/parameter-spec.ts";
+import { isTarget, type LoraConfig, visionLora } from "../../models/lora.ts";
+import { logicalNames, type ParameterSpec } from "../../models/parameter-spec.ts";
+import { radioParameters } from "../../models/radio/names.ts";
+import { encoderConfig } from "../../models/vision/from-configuration.ts";
+import { projectorParameters } from "../../models/vision/projector.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
-import { languageKeys } from "./hugging-face.ts";
+import { languageKeys, projectorSizesOf } from "./hugging-face.ts";
 
 /** The folder of --load-peft, which gives the run its rank and α; null: no folder is given. */
 export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
 	if (c.loadPeft === null) return null;
-	const adapters = openPeftFolder(c.loadPeft, languageKeys(c));
+	const adapters = openPeftFolder(c.loadPeft, adaptedModelOf(c));
 	const [first] = adapters.stacked;
 	if (first !== undefined) {
 		adapters[Symbol.dispose]();
@@ -41,33 +53,57 @@ export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
 export function requirePeftNames(c: TrainingConfiguration): void {
 	if (c.savePeft === null) return;
 	const config = hybridConfig(c);
-	const weights = hybridParameters(config)
-		.flatMap(logicalNames)
-		.filter((name) => isTarget(config.lora!, name));
-	peftCorrespondence(weights, c.loraRank!, languageKeys(c), spellingOf(c), `--save-peft ${c.savePeft}`);
+	const adapted = (specs: readonly ParameterSpec[], lora: LoraConfig | null) =>
+		specs.flatMap(logicalNames).filter((name) => lora !== null && isTarget(lora, name));
+	const weights = adapted(hybridParameters(config), config.lora);
+	if (hasEncoder(c)) {
+		const { tower, projector } = encoderConfig(c);
+		weights.push(...adapted(radioParameters(tower), tower.lora));
+		weights.push(...adapted(projectorParameters(projector), projector.lora));
+	}
+	peftCorrespondence(weights, c.loraRank!, adaptedModelOf(c), spellingOf(c), `--save-peft ${c.savePeft}`);
+}
+
+/** The sizes of the run's model. */
+function adaptedModelOf(c: TrainingConfiguration): AdaptedModel {
+	if (!hasEncoder(c)) return languageKeys(c);
+	const side = (pixels: number) => Math.floor(pixels / c.patchDim);
+	const tower = { ...c, positions: side(c.visionMaxImgH) * side(c.visionMaxImgW) };
+	return { ...languageKeys(c), vision: { tower, projector: projectorSizesOf(c) } };
+}
+
+/** Whether the tower or the projector has adapters. */
+function adaptsEncoder(c: TrainingConfiguration): boolean {
+	return visionLora(c, "vision_model") !== null || visionLora(c, "vision_projection") !== null;
 }
 
 export class PeftWeights {
 	private constructor(
 		private readonly c: TrainingConfiguration,
 		private readonly run: Run,
-		/** Ranks of the language model where adapters are to be saved from several; null on others. */
-		private readonly language: Group | null,
+		/** Ranks of the modules with adapters, where these are to be saved from several; null on others. */
+		private readonly holders: Group | null,
 	) {}
 
 	/** Every rank of the world calls this together. */
 	static async open(c: TrainingConfiguration, run: Run, world: World): Promise<PeftWeights> {
-		const { ranks } = run.topology.language;
+		const { language, encoder } = run.topology;
+		const ranks = encoder !== null && adaptsEncoder(c) ? [...Array(world.size).keys()] : language.ranks;
 		const several = c.savePeft !== null && ranks.length > 1 && ranks.includes(world.rank);
 		return new PeftWeights(c, run, several ? await world.group("adapters", ranks) : null);
 	}
 
 	/** Initial values of --load-peft, where that is given. */
 	load(): void {
-		if (this.run.language === null) return;
 		using adapters = openAdapters(this.c);
 		if (adapters === null) return;
-		loadModel(adaptersOf(this.run.language), adapters.weights, this.run.topology.language.size > 1);
+		const { language, encoder, topology } = this.run;
+		const ofLanguage = (name: string) => name.startsWith(languageModelPrefix);
+		const others = selectTensors(adapters.weights, (name) => !ofLanguage(name));
+		if (encoder !== null) loadModel(adaptersOf(encoder), others);
+		if (language === null) return;
+		const own = selectTensors(adapters.weights, ofLanguage);
+		loadModel(adaptersOf(language), own, topology.language.size > 1);
 	}
 
 	/**
@@ -76,18 +112,18 @@ export class PeftWeights {
 	 */
 	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
-		if (c.savePeft === null || run.language === null) return;
+		if (c.savePeft === null || (run.language === null && this.holders === null)) return;
 		const path = mayWrite(c.savePeft, lineage) ? c.savePeft : `${c.savePeft}-${lineage}`;
 		if (path !== c.savePeft) warn(`--save-peft ${c.savePeft} came to exist while this run trained: writing ${path}.`);
-		const adapters = adaptersOf(run.language);
+		const adapters = adaptersOf(run);
 		using weights =
-			this.language === null
+			this.holders === null
 				? new ValueStore(path, adapters)
-				: gatherTensors(path, adapters, this.language, run.language.device, (tensor) => run.counts(tensor));
+				: gatherTensors(path, adapters, this.holders, run.state.scalars.device, (tensor) => run.counts(tensor));
 		if (weights !== null) {
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
 			const options = { spelling: spellingOf(c), base: c.loadHf, path };
-			const planned = planPeftFolder(weights, settings, languageKeys(c), options);
+			const planned = planPeftFolder(weights, settings, adaptedModelOf(c), options);
 			for (const sentence of planned.warnings) warn(sentence);
 			await writeFolderAtomically(path, { replace: true }, (folder) => {
 				planned.write(folder);
@@ -96,7 +132,7 @@ export class PeftWeights {
 			});
 		}
 		// Every rank stays until the files are there.
-		this.language?.barrier();
+		this.holders?.barrier();
 	}
 }
 
@@ -105,5 +141,11 @@ function spellingOf(c: TrainingConfiguration) {
 	const whole = hasEncoder(c);
 	if (c.loadHf === null) return moduleSpelling({ stored: null, configText: null, whole });
 	using folder = HuggingFaceFolder.open(c.loadHf);
-	return moduleSpelling({ stored: detectSpelling(folder.tensors.keys()), configText: folder.configText, whole });
+	const language = detectSpelling(folder.tensors.keys());
+	const vision = { tower: detectTower(folder.tensors), projector: detectProjector(folder.tensors) };
+	// Adapters of a tower that comes from elsewhere are of a model that is joined, as --save-hf writes it.
+	if (language === null || (vision.tower === null && adaptsEncoder(c))) {
+		return moduleSpelling({ stored: null, configText: null, whole });
+	}
+	return moduleSpelling({ stored: storedSpelling(language, vision), configText: folder.configText, whole });
 }

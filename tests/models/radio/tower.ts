@@ -20,6 +20,7 @@ export const tinyTower: RadioConfig = {
 	pixelShuffle: true,
 	initMethodStd: 0.2,
 	outputInitMethodStd: 0.1,
+	lora: null,
 	dtype: "f32",
 };
 
@@ -33,4 +34,5 @@ export const tinyProjector = (outputSize: number) =>
 		normEpsilon: 1e-5,
 		initMethodStd: 0.2,
 		outputInitMethodStd: 0.1,
+		lora: null,
 	}) as const satisfies EncoderConfig["projector"];

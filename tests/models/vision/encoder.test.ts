@@ -1,5 +1,8 @@
 /** Tower and projector as one module (docs/spec/vision.md §G18). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
+import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
+import { isAdapterName } from "../../../src/models/lora.ts";
 import type { PatchGrid } from "../../../src/models/radio/config.ts";
 import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";
 import type { Device } from "../../../src/native/device.ts";
@@ -125,6 +128,11 @@ test("a frozen tower has no gradients, the projector does", () => {
 
 test("gradients are those of differences, in every parameter of tower and projector", () => {
 	using encoder = open({ tower: { ...tinyTower, layers: 1 } });
+	expectGradients(encoder);
+});
+
+/** Compares the gradients of all trainable parameters, of a weighted sum of the rows, with central differences. */
+function expectGradients(encoder: EncoderModule): void {
 	const images = [
 		[wide!, pixels(wide!, 4)],
 		[small!, pixels(small!, 5)],
@@ -138,7 +146,8 @@ test("gradients are those of differences, in every parameter of tower and projec
 	tape.backward();
 	const loss = () => rowsOf(encoder, images).reduce((sum, value, i) => sum + value * weights[i]!, 0);
 	for (const { name, value, mainGradient } of encoder.parameters) {
-		const gradient = mainGradient!.toFloat32();
+		if (mainGradient === null) continue;
+		const gradient = mainGradient.toFloat32();
 		const original = value.toFloat32();
 		const direction = randomValues(original.length, name.length);
 		const shifted = (step: number) => {
@@ -155,7 +164,7 @@ test("gradients are those of differences, in every parameter of tower and projec
 		const size = Math.sqrt(gradient.reduce((sum, g) => sum + g * g, 0) * direction.reduce((sum, d) => sum + d * d, 0));
 		expect(Math.abs(numeric - exact) / size, name).toBeLessThan(5e-3);
 	}
-});
+}
 
 test("late weight gradients are the immediate ones, bit for bit, whatever forward has let go of", () => {
 	const images = [
@@ -177,4 +186,48 @@ test("late weight gradients are the immediate ones, bit for bit, whatever forwar
 	const [immediate, late] = [gradients("immediate"), gradients("late")];
 	expect([immediate.left, late.left > 10]).toEqual([0, true]);
 	expect(late.bits).toEqual(immediate.bits);
+});
+
+describe("adapters", () => {
+	const lora = { rank: 3, alpha: 6, dropout: 0, start: "drawn" } as const;
+	const adapted = (targets: readonly string[], activation: "geluTanh" | "geluErf" = "geluTanh"): EncoderConfig => ({
+		tower: { ...tinyTower, activation, lora: { ...lora, targets } },
+		projector: { ...tinyProjector(width), lora: { ...lora, targets: ["linear_fc1", "linear_fc2"] } },
+	});
+	const every = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
+	const images = [
+		[small!, pixels(small!, 1)],
+		[wide!, pixels(wide!, 2)],
+	] as const;
+
+	// One of the two GELU projections with an adapter is enough to part both products from their GELU.
+	test.each([
+		["geluTanh", every],
+		["geluErf", every],
+		["geluTanh", ["linear_fc1"]],
+		["geluTanh", ["linear_fc2"]],
+		["geluTanh", ["linear_qkv"]],
+	] as const)("with %s on %p give the rows of the merged weights", (activation, targets) => {
+		const config = adapted(targets, activation);
+		using encoder = open(config);
+		const rows = rowsOf(encoder, images);
+		using merged = open({
+			tower: { ...config.tower, lora: null },
+			projector: { ...config.projector, lora: null },
+		});
+		const without = rowsOf(merged, images);
+		using weights = new MergedStore(new ValueStore("adapted", encoder), lora.alpha / lora.rank);
+		loadModel(merged, weights);
+		expect(relativeRms(rowsOf(merged, images), rows)).toBeLessThan(2e-6);
+		expect(relativeRms(without, rows)).toBeGreaterThan(1e-2);
+	});
+
+	test("alone have gradients, and those of finite differences", () => {
+		const config = adapted(every);
+		using encoder = open(config);
+		const names = [...encoder.parameters].filter(({ trainable }) => trainable).map(({ name }) => name);
+		expect(names).toHaveLength(2 * (2 * every.length + 2));
+		expect(names.every(isAdapterName)).toBeTrue();
+		expectGradients(encoder);
+	});
 });

@@ -8,6 +8,8 @@ const run = await SmallRun.open();
 afterAll(() => run[Symbol.dispose]());
 
 const dense = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"];
+const tower = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"].map((name) => `vision_model.${name}`);
+const projector = ["vision_projection.linear_fc1", "vision_projection.linear_fc2"];
 const experts = ["experts.linear_fc1", "experts.linear_fc2"];
 
 function reportOf(layout: string, keys: Readonly<Record<string, unknown>>): Promise<LayoutReport> {
@@ -18,11 +20,15 @@ describe("layouts give what one process gives", () => {
 	const dropped = { "lora-target-modules": dense, "lora-dropout": 0.2 };
 	const frozen = { "freeze-vit": true, "freeze-projection": true };
 	const cut = { "hybrid-layer-pattern": "ME|*-" };
+	const vision = { "vision-projection-type": "mlp" };
 	const recomputed = { "recompute-granularity": "full", "recompute-num-layers": 2 };
 	const gated = { "squared-relu": false, swiglu: true };
 	const quick = [
 		["1+tp2", { ...dropped, ...recomputed }],
 		["tp2|ep2dp2", { ...frozen, "lora-target-modules": experts }],
+		["tp2+pp2", { ...vision, ...cut, "lora-target-modules": [...dense, ...tower, ...projector] }],
+		// The language model is frozen as a whole.
+		["tp2dp2+1", { ...vision, "lora-target-modules": tower, "freeze-projection": true }],
 	] as const;
 	const all = [
 		["1", dropped],
@@ -36,6 +42,9 @@ describe("layouts give what one process gives", () => {
 		["1+pp2", { ...cut, ...frozen, "lora-target-modules": ["linear_proj"] }],
 		["1+pp2", { "hybrid-layer-pattern": "ME|*-/M", "moe-router-load-balancing-type": ["none"], ...dropped }],
 		["1+tp2", { "untie-embeddings-and-output-weights": false, ...dropped }],
+		["dp2|pp2", { ...vision, ...cut, "lora-target-modules": [...dense, ...tower, ...projector] }],
+		["tp2+1", { ...vision, "lora-target-modules": projector, "freeze-vit": true }],
+		["tp2+tp2ep2", { ...vision, "lora-target-modules": ["linear_qkv", "vision_model.linear_fc2"] }],
 	] as const;
 	for (const [layout, keys] of process.env.MIMO_TEST_FULL === "1" ? [...quick, ...all] : quick) {
 		test(`${layout} ${JSON.stringify(keys)}`, async () => {

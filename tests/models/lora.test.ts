@@ -1,17 +1,17 @@
 /** The weights that have adapters, how adapters are cut and drawn, and which parameters train. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
-import { withoutAdapters } from "../../../src/checkpoint/lora/tensors.ts";
-import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
-import { readTensor } from "../../../src/checkpoint/store.ts";
-import { loraModules } from "../../../src/config/keys/lora.ts";
-import type { HybridConfig } from "../../../src/models/hybrid/config.ts";
-import { adaptedWeight, adapterName, isAdapterName } from "../../../src/models/hybrid/lora.ts";
-import { hybridParameters } from "../../../src/models/hybrid/names.ts";
-import { logicalNames } from "../../../src/models/parameter-spec.ts";
-import type { Device } from "../../../src/native/device.ts";
-import { testDevice } from "../../support.ts";
-import { batch, Training, tiny } from "../../train/training.ts";
+import { MergedStore } from "../../src/checkpoint/lora/merged-store.ts";
+import { withoutAdapters } from "../../src/checkpoint/lora/tensors.ts";
+import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
+import { readTensor } from "../../src/checkpoint/store.ts";
+import { loraModules } from "../../src/config/keys/lora.ts";
+import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import { hybridParameters } from "../../src/models/hybrid/names.ts";
+import { adaptedWeight, adapterName, isAdapterName } from "../../src/models/lora.ts";
+import { logicalNames } from "../../src/models/parameter-spec.ts";
+import type { Device } from "../../src/native/device.ts";
+import { testDevice } from "../support.ts";
+import { batch, Training, tiny } from "../train/training.ts";
 
 let device: Device;
 beforeAll(async () => {

@@ -4,20 +4,51 @@
  * with W's columns sharded, a has the same columns and b is replicated, and the partial products add up where the projection's
  * do.
  */
-import type { LoraModule } from "../../config/keys/lora.ts";
-import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
+import type { LoraModule, VisionLoraModule } from "../config/keys/lora.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Initialisation, ParameterSpec } from "./parameter-spec.ts";
 
 export interface LoraConfig {
 	readonly rank: number;
 	readonly alpha: number;
 	/** Dropout probability of the input of a. */
 	readonly dropout: number;
-	readonly targets: readonly LoraModule[];
+	/** Projections with an adapter, without the name of their part of the model. */
+	readonly targets: readonly string[];
 	/**
 	 * Initial b: zero, so that an adapter starts as no change, or drawn (`mimo verify`), so that no gradient is zero by
 	 * definition.
 	 */
 	readonly start: "zero" | "drawn";
+}
+
+export type LoraKeys = Pick<TrainingConfiguration, "loraAlpha" | "loraDropout" | "loraRank" | "loraTargetModules">;
+
+/** Parts of the encoder that may have adapters, as targets name them. */
+export type VisionPart = VisionLoraModule extends `${infer Part}.${string}` ? Part : never;
+
+/** Adapters of the language model; null: no rank is given. Without a target of its own it is frozen as a whole. */
+export function languageLora(c: LoraKeys): LoraConfig | null {
+	return loraOf(
+		c,
+		c.loraTargetModules.filter((module) => !/^vision_/.test(module)),
+	);
+}
+
+/** Adapters of a part of the encoder; null: none of its projections is a target, and the part is as without adapters. */
+export function visionLora(c: LoraKeys, part: VisionPart): LoraConfig | null {
+	const own = c.loraTargetModules.filter((module) => module.startsWith(`${part}.`));
+	return own.length === 0
+		? null
+		: loraOf(
+				c,
+				own.map((module: LoraModule) => module.slice(part.length + 1)),
+			);
+}
+
+function loraOf({ loraRank, loraAlpha, loraDropout }: LoraKeys, targets: readonly string[]): LoraConfig | null {
+	if (loraRank === null) return null;
+	return { rank: loraRank, alpha: loraAlpha, dropout: loraDropout, targets, start: "zero" };
 }
 
 /** Megatron-Bridge's names of the matrices, which replace ".weight". */
@@ -44,7 +75,7 @@ export function adapterScale({ rank, alpha }: Pick<LoraConfig, "rank" | "alpha">
 	return alpha / rank;
 }
 
-const target = /\.((?:experts\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
+const target = /(?:^|\.)((?:experts\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
 
 /** Whether a weight of this name gets an adapter. */
 export function isTarget({ targets }: LoraConfig, weight: string): boolean {
