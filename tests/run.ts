@@ -3,6 +3,9 @@
  * library names its file. At most two files run at a time, and beside them a file that mostly waits. Files that measure time
  * run last, one at a time.
  *
+ * Files that need a release build come at the end: where MIMO_RELEASE_LOG names a file, they wait for its last line, "done" or
+ * "failed" (.ci/run).
+ *
  *   bun tests/run.ts [--full] [--sanitize] [PART OF A PATH ...]
  *
  * --full: more steps, cases and sizes, and some longer tests (MIMO_TEST_FULL=1). --sanitize: with the ASan/UBSan library of
@@ -53,19 +56,25 @@ const waiting = [
 	"tests/e2e/slurm.test.ts",
 	"tests/e2e/slurm-recipes.test.ts",
 ];
+/** Files that look at dist/release or its libraries. */
+const ofRelease = [
+	"tests/build/packages.test.ts",
+	"tests/build/release.test.ts",
+	"tests/e2e/cuda-library.test.ts",
+	"tests/e2e/empty-machine.test.ts",
+];
 /** Longest computations, with their seconds of processor time. They start first, so that no core is idle at the end. */
 const long = [
-	"tests/e2e/reference-layouts/fixed.test.ts", // 120
-	"tests/e2e/reference-layouts/participation.test.ts", // 110
-	"tests/e2e/reference-layouts/dynamic.test.ts", // 80
-	"tests/e2e/empty-machine.test.ts", // 60
+	"tests/e2e/checkpoints.test.ts", // 60
 	"tests/e2e/fine-tune.test.ts", // 50
 	"tests/e2e/plain-folders.test.ts", // 50
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35
 	"tests/e2e/killed-saves.test.ts", // 35
-	"tests/e2e/checkpoints.test.ts", // 30
-	"tests/elastic/commands.test.ts", // 30
+	"tests/elastic/commands.test.ts", // 40
+	"tests/e2e/reference-layouts/fixed.test.ts", // 35
+	"tests/e2e/reference-layouts/participation.test.ts", // 35
+	"tests/e2e/reference-layouts/dynamic.test.ts", // 30
 	"tests/e2e/vision-language.test.ts", // 25
 	"tests/e2e/checkpoint-failures.test.ts", // 20
 	"tests/e2e/random-ends.test.ts", // 20
@@ -169,6 +178,12 @@ async function runAll(files: readonly string[], width: number): Promise<Outcome[
 	return outcomes;
 }
 
+/** Waits for the release build that MIMO_RELEASE_LOG tells of; without it none is running. */
+async function releaseIsBuilt(): Promise<void> {
+	const log = process.env.MIMO_RELEASE_LOG;
+	while (log !== undefined && !/\n(done|failed)\n$/.test(await Bun.file(log).text())) await Bun.sleep(1000);
+}
+
 for (const signal of ["SIGINT", "SIGTERM"] as const) {
 	process.on(signal, () => {
 		for (const pid of running) endGroup(pid);
@@ -187,10 +202,14 @@ if (files.length === 0) {
 const started = performance.now();
 const alone = files.filter((file) => measuring.includes(file));
 const beside = waiting.filter((file) => files.includes(file));
+const last = ofRelease.filter((file) => files.includes(file));
 const first = long.filter((file) => files.includes(file));
-const together = [...new Set([...first, ...files])].filter((file) => !alone.includes(file) && !beside.includes(file));
-const outcomes = (await Promise.all([runAll(together, Math.min(2, availableParallelism())), runAll(beside, 1)])).flat();
-outcomes.push(...(await runAll(alone, 1)));
+const apart = new Set([...alone, ...beside, ...last]);
+const together = [...new Set([...first, ...files])].filter((file) => !apart.has(file));
+const width = Math.min(2, availableParallelism());
+const outcomes = (await Promise.all([runAll(together, width), runAll(beside, 1)])).flat();
+if (last.length > 0) await releaseIsBuilt();
+outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));
 
 const failures = outcomes.filter(({ failed }) => failed > 0);
 const sum = (of: (outcome: Outcome) => number) => outcomes.reduce((total, outcome) => total + of(outcome), 0);

@@ -16,8 +16,8 @@ const [archive, wheel, npmPackage] = ["mimo-*-linux-x64.tar.zst", "mimo_train-*.
 const mirror = process.env.MIMO_DEBIAN_MIRROR ?? "http://deb.debian.org/debian";
 const suites = (process.env.MIMO_DEBIAN ?? (process.env.MIMO_TEST_FULL ? "bookworm bullseye" : "bookworm")).split(" ");
 
-/** Downloads and root's rights are for machines that are asked: CI's, or by MIMO_TEST_FULL=1. */
-const wanted = process.env.MIMO_TEST_FULL === "1" || process.env.MIMO_REQUIRE_BUILDS === "true";
+/** Downloads, root's rights and some minutes are for machines that are asked. */
+const wanted = process.env.MIMO_TEST_FULL === "1";
 const possible =
 	wanted &&
 	hasPrograms(["debootstrap"], "debootstrap") &&
