@@ -65,7 +65,7 @@ const ranksAreFew: Check = (c) => {
 };
 
 /** Most microbatches of a data lane's step: a schedule lists every rank's actions on each. */
-export const mostMicrobatches = 65_536;
+const mostMicrobatches = 65_536;
 
 /** Checks the number of microbatches of a step or of an evaluation's round. */
 const microbatchesAreFew =

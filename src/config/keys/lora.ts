@@ -14,7 +14,7 @@ export const loraModules = [
 ] as const;
 
 /** Projections of the vision tower and of the projector that may have an adapter. */
-export const visionLoraModules = [
+const visionLoraModules = [
 	...(["vision_model.linear_qkv", "vision_model.linear_proj", "vision_model.linear_fc1"] as const),
 	...(["vision_model.linear_fc2", "vision_projection.linear_fc1", "vision_projection.linear_fc2"] as const),
 ] as const;

@@ -57,7 +57,7 @@ async function energonTraining(
 }
 
 /** Evaluations that all look at the same first samples; the one after the training has eval-iters rounds too. */
-export function energonEvaluation(
+function energonEvaluation(
 	c: TrainingConfiguration,
 	place: DataPlace,
 	options: DataOptions,

@@ -1,0 +1,71 @@
+/** The size of the source tree: lines and files of every room, which may only fall, and exports that nothing uses. */
+import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+
+const root = join(import.meta.dir, "..");
+
+/**
+ * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
+ */
+const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
+	checkpoint: [14320, 110],
+	commands: [4270, 45],
+	config: [4920, 48],
+	data: [18330, 164],
+	decode: [650, 4],
+	elastic: [2930, 26],
+	inference: [1630, 14],
+	launch: [2610, 23],
+	models: [4480, 52],
+	native: [3430, 50],
+	observe: [4880, 51],
+	optim: [480, 4],
+	parallel: [2710, 24],
+	parity: [5820, 49],
+	plan: [2520, 17],
+	schedule: [920, 10],
+	system: [680, 12],
+	tensor: [4390, 40],
+	train: [6080, 52],
+};
+
+const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();
+const users = [...new Bun.Glob("{src,tests,packaging,cuda}/**/*.ts").scanSync(root), "build.ts"];
+const texts = new Map(users.map((file) => [file, readFileSync(join(root, file), "utf8")]));
+
+test("no folder of src is larger than its budget", () => {
+	const sizes = new Map<string, [lines: number, files: number]>();
+	for (const file of sources) {
+		const room = file.split("/")[1]!;
+		if (room === "main.ts") continue;
+		const [lines, files] = sizes.get(room) ?? [0, 0];
+		sizes.set(room, [lines + texts.get(file)!.split("\n").length - 1, files + 1]);
+	}
+	const over = [...sizes].filter(([room, [lines, files]]) => {
+		const [mostLines, mostFiles] = budget[room] ?? [0, 0];
+		return lines > mostLines || files > mostFiles;
+	});
+	expect(over).toEqual([]);
+	expect(sizes.size).toBe(Object.keys(budget).length);
+});
+
+/** Names that a text exports as functions, classes and constants. */
+export function exportsOf(text: string): string[] {
+	const declared = /^export (?:async )?(?:abstract )?(?:function\*?|class|const|let) ([\w$]+)/gm;
+	return [...text.matchAll(declared)].map(([, name]) => name!);
+}
+
+test("every exported function, class and constant is used by another file", () => {
+	const exported = sources.flatMap((file) => exportsOf(texts.get(file)!).map((name) => [file, name] as const));
+	const wanted = new Set(exported.map(([, name]) => name));
+	const uses = new Map<string, number>();
+	for (const text of texts.values()) {
+		const words = new Set<string>();
+		for (const [word] of text.matchAll(/[A-Za-z_$][\w$]*/g)) if (wanted.has(word)) words.add(word);
+		for (const word of words) uses.set(word, (uses.get(word) ?? 0) + 1);
+	}
+	const unused = exported.filter(([, name]) => uses.get(name) === 1).map(([file, name]) => `${file}: ${name}`);
+	expect(unused).toEqual([]);
+	expect(exportsOf("export const a = 1;\nexport async function b() {}\nconst c = 2;")).toEqual(["a", "b"]);
+}, 30_000);
