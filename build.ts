@@ -6,22 +6,13 @@
  *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
  *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
- *   tables    the files generated from the headers of the ABI: src/native/abi.ts, src/native/abi, cuda/common/operations.def
+ *   tables    the files generated from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     the downloads that a release build needs
  *
  * A library or program whose inputs are unchanged is not built again. As root the build installs missing Debian packages;
  * otherwise it fails and prints the command that installs them.
  */
-import {
-	existsSync,
-	mkdirSync,
-	readFileSync,
-	realpathSync,
-	renameSync,
-	rmSync,
-	symlinkSync,
-	writeFileSync,
-} from "node:fs";
+import { existsSync, mkdirSync, readFileSync, realpathSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { tables } from "./cuda/include/tables.ts";
 import { workerModules } from "./src/system/worker.ts";
@@ -237,13 +228,9 @@ function fetchWheels(requirements: readonly string[]): string {
 	return folder;
 }
 
-/** Writes the files generated from the headers of the ABI, and removes those of deleted headers. */
+/** Writes the files generated from the headers of the ABI. */
 function writeTables(): void {
-	const generated = tables();
-	for (const [path, text] of generated) install(Buffer.from(text), join(root, path));
-	for (const path of new Bun.Glob("src/native/abi/**/*.ts").scanSync(root)) {
-		if (!generated.has(path)) rmSync(join(root, path));
-	}
+	for (const [path, text] of tables()) install(Buffer.from(text), join(root, path));
 }
 
 /** Running builds: when a library fails to compile, the other's build ends too. */

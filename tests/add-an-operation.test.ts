@@ -18,7 +18,7 @@ const call = (name: string) => new RegExp(`\\brun\\(\\s*"${name}"`);
 /** Places of each operation: files, and the text that one of them holds for it. */
 const places: Readonly<Record<string, (name: string) => RegExp>> = {
 	"cuda/include/mimo/ops/*.h": (name) => new RegExp(`const mimo_${name}_args\\* args\\);`),
-	"src/native/abi/ops/*.ts": (name) => new RegExp(`^\\t${name}: \\{`, "m"),
+	"src/native/abi.ts": (name) => new RegExp(`^\\t${name}: \\{`, "m"),
 	"cuda/common/operations.def": (name) => new RegExp(`^MIMO_OPERATION\\(${name}\\)$`, "m"),
 	"cuda/cpu/ops/*.cpp": (name) => new RegExp(`^void ${name}\\(mimo_stream&(?: \\w+)?, const mimo_${name}_args& `, "m"),
 	"cuda/gpu/ops/*.cu": (name) => new RegExp(`^void ${name}\\(mimo_stream&(?: \\w+)?, const mimo_${name}_args& `, "m"),

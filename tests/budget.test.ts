@@ -18,7 +18,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	inference: [1630, 14],
 	launch: [2610, 23],
 	models: [4480, 52],
-	native: [3430, 50],
+	native: [3180, 19],
 	observe: [4880, 51],
 	optim: [480, 4],
 	parallel: [2710, 24],
@@ -31,6 +31,8 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();
+/** Generated: all that the headers declare. */
+const generated = "src/native/abi.ts";
 const users = [...new Bun.Glob("{src,tests,packaging,cuda}/**/*.ts").scanSync(root), "build.ts"];
 const texts = new Map(users.map((file) => [file, readFileSync(join(root, file), "utf8")]));
 
@@ -57,7 +59,8 @@ export function exportsOf(text: string): string[] {
 }
 
 test("every exported function, class and constant is used by another file", () => {
-	const exported = sources.flatMap((file) => exportsOf(texts.get(file)!).map((name) => [file, name] as const));
+	const written = sources.filter((file) => file !== generated);
+	const exported = written.flatMap((file) => exportsOf(texts.get(file)!).map((name) => [file, name] as const));
 	const wanted = new Set(exported.map(([, name]) => name));
 	const uses = new Map<string, number>();
 	for (const text of texts.values()) {

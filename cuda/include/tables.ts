@@ -1,8 +1,8 @@
 /**
- * Generates tables from the headers of this folder: src/native/abi.ts and its modules in src/native/abi for TypeScript, and
- * the list of operations from which the libraries export their symbols. The files are checked in, so that the program runs
- * from its sources without a build; build.ts writes them before it compiles, `bun build.ts tables` writes them alone, and
- * tests/native/abi.test.ts compares them with the headers.
+ * Generates tables from the headers of this folder: src/native/abi.ts for TypeScript, and the list of operations from which the
+ * libraries export their symbols. The files are checked in, so that the program runs from its sources without a build; build.ts
+ * writes them before it compiles, `bun build.ts tables` writes them alone, and tests/native/abi.test.ts compares them with the
+ * headers.
  */
 import { type Header, readHeaders, type Signature, wholeAbi } from "./header.ts";
 
@@ -60,89 +60,36 @@ function table(name: string, entries: Readonly<Record<string, Value | Signature>
 	return `export const ${name} = {\n${lines.join("\n")}\n} ${end};`;
 }
 
-/** A module of src/native/abi, with the declarations of one header. */
-interface Module {
-	/** From src/native, such as "abi/ops/rope.ts". */
-	readonly path: string;
-	/** The name that abi.ts imports it by. */
-	readonly alias: string;
-	/** Constants, enumerations and, as "type X", their types. */
-	readonly named: readonly string[];
-	/** Those of "structs", "operations" and "functions" that are not empty. */
-	readonly tables: readonly string[];
-	readonly text: string;
+/** Constants and enumerations of a header, with the names of an enumeration's members as a type. */
+function namesOf({ constants, enums }: Header): string[] {
+	return [
+		...Object.entries(constants).map(([name, value]) => `export const ${name} = ${value};`),
+		...Object.entries(enums).map(([name, members]) => {
+			const type = pascalCase(name);
+			const values = literal(memberNames(members), `export const ${type} = `, " as const;", 0);
+			return `${values}\nexport type ${type}Name = keyof typeof ${type};`;
+		}),
+	];
 }
 
-/** The module of a header: its constants and enumerations, and a table of each kind that it declares. */
-function moduleOf(headerPath: string, header: Header): Module {
-	const constants = Object.entries(header.constants).map(([name, value]) => `export const ${name} = ${value};`);
-	const enums = Object.entries(header.enums).map(([name, members]) => {
-		const type = pascalCase(name);
-		const values = literal(memberNames(members), `export const ${type} = `, " as const;", 0);
-		return `${values}\nexport type ${type}Name = keyof typeof ${type};`;
-	});
-	const { structs, operations, functions } = header;
-	const kinds = Object.entries({ structs, operations, functions }).filter(([, all]) => Object.keys(all).length > 0);
-	const types = Object.keys(header.enums).map(pascalCase);
-	const stem = headerPath.replace(/^mimo\//, "").replace(/\.h$/, "");
-	return {
-		path: `abi/${stem.replaceAll("_", "-")}.ts`,
-		alias: camelCase(stem.split("/").at(-1)!),
-		named: [...Object.keys(header.constants), ...types.flatMap((type) => [type, `type ${type}Name`])],
-		tables: kinds.map(([kind]) => kind),
-		text: `${[
-			`/** Generated from cuda/include/${headerPath} ("bun build.ts tables"); do not edit. The header says what the names mean. */`,
-			...(constants.length > 0 ? [constants.join("\n")] : []),
-			...(enums.length > 0 ? [enums.join("\n")] : []),
-			...kinds.map(([kind, entries]) => table(kind, entries, "as const")),
-		].join("\n\n")}\n`,
-	};
-}
-
-/** The text of src/native/abi.ts, which joins the modules. */
-function indexOf(modules: readonly Module[]): string {
-	const sorted = modules.toSorted((a, b) => (a.path < b.path ? -1 : 1));
-	const imports = sorted.map(({ alias, path }) => `import * as ${alias} from "./${path}";`);
-	const exports = sorted
-		.filter(({ named }) => named.length > 0)
-		.map(({ named, path }) =>
-			exportLine(
-				named.toSorted((a, b) => (sortingKey(a) < sortingKey(b) ? -1 : 1)),
-				path,
-			),
-		);
-	const together = (kind: string, end: string) => {
-		const holders = modules.filter(({ tables }) => tables.includes(kind));
-		return `export const ${kind} = {\n${holders.map(({ alias }) => `\t...${alias}.${kind},`).join("\n")}\n} ${end};`;
-	};
+/** The text of src/native/abi.ts. */
+function abiText(headers: ReadonlyMap<string, Header>): string {
+	const { structs, operations, functions } = wholeAbi(headers);
 	return `${[
 		`/**
  * Generated from cuda/include/mimo.h by cuda/include/tables.ts ("bun build.ts tables"); do not edit. Every constant, enumeration,
- * struct and function of the ABI in C names: each header of cuda/include/mimo has its module in abi/, and says what the names
- * mean. Wrappers live in device.ts.
+ * struct and function of the ABI in C names; the headers say what the names mean. Wrappers live in device.ts.
  */
-${imports.join("\n")}
 import type { Fields, ScalarType } from "./structs.ts";`,
-		exports.join("\n"),
-		`/** Structs the library fills in. */\n${together("structs", "as const satisfies Record<string, Fields>")}`,
-		`/** Argument structs: operation NAME is \`int32_t mimo_NAME(mimo_stream*, const mimo_NAME_args*)\`. */\n${together(
+		[...headers.values()].flatMap(namesOf).join("\n"),
+		`/** Structs the library fills in. */\n${table("structs", structs, "as const satisfies Record<string, Fields>")}`,
+		`/** Argument structs: operation NAME is \`int32_t mimo_NAME(mimo_stream*, const mimo_NAME_args*)\`. */\n${table(
 			"operations",
+			operations,
 			"as const satisfies Record<string, Record<string, ScalarType>>",
 		)}\nexport type OperationName = keyof typeof operations;`,
-		`/** Functions that are not operations: C argument types in order, and what they return. */\n${together("functions", "as const")}`,
+		`/** Functions that are not operations: C argument types in order, and what they return. */\n${table("functions", functions, "as const")}`,
 	].join("\n\n")}\n`;
-}
-
-/** A key in the formatter's order of names: without "type", letter by letter, a capital before its small letter. */
-function sortingKey(name: string): string {
-	const letters = [...name.replace(/^type /, "")];
-	return letters.map((letter) => letter.toLowerCase() + (letter === letter.toLowerCase() ? "1" : "0")).join("");
-}
-
-function exportLine(names: readonly string[], path: string): string {
-	const line = `export { ${names.join(", ")} } from "./${path}";`;
-	if (line.length <= width) return line;
-	return `export {\n${names.map((name) => `\t${name},`).join("\n")}\n} from "./${path}";`;
 }
 
 /** The text of cuda/common/operations.def. */
@@ -153,10 +100,8 @@ function operationList(headers: ReadonlyMap<string, Header>): string {
 
 /** Every generated file: its path from the root, and its text. */
 export function tables(headers = readHeaders()): ReadonlyMap<string, string> {
-	const modules = [...headers].map(([path, header]) => moduleOf(path, header));
 	return new Map([
-		...modules.map(({ path, text }) => [`src/native/${path}`, text] as const),
-		["src/native/abi.ts", indexOf(modules)],
+		["src/native/abi.ts", abiText(headers)],
 		["cuda/common/operations.def", operationList(headers)],
 	]);
 }
