@@ -8,7 +8,7 @@ import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { readChoice } from "../elastic/submodel/choice.ts";
 import { configurationOfSubmodel } from "../elastic/submodel/run.ts";
-import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import { hybridConfig } from "../models/language/from-configuration.ts";
 import { openLibraryOf } from "../native/open-device.ts";
 import { print } from "../observe/output.ts";
 import { topologyOf } from "../parallel/topology.ts";

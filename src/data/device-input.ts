@@ -1,6 +1,6 @@
 /** A microbatch in device memory. */
 
-import type { ForwardInput } from "../models/hybrid/model-chunk.ts";
+import type { ForwardInput } from "../models/language/model-chunk.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { counted } from "../system/counted.ts";

@@ -3,7 +3,7 @@
  * of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
  * step reads it and adds a token to some of the sequences.
  */
-import { type Mixing, wholeSequences } from "../models/hybrid/sequence-mixing.ts";
+import { type Mixing, wholeSequences } from "../models/language/sequence-mixing.ts";
 import type { Device } from "../native/device.ts";
 import { type AttentionOptions, attention } from "../tensor/ops/attention.ts";
 import { attentionStep, type CachePlaces, type KeyValueCache } from "../tensor/ops/attention-step.ts";

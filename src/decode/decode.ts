@@ -4,8 +4,8 @@
  */
 import { DeviceInput } from "../data/device-input.ts";
 import type { Microbatch } from "../data/microbatch.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ForwardInput } from "../models/hybrid/model-chunk.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import type { ForwardInput } from "../models/language/model-chunk.ts";
 import { placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Edge } from "../parallel/edge.ts";
 import type { Group } from "../parallel/group.ts";

@@ -1,6 +1,6 @@
 /** The axes along which an elastic model has sizes to choose from (docs/spec/elastic.md §2). */
 import type { LayerKind } from "../config/hybrid-pattern.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import { UserError } from "../system/errors.ts";
 
 /** In the order in which the router's networks are evaluated. */

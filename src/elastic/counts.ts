@@ -3,7 +3,7 @@
  * expectations, so they need not be whole; of each layer the sizes of its own kind are read.
  */
 import type { LayerKind } from "../config/hybrid-pattern.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import { isGatedActivation } from "../tensor/ops/activation.ts";
 
 /** Sizes of a model; lists have an entry for every layer of the main part. */

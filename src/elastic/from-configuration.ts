@@ -1,7 +1,7 @@
 /** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
 import { layerSymbols } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import {

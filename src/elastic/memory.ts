@@ -1,6 +1,6 @@
 /** Memory of an elastic model that generates text, in GB of 1024³ bytes (docs/spec/elastic.md §7). */
 
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import { UserError } from "../system/errors.ts";
 import {
 	type CountRule,

@@ -7,7 +7,7 @@ import { SkippedTally } from "../data/skipped-samples.ts";
 import { countedRows, countedTokens } from "../elastic/importance/counted-tokens.ts";
 import type { Importance } from "../elastic/importance/importance.ts";
 import { ImportanceMeter } from "../elastic/importance/meter.ts";
-import { hybridConfig } from "../models/hybrid/from-configuration.ts";
+import { hybridConfig } from "../models/language/from-configuration.ts";
 import { warn } from "../observe/messages.ts";
 import type { World } from "../parallel/world.ts";
 import { Tensor } from "../tensor/tensor.ts";

@@ -1,6 +1,6 @@
 /** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
 import type { LayerKind } from "../config/hybrid-pattern.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { NamedTopology } from "../parallel/layout.ts";
 import { UserError } from "../system/errors.ts";

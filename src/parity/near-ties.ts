@@ -3,7 +3,7 @@
  * correct runs diverge. A comparison with a reference finds near ties and, if a step is off, may decide them as the reference
  * did: either the values agree again, or the difference has another cause.
  */
-import type { RouterState } from "../models/hybrid/router-state.ts";
+import type { RouterState } from "../models/language/router-state.ts";
 import { axpby, Tensor } from "../tensor/tensor.ts";
 
 /**

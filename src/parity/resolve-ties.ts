@@ -2,7 +2,7 @@
  * Compares a training with its reference step by step. If a step is off, near ties of its routing are flipped one at a time, from
  * the tie's step on, and the first flip that makes every value agree is kept.
  */
-import type { RouterState } from "../models/hybrid/router-state.ts";
+import type { RouterState } from "../models/language/router-state.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/group.ts";
 import { bf16Report, type Precision } from "./bf16.ts";

@@ -6,7 +6,7 @@ import { hasEncoder, sharesRanks } from "../config/derive.ts";
 import { type Block, parsePattern, symbolsOf } from "../config/hybrid-pattern.ts";
 import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
-import { countFlopsPerToken } from "../models/hybrid/counts.ts";
+import { countFlopsPerToken } from "../models/language/counts.ts";
 import { UserError } from "../system/errors.ts";
 
 /** Keys of a layout, as `mimo train` takes them. */

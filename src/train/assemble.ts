@@ -7,11 +7,11 @@
 import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
-import { kinds } from "../models/hybrid/kinds/index.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import { wordEmbedding } from "../models/hybrid/names.ts";
-import { blocksOf, wholeModel } from "../models/hybrid/pipeline-segments.ts";
+import { kinds } from "../models/language/kinds/index.ts";
+import { languageModelPrefix } from "../models/language/layer-numbering.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import { wordEmbedding } from "../models/language/names.ts";
+import { blocksOf, wholeModel } from "../models/language/pipeline-segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";

@@ -1,11 +1,11 @@
 /** The teacher of a distilled model: a frozen model, or an elastic parent's own unmasked weights (docs/spec/elastic.md §11). */
 
 import type { Sampled } from "../elastic/router/router.ts";
-import { languageModelPrefix } from "../models/hybrid/layer-numbering.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ForwardInput } from "../models/hybrid/model-chunk.ts";
-import { wordEmbedding } from "../models/hybrid/names.ts";
-import { exhaust } from "../models/hybrid/nodes.ts";
+import { languageModelPrefix } from "../models/language/layer-numbering.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import type { ForwardInput } from "../models/language/model-chunk.ts";
+import { wordEmbedding } from "../models/language/names.ts";
+import { exhaust } from "../models/language/nodes.ts";
 import { gatherSequence } from "../parallel/tensor-parallel.ts";
 import { klDivergence, type TeacherLogits } from "../tensor/ops/kl-divergence.ts";
 import { gemm } from "../tensor/ops/linear.ts";

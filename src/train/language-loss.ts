@@ -1,5 +1,5 @@
 /** Cross-entropy of a language model whose vocabulary may be sharded over tensor-parallel ranks. */
-import type { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridModel } from "../models/language/model.ts";
 import { gatherStatistics } from "../parallel/vocabulary-parallel.ts";
 import { type CrossEntropyStatistics, crossEntropy } from "../tensor/ops/cross-entropy.ts";
 import type { Tape } from "../tensor/tape.ts";

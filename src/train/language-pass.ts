@@ -3,9 +3,9 @@
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { Sampled } from "../elastic/router/router.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
-import type { ForwardInput, ModelChunk, Observer } from "../models/hybrid/model-chunk.ts";
-import type { Nodes } from "../models/hybrid/nodes.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import type { Nodes } from "../models/language/nodes.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/edge.ts";
 import type { Pass } from "../schedule/pass.ts";

@@ -2,7 +2,7 @@
 
 import type { ElasticConfig } from "../elastic/config.ts";
 import { parentBudget } from "../elastic/router/budget-loss.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import {
 	budgetLossName,
 	distillationLossName,

@@ -1,8 +1,8 @@
 /** Losses of multi-token prediction (docs/spec/language-model.md §5.4). */
 import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
-import type { ForwardInput, ModelChunk, Observer } from "../models/hybrid/model-chunk.ts";
-import { mtpDepth } from "../models/hybrid/mtp.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import { mtpDepth } from "../models/language/mtp.ts";
 import type { Tape } from "../tensor/tape.ts";
 import { Tensor } from "../tensor/tensor.ts";
 import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";

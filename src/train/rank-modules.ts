@@ -1,8 +1,8 @@
 /** Builds a rank's part of each module with its process groups and gradient reduction. */
 import { drawFor } from "../elastic/router/draws.ts";
 import { ElasticRouter } from "../elastic/router/router.ts";
-import { HybridModel } from "../models/hybrid/model.ts";
-import { segmentsOfStage, wholeModel } from "../models/hybrid/pipeline-segments.ts";
+import { HybridModel } from "../models/language/model.ts";
+import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";
 import { DataParallel } from "../parallel/data-parallel.ts";
 import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";

@@ -4,7 +4,7 @@ import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { Sampled } from "../elastic/router/router.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridModel } from "../models/language/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
 import type { Edge, Rows } from "../parallel/edge.ts";

@@ -1,8 +1,8 @@
 /** Modules and options of a run, as assemble() takes them. */
 import type { ElasticConfig } from "../elastic/config.ts";
 import type { Draw } from "../elastic/router/network.ts";
-import type { HybridConfig } from "../models/hybrid/config.ts";
-import type { PipelineSegment } from "../models/hybrid/pipeline-segments.ts";
+import type { HybridConfig } from "../models/language/config.ts";
+import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { ExpertCapacity } from "../parallel/experts/capacity.ts";

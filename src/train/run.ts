@@ -7,7 +7,7 @@ import { shownConfiguration } from "../config/print.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { decodesAsEnergon } from "../data/check.ts";
 import { requeueJob } from "../launch/slurm.ts";
-import { megatronFlopsPerStep } from "../models/hybrid/counts.ts";
+import { megatronFlopsPerStep } from "../models/language/counts.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
 import { samplesEvent } from "../observe/run-log/samples.ts";

@@ -16,7 +16,7 @@
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Draw } from "../elastic/router/network.ts";
 import type { ElasticRouter, SampledStep } from "../elastic/router/router.ts";
-import type { HybridModel } from "../models/hybrid/model.ts";
+import type { HybridModel } from "../models/language/model.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";

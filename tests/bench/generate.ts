@@ -9,7 +9,7 @@ import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
 import { decode } from "../../src/decode/decode.ts";
 import { greedy } from "../../src/decode/sampling.ts";
-import { HybridModel } from "../../src/models/hybrid/model.ts";
+import { HybridModel } from "../../src/models/language/model.ts";
 import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { huggingFaceConfig } from "../../src/parity/language/model.ts";

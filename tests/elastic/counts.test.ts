@@ -12,7 +12,7 @@ import {
 	sampleAxis,
 	withoutNoise,
 } from "../../src/elastic/router/network.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
 import { randomValues } from "../support.ts";
 import { familyOf } from "./family-model.ts";
 import { elasticModel, testElastic } from "./models.ts";

@@ -4,8 +4,8 @@ import type { TrainingConfiguration } from "../../src/config/schema.ts";
 import { withoutImages } from "../../src/data/microbatch.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
 import { elasticConfig } from "../../src/elastic/from-configuration.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
-import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
+import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { smallModel } from "../models/small.ts";
 
 /** A small model with units of every kind to choose from. */

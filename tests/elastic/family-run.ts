@@ -1,6 +1,6 @@
 /** Runs of a family: in this process alone, and as a rank program's part of a layout. */
 import { segmentLengths } from "../../src/config/pipeline.ts";
-import { segmentsOf } from "../../src/models/hybrid/pipeline-segments.ts";
+import { segmentsOf } from "../../src/models/language/pipeline-segments.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import type { Topology } from "../../src/parallel/topology.ts";

@@ -4,8 +4,8 @@
  */
 import { readTensor, type TensorStore } from "../../src/checkpoint/store.ts";
 import type { Submodel } from "../../src/elastic/submodel/submodel.ts";
-import type { HybridConfig, LayerDifference } from "../../src/models/hybrid/config.ts";
-import type { HybridModel } from "../../src/models/hybrid/model.ts";
+import type { HybridConfig, LayerDifference } from "../../src/models/language/config.ts";
+import type { HybridModel } from "../../src/models/language/model.ts";
 import { isGatedActivation } from "../../src/tensor/ops/activation.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { memoryStore } from "../checkpoint/memory-store.ts";

@@ -12,8 +12,8 @@ import {
 	unitsOfImportance,
 } from "../../src/elastic/importance/importance.ts";
 import { ImportanceMeter } from "../../src/elastic/importance/meter.ts";
-import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
-import { HybridModel } from "../../src/models/hybrid/model.ts";
+import { hybridConfig } from "../../src/models/language/from-configuration.ts";
+import { HybridModel } from "../../src/models/language/model.ts";
 import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { Tape } from "../../src/tensor/tape.ts";

@@ -2,7 +2,7 @@
 import { parseHybridPattern } from "../../src/config/hybrid-pattern.ts";
 import { type Axis, type AxisName, axisNames } from "../../src/elastic/axes.ts";
 import type { ElasticConfig } from "../../src/elastic/config.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
 import { smallSubject } from "../parity/verify/subject.ts";
 
 export interface ModelSizes {

@@ -3,10 +3,10 @@
  * ranks, or to each expert. Compares outputs and gradients, and counts the rows that really leave for other nodes.
  */
 
-import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/all-gather.ts";
-import { AllToAllDispatcher } from "../../src/models/hybrid/token-dispatcher/all-to-all.ts";
-import type { ExpertRows, TokenDispatcher } from "../../src/models/hybrid/token-dispatcher/dispatcher.ts";
-import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
+import { AllGatherDispatcher } from "../../src/models/language/token-dispatcher/all-gather.ts";
+import { AllToAllDispatcher } from "../../src/models/language/token-dispatcher/all-to-all.ts";
+import type { ExpertRows, TokenDispatcher } from "../../src/models/language/token-dispatcher/dispatcher.ts";
+import { HierarchicalDispatcher } from "../../src/models/language/token-dispatcher/hierarchical.ts";
 import type { ExchangeMembers } from "../../src/parallel/experts/members.ts";
 import type { Group } from "../../src/parallel/group.ts";
 import { World } from "../../src/parallel/world.ts";

@@ -1,7 +1,7 @@
 /** Experts' rows that go to a node once, among four processes played as nodes; hierarchical-rows-rank.ts is each of them. */
 import { expect, test } from "bun:test";
-import { AllGatherDispatcher } from "../../src/models/hybrid/token-dispatcher/all-gather.ts";
-import { HierarchicalDispatcher } from "../../src/models/hybrid/token-dispatcher/hierarchical.ts";
+import { AllGatherDispatcher } from "../../src/models/language/token-dispatcher/all-gather.ts";
+import { HierarchicalDispatcher } from "../../src/models/language/token-dispatcher/hierarchical.ts";
 import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { networkBytes } from "../../src/plan/rates.ts";

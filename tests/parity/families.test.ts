@@ -1,6 +1,6 @@
 /** Language models of other families against Hugging Face's: every probe, loss and gradient norm of 30 steps. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { languageParity } from "../../src/parity/language/parity.ts";

@@ -1,7 +1,7 @@
 /** Near ties of a router are found, can be swapped, and a comparison takes them only where that makes values agree. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
-import { RouterState } from "../../src/models/hybrid/router-state.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
+import { RouterState } from "../../src/models/language/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
 import type { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";

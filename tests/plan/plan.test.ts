@@ -3,7 +3,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import type { Key } from "../../src/config/schema.ts";
-import { countFlopsPerToken, countParameters } from "../../src/models/hybrid/counts.ts";
+import { countFlopsPerToken, countParameters } from "../../src/models/language/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { acceleratorRates } from "../../src/plan/accelerators.ts";

@@ -6,7 +6,7 @@ import { withoutImages } from "../../src/data/microbatch.ts";
 import type { Axis } from "../../src/elastic/axes.ts";
 import { elasticConfig } from "../../src/elastic/from-configuration.ts";
 import type { Draw } from "../../src/elastic/router/network.ts";
-import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";

@@ -1,8 +1,8 @@
 /** The gradient of every parameter of a whole model, against central differences of the losses that a step reports. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
-import { loggedName } from "../../src/models/hybrid/router-state.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
+import { loggedName } from "../../src/models/language/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
 import type { Parameter } from "../../src/tensor/parameter.ts";
 import { type StepGradients, takeGradients } from "../../src/train/step.ts";

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { withoutImages } from "../../src/data/microbatch.ts";
 import { rolled } from "../../src/data/roll.ts";
-import { storedDepths } from "../../src/models/hybrid/layer-numbering.ts";
+import { storedDepths } from "../../src/models/language/layer-numbering.ts";
 import type { Device } from "../../src/native/device.ts";
 import { evaluate } from "../../src/train/evaluate.ts";
 import { testDevice } from "../support.ts";

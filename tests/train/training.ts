@@ -1,8 +1,8 @@
 /** A language model of every layer kind, trained in this process. */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { type Microbatch, nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
-import type { HybridConfig } from "../../src/models/hybrid/config.ts";
-import { hybridConfig } from "../../src/models/hybrid/from-configuration.ts";
+import type { HybridConfig } from "../../src/models/language/config.ts";
+import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";

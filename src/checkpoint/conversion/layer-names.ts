@@ -11,7 +11,7 @@ import {
 	parsePattern,
 	symbolsOf,
 } from "../../config/hybrid-pattern.ts";
-import { kinds } from "../../models/hybrid/kinds/index.ts";
+import { kinds } from "../../models/language/kinds/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";

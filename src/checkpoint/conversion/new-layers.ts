@@ -2,10 +2,11 @@
  * Layers that a source has no counterpart for, Mamba-2 layers of a hybrid model that was a GPT model: initial values as a training
  * from the start draws them (docs/spec/language-model.md §6), zero moments.
  */
-import { describedConfig } from "../../models/hybrid/from-configuration.ts";
-import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
-import { hybridParameters } from "../../models/hybrid/names.ts";
+
 import { initialise, philoxKey } from "../../models/initialise.ts";
+import { describedConfig } from "../../models/language/from-configuration.ts";
+import { layerPrefix } from "../../models/language/layer-numbering.ts";
+import { hybridParameters } from "../../models/language/names.ts";
 import type { ParameterSpec } from "../../models/parameter-spec.ts";
 import { Device } from "../../native/device.ts";
 import { openLibrary } from "../../native/library.ts";

@@ -5,7 +5,7 @@
  * an A of each module; its folders are read as adapters in which these A stand one above the other.
  */
 
-import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
+import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { adapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";

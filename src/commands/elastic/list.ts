@@ -10,7 +10,7 @@ import { parentOf } from "../../elastic/submodel/extract.ts";
 import { routerOf, sizesOfBudget } from "../../elastic/submodel/family.ts";
 import { recordOf } from "../../elastic/submodel/family-records.ts";
 import type { Submodel } from "../../elastic/submodel/submodel.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { columns } from "../../observe/columns.ts";
 import { print } from "../../observe/output.ts";
 import { readRunLog } from "../../observe/run-log/reader.ts";

@@ -2,9 +2,9 @@
  * Measures the importance of a language model's units during forward passes (docs/spec/elastic.md §23). Each rank accumulates its
  * own units and tokens; the sum over ranks is the model's.
  */
-import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
-import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/hybrid/layer-context.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import { configOfLayer, type HybridConfig } from "../../models/language/config.ts";
+import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/language/layer-context.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import { copyInto, Tensor } from "../../tensor/tensor.ts";

@@ -3,7 +3,7 @@
  * (docs/spec/elastic.md §9). Ring r is kept by choices 0 to r.
  */
 
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import { placeOf } from "../../parallel/model-parallel.ts";
 import { isGatedActivation } from "../../tensor/ops/activation.ts";
 import type { Axis, AxisName } from "../axes.ts";

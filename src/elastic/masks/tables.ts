@@ -4,7 +4,7 @@
  * masks, c of the chosen size times its probability without.
  */
 
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { type Axis, type AxisName, parentSize, rowsOf } from "../axes.ts";
 import type { ElasticConfig } from "../config.ts";
 import type { AxisSample, RouterSample } from "../router/network.ts";

@@ -1,5 +1,5 @@
 /** The budget loss: distance of a sample's expected sizes from its budget (docs/spec/elastic.md §8). */
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { type AxisName, rowsOf } from "../axes.ts";
 import { countRule, type ElasticConfig } from "../config.ts";
 import { countParameters, type Differentiable, emptySizes, parentSizes, type Sizes } from "../counts.ts";

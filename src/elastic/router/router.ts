@@ -3,8 +3,8 @@
  * from the masks' gradients to the router's weights (docs/spec/elastic.md §3, §9, §13). Every rank draws the same samples and
  * has the gradients of its own part of the model; their sum over the module's ranks is the gradient.
  */
-import type { ModelMasks } from "../../models/hybrid/masks.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { ModelMasks } from "../../models/language/masks.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import { ModuleParameters } from "../../models/module-parameters.ts";
 import { FactorSources } from "../../tensor/ops/mask-factors.ts";
 import { Tensor } from "../../tensor/tensor.ts";

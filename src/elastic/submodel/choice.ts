@@ -4,7 +4,7 @@
  */
 import { type LayerKind, layerSymbols } from "../../config/hybrid-pattern.ts";
 import { nearestHint } from "../../config/names.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { readYaml } from "../yaml-file.ts";

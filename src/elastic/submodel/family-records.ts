@@ -1,6 +1,6 @@
 /** Records of the submodel of every budget, for a log and `mimo elastic list`. */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import type { BudgetRecord } from "../../observe/run-log/family.ts";
 import type { AxisName } from "../axes.ts";
 import { countParameters, type Sizes } from "../counts.ts";

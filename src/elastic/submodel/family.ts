@@ -4,7 +4,7 @@ import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
 import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
 import type { AxisName } from "../axes.ts";

@@ -5,7 +5,7 @@
  * heads / groups query heads.
  */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
-import { configOfLayer, type HybridConfig } from "../../models/hybrid/config.ts";
+import { configOfLayer, type HybridConfig } from "../../models/language/config.ts";
 
 /** Sizes of one submodel of a nested family: the first units of every axis of the parent are kept. */
 export interface Submodel {

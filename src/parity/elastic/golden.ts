@@ -2,7 +2,7 @@
 import * as v from "valibot";
 import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/axes.ts";
 import type { ElasticConfig } from "../../elastic/config.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, describedRun, fixedModel, transformerConfig, valueProbe } from "../golden-fields.ts";

@@ -3,8 +3,8 @@
  * reference records of every step.
  */
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { segmentsOf } from "../../models/hybrid/pipeline-segments.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { segmentsOf } from "../../models/language/pipeline-segments.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";

@@ -3,7 +3,7 @@
  * that is missing, or that contradicts another, is an error before a step is trained.
  */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
-import { layerPrefix } from "../../models/hybrid/layer-numbering.ts";
+import { layerPrefix } from "../../models/language/layer-numbering.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { requireBands } from "../bands.ts";

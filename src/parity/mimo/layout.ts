@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { openWeights } from "../../checkpoint/conversion/weights.ts";
 import { loadModel } from "../../checkpoint/model-store.ts";
 import { openSafetensors } from "../../checkpoint/safetensors.ts";
-import { segmentsOf } from "../../models/hybrid/pipeline-segments.ts";
+import { segmentsOf } from "../../models/language/pipeline-segments.ts";
 import type { NamedTopology } from "../../parallel/layout.ts";
 import type { World } from "../../parallel/world.ts";
 import { assemble } from "../../train/assemble.ts";

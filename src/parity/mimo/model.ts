@@ -1,5 +1,5 @@
 /** The two modules that config.json of a mimo-* folder describes. */
-import { type HybridConfig, noBiases } from "../../models/hybrid/config.ts";
+import { type HybridConfig, noBiases } from "../../models/language/config.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import type { Precision } from "../bf16.ts";
 import { referenceExperts } from "../golden-fields.ts";

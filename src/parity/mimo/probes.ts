@@ -2,7 +2,7 @@
  * Compares values that a mimo-* folder recorded inside step 1, wherever their parts lie: activations and routing
  * weights of every lane's first microbatch, tokens per expert of every microbatch, the expert bias after the step.
  */
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { Tensor } from "../../tensor/tensor.ts";

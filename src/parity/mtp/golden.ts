@@ -1,7 +1,7 @@
 /** config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README). */
 import * as v from "valibot";
-import { type HybridConfig, noBiases } from "../../models/hybrid/config.ts";
-import { layersOfPattern } from "../../models/hybrid/from-configuration.ts";
+import { type HybridConfig, noBiases } from "../../models/language/config.ts";
+import { layersOfPattern } from "../../models/language/from-configuration.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../bf16.ts";
 import { adamW, describedRun, fixedModel, referenceExperts, transformerConfig, valueProbe } from "../golden-fields.ts";

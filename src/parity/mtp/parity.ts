@@ -8,8 +8,8 @@ import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } 
 import { loadModel } from "../../checkpoint/model-store.ts";
 import { openSafetensors } from "../../checkpoint/safetensors.ts";
 import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import type { Device } from "../../native/device.ts";
 import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
 import { World } from "../../parallel/world.ts";

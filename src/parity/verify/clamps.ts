@@ -2,8 +2,8 @@
  * Values beyond the clamp of gated activations (docs/spec/moe-performance.md §1.2), counted by channel. A value at the clamp's edge
  * that rounding moves to the other side changes its gradient from zero to its full size, or back: the counts find it.
  */
-import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/hybrid/layer-context.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/language/layer-context.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import { placeOf } from "../../parallel/model-parallel.ts";

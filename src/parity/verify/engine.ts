@@ -1,6 +1,6 @@
 /** A training run on a layout for `mimo verify`, on one rank: steps, gradients, weights, routing. */
-import type { LayerProbe } from "../../models/hybrid/layer-context.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { LayerProbe } from "../../models/language/layer-context.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { World } from "../../parallel/world.ts";

@@ -4,8 +4,8 @@
  * right runs all that follows differs. A layout is therefore given the reference's values in place of its own at every layer of
  * experts: its own are compared before, and everything behind them differs by sums of fp32 alone.
  */
-import type { LayerProbe, ProbedPass } from "../../models/hybrid/layer-context.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { LayerProbe, ProbedPass } from "../../models/language/layer-context.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import { E4m3Rows } from "../../tensor/ops/e4m3-rows.ts";

@@ -2,7 +2,7 @@
  * `mimo verify --policy`: measures the effect of encoder-grad-participation `corrected` on a step. If only some encoder ranks saw
  * images it multiplies the encoder's gradient by ranks / participants; `exact` leaves the gradient of the mean loss.
  */
-import { languageModelPrefix } from "../../models/hybrid/layer-numbering.ts";
+import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { columns } from "../../observe/columns.ts";
 import type { World } from "../../parallel/world.ts";
 import { reduceHost } from "../reduce-host.ts";

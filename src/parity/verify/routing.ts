@@ -1,5 +1,5 @@
 /** The experts that every token was sent to: a flipped decision explains a difference that no tolerance should hide. */
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 
 /** A token that other experts were chosen for than in the reference. */
 export interface Flip {

@@ -2,9 +2,9 @@
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { HybridConfig } from "../../models/hybrid/config.ts";
-import { hybridConfig } from "../../models/hybrid/from-configuration.ts";
-import { segmentsOf } from "../../models/hybrid/pipeline-segments.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { hybridConfig } from "../../models/language/from-configuration.ts";
+import { segmentsOf } from "../../models/language/pipeline-segments.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";

@@ -2,7 +2,7 @@
 
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import { kinds } from "../../models/hybrid/kinds/index.ts";
+import { kinds } from "../../models/language/kinds/index.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/group.ts";
 import type { ParameterSet } from "../../parallel/parameter-set.ts";

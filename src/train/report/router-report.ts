@@ -1,10 +1,10 @@
 /** Collects a step's router statistics from all pipeline stages, on every rank of the language model. */
 
-import { configOfLayer } from "../../models/hybrid/config.ts";
-import { kinds } from "../../models/hybrid/kinds/index.ts";
-import { allLayers } from "../../models/hybrid/layer-numbering.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
-import { loggedName, routerLosses } from "../../models/hybrid/router-state.ts";
+import { configOfLayer } from "../../models/language/config.ts";
+import { kinds } from "../../models/language/kinds/index.ts";
+import { allLayers } from "../../models/language/layer-numbering.ts";
+import type { HybridModel } from "../../models/language/model.ts";
+import { loggedName, routerLosses } from "../../models/language/router-state.ts";
 import type { Group } from "../../parallel/group.ts";
 import { Tensor } from "../../tensor/tensor.ts";
 

@@ -4,7 +4,7 @@ import { chatTemplateFile } from "../../config/chat-template-file.ts";
 import { hasEncoder, wandbFolder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
-import { countParameters } from "../../models/hybrid/counts.ts";
+import { countParameters } from "../../models/language/counts.ts";
 import { isAdapterName, languageLora } from "../../models/lora.ts";
 import { radioParameters } from "../../models/radio/names.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";

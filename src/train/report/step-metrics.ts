@@ -4,8 +4,8 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import { countFlopsPerToken } from "../../models/hybrid/counts.ts";
-import type { HybridModel } from "../../models/hybrid/model.ts";
+import { countFlopsPerToken } from "../../models/language/counts.ts";
+import type { HybridModel } from "../../models/language/model.ts";
 import { encoderFlops } from "../../models/radio/counts.ts";
 import type { Device, DeviceEvent } from "../../native/device.ts";
 import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../../observe/step-clock.ts";

@@ -13,7 +13,7 @@ import { requireOwnSteps, type Start } from "../../checkpoint/training/own-check
 import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
-import { countParameters } from "../../models/hybrid/counts.ts";
+import { countParameters } from "../../models/language/counts.ts";
 import { UserError } from "../../system/errors.ts";
 import { keptOfFolders, languageKeys, openFolders, requireImages, withText } from "./hugging-face.ts";
 import { isMegatron, openMegatron, requireOtherFolder } from "./megatron-checkpoint.ts";

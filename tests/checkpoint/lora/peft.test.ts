@@ -13,7 +13,7 @@ import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { joinStores, readTensor } from "../../../src/checkpoint/store.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";
-import type { HybridConfig } from "../../../src/models/hybrid/config.ts";
+import type { HybridConfig } from "../../../src/models/language/config.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";

@@ -11,9 +11,9 @@ import { spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { modelOfLayer } from "../../../src/config/per-layer.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";
-import { countFlopsPerToken, countParameters, megatronFlopsPerStep } from "../../../src/models/hybrid/counts.ts";
-import { hybridConfig } from "../../../src/models/hybrid/from-configuration.ts";
-import { hybridParameters } from "../../../src/models/hybrid/names.ts";
+import { countFlopsPerToken, countParameters, megatronFlopsPerStep } from "../../../src/models/language/counts.ts";
+import { hybridConfig } from "../../../src/models/language/from-configuration.ts";
+import { hybridParameters } from "../../../src/models/language/names.ts";
 
 const base = { preset: "nemotron-tiny", "hybrid-layer-pattern": "MEM*E" } as const;
 const lists = {

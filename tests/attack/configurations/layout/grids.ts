@@ -2,7 +2,7 @@
 import { plannedIterations } from "../../../../src/config/derive.ts";
 import { resolveConfiguration } from "../../../../src/config/resolve.ts";
 import { elasticConfig } from "../../../../src/elastic/from-configuration.ts";
-import { hybridConfig } from "../../../../src/models/hybrid/from-configuration.ts";
+import { hybridConfig } from "../../../../src/models/language/from-configuration.ts";
 import { UserError } from "../../../../src/system/errors.ts";
 import { argumentsOf, type Draw, type Flags } from "../draw.ts";
 import { hasEncoder } from "../model/vision.ts";

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { countFlopsPerToken, countParameters, megatronFlopsPerStep } from "../../../src/models/hybrid/counts.ts";
+import { countFlopsPerToken, countParameters, megatronFlopsPerStep } from "../../../src/models/language/counts.ts";
 
 const twenty = configurationOf({ preset: "nemotron-20l" });
 const large = configurationOf({ preset: "nemotron-54l" });
