@@ -9,25 +9,25 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14320, 110],
+	checkpoint: [14370, 111],
 	commands: [4270, 45],
 	config: [4920, 48],
 	data: [18330, 164],
-	decode: [650, 4],
+	decode: [640, 4],
 	elastic: [2930, 26],
 	inference: [1630, 14],
 	launch: [2610, 23],
-	models: [4480, 52],
-	native: [3180, 19],
+	models: [4490, 52],
+	native: [3170, 18],
 	observe: [4880, 51],
 	optim: [480, 4],
-	parallel: [2710, 24],
+	parallel: [2770, 25],
 	parity: [5820, 49],
 	plan: [2520, 17],
 	schedule: [920, 10],
 	system: [680, 12],
-	tensor: [4390, 40],
-	train: [6080, 52],
+	tensor: [4440, 41],
+	train: [6100, 52],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -128,6 +128,25 @@ test("imports point one way", () => {
 	expect(inside.length).toBeGreaterThan(10);
 });
 
+/** Folders with one door: others import their index.ts alone, but for modules that are loaded when they are asked for (import()). */
+const doors = ["checkpoint", "parallel", "tensor"];
+
+test("folders with a door are entered through it", () => {
+	const around = sources.flatMap((from) => {
+		const text = readFileSync(join(root, "src", from), "utf8");
+		return importsOf(text.replaceAll(/\bimport\("[^"]+"\)/g, "")).flatMap(({ to }) => {
+			const target = to.startsWith(".") ? join(dirname(from), to) : to;
+			const door = doors.find((folder) => target.startsWith(`${folder}/`) && !from.startsWith(`${folder}/`));
+			return door === undefined || target === `${door}/index.ts` ? [] : [`src/${from} imports src/${target}`];
+		});
+	});
+	expect(around).toEqual([]);
+	for (const folder of doors) {
+		const lines = readFileSync(join(root, "src", folder, "index.ts"), "utf8").replace(/\/\*\*.*?\*\//s, "");
+		expect(lines.replaceAll(/export (?:type )?\{[^}]*\} from "\.\/[\w./-]+";\s*/g, "").trim()).toBe("");
+	}
+});
+
 test("neither rooms nor files import each other in a circle", () => {
 	const rooms = inside.map(({ from, to }) => [room(from), room(to)] as const).filter(([from, to]) => from !== to);
 	expect(findCircle(rooms)).toBeNull();

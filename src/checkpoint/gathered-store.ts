@@ -1,9 +1,8 @@
 /** The whole tensors of a module whose parts lie on several ranks, gathered to one of them. */
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { Device } from "../native/device.ts";
-import { exchangeTexts } from "../parallel/exchange-texts.ts";
-import type { Group } from "../parallel/group.ts";
-import { elementCount, Tensor } from "../tensor/tensor.ts";
+import { exchangeTexts, type Group } from "../parallel/index.ts";
+import { elementCount, Tensor } from "../tensor/index.ts";
 import { copyBlocks, type NamedTensors } from "./model-store.ts";
 import type { TensorStore, TensorType } from "./store.ts";
 

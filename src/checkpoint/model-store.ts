@@ -1,8 +1,8 @@
 /** A model's tensors as a checkpoint store, and loading a store into a model. */
 import type { LogicalTensor } from "../models/module-parameters.ts";
-import type { ShardBlock } from "../parallel/shard.ts";
+import type { ShardBlock } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
-import { copyInto, elementCount, Tensor } from "../tensor/tensor.ts";
+import { copyInto, elementCount, Tensor } from "../tensor/index.ts";
 import { compareTensors, requireMatch } from "./mapping.ts";
 import { readTensor, type TensorStore, type TensorType } from "./store.ts";
 

@@ -1,5 +1,5 @@
 /** Reads the values of flags that a command declares to citty; null where a flag is not given. */
-import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/dtype.ts";
+import { type DtypeTag, isDtypeTag, isFloatDtype } from "../checkpoint/index.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 

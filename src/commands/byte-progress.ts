@@ -1,5 +1,5 @@
 /** Progress line of a command that reads or writes many bytes; shown on terminals alone. */
-import { formatBytes } from "../checkpoint/conversion/inspect.ts";
+import { formatBytes } from "../checkpoint/index.ts";
 import { duration, Terminal } from "../observe/progress.ts";
 
 export class ByteProgress {

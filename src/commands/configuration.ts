@@ -1,7 +1,5 @@
 /** Resolves a command's arguments to a configuration; folders among them give keys of the model and of its data. */
-import { hubFolder } from "../checkpoint/hf/hub.ts";
-import { readModelKeys } from "../checkpoint/hf/model-keys.ts";
-import { readStoredDataKeys } from "../checkpoint/training/stored-configuration.ts";
+import { hubFolder, readModelKeys, readStoredDataKeys } from "../checkpoint/index.ts";
 import type { CommandFlags } from "../config/flags.ts";
 import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";

@@ -3,22 +3,31 @@
  * Formats: hf (a Hugging Face folder), native, torch_dist (Megatron).
  */
 import { defineCommand } from "citty";
-import { adaptedModel, type TargetName } from "../checkpoint/conversion/adapters.ts";
-import { type ConversionOptions, openSource, planConversion } from "../checkpoint/conversion/convert.ts";
-import { damages, formatBytes, formatInspection, inspectCheckpoint } from "../checkpoint/conversion/inspect.ts";
-import { layerNameKinds } from "../checkpoint/conversion/layer-names.ts";
-import { formatPlanLine, planLines, requireEqual } from "../checkpoint/conversion/listing.ts";
 import {
+	adaptedModel,
+	type ConversionOptions,
+	damages,
+	formatBytes,
+	formatInspection,
+	formatPlanLine,
 	formats,
+	hubFolder,
+	inspectCheckpoint,
+	layerNameKinds,
+	type NativeLayout,
 	type NewLayerOptions,
+	openPeftFolder,
+	openSource,
+	planConversion,
+	planLines,
+	requireEqual,
 	requireFormat,
 	type SourceCheckpoint,
 	type SourceOptions,
-} from "../checkpoint/conversion/source.ts";
-import { hubFolder } from "../checkpoint/hf/hub.ts";
-import { type SpellingName, spellings } from "../checkpoint/hf/language-names.ts";
-import { openPeftFolder } from "../checkpoint/lora/peft-folder.ts";
-import type { NativeLayout } from "../checkpoint/native/manifest.ts";
+	type SpellingName,
+	spellings,
+	type TargetName,
+} from "../checkpoint/index.ts";
 import { readImportance } from "../elastic/importance/importance.ts";
 import { permutedSource } from "../elastic/importance/permute.ts";
 import { remark, warn } from "../observe/messages.ts";

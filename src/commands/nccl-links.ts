@@ -6,11 +6,10 @@ import type { Place } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
 import { openDevice } from "../native/open-device.ts";
 import type { Run } from "../native/run.ts";
-import { RunGroup } from "../parallel/run-group.ts";
-import { World } from "../parallel/world.ts";
+import { RunGroup, World } from "../parallel/index.ts";
 import { messageOf } from "../system/errors.ts";
 import { programVersion } from "../system/program-version.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { Tensor } from "../tensor/index.ts";
 import type { Finding } from "./machine.ts";
 
 /** Rank 0's request to a node: to measure as node number `node` of `nodes`. */

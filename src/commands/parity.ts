@@ -2,8 +2,7 @@
 import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
 import { print } from "../observe/output.ts";
-import type { NamedTopology } from "../parallel/layout.ts";
-import type { World } from "../parallel/world.ts";
+import type { NamedTopology, World } from "../parallel/index.ts";
 import type { ParityReport } from "../parity/comparison.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";

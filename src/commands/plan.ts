@@ -11,7 +11,7 @@ import { configurationOfSubmodel } from "../elastic/submodel/run.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { openLibraryOf } from "../native/open-device.ts";
 import { print } from "../observe/output.ts";
-import { topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/index.ts";
 import { acceleratorNames, acceleratorRates } from "../plan/accelerators.ts";
 import { measuredImbalance } from "../plan/imbalance.ts";
 import { rankSplits } from "../plan/layout-search.ts";

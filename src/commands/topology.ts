@@ -8,8 +8,8 @@ import {
 	type ModuleDescription,
 	type NamedGroups,
 	type TopologyDescription,
-} from "../parallel/describe-topology.ts";
-import { topologyOf } from "../parallel/topology.ts";
+	topologyOf,
+} from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 
 /** Number of groups in a line, and of ranks in a group, that the table shows; JSON has all. */

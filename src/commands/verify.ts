@@ -3,7 +3,7 @@ import { hasEncoder } from "../config/derive.ts";
 import { gridKeys } from "../config/keys/parallel.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { print } from "../observe/output.ts";
-import type { Layout } from "../parallel/layout.ts";
+import type { Layout } from "../parallel/index.ts";
 import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
 import { UserError } from "../system/errors.ts";

@@ -2,12 +2,10 @@
 
 import type { ForwardInput } from "../models/language/model-chunk.ts";
 import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
+import type { Group } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
-import { Sequences } from "../tensor/sequences.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import { TokenSlice } from "../tensor/token-slice.ts";
+import { Sequences, Tensor, TokenSlice } from "../tensor/index.ts";
 import type { Microbatch } from "./microbatch.ts";
 
 export class DeviceInput implements Disposable {

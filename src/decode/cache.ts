@@ -5,15 +5,21 @@
  */
 import { type Mixing, wholeSequences } from "../models/language/sequence-mixing.ts";
 import type { Device } from "../native/device.ts";
-import { type AttentionOptions, attention } from "../tensor/ops/attention.ts";
-import { attentionStep, type CachePlaces, type KeyValueCache } from "../tensor/ops/attention-step.ts";
-import { causalConv1d } from "../tensor/ops/causal-conv1d.ts";
-import { causalConv1dStep } from "../tensor/ops/causal-conv1d-step.ts";
-import { rope } from "../tensor/ops/rope.ts";
-import { pickRows, SparseMatrix } from "../tensor/ops/spmm.ts";
-import { ssdScan } from "../tensor/ops/ssd.ts";
-import { ssdStep } from "../tensor/ops/ssd-step.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import {
+	type AttentionOptions,
+	attention,
+	attentionStep,
+	type CachePlaces,
+	causalConv1d,
+	causalConv1dStep,
+	type KeyValueCache,
+	pickRows,
+	rope,
+	SparseMatrix,
+	ssdScan,
+	ssdStep,
+	Tensor,
+} from "../tensor/index.ts";
 
 /** The sequences to which a step adds a token, and the places of their earlier tokens. */
 export interface StepPlaces extends CachePlaces {

@@ -3,7 +3,7 @@ import { philoxKey } from "../models/initialise.ts";
 import { Distribution } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import { UserError } from "../system/errors.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { Tensor } from "../tensor/index.ts";
 
 export interface SamplingOptions {
 	/** Divides the logits; 0: greedy. */

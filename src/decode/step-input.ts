@@ -1,9 +1,7 @@
 /** Model input of a step of decoding: a token of each of some sequences, and where the cache has those before. */
 import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput } from "../models/language/model-chunk.ts";
-import { Sequences } from "../tensor/sequences.ts";
-import { Tensor } from "../tensor/tensor.ts";
-import { TokenSlice } from "../tensor/token-slice.ts";
+import { Sequences, Tensor, TokenSlice } from "../tensor/index.ts";
 import type { DecodingCache } from "./cache.ts";
 
 /** The newest token of a sequence. */

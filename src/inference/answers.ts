@@ -2,8 +2,7 @@
 import { ignored } from "../data/vision-language/encoding.ts";
 import { greedy } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
-import { exchangeTexts } from "../parallel/exchange-texts.ts";
-import type { World } from "../parallel/world.ts";
+import { exchangeTexts, type World } from "../parallel/index.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";

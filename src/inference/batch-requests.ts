@@ -9,7 +9,7 @@ import { imagePatches } from "../data/vision-language/pixels.ts";
 import type { EncodedPrompt } from "../data/vision-language/prompt.ts";
 import type { VisionLanguageTask } from "../data/vision-language/task.ts";
 import type { Images } from "../native/images.ts";
-import type { Topology } from "../parallel/topology.ts";
+import type { Topology } from "../parallel/index.ts";
 import type { DataPlace } from "../train/feed/batch-source.ts";
 
 /** Sequences of a lane in a round, at most `wanted`: lanes, and encoder ranks that share one, have equally many. */

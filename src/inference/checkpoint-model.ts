@@ -3,26 +3,30 @@
  * beneath the given configuration.
  */
 import { join } from "node:path";
-import { detectFormat } from "../checkpoint/conversion/source.ts";
-import { hubFolder } from "../checkpoint/hf/hub.ts";
-import { folderTexts, readImageProcessor } from "../checkpoint/hf/image-processor.ts";
-import { openPretrained, type Pretrained } from "../checkpoint/hf/pretrained.ts";
-import { isCheckpoint, NativeCheckpoint } from "../checkpoint/native/reader.ts";
-import { iterationName } from "../checkpoint/native/writer.ts";
-import { canonicalCheckpoint } from "../checkpoint/training/canonical.ts";
-import { openChecked } from "../checkpoint/training/choose-checkpoint.ts";
-import { describedModel } from "../checkpoint/training/megatron-record.ts";
-import { restoreTensors } from "../checkpoint/training/restore.ts";
-import { requireTensors } from "../checkpoint/training/strict-keys.ts";
-import { TrainingTensors } from "../checkpoint/training/tensors.ts";
+import {
+	canonicalCheckpoint,
+	describedModel,
+	detectFormat,
+	folderTexts,
+	hubFolder,
+	isCheckpoint,
+	iterationName,
+	NativeCheckpoint,
+	openChecked,
+	openPretrained,
+	type Pretrained,
+	readImageProcessor,
+	requireTensors,
+	restoreTensors,
+	TrainingTensors,
+} from "../checkpoint/index.ts";
 import { hasEncoder } from "../config/derive.ts";
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import { gridKeys } from "../config/keys/parallel.ts";
 import { requireSameModel } from "../config/same-model.ts";
 import { type Key, propertyOf, subjects, type TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
-import { topologyOf } from "../parallel/topology.ts";
-import type { World } from "../parallel/world.ts";
+import { topologyOf, type World } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { assemble, type Run } from "../train/assemble.ts";

@@ -1,7 +1,7 @@
 /** The end-of-sequence tokens of a Hugging Face model: eos_token_id of generation_config.json and config.json. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { parsePythonJson } from "../checkpoint/hf/json.ts";
+import { parsePythonJson } from "../checkpoint/index.ts";
 import { configLimits, readJsonText } from "../system/json.ts";
 
 export function endIdsOfFolder(path: string): number[] {

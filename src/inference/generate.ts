@@ -3,8 +3,7 @@
 import type { DecodingTimes } from "../decode/decode.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
-import { exchangeTexts } from "../parallel/exchange-texts.ts";
-import type { World } from "../parallel/world.ts";
+import { exchangeTexts, type World } from "../parallel/index.ts";
 import { decodingRanks, type Run } from "../train/assemble.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
 import { deal, sequencesPerLane } from "./batch-requests.ts";

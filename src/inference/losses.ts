@@ -9,7 +9,7 @@ import { storageOf, timeoutOf } from "../data/routing/from-configuration.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
 import { ReadGuard } from "../native/read-guard.ts";
-import type { World } from "../parallel/world.ts";
+import type { World } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";

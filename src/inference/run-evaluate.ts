@@ -5,7 +5,7 @@ import type { Library } from "../native/library.ts";
 import { columns } from "../observe/columns.ts";
 import { firstWarning, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
-import type { World } from "../parallel/world.ts";
+import type { World } from "../parallel/index.ts";
 import { type Answered, answer } from "./answers.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";

@@ -7,7 +7,7 @@ import { Interrupts } from "../native/interrupts.ts";
 import type { Library } from "../native/library.ts";
 import { firstWarning, warn } from "../observe/messages.ts";
 import { writeOut } from "../observe/output.ts";
-import type { World } from "../parallel/world.ts";
+import type { World } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { fileError } from "../system/system-errors.ts";
 import type { Run } from "../train/assemble.ts";

@@ -3,18 +3,22 @@
  * replicated matrices are not added over ranks, so that a and b have whole gradients here: the product with a, R wide, is whole on
  * each rank before it meets b.
  */
-import type { Group } from "../parallel/group.ts";
 import {
 	columnParallelLinear,
 	copyToTensorParallel,
+	type Group,
 	reduceFromTensorParallel,
 	rowParallelLinear,
-} from "../parallel/tensor-parallel.ts";
-import { type LinearOptions, linear } from "../tensor/ops/linear.ts";
-import { addScaledProduct, type LowRank } from "../tensor/ops/low-rank.ts";
-import type { Parameter } from "../tensor/parameter.ts";
-import type { Tape } from "../tensor/tape.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+} from "../parallel/index.ts";
+import {
+	addScaledProduct,
+	type LinearOptions,
+	type LowRank,
+	linear,
+	type Parameter,
+	type Tape,
+	type Tensor,
+} from "../tensor/index.ts";
 import { adapterName, adapterScale, isTarget, type LoraConfig } from "./lora.ts";
 
 /** A projection's parameters on this rank. */

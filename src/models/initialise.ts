@@ -4,7 +4,7 @@
  */
 import { Distribution } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
-import { copyInto, Tensor } from "../tensor/tensor.ts";
+import { copyInto, Tensor } from "../tensor/index.ts";
 import type { Initialisation } from "./parameter-spec.ts";
 
 /** Philox key of a name: the first 64 bits of SHA-256("seed:name"). */

@@ -2,10 +2,16 @@
  * The parameters of a module on one rank: memory for its shards, initial values, and the mapping to whole tensors by full name.
  */
 import type { Device } from "../native/device.ts";
-import { type BucketSize, type ParameterRequest, ParameterSet } from "../parallel/parameter-set.ts";
-import { localShape, type ShardBlock, type ShardPlace, shardBlocks } from "../parallel/shard.ts";
-import type { Parameter } from "../tensor/parameter.ts";
-import { elementCount, type FloatDtype, type Tensor } from "../tensor/tensor.ts";
+import {
+	type BucketSize,
+	localShape,
+	type ParameterRequest,
+	ParameterSet,
+	type ShardBlock,
+	type ShardPlace,
+	shardBlocks,
+} from "../parallel/index.ts";
+import { elementCount, type FloatDtype, type Parameter, type Tensor } from "../tensor/index.ts";
 import { initialise, philoxKey } from "./initialise.ts";
 import { decays, logicalNames, logicalShape, type ParameterSpec } from "./parameter-spec.ts";
 

@@ -1,5 +1,5 @@
 /** Descriptions of a model's parameters, from which their memory is made. */
-import type { Shard } from "../parallel/shard.ts";
+import type { Shard } from "../parallel/index.ts";
 
 /** Distribution of initial values (docs/spec/language-model.md §6.1). */
 export type Initialisation =

@@ -2,9 +2,8 @@
  * AdamW over a model's flat parameter buffers (docs/spec/runtime.md §4.3), with fp32 master weights where values are
  * bf16.
  */
-import type { DataParallel } from "../parallel/data-parallel.ts";
-import type { ParameterBuffer } from "../parallel/parameter-set.ts";
-import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import type { DataParallel, ParameterBuffer } from "../parallel/index.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor/index.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
 export interface AdamWOptions {

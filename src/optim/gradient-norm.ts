@@ -2,10 +2,8 @@
  * Global gradient norm and clip factor (docs/spec/runtime.md §4.4), computed on the device. Each rank sums the squares of the
  * elements that it owns and counts; one all-reduce over the world makes that the norm over all modules and ranks.
  */
-import type { DataParallel } from "../parallel/data-parallel.ts";
-import type { Group } from "../parallel/group.ts";
-import type { ParameterBuffer } from "../parallel/parameter-set.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import type { DataParallel, Group, ParameterBuffer } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 import type { StepScalars } from "./step-scalars.ts";
 
 /** gradient *= `factor`, for the elements that this rank owns. */

@@ -3,7 +3,7 @@
  * wait for the host.
  */
 import type { Device } from "../native/device.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { Tensor } from "../tensor/index.ts";
 
 const floats = [
 	"learningRate",

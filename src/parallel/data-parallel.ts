@@ -4,8 +4,7 @@
  * all-gathered. With overlap a buffer's reduction starts when the last microbatch's backward has completed it and all buffers
  * before it, last layers first, so that all replicas start reductions in one order whatever their samples hold.
  */
-import type { Parameter } from "../tensor/parameter.ts";
-import { cast, copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { cast, copyInto, type FloatDtype, type Parameter, Tensor } from "../tensor/index.ts";
 import { type Group, groupOfOne, type Pending } from "./group.ts";
 import type { ParameterBuffer, ParameterSet } from "./parameter-set.ts";
 

@@ -4,7 +4,7 @@
  * lanes splits its samples over them; a lane that is served by several concatenates their rows.
  */
 import type { Device } from "../native/device.ts";
-import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { copyInto, type FloatDtype, Tensor } from "../tensor/index.ts";
 import { type EdgeLayout, type Links, linksOf, reversed } from "./edge-layout.ts";
 import type { Group, Pending } from "./group.ts";
 

@@ -3,7 +3,7 @@
  * Operations are ordered with the device's stream, so later operations on the stream see complete results.
  */
 import type { RowStageName, RowTransportName } from "../native/abi.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Tensor } from "../tensor/index.ts";
 
 export type Reduction = "sum" | "max";
 

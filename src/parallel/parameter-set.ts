@@ -3,8 +3,7 @@
  * it. The optimizer, the gradient norm, reduce-scatter and all-gather work on whole buffers.
  */
 import type { Device } from "../native/device.ts";
-import { Parameter } from "../tensor/parameter.ts";
-import { elementCount, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { elementCount, type FloatDtype, Parameter, Tensor } from "../tensor/index.ts";
 
 /** A parameter's place in its buffer. */
 export interface BufferEntry {

@@ -3,7 +3,7 @@ import { RowStage as RowStageCode, type RowTransportName } from "../native/abi.t
 import type { Device } from "../native/device.ts";
 import { NativeGroup, type Ticket } from "../native/group.ts";
 import type { Run } from "../native/run.ts";
-import { dtypeBytes, type Tensor } from "../tensor/tensor.ts";
+import { dtypeBytes, type Tensor } from "../tensor/index.ts";
 import type { DeviceRanges, Group, Pending, Reduction, RowRanges, RowStage, RowsOfMember } from "./group.ts";
 
 export class RunGroup implements Group, Disposable {

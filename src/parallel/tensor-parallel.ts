@@ -3,10 +3,16 @@
  * run of the tokens (sequence parallelism); inside a layer it holds all tokens and a part of the channels. In the encoder every
  * rank holds all tokens throughout.
  */
-import { columnSum, type LinearOptions, linear } from "../tensor/ops/linear.ts";
-import type { Parameter } from "../tensor/parameter.ts";
-import type { Tape } from "../tensor/tape.ts";
-import { copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import {
+	columnSum,
+	copyInto,
+	type FloatDtype,
+	type LinearOptions,
+	linear,
+	type Parameter,
+	type Tape,
+	Tensor,
+} from "../tensor/index.ts";
 import type { Group } from "./group.ts";
 
 /** All-gather: x_(T/tp)H of each rank → x_TH. Backward: reduce-scatter. */

@@ -1,6 +1,6 @@
 /** A Group whose collectives are reported to the device's tracer, if there is one, from start to completion. */
 import type { Device } from "../native/device.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Tensor } from "../tensor/index.ts";
 import type { Group, Pending } from "./group.ts";
 
 export function tracedGroup(group: Group, device: Device): Group {

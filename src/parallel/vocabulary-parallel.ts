@@ -1,6 +1,5 @@
 /** Cross-entropy over a vocabulary that is sharded over a tensor-parallel group. */
-import { CrossEntropyStatistics } from "../tensor/ops/cross-entropy.ts";
-import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { CrossEntropyStatistics, type FloatDtype, Tensor } from "../tensor/index.ts";
 import type { Group } from "./group.ts";
 
 /** All-gathers the shards' statistics: [1, T] of each rank → [tp, T]. */

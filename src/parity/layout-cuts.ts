@@ -2,7 +2,7 @@
 import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
-import type { NamedTopology } from "../parallel/layout.ts";
+import type { NamedTopology } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 

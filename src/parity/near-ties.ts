@@ -4,7 +4,7 @@
  * did: either the values agree again, or the difference has another cause.
  */
 import type { RouterState } from "../models/language/router-state.ts";
-import { axpby, Tensor } from "../tensor/tensor.ts";
+import { axpby, Tensor } from "../tensor/index.ts";
 
 /**
  * Scores closer than this may be ordered either way. fp32 rounding moves a logit by up to 1e-5 after 30 steps, its sigmoid by at

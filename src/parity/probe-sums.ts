@@ -1,6 +1,6 @@
 /** Probes of tensors whose elements lie on several ranks: the sums of every rank over its own part, and the verdict. */
 import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
+import type { Group } from "../parallel/index.ts";
 import type { Check } from "./comparison.ts";
 import { reduceHost } from "./reduce-host.ts";
 

@@ -1,7 +1,7 @@
 /** Reductions of numbers in host memory over ranks. */
 import type { Device } from "../native/device.ts";
-import type { Group, Reduction } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import type { Group, Reduction } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 
 /** values = their reduction over `group`. Every rank of it calls this together. */
 export function reduceHost(group: Group, device: Device, values: Float64Array, reduction: Reduction = "sum"): void {

@@ -4,7 +4,7 @@
  */
 import type { RouterState } from "../models/language/router-state.ts";
 import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
+import type { Group } from "../parallel/index.ts";
 import { bf16Report, type Precision } from "./bf16.ts";
 import { type Check, holds, type ParityReport } from "./comparison.ts";
 import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";

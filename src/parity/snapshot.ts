@@ -1,5 +1,5 @@
 /** The state of a training between two steps: weights, the optimizer's state, the routers' biases of this rank. */
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Tensor } from "../tensor/index.ts";
 import type { TrainingState } from "../train/step.ts";
 
 export type Trained = Pick<TrainingState, "replicas" | "language" | "optimizer" | "scalars">;

@@ -1,6 +1,6 @@
 /** batches.safetensors of a reference folder of a language model that Megatron-LM trained. */
 import { join } from "node:path";
-import { openSafetensors } from "../checkpoint/safetensors.ts";
+import { openSafetensors } from "../checkpoint/index.ts";
 import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
 import { UserError } from "../system/errors.ts";
 

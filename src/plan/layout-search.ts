@@ -1,7 +1,7 @@
 /** `mimo plan --split`: searches the layouts of a run on N devices, most tokens a second first. */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
-import { topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/index.ts";
 import { boundOf, type StepBound } from "./bound.ts";
 import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
 import { kindOf, type LayoutFlags, type LayoutKind, layoutCheck, layouts } from "./layout-candidates.ts";

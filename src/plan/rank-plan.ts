@@ -5,7 +5,7 @@ import type { MemoryTagName, OperationName } from "../native/abi.ts";
 import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/index.ts";
 import { type Chunk, chunkName, type Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";

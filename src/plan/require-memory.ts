@@ -3,7 +3,7 @@ import { sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceInfo } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { planRank } from "./rank-plan.ts";
 import { actorRanks } from "./run-plan.ts";

@@ -13,7 +13,7 @@ import { kinds } from "../models/language/kinds/index.ts";
 import { hybridParameters } from "../models/language/names.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
-import { elementCount } from "../tensor/tensor.ts";
+import { elementCount } from "../tensor/index.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import type { UncheckedLayout } from "./layout-candidates.ts";
 import type { Machine } from "./run-plan.ts";

@@ -1,7 +1,7 @@
 /** Plans a run: memory and work of one rank of each module or stage, traffic, and the time of a step. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/topology.ts";
+import { topologyOf } from "../parallel/index.ts";
 import type { Actor, ScheduleShape } from "../schedule/actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";

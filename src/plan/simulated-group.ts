@@ -2,8 +2,8 @@
  * A group whose other members do not exist: this rank continues as if they had taken part, and every transfer is counted.
  * On a real device this rank's own data stand for the data that they would have sent.
  */
-import type { DeviceRanges, Group, Pending, RowRanges, RowStage, RowsOfMember } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import type { DeviceRanges, Group, Pending, RowRanges, RowStage, RowsOfMember } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 
 /**
  * "exchange": host values; a GPU stands still until its host has them. "planRows": how many experts' rows go where, which

@@ -1,7 +1,7 @@
 /** The interpreter of a step's actions: the only place that runs passes and transfers. */
 import { type StepTimers, timed } from "../observe/timers.ts";
-import type { Edge, Rows } from "../parallel/edge.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Edge, Rows } from "../parallel/index.ts";
+import type { Tensor } from "../tensor/index.ts";
 import {
 	type Action,
 	type Chunk,

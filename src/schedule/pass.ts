@@ -1,7 +1,6 @@
 /** One microbatch's pass through a chunk of a module: forward, then backward when the gradient of its output has arrived. */
-import type { Rows } from "../parallel/edge.ts";
-import type { WeightGradients } from "../tensor/tape.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import type { Rows } from "../parallel/index.ts";
+import type { Tensor, WeightGradients } from "../tensor/index.ts";
 
 export interface Pass extends Disposable {
 	/** Input of the next chunk, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */

@@ -8,9 +8,7 @@ import { join } from "node:path";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { placeFromEnvironment } from "../launch/place.ts";
 import type { Device } from "../native/device.ts";
-import { exchangeTexts } from "../parallel/exchange-texts.ts";
-import type { Group } from "../parallel/group.ts";
-import type { World } from "../parallel/world.ts";
+import { exchangeTexts, type Group, type World } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { defaultCacheFolder, openOwnFolder, readOwnFile, replaceOwnFile } from "../system/private-folder.ts";
 

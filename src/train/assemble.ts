@@ -4,7 +4,7 @@
  * path and differs only in the topology.
  */
 
-import { firstCopyCounts } from "../checkpoint/gathered-store.ts";
+import { firstCopyCounts } from "../checkpoint/index.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
 import { kinds } from "../models/language/kinds/index.ts";
@@ -16,13 +16,18 @@ import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
-import { Edge, type EdgeOptions } from "../parallel/edge.ts";
-import { type EdgeLayout, ranksOf } from "../parallel/edge-layout.ts";
-import type { Grid } from "../parallel/grid.ts";
-import { type Group, groupOfOne } from "../parallel/group.ts";
-import type { ModuleGroups } from "../parallel/module-groups.ts";
-import type { Topology } from "../parallel/topology.ts";
-import type { World } from "../parallel/world.ts";
+import {
+	Edge,
+	type EdgeLayout,
+	type EdgeOptions,
+	type Grid,
+	type Group,
+	groupOfOne,
+	type ModuleGroups,
+	ranksOf,
+	type Topology,
+	type World,
+} from "../parallel/index.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { sharingLanes } from "./encoder-balance.ts";
 import { FeaturePrefetch } from "./feature-prefetch.ts";

@@ -6,11 +6,8 @@ import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput } from "../models/language/model-chunk.ts";
 import { wordEmbedding } from "../models/language/names.ts";
 import { exhaust } from "../models/language/nodes.ts";
-import { gatherSequence } from "../parallel/tensor-parallel.ts";
-import { klDivergence, type TeacherLogits } from "../tensor/ops/kl-divergence.ts";
-import { gemm } from "../tensor/ops/linear.ts";
-import { Tape } from "../tensor/tape.ts";
-import { type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import { gatherSequence } from "../parallel/index.ts";
+import { type FloatDtype, gemm, klDivergence, Tape, type TeacherLogits, Tensor } from "../tensor/index.ts";
 
 export interface DistillationOptions {
 	/** frozen: another model of the same sizes. self: the elastic model's own weights of this step, without masks. */

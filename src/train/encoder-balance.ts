@@ -7,11 +7,15 @@ import type { ImageSet, PlacedImages } from "../data/images.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../models/radio/config.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
-import { balanceStep, type LaneBarrier } from "../parallel/balance-by-cost.ts";
-import { consecutive, type Group, type RowRanges } from "../parallel/group.ts";
-import type { Topology } from "../parallel/topology.ts";
-import type { Tape } from "../tensor/tape.ts";
-import { cast, copyInto, type FloatDtype, Tensor } from "../tensor/tensor.ts";
+import {
+	balanceStep,
+	consecutive,
+	type Group,
+	type LaneBarrier,
+	type RowRanges,
+	type Topology,
+} from "../parallel/index.ts";
+import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../tensor/index.ts";
 
 /** An image as all lanes know it. */
 interface PlacedImage {

@@ -5,11 +5,9 @@ import type { ImageSet, PlacedImages } from "../data/images.ts";
 import { outputRows, patchWidth } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
-import type { Rows } from "../parallel/edge.ts";
+import type { Rows } from "../parallel/index.ts";
 import type { Pass } from "../schedule/pass.ts";
-import type { Parameter } from "../tensor/parameter.ts";
-import { Tape, type WeightGradients } from "../tensor/tape.ts";
-import { cast, Tensor } from "../tensor/tensor.ts";
+import { cast, type Parameter, Tape, Tensor, type WeightGradients } from "../tensor/index.ts";
 import type { EncoderBalance } from "./encoder-balance.ts";
 
 /** Options of an encoder pass. */

@@ -3,7 +3,7 @@
  * §3.6).
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { BucketSize } from "../parallel/parameter-set.ts";
+import type { BucketSize } from "../parallel/index.ts";
 
 /** Megatron's default bucket size in elements, for `replicas` data-parallel ranks. */
 function usualElements(replicas: number): number {

@@ -1,9 +1,7 @@
 /** Cross-entropy of a language model whose vocabulary may be sharded over tensor-parallel ranks. */
 import type { HybridModel } from "../models/language/model.ts";
-import { gatherStatistics } from "../parallel/vocabulary-parallel.ts";
-import { type CrossEntropyStatistics, crossEntropy } from "../tensor/ops/cross-entropy.ts";
-import type { Tape } from "../tensor/tape.ts";
-import type { Tensor } from "../tensor/tensor.ts";
+import { gatherStatistics } from "../parallel/index.ts";
+import { type CrossEntropyStatistics, crossEntropy, type Tape, type Tensor } from "../tensor/index.ts";
 
 /** logits_T(V/tp), labels_T → loss_T of each token, equal on all tensor-parallel ranks. */
 export function tokenLoss(tape: Tape, model: HybridModel, logits: Tensor, labels: Tensor): Tensor {

@@ -7,14 +7,20 @@ import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { Nodes } from "../models/language/nodes.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
-import type { Rows } from "../parallel/edge.ts";
+import type { Rows } from "../parallel/index.ts";
 import type { Pass } from "../schedule/pass.ts";
-import { GradientSlot } from "../tensor/gradient.ts";
-import type { SparseMatrix } from "../tensor/ops/spmm.ts";
-import type { Parameter } from "../tensor/parameter.ts";
-import { Tape, type TapeSegment, type WeightGradients } from "../tensor/tape.ts";
-import { axpby, type FloatDtype, Tensor } from "../tensor/tensor.ts";
-import type { TokenSlice } from "../tensor/token-slice.ts";
+import {
+	axpby,
+	type FloatDtype,
+	GradientSlot,
+	type Parameter,
+	type SparseMatrix,
+	Tape,
+	type TapeSegment,
+	Tensor,
+	type TokenSlice,
+	type WeightGradients,
+} from "../tensor/index.ts";
 import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
 import { tokenLoss } from "./language-loss.ts";
 import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";

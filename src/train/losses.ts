@@ -1,7 +1,7 @@
 /** Accumulates token losses and loss tokens by name over a step's microbatches, on the device. */
 import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import type { Group } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 import { LossWeights } from "./loss-weights.ts";
 
 /** The loss that training minimises. */

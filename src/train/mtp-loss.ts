@@ -3,8 +3,7 @@ import type { Microbatch } from "../data/microbatch.ts";
 import { rolled } from "../data/roll.ts";
 import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import { mtpDepth } from "../models/language/mtp.ts";
-import type { Tape } from "../tensor/tape.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import { type Tape, Tensor } from "../tensor/index.ts";
 import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";
 
 export function depthLoss(depth: number): string {

@@ -5,9 +5,8 @@
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
-import type { DataParallel } from "../parallel/data-parallel.ts";
-import type { Group } from "../parallel/group.ts";
-import { Tensor } from "../tensor/tensor.ts";
+import type { DataParallel, Group } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 
 /** The policy and this rank's part in it; every rank of the run takes part. */
 export interface Participation {

@@ -4,10 +4,7 @@ import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/language/model.ts";
 import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";
-import { DataParallel } from "../parallel/data-parallel.ts";
-import { type ModuleGroups, moduleGroups } from "../parallel/module-groups.ts";
-import type { Topology } from "../parallel/topology.ts";
-import type { World } from "../parallel/world.ts";
+import { DataParallel, type ModuleGroups, moduleGroups, type Topology, type World } from "../parallel/index.ts";
 import type { Teacher } from "./distillation.ts";
 import type { RunSpecification } from "./run-specification.ts";
 

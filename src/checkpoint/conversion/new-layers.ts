@@ -11,7 +11,7 @@ import type { ParameterSpec } from "../../models/parameter-spec.ts";
 import { Device } from "../../native/device.ts";
 import { openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { Tensor } from "../../tensor/index.ts";
 import { encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, elementCount } from "../dtype.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";

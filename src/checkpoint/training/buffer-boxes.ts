@@ -3,7 +3,7 @@
  * Saving and loading both walk these, so a cut of the buffers (tensor, expert or data parallelism, ZeRO slices) only
  * decides which rank holds which boxes of the same logical tensors.
  */
-import type { ShardBlock } from "../../parallel/shard.ts";
+import type { ShardBlock } from "../../parallel/index.ts";
 import type { Box } from "../chunks.ts";
 
 /** A logical tensor's part on this rank. */

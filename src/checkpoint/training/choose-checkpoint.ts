@@ -4,8 +4,7 @@
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import type { Group } from "../../parallel/group.ts";
+import { exchangeTexts, type Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { indexName } from "../native/manifest.ts";
 import { listIterations, NativeCheckpoint } from "../native/reader.ts";

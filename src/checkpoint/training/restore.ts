@@ -3,7 +3,7 @@
  * state; fp32 masters always come from the most exact source there is (docs/spec/checkpoint.md §6.6).
  */
 import { UserError } from "../../system/errors.ts";
-import { roundToBf16, type Tensor } from "../../tensor/tensor.ts";
+import { roundToBf16, type Tensor } from "../../tensor/index.ts";
 import { readRegion } from "../region.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { type LocalPart, type Piece, piecesOf } from "./buffer-boxes.ts";

@@ -4,8 +4,7 @@
  */
 import { mkdirSync } from "node:fs";
 import { basename, join } from "node:path";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import type { Group } from "../../parallel/group.ts";
+import { exchangeTexts, type Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Retention } from "../native/retention.ts";
 import { SaveThread } from "../native/save-thread.ts";

@@ -1,5 +1,5 @@
 /** A copy of this rank's tensors, in host memory that another thread reads while training changes the originals. */
-import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
+import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { SnapshotEntry } from "../native/save-thread.ts";
 import { arrangedPieces, type Move, type Piece } from "./buffer-boxes.ts";

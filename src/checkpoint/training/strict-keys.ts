@@ -2,8 +2,7 @@
  * Strict keys (docs/spec/checkpoint.md §6): the tensors that all ranks want together are exactly those of the
  * checkpoint.
  */
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import type { Group } from "../../parallel/group.ts";
+import { exchangeTexts, type Group } from "../../parallel/index.ts";
 import { compareTensors, requireMatch } from "../mapping.ts";
 import type { TensorStore, TensorType } from "../store.ts";
 import { isOptimizerName, isVocabulary } from "./names.ts";

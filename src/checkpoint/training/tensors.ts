@@ -6,9 +6,8 @@
 import { isAdapterName } from "../../models/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
-import type { DataParallel } from "../../parallel/data-parallel.ts";
-import type { ParameterBuffer } from "../../parallel/parameter-set.ts";
-import { dtypeBytes, type Tensor } from "../../tensor/tensor.ts";
+import type { DataParallel, ParameterBuffer } from "../../parallel/index.ts";
+import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { LocalPart } from "./buffer-boxes.ts";
 import { optimizerName, optimizerStates } from "./names.ts";
 

@@ -1,7 +1,7 @@
 /** `mimo data prepare`: indexes a folder of tar files, a JSONL file or a metadataset, so that samples can be read singly. */
 import { existsSync, statSync } from "node:fs";
 import { defineCommand } from "citty";
-import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
+import { claimFolder } from "../../checkpoint/index.ts";
 import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepare.ts";
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";

@@ -1,8 +1,6 @@
 /** `mimo elastic extract`: writes a submodel of a checkpoint as a checkpoint of its own. */
 import { defineCommand } from "citty";
-import { formatBytes } from "../../checkpoint/conversion/inspect.ts";
-import { formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
-import { canonicalLayout } from "../../checkpoint/native/manifest.ts";
+import { canonicalLayout, formatBytes, formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/index.ts";
 import { readChoice } from "../../elastic/submodel/choice.ts";
 import { type Extraction, planExtraction } from "../../elastic/submodel/extract.ts";
 import { routerOf, submodelOfBudget } from "../../elastic/submodel/family.ts";

@@ -1,7 +1,6 @@
 /** `mimo elastic list`: lists the submodels of an elastic checkpoint, a line for every budget and every file of --choice. */
 import { defineCommand } from "citty";
-import { openSource } from "../../checkpoint/conversion/convert.ts";
-import { requireFormat } from "../../checkpoint/conversion/source.ts";
+import { openSource, requireFormat } from "../../checkpoint/index.ts";
 import { axisNames, layerKind } from "../../elastic/axes.ts";
 import { parentSizes, type Sizes } from "../../elastic/counts.ts";
 import { memoryOf, memoryProfiles } from "../../elastic/memory.ts";

@@ -1,7 +1,7 @@
 /** Imports data of any known form as an Energon data set: rows → samples → shards. */
 import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
-import { claimFolder } from "../../checkpoint/native/claim-folder.ts";
+import { claimFolder } from "../../checkpoint/index.ts";
 import type { Images } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";

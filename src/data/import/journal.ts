@@ -5,8 +5,7 @@
 import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
-import { writeFileAtomically } from "../../checkpoint/files.ts";
-import { isLock } from "../../checkpoint/native/writer-lock.ts";
+import { isLock, writeFileAtomically } from "../../checkpoint/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { indexLimits, readJsonText } from "../../system/json.ts";
 import { parts } from "./row.ts";

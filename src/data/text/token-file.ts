@@ -1,5 +1,5 @@
 /** Ready-made token rows: the tensor `tokens` of a safetensors file. */
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { openSafetensors } from "../../checkpoint/index.ts";
 import { UserError } from "../../system/errors.ts";
 
 /**

@@ -3,7 +3,7 @@
  * `mimo elastic rank` writes and `mimo convert-ckpt --permute` reads.
  */
 import * as v from "valibot";
-import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../../checkpoint/index.ts";
 import { parseHybridPattern, withoutCuts } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import { counted } from "../../system/counted.ts";

@@ -6,8 +6,8 @@ import { configOfLayer, type HybridConfig } from "../../models/language/config.t
 import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/language/layer-context.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { copyInto, Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { copyInto, Tensor } from "../../tensor/index.ts";
 import { countedRows } from "./counted-tokens.ts";
 import type { LayerImportance } from "./importance.ts";
 

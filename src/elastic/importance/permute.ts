@@ -1,7 +1,5 @@
 /** A checkpoint whose units are sorted by importance: the same function in another order, optimizer state along with its weights. */
-import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
-import { SelectedStore, type Selection } from "../../checkpoint/selected-store.ts";
-import { selectTensors } from "../../checkpoint/store.ts";
+import { SelectedStore, type Selection, type SourceCheckpoint, selectTensors } from "../../checkpoint/index.ts";
 import { parentOf } from "../submodel/extract.ts";
 import { selectionsOf } from "../submodel/units.ts";
 import { type Importance, unitsOfImportance } from "./importance.ts";

@@ -1,8 +1,7 @@
 /** Builds the masks of one microbatch from its sampled submodel (docs/spec/elastic.md §9, §10). */
 import type { LayerMasks, ModelMasks, NormMask } from "../../models/language/masks.ts";
 import type { HybridModel } from "../../models/language/model.ts";
-import type { ColumnMask, ScaleMask } from "../../tensor/column-mask.ts";
-import type { ScoreMask } from "../../tensor/ops/mask-columns.ts";
+import type { ColumnMask, ScaleMask, ScoreMask } from "../../tensor/index.ts";
 import { type Axis, type AxisName, layerKind, parentSize } from "../axes.ts";
 import type { ElasticConfig } from "../config.ts";
 import type { RouterSample } from "../router/network.ts";

@@ -6,8 +6,7 @@
 import type { ModelMasks } from "../../models/language/masks.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import { ModuleParameters } from "../../models/module-parameters.ts";
-import { FactorSources } from "../../tensor/ops/mask-factors.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { FactorSources, Tensor } from "../../tensor/index.ts";
 import { type AxisName, rowsOf } from "../axes.ts";
 import type { ElasticConfig } from "../config.ts";
 import { MaskBuilder } from "../masks/masks.ts";

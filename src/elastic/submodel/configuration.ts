@@ -1,5 +1,5 @@
 /** The description of a submodel as a model of its own, and the units of the parent that it keeps (docs/spec/elastic.md §16). */
-import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../../checkpoint/index.ts";
 import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer, perLayerSizes, sharedSize } from "../../config/per-layer.ts";
 import type { Submodel } from "./submodel.ts";

@@ -2,18 +2,21 @@
 
 import {
 	type ConversionOptions,
+	configObject,
+	configurationToHuggingFace,
+	formatPythonJson,
+	isKeptObject,
+	type JsonObject,
+	type LanguageModelConfiguration,
+	languageKey,
 	openSource,
 	type PlannedConversion,
+	parseKeepingFloats,
 	planConversion,
-} from "../../checkpoint/conversion/convert.ts";
-import type { JsonObject, SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
-import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
-import { configurationToHuggingFace } from "../../checkpoint/hf/families/index.ts";
-import { formatPythonJson, parseKeepingFloats } from "../../checkpoint/hf/json.ts";
-import { configObject, isKeptObject } from "../../checkpoint/hf/kept-folder.ts";
-import { languageKey } from "../../checkpoint/hf/parts.ts";
-import { SelectedStore } from "../../checkpoint/selected-store.ts";
-import { selectTensors } from "../../checkpoint/store.ts";
+	SelectedStore,
+	type SourceCheckpoint,
+	selectTensors,
+} from "../../checkpoint/index.ts";
 import { elasticKeys } from "../../config/keys/elastic.ts";
 import { type Key, propertyOf } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/language/config.ts";

@@ -1,7 +1,6 @@
 /** The submodels that a trained router chooses: one for every budget, without noise (docs/spec/elastic.md §3, §16). */
 
-import type { SourceCheckpoint } from "../../checkpoint/conversion/source.ts";
-import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import { readTensor, type SourceCheckpoint, type TensorStore } from "../../checkpoint/index.ts";
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/language/config.ts";

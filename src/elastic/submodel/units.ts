@@ -3,10 +3,13 @@
  * permutation keeps all in another order.
  */
 
-import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
-import { affineName, projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
-import type { Selection } from "../../checkpoint/selected-store.ts";
-import type { TensorStore } from "../../checkpoint/store.ts";
+import {
+	affineName,
+	type LanguageModelConfiguration,
+	projectorPrefix,
+	type Selection,
+	type TensorStore,
+} from "../../checkpoint/index.ts";
 import { hasGatedActivation } from "../../config/derive.ts";
 import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";

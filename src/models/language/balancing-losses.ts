@@ -2,10 +2,8 @@
  * The router's load-balancing losses (aux_loss, seq_aux_loss, global_aux_loss) of a microbatch (docs/spec/language-model.md
  * §4.4).
  */
-import type { Group } from "../../parallel/group.ts";
-import { balancingLoss, type RouterStatistics } from "../../tensor/ops/router.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import { axpby } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { axpby, balancingLoss, type RouterStatistics, type Tape } from "../../tensor/index.ts";
 import type { RouterState } from "./router-state.ts";
 
 /**

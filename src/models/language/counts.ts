@@ -6,7 +6,7 @@ import { paddedVocabularySize } from "../../config/derive.ts";
 import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { elementCount } from "../../tensor/tensor.ts";
+import { elementCount } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import type { HybridConfig } from "./config.ts";

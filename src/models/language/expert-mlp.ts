@@ -1,10 +1,6 @@
 /** The MLPs of a layer's experts, on the rows that were routed to this rank (docs/spec/moe-performance.md §1). */
 import { fusedMlpObstacle } from "../../config/fused-mlp.ts";
-import { activation } from "../../tensor/ops/activation.ts";
-import type { E4m3Form } from "../../tensor/ops/e4m3-rows.ts";
-import { e4m3FormOf, groupedMlp } from "../../tensor/ops/grouped-mlp.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { activation, type E4m3Form, e4m3FormOf, groupedMlp, type Tape, type Tensor } from "../../tensor/index.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";

@@ -4,10 +4,10 @@
  */
 
 import type { Device } from "../../native/device.ts";
-import type { ExpertParallel } from "../../parallel/experts/members.ts";
+import type { ExpertParallel } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { Tensor } from "../../tensor/index.ts";
 import type { RouterState } from "./router-state.ts";
 
 export class ExpertOverflow implements Disposable {

@@ -2,8 +2,7 @@
  * --moe-router-force-load-balancing: random logits in place of the router's, for benchmarks (docs/spec/language-model.md §4.7).
  */
 import { Distribution } from "../../native/abi.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import type { TokenSlice } from "../../tensor/token-slice.ts";
+import type { Tensor, TokenSlice } from "../../tensor/index.ts";
 
 /**
  * Overwrites logits_TE (f32) with standard normal draws, which make every expert equally likely. The gradient of the drawn logits

@@ -1,9 +1,6 @@
 /** What every layer kind receives beside its input. */
-import type { ModelParallel } from "../../parallel/model-parallel.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { Sequences } from "../../tensor/sequences.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import type { TokenSlice } from "../../tensor/token-slice.ts";
+import type { ModelParallel } from "../../parallel/index.ts";
+import type { Parameter, Sequences, Tensor, TokenSlice } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerMasks, ModelMasks } from "./masks.ts";
 import type { RouterState } from "./router-state.ts";

@@ -1,8 +1,5 @@
 /** Runs a layer of any kind with its residual and hidden dropout (docs/spec/language-model.md §1.5). */
-import { dropout } from "../../tensor/ops/dropout.ts";
-import type { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { dropout, type ResidualSum, type Tape, Tensor } from "../../tensor/index.ts";
 import { philoxKey } from "../initialise.ts";
 import { configOfLayer } from "./config.ts";
 import { kinds } from "./kinds/index.ts";

@@ -5,15 +5,23 @@
  * operations: norms, residual sums, the copy of experts' rows and their sum, activations.
  */
 
-import type { ColumnMask, Mask, ScaleMask } from "../../tensor/column-mask.ts";
-import { add, addLater } from "../../tensor/ops/add.ts";
-import type { ChannelMask } from "../../tensor/ops/causal-conv1d.ts";
-import { addMaskedColumns, addMaskedColumnsLater, maskColumns, type ScoreMask } from "../../tensor/ops/mask-columns.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import {
+	add,
+	addLater,
+	addMaskedColumns,
+	addMaskedColumnsLater,
+	type ChannelMask,
+	type ColumnMask,
+	type Mask,
+	maskColumns,
+	type Parameter,
+	type ResidualSum,
+	rmsNorm,
+	type ScaleMask,
+	type ScoreMask,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 
 /** A norm over masked columns. */
 export interface NormMask {

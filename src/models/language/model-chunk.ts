@@ -3,18 +3,20 @@
  * those of a virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
  * rank holds an equal run of the tokens between layers.
  */
-import type { ModelParallel } from "../../parallel/model-parallel.ts";
-import { gatherSequence, reduceScatterSequence } from "../../parallel/tensor-parallel.ts";
-import { embedding } from "../../tensor/ops/embedding.ts";
-import { linear } from "../../tensor/ops/linear.ts";
-import { type SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import { recompute } from "../../tensor/recompute.ts";
-import { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Sequences } from "../../tensor/sequences.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import type { TokenSlice } from "../../tensor/token-slice.ts";
+import { gatherSequence, type ModelParallel, reduceScatterSequence } from "../../parallel/index.ts";
+import {
+	embedding,
+	linear,
+	type Parameter,
+	ResidualSum,
+	recompute,
+	type Sequences,
+	type SparseMatrix,
+	spmm,
+	type Tape,
+	type Tensor,
+	type TokenSlice,
+} from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import { hiddenDropout, runLayer } from "./layer.ts";
 import type { LayerProbe } from "./layer-context.ts";

@@ -1,9 +1,14 @@
 /** One rank's part of the hybrid language model: parameters, routers and model chunks. */
 
 import type { Device } from "../../native/device.ts";
-import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
-import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import {
+	type BucketSize,
+	type ModelParallel,
+	noModelParallel,
+	type ParameterSet,
+	placeOf,
+} from "../../parallel/index.ts";
+import { Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";

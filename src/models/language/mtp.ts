@@ -2,21 +2,18 @@
  * Multi-token prediction (docs/spec/language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
  * depth before, c = [rms(embedding of the k-th next token) ; rms(hidden)], through eh_proj and layers of its own.
  */
+import { gatherColumns, gatherSequence, reduceScatterSequence, scatterSequence } from "../../parallel/index.ts";
 import {
-	gatherColumns,
-	gatherSequence,
-	reduceScatterSequence,
-	scatterSequence,
-} from "../../parallel/tensor-parallel.ts";
-import { embedding } from "../../tensor/ops/embedding.ts";
-import { joinColumns } from "../../tensor/ops/join-columns.ts";
-import { linear } from "../../tensor/ops/linear.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import { recompute } from "../../tensor/recompute.ts";
-import { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+	embedding,
+	joinColumns,
+	linear,
+	type Parameter,
+	ResidualSum,
+	recompute,
+	rmsNorm,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 import { runLayer } from "./layer.ts";
 import { mtpLayers, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import type { ForwardInput, ModelChunkParts, Observer } from "./model-chunk.ts";

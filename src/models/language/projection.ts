@@ -1,12 +1,16 @@
 /** The projections of a layer, with their adapters if the model has any (lora.ts). */
-import { dropout } from "../../tensor/ops/dropout.ts";
-import { addBias } from "../../tensor/ops/grouped-bias.ts";
-import { groupedLinear } from "../../tensor/ops/grouped-linear.ts";
-import { linear } from "../../tensor/ops/linear.ts";
-import { addGroupedLowRank, addLowRank, type LowRank } from "../../tensor/ops/low-rank.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import {
+	addBias,
+	addGroupedLowRank,
+	addLowRank,
+	dropout,
+	groupedLinear,
+	type LowRank,
+	linear,
+	type Parameter,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 import { philoxKey } from "../initialise.ts";
 import { adapterName, adapterScale, isTarget } from "../lora.ts";
 import { hasBias } from "./kinds/kind.ts";

@@ -1,10 +1,7 @@
 /** Parts of a layer that selective recomputation (--recompute-modules) can recompute. */
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
-import { gatherSequence } from "../../parallel/tensor-parallel.ts";
-import { type Computation, Recomputed } from "../../tensor/recompute.ts";
-import type { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { gatherSequence } from "../../parallel/index.ts";
+import { type Computation, Recomputed, type ResidualSum, type Tape, type Tensor } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { maskedNorm } from "./masks.ts";

@@ -1,8 +1,7 @@
 /** A router's state over microbatches and steps: expert bias, token counts, accumulated losses. */
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { updateExpertBias } from "../../tensor/ops/router.ts";
-import { axpby, Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { axpby, Tensor, updateExpertBias } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 
 /** Megatron's names of the logged losses (docs/spec/runtime.md §6.4). */

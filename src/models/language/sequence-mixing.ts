@@ -2,10 +2,7 @@
  * The operations that mix the tokens of a sequence: rotary embedding, attention, convolution, state space scan. Training applies
  * them to whole sequences; decoding replaces them by versions that keep a cache and go on token by token.
  */
-import { attention } from "../../tensor/ops/attention.ts";
-import { causalConv1d } from "../../tensor/ops/causal-conv1d.ts";
-import { rope } from "../../tensor/ops/rope.ts";
-import { ssdScan } from "../../tensor/ops/ssd.ts";
+import { attention, causalConv1d, rope, ssdScan } from "../../tensor/index.ts";
 
 export interface Mixing {
 	readonly rope: typeof rope;

@@ -1,6 +1,5 @@
 /** The shared expert, which every token passes beside its routed experts (docs/spec/language-model.md §4). */
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import type { Tape, Tensor } from "../../tensor/index.ts";
 import { enterFeedForward, feedForward, leaveFeedForward } from "./kinds/mlp.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.ts";

@@ -2,16 +2,18 @@
  * One pre-norm layer of the RADIO tower (docs/spec/vision.md §1.5). Every tensor-parallel rank holds all tokens between
  * layers; inside it has its own heads and its own part of the feed-forward width.
  */
-import type { Group } from "../../parallel/group.ts";
-import { activation } from "../../tensor/ops/activation.ts";
-import { addLater } from "../../tensor/ops/add.ts";
-import { attention } from "../../tensor/ops/attention.ts";
-import { layerNorm } from "../../tensor/ops/layer-norm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Sequences } from "../../tensor/sequences.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import {
+	activation,
+	addLater,
+	attention,
+	layerNorm,
+	type Parameter,
+	type ResidualSum,
+	type Sequences,
+	type Tape,
+	Tensor,
+} from "../../tensor/index.ts";
 import { type AdaptedProjection, adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import type { RadioConfig } from "./config.ts";
 

@@ -2,16 +2,17 @@
  * The RADIO vision transformer (docs/spec/vision.md §1, §2): patches of images, image after image → rows of features.
  * Its parameters belong to the module it is part of.
  */
-import type { Group } from "../../parallel/group.ts";
-import { gatherColumns } from "../../parallel/tensor-parallel.ts";
-import { add } from "../../tensor/ops/add.ts";
-import { layerNorm } from "../../tensor/ops/layer-norm.ts";
-import { linear } from "../../tensor/ops/linear.ts";
-import { spmm } from "../../tensor/ops/spmm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import { ResidualSum } from "../../tensor/residual-sum.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { type Group, gatherColumns } from "../../parallel/index.ts";
+import {
+	add,
+	layerNorm,
+	linear,
+	type Parameter,
+	ResidualSum,
+	spmm,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 import { outputWidth, type RadioConfig } from "./config.ts";
 import { radioLayer } from "./layer.ts";
 import { radioLayerPrefix, radioPrefix } from "./names.ts";

@@ -2,7 +2,7 @@
  * Every parameter of the RADIO tower: Megatron's logical names, shapes, initial values and sharding
  * (docs/spec/vision.md §1.2).
  */
-import type { Shard } from "../../parallel/shard.ts";
+import type { Shard } from "../../parallel/index.ts";
 import { withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { patchWidth, type RadioConfig } from "./config.ts";

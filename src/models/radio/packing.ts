@@ -5,8 +5,7 @@
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../system/errors.ts";
-import { pickRows, SparseMatrix, type SparseOutline } from "../../tensor/ops/spmm.ts";
-import { Sequences } from "../../tensor/sequences.ts";
+import { pickRows, Sequences, SparseMatrix, type SparseOutline } from "../../tensor/index.ts";
 import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";
 import { type PositionCrop, positionMatrix } from "./positions.ts";
 

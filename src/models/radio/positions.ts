@@ -3,7 +3,7 @@
  * fp32 (docs/spec/vision.md §1.4). A patch's position is a weighted sum of at most four rows of the table; both axes
  * are independent.
  */
-import type { SparseOutline, SparseRows } from "../../tensor/ops/spmm.ts";
+import type { SparseOutline, SparseRows } from "../../tensor/index.ts";
 import type { PatchGrid, PositionOptions } from "./config.ts";
 
 const f32 = Math.fround;

@@ -3,10 +3,14 @@
  * model's width out.
  */
 import type { Device } from "../../native/device.ts";
-import { type ModelParallel, noModelParallel, placeOf } from "../../parallel/model-parallel.ts";
-import type { BucketSize, ParameterSet } from "../../parallel/parameter-set.ts";
-import { Tape } from "../../tensor/tape.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import {
+	type BucketSize,
+	type ModelParallel,
+	noModelParallel,
+	type ParameterSet,
+	placeOf,
+} from "../../parallel/index.ts";
+import { Tape, Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { checkRadioConfig, outputWidth, type PatchGrid, type RadioConfig } from "../radio/config.ts";

@@ -4,14 +4,10 @@
  */
 
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { copyToTensorParallel } from "../../parallel/tensor-parallel.ts";
+import { copyToTensorParallel, type Group } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { pickRows, SparseMatrix, spmm } from "../../tensor/ops/spmm.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
-import { TokenSlice } from "../../tensor/token-slice.ts";
+import { pickRows, SparseMatrix, spmm, type Tape, type Tensor, TokenSlice } from "../../tensor/index.ts";
 
 /** An id outside any vocabulary, which embeds as zeros. */
 const noToken = -1;

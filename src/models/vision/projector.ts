@@ -1,12 +1,6 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
-import type { Group } from "../../parallel/group.ts";
-import type { Shard } from "../../parallel/shard.ts";
-import { columnParallelLinear, gatherColumns } from "../../parallel/tensor-parallel.ts";
-import { activation } from "../../tensor/ops/activation.ts";
-import { rmsNorm } from "../../tensor/ops/rms-norm.ts";
-import type { Parameter } from "../../tensor/parameter.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { columnParallelLinear, type Group, gatherColumns, type Shard } from "../../parallel/index.ts";
+import { activation, type Parameter, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
 import { adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import { type LoraConfig, withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";

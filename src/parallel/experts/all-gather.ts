@@ -2,8 +2,7 @@
  * The all-gather token dispatcher's exchange: gathers all members' rows at every member, and reduce-scatters the partial outputs.
  * It sends the fewest bytes if the group is smaller than top-k, and needs no row counts from the device.
  */
-import type { Tape } from "../../tensor/tape.ts";
-import { contiguous, copyInto, Tensor } from "../../tensor/tensor.ts";
+import { contiguous, copyInto, type Tape, Tensor } from "../../tensor/index.ts";
 import type { Group, RowsOfMember } from "../group.ts";
 import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 

@@ -5,9 +5,7 @@
  * back. The device computes from every member's counts which rows go where; the host waits for them only if the row transport
  * needs counts.
  */
-import type { ExpertOrder } from "../../tensor/ops/permute.ts";
-import type { Tape } from "../../tensor/tape.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { type ExpertOrder, type Tape, Tensor } from "../../tensor/index.ts";
 import type { DeviceRanges, Group, RowsOfMember } from "../group.ts";
 import { rowCapacity } from "./capacity.ts";
 import { type ExchangeMembers, tokensOfAnyMember } from "./members.ts";

@@ -1,6 +1,5 @@
 /** The ranks that hold a module's experts, and the token dispatcher between them. */
-import type { ExpertOrder } from "../../tensor/ops/permute.ts";
-import type { Tape } from "../../tensor/tape.ts";
+import type { ExpertOrder, Tape } from "../../tensor/index.ts";
 import type { Group } from "../group.ts";
 import type { ExpertCapacity } from "./capacity.ts";
 

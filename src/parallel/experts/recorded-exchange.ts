@@ -2,8 +2,7 @@
  * Records an exchange of rows as two tape records, start and finish: work queued between them hides the exchange, forward and
  * backward.
  */
-import type { Tape } from "../../tensor/tape.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import { type Tape, Tensor } from "../../tensor/index.ts";
 import type { Pending, RowsOfMember } from "../group.ts";
 
 /**

@@ -4,10 +4,15 @@
  * Tolerances are those of the references' README.
  */
 import { join } from "node:path";
-import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../../checkpoint/mapping.ts";
-import { loadModel } from "../../checkpoint/model-store.ts";
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
-import type { TensorStore } from "../../checkpoint/store.ts";
+import {
+	type Correspondence,
+	CorrespondenceBuilder,
+	loadModel,
+	MappedStore,
+	openSafetensors,
+	planTensors,
+	type TensorStore,
+} from "../../checkpoint/index.ts";
 import { type ImageTextMicrobatch, withoutImages } from "../../data/microbatch.ts";
 import type { AxisName } from "../../elastic/axes.ts";
 import { countParameters, type Sizes } from "../../elastic/counts.ts";
@@ -18,8 +23,7 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import type { Device } from "../../native/device.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
-import { World } from "../../parallel/world.ts";
+import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import { Losses, languageModelLoss, meansOf } from "../../train/losses.ts";

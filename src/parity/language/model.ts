@@ -1,6 +1,5 @@
 /** The model of a Hugging Face NemotronH folder, with the few things its class does differently. */
-import { parsePythonJson } from "../../checkpoint/hf/json.ts";
-import type { HuggingFaceModel } from "../../checkpoint/hf/model.ts";
+import { type HuggingFaceModel, parsePythonJson } from "../../checkpoint/index.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";
 import type { Precision } from "../bf16.ts";

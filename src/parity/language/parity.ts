@@ -4,20 +4,22 @@
  */
 
 import { join } from "node:path";
-import { openWeights } from "../../checkpoint/conversion/weights.ts";
-import { familyOf, languageCorrespondence } from "../../checkpoint/hf/families/index.ts";
-import { openHuggingFaceModel } from "../../checkpoint/hf/model.ts";
-import type { Correspondence } from "../../checkpoint/mapping.ts";
-import { loadModel } from "../../checkpoint/model-store.ts";
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import {
+	type Correspondence,
+	familyOf,
+	languageCorrespondence,
+	loadModel,
+	openHuggingFaceModel,
+	openSafetensors,
+	openWeights,
+} from "../../checkpoint/index.ts";
 import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../../data/microbatch.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import { decays } from "../../models/parameter-spec.ts";
 import type { Device } from "../../native/device.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
-import { World } from "../../parallel/world.ts";
+import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { bandLimit } from "../bands.ts";

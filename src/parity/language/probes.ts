@@ -1,9 +1,12 @@
 /** Compares layers, logits and gradient norms that a reference recorded in step 1 with the parts of all ranks. */
-import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import type { Correspondence } from "../../checkpoint/mapping.ts";
-import { MappedStore, planTensors } from "../../checkpoint/mapping.ts";
-import { gradientsOf } from "../../checkpoint/model-store.ts";
-import { readTensor } from "../../checkpoint/store.ts";
+import {
+	type Correspondence,
+	gatherTensors,
+	gradientsOf,
+	MappedStore,
+	planTensors,
+	readTensor,
+} from "../../checkpoint/index.ts";
 import type { Run } from "../../train/assemble.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";

@@ -1,6 +1,6 @@
 /** The microbatches of a mimo-* folder: token ids from its file, images from the integer hash its config.json gives. */
 import { join } from "node:path";
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { openSafetensors } from "../../checkpoint/index.ts";
 import { type ImageSet, patchify } from "../../data/images.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { UserError } from "../../system/errors.ts";

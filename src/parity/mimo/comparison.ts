@@ -2,12 +2,10 @@
  * Comparison of any layout's run with a mimo-* folder: its names, the rule of weight decay, step 1 value by value, and
  * of every step the loss, norms and balancing losses. One process and many compare the same values.
  */
-import { requireMatch } from "../../checkpoint/mapping.ts";
-import type { NamedTensors } from "../../checkpoint/model-store.ts";
-import type { TensorStore } from "../../checkpoint/store.ts";
+import { type NamedTensors, requireMatch, type TensorStore } from "../../checkpoint/index.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import { decayMultiplier } from "../../optim/adamw.ts";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import { exchangeTexts } from "../../parallel/index.ts";
 import type { StepObserver, StepResult } from "../../train/step.ts";
 import { bandLimit } from "../bands.ts";
 import type { Precision } from "../bf16.ts";

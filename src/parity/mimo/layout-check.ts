@@ -1,6 +1,6 @@
 /** Whether a mimo-* reference folder can run on a layout: known before a rank starts. */
 
-import type { NamedTopology } from "../../parallel/layout.ts";
+import type { NamedTopology } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { requireCuts } from "../layout-cuts.ts";

@@ -3,12 +3,9 @@
  * reference's losses, norms and gradients.
  */
 import { join } from "node:path";
-import { openWeights } from "../../checkpoint/conversion/weights.ts";
-import { loadModel } from "../../checkpoint/model-store.ts";
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
+import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
-import type { NamedTopology } from "../../parallel/layout.ts";
-import type { World } from "../../parallel/world.ts";
+import type { NamedTopology, World } from "../../parallel/index.ts";
 import { assemble } from "../../train/assemble.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
 import { type StepObserver, trainStep } from "../../train/step.ts";

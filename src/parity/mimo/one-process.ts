@@ -1,8 +1,7 @@
 /** A mimo-* reference folder on layout `1`: one process holds both modules and accumulates the microbatches of all lanes. */
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import type { Device } from "../../native/device.ts";
-import { namedTopology, parseLayout } from "../../parallel/layout.ts";
-import { World } from "../../parallel/world.ts";
+import { namedTopology, parseLayout, World } from "../../parallel/index.ts";
 import type { Precision } from "../bf16.ts";
 import type { ParityReport } from "../comparison.ts";
 import { mimoLayoutParity } from "./layout.ts";

@@ -4,8 +4,8 @@
  */
 import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import type { Tensor } from "../../tensor/index.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
 import { ProbeSums } from "../probe-sums.ts";

@@ -3,16 +3,21 @@
  * every step's losses and gradient norm, at the end the expert biases. Tolerances are those of the references' README.
  */
 import { join } from "node:path";
-import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../../checkpoint/mapping.ts";
-import { loadModel } from "../../checkpoint/model-store.ts";
-import { openSafetensors } from "../../checkpoint/safetensors.ts";
-import { readTensor, type TensorStore } from "../../checkpoint/store.ts";
+import {
+	type Correspondence,
+	CorrespondenceBuilder,
+	gatherTensors,
+	loadModel,
+	MappedStore,
+	openSafetensors,
+	planTensors,
+	readTensor,
+	type TensorStore,
+} from "../../checkpoint/index.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import type { Device } from "../../native/device.ts";
-import { languageAlone, type NamedTopology, namedTopology } from "../../parallel/layout.ts";
-import { World } from "../../parallel/world.ts";
+import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import { type LossMean, lossTokens } from "../../train/loss-weights.ts";

@@ -5,10 +5,8 @@
 import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/language/layer-context.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { placeOf } from "../../parallel/model-parallel.ts";
-import { isGatedActivation } from "../../tensor/ops/activation.ts";
-import type { Tensor } from "../../tensor/tensor.ts";
+import { type Group, placeOf } from "../../parallel/index.ts";
+import { isGatedActivation, type Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 
 /** Values beyond the clamp by place, such as "the MLP of layer.2": the gate's channels, then the linear half's. */

@@ -7,7 +7,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeImages } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
-import { groupOfOne } from "../../parallel/group.ts";
+import { groupOfOne } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { ownLane } from "../../train/feed/shared-batches.ts";

@@ -2,9 +2,8 @@
 import type { LayerProbe } from "../../models/language/layer-context.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
-import type { Group } from "../../parallel/group.ts";
-import type { World } from "../../parallel/world.ts";
-import { TokenSlice } from "../../tensor/token-slice.ts";
+import type { Group, World } from "../../parallel/index.ts";
+import { TokenSlice } from "../../tensor/index.ts";
 import { assemble } from "../../train/assemble.ts";
 import type { Participation } from "../../train/participation.ts";
 import { type StepResult, type TrainingState, trainStep } from "../../train/step.ts";

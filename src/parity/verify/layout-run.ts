@@ -1,8 +1,8 @@
 /**
  * Runs a layout for `mimo verify`: each rank compares its part with the reference, and the sums over all ranks are the result.
  */
-import type { World } from "../../parallel/world.ts";
-import { elementCount, type Tensor } from "../../tensor/tensor.ts";
+import type { World } from "../../parallel/index.ts";
+import { elementCount, type Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { type ClampFlips, ClampMeter } from "./clamps.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";

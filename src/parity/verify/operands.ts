@@ -7,9 +7,8 @@
 import type { LayerProbe, ProbedPass } from "../../models/language/layer-context.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { E4m3Rows } from "../../tensor/ops/e4m3-rows.ts";
-import { copyInto, Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { copyInto, E4m3Rows, Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 
 /** What each probed value is, as sentences name it; "<value> in layer.3". */

@@ -2,8 +2,8 @@
  * The optimizer on its own: given gradients in, updated weights out. Judged apart from a real step, because Adam turns
  * the rounding noise of a gradient that is zero into a full step.
  */
-import { copyBlocks } from "../../checkpoint/model-store.ts";
-import { copyInto, elementCount, Tensor } from "../../tensor/tensor.ts";
+import { copyBlocks } from "../../checkpoint/index.ts";
+import { copyInto, elementCount, Tensor } from "../../tensor/index.ts";
 import type { Engine } from "./engine.ts";
 import type { Subject } from "./subject.ts";
 

@@ -5,7 +5,7 @@
 import { type ImageSet, noImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
-import type { NamedTopology } from "../../parallel/layout.ts";
+import type { NamedTopology } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";

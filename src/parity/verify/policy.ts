@@ -4,7 +4,7 @@
  */
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { columns } from "../../observe/columns.ts";
-import type { World } from "../../parallel/world.ts";
+import type { World } from "../../parallel/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import type { Plan } from "./plan.ts";

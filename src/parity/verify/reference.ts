@@ -4,18 +4,17 @@
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import type { TensorArray } from "../../checkpoint/dtype.ts";
-import { copyBlocks } from "../../checkpoint/model-store.ts";
 import {
+	copyBlocks,
 	openSafetensors,
 	type SafetensorsFile,
+	type TensorArray,
 	type TensorEntry,
 	writeSafetensors,
-} from "../../checkpoint/safetensors.ts";
+} from "../../checkpoint/index.ts";
 import type { MlpRecipeName } from "../../native/abi.ts";
-import { layoutFor, namedTopology, parseLayout } from "../../parallel/layout.ts";
-import type { World } from "../../parallel/world.ts";
-import { copyInto, elementCount, Tensor } from "../../tensor/tensor.ts";
+import { layoutFor, namedTopology, parseLayout, type World } from "../../parallel/index.ts";
+import { copyInto, elementCount, Tensor } from "../../tensor/index.ts";
 import { languageModelLoss } from "../../train/losses.ts";
 import type { StepResult } from "../../train/step.ts";
 import { type ClampCounts, ClampMeter } from "./clamps.ts";

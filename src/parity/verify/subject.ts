@@ -9,8 +9,7 @@ import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
-import type { Dispatcher } from "../../parallel/experts/members.ts";
-import type { Topology } from "../../parallel/topology.ts";
+import type { Dispatcher, Topology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { DistillationOptions } from "../../train/distillation.ts";
 import {

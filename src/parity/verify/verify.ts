@@ -6,7 +6,7 @@ import { randomUUID } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import type { World } from "../../parallel/world.ts";
+import type { World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { type LayoutResult, runLayout } from "./layout-run.ts";

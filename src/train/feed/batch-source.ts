@@ -5,7 +5,7 @@ import type { LanePlace } from "../../data/routing/from-configuration.ts";
 import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
 import type { SkippedTally } from "../../data/skipped-samples.ts";
 import type { ChannelStatistics } from "../../native/images.ts";
-import type { Topology } from "../../parallel/topology.ts";
+import type { Topology } from "../../parallel/index.ts";
 
 /** The part of the data that a rank reads. A lane is a data-parallel rank of the language model: a stream of microbatches. */
 export type DataPlace = LanePlace;

@@ -3,8 +3,8 @@
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import type { PatchGrid } from "../../models/radio/config.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { Tensor } from "../../tensor/index.ts";
 
 export interface Lane {
 	/** Whether this rank reads. */

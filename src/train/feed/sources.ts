@@ -10,7 +10,7 @@ import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/tokenizer.ts";
 import { ReadGuard } from "../../native/read-guard.ts";
-import type { Group } from "../../parallel/group.ts";
+import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
 import { energonSources } from "./energon-source.ts";

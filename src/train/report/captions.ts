@@ -7,7 +7,7 @@ import { greedy } from "../../decode/sampling.ts";
 import type { Image } from "../../native/images.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { mostSamples, type SampleRecord } from "../../observe/run-log/samples.ts";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import { exchangeTexts } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { decodingRanks, type Run } from "../assemble.ts";
 import { type CaptionSource, type DataPlace, dataPlaceOf } from "../feed/batch-source.ts";

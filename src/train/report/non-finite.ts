@@ -4,9 +4,8 @@ import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { kinds } from "../../models/language/kinds/index.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/group.ts";
-import type { ParameterSet } from "../../parallel/parameter-set.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import type { Group, ParameterSet } from "../../parallel/index.ts";
+import { Tensor } from "../../tensor/index.ts";
 import { type EvaluationState, evaluate } from "../evaluate.ts";
 
 export interface InspectedState extends EvaluationState {

@@ -5,8 +5,8 @@ import { kinds } from "../../models/language/kinds/index.ts";
 import { allLayers } from "../../models/language/layer-numbering.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import { loggedName, routerLosses } from "../../models/language/router-state.ts";
-import type { Group } from "../../parallel/group.ts";
-import { Tensor } from "../../tensor/tensor.ts";
+import type { Group } from "../../parallel/index.ts";
+import { Tensor } from "../../tensor/index.ts";
 
 /** Router losses by layer and Megatron's name: means over microbatches, before their coefficients. */
 export type LossesByLayer = ReadonlyMap<number, Readonly<Record<string, number>>>;

@@ -4,8 +4,7 @@
  */
 import { KnownNames, remarks, type SkippedKind, type SkippedTally } from "../../data/skipped-samples.ts";
 import type { Observer } from "../../observe/step-report.ts";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import type { Group } from "../../parallel/group.ts";
+import { exchangeTexts, type Group } from "../../parallel/index.ts";
 
 /** The count at which a kind is logged next, after a line at count `said`. */
 const nextCount = (said: number): number => (said === 0 ? 1 : 10 ** (Math.floor(Math.log10(said)) + 1));

@@ -2,7 +2,7 @@
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { Observer } from "../../observe/step-report.ts";
 import { Timers, timerNames } from "../../observe/timers.ts";
-import type { World } from "../../parallel/world.ts";
+import type { World } from "../../parallel/index.ts";
 import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";
 import { settleOf } from "./step-metrics.ts";

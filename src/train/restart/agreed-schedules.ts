@@ -3,7 +3,7 @@
  * §5). A length that no flag gives follows from the training's length: the checkpoint's stays, so that a training may be made
  * longer.
  */
-import type { TrainingRecord } from "../../checkpoint/training/record.ts";
+import type { TrainingRecord } from "../../checkpoint/index.ts";
 import type { Key, TrainingConfiguration } from "../../config/schema.ts";
 import type { LearningRateSchedule, Schedules, WeightDecaySchedule } from "../../optim/schedules.ts";
 import { UserError } from "../../system/errors.ts";

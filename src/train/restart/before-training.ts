@@ -4,12 +4,15 @@
  */
 
 import { dirname, join, resolve } from "node:path";
-import { configurationToHuggingFace } from "../../checkpoint/hf/families/index.ts";
-import { requireWritable } from "../../checkpoint/hf/ownership.ts";
-import { NativeCheckpoint } from "../../checkpoint/native/reader.ts";
-import { iterationName } from "../../checkpoint/native/writer.ts";
-import { roomProblem } from "../../checkpoint/save-folder.ts";
-import { requireOwnSteps, type Start } from "../../checkpoint/training/own-checkpoints.ts";
+import {
+	configurationToHuggingFace,
+	iterationName,
+	NativeCheckpoint,
+	requireOwnSteps,
+	requireWritable,
+	roomProblem,
+	type Start,
+} from "../../checkpoint/index.ts";
 import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";

@@ -1,13 +1,10 @@
 /** The checkpointing of a run: restoring at the start, saving, and stopping early (docs/spec/runtime.md §10, §12.2). */
-import type { Manifest } from "../../checkpoint/native/manifest.ts";
-import { commonOf, dataObject } from "../../checkpoint/training/record.ts";
-import { CheckpointSaver } from "../../checkpoint/training/saver.ts";
-import { TrainingTensors } from "../../checkpoint/training/tensors.ts";
+import { CheckpointSaver, commonOf, dataObject, type Manifest, TrainingTensors } from "../../checkpoint/index.ts";
 import { shownConfiguration } from "../../config/print.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { ExitSignals } from "../../launch/exit-signals.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../../optim/schedules.ts";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
+import { exchangeTexts } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";

@@ -1,33 +1,44 @@
 /** Starting from Hugging Face folders (--load-hf, --load-vision, --load-projector), and leaving one behind (--save-hf). */
 import { join } from "node:path";
-import { ConvertedStore } from "../../checkpoint/cast-floats.ts";
-import { keptInSource } from "../../checkpoint/conversion/hugging-face.ts";
-import { isFloatDtype } from "../../checkpoint/dtype.ts";
-import { writeFileAtomically } from "../../checkpoint/files.ts";
-import { writeFolderAtomically } from "../../checkpoint/folders.ts";
-import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import { type Companions, tokenizerOf, withoutTokenizer } from "../../checkpoint/hf/companions.ts";
-import type { LanguageModelConfiguration } from "../../checkpoint/hf/configuration.ts";
-import { defaultShardBytes } from "../../checkpoint/hf/folder.ts";
-import { lackingOfImages } from "../../checkpoint/hf/image-processor.ts";
-import type { KeptFolder } from "../../checkpoint/hf/kept-folder.ts";
-import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
-import { keptOf, openPretrained, type Pretrained } from "../../checkpoint/hf/pretrained.ts";
-import { type ProjectorSizes, projectorPrefix } from "../../checkpoint/hf/projector-names.ts";
-import { towerPrefix } from "../../checkpoint/hf/tower-names.ts";
-import { planFolder } from "../../checkpoint/hf/written-folder.ts";
-import { mergeAdapters } from "../../checkpoint/lora/merged-store.ts";
-import { scaleOf, withoutAdapters } from "../../checkpoint/lora/tensors.ts";
-import { loadModel, type NamedTensors, ValueStore } from "../../checkpoint/model-store.ts";
-import type { TensorStore } from "../../checkpoint/store.ts";
+import {
+	type Companions,
+	ConvertedStore,
+	defaultShardBytes,
+	gatherTensors,
+	isFloatDtype,
+	type KeptFolder,
+	keptInSource,
+	keptOf,
+	type LanguageModelConfiguration,
+	lackingOfImages,
+	loadModel,
+	mayWrite,
+	mergeAdapters,
+	type NamedTensors,
+	openPretrained,
+	ownershipFile,
+	ownershipText,
+	type Pretrained,
+	type ProjectorSizes,
+	planFolder,
+	projectorPrefix,
+	scaleOf,
+	type TensorStore,
+	tokenizerOf,
+	towerPrefix,
+	ValueStore,
+	withoutAdapters,
+	withoutTokenizer,
+	writeFileAtomically,
+	writeFolderAtomically,
+} from "../../checkpoint/index.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
 import { routerPrefix } from "../../elastic/router/parameters.ts";
-import type { Group } from "../../parallel/group.ts";
-import type { World } from "../../parallel/world.ts";
+import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import type { Provenance } from "./provenance.ts";

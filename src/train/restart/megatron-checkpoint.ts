@@ -1,12 +1,14 @@
 /** A torch_dist checkpoint that a run starts from, read as if it had been converted to the native format first. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { openSource } from "../../checkpoint/conversion/convert.ts";
-import { detectFormat } from "../../checkpoint/conversion/source.ts";
-import type { Manifest } from "../../checkpoint/native/manifest.ts";
-import { iterationName } from "../../checkpoint/native/writer.ts";
-import type { TensorStore } from "../../checkpoint/store.ts";
-import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
+import {
+	detectFormat,
+	iterationName,
+	type Manifest,
+	openSource,
+	type Start,
+	type TensorStore,
+} from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../system/errors.ts";
 

@@ -2,7 +2,7 @@
  * The optimizer's groups as Megatron describes them in a checkpoint (docs/spec/checkpoint.md §3.6): for each module its
  * dense parameters, with and without weight decay, then its experts'.
  */
-import type { Json } from "../../checkpoint/native/manifest.ts";
+import type { Json } from "../../checkpoint/index.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { languageLora, visionLora } from "../../models/lora.ts";

@@ -1,24 +1,29 @@
 /** Starting from adapters in a PEFT folder (--load-peft), and leaving them behind in one (--save-peft). */
 
 import { join } from "node:path";
-import { writeFileAtomically } from "../../checkpoint/files.ts";
-import { writeFolderAtomically } from "../../checkpoint/folders.ts";
-import { gatherTensors } from "../../checkpoint/gathered-store.ts";
-import { detectSpelling } from "../../checkpoint/hf/families/index.ts";
-import { HuggingFaceFolder } from "../../checkpoint/hf/folder.ts";
-import { mayWrite, ownershipFile, ownershipText } from "../../checkpoint/hf/ownership.ts";
-import { detectProjector } from "../../checkpoint/hf/projector-names.ts";
-import { detectTower } from "../../checkpoint/hf/tower-names.ts";
-import { openPeftFolder, type PeftAdapters, planPeftFolder } from "../../checkpoint/lora/peft-folder.ts";
 import {
 	type AdaptedModel,
+	adaptersOf,
+	detectProjector,
+	detectSpelling,
+	detectTower,
+	gatherTensors,
+	HuggingFaceFolder,
+	loadModel,
+	mayWrite,
 	moduleSpelling,
+	openPeftFolder,
+	ownershipFile,
+	ownershipText,
+	type PeftAdapters,
 	peftCorrespondence,
+	planPeftFolder,
+	selectTensors,
 	storedSpelling,
-} from "../../checkpoint/lora/peft-names.ts";
-import { adaptersOf } from "../../checkpoint/lora/tensors.ts";
-import { loadModel, ValueStore } from "../../checkpoint/model-store.ts";
-import { selectTensors } from "../../checkpoint/store.ts";
+	ValueStore,
+	writeFileAtomically,
+	writeFolderAtomically,
+} from "../../checkpoint/index.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
@@ -29,8 +34,7 @@ import { logicalNames, type ParameterSpec } from "../../models/parameter-spec.ts
 import { radioParameters } from "../../models/radio/names.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
-import type { Group } from "../../parallel/group.ts";
-import type { World } from "../../parallel/world.ts";
+import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import { languageKeys, projectorSizesOf } from "./hugging-face.ts";

@@ -1,5 +1,5 @@
 /** In which precision a training keeps its moments and sums its gradients, as its checkpoints record it. */
-import type { TrainingRecord } from "../../checkpoint/training/record.ts";
+import type { TrainingRecord } from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 
 export function precisionOf(c: TrainingConfiguration): TrainingRecord["precision"] {

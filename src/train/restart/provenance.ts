@@ -2,10 +2,13 @@
  * A checkpoint's record of the Hugging Face folders that a training began from, so that converting it back restores
  * names, config.json, tokenizer and preprocessor: through any number of resumes.
  */
-import { spellingObject } from "../../checkpoint/conversion/hugging-face.ts";
-import { isKeptObject, objectsOf } from "../../checkpoint/hf/kept-folder.ts";
-import type { Manifest } from "../../checkpoint/native/manifest.ts";
-import type { CheckpointDescription } from "../../checkpoint/native/writer.ts";
+import {
+	type CheckpointDescription,
+	isKeptObject,
+	type Manifest,
+	objectsOf,
+	spellingObject,
+} from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { keptOfFolders, openFolders } from "./hugging-face.ts";
 import type { StoredTraining } from "./megatron-checkpoint.ts";

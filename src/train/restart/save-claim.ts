@@ -1,11 +1,15 @@
 /** The claim of a run to the folder it saves into: named, alone, and among its own checkpoints, before the first step. */
 import { mkdirSync } from "node:fs";
-import { restoreReplaced } from "../../checkpoint/native/writer.ts";
-import { newRunName, ownHolder, WriterClaim, type WriterLock } from "../../checkpoint/native/writer-lock.ts";
-import { requireOwnSteps } from "../../checkpoint/training/own-checkpoints.ts";
+import {
+	newRunName,
+	ownHolder,
+	requireOwnSteps,
+	restoreReplaced,
+	WriterClaim,
+	type WriterLock,
+} from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { exchangeTexts } from "../../parallel/exchange-texts.ts";
-import type { Group } from "../../parallel/group.ts";
+import { exchangeTexts, type Group } from "../../parallel/index.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { requireOtherFolder } from "./megatron-checkpoint.ts";
 import { startOf } from "./starting-point.ts";

@@ -1,19 +1,23 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { existsSync, statSync } from "node:fs";
-import { detectFormat } from "../../checkpoint/conversion/source.ts";
-import { isCheckpoint } from "../../checkpoint/native/reader.ts";
-import { canonicalCheckpoint } from "../../checkpoint/training/canonical.ts";
-import { openChecked } from "../../checkpoint/training/choose-checkpoint.ts";
-import { describedModel } from "../../checkpoint/training/megatron-record.ts";
-import type { Start } from "../../checkpoint/training/own-checkpoints.ts";
-import { dataObject, readRecord, type TrainingRecord } from "../../checkpoint/training/record.ts";
-import { restoreTensors } from "../../checkpoint/training/restore.ts";
-import { requireTensors } from "../../checkpoint/training/strict-keys.ts";
-import type { TrainingTensors } from "../../checkpoint/training/tensors.ts";
+import {
+	canonicalCheckpoint,
+	dataObject,
+	describedModel,
+	detectFormat,
+	isCheckpoint,
+	openChecked,
+	readRecord,
+	requireTensors,
+	restoreTensors,
+	type Start,
+	type TrainingRecord,
+	type TrainingTensors,
+} from "../../checkpoint/index.ts";
 import { hasAdapters, hasRouter, requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
-import type { Group } from "../../parallel/group.ts";
+import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { atTheStart, type Progress } from "../listeners.ts";
 import { agreedSchedules } from "./agreed-schedules.ts";

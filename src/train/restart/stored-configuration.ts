@@ -2,7 +2,7 @@
  * The configuration that a checkpoint of this program holds, as the default of a training that goes on from it: `mimo train
  * --load FOLDER` needs no other flag.
  */
-import { storedConfiguration } from "../../checkpoint/training/stored-configuration.ts";
+import { storedConfiguration } from "../../checkpoint/index.ts";
 import { gridKeys } from "../../config/keys/parallel.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
 import { type Key, keys, propertyOf } from "../../config/schema.ts";

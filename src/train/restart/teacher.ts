@@ -1,7 +1,5 @@
 /** The teacher's weights, from a checkpoint of any format (docs/spec/elastic.md §11). */
-import { openSource } from "../../checkpoint/conversion/convert.ts";
-import { requireFormat } from "../../checkpoint/conversion/source.ts";
-import { loadModel } from "../../checkpoint/model-store.ts";
+import { loadModel, openSource, requireFormat } from "../../checkpoint/index.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { Run } from "../assemble.ts";

@@ -4,11 +4,8 @@
  */
 
 import type { TrainingConfiguration } from "../../../config/schema.ts";
-import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
-import { headNorm } from "../../../tensor/ops/head-norm.ts";
-import type { ResidualSum } from "../../../tensor/residual-sum.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import { reduceScatterSequence } from "../../../parallel/index.ts";
+import { headNorm, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
 import { philoxKey } from "../../initialise.ts";
 import type { ParameterSpec } from "../../parameter-spec.ts";
 import type { HybridConfig } from "../config.ts";

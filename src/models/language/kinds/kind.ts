@@ -1,9 +1,7 @@
 /** The interface of a kind of layers, and the parameter specifications that kinds share. */
 import type { TrainingConfiguration } from "../../../config/schema.ts";
-import type { Shard } from "../../../parallel/shard.ts";
-import type { ResidualSum } from "../../../tensor/residual-sum.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import type { Shard } from "../../../parallel/index.ts";
+import type { ResidualSum, Tape, Tensor } from "../../../tensor/index.ts";
 import type { Initialisation, ParameterSpec } from "../../parameter-spec.ts";
 import type { HybridConfig, LayerDifference } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";

@@ -3,12 +3,8 @@
  * heads and groups, so nothing is communicated between the two projections.
  */
 import type { TrainingConfiguration } from "../../../config/schema.ts";
-import type { Shard } from "../../../parallel/shard.ts";
-import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
-import { splitColumns } from "../../../tensor/ops/split-columns.ts";
-import type { ResidualSum } from "../../../tensor/residual-sum.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import { reduceScatterSequence, type Shard } from "../../../parallel/index.ts";
+import { type ResidualSum, splitColumns, type Tape, type Tensor } from "../../../tensor/index.ts";
 import type { Initialisation, ParameterSpec } from "../../parameter-spec.ts";
 import { type HybridConfig, mambaSizes } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";

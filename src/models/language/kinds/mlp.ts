@@ -1,12 +1,8 @@
 /** The dense MLP layer, and the two projections that it shares with shared experts (docs/spec/language-model.md §4.1). */
 import { hasGatedActivation } from "../../../config/derive.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
-import type { Shard } from "../../../parallel/shard.ts";
-import { reduceScatterSequence } from "../../../parallel/tensor-parallel.ts";
-import { activation, isGatedActivation } from "../../../tensor/ops/activation.ts";
-import type { ResidualSum } from "../../../tensor/residual-sum.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import { reduceScatterSequence, type Shard } from "../../../parallel/index.ts";
+import { activation, isGatedActivation, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
 import type { ParameterSpec } from "../../parameter-spec.ts";
 import type { HybridConfig } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";

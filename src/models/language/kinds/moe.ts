@@ -5,14 +5,19 @@
  */
 import { hasGatedActivation } from "../../../config/derive.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
-import type { ExpertParallel } from "../../../parallel/experts/members.ts";
-import { linear } from "../../../tensor/ops/linear.ts";
-import { maskScores } from "../../../tensor/ops/mask-columns.ts";
-import { ExpertOrder } from "../../../tensor/ops/permute.ts";
-import { type Routing, route } from "../../../tensor/ops/router.ts";
-import type { ResidualSum } from "../../../tensor/residual-sum.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import { cast, type FloatDtype, type Tensor } from "../../../tensor/tensor.ts";
+import type { ExpertParallel } from "../../../parallel/index.ts";
+import {
+	cast,
+	ExpertOrder,
+	type FloatDtype,
+	linear,
+	maskScores,
+	type ResidualSum,
+	type Routing,
+	route,
+	type Tape,
+	type Tensor,
+} from "../../../tensor/index.ts";
 import { philoxKey } from "../../initialise.ts";
 import type { ParameterSpec } from "../../parameter-spec.ts";
 import { addBalancingLosses } from "../balancing-losses.ts";

@@ -4,15 +4,23 @@
  * and its gradient, is rounded before it is added.
  */
 
-import { type Gathering, startGather, startSum } from "../../../parallel/experts/all-gather.ts";
-import { type ExchangeMembers, tokensOfAnyMember } from "../../../parallel/experts/members.ts";
-import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
-import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
-import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
-import { ExpertOrder } from "../../../tensor/ops/permute.ts";
-import type { Routing } from "../../../tensor/ops/router.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import {
+	type ExchangeMembers,
+	type Gathering,
+	type StartedExchange,
+	startGather,
+	startSum,
+	tokensOfAnyMember,
+} from "../../../parallel/index.ts";
+import {
+	type E4m3Form,
+	ExpertOrder,
+	nodeExperts,
+	type Routing,
+	type Tape,
+	type Tensor,
+	tokenNodes,
+} from "../../../tensor/index.ts";
 import type { ExpertRows, TokenDispatcher } from "./dispatcher.ts";
 import { LocalDispatcher } from "./local.ts";
 

@@ -1,11 +1,12 @@
 /** The all-to-all token dispatcher: a row for each of a token's experts. */
-import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
-import type { ExchangeMembers } from "../../../parallel/experts/members.ts";
-import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
-import { type ExpertOrder, permute, unpermute } from "../../../tensor/ops/permute.ts";
-import type { Routing } from "../../../tensor/ops/router.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import {
+	Exchange,
+	type ExchangeMembers,
+	type StartedExchange,
+	startCombine,
+	startDispatch,
+} from "../../../parallel/index.ts";
+import { type ExpertOrder, permute, type Routing, type Tape, type Tensor, unpermute } from "../../../tensor/index.ts";
 import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
 
 /** Takes ownership of the order. */

@@ -1,6 +1,5 @@
 /** The interface of token dispatchers, which send tokens' rows to their experts and the outputs back. */
-import type { E4m3Rows } from "../../../tensor/ops/e4m3-rows.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import type { E4m3Rows, Tensor } from "../../../tensor/index.ts";
 
 /** The rows of this rank's experts, sorted by expert. */
 export interface ExpertRows extends Disposable {

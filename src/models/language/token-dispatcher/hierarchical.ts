@@ -4,15 +4,25 @@
  * is copied to its experts inside the node. On the way back the node sums a token's outputs and returns one row, with one more
  * rounding; gradients take the same paths.
  */
-import { Exchange, startCombine, startDispatch } from "../../../parallel/experts/all-to-all.ts";
-import type { ExchangeMembers, ExpertNodes } from "../../../parallel/experts/members.ts";
-import type { StartedExchange } from "../../../parallel/experts/recorded-exchange.ts";
-import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
-import { nodeExperts, tokenNodes } from "../../../tensor/ops/node-routing.ts";
-import { ExpertOrder, permuteRows, unpermute } from "../../../tensor/ops/permute.ts";
-import type { Routing } from "../../../tensor/ops/router.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import {
+	Exchange,
+	type ExchangeMembers,
+	type ExpertNodes,
+	type StartedExchange,
+	startCombine,
+	startDispatch,
+} from "../../../parallel/index.ts";
+import {
+	type E4m3Form,
+	ExpertOrder,
+	nodeExperts,
+	permuteRows,
+	type Routing,
+	type Tape,
+	type Tensor,
+	tokenNodes,
+	unpermute,
+} from "../../../tensor/index.ts";
 import { AllToAllDispatcher } from "./all-to-all.ts";
 import type { ExpertRows, TokenDispatcher } from "./dispatcher.ts";
 import { LocalDispatcher } from "./local.ts";

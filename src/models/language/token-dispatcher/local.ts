@@ -1,9 +1,14 @@
 /** The token dispatcher of a rank that holds all experts: a local permutation. */
-import type { E4m3Form } from "../../../tensor/ops/e4m3-rows.ts";
-import { type ExpertOrder, type PermutedRows, permute, unpermute } from "../../../tensor/ops/permute.ts";
-import type { Routing } from "../../../tensor/ops/router.ts";
-import type { Tape } from "../../../tensor/tape.ts";
-import type { Tensor } from "../../../tensor/tensor.ts";
+import {
+	type E4m3Form,
+	type ExpertOrder,
+	type PermutedRows,
+	permute,
+	type Routing,
+	type Tape,
+	type Tensor,
+	unpermute,
+} from "../../../tensor/index.ts";
 import { type ExpertRows, expertRows, type TokenDispatcher } from "./dispatcher.ts";
 
 /** Takes ownership of the order. */

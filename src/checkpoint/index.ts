@@ -1,0 +1,64 @@
+/** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+export { ConvertedStore } from "./cast-floats.ts";
+export { adaptedModel, type TargetName } from "./conversion/adapters.ts";
+export { type ConversionOptions, openSource, type PlannedConversion, planConversion } from "./conversion/convert.ts";
+export { keptInSource, spellingObject } from "./conversion/hugging-face.ts";
+export { damages, formatBytes, formatInspection, inspectCheckpoint } from "./conversion/inspect.ts";
+export { layerNameKinds } from "./conversion/layer-names.ts";
+export { formatPlanLine, planLines, requireEqual } from "./conversion/listing.ts";
+export {
+	detectFormat,
+	formats,
+	type JsonObject,
+	type NewLayerOptions,
+	requireFormat,
+	type SourceCheckpoint,
+	type SourceOptions,
+} from "./conversion/source.ts";
+export { openWeights } from "./conversion/weights.ts";
+export { type DtypeTag, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
+export { writeFileAtomically } from "./files.ts";
+export { writeFolderAtomically } from "./folders.ts";
+export { firstCopyCounts, gatherTensors } from "./gathered-store.ts";
+export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
+export type { LanguageModelConfiguration } from "./hf/configuration.ts";
+export { configurationToHuggingFace, detectSpelling, familyOf, languageCorrespondence } from "./hf/families/index.ts";
+export { defaultShardBytes, HuggingFaceFolder } from "./hf/folder.ts";
+export { hubFolder } from "./hf/hub.ts";
+export { folderTexts, lackingOfImages, readImageProcessor } from "./hf/image-processor.ts";
+export { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./hf/json.ts";
+export { configObject, isKeptObject, type KeptFolder, objectsOf } from "./hf/kept-folder.ts";
+export { type SpellingName, spellings } from "./hf/language-names.ts";
+export { type HuggingFaceModel, openHuggingFaceModel } from "./hf/model.ts";
+export { readModelKeys } from "./hf/model-keys.ts";
+export { mayWrite, ownershipFile, ownershipText, requireWritable } from "./hf/ownership.ts";
+export { languageKey } from "./hf/parts.ts";
+export { keptOf, openPretrained, type Pretrained } from "./hf/pretrained.ts";
+export { affineName, detectProjector, type ProjectorSizes, projectorPrefix } from "./hf/projector-names.ts";
+export { detectTower, towerPrefix } from "./hf/tower-names.ts";
+export { planFolder } from "./hf/written-folder.ts";
+export { mergeAdapters } from "./lora/merged-store.ts";
+export { openPeftFolder, type PeftAdapters, planPeftFolder } from "./lora/peft-folder.ts";
+export { type AdaptedModel, moduleSpelling, peftCorrespondence, storedSpelling } from "./lora/peft-names.ts";
+export { adaptersOf, scaleOf, withoutAdapters } from "./lora/tensors.ts";
+export { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors, requireMatch } from "./mapping.ts";
+export { copyBlocks, gradientsOf, loadModel, type NamedTensors, ValueStore } from "./model-store.ts";
+export { claimFolder } from "./native/claim-folder.ts";
+export { canonicalLayout, type Json, type Manifest, type NativeLayout } from "./native/manifest.ts";
+export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
+export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
+export { isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
+export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
+export { roomProblem } from "./save-folder.ts";
+export { SelectedStore, type Selection } from "./selected-store.ts";
+export { readTensor, selectTensors, type TensorStore } from "./store.ts";
+export { canonicalCheckpoint } from "./training/canonical.ts";
+export { openChecked } from "./training/choose-checkpoint.ts";
+export { describedModel } from "./training/megatron-record.ts";
+export { requireOwnSteps, type Start } from "./training/own-checkpoints.ts";
+export { commonOf, dataObject, readRecord, type TrainingRecord } from "./training/record.ts";
+export { restoreTensors } from "./training/restore.ts";
+export { CheckpointSaver } from "./training/saver.ts";
+export { readStoredDataKeys, storedConfiguration } from "./training/stored-configuration.ts";
+export { requireTensors } from "./training/strict-keys.ts";
+export { TrainingTensors } from "./training/tensors.ts";

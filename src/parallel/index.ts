@@ -1,0 +1,54 @@
+/** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+export { balanceStep, type LaneBarrier } from "./balance-by-cost.ts";
+export { DataParallel } from "./data-parallel.ts";
+export {
+	describeTopology,
+	type ModuleDescription,
+	type NamedGroups,
+	type TopologyDescription,
+} from "./describe-topology.ts";
+export { Edge, type EdgeOptions, type Rows } from "./edge.ts";
+export { type EdgeLayout, ranksOf } from "./edge-layout.ts";
+export { exchangeTexts } from "./exchange-texts.ts";
+export { type Gathering, startGather, startSum } from "./experts/all-gather.ts";
+export { Exchange, startCombine, startDispatch } from "./experts/all-to-all.ts";
+export type { ExpertCapacity } from "./experts/capacity.ts";
+export {
+	type Dispatcher,
+	type ExchangeMembers,
+	type ExpertNodes,
+	type ExpertParallel,
+	tokensOfAnyMember,
+} from "./experts/members.ts";
+export type { StartedExchange } from "./experts/recorded-exchange.ts";
+export type { Grid } from "./grid.ts";
+export {
+	consecutive,
+	type DeviceRanges,
+	type Group,
+	groupOfOne,
+	type Pending,
+	type Reduction,
+	type RowRanges,
+	type RowStage,
+	type RowsOfMember,
+} from "./group.ts";
+export { type Layout, languageAlone, layoutFor, type NamedTopology, namedTopology, parseLayout } from "./layout.ts";
+export { type ModelParallel, noModelParallel, placeOf } from "./model-parallel.ts";
+export { type ModuleGroups, moduleGroups } from "./module-groups.ts";
+export { type BucketSize, type ParameterBuffer, type ParameterRequest, ParameterSet } from "./parameter-set.ts";
+export { RunGroup } from "./run-group.ts";
+export { localShape, type Shard, type ShardBlock, type ShardPlace, shardBlocks } from "./shard.ts";
+export {
+	columnParallelLinear,
+	copyToTensorParallel,
+	gatherColumns,
+	gatherSequence,
+	reduceFromTensorParallel,
+	reduceScatterSequence,
+	rowParallelLinear,
+	scatterSequence,
+} from "./tensor-parallel.ts";
+export { type Topology, topologyOf } from "./topology.ts";
+export { gatherStatistics } from "./vocabulary-parallel.ts";
+export { World } from "./world.ts";

@@ -1,0 +1,56 @@
+/** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+export type { ColumnMask, Mask, ScaleMask } from "./column-mask.ts";
+export { GradientSlot } from "./gradient.ts";
+export { activation, isGatedActivation } from "./ops/activation.ts";
+export { add, addLater } from "./ops/add.ts";
+export { type AttentionOptions, attention } from "./ops/attention.ts";
+export { attentionStep, type CachePlaces, type KeyValueCache } from "./ops/attention-step.ts";
+export { type ChannelMask, causalConv1d } from "./ops/causal-conv1d.ts";
+export { causalConv1dStep } from "./ops/causal-conv1d-step.ts";
+export { CrossEntropyStatistics, crossEntropy } from "./ops/cross-entropy.ts";
+export { dropout } from "./ops/dropout.ts";
+export { type E4m3Form, E4m3Rows } from "./ops/e4m3-rows.ts";
+export { embedding } from "./ops/embedding.ts";
+export { addBias } from "./ops/grouped-bias.ts";
+export { groupedLinear } from "./ops/grouped-linear.ts";
+export { e4m3FormOf, groupedMlp } from "./ops/grouped-mlp.ts";
+export { headNorm } from "./ops/head-norm.ts";
+export { joinColumns } from "./ops/join-columns.ts";
+export { klDivergence, type TeacherLogits } from "./ops/kl-divergence.ts";
+export { layerNorm } from "./ops/layer-norm.ts";
+export { columnSum, gemm, type LinearOptions, linear } from "./ops/linear.ts";
+export { addGroupedLowRank, addLowRank, addScaledProduct, type LowRank } from "./ops/low-rank.ts";
+export {
+	addMaskedColumns,
+	addMaskedColumnsLater,
+	maskColumns,
+	maskScores,
+	type ScoreMask,
+} from "./ops/mask-columns.ts";
+export { FactorSources } from "./ops/mask-factors.ts";
+export { nodeExperts, tokenNodes } from "./ops/node-routing.ts";
+export { ExpertOrder, type PermutedRows, permute, permuteRows, unpermute } from "./ops/permute.ts";
+export { rmsNorm } from "./ops/rms-norm.ts";
+export { rope } from "./ops/rope.ts";
+export { balancingLoss, type RouterStatistics, type Routing, route, updateExpertBias } from "./ops/router.ts";
+export { splitColumns } from "./ops/split-columns.ts";
+export { pickRows, SparseMatrix, type SparseOutline, type SparseRows, spmm } from "./ops/spmm.ts";
+export { ssdScan } from "./ops/ssd.ts";
+export { ssdStep } from "./ops/ssd-step.ts";
+export { Parameter } from "./parameter.ts";
+export { type Computation, Recomputed, recompute } from "./recompute.ts";
+export { ResidualSum } from "./residual-sum.ts";
+export { Sequences } from "./sequences.ts";
+export { Tape, type TapeSegment, type WeightGradients } from "./tape.ts";
+export {
+	axpby,
+	cast,
+	contiguous,
+	copyInto,
+	dtypeBytes,
+	elementCount,
+	type FloatDtype,
+	roundToBf16,
+	Tensor,
+} from "./tensor.ts";
+export { TokenSlice } from "./token-slice.ts";
