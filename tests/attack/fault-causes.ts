@@ -166,12 +166,12 @@ export async function closeTerminal(scene: Scene, fault: Fault, flags: string): 
 		terminal,
 	});
 	const end = performance.now() + 30_000;
-	while (!/ iteration +1\//.test(text) && performance.now() < end && run.exitCode === null) await Bun.sleep(20);
+	while (!/iteration +1\//.test(text) && performance.now() < end && run.exitCode === null) await Bun.sleep(20);
 	await Bun.sleep(1500 * fault.delay);
 	const began = performance.now();
 	terminal.close();
 	await scene.empty(timeLimit);
 	const seconds = (performance.now() - began) / 1000;
 	await run.exited;
-	return { seconds, exitCodes: [], stderr: / iteration +1\//.test(text) ? "" : `It never began: ${text}` };
+	return { seconds, exitCodes: [], stderr: /iteration +1\//.test(text) ? "" : `It never began: ${text}` };
 }
