@@ -15,8 +15,8 @@ const own = [
 	"tensor/*",
 	"native/{adamw,elementwise,events,exp,philox,reductions}",
 	"optim/{rounded-weights,weight-decay}",
-	"models/residual-sums",
-	"models/{lora,hybrid/qwen3-moe}",
+	"models/{lora,residual-sums}",
+	"models/language/qwen3-moe",
 	"models/radio/{packing,random-crop}",
 	"models/vision/{encoder,merge}",
 	"decode/{cache,decode}",
@@ -71,7 +71,8 @@ function filesOf(patterns: readonly string[], parts: readonly string[]): string[
 	return patterns
 		.flatMap((pattern) => {
 			const found = [...new Bun.Glob(`${pattern}.test.ts`).scanSync(tests)];
-			if (found.length === 0) throw new Error(`No test file matches ${pattern}.`);
+			// At least a file for each alternative; Bun's Glob finds none for an alternative with a slash.
+			if (found.length < pattern.split(",").length) throw new Error(`Too few test files match ${pattern}.`);
 			return found.sort();
 		})
 		.map((file) => relative(resolve(tests, ".."), resolve(tests, file)))

@@ -1,5 +1,6 @@
-/** Reading what `bun test` prints about several files. */
+/** Which files run on a device, and reading what `bun test` prints about several files. */
 import { expect, test } from "bun:test";
+import { suiteJobs } from "./suite-files.ts";
 import { failureText, fileResults } from "./suite-results.ts";
 
 const files = ["tests/a.test.ts", "tests/b.test.ts", "tests/c.test.ts"];
@@ -60,4 +61,9 @@ test("what is shown of a failure are the lines before it, and the last ones of a
 		"(pass) is\nerror: one\nsecond\n(fail) first [1ms]\n(pass) is\nlost\n(fail) other [1ms]\nSegmentation fault";
 	const { results } = fileResults(`tests/a.test.ts:\n${body}\n`, files, "SIGSEGV");
 	expect(failureText(results[0]!, 2)).toBe("second\n(fail) first [1ms]\nlost\n(fail) other [1ms]\nSegmentation fault");
+});
+
+test("every pattern of the files that run on a device has its files", () => {
+	const files = suiteJobs([]).flatMap((job) => job.files);
+	expect(new Set(files).size).toBe(files.length);
 });
