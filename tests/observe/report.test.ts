@@ -159,6 +159,14 @@ test("the page's policy allows its own style sheet and script, and nothing that 
 	}
 });
 
+test("charts are drawn in the markup, without a script", () => {
+	const page = reportPage(readRunLog(plantedRun(folderOf())), clock).replaceAll(/<script.*?<\/script>/gs, "");
+	const boxes = page.split('<div class="curves">').slice(1);
+	expect(boxes).toHaveLength(8);
+	for (const box of boxes)
+		expect(box).toMatch(/<svg [^>]*>.*<poly(line|gon) class="(line|area) c\d" points="[\d.]+,[\d.]+ /);
+});
+
 /** Curves of the page's charts, as the pointer shows them, by the chart's label. */
 function curvesOn(page: string) {
 	const boxes = page.split('<div class="curves">').slice(1);
