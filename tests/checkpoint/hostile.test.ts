@@ -164,15 +164,15 @@ describe.skipIf(!tiny)("something else in a file's place", () => {
 		}
 	});
 
-	test("a checkpoint without its common state is read with a notice", () => {
+	test("a checkpoint without its common state is read with a warning", () => {
 		const source = copyOf(whole.torch_dist);
-		const notices = () => {
+		const warnings = () => {
 			using opened = openSource(source, "torch_dist", options("torch_dist", source));
-			return opened.notices;
+			return opened.warnings;
 		};
-		expect(notices()).toEqual([]);
+		expect(warnings()).toEqual([]);
 		rmSync(join(source, "release/common.pt"));
-		expect(notices()).toEqual([
+		expect(warnings()).toEqual([
 			`${join(source, "release")} has no common.pt, or an empty one: its iteration and settings are not known.`,
 		]);
 	});
