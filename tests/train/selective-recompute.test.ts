@@ -1,5 +1,7 @@
 /** Selective recomputation: no bit changes, every module takes less memory, and it works with the other features of a stage. */
+
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { layerSymbols } from "../../src/config/hybrid-pattern.ts";
 import { type RecomputeModule, recomputeModuleNames, recomputeModules } from "../../src/config/recompute-modules.ts";
 import type { Device } from "../../src/native/device.ts";
 import { testDevice } from "../support.ts";
@@ -71,7 +73,7 @@ for (const [kind, keys] of [
 describe("memory at the peak is less", () => {
 	/** Peak of a step of a model whose layers all have the module. */
 	const peak = async (module: RecomputeModule, modules: readonly RecomputeModule[]) => {
-		const pattern = { "hybrid-layer-pattern": recomputeModules[module].layers[0].repeat(6) };
+		const pattern = { "hybrid-layer-pattern": layerSymbols[recomputeModules[module].layers[0]].repeat(6) };
 		// Experts as one operation keep no activation anyway.
 		const fused = { "moe-fused-mlp": module === "moe_act" ? "off" : "auto" };
 		const keys = { ...options, ...pattern, ...fused, ...(modules.length > 0 && selective(modules)) };
