@@ -1,5 +1,8 @@
 /** Language models of other families against Hugging Face's: every probe, loss and gradient norm of 30 steps. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import type { HybridConfig } from "../../src/models/language/config.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
@@ -18,6 +21,20 @@ test.each(["llama", "llama-tied-bias", "qwen2", "qwen3"])("%s", async (name) => 
 	const report = await languageParity(device, golden(name));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 	expect(device.memoryStatistics().liveBytes).toBe(before);
+});
+
+test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Megatron has", async () => {
+	// transformers' loss is Megatron's times the experts of a token, and its config.json asks for it.
+	const folder = mkdtempSync(join(tmpdir(), "mimo-qwen3-moe-"));
+	cpSync(golden("qwen3-moe-mixed"), folder, { recursive: true });
+	const config = JSON.parse(readFileSync(join(folder, "config.json"), "utf8"));
+	const coefficient = config.router_aux_loss_coef * config.num_experts_per_tok;
+	writeFileSync(join(folder, "config.json"), JSON.stringify({ ...config, output_router_logits: false }));
+	const report = await languageParity(device, folder, {
+		configure: (model) => ({ ...model, moe: { ...model.moe, balancing: [{ type: "aux_loss", coefficient }] } }),
+	});
+	rmSync(folder, { recursive: true });
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
 type Change = (attention: HybridConfig["attention"]) => Partial<HybridConfig["attention"]>;
