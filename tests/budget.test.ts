@@ -9,9 +9,9 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14370, 111],
+	checkpoint: [14380, 111],
 	commands: [4270, 45],
-	config: [4920, 48],
+	config: [4940, 48],
 	data: [18330, 164],
 	decode: [640, 4],
 	elastic: [2930, 26],

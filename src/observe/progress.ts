@@ -77,7 +77,7 @@ export class Terminal {
 
 /** The beginning of a text that fits into `width` columns; colours count nothing. */
 export function cutTo(text: string, width: number): string {
-	// Bun keeps a wide character of which the first half fits.
+	// Bun keeps a wide character whose first half alone fits.
 	const begin = Bun.sliceAnsi(text, 0, width);
 	return Bun.stringWidth(begin) <= width ? begin : Bun.sliceAnsi(text, 0, width - 1);
 }

@@ -2,7 +2,9 @@
  * A parent that computes what one of its submodels does, by weights alone: units that the submodel lacks have zero weights, and
  * norms over fewer live channels are made those of the live ones by a factor √(e/H) on their weights and an ε of ε·e/H.
  */
+
 import { readTensor, type TensorStore } from "../../src/checkpoint/store.ts";
+import { countLayers } from "../../src/config/hybrid-pattern.ts";
 import type { Submodel } from "../../src/elastic/submodel/submodel.ts";
 import type { HybridConfig, LayerDifference } from "../../src/models/language/config.ts";
 import type { HybridModel } from "../../src/models/language/model.ts";
@@ -51,10 +53,9 @@ export function maskedWeights(parent: TensorStore, config: HybridConfig, submode
 
 	scaleBy("language_model.embedding.word_embeddings.weight", (_, channel) => (channel < e ? 1 : 0));
 	norm("language_model.decoder.final_norm.weight");
-	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
 	for (const [index, kind] of config.pattern.entries()) {
 		const prefix = `language_model.decoder.layers.${index}.`;
-		const at = seen[kind]++;
+		const at = countLayers(config.pattern.slice(0, index), kind);
 		const kept = submodel.keptLayers[index]!;
 		if (kind === "mamba") {
 			const { heads, groups, headDim } = config.mamba;

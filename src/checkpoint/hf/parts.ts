@@ -69,7 +69,7 @@ export function languageKey(json: Readonly<Record<string, unknown>>): string | n
 	return languageConfigs.find((key) => isObject(json[key])) ?? null;
 }
 
-/** The language model of a config.json, or null if there is none of these families. */
+/** The language model that a config.json describes; null: it describes no model of these families. */
 export function languageConfig(
 	json: Readonly<Record<string, unknown>>,
 	path: string,

@@ -5,6 +5,7 @@
 
 import { hasGatedActivation } from "../../config/derive.ts";
 import { hasLayer } from "../../config/hybrid-pattern.ts";
+import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { JsonObject } from "./common.ts";
@@ -64,11 +65,13 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		rotaryBase: number("rotary_base", 10000),
 		rotaryPercent: number("rotary_percent", 1),
 		useRopeScaling: args.use_rope_scaling === true,
-		ropeScalingFactor: number("rope_scaling_factor", 8),
-		// Constants in Megatron's code.
-		ropeScalingLowFreqFactor: number("rope_scaling_low_freq_factor", 1),
-		ropeScalingHighFreqFactor: number("rope_scaling_high_freq_factor", 4),
-		ropeScalingOriginalMaxPositionEmbeddings: number("rope_scaling_original_max_position_embeddings", 8192),
+		ropeScalingFactor: number("rope_scaling_factor", ropeScalingDefaults.factor),
+		ropeScalingLowFreqFactor: number("rope_scaling_low_freq_factor", ropeScalingDefaults.lowFreqFactor),
+		ropeScalingHighFreqFactor: number("rope_scaling_high_freq_factor", ropeScalingDefaults.highFreqFactor),
+		ropeScalingOriginalMaxPositionEmbeddings: number(
+			"rope_scaling_original_max_position_embeddings",
+			ropeScalingDefaults.originalMaxPositionEmbeddings,
+		),
 		normEpsilon: number("layernorm_epsilon", number("norm_epsilon", 1e-5)),
 		initMethodStd: number("init_method_std", 0.02),
 		vocabSize: number("vocab_size", number("padded_vocab_size", 0)),

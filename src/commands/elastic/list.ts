@@ -1,6 +1,8 @@
 /** `mimo elastic list`: lists the submodels of an elastic checkpoint, a line for every budget and every file of --choice. */
+
 import { defineCommand } from "citty";
 import { openSource, requireFormat } from "../../checkpoint/index.ts";
+import { countLayers } from "../../config/hybrid-pattern.ts";
 import { axisNames, layerKind } from "../../elastic/axes.ts";
 import { parentSizes, type Sizes } from "../../elastic/counts.ts";
 import { memoryOf, memoryProfiles } from "../../elastic/memory.ts";
@@ -87,10 +89,9 @@ function rowsOf(load: string, files: readonly string[], log: string | null): Row
 
 function sizesOfSubmodel(model: HybridConfig, submodel: Submodel): Sizes {
 	const sizes = parentSizes(model);
-	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
 	sizes.hidden = submodel.hiddenSize;
 	for (const [layer, kind] of model.pattern.entries()) {
-		const at = seen[kind]++;
+		const at = countLayers(model.pattern.slice(0, layer), kind);
 		sizes.keep[layer] = submodel.keptLayers[layer] ? 1 : 0;
 		if (kind === "mamba") sizes.mambaHeads[layer] = submodel.mambaNumHeads[at]!;
 		if (kind === "attention") sizes.heads[layer] = submodel.numAttentionHeads[at]!;

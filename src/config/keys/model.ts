@@ -25,6 +25,14 @@ import {
 	recomputeModules,
 } from "../recompute-modules.ts";
 
+/** Llama 3's scaling of rotary embeddings, constants in Megatron but for the factor. */
+export const ropeScalingDefaults = {
+	factor: 8,
+	lowFreqFactor: 1,
+	highFreqFactor: 4,
+	originalMaxPositionEmbeddings: 8192,
+} as const;
+
 export const modelKeys = {
 	"model-provider": defaulting(
 		choice(["hybrid", "nemotron-moe-vlm"]),
@@ -120,24 +128,33 @@ export const modelKeys = {
 	"use-rope-scaling": off("Llama 3's scaling of rotary embeddings for sequences beyond those of the pretraining.", {
 		model: "rotary embedding",
 	}),
-	"rope-scaling-factor": defaulting(positiveNumber, 8, "Divisor of rotary embeddings' low frequencies.", {
-		model: "rotary embedding",
-	}),
+	"rope-scaling-factor": defaulting(
+		positiveNumber,
+		ropeScalingDefaults.factor,
+		"Divisor of rotary embeddings' low frequencies.",
+		{
+			model: "rotary embedding",
+		},
+	),
 	"rope-scaling-low-freq-factor": defaulting(
 		positiveNumber,
-		1,
+		ropeScalingDefaults.lowFreqFactor,
 		"Turns within rope-scaling-original-max-position-embeddings up to which a frequency is divided.",
-		{ model: "rotary embedding", megatron: "1" },
+		{ model: "rotary embedding" },
 	),
-	"rope-scaling-high-freq-factor": defaulting(positiveNumber, 4, "Turns from which on a frequency stays as it is.", {
-		model: "rotary embedding",
-		megatron: "4",
-	}),
+	"rope-scaling-high-freq-factor": defaulting(
+		positiveNumber,
+		ropeScalingDefaults.highFreqFactor,
+		"Turns from which on a frequency stays as it is.",
+		{
+			model: "rotary embedding",
+		},
+	),
 	"rope-scaling-original-max-position-embeddings": defaulting(
 		integer(1),
-		8192,
+		ropeScalingDefaults.originalMaxPositionEmbeddings,
 		"Longest sequence of the pretraining without scaling.",
-		{ model: "rotary embedding", megatron: "8192" },
+		{ model: "rotary embedding" },
 	),
 	"attention-backend": defaulting(
 		choice(["auto", "flash", "fused", "unfused", "local"]),

@@ -127,7 +127,7 @@ export function sourceOptions(
 	};
 }
 
-/** The data sets of the training, or of the evaluations, of which no sample is read. Throws a UserError for those that cannot be read. */
+/** Opens the data sets of the training, or of the evaluations, without reading a sample. Throws a UserError for a set that cannot be opened. */
 export function openDatasets(c: TrainingConfiguration, options: { readonly evaluation?: boolean } = {}) {
 	const { storage, path, load } = sourceOptions(c, oneRank, options).configuration;
 	return { ...loadDatasets(openStorage(storage), path, null, load), path, part: load.splitPart };

@@ -1,6 +1,6 @@
 /** The description of a submodel as a model of its own, and the units of the parent that it keeps (docs/spec/elastic.md §16). */
 import type { LanguageModelConfiguration } from "../../checkpoint/index.ts";
-import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
+import { countLayers, type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
 import { modelOfLayer, perLayerSizes, sharedSize } from "../../config/per-layer.ts";
 import type { Submodel } from "./submodel.ts";
 import { firstOfGroups, firstPlaces, type KeptUnits, type LayerUnits, wholeLayer } from "./units.ts";
@@ -50,9 +50,8 @@ export function patternOf(pattern: string, kept: readonly boolean[]): string {
 /** Of every axis the first units. */
 export function unitsOfSubmodel(parent: LanguageModelConfiguration, submodel: Submodel): KeptUnits {
 	const pattern = parsePattern(parent.hybridLayerPattern).segments.flat(2);
-	const seen = { mamba: 0, attention: 0, moe: 0, mlp: 0 };
 	const layers = pattern.map((kind, index): LayerUnits | null => {
-		const at = seen[kind]++;
+		const at = countLayers(pattern.slice(0, index), kind);
 		if (!submodel.keptLayers[index]) return null;
 		const own = modelOfLayer(parent, index);
 		switch (kind) {

@@ -1,7 +1,9 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
+
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { activationOf } from "../../config/fused-mlp.ts";
 import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
+import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
@@ -140,10 +142,10 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 function ropeScaling(c: LanguageModelKeys): RopeScaling | null {
 	if (!c.useRopeScaling) return null;
 	return {
-		factor: c.ropeScalingFactor ?? 8,
-		lowTurns: c.ropeScalingLowFreqFactor ?? 1,
-		highTurns: c.ropeScalingHighFreqFactor ?? 4,
-		originalLength: c.ropeScalingOriginalMaxPositionEmbeddings ?? 8192,
+		factor: c.ropeScalingFactor ?? ropeScalingDefaults.factor,
+		lowTurns: c.ropeScalingLowFreqFactor ?? ropeScalingDefaults.lowFreqFactor,
+		highTurns: c.ropeScalingHighFreqFactor ?? ropeScalingDefaults.highFreqFactor,
+		originalLength: c.ropeScalingOriginalMaxPositionEmbeddings ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
 	};
 }
 

@@ -2,7 +2,7 @@
 import type { HybridConfig } from "./config.ts";
 
 /**
- * Radians a position for every pair of columns that turns, f64 [rotary columns / 2]: base^(-2i / columns), of which those with few
+ * Radians a position for every pair of columns that turns, f64 [rotary columns / 2]: base^(-2i / columns). Those with few
  * turns in the original context are divided by the factor (Llama 3; docs/spec/families.md §2.2).
  */
 export function ropeFrequencies(

@@ -5,7 +5,7 @@ import type { CorrespondenceBuilder } from "../../mapping.ts";
 import type { LanguageModelConfiguration } from "../configuration.ts";
 import type { NameOptions, Spelling } from "./family.ts";
 
-/** The spelling of tensors named …embed_tokens.weight and …layers.N.self_attn; null: there are none. */
+/** The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn; null: the names are of another form. */
 export function detectDecoder(names: Iterable<string>): Spelling | null {
 	const bases = new Set<string>();
 	let embedded: string | null = null;

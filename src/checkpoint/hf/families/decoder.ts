@@ -2,7 +2,9 @@
  * Families of two blocks a layer, attention and then a gated MLP or experts (docs/spec/families.md §1, §3): layer i is layers 2i and
  * 2i + 1 of this program's pattern.
  */
+
 import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
+import { ropeScalingDefaults } from "../../../config/keys/model.ts";
 import { modelDifferences } from "../../../config/same-model.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../configuration.ts";
@@ -195,10 +197,15 @@ function readPositions(values: Json, bad: Refuse) {
 		rotaryPercent: fraction(part, "partial_rotary_factor", 1, bad),
 		useRopeScaling: type === "llama3",
 		...(type === "llama3" && {
-			ropeScalingFactor: fraction(given, "factor", 8, bad),
-			ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", 1, bad),
-			ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", 4, bad),
-			ropeScalingOriginalMaxPositionEmbeddings: whole(given, "original_max_position_embeddings", length ?? 8192, bad),
+			ropeScalingFactor: fraction(given, "factor", ropeScalingDefaults.factor, bad),
+			ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", ropeScalingDefaults.lowFreqFactor, bad),
+			ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", ropeScalingDefaults.highFreqFactor, bad),
+			ropeScalingOriginalMaxPositionEmbeddings: whole(
+				given,
+				"original_max_position_embeddings",
+				length ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
+				bad,
+			),
 		}),
 	};
 }
@@ -225,10 +232,11 @@ function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype:
 		rope_scaling: c.useRopeScaling
 			? {
 					rope_type: "llama3",
-					factor: pythonFloat(c.ropeScalingFactor ?? 8),
-					low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor ?? 1),
-					high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor ?? 4),
-					original_max_position_embeddings: c.ropeScalingOriginalMaxPositionEmbeddings ?? 8192,
+					factor: pythonFloat(c.ropeScalingFactor ?? ropeScalingDefaults.factor),
+					low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor ?? ropeScalingDefaults.lowFreqFactor),
+					high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor ?? ropeScalingDefaults.highFreqFactor),
+					original_max_position_embeddings:
+						c.ropeScalingOriginalMaxPositionEmbeddings ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
 				}
 			: null,
 		tie_word_embeddings: !c.untieEmbeddingsAndOutputWeights,
