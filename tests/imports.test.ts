@@ -17,6 +17,7 @@ const level: Readonly<Record<string, number>> = {
 	data: 5,
 	checkpoint: 5,
 	elastic: 5,
+	guests: 5,
 	models: 4,
 	schedule: 4,
 	optim: 4,

@@ -1,5 +1,7 @@
 /** Images as an encoder reads them: patches, image after image (docs/spec/vision.md §2.1). */
-import type { PatchGrid } from "../models/radio/config.ts";
+import { type PatchGrid, patchWidth, type RadioConfig } from "../models/radio/config.ts";
+import type { Device } from "../native/device.ts";
+import { cast, Tensor } from "../tensor/index.ts";
 
 export interface ImageSet {
 	/**
@@ -89,4 +91,16 @@ export function patchify(pixels: Float32Array, height: number, width: number, pa
 		}
 	}
 	return patches;
+}
+
+/** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the tower's dtype. */
+export function patchTensor(device: Device, tower: RadioConfig, { patches, grids }: ImageSet): Tensor {
+	const { dtype } = tower;
+	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
+	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
+	// A counting device has no values, and the data set no pixels: only the size matters.
+	const wide = Tensor.empty(device, shape, "f32", "data");
+	if (dtype === "f32") return wide;
+	using _wide = wide;
+	return cast(wide, dtype, "data");
 }

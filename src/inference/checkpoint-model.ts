@@ -141,7 +141,6 @@ export async function openModel(c: TrainingConfiguration, world: World, say: (se
 			frozen: { tower: true, projector: true, language: true },
 			distributedOptimizer: false,
 			buckets: () => null,
-			prefetch: null,
 		},
 		topologyOf(c),
 		world,

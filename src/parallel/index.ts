@@ -1,5 +1,4 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
-export { balanceStep, type LaneBarrier } from "./balance-by-cost.ts";
 export { DataParallel } from "./data-parallel.ts";
 export {
 	describeTopology,

@@ -155,7 +155,6 @@ class Execution implements Disposable {
 	}
 
 	#receiveGradient({ to, microbatch }: TransferAction): void {
-		this.equipment.modules[before(to).module]?.beforeWait?.();
 		this.#incoming.set(
 			keyOf(to, microbatch),
 			this.#waiting("backward-recv", () => this.#edge(to).receiveBackward()),

@@ -27,6 +27,4 @@ export interface ModulePasses {
 	expected(chunk: number, microbatch: number): readonly number[];
 	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
 	besides?(microbatch: number): boolean;
-	/** Called where this rank is about to wait for a gradient. */
-	beforeWait?(): void;
 }

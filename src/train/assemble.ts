@@ -29,8 +29,6 @@ import {
 	type World,
 } from "../parallel/index.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
-import { sharingLanes } from "./encoder-balance.ts";
-import { FeaturePrefetch } from "./feature-prefetch.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { type HeldModule, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";
@@ -40,6 +38,8 @@ import type { TrainingState } from "./step.ts";
 
 export interface Run extends Disposable {
 	readonly topology: Topology;
+	/** Whether guests want to know a step's microbatches in the step before. */
+	readonly readsAhead: boolean;
 	/** This rank in the run, from 0. */
 	readonly rank: number;
 	readonly state: TrainingState;
@@ -79,25 +79,25 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
 	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification));
-	const prefetch =
-		encoder && specification.prefetch ? new FeaturePrefetch(encoder.module, specification.prefetch) : null;
+	const guests = (specification.guests ?? [])
+		.map((guest) => guest.open({ topology, encoder }))
+		.filter((guest) => guest !== null);
 	const passes = new RankPasses({
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
 		imageTokenId: specification.imageTokenId,
 		teacher,
-		encoderLanes:
-			encoder && specification.encoderBalance === "cost" ? sharingLanes(encoder.groups.replicas.dense, topology) : null,
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : "encoder",
-		prefetch,
+		guests,
 		reduce: (module) => (module === "encoder" ? encoder : language)!.replica.startSums(),
 	});
 	const modules = { encoder, language, elastic };
 	const state = stateOf(specification, topology, modules, { world: everyone, replicas, passes, optimizer, scalars });
 	return {
 		topology,
+		readsAhead: specification.guests?.some(({ readsAhead }) => readsAhead) ?? false,
 		rank: world.rank,
 		encoder: encoder?.module ?? null,
 		language: language?.module ?? null,
@@ -117,7 +117,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 				: countsTensor(tensor, encoder, language),
 		[Symbol.dispose]() {
 			const modules = [...held.map(({ module }) => module), ...(frozenTeacher ? [frozenTeacher] : [])];
-			for (const owned of [...(prefetch ? [prefetch] : []), optimizer, scalars, ...modules]) owned[Symbol.dispose]();
+			for (const owned of [...guests, optimizer, scalars, ...modules]) owned[Symbol.dispose]?.();
 		},
 	};
 }

@@ -1,14 +1,14 @@
 /**
  * One microbatch's pass through the encoder. It runs on a tape of its own, which is kept until the gradient of its rows arrives.
  */
-import type { ImageSet, PlacedImages } from "../data/images.ts";
-import { outputRows, patchWidth } from "../models/radio/config.ts";
+import { type ImageSet, type PlacedImages, patchTensor } from "../data/images.ts";
+import type { EncodeImages } from "../guests/guest.ts";
+import { outputRows } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
-import type { EncodedFeatures, EncoderModule } from "../models/vision/encoder.ts";
+import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/index.ts";
 import type { Pass } from "../schedule/pass.ts";
-import { cast, type Parameter, Tape, Tensor, type WeightGradients } from "../tensor/index.ts";
-import type { EncoderBalance } from "./encoder-balance.ts";
+import { type Parameter, Tape, type Tensor, type WeightGradients } from "../tensor/index.ts";
 
 /** Options of an encoder pass. */
 export interface EncoderPassOptions {
@@ -17,26 +17,9 @@ export interface EncoderPassOptions {
 	/** Whether a backward pass follows. */
 	readonly training: boolean;
 	readonly observe?: RadioObserver | undefined;
-	/** Features that the frozen tower has computed ahead of time; the pass takes ownership. */
-	readonly features?: EncodedFeatures | null;
-	/**
-	 * The assignment of images to lanes under --encoder-balance cost; absent or null: this lane encodes the images that it has
-	 * read.
-	 */
-	readonly deal?: EncoderBalance | null;
+	/** Replaces the encoding of the images that this rank has read; absent or null: the encoder runs on them. */
+	readonly encode?: EncodeImages | null;
 	readonly onGradient?: (parameter: Parameter) => void;
-}
-
-/** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the encoder's dtype. */
-export function patchTensor({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
-	const { dtype } = tower;
-	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
-	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
-	// A counting device has no values, and the data set no pixels: only the size matters.
-	const wide = Tensor.empty(device, shape, "f32", "data");
-	if (dtype === "f32") return wide;
-	using _wide = wide;
-	return cast(wide, dtype, "data");
 }
 
 export class EncoderPass implements Pass {
@@ -66,17 +49,11 @@ export class EncoderPass implements Pass {
 	/** Encodes `images`; rows in their order. */
 	#encode(images: PlacedImages): Tensor {
 		const { encoder, options } = this;
-		const { observe, cropKey, features, deal } = options;
-		if (features) {
-			using _features = features.features;
-			return encoder.project(this.#tape, features, observe).rows;
-		}
-		using patches = deal ? deal.exchangePatches(encoder, images) : patchTensor(encoder, images);
-		const { grids, indices } = deal ?? images;
-		const { rows } = encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe);
-		if (!deal) return rows;
-		using encoded = rows;
-		return deal.returnRows(this.#tape, encoded);
+		const { observe, cropKey, encode } = options;
+		if (encode) return encode(this.#tape, images, { cropKey, observe });
+		using patches = patchTensor(encoder.device, encoder.config.tower, images);
+		const { grids, indices } = images;
+		return encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe).rows;
 	}
 
 	/** True without images too: the backward pass is a collective of all ranks. */

@@ -3,6 +3,7 @@ import { hasEncoder, plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ElasticConfig } from "../elastic/config.ts";
 import { elasticConfig } from "../elastic/from-configuration.ts";
+import { guestsOf } from "../guests/index.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/language/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
@@ -15,7 +16,7 @@ import { gradientBuckets } from "./gradient-buckets.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
-/** `rank`: in lines of --mimo-encoder-prefetch-debug. */
+/** `rank`: in lines that guests print. */
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
 	const language = languageConfig(c);
 	const elastic = elasticOf(c);
@@ -37,9 +38,8 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		seed: c.seed,
 		distributedOptimizer: c.useDistributedOptimizer,
 		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
-		encoderBalance: c.encoderBalance,
 		participation: { policy: c.encoderGradParticipation },
-		prefetch: c.mimoEncoderPrefetch ? { depth: c.mimoEncoderPrefetchDepth, debug: debugOf(c, rank) } : null,
+		guests: guestsOf(c, rank),
 		expertCapacity: {
 			bound: c.moeExpertCapacityBound,
 			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / c.llmTp),
@@ -112,9 +112,4 @@ export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: bo
 export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
 	const { moeTokenDispatcherType: type } = c;
 	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;
-}
-
-function debugOf(c: TrainingConfiguration, rank: number): ((line: string) => void) | null {
-	if (!c.mimoEncoderPrefetchDebug) return null;
-	return (line) => process.stdout.write(`encoder prefetch rank=${rank} ${line}\n`);
 }

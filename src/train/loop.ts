@@ -83,7 +83,7 @@ export async function trainingLoop(
 		schedules,
 		metrics,
 		timers: timing?.timers,
-		batches: new BatchQueue(data.training, iterations, c.mimoEncoderPrefetch ? 1 : 0),
+		batches: new BatchQueue(data.training, iterations, run.readsAhead ? 1 : 0),
 		interrupts,
 		firstToken: firstTokenOf(c, run),
 	};

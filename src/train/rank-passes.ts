@@ -1,9 +1,10 @@
 /** Runs a rank's actions of a step, an evaluation or a decoding on microbatches. */
-import { placesInStep } from "../data/images.ts";
+import { type PlacedImages, placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { Sampled } from "../elastic/router/router.ts";
+import type { EncodeImages, RankGuest, StepGuest } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
@@ -14,9 +15,7 @@ import type { ModulePasses } from "../schedule/pass.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Parameter, type Tensor, TokenSlice } from "../tensor/index.ts";
 import { type Teacher, teaches } from "./distillation.ts";
-import { balanceImages, type EncoderLanes } from "./encoder-balance.ts";
 import { EncoderPass } from "./encoder-pass.ts";
-import type { FeaturePrefetch } from "./feature-prefetch.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 
@@ -50,14 +49,12 @@ export interface PassParts {
 	readonly imageTokenId: number | null;
 	/** null: no distillation. */
 	readonly teacher: Teacher | null;
-	/** Encoder lanes under --encoder-balance cost; null: each lane encodes the images that it has read. */
-	readonly encoderLanes: EncoderLanes | null;
 	/** Edges with an end here, by the chunk of the language model that they enter. */
 	readonly edges: ReadonlyMap<number, Edge>;
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
 	readonly actor: Actor;
-	/** --mimo-encoder-prefetch; null: off. */
-	readonly prefetch: FeaturePrefetch | null;
+	/** This rank's guests. */
+	readonly guests: readonly RankGuest[];
 	/** Starts the reduction of a module's gradients. */
 	readonly reduce: (module: Chunk["module"]) => void;
 }
@@ -81,7 +78,6 @@ export class RankPasses {
 		losses: Losses,
 		observe?: MicrobatchObserver,
 	): void {
-		this.parts.prefetch?.announce([...microbatches, ...(context.upcoming ?? [])].map(({ images }) => images));
 		this.#execute(microbatches, context, losses, observe, true);
 	}
 
@@ -124,8 +120,8 @@ export class RankPasses {
 		const { encoder, language, edges, imageTokenId } = this.parts;
 		const images = edges.get(0);
 		if (encoder) {
-			const { images: placed, deals } = this.#dealt([prompts]);
-			const about = { cropKey: 0, training: false, deal: deals?.[0] ?? null };
+			const { images: placed, guests } = this.#begin([prompts], { training: false });
+			const about = { cropKey: 0, training: false, encode: encodingOf(guests, 0) };
 			using encoded = new EncoderPass(encoder, placed[0]!, about);
 			images!.sendForward(encoded.output, { returns: false });
 		}
@@ -150,7 +146,8 @@ export class RankPasses {
 		const { waits, timers, onGradient } = context;
 		/** onGradient fires in the last microbatch only, which completes gradients. */
 		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
-		const common = { microbatches, context, observe, training, listen };
+		const step = this.#begin(microbatches, { training, upcoming: context.upcoming });
+		const common = { ...step, microbatches, context, observe, training, listen };
 		execute(this.actions(microbatches.length, !training), {
 			modules: {
 				...(encoder && { encoder: this.#encoderPasses(encoder, common) }),
@@ -160,40 +157,43 @@ export class RankPasses {
 			reduce,
 			...(waits && { waits }),
 			timers,
-			observe: context.action,
+			observe: this.#beforeAction(context),
 		});
 	}
 
-	/**
-	 * The images of a step's microbatches and, under --encoder-balance cost, their assignment to lanes. Collective over the
-	 * encoder.
-	 */
-	#dealt(microbatches: readonly ImageTextMicrobatch[]) {
-		const { encoder, encoderLanes } = this.parts;
+	/** The images of the microbatches of a step, and what guests do in it. Collective over each module. */
+	#begin(
+		microbatches: readonly ImageTextMicrobatch[],
+		{ training, upcoming = [] }: { readonly training: boolean } & Pick<StepContext, "upcoming">,
+	) {
 		const images = placesInStep(microbatches.map(({ images }) => images));
-		return { images, deals: encoderLanes && balanceImages(encoder!, encoderLanes, images) };
+		const guests = this.parts.guests.map((guest) => guest.beforeStep?.({ microbatches, images, upcoming, training }));
+		return { images, guests: guests.filter((guest) => guest != null) };
 	}
 
-	#encoderPasses(encoder: EncoderModule, { microbatches, context, observe, training, listen }: Common): ModulePasses {
-		const { prefetch, shape } = this.parts;
-		const { images: placed, deals } = this.#dealt(microbatches);
-		const trains = training && shape.encoder!.trains;
+	/** What is called before every action; undefined: nothing. */
+	#beforeAction({ action }: StepContext): StepContext["action"] {
+		const guests = this.parts.guests.filter(({ beforeAction }) => beforeAction);
+		if (guests.length === 0) return action;
+		return (next) => {
+			action?.(next);
+			for (const guest of guests) guest.beforeAction!(next);
+		};
+	}
+
+	#encoderPasses(encoder: EncoderModule, common: Common): ModulePasses {
+		const { images, guests, context, observe, training, listen } = common;
+		const trains = training && this.parts.shape.encoder!.trains;
 		return {
-			begin: (_, index) => {
-				const { images } = microbatches[index]!;
-				const features = training && images.grids.length > 0 ? (prefetch?.take(images) ?? null) : null;
-				return new EncoderPass(encoder, placed[index]!, {
+			begin: (_, index) =>
+				new EncoderPass(encoder, images[index]!, {
 					cropKey: context.dropoutKey,
 					training: trains,
-					features,
-					deal: deals?.[index] ?? null,
+					encode: encodingOf(guests, index),
 					observe: observe && ((name, value) => observe(`encoder.${name}`, value, index)),
 					...listen(index),
-				});
-			},
+				}),
 			expected: () => [],
-			// The frozen tower encodes later images while the rank waits for a gradient.
-			beforeWait: () => prefetch?.fill(),
 		};
 	}
 
@@ -240,10 +240,22 @@ export class RankPasses {
 
 interface Common {
 	readonly microbatches: readonly ImageTextMicrobatch[];
+	/** Of each microbatch. */
+	readonly images: readonly PlacedImages[];
+	readonly guests: readonly StepGuest[];
 	readonly context: StepContext;
 	readonly observe: MicrobatchObserver | undefined;
 	readonly training: boolean;
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
+}
+
+/** How the first guest that has a say encodes a microbatch; null: as without guests. */
+function encodingOf(guests: readonly StepGuest[], microbatch: number): EncodeImages | null {
+	for (const guest of guests) {
+		const encode = guest.encode?.(microbatch);
+		if (encode) return encode;
+	}
+	return null;
 }
 
 /** Samples of a microbatch by the source of the edge that their rows come from. */

@@ -1,6 +1,7 @@
 /** Modules and options of a run, as assemble() takes them. */
 import type { ElasticConfig } from "../elastic/config.ts";
 import type { Draw } from "../elastic/router/network.ts";
+import type { Guest } from "../guests/guest.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
@@ -9,7 +10,6 @@ import type { BucketSize, Dispatcher, ExpertCapacity } from "../parallel/index.t
 import type { Chunk } from "../schedule/actions.ts";
 import type { FloatDtype } from "../tensor/index.ts";
 import type { DistillationOptions } from "./distillation.ts";
-import type { PrefetchOptions } from "./feature-prefetch.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { Participation } from "./participation.ts";
 
@@ -47,12 +47,10 @@ export interface RunSpecification {
 	 * overlap.
 	 */
 	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
-	/** number: each encoder lane encodes the images that it has read. cost: lanes share images by cost. Default: number. */
-	readonly encoderBalance?: "number" | "cost";
 	/** Default: the exact gradient. */
 	readonly participation?: Pick<Participation, "policy">;
-	/** Runs a frozen tower ahead; absent or null: off. */
-	readonly prefetch?: PrefetchOptions | null;
+	/** Default: none. */
+	readonly guests?: readonly Guest[];
 	/** Rows that are reserved for a rank's experts; default: as many as can ever be routed there. */
 	readonly expertCapacity?: ExpertCapacity;
 	/** Token dispatcher; default: alltoall. */

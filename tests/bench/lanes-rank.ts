@@ -5,18 +5,18 @@
  */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { placesInStep } from "../../src/data/images.ts";
+import { asRead, type ByLane, balanceStep, workOf } from "../../src/guests/balance/by-cost.ts";
 import type { PatchGrid } from "../../src/models/radio/config.ts";
 import { outputRows, patchWidth } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/median.ts";
-import { asRead, type ByLane, balanceStep, workOf } from "../../src/parallel/balance-by-cost.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
 import { numbersFrom, type Sample } from "../../src/parity/verify/samples.ts";
-import { specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
+import { guestsOfSubject, specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
@@ -80,7 +80,8 @@ function samplesOf(seed: number): Sample[] {
 }
 
 async function open(encoderBalance: "number" | "cost") {
-	const run = await assemble({ ...specificationOn(subject, layout.topology), encoderBalance }, layout.topology, world);
+	const specification = { ...specificationOn(subject, layout.topology), guests: guestsOfSubject({ encoderBalance }) };
+	const run = await assemble(specification, layout.topology, world);
 	run.initialise(1);
 	return run;
 }

@@ -35,7 +35,7 @@ const ownProcesses = 4;
 const ranks = [
 	"parallel/{collectives,edge,encoder,expert-exchange,gradient-memory,hierarchical-rows,language,mimo}",
 	"elastic/{copies,family}",
-	"train/encoder-balance",
+	"guests/balance",
 	"checkpoint/training/language",
 	"parity/verify/{distillation,elastic,experts,late-weight-gradients,lora,loss-mean,verify}",
 ];

@@ -2,6 +2,8 @@
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/pipeline.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { balanceOf } from "../../guests/balance/balance.ts";
+import type { Guest } from "../../guests/guest.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
@@ -40,7 +42,7 @@ export interface Subject {
 	readonly distillation: DistillationOptions | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
-	readonly encoderBalance: "number" | "cost";
+	readonly guests: readonly Guest[];
 	/** null without an encoder. */
 	readonly imageTokenId: number | null;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
@@ -94,7 +96,7 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		elastic: elasticSubject(c),
 		distillation: distillationOf(c),
 		pattern: c.hybridLayerPattern,
-		encoderBalance: c.encoderBalance,
+		guests: guestsOfSubject(c),
 		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
 		frozen: frozenOf(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
@@ -110,6 +112,11 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		samples,
 		origin,
 	};
+}
+
+/** The guests of a configuration, but for those that change nothing but when work is done. */
+export function guestsOfSubject(c: Pick<TrainingConfiguration, "encoderBalance">): Guest[] {
+	return [balanceOf(c)].filter((guest) => guest !== null);
 }
 
 /** All microbatches of a step draw the same submodel, so that layouts may cut the batch into other microbatches. */

@@ -3,7 +3,7 @@ import { describe, expect, test } from "bun:test";
 import { resolve } from "node:path";
 import { runRanks } from "../parallel/ranks.ts";
 
-const program = resolve(import.meta.dir, "encoder-balance-rank.ts");
+const program = resolve(import.meta.dir, "balance-rank.ts");
 
 async function compare(layout: string, ranks: number, flags: Record<string, unknown> = {}) {
 	const outcomes = await runRanks(program, ranks, [layout, JSON.stringify(flags)]);

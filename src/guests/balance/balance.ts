@@ -3,19 +3,43 @@
  * the lane that has read an image to the lane that encodes it, the encoded rows are sent back, and the rows' gradient takes the
  * reverse path. The edge to the language model, the order of samples and the data sets are not affected.
  */
-import type { ImageSet, PlacedImages } from "../data/images.ts";
-import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../models/radio/config.ts";
-import { imageCost } from "../models/radio/counts.ts";
-import type { EncoderModule } from "../models/vision/encoder.ts";
-import {
-	balanceStep,
-	consecutive,
-	type Group,
-	type LaneBarrier,
-	type RowRanges,
-	type Topology,
-} from "../parallel/index.ts";
-import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../tensor/index.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { ImageSet, PlacedImages } from "../../data/images.ts";
+import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
+import { imageCost } from "../../models/radio/counts.ts";
+import type { EncoderModule } from "../../models/vision/encoder.ts";
+import { consecutive, type Group, type RowRanges, type Topology } from "../../parallel/index.ts";
+import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
+import type { EncodeImages, Guest } from "../guest.ts";
+import { balanceStep, type LaneBarrier } from "./by-cost.ts";
+
+/** --encoder-balance; with `number` each lane encodes the images that it has read. */
+export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encoderBalance">): Guest | null {
+	if (encoderBalance !== "cost") return null;
+	return {
+		open: ({ encoder, topology }) => {
+			const lanes = encoder && sharingLanes(encoder.groups.replicas.dense, topology);
+			if (!lanes) return null;
+			const { module } = encoder;
+			return {
+				beforeStep: ({ images }) => {
+					const deals = balanceImages(module, lanes, images).map((deal) => deal && dealt(module, deal));
+					return { encode: (microbatch) => deals[microbatch]! };
+				},
+			};
+		},
+	};
+}
+
+/** Encodes the images that this lane was assigned. */
+function dealt(encoder: EncoderModule, deal: EncoderBalance): EncodeImages {
+	return (tape, images, { cropKey, observe }) => {
+		using patches = deal.exchangePatches(encoder, images);
+		const { grids, indices } = deal;
+		using encoded = encoder.forward(tape, { patches, grids, indices, cropKey }, observe).rows;
+		return deal.returnRows(tape, encoded);
+	};
+}
 
 /** An image as all lanes know it. */
 interface PlacedImage {
@@ -25,14 +49,14 @@ interface PlacedImage {
 }
 
 /** The encoder's data-parallel ranks. */
-export interface EncoderLanes {
+interface EncoderLanes {
 	readonly group: Group;
 	/** How often the language lanes that these lanes serve wait for each other. */
 	readonly meet: LaneBarrier;
 }
 
 /** The encoder lanes that share images, one for each rank of the data-parallel group; null if there is only one. */
-export function sharingLanes(group: Group, { language: { lanes, shape } }: Topology): EncoderLanes | null {
+function sharingLanes(group: Group, { language: { lanes, shape } }: Topology): EncoderLanes | null {
 	if (group.size === 1) return null;
 	// Expert parallelism over lanes synchronises them in every microbatch, and so does a single language lane that all feed.
 	const together = shape.expert * shape.expertTensor > shape.tensor || lanes === 1;
@@ -46,7 +70,7 @@ const width = 3;
  * The assignment of each of a step's microbatches; null: no image moves. Collective over the group, with equally many microbatches
  * on every rank.
  */
-export function balanceImages(
+function balanceImages(
 	encoder: EncoderModule,
 	{ group, meet }: EncoderLanes,
 	microbatches: readonly PlacedImages[],
@@ -84,7 +108,7 @@ function readByAll(lanes: Group, microbatches: readonly PlacedImages[]): PlacedI
 	);
 }
 
-export class EncoderBalance {
+class EncoderBalance {
 	/** Grids and global indices of the images that this lane encodes, in the order of the lanes that have read them. */
 	readonly grids: readonly PatchGrid[];
 	readonly indices: readonly number[];

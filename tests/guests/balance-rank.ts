@@ -1,5 +1,5 @@
 /**
- * Rank program of encoder-balance.test.ts: one step on the same samples with encoder lanes that share images by number and by
+ * Rank program of balance.test.ts: one step on the same samples with encoder lanes that share images by number and by
  * cost. Prints on every rank how the loss and the gradients differ, and what moved between lanes.
  */
 import { configurationOf } from "../../src/config/resolve.ts";
@@ -7,7 +7,7 @@ import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
 import { planOf } from "../../src/parity/verify/plan.ts";
-import { type Subject, subjectOf } from "../../src/parity/verify/subject.ts";
+import { guestsOfSubject, subjectOf } from "../../src/parity/verify/subject.ts";
 import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
 import { relativeRms } from "../support.ts";
 
@@ -29,11 +29,12 @@ const subject = subjectOf(
 );
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 
-async function step(encoderBalance: Subject["encoderBalance"]) {
-	using engine = await openEngine(world, plan, { ...subject, encoderBalance });
+async function step(encoderBalance: "number" | "cost") {
+	const guests = guestsOfSubject({ encoderBalance });
+	using engine = await openEngine(world, plan, { ...subject, guests });
 	engine.restart();
 	let moved = 0;
-	const lanes = engine.state.passes.parts.encoderLanes?.group;
+	const lanes = engine.state.participation?.replica?.groups.dense;
 	if (lanes) {
 		const allToAll = lanes.allToAll.bind(lanes);
 		lanes.allToAll = (send, from, receive, to) => {

@@ -1,0 +1,103 @@
+/**
+ * Runs a frozen tower ahead of time (--mimo-encoder-prefetch, docs/spec/runtime.md §9): while an encoder rank would wait for
+ * gradients it encodes later microbatches of this step and the next. The projector trains, so it stays in its place in the
+ * schedule. Results are equal bit for bit, since a frozen tower does not change.
+ */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { type ImageSet, patchTensor } from "../../data/images.ts";
+import type { EncodedFeatures, EncoderModule } from "../../models/vision/encoder.ts";
+import type { Action } from "../../schedule/actions.ts";
+import type { EncodeImages, Guest, GuestStep, RankGuest, StepGuest } from "../guest.ts";
+
+/** --mimo-encoder-prefetch. `rank`: in lines of --mimo-encoder-prefetch-debug. */
+export function prefetchOf(c: TrainingConfiguration, rank: number): Guest | null {
+	if (!c.mimoEncoderPrefetch) return null;
+	const debug = c.mimoEncoderPrefetchDebug
+		? (line: string) => void process.stdout.write(`encoder prefetch rank=${rank} ${line}\n`)
+		: null;
+	const options = { depth: c.mimoEncoderPrefetchDepth, debug };
+	return { readsAhead: true, open: ({ encoder }) => encoder && new FeaturePrefetch(encoder.module, options) };
+}
+
+interface PrefetchOptions {
+	/** Largest number of microbatches whose features are kept. */
+	readonly depth: number;
+	/** Called with lines about encoding times and the number of features ready; null: not called. */
+	readonly debug: ((line: string) => void) | null;
+}
+
+class FeaturePrefetch implements RankGuest {
+	/** Microbatches that are not encoded yet, in order. */
+	readonly #coming: ImageSet[] = [];
+	readonly #ready = new Map<ImageSet, EncodedFeatures>();
+	#taken = 0;
+	#encoded = 0;
+
+	constructor(
+		private readonly encoder: EncoderModule,
+		private readonly options: PrefetchOptions,
+	) {}
+
+	/** Notes the microbatches to be taken next, in order; those of a step before are known already. */
+	beforeStep({ microbatches, upcoming, training }: GuestStep): StepGuest | null {
+		if (!training) return null;
+		for (const { images } of [...microbatches, ...upcoming]) {
+			if (images.grids.length === 0 || this.#ready.has(images) || this.#coming.includes(images)) continue;
+			this.#coming.push(images);
+		}
+		return { encode: (index) => this.#projecting(microbatches[index]!.images) };
+	}
+
+	/** Encodes later images while this rank, which has the encoder alone, would wait for a gradient. */
+	beforeAction(action: Action): void {
+		if (action.kind === "receive" && action.direction === "backward") this.#fill();
+	}
+
+	/** Projects the features of `images`, which are encoded now if they are not ready; null without images. */
+	#projecting(images: ImageSet): EncodeImages | null {
+		if (images.grids.length === 0) return null;
+		return (tape, _, { observe }) => {
+			const encoded = this.#take(images);
+			using _features = encoded.features;
+			return this.encoder.project(tape, encoded, observe).rows;
+		};
+	}
+
+	/** The caller disposes the features. */
+	#take(images: ImageSet): EncodedFeatures {
+		const { depth, debug } = this.options;
+		debug?.(`consumer batch=${this.#taken++} ready_at_request=${this.#ready.size}/${depth}`);
+		const ready = this.#ready.get(images);
+		if (ready) {
+			this.#ready.delete(images);
+			return ready;
+		}
+		const at = this.#coming.indexOf(images);
+		if (at >= 0) this.#coming.splice(at, 1);
+		return this.#encode(images);
+	}
+
+	/** Encodes coming microbatches until `depth` are ready. */
+	#fill(): void {
+		while (this.#ready.size < this.options.depth) {
+			const images = this.#coming.shift();
+			if (!images) return;
+			this.#ready.set(images, this.#encode(images));
+		}
+	}
+
+	#encode(images: ImageSet): EncodedFeatures {
+		const started = performance.now();
+		const { device, config } = this.encoder;
+		using patches = patchTensor(device, config.tower, images);
+		const features = this.encoder.frozenFeatures(patches, images.grids);
+		const milliseconds = (performance.now() - started).toFixed(1);
+		this.options.debug?.(`producer batch=${this.#encoded++} encode_ms=${milliseconds}`);
+		return features;
+	}
+
+	[Symbol.dispose](): void {
+		for (const { features } of this.#ready.values()) features[Symbol.dispose]();
+		this.#ready.clear();
+	}
+}
