@@ -184,7 +184,7 @@ async function reportOf(world: World, layout: NamedTopology, args: LayoutArgumen
 		const { elasticLayoutParity } = await import("../parity/elastic/parity.ts");
 		return await elasticLayoutParity(world, layout, args.golden);
 	}
-	if (layout.topology.encoder === null) {
+	if (layout.topology.encoders.length === 0) {
 		const { languageLayoutParity } = await import("../parity/language/parity.ts");
 		return await languageLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
 	}

@@ -60,8 +60,7 @@ export function checkRankCount(topology: Topology, given: string | undefined): v
 	if (!/^[1-9]\d*$/.test(given)) {
 		throw flagError("nproc", given, "an integer from 1");
 	}
-	const grids = [...(topology.encoder ? [topology.encoder] : []), topology.language];
-	const sizes = grids.map((grid) => `${grid.name} ${grid.size}`).join(", ");
+	const sizes = topology.modules.map((grid) => `${grid.name} ${grid.size}`).join(", ");
 	throw new UserError(
 		`--nproc ${given}: the configured grids need ${counted(worldSize, "rank")} (${sizes}).`,
 		exitCodes.usage,

@@ -21,13 +21,13 @@ function scheduleOf({ configuration: c }: ResolvedConfiguration): { shape: Sched
 		if (!isWork(action)) return 0;
 		// In combined 1F1B a slot is a node.
 		const { overlap } = shape;
-		if (overlap !== null && action.chunk.module === "language") {
+		if (overlap !== null && action.chunk.module === shape.pipeline) {
 			return action.node !== undefined || action.kind === "weight gradient"
 				? 1
 				: lastNode(overlap, action.chunk.index) + 1;
 		}
 		// An encoder pass is drawn as long as a stage's pass.
-		if (action.chunk.module === "encoder") return slots[action.kind] * shape.virtualStages;
+		if (action.chunk.module !== shape.pipeline) return slots[action.kind] * shape.virtualStages;
 		return action.kind === "backward" && shape.lateWeightGradients ? slotsWithoutWeights : slots[action.kind];
 	};
 	return { shape, simulation: simulate(lists, { of: duration }) };
@@ -69,11 +69,11 @@ export function scheduleTable(resolved: ResolvedConfiguration): string {
 }
 
 /** Such as "F3", "B3.1", "W3" or "Fe3". */
-function labelOf(action: Action, { stages }: ScheduleShape): string {
+function labelOf(action: Action, { pipeline, stages }: ScheduleShape): string {
 	if (!isWork(action)) return "";
 	const { kind, chunk, microbatch } = action;
 	const letter = { forward: "F", backward: "B", "weight gradient": "W" }[kind];
-	if (chunk.module === "encoder") return `${letter}e${microbatch}`;
+	if (chunk.module !== pipeline) return `${letter}e${microbatch}`;
 	const virtual = Math.floor(chunk.index / stages);
 	const node = action.node === undefined ? "" : `/${action.node}`;
 	return `${letter}${microbatch}${virtual === 0 ? "" : `.${virtual}`}${node}`;

@@ -74,7 +74,7 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 	}
 	const given = parseLayouts(flags.layouts);
 	const subject = await subjectFor(c, flags);
-	const layouts = given.map((layout) => layoutFor(layout, { encoder: subject.encoder !== null }));
+	const layouts = given.map((layout) => layoutFor(layout, { encoder: subject.encoders.length > 0 }));
 	const { sequenceLength, samples } = subject;
 	const sizes = { samples: samples.length, microBatchSize: microBatchSizes(subject).layouts, sequenceLength };
 	const reference = referencePlan(subject);

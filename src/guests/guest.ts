@@ -22,8 +22,14 @@ export interface Guest {
 /** A rank's part of a run, as guests see it. */
 export interface RankModules {
 	readonly topology: Topology;
-	/** null on ranks without the encoder. */
-	readonly encoder: { readonly module: EncoderModule; readonly groups: ModuleGroups } | null;
+	readonly encoders: readonly RankEncoder[];
+}
+
+/** A rank's part of an encoder. */
+export interface RankEncoder {
+	readonly name: string;
+	readonly module: EncoderModule;
+	readonly groups: ModuleGroups;
 }
 
 /** A guest on one rank. */
@@ -48,8 +54,8 @@ export interface GuestStep {
 
 /** What a guest does in one step. */
 export interface StepGuest {
-	/** How the images of a microbatch are encoded; null: as without the guest. Encoder ranks ask this before each pass. */
-	encode?(microbatch: number): EncodeImages | null;
+	/** How an encoder encodes a microbatch; null: as without the guest. Encoder ranks ask this before each pass. */
+	encode?(encoder: EncoderModule, microbatch: number): EncodeImages | null;
 }
 
 /**

@@ -13,8 +13,8 @@ import type { Topology } from "../parallel/index.ts";
 import type { DataPlace } from "../train/feed/batch-source.ts";
 
 /** Sequences of a lane in a round, at most `wanted`: lanes, and encoder ranks that share one, have equally many. */
-export function sequencesPerLane({ encoder, language }: Topology, requests: number, wanted: number): number {
-	const unit = Math.max(1, (encoder?.lanes ?? 1) / language.lanes);
+export function sequencesPerLane({ encoders, language }: Topology, requests: number, wanted: number): number {
+	const unit = Math.max(1, ...encoders.map(({ lanes }) => lanes / language.lanes));
 	const needed = Math.min(wanted, Math.ceil(requests / language.lanes));
 	return Math.ceil(needed / unit) * unit;
 }

@@ -135,10 +135,13 @@ function folderValues(path: string): Partial<Record<Key, unknown>> {
 
 /** Weights that nothing trains: no gradients, no optimizer. Every rank of the world calls this together. */
 export async function openModel(c: TrainingConfiguration, world: World, say: (sentence: string) => void): Promise<Run> {
+	const specification = specificationOf(c, world.rank);
+	const frozen = { tower: true, projector: true };
 	const run = await assemble(
 		{
-			...specificationOf(c, world.rank),
-			frozen: { tower: true, projector: true, language: true },
+			...specification,
+			encoders: specification.encoders.map((encoder) => ({ ...encoder, frozen })),
+			frozenLanguage: true,
 			distributedOptimizer: false,
 			buckets: () => null,
 		},

@@ -113,7 +113,7 @@ export function generate(
 			places.map((at) => start + at),
 		);
 		// Tensor-parallel ranks, and stages, have decoded the same.
-		const speaks = decoded !== null && run.groups.language!.lane.rank === 0;
+		const speaks = decoded !== null && run.languageGroups!.lane.rank === 0;
 		const part: Part = {
 			answers: speaks ? places.map((at, index) => ({ place: at, ids: decoded.ids[index]! })) : [],
 			times: speaks ? decoded.times : noPace,

@@ -1,6 +1,7 @@
 /** A topology as plain data, as `mimo train --print-topology --json` prints it. */
+import { ranksOf } from "./edge-layout.ts";
 import { type Coordinates, type Grid, groupsOf, kindsOf } from "./grid.ts";
-import type { Topology } from "./topology.ts";
+import type { FeatureEdge, Topology } from "./topology.ts";
 
 export interface NamedGroups {
 	/** Name of the group kind, without the module. */
@@ -24,8 +25,10 @@ export interface RankPlace extends Coordinates {
 	readonly module: string;
 }
 
-/** Lanes of encoder and language model that exchange rows with each other only. */
+/** Lanes of an encoder and of the language model that exchange rows with each other only. */
 export interface RouteDescription {
+	/** The encoder. */
+	readonly module: string;
 	/** Encoder lanes, and their ranks that send rows. */
 	readonly sources: readonly number[];
 	readonly sourceRanks: readonly number[];
@@ -36,12 +39,12 @@ export interface RouteDescription {
 
 export interface TopologyDescription {
 	readonly worldSize: number;
-	/** Whether both modules are on the same ranks. */
+	/** Whether all modules are on the same ranks. */
 	readonly colocated: boolean;
 	readonly modules: readonly ModuleDescription[];
 	readonly ranks: readonly RankPlace[];
 	readonly routes: readonly RouteDescription[];
-	/** Groups that span modules: the world and, with an encoder, the ranks of the image edge. */
+	/** Groups that span modules: the world and the ranks of each edge between modules. */
 	readonly groups: readonly NamedGroups[];
 }
 
@@ -55,25 +58,27 @@ export function describeTopology(topology: Topology): TopologyDescription {
 	}));
 	const groups = [
 		{ name: "world", groups: [ranks.map(({ rank }) => rank)] },
-		...(topology.imageRanks.length > 1 ? [{ name: "edge.image_rows", groups: [topology.imageRanks] }] : []),
+		...topology.featureEdges
+			.map(({ encoder, layout }) => ({ name: `edge.${encoder.name}`, groups: [ranksOf(layout)] }))
+			.filter(({ groups }) => groups[0]!.length > 1),
 	];
-	return { worldSize, colocated, modules, ranks, routes: describeRoutes(topology), groups };
+	const routes = topology.featureEdges.flatMap((edge) => describeRoutes(topology, edge));
+	return { worldSize, colocated, modules, ranks, routes, groups };
 }
 
 /** Merges routes that share a lane into one fan-out or fan-in. */
-function describeRoutes(topology: Topology): RouteDescription[] {
-	const { routes, encoder, language } = topology;
-	if (!encoder) return [];
+function describeRoutes({ language }: Topology, { encoder, layout, routes }: FeatureEdge): RouteDescription[] {
 	const fanOut = language.lanes >= encoder.lanes;
 	const together = Map.groupBy(routes, ({ source, destination }) => (fanOut ? source : destination));
 	return [...together.values()].map((some) => {
 		const sources = [...new Set(some.map(({ source }) => source))];
 		const destinations = [...new Set(some.map(({ destination }) => destination))];
 		return {
+			module: encoder.name,
 			sources,
-			sourceRanks: sources.flatMap((lane) => topology.imageEdge!.from[lane]!),
+			sourceRanks: sources.flatMap((lane) => layout.from[lane]!),
 			destinations,
-			destinationRanks: destinations.flatMap((lane) => topology.imageEdge!.to[lane]!),
+			destinationRanks: destinations.flatMap((lane) => layout.to[lane]!),
 		};
 	});
 }

@@ -48,6 +48,6 @@ export {
 	rowParallelLinear,
 	scatterSequence,
 } from "./tensor-parallel.ts";
-export { type Topology, topologyOf } from "./topology.ts";
+export { languageModule, type Topology, topologyOf, visionModule } from "./topology.ts";
 export { gatherStatistics } from "./vocabulary-parallel.ts";
 export { World } from "./world.ts";

@@ -7,7 +7,7 @@
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { lanesNest } from "./edge-layout.ts";
-import { layOut, type SideLayout, type Topology } from "./topology.ts";
+import { layOut, type SideLayout, type Topology, visionModule } from "./topology.ts";
 
 export interface Layout {
 	/** The text as given. */
@@ -68,7 +68,7 @@ export function layoutFor(layout: Layout, { encoder }: { readonly encoder: boole
 
 /** The topology of a layout. */
 export function topologyOfLayout({ encoder, language, colocated }: Layout): Topology {
-	return layOut(encoder, language, colocated);
+	return layOut(encoder === null ? [] : [{ name: visionModule, shape: encoder, colocated }], language);
 }
 
 export interface NamedTopology {

@@ -1,43 +1,74 @@
 /**
  * The layout of a run: modules, each on a grid of ranks, and the edges between them (docs/spec/runtime.md §1.3, §2.1, §2.2).
- * Module grids are disjoint, one after the other, or equal (colocated).
+ * Grids are disjoint, one after the other; an encoder's may instead equal the language model's (colocated).
  */
 
 import { dataLanes, hasEncoder, sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { type EdgeLayout, lanesNest, type Route, ranksOf, routesBetween } from "./edge-layout.ts";
+import { type EdgeLayout, lanesNest, type Route, routesBetween } from "./edge-layout.ts";
 import { Grid, type GridShape } from "./grid.ts";
+
+/** Names of the modules that Megatron's flags describe. */
+export const [visionModule, languageModule] = ["radio_encoder", "language"];
 
 /** One side of a layout string. */
 export type SideLayout = GridShape;
 
+/** An edge from an encoder into the first stage of the language model. */
+export interface FeatureEdge {
+	readonly encoder: Grid;
+	readonly layout: EdgeLayout;
+	/** Routes from encoder lanes to language lanes, in destination order, several sources of a destination in row order. */
+	readonly routes: readonly Route[];
+}
+
 export class Topology {
-	/** Throws a RangeError unless the grids are disjoint and consecutive from rank 0, or equal, and their lanes nest. */
+	/**
+	 * Throws a RangeError unless every encoder's grid equals the language model's (colocated) or follows the one before, the first at
+	 * rank 0, the language model follows them, and lanes nest.
+	 */
 	constructor(
-		/** null: no encoder. */
-		readonly encoder: Grid | null,
+		/** In the order in which their rows enter the language model. */
+		readonly encoders: readonly Grid[],
 		readonly language: Grid,
 	) {
-		const end = encoder?.size ?? 0;
-		if (this.colocated && encoder!.size !== language.size) {
-			throw new RangeError(`Both modules start at one rank, but have ${encoder!.size} and ${language.size} ranks.`);
+		let end = 0;
+		for (const encoder of encoders) {
+			const shared = this.shares(encoder);
+			if (shared && encoder.size !== language.size) {
+				const sizes = `${encoder.size} and ${language.size} ranks`;
+				throw new RangeError(`${encoder.name} and ${language.name} start at one rank, but have ${sizes}.`);
+			}
+			if (!shared && encoder.offset !== end) {
+				throw new RangeError(
+					`The ${encoder.name} grid starts at rank ${encoder.offset}, the one before ends at ${end}.`,
+				);
+			}
+			if (!lanesNest(encoder.lanes, language.lanes)) {
+				throw new RangeError(
+					`${encoder.lanes} lanes of ${encoder.name} do not match ${language.lanes} language lanes.`,
+				);
+			}
+			if (!shared) end += encoder.size;
 		}
-		if ((encoder?.offset ?? 0) !== 0 || (language.offset !== end && !this.colocated)) {
-			throw new RangeError(`The language grid starts at rank ${language.offset}, the encoder's ends at ${end}.`);
-		}
-		if (encoder && !lanesNest(encoder.lanes, language.lanes)) {
-			throw new RangeError(`${encoder.lanes} encoder lanes do not match ${language.lanes} language lanes.`);
+		if (language.offset !== end) {
+			throw new RangeError(`The language grid starts at rank ${language.offset}, the encoders' end at ${end}.`);
 		}
 	}
 
 	/** Grids in the order in which a microbatch passes the modules. */
 	get modules(): readonly Grid[] {
-		return this.encoder ? [this.encoder, this.language] : [this.language];
+		return [...this.encoders, this.language];
 	}
 
-	/** Whether both modules are on the same ranks. */
+	/** Whether an encoder is on the language model's ranks. */
+	shares(encoder: Grid): boolean {
+		return encoder.offset === this.language.offset;
+	}
+
+	/** Whether all modules are on the same ranks, and there are several. */
 	get colocated(): boolean {
-		return this.encoder !== null && this.encoder.offset === this.language.offset;
+		return this.encoders.length > 0 && this.encoders.every((encoder) => this.shares(encoder));
 	}
 
 	get worldSize(): number {
@@ -78,24 +109,15 @@ export class Topology {
 		return { module: this.moduleOf(rank), coordinates: parts.join(" ") };
 	}
 
-	/** Routes from encoder lanes to language lanes, in destination order, several sources of a destination in row order. */
-	get routes(): Route[] {
-		if (!this.encoder) return [];
-		return routesBetween(this.encoder.lanes, this.language.lanes);
-	}
-
-	/** The edge from the encoder into the language model's first stage; null without an encoder. */
-	get imageEdge(): EdgeLayout | null {
-		const { encoder, language } = this;
-		if (encoder === null) return null;
-		const lanes = (grid: Grid, stage: number) =>
-			Array.from({ length: grid.lanes }, (_, lane) => grid.lane(lane, stage));
-		return { from: lanes(encoder, encoder.shape.pipeline - 1), to: lanes(language, 0) };
-	}
-
-	/** Ranks of the image edge, ascending. */
-	get imageRanks(): number[] {
-		return this.imageEdge === null ? [] : ranksOf(this.imageEdge);
+	/** One for each encoder. */
+	get featureEdges(): FeatureEdge[] {
+		const { language } = this;
+		const lanes = (grid: Grid) => Array.from({ length: grid.lanes }, (_, lane) => grid.lane(lane, 0));
+		return this.encoders.map((encoder) => ({
+			encoder,
+			layout: { from: lanes(encoder), to: lanes(language) },
+			routes: routesBetween(encoder.lanes, language.lanes),
+		}));
 	}
 
 	/** The edge from a stage of the language model to the next; from the last stage to the first for interleaved schedules. */
@@ -110,12 +132,24 @@ export class Topology {
 	}
 }
 
-/**
- * Builds a topology: encoder first and language model after it, or both from rank 0 (`colocated`). `encoder` null: no encoder.
- */
-export function layOut(encoder: SideLayout | null, language: SideLayout, colocated = false): Topology {
-	const encoderGrid = encoder && new Grid("radio_encoder", 0, encoder);
-	return new Topology(encoderGrid, new Grid("language", colocated ? 0 : (encoderGrid?.size ?? 0), language));
+/** An encoder's name and layout, and whether it is on the language model's ranks. */
+export interface EncoderLayout {
+	readonly name: string;
+	readonly shape: SideLayout;
+	readonly colocated: boolean;
+}
+
+/** Builds a topology: encoders one after the other, and the language model after those that are not on its ranks. */
+export function layOut(encoders: readonly EncoderLayout[], language: SideLayout): Topology {
+	const sizeOf = ({ shape: { tensor, data } }: EncoderLayout) => tensor * data;
+	const end = encoders.reduce((sum, encoder) => (encoder.colocated ? sum : sum + sizeOf(encoder)), 0);
+	let next = 0;
+	const grids = encoders.map((encoder) => {
+		const offset = encoder.colocated ? end : next;
+		if (!encoder.colocated) next += sizeOf(encoder);
+		return new Grid(encoder.name, offset, encoder.shape);
+	});
+	return new Topology(grids, new Grid(languageModule, end, language));
 }
 
 /**
@@ -123,9 +157,7 @@ export function layOut(encoder: SideLayout | null, language: SideLayout, colocat
  * data-parallel rank d·G + g here (docs/spec/runtime.md §1.5).
  */
 export function topologyOf(c: TrainingConfiguration): Topology {
-	const encoder = hasEncoder(c)
-		? { tensor: c.encoderTp, data: c.encoderDp, pipeline: 1, expert: 1, expertTensor: 1 }
-		: null;
+	const shape = { tensor: c.encoderTp, data: c.encoderDp, pipeline: 1, expert: 1, expertTensor: 1 };
 	const language = {
 		tensor: c.llmTp,
 		data: dataLanes(c),
@@ -133,5 +165,5 @@ export function topologyOf(c: TrainingConfiguration): Topology {
 		expert: c.llmEp,
 		expertTensor: c.llmExptTp,
 	};
-	return layOut(encoder, language, sharesRanks(c));
+	return layOut(hasEncoder(c) ? [{ name: visionModule, shape, colocated: sharesRanks(c) }] : [], language);
 }

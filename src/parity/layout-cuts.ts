@@ -18,7 +18,7 @@ export function requireCuts(
 	const { moe } = language;
 	const experts = language.pattern.includes("moe");
 	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
-		["the encoder's tp", topology.encoder?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
+		["the encoder's tp", topology.encoders[0]?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
 		["the language model's tp", tensor, languageCuts(language)],
 		["ep", expert, experts ? [["the experts", moe.experts]] : []],
 		["etp", expertTensor, experts ? [["the width of an expert", moe.ffnHiddenSize]] : []],

@@ -2,15 +2,7 @@
  * Estimates the time of a step: each rank's passes and update from its tallies and the machine's rates, then all ranks side by
  * side executing their lists of actions, with one synchronisation a step.
  */
-import {
-	type Actor,
-	chunkName,
-	type Direction,
-	encoderChunk,
-	isWork,
-	type ScheduleShape,
-	type Work,
-} from "../schedule/actions.ts";
+import { type Actor, chunkName, type Direction, isWork, type ScheduleShape, type Work } from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Durations, simulate } from "../schedule/simulate.ts";
@@ -64,8 +56,8 @@ export interface StepConditions {
 	/** Number of consecutive ranks on each host. */
 	readonly ranksPerHost: number;
 	readonly shape: ScheduleShape;
-	/** Name of the group of stages whose ranks cut the encoder between them and so run its passes together; null: no such group. */
-	readonly encoderGroup: (actor: Actor) => string | null;
+	/** Name of the group of actors whose ranks cut a module between them and so run its passes together; null: no such group. */
+	readonly together: (module: string, actor: Actor) => string | null;
 }
 
 /** Whether a transfer crosses an edge between modules or stages. */
@@ -115,7 +107,7 @@ export interface TimeSpent {
 	/** Transfers that no computation hides. */
 	readonly inHost: number;
 	readonly betweenHosts: number;
-	/** Of the computation, the encoder's. */
+	/** Of the computation, the encoders'. */
 	readonly encoder: number;
 }
 
@@ -145,7 +137,7 @@ export function timeOf({ plan }: PlannedActor, { rates, ranksPerHost, shape }: S
 			) +
 		spread(atTheEnd, hosts) +
 		(late > 0 ? (exposed * spread(overlapped, hosts)) / late : 0);
-	const encoder = work.entries().filter(([chunk]) => chunk === chunkName(encoderChunk));
+	const encoder = work.entries().filter(([chunk]) => !chunk.startsWith(`${shape.pipeline}.`));
 	return {
 		computation: microbatches * busy(passes) + busy(ends),
 		inHost: transfersOf(false),
@@ -195,7 +187,7 @@ export function estimateStep(planned: readonly PlannedActor[], conditions: StepC
 /** A node of a pass counts as an equal share of it: tallies are of whole passes. */
 function durationsOf(
 	planned: readonly (PlannedActor & { readonly seconds: RankSeconds })[],
-	{ rates, ranksPerHost, shape, encoderGroup }: StepConditions,
+	{ rates, ranksPerHost, shape, together }: StepConditions,
 ): Durations {
 	const byActor = new Map(planned.map((one) => [one.actor, one]));
 	const seconds = memoized((actor: Actor, chunk: string, kind: Work["kind"]) =>
@@ -211,15 +203,14 @@ function durationsOf(
 					.filter((one) => one.group === group && one.kind === kind)
 					.map((one) => transferSeconds(one, rates, ranksPerHost)),
 			);
-		const messages = edge === "image_rows" ? 1 : shape.virtualStages;
+		const messages = edge === shape.pipeline ? shape.virtualStages : 1;
 		return Math.max(...planned.flatMap(({ plan }) => [ofRank(plan, "send"), ofRank(plan, "receive")])) / messages;
 	});
 	return {
 		of: (action, actor) =>
 			isWork(action) ? shareOf(action) * seconds(actor, chunkName(action.chunk), action.kind) : 0,
-		transfer: (action) =>
-			"direction" in action ? transfer(action.to.index === 0 ? "image_rows" : "hidden_states", action.direction) : 0,
-		together: (action, actor) => (isWork(action) && action.chunk.module === "encoder" ? encoderGroup(actor) : null),
+		transfer: (action) => ("direction" in action ? transfer(action.from.module, action.direction) : 0),
+		together: (action, actor) => (isWork(action) ? together(action.chunk.module, actor) : null),
 		begin: (actor) => byActor.get(actor)!.seconds.update,
 	};
 }

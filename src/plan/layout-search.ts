@@ -2,6 +2,7 @@
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import { topologyOf } from "../parallel/index.ts";
+import type { Actor } from "../schedule/actions.ts";
 import { boundOf, type StepBound } from "./bound.ts";
 import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
 import { kindOf, type LayoutFlags, type LayoutKind, layoutCheck, layouts } from "./layout-candidates.ts";
@@ -132,7 +133,7 @@ async function splitOf(layout: LayoutFlags, c: TrainingConfiguration, ranks: Pla
 	return {
 		layout,
 		kind: kindOf(c),
-		encoderRanks: topology.encoder?.size ?? 0,
+		encoderRanks: topology.encoders.reduce((sum, { size }) => sum + size, 0),
 		languageRanks: topology.language.size,
 		tokensPerSecond: (c.globalBatchSize * c.seqLength) / step.seconds,
 		step,
@@ -151,13 +152,13 @@ class PlannedRanks {
 
 	constructor(readonly machine: Machine) {}
 
-	plan(c: TrainingConfiguration, actor: "encoder" | number, rank: number): Promise<RankPlan> {
+	plan(c: TrainingConfiguration, actor: Actor, rank: number): Promise<RankPlan> {
 		const { colocated } = topologyOf(c);
 		const encoder = [c.encoderTp, c.encoderDp];
 		const language = [c.llmTp, c.llmDp, c.llmEp, c.llmPp, c.hybridLayerPattern];
 		// How far an encoder of its own runs ahead depends on the pipeline.
 		const own =
-			actor === "encoder"
+			typeof actor === "string"
 				? [...encoder, c.llmDp, c.llmPp, c.hybridLayerPattern]
 				: [...language, actor, ...(colocated ? encoder : [])];
 		const key = `${actor} ${c.recomputeGranularity} ${own.join(" ")}`;

@@ -5,7 +5,7 @@ import type { MemoryTagName, OperationName } from "../native/abi.ts";
 import { countingLibrary, type OperationValues } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/index.ts";
+import { topologyOf, visionModule } from "../parallel/index.ts";
 import { type Chunk, chunkName, type Work } from "../schedule/actions.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { shapeOf } from "../train/assemble.ts";
@@ -48,6 +48,8 @@ export interface RankPlan {
 	readonly rank: number;
 	/** Names of its modules, and of its pipeline stage. */
 	readonly module: string;
+	/** Whether the language model is among them. */
+	readonly language: boolean;
 	readonly memory: RankMemoryPlan;
 	readonly phases: Readonly<Record<Phase, PhaseTally>>;
 	/** The work of each chunk by its name, without transfers over edges and sums over replicas. */
@@ -97,11 +99,11 @@ export function sumsReplicas({ group }: Transfer): boolean {
 	return /\.(dp|expt_dp)$/.test(group);
 }
 
-/** Whether the encoder sends or receives it over the edge to the language model. */
+/** Whether the vision encoder sends or receives it over the edge to the language model. */
 function isEncoderMessage({ group, kind }: Transfer): boolean {
 	return (
-		(group === "edge.image_rows.forward" && kind === "send") ||
-		(group === "edge.image_rows.backward" && kind === "receive")
+		(group === `edge.${visionModule}.forward` && kind === "send") ||
+		(group === `edge.${visionModule}.backward` && kind === "receive")
 	);
 }
 
@@ -160,7 +162,7 @@ class StepTally {
 	}
 
 	get #encodes(): boolean {
-		return this.#chunk?.module === "encoder";
+		return this.#chunk?.module === visionModule;
 	}
 
 	#workOf(chunk: Chunk, kind: Work["kind"]): Tally {
@@ -207,6 +209,7 @@ export async function planRank(
 	return {
 		rank,
 		module: run.module,
+		language: run.language,
 		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
 		phases,
 		work,

@@ -25,6 +25,8 @@ export type Phase = "prepare" | Work["kind"] | "reduce" | "update";
 export interface RankRun extends Disposable {
 	/** Names of the rank's modules, such as "language", and of its pipeline stage where there are several. */
 	readonly module: string;
+	/** Whether the language model is among them. */
+	readonly language: boolean;
 	readonly passes: RankPasses;
 	/** Draws the model's initial values: for a run on a real device. */
 	initialise(): void;
@@ -86,6 +88,7 @@ export async function openRank(
 	const stage = run.language && pipeline > 1 ? ` stage ${topology.language.coordinates(rank).pp}` : "";
 	return {
 		module: topology.moduleOf(rank) + stage,
+		language: run.language !== null,
 		passes: run.state.passes,
 		initialise: () => {
 			run.initialise(c.seed);

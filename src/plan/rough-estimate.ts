@@ -14,7 +14,7 @@ import { hybridParameters } from "../models/language/names.ts";
 import { imageCost } from "../models/radio/counts.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { elementCount } from "../tensor/index.ts";
-import { specificationOf } from "../train/from-configuration.ts";
+import { visionOf } from "../train/from-configuration.ts";
 import type { UncheckedLayout } from "./layout-candidates.ts";
 import type { Machine } from "./run-plan.ts";
 
@@ -41,7 +41,7 @@ export function roughEstimateOf(
 	const [dense, expertElements] = [elements(false), elements(true)];
 	const { forwardBackward } = countFlopsPerToken(c);
 	const { grid, tokens: imageTokens } = mockImage(c);
-	const images = hasEncoder(c) ? imageCost(encoderConfig(c), grid, specificationOf(c).frozen.tower) : 0;
+	const images = hasEncoder(c) ? imageCost(encoderConfig(c), grid, visionOf(c).frozen.tower) : 0;
 	const tokens = c.microBatchSize * c.seqLength;
 	const lanes = c.globalBatchSize / c.microBatchSize;
 	const layers = parsePattern(c.hybridLayerPattern).segments.flat(2);

@@ -64,12 +64,14 @@ export interface RunPlan {
 
 /** The actors of a configuration's step and their ranks, ascending. */
 export function actorRanks(c: TrainingConfiguration): { readonly actor: Actor; readonly ranks: readonly number[] }[] {
-	const { encoder, language, colocated } = topologyOf(c);
+	const topology = topologyOf(c);
+	const { encoders, language } = topology;
 	const stages = Array.from({ length: language.shape.pipeline }, (_, stage) => ({
 		actor: stage,
 		ranks: language.ranks.filter((rank) => language.coordinates(rank).pp === stage),
 	}));
-	return encoder && !colocated ? [{ actor: "encoder", ranks: encoder.ranks }, ...stages] : stages;
+	const alone = encoders.filter((encoder) => !topology.shares(encoder));
+	return [...alone.map(({ name, ranks }) => ({ actor: name, ranks })), ...stages];
 }
 
 /** The order of a configuration's step. */
@@ -78,20 +80,30 @@ export function stepShape(c: TrainingConfiguration): ScheduleShape {
 }
 
 export function conditionsOf(c: TrainingConfiguration, { rates, ranksPerHost }: Machine): StepConditions {
-	const { encoder, language, colocated } = topologyOf(c);
-	/** The first stage that shares an encoder lane with another. */
-	const first = new Map<number, number>();
-	const lanes = colocated ? Array.from({ length: encoder!.lanes }, (_, lane) => encoder!.lane(lane, 0)) : [];
-	for (const ranks of lanes) {
-		const stages = ranks.map((rank) => language.coordinates(rank).pp);
-		const least = Math.min(...stages.map((stage) => first.get(stage) ?? stage));
-		for (const stage of stages) if (new Set(stages).size > 1) first.set(stage, least);
-	}
+	const topology = topologyOf(c);
+	const { language } = topology;
+	/** The first stage that shares a lane of an encoder with another, by the encoder. */
+	const firsts = new Map(
+		topology.encoders
+			.filter((encoder) => topology.shares(encoder))
+			.map((encoder) => {
+				const first = new Map<Actor, number>();
+				for (let lane = 0; lane < encoder.lanes; lane++) {
+					const stages = encoder.lane(lane, 0).map((rank) => language.coordinates(rank).pp);
+					const least = Math.min(...stages.map((stage) => first.get(stage) ?? stage));
+					for (const stage of stages) if (new Set(stages).size > 1) first.set(stage, least);
+				}
+				return [encoder.name, first];
+			}),
+	);
 	return {
 		rates,
 		ranksPerHost,
 		shape: stepShape(c),
-		encoderGroup: (actor) => (actor === "encoder" || !first.has(actor) ? null : `stage ${first.get(actor)}`),
+		together: (module, actor) => {
+			const first = firsts.get(module)?.get(actor);
+			return first === undefined ? null : `stage ${first}`;
+		},
 	};
 }
 
@@ -135,7 +147,7 @@ async function recomputedMemory(
 	plan: RankPlan,
 	machine: Machine,
 ): Promise<RankMemoryPlan | null> {
-	if (plan.module === "radio_encoder") return null;
+	if (!plan.language) return null;
 	if (c.recomputeGranularity === "full" && c.recomputeMethod === "uniform") return plan.memory;
 	const recomputing: TrainingConfiguration = {
 		...c,
@@ -150,11 +162,11 @@ async function recomputedMemory(
 async function fullyTrainedMemory(
 	c: TrainingConfiguration,
 	rank: number,
-	{ module }: RankPlan,
+	{ language }: RankPlan,
 	machine: Machine,
 ): Promise<RankMemoryPlan | null> {
 	const adapted = c.loraTargetModules.some((target) => target.startsWith("vision_"));
-	if (c.loraRank === null || (module === "radio_encoder" && !adapted)) return null;
+	if (c.loraRank === null || (!language && !adapted)) return null;
 	return (await planRank({ ...c, loraRank: null }, rank, machine)).memory;
 }
 

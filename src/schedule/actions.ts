@@ -4,14 +4,14 @@
  * the same list is timed (simulate.ts), printed, and tested without a device.
  */
 
-/** Megatron's model chunk: the whole encoder, or one virtual pipeline stage of the language model. */
+/** Megatron's model chunk: a whole module, or one virtual pipeline stage of the module that is cut into stages. */
 export interface Chunk {
-	readonly module: "encoder" | "language";
+	readonly module: string;
 	/** From 0, in the order of the layers. */
 	readonly index: number;
 }
 
-/** forward: rows, from the encoder to the last stage; backward: their gradients, the other way. */
+/** forward: rows, from the encoders to the last stage; backward: their gradients, the other way. */
 export type Direction = "forward" | "backward";
 
 /**
@@ -38,46 +38,50 @@ export interface WeightGradientAction {
 /** An action that computes, as opposed to one that communicates. */
 export type Work = PassAction | WeightGradientAction;
 
-/** Sends or receives a microbatch's rows, or their gradient, over the edge that enters chunk `to`. A send does not wait for its receiver. */
-export interface TransferAction {
+/** Two chunks of which the first gives its rows to the second. */
+export interface ChunkEdge {
+	readonly from: Chunk;
+	readonly to: Chunk;
+}
+
+/** Sends or receives a microbatch's rows, or their gradient, over an edge. A send does not wait for its receiver. */
+export interface TransferAction extends ChunkEdge {
 	readonly kind: "send" | "receive";
 	readonly direction: Direction;
-	readonly to: Chunk;
 	readonly microbatch: number;
 }
 
 /** Starts the reduction of a module's gradients over its data-parallel replicas. */
 export interface ReduceAction {
 	readonly kind: "reduce";
-	readonly module: Chunk["module"];
+	readonly module: string;
 }
 
 export type Action = Work | TransferAction | ReduceAction;
 
-export const encoderChunk: Chunk = { module: "encoder", index: 0 };
-
-export function languageChunk(index: number): Chunk {
-	return { module: "language", index };
+/** A module of one chunk, whose rows enter the first stage. */
+export interface EncoderShape {
+	readonly name: string;
+	/** Whether it runs on the ranks of the stages, all of them, rather than on ranks of its own. */
+	readonly colocated: boolean;
+	/** Whether gradients go back into it. */
+	readonly trains: boolean;
 }
 
 /** Everything that the order of a step depends on, equal on all ranks. */
 export interface ScheduleShape {
 	/** Microbatches of a lane in a step. */
 	readonly microbatches: number;
-	/** Pipeline stages of the language model. */
+	/** Name of the module that is cut into stages: the language model. */
+	readonly pipeline: string;
+	/** Pipeline stages of it. */
 	readonly stages: number;
 	/** Chunks of each stage. Stage p has chunks p, p + stages, … */
 	readonly virtualStages: number;
 	/** Megatron's microbatch group size per virtual stage: microbatches that pass one chunk of a stage before the stage's next chunk. */
 	readonly groupSize: number;
-	/** null: no encoder. */
-	readonly encoder: {
-		/** Whether it runs on the language model's ranks, all of them, rather than on ranks of its own. */
-		readonly colocated: boolean;
-		/** Whether gradients go back into it. */
-		readonly trains: boolean;
-	} | null;
-	/** Whether the language model's weight gradients are put off (--delay-wgrad-compute). */
+	readonly encoders: readonly EncoderShape[];
+	/** Whether the stages' weight gradients are put off (--delay-wgrad-compute). */
 	readonly lateWeightGradients: boolean;
 	/** Combined 1F1B (--overlap-moe-expert-parallel-comm), in which each pass hides the other's all-to-all; null: plain 1F1B. */
 	readonly overlap: Overlap | null;
@@ -87,24 +91,42 @@ export interface ScheduleShape {
 
 /** Options of combined 1F1B (combined.ts). */
 export interface Overlap {
-	/** [chunk][block] of the language model: whether the block sends experts' rows to other ranks. */
+	/** [chunk][block] of the stages: whether the block sends experts' rows to other ranks. */
 	readonly exchanges: readonly (readonly boolean[])[];
 	/** Runs the backward node that frees a block's activations before the forward block's experts: less memory, less hidden. */
 	readonly earlyRelease: boolean;
 }
 
-/** A set of ranks with one list of actions: the encoder's own grid, or a pipeline stage of the language model. */
-export type Actor = "encoder" | number;
+/** A set of ranks with one list of actions: an encoder's own grid, by its name, or a pipeline stage. */
+export type Actor = string | number;
 
 /** All actors of a step, in the order in which a microbatch meets them. */
-export function actorsOf({ stages, encoder }: ScheduleShape): Actor[] {
-	const language = Array.from({ length: stages }, (_, stage) => stage);
-	return encoder !== null && !encoder.colocated ? ["encoder", ...language] : language;
+export function actorsOf({ stages, encoders }: ScheduleShape): Actor[] {
+	const alone = encoders.filter(({ colocated }) => !colocated).map(({ name }) => name);
+	return [...alone, ...Array.from({ length: stages }, (_, stage) => stage)];
 }
 
-/** Such as "encoder" or "language.3". */
+/** The edges that enter a chunk: from the encoders into the first stage, and from stage to stage. */
+export function edgesInto({ pipeline, encoders }: ScheduleShape, to: Chunk): ChunkEdge[] {
+	if (to.module !== pipeline) return [];
+	if (to.index > 0) return [{ from: { module: pipeline, index: to.index - 1 }, to }];
+	return encoders.map(({ name }) => ({ from: { module: name, index: 0 }, to }));
+}
+
+/** The edge that leaves a chunk; null: the chunk is the last one. */
+export function edgeFrom({ pipeline, stages, virtualStages }: ScheduleShape, from: Chunk): ChunkEdge | null {
+	if (from.module !== pipeline) return { from, to: { module: pipeline, index: 0 } };
+	if (from.index === stages * virtualStages - 1) return null;
+	return { from, to: { module: pipeline, index: from.index + 1 } };
+}
+
+/** Such as "language.3". */
 export function chunkName({ module, index }: Chunk): string {
-	return module === "encoder" ? module : `${module}.${index}`;
+	return `${module}.${index}`;
+}
+
+export function sameChunk(one: Chunk, other: Chunk): boolean {
+	return one.module === other.module && one.index === other.index;
 }
 
 /** Whether an action computes, as opposed to a transfer or a reduction. */
@@ -117,8 +139,8 @@ export function describeAction(action: Action): string {
 	if (action.kind === "reduce") return `reduce ${action.module}`;
 	const { microbatch } = action;
 	if ("direction" in action) {
-		const what = action.direction === "forward" ? "rows into" : "the gradient out of";
-		return `${action.kind} ${what} ${chunkName(action.to)} microbatch ${microbatch}`;
+		const what = action.direction === "forward" ? "rows" : "the gradient of rows";
+		return `${action.kind} ${what} from ${chunkName(action.from)} into ${chunkName(action.to)} microbatch ${microbatch}`;
 	}
 	const node = action.node === undefined ? "" : ` node ${action.node}`;
 	return `${action.kind} ${chunkName(action.chunk)} microbatch ${microbatch}${node}`;

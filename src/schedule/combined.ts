@@ -34,25 +34,25 @@ function nodesOf({ exchanges }: Overlap, chunk: number): PassNodes {
 	return { blocks, last: next };
 }
 
-/** Index of the last node of a pass through chunk `chunk` of the language model. */
+/** Index of the last node of a pass through chunk `chunk` of the stages. */
 export function lastNode(overlap: Overlap, chunk: number): number {
 	return nodesOf(overlap, chunk).last;
 }
 
 /**
  * Interleaves the nodes of each forward pass after the first `warmUp` with those of the backward pass that follows it. Passes of the
- * warm-up and cool-down, and the encoder's, stay whole.
+ * warm-up and cool-down, and the encoders', stay whole.
  */
 export function combinePasses(
 	work: readonly PassAction[],
 	warmUp: number,
-	{ overlap, lateWeightGradients }: Pick<ScheduleShape, "overlap" | "lateWeightGradients">,
+	{ pipeline, overlap, lateWeightGradients }: Pick<ScheduleShape, "pipeline" | "overlap" | "lateWeightGradients">,
 ): Work[] {
 	const result: Work[] = [];
 	let begun = 0;
 	for (let at = 0; at < work.length; at++) {
 		const [forward, backward] = [work[at]!, work[at + 1]];
-		const ahead = forward.kind === "forward" && forward.chunk.module === "language";
+		const ahead = forward.kind === "forward" && forward.chunk.module === pipeline;
 		if (ahead) begun++;
 		if (overlap === null || !ahead || begun <= warmUp || backward?.kind !== "backward") {
 			result.push(forward);

@@ -5,22 +5,27 @@ import type { Tensor } from "../tensor/index.ts";
 import {
 	type Action,
 	type Chunk,
-	chunkName,
-	languageChunk,
+	type ChunkEdge,
 	type PassAction,
+	sameChunk,
 	type TransferAction,
 	type WeightGradientAction,
 } from "./actions.ts";
 import type { ModulePasses, Pass } from "./pass.ts";
 
+/** An edge with an end on this rank. */
+export interface HeldEdge extends ChunkEdge {
+	readonly edge: Edge;
+}
+
 /** A rank's modules and edges, and the hooks that observe the execution. */
 export interface Equipment {
-	/** Modules of this rank. */
-	readonly modules: Readonly<Partial<Record<Chunk["module"], ModulePasses>>>;
-	/** Edges with an end here, by the chunk of the language model that they enter. */
-	readonly edges: ReadonlyMap<number, Edge>;
+	/** Modules of this rank by name. */
+	readonly modules: ReadonlyMap<string, ModulePasses>;
+	/** Edges with an end here; those that enter a chunk in the order of its inputs. */
+	readonly edges: readonly HeldEdge[];
 	/** Starts the reduction of a module's gradients over its replicas. */
-	readonly reduce: (module: Chunk["module"]) => void;
+	readonly reduce: (module: string) => void;
 	/** Called when this rank begins (true) and ceases (false) to wait for rows or gradients. */
 	readonly waits?: (waiting: boolean) => void;
 	readonly timers?: StepTimers | undefined;
@@ -30,7 +35,7 @@ export interface Equipment {
 
 /** Executes a rank's actions in order. After an error the memory of all passes is released. */
 export function execute(actions: readonly Action[], equipment: Equipment): void {
-	using execution = new Execution(equipment, backwardEdges(actions), latePasses(actions));
+	using execution = new Execution(equipment, actions);
 	for (const action of actions) {
 		equipment.observe?.(action);
 		execution.run(action);
@@ -38,31 +43,65 @@ export function execute(actions: readonly Action[], equipment: Equipment): void 
 	execution.settle();
 }
 
-/** Chunks whose edge carries gradients back. */
-function backwardEdges(actions: readonly Action[]): ReadonlySet<number> {
-	const transfers = actions.filter((action): action is TransferAction => "direction" in action);
-	return new Set(transfers.filter(({ direction }) => direction === "backward").map(({ to }) => to.index));
+/** An edge, and what has come over it or is to go, by microbatch. */
+interface Wire extends HeldEdge {
+	/** Whether gradients go back over it. */
+	readonly returns: boolean;
+	/** Received rows that no pass has begun with. */
+	readonly rows: Map<number, Rows>;
+	/** Gradients received (incoming) or computed (outgoing) and not yet passed on. */
+	readonly incoming: Map<number, Tensor | null>;
+	readonly outgoing: Map<number, Tensor | null>;
 }
 
-/** Keys of the passes whose weight gradients have an action of their own. */
-function latePasses(actions: readonly Action[]): ReadonlySet<string> {
-	const late = actions.filter((action): action is WeightGradientAction => action.kind === "weight gradient");
-	return new Set(late.map(({ chunk, microbatch }) => keyOf(chunk, microbatch)));
+/** A chunk that this rank passes microbatches through. */
+interface HeldChunk {
+	readonly chunk: Chunk;
+	readonly module: ModulePasses;
+	/** Passes in flight or with weight gradients to come, by microbatch. */
+	readonly passes: Map<number, Pass>;
+	/** Microbatches whose weight gradients have an action of their own. */
+	readonly late: Set<number>;
+	readonly enters: readonly Wire[];
+	/** null: no edge leaves the chunk. */
+	readonly leaves: Wire | null;
 }
 
 class Execution implements Disposable {
-	/** Passes in flight or with weight gradients to come, by chunk and microbatch, as all maps here are. */
-	readonly #passes = new Map<string, Pass>();
-	/** Received rows that no pass has begun with, and gradients received (incoming) or computed (outgoing) and not yet passed on. */
-	readonly #rows = new Map<string, Rows>();
-	readonly #incoming = new Map<string, Tensor | null>();
-	readonly #outgoing = new Map<string, Tensor | null>();
+	readonly #wires: readonly Wire[];
+	readonly #chunks: readonly HeldChunk[];
 
 	constructor(
 		readonly equipment: Equipment,
-		readonly returning: ReadonlySet<number>,
-		readonly late: ReadonlySet<string>,
-	) {}
+		actions: readonly Action[],
+	) {
+		const back = actions.filter(
+			(action): action is TransferAction => "direction" in action && action.direction === "backward",
+		);
+		this.#wires = equipment.edges.map((held) => ({
+			...held,
+			returns: back.some((action) => sameEdge(action, held)),
+			rows: new Map(),
+			incoming: new Map(),
+			outgoing: new Map(),
+		}));
+		const chunks: HeldChunk[] = [];
+		for (const action of actions) {
+			if (!("chunk" in action)) continue;
+			const { chunk, microbatch } = action;
+			let held = chunks.find((one) => sameChunk(one.chunk, chunk));
+			if (held === undefined) {
+				held = {
+					...{ chunk, module: equipment.modules.get(chunk.module)!, passes: new Map(), late: new Set() },
+					enters: this.#wires.filter(({ to }) => sameChunk(to, chunk)),
+					leaves: this.#wires.find(({ from }) => sameChunk(from, chunk)) ?? null,
+				};
+				chunks.push(held);
+			}
+			if (action.kind === "weight gradient") held.late.add(microbatch);
+		}
+		this.#chunks = chunks;
+	}
 
 	run(action: Action): void {
 		switch (action.kind) {
@@ -91,73 +130,76 @@ class Execution implements Disposable {
 
 	settle(): void {
 		timed(this.equipment.timers, "forward-send", () => {
-			for (const edge of this.equipment.edges.values()) edge.settle();
+			for (const { edge } of this.equipment.edges) edge.settle();
 		});
 	}
 
 	#forward({ chunk, microbatch, node }: PassAction): void {
-		const key = keyOf(chunk, microbatch);
+		const held = this.#chunk(chunk);
 		const done = timed(this.equipment.timers, "forward-compute", () => {
-			const begun = this.#passes.get(key);
-			const pass = begun ?? this.#module(chunk).begin(chunk.index, microbatch, take(this.#rows, key) ?? null);
-			this.#passes.set(key, pass);
+			const pass = held.passes.get(microbatch) ?? this.#begin(held, microbatch);
+			held.passes.set(microbatch, pass);
 			return pass.forward(node);
 		});
-		const pass = this.#passes.get(key)!;
-		if (done && !pass.returns && pass.output === null) this.#finish(key);
+		const pass = held.passes.get(microbatch)!;
+		if (done && !pass.returns && pass.output === null) finish(held, microbatch);
+	}
+
+	#begin({ chunk, module, enters }: HeldChunk, microbatch: number): Pass {
+		const inputs = enters.map((wire) => ({ edge: wire, rows: take(wire.rows, microbatch)!, returns: wire.returns }));
+		return module.begin(chunk.index, microbatch, inputs);
 	}
 
 	#backward({ chunk, microbatch, node }: PassAction): void {
-		const key = keyOf(chunk, microbatch);
-		const late = this.late.has(key);
-		const pass = this.#passes.get(key)!;
-		const gradient = take(this.#incoming, keyOf(after(chunk), microbatch)) ?? null;
+		const held = this.#chunk(chunk);
+		const late = held.late.has(microbatch);
+		const pass = held.passes.get(microbatch)!;
+		const gradient = (held.leaves && take(held.leaves.incoming, microbatch)) ?? null;
 		const back = timed(this.equipment.timers, "backward-compute", () =>
 			pass.backward(gradient, late ? "late" : "immediate", node),
 		);
 		if (back === "more") return;
-		if (chunk.module === "language") this.#outgoing.set(key, back);
-		if (!late) this.#finish(key);
+		for (const [index, wire] of held.enters.entries()) wire.outgoing.set(microbatch, back[index] ?? null);
+		if (!late) finish(held, microbatch);
 	}
 
 	#weightGradient({ chunk, microbatch, node }: WeightGradientAction): void {
-		const key = keyOf(chunk, microbatch);
-		timed(this.equipment.timers, "backward-compute", () => this.#passes.get(key)!.computeWeightGradients(node));
-		if (node === undefined) this.#finish(key);
+		const held = this.#chunk(chunk);
+		timed(this.equipment.timers, "backward-compute", () => held.passes.get(microbatch)!.computeWeightGradients(node));
+		if (node === undefined) finish(held, microbatch);
 	}
 
-	#finish(key: string): void {
-		take(this.#passes, key)![Symbol.dispose]();
+	#sendRows(action: TransferAction): void {
+		const { edge, returns } = this.#wire(action);
+		const held = this.#chunk(action.from);
+		const pass = held.passes.get(action.microbatch)!;
+		timed(this.equipment.timers, "forward-send", () => edge.sendForward(pass.output!, { returns }));
+		if (!pass.returns) finish(held, action.microbatch);
 	}
 
-	#sendRows({ to, microbatch }: TransferAction): void {
-		const key = keyOf(before(to), microbatch);
-		const pass = this.#passes.get(key)!;
-		timed(this.equipment.timers, "forward-send", () =>
-			this.#edge(to).sendForward(pass.output!, { returns: this.returning.has(to.index) }),
+	#receiveRows(action: TransferAction): void {
+		const { edge, returns, rows } = this.#wire(action);
+		const { microbatch, from, to } = action;
+		const { module } = this.#chunk(to);
+		const expected = module.expected(action, microbatch);
+		const beside = from.module === to.module && module.besides?.(microbatch) === true;
+		rows.set(
+			microbatch,
+			this.#waiting("forward-recv", () => edge.receiveForward(expected, { returns, beside })),
 		);
-		if (!pass.returns) this.#finish(key);
 	}
 
-	#receiveRows({ to, microbatch }: TransferAction): void {
-		const module = this.#module(to);
-		const expected = module.expected(to.index, microbatch);
-		const beside = to.index > 0 && module.besides?.(microbatch) === true;
-		const rows = this.#waiting("forward-recv", () =>
-			this.#edge(to).receiveForward(expected, { returns: this.returning.has(to.index), beside }),
-		);
-		this.#rows.set(keyOf(to, microbatch), rows);
+	#sendGradient(action: TransferAction): void {
+		const { edge, outgoing } = this.#wire(action);
+		const gradient = take(outgoing, action.microbatch) ?? null;
+		timed(this.equipment.timers, "backward-send", () => edge.sendBackward(gradient));
 	}
 
-	#sendGradient({ to, microbatch }: TransferAction): void {
-		const gradient = take(this.#outgoing, keyOf(to, microbatch)) ?? null;
-		timed(this.equipment.timers, "backward-send", () => this.#edge(to).sendBackward(gradient));
-	}
-
-	#receiveGradient({ to, microbatch }: TransferAction): void {
-		this.#incoming.set(
-			keyOf(to, microbatch),
-			this.#waiting("backward-recv", () => this.#edge(to).receiveBackward()),
+	#receiveGradient(action: TransferAction): void {
+		const { edge, incoming } = this.#wire(action);
+		incoming.set(
+			action.microbatch,
+			this.#waiting("backward-recv", () => edge.receiveBackward()),
 		);
 	}
 
@@ -171,36 +213,33 @@ class Execution implements Disposable {
 		}
 	}
 
-	#module({ module }: Chunk): ModulePasses {
-		return this.equipment.modules[module]!;
+	#chunk(chunk: Chunk): HeldChunk {
+		return this.#chunks.find((held) => sameChunk(held.chunk, chunk))!;
 	}
 
-	#edge({ index }: Chunk): Edge {
-		return this.equipment.edges.get(index)!;
+	#wire(edge: ChunkEdge): Wire {
+		return this.#wires.find((wire) => sameEdge(wire, edge))!;
 	}
 
 	[Symbol.dispose](): void {
-		for (const pass of this.#passes.values()) pass[Symbol.dispose]();
-		for (const { rows, beside } of this.#rows.values()) for (const owned of [rows, beside]) owned?.[Symbol.dispose]();
-		for (const gradient of [...this.#incoming.values(), ...this.#outgoing.values()]) gradient?.[Symbol.dispose]();
-		for (const edge of this.equipment.edges.values()) edge[Symbol.dispose]();
+		for (const pass of this.#chunks.flatMap(({ passes }) => [...passes.values()])) pass[Symbol.dispose]();
+		for (const { rows, incoming, outgoing, edge } of this.#wires) {
+			const left = rows.values().flatMap(({ rows, beside = null }) => [rows, beside]);
+			for (const owned of [...left, ...incoming.values(), ...outgoing.values()]) owned?.[Symbol.dispose]();
+			edge[Symbol.dispose]();
+		}
 	}
 }
 
-function keyOf(chunk: Chunk, microbatch: number): string {
-	return `${chunkName(chunk)} ${microbatch}`;
+function sameEdge(one: ChunkEdge, other: ChunkEdge): boolean {
+	return sameChunk(one.from, other.from) && sameChunk(one.to, other.to);
 }
 
-/** The chunk whose rows enter `to`. */
-function before(to: Chunk): Chunk {
-	return to.index === 0 ? { module: "encoder", index: 0 } : languageChunk(to.index - 1);
+function finish({ passes }: HeldChunk, microbatch: number): void {
+	take(passes, microbatch)![Symbol.dispose]();
 }
 
-function after({ module, index }: Chunk): Chunk {
-	return languageChunk(module === "encoder" ? 0 : index + 1);
-}
-
-function take<Value>(from: Map<string, Value>, key: string): Value | undefined {
+function take<Value>(from: Map<number, Value>, key: number): Value | undefined {
 	const value = from.get(key);
 	from.delete(key);
 	return value;

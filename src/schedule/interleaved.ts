@@ -3,9 +3,11 @@
  * first chunk, then its second, …, before the next group begins. The bubble shrinks from P − 1 microbatches to (P − 1) / V, and
  * more microbatches are in flight.
  */
-import { languageChunk, type PassAction } from "./actions.ts";
+import type { PassAction } from "./actions.ts";
 
 export interface InterleavedShape {
+	/** Name of the module that is cut into stages. */
+	readonly pipeline: string;
 	/** P and V. */
 	readonly stages: number;
 	readonly virtualStages: number;
@@ -25,7 +27,7 @@ export function interleaved(shape: InterleavedShape, stage: number, extra = 0): 
 	const passOf = (kind: PassAction["kind"], at: number): PassAction => {
 		const { turn, microbatch } = order[at]!;
 		const virtual = kind === "forward" ? turn : virtualStages - 1 - turn;
-		return { kind, chunk: languageChunk(virtual * stages + stage), microbatch };
+		return { kind, chunk: { module: shape.pipeline, index: virtual * stages + stage }, microbatch };
 	};
 	const passes: PassAction[] = [];
 	for (let at = 0; at < order.length + warmUp; at++) {

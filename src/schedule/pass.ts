@@ -1,6 +1,7 @@
 /** One microbatch's pass through a chunk of a module: forward, then backward when the gradient of its output has arrived. */
 import type { Rows } from "../parallel/index.ts";
 import type { Tensor, WeightGradients } from "../tensor/index.ts";
+import type { ChunkEdge } from "./actions.ts";
 
 export interface Pass extends Disposable {
 	/** Input of the next chunk, owned by the pass; null: the chunk is the last one, or has not gone forward yet. */
@@ -11,20 +12,31 @@ export interface Pass extends Disposable {
 	forward(node?: number): boolean;
 	/**
 	 * Runs the backward pass, or one node of it. `gradient`: the output's, taken over; null: no gradient came, or an earlier node took
-	 * it. Returns the input's gradient; null: it is not wanted; "more": nodes are left. Late weight gradients are left for
-	 * computeWeightGradients.
+	 * it. Returns the gradient of each input, null for one that is not wanted; "more": nodes are left. Late weight gradients are left
+	 * for computeWeightGradients.
 	 */
-	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more";
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Gradients | "more";
 	/** Computes the late weight gradients of one node, or all that are left. */
 	computeWeightGradients(node?: number): void;
 }
 
+/** Of each input of a pass, in the order of the edges that enter its chunk. */
+export type Gradients = readonly (Tensor | null)[];
+
+/** Rows that have come over an edge. */
+export interface Input {
+	readonly edge: ChunkEdge;
+	readonly rows: Rows;
+	/** Whether their gradient goes back. */
+	readonly returns: boolean;
+}
+
 /** The passes of one module's chunks on this rank. */
 export interface ModulePasses {
-	/** A pass that has not gone forward yet. Takes over `input`: the rows that the chunk before has sent; null for the first one. */
-	begin(chunk: number, microbatch: number, input: Rows | null): Pass;
-	/** Sizes for the receive of a chunk's edge: on a counted edge the samples of each source, otherwise the rows of each. */
-	expected(chunk: number, microbatch: number): readonly number[];
+	/** A pass that has not gone forward yet. Takes over the rows of `inputs`, one for each edge that enters the chunk. */
+	begin(chunk: number, microbatch: number, inputs: readonly Input[]): Pass;
+	/** Sizes for the receive of an edge's rows: on a counted edge the samples of each source, otherwise the rows of each. */
+	expected(edge: ChunkEdge, microbatch: number): readonly number[];
 	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
 	besides?(microbatch: number): boolean;
 }

@@ -1,5 +1,15 @@
 /** A rank's list of actions: the passes of its schedule, each between its receive and its send, and the gradient reductions at the end. */
-import { type Action, type Actor, languageChunk, type PassAction, type ScheduleShape, type Work } from "./actions.ts";
+import {
+	type Action,
+	type Actor,
+	type ChunkEdge,
+	type EncoderShape,
+	edgeFrom,
+	edgesInto,
+	type PassAction,
+	type ScheduleShape,
+	type Work,
+} from "./actions.ts";
 import { combinePasses, lastNode } from "./combined.ts";
 import { encoderPasses, mergeEncoderPasses, mostInFlight } from "./encoder-ahead.ts";
 import { interleaved, interleavedWarmUp } from "./interleaved.ts";
@@ -17,39 +27,52 @@ export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
  * microbatches that a chunk has in flight, plus one.
  */
 export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">): number {
-	const { stages, virtualStages, groupSize } = shape;
-	const first = Array.from({ length: virtualStages }, (_, virtual) => languageChunk(virtual * stages));
+	const { pipeline, stages, virtualStages, groupSize, encoders } = shape;
+	const first = Array.from({ length: virtualStages }, (_, virtual) => ({ module: pipeline, index: virtual * stages }));
+	const places = encoders.length === 0 ? [false] : encoders.map(({ colocated }) => colocated);
 	// One group of microbatches has the fewest in flight, three are a full pipeline: the maximum over any number is among them.
 	const most = [1, 3].map((groups) => {
 		const training = { ...shape, microbatches: groups * groupSize + stages - 1, forwardOnly: false };
-		const passes = languagePasses(training, 0);
-		return Math.max(encoderAhead(training), ...first.map((chunk) => mostInFlight(passes, chunk)));
+		const passes = stagePasses(training, 0);
+		const ahead = places.map((colocated) => encoderAhead(training, colocated));
+		return Math.max(...ahead, ...first.map((chunk) => mostInFlight(passes, chunk)));
 	});
 	return Math.max(...most) + 1;
 }
 
 function workOf(shape: ScheduleShape, actor: Actor): Work[] {
-	const { encoder, forwardOnly, lateWeightGradients } = shape;
-	const ahead = encoderPasses(shape.microbatches, encoderAhead(shape));
-	const encoded = encoder?.trains ? ahead : ahead.filter(({ kind }) => kind === "forward");
+	const { forwardOnly, lateWeightGradients } = shape;
 	const forwardsOf = (work: readonly Work[]) => work.filter(({ kind }) => kind === "forward");
-	if (actor === "encoder") return forwardOnly ? forwardsOf(encoded) : encoded;
-	const passes = languagePasses(shape, actor);
-	const besideEncoder = (work: readonly Work[]) =>
-		encoder?.colocated ? mergeEncoderPasses(encoded, work, actor) : [...work];
-	if (forwardOnly) return forwardsOf(besideEncoder(passes));
+	if (typeof actor === "string") {
+		const own = passesOfEncoders(shape, ({ name }) => name === actor, encoderAhead(shape, false));
+		return forwardOnly ? forwardsOf(own) : own;
+	}
+	const encoded = passesOfEncoders(shape, ({ colocated }) => colocated, encoderAhead(shape, true));
+	const passes = stagePasses(shape, actor);
+	const besideEncoders = (work: readonly Work[]) => mergeEncoderPasses(encoded, work, actor);
+	if (forwardOnly) return forwardsOf(besideEncoders(passes));
 	if (shape.overlap !== null)
-		return combinePasses(besideEncoder(passes) as PassAction[], languageWarmUp(shape, actor), shape);
-	return besideEncoder(lateWeightGradients ? withLateWeightGradients(passes, actor) : passes);
+		return combinePasses(besideEncoders(passes) as PassAction[], stageWarmUp(shape, actor), shape);
+	return besideEncoders(lateWeightGradients ? withLateWeightGradients(passes, actor) : passes);
 }
 
-function languagePasses(shape: ScheduleShape, stage: number): PassAction[] {
+function passesOfEncoders(
+	{ encoders, microbatches }: ScheduleShape,
+	which: (encoder: EncoderShape) => boolean,
+	ahead: number,
+): PassAction[] {
+	const chunks = encoders.filter(which).map(({ name, trains }) => ({ chunk: { module: name, index: 0 }, trains }));
+	return encoderPasses(chunks, microbatches, ahead);
+}
+
+function stagePasses(shape: ScheduleShape, stage: number): PassAction[] {
+	const { pipeline, stages, microbatches } = shape;
 	return shape.virtualStages === 1
-		? oneForwardOneBackward(shape.stages, stage, shape.microbatches, extraWarmUp(shape))
+		? oneForwardOneBackward(stages, { module: pipeline, index: stage }, microbatches, extraWarmUp(shape))
 		: interleaved(shape, stage, extraWarmUp(shape));
 }
 
-function languageWarmUp(shape: ScheduleShape, stage: number): number {
+function stageWarmUp(shape: ScheduleShape, stage: number): number {
 	return shape.virtualStages === 1
 		? warmUpOf(shape.stages, stage, shape.microbatches, extraWarmUp(shape))
 		: interleavedWarmUp(shape, stage, extraWarmUp(shape));
@@ -60,39 +83,38 @@ function extraWarmUp({ overlap }: ScheduleShape): number {
 	return overlap === null ? 0 : 1;
 }
 
-/** The largest number of microbatches that the encoder has in flight. */
-function encoderAhead(shape: ScheduleShape): number {
-	const live = mostInFlight(languagePasses(shape, 0), languageChunk(0));
+/** The largest number of microbatches that an encoder has in flight. */
+function encoderAhead(shape: ScheduleShape, colocated: boolean): number {
+	const live = mostInFlight(stagePasses(shape, 0), { module: shape.pipeline, index: 0 });
 	// On ranks of its own: one more for each side of the transfer. Colocated: one more for each stage, which encode together.
-	return Math.max(1, shape.encoder?.colocated ? live + shape.stages - 1 : live + 2);
+	return Math.max(1, colocated ? live + shape.stages - 1 : live + 2);
 }
 
 function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	if (pass.kind === "weight gradient") return [pass];
-	const { stages, virtualStages, encoder } = shape;
 	const { kind, chunk, microbatch, node } = pass;
-	const last = stages * virtualStages - 1;
-	const inLanguage = chunk.module === "language";
-	const next = !inLanguage ? languageChunk(0) : chunk.index < last ? languageChunk(chunk.index + 1) : null;
-	const entered = inLanguage && (chunk.index > 0 || encoder !== null) ? chunk : null;
-	const returned = entered !== null && (entered.index > 0 || encoder!.trains) ? entered : null;
-	const transfer = (kind: "send" | "receive", direction: PassAction["kind"], to: typeof next): Action[] =>
-		to === null ? [] : [{ kind, direction, to, microbatch }];
+	const frozen = shape.encoders.filter(({ trains }) => !trains).map(({ name }) => name);
+	const next = edgeFrom(shape, chunk);
+	const entered = edgesInto(shape, chunk);
+	const left = next === null ? [] : [next];
+	const [from, to] =
+		kind === "forward" ? [entered, left] : [left, entered.filter((edge) => !frozen.includes(edge.from.module))];
+	const transfers = (kind: "send" | "receive", edges: readonly ChunkEdge[]) =>
+		edges.map((edge): Action => ({ kind, direction: pass.kind, ...edge, microbatch }));
 	const end = node === undefined ? undefined : lastNode(shape.overlap!, chunk.index);
 	const [enters, leaves] = kind === "forward" ? [0, end] : [end, 0];
-	const [from, to] = kind === "forward" ? [entered, next] : [next, returned];
 	return [
-		...(node === undefined || node === enters ? transfer("receive", kind, from) : []),
+		...(node === undefined || node === enters ? transfers("receive", from) : []),
 		pass,
-		...(node === undefined || node === leaves ? transfer("send", kind, to) : []),
+		...(node === undefined || node === leaves ? transfers("send", to) : []),
 	];
 }
 
 /** Reductions of the modules that have backward passes. */
-function reductions({ forwardOnly }: ScheduleShape, work: readonly Work[]): Action[] {
+function reductions({ forwardOnly, encoders, pipeline }: ScheduleShape, work: readonly Work[]): Action[] {
 	if (forwardOnly) return [];
 	const modules = new Set(work.filter(({ kind }) => kind === "backward").map(({ chunk }) => chunk.module));
-	return (["encoder", "language"] as const)
+	return [...encoders.map(({ name }) => name), pipeline]
 		.filter((module) => modules.has(module))
 		.map((module) => ({ kind: "reduce", module }));
 }

@@ -185,9 +185,9 @@ function speedOf(busy: readonly Worker[], { cores }: Durations): number {
 	return cores && wanted > cores.shared ? cores.shared / wanted : 1;
 }
 
-/** Such as "encoder" or "stage 2". */
+/** Such as "radio_encoder" or "stage 2". */
 export function actorName(actor: Actor): string {
-	return actor === "encoder" ? actor : `stage ${actor}`;
+	return typeof actor === "string" ? actor : `stage ${actor}`;
 }
 
 function messageOf(action: TransferAction): string {

@@ -8,12 +8,12 @@ import { firstCopyCounts } from "../checkpoint/index.ts";
 import { routerPrefix } from "../elastic/router/parameters.ts";
 import type { ElasticRouter } from "../elastic/router/router.ts";
 import { kinds } from "../models/language/kinds/index.ts";
-import { languageModelPrefix } from "../models/language/layer-numbering.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import { wordEmbedding } from "../models/language/names.ts";
 import { blocksOf, wholeModel } from "../models/language/pipeline-segments.ts";
+import type { Module } from "../models/module.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
-import type { EncoderModule } from "../models/vision/encoder.ts";
+import { type EncoderModule, encoderPrefix } from "../models/vision/encoder.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
 import {
@@ -26,12 +26,14 @@ import {
 	type ModuleGroups,
 	ranksOf,
 	type Topology,
+	visionModule,
 	type World,
 } from "../parallel/index.ts";
+import type { HeldEdge } from "../schedule/execute.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import { lossNames } from "./loss-names.ts";
 import { type Participation, sawImages } from "./participation.ts";
-import { type HeldModule, holdEncoder, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";
+import { type HeldModule, holdEncoders, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { RunSpecification } from "./run-specification.ts";
 import type { TrainingState } from "./step.ts";
@@ -49,8 +51,10 @@ export interface Run extends Disposable {
 	readonly teacher: HybridModel | null;
 	/** The router of an elastic language model; null if the model is not elastic or not on this rank. */
 	readonly elastic: ElasticRouter | null;
+	/** Process groups of the language model; null on ranks without it. */
+	readonly languageGroups: ModuleGroups | null;
+	/** The encoder that Megatron's flags describe. */
 	readonly encoder: EncoderModule | null;
-	readonly groups: { readonly encoder: ModuleGroups | null; readonly language: ModuleGroups | null };
 	/** Draws the initial weights from `seed`; the layout does not change them. */
 	initialise(seed: number): void;
 	/** This rank's part of every tensor of its modules, buffers included. The caller disposes them. */
@@ -68,42 +72,47 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		"world",
 		Array.from({ length: topology.worldSize }, (_, rank) => rank),
 	);
-	const encoder = await holdEncoder(specification, topology, world);
+	const encoders = await holdEncoders(specification, topology, world);
 	const language = await holdLanguage(specification, topology, world);
 	const shape = shapeOf(specification, topology);
 	const edges = await makeEdges(specification, topology, world, shape);
 	const elastic = language && holdRouter(specification, topology, language);
 	const teacher = language && holdTeacher(specification, language);
 	const frozenTeacher = teacher?.teacher === "frozen" ? teacher.model : null;
-	const held = [encoder, language, elastic].filter((one) => one !== null);
+	const modules = [...encoders, ...(language ? [language] : [])];
+	const held = [...modules, ...(elastic ? [elastic] : [])];
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
 	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification));
 	const guests = (specification.guests ?? [])
-		.map((guest) => guest.open({ topology, encoder }))
+		.map((guest) => guest.open({ topology, encoders }))
 		.filter((guest) => guest !== null);
 	const passes = new RankPasses({
-		encoder: encoder?.module ?? null,
+		encoders,
 		language: language?.module ?? null,
-		imageTokenId: specification.imageTokenId,
+		placeholders: new Map(specification.encoders.map(({ name, placeholderId }) => [name, placeholderId])),
 		teacher,
 		edges,
 		shape,
-		actor: language ? topology.language.coordinates(world.rank).pp : "encoder",
+		actor: language ? topology.language.coordinates(world.rank).pp : encoders[0]!.name,
 		guests,
-		reduce: (module) => (module === "encoder" ? encoder : language)!.replica.startSums(),
+		reduce: (name) => modules.find((one) => one.name === name)!.replica.startSums(),
 	});
-	const modules = { encoder, language, elastic };
-	const state = stateOf(specification, topology, modules, { world: everyone, replicas, passes, optimizer, scalars });
+	const state = stateOf(
+		specification,
+		topology,
+		{ encoders, language, elastic },
+		{ world: everyone, replicas, passes, optimizer, scalars },
+	);
 	return {
 		topology,
 		readsAhead: specification.guests?.some(({ readsAhead }) => readsAhead) ?? false,
 		rank: world.rank,
-		encoder: encoder?.module ?? null,
+		languageGroups: language?.groups ?? null,
+		encoder: encoders.find(({ name }) => name === visionModule)?.module ?? null,
 		language: language?.module ?? null,
 		teacher: frozenTeacher,
 		elastic: elastic?.module ?? null,
-		groups: { encoder: encoder?.groups ?? null, language: language?.groups ?? null },
 		state,
 		initialise(seed) {
 			for (const { module } of held) module.initialise(seed);
@@ -112,9 +121,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			for (const { module } of held) yield* module.logicalTensors();
 		},
 		counts: (tensor) =>
-			tensor.name.startsWith(routerPrefix)
-				? language!.groups.module.rank === 0
-				: countsTensor(tensor, encoder, language),
+			tensor.name.startsWith(routerPrefix) ? language!.groups.module.rank === 0 : countsTensor(tensor, modules),
 		[Symbol.dispose]() {
 			const modules = [...held.map(({ module }) => module), ...(frozenTeacher ? [frozenTeacher] : [])];
 			for (const owned of [...guests, optimizer, scalars, ...modules]) owned[Symbol.dispose]?.();
@@ -123,7 +130,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 }
 
 interface RankModules {
-	readonly encoder: HeldModule<EncoderModule> | null;
+	readonly encoders: readonly HeldModule<EncoderModule>[];
 	readonly language: HeldModule<HybridModel> | null;
 	readonly elastic: ReturnType<typeof holdRouter>;
 }
@@ -132,7 +139,7 @@ interface RankModules {
 function stateOf(
 	specification: RunSpecification,
 	topology: Topology,
-	{ encoder, language, elastic }: RankModules,
+	{ encoders, language, elastic }: RankModules,
 	parts: Pick<TrainingState, "world" | "replicas" | "passes" | "optimizer" | "scalars">,
 ): TrainingState {
 	const { clipGrad, seed, logNumZeros = false, logParametersNorm = false } = specification;
@@ -151,7 +158,7 @@ function stateOf(
 		lanes: topology.language.lanes,
 		clipGrad,
 		seed,
-		participation: participationOf(specification, topology, encoder),
+		participation: participationOf(specification, topology, encoders),
 		logNumZeros,
 		logParametersNorm,
 	};
@@ -164,22 +171,23 @@ function optimizerOptions({ adam, elastic }: RunSpecification): AdamWOptions {
 	return { ...adam, learningRateMultiplier: (name) => (name.startsWith(routerPrefix) ? learningRateMultiplier : 1) };
 }
 
-/** Whether gradients go back into the encoder. */
-function trainsEncoder({ encoder, frozen }: RunSpecification): boolean {
-	return encoder !== null && !(frozen.tower && frozen.projector);
-}
-
-export function shapeOf(specification: RunSpecification, { language, colocated }: Topology): StepShape {
+export function shapeOf(specification: RunSpecification, topology: Topology): StepShape {
+	const { language, encoders } = topology;
 	const { pipeline: stages } = language.shape;
 	return {
+		pipeline: language.name,
 		stages,
 		virtualStages: (specification.segments?.length ?? 1) / stages,
 		groupSize: specification.microbatchGroup ?? stages,
-		lateWeightGradients: (specification.lateWeightGradients ?? false) && !specification.frozen.language,
+		lateWeightGradients: (specification.lateWeightGradients ?? false) && !specification.frozenLanguage,
 		overlap: specification.overlap
 			? { ...specification.overlap, exchanges: exchangesOf(specification, language) }
 			: null,
-		encoder: specification.encoder && { colocated, trains: trainsEncoder(specification) },
+		encoders: specification.encoders.map(({ name, frozen }, index) => ({
+			name,
+			colocated: topology.shares(encoders[index]!),
+			trains: !(frozen.tower && frozen.projector),
+		})),
 	};
 }
 
@@ -194,41 +202,41 @@ function exchangesOf(
 	);
 }
 
-/** Edges with an end on this rank, by the chunk of the language model that they enter. */
+/** Edges with an end on this rank: from the encoders, then from stage to stage. */
 async function makeEdges(
-	{ encoder, language }: RunSpecification,
+	{ encoders, language }: RunSpecification,
 	topology: Topology,
 	world: World,
 	shape: StepShape,
-): Promise<Map<number, Edge>> {
-	const edges = new Map<number, Edge>();
+): Promise<HeldEdge[]> {
+	const edges: HeldEdge[] = [];
+	const chunk = (index: number) => ({ module: shape.pipeline, index });
 	const most = inFlight(shape);
 	const common = { rank: world.rank, width: language.hiddenSize, inFlight: most };
-	const images = topology.imageEdge;
-	if (encoder !== null && images !== null && ranksOf(images).includes(world.rank)) {
-		const groups = await directionGroups(world, "image_rows", images);
-		edges.set(
-			0,
-			new Edge(world.device, { ...common, layout: images, groups, dtype: encoder.tower.dtype, counted: true }),
-		);
+	for (const [index, { encoder, layout }] of topology.featureEdges.entries()) {
+		if (!ranksOf(layout).includes(world.rank)) continue;
+		const groups = await directionGroups(world, encoder.name, layout);
+		const { dtype } = encoders[index]!.config.tower;
+		const edge = new Edge(world.device, { ...common, layout, groups, dtype, counted: true });
+		edges.push({ from: { module: encoder.name, index: 0 }, to: chunk(0), edge });
 	}
 	const { stages, virtualStages } = shape;
 	if (stages === 1 || !topology.language.contains(world.rank)) return connected(edges);
 	const ends = topology.language.coordinates(world.rank);
 	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
 	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
-	const groups = await directionGroups(world, "hidden_states", pipeline);
-	for (let chunk = 1; chunk < stages * virtualStages; chunk++) {
-		const layout = line[(chunk - 1) % stages]!;
+	const groups = await directionGroups(world, shape.pipeline, pipeline);
+	for (let to = 1; to < stages * virtualStages; to++) {
+		const layout = line[(to - 1) % stages]!;
 		if (!ranksOf(layout).includes(world.rank)) continue;
 		const options: EdgeOptions = { ...common, layout, groups, dtype: language.dtype, counted: false };
-		edges.set(chunk, new Edge(world.device, options));
+		edges.push({ from: chunk(to - 1), to: chunk(to), edge: new Edge(world.device, options) });
 	}
 	return connected(edges);
 }
 
-function connected(edges: Map<number, Edge>): Map<number, Edge> {
-	for (const edge of edges.values()) edge.connect();
+function connected(edges: HeldEdge[]): HeldEdge[] {
+	for (const { edge } of edges) edge.connect();
 	return edges;
 }
 
@@ -246,28 +254,28 @@ function ownsLoss({ module, groups }: HeldModule<HybridModel>): boolean {
 }
 
 function participationOf(
-	{ participation: wanted }: RunSpecification,
+	{ encoders: specified }: RunSpecification,
 	topology: Topology,
-	encoder: HeldModule<EncoderModule> | null,
+	encoders: readonly HeldModule<EncoderModule>[],
 ): Participation | null {
-	if (topology.encoder === null || wanted === undefined) return null;
+	const index = specified.findIndex(({ participation }) => participation !== undefined);
+	if (index < 0) return null;
+	const { name, participation } = specified[index]!;
+	const encoder = encoders.find((held) => held.name === name);
 	return {
-		policy: wanted.policy,
-		ranks: topology.encoder.lanes,
+		policy: participation!.policy,
+		ranks: topology.encoders[index]!.lanes,
 		replica: encoder?.replica ?? null,
 		// Tensor-parallel ranks see the same images, so one of them votes.
 		votes: encoder?.groups.model.tp.rank === 0 ? sawImages : () => 0,
 	};
 }
 
-function countsTensor(
-	tensor: LogicalTensor,
-	encoder: HeldModule<EncoderModule> | null,
-	language: HeldModule<HybridModel> | null,
-): boolean {
-	const held = tensor.name.startsWith(languageModelPrefix) ? language! : (encoder ?? language)!;
-	const { replicas, model } = held.groups;
-	const copies = held.replica.groups.copies;
+function countsTensor(tensor: LogicalTensor, modules: readonly HeldModule<Module>[]): boolean {
+	const { groups, replica } =
+		modules.find(({ name }) => tensor.name.startsWith(encoderPrefix(name))) ?? modules.at(-1)!;
+	const { replicas, model } = groups;
+	const copies = replica.groups.copies;
 	if (tensor.name === wordEmbedding && copies !== null && copies.rank !== 0) return false;
 	return firstCopyCounts({ ...replicas, tensor: model.tp })(tensor);
 }

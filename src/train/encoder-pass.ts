@@ -66,12 +66,12 @@ export class EncoderPass implements Pass {
 		return true;
 	}
 
-	backward(gradient: Tensor | null, weightGradients: WeightGradients): null {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients): readonly [] {
 		const { gradient: slot } = this.output.rows;
 		if (slot && gradient) slot.accumulate(gradient);
 		else gradient?.[Symbol.dispose]();
 		this.#tape.backward(weightGradients);
-		return null;
+		return [];
 	}
 
 	computeWeightGradients(): void {

@@ -8,20 +8,20 @@ import type { HybridConfig } from "../models/language/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/language/from-configuration.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
-import { type Dispatcher, topologyOf, type World } from "../parallel/index.ts";
+import { type Dispatcher, topologyOf, visionModule, type World } from "../parallel/index.ts";
 import { assemble, type Run } from "./assemble.ts";
 import type { DistillationOptions } from "./distillation.ts";
 import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
 import type { LossMean } from "./loss-weights.ts";
-import type { RunSpecification } from "./run-specification.ts";
+import type { EncoderSpecification, RunSpecification } from "./run-specification.ts";
 
 /** `rank`: in lines that guests print. */
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
 	const language = languageConfig(c);
 	const elastic = elasticOf(c);
 	return {
-		encoder: hasEncoder(c) ? encoderConfig(c) : null,
+		encoders: encodersOf(c),
 		language,
 		elastic: elastic && { config: elastic },
 		distillation: distillationOf(c),
@@ -29,8 +29,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
 		overlap: overlapOf(c),
-		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
-		frozen: frozenOf(c),
+		frozenLanguage: freezesLanguage(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps, moments: momentsOf(c) },
 		lossMean: lossMeanOf(c),
 		gradientSums: c.gradReduceInBf16 ? "bf16" : "f32",
@@ -38,7 +37,6 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		seed: c.seed,
 		distributedOptimizer: c.useDistributedOptimizer,
 		buckets: (module, replicas) => gradientBuckets(c, module, replicas),
-		participation: { policy: c.encoderGradParticipation },
 		guests: guestsOf(c, rank),
 		expertCapacity: {
 			bound: c.moeExpertCapacityBound,
@@ -47,6 +45,27 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		dispatcher: dispatcherOf(c),
 		logNumZeros: c.logNumZerosInGrad,
 		logParametersNorm: c.logParamsNorm,
+	};
+}
+
+/** Whether no weight of the language model trains; --freeze-model leaves the elastic router. */
+export function freezesLanguage(c: TrainingConfiguration): boolean {
+	return c.freezeLm || c.freezeModel;
+}
+
+/** The encoders of a configuration, in the order of their grids. */
+export function encodersOf(c: TrainingConfiguration): EncoderSpecification[] {
+	return hasEncoder(c) ? [visionOf(c)] : [];
+}
+
+/** The encoder that Megatron's flags describe. */
+export function visionOf(c: TrainingConfiguration): EncoderSpecification {
+	return {
+		name: visionModule,
+		config: encoderConfig(c),
+		placeholderId: c.imageTokenId,
+		frozen: { tower: c.freezeVit || c.freezeModel, projector: c.freezeProjection || c.freezeModel },
+		participation: { policy: c.encoderGradParticipation },
 	};
 }
 
@@ -81,12 +100,6 @@ export function lossMeanOf({ calculatePerTokenLoss }: TrainingConfiguration): Lo
 function momentsOf(c: TrainingConfiguration): Moments {
 	const dtypes = { fp32: "f32", bf16: "bf16" } as const;
 	return { expAvg: dtypes[c.expAvgDtype], expAvgSq: dtypes[c.expAvgSqDtype] };
-}
-
-/** The frozen modules; with --freeze-model everything but the elastic router. */
-export function frozenOf(c: TrainingConfiguration): RunSpecification["frozen"] {
-	const { freezeModel: all } = c;
-	return { tower: c.freezeVit || all, projector: c.freezeProjection || all, language: c.freezeLm || all };
 }
 
 /** The budgets that evaluations run, and whether they run the model itself first. */

@@ -3,7 +3,7 @@
  * §3.6).
  */
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { BucketSize } from "../parallel/index.ts";
+import { type BucketSize, languageModule } from "../parallel/index.ts";
 
 /** Megatron's default bucket size in elements, for `replicas` data-parallel ranks. */
 function usualElements(replicas: number): number {
@@ -13,10 +13,10 @@ function usualElements(replicas: number): number {
 /** Buckets of a module whose reductions overlap with backward; null: gradients are reduced after backward, in one piece. */
 export function gradientBuckets(
 	c: Pick<TrainingConfiguration, "ddpBucketSize" | "ddpNumBuckets" | "encoderDdpOverlap" | "overlapGradReduce">,
-	module: "encoder" | "language",
+	module: string,
 	replicas: number,
 ): BucketSize | null {
-	if (!c.overlapGradReduce || (module === "encoder" && !c.encoderDdpOverlap)) return null;
+	if (!c.overlapGradReduce || (module !== languageModule && !c.encoderDdpOverlap)) return null;
 	if (c.ddpBucketSize !== null) return { elements: c.ddpBucketSize };
 	return c.ddpNumBuckets === null ? { elements: usualElements(replicas) } : { count: c.ddpNumBuckets };
 }

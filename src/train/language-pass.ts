@@ -8,7 +8,7 @@ import type { ForwardInput, ModelChunk, Observer } from "../models/language/mode
 import type { Nodes } from "../models/language/nodes.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/index.ts";
-import type { Pass } from "../schedule/pass.ts";
+import type { Gradients, Input, Pass } from "../schedule/pass.ts";
 import {
 	axpby,
 	type FloatDtype,
@@ -29,8 +29,8 @@ import { forEachMtpDepth } from "./mtp-loss.ts";
 
 /** Options of a language model pass. */
 export interface LanguagePassOptions {
-	/** null: text alone. */
-	readonly imageTokenId: number | null;
+	/** Ids of the tokens that encoders' rows replace, by the encoder's name. */
+	readonly placeholders: ReadonlyMap<string, number>;
 	/** The microbatch's sampled submodel of an elastic model; null: the model itself. */
 	readonly elastic: Sampled | null;
 	/** The teacher to distil from; null: the microbatch learns from labels alone. */
@@ -43,8 +43,6 @@ export interface LanguagePassOptions {
 	readonly tokens: TokenSlice;
 	/** Whether a backward pass follows; without one dropout is off and routers do not count tokens. */
 	readonly training: boolean;
-	/** Whether the gradient of the pass's input is wanted. */
-	readonly wantsGradient: boolean;
 	/** Called when the pass has added its last contribution to a parameter's gradient. */
 	readonly onGradient?: (parameter: Parameter) => void;
 	/** Called with the model's activations, and with "per_token_loss". */
@@ -54,8 +52,8 @@ export interface LanguagePassOptions {
 export class LanguagePass implements Pass {
 	readonly #tape: Tape;
 	readonly #owned: Disposable[] = [];
-	/** Gradient of the input rows; null: not wanted. */
-	#slot: GradientSlot | null = null;
+	/** Gradients of the inputs' rows; null: not wanted. */
+	readonly #slots: (GradientSlot | null)[] = [];
 	#output: Rows | null = null;
 	/** Losses of each token, and their gradients; empty on a chunk without the output layer. */
 	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
@@ -64,21 +62,21 @@ export class LanguagePass implements Pass {
 	readonly #ends: number[] = [];
 
 	/**
-	 * `entered` (taken over): image rows for the first chunk, the chunk before's hidden states for others. The forward pass adds
-	 * to `losses`. Throws a UserError that names the sample if image rows and image tokens differ in number.
+	 * `inputs` (taken over): encoders' rows for the first chunk, the chunk before's hidden states for others. The forward pass adds
+	 * to `losses`. Throws a UserError that names the sample if an encoder's rows and their tokens differ in number.
 	 */
 	constructor(
 		readonly model: HybridModel,
 		readonly chunk: ModelChunk,
 		microbatch: Microbatch,
-		entered: Rows | null,
+		inputs: readonly Input[],
 		losses: Losses,
 		private readonly options: LanguagePassOptions,
 	) {
 		const { onGradient, training } = options;
 		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
-		if (entered) this.#owned.push(entered.rows, ...(entered.beside ? [entered.beside] : []));
-		this.#nodes = this.#forward(microbatch, entered, losses);
+		for (const { rows } of inputs) this.#owned.push(rows.rows, ...(rows.beside ? [rows.beside] : []));
+		this.#nodes = this.#forward(microbatch, inputs, losses);
 	}
 
 	get output(): Rows | null {
@@ -96,23 +94,20 @@ export class LanguagePass implements Pass {
 		return done;
 	}
 
-	*#forward(microbatch: Microbatch, entered: Rows | null, losses: Losses): Nodes<void> {
+	*#forward(microbatch: Microbatch, inputs: readonly Input[], losses: Losses): Nodes<void> {
 		const { model, chunk, options } = this;
 		const { device, parallel } = model;
-		const leaf = entered && this.#leaf(entered.rows);
-		const places = chunk.segment.embeds && entered ? this.#places(microbatch, entered.rowsPerSample) : null;
-		const text = places ? { ...microbatch, ids: places.ids } : microbatch;
-		const input = this.#own(new DeviceInput(device, text, parallel.tp));
-		const matrix = places && this.#own(placement(device, places, parallel.tp));
-		const images = matrix && {
-			addToEmbedding: (embedded: Tensor) => placeImageRows(this.#tape, embedded, leaf!, matrix, parallel.tp),
-		};
+		const leaves = inputs.map((input) => this.#leaf(input));
+		const { ids, matrices } = chunk.segment.embeds ? this.#place(microbatch, inputs) : { ...microbatch, matrices: [] };
+		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel.tp));
+		const features = this.#features(this.#tape, leaves, matrices);
 		const { elastic } = options;
 		const weights = losses.weights.of(microbatch);
 		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
-		const forward = { ...plain, ...images, masks: elastic?.masks };
-		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, entered, matrix));
-		using hidden = yield* chunk.hidden(this.#tape, forward, places ? null : leaf, options.observe);
+		const forward = { ...plain, ...features, masks: elastic?.masks };
+		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, inputs, matrices));
+		const before = chunk.segment.embeds ? null : leaves[0]!;
+		using hidden = yield* chunk.hidden(this.#tape, forward, before, options.observe);
 		if (!chunk.segment.hasHead) {
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], beside: taught };
 			return;
@@ -143,16 +138,28 @@ export class LanguagePass implements Pass {
 		return loss;
 	}
 
-	/** Runs the teacher's chunk on the same image rows, or on the hidden states that the teacher's chunk before has sent. */
-	#teach(teacher: Teacher, plain: ForwardInput, entered: Rows | null, matrix: SparseMatrix | null): Tensor {
+	/** Runs the teacher's chunk on the same rows of encoders, or on the hidden states that the teacher's chunk before has sent. */
+	#teach(teacher: Teacher, plain: ForwardInput, inputs: readonly Input[], matrices: readonly SparseMatrix[]): Tensor {
+		const rows = inputs.map(({ rows }) => rows.rows);
+		const input = (tape: Tape): ForwardInput => ({ ...plain, ...this.#features(tape, rows, matrices) });
+		return teacherHidden(teacher, this.model.chunks.indexOf(this.chunk), input, inputs[0]?.rows.beside ?? null);
+	}
+
+	/** Adds the encoders' rows to the embedding; nothing without encoders. */
+	#features(
+		tape: Tape,
+		rows: readonly Tensor[],
+		matrices: readonly SparseMatrix[],
+	): Pick<ForwardInput, "addToEmbedding"> {
+		if (matrices.length === 0) return {};
 		const { tp } = this.model.parallel;
-		const input = (tape: Tape): ForwardInput => ({
-			...plain,
-			...(matrix && {
-				addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, entered!.rows, matrix, tp),
-			}),
-		});
-		return teacherHidden(teacher, this.model.chunks.indexOf(this.chunk), input, entered?.beside ?? null);
+		const add = (embedded: Tensor, index: number): Tensor => {
+			const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, tp);
+			if (index + 1 === matrices.length) return placed;
+			using _placed = placed;
+			return add(placed, index + 1);
+		};
+		return { addToEmbedding: (embedded) => add(embedded, 0) };
 	}
 
 	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α, both of `weight`_T. */
@@ -183,12 +190,11 @@ export class LanguagePass implements Pass {
 	}
 
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */
-	#leaf(rows: Tensor): Tensor {
-		const { training, wantsGradient } = this.options;
-		if (training && wantsGradient) {
-			this.#slot = new GradientSlot(this.model.device, rows.shape, rows.dtype as FloatDtype);
-		}
-		return this.#own(rows.withGradient(this.#slot));
+	#leaf({ rows: { rows }, returns }: Input): Tensor {
+		const wanted = this.options.training && returns;
+		const slot = wanted ? new GradientSlot(this.model.device, rows.shape, rows.dtype as FloatDtype) : null;
+		this.#slots.push(slot);
+		return this.#own(rows.withGradient(slot));
 	}
 
 	#own<Owned extends Disposable>(owned: Owned): Owned {
@@ -200,14 +206,14 @@ export class LanguagePass implements Pass {
 		return this.options.training;
 	}
 
-	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Tensor | null | "more" {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Gradients | "more" {
 		if (node === undefined || node === this.#ends.length - 1) this.#begin(gradient);
 		if (node === undefined) this.#tape.backward(weightGradients);
 		else for (const segment of this.#segments(node).reverse()) this.#tape.backwardSegment(segment, weightGradients);
 		if (node !== undefined && node > 0) return "more";
 		// Late weight gradients keep what they read alive themselves.
 		this.#release();
-		return this.#slot?.take() ?? null;
+		return this.#slots.map((slot) => slot?.take() ?? null);
 	}
 
 	/** Seeds the backward pass: sets the gradients of the outputs. */
@@ -230,7 +236,7 @@ export class LanguagePass implements Pass {
 	[Symbol.dispose](): void {
 		this.#nodes.return();
 		this.#tape.discard();
-		this.#slot?.clear();
+		for (const slot of this.#slots) slot?.clear();
 		this.#release();
 	}
 
@@ -238,10 +244,18 @@ export class LanguagePass implements Pass {
 		for (const owned of this.#owned.splice(0)) owned[Symbol.dispose]();
 	}
 
-	#places(text: Microbatch, rowsPerSample: readonly number[]) {
-		const places = findImagePlaces(text.ids, sampleLengths(text), this.options.imageTokenId!);
-		checkImageRows(places, rowsPerSample, this.options.name);
-		return places;
+	/** The text's ids without the tokens that stand for rows, and the matrices that place the rows. */
+	#place(text: Microbatch, inputs: readonly Input[]): { readonly ids: Int32Array; readonly matrices: SparseMatrix[] } {
+		const { device, parallel } = this.model;
+		let { ids } = text;
+		const matrices = inputs.map(({ edge, rows: { rowsPerSample } }) => {
+			const { module } = edge.from;
+			const places = findImagePlaces(ids, sampleLengths(text), this.options.placeholders.get(module)!);
+			checkImageRows(places, rowsPerSample, { module, place: this.options.name });
+			ids = places.ids;
+			return this.#own(placement(device, places, parallel.tp));
+		});
+		return { ids, matrices };
 	}
 }
 

@@ -3,35 +3,71 @@ import { drawFor } from "../elastic/router/draws.ts";
 import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/language/model.ts";
 import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
+import type { Module } from "../models/module.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";
-import { DataParallel, type ModuleGroups, moduleGroups, type Topology, type World } from "../parallel/index.ts";
+import {
+	type BucketSize,
+	DataParallel,
+	type Grid,
+	type ModuleGroups,
+	moduleGroups,
+	type Topology,
+	type World,
+} from "../parallel/index.ts";
 import type { Teacher } from "./distillation.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** This rank's part of a module. */
-export interface HeldModule<Module> {
-	readonly module: Module;
+export interface HeldModule<Own extends Module> {
+	readonly name: string;
+	readonly module: Own;
 	readonly groups: ModuleGroups;
 	readonly replica: DataParallel;
 }
 
-export async function holdEncoder(
+/** How a rank's part of a module is built. */
+interface Blueprint<Own extends Module> {
+	/** Options of its process groups. */
+	readonly groups: Parameters<typeof moduleGroups>[2];
+	readonly open: (groups: ModuleGroups, buckets: { readonly buckets?: BucketSize }) => Own;
+}
+
+/** This rank's part of a module on `grid`; null: the grid does not contain the rank. */
+async function hold<Own extends Module>(
 	specification: RunSpecification,
-	{ encoder: grid }: Topology,
+	grid: Grid,
 	world: World,
-): Promise<HeldModule<EncoderModule> | null> {
-	const { encoder: config, frozen } = specification;
-	if (config === null || !grid?.contains(world.rank)) return null;
-	const groups = await moduleGroups(world, grid, { experts: 0, sequenceParallel: false });
-	const buckets = specification.buckets?.("encoder", groups.replicas.dense.size) ?? null;
-	const module = new EncoderModule(world.device, config, {
-		...(buckets && { buckets }),
-		frozenTower: frozen.tower,
-		frozenProjector: frozen.projector,
-		parallel: groups.model,
-		replicas: replicasOf(groups),
-	});
-	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+	{ groups: wanted, open }: Blueprint<Own>,
+): Promise<HeldModule<Own> | null> {
+	if (!grid.contains(world.rank)) return null;
+	const groups = await moduleGroups(world, grid, wanted);
+	const buckets = specification.buckets?.(grid.name, groups.replicas.dense.size) ?? null;
+	const module = open(groups, buckets ? { buckets } : {});
+	return { name: grid.name, module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
+}
+
+/** This rank's encoders. */
+export async function holdEncoders(
+	specification: RunSpecification,
+	topology: Topology,
+	world: World,
+): Promise<HeldModule<EncoderModule>[]> {
+	const held = [];
+	for (const [index, encoder] of specification.encoders.entries()) {
+		const one = await hold(specification, topology.encoders[index]!, world, {
+			groups: { experts: 0, sequenceParallel: false },
+			open: (groups, buckets) =>
+				new EncoderModule(world.device, encoder.config, {
+					...buckets,
+					frozenTower: encoder.frozen.tower,
+					frozenProjector: encoder.frozen.projector,
+					parallel: groups.model,
+					replicas: replicasOf(groups),
+				}),
+		});
+		if (one !== null) held.push(one);
+	}
+	return held;
 }
 
 export async function holdLanguage(
@@ -39,24 +75,24 @@ export async function holdLanguage(
 	{ language: grid }: Topology,
 	world: World,
 ): Promise<HeldModule<HybridModel> | null> {
-	const { language: config, frozen, segments = [wholeModel(config.pattern.length)] } = specification;
-	if (!grid.contains(world.rank)) return null;
-	const groups = await moduleGroups(world, grid, {
-		experts: config.moe.experts,
-		sequenceParallel: true,
-		copies: config.tieWordEmbeddings || config.mtp !== null,
-		...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
-		...(specification.dispatcher && { dispatcher: specification.dispatcher }),
+	const { language: config, frozenLanguage, segments = [wholeModel(config.pattern.length)] } = specification;
+	return await hold(specification, grid, world, {
+		groups: {
+			experts: config.moe.experts,
+			sequenceParallel: true,
+			copies: config.tieWordEmbeddings || config.mtp !== null,
+			...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
+			...(specification.dispatcher && { dispatcher: specification.dispatcher }),
+		},
+		open: (groups, buckets) =>
+			new HybridModel(world.device, config, {
+				...buckets,
+				frozen: frozenLanguage,
+				parallel: groups.model,
+				segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),
+				replicas: replicasOf(groups),
+			}),
 	});
-	const buckets = specification.buckets?.("language", groups.replicas.dense.size) ?? null;
-	const module = new HybridModel(world.device, config, {
-		...(buckets && { buckets }),
-		frozen: frozen.language,
-		parallel: groups.model,
-		segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),
-		replicas: replicasOf(groups),
-	});
-	return { module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
 }
 
 export function holdTeacher(
@@ -98,7 +134,7 @@ function replicasOf({ replicas }: ModuleGroups) {
 
 function replicaOf(
 	{ distributedOptimizer = false, gradientSums }: RunSpecification,
-	{ parameters }: EncoderModule | HybridModel,
+	{ parameters }: Module,
 	{ replicas, model }: ModuleGroups,
 	overlaps: boolean,
 ): DataParallel {

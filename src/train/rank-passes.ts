@@ -8,16 +8,17 @@ import type { EncodeImages, RankGuest, StepGuest } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
-import { consecutive, type Edge, type Rows } from "../parallel/index.ts";
-import type { Action, Actor, Chunk, ScheduleShape } from "../schedule/actions.ts";
-import { execute } from "../schedule/execute.ts";
-import type { ModulePasses } from "../schedule/pass.ts";
+import { consecutive, type Edge } from "../parallel/index.ts";
+import type { Action, Actor, ScheduleShape } from "../schedule/actions.ts";
+import { execute, type HeldEdge } from "../schedule/execute.ts";
+import type { Input, ModulePasses } from "../schedule/pass.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Parameter, type Tensor, TokenSlice } from "../tensor/index.ts";
 import { type Teacher, teaches } from "./distillation.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
+import type { HeldModule } from "./rank-modules.ts";
 
 /** Called with each activation and its microbatch, from 0; names of the encoder's begin with "encoder.". */
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
@@ -43,20 +44,20 @@ export interface StepContext {
 
 /** The parts of a rank that the passes use. */
 export interface PassParts {
-	readonly encoder: EncoderModule | null;
+	readonly encoders: readonly HeldModule<EncoderModule>[];
 	readonly language: HybridModel | null;
-	/** null without an encoder. */
-	readonly imageTokenId: number | null;
+	/** Ids of the tokens that encoders' rows replace, by the encoder's name. */
+	readonly placeholders: ReadonlyMap<string, number>;
 	/** null: no distillation. */
 	readonly teacher: Teacher | null;
-	/** Edges with an end here, by the chunk of the language model that they enter. */
-	readonly edges: ReadonlyMap<number, Edge>;
+	/** Edges with an end here. */
+	readonly edges: readonly HeldEdge[];
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
 	readonly actor: Actor;
 	/** This rank's guests. */
 	readonly guests: readonly RankGuest[];
 	/** Starts the reduction of a module's gradients. */
-	readonly reduce: (module: Chunk["module"]) => void;
+	readonly reduce: (module: string) => void;
 }
 
 export class RankPasses {
@@ -117,20 +118,25 @@ export class RankPasses {
 		numbers?: readonly number[],
 		turn = 0,
 	): Decoded | null {
-		const { encoder, language, edges, imageTokenId } = this.parts;
-		const images = edges.get(0);
-		if (encoder) {
+		const { encoders, language, edges, placeholders, shape } = this.parts;
+		const entering = edges.find(({ from }) => from.module !== shape.pipeline);
+		const images = entering?.edge;
+		for (const { module } of encoders) {
 			const { images: placed, guests } = this.#begin([prompts], { training: false });
-			const about = { cropKey: 0, training: false, encode: encodingOf(guests, 0) };
-			using encoded = new EncoderPass(encoder, placed[0]!, about);
+			const about = { cropKey: 0, training: false, encode: encodingOf(guests, module, 0) };
+			using encoded = new EncoderPass(module, placed[0]!, about);
 			images!.sendForward(encoded.output, { returns: false });
 		}
 		const enters = language?.chunks[0]?.segment.embeds === true && images !== undefined;
 		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), { returns: false }).rows : null;
 		images?.settle();
 		if (language === null) return null;
-		const text = { ids: splitIds(prompts.text), rows, imageTokenId: imageTokenId ?? -1, ...(numbers && { numbers }) };
-		const decoded = decode(language, text, options, { ...ranks, edges });
+		const imageTokenId = entering === undefined ? -1 : placeholders.get(entering.from.module)!;
+		const text = { ids: splitIds(prompts.text), rows, imageTokenId, ...(numbers && { numbers }) };
+		const stages = new Map(
+			edges.filter(({ from }) => from.module === shape.pipeline).map(({ to, edge }) => [to.index, edge]),
+		);
+		const decoded = decode(language, text, options, { ...ranks, edges: stages });
 		language.requireRoomForRows();
 		return decoded;
 	}
@@ -142,17 +148,17 @@ export class RankPasses {
 		observe: MicrobatchObserver | undefined,
 		training: boolean,
 	): void {
-		const { encoder, language, edges, reduce } = this.parts;
+		const { encoders, language, edges, reduce, shape } = this.parts;
 		const { waits, timers, onGradient } = context;
 		/** onGradient fires in the last microbatch only, which completes gradients. */
 		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
 		const step = this.#begin(microbatches, { training, upcoming: context.upcoming });
 		const common = { ...step, microbatches, context, observe, training, listen };
 		execute(this.actions(microbatches.length, !training), {
-			modules: {
-				...(encoder && { encoder: this.#encoderPasses(encoder, common) }),
-				...(language && { language: this.#languagePasses(language, common, losses) }),
-			},
+			modules: new Map([
+				...encoders.map((encoder) => [encoder.name, this.#encoderPasses(encoder, common)] as const),
+				...(language ? [[shape.pipeline, this.#languagePasses(language, common, losses)] as const] : []),
+			]),
 			edges,
 			reduce,
 			...(waits && { waits }),
@@ -181,16 +187,16 @@ export class RankPasses {
 		};
 	}
 
-	#encoderPasses(encoder: EncoderModule, common: Common): ModulePasses {
+	#encoderPasses({ name, module }: HeldModule<EncoderModule>, common: Common): ModulePasses {
 		const { images, guests, context, observe, training, listen } = common;
-		const trains = training && this.parts.shape.encoder!.trains;
+		const trains = training && this.parts.shape.encoders.some((one) => one.name === name && one.trains);
 		return {
 			begin: (_, index) =>
-				new EncoderPass(encoder, images[index]!, {
+				new EncoderPass(module, images[index]!, {
 					cropKey: context.dropoutKey,
 					training: trains,
-					encode: encodingOf(guests, index),
-					observe: observe && ((name, value) => observe(`encoder.${name}`, value, index)),
+					encode: encodingOf(guests, module, index),
+					observe: observe && ((value, tensor) => observe(`encoder.${value}`, tensor, index)),
 					...listen(index),
 				}),
 			expected: () => [],
@@ -199,7 +205,7 @@ export class RankPasses {
 
 	#languagePasses(model: HybridModel, common: Common, losses: Losses): ModulePasses {
 		const { microbatches, context, observe, training, listen } = common;
-		const { shape, imageTokenId } = this.parts;
+		const { shape, placeholders, edges } = this.parts;
 		const lengths = microbatches.map(({ text }) => text.ids.length);
 		const { offsets: starts } = consecutive(lengths);
 		const tokens = context.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
@@ -210,30 +216,29 @@ export class RankPasses {
 		};
 		return {
 			besides: (index) => teacherOf(index) !== null,
-			begin: (chunk: number, index: number, input: Rows | null) =>
+			begin: (chunk: number, index: number, inputs: readonly Input[]) =>
 				new LanguagePass(
 					model,
 					model.chunks[Math.floor(chunk / shape.stages)]!,
 					microbatches[index]!.text,
-					input,
+					inputs,
 					losses,
 					{
-						imageTokenId,
+						placeholders,
 						elastic: context.elastic?.[index] ?? null,
 						teacher: teacherOf(index),
 						name: `microbatch ${index}`,
 						dropoutKey: context.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),
 						training,
-						wantsGradient: chunk > 0 || shape.encoder?.trains === true,
 						observe: observe && ((name, value) => observe(name, value, index)),
 						...listen(index),
 					},
 				),
-			expected: (chunk, index) =>
-				chunk === 0
-					? samplesFrom(this.parts.edges.get(0)!, microbatches[index]!, index)
-					: [lengths[index]! / model.parallel.tp.size],
+			expected: ({ from }, index) =>
+				from.module === shape.pipeline
+					? [lengths[index]! / model.parallel.tp.size]
+					: samplesFrom(edges.find((one) => one.from.module === from.module)!.edge, microbatches[index]!, index),
 		};
 	}
 }
@@ -250,9 +255,9 @@ interface Common {
 }
 
 /** How the first guest that has a say encodes a microbatch; null: as without guests. */
-function encodingOf(guests: readonly StepGuest[], microbatch: number): EncodeImages | null {
+function encodingOf(guests: readonly StepGuest[], encoder: EncoderModule, microbatch: number): EncodeImages | null {
 	for (const guest of guests) {
-		const encode = guest.encode?.(microbatch);
+		const encode = guest.encode?.(encoder, microbatch);
 		if (encode) return encode;
 	}
 	return null;

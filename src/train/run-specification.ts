@@ -7,16 +7,27 @@ import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { BucketSize, Dispatcher, ExpertCapacity } from "../parallel/index.ts";
-import type { Chunk } from "../schedule/actions.ts";
 import type { FloatDtype } from "../tensor/index.ts";
 import type { DistillationOptions } from "./distillation.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { Participation } from "./participation.ts";
 
+/** An encoder of a run, and the options of its training. */
+export interface EncoderSpecification {
+	/** Name of its grid. */
+	readonly name: string;
+	readonly config: EncoderConfig;
+	/** Id of the token that its rows replace. */
+	readonly placeholderId: number;
+	readonly frozen: { readonly tower: boolean; readonly projector: boolean };
+	/** Default: the exact gradient. */
+	readonly participation?: Pick<Participation, "policy">;
+}
+
 /** The modules of a run and the options of its training. */
 export interface RunSpecification {
-	/** null: the language model alone. */
-	readonly encoder: EncoderConfig | null;
+	/** In the order of the topology's; empty: the language model alone. */
+	readonly encoders: readonly EncoderSpecification[];
 	readonly language: HybridConfig;
 	/** Pipeline segments in the order of layers, one for each model chunk; a multiple of the stages. Default: one with all layers. */
 	readonly segments?: readonly PipelineSegment[];
@@ -26,9 +37,7 @@ export interface RunSpecification {
 	readonly elastic?: ElasticSpecification | null;
 	/** Distils the language model from a teacher of the same sizes; absent or null: it learns from labels alone. */
 	readonly distillation?: DistillationOptions | null;
-	/** Id of the token that image rows replace; null without an encoder. */
-	readonly imageTokenId: number | null;
-	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
+	readonly frozenLanguage: boolean;
 	readonly adam: AdamWOptions;
 	/** What mean the gradient is of (--calculate-per-token-loss); default: tokens. */
 	readonly lossMean?: LossMean;
@@ -46,9 +55,7 @@ export interface RunSpecification {
 	 * Buckets of a module with `replicas` data-parallel ranks whose reductions overlap with backward; null, and by default: no
 	 * overlap.
 	 */
-	readonly buckets?: (module: Chunk["module"], replicas: number) => BucketSize | null;
-	/** Default: the exact gradient. */
-	readonly participation?: Pick<Participation, "policy">;
+	readonly buckets?: (module: string, replicas: number) => BucketSize | null;
 	/** Default: none. */
 	readonly guests?: readonly Guest[];
 	/** Rows that are reserved for a rank's experts; default: as many as can ever be routed there. */

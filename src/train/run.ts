@@ -126,7 +126,7 @@ function introduce(
 			`--save-hf ${c.saveHf}: pictures are decoded as Energon does, and transformers decodes otherwise those that EXIF turns, that are transparent, or that have a palette; --image-decoding transformers trains on what it sees.`,
 		);
 	}
-	const experts = run.groups.language?.model.experts;
+	const experts = run.languageGroups?.model.experts;
 	if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
 	const expertPath = describeExpertPath(c);
 	if (expertPath !== null) observer.note(expertPath);

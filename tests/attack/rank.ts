@@ -106,15 +106,18 @@ async function train(): Promise<void> {
 		world: everyone,
 		passes: new RankPasses({
 			...{
-				encoder: null,
+				encoders: [],
 				language: model,
-				imageTokenId: null,
-				edges: new Map(),
+				placeholders: new Map(),
+				edges: [],
 				guests: [],
 				teacher: null,
 				actor: 0,
 			},
-			shape: { stages: 1, virtualStages: 1, groupSize: 1, lateWeightGradients: false, overlap: null, encoder: null },
+			shape: {
+				...{ pipeline: "language", stages: 1, virtualStages: 1, groupSize: 1, encoders: [] },
+				...{ lateWeightGradients: false, overlap: null },
+			},
 			reduce: () => replica.startSums(),
 		}),
 		lossNames: [languageModelLoss],

@@ -42,7 +42,7 @@ const subject = subjectOf(
 	}),
 	0,
 );
-const { tower } = subject.encoder!;
+const { tower } = subject.encoders[0]!.config;
 const layout = namedTopology(parseLayout("dp2|dp2"));
 const plan = planOf(layout, { ...subject, samples: subject.samples.length });
 
@@ -58,7 +58,9 @@ function samplesOf(seed: number): Sample[] {
 	const next = numbersFrom(seed);
 	const samples = gridsOf(seed).map((grid): Sample => {
 		const rows = grid === null ? 0 : outputRows(tower, grid);
-		const ids = Int32Array.from({ length: sequenceLength }, (_, at) => (at < rows ? subject.imageTokenId! : at % 97));
+		const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
+			at < rows ? subject.encoders[0]!.placeholderId : at % 97,
+		);
 		const labels = Int32Array.from(ids, (_, at) => (at < rows ? -100 : at % 89));
 		const patches = grid === null ? 0 : grid.rows * grid.columns * patchWidth(tower);
 		return {
@@ -111,7 +113,7 @@ for (let round = 0; round < rounds; round++) {
 function expected(samples: readonly Sample[]): { number: number; cost: number } {
 	const lanes = [0, 1].map((lane) => encoderMicrobatches(plan, samples, lane));
 	const costs = Array.from({ length: plan.microbatches }, (_, m) =>
-		lanes.map((own) => own[m]!.grids.map((grid) => imageCost(subject.encoder!, grid, false))),
+		lanes.map((own) => own[m]!.grids.map((grid) => imageCost(subject.encoders[0]!.config, grid, false))),
 	);
 	const most = (deals: readonly ByLane[]) => {
 		const work = deals.map((deal, m) => workOf(costs[m]!, deal));

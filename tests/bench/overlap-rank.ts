@@ -67,20 +67,23 @@ async function open(subject: Subject): Promise<Work> {
 		};
 		return { run, alone, step };
 	}
-	const { imageTokenId } = subject;
+	const [vision] = subject.encoders as [(typeof subject.encoders)[number]];
+	const placeholders = new Map([[vision.name, vision.placeholderId]]);
 	const alone = () => {
 		using losses = new Losses(device, run.state.lossOwner);
 		for (const { text } of microbatches) {
-			const count = text.ids.filter((id) => id === imageTokenId).length;
+			const count = text.ids.filter((id) => id === vision.placeholderId).length;
 			const rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
 			const tokens = TokenSlice.of(0, text.ids.length);
-			const about = { imageTokenId, elastic: null, teacher: null, name: "bench", dropoutKey: 0, tokens };
-			const options = { ...about, training: true, wantsGradient: true };
-			const received = { rows, rowsPerSample: [count] };
+			const about = { placeholders, elastic: null, teacher: null, name: "bench", dropoutKey: 0, tokens };
+			const options = { ...about, training: true };
+			const chunk = (module: string) => ({ module, index: 0 });
+			const edge = { from: chunk(vision.name), to: chunk("language") };
+			const received = [{ edge, rows: { rows, rowsPerSample: [count] }, returns: true }];
 			using pass = new LanguagePass(language!, language!.chunks[0]!, text, received, losses, options);
 			pass.forward();
 			const gradient = pass.backward(null, "immediate");
-			if (gradient !== "more") gradient?.[Symbol.dispose]();
+			if (gradient !== "more") for (const one of gradient) one?.[Symbol.dispose]();
 		}
 	};
 	return { run, alone, step };

@@ -184,9 +184,9 @@ async function compareStep(device: Device, folder: string, expected: number, the
 	using source = openHuggingFaceModel(folder);
 	const [beta1, beta2] = recipe.betas;
 	const specification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: recipe.clip_grad, seed: 1 },
+		...{ encoders: [], clipGrad: recipe.clip_grad, seed: 1 },
 		language: huggingFaceConfig(source, join(folder, "config.json"), "f32"),
-		frozen: { tower: true, projector: true, language: false },
+		frozenLanguage: false,
 		adam: { beta1, beta2, epsilon: recipe.eps },
 	};
 	using run = await assemble(specification, topologyOfLayout(languageAlone), World.alone(device));

@@ -49,8 +49,8 @@ module   [4,5,6,7]
 lanes    [4,5,6,7]
 
 # Groups of both modules
-world            [0..7]
-edge.image_rows  [0..5]
+world               [0..7]
+edge.radio_encoder  [0..5]
 
 # Routes of image rows
 encoder lanes  ranks         language lanes  ranks
@@ -64,10 +64,10 @@ test("many groups and large groups are cut short in the table and whole in JSON"
 	expect(lines).toContain("dp       [4,6,…,34] [5,7,…,35]");
 	expect(lines).toContain("tp_dp    [4..35]");
 	expect(lines).toContain("tp       [4,5] [6,7] [8,9] [10,11] [12,13] [14,15] [16,17] … [34,35] (16 groups)");
-	expect(lines).toContain("edge.image_rows  [0..35]");
+	expect(lines).toContain("edge.radio_encoder  [0..35]");
 	const json = JSON.parse(topologyJson(large));
 	expect(json.modules[1].groups.tp).toHaveLength(16);
-	expect(json.groups["edge.image_rows"][0]).toHaveLength(36);
+	expect(json.groups["edge.radio_encoder"][0]).toHaveLength(36);
 });
 
 test("JSON has every group by name, every rank, and the notes", () => {

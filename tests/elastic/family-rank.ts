@@ -9,8 +9,7 @@ import { budgets, expertBias, text } from "./family-model.ts";
 import { FamilyRank } from "./family-run.ts";
 
 const [layout, keys, seeds, output] = process.argv.slice(2) as [string, string, string, string];
-const frozen = { tower: true, projector: true, language: true };
-using rank = await FamilyRank.open(layout, JSON.parse(keys), { frozen });
+using rank = await FamilyRank.open(layout, JSON.parse(keys), { frozenLanguage: true });
 const { device, world, run } = rank;
 for (const router of run.language!.routers.values()) device.copyToDevice(router.expertBias, expertBias);
 const { state } = run;

@@ -25,8 +25,8 @@ async function initialised(
 ): Promise<Run> {
 	const run = await assemble(
 		{
-			...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1 },
-			frozen: { tower: true, projector: true, language: false },
+			...{ encoders: [], clipGrad: 0, seed: 1 },
+			frozenLanguage: false,
 			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
 			...specification,
 		},

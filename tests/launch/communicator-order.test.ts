@@ -43,10 +43,10 @@ test("ranks that send each other images and hidden states do not wait for each o
 	expect(output).toContain("all 350 values agree.");
 	// Each way once, by both, and no direction that no row takes.
 	const ways = [
-		"image_rows.forward.1-0",
-		"image_rows.backward.0-1",
-		"hidden_states.forward.0-1",
-		"hidden_states.backward.1-0",
+		"radio_encoder.forward.1-0",
+		"radio_encoder.backward.0-1",
+		"language.forward.0-1",
+		"language.backward.1-0",
 	];
 	const expected = ways.flatMap((way) => [`edge.${way}`, `edge.${way}`]);
 	expect(met.filter((name) => name.startsWith("edge.")).toSorted()).toEqual(expected.toSorted());

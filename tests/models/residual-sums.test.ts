@@ -96,8 +96,8 @@ test("a step of an elastic model, whose sums and norms are masked", async () => 
 	const [together, apart] = await bothWays(async () => {
 		using run = await assemble(
 			{
-				...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language: model, elastic: { config: elastic } },
-				frozen: { tower: true, projector: true, language: false },
+				...{ encoders: [], clipGrad: 0, seed: 1, language: model, elastic: { config: elastic } },
+				frozenLanguage: false,
 				adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
 			},
 			namedTopology(languageAlone).topology,

@@ -19,7 +19,7 @@ using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const topology = topologyOfLayout(parseLayout(layout));
-const layoutOfRows = topology.imageEdge!;
+const layoutOfRows = topology.featureEdges[0]!.layout;
 const group = (way: string) => world.group(`edge.${way}`, ranksOf(layoutOfRows));
 const edge = new Edge(device, {
 	...{ layout: layoutOfRows, rank: world.rank, width, dtype: "f32", counted: true, inFlight: 4 },
@@ -82,7 +82,8 @@ function there(grid: Grid, microbatch: number): void {
 	edge.sendBackward(rows.rows === 0 ? null : Tensor.from(device, valuesOf(grid, microbatch, 2), rows.shape));
 }
 
-const { encoder, language } = topology;
+const { encoders, language } = topology;
+const [encoder] = encoders;
 for (let microbatch = 0; microbatch < counts.length + ahead; microbatch++) {
 	if (encoder!.contains(world.rank) && microbatch < counts.length) send(encoder!, microbatch);
 	if (language.contains(world.rank) && microbatch < counts.length) there(language, microbatch);

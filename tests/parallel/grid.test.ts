@@ -7,7 +7,7 @@ import { linksOf, reversed } from "../../src/parallel/edge-layout.ts";
 import { Grid, groupWith } from "../../src/parallel/grid.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
-import { layOut, Topology, topologyOf } from "../../src/parallel/topology.ts";
+import { layOut, type SideLayout, Topology, topologyOf } from "../../src/parallel/topology.ts";
 
 /** A vision-language model with these sizes. */
 function configured(sizes: Record<string, number>) {
@@ -69,9 +69,9 @@ test("A': tp2 dp2 ep2 beside an encoder of tp2 dp2", () => {
 	expect(description.modules.map(({ lanes }) => lanes)).toEqual([parseGroups("[0,1][2,3]"), parseGroups("[4,5][6,7]")]);
 	expectGroups(description.groups, [], {
 		world: "[0..7]",
-		"edge.image_rows": "[0..7]",
+		"edge.radio_encoder": "[0..7]",
 	});
-	expect(topology.imageEdge).toEqual({ from: parseGroups("[0,1][2,3]"), to: parseGroups("[4,5][6,7]") });
+	expect(topology.featureEdges[0]!.layout).toEqual({ from: parseGroups("[0,1][2,3]"), to: parseGroups("[4,5][6,7]") });
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 
@@ -128,11 +128,23 @@ test("B: fan-in and pipeline stages", () => {
 	});
 	expectGroups(description.groups, [], {
 		world: "[0..15]",
-		"edge.image_rows": "[0..11]",
+		"edge.radio_encoder": "[0..11]",
 	});
 	expect(description.routes).toEqual([
-		{ sources: [0, 1], sourceRanks: [0, 1, 2, 3], destinations: [0], destinationRanks: [8, 9] },
-		{ sources: [2, 3], sourceRanks: [4, 5, 6, 7], destinations: [1], destinationRanks: [10, 11] },
+		{
+			module: "radio_encoder",
+			sources: [0, 1],
+			sourceRanks: [0, 1, 2, 3],
+			destinations: [0],
+			destinationRanks: [8, 9],
+		},
+		{
+			module: "radio_encoder",
+			sources: [2, 3],
+			sourceRanks: [4, 5, 6, 7],
+			destinations: [1],
+			destinationRanks: [10, 11],
+		},
 	]);
 	expect(topology.stageEdge(0)).toEqual({ from: parseGroups("[8,9][10,11]"), to: parseGroups("[12,13][14,15]") });
 	expect(topology.stageEdge(1)).toEqual({ from: parseGroups("[12,13][14,15]"), to: parseGroups("[8,9][10,11]") });
@@ -164,6 +176,7 @@ test("C: 264 ranks", () => {
 	});
 	expect(description.routes).toEqual(
 		from(0, 8).map((e) => ({
+			module: "radio_encoder",
 			sources: [e],
 			sourceRanks: [e],
 			destinations: from(16 * e, 16 * e + 16),
@@ -172,7 +185,7 @@ test("C: 264 ranks", () => {
 	);
 	expectGroups(description.groups, from(0, 8), {
 		world: "[0..263]",
-		"edge.image_rows": "[0..263]",
+		"edge.radio_encoder": "[0..263]",
 	});
 	expect(encoderMicroBatchSize(configuration)).toBe(16);
 });
@@ -185,7 +198,7 @@ test("the groups described are those that the ranks of a run make", async () => 
 		"llm-dp": 4,
 		"llm-ep": 4,
 	});
-	for (const [index, grid] of [topology.encoder!, topology.language].entries()) {
+	for (const [index, grid] of topology.modules.entries()) {
 		const made: Record<string, number[][]> = {};
 		for (const rank of grid.ranks) {
 			const group = (name: string, ranks: readonly number[]) => {
@@ -202,17 +215,18 @@ test("the groups described are those that the ranks of a run make", async () => 
 
 test("links join ranks at the same place of their lanes; what a rank holds itself does not come from others", () => {
 	const side = { tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1 };
-	const links = (topology: Topology, rank: number) => linksOf(topology.imageEdge!, rank);
-	const disjoint = layOut({ ...side, tensor: 2, data: 2 }, { ...side, tensor: 2 });
+	const links = (topology: Topology, rank: number) => linksOf(topology.featureEdges[0]!.layout, rank);
+	const encoder = (shape: SideLayout, colocated: boolean) => [{ name: "radio_encoder", shape, colocated }];
+	const disjoint = layOut(encoder({ ...side, tensor: 2, data: 2 }, false), { ...side, tensor: 2 });
 	expect(links(disjoint, 1).sends).toEqual([{ peer: 5, part: 0, parts: 1 }]);
 	expect(links(disjoint, 4).receives).toEqual([
 		{ peer: 0, part: 0, parts: 2 },
 		{ peer: 2, part: 1, parts: 2 },
 	]);
-	const colocated = layOut({ ...side, data: 4 }, { ...side, tensor: 2, data: 2 }, true);
+	const colocated = layOut(encoder({ ...side, data: 4 }, true), { ...side, tensor: 2, data: 2 });
 	expect(links(colocated, 0).receives.map(({ peer }) => peer)).toEqual([0, 1]);
 	expect(links(colocated, 1).sends.map(({ peer }) => peer)).toEqual([0, 1]);
-	const back = linksOf(reversed(colocated.imageEdge!), 1);
+	const back = linksOf(reversed(colocated.featureEdges[0]!.layout), 1);
 	expect(back.receives).toEqual([{ peer: 1, part: 0, parts: 1 }]);
 });
 
@@ -231,9 +245,35 @@ test("grids and topologies that cannot be are refused", () => {
 	expect(() => grid(0, { tensor: 1.5 })).toThrow("language grid: tensor is 1.5.");
 	expect(() => grid(0, { expert: 3 })).toThrow("3 ranks of an expert view do not divide 4");
 	const encoder = new Grid("radio_encoder", 0, shape);
-	expect(() => new Topology(encoder, grid(3, {}))).toThrow("starts at rank 3, the encoder's ends at 4");
-	expect(() => new Topology(encoder, grid(5, {}))).toThrow("starts at rank 5");
-	expect(() => new Topology(encoder, grid(4, { data: 3 }))).toThrow("2 encoder lanes do not match 3");
-	expect(() => new Topology(encoder, grid(0, { data: 1 }))).toThrow("start at one rank, but have 4 and 2 ranks");
-	expect(() => new Topology(encoder, grid(4, {})).gridOf(8)).toThrow("Rank 8 belongs to no grid");
+	expect(() => new Topology([encoder], grid(3, {}))).toThrow("starts at rank 3, the encoders' end at 4");
+	expect(() => new Topology([encoder], grid(5, {}))).toThrow("starts at rank 5");
+	expect(() => new Topology([encoder], grid(4, { data: 3 }))).toThrow("2 lanes of radio_encoder do not match 3");
+	expect(() => new Topology([encoder], grid(0, { data: 1 }))).toThrow("start at one rank, but have 4 and 2 ranks");
+	expect(() => new Topology([encoder], grid(4, {})).gridOf(8)).toThrow("Rank 8 belongs to no grid");
+});
+
+test("several encoders: one after the other, some on the language model's ranks", () => {
+	const side = { tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1 };
+	const encoder = (name: string, shape: object, colocated: boolean) => ({
+		name,
+		shape: { ...side, ...shape },
+		colocated,
+	});
+	const topology = layOut(
+		[encoder("vision", { tensor: 2 }, false), encoder("audio", { data: 2 }, true), encoder("depth", {}, false)],
+		{ ...side, tensor: 2 },
+	);
+	expect(topology.modules.map(({ name, offset, size }) => [name, offset, size])).toEqual([
+		["vision", 0, 2],
+		["audio", 3, 2],
+		["depth", 2, 1],
+		["language", 3, 2],
+	]);
+	expect([0, 2, 3].map((rank) => topology.moduleOf(rank))).toEqual(["vision", "depth", "audio+language"]);
+	expect(topology.featureEdges.map(({ layout }) => layout)).toEqual([
+		{ from: [[0, 1]], to: [[3, 4]] },
+		{ from: [[3], [4]], to: [[3, 4]] },
+		{ from: [[2]], to: [[3, 4]] },
+	]);
+	expect(topology.colocated).toBeFalse();
 });

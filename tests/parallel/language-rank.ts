@@ -36,7 +36,7 @@ using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
 const { tensor, data, expert, expertTensor, pipeline } = layout;
-const topology = layOut(null, { tensor, data, pipeline, expert, expertTensor });
+const topology = layOut([], { tensor, data, pipeline, expert, expertTensor });
 const grid = topology.language;
 const c = configurationOf({
 	...divisibleModel,
@@ -51,10 +51,10 @@ const c = configurationOf({
 	...layout.keys,
 });
 const specification = {
-	...{ encoder: null, imageTokenId: null, clipGrad: 1, seed: 3, distributedOptimizer: layout.zero },
+	...{ encoders: [], clipGrad: 1, seed: 3, distributedOptimizer: layout.zero },
 	language: hybridConfig(c),
 	segments: segmentsOf(segmentLengths(c.hybridLayerPattern, pipeline)),
-	frozen: { tower: true, projector: true, language: false },
+	frozenLanguage: false,
 	adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 },
 	logNumZeros: true,
 	logParametersNorm: true,

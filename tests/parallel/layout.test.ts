@@ -42,7 +42,9 @@ test("the layouts of a list, in its order", () => {
 
 test("fan-out and fan-in", () => {
 	const routes = (text: string) =>
-		topologyOfLayout(parseLayout(text)).routes.map(({ source, destination }) => `${source}→${destination}`);
+		topologyOfLayout(parseLayout(text)).featureEdges[0]!.routes.map(
+			({ source, destination }) => `${source}→${destination}`,
+		);
 	expect(routes("2+4")).toEqual(["0→0", "0→1", "1→2", "1→3"]);
 	expect(routes("4+2")).toEqual(["0→0", "1→0", "2→1", "3→1"]);
 	expect(routes("dp2+dp2ep2")).toEqual(["0→0", "1→1"]);

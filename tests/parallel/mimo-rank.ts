@@ -14,6 +14,6 @@ const { encoder, language, steps, zero } = JSON.parse(layout) as {
 using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
-const topology = layOut(encoder, language);
+const topology = layOut([{ name: "radio_encoder", shape: encoder, colocated: false }], language);
 const report = await mimoLayoutParity(world, { name: layout, topology }, folder, { steps, distributedOptimizer: zero });
 if (world.rank === topology.worldSize - 1) console.log(JSON.stringify(report));

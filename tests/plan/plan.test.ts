@@ -113,7 +113,7 @@ test("operations of the 20-layer model are those that are counted by hand; backw
 	expect(Math.abs(language.flops.backward / language.flops.forward - 2)).toBeLessThan(0.01);
 	// Both lanes' rows cross the edge, a token's row is hidden-size bf16 numbers; as many come back.
 	const rows = (c.globalBatchSize * 49) / 2;
-	const bridge = modules[0]!.traffic.find(({ group }) => group === "edge.image_rows.forward")!;
+	const bridge = modules[0]!.traffic.find(({ group }) => group === "edge.radio_encoder.forward")!;
 	// Both tensor-parallel ranks of a lane get them.
 	expect(bridge.bytes).toBeCloseTo(2 * (rows * c.hiddenSize * 2 + 4 * microbatches), -2);
 	// Every rank sends ¾ of its gradient slices to the other three replicas of the experts' two lanes: ZeRO-1 halves state.
@@ -192,13 +192,20 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 	expect(encoder!.idle).toBeGreaterThan(language!.idle);
 	// Four ranks on one core take the time of all their work.
 	const shape = {
-		...{ microbatches: plan.microbatches, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		...{
+			microbatches: plan.microbatches,
+			pipeline: "language",
+			stages: 1,
+			virtualStages: 1,
+			groupSize: 1,
+			forwardOnly: false,
+		},
 		lateWeightGradients: false,
 		overlap: null,
-		encoder: { colocated: false, trains: true },
+		encoders: [{ name: "radio_encoder", colocated: false, trains: true }],
 	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };
-	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape, encoderGroup: () => null });
+	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape, together: () => null });
 	expect(crowded.limitedByCores).toBe(true);
 	expect(crowded.seconds).toBeGreaterThan(1.5 * plan.step.seconds);
 });
@@ -212,7 +219,7 @@ test("encoder lanes that take microbatches in turn share out operations and tran
 	};
 	const [alone, inTurns] = [await plan(1), await plan(4)];
 	expect(inTurns.encoder.flops).toEqual(alone.encoder.flops);
-	for (const group of ["radio_encoder.tp", "edge.image_rows.forward"]) {
+	for (const group of ["radio_encoder.tp", "edge.radio_encoder.forward"]) {
 		const of = ({ encoder }: typeof alone) => encoder.traffic.find((one) => one.group === group)!;
 		expect(of(inTurns).bytes).toBeCloseTo(of(alone).bytes / 4, 0);
 		expect(of(inTurns).transfers).toBe(of(alone).transfers / 4);

@@ -6,9 +6,7 @@ import {
 	actorsOf,
 	chunkName,
 	describeAction,
-	encoderChunk,
 	isWork,
-	languageChunk,
 	type PassAction,
 	type ScheduleShape,
 } from "../../src/schedule/actions.ts";
@@ -21,6 +19,9 @@ import { randomValues } from "../support.ts";
 // Thousands of schedules are simulated, on a machine that others use too.
 setDefaultTimeout(60_000);
 
+const languageChunk = (index: number) => ({ module: "language", index });
+const chunkOf = (name: string) => ({ module: name, index: 0 });
+
 /** Random whole numbers that repeat. */
 function numbers(seed: number): (least: number, most: number) => number {
 	let at = 0;
@@ -32,16 +33,19 @@ function randomShapes(count: number, seed: number): ScheduleShape[] {
 	const next = numbers(seed);
 	return Array.from({ length: count }, () => {
 		const stages = next(1, 6);
-		const kind = next(0, 2);
+		const encoders = ["vision", "audio", "depth"].slice(0, next(0, 3)).map((name) => ({
+			...{ name, colocated: next(0, 1) === 0, trains: next(0, 3) > 0 },
+		}));
 		const virtualStages = stages === 1 ? 1 : next(1, 4);
 		const blocks = () => Array.from({ length: next(0, 4) }, () => next(0, 1) === 0);
 		const exchanges = Array.from({ length: stages * virtualStages }, blocks);
 		return {
 			microbatches: next(1, 17),
+			pipeline: "language",
 			stages,
 			virtualStages,
 			groupSize: stages + next(0, 4),
-			encoder: kind === 0 ? null : { colocated: kind === 1, trains: next(0, 3) > 0 },
+			encoders,
 			lateWeightGradients: next(0, 1) === 0,
 			overlap: next(0, 2) === 0 ? { exchanges, earlyRelease: next(0, 1) === 0 } : null,
 			forwardOnly: next(0, 5) === 0,
@@ -75,19 +79,20 @@ const transfersOf = (actions: readonly Action[], kind: "send" | "receive") =>
 		.filter((action) => action.kind === kind)
 		.map((action) => describeAction({ ...action, kind: "send" } as Action));
 
-/** Image rows and hidden states, and the ways of both, have lines of their own. */
-const lines = ["rows into", "the gradient out of"].flatMap((way) => [
-	(text: string) => text.startsWith(`send ${way} language.0 `),
-	(text: string) => text.startsWith(`send ${way}`) && !text.startsWith(`send ${way} language.0 `),
-]);
+/** Every module's rows, and their gradients, have a line of their own. */
+const lines = ["rows", "the gradient of rows"].flatMap((what) =>
+	["vision", "audio", "depth", "language"].map(
+		(module) => (text: string) => text.startsWith(`send ${what} from ${module}.`),
+	),
+);
 
 /** Ranks of a stage, and ranks that a microbatch's rows go to. */
 function holds(shape: ScheduleShape, actor: Actor): string[] {
-	if (actor === "encoder") return [chunkName(encoderChunk)];
+	if (typeof actor === "string") return [chunkName(chunkOf(actor))];
 	const own = Array.from({ length: shape.virtualStages }, (_, virtual) =>
 		chunkName(languageChunk(virtual * shape.stages + actor)),
 	);
-	return shape.encoder?.colocated ? [chunkName(encoderChunk), ...own] : own;
+	return [...shape.encoders.filter(({ colocated }) => colocated).map(({ name }) => chunkName(chunkOf(name))), ...own];
 }
 
 describe("over random shapes", () => {
@@ -97,8 +102,9 @@ describe("over random shapes", () => {
 		for (const shape of shapes) {
 			for (const { actor, actions } of listsOf(shape)) {
 				const passes = passesOf(actions);
+				const frozen = shape.encoders.filter(({ trains }) => !trains).map(({ name }) => chunkName(chunkOf(name)));
 				const wanted = holds(shape, actor).flatMap((chunk) => {
-					const ways = shape.forwardOnly || (chunk === "encoder" && !shape.encoder!.trains) ? [] : ["backward"];
+					const ways = shape.forwardOnly || frozen.includes(chunk) ? [] : ["backward"];
 					return ["forward", ...ways].map((kind) => `${kind} ${chunk}`);
 				});
 				const found = Map.groupBy(passes, ({ kind, chunk }) => `${kind} ${chunkName(chunk)}`);
@@ -138,7 +144,7 @@ describe("over random shapes", () => {
 		for (const shape of shapes) {
 			for (const { actor, actions } of listsOf(shape)) {
 				if (shape.overlap) continue;
-				const late = shape.lateWeightGradients && !shape.forwardOnly && actor !== "encoder";
+				const late = shape.lateWeightGradients && !shape.forwardOnly && typeof actor === "number";
 				const backwards = passesOf(actions).filter(
 					({ kind, chunk }) => kind === "backward" && chunk.module === "language",
 				);
@@ -150,12 +156,12 @@ describe("over random shapes", () => {
 				const left = new Set<string>();
 				for (const [at, action] of actions.entries()) {
 					if (action.kind === "reduce" && action.module === "language") expect(left.size).toBe(0);
-					if (!isWork(action) || action.chunk.module === "encoder") continue;
+					if (!isWork(action) || action.chunk.module !== "language") continue;
 					const { kind, chunk, microbatch } = action;
 					const key = `${chunkName(chunk)} ${microbatch}`;
 					if (kind === "backward" && late) left.add(key);
 					if (kind === "weight gradient") expect(left.delete(key)).toBeTrue();
-					expect(left.size).toBeLessThanOrEqual(actor === "encoder" ? 0 : actor + 1);
+					expect(left.size).toBeLessThanOrEqual(typeof actor === "string" ? 0 : actor + 1);
 					// Nothing that another rank waits for is held up by it.
 					const next = actions[at + 1];
 					if (kind === "weight gradient") expect(next?.kind === "send" && next.direction === "backward").toBeFalse();
@@ -168,7 +174,7 @@ describe("over random shapes", () => {
 		for (const shape of shapes) {
 			if (shape.overlap === null || shape.forwardOnly) continue;
 			for (const { actor, actions } of listsOf(shape)) {
-				if (actor === "encoder") continue;
+				if (typeof actor === "string") continue;
 				const work = actions.filter(isWork).filter(({ chunk }) => chunk.module === "language");
 				const byPass = Map.groupBy(work, ({ chunk, microbatch }) => `${chunkName(chunk)} ${microbatch}`);
 				for (const pass of byPass.values()) {
@@ -195,7 +201,15 @@ describe("over random shapes", () => {
 
 	test("passes in turns: the exchange of one is started before the other computes", () => {
 		const shape = {
-			...{ microbatches: 3, stages: 1, virtualStages: 1, groupSize: 1, encoder: null, forwardOnly: false },
+			...{
+				microbatches: 3,
+				pipeline: "language",
+				stages: 1,
+				virtualStages: 1,
+				groupSize: 1,
+				encoders: [],
+				forwardOnly: false,
+			},
 			lateWeightGradients: true,
 			overlap: { exchanges: [[true]], earlyRelease: false },
 		};
@@ -213,10 +227,10 @@ describe("over random shapes", () => {
 			if (!shape.lateWeightGradients || shape.forwardOnly || shape.overlap) continue;
 			const of = (action: Action) => {
 				if (!isWork(action)) return 0;
-				const whole = action.chunk.module === "encoder" || !shape.lateWeightGradients;
+				const whole = action.chunk.module !== "language" || !shape.lateWeightGradients;
 				return action.kind === "backward" && whole ? 2 : 1;
 			};
-			const together = (action: Action) => (isWork(action) && action.chunk.module === "encoder" ? "all" : null);
+			const together = (action: Action) => (isWork(action) && action.chunk.module !== "language" ? "all" : null);
 			const immediate = { ...shape, lateWeightGradients: false };
 			const twice = ({ kind }: Action) => ({ forward: 1, backward: 2 })[kind as "forward" | "backward"] ?? 0;
 			const { end } = simulate(listsOf(shape), { of, together });
@@ -227,7 +241,7 @@ describe("over random shapes", () => {
 	test("no ranks wait for each other, even where the encoder's ranks go together", () => {
 		for (const shape of shapes) {
 			const together = (action: Action) =>
-				(action.kind === "forward" || action.kind === "backward") && action.chunk.module === "encoder" ? "all" : null;
+				(action.kind === "forward" || action.kind === "backward") && action.chunk.module !== "language" ? "all" : null;
 			for (const durations of [{ of: () => 1 }, { of: () => 1, together }]) {
 				expect(() => simulate(listsOf(shape), durations)).not.toThrow();
 			}
@@ -240,11 +254,12 @@ describe("over random shapes", () => {
 			for (const { actor, actions } of listsOf(shape)) {
 				const passes = passesOf(actions);
 				const first = mostInFlight(passesOf(actionsOf(shape, 0)), languageChunk(0));
-				if (holds(shape, actor).includes("encoder") && shape.encoder!.trains) {
-					const ahead = actor === "encoder" ? 2 : stages - 1;
-					expect(mostInFlight(passes, encoderChunk)).toBeLessThanOrEqual(first + ahead);
+				for (const { name, trains } of shape.encoders) {
+					if (!trains || !holds(shape, actor).includes(chunkName(chunkOf(name)))) continue;
+					const ahead = actor === name ? 2 : stages - 1;
+					expect(mostInFlight(passes, chunkOf(name))).toBeLessThanOrEqual(first + ahead);
 				}
-				if (actor === "encoder") continue;
+				if (typeof actor === "string") continue;
 				// The warm-up's passes and one more; a group has at most P − 1 microbatches beyond G.
 				const group = microbatches < groupSize + stages ? microbatches : groupSize + stages - 1;
 				const bound = 2 * (stages - actor - 1) + (virtualStages - 1) * group + 1;
@@ -261,7 +276,9 @@ describe("over random shapes", () => {
 	});
 
 	test("messages that are on their way at once are fewer than a sender may have", () => {
-		for (const shape of shapes.filter(({ forwardOnly, encoder }) => !forwardOnly && encoder?.trains !== false)) {
+		for (const shape of shapes.filter(
+			({ forwardOnly, encoders }) => !forwardOnly && encoders.every(({ trains }) => trains),
+		)) {
 			const most = inFlight(shape);
 			const backward = shape.lateWeightGradients ? 1 : 2;
 			const { timelines } = simulate(listsOf(shape), { of: ({ kind }) => (kind === "backward" ? backward : 1) });
@@ -288,16 +305,23 @@ test("ranks that wait for each other are named", () => {
 	const receive = (to: number): Action => ({
 		kind: "receive",
 		direction: "forward",
+		from: languageChunk(0),
 		to: languageChunk(to),
 		microbatch: 0,
 	});
-	const send = (to: number): Action => ({ kind: "send", direction: "forward", to: languageChunk(to), microbatch: 0 });
+	const send = (to: number): Action => ({
+		kind: "send",
+		direction: "forward",
+		from: languageChunk(0),
+		to: languageChunk(to),
+		microbatch: 0,
+	});
 	const lists = [
 		{ actor: 0, actions: [receive(0), send(1)] },
 		{ actor: 1, actions: [receive(1), send(0)] },
 	];
 	expect(() => simulate(lists, { of: () => 1 })).toThrow(
-		'Ranks wait for each other: stage 0 at "receive rows into language.0 microbatch 0", stage 1',
+		'Ranks wait for each other: stage 0 at "receive rows from language.0 into language.0 microbatch 0", stage 1',
 	);
 });
 
@@ -310,7 +334,14 @@ describe("idle shares are those of the formula", () => {
 		const busy = 3 * shape.microbatches;
 		return (end - busy) / busy;
 	};
-	const plain = { virtualStages: 1, encoder: null, lateWeightGradients: false, overlap: null, forwardOnly: false };
+	const plain = {
+		pipeline: "language",
+		virtualStages: 1,
+		encoders: [],
+		lateWeightGradients: false,
+		overlap: null,
+		forwardOnly: false,
+	};
 	test("1F1B: (P − 1) / M", () => {
 		for (const [stages, microbatches] of [
 			[2, 8],
@@ -350,10 +381,10 @@ describe("idle shares are those of the formula", () => {
 
 test("an encoder beside a model of one stage is two microbatches ahead", () => {
 	const shape = {
-		...{ microbatches: 4, stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
+		...{ microbatches: 4, pipeline: "language", stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
 		lateWeightGradients: false,
 		overlap: null,
-		encoder: { colocated: false, trains: true },
+		encoders: [{ name: "encoder", colocated: false, trains: true }],
 	};
 	const letters = (actor: Actor) =>
 		passesOf(actionsOf(shape, actor))

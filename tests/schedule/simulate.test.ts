@@ -1,12 +1,15 @@
 /** Times of actions whose actors share cores, begin later, or wait for transfers. */
 import { expect, test } from "bun:test";
-import { type Action, encoderChunk, languageChunk } from "../../src/schedule/actions.ts";
+import type { Action } from "../../src/schedule/actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 
+const encoderChunk = { module: "encoder", index: 0 };
+const languageChunk = (index: number) => ({ module: "language", index });
 const forward = (microbatch: number, chunk = languageChunk(0)): Action => ({ kind: "forward", chunk, microbatch });
 const move = (kind: "send" | "receive"): Action => ({
 	kind,
 	direction: "forward",
+	from: languageChunk(0),
 	to: languageChunk(1),
 	microbatch: 0,
 });
@@ -17,7 +20,7 @@ test("actors that share fewer cores than they use work at the same lower speed",
 		{ actor: 1, actions: [forward(0)] },
 		{ actor: 2, actions: [forward(0)] },
 	];
-	const of = (_: Action, actor: number | "encoder") => [2, 2, 4][actor as number]!;
+	const of = (_: Action, actor: number | string) => [2, 2, 4][actor as number]!;
 	const ends = (shared: number) =>
 		simulate(lists, { of, cores: { shared, of: () => 1 } }).timelines.map(({ actions }) => actions[0]!.end);
 	expect(ends(3)).toEqual([2, 2, 4]);

@@ -35,8 +35,8 @@ const microbatches = languageMicrobatches(plan, samples, 0).map((text) => ({
 /** A student of seed 1 and a teacher with the weights of another seed; `alpha` null: no teacher. */
 async function open(alpha: number | null, teacherSeed: number, temperature = 1): Promise<Run> {
 	const specification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language, adam },
-		frozen: { tower: true, projector: true, language: false },
+		...{ encoders: [], clipGrad: 0, seed: 1, language, adam },
+		frozenLanguage: false,
 		distillation: alpha === null ? null : { teacher: "frozen" as const, alpha, temperature },
 	};
 	const run = await assemble(specification, layout.topology, World.alone(device));
@@ -111,8 +111,8 @@ describe("a model that is its own teacher", () => {
 		const draw: Draw = { budget: { value: budget, parent: budget === 1 }, hard: true, noise: forced };
 		const run = await assemble(
 			{
-				...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1, language: model, adam },
-				frozen: { tower: true, projector: true, language: false },
+				...{ encoders: [], clipGrad: 0, seed: 1, language: model, adam },
+				frozenLanguage: false,
 				elastic: { config: elastic, draw: () => draw },
 				distillation: { teacher: "self", alpha: 1, temperature: 1 },
 			},

@@ -16,8 +16,8 @@ const device = await testDevice();
 afterAll(() => device[Symbol.dispose]());
 
 const microBatchSize = 2;
-const planFor = ({ samples, encoder, sequenceLength }: Subject) => {
-	const layout = encoder === null ? languageAlone : parseLayout("1");
+const planFor = ({ samples, encoders, sequenceLength }: Subject) => {
+	const layout = encoders.length === 0 ? languageAlone : parseLayout("1");
 	return planOf(namedTopology(layout), { samples: samples.length, microBatchSize, sequenceLength });
 };
 

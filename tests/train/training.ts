@@ -39,8 +39,8 @@ export class Training implements Disposable {
 		{ frozen = false, lateWeightGradients = false } = {},
 	): Promise<Training> {
 		const specification = {
-			...{ encoder: null, language: config, imageTokenId: null, clipGrad: 1, seed: 3 },
-			frozen: { tower: true, projector: true, language: frozen },
+			...{ encoders: [], language: config, clipGrad: 1, seed: 3 },
+			frozenLanguage: frozen,
 			adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
 			lateWeightGradients,
 		};

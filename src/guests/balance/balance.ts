@@ -8,7 +8,7 @@ import type { ImageSet, PlacedImages } from "../../data/images.ts";
 import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
 import { imageCost } from "../../models/radio/counts.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
-import { consecutive, type Group, type RowRanges, type Topology } from "../../parallel/index.ts";
+import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
 import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
 import type { EncodeImages, Guest } from "../guest.ts";
 import { balanceStep, type LaneBarrier } from "./by-cost.ts";
@@ -17,14 +17,15 @@ import { balanceStep, type LaneBarrier } from "./by-cost.ts";
 export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encoderBalance">): Guest | null {
 	if (encoderBalance !== "cost") return null;
 	return {
-		open: ({ encoder, topology }) => {
+		open: ({ encoders, topology }) => {
+			const encoder = encoders.find(({ name }) => name === visionModule);
 			const lanes = encoder && sharingLanes(encoder.groups.replicas.dense, topology);
-			if (!lanes) return null;
+			if (!encoder || !lanes) return null;
 			const { module } = encoder;
 			return {
 				beforeStep: ({ images }) => {
 					const deals = balanceImages(module, lanes, images).map((deal) => deal && dealt(module, deal));
-					return { encode: (microbatch) => deals[microbatch]! };
+					return { encode: (encoder, microbatch) => (encoder === module ? deals[microbatch]! : null) };
 				},
 			};
 		},

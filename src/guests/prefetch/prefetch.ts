@@ -6,6 +6,7 @@
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type ImageSet, patchTensor } from "../../data/images.ts";
 import type { EncodedFeatures, EncoderModule } from "../../models/vision/encoder.ts";
+import { visionModule } from "../../parallel/index.ts";
 import type { Action } from "../../schedule/actions.ts";
 import type { EncodeImages, Guest, GuestStep, RankGuest, StepGuest } from "../guest.ts";
 
@@ -16,7 +17,13 @@ export function prefetchOf(c: TrainingConfiguration, rank: number): Guest | null
 		? (line: string) => void process.stdout.write(`encoder prefetch rank=${rank} ${line}\n`)
 		: null;
 	const options = { depth: c.mimoEncoderPrefetchDepth, debug };
-	return { readsAhead: true, open: ({ encoder }) => encoder && new FeaturePrefetch(encoder.module, options) };
+	return {
+		readsAhead: true,
+		open: ({ encoders }) => {
+			const encoder = encoders.find(({ name }) => name === visionModule);
+			return encoder ? new FeaturePrefetch(encoder.module, options) : null;
+		},
+	};
 }
 
 interface PrefetchOptions {
@@ -45,7 +52,9 @@ class FeaturePrefetch implements RankGuest {
 			if (images.grids.length === 0 || this.#ready.has(images) || this.#coming.includes(images)) continue;
 			this.#coming.push(images);
 		}
-		return { encode: (index) => this.#projecting(microbatches[index]!.images) };
+		return {
+			encode: (encoder, index) => (encoder === this.encoder ? this.#projecting(microbatches[index]!.images) : null),
+		};
 	}
 
 	/** Encodes later images while this rank, which has the encoder alone, would wait for a gradient. */

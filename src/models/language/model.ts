@@ -10,6 +10,7 @@ import {
 } from "../../parallel/index.ts";
 import { Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
+import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
@@ -22,7 +23,7 @@ import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 import { ropeFrequencies } from "./rope-frequencies.ts";
 import { RouterState } from "./router-state.ts";
 
-export class HybridModel implements Disposable {
+export class HybridModel implements Module {
 	readonly #parameters: ModuleParameters;
 	/** Default: no model parallelism. */
 	readonly parallel: ModelParallel;

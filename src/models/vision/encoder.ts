@@ -12,6 +12,7 @@ import {
 } from "../../parallel/index.ts";
 import { Tape, Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
+import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import { checkRadioConfig, outputWidth, type PatchGrid, type RadioConfig } from "../radio/config.ts";
 import { RadioModel, type RadioObserver } from "../radio/model.ts";
@@ -19,6 +20,11 @@ import { radioParameters } from "../radio/names.ts";
 import { PackedImages } from "../radio/packing.ts";
 import { cropOfImage } from "../radio/random-crop.ts";
 import { type ProjectorConfig, project, projectorParameters, projectorPrefix } from "./projector.ts";
+
+/** What the names of an encoder's tensors begin with. */
+export function encoderPrefix(name: string): string {
+	return `modality_submodules.${name}.`;
+}
 
 export interface EncoderConfig {
 	readonly tower: RadioConfig;
@@ -35,7 +41,7 @@ export interface EncoderInput {
 	readonly indices: readonly number[];
 }
 
-export class EncoderModule implements Disposable {
+export class EncoderModule implements Module {
 	readonly #parameters: ModuleParameters;
 	readonly #tower: RadioModel;
 	/** Default: no model parallelism. */

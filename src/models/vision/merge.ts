@@ -4,7 +4,7 @@
  */
 
 import type { Device } from "../../native/device.ts";
-import { copyToTensorParallel, type Group } from "../../parallel/index.ts";
+import { copyToTensorParallel, type Group, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { pickRows, SparseMatrix, spmm, type Tape, type Tensor, TokenSlice } from "../../tensor/index.ts";
@@ -38,18 +38,23 @@ export function findImagePlaces(ids: Int32Array, lengths: readonly number[], ima
 	return { ids: text, rowOfToken, placesPerSample };
 }
 
-/** Throws a UserError unless each sample has as many image rows as image tokens. `where`: such as "microbatch 3". */
-export function checkImageRows(places: ImagePlaces, rowsPerSample: readonly number[], where: string): void {
+/** Throws a UserError unless each sample has as many rows of `module` as tokens for them. `place`: such as "microbatch 3". */
+export function checkImageRows(
+	places: ImagePlaces,
+	rowsPerSample: readonly number[],
+	{ module, place: where }: { readonly module: string; readonly place: string },
+): void {
+	const what = module === visionModule ? "image" : module;
 	const { placesPerSample } = places;
 	if (rowsPerSample.length !== placesPerSample.length) {
 		throw new UserError(
-			`${where} has ${counted(placesPerSample.length, "sample")} of text and ${rowsPerSample.length} of image rows.`,
+			`${where} has ${counted(placesPerSample.length, "sample")} of text and ${rowsPerSample.length} of ${what} rows.`,
 		);
 	}
 	for (const [sample, tokens] of placesPerSample.entries()) {
 		if (tokens !== rowsPerSample[sample]) {
 			throw new UserError(
-				`Sample ${sample} of ${where} has ${counted(tokens, "image token")} but ${counted(rowsPerSample[sample] ?? 0, "image row")}.`,
+				`Sample ${sample} of ${where} has ${counted(tokens, `${what} token`)} but ${counted(rowsPerSample[sample] ?? 0, `${what} row`)}.`,
 			);
 		}
 	}

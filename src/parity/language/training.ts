@@ -73,12 +73,12 @@ export async function compareLanguageTraining(
 	const { folder, language, elastic = null, optimizer, precision, plan, batches } = reference;
 	const segments = layout.topology.language.shape.pipeline * (reference.segmentsPerStage ?? 1);
 	const specification: RunSpecification = {
-		...{ encoder: null, imageTokenId: null, clipGrad: optimizer.clip_grad, seed: 1 },
+		...{ encoders: [], clipGrad: optimizer.clip_grad, seed: 1 },
 		language,
 		elastic,
 		lossMean: reference.lossMean ?? "tokens",
 		segments: segmentsOf(evenSegments(language.pattern.length, segments)),
-		frozen: { tower: true, projector: true, language: false },
+		frozenLanguage: false,
 		adam: {
 			beta1: optimizer.betas[0],
 			beta2: optimizer.betas[1],

@@ -30,7 +30,7 @@ export function planOfGolden(layout: NamedTopology, config: MimoGoldenConfig): P
 export function checkParticipation(path: string, config: MimoGoldenConfig, plan: Plan): void {
 	if (config.encoder_grad_participation !== "corrected") return;
 	const scales = `${path} scales the encoder's gradient by ${config.layout.encoder.data_parallel} data-parallel encoder ranks over those that saw images`;
-	const ranks = plan.topology.encoder!.lanes;
+	const ranks = plan.topology.encoders[0]!.lanes;
 	if (ranks !== config.layout.encoder.data_parallel) {
 		throw new UserError(`${scales}, and this layout has ${ranks}: its losses would differ.`);
 	}

@@ -5,9 +5,9 @@
 import { join } from "node:path";
 import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
-import type { NamedTopology, World } from "../../parallel/index.ts";
+import { type NamedTopology, visionModule, type World } from "../../parallel/index.ts";
 import { assemble } from "../../train/assemble.ts";
-import type { RunSpecification } from "../../train/run-specification.ts";
+import type { EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { type StepObserver, trainStep } from "../../train/step.ts";
 import type { Precision } from "../bf16.ts";
 import type { ParityReport } from "../comparison.ts";
@@ -38,14 +38,15 @@ export async function mimoLayoutParity(
 	checkParticipation(path, config, plan);
 	const batches = new MimoBatches(path, config);
 	const described = goldenSpecification(config, precision);
+	const [encoder] = described.encoders as [EncoderSpecification];
 	const specification = {
 		...described,
-		encoder: options.configure?.(described.encoder!) ?? described.encoder,
+		encoders: [{ ...encoder, config: options.configure?.(encoder.config) ?? encoder.config }],
 		segments: segmentsOf(evenSegments(config.language_model.pattern.length, topology.language.shape.pipeline)),
 		distributedOptimizer,
 	};
 	using run = await assemble(specification, topology, world);
-	const { state, groups } = run;
+	const { state } = run;
 	using weights =
 		options.weights === undefined ? openSafetensors(join(path, "model.safetensors")) : openWeights(options.weights);
 	loadModel(run, weights, world.size > 1);
@@ -65,7 +66,7 @@ export async function mimoLayoutParity(
 		world: state.world,
 		device: world.device,
 		language: run.language && { model: run.language, lane: laneIn(topology.language) },
-		encoder: groups.encoder && { tp: groups.encoder.model.tp, lane: laneIn(topology.encoder!) },
+		encoder: run.encoder && { tp: run.encoder.parallel.tp, lane: laneIn(topology.encoders[0]!) },
 		state,
 		modules: run,
 		counts: run.counts,
@@ -84,13 +85,19 @@ export async function mimoLayoutParity(
 export function goldenSpecification(config: MimoGoldenConfig, precision: Precision): RunSpecification {
 	const { optimizer } = config;
 	return {
-		encoder: goldenEncoderConfig(config, precision),
+		encoders: [
+			{
+				name: visionModule,
+				config: goldenEncoderConfig(config, precision),
+				placeholderId: config.language_model.image_token_id,
+				frozen: { tower: config.vision.frozen, projector: config.projector.frozen },
+				participation: { policy: config.encoder_grad_participation },
+			},
+		],
 		language: goldenLanguageConfig(config, precision),
-		imageTokenId: config.language_model.image_token_id,
-		frozen: { tower: config.vision.frozen, projector: config.projector.frozen, language: false },
+		frozenLanguage: false,
 		adam: { beta1: optimizer.betas[0], beta2: optimizer.betas[1], epsilon: optimizer.eps },
 		clipGrad: optimizer.clip_grad,
 		seed: 1,
-		participation: { policy: config.encoder_grad_participation },
 	};
 }

@@ -52,9 +52,9 @@ export async function openEngine(
 	const { topology } = plan;
 	const specification = {
 		...specificationOn(subject, topology),
+		encoders: subject.encoders.map((encoder) => ({ ...encoder, participation: { policy: participation } })),
 		distributedOptimizer,
 		buckets: () => (buckets ? { count: 8 } : null),
-		participation: { policy: participation },
 		...(options.order ?? subject.order),
 	};
 	const run = await assemble(specification, topology, world);

@@ -85,17 +85,18 @@ export function encoderMicrobatches(plan: Plan, samples: readonly Sample[], lane
 /** Samples of microbatch m of an encoder lane. */
 export function encoderSamples<S>(plan: Plan, samples: readonly S[], lane: number, m: number): S[] {
 	const { topology } = plan;
-	if (topology.encoder === null) return languageSamples(plan, samples, 0, m);
-	const [sources, destinations] = [topology.encoder.lanes, topology.language.lanes];
-	const served = topology.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
+	const [edge] = topology.featureEdges;
+	if (edge === undefined) return languageSamples(plan, samples, 0, m);
+	const served = edge.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
 	const all = served.flatMap((destination) => languageSamples(plan, samples, destination, m));
-	const count = Math.max(1, sources / destinations);
+	const count = Math.max(1, edge.encoder.lanes / topology.language.lanes);
 	return shareOf(all, { index: lane % count, count }, m);
 }
 
 /** The microbatches of a rank: of each module that it runs its part. */
 export function dealtTo(rank: number, plan: Plan, samples: readonly Sample[]): ImageTextMicrobatch[] {
-	const { encoder, language } = plan.topology;
+	const { encoders, language } = plan.topology;
+	const [encoder] = encoders;
 	const texts = language.contains(rank)
 		? languageMicrobatches(plan, samples, language.coordinates(rank).dp)
 		: range(plan.microbatches).map(() => noText);
@@ -107,7 +108,7 @@ export function dealtTo(rank: number, plan: Plan, samples: readonly Sample[]): I
 
 /** Encoder lanes with an image in any microbatch of the step. `withImages`: which samples have one. */
 export function participants(plan: Plan, withImages: readonly boolean[]): number {
-	return range(plan.topology.encoder?.lanes ?? 1).filter((lane) =>
+	return range(plan.topology.encoders[0]?.lanes ?? 1).filter((lane) =>
 		range(plan.microbatches).some((m) => encoderSamples(plan, withImages, lane, m).includes(true)),
 	).length;
 }

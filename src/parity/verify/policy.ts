@@ -67,7 +67,7 @@ export async function runPolicy(world: World, plan: Plan, subject: Subject): Pro
 		corrected: norms(correctedEncoder!, correctedLanguage!, after.clipFactor),
 	};
 	return {
-		ranks: plan.topology.encoder?.lanes ?? 1,
+		ranks: plan.topology.encoders[0]?.lanes ?? 1,
 		participants: before.participants,
 		...results,
 		cosine: product! / Math.max(results.exact.all * results.corrected.all, Number.MIN_VALUE),

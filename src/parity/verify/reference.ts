@@ -85,7 +85,7 @@ const files = { values: "reference.safetensors", description: "reference.json" }
 
 /** Layout `1`, as the reference runs on it. */
 export function referencePlan(subject: Subject): Plan {
-	return planOf(namedTopology(layoutFor(parseLayout("1"), { encoder: subject.encoder !== null })), {
+	return planOf(namedTopology(layoutFor(parseLayout("1"), { encoder: subject.encoders.length > 0 })), {
 		samples: subject.samples.length,
 		microBatchSize: microBatchSizes(subject).reference,
 		sequenceLength: subject.sequenceLength,

@@ -25,11 +25,11 @@ export function renderReference(subject: Subject, reference: Reference): string 
 	const textOnly = samples.filter(({ images }) => images.grids.length === 0).length;
 	const { scalars, noise } = reference;
 	const rows = samples
-		.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length)
+		.map(({ text }) => text.ids.filter((id) => id === subject.encoders[0]?.placeholderId).length)
 		.filter((count) => count > 0);
 	const others = rows.length === 0 ? "" : `, the others with ${Math.min(...rows)} to ${Math.max(...rows)} image rows`;
 	const lines = [
-		`Reference: layout 1, one process${subject.encoder ? " with both modules" : ""}. ${counted(samples.length, "sample")} of ${counted(subject.sequenceLength, "token")} ${subject.origin}${subject.encoder ? `, ${textOnly} of them text alone${others}` : ""}.`,
+		`Reference: layout 1, one process${subject.encoders.length > 0 ? " with both modules" : ""}. ${counted(samples.length, "sample")} of ${counted(subject.sequenceLength, "token")} ${subject.origin}${subject.encoders.length > 0 ? `, ${textOnly} of them text alone${others}` : ""}.`,
 		`  loss ${scalars.loss.toFixed(6)}, gradient norm ${scalars.gradientNorm.toFixed(6)}, ${counted(scalars.tokens, "loss token")}, ${reference.microbatches} × ${counted(reference.microBatchSize, "sample")} a step`,
 	];
 	if (reference.recipe === "e4m3Blockwise") {

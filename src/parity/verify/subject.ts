@@ -18,12 +18,13 @@ import {
 	dispatcherOf,
 	distillationOf,
 	elasticOf,
-	frozenOf,
+	encodersOf,
+	freezesLanguage,
 	lossMeanOf,
 	overlapOf,
 } from "../../train/from-configuration.ts";
 import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
-import type { ElasticSpecification, RunSpecification } from "../../train/run-specification.ts";
+import type { ElasticSpecification, EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** Options that change the order of work and no value. */
@@ -33,8 +34,8 @@ export type WorkOrder = Required<Pick<RunSpecification, "lateWeightGradients" | 
 export const plainOrder: WorkOrder = { lateWeightGradients: false, overlap: null };
 
 export interface Subject {
-	/** null: the language model alone. */
-	readonly encoder: EncoderConfig | null;
+	/** Empty: the language model alone. */
+	readonly encoders: readonly EncoderSpecification[];
 	readonly language: HybridConfig;
 	/** The language model is an elastic parent; null: it is not. */
 	readonly elastic: ElasticSpecification | null;
@@ -43,9 +44,7 @@ export interface Subject {
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
 	readonly guests: readonly Guest[];
-	/** null without an encoder. */
-	readonly imageTokenId: number | null;
-	readonly frozen: { readonly tower: boolean; readonly projector: boolean; readonly language: boolean };
+	readonly frozenLanguage: boolean;
 	readonly adam: AdamWOptions;
 	readonly clipGrad: number;
 	readonly lossMean: LossMean;
@@ -91,14 +90,13 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	return {
-		encoder: hasEncoder(c) ? drawnEncoder(encoderConfig(c)) : null,
+		encoders: encodersOf(c).map((encoder) => ({ ...encoder, config: drawnEncoder(encoder.config) })),
 		language: drawn(hybridConfig(c)),
 		elastic: elasticSubject(c),
 		distillation: distillationOf(c),
 		pattern: c.hybridLayerPattern,
 		guests: guestsOfSubject(c),
-		imageTokenId: hasEncoder(c) ? c.imageTokenId : null,
-		frozen: frozenOf(c),
+		frozenLanguage: freezesLanguage(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
 		clipGrad: c.clipGrad,
 		lossMean: lossMeanOf(c),

@@ -66,14 +66,16 @@ export interface RunData {
 
 /** The part of the data that `rank` reads. */
 export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
-	const { encoder, language, routes } = topology;
+	const { language } = topology;
+	const [edge] = topology.featureEdges;
 	const laneCount = language.lanes;
 	const textLane = language.contains(rank) ? language.coordinates(rank).dp : null;
 	const reportsSkipped = textLane !== null && rank === language.lane(textLane, 0)[0];
 	const common = { textLane, laneCount, reportsSkipped, wantsText: textLane !== null };
-	if (!encoder?.contains(rank)) {
+	if (!edge?.encoder.contains(rank)) {
 		return { ...common, lanes: [textLane!], share: wholeShare, reportsDamage: false, wantsImages: false };
 	}
+	const { encoder, routes } = edge;
 	const { dp } = encoder.coordinates(rank);
 	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
 	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);

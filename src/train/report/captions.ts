@@ -59,7 +59,7 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	);
 	const place = dataPlaceOf(topology, rank);
 	// Tensor-parallel ranks and stages hold the same captions, so one of them reports.
-	const speaks = run.groups.language?.lane.rank === 0;
+	const speaks = run.languageGroups?.lane.rank === 0;
 	const lane = place.textLane ?? place.lanes[0]!;
 	const draws = run.encoder !== null && place.lanes[0] === 0;
 	const part: Part = {

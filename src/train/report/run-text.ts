@@ -11,7 +11,7 @@ import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
 import type { RowTransportName } from "../../native/abi.ts";
 import type { Observer } from "../../observe/step-report.ts";
-import type { World } from "../../parallel/index.ts";
+import { languageModule, visionModule, type World } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { elementCount } from "../../tensor/index.ts";
 import type { Run } from "../assemble.ts";
@@ -24,9 +24,8 @@ export function introduction(c: TrainingConfiguration, { topology }: Run, world:
 	const millions = (count: number) => `${(count / 1e6).toFixed(2)} M parameters`;
 	const language = languageText(c, millions);
 	const what = hasEncoder(c) ? `${encoderText(c, millions)} and ${language}` : language;
-	const sizes = topology.encoder
-		? ` (${topology.encoder.size} for the encoder, ${topology.language.size} for the language model)`
-		: "";
+	const of = topology.modules.map(({ name, size }) => `${size} for ${moduleTitle(name)}`);
+	const sizes = of.length === 1 ? "" : ` (${of.join(", ")})`;
 	const ranks = world.size === 1 ? "" : `${counted(world.size, "rank")}${sizes}, `;
 	const on = `${name}, ${ranks}${counted(threads, "thread")}${world.size === 1 ? "" : " each"}`;
 	return `Training ${what} on ${on}.${frozenText(c)}`;
@@ -67,6 +66,12 @@ function imageText(c: TrainingConfiguration): string {
 	if (!c.useTiling) return `resized to ${c.imgW} × ${c.imgH} pixels, whatever their proportions`;
 	const thumbnail = c.useThumbnail ? " and a thumbnail" : "";
 	return `cut into ${c.minNumTiles} to ${c.maxNumTiles} tiles of ${c.imgH} × ${c.imgH} pixels${thumbnail} (use-tiling)`;
+}
+
+/** Such as "the encoder": a module in sentences. */
+function moduleTitle(name: string): string {
+	if (name === languageModule) return "the language model";
+	return name === visionModule ? "the encoder" : name;
 }
 
 /** Names the frozen parts; empty if none is frozen. */

@@ -100,12 +100,12 @@ export class StepMetrics {
 
 	/** This rank's FLOPs of the step, forward and backward; ranks that share a microbatch each count an equal part. */
 	#flopsOf(microbatches: readonly ImageTextMicrobatch[]): number {
-		const { encoder, groups } = this.run;
+		const { encoder, languageGroups } = this.run;
 		let flops = 0;
 		for (const { text, images } of microbatches) {
-			flops += (text.ids.length * this.#flopsPerToken) / (groups.language?.model.tp.size ?? 1);
+			flops += (text.ids.length * this.#flopsPerToken) / (languageGroups?.model.tp.size ?? 1);
 			if (encoder === null) continue;
-			const { size } = groups.encoder!.model.tp;
+			const { size } = encoder.parallel.tp;
 			for (const grid of images.grids) flops += (3 * encoderFlops(encoder.config, grid)) / size;
 		}
 		return flops;

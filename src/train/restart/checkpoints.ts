@@ -188,7 +188,7 @@ export class Checkpoints implements Listener {
 	#record(progress: Progress, optimizerSteps: number) {
 		const { c, run } = this;
 		const { learningRate, weightDecay } = this.#schedules;
-		const { encoder, language, colocated } = run.topology;
+		const { encoders, language, colocated } = run.topology;
 		return {
 			training: { ...progress, optimizerSteps, globalBatchSize: c.globalBatchSize },
 			schedules: c.noSaveOptim ? null : { learningRate: { ...learningRate }, weightDecay: { ...weightDecay } },
@@ -197,7 +197,7 @@ export class Checkpoints implements Listener {
 			precision: precisionOf(c),
 			lineage: this.#lineage,
 			topology: {
-				encoder: encoder?.shape ?? null,
+				encoder: encoders[0]?.shape ?? null,
 				language: language.shape,
 				colocated,
 				distributedOptimizer: c.useDistributedOptimizer,

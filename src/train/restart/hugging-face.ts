@@ -98,8 +98,8 @@ export class HuggingFaceWeights implements Disposable {
 
 	/** Every rank of the world calls this together. */
 	static async open(c: TrainingConfiguration, run: Run, world: World): Promise<HuggingFaceWeights> {
-		const { encoder, language } = run.topology;
-		const ranks = encoder === null ? language.ranks : [...Array(world.size).keys()];
+		const { encoders, language } = run.topology;
+		const ranks = encoders.length === 0 ? language.ranks : [...Array(world.size).keys()];
 		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
 		return new HuggingFaceWeights(c, run, several ? await world.group("model", ranks) : null);
 	}
@@ -127,7 +127,7 @@ export class HuggingFaceWeights implements Disposable {
 	async save(provenance: Provenance, lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
 		if (c.saveHf === null) return;
-		if (run.topology.encoder === null && run.language === null) return;
+		if (run.topology.encoders.length === 0 && run.language === null) return;
 		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
 		if (path !== c.saveHf) warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
 		using weights = this.#mergedWeights(path);

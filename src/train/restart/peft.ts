@@ -91,8 +91,8 @@ export class PeftWeights {
 
 	/** Every rank of the world calls this together. */
 	static async open(c: TrainingConfiguration, run: Run, world: World): Promise<PeftWeights> {
-		const { language, encoder } = run.topology;
-		const ranks = encoder !== null && adaptsEncoder(c) ? [...Array(world.size).keys()] : language.ranks;
+		const { language, encoders } = run.topology;
+		const ranks = encoders.length > 0 && adaptsEncoder(c) ? [...Array(world.size).keys()] : language.ranks;
 		const several = c.savePeft !== null && ranks.length > 1 && ranks.includes(world.rank);
 		return new PeftWeights(c, run, several ? await world.group("adapters", ranks) : null);
 	}

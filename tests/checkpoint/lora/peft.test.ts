@@ -49,9 +49,9 @@ async function open(adapters: string | null): Promise<Run> {
 	const language = huggingFaceConfig(source, join(base, "config.json"), "f32");
 	const run = await assemble(
 		{
-			...{ encoder: null, imageTokenId: null, clipGrad: 0, seed: 1 },
+			...{ encoders: [], clipGrad: 0, seed: 1 },
 			language: { ...language, lora: adapters === null ? null : lora },
-			frozen: { tower: true, projector: true, language: false },
+			frozenLanguage: false,
 			adam: { beta1: betas[0], beta2: betas[1], epsilon: eps },
 		},
 		topologyOfLayout(languageAlone),

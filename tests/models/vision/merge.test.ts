@@ -50,7 +50,7 @@ test("a rank with its own run of the tokens places the rows that fall into it", 
 
 test("text alone: no rows, the embedding as it is", () => {
 	const text = findImagePlaces(Int32Array.of(1, 2, 3), [3], 9);
-	checkImageRows(text, [0], "microbatch 0");
+	checkImageRows(text, [0], { module: "radio_encoder", place: "microbatch 0" });
 	using matrix = placement(device, text, tp);
 	using embedded = Tensor.from(device, randomValues(6, 1), [3, 2]);
 	using rows = Tensor.empty(device, [0, 2]);
@@ -59,10 +59,10 @@ test("text alone: no rows, the embedding as it is", () => {
 });
 
 test("rows that do not match the tokens are refused, naming the sample", () => {
-	expect(() => checkImageRows(places, [2, 3], "microbatch 4")).toThrow(
+	expect(() => checkImageRows(places, [2, 3], { module: "radio_encoder", place: "microbatch 4" })).toThrow(
 		"Sample 1 of microbatch 4 has 2 image tokens but 3 image rows.",
 	);
-	expect(() => checkImageRows(places, [4], "microbatch 4")).toThrow(
+	expect(() => checkImageRows(places, [4], { module: "radio_encoder", place: "microbatch 4" })).toThrow(
 		"microbatch 4 has 2 samples of text and 1 of image rows.",
 	);
 });

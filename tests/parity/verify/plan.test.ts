@@ -17,7 +17,8 @@ import { microBatchSizes, poolingReason } from "../../../src/parity/verify/subje
 import { smallSubject } from "./subject.ts";
 
 const subject = smallSubject();
-const { samples, encoder } = subject;
+const { samples } = subject;
+const [encoder] = subject.encoders;
 const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}) =>
 	planOf(namedTopology(parseLayout(layout)), {
 		samples: samples.length,
@@ -29,12 +30,12 @@ const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}
 describe("samples", () => {
 	test("hold as many image tokens as image rows, and labels for text alone", () => {
 		for (const { text, images } of samples) {
-			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder!.tower, grid), 0);
-			expect(text.ids.filter((id) => id === subject.imageTokenId)).toHaveLength(rows);
+			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder!.config.tower, grid), 0);
+			expect(text.ids.filter((id) => id === encoder!.placeholderId)).toHaveLength(rows);
 			text.labels.forEach((label, at) => {
 				expect(text.lossMask[at]).toBe(label === -100 ? 0 : 1);
 				if (label !== -100) expect(label).toBe(text.ids[at + 1]!);
-				expect(label).not.toBe(subject.imageTokenId);
+				expect(label).not.toBe(encoder!.placeholderId);
 			});
 		}
 	});
@@ -42,7 +43,7 @@ describe("samples", () => {
 	test("are uneven, some of two images, some without", () => {
 		const counts = samples.map(({ images }) => images.grids.length);
 		expect(counts).toEqual([1, 2, 0, 1, 1, 2, 0, 0]);
-		const rows = samples.map(({ text }) => text.ids.filter((id) => id === subject.imageTokenId).length);
+		const rows = samples.map(({ text }) => text.ids.filter((id) => id === encoder!.placeholderId).length);
 		expect(new Set(rows).size).toBeGreaterThan(3);
 		expect(samples.flatMap(({ images }) => images.indices)).toEqual([0, 1, 2, 3, 4, 5, 6]);
 	});
@@ -79,7 +80,8 @@ function imagesOf(sets: readonly ImageSet[]): [number, string][] {
 }
 const lanes = (count: number) => Array.from({ length: count }, (_, lane) => lane);
 const languageOf = (p: Plan) => lanes(p.topology.language.lanes).map((lane) => languageMicrobatches(p, samples, lane));
-const encoderOf = (p: Plan) => lanes(p.topology.encoder!.lanes).map((lane) => encoderMicrobatches(p, samples, lane));
+const encoderOf = (p: Plan) =>
+	lanes(p.topology.encoders[0]!.lanes).map((lane) => encoderMicrobatches(p, samples, lane));
 
 for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) {
 	test(`${layout} deals every sample out once a side, rows in the lane's order`, () => {
@@ -91,7 +93,7 @@ for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) 
 		expect(images).toEqual(imagesOf(one.map((batch) => batch.images)));
 		for (const batches of encoderOf(p)) expect(batches).toHaveLength(p.microbatches);
 		// Images that a language lane receives: the parts of its sources, or its part of its source's.
-		const [sources, destinations] = [p.topology.encoder!.lanes, p.topology.language.lanes];
+		const [sources, destinations] = [p.topology.encoders[0]!.lanes, p.topology.language.lanes];
 		for (const [lane, batches] of languageOf(p).entries()) {
 			for (const [m, text] of batches.entries()) {
 				const perSample = encoderOf(p).flatMap((sets, source) => {

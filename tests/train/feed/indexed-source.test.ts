@@ -81,7 +81,7 @@ test.each(layouts)("%p reads the samples of a step once, in lane order", async (
 	for (const [rank, source] of sources) {
 		const microbatches = await source.step(iteration);
 		const { dp } = topology.gridOf(rank).coordinates(rank);
-		if (topology.encoder?.contains(rank) !== true) {
+		if (topology.encoders[0]?.contains(rank) !== true) {
 			const perLane = 16 / topology.language.lanes;
 			const own = microbatches.flatMap(({ text }) => [...text.ids]);
 			expect(own).toEqual(Array.from({ length: perLane }, (_, i) => 32 + dp * perLane + i));
@@ -93,7 +93,7 @@ test.each(layouts)("%p reads the samples of a step once, in lane order", async (
 				seen.set(n, (seen.get(n) ?? 0) + 1);
 			}
 		}
-		if (topology.encoder?.contains(rank)) {
+		if (topology.encoders[0]?.contains(rank)) {
 			// Microbatch m: that of every lane served, or this rank's share of one.
 			const { lanes, share } = dataPlaceOf(topology, rank);
 			for (const [m, microbatch] of microbatches.entries()) {
@@ -107,7 +107,7 @@ test.each(layouts)("%p reads the samples of a step once, in lane order", async (
 		}
 	}
 	// Tensor-parallel encoder ranks see the same; a language rank alone sees none.
-	const copies = topology.encoder?.shape.tensor ?? 1;
+	const copies = topology.encoders[0]?.shape.tensor ?? 1;
 	for (let n = 32; n < 48; n++) expect(seen.get(n) ?? 0).toBe(n % 3 === 0 ? 0 : copies);
 });
 
