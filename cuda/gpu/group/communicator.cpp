@@ -41,6 +41,13 @@ const NcclFunctions& nccl() {
 namespace {
 
 [[noreturn]] void fail_nccl(ncclComm_t comm, ncclResult_t result, const char* what) {
+  // NCCL reports a full device as an unhandled error of CUDA.
+  size_t free = 0, total = 0;
+  if (result == ncclUnhandledCudaError && cudaMemGetInfo(&free, &total) == cudaSuccess && free < communicator_bytes / 2) {
+    throw Error(MIMO_ERROR_OUT_OF_MEMORY, std::string("Out of device memory: NCCL has no room for its buffers at ") + what +
+                                              ", with " + std::to_string(free >> 20) + " of " +
+                                              std::to_string(total >> 20) + " MiB free.");
+  }
   const char* more = nccl().GetLastError(comm);
   throw Error(MIMO_ERROR_DEVICE, std::string("NCCL failed at ") + what + ": " + nccl().GetErrorString(result) +
                                      (more == nullptr || more[0] == 0 ? "" : std::string(" (") + more + ")") + ".");

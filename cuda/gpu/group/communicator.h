@@ -40,6 +40,9 @@ ncclUniqueId new_unique_id();
 /// Takes some tenths of a second; may be called from any thread.
 void abort_communicator(ncclComm_t handle);
 
+/// Device memory that a new communicator may need: channels of 4 to 8 MiB for every peer on a host, and what CUDA adds.
+constexpr size_t communicator_bytes = size_t{1} << 30;
+
 /// A communicator and the stream on which its operations are queued.
 class Communicator {
  public:

@@ -10,6 +10,7 @@
 #include "collective.h"
 #include "error.h"
 #include "group_watch.h"
+#include "memory_pool.h"
 #include "status.h"
 
 namespace mimo::cuda {
@@ -75,6 +76,10 @@ void DeviceGroup::prepare() {
   device_ = run_.device->index;
   check(cudaSetDevice(device_), "choosing a device");
   set_up_nccl(run_.device->deterministic);
+  // NCCL allocates past the pool, whose blocks that are not live may fill the device.
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "reading the free memory");
+  if (free < communicator_bytes) run_.device->memory->trim();
   char gpu[16] = {};
   check(cudaDeviceGetPCIBusId(gpu, sizeof(gpu), device_), "reading the device's place");
   run_.claim_gpu(gpu);
