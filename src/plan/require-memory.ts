@@ -1,11 +1,19 @@
 /** Refuses a run before its first step if its plan needs more memory than a device has. */
-import { sharesRanks } from "../config/derive.ts";
+import { encoderMicroBatchSize, hasEncoder, sharesRanks } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { mockImage } from "../data/mock.ts";
+import { hybridConfig } from "../models/language/from-configuration.ts";
+import { hybridParameters } from "../models/language/names.ts";
+import type { ParameterSpec } from "../models/parameter-spec.ts";
+import { radioParameters } from "../models/radio/names.ts";
+import { encoderConfig } from "../models/vision/from-configuration.ts";
+import { projectorParameters } from "../models/vision/projector.ts";
 import type { DeviceInfo } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { topologyOf } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
-import { planRank } from "./rank-plan.ts";
+import { elementCount } from "../tensor/index.ts";
+import { enoughMicrobatches, planRank } from "./rank-plan.ts";
 import { actorRanks } from "./run-plan.ts";
 
 /** Bytes of a microbatch's rows and the vocabulary's up to which a plan takes seconds. */
@@ -39,15 +47,8 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 			`${what} needs ${gibibytes(Math.max(sequence, vocabulary))} at least; ${name} has ${gibibytes(memoryBytes)}.`,
 		);
 	}
-	let needed = 0;
-	for (const actor of actors) {
-		const here = actor.ranks.filter((one) => ranks.includes(one));
-		if (here.length === 0) continue;
-		const peak = await peakOf(c, here[0]!, kind);
-		if (peak === null) return;
-		needed += here.length * peak;
-	}
-	if (needed <= memoryBytes) return;
+	const needed = await bytesAtPeak(c, actors, device);
+	if (needed === null || needed <= memoryBytes) return;
 	const alone = ranks.length === 1;
 	const subject = alone ? `Rank ${rank}` : `${ranks.length} ranks share ${name}${both ? "," : ""}`;
 	const verb = both ? (alone ? " holds both modules and" : " hold both modules and") : alone ? "" : " and";
@@ -71,10 +72,40 @@ function leastBytes(c: TrainingConfiguration): { readonly sequence: number; read
 	};
 }
 
-/** Bytes of a rank at its peak; null: a plan cannot imitate its data. */
-async function peakOf(c: TrainingConfiguration, rank: number, kind: DeviceKind): Promise<number | null> {
+/**
+ * Bytes that no rank comes near: twice the states of the whole model, and per token four fp32 rows of what each weight reads and
+ * writes. A plan takes as long as a step of a small model, this a thousandth.
+ */
+export function generousBytes(c: TrainingConfiguration): number {
+	const bytes = (specs: readonly ParameterSpec[], tokens: number) =>
+		specs.reduce((sum, { shape, experts }) => {
+			const perToken = 4 * 4 * (shape[0]! + shape.at(-1)!);
+			return sum + (experts ?? 1) * (2 * 20 * elementCount(shape) + perToken * tokens);
+		}, 0);
+	const microbatches = enoughMicrobatches(c);
+	const language = bytes(hybridParameters(hybridConfig(c)), microbatches * c.microBatchSize * c.seqLength);
+	if (!hasEncoder(c)) return language;
+	const { tower, projector } = encoderConfig(c);
+	const { grid } = mockImage(c);
+	const patches = microbatches * encoderMicroBatchSize(c) * grid.rows * grid.columns;
+	return language + bytes([...radioParameters(tower), ...projectorParameters(projector)], patches);
+}
+
+/** Bytes of a device's ranks at their peak; null: they fit by far, or a plan cannot imitate the data. */
+async function bytesAtPeak(
+	c: TrainingConfiguration,
+	actors: ReturnType<typeof actorRanks>,
+	{ ranks, memoryBytes, kind }: SharedDevice,
+): Promise<number | null> {
 	try {
-		return (await planRank(c, rank, { kind, imbalance: 1 })).memory.peak;
+		if (ranks.length * generousBytes(c) <= memoryBytes) return null;
+		let needed = 0;
+		for (const actor of actors) {
+			const here = actor.ranks.filter((one) => ranks.includes(one));
+			if (here.length === 0) continue;
+			needed += here.length * (await planRank(c, here[0]!, { kind, imbalance: 1 })).memory.peak;
+		}
+		return needed;
 	} catch (error) {
 		if (error instanceof UserError) return null;
 		throw error;

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { planRank } from "../../src/plan/rank-plan.ts";
-import { requireMemory } from "../../src/plan/require-memory.ts";
+import { generousBytes, requireMemory } from "../../src/plan/require-memory.ts";
 
 const shared = { preset: "nemotron-vlm-tiny", "encoder-dp": 2, "llm-offset": 0, "llm-pp": 2 };
 const c = configurationOf(shared);
@@ -71,4 +71,26 @@ test("sizes far beyond a machine are refused without a plan", async () => {
 	] as const) {
 		await expect(requireMemory(configurationOf({ ...tiny, ...sizes }), 0, device)).rejects.toThrow(sentence);
 	}
+});
+
+test("the bound under which no plan is made is several times the peak of every small run, and still small", async () => {
+	const tiny = { preset: "nemotron-tiny", "data-path": "x.txt" };
+	const runs = [
+		...[shared, { ...shared, "llm-offset": 2 }, { ...shared, "micro-batch-size": 8, "img-h": 1024, "img-w": 1024 }],
+		...[{}, { "llm-tp": 2 }, { bf16: true }, { "lora-rank": 8 }, { "mtp-num-layers": 1 }].map((keys) => ({
+			...tiny,
+			...keys,
+		})),
+		{ ...tiny, "seq-length": 8192, "max-position-embeddings": 8192, "micro-batch-size": 1, "global-batch-size": 1 },
+	];
+	const ratios: number[] = [];
+	for (const keys of runs) {
+		const run = configurationOf(keys);
+		const { peak } = (await planRank(run, 0, { kind: "cpu", imbalance: 1 })).memory;
+		ratios.push(generousBytes(run) / peak);
+	}
+	expect(ratios.filter((ratio) => ratio < 8)).toEqual([]);
+	expect(ratios.filter((ratio) => ratio > 64)).toEqual([]);
+	const large = configurationOf({ preset: "nemotron-nano-30b-a3b", "data-path": "x.txt", "train-iters": 1 });
+	expect(generousBytes(large)).toBeGreaterThan(2 ** 40);
 });
