@@ -164,10 +164,10 @@ test("bun:ffi stays inside src/native", () => {
 /** Files that read others than through InputFile, which refuses pipes, devices and links out of a folder. */
 const readThemselves = [
 	// What the system and this program's own processes and folders hold.
-	...["commands/machine.ts", "launch/descriptors.ts", "launch/join.ts", "launch/rendezvous/socket-owner.ts"],
-	...["checkpoint/native/process-identity.ts", "data/energon/tools/bench.ts", "native/library.ts"],
+	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/socket-owner.ts"],
+	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/library.ts"],
 	...[
-		"checkpoint/native/save-jobs.ts",
+		"checkpoint/native/save-worker.ts",
 		"observe/trace/tracer.ts",
 		"parity/verify/reference.ts",
 		"parity/verify/verify.ts",

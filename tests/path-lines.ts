@@ -13,7 +13,7 @@
  */
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { columns } from "../src/observe/columns.ts";
+import { columns } from "../src/observe/output.ts";
 
 const roots = ["commands/train.ts", "train/run.ts", "native/device.ts"];
 const rooms = /^(train\/[^/]+|schedule\/.*|models\/.*|optim\/.*|parallel\/.*|tensor\/[^/]+)\.ts$/;

@@ -4,7 +4,7 @@
  */
 import { closeSync, constants, fsyncSync, openSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
-import { reserve } from "../native/reserve.ts";
+import { reserve } from "../native/files.ts";
 import { UserError } from "../system/errors.ts";
 import { fileError } from "../system/system-errors.ts";
 import { WriteBack } from "./write-back.ts";

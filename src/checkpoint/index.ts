@@ -1,7 +1,13 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
 export { ConvertedStore } from "./cast-floats.ts";
 export { adaptedModel, type TargetName } from "./conversion/adapters.ts";
-export { type ConversionOptions, openSource, type PlannedConversion, planConversion } from "./conversion/convert.ts";
+export {
+	type ConversionOptions,
+	openSource,
+	openWeights,
+	type PlannedConversion,
+	planConversion,
+} from "./conversion/convert.ts";
 export { keptInSource, spellingObject } from "./conversion/hugging-face.ts";
 export { damages, formatBytes, formatInspection, inspectCheckpoint } from "./conversion/inspect.ts";
 export { layerNameKinds } from "./conversion/layer-names.ts";
@@ -15,7 +21,6 @@ export {
 	type SourceCheckpoint,
 	type SourceOptions,
 } from "./conversion/source.ts";
-export { openWeights } from "./conversion/weights.ts";
 export { type DtypeTag, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
 export { writeFileAtomically } from "./files.ts";
 export { writeFolderAtomically } from "./folders.ts";
@@ -43,22 +48,17 @@ export { type AdaptedModel, moduleSpelling, peftCorrespondence, storedSpelling }
 export { adaptersOf, scaleOf, withoutAdapters } from "./lora/tensors.ts";
 export { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors, requireMatch } from "./mapping.ts";
 export { copyBlocks, gradientsOf, loadModel, type NamedTensors, ValueStore } from "./model-store.ts";
-export { claimFolder } from "./native/claim-folder.ts";
 export { canonicalLayout, type Json, type Manifest, type NativeLayout } from "./native/manifest.ts";
 export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
 export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
-export { isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
+export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
 export { SelectedStore, type Selection } from "./selected-store.ts";
 export { readTensor, selectTensors, type TensorStore } from "./store.ts";
-export { canonicalCheckpoint } from "./training/canonical.ts";
 export { openChecked } from "./training/choose-checkpoint.ts";
-export { describedModel } from "./training/megatron-record.ts";
-export { requireOwnSteps, type Start } from "./training/own-checkpoints.ts";
-export { commonOf, dataObject, readRecord, type TrainingRecord } from "./training/record.ts";
-export { restoreTensors } from "./training/restore.ts";
+export { readStoredDataKeys, requireOwnSteps, type Start, storedConfiguration } from "./training/own-checkpoints.ts";
+export { commonOf, dataObject, describedModel, readRecord, type TrainingRecord } from "./training/record.ts";
+export { canonicalCheckpoint, restoreTensors } from "./training/restore.ts";
 export { CheckpointSaver } from "./training/saver.ts";
-export { readStoredDataKeys, storedConfiguration } from "./training/stored-configuration.ts";
-export { requireTensors } from "./training/strict-keys.ts";
-export { TrainingTensors } from "./training/tensors.ts";
+export { requireTensors, TrainingTensors } from "./training/tensors.ts";

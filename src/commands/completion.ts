@@ -1,10 +1,115 @@
 /** `mimo completion SHELL`: a script that completes commands, flags and their values in that shell. */
 import { defineCommand } from "citty";
 import { writeOut } from "../observe/output.ts";
-import { bashScript } from "./completion/bash.ts";
-import { type CommandTable, commandLines } from "./completion/command-lines.ts";
-import { fishScript } from "./completion/fish.ts";
-import { zshScript } from "./completion/zsh.ts";
+import {
+	alternatives,
+	type CommandLine,
+	type CommandTable,
+	commandLines,
+	configurationFlags,
+	type Flag,
+	flagCases,
+	quoted,
+	type Values,
+} from "./completion/command-lines.ts";
+
+function zshScript(lines: readonly CommandLine[]): string {
+	const configured = lines.filter((line) => line.configured).map(({ path }) => path);
+	return `#compdef mimo
+# Completion of mimo for zsh: mimo completion zsh >"\${fpath[1]}/_mimo"
+_mimo() {
+  local flag=$words[CURRENT-1] route=mimo configuration= at
+  local -a commands flags
+  for ((at = 2; at < CURRENT; at++)); do
+    case "$route $words[at]" in
+      ${alternatives(lines.slice(1).map(({ path }) => path))}) route+=" $words[at]" ;;
+      *) break ;;
+    esac
+  done
+  case "$route $flag" in
+${lines.map((line) => flagCases(line.flags, `${line.path} `, zshAnswer)).join("")}  esac
+  case "$route" in
+    ${alternatives(configured)}) configuration=yes ;;
+  esac
+  if [[ -n $configuration ]]; then
+    case "$flag" in
+${flagCases(configurationFlags, "", zshAnswer, "  ")}    esac
+  fi
+  case "$route" in
+${lines.map((line) => described(line, lines)).join("")}  esac
+  if [[ -n $configuration ]]; then
+    flags+=(
+${configurationFlags.map((flag) => `      ${item(`--${flag.name}`, flag.description)}\n`).join("")}    )
+  fi
+  if [[ $words[CURRENT] == -* ]]; then _describe -o flag flags; return; fi
+  if (( $#commands )); then _describe command commands; else _files; fi
+}
+if [[ $funcstack[1] == _mimo ]]; then _mimo "$@"; else compdef _mimo mimo; fi
+`;
+}
+
+function described({ path, below, flags }: CommandLine, lines: readonly CommandLine[]): string {
+	const summary = (name: string) => lines.find((line) => line.path === `${path} ${name}`)!.summary;
+	const commands = below.map((name) => item(name, summary(name))).join(" ");
+	const own = flags.map((flag) => item(`--${flag.name}`, flag.description)).join(" ");
+	return `    ${quoted(path)}) commands=(${commands}) flags=(${own}) ;;\n`;
+}
+
+/** "name:description" for _describe; a colon of the name would end it. */
+const item = (name: string, description: string) => quoted(`${name.replaceAll(":", "\\:")}:${description}`);
+
+function zshAnswer(values: Values): string {
+	if (values === "text") return "";
+	return values === "path" ? "_files; " : `compadd -- ${(values as readonly string[]).map(quoted).join(" ")}; `;
+}
+
+function fishScript(lines: readonly CommandLine[]): string {
+	const configured = lines.filter((line) => line.configured).map(({ path }) => path);
+	const summary = (path: string) => lines.find((line) => line.path === path)!.summary;
+	return `# Completion of mimo for fish: mimo completion fish >~/.config/fish/completions/mimo.fish
+function __mimo_at --description 'Whether one of these commands is being typed'
+    set --local path mimo
+    for word in (commandline --tokenize --cut-at-cursor --current-process)[2..]
+        contains -- "$path $word" ${lines
+					.slice(1)
+					.map(({ path }) => fishQuoted(path))
+					.join(" ")}; or break
+        set path "$path $word"
+    end
+    contains -- $path $argv
+end
+complete --command mimo --no-files
+${lines
+	.flatMap(({ path, below, flags }) => [
+		...below.map((name) =>
+			complete([path], `--arguments ${fishQuoted(name)} --description ${fishQuoted(summary(`${path} ${name}`))}`),
+		),
+		...(below.length === 0 ? [complete([path], "--force-files")] : []),
+		...flags.map((flag) => complete([path], option(flag))),
+	])
+	.join("\n")}
+${configurationFlags.map((flag) => complete(configured, option(flag))).join("\n")}
+`;
+}
+
+function complete(paths: readonly string[], what: string): string {
+	return `complete --command mimo --condition ${fishQuoted(`__mimo_at ${paths.map(fishQuoted).join(" ")}`)} ${what}`;
+}
+
+function option({ name, description, values }: Flag): string {
+	const said = description === "" ? "" : ` --description ${fishQuoted(description)}`;
+	return `--long-option ${name}${said}${followed(values)}`;
+}
+
+function followed(values: Values): string {
+	if (values === "none") return "";
+	if (values === "path") return " --require-parameter --force-files";
+	if (values === "text") return " --exclusive";
+	return ` --exclusive --arguments ${fishQuoted(values.join(" "))}`;
+}
+
+/** Text between single quotes of fish. */
+const fishQuoted = (text: string) => `'${text.replaceAll("\\", "\\\\").replaceAll("'", "\\'")}'`;
 
 const scripts = { bash: bashScript, zsh: zshScript, fish: fishScript } as const;
 /** Shells whose scripts a release contains. */
@@ -24,4 +129,46 @@ export function completionCommand(table: CommandTable) {
 		meta: { name: "completion", description: "Print a script that completes commands and flags in a shell." },
 		subCommands: Object.fromEntries(shells),
 	});
+}
+
+function bashScript(lines: readonly CommandLine[]): string {
+	const configured = lines.filter((line) => line.configured).map(({ path }) => path);
+	const words = ({ below, flags }: CommandLine) => [...below, ...flags.map(({ name }) => `--${name}`)].join(" ");
+	return `# Completion of mimo for bash: source <(mimo completion bash)
+_mimo() {
+  local word=\${COMP_WORDS[COMP_CWORD]} flag=\${COMP_WORDS[COMP_CWORD-1]} path=mimo at words= configuration=
+  # bash takes --flag=value for three words.
+  if [[ $word == "=" ]]; then word=; elif [[ $flag == "=" ]]; then flag=\${COMP_WORDS[COMP_CWORD-2]}; fi
+  for ((at = 1; at < COMP_CWORD; at++)); do
+    case "$path \${COMP_WORDS[at]}" in
+      ${alternatives(lines.slice(1).map(({ path }) => path))}) path+=" \${COMP_WORDS[at]}" ;;
+      *) break ;;
+    esac
+  done
+  COMPREPLY=()
+  case "$path $flag" in
+${lines.map((line) => flagCases(line.flags, `${line.path} `, bashAnswer)).join("")}  esac
+  case "$path" in
+    ${alternatives(configured)}) configuration=yes ;;
+  esac
+  if [[ $configuration ]]; then
+    case "$flag" in
+${flagCases(configurationFlags, "", bashAnswer, "  ")}    esac
+  fi
+  case "$path" in
+${lines.map((line) => `    ${quoted(line.path)}) words=${quoted(words(line))} ;;\n`).join("")}  esac
+  if [[ $configuration ]]; then
+    words+=${quoted(configurationFlags.map(({ name }) => ` --${name}`).join(""))}
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+  if [[ $word != -* ]]; then compopt -o default 2>/dev/null; fi
+}
+complete -F _mimo mimo
+`;
+}
+
+function bashAnswer(values: Values): string {
+	if (values === "text") return "";
+	const offer = values === "path" ? "-f" : `-W ${quoted((values as readonly string[]).join(" "))}`;
+	return `${values === "path" ? "compopt -o filenames 2>/dev/null; " : ""}COMPREPLY=($(compgen ${offer} -- "$word")); `;
 }

@@ -4,8 +4,7 @@ import { print } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand } from "./configured-command.ts";
-import { countFlag, takeRepeated } from "./own-flags.ts";
+import { configuredCommand, countFlag, takeRepeated } from "./configured-command.ts";
 
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 

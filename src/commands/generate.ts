@@ -3,8 +3,7 @@ import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand } from "./configured-command.ts";
-import { countFlag, numberFlag, takeRepeated } from "./own-flags.ts";
+import { configuredCommand, countFlag, numberFlag, takeRepeated } from "./configured-command.ts";
 
 const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
 

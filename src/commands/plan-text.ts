@@ -1,8 +1,6 @@
 /** The text that `mimo plan` prints. */
-
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { bytesText } from "../observe/bytes-text.ts";
-import { columns } from "../observe/columns.ts";
+import { bytesText, columns } from "../observe/output.ts";
 import type { ModuleEstimate, StepEstimate } from "../plan/estimate.ts";
 import type { LayoutFlags, LayoutKind } from "../plan/layout-candidates.ts";
 import type { RankedSplits, Split } from "../plan/layout-search.ts";

@@ -22,8 +22,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configLimits, readJsonText } from "../system/json.ts";
 import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand } from "./configured-command.ts";
-import { countFlag, numberFlag } from "./own-flags.ts";
+import { configuredCommand, countFlag, numberFlag } from "./configured-command.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]

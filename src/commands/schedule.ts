@@ -3,7 +3,7 @@
  * forward passes, half of it for the gradients of weights.
  */
 import type { ResolvedConfiguration } from "../config/resolve.ts";
-import { columns } from "../observe/columns.ts";
+import { columns } from "../observe/output.ts";
 import { actorRanks, stepShape } from "../plan/run-plan.ts";
 import { type Action, actorsOf, isWork, type ScheduleShape } from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";

@@ -2,7 +2,7 @@
 import { encoderMicroBatchSize } from "../config/derive.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { columns } from "../observe/columns.ts";
+import { columns } from "../observe/output.ts";
 import {
 	describeTopology,
 	type ModuleDescription,

@@ -1,7 +1,7 @@
 /** Defaults that are computed from other keys, and quantities that several folders derive from a configuration. */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { ReadGuard } from "../native/read-guard.ts";
+import { ReadGuard } from "../native/files.ts";
 import { watched } from "../system/read-watch.ts";
 import { chatTemplateFile } from "./chat-template-file.ts";
 import { fileKind } from "./file-kind.ts";

@@ -2,8 +2,7 @@
  * Known models (docs/spec/language-model.md §9.1) and their recipes as far as they were published. Layout is never part
  * of a preset: one process is the default.
  */
-
-import { type PresetName, presetNames } from "./preset-names.ts";
+import { type PresetName, presetNames } from "./keys/run.ts";
 import type { Key } from "./schema.ts";
 
 type Preset = Readonly<Partial<Record<Key, unknown>>>;

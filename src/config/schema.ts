@@ -4,19 +4,16 @@
  */
 import * as v from "valibot";
 import type { Field, ValueOf } from "./field.ts";
-import { checkpointKeys } from "./keys/checkpoint.ts";
-import { dataKeys } from "./keys/data.ts";
 import { distillationKeys } from "./keys/distillation.ts";
 import { elasticKeys } from "./keys/elastic.ts";
 import { energonKeys } from "./keys/energon.ts";
-import { loggingKeys } from "./keys/logging.ts";
 import { loraKeys } from "./keys/lora.ts";
 import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { optimizerKeys } from "./keys/optimizer.ts";
 import { parallelKeys } from "./keys/parallel.ts";
-import { runKeys } from "./keys/run.ts";
+import { checkpointKeys, dataKeys, loggingKeys, runKeys } from "./keys/run.ts";
 import { scheduleKeys } from "./keys/schedule.ts";
 import { visionKeys } from "./keys/vision.ts";
 import { type CamelCase, camelCase } from "./names.ts";

@@ -4,7 +4,7 @@
  */
 import { dataLanes, hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { ReadGuard } from "../native/read-guard.ts";
+import { ReadGuard } from "../native/files.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { openDatasets, timeoutOf } from "./routing/from-configuration.ts";

@@ -3,13 +3,15 @@ import { ignored } from "../data/vision-language/encoding.ts";
 import { greedy } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
 import { exchangeTexts, type World } from "../parallel/index.ts";
+import { counted } from "../system/counted.ts";
+import { UserError } from "../system/errors.ts";
 import type { Run } from "../train/assemble.ts";
 import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
 import { deal, type LabelledPrompt, sequencesPerLane } from "./batch-requests.ts";
 import { generate } from "./generate.ts";
-import { isRight, type Question } from "./questions.ts";
 import type { ReadRequest, RequestReader } from "./request-reader.ts";
+import { type Request, readJsonl, requestOf } from "./requests.ts";
 
 export interface Answered {
 	readonly kind: Question["kind"];
@@ -136,4 +138,55 @@ function lossesOf(
 		found.push(...everyone.sort((a, b) => a.place - b.place).map(({ loss }) => loss));
 	}
 	return found;
+}
+
+// Questions with known answers, a record a line of JSONL: `prompt` or `messages`, with images as for requests, and
+// `answer` (a text, or several as `answers`), or `choices` that include `answer`: its text, its number from 0, or its
+// letter.
+
+export type Question = { readonly request: Request } & (
+	| { readonly kind: "exact"; readonly answers: readonly string[] }
+	| { readonly kind: "choice"; readonly choices: readonly string[]; readonly right: number }
+);
+
+/** Reads a file of questions. Throws a UserError that names a line that is not a question. */
+export function readQuestions(path: string, chat: boolean): Question[] {
+	return Array.from(readJsonl(path), (line) => {
+		const request = requestOf(line, path, chat);
+		const { answer, answers, choices } = line.record;
+		if (choices === undefined) {
+			const allowed = [answers ?? answer ?? []].flat().map(String);
+			if (allowed.length === 0) throw new UserError(`${line.name} has no answer.`);
+			return { request, kind: "exact", answers: allowed };
+		}
+		if (!Array.isArray(choices) || choices.length < 2) {
+			throw new UserError(`${line.name}: choices are a list of at least two texts.`);
+		}
+		const texts = choices.map(String);
+		const right = rightOne(texts, answer);
+		if (right === null) {
+			throw new UserError(
+				`${line.name}: answer is ${JSON.stringify(answer)}; it is the text, the number from 0 or the letter of one of ${counted(choices.length, "choice")}.`,
+			);
+		}
+		return { request, kind: "choice", choices: texts, right };
+	});
+}
+
+function rightOne(choices: readonly string[], answer: unknown): number | null {
+	const byText = choices.indexOf(String(answer));
+	const place =
+		typeof answer === "number"
+			? answer
+			: byText >= 0
+				? byText
+				: /^[A-Z]$/.test(String(answer))
+					? String(answer).charCodeAt(0) - 65
+					: -1;
+	return Number.isInteger(place) && place >= 0 && place < choices.length ? place : null;
+}
+
+/** Whether an answer equals one of the allowed answers, ignoring surrounding space. */
+function isRight(text: string, answers: readonly string[]): boolean {
+	return answers.some((answer) => answer.trim() === text.trim());
 }

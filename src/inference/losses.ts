@@ -8,7 +8,7 @@ import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { storageOf, timeoutOf } from "../data/routing/from-configuration.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
 import type { DrawnBudget } from "../elastic/router/network.ts";
-import { ReadGuard } from "../native/read-guard.ts";
+import { ReadGuard } from "../native/files.ts";
 import type { World } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";

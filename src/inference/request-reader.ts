@@ -1,4 +1,8 @@
 /** Encodes requests for the model: token ids and images, by the configuration's tokenizer and chat template. */
+
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { parsePythonJson } from "../checkpoint/index.ts";
 import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { Chat } from "../data/text/chat/chat.ts";
@@ -10,7 +14,7 @@ import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts
 import type { Images } from "../native/images.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
-import { endIdsOfFolder } from "./eos-tokens.ts";
+import { configLimits, readJsonText } from "../system/json.ts";
 import { conversationOf, fragmentsOf, openImages, type Request } from "./requests.ts";
 
 export interface ReadRequest extends EncodedPrompt {
@@ -114,4 +118,15 @@ export class RequestReader {
 		}
 		return [...ids];
 	}
+}
+
+/** The end-of-sequence tokens of a Hugging Face model: eos_token_id of generation_config.json and config.json. */
+function endIdsOfFolder(path: string): number[] {
+	const ids = ["generation_config.json", "config.json"].flatMap((name) => {
+		const file = join(path, name);
+		if (!existsSync(file)) return [];
+		const { eos_token_id: given } = parsePythonJson(readJsonText(file, configLimits, { inside: path }), file);
+		return [given].flat().filter((id): id is number => Number.isSafeInteger(id));
+	});
+	return [...new Set(ids)];
 }

@@ -2,15 +2,13 @@
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { Images } from "../native/images.ts";
 import type { Library } from "../native/library.ts";
-import { columns } from "../observe/columns.ts";
 import { firstWarning, warn } from "../observe/messages.ts";
-import { print } from "../observe/output.ts";
+import { columns, print } from "../observe/output.ts";
 import type { World } from "../parallel/index.ts";
-import { type Answered, answer } from "./answers.ts";
+import { type Answered, answer, type Question, readQuestions } from "./answers.ts";
 import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";
 import { type DatasetLoss, entriesOf, lossesOf } from "./losses.ts";
-import { type Question, readQuestions } from "./questions.ts";
 import { RequestReader } from "./request-reader.ts";
 
 export interface EvaluationJob {

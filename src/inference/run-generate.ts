@@ -25,7 +25,6 @@ import {
 } from "./generate.ts";
 import { type ReadRequest, RequestReader } from "./request-reader.ts";
 import { type Request, readJsonl, requestOf } from "./requests.ts";
-import { TextStream } from "./text-stream.ts";
 
 interface Options extends Omit<GenerateOptions, "sampling"> {
 	/** Whether a Hugging Face folder without a tokenizer holds a model of bytes. */
@@ -204,4 +203,39 @@ function answerRecords(
 		if (output === null) writeOut(lines.join(""));
 		else appendFileSync(output, lines.join(""));
 	});
+}
+
+/** The replacement character, which decoders write for bytes that are no character yet. */
+const incomplete = "\ufffd";
+
+export class TextStream {
+	readonly #ids: number[] = [];
+	/** Tokens from here on are decoded: some before the new ones, because spaces depend on what is before. */
+	#from = 0;
+	/** Tokens before this one are written. */
+	#written = 0;
+
+	constructor(
+		private readonly decode: (ids: readonly number[]) => string,
+		private readonly write: (text: string) => void,
+	) {}
+
+	add(id: number): void {
+		this.#ids.push(id);
+		this.#flush(false);
+	}
+
+	/** Writes what is left, complete or not. */
+	end(): void {
+		this.#flush(true);
+	}
+
+	#flush(all: boolean): void {
+		const before = this.decode(this.#ids.slice(this.#from, this.#written));
+		const text = this.decode(this.#ids.slice(this.#from));
+		if (text.length <= before.length || (!all && text.endsWith(incomplete))) return;
+		this.write(text.slice(before.length));
+		this.#from = this.#written;
+		this.#written = this.#ids.length;
+	}
 }

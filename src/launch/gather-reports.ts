@@ -5,8 +5,7 @@
 import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
 import { rendezvousAddress } from "./rendezvous/address.ts";
-import { AuthenticatedConnection } from "./rendezvous/authenticated-connection.ts";
-import { AuthenticatedListener } from "./rendezvous/authenticated-listener.ts";
+import { AuthenticatedConnection, AuthenticatedListener } from "./rendezvous/authenticated-connection.ts";
 import { LineConnection } from "./rendezvous/line-connection.ts";
 import { isLoopback } from "./rendezvous/socket-owner.ts";
 

@@ -1,17 +1,16 @@
 /** Makes this process a rank: joins the rendezvous, which checks its identity, and opens the host's shared memory. */
-
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { ABI_VERSION } from "../native/abi.ts";
 import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
-import { requireDescriptors } from "./descriptors.ts";
+import { UserError } from "../system/errors.ts";
 import { createHostMemory, createRun } from "./hosts.ts";
 import type { Place } from "./place.ts";
 import { rendezvousAddress } from "./rendezvous/address.ts";
 import { type CreateHostMemory, joinRendezvous } from "./rendezvous/client.ts";
-import type { Identity } from "./rendezvous/identity.ts";
 import { joinThroughFirstLocalRank, LocalRanks, localSocketName } from "./rendezvous/local-ranks.ts";
+import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 
 /** The identity of this process; `rank` null: the launcher. */
@@ -85,4 +84,35 @@ export async function joinRun(
 		milliseconds,
 	);
 	return await createRun(server, identity, library, options);
+}
+
+// Checks the limit of open files against the connections that rank 0 of several hosts holds in the rendezvous.
+
+/** Descriptors that a process needs besides: its files and pipes, unproven connections, and a margin. */
+const besides = 64;
+
+/** Connections that rank 0 holds while ranks join: one of each other host, and one of each rank of its own. */
+export function connectionsOf({ localSize, worldSize }: Pick<Place, "localSize" | "worldSize">): number {
+	return Math.ceil(worldSize / localSize) - 1 + localSize - 1;
+}
+
+/**
+ * Throws a UserError if the system allows this process too few descriptors. Bun has raised the limit to the allowed maximum.
+ * `limits`: the text of /proc/self/limits; unknown limits are accepted.
+ */
+export function requireDescriptors(place: Pick<Place, "localSize" | "worldSize">, limits = readLimits()): void {
+	const allowed = Number(/^Max open files\s+(\d+)/m.exec(limits)?.[1] ?? Number.POSITIVE_INFINITY);
+	const needed = connectionsOf(place) + besides;
+	if (allowed >= needed) return;
+	throw new UserError(
+		`Rank 0 needs ${needed} descriptors for the connections of the others, and the system allows ${allowed}: raise the hard limit of ulimit -n on its host.`,
+	);
+}
+
+function readLimits(): string {
+	try {
+		return readFileSync("/proc/self/limits", "utf8");
+	} catch {
+		return "";
+	}
 }

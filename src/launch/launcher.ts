@@ -8,12 +8,12 @@ import { join } from "node:path";
 import type { Subprocess } from "bun";
 import type { Library } from "../native/library.ts";
 import { Run } from "../native/run.ts";
+import { beforeLine, type TerminalStream } from "../observe/progress.ts";
 import { messageOf, type UserError } from "../system/errors.ts";
 import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
-import { forwardLines } from "./output.ts";
 import { environmentOf } from "./place.ts";
-import type { Identity } from "./rendezvous/identity.ts";
+import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 import { loopback } from "./rendezvous/socket-owner.ts";
 
@@ -257,4 +257,17 @@ class Job implements Disposable {
 			this.options.log(messageOf(error), "failure");
 		}
 	}
+}
+
+/** Writes each line of `from` to `to` with `prefix`; resolves at the end of `from`. */
+async function forwardLines(from: ReadableStream<Uint8Array>, to: TerminalStream, prefix: string): Promise<void> {
+	const decoder = new TextDecoder();
+	let rest = "";
+	for await (const bytes of from) {
+		const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
+		rest = lines.pop()!;
+		for (const line of lines) to.write(`${beforeLine(to)}${prefix}${line}\n`);
+	}
+	rest += decoder.decode();
+	if (rest !== "") to.write(`${beforeLine(to)}${prefix}${rest}\n`);
 }

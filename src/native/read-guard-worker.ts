@@ -2,7 +2,7 @@
 import { dlopen } from "bun:ffi";
 import { writeSync } from "node:fs";
 import { ReadObserver } from "../system/read-watch.ts";
-import type { Guarded } from "./read-guard.ts";
+import type { Guarded } from "./files.ts";
 
 declare const self: Worker;
 

@@ -22,3 +22,21 @@ export function writeOut(text: string): void {
 export function print(text: string): void {
 	writeOut(`${text}\n`);
 }
+
+/** The lines of a table, with columns as wide as their widest cell. */
+export function columns(rows: readonly (readonly string[])[]): string[] {
+	const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+	return rows.map((row) =>
+		row
+			.map((cell, column) => cell.padEnd(widths[column]!))
+			.join("  ")
+			.trimEnd(),
+	);
+}
+
+/** "20.3 GiB", "512 KiB". */
+export function bytesText(bytes: number): string {
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
+	return `${(bytes / 1024 ** power).toFixed(power < 2 ? 0 : 1)} ${units[power]}`;
+}

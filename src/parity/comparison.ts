@@ -1,5 +1,5 @@
 /** The checks of a parity run, its verdict, and their display. */
-import { columns } from "../observe/columns.ts";
+import { columns } from "../observe/output.ts";
 
 export interface Check {
 	/** Name, such as "step 1 layer 3 rms" or "step 12 loss". */

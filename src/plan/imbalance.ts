@@ -1,7 +1,7 @@
 /** Measures the routing imbalance of an earlier run from its log. */
 
-import { largestOf } from "../observe/extremes.ts";
 import { checkedFields, entryText, LARGEST_LOG_LINE, parseEntry } from "../observe/run-log/entry.ts";
+import { largestOf } from "../observe/statistics.ts";
 import { UserError } from "../system/errors.ts";
 import { linesOf } from "../system/input-file.ts";
 

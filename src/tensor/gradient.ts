@@ -1,6 +1,6 @@
 /** The gradient of one value, accumulated during a backward pass. */
 import type { Device } from "../native/device.ts";
-import type { E4m3Form, E4m3Rows } from "./ops/e4m3-rows.ts";
+import type { E4m3Form, E4m3Rows } from "./ops/e4m3.ts";
 import { axpby, type FloatDtype, Tensor } from "./tensor.ts";
 
 export class GradientSlot {
@@ -13,7 +13,7 @@ export class GradientSlot {
 
 	/**
 	 * A slot for a value of this shape and storage type. `openWindow` makes an owner of a part of a larger gradient,
-	 * where this slot's gradient lands when it can (ops/split-columns.ts).
+	 * where this slot's gradient lands when it can (ops/columns.ts).
 	 */
 	constructor(
 		readonly device: Device,
@@ -45,7 +45,7 @@ export class GradientSlot {
 		return Tensor.empty(this.device, this.shape, this.dtype);
 	}
 
-	/** Adds a gradient, which may come rounded too, or be the bytes of `inE4m3` (ops/e4m3-rows.ts); takes ownership of both. */
+	/** Adds a gradient, which may come rounded too, or be the bytes of `inE4m3` (ops/e4m3.ts); takes ownership of both. */
 	accumulate(gradient: Tensor, inE4m3: E4m3Rows | null = null): void {
 		const first = this.#gradient === null;
 		this.update((previous, target) => {

@@ -3,19 +3,23 @@ export type { ColumnMask, Mask, ScaleMask } from "./column-mask.ts";
 export { GradientSlot } from "./gradient.ts";
 export { activation, isGatedActivation } from "./ops/activation.ts";
 export { add, addLater } from "./ops/add.ts";
-export { type AttentionOptions, attention } from "./ops/attention.ts";
-export { attentionStep, type CachePlaces, type KeyValueCache } from "./ops/attention-step.ts";
-export { type ChannelMask, causalConv1d } from "./ops/causal-conv1d.ts";
-export { causalConv1dStep } from "./ops/causal-conv1d-step.ts";
+export {
+	type AttentionOptions,
+	attention,
+	attentionStep,
+	type CachePlaces,
+	type KeyValueCache,
+} from "./ops/attention.ts";
+export { type ChannelMask, causalConv1d, causalConv1dStep } from "./ops/causal-conv1d.ts";
+export { joinColumns, splitColumns } from "./ops/columns.ts";
 export { CrossEntropyStatistics, crossEntropy } from "./ops/cross-entropy.ts";
 export { dropout } from "./ops/dropout.ts";
-export { type E4m3Form, E4m3Rows } from "./ops/e4m3-rows.ts";
+export { type E4m3Form, E4m3Rows } from "./ops/e4m3.ts";
 export { embedding } from "./ops/embedding.ts";
 export { addBias } from "./ops/grouped-bias.ts";
 export { groupedLinear } from "./ops/grouped-linear.ts";
 export { e4m3FormOf, groupedMlp } from "./ops/grouped-mlp.ts";
 export { headNorm } from "./ops/head-norm.ts";
-export { joinColumns } from "./ops/join-columns.ts";
 export { klDivergence, type TeacherLogits } from "./ops/kl-divergence.ts";
 export { layerNorm } from "./ops/layer-norm.ts";
 export { columnSum, gemm, type LinearOptions, linear } from "./ops/linear.ts";
@@ -33,10 +37,8 @@ export { ExpertOrder, type PermutedRows, permute, permuteRows, unpermute } from 
 export { rmsNorm } from "./ops/rms-norm.ts";
 export { rope } from "./ops/rope.ts";
 export { balancingLoss, type RouterStatistics, type Routing, route, updateExpertBias } from "./ops/router.ts";
-export { splitColumns } from "./ops/split-columns.ts";
 export { pickRows, SparseMatrix, type SparseOutline, type SparseRows, spmm } from "./ops/spmm.ts";
-export { ssdScan } from "./ops/ssd.ts";
-export { ssdStep } from "./ops/ssd-step.ts";
+export { ssdScan, ssdStep } from "./ops/ssd.ts";
 export { Parameter } from "./parameter.ts";
 export { type Computation, Recomputed, recompute } from "./recompute.ts";
 export { ResidualSum } from "./residual-sum.ts";

@@ -2,7 +2,7 @@
  * A trainable tensor with its full name, or a frozen one. Its gradient can be zero without zeros in its memory: then
  * the first product of a step is written there, not added, and a reader of the gradient finds zeros before that.
  */
-import { E4m3Matrices } from "./ops/e4m3-matrices.ts";
+import { E4m3Matrices } from "./ops/e4m3.ts";
 import type { Tensor } from "./tensor.ts";
 
 export class Parameter implements Disposable {

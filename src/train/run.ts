@@ -10,7 +10,7 @@ import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/language/counts.ts";
 import { note, warn } from "../observe/messages.ts";
 import { openObserver } from "../observe/observer.ts";
-import { samplesEvent } from "../observe/run-log/samples.ts";
+import { samplesEvent } from "../observe/run-log/writer.ts";
 import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { describeTopology, type World } from "../parallel/index.ts";

@@ -11,7 +11,7 @@ import { outputRows, patchWidth } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { median } from "../../src/observe/median.ts";
+import { median } from "../../src/observe/statistics.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";

@@ -10,9 +10,9 @@
 import { parseArgs } from "node:util";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { textOf } from "../../src/config/schema.ts";
-import { levelsOf, parentOf, placementOf } from "../../src/launch/host-tree.ts";
+import { levelsOf, parentOf, placementOf } from "../../src/launch/hosts.ts";
 import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import type { Identity } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 import { divisibleModel } from "../models/small.ts";
 

@@ -1,6 +1,6 @@
 /** Boxes of tensors, read row by row or many rows at once. */
 import { expect, test } from "bun:test";
-import { readRegion } from "../../src/checkpoint/region.ts";
+import { readRegion } from "../../src/checkpoint/training/restore.ts";
 import { memoryStore } from "./memory-store.ts";
 
 test("every box of tensors of one to three dimensions", () => {

@@ -3,7 +3,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { presetNames } from "../../src/config/preset-names.ts";
+import { presetNames } from "../../src/config/keys/run.ts";
 import { keys } from "../../src/config/schema.ts";
 import { hasPrograms } from "../absent.ts";
 import { mimo } from "./mimo.ts";

@@ -4,11 +4,12 @@ import {
 	PatternError,
 	parseHybridPattern,
 	parsePattern,
+	pipelineObjection,
+	segmentLengths,
 	storedPattern,
 	symbolsOf,
 	withoutCuts,
 } from "../../src/config/hybrid-pattern.ts";
-import { pipelineObjection, segmentLengths } from "../../src/config/pipeline.ts";
 
 test("one symbol is one layer", () => {
 	const layers = parseHybridPattern("ME*-M");

@@ -3,7 +3,7 @@ import { describe, expect, test } from "bun:test";
 import { cpSync, existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { collapseBraces, expandBraces } from "../../src/data/energon/format/brace.ts";
-import { accessField, parseFieldAccess } from "../../src/data/energon/format/fields.ts";
+import { accessField, parseFieldAccess } from "../../src/data/energon/format/dataset-config.ts";
 import { splitMemberName } from "../../src/data/energon/format/names.ts";
 import { OffsetIndex } from "../../src/data/energon/format/offset-index.ts";
 import { readMember } from "../../src/data/energon/format/tar.ts";

@@ -1,11 +1,10 @@
 import { describe, expect, test } from "bun:test";
 import { raiseError } from "../../src/data/energon/errors.ts";
 import { hook } from "../../src/data/energon/hook.ts";
-import { workerSeed } from "../../src/data/energon/random/seeds.ts";
 import { cumulative, TorchGenerator } from "../../src/data/energon/random/torch-generator.ts";
 import type { RawRecord } from "../../src/data/energon/sample.ts";
 import { interleaving, roundHalfToEven, shardWorkers, splitShard } from "../../src/data/energon/sharder.ts";
-import { Worker } from "../../src/data/energon/worker.ts";
+import { Worker, workerSeed } from "../../src/data/energon/worker.ts";
 import { BlendDataset } from "../../src/data/energon/wrappers/blend.ts";
 import { GeneratorState } from "../../src/data/energon/wrappers/dataset.ts";
 import { GroupBatchDataset } from "../../src/data/energon/wrappers/group-batch.ts";

@@ -1,5 +1,5 @@
 /** Runs of a family: in this process alone, and as a rank program's part of a layout. */
-import { segmentLengths } from "../../src/config/pipeline.ts";
+import { segmentLengths } from "../../src/config/hybrid-pattern.ts";
 import { segmentsOf } from "../../src/models/language/pipeline-segments.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";

@@ -1,7 +1,7 @@
 /** Text is written as its tokens come, never half a character. */
 import { expect, test } from "bun:test";
 import { byteTokenizer } from "../../src/data/text/tokenizer.ts";
-import { TextStream } from "../../src/inference/text-stream.ts";
+import { TextStream } from "../../src/inference/run-generate.ts";
 
 function pieces(ids: Iterable<number>, decode = (own: readonly number[]) => byteTokenizer.decode(own)): string[] {
 	const written: string[] = [];

@@ -6,8 +6,8 @@ import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer, type Server, type Socket } from "node:net";
 import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
 import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import { digestOf, type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
 import { LineConnection, listen } from "../../src/launch/rendezvous/line-connection.ts";
+import { digestOf, type Identity, introductionOf } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 import { absent, hasPrograms } from "../absent.ts";
 

@@ -1,6 +1,6 @@
 /** Descriptors that rank 0 needs for the rendezvous. */
 import { expect, test } from "bun:test";
-import { connectionsOf, requireDescriptors } from "../../src/launch/descriptors.ts";
+import { connectionsOf, requireDescriptors } from "../../src/launch/join.ts";
 
 const limits = (count: number | "unlimited") =>
 	`Limit                     Soft Limit           Hard Limit           Units\nMax open files            ${count}                 ${count}                 files\n`;

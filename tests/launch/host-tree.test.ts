@@ -1,6 +1,6 @@
 /** The hosts of a run's ranks in few numbers, and the tree of hosts. */
 import { describe, expect, test } from "bun:test";
-import { hostsFrom, levelsOf, parentOf, placementOf } from "../../src/launch/host-tree.ts";
+import { hostsFrom, levelsOf, parentOf, placementOf } from "../../src/launch/hosts.ts";
 
 const equalHosts = Array.from({ length: 4096 }, (_, rank) => Math.floor(rank / 8));
 const inTurns = Array.from({ length: 512 * 8 }, (_, rank) => rank % 512);

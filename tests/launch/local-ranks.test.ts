@@ -3,8 +3,8 @@ import { afterEach, expect, test } from "bun:test";
 import type { Place } from "../../src/launch/place.ts";
 import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
 import { joinLocalRendezvous, joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import type { Identity } from "../../src/launch/rendezvous/identity.ts";
 import { joinThroughFirstLocalRank, LocalRanks, localSocketName } from "../../src/launch/rendezvous/local-ranks.ts";
+import type { Identity } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";

@@ -5,9 +5,8 @@
  */
 import { createHostMemory, type RunOptions } from "../../src/launch/hosts.ts";
 import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
-import { type Identity, introductionOf } from "../../src/launch/rendezvous/identity.ts";
 import { LineConnection } from "../../src/launch/rendezvous/line-connection.ts";
-import type { HostRequest } from "../../src/launch/rendezvous/messages.ts";
+import { type HostRequest, type Identity, introductionOf } from "../../src/launch/rendezvous/messages.ts";
 import { testLibrary } from "../support.ts";
 
 interface About {

@@ -3,7 +3,7 @@ import { afterEach, expect, test } from "bun:test";
 import { join } from "node:path";
 import { createHostMemory, createRun } from "../../src/launch/hosts.ts";
 import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import type { Identity } from "../../src/launch/rendezvous/identity.ts";
+import type { Identity } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 import { HOST_FAN_OUT } from "../../src/native/abi.ts";
 import type { Library } from "../../src/native/library.ts";

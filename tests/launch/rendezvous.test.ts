@@ -3,12 +3,10 @@
  */
 import { afterEach, describe, expect, test } from "bun:test";
 import { connect, createServer } from "node:net";
-import { placementOf } from "../../src/launch/host-tree.ts";
-import { hostsOf } from "../../src/launch/hosts.ts";
+import { hostsOf, placementOf } from "../../src/launch/hosts.ts";
 import { type Place, placeFromEnvironment } from "../../src/launch/place.ts";
 import { joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import type { Identity } from "../../src/launch/rendezvous/identity.ts";
-import type { HostRequest } from "../../src/launch/rendezvous/messages.ts";
+import type { HostRequest, Identity } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 
 const address = "127.0.0.1";

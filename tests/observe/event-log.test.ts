@@ -1,6 +1,6 @@
 /** A tracer's notes come back unchanged, in order, over more than one piece of memory. */
 import { expect, test } from "bun:test";
-import { EventLog } from "../../src/observe/trace/event-log.ts";
+import { EventLog } from "../../src/observe/trace/tracer.ts";
 
 test("each text has its own number and keeps it", () => {
 	const log = new EventLog();

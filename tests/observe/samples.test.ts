@@ -5,8 +5,7 @@ import { join } from "node:path";
 import { thumbnailOf } from "../../src/data/vision-language/pixels.ts";
 import { reportPage } from "../../src/observe/page/page.ts";
 import { readRunLog } from "../../src/observe/run-log/reader.ts";
-import { samplesEvent } from "../../src/observe/run-log/samples.ts";
-import { JsonLog } from "../../src/observe/run-log/writer.ts";
+import { JsonLog, samplesEvent } from "../../src/observe/run-log/writer.ts";
 import { png, Scratch } from "../data/fixtures.ts";
 import { step } from "./step.ts";
 

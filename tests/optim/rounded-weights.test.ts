@@ -4,7 +4,7 @@ import { AdamW } from "../../src/optim/adamw.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { singleReplica } from "../../src/parallel/data-parallel.ts";
 import { ParameterSet } from "../../src/parallel/parameter-set.ts";
-import { E4m3Matrices } from "../../src/tensor/ops/e4m3-matrices.ts";
+import { E4m3Matrices } from "../../src/tensor/ops/e4m3.ts";
 import { bytesOf, randomValues, testDevice } from "../support.ts";
 
 const places = { decays: true, expert: true, replicated: false, copy: "none", frozen: false } as const;

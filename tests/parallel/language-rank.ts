@@ -5,7 +5,7 @@
 import { createHash } from "node:crypto";
 import { gradientsOf, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { segmentLengths } from "../../src/config/pipeline.ts";
+import { segmentLengths } from "../../src/config/hybrid-pattern.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";
 import { hybridConfig } from "../../src/models/language/from-configuration.ts";

@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
-import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
+import { splitColumns } from "../../src/tensor/ops/columns.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
-import { E4m3Rows } from "../../src/tensor/ops/e4m3-rows.ts";
+import { E4m3Rows } from "../../src/tensor/ops/e4m3.ts";
 import { addGroupedWeightGradient } from "../../src/tensor/ops/grouped-linear.ts";
 import { groupedMlp } from "../../src/tensor/ops/grouped-mlp.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";

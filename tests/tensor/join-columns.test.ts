@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
-import { joinColumns } from "../../src/tensor/ops/join-columns.ts";
+import { joinColumns } from "../../src/tensor/ops/columns.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
 
 let device: Device;

@@ -2,9 +2,9 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
+import { splitColumns } from "../../src/tensor/ops/columns.ts";
 import { addMaskedColumns, maskColumns, maskScores } from "../../src/tensor/ops/mask-columns.ts";
 import { FactorSources } from "../../src/tensor/ops/mask-factors.ts";
-import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";

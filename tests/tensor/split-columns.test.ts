@@ -1,8 +1,8 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
+import { splitColumns } from "../../src/tensor/ops/columns.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
-import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
 import type { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { axpby, Tensor } from "../../src/tensor/tensor.ts";

@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import type { ColumnMask } from "../../src/tensor/column-mask.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
-import { splitColumns } from "../../src/tensor/ops/split-columns.ts";
+import { splitColumns } from "../../src/tensor/ops/columns.ts";
 import { type SsdInputs, ssdScan } from "../../src/tensor/ops/ssd.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";

@@ -1,12 +1,9 @@
 /** A step by one token gives what whole sequences give for their last token, for sizes that are no multiple of a vector. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
-import { attention } from "../../src/tensor/ops/attention.ts";
-import { attentionStep } from "../../src/tensor/ops/attention-step.ts";
-import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
-import { causalConv1dStep } from "../../src/tensor/ops/causal-conv1d-step.ts";
-import { ssdScan } from "../../src/tensor/ops/ssd.ts";
-import { ssdStep } from "../../src/tensor/ops/ssd-step.ts";
+import { attention, attentionStep } from "../../src/tensor/ops/attention.ts";
+import { causalConv1d, causalConv1dStep } from "../../src/tensor/ops/causal-conv1d.ts";
+import { ssdScan, ssdStep } from "../../src/tensor/ops/ssd.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";

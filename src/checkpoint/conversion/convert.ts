@@ -5,14 +5,16 @@
  */
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
+import { type ModelDescription, requireSameModel } from "../../config/same-model.ts";
 import { openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
 import { ConvertedStore } from "../cast-floats.ts";
-import { type DtypeTag, isFloatDtype } from "../dtype.ts";
+import { type DtypeTag, elementCount, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
 import type { SpellingName } from "../hf/language-names.ts";
 import { MergedStore, requireFinite } from "../lora/merged-store.ts";
+import { MappedStore, type MappedTensor } from "../mapping.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
 import { iterationName } from "../native/writer.ts";
 import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
@@ -21,9 +23,14 @@ import { adaptedWeights, peftTarget, type TargetName } from "./adapters.ts";
 import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
 import type { LayerNames } from "./layer-names.ts";
 import { nativeTarget, openNativeSource } from "./native.ts";
-import type { FormatName, JsonObject, SourceCheckpoint, SourceOptions } from "./source.ts";
+import {
+	type FormatName,
+	type JsonObject,
+	requireFormat,
+	type SourceCheckpoint,
+	type SourceOptions,
+} from "./source.ts";
 import { openTorchDistSource, torchDistTarget } from "./torch-dist.ts";
-import { padVocabulary } from "./vocabulary.ts";
 
 export function openSource(path: string, format: FormatName, options: SourceOptions): SourceCheckpoint {
 	if (format === "hf") return openHuggingFaceSource(path, options);
@@ -203,4 +210,44 @@ function planTarget(
 
 function writeText(path: string, text: string, sync: Durability["sync"]): void {
 	writeFileAtomically(path, (file) => file.write(new TextEncoder().encode(text)), { sync });
+}
+
+// Rows of embedding and output layer beside the vocabulary's (docs/spec/checkpoint.md §5.4).
+
+const vocabularyTensor =
+	/^(?:optimizer\.state\.[^.]+\.)?language_model\.(?:embedding\.word_embeddings|output_layer)\.weight$/;
+
+/** The tensors of `weights`; tensors with a row for each token get `rows` rows: zeros are added, or padding rows cut off. */
+function padVocabulary(weights: TensorStore, rows: number, source: SourceCheckpoint): TensorStore {
+	const least = source.configuration?.vocabSize ?? 0;
+	if (rows < least) throw new UserError(`${rows} rows are too few for a vocabulary of ${least} tokens.`);
+	const plan = [...weights.tensors].map(([name, { dtype, shape }]): MappedTensor => {
+		const kept = vocabularyTensor.test(name) ? Math.min(rows, shape[0]!) : (shape[0] ?? 1);
+		const length = (elementCount(shape)! / (shape[0] || 1)) * kept || elementCount(shape)!;
+		const whole = { offset: 0, stride: length };
+		return {
+			name,
+			dtype,
+			shape: vocabularyTensor.test(name) ? shape.with(0, rows) : shape,
+			copies: [{ source: name, from: whole, to: whole, count: 1, length }],
+		};
+	});
+	return new MappedStore(weights, plan);
+}
+
+/**
+ * Opens the model tensors of `path`, a Hugging Face folder, a native or a torch_dist checkpoint. Throws a UserError where it
+ * says that they are of another model than `expected`.
+ */
+export function openWeights(path: string, expected: ModelDescription = {}): TensorStore {
+	const { weights, model } = openSource(path, requireFormat(path, null), {
+		optimizer: false,
+		allowFallback: false,
+		visionHeads: null,
+		newLayers: { seed: 0, sizes: {} },
+		pattern: null,
+		inert: [],
+	});
+	requireSameModel(path, model, expected);
+	return weights;
 }

@@ -2,7 +2,6 @@
  * Layers that a source has no counterpart for, Mamba-2 layers of a hybrid model that was a GPT model: initial values as a training
  * from the start draws them (docs/spec/language-model.md §6), zero moments.
  */
-
 import { initialise, philoxKey } from "../../models/initialise.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";
 import { layerPrefix } from "../../models/language/layer-numbering.ts";
@@ -16,7 +15,7 @@ import { encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, elementCount } from "../dtype.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { TensorStore, TensorType } from "../store.ts";
-import { optimizerName, optimizerStates } from "../training/names.ts";
+import { optimizerName, optimizerStates } from "../training/tensors.ts";
 
 /** Tensors of new layers. Their values exist once they were drawn. */
 export class NewLayers implements TensorStore {

@@ -7,16 +7,22 @@ import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { argumentsOf, configurationFromArguments, patternOfArguments } from "../torch-dist/arguments.ts";
-import { isJsonObject, type JsonObject, namespace, pythonMap, pythonOf } from "../torch-dist/common.ts";
-import { extraStates } from "../torch-dist/extra-states.ts";
-import { unflatten } from "../torch-dist/flattened.ts";
+import {
+	isJsonObject,
+	type JsonObject,
+	namespace,
+	pythonMap,
+	pythonOf,
+	readCommon,
+	readParameterGroups,
+} from "../torch-dist/common.ts";
+import { extraStates, unflatten } from "../torch-dist/extra-states.ts";
 import { TorchDistFolder } from "../torch-dist/folder.ts";
 import { type KeyStyle, readKeys, writeKeys } from "../torch-dist/keys.ts";
 import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
-import { readCommon, readParameterGroups } from "../torch-dist/state.ts";
 import { writeTorchDistFiles } from "../torch-dist/writer.ts";
-import { toMegatron } from "../training/megatron-record.ts";
-import { isOptimizerName } from "../training/names.ts";
+import { toMegatron } from "../training/record.ts";
+import { isOptimizerName } from "../training/tensors.ts";
 import type { LayerNames } from "./layer-names.ts";
 import { fromLayout, layoutOfArguments, toLayout } from "./layouts.ts";
 import {

@@ -2,11 +2,10 @@
  * The parts of a model that a Hugging Face folder holds: a language model of any family (families/), a RADIO tower, the projector between them, or all
  * of a vision-language model. Every tensor has a place, is left out by name (unused-tensors.ts), or is an error.
  */
-
 import { UserError } from "../../system/errors.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
-import { selectTensors, type TensorStore } from "../store.ts";
+import { readPieces, selectTensors, type TensorStore } from "../store.ts";
 import type { LanguageModelConfiguration } from "./configuration.ts";
 import type { Spelling } from "./families/family.ts";
 import {
@@ -21,7 +20,6 @@ import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
 import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
-import { withoutTiedHead } from "./tied-head.ts";
 import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
 import { describeLeftOut, isLeftOut } from "./unused-tensors.ts";
 import {
@@ -227,4 +225,17 @@ export function describeParts({ language, tower, projector, imageTokenId }: Fold
 	}
 	if (imageTokenId !== null) described.imageTokenId = imageTokenId;
 	return described;
+}
+
+/** A tied model's lm_head may be stored all the same; then it must be the embedding. */
+function withoutTiedHead(folder: TensorStore, spelling: Spelling): TensorStore {
+	const [head, embedding] = [`${spelling.head}lm_head.weight`, spelling.base + familyOf(spelling).embedding];
+	if (!folder.tensors.has(head)) return folder;
+	const other = readPieces(folder, embedding);
+	for (const piece of readPieces(folder, head)) {
+		if (Buffer.compare(piece, other.next().value ?? new Uint8Array(0)) !== 0) {
+			throw new UserError(`${folder.path}: tie_word_embeddings is true, but ${head} differs from ${embedding}.`);
+		}
+	}
+	return selectTensors(folder, (name) => name !== head);
 }

@@ -11,9 +11,8 @@ import { spellings } from "./language-names.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
 import { type ProjectorSizes, projectorPrefix } from "./projector-names.ts";
 import { blockPrefix, publishedTower, towerPrefix } from "./tower-names.ts";
-import { videoEmbedderName } from "./video-embedder.ts";
 import { readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
-import { towerJson, wholeJson } from "./vision-language-config.ts";
+import { towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {

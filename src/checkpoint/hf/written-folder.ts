@@ -3,7 +3,6 @@
  * its projector. Names, config.json and the files beside it are those of the folder that the model came from, otherwise
  * made.
  */
-
 import { lackingOfPublished } from "../../config/published-model.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
@@ -21,9 +20,8 @@ import { type SpellingName, spellings } from "./language-names.ts";
 import { languageConfig, languageKey } from "./parts.ts";
 import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
 import { addTower, publishedTower, type TowerSizes } from "./tower-names.ts";
-import { grownVideoEmbedder, videoEmbedderName } from "./video-embedder.ts";
 import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
-import { towerJson, wholeJson } from "./vision-language-config.ts";
+import { grownVideoEmbedder, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
 
 export interface WritableModel {
 	/** Path of the source, for errors. */

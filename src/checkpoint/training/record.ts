@@ -5,7 +5,6 @@
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
 import type { Json, Manifest } from "../native/manifest.ts";
-import { fromMegatron } from "./megatron-record.ts";
 
 const count = v.pipe(v.number(), v.integer(), v.minValue(0));
 
@@ -63,4 +62,98 @@ export function readRecord({ common }: Pick<Manifest, "common">, path: string): 
 /** The record as a manifest keeps it, beside the optimizer groups that Megatron wants. */
 export function commonOf(record: TrainingRecord, parameterGroups: Json): Manifest["common"] {
 	return { ...(record as unknown as Manifest["common"]), optimizer: { paramGroups: parameterGroups } };
+}
+
+// The record of a training in Megatron's words (docs/spec/checkpoint.md §1.7, docs/spec/runtime.md §5) and ours.
+// Megatron keeps the counters of samples among its arguments, and the optimizer's steps in every group of parameters.
+
+type JsonObject = Manifest["common"];
+
+function objectOf(value: Json | undefined): JsonObject {
+	return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as JsonObject) : {};
+}
+
+/** Our names of the fields of opt_param_scheduler, whose steps are samples. */
+const learningRateNames = {
+	style: "lr_decay_style",
+	maximum: "max_lr",
+	minimum: "min_lr",
+	warmupSamples: "lr_warmup_steps",
+	decaySamples: "lr_decay_steps",
+} as const;
+const weightDecayNames = {
+	style: "wd_incr_style",
+	start: "start_wd",
+	end: "end_wd",
+	rampSamples: "wd_incr_steps",
+} as const;
+
+function translate(names: Readonly<Record<string, string>>, from: JsonObject): JsonObject {
+	return Object.fromEntries(Object.entries(names).map(([ours, theirs]) => [ours, from[theirs] ?? null]));
+}
+
+/** A checkpoint's description of its model. Megatron's arguments may hold only the padded vocabulary. */
+export function describedModel({ model, common }: Pick<Manifest, "model" | "common">): JsonObject {
+	if (common.megatron === undefined) return model;
+	const args = objectOf(objectOf(common.megatron).args);
+	const { vocabSize: _, ...rest } = model;
+	return typeof args.vocab_size === "number" ? model : rest;
+}
+
+/**
+ * The training's record in a converted checkpoint of Megatron, in this program's fields; null: it was not converted.
+ */
+function fromMegatron(common: JsonObject): JsonObject | null {
+	if (common.training !== undefined || common.megatron === undefined) return null;
+	const megatron = objectOf(common.megatron);
+	const args = objectOf(megatron.args);
+	const scheduler = objectOf(megatron.opt_param_scheduler);
+	const groups = Object.values(objectOf(objectOf(common.optimizer).paramGroups))
+		.flat(2)
+		.map((group) => objectOf(group));
+	const scheduled = scheduler.num_steps ?? 0;
+	return {
+		training: {
+			iteration: megatron.iteration ?? null,
+			consumedSamples: args.consumed_train_samples ?? null,
+			scheduledSamples: scheduled,
+			consumedValidSamples: args.consumed_valid_samples ?? 0,
+			optimizerSteps: groups[0]?.step ?? 0,
+			globalBatchSize: args.global_batch_size ?? null,
+		},
+		schedules:
+			megatron.opt_param_scheduler === undefined
+				? null
+				: {
+						// WSD's anneal and the start of the warm-up are not kept: those of the run count.
+						learningRate: translate(learningRateNames, scheduler),
+						weightDecay: translate(weightDecayNames, scheduler),
+					},
+		rng: typeof args.seed === "number" ? { seed: args.seed } : null,
+		participation: "exact",
+		topology: {},
+	};
+}
+
+/** opt_param_scheduler and the counters among the arguments that Megatron resumes with; {} without a record. */
+export function toMegatron(common: JsonObject): { readonly state: JsonObject; readonly args: JsonObject } {
+	if (common.training === undefined) return { state: {}, args: {} };
+	const training = objectOf(common.training);
+	const schedules = objectOf(common.schedules);
+	const back = (names: Readonly<Record<string, string>>, from: JsonObject) =>
+		Object.entries(names).map(([ours, theirs]) => [theirs, from[ours] ?? null] as const);
+	const scheduler = Object.fromEntries([
+		...back(learningRateNames, objectOf(schedules.learningRate)),
+		...back(weightDecayNames, objectOf(schedules.weightDecay)),
+		["num_steps", training.scheduledSamples ?? 0],
+	]);
+	return {
+		state: common.schedules === null ? {} : { opt_param_scheduler: scheduler },
+		args: {
+			consumed_train_samples: training.consumedSamples ?? 0,
+			consumed_valid_samples: training.consumedValidSamples ?? 0,
+			global_batch_size: training.globalBatchSize ?? null,
+			seed: objectOf(common.rng).seed ?? null,
+		},
+	};
 }

@@ -6,10 +6,11 @@
 import { isAdapterName } from "../../models/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
 import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
-import type { DataParallel, ParameterBuffer } from "../../parallel/index.ts";
+import { type DataParallel, exchangeTexts, type Group, type ParameterBuffer } from "../../parallel/index.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
+import { compareTensors, requireMatch } from "../mapping.ts";
+import type { TensorStore, TensorType } from "../store.ts";
 import type { LocalPart } from "./buffer-boxes.ts";
-import { optimizerName, optimizerStates } from "./names.ts";
 
 /** A flat buffer of parameters and its content. */
 export interface StoredBuffer {
@@ -36,7 +37,7 @@ export interface StoredTensors {
 }
 
 /** Every tensor that this rank holds a part of, with its whole shape; without the optimizer's unless `optimizer`. */
-export function shapesOf({ buffers, loose }: StoredTensors, optimizer: boolean): Map<string, readonly number[]> {
+function shapesOf({ buffers, loose }: StoredTensors, optimizer: boolean): Map<string, readonly number[]> {
 	const shapes = new Map<string, readonly number[]>(loose.map(({ name, shape }) => [name, shape]));
 	for (const { parts, shard } of buffers) {
 		for (const { name, shape } of parts) {
@@ -119,4 +120,52 @@ function writtenRange(replica: DataParallel, buffer: ParameterBuffer): { begin: 
 	const { rank, size } = replica.groupOf(buffer);
 	const cut = (part: number) => Math.floor((part * buffer.elements) / size);
 	return { begin: cut(rank), end: cut(rank + 1) };
+}
+
+// Strict keys (docs/spec/checkpoint.md §6): the tensors that all ranks want together are exactly those of the
+// checkpoint.
+
+/**
+ * Throws the same UserError on every rank of `world` unless the checkpoint holds exactly the tensors of all ranks;
+ * without `optimizer` its optimizer state is not looked at. Every rank calls this together.
+ */
+export function requireTensors(tensors: StoredTensors, store: TensorStore, optimizer: boolean, world: Group): void {
+	const own = JSON.stringify([...shapesOf(tensors, optimizer)]);
+	const wanted = new Map<string, readonly number[]>(
+		exchangeTexts(world, own).flatMap((text) => JSON.parse(text) as [string, number[]][]),
+	);
+	const there = new Map<string, TensorType>();
+	for (const [name, { dtype, shape }] of store.tensors) {
+		if (!optimizer && isOptimizerName(name)) continue;
+		const expected = wanted.get(name);
+		const padded = expected !== undefined && isPadded(name, shape, expected);
+		there.set(name, { dtype, shape: padded ? expected : shape });
+	}
+	requireMatch(store.path, compareTensors(there, wanted));
+}
+
+/** A checkpoint may hold more rows of a vocabulary than there are tokens. */
+function isPadded(name: string, stored: readonly number[], wanted: readonly number[]): boolean {
+	const vocabulary = name.replace(/^optimizer\.state\.[a-z_]+\./, "");
+	const rest = (shape: readonly number[]) => shape.slice(1).join();
+	return isVocabulary(vocabulary) && rest(stored) === rest(wanted) && stored[0]! > wanted[0]!;
+}
+
+// Names of optimizer tensors in a checkpoint (docs/spec/checkpoint.md §8.3).
+
+export const optimizerStates = ["param", "exp_avg", "exp_avg_sq"] as const;
+type OptimizerStateName = (typeof optimizerStates)[number];
+
+/** fp32, of the weight's logical shape. */
+export function optimizerName(state: OptimizerStateName, name: string): string {
+	return `optimizer.state.${state}.${name}`;
+}
+
+export function isOptimizerName(name: string): boolean {
+	return name.startsWith("optimizer.");
+}
+
+/** Whether a tensor has a row a token, padded perhaps with rows that mean nothing (docs/spec/checkpoint.md §6.3). */
+function isVocabulary(name: string): boolean {
+	return /(^|\.)(embedding\.word_embeddings|output_layer)\.weight$/.test(name);
 }

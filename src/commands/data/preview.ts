@@ -60,7 +60,7 @@ const command = defineCommand({
 			reportFailures(failures);
 		}
 		if (command.html !== undefined) {
-			const { previewPage } = await import("../../data/vision-language/preview-page.ts");
+			const { previewPage } = await import("../../data/vision-language/preview.ts");
 			await Bun.write(command.html, previewPage(samples, tokenizer, task, images));
 			print(`${counted(samples.length, "sample")} in ${command.html}`);
 			return;

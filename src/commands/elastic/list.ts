@@ -1,5 +1,4 @@
 /** `mimo elastic list`: lists the submodels of an elastic checkpoint, a line for every budget and every file of --choice. */
-
 import { defineCommand } from "citty";
 import { openSource, requireFormat } from "../../checkpoint/index.ts";
 import { countLayers } from "../../config/hybrid-pattern.ts";
@@ -12,8 +11,7 @@ import { routerOf, sizesOfBudget } from "../../elastic/submodel/family.ts";
 import { recordOf } from "../../elastic/submodel/family-records.ts";
 import type { Submodel } from "../../elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
-import { columns } from "../../observe/columns.ts";
-import { print } from "../../observe/output.ts";
+import { columns, print } from "../../observe/output.ts";
 import { readRunLog } from "../../observe/run-log/reader.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";

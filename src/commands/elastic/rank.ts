@@ -1,12 +1,10 @@
 /** `mimo elastic rank`: measures on data how important the units of a model are. */
-
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
 import { configurationOfArguments } from "../configuration.ts";
-import { configuredCommand } from "../configured-command.ts";
-import { countFlag, takeRepeated } from "../own-flags.ts";
+import { configuredCommand, countFlag, takeRepeated } from "../configured-command.ts";
 
 const help = `mimo elastic rank --load FOLDER | --load-hf FOLDER --data PATH... --output FILE [FLAGS]
 

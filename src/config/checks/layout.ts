@@ -1,11 +1,9 @@
 /**
  * Checks of the layout of ranks (docs/spec/runtime.md §1.3): spans of modules, divisors of sizes, batches over data lanes.
  */
-
 import { counted } from "../../system/counted.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
-import { hasLayer, type LayerKind } from "../hybrid-pattern.ts";
-import { pipelineObjection } from "../pipeline.ts";
+import { hasLayer, type LayerKind, pipelineObjection } from "../hybrid-pattern.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
 

@@ -1,6 +1,15 @@
-/** Where and how the program runs. */
-import { choice, defaulting, integer, off, optional, path } from "../field.ts";
-import { presetNames } from "../preset-names.ts";
+/** Where and how the program runs, its data, its logs, and its checkpoints. */
+import { boolean, choice, defaulting, derived, integer, off, optional, path, text } from "../field.ts";
+
+/** Names of the presets, apart from their values so that the schema need not import them. */
+export const presetNames = [
+	"nemotron-tiny",
+	"nemotron-vlm-tiny",
+	"nemotron-20l",
+	"nemotron-54l",
+	"nemotron-nano-30b-a3b",
+] as const;
+export type PresetName = (typeof presetNames)[number];
 
 export const runKeys = {
 	preset: optional(choice(presetNames), "A known model and recipe; files and flags override it."),
@@ -27,5 +36,140 @@ export const runKeys = {
 		"disabled",
 		"Megatron's rerun state machine.",
 		{ megatron: "validate_results", noEffect: "there is no rerun state machine" },
+	),
+} as const;
+
+export const dataKeys = {
+	"dataset-provider": derived(
+		choice(["mock", "text", "tokens", "energon"]),
+		"energon when data-path is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file; text when it is plain text and the model has no encoder; mock without data-path",
+		"Source of the samples.",
+		{ megatron: "mock" },
+	),
+	"data-path": optional(
+		path,
+		"A text file, a .safetensors file with a tensor named tokens, or Energon data: a prepared folder, .jsonl file or metadataset .yaml.",
+	),
+	"valid-data-path": optional(
+		path,
+		"Validation data; unset: the part of data-path that split, or valid-data-split-part, keeps back.",
+	),
+	tokenizer: optional(path, "A tokenizer.json, or a folder with one; unset: bytes.", { aliases: ["tokenizer-model"] }),
+	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
+	"mock-dataset-size": defaulting(integer(1), 10000, "Mock samples of one rank."),
+} as const;
+
+export const loggingKeys = {
+	"log-interval": defaulting(integer(1), 100, "Steps between log lines."),
+	"terminal-view": defaulting(
+		boolean,
+		true,
+		"On a terminal, draw progress, loss, speed, memory and time left in place, with short log lines above them.",
+	),
+	"log-json": optional(
+		path,
+		"Write one JSON object a step to this file, numbers at full precision. A run that goes on appends.",
+	),
+	"log-throughput": off("Add TFLOP/s per device to the log line."),
+	"log-num-zeros-in-grad": off("Add the number of zero gradients to the log line."),
+	"log-params-norm": off("Add the norm of all parameters to the log line."),
+	"tensorboard-dir": optional(path, "Folder of TensorBoard events."),
+	"tensorboard-log-interval": defaulting(
+		integer(1),
+		1,
+		"Steps between points of TensorBoard, MLflow and Weights & Biases.",
+	),
+	"log-timers-to-tensorboard": off("Iteration time and timers to TensorBoard, MLflow and Weights & Biases."),
+	"mlflow-dir": optional(path, "Root of an MLflow file store (mlruns) that the run is written into."),
+	"mlflow-experiment": defaulting(text, "Default", "MLflow experiment of the run."),
+	"mlflow-run-name": optional(text, "Name of the run in MLflow; unset: the name of the folder of save."),
+	"wandb-save-dir": optional(
+		path,
+		"Folder of offline runs of Weights & Biases, for `wandb sync`; unset: wandb in the folder of save.",
+		{ aliases: ["wandb-dir"] },
+	),
+	"wandb-project": optional(text, "Project of the run in Weights & Biases; it alone switches the offline run on."),
+	"wandb-exp-name": optional(text, "Name of the run in Weights & Biases."),
+	"wandb-entity": optional(text, "User or team of the run in Weights & Biases."),
+	"flight-recorder-dir": optional(
+		path,
+		"Folder of the ranks' recordings of their latest calls, from which `mimo diagnose` explains why a run ended.",
+	),
+	"profile-step-start": optional(integer(1), "First step to trace."),
+	"profile-step-end": optional(integer(1), "Last step to trace; unset: the first one alone."),
+	"profile-file": defaulting(path, "trace.json", "Trace of all ranks for Chrome's and Perfetto's viewers."),
+	"timing-log-level": defaulting(
+		integer(0, 2),
+		0,
+		"Timers shown with every log line: 0 none, 1 those of a step, 2 those of microbatches too.",
+	),
+	"timing-log-option": defaulting(choice(["minmax", "max", "all"]), "minmax", "How timers of ranks are shown."),
+	"no-barrier-with-level-1-timing": off("Timers of level 1 without a barrier.", {
+		noEffect: "timers never add a barrier",
+	}),
+} as const;
+
+/** Saving and loading (docs/spec/runtime.md §10). */
+export const checkpointKeys = {
+	save: optional(path, "Folder that checkpoints are written to: of the last step, and every save-interval."),
+	"save-interval": optional(integer(1), "Steps between checkpoints."),
+	"save-retain-interval": optional(
+		integer(1),
+		"Keep only checkpoints at multiples of this many steps, and the newest.",
+	),
+	keep: optional(integer(1), "Keep this many of the newest checkpoints, and those of save-retain-interval."),
+	"save-retry": off("Go on training when a checkpoint cannot be written, and try again at the next one."),
+	"save-over": off("Replace and delete checkpoints in save that this run neither goes on from nor has written."),
+	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
+	"allow-fallback": off("Take the newest good checkpoint when the newest one is damaged."),
+	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
+	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint."),
+	finetune: off("Load weights only and start at step 0."),
+	"exit-on-missing-checkpoint": off("Fail when load has no checkpoint."),
+	"no-save-optim": off("Save neither optimizer nor scheduler."),
+	"no-load-optim": off("Load neither optimizer nor scheduler."),
+	"no-save-rng": off("Do not save generator states."),
+	"no-load-rng": off("Do not load generator states."),
+	"load-main-params-from-ckpt": off("Take fp32 master weights from the checkpoint's weights.", {
+		noEffect: "weights that are loaded without the optimizer always become its fp32 masters",
+	}),
+	"override-ckpt-iteration": optional(integer(0), "Continue as if the checkpoint were of this step."),
+	"dist-ckpt-strictness": defaulting(
+		choice([
+			"assume_ok_unexpected",
+			"log_unexpected",
+			"log_all",
+			"raise_unexpected",
+			"raise_all",
+			"return_unexpected",
+			"return_all",
+			"ignore_all",
+		]),
+		"assume_ok_unexpected",
+		"What happens to keys that do not match.",
+		{ noEffect: "missing and unexpected keys are always errors" },
+	),
+	"dist-ckpt-optim-fully-reshardable": off("Save optimizer state by parameter, for any layout.", {
+		noEffect: "optimizer state is always saved by parameter",
+	}),
+	"no-ckpt-fully-parallel-save": off("Let the first rank of each replica set write alone.", {
+		noEffect: "every rank always writes its share",
+	}),
+	"async-save": off("Write checkpoints while training goes on."),
+	"load-hf": optional(
+		path,
+		"Start from a Hugging Face folder: NemotronH, Llama, Qwen2, Qwen3 or Qwen3-MoE, or a vision-language model of one of these and RADIO. Its config.json gives the model's keys.",
+	),
+	"load-vision": optional(
+		path,
+		"Start the encoder from the RADIO tower of a Hugging Face folder, whose config.json gives its keys.",
+	),
+	"load-projector": optional(
+		path,
+		"Start the projector from a .safetensors file or a Hugging Face folder that has one; unset: a new one.",
+	),
+	"save-hf": optional(
+		path,
+		"Write the trained model as a Hugging Face folder, a new or empty one or that of the same training.",
 	),
 } as const;

@@ -2,19 +2,20 @@
  * Opens a dataset, JSONL file or metadataset for training or validation: resolves a path to the list of leaf datasets from
  * which a task encoder builds its pipelines.
  */
+
+import { CryptoHasher } from "bun";
 import { UserError } from "../../system/errors.ts";
 import { SampleError } from "./errors.ts";
-import { contentsOfJsonl, contentsOfShards } from "./format/contents.ts";
-import { type DatasetConfig, readDatasetConfig } from "./format/dataset-config.ts";
+import { accessField, type DatasetConfig, matchesPart, readDatasetConfig } from "./format/dataset-config.ts";
 import { type DecodeOptions, decodeParts, isImageExtension } from "./format/decode.ts";
-import { accessField, matchesPart } from "./format/fields.ts";
 import { type FileStore, openFileStore } from "./format/file-store.ts";
 import { flatten, type Leaf } from "./format/flatten.ts";
 import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
 import { JsonlReader } from "./format/jsonl.ts";
 import { type Join, readMetadataset } from "./format/metadataset.ts";
+import { jsonlIndexName, tarIndexName } from "./format/names.ts";
 import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
-import { datasetKind, readSplitPart } from "./format/webdataset.ts";
+import { datasetKind, readSplitPart, type Shard } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
 import { namedParts, withAux } from "./named-images.ts";
 import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors } from "./sample.ts";
@@ -356,4 +357,42 @@ export function loadSample(
 export function crudeSample(raw: RawSample, record: RawRecord, subflavors: Subflavors, decode: DecodeOptions): Sample {
 	const fields = decodeParts(raw, decode);
 	return { key: raw.key, restoreKey: record.restoreKey, sources: raw.sources, subflavors, type: "CrudeSample", fields };
+}
+
+// Identifies the content of a data set by samples of its indexes: a resumed run has to read the same data as the
+// saved run.
+
+/** Number of shards that are hashed, spread over the part, and bytes of each index at its beginning and end. */
+const SHARDS = 8;
+const INDEX_BYTES = 64 * 1024;
+
+/** Hash of a split part: of the sizes of some of its shards and of the offsets of their samples. */
+function contentsOfShards(storage: Storage, shards: readonly Shard[]): string {
+	const hash = new CryptoHasher("sha256");
+	const count = Math.min(SHARDS, shards.length);
+	for (let i = 0; i < count; i++) {
+		const { path } = shards[Math.floor((i * shards.length) / count)]!;
+		addFiles(hash, storage, path, tarIndexName(path));
+	}
+	return hash.digest("hex");
+}
+
+/** Hash of a JSONL file: of its size and of the offsets of its records. */
+function contentsOfJsonl(storage: Storage, path: string): string {
+	const hash = new CryptoHasher("sha256");
+	addFiles(hash, storage, path, jsonlIndexName(path));
+	return hash.digest("hex");
+}
+
+function addFiles(hash: CryptoHasher, storage: Storage, path: string, indexPath: string): void {
+	const data = storage.open(path);
+	const index = storage.open(indexPath);
+	try {
+		hash.update(`${data.size} ${index.size}\0`);
+		hash.update(index.read(0, INDEX_BYTES));
+		hash.update(index.read(Math.max(0, index.size - INDEX_BYTES), INDEX_BYTES));
+	} finally {
+		data.close();
+		index.close();
+	}
 }

@@ -52,7 +52,7 @@ export interface Sample {
 	restoreKey: RestoreKey;
 	readonly sources: readonly SourceInfo[];
 	readonly subflavors: Subflavors;
-	/** "CrudeSample" or a sample type of sample-types.ts. */
+	/** "CrudeSample" or a sample type of format/dataset-config.ts. */
 	readonly type: string;
 	/** Decoded fields by name (typed), or decoded parts by extension (crude). */
 	readonly fields: Readonly<Record<string, unknown>>;

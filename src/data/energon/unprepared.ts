@@ -2,7 +2,7 @@
 import { readdirSync, type Stats, statSync } from "node:fs";
 import { fileKind } from "../../config/file-kind.ts";
 import { UserError } from "../../system/errors.ts";
-import { importLine } from "../import/import-line.ts";
+import { importLine } from "../import/detect.ts";
 import { isUrl } from "./storage/storage.ts";
 
 const readable = "mimo reads prepared folders of tar files, .jsonl files and metadatasets (docs/data.md)";

@@ -3,11 +3,14 @@
  * (docs/spec/energon.md §2.1, §2.2). A rank has `numWorkers` workers, or a single worker where that is 0. All nodes of a pipeline
  * share its worker.
  */
+import { CryptoHasher } from "bun";
+import { UserError } from "../../system/errors.ts";
 import type { ErrorHandler } from "./errors.ts";
 import type { HookContext } from "./hook.ts";
-import { callSeed, workerSeed } from "./random/seeds.ts";
-import { SystemRandom } from "./random/system-random.ts";
+import { SystemRandom, type SystemRandomState } from "./random/system-random.ts";
 import { TorchGenerator } from "./random/torch-generator.ts";
+import type { Keyed, RestoreKey } from "./sample.ts";
+import { addKey, type Dataset, type NodeState } from "./wrappers/dataset.ts";
 
 export interface WorkerConfig {
 	/** Data-parallel rank and number of ranks. */
@@ -117,5 +120,81 @@ export class Worker implements HookContext {
 			else seed = first;
 		}
 		return callSeed(seed, this.sampleIndex);
+	}
+}
+
+// The two seeds Energon derives by SHA-1 (docs/spec/energon.md §2.1, §5.3).
+
+function sha1(text: string): DataView {
+	const digest = new CryptoHasher("sha1").update(text).digest();
+	return new DataView(digest.buffer, digest.byteOffset, digest.byteLength);
+}
+
+/** Seed of a global worker: the last four bytes, big endian, of SHA-1("<worker>,<offset>"). */
+export function workerSeed(globalWorkerId: number, seedOffset: number): number {
+	return sha1(`${globalWorkerId},${seedOffset}`).getUint32(16, false);
+}
+
+/** Seed of one call with `restoreSeeds`: the first four bytes, big endian, of SHA-1("<worker seed>|<sample index>"). */
+export function callSeed(seedOfWorker: number, sampleIndex: number): number {
+	return sha1(`${seedOfWorker}|${sampleIndex}`).getUint32(0, false);
+}
+
+/** Class name in the outermost entry of restore keys, for loaders with workers or without. */
+export type LoaderClass = "SavableDatasetWrapper" | "SimpleSavableDatasetWrapper";
+
+export interface StreamState {
+	/** Number of the next output. */
+	readonly index: number;
+	readonly dataset: NodeState;
+	/** States of the generators of user code; null keeps the present states. */
+	readonly random: SystemRandomState | null;
+}
+
+export class WorkerStream<Item extends Keyed> {
+	#index = 0;
+
+	constructor(
+		readonly worker: Worker,
+		readonly dataset: Dataset<Item>,
+		readonly className: LoaderClass,
+	) {}
+
+	/** Number of the next output, counted over all passes. */
+	get index(): number {
+		return this.#index;
+	}
+
+	/** One pass over the data. */
+	*pass(): Generator<Item, void, void> {
+		this.worker.beginOutput(this.#index);
+		for (const item of this.dataset.iterate()) {
+			addKey(item, this.className, this.worker.globalId, this.#index);
+			this.#index++;
+			yield item;
+			this.worker.beginOutput(this.#index);
+		}
+	}
+
+	save(): StreamState {
+		return { index: this.#index, dataset: this.dataset.save(), random: this.worker.random.state() };
+	}
+
+	restore(state: StreamState): void {
+		this.dataset.restore(state.dataset);
+		if (state.random !== null) this.worker.random.restore(state.random);
+		this.#index = state.index;
+	}
+
+	/** Computes the output of a restore key again; `key` may be of any worker. */
+	restoreSample(key: RestoreKey): Item {
+		const [name, globalWorker, index, ...rest] = key;
+		if (name !== this.className || typeof globalWorker !== "number" || typeof index !== "number") {
+			throw new UserError(`The restore key ${JSON.stringify(key)} does not fit ${this.className}.`);
+		}
+		return this.worker.duringRestore(index, globalWorker, () => {
+			const item = this.dataset.restoreSample(rest);
+			return item === undefined ? item : addKey(item, this.className, globalWorker, index);
+		});
 	}
 }

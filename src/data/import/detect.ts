@@ -1,8 +1,10 @@
 /** Detects the form of the data at a path from file names and first bytes. */
 import { type Stats, statSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
+import { CryptoHasher } from "bun";
 import { fileKind } from "../../config/file-kind.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
+import { fileError } from "../../system/system-errors.ts";
 import { byPathParts, META_FOLDER } from "../energon/format/names.ts";
 import type { Part } from "./row.ts";
 
@@ -201,4 +203,35 @@ export function jsonIn(path: string): Record<string, unknown> | null {
 	} catch {
 		return null;
 	}
+}
+
+// The command that imports the data at a path.
+
+/** `mimo data import …`, in backquotes; null for data that cannot be imported. */
+export function importLine(path: string): string | null {
+	if (detect(path) === null) return null;
+	return `\`mimo data import ${quoted(path)} --output ${quoted(outputName(path))}\``;
+}
+
+/** Name of the output, beside the path: "data/a.csv" → "data/a-set". */
+function outputName(path: string): string {
+	return `${path.replace(/\/+$/, "").replace(/\.[A-Za-z0-9]+$/, "")}-set`;
+}
+
+function quoted(path: string): string {
+	return /^[\w./:@%+=,-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
+}
+
+/** Digest of the names, sizes and times of change of files, in order. */
+export function identityOf(files: readonly InputFile[]): string {
+	const hash = new CryptoHasher("sha256");
+	for (const { path, part } of files) {
+		try {
+			const { size, mtimeMs } = statSync(path);
+			hash.update(JSON.stringify([basename(path), size, mtimeMs, part]));
+		} catch (error) {
+			throw fileError("open", path, error);
+		}
+	}
+	return hash.digest("hex").slice(0, 16);
 }

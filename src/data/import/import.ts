@@ -1,26 +1,30 @@
 /** Imports data of any known form as an Energon data set: rows → samples → shards. */
-import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync } from "node:fs";
+
+import { appendFileSync, existsSync, mkdirSync, statSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { claimFolder } from "../../checkpoint/index.ts";
 import type { Images } from "../../native/images.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
+import { SampleError } from "../energon/errors.ts";
+import { IMPORTED_LOADER, META_FOLDER } from "../energon/format/names.ts";
+import { LARGEST_SAMPLE } from "../energon/format/tar-reader.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
+import { conversationOf, faultOf } from "../vision-language/conversation.ts";
 import { remarkOf } from "../vision-language/encoded-image.ts";
 import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
 import { type FetchOptions, fetchImage, type ImageFile } from "./fetch-image.ts";
 import { checkSettings, type Journal, readJournal, writeJournal } from "./journal.ts";
+import loader from "./mimo_samples.py";
 import { openSource } from "./open-source.ts";
-import { type Draft, readRecord } from "./read-record.ts";
+import { type Draft, readRecord, type SampleRecord } from "./read-record.ts";
 import { parts, type Row, SkippedRow, type Source } from "./row.ts";
-import { sampleParts } from "./sample.ts";
 import type { SamplePart } from "./shard-file.ts";
 import { Shards } from "./shards.ts";
 import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
-import { writeTypedConfig } from "./typed-config.ts";
 
 export interface ImportOptions extends FetchOptions {
 	/** Files or folders of one form. */
@@ -292,4 +296,63 @@ function attempted<Result>(step: () => Result): Result | SkippedRow {
 function skippedOr(error: unknown): SkippedRow {
 	if (error instanceof SkippedRow) return error;
 	throw error;
+}
+
+// Converts a record into a crude sample with a JSON part and image parts, which the reader of training checks.
+
+const noPrompts = { caption: "", ocr: "", classification: "" };
+
+/**
+ * Parts of the sample of a record. The name of an image part is the image's format, after a number if there are several images.
+ * Throws a SkippedRow for a sample that training would skip or that has no text to learn.
+ */
+export function sampleParts(key: string, record: SampleRecord, images: readonly ImageFile[]): readonly SamplePart[] {
+	const names = images.map(({ extension }, i) => (images.length === 1 ? extension : `${i}.${extension}`));
+	const named =
+		"texts" in record ? { ...record, images: record.images.map((i) => (i === null ? null : names[i]!)) } : record;
+	const fields: Record<string, unknown> = { json: named };
+	for (const [i, image] of images.entries()) fields[names[i]!] = image;
+	const fault = trainingFault(key, fields);
+	if (fault !== null) throw new SkippedRow(fault);
+	const parts = [
+		...images.map(({ file }, i): SamplePart => [names[i]!, file]),
+		["json", Buffer.from(JSON.stringify(named))] as const,
+	];
+	const bytes = parts.reduce((sum, [, content]) => sum + content.length + 1024, 0);
+	if (bytes > LARGEST_SAMPLE) throw new SkippedRow(`it has ${bytes} bytes; a sample has at most ${LARGEST_SAMPLE}`);
+	return parts;
+}
+
+function trainingFault(key: string, fields: Readonly<Record<string, unknown>>): string | null {
+	try {
+		const sample = { key, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
+		return faultOf(conversationOf(sample, noPrompts));
+	} catch (error) {
+		if (!(error instanceof SampleError)) throw error;
+		return error.message.replace(/^Sample \S+ cannot be trained on: /, "").replace(/\.$/, "");
+	}
+}
+
+// The files by which Energon's own commands read an imported set: a typed dataset.yaml, and its sample loader in
+// Python.
+
+/** Writes the files into the set in `folder`; `settings`: keys of the configuration, under `mimo` among the subflavors. */
+function writeTypedConfig(folder: string, settings: Readonly<Record<string, string>>): void {
+	const meta = join(folder, META_FOLDER);
+	const subflavors = Object.entries(settings).map(([key, value]) => `    ${key}: ${value}\n`);
+	const config = `sample_type:
+  __module__: megatron.energon
+  __class__: InterleavedSample
+sample_loader: ${IMPORTED_LOADER}:sample_loader
+part_filter: ${IMPORTED_LOADER}:part_filter
+subflavors:
+  mimo:
+${subflavors.join("")}`;
+	try {
+		mkdirSync(meta, { recursive: true });
+		writeFileSync(join(meta, IMPORTED_LOADER), loader);
+		writeFileSync(join(meta, "dataset.yaml"), config);
+	} catch (error) {
+		throw fileError("write", meta, error);
+	}
 }

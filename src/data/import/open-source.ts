@@ -3,13 +3,13 @@ import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
+import { parseJsonBytes } from "../energon/format/python-json.ts";
 import { isUrl } from "../energon/storage/storage.ts";
 import { type Columns, checkColumns } from "./columns.ts";
-import { detect, type ImportKind, type InputFile, importKinds } from "./detect.ts";
-import type { Source } from "./row.ts";
+import { detect, type ImportKind, type InputFile, identityOf, importKinds } from "./detect.ts";
+import { type Position, type Row, SkippedRow, type Source, type SyncSource } from "./row.ts";
 import { arrowSource } from "./sources/arrow.ts";
-import { identityOf } from "./sources/identity.ts";
-import { jsonSource } from "./sources/json.ts";
+import { type JsonRecord, jsonEntries, jsonForm, jsonLines } from "./sources/json-records.ts";
 import { factoryEntry, factorySource } from "./sources/llama-factory.ts";
 import { parquetSource } from "./sources/parquet.ts";
 import { pictureSource } from "./sources/pictures.ts";
@@ -112,4 +112,43 @@ function entrySource(info: InputFile, dataset: string | null, imageRoot: string 
 	}
 	const source = jsonSource(found.files, imageRoot ?? dirname(info.path));
 	return factorySource(source, identityOf([info, ...found.files]), entry);
+}
+
+/** Positions: file, byte, line. */
+export function jsonSource(files: readonly InputFile[], imageRoot: string | null): SyncSource {
+	return {
+		description: files.length === 1 ? "JSON records" : `JSON records in ${files.length} files`,
+		identity: identityOf(files),
+		columns: null,
+		*rows(from: Position): Generator<Row> {
+			const [first = 0, byte = 0, line = 1] = from;
+			for (let i = first; i < files.length; i++) {
+				const { path, part } = files[i]!;
+				const begin = i === first ? ([byte, line] as const) : ([0, 1] as const);
+				const records = jsonForm(path) === "list" ? jsonEntries(path, ...begin) : jsonLines(path, ...begin);
+				for (const record of records) {
+					yield {
+						where: `${path}, line ${record.line}`,
+						fields: fieldsOf(record),
+						images: [],
+						folder: imageRoot ?? dirname(path),
+						part,
+						next: [i, record.end, record.endLine],
+					};
+				}
+			}
+		},
+	};
+}
+
+function fieldsOf({ bytes }: JsonRecord): Record<string, unknown> | SkippedRow {
+	if (bytes === null) return new SkippedRow("the record is longer than 64 MiB");
+	let value: unknown;
+	try {
+		value = parseJsonBytes(bytes);
+	} catch (error) {
+		return new SkippedRow(`the record is not JSON (${(error as Error).message.slice(0, 200).replace(/\.$/, "")})`);
+	}
+	if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
+	return new SkippedRow("the record is not a JSON object");
 }

@@ -4,7 +4,7 @@
  * documents of OBELICS and MMC4, captions, plain text.
  */
 import { counted } from "../../system/counted.ts";
-import { interleavedRecord } from "../vision-language/interleaved-record.ts";
+import { interleavedRecord } from "../vision-language/media.ts";
 import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
 import { type ImageReference, imageReferences } from "./image-reference.ts";
 import { SkippedRow } from "./row.ts";

@@ -6,7 +6,7 @@ import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { readWholeFile } from "../../system/input-file.ts";
 import { watched } from "../../system/read-watch.ts";
-import { importLine } from "../import/import-line.ts";
+import { importLine } from "../import/detect.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
 /** Samples by number, each S + 1 tokens. The same number gives the same sample on every rank and in every run. */

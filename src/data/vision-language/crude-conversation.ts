@@ -8,8 +8,7 @@ import { isImageExtension } from "../energon/format/decode.ts";
 import type { Sample } from "../energon/sample.ts";
 import type { Conversation, Fragment, Prompts, Turn } from "./conversation.ts";
 import { type EncodedImage, isImage } from "./encoded-image.ts";
-import { interleavedRecord } from "./interleaved-record.ts";
-import { imageNamesOf, imagesInTars, mediaOfCrude, NAMED_IMAGES, recordOf } from "./media.ts";
+import { imageNamesOf, imagesInTars, interleavedRecord, mediaOfCrude, NAMED_IMAGES, recordOf } from "./media.ts";
 
 const imageTag = "<image>";
 

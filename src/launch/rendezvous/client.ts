@@ -8,13 +8,14 @@ import {
 	answerTime,
 	protocol,
 } from "./authenticated-connection.ts";
-import { type Identity, introductionOf } from "./identity.ts";
 import { describeEndpoint, type Endpoint, LineConnection } from "./line-connection.ts";
 import {
 	type ConfigurationReply,
 	type HostMemory,
 	type HostReply,
 	type HostRequest,
+	type Identity,
+	introductionOf,
 	type LocalRanksMessage,
 	serverMessageSchema,
 } from "./messages.ts";

@@ -6,8 +6,7 @@
 import { createHmac } from "node:crypto";
 import type { Place } from "../place.ts";
 import { joinLocalRendezvous } from "./client.ts";
-import type { Identity } from "./identity.ts";
-import type { LocalRanksMessage } from "./messages.ts";
+import type { Identity, LocalRanksMessage } from "./messages.ts";
 import { RendezvousServer } from "./server.ts";
 
 /** Milliseconds in which the first rank of a machine has to be found. */

@@ -19,22 +19,19 @@
  */
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
-import { type AuthenticatedConnection, answerTime } from "./authenticated-connection.ts";
-import { AuthenticatedListener } from "./authenticated-listener.ts";
+import { type AuthenticatedConnection, AuthenticatedListener, answerTime } from "./authenticated-connection.ts";
+import type { Endpoint } from "./line-connection.ts";
 import {
+	configurationReplySchema,
 	describeIdentity,
 	digestOf,
+	type HostMemory,
+	type HostReply,
+	type HostRequest,
 	type Identity,
 	type Introduction,
 	incompatibility,
 	introductionSchema,
-} from "./identity.ts";
-import type { Endpoint } from "./line-connection.ts";
-import {
-	configurationReplySchema,
-	type HostMemory,
-	type HostReply,
-	type HostRequest,
 	rankMessageSchema,
 	type ServerMessage,
 } from "./messages.ts";

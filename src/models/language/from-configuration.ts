@@ -1,11 +1,9 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
-
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { activationOf } from "../../config/fused-mlp.ts";
-import { type LayerKind, parsePattern } from "../../config/hybrid-pattern.ts";
+import { type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
-import { segmentLengths } from "../../config/pipeline.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { languageLora } from "../lora.ts";

@@ -2,8 +2,9 @@
  * Scales and axes of a drawing. The SVG has only shapes, because it stretches with the page; text is HTML, so that letters keep
  * their size on a phone.
  */
-import { largestOf, leastOf } from "../extremes.ts";
+
 import type { Bin } from "../series.ts";
+import { largestOf, leastOf } from "../statistics.ts";
 import { type Html, html, numberText, place } from "./html.ts";
 
 /** Width and height of a drawing in SVG units. */

@@ -1,6 +1,7 @@
 /** Charts over steps, of lines or of stacked areas. The values that the pointer shows (hover.ts) are JSON beside the drawing. */
-import { largestOf, leastOf } from "../extremes.ts";
+
 import type { Bin } from "../series.ts";
+import { largestOf, leastOf } from "../statistics.ts";
 import { frame, height, logTicks, type Scale, stepScale, ticks, width, x, y } from "./axes.ts";
 import { Html, html, nothing, numberText } from "./html.ts";
 

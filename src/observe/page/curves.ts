@@ -4,7 +4,6 @@ import type { RunLog, Streak } from "../run-log/reader.ts";
 import type { Series } from "../series.ts";
 import { type ChartOptions, type Curve, lineChart, type Mark, stackedChart } from "./charts.ts";
 import { type Html, html, millisecondsText, nothing, numberText, section } from "./html.ts";
-import { meanOf, recentOf } from "./series-means.ts";
 
 export interface DrawnRun {
 	/** Name of the run, unique on the page. */
@@ -127,3 +126,14 @@ function streakText(streak: Streak | null): string {
 	const { rank, first, last, busy, mean } = streak;
 	return ` Rank ${rank} was the slowest in every step from ${first} to ${last}: in the first of them it worked ${millisecondsText(busy)}, its module's ranks ${millisecondsText(mean)} on average.`;
 }
+
+type Bins = Series["bins"];
+
+const of = (bins: Bins): number =>
+	bins.reduce((sum, bin) => sum + bin.sum, 0) / bins.reduce((sum, bin) => sum + bin.count, 0);
+
+/** Mean of a series; NaN without values. */
+export const meanOf = ({ bins }: Series): number => of(bins);
+
+/** Mean of the last bins, the current value of a curve. */
+export const recentOf = (series: Series | undefined): number => of(series?.bins.slice(-8) ?? []);

@@ -1,13 +1,12 @@
 /** Sections of a run's page; each is nothing without entries in the log. */
-
 import { counted } from "../../system/counted.ts";
-import { bytesText } from "../bytes-text.ts";
-import { largestOf } from "../extremes.ts";
+import { bytesText } from "../output.ts";
 import type { RunLog } from "../run-log/reader.ts";
-import { bars, heatMap } from "./bars.ts";
+import type { SampleRecord } from "../run-log/writer.ts";
+import { largestOf } from "../statistics.ts";
 import { lineChart } from "./charts.ts";
-import { durationText, type Html, html, millisecondsText, nothing, numberText, section } from "./html.ts";
-import { meanOf, recentOf } from "./series-means.ts";
+import { meanOf, recentOf } from "./curves.ts";
+import { durationText, type Html, html, millisecondsText, nothing, numberText, place, section } from "./html.ts";
 
 type Entry = Readonly<Record<string, unknown>>;
 
@@ -183,4 +182,44 @@ export function configurationSection(log: RunLog): Html {
 		html`<details><summary>${counted(rows.length, "key")} with values</summary>${table}</details>`,
 		{ wide: true },
 	);
+}
+
+/** A heat map with a row of cells for each name; larger values are darker, and 1 is half dark. */
+function heatMap(rows: readonly { readonly name: string; readonly values: readonly number[] }[]): Html {
+	const lines = rows.map(({ name, values }) => {
+		const cells = values.map((value, index) => {
+			const opacity = Math.min(1, Math.max(0.03, value / 2)).toFixed(2);
+			return html`<rect x="${index}" width="1" height="1" fill-opacity="${opacity}"><title>${name}, expert ${index}: ${numberText(value)} × the mean</title></rect>`;
+		});
+		return html`<div class="heat"><span>${name}</span><svg viewBox="0 0 ${values.length} 1" preserveAspectRatio="none" role="img" aria-label="load of the experts of ${name}">${cells}</svg></div>`;
+	});
+	return html`${lines}`;
+}
+
+/** Bars with their names and values. */
+function bars(
+	rows: readonly { readonly name: string; readonly value: number; readonly text: string; readonly inner?: number }[],
+): Html {
+	const most = Math.max(largestOf(rows.map(({ value }) => value)), 1);
+	return html`${rows.map(({ name, value, text, inner }) => {
+		const within = inner === undefined ? nothing : html`<div class="inner ${place(inner / most)}"></div>`;
+		return html`<div class="bar"><span>${name}</span><div class="track"><div class="${place(value / most)}"></div>${within}</div><span>${text}</span></div>`;
+	})}`;
+}
+
+export function sampleSection({ samples }: RunLog): Html {
+	if (samples === null || samples.records.length === 0) return nothing;
+	const { step, sentence, records } = samples;
+	const cards = html`<div class="samples">${records.map(card)}</div>`;
+	return section(`Held-out samples after step ${step}`, html`<p>${sentence}</p>${cards}`, { wide: true });
+}
+
+function card({ picture, prompt, truth, answer }: SampleRecord): Html {
+	const seen =
+		picture === null ? nothing : html`<img alt="picture of the sample" src="data:image/png;base64,${picture}">`;
+	const isRight = answer.trim() === truth.trim();
+	const asked = prompt.trim() === "" ? nothing : html`<p>${prompt.trim().replaceAll(/\s*\n\s*/g, "\n")}</p>`;
+	const expected = isRight ? nothing : html`<p>data: <b>${truth.trim()}</b></p>`;
+	const said = answer.trim() === "" ? "(nothing)" : answer.trim();
+	return html`<figure>${seen}<figcaption>${asked}<p class="${isRight ? "right" : "wrong"}">model: <b>${said}</b></p>${expected}</figcaption></figure>`;
 }

@@ -2,13 +2,12 @@
  * Reads a run's JSON log, also while it is being written, line by line in bounded memory, into the series of a report.
  * A line is a step (with `iteration`), an evaluation (with `iteration` and `split`) or an event (with `event`).
  */
-
 import { readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { InputFile, linesOf } from "../../system/input-file.ts";
-import { largestOf } from "../extremes.ts";
 import { Series } from "../series.ts";
+import { largestOf } from "../statistics.ts";
 import {
 	type CheckedFields,
 	checkedFields,
@@ -19,7 +18,7 @@ import {
 	parseEntry,
 } from "./entry.ts";
 import { addFamily, type LoggedBudget, seriesOfFamily } from "./family.ts";
-import { type SampleRecord, samplesOf } from "./samples.ts";
+import { type SampleRecord, samplesOf } from "./writer.ts";
 
 /** An event of the log; consecutive events of one kind are merged. */
 export interface LoggedEvent {

@@ -3,7 +3,7 @@
  * images it multiplies the encoder's gradient by ranks / participants; `exact` leaves the gradient of the mean loss.
  */
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
-import { columns } from "../../observe/columns.ts";
+import { columns } from "../../observe/output.ts";
 import type { World } from "../../parallel/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { type Engine, openEngine } from "./engine.ts";

@@ -1,6 +1,5 @@
 /** The output of `mimo verify`: the reference and its noise, a line for every layout, and the failures. */
-
-import { columns } from "../../observe/columns.ts";
+import { columns } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import type { LayoutResult, Unequal } from "./layout-run.ts";
 import { type Reference, realSteps, type Scalars } from "./reference.ts";

@@ -1,6 +1,6 @@
 /** The subject of `mimo verify`, equal on all layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
-import { segmentLengths } from "../../config/pipeline.ts";
+import { segmentLengths } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { balanceOf } from "../../guests/balance/balance.ts";
 import type { Guest } from "../../guests/guest.ts";

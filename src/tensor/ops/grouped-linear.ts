@@ -6,7 +6,7 @@ import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
-import type { E4m3Rows } from "./e4m3-rows.ts";
+import type { E4m3Rows } from "./e4m3.ts";
 import type { LinearOptions } from "./linear.ts";
 
 /** c_R = a_R · weight_gᵀ where `transposed`, else a_R · weight_g, of the rows of every expert g. */

@@ -8,8 +8,7 @@ import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
 import { type GatedOptions, isGatedActivation } from "./activation.ts";
-import type { E4m3Matrices } from "./e4m3-matrices.ts";
-import { type E4m3Form, E4m3Rows } from "./e4m3-rows.ts";
+import { type E4m3Form, type E4m3Matrices, E4m3Rows } from "./e4m3.ts";
 import { addGroupedWeightGradient } from "./grouped-linear.ts";
 
 /** Stacks by expert. */

@@ -2,7 +2,7 @@
 import type { Device } from "../../native/device.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
-import { type E4m3Form, E4m3Rows } from "./e4m3-rows.ts";
+import { type E4m3Form, E4m3Rows } from "./e4m3.ts";
 
 /** The row of every routed token copy: rows are sorted by (expert, token). */
 export class ExpertOrder implements Disposable {

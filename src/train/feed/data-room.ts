@@ -1,6 +1,6 @@
 /** Host memory that reading Energon data takes at least, compared with the host's before threads start and buffers fill. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { bytesText } from "../../observe/bytes-text.ts";
+import { bytesText } from "../../observe/output.ts";
 import type { Topology } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";

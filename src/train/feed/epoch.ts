@@ -1,7 +1,7 @@
 /** The length of a pass over the training data, from which --train-epochs follows. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { openDatasets, timeoutOf } from "../../data/routing/from-configuration.ts";
-import { ReadGuard } from "../../native/read-guard.ts";
+import { ReadGuard } from "../../native/files.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
 import { textSources, tokenSources } from "./sources.ts";

@@ -9,7 +9,7 @@ import { timeoutOf } from "../../data/routing/from-configuration.ts";
 import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
 import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/tokenizer.ts";
-import { ReadGuard } from "../../native/read-guard.ts";
+import { ReadGuard } from "../../native/files.ts";
 import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";

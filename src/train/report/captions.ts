@@ -6,7 +6,7 @@ import { encodePng } from "../../data/vision-language/png.ts";
 import { greedy } from "../../decode/sampling.ts";
 import type { Image } from "../../native/images.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
-import { mostSamples, type SampleRecord } from "../../observe/run-log/samples.ts";
+import { mostSamples, type SampleRecord } from "../../observe/run-log/writer.ts";
 import { exchangeTexts } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { decodingRanks, type Run } from "../assemble.ts";

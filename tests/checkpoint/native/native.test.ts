@@ -13,8 +13,7 @@ import {
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { isCheckpoint, NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
-import { applyRetention } from "../../../src/checkpoint/native/retention.ts";
-import { SaveThread } from "../../../src/checkpoint/native/save-thread.ts";
+import { applyRetention, SaveThread } from "../../../src/checkpoint/native/save-thread.ts";
 import { NativeSave, type ShardEntry, writeShard } from "../../../src/checkpoint/native/writer.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";

@@ -5,8 +5,7 @@
 import { openChecked } from "../../../src/checkpoint/training/choose-checkpoint.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
 import { CheckpointSaver } from "../../../src/checkpoint/training/saver.ts";
-import { requireTensors } from "../../../src/checkpoint/training/strict-keys.ts";
-import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
+import { requireTensors, TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";

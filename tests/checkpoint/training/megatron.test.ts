@@ -7,12 +7,10 @@ import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readRecord } from "../../../src/checkpoint/training/record.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
-import { requireTensors } from "../../../src/checkpoint/training/strict-keys.ts";
-import { TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
+import { requireTensors, TrainingTensors } from "../../../src/checkpoint/training/tensors.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { parseLayout, topologyOfLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
-
 import { MimoBatches } from "../../../src/parity/mimo/batches.ts";
 import { readMimoGolden } from "../../../src/parity/mimo/golden.ts";
 import { goldenSpecification } from "../../../src/parity/mimo/layout.ts";

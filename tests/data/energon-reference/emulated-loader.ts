@@ -3,9 +3,8 @@
  * to worker processes in turn, each worker keeps checkpoints of its past, and a restored loader rotates its workers for
  * good (docs/spec/energon.md §2.3, §4.3). Workers are taken to be fast: a task is done when it is handed out.
  */
-
 import type { Keyed, RestoreKey } from "../../../src/data/energon/sample.ts";
-import type { StreamState, WorkerStream } from "../../../src/data/energon/worker-stream.ts";
+import type { StreamState, WorkerStream } from "../../../src/data/energon/worker.ts";
 import { BatchDataset } from "../../../src/data/energon/wrappers/batch.ts";
 import type { Dataset } from "../../../src/data/energon/wrappers/dataset.ts";
 import { UserError } from "../../../src/system/errors.ts";

@@ -4,7 +4,6 @@ import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/data
 import { raiseError } from "../../../src/data/energon/errors.ts";
 import { NumpyGenerator } from "../../../src/data/energon/random/numpy-generator.ts";
 import { PythonRandom } from "../../../src/data/energon/random/python-random.ts";
-import { callSeed, workerSeed } from "../../../src/data/energon/random/seeds.ts";
 import { cumulative, TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import {
 	interleaving,
@@ -14,7 +13,7 @@ import {
 	subsetBounds,
 } from "../../../src/data/energon/sharder.ts";
 import { resolvePath } from "../../../src/data/energon/storage/storage.ts";
-import { Worker, type WorkerConfig } from "../../../src/data/energon/worker.ts";
+import { callSeed, Worker, type WorkerConfig, workerSeed } from "../../../src/data/energon/worker.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { difference, revive } from "./golden.ts";
 import type { Setting } from "./setup.ts";

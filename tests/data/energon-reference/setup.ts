@@ -1,14 +1,17 @@
 /** From the parameters of a reference file to pipelines. */
-
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
-import type { ErrorHandler } from "../../../src/data/energon/errors.ts";
-import { raiseError } from "../../../src/data/energon/errors.ts";
+import { type ErrorHandler, raiseError } from "../../../src/data/energon/errors.ts";
 import type { ImageDecoder } from "../../../src/data/energon/format/decode.ts";
 import type { Keyed } from "../../../src/data/energon/sample.ts";
 import { resolvePath, type Storage } from "../../../src/data/energon/storage/storage.ts";
 import { buildTrain, buildValidation } from "../../../src/data/energon/task-encoder.ts";
-import { type Compatibility, Worker, type WorkerConfig } from "../../../src/data/energon/worker.ts";
-import { type LoaderClass, WorkerStream } from "../../../src/data/energon/worker-stream.ts";
+import {
+	type Compatibility,
+	type LoaderClass,
+	Worker,
+	type WorkerConfig,
+	WorkerStream,
+} from "../../../src/data/energon/worker.ts";
 import type { Dataset } from "../../../src/data/energon/wrappers/dataset.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { goldenTask } from "./tasks.ts";

@@ -3,7 +3,7 @@ import { afterAll, expect, test } from "bun:test";
 import { chmodSync, chownSync, mkdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { openCacheFolder } from "../../../src/data/energon/storage/cache-folder.ts";
+import { openCacheFolder } from "../../../src/data/energon/storage/block-cache.ts";
 import { defaultCacheFolder } from "../../../src/system/private-folder.ts";
 import { Scratch } from "../fixtures.ts";
 

@@ -11,8 +11,13 @@ import { describeDataset } from "../../../src/data/energon/tools/describe.ts";
 import { type LintOptions, lint, type Problem } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { inspectImage } from "../../../src/data/vision-language/encoded-image.ts";
-import { headline, imageLines, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
-import { previewPage } from "../../../src/data/vision-language/preview-page.ts";
+import {
+	headline,
+	imageLines,
+	previewPage,
+	previewSamples,
+	spansOf,
+} from "../../../src/data/vision-language/preview.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { captions, png, Scratch, tar } from "../fixtures.ts";

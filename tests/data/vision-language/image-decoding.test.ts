@@ -7,8 +7,7 @@ import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepar
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { encodePng } from "../../../src/data/vision-language/png.ts";
-import { imageLines, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
-import { previewPage } from "../../../src/data/vision-language/preview-page.ts";
+import { imageLines, previewPage, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
 import type { VisionLanguageTask } from "../../../src/data/vision-language/task.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";

@@ -1,4 +1,4 @@
-import { jsonSource } from "../../../src/data/import/sources/json.ts";
+import { jsonSource } from "../../../src/data/import/open-source.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";
 

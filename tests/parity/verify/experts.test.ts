@@ -1,8 +1,9 @@
 /** Gated experts with biases, as one operation and one after the other, train the same on every layout. */
+
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
 import * as masks from "../../../src/models/language/masks.ts";
 import { DataParallel } from "../../../src/parallel/data-parallel.ts";
-import type { E4m3Matrices } from "../../../src/tensor/ops/e4m3-matrices.ts";
+import type { E4m3Matrices } from "../../../src/tensor/ops/e4m3.ts";
 import { Parameter } from "../../../src/tensor/parameter.ts";
 import { axpby } from "../../../src/tensor/tensor.ts";
 import { SmallRun } from "./small-run.ts";

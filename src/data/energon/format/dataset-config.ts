@@ -1,10 +1,9 @@
 /** `dataset.yaml`, which describes the samples of a WebDataset (docs/spec/energon.md §1.6). */
 import { UserError } from "../../../system/errors.ts";
+import { FieldAccessError } from "../errors.ts";
 import type { Subflavors } from "../sample.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
-import { type FieldAccess, parseFieldAccess } from "./fields.ts";
 import { IMPORTED_LOADER, META_FOLDER } from "./names.ts";
-import { type SampleType, sampleTypeNames, sampleTypeOf, sampleTypeOfClass } from "./sample-types.ts";
 import { readMap } from "./webdataset.ts";
 import { toPlain, YamlFields } from "./yaml.ts";
 
@@ -96,4 +95,123 @@ function readSampleType(fields: YamlFields, path: string): SampleType | null {
 	const type = sampleTypeOf(name);
 	if (type !== undefined) return type;
 	throw new UserError(`${path} has the sample type ${name}; Energon has ${sampleTypeNames.join(", ")}.`);
+}
+
+// Energon's sample types and their fields (docs/spec/energon.md §1.6).
+
+interface SampleType {
+	readonly name: string;
+	/** Required fields. */
+	readonly required: readonly string[];
+	readonly optional: readonly string[];
+}
+
+const type = (name: string, required: string[], optional: string[] = []): SampleType => ({ name, required, optional });
+
+const ocrFields = ["blocks", "lines", "words", "chars"].flatMap((level) => [
+	`${level === "blocks" ? "block" : level}_boxes`,
+	`${level === "blocks" ? "block" : level}_text`,
+]);
+
+const types: readonly SampleType[] = [
+	type("CaptioningSample", ["image", "caption"]),
+	type("ImageSample", ["image"]),
+	type("ImageClassificationSample", ["image"], ["label", "label_name"]),
+	type("InterleavedSample", ["sequence"]),
+	type("MultiChoiceVQASample", ["image", "context"], ["choices", "correct_choice_idx"]),
+	type("OCRSample", ["image", "text"], [...ocrFields, "block_classes"]),
+	type(
+		"SimilarityInterleavedSample",
+		["images", "texts"],
+		["audio", "video", "similarity_matrix", "matched_text_indices"],
+	),
+	type("TextSample", ["text"]),
+	type("VidQASample", ["video", "context"], ["answers", "answer_weights"]),
+	type("VQASample", ["image", "context"], ["answers", "answer_weights"]),
+	type("VQAOCRSample", ["image", "context", "text"], ["answers", "answer_weights", "words_boxes", "words_text"]),
+];
+
+const byName = new Map(types.map((sampleType) => [sampleType.name, sampleType]));
+
+/** The type with a name such as "CaptioningSample"; undefined if Energon lacks it. */
+export function sampleTypeOf(name: string): SampleType | undefined {
+	return byName.get(name);
+}
+
+/** Names of all types, for messages and prompts. */
+export const sampleTypeNames: readonly string[] = [...byName.keys()];
+
+/** The sample type of a deprecated `__class__` such as "CaptioningWebdataset". */
+function sampleTypeOfClass(name: string): SampleType | undefined {
+	return name.endsWith("Webdataset") ? byName.get(name.replace(/Webdataset$/, "Sample")) : undefined;
+}
+
+// `field_map` entries such as `txt,json[caption]`, which name the sources of a field of a typed sample
+// (docs/spec/energon.md §1.6). A part with `*`, such as `img*.jpg`, selects all matching parts; this is an extension
+// of Energon's format.
+
+/** Alternatives, each a path of a part and then keys or list indices. */
+type FieldAccess = readonly (readonly string[])[];
+
+const option = /^([^[\]]+)((?:\[[^[\]]+\])*)$/;
+
+export function parseFieldAccess(text: string): FieldAccess {
+	return text.split(",").map((alternative) => {
+		const match = option.exec(alternative);
+		if (!match) return [text];
+		return [match[1]!, ...(match[2]!.match(/[^[\]]+/g) ?? [])];
+	});
+}
+
+/** Whether a part of a `field_map`, perhaps with `*`, matches an extension. */
+export function matchesPart(part: string, extension: string): boolean {
+	if (!part.includes("*")) return part === extension;
+	const pieces = part.split("*");
+	const [first, last] = [pieces[0]!, pieces.at(-1)!];
+	if (extension.length < first.length + last.length || !extension.startsWith(first)) return false;
+	let at = first.length;
+	for (const piece of pieces.slice(1, -1)) {
+		const found = extension.indexOf(piece, at);
+		if (found < 0) return false;
+		at = found + piece.length;
+	}
+	return extension.length - last.length >= at && extension.endsWith(last);
+}
+
+/** The value of the first alternative that the sample has. Throws a FieldAccessError if it has no alternative. */
+export function accessField(parts: Readonly<Record<string, unknown>>, access: FieldAccess, key: string): unknown {
+	for (const path of access) {
+		const found = follow(parts, path);
+		if (found !== undefined) return found.value;
+	}
+	const wanted = access.map(([part, ...inner]) => part + inner.map((name) => `[${name}]`).join("")).join(" or ");
+	throw new FieldAccessError(`Sample ${key} has no ${wanted}; it has ${Object.keys(parts).join(", ")}.`, key);
+}
+
+function follow(root: unknown, path: readonly string[]): { value: unknown } | undefined {
+	const [part, ...steps] = path;
+	if (part?.includes("*") && steps.length === 0 && isRecord(root)) {
+		const names = Object.keys(root).filter((name) => matchesPart(part, name));
+		if (names.length === 0) return undefined;
+		names.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+		return { value: names.map((name) => root[name]) };
+	}
+	let value = root;
+	for (const step of path) {
+		if (Array.isArray(value)) {
+			const index = /^[+-]?\d+$/.test(step) ? Number(step) : Number.NaN;
+			value = value[index < 0 ? value.length + index : index];
+			if (value === undefined) return undefined;
+		} else if (isRecord(value) && Object.hasOwn(value, step)) {
+			value = value[step];
+		} else {
+			return undefined;
+		}
+	}
+	return { value };
+}
+
+/** Whether a value has fields; undecoded bytes have no fields. */
+function isRecord(value: unknown): value is Record<string, unknown> {
+	return value !== null && typeof value === "object" && !ArrayBuffer.isView(value);
 }

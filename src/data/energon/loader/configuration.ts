@@ -5,16 +5,25 @@ import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
+import { byteTokenizer, openTokenizer, readTokenizerFile } from "../../text/tokenizer.ts";
 import { checkTrainable } from "../../vision-language/dataset-checks.ts";
+import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
 import type { ErrorHandler, Remark } from "../errors.ts";
-import type { Keyed } from "../sample.ts";
+import { hook } from "../hook.ts";
+import type { Keyed, Sample } from "../sample.ts";
 import type { StorageConfiguration } from "../storage/open.ts";
 import type { Storage } from "../storage/storage.ts";
-import { type BlendMode, buildTrain, buildValidation, type LoadedDataset, type TaskEncoder } from "../task-encoder.ts";
-import { Worker, type WorkerConfig } from "../worker.ts";
-import { WorkerStream } from "../worker-stream.ts";
-import { buildTask, type TaskConfiguration, taskIdentity } from "./tasks.ts";
+import {
+	type BlendMode,
+	buildTrain,
+	buildValidation,
+	type Cooker,
+	collect,
+	type LoadedDataset,
+	type TaskEncoder,
+} from "../task-encoder.ts";
+import { Worker, type WorkerConfig, WorkerStream } from "../worker.ts";
 
 export interface LoaderConfiguration {
 	/** Data set folder, JSONL file or metadataset; a path or URL. */
@@ -125,4 +134,40 @@ export function checkConfiguration(configuration: LoaderConfiguration): void {
 		if (value !== null && !(Number.isInteger(value) && value >= 1))
 			throw new UserError(`${name} is ${value}; allowed are integers from 1.`);
 	}
+}
+
+/** Unchanged samples for tools: undecoded or decoded parts. */
+interface PlainTask {
+	readonly kind: "raw" | "decoded";
+}
+
+export type TaskConfiguration = PlainTask | VisionLanguageTask;
+
+/** Leaves crude samples unchanged. */
+const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubflavors: {} };
+
+function buildTask(task: TaskConfiguration, images: Images, remark: Remark): TaskEncoder {
+	if (task.kind === "vision-language") {
+		const tokenizer = task.tokenizer === null ? byteTokenizer : openTokenizer(task.tokenizer);
+		return buildVisionLanguageTask(task, tokenizer, images, remark);
+	}
+	return {
+		decode: task.kind === "raw" ? null : { images: (bytes) => images.decode(bytes) },
+		cookers: [asItIs],
+		batch: collect,
+	};
+}
+
+/**
+ * The settings of a task that determine the stream: the content of tokenizer and chat template without their paths, and without
+ * the half of the data that is delivered.
+ */
+function taskIdentity(task: TaskConfiguration): object {
+	if (task.kind !== "vision-language") return task;
+	const { tokenizer, chat, keep: _, share: __, ...rest } = task;
+	const { text, specialTokens } = chat.template ?? {};
+	const named = { ...rest, chat: { ...chat, template: { text, specialTokens } } };
+	if (tokenizer === null) return named;
+	const content = new CryptoHasher("sha256").update(readTokenizerFile(tokenizer).bytes).digest("hex");
+	return { ...named, tokenizer: content };
 }

@@ -4,9 +4,9 @@ import { type ErrorHandler, raiseError } from "../errors.ts";
 import type { Keyed } from "../sample.ts";
 import type { Storage } from "../storage/storage.ts";
 import { checkConfiguration, type LoaderConfiguration, Pipelines } from "./configuration.ts";
-import { EventStream } from "./events.ts";
-import { Turns } from "./round-robin.ts";
 import { checkSettings, type LoaderState } from "./state.ts";
+import { EventStream } from "./thread.ts";
+import { Turns } from "./worker-queues.ts";
 
 export interface Delivered {
 	readonly item: Keyed;

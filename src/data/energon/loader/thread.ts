@@ -1,17 +1,16 @@
 /** Entry point of a data thread: runs some of a rank's logical workers and sends their events to the loader. */
-
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
 import { UserError } from "../../../system/errors.ts";
 import { showReads } from "../../../system/read-watch.ts";
 import { SampleError } from "../errors.ts";
+import type { Keyed } from "../sample.ts";
 import { openStorage } from "../storage/open.ts";
+import type { WorkerStream } from "../worker.ts";
 import { Pipelines } from "./configuration.ts";
-import { EventStream } from "./events.ts";
 import type { FromThread, ToThread } from "./messages.ts";
 import { raising, reporting } from "./skipped.ts";
-import { checkSettings, decodePosition, encodePosition } from "./state.ts";
-import { byteLength, detach, transferable } from "./transfer.ts";
+import { checkSettings, decodePosition, encodePosition, type WorkerPosition } from "./state.ts";
 
 declare const self: Worker;
 
@@ -71,3 +70,128 @@ self.onmessage = async ({ data }: MessageEvent<ToThread>) => {
 		fail(error);
 	}
 };
+
+// Transfers outputs to another thread: views of larger buffers, such as mapped files, are copied into one new buffer.
+
+/** The buffers that a single array of an item spans, which can be transferred; other arrays are copied. */
+function transferable(item: unknown): ArrayBuffer[] {
+	const owners = new Map<ArrayBuffer, number>();
+	visit(item, (array) => {
+		const { buffer } = array;
+		if (buffer instanceof ArrayBuffer)
+			owners.set(buffer, array.byteLength === buffer.byteLength ? (owners.get(buffer) ?? 0) + 1 : 2);
+	});
+	return [...owners].flatMap(([buffer, count]) => (count === 1 ? [buffer] : []));
+}
+
+/** A property whose array is a view of a larger buffer, such as a mapped file. */
+interface Part {
+	readonly owner: Record<string, unknown>;
+	readonly name: string;
+	readonly bytes: Uint8Array;
+}
+
+/**
+ * Copies arrays that are views of larger buffers into one new buffer, so that the larger buffers are not transferred. Returns
+ * the new buffer, or null without such arrays.
+ */
+function detach(value: unknown): ArrayBuffer | null {
+	const parts: Part[] = [];
+	collect(value, parts);
+	if (parts.length === 0) return null;
+	const buffer = new ArrayBuffer(parts.reduce((sum, { bytes }) => sum + bytes.byteLength, 0));
+	let at = 0;
+	for (const { owner, name, bytes } of parts) {
+		const copy = new Uint8Array(buffer, at, bytes.byteLength);
+		copy.set(bytes);
+		owner[name] = copy;
+		at += bytes.byteLength;
+	}
+	return buffer;
+}
+
+function collect(value: unknown, parts: Part[]): void {
+	if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return;
+	if (Array.isArray(value) && typeof value[0] === "number") return;
+	const owner = value as Record<string, unknown>;
+	for (const name of Object.keys(owner)) {
+		const item = owner[name];
+		if (item instanceof Uint8Array && item.byteLength !== item.buffer.byteLength)
+			parts.push({ owner, name, bytes: item });
+		else if (typeof item === "object") collect(item, parts);
+	}
+}
+
+/** Bytes of all arrays and strings of an item, approximately its size in memory. */
+function byteLength(item: unknown): number {
+	let bytes = 0;
+	visit(item, (array) => {
+		bytes += array.byteLength;
+	});
+	return bytes + 1024;
+}
+
+function visit(value: unknown, onArray: (array: ArrayBufferView) => void): void {
+	if (ArrayBuffer.isView(value)) onArray(value);
+	else if (Array.isArray(value)) {
+		if (typeof value[0] === "number") return;
+		for (const item of value) visit(item, onArray);
+	} else if (value !== null && typeof value === "object") {
+		for (const item of Object.values(value)) visit(item, onArray);
+	}
+}
+
+// The stream of a worker as numbered events (outputs and ends of passes). The positions before events are kept until
+// the consumer has passed them, so that a state can be saved at the consumer's event although the worker runs ahead.
+
+/** An output, or null at the end of a pass. */
+type StreamEvent = Keyed | null;
+
+export class EventStream {
+	readonly #stream: WorkerStream<Keyed>;
+	#pass: Generator<Keyed, void, void> | null = null;
+	/** Number of the next event, and the positions before events that may still be requested. */
+	#next = 0;
+	readonly #positions = new Map<number, WorkerPosition>();
+	#oldest = 0;
+
+	/** Starts at a position and discards the first `skip` outputs. */
+	constructor(stream: WorkerStream<Keyed>, position: WorkerPosition | null, skip = 0) {
+		this.#stream = stream;
+		if (position !== null) stream.restore(position);
+		for (let i = 0; i < skip; i++) this.#advance();
+		this.#keep();
+	}
+
+	/** The next event. After the end of a pass this starts the next pass. */
+	next(): StreamEvent {
+		const event = this.#advance();
+		this.#next++;
+		this.#keep();
+		return event;
+	}
+
+	#advance(): StreamEvent {
+		this.#pass ??= this.#stream.pass();
+		const step = this.#pass.next();
+		if (!step.done) return step.value;
+		this.#pass = null;
+		return null;
+	}
+
+	#keep(): void {
+		this.#positions.set(this.#next, this.#stream.save());
+	}
+
+	/** Position before event `number`. */
+	position(number: number): WorkerPosition {
+		const position = this.#positions.get(number);
+		if (position === undefined) throw new Error(`The position before event ${number} of a data worker was forgotten.`);
+		return position;
+	}
+
+	/** Drops the positions before event `number`. */
+	forget(number: number): void {
+		for (; this.#oldest < number; this.#oldest++) this.#positions.delete(this.#oldest);
+	}
+}

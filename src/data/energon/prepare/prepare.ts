@@ -9,6 +9,7 @@ import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { collapseBraces, expandBraces } from "../format/brace.ts";
+import { sampleTypeNames, sampleTypeOf } from "../format/dataset-config.ts";
 import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-index.ts";
 import { indexJsonl } from "../format/jsonl.ts";
 import { type Join, type Metadataset, readMetadataset } from "../format/metadataset.ts";
@@ -24,7 +25,6 @@ import {
 } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
 import { parseJsonBytes } from "../format/python-json.ts";
-import { sampleTypeNames, sampleTypeOf } from "../format/sample-types.ts";
 import { TarError } from "../format/tar.ts";
 import { readShardCounts } from "../format/webdataset.ts";
 import { PythonRandom } from "../random/python-random.ts";
@@ -32,8 +32,7 @@ import { LocalFile, LocalStorage } from "../storage/local.ts";
 import { folderOf, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
 import { prefixMembers } from "./fix-duplicates.ts";
-import { indexShard, type ShardIndex } from "./shard-index.ts";
-import { SqliteIndexWriter } from "./sqlite-index.ts";
+import { indexShard, type ShardIndex, SqliteIndexWriter } from "./shard-index.ts";
 
 /** Version of the Energon package whose formats are written. */
 const ENERGON_VERSION = "7.4.0";

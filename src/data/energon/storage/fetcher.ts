@@ -1,10 +1,9 @@
 /** Entry point of a fetching thread, which fetches blocks of remote files into the cache for a data thread. */
 import { existsSync } from "node:fs";
-import { BlockWriter, blockPath } from "./block-cache.ts";
-import type { CacheFolder } from "./cache-folder.ts";
-import { Answer, type FetchRequest, give } from "./fetch-protocol.ts";
+import { BlockWriter, blockPath, type CacheFolder } from "./block-cache.ts";
 import { LateError, RemoteError, readRemote, statRemote } from "./http.ts";
-import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
+import { Answer, type FetchRequest, give } from "./remote.ts";
+import type { RemoteOptions, RemoteVersion } from "./storage.ts";
 
 declare const self: Worker;
 

@@ -2,7 +2,7 @@
 import { S3Client } from "bun";
 import { privateAddress, shownAddress } from "../../../system/addresses.ts";
 import { counted } from "../../../system/counted.ts";
-import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
+import type { RemoteOptions, RemoteVersion } from "./storage.ts";
 
 /** A permanent failure, which is not retried; `missing`: the file does not exist. The sentence shows URLs without their secrets. */
 export class RemoteError extends Error {

@@ -2,8 +2,7 @@
 import { defaultCacheFolder } from "../../../system/private-folder.ts";
 import { LocalStorage } from "./local.ts";
 import { RemoteStorage } from "./remote.ts";
-import type { RemoteOptions } from "./remote-options.ts";
-import { isUrl, type RandomAccessFile, type Storage } from "./storage.ts";
+import { isUrl, type RandomAccessFile, type RemoteOptions, type Storage } from "./storage.ts";
 
 export interface StorageConfiguration extends Partial<Omit<RemoteOptions, "cacheFolder" | "cacheBytes">> {
 	/** Parent of the folder of copies of remote data; null = the user's cache folder. */

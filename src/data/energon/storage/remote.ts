@@ -6,11 +6,8 @@ import { UserError } from "../../../system/errors.ts";
 import { watched } from "../../../system/read-watch.ts";
 import { openWorker } from "../../../system/worker.ts";
 import { DataTimeoutError } from "../errors.ts";
-import { blockPath, readBlock } from "./block-cache.ts";
-import { type CacheFolder, openCacheFolder } from "./cache-folder.ts";
-import { Answer, type FetchRequest, newAnswer, take } from "./fetch-protocol.ts";
-import type { RemoteOptions, RemoteVersion } from "./remote-options.ts";
-import { type RandomAccessFile, type Storage, textOf } from "./storage.ts";
+import { blockPath, type CacheFolder, openCacheFolder, readBlock } from "./block-cache.ts";
+import { type RandomAccessFile, type RemoteOptions, type RemoteVersion, type Storage, textOf } from "./storage.ts";
 
 /** Number of blocks of a file in memory. */
 const KEPT = 3;
@@ -166,4 +163,58 @@ class RemoteFile implements RandomAccessFile {
 			this.#asked = ahead + 1;
 		}
 	}
+}
+
+// Messages between a data thread and its fetching thread. Reading is synchronous: the data thread waits on shared
+// memory for the answer.
+
+export type FetchRequest =
+	| { readonly kind: "options"; readonly options: RemoteOptions; readonly folder: CacheFolder }
+	| { readonly kind: "stat"; readonly url: string; readonly answer: SharedArrayBuffer }
+	/** Requests a block in the cache. `answer` null: no thread waits for it yet. */
+	| {
+			readonly kind: "block";
+			readonly version: RemoteVersion;
+			readonly block: number;
+			readonly answer: SharedArrayBuffer | null;
+	  };
+
+export const Answer = { pending: 0, done: 1, missing: 2, failed: 3, late: 4 } as const;
+type AnswerState = (typeof Answer)[keyof typeof Answer];
+
+/** Offset of the text in an answer, behind the state, the length of the text, and a number. */
+const TEXT = 16;
+const BYTES = 4096;
+
+function newAnswer(): SharedArrayBuffer {
+	return new SharedArrayBuffer(BYTES);
+}
+
+/** Fills an answer and wakes the thread that waits for it. */
+export function give(answer: SharedArrayBuffer, state: AnswerState, text: string, number = 0): void {
+	const bytes = new TextEncoder().encode(text).subarray(0, BYTES - TEXT);
+	new Uint8Array(answer).set(bytes, TEXT);
+	new Float64Array(answer)[1] = number;
+	const words = new Int32Array(answer);
+	words[1] = bytes.length;
+	Atomics.store(words, 0, state);
+	Atomics.notify(words, 0);
+}
+
+/** Waits for an answer, at most for `milliseconds`: then it is still pending. */
+function take(
+	answer: SharedArrayBuffer,
+	milliseconds: number,
+): {
+	readonly state: AnswerState;
+	readonly text: string;
+	number: number;
+} {
+	const words = new Int32Array(answer);
+	const end = performance.now() + milliseconds;
+	while (Atomics.load(words, 0) === Answer.pending && performance.now() < end) {
+		Atomics.wait(words, 0, Answer.pending, Math.min(1000, milliseconds));
+	}
+	const text = new TextDecoder().decode(Uint8Array.from(new Uint8Array(answer, TEXT, words[1])));
+	return { state: Atomics.load(words, 0) as AnswerState, text, number: new Float64Array(answer)[1]! };
 }

@@ -1,8 +1,7 @@
 /** Measures the read rate of a data set. */
 import { UserError } from "../../../system/errors.ts";
-import { defaultLoaderConfiguration } from "../loader/configuration.ts";
+import { defaultLoaderConfiguration, type TaskConfiguration } from "../loader/configuration.ts";
 import { DataLoader } from "../loader/loader.ts";
-import type { TaskConfiguration } from "../loader/tasks.ts";
 
 export interface BenchOptions {
 	readonly task: TaskConfiguration;

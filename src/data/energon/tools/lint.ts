@@ -3,8 +3,7 @@
  * is reported with its shard, file or sample.
  */
 import { counted } from "../../../system/counted.ts";
-import { conversationOf } from "../../vision-language/conversation.ts";
-import { faultOf } from "../../vision-language/conversation-faults.ts";
+import { conversationOf, faultOf } from "../../vision-language/conversation.ts";
 import { mediaOfRecord } from "../../vision-language/media.ts";
 import { crudeSample, loadSample } from "../dataset.ts";
 import { BrokenSampleError, SampleError } from "../errors.ts";
@@ -12,6 +11,7 @@ import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.
 import type { ImageDecoder } from "../format/decode.ts";
 import { type FileStore, openFileStore } from "../format/file-store.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
+import { type KeyRow, keyRows } from "../format/join-index.ts";
 import { JsonlReader } from "../format/jsonl.ts";
 import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
@@ -23,7 +23,6 @@ import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
 import type { RawSample, Sample } from "../sample.ts";
 import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
-import { KeyIndexCheck } from "./key-index-check.ts";
 
 export interface Problem {
 	/** Shard or file. */
@@ -259,5 +258,61 @@ class Linter {
 		} catch (error) {
 			this.#report(where, key, error);
 		}
+	}
+}
+
+/** Compares an index by key with the shards in order, and reports the first difference. */
+class KeyIndexCheck {
+	readonly #rows: Generator<KeyRow, void, void>;
+	#next: KeyRow | null = null;
+	/** Whether a difference was reported; further rows are not compared, since they would differ too. */
+	#over = false;
+
+	constructor(
+		path: string,
+		private readonly report: (what: string) => void,
+	) {
+		this.#rows = keyRows(path);
+		this.#advance();
+	}
+
+	#advance(): void {
+		try {
+			const step = this.#rows.next();
+			this.#next = step.done ? null : step.value;
+		} catch (error) {
+			this.#differs((error as Error).message);
+		}
+	}
+
+	#differs(what: string): void {
+		this.#over = true;
+		this.#next = null;
+		this.report(what);
+	}
+
+	/** Compares shard `number` of `.info.json` with the index. `samples` null: the samples are unknown. */
+	compare(number: number, name: string, samples: readonly IndexedSample[] | null): void {
+		if (samples === null) {
+			while (this.#next !== null && this.#next.shard <= number) this.#advance();
+			return;
+		}
+		for (const { key, offset, size } of samples) {
+			if (this.#over) return;
+			const row = this.#next;
+			if (row?.shard !== number || row.key !== key || row.offset !== offset || row.size !== size) {
+				this.#differs(`the index by key differs from the tar at ${name}/${key}`);
+				return;
+			}
+			this.#advance();
+		}
+	}
+
+	/** Ends the comparison after `shards` shards: the index may not have further rows. */
+	end(shards: number): void {
+		if (this.#next !== null && this.#next.shard < shards) {
+			this.#differs(`the index by key has the sample ${this.#next.key}, which is in no shard`);
+		}
+		this.#rows.return();
 	}
 }

@@ -2,9 +2,9 @@
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
-import { SampleBuffer } from "./buffer.ts";
 import { Dataset, type NodeState, StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
+import { SampleBuffer } from "./shuffle-buffer.ts";
 
 /** Group of a sample, and the size of that group's batches (null = the loader's batch size). */
 export interface Group {

@@ -6,9 +6,9 @@
 import { ErrorContext, FatalSampleError } from "../errors.ts";
 import { type FunctionHook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
-import { SampleBuffer } from "./buffer.ts";
 import { addKey, Dataset, type StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
+import { SampleBuffer } from "./shuffle-buffer.ts";
 
 export type Groups<Item> = readonly (readonly Item[])[];
 

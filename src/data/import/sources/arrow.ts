@@ -4,13 +4,19 @@ import { dirname, join } from "node:path";
 import { UserError } from "../../../system/errors.ts";
 import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { configLimits, readJsonText } from "../../../system/json.ts";
-import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
-import { type InputFile, jsonIn } from "../detect.ts";
-import type { Position, Row, SyncSource } from "../row.ts";
+import { type InputFile, identityOf, jsonIn } from "../detect.ts";
+import {
+	type ClassNames,
+	classNamesOf,
+	describeClasses,
+	type Position,
+	type Row,
+	type SyncSource,
+	withClassNames,
+} from "../row.ts";
 import { type ArrowField, batchOf, fieldsOf } from "./arrow-batch.ts";
 import { FlatTable } from "./flatbuffer.ts";
-import { identityOf } from "./identity.ts";
 
 /** Bytes of the largest record batch, and of the largest description of a message. */
 const LARGEST_BATCH = 2 ** 31;

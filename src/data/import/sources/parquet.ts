@@ -3,11 +3,17 @@ import { dirname } from "node:path";
 import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { UserError } from "../../../system/errors.ts";
 import { InputFile as OpenFile } from "../../../system/input-file.ts";
-import { type ClassNames, classNamesOf, describeClasses, withClassNames } from "../class-names.ts";
 import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
-import type { InputFile } from "../detect.ts";
-import type { Position, Row, Source } from "../row.ts";
-import { identityOf } from "./identity.ts";
+import { type InputFile, identityOf } from "../detect.ts";
+import {
+	type ClassNames,
+	classNamesOf,
+	describeClasses,
+	type Position,
+	type Row,
+	type Source,
+	withClassNames,
+} from "../row.ts";
 import { checkPages, compressors, LARGEST_GROUP, viewOf } from "./parquet-pages.ts";
 import { walkStruct } from "./thrift.ts";
 

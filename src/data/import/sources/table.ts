@@ -5,10 +5,9 @@ import { CsvError, type Info, parse } from "csv-parse";
 import { UserError } from "../../../system/errors.ts";
 import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { fileError } from "../../../system/system-errors.ts";
-import type { InputFile } from "../detect.ts";
+import { type InputFile, identityOf } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
 import { LARGEST_RECORD } from "./byte-reader.ts";
-import { identityOf } from "./identity.ts";
 
 export interface TableOptions {
 	/** False: the names of columns are their numbers, "1", "2", … */

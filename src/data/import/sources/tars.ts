@@ -1,17 +1,14 @@
 /** Samples of tar files (webdataset, img2dataset) with image parts and a text or JSON part. */
-
 import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/decode.ts";
 import { splitMemberName } from "../../energon/format/names.ts";
 import { parseJsonBytes } from "../../energon/format/python-json.ts";
 import { TarError } from "../../energon/format/tar.ts";
 import { walkTar } from "../../energon/prepare/shard-index.ts";
 import { LocalFile } from "../../energon/storage/local.ts";
-import type { RandomAccessFile } from "../../energon/storage/storage.ts";
-import { nameOf } from "../../energon/storage/storage.ts";
-import type { InputFile } from "../detect.ts";
+import { nameOf, type RandomAccessFile } from "../../energon/storage/storage.ts";
+import { type InputFile, identityOf } from "../detect.ts";
 import { LARGEST_IMAGE } from "../fetch-image.ts";
 import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";
-import { identityOf } from "./identity.ts";
 
 interface TarPart {
 	readonly extension: string;

@@ -1,4 +1,8 @@
-/** Ends a process whose main thread reads data when a read does not return, which the main thread itself cannot notice. */
+/**
+ * Files of the host. A guard ends a process whose main thread reads data when a read does not return, which the main thread itself
+ * cannot notice; space for a file can be reserved.
+ */
+import { dlopen } from "bun:ffi";
 import { newReadWatch, showReads } from "../system/read-watch.ts";
 import { openWorker } from "../system/worker.ts";
 
@@ -28,4 +32,20 @@ export class ReadGuard implements Disposable {
 		showReads(null);
 		post(null);
 	}
+}
+
+let libc: ReturnType<typeof open> | null = null;
+
+function open() {
+	return dlopen("libc.so.6", { fallocate: { args: ["i32", "i32", "i64", "i64"], returns: "i32" } });
+}
+
+/**
+ * Preallocates `bytes` bytes of a file from `position` on, which extends it. Writing is then about twice as fast, because the
+ * file system allocates once and not page by page. If the file system cannot, or is full, nothing happens and the writes proceed
+ * or fail by themselves.
+ */
+export function reserve(descriptor: number, position: number, bytes: number): void {
+	libc ??= open();
+	libc.symbols.fallocate(descriptor, 0, position, bytes);
 }
