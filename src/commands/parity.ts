@@ -1,9 +1,12 @@
 /** `mimo parity`: compares training with a reference run; exit code 1 on a mismatch. */
+import { existsSync, statSync } from "node:fs";
+import { join } from "node:path";
 import { defineCommand } from "citty";
 import type { BackendName } from "../native/abi.ts";
 import { print } from "../observe/output.ts";
-import type { NamedTopology, World } from "../parallel/index.ts";
+import type { NamedTopology } from "../parallel/index.ts";
 import type { ParityReport } from "../parity/comparison.ts";
+import type { CompareOptions } from "../parity/reference.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { flagError } from "./arguments.ts";
@@ -32,7 +35,7 @@ export default defineCommand({
 		},
 		"num-virtual-stages-per-pipeline-rank": {
 			type: "string",
-			description: "Segments of every pipeline stage, for a reference of multi-token prediction.",
+			description: "Segments of every pipeline stage.",
 			default: "1",
 			valueHint: "N",
 		},
@@ -62,37 +65,26 @@ export default defineCommand({
 		json: { type: "boolean", description: "Print every compared value as JSON." },
 	},
 	run: async ({ args }) => {
-		const { isMimoGolden } = await import("../parity/mimo/golden.ts");
-		const { mtpFormat } = await import("../parity/mtp/golden.ts");
-		const { elasticFormat } = await import("../parity/elastic/golden.ts");
-		const own = isMimoGolden(args.golden) || [mtpFormat, elasticFormat].some((format) => format.holds(args.golden));
-		const onRanks = own || args.layout !== undefined;
-		if (args.log === undefined && onRanks) {
-			await compareOnLayout(args);
+		const tolerance = positive(args.tolerance);
+		if (args.log !== undefined) {
+			if (args.layout !== undefined) {
+				throw new UserError(`--layout ${args.layout}: --log compares a log, which runs on no layout.`, exitCodes.usage);
+			}
+			requireGiven(args.golden);
+			const { logParity } = await import("../parity/log.ts");
+			await printReport(logParity(args.golden, args.log, tolerance), args.json ?? false);
 			return;
 		}
-		if (args.layout !== undefined) {
-			throw new UserError(`--layout ${args.layout}: --log compares a log, which runs on no layout.`, exitCodes.usage);
-		}
-		const { runParity } = await import("../parity/run.ts");
-		const report = await runParity({
-			golden: args.golden,
-			weights: args.weights,
-			log: args.log ?? null,
-			tolerance: positive(args.tolerance),
-			device: deviceKind(args.device),
-			threads: threadCount(args.threads),
-			graphs: withGraphs(args["cuda-graph-impl"]),
-			precision: args.bf16 ? "bf16" : "f32",
-		});
-		await printReport(report, args.json ?? false);
+		const { layoutOf } = await import("../parity/formats.ts");
+		const asked = { layout: args.layout ?? null, weights: args.weights ?? null, bf16: args.bf16 ?? false };
+		const named = layoutOf(args.golden, asked);
+		await (named === null ? compareInProcess(args) : compareOnLayout(named, args));
 	},
 });
 
-interface LayoutArguments {
+interface TrainingArguments {
 	readonly golden: string;
 	readonly weights?: string | undefined;
-	readonly layout?: string | undefined;
 	readonly device: string;
 	readonly "num-virtual-stages-per-pipeline-rank": string;
 	readonly "distributed-backend": string;
@@ -102,55 +94,33 @@ interface LayoutArguments {
 	readonly json?: boolean | undefined;
 }
 
-/** The layout to compare on. Throws a UserError for a layout that the reference cannot run on, before ranks start. */
-async function chooseLayout(args: LayoutArguments): Promise<NamedTopology> {
-	const { golden, layout, weights } = args;
-	const { layoutFor, namedTopology, parseLayout } = await import("../parallel/layout.ts");
-	const { goldenLayout, isMimoGolden, readMimoGolden } = await import("../parity/mimo/golden.ts");
-	const { mtpFormat } = await import("../parity/mtp/golden.ts");
-	if (mtpFormat.holds(golden)) {
-		if (weights !== undefined) {
-			throw new UserError(
-				`--weights ${weights}: a reference of multi-token prediction contains its weights.`,
-				exitCodes.usage,
-			);
-		}
-		const { planOfMtpGolden } = await import("../parity/mtp/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), { encoder: false }));
-		planOfMtpGolden(named, golden);
-		return named;
-	}
-	const { elasticFormat } = await import("../parity/elastic/golden.ts");
-	if (elasticFormat.holds(golden)) {
-		if (weights !== undefined) {
-			throw new UserError(
-				`--weights ${weights}: a reference of an elastic model contains its weights.`,
-				exitCodes.usage,
-			);
-		}
-		if (args.bf16) throw new UserError("--bf16: a reference of an elastic model is compared in fp32.", exitCodes.usage);
-		const { planOfElasticGolden } = await import("../parity/elastic/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout ?? "1"), { encoder: false }));
-		planOfElasticGolden(named, golden);
-		return named;
-	}
-	if (!isMimoGolden(golden)) {
-		const { planOfLanguageGolden } = await import("../parity/language/parity.ts");
-		const named = namedTopology(layoutFor(parseLayout(layout!), { encoder: false }));
-		planOfLanguageGolden(named, golden);
-		return named;
-	}
-	const { checkParticipation, planOfGolden } = await import("../parity/mimo/layout-check.ts");
-	const { config } = readMimoGolden(golden);
-	const named = namedTopology(layoutFor(parseLayout(layout ?? goldenLayout(config)), { encoder: true }));
-	checkParticipation(golden, config, planOfGolden(named, config));
-	return named;
+function compareOptions(args: TrainingArguments): CompareOptions {
+	return {
+		weights: args.weights ?? null,
+		precision: args.bf16 ? "bf16" : "f32",
+		segmentsPerStage: virtualStages(args["num-virtual-stages-per-pipeline-rank"]),
+	};
 }
 
-/** Compares on all ranks of the layout. The last rank, which is the language model's, prints. */
-async function compareOnLayout(args: LayoutArguments): Promise<void> {
+/** Compares in this process. */
+async function compareInProcess(args: TrainingArguments): Promise<void> {
+	const { golden } = args;
+	requireGiven(golden);
+	if (!statSync(golden).isDirectory() || !existsSync(join(golden, "golden.json"))) {
+		throw new UserError(
+			`${golden} is no reference folder (golden.json is missing); golden values need --log FILE to compare with.`,
+		);
+	}
+	const { openDevice } = await import("../native/open-device.ts");
+	const { compareAlone } = await import("../parity/formats.ts");
+	const options = { threads: threadCount(args.threads), graphs: withGraphs(args["cuda-graph-impl"]) };
+	using device = await openDevice(deviceKind(args.device), options);
+	await printReport(await compareAlone(device, golden, compareOptions(args)), args.json ?? false);
+}
+
+/** Compares on all ranks of a layout. The last rank, which is the language model's, prints. */
+async function compareOnLayout(named: NamedTopology, args: TrainingArguments): Promise<void> {
 	const { onEveryRank } = await import("./ranks.ts");
-	const named = await chooseLayout(args);
 	const { topology } = named;
 	const options = {
 		ranks: topology.worldSize,
@@ -165,35 +135,17 @@ async function compareOnLayout(args: LayoutArguments): Promise<void> {
 		// The output of --json is parsed by programs.
 		quiet: args.json ?? false,
 	};
+	const compared = compareOptions(args);
 	await onEveryRank(options, async (world) => {
-		const report = await reportOf(world, named, args);
+		const { formatOf } = await import("../parity/formats.ts");
+		const { compareTraining } = await import("../parity/reference.ts");
+		const report = await compareTraining(world, named, formatOf(args.golden), args.golden, compared);
 		if (world.rank === topology.worldSize - 1) await printReport(report, args.json ?? false);
 	});
 }
 
-async function reportOf(world: World, layout: NamedTopology, args: LayoutArguments): Promise<ParityReport> {
-	const precision = args.bf16 ? "bf16" : "f32";
-	const { mtpFormat } = await import("../parity/mtp/golden.ts");
-	if (mtpFormat.holds(args.golden)) {
-		const { mtpLayoutParity } = await import("../parity/mtp/parity.ts");
-		const segmentsPerStage = virtualStages(args["num-virtual-stages-per-pipeline-rank"]);
-		return await mtpLayoutParity(world, layout, args.golden, { precision, segmentsPerStage });
-	}
-	const { elasticFormat } = await import("../parity/elastic/golden.ts");
-	if (elasticFormat.holds(args.golden)) {
-		const { elasticLayoutParity } = await import("../parity/elastic/parity.ts");
-		return await elasticLayoutParity(world, layout, args.golden);
-	}
-	if (layout.topology.encoders.length === 0) {
-		const { languageLayoutParity } = await import("../parity/language/parity.ts");
-		return await languageLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
-	}
-	if (layout.topology.worldSize === 1) {
-		const { mimoParity } = await import("../parity/mimo/one-process.ts");
-		return mimoParity(world.device, args.golden, { weights: args.weights, precision });
-	}
-	const { mimoLayoutParity } = await import("../parity/mimo/layout.ts");
-	return await mimoLayoutParity(world, layout, args.golden, { weights: args.weights, precision });
+function requireGiven(golden: string): void {
+	if (!existsSync(golden)) throw new UserError(`There is no reference at ${golden}.`);
 }
 
 async function printReport(report: ParityReport, json: boolean): Promise<void> {

@@ -1,7 +1,7 @@
 /** Reference runs of Megatron-LM with encoder and language model on disjoint grids of processes. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { type ParityReport, renderReport } from "../../src/parity/comparison.ts";
-import { mimoParity } from "../../src/parity/mimo/one-process.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { runRanks } from "./ranks.ts";
@@ -44,7 +44,7 @@ async function expectAgreement(
 
 /** Names of the values that one process compares; both participation folders have the same. */
 async function comparedInOneProcess(folder: string): Promise<string[]> {
-	const { checks } = await mimoParity(device, folder.replace("corrected", "exact"), { steps });
+	const { checks } = await compareAlone(device, folder.replace("corrected", "exact"), { steps });
 	return checks.map(({ name }) => name).sort();
 }
 

@@ -4,8 +4,7 @@ import { join } from "node:path";
 import type { Device } from "../../src/native/device.ts";
 import { bf16Report } from "../../src/parity/bf16.ts";
 import { firstFailure, relative, renderReport } from "../../src/parity/comparison.ts";
-import { languageParity } from "../../src/parity/language/parity.ts";
-import { mimoParity } from "../../src/parity/mimo/one-process.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 
@@ -16,7 +15,7 @@ beforeAll(async () => {
 afterAll(() => device[Symbol.dispose]());
 
 test("the language model's losses in bf16", async () => {
-	const report = await languageParity(device, join(import.meta.dir, "../golden/hybrid-tiny"), { precision: "bf16" });
+	const report = await compareAlone(device, join(import.meta.dir, "../golden/hybrid-tiny"), { precision: "bf16" });
 	expect(renderReport(report)).toEndWith("all 11 values agree.");
 	// A run that had stayed in fp32 would agree to 1e-6.
 	expect(Math.max(...report.checks.map(({ error }) => error))).toBeGreaterThan(1e-5);
@@ -25,7 +24,7 @@ test("the language model's losses in bf16", async () => {
 test("both modules' losses in bf16", async () => {
 	for (const path of [golden("mimo-1x1-fixed-small"), largeGolden("mimo-1x1-fixed")]) {
 		if (path === null) continue;
-		const report = await mimoParity(device, path, { precision: "bf16" });
+		const report = await compareAlone(device, path, { precision: "bf16" });
 		expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 	}
 }, 60_000);

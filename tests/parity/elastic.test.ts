@@ -2,9 +2,10 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { elasticParity } from "../../src/parity/elastic/parity.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
+import { changed } from "./changed.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -15,15 +16,15 @@ afterAll(() => device[Symbol.dispose]());
 for (const name of ["elastic-soft", "elastic-hard", "elastic-hetero"]) {
 	test(`${name} agrees in every choice, loss and gradient norm`, async () => {
 		const before = device.memoryStatistics().liveBytes;
-		const report = await elasticParity(device, golden(name));
+		const report = await compareAlone(device, golden(name));
 		expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 		expect(device.memoryStatistics().liveBytes).toBe(before);
 	}, 60_000);
 }
 
 test("this program's own count of parameters is noticed", async () => {
-	const report = await elasticParity(device, golden("elastic-soft"), {
-		configure: (elastic) => ({ ...elastic!, config: { ...elastic!.config, compat: false } }),
+	const report = await compareAlone(device, golden("elastic-soft"), {
+		configure: changed("elastic", (elastic) => ({ ...elastic, config: { ...elastic.config, compat: false } })),
 	});
 	expect(firstFailure(report)?.name).toBe("submodel 8 loss");
 }, 60_000);

@@ -6,9 +6,10 @@ import { join } from "node:path";
 import type { HybridConfig } from "../../src/models/language/config.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { languageParity } from "../../src/parity/language/parity.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
+import { changed } from "./changed.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -18,7 +19,7 @@ afterAll(() => device[Symbol.dispose]());
 
 test.each(["llama", "llama-tied-bias", "qwen2", "qwen3"])("%s", async (name) => {
 	const before = device.memoryStatistics().liveBytes;
-	const report = await languageParity(device, golden(name));
+	const report = await compareAlone(device, golden(name));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 	expect(device.memoryStatistics().liveBytes).toBe(before);
 });
@@ -30,8 +31,11 @@ test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Me
 	const config = JSON.parse(readFileSync(join(folder, "config.json"), "utf8"));
 	const coefficient = config.router_aux_loss_coef * config.num_experts_per_tok;
 	writeFileSync(join(folder, "config.json"), JSON.stringify({ ...config, output_router_logits: false }));
-	const report = await languageParity(device, folder, {
-		configure: (model) => ({ ...model, moe: { ...model.moe, balancing: [{ type: "aux_loss", coefficient }] } }),
+	const report = await compareAlone(device, folder, {
+		configure: changed("language", (model) => ({
+			...model,
+			moe: { ...model.moe, balancing: [{ type: "aux_loss", coefficient }] },
+		})),
 	});
 	rmSync(folder, { recursive: true });
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
@@ -42,11 +46,11 @@ test.each<[string, string, Change]>([
 	["llama", "the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope!, scaling: null } })],
 	["qwen3", "its own head size in the scale of scores", () => ({ softmaxScale: 1 / Math.sqrt(16) })],
 ])("%s without %s is noticed", async (name, _, change) => {
-	const report = await languageParity(device, golden(name), {
-		configure: (config) => ({
+	const report = await compareAlone(device, golden(name), {
+		configure: changed("language", (config) => ({
 			...config,
 			attention: { ...config.attention, ...change(config.attention) },
-		}),
+		})),
 	});
 	expect(firstFailure(report)).not.toBeNull();
 });

@@ -7,10 +7,11 @@ import { planConversion } from "../../src/checkpoint/conversion/convert.ts";
 import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, type ParityReport, renderReport } from "../../src/parity/comparison.ts";
-import { languageParity } from "../../src/parity/language/parity.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { conversionOptions } from "../checkpoint/conversion/options.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
+import { changed } from "./changed.ts";
 
 let device: Device;
 let folder: string;
@@ -33,7 +34,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny"]) {
 		test(name, async () => {
 			const before = device.memoryStatistics().liveBytes;
-			const report = await languageParity(device, golden(name));
+			const report = await compareAlone(device, golden(name));
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		});
@@ -44,12 +45,12 @@ test("weights of a native checkpoint are as good as the folder's own", async () 
 	const [source, target] = [golden("hybrid-tiny"), join(folder, "native")];
 	using plan = planConversion(conversionOptions({ from: "hf", to: "native", source, target, optimizer: false }));
 	await plan.run(() => {});
-	const report = await languageParity(device, source, { weights: target });
+	const report = await compareAlone(device, source, { weights: target });
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
 test("hybrid-text, 60 steps with flipped routing decisions inside their bands", async () => {
-	const report = await languageParity(device, golden("hybrid-text"));
+	const report = await compareAlone(device, golden("hybrid-text"));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 }, 30_000);
 
@@ -64,26 +65,26 @@ describe("a wrong term is noticed in the layer that has it", () => {
 			return { name, dtype, shape, data: () => data };
 		});
 		writeSafetensors(join(copy, "model.safetensors"), entries);
-		expectFailure(await languageParity(device, copy), /^step 1 layer 3$/);
+		expectFailure(await compareAlone(device, copy), /^step 1 layer 3$/);
 	});
 
 	test("no top-k scaling", async () => {
-		const report = await languageParity(device, golden("hybrid-tiny"), {
-			configure: (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } }),
+		const report = await compareAlone(device, golden("hybrid-tiny"), {
+			configure: changed("language", (config) => ({ ...config, moe: { ...config.moe, scalingFactor: 1 } })),
 		});
 		expectFailure(report, /^step 1 layer 1$/);
 	});
 
 	test("attention scores that are not scaled", async () => {
-		const report = await languageParity(device, golden("hybrid-tiny"), {
-			configure: (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } }),
+		const report = await compareAlone(device, golden("hybrid-tiny"), {
+			configure: changed("language", (config) => ({ ...config, attention: { ...config.attention, softmaxScale: 1 } })),
 		});
 		expectFailure(report, /^step 1 layer [23]$/);
 	});
 
 	test("Δ without its lower limit", async () => {
-		const report = await languageParity(device, golden("hybrid-tiny"), {
-			configure: (config) => ({ ...config, mamba: { ...config.mamba, timeStepMinimum: 0 } }),
+		const report = await compareAlone(device, golden("hybrid-tiny"), {
+			configure: changed("language", (config) => ({ ...config, mamba: { ...config.mamba, timeStepMinimum: 0 } })),
 		});
 		expectFailure(report, /dt_bias/);
 	});

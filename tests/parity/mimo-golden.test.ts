@@ -5,8 +5,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openSafetensors, writeSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { firstFailure } from "../../src/parity/comparison.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { readMimoGolden } from "../../src/parity/mimo/golden.ts";
-import { mimoParity } from "../../src/parity/mimo/one-process.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
@@ -97,11 +97,11 @@ describe("refused by name", () => {
 
 	test("gradient norms that are gone, and names that do not decay of nothing", () => {
 		const gone = altered((g) => delete g.step1_probe.grad_norm["language_model.output_layer.weight"]);
-		expect(() => mimoParity(device, gone, { steps: 1 })).toThrow(
+		expect(() => compareAlone(device, gone, { steps: 1 })).toThrow(
 			"golden.json: grad_norm has no language_model.output_layer.weight.",
 		);
 		const unknown = altered((_, c) => c.optimizer.no_weight_decay.push("nonsense"));
-		expect(() => mimoParity(device, unknown, { steps: 1 })).toThrow("no_weight_decay has nonsense, which the model");
+		expect(() => compareAlone(device, unknown, { steps: 1 })).toThrow("no_weight_decay has nonsense, which the model");
 	});
 });
 
@@ -142,7 +142,7 @@ describe("compared, and named where it is off", () => {
 	];
 	for (const [name, alter, where] of cases) {
 		test(name, async () => {
-			expect(firstFailure(await mimoParity(device, altered(alter), { steps: 1 }))?.name).toBe(where);
+			expect(firstFailure(await compareAlone(device, altered(alter), { steps: 1 }))?.name).toBe(where);
 		});
 	}
 });

@@ -1,10 +1,12 @@
 /** Both modules in one process against Megatron-LM's, and that the comparison notices a wrong term. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { EncoderConfig } from "../../src/models/vision/encoder.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { type MimoParityOptions, mimoParity } from "../../src/parity/mimo/one-process.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
+import { changed } from "./changed.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -26,7 +28,7 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 			const path = name.endsWith("-small") ? golden(name) : largeGolden(name);
 			if (path === null) return;
 			const before = device.memoryStatistics().liveBytes;
-			const report = await mimoParity(device, path);
+			const report = await compareAlone(device, path);
 			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 			expect(device.memoryStatistics().liveBytes).toBe(before);
 		}, 60_000);
@@ -34,9 +36,12 @@ describe("reference folders agree in every probe, loss and gradient norm", () =>
 });
 
 describe("a wrong term is noticed where it is", () => {
-	const failure = async (name: string, configure: MimoParityOptions["configure"]) => {
-		const options = { steps: 1, ...(configure && { configure }) };
-		return firstFailure(await mimoParity(device, golden(name), options))?.name;
+	const failure = async (name: string, configure: (config: EncoderConfig) => EncoderConfig) => {
+		const options = {
+			steps: 1,
+			configure: changed("encoders", ([encoder]) => [{ ...encoder!, config: configure(encoder!.config) }]),
+		};
+		return firstFailure(await compareAlone(device, golden(name), options))?.name;
 	};
 
 	test("attention scores that are not scaled", async () => {
@@ -60,5 +65,5 @@ describe("a wrong term is noticed where it is", () => {
 
 test("the correction of another number of encoder ranks is refused", async () => {
 	const path = golden("mimo-participation-corrected-small");
-	expect(() => mimoParity(device, path)).toThrow("by 2 data-parallel encoder ranks over those that saw images");
+	expect(() => compareAlone(device, path)).toThrow("by 2 data-parallel encoder ranks over those that saw images");
 });

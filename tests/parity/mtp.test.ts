@@ -7,10 +7,12 @@ import type { Device } from "../../src/native/device.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { elasticFormat } from "../../src/parity/elastic/golden.ts";
+import { compareAlone } from "../../src/parity/formats.ts";
 import { mtpFormat } from "../../src/parity/mtp/golden.ts";
-import { mtpParity, planOfMtpGolden } from "../../src/parity/mtp/parity.ts";
+import { mtpReference } from "../../src/parity/mtp/parity.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
+import { changed } from "./changed.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -21,15 +23,15 @@ afterAll(() => device[Symbol.dispose]());
 for (const name of ["mtp-1", "mtp-2", "mtp-repeated-small", "mtp-means-small"]) {
 	test(`${name} agrees in every probe, loss, gradient norm and expert bias`, async () => {
 		const before = device.memoryStatistics().liveBytes;
-		const report = await mtpParity(device, golden(name));
+		const report = await compareAlone(device, golden(name));
 		expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 		expect(device.memoryStatistics().liveBytes).toBe(before);
 	}, 30_000);
 }
 
 test("another weight of the prediction losses is noticed", async () => {
-	const report = await mtpParity(device, golden("mtp-1"), {
-		configure: (config) => ({ ...config, mtp: { ...config.mtp!, lossScalingFactor: 0.1 } }),
+	const report = await compareAlone(device, golden("mtp-1"), {
+		configure: changed("language", (config) => ({ ...config, mtp: { ...config.mtp!, lossScalingFactor: 0.1 } })),
 	});
 	expect(firstFailure(report)?.name).toBe("step 1 gradient of embedding.word_embeddings.weight");
 });
@@ -55,10 +57,10 @@ async function withConfig<Result>(
 
 test("the mean of the gradient and the repetition of depths are the reference's", async () => {
 	const tokens = { calculate_per_token_loss: true };
-	const report = await withConfig("mtp-means-small", tokens, (folder) => mtpParity(device, folder));
+	const report = await withConfig("mtp-means-small", tokens, (folder) => compareAlone(device, folder));
 	expect(firstFailure(report)?.name).toBe("step 1 gradient of embedding.word_embeddings.weight");
 	const several = { mtp_use_repeated_layer: undefined };
-	await expect(withConfig("mtp-repeated-small", several, (folder) => mtpParity(device, folder))).rejects.toThrow(
+	await expect(withConfig("mtp-repeated-small", several, (folder) => compareAlone(device, folder))).rejects.toThrow(
 		"golden.json has no step1_probe of mtp.layers.1.eh_proj.",
 	);
 });
@@ -78,7 +80,7 @@ test("a field that the comparison does not know, or another value than its model
 });
 
 test("a layout with other microbatches than the reference is refused where the mask has gaps", () => {
-	const plan = (name: string, layout: string) => planOfMtpGolden(namedTopology(parseLayout(layout)), golden(name));
+	const plan = (name: string, layout: string) => mtpReference.plan(namedTopology(parseLayout(layout)), golden(name));
 	expect(plan("mtp-1", "dp2").microBatchSize).toBe(1);
 	expect(plan("mtp-repeated-small", "dp3").microBatchSize).toBe(2);
 	for (const [name, layout] of [

@@ -21,100 +21,88 @@ import { routerPrefix } from "../../elastic/router/parameters.ts";
 import type { Sampled } from "../../elastic/router/router.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
-import type { Device } from "../../native/device.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
-import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
+import { languageAlone, namedTopology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import { Losses, languageModelLoss, meansOf } from "../../train/losses.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
-import type { RunSpecification } from "../../train/run-specification.ts";
 import { bandLimit } from "../bands.ts";
-import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { type Check, relative } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
-import { LanguageProbes } from "../language/probes.ts";
-import { checksOfStep, compareLanguageTraining, type StepWatch } from "../language/training.ts";
+import { LanguageProbes, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
+import { checksOfStep, languageRun, type ReferenceFormat, type StepWatch } from "../reference.ts";
 import { readTokenBatches } from "../token-batches.ts";
-import { type Plan, planOf } from "../verify/plan.ts";
+import { planOf } from "../verify/plan.ts";
 import { type ElasticConfigFile, type ElasticGolden, elasticConfig, elasticFormat, elasticModel } from "./golden.ts";
 
 /** Largest difference of a probability. */
 const probabilityLimit = 1e-5;
 const limitOf = (least: number, band: number) => Math.max(least, 3 * band);
 
-export interface ElasticParityOptions {
-	readonly onStep?: (step: number, of: number) => void;
-	/** May change the model that config.json describes: to see whether the comparison notices. */
-	readonly configure?: (elastic: RunSpecification["elastic"]) => RunSpecification["elastic"];
-}
-
-/** Trains the model in this process. */
-export async function elasticParity(
-	device: Device,
-	path: string,
-	options: ElasticParityOptions = {},
-): Promise<ParityReport> {
-	return await elasticLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
-}
-
-/** Whether an elastic-* folder can run on a layout, and how its samples are dealt out there. */
-export function planOfElasticGolden(layout: NamedTopology, path: string): Plan {
-	const { config } = elasticFormat.read(path);
-	requireCuts(layout, elasticModel(config, "f32"), null);
-	const { batch, microbatches, seq } = config;
-	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
-	const { expert, expertTensor, tensor } = layout.topology.language.shape;
-	if (expert * expertTensor > tensor && layout.topology.language.lanes > 1) {
+/** elastic-* folders, an elastic model trained by Megatron-LM. */
+export const elasticReference: ReferenceFormat = {
+	...{ hasEncoder: false, ownWeights: "a reference of an elastic model", fp32Alone: "a reference of an elastic model" },
+	holds: (path) => elasticFormat.holds(path),
+	layout: () => "1",
+	plan: (layout, path) => {
+		const { config } = elasticFormat.read(path);
+		requireCuts(layout, elasticModel(config, "f32"), null);
+		const { batch, microbatches, seq } = config;
+		const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+		const { expert, expertTensor, tensor } = layout.topology.language.shape;
+		if (expert * expertTensor > tensor && layout.topology.language.lanes > 1) {
+			throw new UserError(
+				`Layout ${layout.name}: lanes would share experts, and the microbatches of ${path} draw sizes of their own.`,
+			);
+		}
+		if (plan.microBatchSize === batch) return plan;
 		throw new UserError(
-			`Layout ${layout.name}: lanes would share experts, and the microbatches of ${path} draw sizes of their own.`,
+			`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
 		);
-	}
-	if (plan.microBatchSize === batch) return plan;
-	throw new UserError(
-		`Layout ${layout.name} needs microbatches of ${plan.microBatchSize} samples; ${path} draws budgets for ${batch}.`,
-	);
-}
-
-/** Every rank of the world calls this together, and all get the report. */
-export async function elasticLayoutParity(
-	world: World,
-	layout: NamedTopology,
-	path: string,
-	options: ElasticParityOptions = {},
-): Promise<ParityReport> {
-	const { config: file, golden } = elasticFormat.read(path);
-	const plan = planOfElasticGolden(layout, path);
-	const model = elasticModel(file, "f32");
-	using weights = openSafetensors(join(path, "model.safetensors"));
-	const names = megatronNames(weights, path);
-	const lane = layout.topology.language.coordinates(world.rank).dp;
-	const elastic: RunSpecification["elastic"] = {
-		config: elasticConfig(file, model),
-		draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
-	};
-	const excluded = new Set(golden.optimizer.no_weight_decay);
-	const batches = readTokenBatches(path, file, golden.steps.length);
-	return await compareLanguageTraining(world, layout, {
-		...{ folder: path, optimizer: golden.optimizer, precision: "f32", plan, onStep: options.onStep },
-		language: model,
-		elastic: options.configure ? options.configure(elastic) : elastic,
-		lossMean: lossMeanOfReference(file.transformer_config),
-		decay: { weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1) },
-		stepOne: { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names },
-		batches,
-		load: (run, partial) => loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
-		before: (run) =>
-			layout.topology.language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : [],
-		watch: (run, index, microbatches) =>
-			new ElasticWatch(run, golden, index, {
-				losses: new MicrobatchLosses(run, plan, file, microbatches),
-				tokens: tokensOfMicrobatches(batches[index]!, file),
-			}),
-	});
-}
+	},
+	open: (path, { layout, rank, plan }) => {
+		const { config: file, golden } = elasticFormat.read(path);
+		const model = elasticModel(file, "f32");
+		using opened = new DisposableStack();
+		const weights = opened.use(openSafetensors(join(path, "model.safetensors")));
+		const names = megatronNames(weights, path);
+		const { language } = layout.topology;
+		const lane = language.coordinates(rank).dp;
+		const excluded = new Set(golden.optimizer.no_weight_decay);
+		const batches = readTokenBatches(path, file, golden.steps.length);
+		const stepOne = { batch: file.batch, seq: file.seq, values: new Map(), gradNorm: golden.step1_grad_norm, names };
+		const run = languageRun(model, golden.optimizer);
+		const kept = opened.move();
+		return {
+			specification: {
+				...run,
+				elastic: {
+					config: elasticConfig(file, model),
+					draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
+				},
+				lossMean: lossMeanOfReference(file.transformer_config),
+				adam: { ...run.adam, weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1) },
+			},
+			optimizer: golden.optimizer,
+			steps: batches.length,
+			batch: (step) => batches[step]!,
+			load: (run, partial) => loadModel(run, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
+			before: (run) => (language.lanes === 1 ? submodelChecks(run, file, golden, batches[0]!, names) : []),
+			watch: (run, index, microbatches) => {
+				const own = {
+					losses: new MicrobatchLosses(run, plan, file, microbatches),
+					tokens: tokensOfMicrobatches(batches[index]!, file),
+				};
+				return watchedStep(stepOne, plan, run, index, new ElasticWatch(run, golden, index, own));
+			},
+			[Symbol.dispose]: () => kept.dispose(),
+		};
+	},
+};
 
 /** Budget, one-hot sample and noise that the reference had. */
 function drawOf(golden: ElasticGolden, iteration: number, microbatch: number): Draw {

@@ -17,92 +17,72 @@ import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "..
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import { decays } from "../../models/parameter-spec.ts";
-import type { Device } from "../../native/device.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
-import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { bandLimit } from "../bands.ts";
-import type { Precision } from "../bf16.ts";
-import type { ParityReport } from "../comparison.ts";
 import { requireCuts } from "../layout-cuts.ts";
+import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
 import { requireKeys } from "../required-keys.ts";
-import { type Plan, planOf } from "../verify/plan.ts";
+import { planOf } from "../verify/plan.ts";
 import { type LanguageGolden, readLanguageGolden } from "./golden.ts";
 import { huggingFaceConfig } from "./model.ts";
-import type { StepOne } from "./probes.ts";
-import { checksOfStep, compareLanguageTraining } from "./training.ts";
+import { type StepOne, watchedStep } from "./probes.ts";
 
-export interface LanguageParityOptions {
-	readonly onStep?: (step: number, of: number) => void;
-	/** Default fp32, compared value by value; bf16 only by its losses. */
-	readonly precision?: Precision;
-	/** Checkpoint of any format to take the weights from; default: the folder's own. */
-	readonly weights?: string | undefined;
-	/** May change the model that config.json describes: to see whether the comparison notices. */
-	readonly configure?: (config: HybridConfig) => HybridConfig;
-}
-
-/** Trains the model in this process. */
-export async function languageParity(
-	device: Device,
-	path: string,
-	options: LanguageParityOptions = {},
-): Promise<ParityReport> {
-	return await languageLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
-}
-
-/** Whether a layer-* or hybrid-* folder can run on a layout, and how its samples are dealt out there. */
-export function planOfLanguageGolden(layout: NamedTopology, path: string): Plan {
-	const { batch, seq } = readLanguageGolden(path);
-	using source = openHuggingFaceModel(path);
-	requireCuts(layout, huggingFaceConfig(source, join(path, "config.json"), "f32"), null);
-	// One microbatch of all samples of a lane; with a pipeline one microbatch for each sample.
-	const { lanes, shape } = layout.topology.language;
-	const microBatchSize = shape.pipeline > 1 ? 1 : Math.ceil(batch / lanes);
-	return planOf(layout, { samples: batch, microBatchSize, sequenceLength: seq });
-}
-
-/** Every rank of the world calls this together, and all get the report. */
-export async function languageLayoutParity(
-	world: World,
-	layout: NamedTopology,
-	path: string,
-	options: LanguageParityOptions = {},
-): Promise<ParityReport> {
-	const golden = readLanguageGolden(path);
-	const plan = planOfLanguageGolden(layout, path);
-	using source = openHuggingFaceModel(path);
-	const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
-	const { precision = "f32" } = options;
-	const config = huggingFaceConfig(source, join(path, "config.json"), precision);
-	const { blocks } = familyOf(source.spelling);
-	requireProbes(path, config, blocks, names, golden);
-	return await compareLanguageTraining(world, layout, {
-		...{ folder: path, optimizer: golden.optimizer, precision, plan, onStep: options.onStep },
-		language: options.configure?.(config) ?? config,
-		decay: decayRule(names, config, golden),
-		stepOne: stepOneOf(golden, blocks, names),
-		batches: readBatches(path, golden),
-		load: ({ language }, partial) => {
-			if (options.weights === undefined) loadModel(language!, source.weights, partial);
-			else {
-				using weights = openWeights(options.weights, { ...source.configuration });
-				loadModel(language!, weights, partial);
-			}
-		},
-		watch: (_, index) => ({
-			checks: ({ loss, gradientNorm }) => {
-				const expected = golden.steps[index]!;
-				const check = checksOfStep(index);
-				return [
-					check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
-					check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
-				];
+/** layer-* and hybrid-* folders, a training by Hugging Face transformers. */
+export const languageReference: ReferenceFormat = {
+	...{ hasEncoder: false, ownWeights: null, fp32Alone: null },
+	holds: () => true,
+	layout: () => null,
+	plan: (layout, path) => {
+		const { batch, seq } = readLanguageGolden(path);
+		using source = openHuggingFaceModel(path);
+		requireCuts(layout, huggingFaceConfig(source, join(path, "config.json"), "f32"), null);
+		// One microbatch of all samples of a lane; with a pipeline one microbatch for each sample.
+		const { lanes, shape } = layout.topology.language;
+		const microBatchSize = shape.pipeline > 1 ? 1 : Math.ceil(batch / lanes);
+		return planOf(layout, { samples: batch, microBatchSize, sequenceLength: seq });
+	},
+	open: (path, { plan, precision, weights: given }) => {
+		const golden = readLanguageGolden(path);
+		using opened = new DisposableStack();
+		const source = opened.use(openHuggingFaceModel(path));
+		const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
+		const config = huggingFaceConfig(source, join(path, "config.json"), precision);
+		const { blocks } = familyOf(source.spelling);
+		requireProbes(path, config, blocks, names, golden);
+		const run = languageRun(config, golden.optimizer);
+		const stepOne = stepOneOf(golden, blocks, names);
+		const batches = readBatches(path, golden);
+		const kept = opened.move();
+		return {
+			specification: { ...run, adam: { ...run.adam, ...decayRule(names, config, golden) } },
+			optimizer: golden.optimizer,
+			steps: batches.length,
+			batch: (step) => batches[step]!,
+			load: ({ language }, partial) => {
+				if (given === null) loadModel(language!, source.weights, partial);
+				else {
+					using weights = openWeights(given, { ...source.configuration });
+					loadModel(language!, weights, partial);
+				}
 			},
-		}),
-	});
-}
+			before: null,
+			watch: (run, index) =>
+				watchedStep(stepOne, plan, run, index, {
+					checks: ({ loss, gradientNorm }) => {
+						const expected = golden.steps[index]!;
+						const check = checksOfStep(index);
+						return [
+							check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+							check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
+						];
+					},
+				}),
+			[Symbol.dispose]: () => kept.dispose(),
+		};
+	},
+};
 
 function stepOneOf(
 	{ batch, seq, step1_probe: { layers, logits, grad_norm } }: LanguageGolden,

@@ -12,6 +12,7 @@ import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
 import { type Probe, ProbeSums } from "../probe-sums.ts";
 import { reduceHost } from "../reduce-host.ts";
+import type { StepWatch } from "../reference.ts";
 import type { Plan } from "../verify/plan.ts";
 
 const parameterGradientLimit = 2e-5;
@@ -118,4 +119,21 @@ export class LanguageProbes {
 /** Logits have a column for every word, all other values the model's width. */
 function isLogits(name: string): boolean {
 	return name.endsWith("logits");
+}
+
+/** Watches a step, counted from 0: `own`, and in step 1 the values that the reference recorded. */
+export function watchedStep(stepOne: StepOne, plan: Plan, run: Run, step: number, own: StepWatch): StepWatch {
+	const probes = step === 0 ? new LanguageProbes(stepOne, plan, run) : null;
+	const forward: MicrobatchObserver = (...value) => {
+		probes?.observe(...value);
+		own.forward?.(...value);
+	};
+	return {
+		...((probes || own.forward) && { forward }),
+		gradients: () => {
+			probes?.gradients();
+			own.gradients?.();
+		},
+		checks: (result) => [...(probes?.checks() ?? []), ...own.checks(result)],
+	};
 }

@@ -2,22 +2,20 @@
  * Comparison of any layout's run with a mimo-* folder: its names, the rule of weight decay, step 1 value by value, and
  * of every step the loss, norms and balancing losses. One process and many compare the same values.
  */
-import { type NamedTensors, requireMatch, type TensorStore } from "../../checkpoint/index.ts";
-import type { LogicalTensor } from "../../models/module-parameters.ts";
+import { requireMatch, type TensorStore } from "../../checkpoint/index.ts";
 import { decayMultiplier } from "../../optim/adamw.ts";
-import { exchangeTexts } from "../../parallel/index.ts";
-import type { StepObserver, StepResult } from "../../train/step.ts";
+import { exchangeTexts, type Topology } from "../../parallel/index.ts";
+import type { Run } from "../../train/assemble.ts";
+import type { StepResult } from "../../train/step.ts";
 import { bandLimit } from "../bands.ts";
-import type { Precision } from "../bf16.ts";
-import { type Check, type ParityReport, relative } from "../comparison.ts";
+import { type Check, relative } from "../comparison.ts";
 import { reduceHost } from "../reduce-host.ts";
+import { checksOfStep, type StepWatch } from "../reference.ts";
 import { requireKeys } from "../required-keys.ts";
-import { compareSteps, gatherOver } from "../resolve-ties.ts";
-import type { Trained } from "../snapshot.ts";
-import { participants } from "../verify/plan.ts";
+import { type Plan, participants } from "../verify/plan.ts";
 import type { MimoBatches } from "./batches.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
-import { samplesWithImages } from "./layout-check.ts";
+import { samplesWithImages } from "./golden-checks.ts";
 import { MimoProbes, type RankView } from "./probes.ts";
 
 export const parameterGradientLimit = 2e-5;
@@ -29,69 +27,62 @@ export interface MimoReference {
 	readonly batches: MimoBatches;
 }
 
-/** A training on one rank that can be compared. */
-export interface ComparedRank extends RankView {
-	/** Rank of this process in the run. */
-	readonly rank: number;
-	readonly state: Trained;
-	/** This rank's part of the tensors. */
-	readonly modules: NamedTensors;
-	/** Whether this rank's part of a tensor is the one that counts: of equal copies only one does. */
-	readonly counts: (tensor: LogicalTensor) => boolean;
-	/** Trains step `step`, from 0, on the reference's samples. */
-	train(step: number, observer: StepObserver): StepResult;
+/** A training on one rank. */
+interface ComparedRank extends RankView {
+	readonly run: Run;
 }
 
-/** Every rank of the run calls this together; the report is complete on ranks of the language model. */
-export function compareMimoRun(
-	run: ComparedRank,
-	reference: MimoReference,
-	options: {
-		readonly precision: Precision;
-		readonly steps: number;
-		readonly weights: TensorStore;
-		readonly onStep?: (step: number, of: number) => void;
-	},
-): ParityReport {
-	const { folder, config, golden, batches } = reference;
-	const names = namesOf(run);
-	requireNoOthers(options.weights, [...names.trained, ...names.others]);
-	requireKeys(`${folder}/golden.json: grad_norm`, golden.step1_probe.grad_norm, names.trained);
-	requireDecayNames(reference, names.trained);
-	const decay = decayChecks(run, config);
-	const train = (step: number): Check[] => {
-		options.onStep?.(step + 1, options.steps);
-		const probes = step === 0 ? new MimoProbes(config, golden, batches, run) : null;
-		const gradients: Check[] = [];
-		const observer = probes && {
-			forward: probes.observe,
-			gradients: () => gradients.push(...gradientChecks(run, golden)),
+/** Every rank of the run makes one before step 1, and its checks are complete on ranks of the language model. */
+export class MimoComparison {
+	readonly #rank: ComparedRank;
+	readonly #decay: readonly Check[];
+
+	/** Throws a UserError for names in the folder or among its weights that are not the model's. */
+	constructor(
+		private readonly reference: MimoReference,
+		{ run, plan, topology, rank }: { run: Run; plan: Plan; topology: Topology; rank: number },
+		weights: TensorStore,
+	) {
+		const { state, encoder, language } = run;
+		const laneIn = (grid: typeof topology.language) => grid.coordinates(rank).dp;
+		this.#rank = {
+			...{ run, plan, world: state.world, device: state.scalars.device },
+			language: language && { model: language, lane: laneIn(topology.language) },
+			encoder: encoder && { tp: encoder.parallel.tp, lane: laneIn(topology.encoders[0]!) },
 		};
-		const result = run.train(step, observer ?? {});
-		return [
-			...(probes ? [...probes.checks(), ...gradients, ...decay] : []),
-			...(run.language ? stepChecks(step, result, run, reference) : []),
-		];
-	};
-	return compareSteps(run.rank, gatherOver(run.world, run.device), {
-		folder,
-		steps: options.steps,
-		precision: options.precision,
-		state: run.state,
-		routers: run.language?.model.routers ?? new Map(),
-		step: train,
-	});
+		const names = namesOf(run);
+		requireNoOthers(weights, [...names.trained, ...names.others]);
+		const { folder, config, golden } = reference;
+		requireKeys(`${folder}/golden.json: grad_norm`, golden.step1_probe.grad_norm, names.trained);
+		requireDecayNames(reference, names.trained);
+		this.#decay = decayChecks(run, config);
+	}
+
+	/** Looks at a step, counted from 0. */
+	watch(step: number): StepWatch {
+		const { config, golden, batches } = this.reference;
+		const stepOf = (result: StepResult) =>
+			this.#rank.language ? stepChecks(step, result, this.#rank, this.reference) : [];
+		if (step > 0) return { checks: stepOf };
+		const probes = new MimoProbes(config, golden, batches, this.#rank);
+		const gradients: Check[] = [];
+		return {
+			forward: probes.observe,
+			gradients: () => gradients.push(...gradientChecks(this.#rank.run, golden)),
+			checks: (result) => [...probes.checks(), ...gradients, ...this.#decay, ...stepOf(result)],
+		};
+	}
 }
 
 /** Names of the parameters that train, in the modules' order, and of all other tensors, on all ranks. */
-function namesOf({ world, modules }: ComparedRank): { readonly trained: string[]; readonly others: string[] } {
+function namesOf(run: Run): { readonly trained: string[]; readonly others: string[] } {
 	const own: [name: string, trained: boolean][] = [];
-	for (const { name, value, gradient } of modules.logicalTensors()) {
+	for (const { name, value, gradient } of run.logicalTensors()) {
 		own.push([name, gradient !== null]);
 		value[Symbol.dispose]();
 		gradient?.[Symbol.dispose]();
 	}
-	const all = exchangeTexts(world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
+	const all = exchangeTexts(run.state.world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
 	const names = (wanted: boolean) => [
 		...new Set(all.filter(([, trained]) => trained === wanted).map(([name]) => name)),
 	];
@@ -112,12 +103,12 @@ function requireDecayNames({ folder, config }: MimoReference, trained: readonly 
 }
 
 /** The rule that the optimizer here follows, parameter by parameter, against the reference's list. */
-function decayChecks({ world, state }: ComparedRank, { optimizer }: MimoGoldenConfig): Check[] {
+function decayChecks({ state }: Run, { optimizer }: MimoGoldenConfig): Check[] {
 	const excluded = new Set(optimizer.no_weight_decay);
 	const own = state.replicas
 		.flatMap(({ parameters }) => parameters.buffers.filter(({ frozen }) => !frozen))
 		.flatMap(({ entries }) => entries.map(({ name, decays }) => [name, decayMultiplier(decays)] as const));
-	const all = exchangeTexts(world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
+	const all = exchangeTexts(state.world, JSON.stringify(own)).flatMap((text) => JSON.parse(text) as typeof own);
 	return [...new Map(all)].map(([name, actual]) => {
 		// Experts are one stacked parameter here and separate ones in the reference: expert 0 stands for all.
 		const expected = excluded.has(name) || excluded.has(`${name}0`) ? 0 : 1;
@@ -126,13 +117,13 @@ function decayChecks({ world, state }: ComparedRank, { optimizer }: MimoGoldenCo
 }
 
 /** Norms of whole parameters' gradients: every rank adds the squares of the elements that it counts. */
-function gradientChecks(run: ComparedRank, { step1_probe: { grad_norm: expected } }: MimoGolden): Check[] {
+function gradientChecks(run: Run, { step1_probe: { grad_norm: expected } }: MimoGolden): Check[] {
 	// With ZeRO-1 a rank's gradients are final in its own slices only.
 	for (const replica of run.state.replicas) replica.gatherGradients();
 	const names = Object.keys(expected);
 	const index = new Map(names.map((name, at) => [name, at]));
 	const squares = new Float64Array(names.length);
-	for (const tensor of run.modules.logicalTensors()) {
+	for (const tensor of run.logicalTensors()) {
 		const { name, value, gradient } = tensor;
 		if (gradient && run.counts(tensor)) {
 			squares[index.get(name)!]! += gradient.toFloat32().reduce((sum, x) => sum + x * x, 0);
@@ -140,7 +131,7 @@ function gradientChecks(run: ComparedRank, { step1_probe: { grad_norm: expected 
 		value[Symbol.dispose]();
 		gradient?.[Symbol.dispose]();
 	}
-	reduceHost(run.world, run.device, squares);
+	reduceHost(run.state.world, run.state.scalars.device, squares);
 	return names.map((name, at) => {
 		const [wanted, actual] = [expected[name]!, Math.sqrt(squares[at]!)];
 		const error = relative(actual, wanted);
@@ -151,26 +142,20 @@ function gradientChecks(run: ComparedRank, { step1_probe: { grad_norm: expected 
 /** Of a rank with routers. */
 function stepChecks(step: number, result: StepResult, run: ComparedRank, { config, golden }: MimoReference): Check[] {
 	const expected = golden.steps[step]!;
-	const check = (what: string, actual: number, wanted: number, limit: number): Check => ({
-		name: `step ${step + 1} ${what}`,
-		expected: wanted,
-		actual,
-		error: relative(actual, wanted),
-		limit,
-	});
+	const check = checksOfStep(step);
 	const balanced = (value: number | undefined, wanted: number, what: string) =>
 		check(
 			what,
-			value ?? Number.NaN,
 			wanted,
+			value ?? Number.NaN,
 			bandLimit("seq_load_balancing_loss", expected.seq_load_balancing_loss_band ?? 0),
 		);
 	const { seq_load_balancing_loss: balancing, seq_load_balancing_loss_layers: byLayer = {} } = expected;
 	return [
-		check("loss tokens", result.tokens, expected.loss_tokens, 0),
-		check("participants", result.participation?.participants ?? Number.NaN, participantsHere(step, run, config), 0),
-		check("loss", result.loss, expected.loss, bandLimit("loss", expected.loss_band)),
-		check("gradient norm", result.gradientNorm, expected.grad_norm, bandLimit("grad_norm", expected.grad_norm_band)),
+		check("loss tokens", expected.loss_tokens, result.tokens, 0),
+		check("participants", participantsHere(step, run, config), result.participation?.participants ?? Number.NaN, 0),
+		check("loss", expected.loss, result.loss, bandLimit("loss", expected.loss_band)),
+		check("gradient norm", expected.grad_norm, result.gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
 		...(balancing === undefined
 			? []
 			: [balanced(result.balancing.seq_load_balancing_loss, balancing, "balancing loss")]),

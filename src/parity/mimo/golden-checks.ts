@@ -164,3 +164,11 @@ function checkRouting(path: string, config: MimoGoldenConfig, { step1_probe: pro
 		}
 	}
 }
+
+/** Whether each sample of a step has an image, lane after lane. */
+export function samplesWithImages(config: MimoGoldenConfig, step: number): boolean[] {
+	const { lanes, microbatches_per_lane: perLane } = config.data;
+	return Array.from({ length: lanes * perLane }, (_, sample) =>
+		hasImage(config, step, Math.floor(sample / perLane), sample % perLane),
+	);
+}

@@ -14,106 +14,83 @@ import {
 	readTensor,
 	type TensorStore,
 } from "../../checkpoint/index.ts";
-import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
-import type { Device } from "../../native/device.ts";
-import { languageAlone, type NamedTopology, namedTopology, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
 import { depthLoss } from "../../train/mtp-loss.ts";
 import type { StepResult } from "../../train/step.ts";
 import { bandLimit } from "../bands.ts";
-import type { Precision } from "../bf16.ts";
-import type { Check, ParityReport } from "../comparison.ts";
+import type { Check } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
-import type { StepOne } from "../language/probes.ts";
-import { checksOfStep, compareLanguageTraining } from "../language/training.ts";
+import { type StepOne, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
+import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
 import { readTokenBatches } from "../token-batches.ts";
-import { type Plan, planOf, requireEqualMicrobatches } from "../verify/plan.ts";
+import { planOf, requireEqualMicrobatches } from "../verify/plan.ts";
 import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
 
-export interface MtpParityOptions {
-	readonly onStep?: (step: number, of: number) => void;
-	/** Default fp32, compared value by value; bf16 only by its losses. */
-	readonly precision?: Precision;
-	/** Segments that every pipeline stage has; default one. */
-	readonly segmentsPerStage?: number;
-	/** May change the model that config.json describes: to see whether the comparison notices. */
-	readonly configure?: (config: HybridConfig) => HybridConfig;
-}
-
-/** Trains the model in this process. */
-export async function mtpParity(device: Device, path: string, options: MtpParityOptions = {}): Promise<ParityReport> {
-	return await mtpLayoutParity(World.alone(device), namedTopology(languageAlone), path, options);
-}
-
-/** Whether a mtp-* folder can run on a layout, and how its samples are dealt out there. */
-export function planOfMtpGolden(layout: NamedTopology, path: string): Plan {
-	const { config, golden } = mtpFormat.read(path);
-	requireCuts(layout, mtpModel(config, "f32"), null);
-	const { batch, microbatches, seq } = config;
-	const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
-	const samples = readTokenBatches(path, config, golden.steps.length).flat();
-	if (samples.some(({ text }) => lossTokens(text) < seq)) {
-		requireEqualMicrobatches(
-			plan,
-			{ microBatchSize: batch },
-			`the mask of ${path} has gaps, and a depth's loss is divided by the loss tokens of its microbatch`,
-		);
-	}
-	return plan;
-}
-
-/** Every rank of the world calls this together, and all get the report. */
-export async function mtpLayoutParity(
-	world: World,
-	layout: NamedTopology,
-	path: string,
-	options: MtpParityOptions = {},
-): Promise<ParityReport> {
-	const { config: file, golden } = mtpFormat.read(path);
-	const plan = planOfMtpGolden(layout, path);
-	const { precision = "f32", segmentsPerStage = 1 } = options;
-	const model = mtpModel(file, precision);
-	using weights = openSafetensors(join(path, "model.safetensors"));
-	const names = megatronNames(weights, path);
-	const excluded = new Set(file.no_weight_decay);
-	const steps = golden.steps.length;
-	const batches = readTokenBatches(path, file, steps);
-	return await compareLanguageTraining(world, layout, {
-		...{ folder: path, optimizer: golden.optimizer, precision, plan, segmentsPerStage, onStep: options.onStep },
-		language: options.configure?.(model) ?? model,
-		decay: { weightDecayMultiplier: (name) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1) },
-		stepOne: stepOneOf(file, golden, names),
-		lossMean: lossMeanOfReference(file.transformer_config),
-		batches,
-		load: ({ language }, partial) =>
-			loadModel(language!, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
-		watch: (run, index, microbatches) => {
-			const expected = golden.steps[index]!;
-			const own = new MicrobatchLosses(run, plan, file, microbatches);
-			const tokens = tokensOfMicrobatches(batches[index]!, file);
-			return {
-				forward: own.observe,
-				checks: (result) => [
-					...lossChecks(index, expected, result, {
-						means: own.means(tokens),
-						tokens,
-						mean: lossMeanOfReference(file.transformer_config),
-					}),
-					...(index === steps - 1 ? biasChecks(run, golden) : []),
-				],
-			};
-		},
-	});
-}
+/** mtp-* folders, a language model with multi-token prediction trained by Megatron-LM. */
+export const mtpReference: ReferenceFormat = {
+	...{ hasEncoder: false, ownWeights: "a reference of multi-token prediction", fp32Alone: null },
+	holds: (path) => mtpFormat.holds(path),
+	layout: () => "1",
+	plan: (layout, path) => {
+		const { config, golden } = mtpFormat.read(path);
+		requireCuts(layout, mtpModel(config, "f32"), null);
+		const { batch, microbatches, seq } = config;
+		const plan = planOf(layout, { samples: batch * microbatches, microBatchSize: batch, sequenceLength: seq });
+		const samples = readTokenBatches(path, config, golden.steps.length).flat();
+		if (samples.some(({ text }) => lossTokens(text) < seq)) {
+			requireEqualMicrobatches(
+				plan,
+				{ microBatchSize: batch },
+				`the mask of ${path} has gaps, and a depth's loss is divided by the loss tokens of its microbatch`,
+			);
+		}
+		return plan;
+	},
+	open: (path, { plan, precision }) => {
+		const { config: file, golden } = mtpFormat.read(path);
+		using opened = new DisposableStack();
+		const weights = opened.use(openSafetensors(join(path, "model.safetensors")));
+		const names = megatronNames(weights, path);
+		const excluded = new Set(file.no_weight_decay);
+		const steps = golden.steps.length;
+		const batches = readTokenBatches(path, file, steps);
+		const stepOne = stepOneOf(file, golden, names);
+		const mean = lossMeanOfReference(file.transformer_config);
+		const run = languageRun(mtpModel(file, precision), golden.optimizer);
+		const weightDecayMultiplier = (name: string) => (excluded.has(name.slice(languageModelPrefix.length)) ? 0 : 1);
+		const kept = opened.move();
+		return {
+			specification: { ...run, lossMean: mean, adam: { ...run.adam, weightDecayMultiplier } },
+			optimizer: golden.optimizer,
+			steps,
+			batch: (step) => batches[step]!,
+			load: ({ language }, partial) =>
+				loadModel(language!, new MappedStore(weights, planTensors(weights, names, "logical")), partial),
+			before: null,
+			watch: (run, index, microbatches) => {
+				const own = new MicrobatchLosses(run, plan, file, microbatches);
+				const tokens = tokensOfMicrobatches(batches[index]!, file);
+				return watchedStep(stepOne, plan, run, index, {
+					forward: own.observe,
+					checks: (result) => [
+						...lossChecks(index, golden.steps[index]!, result, { means: own.means(tokens), tokens, mean }),
+						...(index === steps - 1 ? biasChecks(run, golden) : []),
+					],
+				});
+			},
+			[Symbol.dispose]: () => kept.dispose(),
+		};
+	},
+};
 
 /** Losses and gradient norm of a step. `own`: the microbatches' mean losses, and what the gradient is the mean of. */
 function lossChecks(

@@ -13,7 +13,7 @@ import { parseLayout, topologyOfLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
 import { MimoBatches } from "../../../src/parity/mimo/batches.ts";
 import { readMimoGolden } from "../../../src/parity/mimo/golden.ts";
-import { goldenSpecification } from "../../../src/parity/mimo/layout.ts";
+import { goldenSpecification } from "../../../src/parity/mimo/parity.ts";
 import { assemble } from "../../../src/train/assemble.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { golden, largeGolden } from "../../golden.ts";

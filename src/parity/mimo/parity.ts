@@ -1,0 +1,97 @@
+/** mimo-* reference folders: a vision-language model trained by Megatron-LM, on any layout. */
+import { join } from "node:path";
+import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
+import { visionModule } from "../../parallel/index.ts";
+import { counted } from "../../system/counted.ts";
+import { UserError } from "../../system/errors.ts";
+import type { RunSpecification } from "../../train/run-specification.ts";
+import type { Precision } from "../bf16.ts";
+import { requireCuts } from "../layout-cuts.ts";
+import { type ReferenceFormat, trainedBy } from "../reference.ts";
+import { type Plan, participants, planOf } from "../verify/plan.ts";
+import { MimoBatches } from "./batches.ts";
+import { MimoComparison } from "./comparison.ts";
+import { goldenLayout, isMimoGolden, type MimoGoldenConfig, readMimoGolden } from "./golden.ts";
+import { participantsOf, samplesWithImages } from "./golden-checks.ts";
+import { goldenEncoderConfig, goldenLanguageConfig } from "./model.ts";
+
+export const mimoReference: ReferenceFormat = {
+	...{ hasEncoder: true, ownWeights: null, fp32Alone: null },
+	holds: isMimoGolden,
+	layout: (path) => goldenLayout(readMimoGolden(path).config),
+	/**
+	 * Microbatches hold one sample, or as many as tensor-parallel ranks can cut, which changes neither the loss nor a balancing loss
+	 * of single sequences.
+	 */
+	plan: (layout, path) => {
+		const { config } = readMimoGolden(path);
+		requireCuts(layout, goldenLanguageConfig(config, "f32"), goldenEncoderConfig(config, "f32"));
+		const { data, language_model: l } = config;
+		const samples = data.lanes * data.microbatches_per_lane;
+		const plan = planOf(layout, { samples, microBatchSize: 1, sequenceLength: l.sequence_length });
+		if (plan.microBatchSize > 1 && l.moe.load_balancing_type === "aux_loss") {
+			throw new UserError(
+				`Layout ${layout.name} needs microbatches of ${counted(plan.microBatchSize, "sample")}; aux_loss is another loss then than the reference's.`,
+			);
+		}
+		checkParticipation(path, config, plan);
+		return plan;
+	},
+	open: (path, { layout: { topology }, rank, plan, precision, weights: given }) => {
+		const { config, golden } = readMimoGolden(path);
+		const batches = new MimoBatches(path, config);
+		const weights = given === null ? openSafetensors(join(path, "model.safetensors")) : openWeights(given);
+		let comparison: MimoComparison | null = null;
+		return {
+			specification: goldenSpecification(config, precision),
+			optimizer: config.optimizer,
+			steps: golden.steps.length,
+			batch: (step) => batches.step(step),
+			load: (run, partial) => loadModel(run, weights, partial),
+			before: (run) => {
+				comparison = new MimoComparison(
+					{ folder: path, config, golden, batches },
+					{ run, plan, topology, rank },
+					weights,
+				);
+				return [];
+			},
+			watch: (_, step) => comparison!.watch(step),
+			[Symbol.dispose]: () => weights[Symbol.dispose](),
+		};
+	},
+};
+
+/** The factor of a "corrected" folder depends on the number of encoder ranks: with another number the losses are others. */
+function checkParticipation(path: string, config: MimoGoldenConfig, plan: Plan): void {
+	if (config.encoder_grad_participation !== "corrected") return;
+	const scales = `${path} scales the encoder's gradient by ${config.layout.encoder.data_parallel} data-parallel encoder ranks over those that saw images`;
+	const ranks = plan.topology.encoders[0]!.lanes;
+	if (ranks !== config.layout.encoder.data_parallel) {
+		throw new UserError(`${scales}, and this layout has ${ranks}: its losses would differ.`);
+	}
+	for (let step = 0; step < config.data.steps; step++) {
+		const [wanted, found] = [participantsOf(config, step), participants(plan, samplesWithImages(config, step))];
+		if (found === wanted) continue;
+		throw new UserError(
+			`${scales}; in step ${step + 1} layout ${plan.name} has images on ${found} of them instead of ${wanted}: its losses would differ.`,
+		);
+	}
+}
+
+/** The run that a folder describes; which parameters decay is the rule of `mimo train`. */
+export function goldenSpecification(config: MimoGoldenConfig, precision: Precision): RunSpecification {
+	return {
+		...trainedBy(config.optimizer),
+		encoders: [
+			{
+				name: visionModule,
+				config: goldenEncoderConfig(config, precision),
+				placeholderId: config.language_model.image_token_id,
+				frozen: { tower: config.vision.frozen, projector: config.projector.frozen },
+				participation: { policy: config.encoder_grad_participation },
+			},
+		],
+		language: goldenLanguageConfig(config, precision),
+	};
+}
