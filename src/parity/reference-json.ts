@@ -1,4 +1,5 @@
 /** JSON files of reference folders. Errors name the file and the field. */
+
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
@@ -29,4 +30,13 @@ function readJson(path: string): unknown {
 	} catch (error) {
 		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
 	}
+}
+
+/** Exactly these keys, or a UserError that names the first that is missing or unknown. */
+export function requireKeys(what: string, found: Readonly<Record<string, unknown>>, wanted: readonly string[]): void {
+	const missing = wanted.find((name) => !(name in found));
+	if (missing !== undefined) throw new UserError(`${what} has no ${missing}.`);
+	const known = new Set(wanted);
+	const unknown = Object.keys(found).find((name) => !known.has(name));
+	if (unknown !== undefined) throw new UserError(`${what} has ${unknown}, which the model does not have.`);
 }

@@ -5,11 +5,11 @@
 import type { RouterState } from "../models/language/router-state.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/index.ts";
-import { bf16Report, type Precision } from "./bf16.ts";
-import { type Check, holds, type ParityReport } from "./comparison.ts";
+import type { Tensor } from "../tensor/index.ts";
+import type { TrainingState } from "../train/step.ts";
+import { bf16Report, type Check, holds, type ParityReport, type Precision } from "./comparison.ts";
 import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";
 import { reduceHost } from "./reduce-host.ts";
-import { Snapshot, type Trained } from "./snapshot.ts";
 
 /** Every rank's values, in rank order; each gives equally many. */
 export type Gather = (own: Float64Array) => Float64Array;
@@ -139,4 +139,42 @@ function candidatesOf(done: readonly TrainedStep[], gather: Gather): NearTie[] {
 		.filter(({ rank }) => rank >= 0)
 		.sort((a, b) => b.step - a.step || a.gap - b.gap)
 		.filter((tie, at, all) => all.findIndex((other) => isSame(tie, other)) === at);
+}
+
+// The state of a training between two steps: weights, the optimizer's state, the routers' biases of this rank.
+
+type Trained = Pick<TrainingState, "replicas" | "language" | "optimizer" | "scalars">;
+
+/** In host memory. Every rank takes and restores its own. */
+class Snapshot {
+	readonly #contents: readonly { readonly tensor: Tensor; readonly bytes: Uint8Array }[];
+
+	constructor(private readonly state: Trained) {
+		const { device } = state.scalars;
+		this.#contents = tensorsOf(state).map((tensor) => {
+			const bytes = new Uint8Array(tensor.bytes);
+			device.copyToHost(bytes, tensor);
+			return { tensor, bytes };
+		});
+	}
+
+	restore(): void {
+		const { device } = this.state.scalars;
+		for (const { tensor, bytes } of this.#contents) device.copyToDevice(tensor, bytes);
+	}
+}
+
+function tensorsOf({ replicas, language, optimizer, scalars }: Trained): Tensor[] {
+	return [
+		...replicas
+			.flatMap(({ parameters }) => parameters.buffers.filter(({ frozen }) => !frozen))
+			.map(({ values }) => values),
+		...optimizer.shards.flatMap(({ buffer, master, expAvg, expAvgSq }) => [
+			...(buffer.dtype === "f32" ? [] : [master]),
+			expAvg,
+			expAvgSq,
+		]),
+		...[...(language?.model.routers.values() ?? [])].map(({ expertBias }) => expertBias),
+		scalars.step,
+	];
 }

@@ -1,5 +1,4 @@
 /** Attention, the state space scan and the whole training step against PyTorch on as many threads. */
-
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
@@ -10,8 +9,7 @@ import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { readLanguageGolden } from "../../src/parity/language/golden.ts";
-import { huggingFaceConfig } from "../../src/parity/language/model.ts";
+import { huggingFaceConfig, readLanguageGolden } from "../../src/parity/language/golden.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { attention } from "../../src/tensor/ops/attention.ts";
 import { ssdScan } from "../../src/tensor/ops/ssd.ts";

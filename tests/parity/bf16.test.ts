@@ -2,8 +2,7 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import type { Device } from "../../src/native/device.ts";
-import { bf16Report } from "../../src/parity/bf16.ts";
-import { firstFailure, relative, renderReport } from "../../src/parity/comparison.ts";
+import { bf16Report, firstFailure, relative, renderReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";

@@ -4,7 +4,7 @@ import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/ax
 import type { ElasticConfig } from "../../elastic/config.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { BandedFormat } from "../bands.ts";
-import type { Precision } from "../bf16.ts";
+import type { Precision } from "../comparison.ts";
 import { adamW, describedRun, fixedModel, transformerConfig, valueProbe } from "../golden-fields.ts";
 import { mtpModel } from "../mtp/golden.ts";
 

@@ -32,10 +32,9 @@ import { type Check, relative } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
 import { LanguageProbes, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
-import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { checksOfStep, languageRun, type ReferenceFormat, type StepWatch } from "../reference.ts";
-import { readTokenBatches } from "../token-batches.ts";
+import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
 import { planOf } from "../verify/plan.ts";
 import { type ElasticConfigFile, type ElasticGolden, elasticConfig, elasticFormat, elasticModel } from "./golden.ts";
 

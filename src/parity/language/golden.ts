@@ -1,9 +1,14 @@
 /** golden.json of a layer-* or hybrid-* folder: a language model's training run by Hugging Face transformers. */
+
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
+import { type HuggingFaceModel, parsePythonJson } from "../../checkpoint/index.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { describedConfig } from "../../models/language/from-configuration.ts";
 import { UserError } from "../../system/errors.ts";
 import { requireBands } from "../bands.ts";
+import type { Precision } from "../comparison.ts";
 import { adamW } from "../golden-fields.ts";
 import { readReferenceJson } from "../reference-json.ts";
 
@@ -45,4 +50,23 @@ export function readLanguageGolden(folder: string): LanguageGolden {
 	const golden = readReferenceJson(languageGoldenSchema, path);
 	requireBands(path, golden.exact_steps, golden.steps);
 	return golden;
+}
+
+/**
+ * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε, and Δ at
+ * least time_step_min (whatever use_mamba_kernels says: transformers 5 ignores it).
+ */
+export function huggingFaceConfig(
+	{ configuration, configText }: HuggingFaceModel,
+	path: string,
+	precision: Precision,
+): HybridConfig {
+	const json = parsePythonJson(configText, path);
+	const timeStepMinimum = Number(json.time_step_min ?? 0.001);
+	const config = describedConfig(configuration, { bf16: precision === "bf16" });
+	return {
+		...config,
+		mamba: { ...config.mamba, gatedNormEpsilon: config.normEpsilon, timeStepMinimum },
+		moe: { ...config.moe, groupScoreTopk: 2 },
+	};
 }

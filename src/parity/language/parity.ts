@@ -2,7 +2,6 @@
  * Trains a language model as a layer-* or hybrid-* reference folder did and compares: step 1 layer by layer, then every
  * step's loss and gradient norm. Tolerances are those of the reference runs' README.
  */
-
 import { join } from "node:path";
 import {
 	type Correspondence,
@@ -23,10 +22,9 @@ import { UserError } from "../../system/errors.ts";
 import { bandLimit } from "../bands.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
-import { requireKeys } from "../required-keys.ts";
+import { requireKeys } from "../reference-json.ts";
 import { planOf } from "../verify/plan.ts";
-import { type LanguageGolden, readLanguageGolden } from "./golden.ts";
-import { huggingFaceConfig } from "./model.ts";
+import { huggingFaceConfig, type LanguageGolden, readLanguageGolden } from "./golden.ts";
 import { type StepOne, watchedStep } from "./probes.ts";
 
 /** layer-* and hybrid-* folders, a training by Hugging Face transformers. */

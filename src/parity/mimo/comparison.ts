@@ -11,7 +11,7 @@ import { bandLimit } from "../bands.ts";
 import { type Check, relative } from "../comparison.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { checksOfStep, type StepWatch } from "../reference.ts";
-import { requireKeys } from "../required-keys.ts";
+import { requireKeys } from "../reference-json.ts";
 import { type Plan, participants } from "../verify/plan.ts";
 import type { MimoBatches } from "./batches.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";

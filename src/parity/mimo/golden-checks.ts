@@ -7,7 +7,7 @@ import { layerPrefix } from "../../models/language/layer-numbering.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { requireBands } from "../bands.ts";
-import { requireKeys } from "../required-keys.ts";
+import { requireKeys } from "../reference-json.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
 
 /** Layers by their class upstream. */

@@ -1,7 +1,7 @@
 /** The two modules that config.json of a mimo-* folder describes. */
 import { type HybridConfig, noBiases } from "../../models/language/config.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
-import type { Precision } from "../bf16.ts";
+import type { Precision } from "../comparison.ts";
 import { referenceExperts } from "../golden-fields.ts";
 import type { MimoGoldenConfig } from "./golden.ts";
 

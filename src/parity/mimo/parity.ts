@@ -5,7 +5,7 @@ import { visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
-import type { Precision } from "../bf16.ts";
+import type { Precision } from "../comparison.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { type ReferenceFormat, trainedBy } from "../reference.ts";
 import { type Plan, participants, planOf } from "../verify/plan.ts";

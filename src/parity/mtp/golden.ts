@@ -3,7 +3,7 @@ import * as v from "valibot";
 import { type HybridConfig, noBiases } from "../../models/language/config.ts";
 import { layersOfPattern } from "../../models/language/from-configuration.ts";
 import { BandedFormat } from "../bands.ts";
-import type { Precision } from "../bf16.ts";
+import type { Precision } from "../comparison.ts";
 import { adamW, describedRun, fixedModel, referenceExperts, transformerConfig, valueProbe } from "../golden-fields.ts";
 
 const configSchema = v.object({

@@ -25,10 +25,9 @@ import type { Check } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
 import { type StepOne, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
-import { MicrobatchLosses, tokensOfMicrobatches } from "../microbatch-losses.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
-import { readTokenBatches } from "../token-batches.ts";
+import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
 import { planOf, requireEqualMicrobatches } from "../verify/plan.ts";
 import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golden.ts";
 
