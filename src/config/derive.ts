@@ -1,6 +1,7 @@
 /** Defaults that are computed from other keys, and quantities that several folders derive from a configuration. */
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
+import { type ActivationKey, activationOf, isGatedActivation } from "../native/activations.ts";
 import { ReadGuard } from "../native/files.ts";
 import { watched } from "../system/read-watch.ts";
 import { chatTemplateFile } from "./chat-template-file.ts";
@@ -64,8 +65,8 @@ export function hasEncoder(c: TrainingConfiguration): boolean {
 }
 
 /** Whether the activation of MLPs and experts multiplies a gate half with a linear half. */
-export function hasGatedActivation(c: Pick<TrainingConfiguration, "quickGeglu" | "swiglu">): boolean {
-	return c.swiglu || c.quickGeglu;
+export function hasGatedActivation(c: Pick<TrainingConfiguration, ActivationKey>): boolean {
+	return isGatedActivation(activationOf(c));
 }
 
 /** Width of the rows that the tower gives to the projector. */

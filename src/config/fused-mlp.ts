@@ -1,11 +1,13 @@
 /** Decides whether the experts of a layer run as one fused operation (docs/spec/moe-performance.md §1.4). */
+import type { ActivationName } from "../native/abi.ts";
+import { type ActivationKey, activationOf, activations, activationsThat } from "../native/activations.ts";
 import { hasLayer } from "./hybrid-pattern.ts";
 import type { TrainingConfiguration } from "./schema.ts";
 
 export interface ExpertLayer {
 	/** Tensor-parallel size of an expert. */
 	readonly expertTensor: number;
-	readonly activation: "swiglu" | "quickGeglu" | "squaredRelu" | "geluTanh" | "geluErf";
+	readonly activation: ActivationName;
 	/** Whether low-rank adapters train beside the experts' projections. */
 	readonly adapters: boolean;
 	/** Whether masks of an elastic model act between the projections. */
@@ -15,26 +17,16 @@ export interface ExpertLayer {
 /** Why the experts cannot run as one fused operation, as the end of "… because"; null: they can. */
 export function fusedMlpObstacle({ expertTensor, activation, adapters, masks }: ExpertLayer): string | null {
 	if (expertTensor > 1) return `llm-expt-tp is ${expertTensor} and the sum over an expert's parts comes between`;
-	if (activation === "geluTanh" || activation === "geluErf") {
-		return "the activation is GELU, not swiglu, quick-geglu or squared-relu";
-	}
+	if (!activations[activation].fused)
+		return `the activation is ${activations[activation].help}, not ${activationsThat("fused")}`;
 	if (adapters) return "lora-target-modules names experts' projections, whose adapters stand between";
 	if (masks) return "flextron is on and masks stand between the projections";
 	return null;
 }
 
-/** The activation of MLPs and experts; GELU by default. */
-export function activationOf(
-	c: Pick<TrainingConfiguration, "quickGeglu" | "squaredRelu" | "swiglu">,
-): ExpertLayer["activation"] {
-	if (c.swiglu) return "swiglu";
-	if (c.quickGeglu) return "quickGeglu";
-	return c.squaredRelu ? "squaredRelu" : "geluTanh";
-}
-
 type ExpertKeys = Pick<
 	TrainingConfiguration,
-	"flextron" | "llmExptTp" | "loraRank" | "loraTargetModules" | "quickGeglu" | "squaredRelu" | "swiglu"
+	"flextron" | "llmExptTp" | "loraRank" | "loraTargetModules" | ActivationKey
 >;
 
 export function expertLayerOf(c: ExpertKeys): ExpertLayer {

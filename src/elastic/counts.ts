@@ -4,7 +4,7 @@
  */
 import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/language/config.ts";
-import { isGatedActivation } from "../tensor/index.ts";
+import { isGatedActivation } from "../native/activations.ts";
 
 /** Sizes of a model; lists have an entry for every layer of the main part. */
 export interface Sizes {

@@ -1,9 +1,8 @@
 /** Memory of a device that operations take while they run and give back at their end. */
-import { Activation, Dtype, MlpRecipe, type OperationName } from "./abi.ts";
+import { Dtype, MlpRecipe, type OperationName } from "./abi.ts";
+import { isGatedCode } from "./activations.ts";
 import type { OperationValues } from "./counting-library.ts";
 import type { DeviceKind } from "./library.ts";
-
-const gated: ReadonlySet<number> = new Set([Activation.swiglu, Activation.quickGeglu]);
 
 /**
  * Bytes at the operation's peak, of those whose workspace is as large as activations: experts as one operation
@@ -16,7 +15,7 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 	if (name !== "grouped_mlp_forward" && name !== "grouped_mlp_backward") return 0;
 	const { rows = 0, width = 0, hidden = 0, dtype, z, b1, b2 } = values;
 	const element = dtype === Dtype.f32 ? 4 : 2;
-	const zWidth = gated.has(values.kind!) ? 2 * width : width;
+	const zWidth = isGatedCode(values.kind!) ? 2 * width : width;
 	if (kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise) {
 		// Rows of one operand, a byte an element and a factor for 128 of them.
 		const operand = (columns: number) => rows * (columns + 4 * Math.ceil(columns / 128));

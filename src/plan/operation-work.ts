@@ -2,7 +2,8 @@
  * Cost of an operation by its arguments: floating-point operations (a multiply-add counts 2) and bytes moved. Time
  * follows the first where it is a product, the second elsewhere.
  */
-import { Activation, Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
+import { Dtype, MlpRecipe, type OperationName } from "../native/abi.ts";
+import { isGatedCode } from "../native/activations.ts";
 import type { OperationValues } from "../native/counting-library.ts";
 
 export interface Work {
@@ -176,7 +177,7 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			return { flops: 0, bytes: v.count! * v.rows! * v.width! * (size(v.dtype) + (v.transposed === 0 ? 1 : 2)) };
 		case "grouped_mlp_forward":
 		case "grouped_mlp_backward": {
-			const gated = v.kind === Activation.swiglu || v.kind === Activation.quickGeglu;
+			const gated = isGatedCode(v.kind!);
 			const perExpert = v.hidden! * v.width! * (gated ? 3 : 2);
 			const matrices = v.groups! * perExpert * (v.recipe === MlpRecipe.e4m3Blockwise ? 1 : size(v.dtype));
 			// x, z, y and the rows between; backward reads z and writes as much again.

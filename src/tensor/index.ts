@@ -1,7 +1,8 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+
 export type { ColumnMask, Mask, ScaleMask } from "./column-mask.ts";
 export { GradientSlot } from "./gradient.ts";
-export { activation, isGatedActivation } from "./ops/activation.ts";
+export { activation } from "./ops/activation.ts";
 export { add, addLater } from "./ops/add.ts";
 export {
 	type AttentionOptions,

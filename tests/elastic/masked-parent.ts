@@ -8,7 +8,7 @@ import { countLayers } from "../../src/config/hybrid-pattern.ts";
 import type { Submodel } from "../../src/elastic/submodel/submodel.ts";
 import type { HybridConfig, LayerDifference } from "../../src/models/language/config.ts";
 import type { HybridModel } from "../../src/models/language/model.ts";
-import { isGatedActivation } from "../../src/tensor/ops/activation.ts";
+import { isGatedActivation } from "../../src/native/activations.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { memoryStore } from "../checkpoint/memory-store.ts";
 

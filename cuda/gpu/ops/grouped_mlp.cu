@@ -1,5 +1,6 @@
 // MLP of the experts (docs/spec/moe-performance.md §1) composed of grouped GEMM, activation and bias kernels; e4m3 is
 // delegated to sm90_e4m3_grouped_mlp.
+#include "activation.cuh"
 #include "activation_backward.h"
 #include "grouped_bias.h"
 #include "grouped_mlp.h"
@@ -17,7 +18,7 @@ struct Layer {
   const Args& args;
 
   bool in_e4m3() const { return args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE; }
-  bool gated() const { return args.kind == MIMO_ACTIVATION_SWIGLU || args.kind == MIMO_ACTIVATION_QUICK_GEGLU; }
+  bool gated() const { return is_gated(args.kind); }
   int64_t z_width() const { return gated() ? 2 * args.width : args.width; }
 
   void require_legal() const {

@@ -6,13 +6,14 @@
 import { hasLayer, type LayerKind, layerSymbols, storedPattern } from "../../config/hybrid-pattern.ts";
 import { hasOwnSizes } from "../../config/per-layer.ts";
 import { modelDifferences } from "../../config/same-model.ts";
+import { type ActivationKey, activationKeys } from "../../native/activations.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { blockConfigs, ownSizesIn } from "./block-configs.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "./json.ts";
 
 /** The part of the configuration that decides the language model's function. */
-export interface LanguageModelConfiguration {
+export interface LanguageModelConfiguration extends Readonly<Record<ActivationKey, boolean>> {
 	/** Main part and MTP depths. */
 	readonly hybridLayerPattern: string;
 	/** Absent: the format does not tell. */
@@ -25,9 +26,6 @@ export interface LanguageModelConfiguration {
 	readonly numAttentionHeads: number;
 	readonly numQueryGroups: number;
 	readonly kvChannels: number;
-	readonly squaredRelu: boolean;
-	readonly swiglu: boolean;
-	readonly quickGeglu: boolean;
 	/** null: no clamp. */
 	readonly activationFuncClampValue: number | null;
 	readonly gluLinearOffset: number;
@@ -135,9 +133,7 @@ const fixed: Readonly<Record<string, unknown>> = {
 
 /** Values that hold for every NemotronH model of Hugging Face, whose config.json has no field for them. */
 const always = {
-	squaredRelu: true,
-	swiglu: false,
-	quickGeglu: false,
+	...activationKeys("squaredRelu"),
 	activationFuncClampValue: null,
 	gluLinearOffset: 0,
 	addBiasLinear: false,

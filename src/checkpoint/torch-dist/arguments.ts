@@ -7,6 +7,7 @@ import { hasGatedActivation } from "../../config/derive.ts";
 import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
+import { type ActivationFlag, activationKeys, flaggedActivations } from "../../native/activations.ts";
 import type { LanguageModelConfiguration } from "../hf/configuration.ts";
 import type { JsonObject } from "./common.ts";
 
@@ -51,9 +52,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		numAttentionHeads: heads,
 		numQueryGroups: args.group_query_attention === true ? number("num_query_groups", heads) : heads,
 		kvChannels: number("kv_channels", hidden / heads),
-		squaredRelu: args.squared_relu === true,
-		swiglu: args.swiglu === true,
-		quickGeglu: args.quick_geglu === true,
+		...activationKeys(flaggedActivations.find(([, { flag }]) => args[argumentOf(flag)] === true)?.[0] ?? null),
 		activationFuncClampValue:
 			typeof args.activation_func_clamp_value === "number" ? args.activation_func_clamp_value : null,
 		gluLinearOffset: number("glu_linear_offset", 0),
@@ -164,6 +163,11 @@ function expertArguments(configuration: LanguageModelConfiguration): JsonObject 
 	};
 }
 
+/** Name of an activation's argument in Megatron. */
+function argumentOf(flag: ActivationFlag): string {
+	return flag.replaceAll("-", "_");
+}
+
 /** The arguments that Megatron's loader compares, for a model that was never run by it. */
 export function argumentsOf(configuration: LanguageModelConfiguration, paddedVocabularySize: number): JsonObject {
 	return {
@@ -178,9 +182,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		num_query_groups: configuration.numQueryGroups,
 		kv_channels: configuration.kvChannels,
 		hybrid_layer_pattern: configuration.hybridLayerPattern,
-		squared_relu: configuration.squaredRelu,
-		swiglu: configuration.swiglu,
-		quick_geglu: configuration.quickGeglu,
+		...Object.fromEntries(flaggedActivations.map(([name, { flag }]) => [argumentOf(flag), configuration[name]])),
 		gated_linear_unit: hasGatedActivation(configuration),
 		activation_func_clamp_value: configuration.activationFuncClampValue ?? null,
 		glu_linear_offset: configuration.gluLinearOffset ?? 0,

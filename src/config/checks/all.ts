@@ -1,5 +1,6 @@
 /** All checks of several keys together; larger subjects have files of their own. */
 
+import { activationsThat, flaggedActivations } from "../../native/activations.ts";
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
 import { lackingOfPublished } from "../published-model.ts";
@@ -45,16 +46,14 @@ const model: readonly Check[] = [
 			`allowed is at least seq-length (${c.seqLength})`,
 		),
 	(c) => {
-		const given = [c.squaredRelu && "squared-relu", c.swiglu && "swiglu", c.quickGeglu && "quick-geglu"].filter(
-			Boolean,
-		);
-		return unless(given.length <= 1, given[1] as Key, `allowed is one activation, and ${given[0]} is on`);
+		const given = flaggedActivations.filter(([name]) => c[name]).map(([, { flag }]) => flag);
+		return unless(given.length <= 1, given[1]!, `allowed is one activation, and ${given[0]} is on`);
 	},
 	(c) =>
 		unless(
 			c.activationFuncClampValue === null || hasGatedActivation(c),
 			"activation-func-clamp-value",
-			"allowed only with swiglu or quick-geglu",
+			`allowed only with ${activationsThat("gated")}`,
 		),
 	(c) => unless(c.gluLinearOffset === 0 || c.quickGeglu, "glu-linear-offset", "allowed is 0 without quick-geglu"),
 	(c) =>

@@ -1,5 +1,6 @@
 /** Checks of mixtures of experts: routing, activation, FP8 products. */
 
+import { activationsThat } from "../../native/activations.ts";
 import { hasGatedActivation } from "../derive.ts";
 import { expertLayerOf, fusedMlpObstacle } from "../fused-mlp.ts";
 import { hasLayer } from "../hybrid-pattern.ts";
@@ -134,7 +135,7 @@ const routingChecks: readonly Check[] = [
 			c.moeMlpGluInterleaveSize === null ||
 				(hasGatedActivation(c) && expertWidths(c).every((width) => width % c.moeMlpGluInterleaveSize! === 0)),
 			"moe-mlp-glu-interleave-size",
-			`allowed only with swiglu or quick-geglu, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
+			`allowed only with ${activationsThat("gated")}, and a divisor of moe-ffn-hidden-size (${expertWidths(c).join(", ")})`,
 		),
 ];
 

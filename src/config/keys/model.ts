@@ -1,6 +1,7 @@
 /**
  * The language model: depth, width, attention, activation, initialisation (docs/spec/language-model.md §1, §3, §6, §9).
  */
+import { type ActivationFlag, flaggedActivations } from "../../native/activations.ts";
 import {
 	alwaysOn,
 	boolean,
@@ -86,9 +87,10 @@ export const modelKeys = {
 	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
 		model: "attention",
 	}),
-	"squared-relu": off("Activation relu(x)².", { model: "MLP" }),
-	swiglu: off("Gated activation silu(gate) · up.", { model: "MLP" }),
-	"quick-geglu": off("Gated activation gate · sigmoid(1.702 gate) · up.", { model: "MLP" }),
+	...(Object.fromEntries(flaggedActivations.map(([, { flag, help }]) => [flag, off(help, { model: "MLP" })])) as Record<
+		ActivationFlag,
+		ReturnType<typeof off>
+	>),
 	"activation-func-clamp-value": optional(
 		positiveNumber,
 		"Gated activations: the gate is at most this, the linear half between minus this and this. Unset: no clamp.",

@@ -4,8 +4,8 @@
  */
 
 import type { HybridModel } from "../../models/language/model.ts";
+import { isGatedActivation } from "../../native/activations.ts";
 import { placeOf } from "../../parallel/index.ts";
-import { isGatedActivation } from "../../tensor/index.ts";
 import type { Axis, AxisName } from "../axes.ts";
 import type { ElasticConfig } from "../config.ts";
 import type { Table, TableLayout, TablePurpose } from "./tables.ts";

@@ -1,11 +1,11 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { activationOf } from "../../config/fused-mlp.ts";
 import { type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { type ActivationKey, activationOf } from "../../native/activations.ts";
 import { languageLora } from "../lora.ts";
 import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, RopeScaling } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
@@ -62,7 +62,6 @@ export type LanguageModelKeys = Pick<
 	| "numAttentionHeads"
 	| "numExperts"
 	| "numQueryGroups"
-	| "quickGeglu"
 	| "positionEmbeddingType"
 	| "recomputeGranularity"
 	| "recomputeMethod"
@@ -70,8 +69,7 @@ export type LanguageModelKeys = Pick<
 	| "recomputeNumLayers"
 	| "rotaryBase"
 	| "rotaryPercent"
-	| "squaredRelu"
-	| "swiglu"
+	| ActivationKey
 	| "untieEmbeddingsAndOutputWeights"
 	| "vocabSize"
 	| "zLossCoeff"

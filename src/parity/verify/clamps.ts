@@ -4,9 +4,10 @@
  */
 import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../models/language/layer-context.ts";
 import type { HybridModel } from "../../models/language/model.ts";
+import { isGatedActivation } from "../../native/activations.ts";
 import type { Device } from "../../native/device.ts";
 import { type Group, placeOf } from "../../parallel/index.ts";
-import { isGatedActivation, type Tensor } from "../../tensor/index.ts";
+import type { Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 
 /** Values beyond the clamp by place, such as "the MLP of layer.2": the gate's channels, then the linear half's. */

@@ -3,6 +3,7 @@
  * §1.3).
  */
 import { Activation, type ActivationName } from "../../native/abi.ts";
+import { isGatedActivation } from "../../native/activations.ts";
 import { type Mask, maskArguments, maskGradients, maskTensors, wantsGradient } from "../column-mask.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
@@ -22,11 +23,6 @@ export interface ActivationOptions extends GatedOptions {
 	readonly rowProbability?: Tensor | null;
 	/** Multiplies the columns of x (docs/spec/elastic.md §9). */
 	readonly mask?: Mask | null;
-}
-
-/** Whether x has two halves, the gate first. */
-export function isGatedActivation(kind: ActivationName): boolean {
-	return kind === "swiglu" || kind === "quickGeglu";
 }
 
 /**

@@ -3,11 +3,12 @@
  * between them and the biases. Backward keeps x and z of every row and computes the activation again.
  */
 import { Activation, type ActivationName, MlpRecipe, type MlpRecipeName } from "../../native/abi.ts";
+import { isGatedActivation } from "../../native/activations.ts";
 import type { Device } from "../../native/device.ts";
 import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
-import { type GatedOptions, isGatedActivation } from "./activation.ts";
+import type { GatedOptions } from "./activation.ts";
 import { type E4m3Form, type E4m3Matrices, E4m3Rows } from "./e4m3.ts";
 import { addGroupedWeightGradient } from "./grouped-linear.ts";
 

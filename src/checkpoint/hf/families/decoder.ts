@@ -6,6 +6,7 @@
 import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../../config/keys/model.ts";
 import { modelDifferences } from "../../../config/same-model.ts";
+import { activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../configuration.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../json.ts";
@@ -48,9 +49,7 @@ const mostLayers = 2048;
 
 /** Values of the keys that these models have no use for. */
 const unused = {
-	squaredRelu: false,
-	swiglu: true,
-	quickGeglu: false,
+	...activationKeys("swiglu"),
 	activationFuncClampValue: null,
 	gluLinearOffset: 0,
 	addBiasLinear: false,

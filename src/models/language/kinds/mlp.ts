@@ -1,8 +1,9 @@
 /** The dense MLP layer, and the two projections that it shares with shared experts (docs/spec/language-model.md §4.1). */
 import { hasGatedActivation } from "../../../config/derive.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
+import { isGatedActivation } from "../../../native/activations.ts";
 import { reduceScatterSequence, type Shard } from "../../../parallel/index.ts";
-import { activation, isGatedActivation, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
+import { activation, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
 import type { ParameterSpec } from "../../parameter-spec.ts";
 import type { HybridConfig } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";
