@@ -1,10 +1,12 @@
-/** What has to hold between runs of drawn configurations does for the first five of seed 3; more are drawn by hand. */
+/** What has to hold between runs of drawn configurations does for the first three of seed 3, five under MIMO_TEST_FULL; more are drawn by hand. */
 import { expect, test } from "bun:test";
 import { meetConfigurations } from "./configurations.ts";
 
+const count = process.env.MIMO_TEST_FULL === "1" ? 5 : 3;
+
 test("runs of drawn configurations agree", () => {
-	const outcomes = [...meetConfigurations(5, 3)];
+	const outcomes = [...meetConfigurations(count, 3)];
 	const wrong = outcomes.filter(({ state }) => state === "WRONG");
 	expect(wrong.map(({ said, commands }) => [said, ...commands])).toEqual([]);
-	expect(outcomes.filter(({ state }) => state === "ok").length).toBeGreaterThanOrEqual(4);
+	expect(outcomes.filter(({ state }) => state === "ok").length).toBeGreaterThanOrEqual(count - 1);
 }, 120_000);

@@ -9,6 +9,7 @@ const runs = new CheckpointRuns();
 beforeAll(() => runs.trainWhole(), 120_000);
 afterAll(() => runs[Symbol.dispose]());
 
+const full = process.env.MIMO_TEST_FULL === "1";
 /** The tolerances of `mimo verify`. */
 const tolerance = 1e-5;
 
@@ -35,7 +36,8 @@ describe("resume", () => {
 
 	test("every other layout has the same state, bit by bit, and writes it", () => {
 		const expected = runs.digests("whole");
-		for (const layout of ["colocated", "tp2+tp2ep2", "1+dp4ep2", "tp2dp2+tp2, ZeRO-1"] as const) {
+		const more = full ? (["tp2+tp2ep2", "1+dp4ep2"] as const) : [];
+		for (const layout of ["colocated", "tp2dp2+tp2, ZeRO-1", ...more] as const) {
 			const name = `again-${layout.replaceAll(/\W/g, "-")}`;
 			runs.trainWell(layout, `--train-iters 4 --load whole --save ${name} --save-interval 100`);
 			expect(runs.digests(name)).toEqual(expected);
@@ -44,7 +46,7 @@ describe("resume", () => {
 
 	/** 1+4 of one lane: mock data differ between numbers of lanes, as Megatron's do. */
 	const heads = "--num-query-groups 4 --mamba-num-groups 4";
-	test("saved on tp2+tp2ep2, resumed on 1+1, 1+4 and 4+2, and back: the state bit by bit, losses within verify's tolerance", () => {
+	test("saved on tp2+tp2ep2, resumed on other layouts, and back: the state bit by bit, losses within verify's tolerance", () => {
 		const home = "tp2+tp2ep2";
 		runs.trainWell(home, `${heads} --train-iters 6 --save lanes --save-interval 2 --log-json lanes.jsonl`);
 		/** Loads a step's checkpoint on a layout and saves it there without a step. */
@@ -58,7 +60,7 @@ describe("resume", () => {
 		const numbers = (log: string) =>
 			[...runs.steps(log)].map(([step, values]) => [step, (JSON.parse(values) as number[]).slice(2, 5)] as const);
 		const expected = new Map(numbers("lanes.jsonl"));
-		for (const layout of ["1+1", "1+tp4ep4", "tp2dp2+tp2, ZeRO-1"] as const) {
+		for (const layout of ["1+tp4ep4", ...(full ? (["1+1", "tp2dp2+tp2, ZeRO-1"] as const) : [])] as const) {
 			const name = `lanes-${layout.replaceAll(/\W/g, "-")}`;
 			expect(moved(layout, "lanes", 2)).toEqual(runs.digests("lanes/iter_0000002"));
 			const there = `--train-iters 4 --load lanes --ckpt-step 2 --save ${name} --save-interval 9`;

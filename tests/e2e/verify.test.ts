@@ -31,8 +31,8 @@ test("prints a line for every layout and ends with 0", () => {
 }, 60_000);
 
 test("pipelines and shared ranks give what one process gives", () => {
-	const more = full ? ",1+pp2,tp2+pp2,dp2|pp2,dp4|tp2dp2ep2" : "";
-	const layouts = `1+pp4,dp2+pp2dp2ep2,tp2|dp2ep2,dp4|tp2pp2${more}`;
+	const more = full ? ",tp2|dp2ep2,dp2+pp2dp2ep2,1+pp2,tp2+pp2,dp2|pp2,dp4|tp2dp2ep2" : "";
+	const layouts = `1+pp4,dp4|tp2pp2${more}`;
 	const { exitCode, stdout } = verify("--layouts", layouts, "--hybrid-layer-pattern", "ME|*-||E");
 	expect(stdout).toContain("1+pp4");
 	expect(exitCode).toBe(0);
@@ -54,20 +54,21 @@ test("modules are recomputed beside passes in turns and late weight gradients, b
 test("a language model alone is compared on pipelines, with uneven and empty segments", () => {
 	const alone = "--preset nemotron-tiny --hidden-size 32 --mamba-num-heads 4 --mamba-head-dim 16 --seq-length 32";
 	const words = `${alone} --micro-batch-size 2 --global-batch-size 8 ${deviceFlags}`;
-	const pattern = ["--hybrid-layer-pattern", "M*-||E|ME", "--layouts", "pp2,pp4,tp2pp2,pp2dp2ep2"];
+	const layouts = full ? ["pp4", "pp2dp2ep2", "pp2", "tp2pp2"] : ["pp4", "pp2dp2ep2"];
+	const pattern = ["--hybrid-layer-pattern", "M*-||E|ME", "--layouts", layouts.join(",")];
 	const { exitCode, stdout } = mimo(["verify", ...words.split(" "), ...pattern]);
 	expect(stdout).toMatch(/^Reference: layout 1, one process\. 8 samples of 32 tokens drawn from seed \d+\.$/m);
 	expect(stdout).toMatch(/^pp4 +4 × 2 .* bitwise equal +bitwise .* ok\b/m);
-	expect(stdout).toEndWith("All 4 layouts give what one process gives.\n");
+	expect(stdout).toEndWith(`All ${layouts.length} layouts give what one process gives.\n`);
 	expect(exitCode).toBe(0);
 }, 60_000);
 
 test("experts' rows that go to a node of two ranks once give what one process gives, in turns too", () => {
 	const nodes = "--moe-token-dispatcher-type flex --moe-hybridep-ranks-per-nvlink-domain 2";
 	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
-	const layouts = "dp4|dp4ep4,dp4|tp2dp2ep2etp2";
+	const layouts = full ? "dp4|dp4ep4,dp4|tp2dp2ep2etp2" : "dp4|tp2dp2ep2etp2";
 	const { exitCode, stdout } = verify("--layouts", layouts, ...nodes.split(" "), ...turns.split(" "));
-	expect(stdout).toMatch(/^dp4\|dp4ep4 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	if (full) expect(stdout).toMatch(/^dp4\|dp4ep4 .* bitwise equal +bitwise +bitwise .* ok\b/m);
 	expect(stdout).toMatch(/^dp4\|tp2dp2ep2etp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
 	expect(exitCode).toBe(0);
 }, 60_000);
@@ -75,11 +76,16 @@ test("experts' rows that go to a node of two ranks once give what one process gi
 test("experts' rows that all ranks gather give what one process gives, in turns too", () => {
 	const gathered = ["--moe-token-dispatcher-type", "allgather"];
 	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
-	for (const order of [[], turns.split(" ")]) {
-		const { exitCode, stdout } = verify("--layouts", "dp2|dp2ep2,dp4|tp2dp2ep2etp2", ...gathered, ...order);
+	const [two, four] = ["dp2|dp2ep2", "dp4|tp2dp2ep2etp2"];
+	for (const [order, layouts] of [
+		[[], full ? [two, four] : [two]],
+		[turns.split(" "), full ? [two, four] : [four]],
+	] as const) {
+		const { exitCode, stdout } = verify("--layouts", layouts.join(","), ...gathered, ...order);
 		const apart = order.length === 0 ? "" : " +bitwise";
-		for (const layout of ["dp2\\|dp2ep2", "dp4\\|tp2dp2ep2etp2"]) {
-			expect(stdout).toMatch(new RegExp(`^${layout} .* bitwise equal +bitwise${apart} .* ok\\b`, "m"));
+		for (const layout of layouts) {
+			const line = `^${layout.replace("|", "\\|")} .* bitwise equal +bitwise${apart} .* ok\\b`;
+			expect(stdout).toMatch(new RegExp(line, "m"));
 		}
 		expect(exitCode).toBe(0);
 	}
@@ -135,7 +141,9 @@ for (const signal of ["SIGINT", "SIGKILL"] as const) {
 		test(`${signal} while ${when} leaves no files behind`, async () => {
 			const folder = mkdtempSync(join(tmpdir(), "mimo-verify-ends-"));
 			try {
-				const words = ["verify", ...small.split(" "), "--global-batch-size", "512", "--layouts", "1+1,2+1"];
+				// Ranks compute for seconds after a reference of a few; making one for longer only delays the signal.
+				const samples = printed ? "128" : "512";
+				const words = ["verify", ...small.split(" "), "--global-batch-size", samples, "--layouts", "1+1,2+1"];
 				const launched = Launched.run([executable, ...words], { env: { TMPDIR: folder } });
 				if (printed) await launched.said(printed);
 				else while (readdirSync(folder).length === 0) await Bun.sleep(10);

@@ -110,7 +110,8 @@ describe("rank", () => {
 		return numbers([embedding, layers]);
 	}
 
-	test.each(["--llm-tp 2 --llm-ep 2", "--llm-dp 2 --llm-pp 2", "--llm-dp 2 --llm-ep 2"])(
+	const more = process.env.MIMO_TEST_FULL === "1" ? ["--llm-dp 2 --llm-ep 2"] : [];
+	test.each(["--llm-tp 2 --llm-ep 2", "--llm-dp 2 --llm-pp 2", ...more])(
 		"is the same with %s",
 		(layout) => {
 			run(`elastic rank --load native --data text.txt --samples 8 --output other.json ${layout} ${deviceFlags}`);
