@@ -34,7 +34,7 @@ export const acceleratorNames = Object.keys(accelerators);
 const untimed = { product: 640e12, bytes: 3.7e12 };
 /**
  * Times of experts in e4m3 over those in bf16, matrices rounded before, means of squared ReLU and SwiGLU in tests/bench/grouped-mlp.py
- * (docs/measurements/2026-11-23-h200-experts.md#in-plans). The layer forward and backward without gradients of weights, less its two
+ * (docs/measurements/2026-11-23-h200.md#in-plans). The layer forward and backward without gradients of weights, less its two
  * permutations as a plan counts them: rows that the permutation has rounded (2.44 and 1.80 ms beside 3.59 and 2.65), rows that the
  * layer rounds, 0.10 ms each way more, and rows in e4m3 alone (2.32 and 1.67). Gradients of weights of rows in bf16, which they round
  * (0.969 ms beside 0.976), and of rows in e4m3 alone (1.87 and 1.61 beside 2.07 and 1.87 in the same
@@ -46,7 +46,7 @@ const [launchGap, leastKernel] = [2.5e-6, 4e-6];
 
 /**
  * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: the rate of collectives of 10 to 40 MB
- * (docs/measurements/2026-11-22-h200-twenty-layers.md). An exchange: time that the language model's step on two GPUs takes beyond
+ * (docs/measurements/2026-11-22-h200.md). An exchange: time that the language model's step on two GPUs takes beyond
  * its operations and bytes, a layer of experts: the queue runs empty, and experts chosen unevenly keep one rank waiting for the other.
  */
 export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> = {
@@ -110,8 +110,8 @@ function expertsInE4m3(): TimedCall[] {
 }
 
 /**
- * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200-kernels.md, 2026-11-23-h200-norms.md,
- * 2026-11-23-h200-attention.md and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md). Products of 32 and 64: the mean of a
+ * Calls queued without a pause, in milliseconds (docs/measurements/2026-11-22-h200.md, 2026-11-23-h200.md#norms-and-epilogues,
+ * 2026-11-23-h200.md#attention-of-images and, of the scan, 2026-11-23-h200.md; docs/decisions/planning.md). Products of 32 and 64: the mean of a
  * router's three.
  */
 const timedCalls: readonly TimedCall[] = [
