@@ -14,9 +14,8 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	config: [4920, 43],
 	data: [18280, 135],
 	decode: [640, 4],
-	elastic: [2930, 26],
-	guests: [490, 5],
-	inference: [1630, 11],
+	guests: [3960, 35],
+	inference: [1620, 11],
 	launch: [2590, 18],
 	models: [4520, 53],
 	native: [3240, 18],
@@ -28,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1020, 10],
 	system: [680, 12],
 	tensor: [4440, 36],
-	train: [5900, 50],
+	train: [5610, 47],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -16,7 +16,6 @@ const level: Readonly<Record<string, number>> = {
 	train: 6,
 	data: 5,
 	checkpoint: 5,
-	elastic: 5,
 	guests: 5,
 	models: 4,
 	schedule: 4,

@@ -71,7 +71,7 @@ const long = [
 	"tests/e2e/verify.test.ts", // 45
 	"tests/e2e/energon-train.test.ts", // 35
 	"tests/e2e/killed-saves.test.ts", // 35
-	"tests/elastic/commands.test.ts", // 40
+	"tests/guests/elastic/commands.test.ts", // 40
 	"tests/e2e/reference-layouts/fixed.test.ts", // 35
 	"tests/e2e/reference-layouts/participation.test.ts", // 35
 	"tests/e2e/reference-layouts/dynamic.test.ts", // 30

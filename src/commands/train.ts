@@ -95,7 +95,7 @@ async function printout(resolved: ResolvedConfiguration): Promise<string | null>
 async function train({ configuration, command, notes }: ResolvedConfiguration): Promise<void> {
 	const { checkRankCount, onEveryRank, rankOptions, printsForTheRun, startsTheRun } = await import("./ranks.ts");
 	if (printsForTheRun()) for (const sentence of notes) note(sentence);
-	const { elasticOf } = await import("../train/from-configuration.ts");
+	const { elasticOf } = await import("../guests/elastic/from-configuration.ts");
 	elasticOf(configuration);
 	const { runTraining } = await import("../train/run.ts");
 	const { topologyOf } = await import("../parallel/topology.ts");

@@ -31,6 +31,11 @@ export function sampleLengths({ samples, lengths }: Pick<Microbatch, "samples" |
 	return samples ?? lengths;
 }
 
+/** Σ loss mask of a microbatch. */
+export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
+	return lossMask.reduce((sum, weight) => sum + weight, 0);
+}
+
 /** Text alone. */
 export function withoutImages(text: Microbatch): ImageTextMicrobatch {
 	return { text, images: noImages(sampleLengths(text).length) };

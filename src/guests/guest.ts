@@ -3,11 +3,19 @@
  * a run's guests on every rank; a step calls the hooks that they have, and one without guests calls none. Adding one:
  * docs/add-a-guest.md.
  */
+import type { TrainingConfiguration } from "../config/schema.ts";
+import type { DeviceInput } from "../data/device-input.ts";
 import type { PlacedImages } from "../data/images.ts";
-import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import type { ImageTextMicrobatch, Microbatch } from "../data/microbatch.ts";
+import type { HybridConfig } from "../models/language/config.ts";
+import type { ModelMasks } from "../models/language/masks.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
-import type { ModuleGroups, Topology } from "../parallel/index.ts";
+import type { RunEvent } from "../observe/step-report.ts";
+import type { DataParallel, ModuleGroups, Topology } from "../parallel/index.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Tape, Tensor } from "../tensor/index.ts";
 
@@ -15,30 +23,76 @@ import type { Tape, Tensor } from "../tensor/index.ts";
 export interface Guest {
 	/** Whether it wants to know a step's microbatches in the step before; default: no. */
 	readonly readsAhead?: boolean;
+	/** Its losses, in the order of the log. */
+	readonly losses?: (model: HybridConfig) => readonly LossName[];
+	/** What evaluations run beside the model itself. */
+	readonly evaluations?: readonly Evaluation[];
+	/** Whether evaluations leave the model itself out; default: no. */
+	readonly evaluatedAlone?: boolean;
 	/** The guest on this rank; null: it has nothing to do here. */
 	readonly open: (rank: RankModules) => RankGuest | null;
+}
+
+/** A loss that is accumulated over a step. */
+export interface LossName {
+	readonly name: string;
+	/** Whether evaluations have it not; default: they have it. */
+	readonly trainingOnly?: boolean;
+	/** Whether a step may have none, and then does not report it; default: each step has it. */
+	readonly partial?: boolean;
 }
 
 /** A rank's part of a run, as guests see it. */
 export interface RankModules {
 	readonly topology: Topology;
-	readonly encoders: readonly RankEncoder[];
+	readonly encoders: readonly (Held<EncoderModule> & { readonly name: string })[];
+	/** null on ranks without it. */
+	readonly language: Held<HybridModel> | null;
 }
 
-/** A rank's part of an encoder. */
-export interface RankEncoder {
-	readonly name: string;
-	readonly module: EncoderModule;
+interface Held<Module> {
+	readonly module: Module;
 	readonly groups: ModuleGroups;
 }
 
 /** A guest on one rank. */
 export interface RankGuest {
+	readonly modules?: readonly GuestModule[];
+	/** Reads what it needs before the first step. Throws a UserError that names the path. */
+	load?(c: TrainingConfiguration): Promise<void>;
 	/** Called before the passes of a step, an evaluation or a decoding; null: nothing to do in them. */
 	beforeStep?(step: GuestStep): StepGuest | null;
 	/** Called before every action of a step. */
 	beforeAction?(action: Action): void;
+	/** What an evaluation with these losses says of it. */
+	report?(losses: Readonly<Record<string, number>>): GuestReport;
 	[Symbol.dispose]?(): void;
+}
+
+/** A module that a guest brings. */
+export interface GuestModule {
+	readonly module: {
+		initialise(seed: number): void;
+		logicalTensors(): Generator<LogicalTensor>;
+		/** Throws a UserError if experts were sent more rows than they have room for. */
+		requireRoomForRows?(): void;
+		[Symbol.dispose](): void;
+	};
+	/** null: the module is frozen, and in no checkpoint of the run. */
+	readonly trained: {
+		readonly replica: DataParallel;
+		/** With this the names of its tensors begin. */
+		readonly prefix: string;
+		/** Whether this rank's copy of its tensors is the one to save or sum. */
+		readonly counts: boolean;
+		readonly learningRateMultiplier: number;
+	} | null;
+}
+
+export interface GuestReport {
+	readonly event: (step: number) => RunEvent;
+	/** Sentences on held-out losses. */
+	readonly sentences: readonly string[];
 }
 
 /** The microbatches of a rank that are about to run. */
@@ -46,16 +100,36 @@ export interface GuestStep {
 	readonly microbatches: readonly ImageTextMicrobatch[];
 	/** Of each microbatch, with their places in the step. */
 	readonly images: readonly PlacedImages[];
-	/** Microbatches of the steps to come, as far as they are known. */
+	/** Microbatches of the next step, where they are known. */
 	readonly upcoming: readonly ImageTextMicrobatch[];
+	/** Number of steps before this one. */
+	readonly iteration: number;
 	/** Whether backward passes follow. */
 	readonly training: boolean;
+	/** What a microbatch runs, by the guest that says it; null: the language model as it is. Known when every guest has begun the step. */
+	readonly variant: (microbatch: number) => Variant | null;
 }
 
 /** What a guest does in one step. */
 export interface StepGuest {
 	/** How an encoder encodes a microbatch; null: as without the guest. Encoder ranks ask this before each pass. */
 	encode?(encoder: EncoderModule, microbatch: number): EncodeImages | null;
+	/** What a microbatch runs of the language model; null: as without the guest. */
+	variant?(microbatch: number): Variant | null;
+	/** Number of matrices [rows, H] that travel beside a microbatch's hidden states from chunk to chunk; default: 0. */
+	companions?(microbatch: number): number;
+	/** Called before a chunk of the language model runs a microbatch. Returns the companions, which the pass disposes. */
+	beforeChunk?(pass: LanguageView): readonly Tensor[];
+	/** Weight of the next-token loss; those of several guests are multiplied. Default: 1. */
+	share?(microbatch: number): number;
+	/** Further losses of a microbatch, on the rank with the output layer. They are asked guest by guest. */
+	losses?(pass: HeadView): Iterable<LossTerm>;
+	/**
+	 * Called after the last backward pass of this rank, before its gradients are summed over replicas. `weights`: of each
+	 * microbatch's mean loss in the sum that is differentiated; 0 on ranks that do not count its losses.
+	 */
+	afterBackward?(weights: readonly number[]): void;
+	[Symbol.dispose]?(): void;
 }
 
 /**
@@ -67,3 +141,68 @@ export type EncodeImages = (
 	images: PlacedImages,
 	options: { readonly cropKey: number; readonly observe?: RadioObserver | undefined },
 ) => Tensor;
+
+/** A part of the language model that a microbatch runs. */
+export interface Variant {
+	readonly masks: ModelMasks;
+	/** In names of losses, such as "0.700". */
+	readonly label: string;
+	/** Whether it is all of the model. */
+	readonly whole: boolean;
+}
+
+/** A part of the language model that evaluations run. */
+export interface Evaluation {
+	/** In names of losses, such as "budget 0.7". */
+	readonly label: string;
+	readonly value: number;
+	/** The variants of `count` microbatches, by the guest that makes them; null on ranks without it. */
+	readonly variants: (guests: readonly RankGuest[], count: number) => Variants | null;
+}
+
+export interface Variants extends Disposable {
+	readonly microbatches: readonly Variant[];
+}
+
+/** One microbatch's pass through a chunk of the language model. */
+export interface LanguageView {
+	readonly microbatch: number;
+	readonly text: Microbatch;
+	readonly chunk: ModelChunk;
+	/** Index of the chunk on this rank. */
+	readonly place: number;
+	/** Input of a chunk on a tape: image rows without gradient, no masks. */
+	readonly input: (tape: Tape) => ForwardInput;
+	/** The guest's companions from the chunk before. */
+	readonly companions: readonly Tensor[];
+	/** Weight of a mean over the microbatch's loss tokens in the sum that is differentiated. */
+	readonly weight: number;
+	readonly observe: Observer | undefined;
+	/** Keeps `owned` until the pass ends. */
+	readonly own: <Owned extends Disposable>(owned: Owned) => Owned;
+}
+
+/** The end of a microbatch's last chunk. */
+export interface HeadView extends Omit<LanguageView, "input"> {
+	readonly tape: Tape;
+	/** Normed hidden states_(T/tp)H of the main part, and the input that it had. */
+	readonly hidden: Tensor;
+	readonly forward: ForwardInput;
+	readonly input: Pick<DeviceInput, "labels" | "mask">;
+	/** f32 [T]: the weight of each token's loss in the sum that is differentiated. */
+	readonly tokenWeights: Tensor;
+	/** Logits_T(V/tp) and loss_T of the next token, recorded at the first call, in their place among the losses. */
+	nextToken(): { readonly logits: Tensor; readonly loss: Tensor };
+	/** Records loss_T of `labels` from normed hidden states_(T/tp)H. */
+	tokenLoss(normed: Tensor, labels: Tensor, observe?: Observer): Tensor;
+}
+
+/** A loss of a microbatch, owned by its pass. */
+export interface LossTerm {
+	readonly name: string;
+	/** f32, and the weight of each element in the mean that is logged. */
+	readonly loss: Tensor;
+	readonly mask: Tensor;
+	/** The weight of each element in the sum that is differentiated; null: the loss is only logged. */
+	readonly gradient: Tensor | null;
+}

@@ -1,12 +1,23 @@
 /** The guests of a run, in the order in which they are asked. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import type { HybridConfig } from "../models/language/config.ts";
 import { balanceOf } from "./balance/balance.ts";
+import { distillationOf } from "./distillation/distillation.ts";
+import { elasticGuest, elasticOf } from "./elastic/from-configuration.ts";
 import type { Guest } from "./guest.ts";
+import { mtpOf } from "./mtp/mtp.ts";
 import { prefetchOf } from "./prefetch/prefetch.ts";
 
-/** Each returns its guest, or null where the configuration does not ask for it. `rank`: in lines that a guest prints. */
-const list: readonly ((c: TrainingConfiguration, rank: number) => Guest | null)[] = [balanceOf, prefetchOf];
-
+/** Those that a configuration asks for. `rank`: in lines that a guest prints. */
 export function guestsOf(c: TrainingConfiguration, rank: number): Guest[] {
-	return list.map((of) => of(c, rank)).filter((guest) => guest !== null);
+	return present([distillationOf(c, elasticOf(c)), elasticGuest(c), balanceOf(c), prefetchOf(c, rank)]);
+}
+
+/** All of a run: those that its model brings, and those that it is configured to have. */
+export function guestsOfRun(model: HybridConfig, configured: readonly Guest[]): Guest[] {
+	return present([mtpOf(model), ...configured]);
+}
+
+function present(guests: readonly (Guest | null)[]): Guest[] {
+	return guests.filter((guest) => guest !== null);
 }

@@ -7,7 +7,7 @@ import { describeDataset } from "../data/energon/tools/describe.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { storageOf, timeoutOf } from "../data/routing/from-configuration.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
-import type { DrawnBudget } from "../elastic/router/network.ts";
+import type { Evaluation } from "../guests/guest.ts";
 import { ReadGuard } from "../native/files.ts";
 import type { World } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
@@ -19,7 +19,6 @@ import { dataPlaceOf, readersWith } from "../train/feed/batch-source.ts";
 import { energonSamplesOnce } from "../train/feed/energon-source.ts";
 import { laneOf } from "../train/feed/shared-batches.ts";
 import { openSources } from "../train/feed/sources.ts";
-import { evaluatedBudgets } from "../train/from-configuration.ts";
 import { languageModelLoss } from "../train/losses.ts";
 import { SkippedReport } from "../train/report/skipped-samples.ts";
 
@@ -173,11 +172,11 @@ export async function lossesOf(
 ): Promise<{ readonly losses: DatasetLoss[]; readonly skipped: readonly string[] }> {
 	const found: DatasetLoss[] = [];
 	const tally = new SkippedTally();
-	const { parent, budgets } = evaluatedBudgets(c);
+	const { whole, parts } = run.evaluations;
 	for await (const { entry, microbatches } of samplesOf(c, run, world, entries, most, tally)) {
-		const at = (budget: DrawnBudget | null) => evaluate(run.state, microbatches, undefined, budget);
-		const each = budgets.map((budget) => ({ budget: budget.value, ...at(budget) }));
-		const { losses, tokens } = parent ? at(null) : each[0]!;
+		const of = (model: Evaluation | null) => evaluate(run.state, microbatches, undefined, model);
+		const each = parts.map((budget) => ({ budget: budget.value, ...of(budget) }));
+		const { losses, tokens } = whole ? of(null) : each[0]!;
 		const own = microbatches.reduce((sum, microbatch) => sum + countedSamples(microbatch), 0);
 		const counted = Int32Array.of(run.state.lossOwner?.counts ? own : 0);
 		const everyone = run.state.world.exchange(counted).reduce((sum, [count]) => sum + count!, 0);

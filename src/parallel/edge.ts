@@ -13,16 +13,16 @@ export interface Rows {
 	/** [Σ rows, H]; owned by the receiver. */
 	readonly rows: Tensor;
 	readonly rowsPerSample: readonly number[];
-	/** Further rows that are sent along and get no gradient: the teacher's hidden states. Owned as `rows` is. */
-	readonly beside?: Tensor | null;
+	/** Further matrices [Σ rows, H] that are sent along and get no gradient; default: none. Owned as `rows` is. */
+	readonly companions?: readonly Tensor[];
 }
 
 /** How a microbatch's rows are sent. */
 export interface Passage {
 	/** Whether their gradient is sent back. */
 	readonly returns: boolean;
-	/** Whether rows without a gradient are sent along; default: no. */
-	readonly beside?: boolean;
+	/** Number of matrices that are sent along without a gradient; default: 0. */
+	readonly companions?: number;
 }
 
 export interface EdgeOptions {
@@ -185,8 +185,8 @@ class Line {
 
 export class Edge implements Disposable {
 	readonly #forward: Line;
-	/** Sends the rows without a gradient, in the same groups as the others and after them. */
-	readonly #beside: Line;
+	/** Send the companions, each in its place, in the same groups as the rows and after them; made when they are needed. */
+	readonly #companions: Line[] = [];
 	readonly #backward: Line;
 	/** Rows of each part, oldest microbatch first: of sent rows whose gradient is expected, and of received rows. */
 	readonly #sent: number[][] = [];
@@ -197,10 +197,14 @@ export class Edge implements Disposable {
 		readonly options: EdgeOptions,
 	) {
 		const { layout, rank, groups } = options;
-		const forward = () => new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
-		this.#forward = forward();
-		this.#beside = forward();
+		this.#forward = new Line(options, linksOf(layout, rank), groups?.forward ?? null, device);
 		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
+	}
+
+	#companion(place: number): Line {
+		const { options, links, group, device } = this.#forward;
+		this.#companions[place] ??= new Line(options, links, group, device);
+		return this.#companions[place];
 	}
 
 	/**
@@ -214,7 +218,7 @@ export class Edge implements Disposable {
 	}
 
 	/** Starts sending the rows of one microbatch; the caller may release them. `returns`: their gradient is sent back. */
-	sendForward({ rows, rowsPerSample, beside = null }: Rows, { returns }: Pick<Passage, "returns">): void {
+	sendForward({ rows, rowsPerSample, companions = [] }: Rows, { returns }: Pick<Passage, "returns">): void {
 		// A rank that sends nothing still receives the gradients of all parts.
 		const parts = this.#backward.links.receives.length;
 		const headers = this.options.counted
@@ -226,7 +230,7 @@ export class Edge implements Disposable {
 		const counts = headers?.map(sum) ?? [rows.rows];
 		if (returns) this.#sent.push(counts);
 		this.#forward.send(rows, counts, headers);
-		if (beside !== null) this.#beside.send(beside, counts, null);
+		for (const [place, own] of companions.entries()) this.#companion(place).send(own, counts, null);
 	}
 
 	/** Number of ranks that rows come from, including this rank if it passes them to itself. */
@@ -238,7 +242,7 @@ export class Edge implements Disposable {
 	 * Receives the rows of the next microbatch. `expected`: samples of each source or, if rows are not counted, their number of
 	 * rows.
 	 */
-	receiveForward(expected: readonly number[], { returns, beside = false }: Passage): Rows {
+	receiveForward(expected: readonly number[], { returns, companions = 0 }: Passage): Rows {
 		const { counted } = this.options;
 		const { rows, perPart } = this.#forward.receive(counted ? null : expected, expected);
 		const counts = counted ? perPart.map(sum) : [...expected];
@@ -246,7 +250,7 @@ export class Edge implements Disposable {
 		return {
 			rows: rows!,
 			rowsPerSample: perPart.flat(),
-			beside: beside ? this.#beside.receive(counts, []).rows : null,
+			companions: Array.from({ length: companions }, (_, place) => this.#companion(place).receive(counts, []).rows!),
 		};
 	}
 
@@ -265,14 +269,14 @@ export class Edge implements Disposable {
 	/** Waits, after the last microbatch, until no message is in flight. */
 	settle(): void {
 		this.#forward.settle();
-		this.#beside.settle();
+		for (const line of this.#companions) line.settle();
 		this.#backward.settle();
 	}
 
 	/** After an error: releases the rows that this rank has passed to itself, without waiting for other ranks. */
 	[Symbol.dispose](): void {
 		this.#forward.drop();
-		this.#beside.drop();
+		for (const line of this.#companions) line.drop();
 		this.#backward.drop();
 		this.#sent.splice(0);
 		this.#received.splice(0);

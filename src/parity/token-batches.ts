@@ -1,10 +1,9 @@
 /** batches.safetensors of a reference folder of a language model that Megatron-LM trained. */
 import { join } from "node:path";
 import { openSafetensors } from "../checkpoint/index.ts";
-import { type ImageTextMicrobatch, withoutImages } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, lossTokens, withoutImages } from "../data/microbatch.ts";
 import { UserError } from "../system/errors.ts";
 import type { Run } from "../train/assemble.ts";
-import { lossTokens } from "../train/loss-weights.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
 import { reduceHost } from "./reduce-host.ts";
 import type { Plan } from "./verify/plan.ts";

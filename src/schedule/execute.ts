@@ -158,8 +158,8 @@ class Execution implements Disposable {
 		const back = timed(this.equipment.timers, "backward-compute", () =>
 			pass.backward(gradient, late ? "late" : "immediate", node),
 		);
-		if (back === "more") return;
-		for (const [index, wire] of held.enters.entries()) wire.outgoing.set(microbatch, back[index] ?? null);
+		if (!back.finished) return;
+		for (const [index, wire] of held.enters.entries()) wire.outgoing.set(microbatch, back.gradients[index] ?? null);
 		if (!late) finish(held, microbatch);
 	}
 
@@ -182,10 +182,10 @@ class Execution implements Disposable {
 		const { microbatch, from, to } = action;
 		const { module } = this.#chunk(to);
 		const expected = module.expected(action, microbatch);
-		const beside = from.module === to.module && module.besides?.(microbatch) === true;
+		const companions = from.module === to.module ? (module.companions?.(microbatch) ?? 0) : 0;
 		rows.set(
 			microbatch,
-			this.#waiting("forward-recv", () => edge.receiveForward(expected, { returns, beside })),
+			this.#waiting("forward-recv", () => edge.receiveForward(expected, { returns, companions })),
 		);
 	}
 
@@ -224,7 +224,7 @@ class Execution implements Disposable {
 	[Symbol.dispose](): void {
 		for (const pass of this.#chunks.flatMap(({ passes }) => [...passes.values()])) pass[Symbol.dispose]();
 		for (const { rows, incoming, outgoing, edge } of this.#wires) {
-			const left = rows.values().flatMap(({ rows, beside = null }) => [rows, beside]);
+			const left = rows.values().flatMap(({ rows, companions = [] }) => [rows, ...companions]);
 			for (const owned of [...left, ...incoming.values(), ...outgoing.values()]) owned?.[Symbol.dispose]();
 			edge[Symbol.dispose]();
 		}

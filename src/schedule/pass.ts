@@ -12,16 +12,20 @@ export interface Pass extends Disposable {
 	forward(node?: number): boolean;
 	/**
 	 * Runs the backward pass, or one node of it. `gradient`: the output's, taken over; null: no gradient came, or an earlier node took
-	 * it. Returns the gradient of each input, null for one that is not wanted; "more": nodes are left. Late weight gradients are left
-	 * for computeWeightGradients.
+	 * it. Late weight gradients are left for computeWeightGradients.
 	 */
-	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Gradients | "more";
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Backward;
 	/** Computes the late weight gradients of one node, or all that are left. */
 	computeWeightGradients(node?: number): void;
 }
 
-/** Of each input of a pass, in the order of the edges that enter its chunk. */
-export type Gradients = readonly (Tensor | null)[];
+/**
+ * What a backward pass has come to: its end, with the gradient of each input in the order of the edges that enter the chunk (null: it
+ * is not wanted), or a node after which others follow.
+ */
+export type Backward =
+	| { readonly finished: true; readonly gradients: readonly (Tensor | null)[] }
+	| { readonly finished: false };
 
 /** Rows that have come over an edge. */
 export interface Input {
@@ -37,6 +41,6 @@ export interface ModulePasses {
 	begin(chunk: number, microbatch: number, inputs: readonly Input[]): Pass;
 	/** Sizes for the receive of an edge's rows: on a counted edge the samples of each source, otherwise the rows of each. */
 	expected(edge: ChunkEdge, microbatch: number): readonly number[];
-	/** Whether rows without a gradient travel beside a microbatch's between its chunks; default: not. */
-	besides?(microbatch: number): boolean;
+	/** Number of matrices without a gradient that travel with a microbatch's rows between its chunks; default: 0. */
+	companions?(microbatch: number): number;
 }

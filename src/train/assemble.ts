@@ -5,8 +5,8 @@
  */
 
 import { firstCopyCounts } from "../checkpoint/index.ts";
-import { routerPrefix } from "../elastic/router/parameters.ts";
-import type { ElasticRouter } from "../elastic/router/router.ts";
+import type { RankGuest } from "../guests/guest.ts";
+import { guestsOfRun } from "../guests/index.ts";
 import { kinds } from "../models/language/kinds/index.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import { wordEmbedding } from "../models/language/names.ts";
@@ -31,9 +31,10 @@ import {
 } from "../parallel/index.ts";
 import type { HeldEdge } from "../schedule/execute.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
-import { lossNames } from "./loss-names.ts";
+import type { Evaluations } from "./evaluate.ts";
+import { languageModelLoss } from "./losses.ts";
 import { type Participation, sawImages } from "./participation.ts";
-import { type HeldModule, holdEncoders, holdLanguage, holdRouter, holdTeacher } from "./rank-modules.ts";
+import { type HeldModule, holdEncoders, holdLanguage } from "./rank-modules.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { RunSpecification } from "./run-specification.ts";
 import type { TrainingState } from "./step.ts";
@@ -47,10 +48,10 @@ export interface Run extends Disposable {
 	readonly state: TrainingState;
 	/** This rank's part of each module, null on ranks without it, and the module's process groups. */
 	readonly language: HybridModel | null;
-	/** The frozen teacher of the language model, whose weights the caller loads; null without one. */
-	readonly teacher: HybridModel | null;
-	/** The router of an elastic language model; null if the model is not elastic or not on this rank. */
-	readonly elastic: ElasticRouter | null;
+	/** This rank's guests. */
+	readonly guests: readonly RankGuest[];
+	/** The models that evaluations run. */
+	readonly evaluations: Evaluations;
 	/** Process groups of the language model; null on ranks without it. */
 	readonly languageGroups: ModuleGroups | null;
 	/** The encoder that Megatron's flags describe. */
@@ -76,43 +77,49 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const language = await holdLanguage(specification, topology, world);
 	const shape = shapeOf(specification, topology);
 	const edges = await makeEdges(specification, topology, world, shape);
-	const elastic = language && holdRouter(specification, topology, language);
-	const teacher = language && holdTeacher(specification, language);
-	const frozenTeacher = teacher?.teacher === "frozen" ? teacher.model : null;
 	const modules = [...encoders, ...(language ? [language] : [])];
-	const held = [...modules, ...(elastic ? [elastic] : [])];
+	const configured = guestsOfRun(specification.language, specification.guests ?? []);
+	const guests = configured
+		.map((guest) => guest.open({ topology, encoders, language }))
+		.filter((guest) => guest !== null);
+	const guestModules = guests.flatMap(({ modules = [] }) => modules);
+	const ofGuests = guestModules.flatMap(({ module, trained }) => (trained ? [{ ...trained, module }] : []));
+	const held = [...modules, ...ofGuests];
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
-	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification));
-	const guests = (specification.guests ?? [])
-		.map((guest) => guest.open({ topology, encoders }))
-		.filter((guest) => guest !== null);
+	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification, ofGuests));
 	const passes = new RankPasses({
 		encoders,
 		language: language?.module ?? null,
 		placeholders: new Map(specification.encoders.map(({ name, placeholderId }) => [name, placeholderId])),
-		teacher,
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : encoders[0]!.name,
 		guests,
 		reduce: (name) => modules.find((one) => one.name === name)!.replica.startSums(),
 	});
+	const lossNames = [
+		{ name: languageModelLoss },
+		...configured.flatMap((guest) => guest.losses?.(specification.language) ?? []),
+	];
 	const state = stateOf(
 		specification,
 		topology,
-		{ encoders, language, elastic },
+		{ encoders, language, lossNames },
 		{ world: everyone, replicas, passes, optimizer, scalars },
 	);
 	return {
 		topology,
-		readsAhead: specification.guests?.some(({ readsAhead }) => readsAhead) ?? false,
+		readsAhead: configured.some(({ readsAhead }) => readsAhead),
+		guests,
+		evaluations: {
+			whole: configured.every(({ evaluatedAlone = false }) => !evaluatedAlone),
+			parts: configured.flatMap(({ evaluations = [] }) => evaluations),
+		},
 		rank: world.rank,
 		languageGroups: language?.groups ?? null,
 		encoder: encoders.find(({ name }) => name === visionModule)?.module ?? null,
 		language: language?.module ?? null,
-		teacher: frozenTeacher,
-		elastic: elastic?.module ?? null,
 		state,
 		initialise(seed) {
 			for (const { module } of held) module.initialise(seed);
@@ -121,10 +128,10 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			for (const { module } of held) yield* module.logicalTensors();
 		},
 		counts: (tensor) =>
-			tensor.name.startsWith(routerPrefix) ? language!.groups.module.rank === 0 : countsTensor(tensor, modules),
+			ofGuests.find(({ prefix }) => tensor.name.startsWith(prefix))?.counts ?? countsTensor(tensor, modules),
 		[Symbol.dispose]() {
-			const modules = [...held.map(({ module }) => module), ...(frozenTeacher ? [frozenTeacher] : [])];
-			for (const owned of [...guests, optimizer, scalars, ...modules]) owned[Symbol.dispose]?.();
+			const all = [...held, ...guestModules.filter(({ trained }) => trained === null)].map(({ module }) => module);
+			for (const owned of [...guests, optimizer, scalars, ...all]) owned[Symbol.dispose]?.();
 		},
 	};
 }
@@ -132,18 +139,16 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 interface RankModules {
 	readonly encoders: readonly HeldModule<EncoderModule>[];
 	readonly language: HeldModule<HybridModel> | null;
-	readonly elastic: ReturnType<typeof holdRouter>;
 }
 
 /** The training state of a rank: `parts` of it, and the rest as the specification and the rank's modules say. */
 function stateOf(
 	specification: RunSpecification,
 	topology: Topology,
-	{ encoders, language, elastic }: RankModules,
+	{ encoders, language, lossNames }: RankModules & Pick<TrainingState, "lossNames">,
 	parts: Pick<TrainingState, "world" | "replicas" | "passes" | "optimizer" | "scalars">,
 ): TrainingState {
 	const { clipGrad, seed, logNumZeros = false, logParametersNorm = false } = specification;
-	const distilled = (specification.distillation ?? null) !== null;
 	return {
 		...parts,
 		language: language && {
@@ -151,8 +156,7 @@ function stateOf(
 			routers: language.groups.tpDp,
 			stages: language.groups.stages,
 		},
-		elastic: elastic && { router: elastic.module, draw: elastic.draw },
-		lossNames: lossNames(specification.language, specification.elastic?.config ?? null, distilled),
+		lossNames,
 		lossOwner: language && { group: language.groups.module, counts: ownsLoss(language) },
 		lossMean: specification.lossMean ?? "tokens",
 		lanes: topology.language.lanes,
@@ -164,11 +168,14 @@ function stateOf(
 	};
 }
 
-/** The optimizer's options; the elastic router has its own learning-rate multiplier. */
-function optimizerOptions({ adam, elastic }: RunSpecification): AdamWOptions {
-	if (!elastic) return adam;
-	const { learningRateMultiplier } = elastic.config.router;
-	return { ...adam, learningRateMultiplier: (name) => (name.startsWith(routerPrefix) ? learningRateMultiplier : 1) };
+/** The optimizer's options; modules of guests have their own learning-rate multipliers. */
+function optimizerOptions(
+	{ adam }: RunSpecification,
+	ofGuests: readonly { readonly prefix: string; readonly learningRateMultiplier: number }[],
+): AdamWOptions {
+	if (ofGuests.length === 0) return adam;
+	const of = (name: string) => ofGuests.find(({ prefix }) => name.startsWith(prefix));
+	return { ...adam, learningRateMultiplier: (name) => of(name)?.learningRateMultiplier ?? 1 };
 }
 
 export function shapeOf(specification: RunSpecification, topology: Topology): StepShape {

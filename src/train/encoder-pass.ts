@@ -7,7 +7,7 @@ import { outputRows } from "../models/radio/config.ts";
 import type { RadioObserver } from "../models/radio/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/index.ts";
-import type { Pass } from "../schedule/pass.ts";
+import type { Backward, Pass } from "../schedule/pass.ts";
 import { type Parameter, Tape, type Tensor, type WeightGradients } from "../tensor/index.ts";
 
 /** Options of an encoder pass. */
@@ -66,12 +66,12 @@ export class EncoderPass implements Pass {
 		return true;
 	}
 
-	backward(gradient: Tensor | null, weightGradients: WeightGradients): readonly [] {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients): Backward {
 		const { gradient: slot } = this.output.rows;
 		if (slot && gradient) slot.accumulate(gradient);
 		else gradient?.[Symbol.dispose]();
 		this.#tape.backward(weightGradients);
-		return [];
+		return { finished: true, gradients: [] };
 	}
 
 	computeWeightGradients(): void {

@@ -1,8 +1,6 @@
 /** RunSpecification of a training configuration. */
-import { hasEncoder, plannedIterations } from "../config/derive.ts";
+import { hasEncoder } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import type { ElasticConfig } from "../elastic/config.ts";
-import { elasticConfig } from "../elastic/from-configuration.ts";
 import { guestsOf } from "../guests/index.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/language/from-configuration.ts";
@@ -10,21 +8,15 @@ import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
 import { type Dispatcher, topologyOf, visionModule, type World } from "../parallel/index.ts";
 import { assemble, type Run } from "./assemble.ts";
-import type { DistillationOptions } from "./distillation.ts";
-import type { EvaluatedBudgets } from "./evaluate.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { EncoderSpecification, RunSpecification } from "./run-specification.ts";
 
 /** `rank`: in lines that guests print. */
 export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecification {
-	const language = languageConfig(c);
-	const elastic = elasticOf(c);
 	return {
 		encoders: encodersOf(c),
-		language,
-		elastic: elastic && { config: elastic },
-		distillation: distillationOf(c),
+		language: languageConfig(c),
 		segments: segmentsOfConfiguration(c),
 		microbatchGroup: c.microbatchGroupSizePerVirtualPipelineStage,
 		lateWeightGradients: c.delayWgradCompute,
@@ -48,7 +40,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 	};
 }
 
-/** Whether no weight of the language model trains; --freeze-model leaves the elastic router. */
+/** Whether no weight of the language model trains; --freeze-model leaves what guests train. */
 export function freezesLanguage(c: TrainingConfiguration): boolean {
 	return c.freezeLm || c.freezeModel;
 }
@@ -78,20 +70,6 @@ function languageConfig(c: TrainingConfiguration): HybridConfig {
 	return c.freezeLm ? { ...config, moe: { ...config.moe, biasUpdateRate: 0 } } : config;
 }
 
-/** The elastic model of a configuration; null if it has none. Throws a UserError that names the wrong key. */
-export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
-	// Commands that do not train have no number of iterations.
-	const trains = c.trainIters !== null || c.trainSamples !== null;
-	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
-}
-
-/** The distillation options of a configuration; null: the model learns from labels alone. */
-export function distillationOf(c: TrainingConfiguration): DistillationOptions | null {
-	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
-	const teacher = c.selfDistillation ? "self" : "frozen";
-	return { teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha };
-}
-
 /** --calculate-per-token-loss. */
 export function lossMeanOf({ calculatePerTokenLoss }: TrainingConfiguration): LossMean {
 	return calculatePerTokenLoss ? "tokens" : "microbatches";
@@ -100,15 +78,6 @@ export function lossMeanOf({ calculatePerTokenLoss }: TrainingConfiguration): Lo
 function momentsOf(c: TrainingConfiguration): Moments {
 	const dtypes = { fp32: "f32", bf16: "bf16" } as const;
 	return { expAvg: dtypes[c.expAvgDtype], expAvgSq: dtypes[c.expAvgSqDtype] };
-}
-
-/** The budgets that evaluations run, and whether they run the model itself first. */
-export function evaluatedBudgets(c: TrainingConfiguration): EvaluatedBudgets {
-	const elastic = elasticOf(c);
-	if (elastic === null) return { parent: true, budgets: [] };
-	const values = c.isFlexEval ? c.overrideSelectedBudget!.slice(0, 1) : elastic.budgets;
-	const isParent = (value: number) => elastic.budget.type === "param" && value === 1;
-	return { parent: !c.isFlexEval, budgets: values.map((value) => ({ value, parent: isParent(value) })) };
 }
 
 /** Builds a configuration's run on this rank. Collective over the world. */

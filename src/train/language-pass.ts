@@ -2,41 +2,37 @@
 
 import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
-import type { Sampled } from "../elastic/router/router.ts";
+import type { LanguageView, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { Nodes } from "../models/language/nodes.ts";
 import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/index.ts";
-import type { Gradients, Input, Pass } from "../schedule/pass.ts";
+import type { Backward, Input, Pass } from "../schedule/pass.ts";
 import {
-	axpby,
 	type FloatDtype,
 	GradientSlot,
 	type Parameter,
 	type SparseMatrix,
 	Tape,
 	type TapeSegment,
-	Tensor,
+	type Tensor,
 	type TokenSlice,
 	type WeightGradients,
 } from "../tensor/index.ts";
-import { distillationLoss, type Teacher, teacherHidden } from "./distillation.ts";
-import { tokenLoss } from "./language-loss.ts";
-import { lossTokens, type MicrobatchWeights } from "./loss-weights.ts";
-import { budgetLossName, distillationLossName, distillationLossOf, elasticLosses, type Losses } from "./losses.ts";
-import { forEachMtpDepth } from "./mtp-loss.ts";
+import { LanguageHead, type WeighedLoss } from "./language-head.ts";
+import type { Losses } from "./losses.ts";
 
 /** Options of a language model pass. */
 export interface LanguagePassOptions {
 	/** Ids of the tokens that encoders' rows replace, by the encoder's name. */
 	readonly placeholders: ReadonlyMap<string, number>;
-	/** The microbatch's sampled submodel of an elastic model; null: the model itself. */
-	readonly elastic: Sampled | null;
-	/** The teacher to distil from; null: the microbatch learns from labels alone. */
-	readonly teacher: Teacher | null;
-	/** Names the microbatch in messages, such as "microbatch 3". */
-	readonly name: string;
+	/** Index of the microbatch among those of this rank's step. */
+	readonly microbatch: number;
+	/** What the microbatch runs of the model; absent or null: all of it. */
+	readonly variant?: Variant | null;
+	/** Guests that take part in the pass. */
+	readonly guests: readonly StepGuest[];
 	/** Philox key of the step's dropout masks. */
 	readonly dropoutKey: number;
 	/** Indices of the microbatch's tokens in the step's global batch. */
@@ -55,8 +51,8 @@ export class LanguagePass implements Pass {
 	/** Gradients of the inputs' rows; null: not wanted. */
 	readonly #slots: (GradientSlot | null)[] = [];
 	#output: Rows | null = null;
-	/** Losses of each token, and their gradients; empty on a chunk without the output layer. */
-	readonly #losses: { readonly loss: Tensor; readonly gradient: Tensor }[] = [];
+	/** Losses that are differentiated, and their gradients; empty on a chunk without the output layer. */
+	#losses: readonly WeighedLoss[] = [];
 	readonly #nodes: Nodes<void>;
 	/** Number of tape segments at the end of each node. */
 	readonly #ends: number[] = [];
@@ -75,7 +71,7 @@ export class LanguagePass implements Pass {
 	) {
 		const { onGradient, training } = options;
 		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
-		for (const { rows } of inputs) this.#owned.push(rows.rows, ...(rows.beside ? [rows.beside] : []));
+		for (const { rows } of inputs) this.#owned.push(rows.rows, ...(rows.companions ?? []));
 		this.#nodes = this.#forward(microbatch, inputs, losses);
 	}
 
@@ -101,48 +97,42 @@ export class LanguagePass implements Pass {
 		const { ids, matrices } = chunk.segment.embeds ? this.#place(microbatch, inputs) : { ...microbatch, matrices: [] };
 		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel.tp));
 		const features = this.#features(this.#tape, leaves, matrices);
-		const { elastic } = options;
 		const weights = losses.weights.of(microbatch);
 		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
-		const forward = { ...plain, ...features, masks: elastic?.masks };
-		const taught = options.teacher && this.#own(this.#teach(options.teacher, plain, inputs, matrices));
+		const forward = { ...plain, ...features, masks: options.variant?.masks };
+		const rows = inputs.map((input) => input.rows.rows);
+		const view: Omit<LanguageView, "companions"> = {
+			...{ microbatch: options.microbatch, text: microbatch, chunk, place: model.chunks.indexOf(chunk) },
+			...{ weight: weights.loss, observe: options.observe, own: (owned) => this.#own(owned) },
+			input: (tape) => ({ ...plain, ...this.#features(tape, rows, matrices) }),
+		};
 		const before = chunk.segment.embeds ? null : leaves[0]!;
+		const companions = this.#companions(view, before && inputs[0]!.rows.companions);
 		using hidden = yield* chunk.hidden(this.#tape, forward, before, options.observe);
 		if (!chunk.segment.hasHead) {
-			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], beside: taught };
+			const sent = [...companions.values()].flat();
+			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], companions: sent };
 			return;
 		}
-		const { observe } = options;
-		forEachMtpDepth(this.#tape, chunk, microbatch, weights, hidden, forward, observe, (predicted, target) => {
-			const { name, labels, meanMask, gradient } = this.#own(target);
-			const watch = observe && ((value: string, logits: Tensor) => observe(`${target.place}.${value}`, logits));
-			losses.add(this.#loss(predicted, labels, gradient, watch), meanMask, name);
-		});
-		const weight = this.#own(tokenWeights(input.mask, microbatch, weights));
-		const loss = taught
-			? this.#taughtLoss(options.teacher!, taught, hidden, { ...input, weight }, losses)
-			: this.#loss(hidden, input.labels, weight, observe);
-		observe?.("per_token_loss", loss);
-		losses.add(loss, input.mask);
-		if (elastic === null) return;
-		losses.addShared(elastic.loss.value, lossTokens(microbatch), budgetLossName);
-		const kind = elastic.draw.budget.parent ? elasticLosses.parent : elasticLosses.other;
-		if (losses.names.includes(kind)) losses.add(loss, input.mask, kind);
+		using head = new LanguageHead(model, this.#tape, { ...view, hidden, forward, input });
+		this.#losses = head.losses(companions, losses);
 	}
 
-	/** Computes and records loss_T from normed hidden states. `gradient`: the weight of each token's loss. */
-	#loss(normed: Tensor, labels: Tensor, gradient: Tensor, observe?: Observer): Tensor {
-		using logits = this.chunk.logits(this.#tape, normed, observe);
-		const loss = this.#own(tokenLoss(this.#tape, this.model, logits, labels));
-		this.#losses.push({ loss, gradient });
-		return loss;
-	}
-
-	/** Runs the teacher's chunk on the same rows of encoders, or on the hidden states that the teacher's chunk before has sent. */
-	#teach(teacher: Teacher, plain: ForwardInput, inputs: readonly Input[], matrices: readonly SparseMatrix[]): Tensor {
-		const rows = inputs.map(({ rows }) => rows.rows);
-		const input = (tape: Tape): ForwardInput => ({ ...plain, ...this.#features(tape, rows, matrices) });
-		return teacherHidden(teacher, this.model.chunks.indexOf(this.chunk), input, inputs[0]?.rows.beside ?? null);
+	/** The guests' companions for the next chunk. `entered`: from the chunk before, guest after guest; null on the first one. */
+	#companions(
+		view: Omit<LanguageView, "companions">,
+		entered: readonly Tensor[] | null = null,
+	): Map<StepGuest, readonly Tensor[]> {
+		let at = 0;
+		return new Map(
+			this.options.guests.map((guest) => {
+				const begin = at;
+				at += guest.companions?.(view.microbatch) ?? 0;
+				const own = guest.beforeChunk?.({ ...view, companions: entered?.slice(begin, at) ?? [] }) ?? [];
+				for (const tensor of own) this.#own(tensor);
+				return [guest, own];
+			}),
+		);
 	}
 
 	/** Adds the encoders' rows to the embedding; nothing without encoders. */
@@ -162,33 +152,6 @@ export class LanguagePass implements Pass {
 		return { addToEmbedding: (embedded) => add(embedded, 0) };
 	}
 
-	/** Language model loss_T with weight 1 − α, and divergence from the teacher with weight α, both of `weight`_T. */
-	#taughtLoss(
-		teacher: Teacher,
-		taught: Tensor,
-		normed: Tensor,
-		{ labels, mask, weight }: Pick<DeviceInput, "labels" | "mask"> & { readonly weight: Tensor },
-		losses: Losses,
-	): Tensor {
-		const { alpha } = teacher;
-		using logits = this.chunk.logits(this.#tape, normed, this.options.observe);
-		const weighted = (share: number) => {
-			const gradient = this.#own(Tensor.empty(this.model.device, weight.shape));
-			axpby(weight, gradient, share, 0);
-			return gradient;
-		};
-		// At α = 1 the language model loss is only logged, so its tape records nothing.
-		const own = alpha < 1 ? this.#tape : new Tape(this.model.device, { recording: false });
-		const loss = this.#own(tokenLoss(own, this.model, logits, labels));
-		if (alpha < 1) this.#losses.push({ loss, gradient: weighted(1 - alpha) });
-		const divergence = this.#own(distillationLoss(this.#tape, teacher, taught, logits));
-		this.#losses.push({ loss: divergence, gradient: weighted(alpha) });
-		losses.add(divergence, mask, distillationLossName);
-		const { elastic } = this.options;
-		if (elastic) losses.add(divergence, mask, distillationLossOf(elastic.draw.budget.value));
-		return loss;
-	}
-
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */
 	#leaf({ rows: { rows }, returns }: Input): Tensor {
 		const wanted = this.options.training && returns;
@@ -206,14 +169,14 @@ export class LanguagePass implements Pass {
 		return this.options.training;
 	}
 
-	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Gradients | "more" {
+	backward(gradient: Tensor | null, weightGradients: WeightGradients, node?: number): Backward {
 		if (node === undefined || node === this.#ends.length - 1) this.#begin(gradient);
 		if (node === undefined) this.#tape.backward(weightGradients);
 		else for (const segment of this.#segments(node).reverse()) this.#tape.backwardSegment(segment, weightGradients);
-		if (node !== undefined && node > 0) return "more";
+		if (node !== undefined && node > 0) return { finished: false };
 		// Late weight gradients keep what they read alive themselves.
 		this.#release();
-		return this.#slots.map((slot) => slot?.take() ?? null);
+		return { finished: true, gradients: this.#slots.map((slot) => slot?.take() ?? null) };
 	}
 
 	/** Seeds the backward pass: sets the gradients of the outputs. */
@@ -251,20 +214,10 @@ export class LanguagePass implements Pass {
 		const matrices = inputs.map(({ edge, rows: { rowsPerSample } }) => {
 			const { module } = edge.from;
 			const places = findImagePlaces(ids, sampleLengths(text), this.options.placeholders.get(module)!);
-			checkImageRows(places, rowsPerSample, { module, place: this.options.name });
+			checkImageRows(places, rowsPerSample, { module, place: `microbatch ${this.options.microbatch}` });
 			ids = places.ids;
 			return this.#own(placement(device, places, parallel.tp));
 		});
 		return { ids, matrices };
 	}
-}
-
-/** The mask_T as weights of the tokens' losses, of which a microbatch's mean has weight `loss`. */
-function tokenWeights(mask: Tensor, microbatch: Microbatch, { loss }: MicrobatchWeights): Tensor {
-	const tokens = lossTokens(microbatch);
-	if (loss === tokens) return mask.share();
-	return Tensor.from(
-		mask.device,
-		microbatch.lossMask.map((counts) => counts * (loss / tokens)),
-	);
 }

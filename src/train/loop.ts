@@ -2,10 +2,8 @@
 import { plannedIterations } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import type { ElasticRouter } from "../elastic/router/router.ts";
-import { budgetRecords } from "../elastic/submodel/family-records.ts";
+import type { GuestReport } from "../guests/guest.ts";
 import { Interrupts } from "../native/interrupts.ts";
-import { type BudgetRecord, familyEvent } from "../observe/run-log/family.ts";
 import type { RunRecords } from "../observe/run-records.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import type { Observer, StepSeconds } from "../observe/step-report.ts";
@@ -17,10 +15,9 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { TokenSlice } from "../tensor/index.ts";
 import { isReportingRank, type Run } from "./assemble.ts";
-import { evaluateBudgets } from "./evaluate.ts";
+import { evaluateAll } from "./evaluate.ts";
 import { BatchQueue, type StepBatch } from "./feed/batch-queue.ts";
 import { dataPlaceOf, type EvaluationSource, type RunData } from "./feed/batch-source.ts";
-import { evaluatedBudgets } from "./from-configuration.ts";
 import type { Listener, Progress, Stop } from "./listeners.ts";
 import { languageModelLoss } from "./losses.ts";
 import { describeNonFinite } from "./report/non-finite.ts";
@@ -41,8 +38,8 @@ export interface TrainingSummary {
 	readonly seconds: number;
 	/** Mean loss of a held-out token after the training; null without validation data, or if the training was stopped. */
 	readonly heldOutLoss: number | null;
-	/** Final evaluation of an elastic model's submodel at each budget; empty on ranks without the model. */
-	readonly heldOutBudgets: readonly BudgetRecord[];
+	/** What guests say of the final evaluation. */
+	readonly heldOutSentences: readonly string[];
 	/** Why the training ended before its last step; null: it reached the last step. */
 	readonly stop: Stop | null;
 }
@@ -251,7 +248,7 @@ class TrainingLoop {
 		const { c, run, data, observer, listeners } = this.state;
 		const due = c.evalIters > 0 && iteration % c.evalInterval === 0;
 		if (this.#stop !== null || !due || data.validation === null) return;
-		const losses = await evaluateOn(c, run, data.validation, c.evalIters);
+		const losses = await evaluateOn(run, data.validation, c.evalIters);
 		const { consumedSamples, consumedValidSamples } = this.#progress;
 		this.#progress = {
 			...this.#progress,
@@ -259,23 +256,23 @@ class TrainingLoop {
 		};
 		const label = `iteration ${iteration}`;
 		observer.evaluation({ iteration, consumedSamples, split: "validation", label, losses });
-		if (run.elastic) observer.event?.(familyEvent(iteration, familyOf(run.elastic, losses)));
+		for (const { event } of reportsOf(run, losses)) observer.event?.(event(iteration));
 		for (const listener of listeners) await listener.afterEvaluation?.(losses[languageModelLoss]!, iteration);
 	}
 
 	/** The evaluation after the training, over all held-out data; none after a stop. */
-	async #finalEvaluation(): Promise<Pick<TrainingSummary, "heldOutLoss" | "heldOutBudgets">> {
-		const { c, run, data, observer, listeners } = this.state;
-		if (this.#stop !== null || data.validation === null) return { heldOutLoss: null, heldOutBudgets: [] };
-		const losses = await evaluateOn(c, run, data.validation, null);
+	async #finalEvaluation(): Promise<Pick<TrainingSummary, "heldOutLoss" | "heldOutSentences">> {
+		const { run, data, observer, listeners } = this.state;
+		if (this.#stop !== null || data.validation === null) return { heldOutLoss: null, heldOutSentences: [] };
+		const losses = await evaluateOn(run, data.validation, null);
 		const heldOutLoss = losses[languageModelLoss] ?? null;
-		const heldOutBudgets = run.elastic ? familyOf(run.elastic, losses) : [];
-		if (heldOutBudgets.length > 0) observer.event?.(familyEvent(this.#progress.iteration, heldOutBudgets));
+		const reports = reportsOf(run, losses);
+		for (const { event } of reports) observer.event?.(event(this.#progress.iteration));
 		if (heldOutLoss !== null) for (const listener of listeners) await listener.afterEvaluation?.(heldOutLoss, null);
-		return { heldOutLoss, heldOutBudgets };
+		return { heldOutLoss, heldOutSentences: reports.flatMap(({ sentences }) => sentences) };
 	}
 
-	#summary(): Omit<TrainingSummary, "heldOutLoss" | "heldOutBudgets"> {
+	#summary(): Omit<TrainingSummary, "heldOutLoss" | "heldOutSentences"> {
 		return {
 			progress: this.#progress,
 			steps: this.#steps,
@@ -288,9 +285,9 @@ class TrainingLoop {
 	}
 }
 
-/** The submodels that the router now chooses for each budget, with their losses in an evaluation. */
-function familyOf(router: ElasticRouter, losses: Readonly<Record<string, number>>) {
-	return budgetRecords({ config: router.config, weights: router.weights() }, router.model.config, losses);
+/** What guests of this rank say of an evaluation. */
+function reportsOf({ guests }: Run, losses: Readonly<Record<string, number>>): GuestReport[] {
+	return guests.flatMap((guest) => guest.report?.(losses) ?? []);
 }
 
 /** What the first Ctrl-C prints. */
@@ -324,14 +321,13 @@ function tokensIn(microbatches: readonly ImageTextMicrobatch[]): number {
 	return microbatches.reduce((sum, { text }) => sum + text.ids.length, 0);
 }
 
-/** Mean of every loss, of the model and of an elastic model's submodels. */
+/** Mean of every loss, of the model and of the parts of it that evaluations run. */
 async function evaluateOn(
-	c: TrainingConfiguration,
 	run: Run,
 	source: EvaluationSource,
 	rounds: number | null,
 ): Promise<Readonly<Record<string, number>>> {
-	return evaluateBudgets(run.state, await source.microbatches(rounds), evaluatedBudgets(c));
+	return evaluateAll(run.state, await source.microbatches(rounds), run.evaluations);
 }
 
 function requireFinite(

@@ -2,7 +2,7 @@
  * --calculate-per-token-loss: what mean a step's gradient is of, as the weight of each microbatch in the sum that is differentiated
  * (docs/spec/runtime.md §3.3, §3.4). Losses and routers read weights from here, and nothing else depends on the mode.
  */
-import type { Microbatch } from "../data/microbatch.ts";
+import { lossTokens, type Microbatch } from "../data/microbatch.ts";
 
 /**
  * tokens: the mean over the loss tokens of the global batch. microbatches: the mean of the microbatches' own token means, Megatron's
@@ -37,9 +37,4 @@ export class LossWeights {
 	scale(tokens: number): number {
 		return Math.fround(1 / (this.mean === "tokens" ? Math.max(1, tokens) : this.step.lanes));
 	}
-}
-
-/** Σ loss mask of a microbatch. */
-export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
-	return lossMask.reduce((sum, weight) => sum + weight, 0);
 }

@@ -1,4 +1,5 @@
 /** Accumulates token losses and loss tokens by name over a step's microbatches, on the device. */
+import type { LossName } from "../guests/guest.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/index.ts";
 import { Tensor } from "../tensor/index.ts";
@@ -6,27 +7,6 @@ import { LossWeights } from "./loss-weights.ts";
 
 /** The loss that training minimises. */
 export const languageModelLoss = "lm loss";
-
-/** Elastic models: a sampled submodel's distance from its budget (docs/spec/elastic.md §8, §12). */
-export const budgetLossName = "budget loss";
-/** KL divergence of a token's distribution from the teacher's (docs/spec/elastic.md §11). */
-export const distillationLossName = "logits distillation loss";
-/** Name of the distillation loss over the microbatches at one budget. */
-export function distillationLossOf(budget: number): string {
-	return `${distillationLossName} ${budget.toFixed(3)}`;
-}
-/** Names of the language model loss over microbatches at the parent's budget, and at all other budgets. */
-export const elasticLosses = { parent: "lm loss (full)", other: "lm loss (budget)" } as const;
-
-/** Whether a loss is computed in training only. */
-export function isTrainingOnlyLoss(name: string): boolean {
-	return name === budgetLossName || isBudgetLoss(name);
-}
-
-/** Whether a loss is over microbatches of certain budgets only, so that a step may have none. */
-export function isBudgetLoss(name: string): boolean {
-	return Object.values<string>(elasticLosses).includes(name) || name.startsWith(distillationLossName);
-}
 
 /** The ranks that compute a module's losses. */
 export interface LossOwner {
@@ -55,8 +35,8 @@ export class Losses implements Disposable {
 		readonly device: Device,
 		/** null: no module on this rank has a loss. */
 		readonly owner: LossOwner | null,
-		/** Names of the losses, equal on every rank. */
-		readonly names: readonly string[] = [languageModelLoss],
+		/** The losses, equal on every rank. */
+		readonly names: readonly LossName[] = [{ name: languageModelLoss }],
 		/** Weights of the step's microbatches in its gradient; the totals are over tokens in every mode. */
 		readonly weights: LossWeights = new LossWeights("tokens", { microbatches: 1, lanes: 1 }),
 	) {
@@ -66,18 +46,10 @@ export class Losses implements Disposable {
 	/** Adds a microbatch: Σ mask_T·loss_T and Σ mask_T. */
 	add(loss: Tensor, mask: Tensor, name = languageModelLoss): void {
 		if (!this.owner?.counts) return;
-		const at = 2 * this.names.indexOf(name);
+		const at = 2 * this.names.findIndex((own) => own.name === name);
 		using sum = this.#totals.columns(at, 1);
 		using count = this.#totals.columns(at + 1, 1);
 		this.device.run("masked_sum", { x: loss, mask, sum, count, elements: loss.elements });
-	}
-
-	/** Adds a loss that is equal for all tokens of a microbatch; ignored if no loss has the name. */
-	addShared(value: number, tokens: number, name: string): void {
-		if (!this.names.includes(name)) return;
-		using loss = Tensor.from(this.device, Float32Array.of(value));
-		using mask = Tensor.from(this.device, Float32Array.of(tokens));
-		this.add(loss, mask, name);
 	}
 
 	/** Totals over the owner's ranks; its first rank then holds them for totals(). Waits for the device. */
@@ -92,7 +64,7 @@ export class Losses implements Disposable {
 		world.allReduce(this.#totals).wait();
 		const values = new Float64Array(2 * this.names.length);
 		this.device.copyToHost(values, this.#totals);
-		return new Map(this.names.map((name, at) => [name, { sum: values[2 * at]!, tokens: values[2 * at + 1]! }]));
+		return new Map(this.names.map(({ name }, at) => [name, { sum: values[2 * at]!, tokens: values[2 * at + 1]! }]));
 	}
 
 	[Symbol.dispose](): void {

@@ -1,6 +1,4 @@
 /** Builds a rank's part of each module with its process groups and gradient reduction. */
-import { drawFor } from "../elastic/router/draws.ts";
-import { ElasticRouter } from "../elastic/router/router.ts";
 import { HybridModel } from "../models/language/model.ts";
 import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import type { Module } from "../models/module.ts";
@@ -14,7 +12,6 @@ import {
 	type Topology,
 	type World,
 } from "../parallel/index.ts";
-import type { Teacher } from "./distillation.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** This rank's part of a module. */
@@ -93,39 +90,6 @@ export async function holdLanguage(
 				replicas: replicasOf(groups),
 			}),
 	});
-}
-
-export function holdTeacher(
-	{ distillation = null }: RunSpecification,
-	{ module: student }: HeldModule<HybridModel>,
-): Teacher | null {
-	if (distillation === null) return null;
-	if (distillation.teacher === "self") return { ...distillation, model: student };
-	const { device, config, parallel, chunks } = student;
-	const segments = chunks.map(({ segment }) => segment);
-	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
-	return { ...distillation, model };
-}
-
-/**
- * The elastic router. Its weights are replicated on every rank of the language model, and its gradients are summed over all of
- * them.
- */
-export function holdRouter(
-	{ elastic = null }: RunSpecification,
-	{ language: grid }: Topology,
-	{ module: model, groups }: HeldModule<HybridModel>,
-) {
-	if (elastic === null) return null;
-	const { config, period } = elastic;
-	const module = new ElasticRouter(config, model, groups.module.size);
-	const ranks = { dense: groups.module, expert: groups.module, sequenceParallel: null, copies: null };
-	const replica = new DataParallel(module.parameters, ranks, false, true);
-	const sharing = groups.model.experts?.group ?? groups.model.tp;
-	const lanes = period === undefined ? Math.min(...sharing.ranks.map((rank) => grid.coordinates(rank).dp)) : 0;
-	const drawn = (iteration: number, microbatch: number) =>
-		drawFor(config, { iteration, microbatch: microbatch % (period ?? Infinity), lanes }, module.parentBudget);
-	return { module, replica, draw: elastic.draw ?? drawn };
 }
 
 function replicasOf({ replicas }: ModuleGroups) {

@@ -3,8 +3,7 @@ import { type PlacedImages, placesInStep } from "../data/images.ts";
 import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
-import type { Sampled } from "../elastic/router/router.ts";
-import type { EncodeImages, RankGuest, StepGuest } from "../guests/guest.ts";
+import type { EncodeImages, RankGuest, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
@@ -14,7 +13,6 @@ import { execute, type HeldEdge } from "../schedule/execute.ts";
 import type { Input, ModulePasses } from "../schedule/pass.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Parameter, type Tensor, TokenSlice } from "../tensor/index.ts";
-import { type Teacher, teaches } from "./distillation.ts";
 import { EncoderPass } from "./encoder-pass.ts";
 import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
@@ -29,8 +27,10 @@ export interface StepContext {
 	readonly dropoutKey: number;
 	/** Indices of the microbatches' tokens, in order, in the step's global batch; default: from 0. */
 	readonly tokens?: TokenSlice | undefined;
-	/** Sampled submodels of the microbatches of an elastic model. */
-	readonly elastic?: readonly Sampled[] | undefined;
+	/** Number of steps before this one; default: 0. */
+	readonly iteration?: number;
+	/** What the microbatches run of the language model; default: as guests say. */
+	readonly variants?: readonly Variant[] | undefined;
 	/** Microbatches of the next step, if known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[] | undefined;
 	/** Called when a parameter's gradient has its last contribution of the step. */
@@ -48,8 +48,6 @@ export interface PassParts {
 	readonly language: HybridModel | null;
 	/** Ids of the tokens that encoders' rows replace, by the encoder's name. */
 	readonly placeholders: ReadonlyMap<string, number>;
-	/** null: no distillation. */
-	readonly teacher: Teacher | null;
 	/** Edges with an end here. */
 	readonly edges: readonly HeldEdge[];
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
@@ -83,15 +81,16 @@ export class RankPasses {
 	}
 
 	/**
-	 * Runs microbatches forward only, without dropout or counting in routers. `elastic`: sampled submodels; default: the parent.
+	 * Runs microbatches forward only, without dropout or counting in routers. `variants`: what they run of the language model;
+	 * default: all of it.
 	 */
 	evaluate(
 		microbatches: readonly ImageTextMicrobatch[],
 		losses: Losses,
 		observe?: MicrobatchObserver,
-		elastic?: readonly Sampled[],
+		variants?: readonly Variant[],
 	): void {
-		this.#execute(microbatches, { dropoutKey: 0, elastic }, losses, observe, false);
+		this.#execute(microbatches, { dropoutKey: 0, variants }, losses, observe, false);
 		this.requireRoomForRows();
 	}
 
@@ -100,9 +99,9 @@ export class RankPasses {
 	 * device.
 	 */
 	requireRoomForRows(): void {
-		const { language, teacher } = this.parts;
+		const { language, guests } = this.parts;
 		language?.requireRoomForRows();
-		if (teacher?.teacher === "frozen") teacher.model.requireRoomForRows();
+		for (const { modules = [] } of guests) for (const { module } of modules) module.requireRoomForRows?.();
 	}
 
 	/**
@@ -122,7 +121,7 @@ export class RankPasses {
 		const entering = edges.find(({ from }) => from.module !== shape.pipeline);
 		const images = entering?.edge;
 		for (const { module } of encoders) {
-			const { images: placed, guests } = this.#begin([prompts], { training: false });
+			const { images: placed, guests } = this.#begin([prompts], { dropoutKey: 0 }, false);
 			const about = { cropKey: 0, training: false, encode: encodingOf(guests, module, 0) };
 			using encoded = new EncoderPass(module, placed[0]!, about);
 			images!.sendForward(encoded.output, { returns: false });
@@ -152,7 +151,8 @@ export class RankPasses {
 		const { waits, timers, onGradient } = context;
 		/** onGradient fires in the last microbatch only, which completes gradients. */
 		const listen = (microbatch: number) => (onGradient && microbatch === microbatches.length - 1 ? { onGradient } : {});
-		const step = this.#begin(microbatches, { training, upcoming: context.upcoming });
+		const step = this.#begin(microbatches, context, training);
+		using _guests = disposing(step.guests);
 		const common = { ...step, microbatches, context, observe, training, listen };
 		execute(this.actions(microbatches.length, !training), {
 			modules: new Map([
@@ -165,16 +165,25 @@ export class RankPasses {
 			timers,
 			observe: this.#beforeAction(context),
 		});
+		if (!training || step.guests.length === 0) return;
+		const weights = microbatches.map(({ text }) => (losses.owner?.counts ? losses.weights.of(text).loss : 0));
+		for (const guest of step.guests) guest.afterBackward?.(weights);
 	}
 
 	/** The images of the microbatches of a step, and what guests do in it. Collective over each module. */
 	#begin(
 		microbatches: readonly ImageTextMicrobatch[],
-		{ training, upcoming = [] }: { readonly training: boolean } & Pick<StepContext, "upcoming">,
+		{ iteration = 0, upcoming = [], variants }: StepContext,
+		training: boolean,
 	) {
 		const images = placesInStep(microbatches.map(({ images }) => images));
-		const guests = this.parts.guests.map((guest) => guest.beforeStep?.({ microbatches, images, upcoming, training }));
-		return { images, guests: guests.filter((guest) => guest != null) };
+		const variant = (microbatch: number): Variant | null =>
+			variants?.[microbatch] ?? firstOf(guests, (guest) => guest.variant?.(microbatch));
+		const step = { microbatches, images, iteration, upcoming, training, variant };
+		const guests: StepGuest[] = this.parts.guests
+			.map((guest) => guest.beforeStep?.(step) ?? null)
+			.filter((guest) => guest !== null);
+		return { images, guests, variant };
 	}
 
 	/** What is called before every action; undefined: nothing. */
@@ -209,13 +218,9 @@ export class RankPasses {
 		const lengths = microbatches.map(({ text }) => text.ids.length);
 		const { offsets: starts } = consecutive(lengths);
 		const tokens = context.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
-		const teacherOf = (index: number) => {
-			const { teacher } = this.parts;
-			const learns = teacher !== null && training && teaches(teacher, context.elastic?.[index] ?? null);
-			return learns ? teacher : null;
-		};
+		const { guests, variant } = common;
 		return {
-			besides: (index) => teacherOf(index) !== null,
+			companions: (index) => guests.reduce((sum, guest) => sum + (guest.companions?.(index) ?? 0), 0),
 			begin: (chunk: number, index: number, inputs: readonly Input[]) =>
 				new LanguagePass(
 					model,
@@ -225,9 +230,9 @@ export class RankPasses {
 					losses,
 					{
 						placeholders,
-						elastic: context.elastic?.[index] ?? null,
-						teacher: teacherOf(index),
-						name: `microbatch ${index}`,
+						microbatch: index,
+						variant: variant(index),
+						guests,
 						dropoutKey: context.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),
 						training,
@@ -248,19 +253,35 @@ interface Common {
 	/** Of each microbatch. */
 	readonly images: readonly PlacedImages[];
 	readonly guests: readonly StepGuest[];
+	readonly variant: (microbatch: number) => Variant | null;
 	readonly context: StepContext;
 	readonly observe: MicrobatchObserver | undefined;
 	readonly training: boolean;
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
 }
 
-/** How the first guest that has a say encodes a microbatch; null: as without guests. */
-function encodingOf(guests: readonly StepGuest[], encoder: EncoderModule, microbatch: number): EncodeImages | null {
+/** The answer of the first guest that has one; null: as without guests. */
+function firstOf<Answer>(
+	guests: readonly StepGuest[],
+	ask: (guest: StepGuest) => Answer | null | undefined,
+): Answer | null {
 	for (const guest of guests) {
-		const encode = guest.encode?.(encoder, microbatch);
-		if (encode) return encode;
+		const answer = ask(guest);
+		if (answer) return answer;
 	}
 	return null;
+}
+
+function encodingOf(guests: readonly StepGuest[], encoder: EncoderModule, microbatch: number): EncodeImages | null {
+	return firstOf(guests, (guest) => guest.encode?.(encoder, microbatch));
+}
+
+function disposing(guests: readonly StepGuest[]): Disposable {
+	return {
+		[Symbol.dispose]() {
+			for (const guest of guests) guest[Symbol.dispose]?.();
+		},
+	};
 }
 
 /** Samples of a microbatch by the source of the edge that their rows come from. */

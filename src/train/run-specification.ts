@@ -1,6 +1,4 @@
 /** Modules and options of a run, as assemble() takes them. */
-import type { ElasticConfig } from "../elastic/config.ts";
-import type { Draw } from "../elastic/router/network.ts";
 import type { Guest } from "../guests/guest.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
@@ -8,7 +6,6 @@ import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { BucketSize, Dispatcher, ExpertCapacity } from "../parallel/index.ts";
 import type { FloatDtype } from "../tensor/index.ts";
-import type { DistillationOptions } from "./distillation.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { Participation } from "./participation.ts";
 
@@ -33,10 +30,6 @@ export interface RunSpecification {
 	readonly segments?: readonly PipelineSegment[];
 	/** Microbatch group size of interleaved 1F1B; default: the number of stages. */
 	readonly microbatchGroup?: number | null;
-	/** Makes the language model an elastic parent; absent or null: not elastic. */
-	readonly elastic?: ElasticSpecification | null;
-	/** Distils the language model from a teacher of the same sizes; absent or null: it learns from labels alone. */
-	readonly distillation?: DistillationOptions | null;
 	readonly frozenLanguage: boolean;
 	readonly adam: AdamWOptions;
 	/** What mean the gradient is of (--calculate-per-token-loss); default: tokens. */
@@ -64,15 +57,4 @@ export interface RunSpecification {
 	readonly dispatcher?: Dispatcher;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
-}
-
-export interface ElasticSpecification {
-	readonly config: ElasticConfig;
-	/**
-	 * Draws repeat after this many microbatches and are equal in all lanes, so that layouts with other lanes can be compared;
-	 * default: every microbatch of every set of lanes that shares experts has its own.
-	 */
-	readonly period?: number;
-	/** Replaces the random draw, by iteration and microbatch of the lane. */
-	readonly draw?: (iteration: number, microbatch: number) => Draw;
 }

@@ -32,7 +32,6 @@ import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
 import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
-import { loadTeacher } from "./restart/teacher.ts";
 
 /**
  * Trains on this rank. Collective over the world, with equal configurations. Returns the exit code; not 0 if the training is to
@@ -70,7 +69,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		introduce(c, run, world, origins, observer);
 		const restored = await checkpoints.restore();
 		weights.requireImages(checkpoints.provenance);
-		await loadTeacher(c, run);
+		for (const guest of run.guests) await guest.load?.(c);
 		const start = restored?.progress ?? atTheStart;
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {

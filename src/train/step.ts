@@ -14,8 +14,7 @@
  * concerns its modules.
  */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
-import type { Draw } from "../elastic/router/network.ts";
-import type { ElasticRouter, SampledStep } from "../elastic/router/router.ts";
+import type { LossName } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { StepPart } from "../observe/step-clock.ts";
 import { type StepTimers, timed } from "../observe/timers.ts";
@@ -26,16 +25,10 @@ import type { DataParallel, Group } from "../parallel/index.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Parameter, TokenSlice } from "../tensor/index.ts";
 import { type LossMean, LossWeights } from "./loss-weights.ts";
-import { isBudgetLoss, Losses, type LossOwner, languageModelLoss, meansOf } from "./losses.ts";
+import { Losses, type LossOwner, languageModelLoss, meansOf } from "./losses.ts";
 import { type Participation, type ParticipationResult, participate, withNorms } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import { type LossesByLayer, meanOfLayers, takeRouterLosses } from "./report/router-report.ts";
-
-/** The elastic router, and the draw of each microbatch of this rank's lane by iteration and microbatch. */
-export interface ElasticTraining {
-	readonly router: ElasticRouter;
-	readonly draw: (iteration: number, microbatch: number) => Draw;
-}
 
 /** The state that a step reads and updates. */
 export interface TrainingState {
@@ -46,15 +39,13 @@ export interface TrainingState {
 	 * ranks without it.
 	 */
 	readonly language: { readonly model: HybridModel; readonly routers: Group; readonly stages: Group } | null;
-	/** null: the model is not elastic, or not on this rank. */
-	readonly elastic: ElasticTraining | null;
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly passes: RankPasses;
 	/** The ranks that compute the loss; null on ranks whose modules have none, which learn its token count last. */
 	readonly lossOwner: LossOwner | null;
-	/** Names of all losses, equal on every rank. */
-	readonly lossNames: readonly string[];
+	/** All losses, in the order of the log; equal on every rank. */
+	readonly lossNames: readonly LossName[];
 	/** What mean the gradient is of. */
 	readonly lossMean: LossMean;
 	/** Data lanes of the language model. */
@@ -163,8 +154,8 @@ export function takeGradients(state: TrainingState, input: StepInput, observer: 
 		clipGradients(scalars, scale, state.clipGrad, world);
 	});
 	const { gradientNorm, foundInf } = scalars.read();
-	// A step may have no microbatch at some budget of an elastic model, and then has no such loss.
-	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !isBudgetLoss(name))));
+	const partial = new Set(state.lossNames.filter(({ partial }) => partial).map(({ name }) => name));
+	const means = meansOf(new Map([...totals].filter(([name, { tokens }]) => tokens > 0 || !partial.has(name))));
 	return {
 		loss: means[languageModelLoss]!,
 		losses: means,
@@ -207,9 +198,8 @@ function forwardBackward(state: TrainingState, input: StepInput, losses: Losses,
 	const onGradient = (parameter: Parameter) => {
 		for (const replica of overlapping) replica.gradientReady(parameter);
 	};
-	using sampled = sampleStep(state, input);
 	const context = {
-		elastic: sampled?.microbatches,
+		iteration: input.iteration,
 		dropoutKey: state.seed + input.iteration,
 		tokens: input.tokens,
 		upcoming: input.upcoming,
@@ -219,26 +209,8 @@ function forwardBackward(state: TrainingState, input: StepInput, losses: Losses,
 		...(overlapping.length > 0 && { onGradient }),
 	};
 	state.passes.train(input.microbatches, context, losses, observer.forward);
-	if (sampled) state.elastic!.router.addGradients(sampled, budgetWeights(state, input, losses.weights));
 	// The actions of frozen modules contain no reduce, so theirs start here.
 	for (const replica of state.replicas) replica.startSums();
-}
-
-/** Samples submodels for this rank's microbatches; null if the model is not elastic or not on this rank. */
-function sampleStep({ elastic }: TrainingState, { microbatches, iteration }: StepInput): SampledStep | null {
-	if (elastic === null) return null;
-	const draws = microbatches.map((_, microbatch) => elastic.draw(iteration, microbatch));
-	return elastic.router.sample(draws, iteration, { trains: true });
-}
-
-/** Weights of the microbatches' budget losses: those of their token losses on the rank that counts these, elsewhere 0. */
-function budgetWeights(
-	{ elastic, lossOwner }: TrainingState,
-	{ microbatches }: StepInput,
-	weights: LossWeights,
-): number[] {
-	const { lossWeight } = elastic!.router.config;
-	return microbatches.map(({ text }) => (lossOwner?.counts ? lossWeight * weights.of(text).loss : 0));
 }
 
 /**

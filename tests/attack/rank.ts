@@ -111,7 +111,6 @@ async function train(): Promise<void> {
 				placeholders: new Map(),
 				edges: [],
 				guests: [],
-				teacher: null,
 				actor: 0,
 			},
 			shape: {
@@ -120,7 +119,7 @@ async function train(): Promise<void> {
 			},
 			reduce: () => replica.startSums(),
 		}),
-		lossNames: [languageModelLoss],
+		lossNames: [{ name: languageModelLoss }],
 		lossMean: "tokens" as const,
 		lanes: groups.replicas.dense.size,
 		lossOwner: { group: groups.module, counts: true },
@@ -129,7 +128,6 @@ async function train(): Promise<void> {
 		scalars,
 		clipGrad: 1,
 		seed: 3,
-		elastic: null,
 		logNumZeros: false,
 		logParametersNorm: true,
 	};

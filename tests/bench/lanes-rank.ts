@@ -5,6 +5,7 @@
  */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { placesInStep } from "../../src/data/images.ts";
+import { balanceOf } from "../../src/guests/balance/balance.ts";
 import { asRead, type ByLane, balanceStep, workOf } from "../../src/guests/balance/by-cost.ts";
 import type { PatchGrid } from "../../src/models/radio/config.ts";
 import { outputRows, patchWidth } from "../../src/models/radio/config.ts";
@@ -16,7 +17,7 @@ import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
 import { numbersFrom, type Sample } from "../../src/parity/verify/samples.ts";
-import { guestsOfSubject, specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
+import { specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { placeOfRank } from "../parallel/ranks.ts";
@@ -82,7 +83,10 @@ function samplesOf(seed: number): Sample[] {
 }
 
 async function open(encoderBalance: "number" | "cost") {
-	const specification = { ...specificationOn(subject, layout.topology), guests: guestsOfSubject({ encoderBalance }) };
+	const specification = {
+		...specificationOn(subject, layout.topology),
+		guests: [balanceOf({ encoderBalance })].filter((guest) => guest !== null),
+	};
 	const run = await assemble(specification, layout.topology, world);
 	run.initialise(1);
 	return run;

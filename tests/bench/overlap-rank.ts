@@ -75,15 +75,15 @@ async function open(subject: Subject): Promise<Work> {
 			const count = text.ids.filter((id) => id === vision.placeholderId).length;
 			const rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
 			const tokens = TokenSlice.of(0, text.ids.length);
-			const about = { placeholders, elastic: null, teacher: null, name: "bench", dropoutKey: 0, tokens };
+			const about = { placeholders, microbatch: 0, guests: [], dropoutKey: 0, tokens };
 			const options = { ...about, training: true };
 			const chunk = (module: string) => ({ module, index: 0 });
 			const edge = { from: chunk(vision.name), to: chunk("language") };
 			const received = [{ edge, rows: { rows, rowsPerSample: [count] }, returns: true }];
 			using pass = new LanguagePass(language!, language!.chunks[0]!, text, received, losses, options);
 			pass.forward();
-			const gradient = pass.backward(null, "immediate");
-			if (gradient !== "more") for (const one of gradient) one?.[Symbol.dispose]();
+			const back = pass.backward(null, "immediate");
+			if (back.finished) for (const one of back.gradients) one?.[Symbol.dispose]();
 		}
 	};
 	return { run, alone, step };

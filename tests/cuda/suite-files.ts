@@ -20,7 +20,7 @@ const own = [
 	"models/radio/{packing,random-crop}",
 	"models/vision/{encoder,merge}",
 	"decode/{cache,decode}",
-	"elastic/{extract,meter,permute,training}",
+	"guests/elastic/{extract,meter,permute,training}",
 	"checkpoint/lora/peft",
 	"checkpoint/torch-dist/pipeline-buffers",
 	"checkpoint/training/{conversions,experts,megatron}",
@@ -34,7 +34,7 @@ const ownProcesses = 4;
 /** Files that start rank programs: these share a process too, which keeps its ranks for the next file. */
 const ranks = [
 	"parallel/{collectives,edge,encoder,expert-exchange,gradient-memory,hierarchical-rows,language,mimo}",
-	"elastic/{copies,family}",
+	"guests/elastic/{copies,family}",
 	"guests/balance",
 	"checkpoint/training/language",
 	"parity/verify/{distillation,elastic,experts,late-weight-gradients,lora,loss-mean,verify}",
@@ -45,13 +45,13 @@ const mostRanks = 8;
 const commands: readonly [pattern: string, ranks: number][] = [
 	["e2e/checkpoints", 6],
 	["e2e/checkpoint-failures", 6],
-	["elastic/commands", 4],
+	["guests/elastic/commands", 4],
 	["inference/generate", 4],
 	["inference/evaluate", 4],
 	["e2e/vision-language-weights", 4],
 	["e2e/pipeline-checkpoints", 4],
 	["e2e/vision-language", 8],
-	["elastic/{resume,distillation}", 2],
+	["guests/elastic/{resume,distillation}", 2],
 	["e2e/{lora,trackers}", 2],
 	["e2e/{narrow-moments,train,timers}", 2],
 	["e2e/energon-train", 6],

@@ -3,11 +3,12 @@
  * cost. Prints on every rank how the loss and the gradients differ, and what moved between lanes.
  */
 import { configurationOf } from "../../src/config/resolve.ts";
+import { balanceOf } from "../../src/guests/balance/balance.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
 import { planOf } from "../../src/parity/verify/plan.ts";
-import { guestsOfSubject, subjectOf } from "../../src/parity/verify/subject.ts";
+import { subjectOf } from "../../src/parity/verify/subject.ts";
 import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
 import { relativeRms } from "../support.ts";
 
@@ -30,7 +31,7 @@ const subject = subjectOf(
 const plan = planOf(namedTopology(parseLayout(layout)), { ...subject, samples: subject.samples.length });
 
 async function step(encoderBalance: "number" | "cost") {
-	const guests = guestsOfSubject({ encoderBalance });
+	const guests = [balanceOf({ encoderBalance })].filter((guest) => guest !== null);
 	using engine = await openEngine(world, plan, { ...subject, guests });
 	engine.restart();
 	let moved = 0;

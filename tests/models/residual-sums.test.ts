@@ -1,5 +1,7 @@
 /** Residual sums that norms write: whole steps have the bits of sums written apart, and hardly any sum is written apart. */
+
 import { afterAll, beforeAll, describe, expect, spyOn, test } from "bun:test";
+import { elastic as elasticGuest, routerIn } from "../../src/guests/elastic/elastic.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
@@ -9,7 +11,7 @@ import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
-import { byLayer, familyOf, parentSeed, softMasks, text } from "../elastic/family-model.ts";
+import { byLayer, familyOf, parentSeed, softMasks, text } from "../guests/elastic/family-model.ts";
 import { randomValues, testDevice } from "../support.ts";
 import { batch, Training, tiny } from "../train/training.ts";
 import { tinyProjector, tinyTower } from "./radio/tower.ts";
@@ -96,7 +98,7 @@ test("a step of an elastic model, whose sums and norms are masked", async () => 
 	const [together, apart] = await bothWays(async () => {
 		using run = await assemble(
 			{
-				...{ encoders: [], clipGrad: 0, seed: 1, language: model, elastic: { config: elastic } },
+				...{ encoders: [], clipGrad: 0, seed: 1, language: model, guests: [elasticGuest({ config: elastic })] },
 				frozenLanguage: false,
 				adam: { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
 			},
@@ -105,7 +107,7 @@ test("a step of an elastic model, whose sums and norms are masked", async () => 
 		);
 		run.initialise(parentSeed);
 		const result = trainStep(run.state, { microbatches: [text], iteration: 0, learningRate: 0, weightDecay: 0 });
-		const parameters = [...run.elastic!.parameters, ...run.language!.parameters];
+		const parameters = [...routerIn(run.guests)!.parameters, ...run.language!.parameters];
 		return { result, gradients: parameters.map(({ mainGradient }) => mainGradient?.toFloat32()) };
 	});
 	expect(together.bits).toEqual(apart.bits);

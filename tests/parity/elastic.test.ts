@@ -1,5 +1,6 @@
 /** Elastic models against Megatron-LM's, and that the comparison notices a wrong rule. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { elastic } from "../../src/guests/elastic/elastic.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";
@@ -24,7 +25,10 @@ for (const name of ["elastic-soft", "elastic-hard", "elastic-hetero"]) {
 
 test("this program's own count of parameters is noticed", async () => {
 	const report = await compareAlone(device, golden("elastic-soft"), {
-		configure: changed("elastic", (elastic) => ({ ...elastic, config: { ...elastic.config, compat: false } })),
+		configure: changed("guests", (guests) => {
+			const { options } = guests[0] as ReturnType<typeof elastic>;
+			return [elastic({ ...options, config: { ...options.config, compat: false } })];
+		}),
 	});
 	expect(firstFailure(report)?.name).toBe("submodel 8 loss");
 }, 60_000);

@@ -3,16 +3,17 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { withoutImages } from "../../src/data/microbatch.ts";
-import type { Axis } from "../../src/elastic/axes.ts";
-import { elasticConfig } from "../../src/elastic/from-configuration.ts";
-import type { Draw } from "../../src/elastic/router/network.ts";
+import { distillation, distillationLossName, RankDistillation } from "../../src/guests/distillation/distillation.ts";
+import type { Axis } from "../../src/guests/elastic/axes.ts";
+import { elastic as elasticGuest } from "../../src/guests/elastic/elastic.ts";
+import { elasticConfig } from "../../src/guests/elastic/from-configuration.ts";
+import type { Draw } from "../../src/guests/elastic/router/network.ts";
 import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
-import { distillationLossName } from "../../src/train/losses.ts";
 import { type StepResult, trainStep } from "../../src/train/step.ts";
 import { smallModel } from "../models/small.ts";
 import { smallSubject } from "../parity/verify/subject.ts";
@@ -37,13 +38,14 @@ async function open(alpha: number | null, teacherSeed: number, temperature = 1):
 	const specification = {
 		...{ encoders: [], clipGrad: 0, seed: 1, language, adam },
 		frozenLanguage: false,
-		distillation: alpha === null ? null : { teacher: "frozen" as const, alpha, temperature },
+		guests: alpha === null ? [] : [distillation({ teacher: "frozen", alpha, temperature }, null)],
 	};
 	const run = await assemble(specification, layout.topology, World.alone(device));
-	if (run.teacher) {
+	const guest = run.guests.find((guest) => guest instanceof RankDistillation);
+	if (guest) {
 		run.initialise(teacherSeed);
 		using weights = new ValueStore("teacher", run.language!);
-		loadModel(run.teacher, weights);
+		loadModel(guest.teacher.model, weights);
 	}
 	run.initialise(1);
 	return run;
@@ -113,8 +115,10 @@ describe("a model that is its own teacher", () => {
 			{
 				...{ encoders: [], clipGrad: 0, seed: 1, language: model, adam },
 				frozenLanguage: false,
-				elastic: { config: elastic, draw: () => draw },
-				distillation: { teacher: "self", alpha: 1, temperature: 1 },
+				guests: [
+					distillation({ teacher: "self", alpha: 1, temperature: 1 }, elastic),
+					elasticGuest({ config: elastic, draw: () => draw }),
+				],
 			},
 			layout.topology,
 			World.alone(device),

@@ -1,12 +1,13 @@
 /** Without --calculate-per-token-loss a step's gradient is the mean of those of its microbatches, each of its own token mean. */
 import { afterAll, expect, test } from "bun:test";
 import { copyBlocks } from "../../src/checkpoint/model-store.ts";
+import { lossTokens } from "../../src/data/microbatch.ts";
 import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
 import { languageSamples, planOf } from "../../src/parity/verify/plan.ts";
 import type { Subject } from "../../src/parity/verify/subject.ts";
-import { LossWeights, lossTokens } from "../../src/train/loss-weights.ts";
+import { LossWeights } from "../../src/train/loss-weights.ts";
 import type { StepResult } from "../../src/train/step.ts";
 import { elasticKeys } from "../parity/verify/elastic-keys.ts";
 import { smallSubject } from "../parity/verify/subject.ts";

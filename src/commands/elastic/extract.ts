@@ -1,10 +1,10 @@
 /** `mimo elastic extract`: writes a submodel of a checkpoint as a checkpoint of its own. */
 import { defineCommand } from "citty";
 import { canonicalLayout, formatBytes, formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/index.ts";
-import { readChoice } from "../../elastic/submodel/choice.ts";
-import { type Extraction, planExtraction } from "../../elastic/submodel/extract.ts";
-import { routerOf, submodelOfBudget } from "../../elastic/submodel/family.ts";
-import type { Submodel } from "../../elastic/submodel/submodel.ts";
+import { readChoice } from "../../guests/elastic/submodel/choice.ts";
+import { type Extraction, planExtraction } from "../../guests/elastic/submodel/extract.ts";
+import { routerOf, submodelOfBudget } from "../../guests/elastic/submodel/family.ts";
+import type { Submodel } from "../../guests/elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { parametersOf } from "../../models/language/counts.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";

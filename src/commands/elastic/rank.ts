@@ -56,7 +56,7 @@ export default configuredCommand({
 		await onEveryRank({ ...rankOptions(c, topology, reporter), quiet: true }, async (world) => {
 			const importance = await runRank(c, job, world);
 			if (importance === null) return;
-			const { formatImportance, layerRanking } = await import("../../elastic/importance/importance.ts");
+			const { formatImportance, layerRanking } = await import("../../guests/elastic/importance/importance.ts");
 			const { writeFileAtomically } = await import("../../checkpoint/files.ts");
 			const text = new TextEncoder().encode(formatImportance(importance));
 			writeFileAtomically(output, (file) => file.write(text), { sync: false });

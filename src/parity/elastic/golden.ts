@@ -1,7 +1,7 @@
 /** config.json and golden.json of an elastic-* folder: an elastic model trained by Megatron-LM (see its README). */
 import * as v from "valibot";
-import { type Axis, type AxisName, axisNames, layerKind } from "../../elastic/axes.ts";
-import type { ElasticConfig } from "../../elastic/config.ts";
+import { type Axis, type AxisName, axisNames, layerKind } from "../../guests/elastic/axes.ts";
+import type { ElasticConfig } from "../../guests/elastic/config.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../comparison.ts";

@@ -14,11 +14,12 @@ import {
 	type TensorStore,
 } from "../../checkpoint/index.ts";
 import { type ImageTextMicrobatch, withoutImages } from "../../data/microbatch.ts";
-import type { AxisName } from "../../elastic/axes.ts";
-import { countParameters, type Sizes } from "../../elastic/counts.ts";
-import type { Draw } from "../../elastic/router/network.ts";
-import { routerPrefix } from "../../elastic/router/parameters.ts";
-import type { Sampled } from "../../elastic/router/router.ts";
+import type { AxisName } from "../../guests/elastic/axes.ts";
+import { countParameters, type Sizes } from "../../guests/elastic/counts.ts";
+import { elastic, routerIn } from "../../guests/elastic/elastic.ts";
+import type { Draw } from "../../guests/elastic/router/network.ts";
+import { routerPrefix } from "../../guests/elastic/router/parameters.ts";
+import type { Sampled } from "../../guests/elastic/router/router.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { gradientSquares, sumSquares } from "../../optim/gradient-norm.ts";
@@ -79,10 +80,12 @@ export const elasticReference: ReferenceFormat = {
 		return {
 			specification: {
 				...run,
-				elastic: {
-					config: elasticConfig(file, model),
-					draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
-				},
+				guests: [
+					elastic({
+						config: elasticConfig(file, model),
+						draw: (iteration, microbatch) => drawOf(golden, iteration, lane * plan.microbatches + microbatch),
+					}),
+				],
 				lossMean: lossMeanOfReference(file.transformer_config),
 				adam: { ...run.adam, weightDecayMultiplier: (name) => (excluded.has(foreignName(name)) ? 0 : 1) },
 			},
@@ -128,7 +131,7 @@ class ElasticWatch implements StepWatch {
 	) {
 		this.#expected = golden.steps[index]!;
 		const draws = this.#expected.microbatches.map((_, microbatch) => drawOf(golden, index, microbatch));
-		using sampled = run.elastic!.sample(draws, index, { trains: false });
+		using sampled = routerIn(run.guests)!.sample(draws, index, { trains: false });
 		this.#sampled = sampled.microbatches;
 	}
 
@@ -136,25 +139,25 @@ class ElasticWatch implements StepWatch {
 
 	readonly gradients = (): void => {
 		const { replicas, scalars, world } = this.run.state;
+		const own = routerIn(this.run.guests)!.parameters;
 		// Not from the norm of both: the router's part may be nearly all of it.
-		const ofModel = replicas.filter(({ parameters }) => parameters !== this.run.elastic!.parameters);
+		const ofModel = replicas.filter(({ parameters }) => parameters !== own);
 		const sum = Float64Array.of(gradientSquares(ofModel, scalars));
 		sumSquares(replicas, scalars);
 		reduceHost(world, scalars.device, sum, "sum");
 		this.#modelNorm = Math.sqrt(sum[0]!);
 		let squares = 0;
-		for (const { mainGradient } of this.run.elastic!.parameters)
-			squares += mainGradient!.toFloat32().reduce((sum, x) => sum + x * x, 0);
+		for (const { mainGradient } of own) squares += mainGradient!.toFloat32().reduce((sum, x) => sum + x * x, 0);
 		this.#routerNorm = Math.sqrt(squares);
 	};
 
 	checks({ gradientNorm }: { readonly gradientNorm: number }): Check[] {
-		const { elastic, language } = this.run;
+		const { guests, language } = this.run;
 		const losses = this.own.losses.means(this.own.tokens);
 		const expected = this.#expected;
 		const step = `step ${this.index + 1}`;
 		const check = checksOfStep(this.index);
-		const { config } = elastic!;
+		const { config } = routerIn(guests)!;
 		const checks: Check[] = [];
 		for (const [at, wanted] of expected.microbatches.entries()) {
 			const which = `microbatch ${at + 1}`;
@@ -236,8 +239,8 @@ function submodelChecks(
 			hard: true,
 			noise: (axis) => forced(axis.name, sizes, axis),
 		};
-		using sampled = run.elastic!.sample([draw], 0, { trains: false });
-		using losses = new Losses(state.scalars.device, state.lossOwner, [languageModelLoss]);
+		using sampled = routerIn(run.guests)!.sample([draw], 0, { trains: false });
+		using losses = new Losses(state.scalars.device, state.lossOwner);
 		const values = new Map([["logits", [logits]]]);
 		const probes = new LanguageProbes(
 			{ batch, seq, values, gradNorm: {}, names },

@@ -14,11 +14,12 @@ import {
 	readTensor,
 	type TensorStore,
 } from "../../checkpoint/index.ts";
+import { lossTokens } from "../../data/microbatch.ts";
+import { depthLoss } from "../../guests/mtp/mtp.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
-import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
-import { depthLoss } from "../../train/mtp-loss.ts";
+import type { LossMean } from "../../train/loss-weights.ts";
 import type { StepResult } from "../../train/step.ts";
 import { bandLimit } from "../bands.ts";
 import type { Check } from "../comparison.ts";

@@ -71,7 +71,8 @@ export async function openEngine(
 		restart() {
 			iteration = 0;
 			run.initialise(subject.seed);
-			run.teacher?.initialise(subject.seed + 1);
+			for (const { module, trained } of run.guests.flatMap(({ modules = [] }) => modules))
+				if (trained === null) module.initialise(subject.seed + 1);
 			for (const { expAvg, expAvgSq } of optimizer.shards) {
 				for (const moment of [expAvg, expAvgSq]) scalars.device.setZero(moment, moment.bytes);
 			}

@@ -2,7 +2,10 @@
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { lossTokens } from "../../data/microbatch.ts";
 import { balanceOf } from "../../guests/balance/balance.ts";
+import { distillationOf } from "../../guests/distillation/distillation.ts";
+import { elasticGuest, elasticOf } from "../../guests/elastic/from-configuration.ts";
 import type { Guest } from "../../guests/guest.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
@@ -13,18 +16,9 @@ import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Dispatcher, Topology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
-import type { DistillationOptions } from "../../train/distillation.ts";
-import {
-	dispatcherOf,
-	distillationOf,
-	elasticOf,
-	encodersOf,
-	freezesLanguage,
-	lossMeanOf,
-	overlapOf,
-} from "../../train/from-configuration.ts";
-import { type LossMean, lossTokens } from "../../train/loss-weights.ts";
-import type { ElasticSpecification, EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
+import { dispatcherOf, encodersOf, freezesLanguage, lossMeanOf, overlapOf } from "../../train/from-configuration.ts";
+import type { LossMean } from "../../train/loss-weights.ts";
+import type { EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** Options that change the order of work and no value. */
@@ -37,12 +31,9 @@ export interface Subject {
 	/** Empty: the language model alone. */
 	readonly encoders: readonly EncoderSpecification[];
 	readonly language: HybridConfig;
-	/** The language model is an elastic parent; null: it is not. */
-	readonly elastic: ElasticSpecification | null;
-	/** The language model learns from a teacher, of drawn weights where it is frozen; null: from labels alone. */
-	readonly distillation: DistillationOptions | null;
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
+	/** A frozen teacher has drawn weights. */
 	readonly guests: readonly Guest[];
 	readonly frozenLanguage: boolean;
 	readonly adam: AdamWOptions;
@@ -92,8 +83,6 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	return {
 		encoders: encodersOf(c).map((encoder) => ({ ...encoder, config: drawnEncoder(encoder.config) })),
 		language: drawn(hybridConfig(c)),
-		elastic: elasticSubject(c),
-		distillation: distillationOf(c),
 		pattern: c.hybridLayerPattern,
 		guests: guestsOfSubject(c),
 		frozenLanguage: freezesLanguage(c),
@@ -112,15 +101,13 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 	};
 }
 
-/** The guests of a configuration, but for those that change nothing but when work is done. */
-export function guestsOfSubject(c: Pick<TrainingConfiguration, "encoderBalance">): Guest[] {
-	return [balanceOf(c)].filter((guest) => guest !== null);
-}
-
-/** All microbatches of a step draw the same submodel, so that layouts may cut the batch into other microbatches. */
-function elasticSubject(c: TrainingConfiguration): ElasticSpecification | null {
-	const config = elasticOf(c);
-	return config && { config, period: 1 };
+/**
+ * The guests of a configuration, but for those that change nothing but when work is done. All microbatches of a step draw the same
+ * submodel of an elastic model, so that layouts may cut the batch into other microbatches.
+ */
+function guestsOfSubject(c: TrainingConfiguration): Guest[] {
+	const guests = [distillationOf(c, elasticOf(c)), elasticGuest(c, { period: 1 }), balanceOf(c)];
+	return guests.filter((guest) => guest !== null);
 }
 
 /** Adapters and biases start with random values: with zeros most of their gradients would be zero too. */

@@ -126,10 +126,7 @@ export function summarise(
 	if (summary.stop !== null) observer.note(summary.stop.reason);
 	if (summary.heldOutLoss !== null) {
 		observer.note(`Held-out loss: ${summary.heldOutLoss.toFixed(4)} a token.`);
-		for (const { budget, loss, active } of summary.heldOutBudgets) {
-			const size = `${(active / 1e6).toPrecision(3)} M active parameters`;
-			if (loss !== null) observer.note(`Held-out loss at budget ${budget} (${size}): ${loss.toFixed(4)} a token.`);
-		}
+		for (const sentence of summary.heldOutSentences) observer.note(sentence);
 		if (data.heldOutBytes) {
 			const bits = summary.heldOutLoss / Math.LN2;
 			observer.note(

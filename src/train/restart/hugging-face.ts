@@ -37,7 +37,7 @@ import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
-import { routerPrefix } from "../../elastic/router/parameters.ts";
+import { routerPrefix } from "../../guests/elastic/router/parameters.ts";
 import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";

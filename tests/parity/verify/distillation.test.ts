@@ -1,7 +1,7 @@
 /** Distillation gives every layout what it gives one process: from a frozen teacher, and from the model itself at full size. */
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
-import * as distillation from "../../../src/train/distillation.ts";
-import { softMasks } from "../../elastic/family-model.ts";
+import * as distillation from "../../../src/guests/distillation/teacher.ts";
+import { softMasks } from "../../guests/elastic/family-model.ts";
 import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 

@@ -1,10 +1,10 @@
 /** Without --calculate-per-token-loss, on samples with unequally many loss tokens, layouts train as one process does. */
 import { afterAll, expect, test } from "bun:test";
+import { lossTokens } from "../../../src/data/microbatch.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { planOf, requireEqualMicrobatches } from "../../../src/parity/verify/plan.ts";
 import { referencePlan } from "../../../src/parity/verify/reference.ts";
 import { poolingReason } from "../../../src/parity/verify/subject.ts";
-import { lossTokens } from "../../../src/train/loss-weights.ts";
 import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 import { smallSubject } from "./subject.ts";

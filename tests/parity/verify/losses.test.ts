@@ -1,8 +1,10 @@
 /** Losses beside the language model's are compared: of MTP depths, of budgets, of divergence from a teacher. */
 import { afterAll, expect, spyOn, test } from "bun:test";
-import { budgetLossName, distillationLossName, Losses } from "../../../src/train/losses.ts";
-import { depthLoss } from "../../../src/train/mtp-loss.ts";
-import { softMasks } from "../../elastic/family-model.ts";
+import { distillationLossName } from "../../../src/guests/distillation/distillation.ts";
+import { budgetLossName } from "../../../src/guests/elastic/elastic.ts";
+import { depthLoss } from "../../../src/guests/mtp/mtp.ts";
+import { Losses } from "../../../src/train/losses.ts";
+import { softMasks } from "../../guests/elastic/family-model.ts";
 import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";
 

@@ -1,7 +1,7 @@
 /** Grids for a drawn model: those that a configuration is checked to take. */
 import { plannedIterations } from "../../../../src/config/derive.ts";
 import { resolveConfiguration } from "../../../../src/config/resolve.ts";
-import { elasticConfig } from "../../../../src/elastic/from-configuration.ts";
+import { elasticConfig } from "../../../../src/guests/elastic/from-configuration.ts";
 import { hybridConfig } from "../../../../src/models/language/from-configuration.ts";
 import { UserError } from "../../../../src/system/errors.ts";
 import { argumentsOf, type Draw, type Flags } from "../draw.ts";

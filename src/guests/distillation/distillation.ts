@@ -1,0 +1,77 @@
+/** Distillation: the language model learns a teacher's distribution of the next token (docs/spec/elastic.md §11). */
+import type { TrainingConfiguration } from "../../config/schema.ts";
+import { HybridModel } from "../../models/language/model.ts";
+import { axpby, Tensor } from "../../tensor/index.ts";
+import type { ElasticConfig } from "../elastic/config.ts";
+import { parentBudget } from "../elastic/router/budget-loss.ts";
+import { labelOf } from "../elastic/router/network.ts";
+import type { Guest, GuestStep, HeadView, LossTerm, RankGuest, StepGuest } from "../guest.ts";
+import { type DistillationOptions, distillationLoss, loadTeacher, type Teacher, teacherHidden } from "./teacher.ts";
+
+/** KL divergence of a token's distribution from the teacher's. */
+export const distillationLossName = "logits distillation loss";
+
+/** --export-kd-teacher-load and --self-distillation; null: the model learns from labels alone. */
+export function distillationOf(c: TrainingConfiguration, elastic: ElasticConfig | null): Guest | null {
+	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
+	const teacher = c.selfDistillation ? "self" : "frozen";
+	return distillation({ teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha }, elastic);
+}
+
+/** `elastic`: the student's; null: it is not elastic. */
+export function distillation(options: DistillationOptions, elastic: ElasticConfig | null): Guest {
+	return {
+		losses: (model) => {
+			const budgets = elastic === null ? [] : [...elastic.budgets, parentBudget(elastic, model)];
+			const ofBudgets = new Set(budgets.map((budget) => `${distillationLossName} ${labelOf(budget)}`));
+			return [distillationLossName, ...ofBudgets].map((name) => ({ name, trainingOnly: true, partial: true }));
+		},
+		open: ({ language }) => language && new RankDistillation(teacherOf(options, language.module)),
+	};
+}
+
+/** The teacher of a student; a frozen one's weights are loaded later. */
+function teacherOf(options: DistillationOptions, student: HybridModel): Teacher {
+	if (options.teacher === "self") return { ...options, model: student };
+	const { device, config, parallel, chunks } = student;
+	const segments = chunks.map(({ segment }) => segment);
+	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
+	return { ...options, model };
+}
+
+export class RankDistillation implements RankGuest {
+	readonly modules: NonNullable<RankGuest["modules"]>;
+
+	constructor(readonly teacher: Teacher) {
+		this.modules = teacher.teacher === "frozen" ? [{ module: teacher.model, trained: null }] : [];
+	}
+
+	async load(c: TrainingConfiguration): Promise<void> {
+		await loadTeacher(c, this.teacher.model);
+	}
+
+	beforeStep({ training, variant }: GuestStep): StepGuest | null {
+		if (!training) return null;
+		const { teacher } = this;
+		/** With self-distillation a microbatch of the whole model is its own teacher. */
+		const teaches = (microbatch: number) => teacher.teacher === "frozen" || variant(microbatch)?.whole === false;
+		return {
+			companions: (microbatch) => (teaches(microbatch) ? 1 : 0),
+			beforeChunk: ({ microbatch, place, input, companions }) =>
+				teaches(microbatch) ? [teacherHidden(teacher, place, input, companions[0] ?? null)] : [],
+			share: (microbatch) => (teaches(microbatch) ? 1 - teacher.alpha : 1),
+			losses: (pass) => (teaches(pass.microbatch) ? divergence(teacher, pass, variant(pass.microbatch)?.label) : []),
+		};
+	}
+}
+
+/** The divergence from the teacher with weight α, also under the name of the microbatch's variant. */
+function divergence(teacher: Teacher, pass: HeadView, label: string | undefined): LossTerm[] {
+	const { tape, companions, tokenWeights, input, own } = pass;
+	const { logits } = pass.nextToken();
+	const loss = own(distillationLoss(tape, teacher, companions[0]!, logits));
+	const gradient = own(Tensor.empty(tape.device, tokenWeights.shape));
+	axpby(tokenWeights, gradient, teacher.alpha, 0);
+	const term = { name: distillationLossName, loss, mask: input.mask, gradient };
+	return label === undefined ? [term] : [term, { ...term, name: `${distillationLossName} ${label}`, gradient: null }];
+}

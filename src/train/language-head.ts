@@ -1,0 +1,94 @@
+/** The losses of a microbatch at the end of the language model: the next-token loss and those of guests. */
+import { lossTokens } from "../data/microbatch.ts";
+import type { HeadView, LossTerm, StepGuest } from "../guests/guest.ts";
+import type { HybridModel } from "../models/language/model.ts";
+import { axpby, Tape, Tensor } from "../tensor/index.ts";
+import { tokenLoss } from "./language-loss.ts";
+import type { Losses } from "./losses.ts";
+
+/** A loss that is differentiated: of each token, and its weight. */
+export interface WeighedLoss {
+	readonly loss: Tensor;
+	readonly gradient: Tensor;
+}
+
+/** What the head's losses are computed from. */
+type Basis = Pick<HeadView, "microbatch" | "text" | "chunk" | "place" | "weight" | "observe" | "own"> &
+	Pick<HeadView, "hidden" | "forward" | "input">;
+
+export class LanguageHead implements Disposable {
+	#weighed: WeighedLoss[] = [];
+	#nextToken: ReturnType<HeadView["nextToken"]> | null = null;
+
+	constructor(
+		private readonly model: HybridModel,
+		private readonly tape: Tape,
+		private readonly basis: Basis,
+	) {}
+
+	/**
+	 * Records all losses, adds them to `losses`, and returns those that are differentiated. `guests`: those of the pass, with their
+	 * companions.
+	 */
+	losses(guests: ReadonlyMap<StepGuest, readonly Tensor[]>, losses: Losses): readonly WeighedLoss[] {
+		const { microbatch, input, own } = this.basis;
+		const share = [...guests.keys()].reduce((product, guest) => product * (guest.share?.(microbatch) ?? 1), 1);
+		const tokenWeights = own(this.#tokenWeights());
+		const nextToken = () => {
+			this.#nextToken ??= this.#recordNextToken(tokenWeights, share);
+			return this.#nextToken;
+		};
+		for (const [guest, companions] of guests) {
+			const terms = guest.losses?.({
+				...this.basis,
+				tape: this.tape,
+				companions,
+				tokenWeights,
+				nextToken,
+				tokenLoss: (normed, labels, observe) => {
+					using logits = this.basis.chunk.logits(this.tape, normed, observe);
+					return own(tokenLoss(this.tape, this.model, logits, labels));
+				},
+			});
+			for (const term of terms ?? []) this.#add(term, losses);
+		}
+		losses.add(nextToken().loss, input.mask);
+		return this.#weighed;
+	}
+
+	#add({ name, loss, mask, gradient }: LossTerm, losses: Losses): void {
+		if (gradient) this.#weighed.push({ loss, gradient });
+		losses.add(loss, mask, name);
+	}
+
+	/** `share`: of the loss in the sum that is differentiated. At 0 it is only logged, and its tape records nothing. */
+	#recordNextToken(weights: Tensor, share: number) {
+		const { model, tape } = this;
+		const { chunk, hidden, input, observe, own } = this.basis;
+		const logits = chunk.logits(tape, hidden, observe);
+		const recorded = share > 0 ? tape : new Tape(model.device, { recording: false });
+		const loss = own(tokenLoss(recorded, model, logits, input.labels));
+		if (share > 0) this.#weighed.push({ loss, gradient: share === 1 ? weights : own(scaled(weights, share)) });
+		observe?.("per_token_loss", loss);
+		return { logits, loss };
+	}
+
+	/** The mask_T as weights of the tokens' losses, of which a microbatch's mean has its weight. */
+	#tokenWeights(): Tensor {
+		const { input, text, weight } = this.basis;
+		const tokens = lossTokens(text);
+		if (weight === tokens) return input.mask.share();
+		const weights = text.lossMask.map((counts) => counts * (weight / tokens));
+		return Tensor.from(input.mask.device, weights);
+	}
+
+	[Symbol.dispose](): void {
+		this.#nextToken?.logits[Symbol.dispose]();
+	}
+}
+
+function scaled(weights: Tensor, share: number): Tensor {
+	const result = Tensor.empty(weights.device, weights.shape);
+	axpby(weights, result, share, 0);
+	return result;
+}
