@@ -220,7 +220,7 @@ async function makeEdges(
 	const chunk = (index: number) => ({ module: shape.pipeline, index });
 	const most = inFlight(shape);
 	const common = { rank: world.rank, width: language.hiddenSize, inFlight: most };
-	for (const [index, { encoder, layout }] of topology.featureEdges.entries()) {
+	for (const [index, { encoder, layout }] of topology.featureEdges.slice(0, encoders.length).entries()) {
 		if (!ranksOf(layout).includes(world.rank)) continue;
 		const groups = await directionGroups(world, encoder.name, layout);
 		const { dtype } = encoders[index]!.config.tower;

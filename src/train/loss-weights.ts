@@ -12,7 +12,7 @@ export type LossMean = "tokens" | "microbatches";
 
 /** Weights of means over a microbatch. */
 export interface MicrobatchWeights {
-	/** Of a mean over its loss tokens: next-token loss, MTP depths, divergence from a teacher, budget loss. */
+	/** Of a mean over its loss tokens: the next-token loss, and what guests add to it. */
 	readonly loss: number;
 	/** Of a mean over all its tokens: balancing losses and z-losses of routers. */
 	readonly routers: number;

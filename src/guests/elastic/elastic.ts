@@ -2,12 +2,14 @@
  * An elastic language model: each microbatch trains a submodel whose sizes a router samples for a budget, and the router learns from
  * the losses (docs/spec/elastic.md).
  */
+import type { TrainingConfiguration } from "../../config/schema.ts";
 import { lossTokens } from "../../data/microbatch.ts";
 import { familyEvent } from "../../observe/run-log/family.ts";
 import { DataParallel, type ModuleGroups, type Topology } from "../../parallel/index.ts";
 import { Tensor } from "../../tensor/index.ts";
 import type { Evaluation, Guest, GuestReport, GuestStep, HeadView, LossTerm, RankGuest, StepGuest } from "../guest.ts";
 import type { ElasticConfig } from "./config.ts";
+import { elasticOf } from "./from-configuration.ts";
 import { drawFor } from "./router/draws.ts";
 import { type Draw, type DrawnBudget, withoutNoise } from "./router/network.ts";
 import { routerPrefix } from "./router/parameters.ts";
@@ -49,6 +51,16 @@ export function elastic(options: ElasticOptions): Guest & { readonly options: El
 			return new RankElastic(router, groups, options.draw ?? drawsOf(options, router, groups, topology));
 		},
 	};
+}
+
+/** The guest of a configuration, null if its model is not elastic; `period`: as in ElasticOptions. */
+export function elasticGuest(c: TrainingConfiguration, options: Pick<ElasticOptions, "period"> = {}): Guest | null {
+	const config = elasticOf(c);
+	if (config === null) return null;
+	const values = c.isFlexEval ? c.overrideSelectedBudget!.slice(0, 1) : config.budgets;
+	const isParent = (value: number) => config.budget.type === "param" && value === 1;
+	const budgets = values.map((value) => ({ value, parent: isParent(value) }));
+	return elastic({ ...options, config, evaluated: { parent: !c.isFlexEval, budgets } });
 }
 
 /** The submodel that the router chooses for a budget, without noise. */

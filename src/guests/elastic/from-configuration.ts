@@ -6,7 +6,6 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import type { Guest } from "../guest.ts";
 import {
 	type Axis,
 	type AxisName,
@@ -20,29 +19,15 @@ import {
 } from "./axes.ts";
 import type { BudgetKind, ElasticConfig } from "./config.ts";
 import { parentSizes, type Sizes } from "./counts.ts";
-import { type ElasticOptions, elastic } from "./elastic.ts";
 import { resolveProfile } from "./memory.ts";
 import { usageOf } from "./router/budget-loss.ts";
 import { readYaml } from "./yaml-file.ts";
-
-/** The guest of a configuration; `period`: as in ElasticOptions. */
-export function elasticGuest(c: TrainingConfiguration, options: Pick<ElasticOptions, "period"> = {}): Guest | null {
-	const config = elasticOf(c);
-	return config && elastic({ ...options, config, evaluated: evaluatedBudgets(c, config) });
-}
 
 /** The elastic model of a configuration; null if it has none. Throws a UserError that names the wrong key. */
 export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
 	// Commands that do not train have no number of iterations.
 	const trains = c.trainIters !== null || c.trainSamples !== null;
 	return c.flextron ? elasticConfig(c, hybridConfig(c), trains ? plannedIterations(c) : 1) : null;
-}
-
-/** The budgets that evaluations run, and whether they run the model itself first. */
-function evaluatedBudgets(c: TrainingConfiguration, { budgets, budget }: ElasticConfig) {
-	const values = c.isFlexEval ? c.overrideSelectedBudget!.slice(0, 1) : budgets;
-	const isParent = (value: number) => budget.type === "param" && value === 1;
-	return { parent: !c.isFlexEval, budgets: values.map((value) => ({ value, parent: isParent(value) })) };
 }
 
 const refuse = (sentence: string): never => {

@@ -26,7 +26,7 @@ export interface Sampled extends Variant {
 type Weights = ReadonlyMap<AxisName, GateWeights>;
 
 /** Samples of several microbatches and the memory of their masks. */
-export class SampledStep implements Variants {
+class SampledStep implements Variants {
 	constructor(
 		readonly microbatches: readonly Sampled[],
 		/** The router's, from which they were drawn. */
