@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14350, 94],
+	checkpoint: [14340, 79],
 	commands: [4200, 40],
 	config: [4920, 43],
 	data: [18280, 135],

@@ -9,9 +9,16 @@ export {
 	planConversion,
 } from "./conversion/convert.ts";
 export { keptInSource, spellingObject } from "./conversion/hugging-face.ts";
-export { damages, formatBytes, formatInspection, inspectCheckpoint } from "./conversion/inspect.ts";
-export { layerNameKinds } from "./conversion/layer-names.ts";
-export { formatPlanLine, planLines, requireEqual } from "./conversion/listing.ts";
+export {
+	damages,
+	formatBytes,
+	formatInspection,
+	formatPlanLine,
+	inspectCheckpoint,
+	planLines,
+	requireEqual,
+} from "./conversion/inspect.ts";
+export { layerNameKinds } from "./conversion/layouts.ts";
 export {
 	detectFormat,
 	formats,
@@ -23,31 +30,41 @@ export {
 } from "./conversion/source.ts";
 export { type DtypeTag, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
 export { writeFileAtomically } from "./files.ts";
-export { writeFolderAtomically } from "./folders.ts";
-export { firstCopyCounts, gatherTensors } from "./gathered-store.ts";
+export { mayWrite, ownershipFile, ownershipText, requireWritable, writeFolderAtomically } from "./folders.ts";
 export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
-export type { LanguageModelConfiguration } from "./hf/configuration.ts";
+export type { LanguageModelConfiguration } from "./hf/families/family.ts";
 export { configurationToHuggingFace, detectSpelling, familyOf, languageCorrespondence } from "./hf/families/index.ts";
+export { type SpellingName, spellings } from "./hf/families/nemotron-h-names.ts";
 export { defaultShardBytes, HuggingFaceFolder } from "./hf/folder.ts";
 export { hubFolder } from "./hf/hub.ts";
 export { folderTexts, lackingOfImages, readImageProcessor } from "./hf/image-processor.ts";
 export { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./hf/json.ts";
 export { configObject, isKeptObject, type KeptFolder, objectsOf } from "./hf/kept-folder.ts";
-export { type SpellingName, spellings } from "./hf/language-names.ts";
-export { type HuggingFaceModel, openHuggingFaceModel } from "./hf/model.ts";
 export { readModelKeys } from "./hf/model-keys.ts";
-export { mayWrite, ownershipFile, ownershipText, requireWritable } from "./hf/ownership.ts";
-export { languageKey } from "./hf/parts.ts";
+export { type HuggingFaceModel, languageKey, openHuggingFaceModel } from "./hf/parts.ts";
 export { keptOf, openPretrained, type Pretrained } from "./hf/pretrained.ts";
-export { affineName, detectProjector, type ProjectorSizes, projectorPrefix } from "./hf/projector-names.ts";
-export { detectTower, towerPrefix } from "./hf/tower-names.ts";
+export {
+	affineName,
+	detectProjector,
+	detectTower,
+	type ProjectorSizes,
+	projectorPrefix,
+	towerPrefix,
+} from "./hf/vision-names.ts";
 export { planFolder } from "./hf/written-folder.ts";
-export { mergeAdapters } from "./lora/merged-store.ts";
+export { adaptersOf, mergeAdapters, scaleOf, withoutAdapters } from "./lora/adapters.ts";
 export { openPeftFolder, type PeftAdapters, planPeftFolder } from "./lora/peft-folder.ts";
 export { type AdaptedModel, moduleSpelling, peftCorrespondence, storedSpelling } from "./lora/peft-names.ts";
-export { adaptersOf, scaleOf, withoutAdapters } from "./lora/tensors.ts";
 export { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors, requireMatch } from "./mapping.ts";
-export { copyBlocks, gradientsOf, loadModel, type NamedTensors, ValueStore } from "./model-store.ts";
+export {
+	copyBlocks,
+	firstCopyCounts,
+	gatherTensors,
+	gradientsOf,
+	loadModel,
+	type NamedTensors,
+	ValueStore,
+} from "./model-store.ts";
 export { canonicalLayout, type Json, type Manifest, type NativeLayout } from "./native/manifest.ts";
 export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
 export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
@@ -56,8 +73,13 @@ export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetenso
 export { roomProblem } from "./save-folder.ts";
 export { SelectedStore, type Selection } from "./selected-store.ts";
 export { readTensor, selectTensors, type TensorStore } from "./store.ts";
-export { openChecked } from "./training/choose-checkpoint.ts";
-export { readStoredDataKeys, requireOwnSteps, type Start, storedConfiguration } from "./training/own-checkpoints.ts";
+export {
+	openChecked,
+	readStoredDataKeys,
+	requireOwnSteps,
+	type Start,
+	storedConfiguration,
+} from "./training/choose-checkpoint.ts";
 export { commonOf, dataObject, describedModel, readRecord, type TrainingRecord } from "./training/record.ts";
 export { canonicalCheckpoint, restoreTensors } from "./training/restore.ts";
 export { CheckpointSaver } from "./training/saver.ts";

@@ -5,7 +5,7 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
+import { openHuggingFaceModel } from "../../src/checkpoint/hf/parts.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
 import { decode } from "../../src/decode/decode.ts";
 import { greedy } from "../../src/decode/sampling.ts";

@@ -2,7 +2,7 @@
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
-import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
+import { openHuggingFaceModel } from "../../src/checkpoint/hf/parts.ts";
 import { loadModel } from "../../src/checkpoint/model-store.ts";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts";

@@ -2,7 +2,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { cpSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { openHuggingFaceModel } from "../../src/checkpoint/hf/model.ts";
+import { openHuggingFaceModel } from "../../src/checkpoint/hf/parts.ts";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";

@@ -1,7 +1,6 @@
 /** The weights that have adapters, how adapters are cut and drawn, and which parameters train. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { MergedStore } from "../../src/checkpoint/lora/merged-store.ts";
-import { withoutAdapters } from "../../src/checkpoint/lora/tensors.ts";
+import { MergedStore, withoutAdapters } from "../../src/checkpoint/lora/adapters.ts";
 import { loadModel, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { loraModules } from "../../src/config/keys/lora.ts";

@@ -2,14 +2,13 @@
 import { isAdapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
+import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
 import { configObject } from "../hf/kept-folder.ts";
-import type { SpellingName } from "../hf/language-names.ts";
-import { towerPrefix } from "../hf/tower-names.ts";
 import { visionOfLogical } from "../hf/vision-configuration.ts";
-import { MergedStore } from "../lora/merged-store.ts";
+import { towerPrefix } from "../hf/vision-names.ts";
+import { MergedStore, scaleOf } from "../lora/adapters.ts";
 import { type AdapterSettings, openPeftFolder, type PlannedAdapters, planPeftFolder } from "../lora/peft-folder.ts";
 import { type AdaptedModel, moduleSpelling, storedSpelling } from "../lora/peft-names.ts";
-import { scaleOf } from "../lora/tensors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { spellingIn } from "./hugging-face.ts";
 import type { FormatName, SourceCheckpoint } from "./source.ts";

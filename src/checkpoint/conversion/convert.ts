@@ -12,8 +12,8 @@ import { ConvertedStore } from "../cast-floats.ts";
 import { type DtypeTag, elementCount, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
-import type { SpellingName } from "../hf/language-names.ts";
-import { MergedStore, requireFinite } from "../lora/merged-store.ts";
+import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
+import { MergedStore, requireFinite } from "../lora/adapters.ts";
 import { MappedStore, type MappedTensor } from "../mapping.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
 import { iterationName } from "../native/writer.ts";
@@ -21,7 +21,7 @@ import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
 import { tracker } from "../torch-dist/folder.ts";
 import { adaptedWeights, peftTarget, type TargetName } from "./adapters.ts";
 import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
-import type { LayerNames } from "./layer-names.ts";
+import type { LayerNames } from "./layouts.ts";
 import { nativeTarget, openNativeSource } from "./native.ts";
 import {
 	type FormatName,

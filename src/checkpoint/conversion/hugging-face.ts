@@ -6,6 +6,7 @@ import { type Key, propertyOf } from "../../config/schema.ts";
 import type { Durability } from "../files.ts";
 import { companionsOf } from "../hf/companions.ts";
 import type { Spelling } from "../hf/families/family.ts";
+import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
 import { HuggingFaceFolder, indexFile, readConfig, singleFile } from "../hf/folder.ts";
 import { folderTexts, readImageProcessor } from "../hf/image-processor.ts";
 import {
@@ -16,7 +17,6 @@ import {
 	keptIn,
 	objectsOf,
 } from "../hf/kept-folder.ts";
-import type { SpellingName } from "../hf/language-names.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
 import { isLeftOut } from "../hf/unused-tensors.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";

@@ -6,14 +6,7 @@ import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore } from "../store.ts";
 import { patternOfArguments } from "../torch-dist/arguments.ts";
 import type { JsonObject } from "../torch-dist/common.ts";
-import {
-	type LayerNames,
-	layerOf,
-	layersByBlock,
-	layersOfGpt,
-	type NumberedLayer,
-	renamedLayers,
-} from "./layer-names.ts";
+import { type LayerNames, layerOf, layersByBlock, layersOfGpt, type NumberedLayer, renamedLayers } from "./layouts.ts";
 
 export interface MegatronLayers {
 	readonly names: LayerNames;

@@ -1,7 +1,7 @@
 /** Native checkpoints as source and target of conversions. */
 import type { Library } from "../../native/library.ts";
 import type { Durability } from "../files.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { NativeLayout } from "../native/manifest.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { defaultFileBytes, type ShardEntry, writeIndex, writeShard } from "../native/writer.ts";

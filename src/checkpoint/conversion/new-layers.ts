@@ -13,7 +13,7 @@ import { UserError } from "../../system/errors.ts";
 import { Tensor } from "../../tensor/index.ts";
 import { encodeFloats } from "../cast-floats.ts";
 import { type DtypeTag, elementCount } from "../dtype.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { TensorStore, TensorType } from "../store.ts";
 import { optimizerName, optimizerStates } from "../training/tensors.ts";
 

@@ -5,7 +5,7 @@
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { Manifest, NativeObject } from "../native/manifest.ts";
 import { isCheckpoint } from "../native/reader.ts";
 import type { TensorStore } from "../store.ts";

@@ -2,7 +2,7 @@
 import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
@@ -23,8 +23,7 @@ import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
 import { writeTorchDistFiles } from "../torch-dist/writer.ts";
 import { toMegatron } from "../training/record.ts";
 import { isOptimizerName } from "../training/tensors.ts";
-import type { LayerNames } from "./layer-names.ts";
-import { fromLayout, layoutOfArguments, toLayout } from "./layouts.ts";
+import { fromLayout, type LayerNames, layoutOfArguments, toLayout } from "./layouts.ts";
 import {
 	layerArguments,
 	layersInCheckpoint,

@@ -2,12 +2,12 @@
  * The parts of a model that a Hugging Face folder holds: a language model of any family (families/), a RADIO tower, the projector between them, or all
  * of a vision-language model. Every tensor has a place, is left out by name (unused-tensors.ts), or is an error.
  */
+
 import { UserError } from "../../system/errors.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
-import type { LanguageModelConfiguration } from "./configuration.ts";
-import type { Spelling } from "./families/family.ts";
+import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
 import {
 	addLanguage,
 	configurationFromHuggingFace,
@@ -19,8 +19,6 @@ import {
 import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
-import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
-import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
 import { describeLeftOut, isLeftOut } from "./unused-tensors.ts";
 import {
 	projectorSizes,
@@ -29,6 +27,16 @@ import {
 	towerConfig,
 	towerConfiguration,
 } from "./vision-configuration.ts";
+import {
+	addProjector,
+	addTower,
+	detectProjector,
+	detectTower,
+	type ProjectorSizes,
+	type ProjectorStyle,
+	type TowerSizes,
+	type TowerSpelling,
+} from "./vision-names.ts";
 
 export interface FolderParts extends Disposable {
 	/** Folder or file. */
@@ -238,4 +246,28 @@ function withoutTiedHead(folder: TensorStore, spelling: Spelling): TensorStore {
 		}
 	}
 	return selectTensors(folder, (name) => name !== head);
+}
+
+export interface HuggingFaceModel extends Disposable {
+	readonly configuration: LanguageModelConfiguration;
+	readonly spelling: Spelling;
+	/** config.json as it stands in the folder. */
+	readonly configText: string;
+	/** Tensors under logical names; reads one at a time from the folder. */
+	readonly weights: TensorStore;
+}
+
+/**
+ * Opens the folder of a language model alone, its weights under Megatron's logical names (docs/spec/checkpoint.md §4,
+ * docs/spec/language-model.md §10), and checks names and shapes: every missing, unexpected and mis-shaped tensor is named. No weights
+ * are read yet.
+ */
+export function openHuggingFaceModel(path: string): HuggingFaceModel {
+	const parts = openParts(path, { visionHeads: null });
+	const { language, tower, projector, configText, weights } = parts;
+	if (language === null || tower !== null || projector !== null) {
+		parts[Symbol.dispose]();
+		throw new UserError(`${path} is not of a language model alone.`);
+	}
+	return { ...language, configText: configText ?? "{}", weights, [Symbol.dispose]: () => parts[Symbol.dispose]() };
 }

@@ -5,14 +5,13 @@
 import { UserError } from "../../system/errors.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { type Companions, preprocessorOf } from "./companions.ts";
+import { spellings } from "./families/nemotron-h-names.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";
 import { type KeptFolder, keepFolder, ones } from "./kept-folder.ts";
-import { spellings } from "./language-names.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
-import { type ProjectorSizes, projectorPrefix } from "./projector-names.ts";
-import { blockPrefix, publishedTower, towerPrefix } from "./tower-names.ts";
 import { readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
 import { towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
+import { blockPrefix, type ProjectorSizes, projectorPrefix, publishedTower, towerPrefix } from "./vision-names.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {

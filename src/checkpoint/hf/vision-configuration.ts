@@ -8,12 +8,16 @@ import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import {
 	affineName,
+	blockPrefix,
 	detectProjector,
+	outsideNames,
 	type ProjectorSizes,
 	type ProjectorStyle,
 	projectorStyles,
-} from "./projector-names.ts";
-import { blockPrefix, outsideNames, type TowerSizes, type TowerSpelling, towerPrefix } from "./tower-names.ts";
+	type TowerSizes,
+	type TowerSpelling,
+	towerPrefix,
+} from "./vision-names.ts";
 
 /** The keys that decide a tower's function. */
 export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {

@@ -7,8 +7,7 @@ import { decodeFloats, encodeFloats } from "../cast-floats.ts";
 import { dtypes } from "../dtype.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { pythonFloat } from "./json.ts";
-import type { ProjectorSizes } from "./projector-names.ts";
-import { outsideNames, type TowerSizes, type TowerSpelling } from "./tower-names.ts";
+import { outsideNames, type ProjectorSizes, type TowerSizes, type TowerSpelling } from "./vision-names.ts";
 
 /** Frames that the class joins; it cannot be told that there are no videos. */
 const temporalPatch = 2;

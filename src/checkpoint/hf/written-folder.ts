@@ -9,19 +9,24 @@ import type { Durability } from "../files.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { joinStores, type TensorStore } from "../store.ts";
 import { type Companions, writeCompanions } from "./companions.ts";
-import type { LanguageModelConfiguration } from "./configuration.ts";
-import type { Spelling } from "./families/family.ts";
+import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
 import { addLanguage, configurationToHuggingFace, familyOfType, spellingFor } from "./families/index.ts";
+import { type SpellingName, spellings } from "./families/nemotron-h-names.ts";
 import { writeHuggingFaceFiles } from "./folder.ts";
 import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-processor.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
-import { type SpellingName, spellings } from "./language-names.ts";
 import { languageConfig, languageKey } from "./parts.ts";
-import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
-import { addTower, publishedTower, type TowerSizes } from "./tower-names.ts";
 import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
 import { grownVideoEmbedder, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
+import {
+	addProjector,
+	addTower,
+	detectProjector,
+	type ProjectorSizes,
+	publishedTower,
+	type TowerSizes,
+} from "./vision-names.ts";
 
 export interface WritableModel {
 	/** Path of the source, for errors. */

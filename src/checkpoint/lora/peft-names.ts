@@ -8,13 +8,20 @@
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { adapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
-import type { Spelling } from "../hf/families/family.ts";
+import type { LanguageModelConfiguration, Spelling } from "../hf/families/family.ts";
 import { addLanguage } from "../hf/families/index.ts";
+import { type SpellingName, spellings } from "../hf/families/nemotron-h-names.ts";
 import { parsePythonJson } from "../hf/json.ts";
-import { type SpellingName, spellings } from "../hf/language-names.ts";
-import { addProjector, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "../hf/projector-names.ts";
-import { addTower, publishedTower, type TowerSizes, type TowerSpelling } from "../hf/tower-names.ts";
+import {
+	addProjector,
+	addTower,
+	type ProjectorSizes,
+	type ProjectorStyle,
+	projectorStyles,
+	publishedTower,
+	type TowerSizes,
+	type TowerSpelling,
+} from "../hf/vision-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";
 
 const peftPrefix = "base_model.model.";

@@ -4,8 +4,7 @@
  * table, sets no properties of JavaScript objects, and refuses any other opcode. Truncated or oversized input is an error
  * without a partial result.
  */
-import { Cursor } from "./cursor.ts";
-import { PickleStack, type StackLimits } from "./stack.ts";
+import { Cursor, PickleStack, type StackLimits } from "./operands.ts";
 import { Global, NumpyArray, NumpyDtype, PythonObject, Tuple } from "./values.ts";
 
 /** Allowed uses of a global: as a function (REDUCE), as a class to instantiate (NEWOBJ), or as a value. */

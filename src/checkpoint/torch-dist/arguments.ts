@@ -8,7 +8,7 @@ import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { type ActivationFlag, activationKeys, flaggedActivations } from "../../native/activations.ts";
-import type { LanguageModelConfiguration } from "../hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { JsonObject } from "./common.ts";
 
 /** More MTP depths than any model has. */

@@ -8,14 +8,12 @@ import { crc32 } from "node:zlib";
 import { UserError } from "../../system/errors.ts";
 import { InputFile, readWholeFile } from "../../system/input-file.ts";
 import { fileError } from "../../system/system-errors.ts";
-import { CheckedChunks } from "../checked-chunks.ts";
-import { readBox } from "../chunks.ts";
+import { CheckedChunks, readBox } from "../chunks.ts";
 import { dtypes, elementCount } from "../dtype.ts";
 import { FilePool } from "../files.ts";
 import { stateGlobals, tensorGlobals } from "../pickle/allowed.ts";
-import { isContiguous, TorchArchive } from "../pickle/archive.ts";
+import { isContiguous, TorchArchive, ZipArchive } from "../pickle/archive.ts";
 import { TensorReference } from "../pickle/values.ts";
-import { ZipArchive } from "../pickle/zip.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { type Catalog, parseMetadata, type StoredChunk, type StoredItem, type StoredTensor } from "./metadata.ts";
 

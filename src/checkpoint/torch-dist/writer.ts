@@ -6,9 +6,8 @@ import { join } from "node:path";
 import type { Box } from "../chunks.ts";
 import { dtypes } from "../dtype.ts";
 import { type Durability, OutputFile, syncFolder } from "../files.ts";
-import { writeEmptyTensorList, writeObject, writeTensor } from "../pickle/archive-writer.ts";
 import { Global, TorchDtype, Tuple } from "../pickle/values.ts";
-import { Call, instance, pickle, torchSize } from "../pickle/writer.ts";
+import { Call, instance, pickle, torchSize, writeEmptyTensorList, writeObject, writeTensor } from "../pickle/writer.ts";
 import { readPieces, type TensorStore, type TensorType } from "../store.ts";
 import type { ExtraState } from "./extra-states.ts";
 

@@ -3,8 +3,12 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { type ConversionOptions, openSource, planConversion } from "../../../src/checkpoint/conversion/convert.ts";
-import { inspectCheckpoint } from "../../../src/checkpoint/conversion/inspect.ts";
-import { formatPlanLine, planLines, requireEqual } from "../../../src/checkpoint/conversion/listing.ts";
+import {
+	formatPlanLine,
+	inspectCheckpoint,
+	planLines,
+	requireEqual,
+} from "../../../src/checkpoint/conversion/inspect.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { readTensor, selectTensors, type TensorStore } from "../../../src/checkpoint/store.ts";

@@ -1,6 +1,11 @@
 import { describe, expect, test } from "bun:test";
-import { layersByBlock, layersOfGpt } from "../../../src/checkpoint/conversion/layer-names.ts";
-import { fromLayout, layoutOfArguments, toLayout } from "../../../src/checkpoint/conversion/layouts.ts";
+import {
+	fromLayout,
+	layersByBlock,
+	layersOfGpt,
+	layoutOfArguments,
+	toLayout,
+} from "../../../src/checkpoint/conversion/layouts.ts";
 import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { layerSymbols } from "../../../src/config/hybrid-pattern.ts";

@@ -3,7 +3,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openHuggingFaceSource } from "../../../src/checkpoint/conversion/hugging-face.ts";
-import { towerPrefix } from "../../../src/checkpoint/hf/tower-names.ts";
+import { towerPrefix } from "../../../src/checkpoint/hf/vision-names.ts";
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readPieces, readTensor } from "../../../src/checkpoint/store.ts";
 import { clipStatistics } from "../../../src/native/images.ts";

@@ -3,17 +3,17 @@ import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, syml
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { writeFolderAtomically } from "../../../src/checkpoint/folders.ts";
-import type { LanguageModelConfiguration } from "../../../src/checkpoint/hf/configuration.ts";
+import type { LanguageModelConfiguration } from "../../../src/checkpoint/hf/families/family.ts";
 import {
 	configurationFromHuggingFace,
 	configurationToHuggingFace,
 	detectSpelling,
 	languageCorrespondence,
 } from "../../../src/checkpoint/hf/families/index.ts";
+import { requireCounts, spellings } from "../../../src/checkpoint/hf/families/nemotron-h-names.ts";
 import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import { requireCounts, spellings } from "../../../src/checkpoint/hf/language-names.ts";
-import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/model.ts";
+import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/parts.ts";
 import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";

@@ -7,7 +7,7 @@ import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
 import { keptOf, openPretrained, type Pretrained } from "../../../src/checkpoint/hf/pretrained.ts";
-import { addTower, type TowerSpelling } from "../../../src/checkpoint/hf/tower-names.ts";
+import { addTower, type TowerSpelling } from "../../../src/checkpoint/hf/vision-names.ts";
 import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";

@@ -1,12 +1,14 @@
 import { describe, expect, test } from "bun:test";
-import { addProjector, detectProjector, projectorPrefix } from "../../../src/checkpoint/hf/projector-names.ts";
 import {
+	addProjector,
 	addTower,
+	detectProjector,
 	detectTower,
+	projectorPrefix,
 	publishedTower,
 	type TowerSpelling,
 	towerPrefix,
-} from "../../../src/checkpoint/hf/tower-names.ts";
+} from "../../../src/checkpoint/hf/vision-names.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { readTensor, type TensorStore } from "../../../src/checkpoint/store.ts";
 import { memoryStore } from "../memory-store.ts";

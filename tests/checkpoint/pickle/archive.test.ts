@@ -3,9 +3,8 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "n
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { tensorGlobals } from "../../../src/checkpoint/pickle/allowed.ts";
-import { openTorchFile, TorchArchive } from "../../../src/checkpoint/pickle/archive.ts";
+import { openTorchFile, TorchArchive, ZipArchive } from "../../../src/checkpoint/pickle/archive.ts";
 import { PythonObject, TensorReference, Tuple } from "../../../src/checkpoint/pickle/values.ts";
-import { ZipArchive } from "../../../src/checkpoint/pickle/zip.ts";
 import { InputFile } from "../../../src/system/input-file.ts";
 import { golden } from "../../golden.ts";
 

@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { formatName, latestName } from "../../../src/checkpoint/native/manifest.ts";
 import { NativeSave } from "../../../src/checkpoint/native/writer.ts";
-import { requireOwnSteps } from "../../../src/checkpoint/training/own-checkpoints.ts";
+import { requireOwnSteps } from "../../../src/checkpoint/training/choose-checkpoint.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-own-steps-"));
 afterAll(() => rmSync(folder, { recursive: true }));

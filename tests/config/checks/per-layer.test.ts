@@ -6,8 +6,8 @@ import {
 	configurationToHuggingFace,
 	languageCorrespondence,
 } from "../../../src/checkpoint/hf/families/index.ts";
+import { spellings } from "../../../src/checkpoint/hf/families/nemotron-h-names.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import { spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { modelOfLayer } from "../../../src/config/per-layer.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";

@@ -1,6 +1,6 @@
 import { languageCorrespondence } from "../../../src/checkpoint/hf/families/index.ts";
+import { requireCounts, spellings } from "../../../src/checkpoint/hf/families/nemotron-h-names.ts";
 import { parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
-import { requireCounts, spellings } from "../../../src/checkpoint/hf/language-names.ts";
 import { languageConfig } from "../../../src/checkpoint/hf/parts.ts";
 import { planTensors } from "../../../src/checkpoint/mapping.ts";
 import type { TensorType } from "../../../src/checkpoint/store.ts";

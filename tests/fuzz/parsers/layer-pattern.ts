@@ -1,4 +1,4 @@
-import { layersByBlock } from "../../../src/checkpoint/conversion/layer-names.ts";
+import { layersByBlock } from "../../../src/checkpoint/conversion/layouts.ts";
 import { parseHybridPattern } from "../../../src/config/hybrid-pattern.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { type FuzzParser, inputName } from "../parser.ts";

@@ -1,9 +1,8 @@
 import { crc32 } from "node:zlib";
 import { tensorGlobals } from "../../../src/checkpoint/pickle/allowed.ts";
-import { TorchArchive } from "../../../src/checkpoint/pickle/archive.ts";
-import { writeTensor } from "../../../src/checkpoint/pickle/archive-writer.ts";
+import { TorchArchive, ZipArchive } from "../../../src/checkpoint/pickle/archive.ts";
 import { TensorReference } from "../../../src/checkpoint/pickle/values.ts";
-import { ZipArchive } from "../../../src/checkpoint/pickle/zip.ts";
+import { writeTensor } from "../../../src/checkpoint/pickle/writer.ts";
 import { MemoryFile } from "../memory-file.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 import { withFile } from "../with-file.ts";

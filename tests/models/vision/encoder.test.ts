@@ -1,6 +1,6 @@
 /** Tower and projector as one module (docs/spec/vision.md §G18). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { MergedStore } from "../../../src/checkpoint/lora/merged-store.ts";
+import { MergedStore } from "../../../src/checkpoint/lora/adapters.ts";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { isAdapterName } from "../../../src/models/lora.ts";
 import type { PatchGrid } from "../../../src/models/radio/config.ts";

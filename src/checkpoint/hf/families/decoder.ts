@@ -5,15 +5,147 @@
 
 import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../../config/keys/model.ts";
-import { modelDifferences } from "../../../config/same-model.ts";
 import { activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
-import type { LanguageModelConfiguration } from "../configuration.ts";
-import { formatPythonJson, parsePythonJson, pythonFloat } from "../json.ts";
-import { addDecoderNames, detectDecoder, requireDecoderCounts } from "./decoder-names.ts";
-import type { Family, Json } from "./family.ts";
+import type { CorrespondenceBuilder } from "../../mapping.ts";
+import { pythonFloat } from "../json.ts";
+import {
+	addQueryKeyValue,
+	addVocabulary,
+	type Family,
+	fraction,
+	type Json,
+	type LanguageModelConfiguration,
+	type NameOptions,
+	type Refuse,
+	readAlike,
+	refusalAt,
+	type Spelling,
+} from "./family.ts";
 
-export type Refuse = (sentence: string) => never;
+/** The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn; null: the names are of another form. */
+function detectDecoder(names: Iterable<string>): Spelling | null {
+	const bases = new Set<string>();
+	let embedded: string | null = null;
+	for (const name of names) {
+		embedded = /^((?:.*\.)?model\.)embed_tokens\.weight$/.exec(name)?.[1] ?? embedded;
+		const layers = /^(.*?)layers\.\d+\.self_attn\.q_proj\.weight$/.exec(name)?.[1];
+		if (layers !== undefined) bases.add(layers);
+	}
+	if (embedded === null || !bases.has(embedded)) return null;
+	return { base: embedded, head: embedded.replace(/model\.$/, ""), experts: "separate" };
+}
+
+/** Compares a config.json's layers and experts with the tensors that are there, before names are made from them. */
+function requireDecoderCounts(
+	{ numLayers, numExperts }: LanguageModelConfiguration,
+	_: Spelling,
+	stored: ReadonlyMap<string, unknown>,
+	path: string,
+): void {
+	const tooMany = (
+		[
+			["num_hidden_layers", numLayers / 2],
+			["num_experts", numExperts],
+		] as const
+	).find(([, count]) => count > stored.size);
+	if (tooMany === undefined) return;
+	const [key, count] = tooMany;
+	throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
+}
+
+function addDecoderNames(
+	builder: CorrespondenceBuilder,
+	c: LanguageModelConfiguration,
+	{ base, head }: Spelling,
+	options: NameOptions,
+): void {
+	const vocabulary = (logical: string, foreign: string) => addVocabulary(builder, c, options, { logical, foreign });
+	vocabulary("language_model.embedding.word_embeddings.weight", `${base}embed_tokens.weight`);
+	parsePattern(c.hybridLayerPattern)
+		.segments.flat(2)
+		.forEach((kind, index) => {
+			const names: LayerNames = {
+				...{ builder, c },
+				logical: `language_model.decoder.layers.${index}.`,
+				foreign: `${base}layers.${Math.floor(index / 2)}.`,
+			};
+			if (kind === "attention") attention(names);
+			else if (kind === "moe") experts(names);
+			else denseMlp(names);
+		});
+	builder.same("language_model.decoder.final_norm.weight", `${base}norm.weight`, [c.hiddenSize]);
+	if (c.untieEmbeddingsAndOutputWeights) vocabulary("language_model.output_layer.weight", `${head}lm_head.weight`);
+}
+
+/** Where the tensors of a layer go. */
+interface LayerNames {
+	readonly builder: CorrespondenceBuilder;
+	readonly c: LanguageModelConfiguration;
+	readonly logical: string;
+	readonly foreign: string;
+}
+
+function attention({ builder, c, logical, foreign }: LayerNames): void {
+	const { hiddenSize: h, numAttentionHeads: heads, kvChannels: d } = c;
+	const [mine, theirs] = [`${logical}self_attention.`, `${foreign}self_attn.`];
+	builder.same(`${mine}linear_qkv.layer_norm_weight`, `${foreign}input_layernorm.weight`, [h]);
+	addQueryKeyValue(builder, c, "weight", { logical: mine, foreign: theirs });
+	if (c.addBiasLinear || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
+	builder.same(`${mine}linear_proj.weight`, `${theirs}o_proj.weight`, [h, heads * d]);
+	if (c.addBiasLinear) builder.same(`${mine}linear_proj.bias`, `${theirs}o_proj.bias`, [h]);
+	if (!c.qkLayernorm) return;
+	for (const part of ["q", "k"]) {
+		builder.same(`${mine}${part}_layernorm.weight`, `${theirs}${part}_norm.weight`, [d]);
+	}
+}
+
+function denseMlp(names: LayerNames): void {
+	const { builder, c, logical, foreign } = names;
+	builder.same(`${logical}mlp.linear_fc1.layer_norm_weight`, `${foreign}post_attention_layernorm.weight`, [
+		c.hiddenSize,
+	]);
+	gatedMlp(names, "mlp.", "", "mlp.", c.ffnHiddenSize);
+}
+
+function experts(names: LayerNames): void {
+	const { builder, c, logical, foreign } = names;
+	builder.same(`${logical}pre_mlp_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [c.hiddenSize]);
+	builder.same(`${logical}mlp.router.weight`, `${foreign}mlp.gate.weight`, [c.numExperts, c.hiddenSize]);
+	for (let expert = 0; expert < c.numExperts; expert++) {
+		gatedMlp(names, "mlp.experts.", String(expert), `mlp.experts.${expert}.`, c.moeFfnHiddenSize);
+	}
+}
+
+/** fc1 holds the gate's rows, then the linear half's. */
+function gatedMlp(
+	{ builder, c, logical, foreign }: LayerNames,
+	mine: string,
+	number: string,
+	theirs: string,
+	f: number,
+) {
+	const first = (end: string, width: number) => {
+		const shape = (rows: number) => (end === "bias" ? [rows] : [rows, width]);
+		const name = `${logical}${mine}linear_fc1.${end}${number}`;
+		builder.addLogical(name, shape(2 * f));
+		for (const [part, logicalRow] of [
+			["gate", 0],
+			["up", f],
+		] as const) {
+			const other = `${foreign}${theirs}${part}_proj.${end}`;
+			builder.addForeign(other, shape(f));
+			builder.rows({ logical: name, foreign: other, width, rows: f, logicalRow });
+		}
+	};
+	const second = (end: string, shape: readonly number[]) =>
+		builder.same(`${logical}${mine}linear_fc2.${end}${number}`, `${foreign}${theirs}down_proj.${end}`, shape);
+	first("weight", c.hiddenSize);
+	second("weight", [c.hiddenSize, f]);
+	if (!c.addBiasLinear) return;
+	first("bias", 1);
+	second("bias", [c.hiddenSize]);
+}
 
 /** What a family has of its own. */
 interface DecoderRules {
@@ -86,14 +218,8 @@ export function decoderFamily(rules: DecoderRules): Family {
 		read,
 		missing: (json) => new Set(Object.keys(sizes).filter((name) => json[name] === undefined)),
 		describes: (c) => kindsOf(c) !== null && c.swiglu && rules.describes(c),
-		write: (configuration, dtype, path) => {
-			const written = writeDecoder(rules, configuration, dtype);
-			// The folder describes the same model to every reader, or it is not written.
-			const again = read(parsePythonJson(formatPythonJson(written), path), path);
-			const differences = modelDifferences({ ...again }, { ...configuration });
-			if (differences.length === 0) return written;
-			throw new UserError(`${path}: Hugging Face's ${architecture} is another model: ${differences.join("; ")}.`);
-		},
+		write: (configuration, dtype, path) =>
+			readAlike(writeDecoder(rules, configuration, dtype), configuration, path, { title: architecture, read }),
 		detect: (names) => {
 			const spelling = detectDecoder(names);
 			return spelling && { ...spelling, family: modelType };
@@ -119,12 +245,6 @@ export function whole(values: Json, name: string, missing: number, bad: Refuse):
 	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
 }
 
-function fraction(values: Json, name: string, missing: number, bad: Refuse): number {
-	const value = values[name] ?? missing;
-	if (typeof value === "number" && Number.isFinite(value) && value >= 0) return value;
-	return bad(`${name} is ${JSON.stringify(value)}, expected a number`);
-}
-
 /** Refuses layers whose attention has a window. */
 export function fullAttention({ layer_types: types }: Json, bad: Refuse): void {
 	if (types === undefined || types === null) return;
@@ -136,9 +256,7 @@ export function fullAttention({ layer_types: types }: Json, bad: Refuse): void {
 }
 
 function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageModelConfiguration {
-	const bad: Refuse = (sentence) => {
-		throw new UserError(`${path}: ${sentence}.`);
-	};
+	const bad = refusalAt(path);
 	for (const [name, only] of Object.entries({ hidden_act: "silu", ...rules.only })) {
 		const value = values[name] ?? only;
 		if (value !== only)
@@ -157,7 +275,7 @@ function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageM
 	const pairs = Array.from({ length: layers }, (_, layer): readonly LayerKind[] => [
 		...["attention" as const, rules.hasExperts?.(values, layer) ? ("moe" as const) : ("mlp" as const)],
 	]);
-	const model: LanguageModelConfiguration = {
+	return {
 		...unused,
 		hybridLayerPattern: symbolsOf(pairs.flat()),
 		numLayers: 2 * layers,
@@ -175,7 +293,6 @@ function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageM
 		...readPositions(values, bad),
 		...rules.read(values, bad),
 	};
-	return model;
 }
 
 /** Rotary embeddings in the form of transformers 5 (rope_parameters) or of 4 (rope_theta, rope_scaling). */

@@ -1,6 +1,68 @@
 /** A family of language models in Hugging Face's format: how its config.json and its tensors say a model of this program. */
+import { modelDifferences } from "../../../config/same-model.ts";
+import type { ActivationKey } from "../../../native/activations.ts";
+import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
-import type { LanguageModelConfiguration } from "../configuration.ts";
+import { formatPythonJson, parsePythonJson } from "../json.ts";
+
+/** The part of the configuration that decides the language model's function. */
+export interface LanguageModelConfiguration extends Readonly<Record<ActivationKey, boolean>> {
+	/** Main part and MTP depths. */
+	readonly hybridLayerPattern: string;
+	/** Absent: the format does not tell. */
+	readonly mtpUseRepeatedLayer?: boolean;
+	readonly mtpLossScalingFactor?: number;
+	/** Number of layers of the main part. */
+	readonly numLayers: number;
+	readonly hiddenSize: number;
+	readonly ffnHiddenSize: number;
+	readonly numAttentionHeads: number;
+	readonly numQueryGroups: number;
+	readonly kvChannels: number;
+	/** null: no clamp. */
+	readonly activationFuncClampValue: number | null;
+	readonly gluLinearOffset: number;
+	readonly addBiasLinear: boolean;
+	/** Absent, here and below: false, or the key's default. */
+	readonly addQkvBias?: boolean;
+	readonly qkLayernorm?: boolean;
+	readonly positionEmbeddingType: "none" | "rope";
+	readonly rotaryBase: number;
+	readonly rotaryPercent: number;
+	readonly useRopeScaling?: boolean;
+	readonly ropeScalingFactor?: number;
+	readonly ropeScalingLowFreqFactor?: number;
+	readonly ropeScalingHighFreqFactor?: number;
+	readonly ropeScalingOriginalMaxPositionEmbeddings?: number;
+	readonly normEpsilon: number;
+	readonly initMethodStd: number;
+	readonly vocabSize: number;
+	readonly maxPositionEmbeddings: number;
+	readonly untieEmbeddingsAndOutputWeights: boolean;
+	readonly hiddenDropout: number;
+	readonly attentionDropout: number;
+	readonly mambaNumHeads: number;
+	/** Lists of layers with sizes of their own; absent or null: all have the model's. */
+	readonly mambaNumHeadsPerLayer?: readonly number[] | null;
+	readonly numAttentionHeadsPerLayer?: readonly number[] | null;
+	readonly numExpertsPerLayer?: readonly number[] | null;
+	readonly moeFfnHiddenSizePerLayer?: readonly number[] | null;
+	readonly mambaHeadDim: number;
+	readonly mambaNumGroups: number;
+	readonly mambaStateDim: number;
+	readonly mambaConvKernelDim: number;
+	readonly mambaChunkSize: number;
+	readonly numExperts: number;
+	readonly moeRouterTopk: number;
+	readonly moeFfnHiddenSize: number;
+	readonly moeSharedExpertIntermediateSize: number;
+	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
+	readonly moeRouterPreSoftmax: boolean;
+	readonly moeRouterEnableExpertBias: boolean;
+	readonly moeRouterTopkScalingFactor: number;
+	readonly moeRouterNumGroups: number;
+	readonly moeRouterGroupTopk: number;
+}
 
 /** The tensor names of a Hugging Face folder. */
 export interface Spelling {
@@ -59,4 +121,70 @@ export interface Family {
 		spelling: Spelling,
 		options: NameOptions,
 	) => void;
+}
+
+/** Throws a UserError about a config.json. */
+export type Refuse = (sentence: string) => never;
+
+export function refusalAt(path: string): Refuse {
+	return (sentence) => {
+		throw new UserError(`${path}: ${sentence}.`);
+	};
+}
+
+/** A number of a config.json from 0. */
+export function fraction(values: Json, name: string, missing: number, bad: Refuse): number {
+	const value = values[name] ?? missing;
+	if (typeof value === "number" && Number.isFinite(value) && value >= 0) return value;
+	return bad(`${name} is ${JSON.stringify(value)}, expected a number`);
+}
+
+/** The config.json that was made of a model, which describes the same model to every reader; otherwise throws a UserError. */
+export function readAlike(
+	written: Record<string, unknown>,
+	configuration: LanguageModelConfiguration,
+	path: string,
+	{ title, read }: { readonly title: string; readonly read: Family["read"] },
+): Record<string, unknown> {
+	const again = read(parsePythonJson(formatPythonJson(written), path), path);
+	const differences = modelDifferences({ ...again }, { ...configuration });
+	if (differences.length === 0) return written;
+	throw new UserError(`${path}: Hugging Face's ${title} is another model: ${differences.join("; ")}.`);
+}
+
+/** A tensor with a row a token, which the logical one may have more of. */
+export function addVocabulary(
+	builder: CorrespondenceBuilder,
+	{ vocabSize: rows, hiddenSize: width }: LanguageModelConfiguration,
+	{ paddedVocabularySize: padded = rows }: NameOptions,
+	names: { readonly logical: string; readonly foreign: string },
+): void {
+	builder.addLogical(names.logical, [padded, width]);
+	builder.addForeign(names.foreign, [rows, width]);
+	builder.rows({ ...names, width, rows });
+	if (padded > rows) builder.padded.add(names.logical);
+}
+
+/** Rows of linear_qkv: per group its query heads, then one key head, one value head (docs/spec/checkpoint.md §4.2). */
+export function addQueryKeyValue(
+	builder: CorrespondenceBuilder,
+	{ hiddenSize, numAttentionHeads: heads, numQueryGroups: groups, kvChannels: d }: LanguageModelConfiguration,
+	end: "weight" | "bias",
+	modules: { readonly logical: string; readonly foreign: string },
+): void {
+	const queryRows = (heads / groups) * d;
+	const groupRows = queryRows + 2 * d;
+	const width = end === "bias" ? 1 : hiddenSize;
+	const shape = (rows: number) => (end === "bias" ? [rows] : [rows, width]);
+	const logical = `${modules.logical}linear_qkv.${end}`;
+	builder.addLogical(logical, shape(groups * groupRows));
+	for (const [part, rows, logicalRow] of [
+		["q", queryRows, 0],
+		["k", d, queryRows],
+		["v", d, queryRows + d],
+	] as const) {
+		const foreign = `${modules.foreign}${part}_proj.${end}`;
+		builder.addForeign(foreign, shape(groups * rows));
+		builder.rows({ logical, foreign, width, rows, count: groups, logicalRow, logicalStride: groupRows });
+	}
 }

@@ -2,11 +2,10 @@
 
 import { UserError } from "../../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../../mapping.ts";
-import type { LanguageModelConfiguration } from "../configuration.ts";
-import { type SpellingName, spellings } from "../language-names.ts";
-import type { Family, Json, NameOptions, Spelling } from "./family.ts";
+import type { Family, Json, LanguageModelConfiguration, NameOptions, Spelling } from "./family.ts";
 import { llama } from "./llama.ts";
 import { nemotronH } from "./nemotron-h.ts";
+import { type SpellingName, spellings } from "./nemotron-h-names.ts";
 import { qwen2 } from "./qwen2.ts";
 import { qwen3, qwen3Moe } from "./qwen3.ts";
 

@@ -1,7 +1,7 @@
 /** Qwen3 and Qwen3-MoE: as Llama, with a norm of every query and key head; experts with a softmax router. */
-import type { LanguageModelConfiguration } from "../configuration.ts";
-import { decoderFamily, fullAttention, type Refuse, whole } from "./decoder.ts";
-import type { Json } from "./family.ts";
+
+import { decoderFamily, fullAttention, whole } from "./decoder.ts";
+import type { Json, LanguageModelConfiguration, Refuse } from "./family.ts";
 
 const common = {
 	maxPositionEmbeddings: 32768,

@@ -1,15 +1,48 @@
+/** A model's tensors with, without, and merged with those of its low-rank adapters. */
+
+import { adapterName, adapterScale, isAdapterName } from "../../models/lora.ts";
+import { UserError } from "../../system/errors.ts";
+import { decodeFloats, encodeFloats, firstNotFinite } from "../cast-floats.ts";
+import { dtypes, elementCount } from "../dtype.ts";
+import type { NamedTensors } from "../model-store.ts";
+import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
+
+/** The tensors of the base: those that other checkpoints of the model have too. */
+export function withoutAdapters(model: NamedTensors): NamedTensors {
+	return select(model, (name) => !isAdapterName(name));
+}
+
+export function adaptersOf(model: NamedTensors): NamedTensors {
+	return select(model, isAdapterName);
+}
+
+function select(model: NamedTensors, wanted: (name: string) => boolean): NamedTensors {
+	return {
+		*logicalTensors() {
+			for (const tensor of model.logicalTensors()) {
+				if (wanted(tensor.name)) {
+					yield tensor;
+					continue;
+				}
+				tensor.value[Symbol.dispose]();
+				tensor.gradient?.[Symbol.dispose]();
+			}
+		},
+	};
+}
+
+/** α / r of the adapters of a run or of a checkpoint; null without adapters. */
+export function scaleOf(model: { readonly loraRank?: unknown; readonly loraAlpha?: unknown }): number | null {
+	const { loraRank: rank, loraAlpha: alpha } = model;
+	return typeof rank === "number" && typeof alpha === "number" ? adapterScale({ rank, alpha }) : null;
+}
+
+type Values = ArrayLike<number>;
+
 /**
  * Weights with their low-rank adapters merged: W + (α / r) B A in the place of W, added up in float64 and rounded once to
  * the type in which W is stored.
  */
-import { adapterName, isAdapterName } from "../../models/lora.ts";
-import { UserError } from "../../system/errors.ts";
-import { decodeFloats, encodeFloats, firstNotFinite } from "../cast-floats.ts";
-import { dtypes, elementCount } from "../dtype.ts";
-import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
-
-type Values = ArrayLike<number>;
-
 export class MergedStore implements TensorStore {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	/** A of the weight that was read last: pieces of one weight are read in turn. */

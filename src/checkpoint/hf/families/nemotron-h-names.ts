@@ -2,13 +2,18 @@
  * Names and shapes of NemotronH's tensors: Megatron's logical ones and Hugging Face's (docs/spec/language-model.md §10,
  * docs/spec/checkpoint.md §4.1–§4.2). A pure plan that reads no files.
  */
-import { type LayerKind, layerSymbols, parsePattern } from "../../config/hybrid-pattern.ts";
-import { modelOfLayer } from "../../config/per-layer.ts";
-import { UserError } from "../../system/errors.ts";
-import type { CorrespondenceBuilder } from "../mapping.ts";
-import type { LanguageModelConfiguration } from "./configuration.ts";
-import type { NameOptions, Spelling } from "./families/family.ts";
 
+import { type LayerKind, layerSymbols, parsePattern } from "../../../config/hybrid-pattern.ts";
+import { modelOfLayer } from "../../../config/per-layer.ts";
+import { UserError } from "../../../system/errors.ts";
+import type { CorrespondenceBuilder } from "../../mapping.ts";
+import {
+	addQueryKeyValue,
+	addVocabulary,
+	type LanguageModelConfiguration,
+	type NameOptions,
+	type Spelling,
+} from "./family.ts";
 export const spellings = {
 	published: { base: "backbone.", head: "", experts: "separate" },
 	transformers: { base: "model.", head: "", experts: "packed" },
@@ -76,15 +81,9 @@ export function addNemotronH(
 	spelling: Spelling,
 	options: NameOptions,
 ): void {
-	const { hiddenSize: h, vocabSize: v } = configuration;
 	const prefix = "language_model.";
-	const paddedRows = options.paddedVocabularySize ?? v;
-	const vocabulary = (logical: string, foreign: string) => {
-		builder.addLogical(logical, [paddedRows, h]);
-		builder.addForeign(foreign, [v, h]);
-		builder.rows({ logical, foreign, width: h, rows: v });
-		if (paddedRows > v) builder.padded.add(logical);
-	};
+	const vocabulary = (logical: string, foreign: string) =>
+		addVocabulary(builder, configuration, options, { logical, foreign });
 	vocabulary(`${prefix}embedding.word_embeddings.weight`, `${spelling.base}embeddings.weight`);
 	const { segments, mtp } = parsePattern(configuration.hybridLayerPattern);
 	segments.flat(2).forEach((kind, index) => {
@@ -92,7 +91,7 @@ export function addNemotronH(
 		const foreign = `${spelling.base}layers.${index}.`;
 		layer(builder, modelOfLayer(configuration, index), spelling, kind, logical, foreign);
 	});
-	builder.same(`${prefix}decoder.final_norm.weight`, `${spelling.base}norm_f.weight`, [h]);
+	builder.same(`${prefix}decoder.final_norm.weight`, `${spelling.base}norm_f.weight`, [configuration.hiddenSize]);
 	if (configuration.untieEmbeddingsAndOutputWeights) {
 		vocabulary(`${prefix}output_layer.weight`, `${spelling.head}lm_head.weight`);
 	}
@@ -141,7 +140,14 @@ function layer(
 			break;
 		case "attention":
 			same("self_attention.linear_qkv.layer_norm_weight", "norm.weight", [h]);
-			attention(builder, configuration, logical, foreign);
+			addQueryKeyValue(builder, configuration, "weight", {
+				logical: `${logical}self_attention.`,
+				foreign: `${foreign}mixer.`,
+			});
+			same("self_attention.linear_proj.weight", "mixer.o_proj.weight", [
+				h,
+				configuration.numAttentionHeads * configuration.kvChannels,
+			]);
 			break;
 		case "mlp":
 			same("mlp.linear_fc1.layer_norm_weight", "norm.weight", [h]);
@@ -170,38 +176,6 @@ function mamba(configuration: LanguageModelConfiguration, same: Same): void {
 	for (const vector of ["A_log", "D", "dt_bias"]) same(`mixer.${vector}`, `mixer.${vector}`, [heads]);
 	same("mixer.norm.weight", "mixer.norm.weight", [inner]);
 	same("mixer.out_proj.weight", "mixer.out_proj.weight", [h, inner]);
-}
-
-/** Rows of linear_qkv: per group its query heads, then one key head, one value head (docs/spec/checkpoint.md §4.2). */
-function attention(
-	builder: CorrespondenceBuilder,
-	configuration: LanguageModelConfiguration,
-	logical: string,
-	foreign: string,
-): void {
-	const { hiddenSize: h, numAttentionHeads: heads, numQueryGroups: groups, kvChannels: d } = configuration;
-	const fused = `${logical}self_attention.linear_qkv.weight`;
-	const queryRows = (heads / groups) * d;
-	const groupRows = queryRows + 2 * d;
-	builder.addLogical(fused, [groups * groupRows, h]);
-	for (const [part, rows, row] of [
-		["q", queryRows, 0],
-		["k", d, queryRows],
-		["v", d, queryRows + d],
-	] as const) {
-		const name = `${foreign}mixer.${part}_proj.weight`;
-		builder.addForeign(name, [groups * rows, h]);
-		builder.rows({
-			logical: fused,
-			foreign: name,
-			width: h,
-			rows,
-			count: groups,
-			logicalRow: row,
-			logicalStride: groupRows,
-		});
-	}
-	builder.same(`${logical}self_attention.linear_proj.weight`, `${foreign}mixer.o_proj.weight`, [h, heads * d]);
 }
 
 function mixtureOfExperts(
