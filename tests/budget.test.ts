@@ -17,7 +17,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	guests: [3960, 35],
 	inference: [1620, 11],
 	launch: [2590, 18],
-	models: [4520, 53],
+	models: [4540, 53],
 	native: [3240, 18],
 	observe: [4870, 40],
 	optim: [480, 4],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1020, 10],
 	system: [680, 12],
 	tensor: [4440, 36],
-	train: [5610, 47],
+	train: [5600, 48],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -6,7 +6,7 @@ import type { RouterState } from "../models/language/router-state.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/index.ts";
 import type { Tensor } from "../tensor/index.ts";
-import type { TrainingState } from "../train/step.ts";
+import type { TrainingState } from "../train/step-state.ts";
 import { bf16Report, type Check, holds, type ParityReport, type Precision } from "./comparison.ts";
 import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";
 import { reduceHost } from "./reduce-host.ts";

@@ -13,7 +13,8 @@ import { topologyOf, World } from "../parallel/index.ts";
 import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.ts";
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
-import { type TrainingState, trainStep } from "../train/step.ts";
+import { trainStep } from "../train/step.ts";
+import type { TrainingState } from "../train/step-state.ts";
 import { SimulatedGroup, type Transfer } from "./simulated-group.ts";
 
 /**

@@ -37,7 +37,7 @@ import { type Participation, sawImages } from "./participation.ts";
 import { type HeldModule, holdEncoders, holdLanguage } from "./rank-modules.ts";
 import { RankPasses } from "./rank-passes.ts";
 import type { RunSpecification } from "./run-specification.ts";
-import type { TrainingState } from "./step.ts";
+import type { TrainingState } from "./step-state.ts";
 
 export interface Run extends Disposable {
 	readonly topology: Topology;

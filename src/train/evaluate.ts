@@ -3,7 +3,7 @@ import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { Evaluation } from "../guests/guest.ts";
 import { Losses, languageModelLoss, meansOf } from "./losses.ts";
 import type { MicrobatchObserver } from "./rank-passes.ts";
-import type { TrainingState } from "./step.ts";
+import type { TrainingState } from "./step-state.ts";
 
 /** The part of the training state that an evaluation uses. */
 export type EvaluationState = Pick<TrainingState, "world" | "passes" | "lossOwner" | "lossNames" | "scalars">;

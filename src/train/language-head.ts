@@ -1,10 +1,27 @@
-/** The losses of a microbatch at the end of the language model: the next-token loss and those of guests. */
+/** What guests do in a pass of the language model: their companions, and at its end the losses, with the next token's. */
 import { lossTokens } from "../data/microbatch.ts";
-import type { HeadView, LossTerm, StepGuest } from "../guests/guest.ts";
+import type { HeadView, LanguageView, LossTerm, StepGuest } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import { axpby, Tape, Tensor } from "../tensor/index.ts";
 import { tokenLoss } from "./language-loss.ts";
 import type { Losses } from "./losses.ts";
+
+/** The guests' companions for the next chunk. `entered`: from the chunk before, guest after guest; null on the first one. */
+export function companionsOf(
+	guests: readonly StepGuest[],
+	view: Omit<LanguageView, "companions">,
+	entered: readonly Tensor[] | null = null,
+): Map<StepGuest, readonly Tensor[]> {
+	let at = 0;
+	return new Map(
+		guests.map((guest) => {
+			const begin = at;
+			at += guest.companions?.(view.microbatch) ?? 0;
+			const own = guest.beforeChunk?.({ ...view, companions: entered?.slice(begin, at) ?? [] }) ?? [];
+			return [guest, own.map(view.own)];
+		}),
+	);
+}
 
 /** A loss that is differentiated: of each token, and its weight. */
 export interface WeighedLoss {

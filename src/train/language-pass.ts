@@ -4,9 +4,9 @@ import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { LanguageView, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
-import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import type { ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { Nodes } from "../models/language/nodes.ts";
-import { checkImageRows, findImagePlaces, placeImageRows, placement } from "../models/vision/merge.ts";
+import { checkImageRows, findImagePlaces, placement, placingRows } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/index.ts";
 import type { Backward, Input, Pass } from "../schedule/pass.ts";
 import {
@@ -20,7 +20,7 @@ import {
 	type TokenSlice,
 	type WeightGradients,
 } from "../tensor/index.ts";
-import { LanguageHead, type WeighedLoss } from "./language-head.ts";
+import { companionsOf, LanguageHead, type WeighedLoss } from "./language-head.ts";
 import type { Losses } from "./losses.ts";
 
 /** Options of a language model pass. */
@@ -96,7 +96,7 @@ export class LanguagePass implements Pass {
 		const leaves = inputs.map((input) => this.#leaf(input));
 		const { ids, matrices } = chunk.segment.embeds ? this.#place(microbatch, inputs) : { ...microbatch, matrices: [] };
 		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel.tp));
-		const features = this.#features(this.#tape, leaves, matrices);
+		const features = placingRows(this.#tape, leaves, matrices, parallel.tp);
 		const weights = losses.weights.of(microbatch);
 		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
 		const forward = { ...plain, ...features, masks: options.variant?.masks };
@@ -104,10 +104,10 @@ export class LanguagePass implements Pass {
 		const view: Omit<LanguageView, "companions"> = {
 			...{ microbatch: options.microbatch, text: microbatch, chunk, place: model.chunks.indexOf(chunk) },
 			...{ weight: weights.loss, observe: options.observe, own: (owned) => this.#own(owned) },
-			input: (tape) => ({ ...plain, ...this.#features(tape, rows, matrices) }),
+			input: (tape) => ({ ...plain, ...placingRows(tape, rows, matrices, parallel.tp) }),
 		};
 		const before = chunk.segment.embeds ? null : leaves[0]!;
-		const companions = this.#companions(view, before && inputs[0]!.rows.companions);
+		const companions = companionsOf(options.guests, view, before && inputs[0]!.rows.companions);
 		using hidden = yield* chunk.hidden(this.#tape, forward, before, options.observe);
 		if (!chunk.segment.hasHead) {
 			const sent = [...companions.values()].flat();
@@ -116,40 +116,6 @@ export class LanguagePass implements Pass {
 		}
 		using head = new LanguageHead(model, this.#tape, { ...view, hidden, forward, input });
 		this.#losses = head.losses(companions, losses);
-	}
-
-	/** The guests' companions for the next chunk. `entered`: from the chunk before, guest after guest; null on the first one. */
-	#companions(
-		view: Omit<LanguageView, "companions">,
-		entered: readonly Tensor[] | null = null,
-	): Map<StepGuest, readonly Tensor[]> {
-		let at = 0;
-		return new Map(
-			this.options.guests.map((guest) => {
-				const begin = at;
-				at += guest.companions?.(view.microbatch) ?? 0;
-				const own = guest.beforeChunk?.({ ...view, companions: entered?.slice(begin, at) ?? [] }) ?? [];
-				for (const tensor of own) this.#own(tensor);
-				return [guest, own];
-			}),
-		);
-	}
-
-	/** Adds the encoders' rows to the embedding; nothing without encoders. */
-	#features(
-		tape: Tape,
-		rows: readonly Tensor[],
-		matrices: readonly SparseMatrix[],
-	): Pick<ForwardInput, "addToEmbedding"> {
-		if (matrices.length === 0) return {};
-		const { tp } = this.model.parallel;
-		const add = (embedded: Tensor, index: number): Tensor => {
-			const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, tp);
-			if (index + 1 === matrices.length) return placed;
-			using _placed = placed;
-			return add(placed, index + 1);
-		};
-		return { addToEmbedding: (embedded) => add(embedded, 0) };
 	}
 
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */

@@ -2,7 +2,7 @@
  * Callbacks between the steps of a training, which may end it: checkpoints, exit conditions, profiling. Every rank has the same
  * listeners and calls them in the same order, so they may communicate.
  */
-import type { StepResult } from "./step.ts";
+import type { StepResult } from "./step-state.ts";
 
 /** Progress of a training. */
 export interface Progress {

@@ -25,7 +25,8 @@ import { openProfile } from "./report/profile.ts";
 import type { SkippedReport } from "./report/skipped-samples.ts";
 import { StepMetrics } from "./report/step-metrics.ts";
 import { openTiming } from "./report/timing.ts";
-import { type StepGradients, type StepInput, type StepResult, takeGradients, update } from "./step.ts";
+import { takeGradients, update } from "./step.ts";
+import type { StepGradients, StepInput, StepResult } from "./step-state.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;

@@ -1,5 +1,6 @@
 /** Builds a rank's part of each module with its process groups and gradient reduction. */
 import { HybridModel } from "../models/language/model.ts";
+import { rereadsEmbedding } from "../models/language/names.ts";
 import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import type { Module } from "../models/module.ts";
 import { EncoderModule } from "../models/vision/encoder.ts";
@@ -77,7 +78,7 @@ export async function holdLanguage(
 		groups: {
 			experts: config.moe.experts,
 			sequenceParallel: true,
-			copies: config.tieWordEmbeddings || config.mtp !== null,
+			copies: rereadsEmbedding(config),
 			...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
 			...(specification.dispatcher && { dispatcher: specification.dispatcher }),
 		},

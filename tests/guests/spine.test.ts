@@ -10,7 +10,8 @@ function ofSpine(file: string): boolean {
 	return /^(train|schedule|parallel)\//.test(file) && !/^train\/(feed|restart|report)\//.test(file);
 }
 
-const words = /elastic|submodel|flextron|teacher|distil|budget|prefetch|encoder-?balance|balance-?by-?cost/i;
+const words =
+	/elastic|submodel|flextron|teacher|distil|budget|\bmtp|(?<!exp)lora|prefetch|encoder-?balance|balance-?by-?cost/i;
 
 test("the spine names no guest", () => {
 	const files = [...new Bun.Glob("**/*.ts").scanSync(source)].filter(ofSpine);

@@ -1,7 +1,7 @@
 /** The language model on several processes: losses and every gradient equal those of one process. */
 import { beforeAll, describe, expect, test } from "bun:test";
 import { recomputeModuleNames } from "../../src/config/recompute-modules.ts";
-import type { StepResult } from "../../src/train/step.ts";
+import type { StepResult } from "../../src/train/step-state.ts";
 import { relativeRms } from "../support.ts";
 import { runRanks } from "./ranks.ts";
 import { type PrintedGradients, wholeGradients } from "./whole-gradients.ts";

@@ -5,7 +5,8 @@ import type { HybridConfig } from "../../src/models/language/config.ts";
 import { loggedName } from "../../src/models/language/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
 import type { Parameter } from "../../src/tensor/parameter.ts";
-import { type StepGradients, takeGradients } from "../../src/train/step.ts";
+import { takeGradients } from "../../src/train/step.ts";
+import type { StepGradients } from "../../src/train/step-state.ts";
 import { randomValues, testDevice } from "../support.ts";
 import { Training, tiny } from "./training.ts";
 

@@ -8,7 +8,7 @@ import { openEngine } from "../../src/parity/verify/engine.ts";
 import { languageSamples, planOf } from "../../src/parity/verify/plan.ts";
 import type { Subject } from "../../src/parity/verify/subject.ts";
 import { LossWeights } from "../../src/train/loss-weights.ts";
-import type { StepResult } from "../../src/train/step.ts";
+import type { StepResult } from "../../src/train/step-state.ts";
 import { elasticKeys } from "../parity/verify/elastic-keys.ts";
 import { smallSubject } from "../parity/verify/subject.ts";
 import { testDevice } from "../support.ts";

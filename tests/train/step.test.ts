@@ -6,7 +6,7 @@ import { countingLibrary } from "../../src/native/counting-library.ts";
 import { Device } from "../../src/native/device.ts";
 import { NativeError } from "../../src/system/errors.ts";
 import { describeNonFinite } from "../../src/train/report/non-finite.ts";
-import type { StepObserver } from "../../src/train/step.ts";
+import type { StepObserver } from "../../src/train/step-state.ts";
 import { relativeRms, testDevice } from "../support.ts";
 import { batch, Training, tiny, train } from "./training.ts";
 

@@ -7,7 +7,8 @@ import type { Device } from "../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
-import { type StepObserver, type StepResult, trainStep } from "../../src/train/step.ts";
+import { trainStep } from "../../src/train/step.ts";
+import type { StepObserver, StepResult } from "../../src/train/step-state.ts";
 import { smallModel } from "../models/small.ts";
 
 export const tiny = (keys: Record<string, unknown> = {}): HybridConfig =>

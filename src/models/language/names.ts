@@ -10,6 +10,14 @@ import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 /** Name of the word embedding, which is the output layer too if tied. */
 export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
 
+/**
+ * Whether the end of the model reads the word embedding again, as a tied output layer or in MTP depths. On another stage than the
+ * embedding it reads a copy, and the gradients of both are summed.
+ */
+export function rereadsEmbedding({ tieWordEmbeddings, mtp }: HybridConfig): boolean {
+	return tieWordEmbeddings || mtp !== null;
+}
+
 /** The parameters of the given segments in forward order. */
 export function hybridParameters(
 	config: HybridConfig,
@@ -25,9 +33,7 @@ export function hybridParameters(
 	});
 	const embeds = segments.some((segment) => segment.embeds);
 	const hasHead = segments.some((segment) => segment.hasHead);
-	// A tied output layer, or MTP depths, on another stage than the embedding read a copy; the gradients of both are summed.
-	const rereads = tied || config.mtp !== null;
-	const copied = rereads && embeds !== hasHead;
+	const copied = rereadsEmbedding(config) && embeds !== hasHead;
 	const embeddingTable: ParameterSpec = {
 		...vocabulary(wordEmbedding, config.embeddingInitMethodStd),
 		...(copied && { copy: { counted: embeds } }),
@@ -47,7 +53,7 @@ export function hybridParameters(
 	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
 	for (let depth = 0; depth < storedDepths(config); depth++) specs.push(...mtpParameters(config, depth));
 	if (!tied) specs.push(vocabulary(`${languageModelPrefix}output_layer.weight`, std));
-	if (rereads && !embeds) specs.push(embeddingTable);
+	if (rereadsEmbedding(config) && !embeds) specs.push(embeddingTable);
 	return specs;
 }
 

@@ -76,3 +76,20 @@ export function placeImageRows(tape: Tape, embedded: Tensor, rows: Tensor, place
 	using entered = copyToTensorParallel(tape, rows, tp);
 	return spmm(tape, placement, entered, { base: embedded });
 }
+
+/** Adds rows of several sources to the embedding, each by its matrix; nothing without sources. */
+export function placingRows(
+	tape: Tape,
+	rows: readonly Tensor[],
+	matrices: readonly SparseMatrix[],
+	tp: Group,
+): { readonly addToEmbedding?: (embedded: Tensor) => Tensor } {
+	if (matrices.length === 0) return {};
+	const add = (embedded: Tensor, index: number): Tensor => {
+		const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, tp);
+		if (index + 1 === matrices.length) return placed;
+		using _placed = placed;
+		return add(placed, index + 1);
+	};
+	return { addToEmbedding: (embedded) => add(embedded, 0) };
+}

@@ -6,7 +6,7 @@ import { requireMatch, type TensorStore } from "../../checkpoint/index.ts";
 import { decayMultiplier } from "../../optim/adamw.ts";
 import { exchangeTexts, type Topology } from "../../parallel/index.ts";
 import type { Run } from "../../train/assemble.ts";
-import type { StepResult } from "../../train/step.ts";
+import type { StepResult } from "../../train/step-state.ts";
 import { bandLimit } from "../bands.ts";
 import { type Check, relative } from "../comparison.ts";
 import { reduceHost } from "../reduce-host.ts";

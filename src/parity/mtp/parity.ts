@@ -20,7 +20,7 @@ import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import type { LossMean } from "../../train/loss-weights.ts";
-import type { StepResult } from "../../train/step.ts";
+import type { StepResult } from "../../train/step-state.ts";
 import { bandLimit } from "../bands.ts";
 import type { Check } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";

@@ -16,7 +16,7 @@ import type { MlpRecipeName } from "../../native/abi.ts";
 import { layoutFor, namedTopology, parseLayout, type World } from "../../parallel/index.ts";
 import { copyInto, elementCount, Tensor } from "../../tensor/index.ts";
 import { languageModelLoss } from "../../train/losses.ts";
-import type { StepResult } from "../../train/step.ts";
+import type { StepResult } from "../../train/step-state.ts";
 import { type ClampCounts, ClampMeter } from "./clamps.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import { OperandReplay, type Operands, recordOperands } from "./operands.ts";

@@ -12,7 +12,7 @@ import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../..
 import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/step-report.ts";
 import type { Grid, World } from "../../parallel/index.ts";
 import { isReportingRank, type Run } from "../assemble.ts";
-import type { StepResult } from "../step.ts";
+import type { StepResult } from "../step-state.ts";
 import { stepTokensOf } from "./router-report.ts";
 
 const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
