@@ -63,7 +63,7 @@ export function scheduleTable(resolved: ResolvedConfiguration): string {
 			`F, B: a microbatch forward, backward${shape.lateWeightGradients ? "" : " (two slots)"}`,
 			...(shape.lateWeightGradients ? ["W: weight gradients that backward has delayed"] : []),
 			...(shape.overlap ? ["/1: one node of the pass, a slot each"] : []),
-			"e: through the encoder; .1: through the stage's second segment.",
+			"e: through an encoder, on shared ranks one after the other; .1: through the stage's second segment.",
 		].join("; "),
 	].join("\n");
 }

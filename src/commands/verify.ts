@@ -20,8 +20,9 @@ and compares losses, gradient norm, every parameter's gradient, the optimizer on
 --delay-wgrad-compute delayed weight gradients with immediate ones. Exit code 1 if a difference exceeds the tolerance.
 
   --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
-                       ranks, LANGUAGE alone where there is no encoder. A side is any of tpN dpN ppN epN etpN written
-                       together, or a number, which means dp; ranks of a side = tp × dp × pp. 1: one process.
+                       ranks, LANGUAGE alone where there is no encoder; several encoders have a side each
+                       (1+2|tp2). A side is any of tpN dpN ppN epN etpN written together, or a number, which means
+                       dp; ranks of a side = tp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
                        square). Three times the noise of this machine is allowed too, up to 1e-4. Default 1e-5.
   --samples KIND       random (default): packs of three sequences of random text, images of different sizes, and text
@@ -66,7 +67,7 @@ type Flags = Readonly<Record<string, string>>;
 
 async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, flags: Flags): Promise<void> {
 	const { layoutFor, namedTopology, parseLayouts } = await import("../parallel/layout.ts");
-	const { microBatchSizes, poolingReason } = await import("../parity/verify/subject.ts");
+	const { encoderNames, microBatchSizes, poolingReason } = await import("../parity/verify/subject.ts");
 	const { referencePlan } = await import("../parity/verify/reference.ts");
 	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
 	if (flags.layouts === undefined) {
@@ -74,15 +75,15 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 	}
 	const given = parseLayouts(flags.layouts);
 	const subject = await subjectFor(c, flags);
-	const layouts = given.map((layout) => layoutFor(layout, { encoder: subject.encoders.length > 0 }));
+	const layouts = given.map((layout) => layoutFor(layout, { encoders: subject.encoders.length }));
 	const { sequenceLength, samples } = subject;
 	const sizes = { samples: samples.length, microBatchSize: microBatchSizes(subject).layouts, sequenceLength };
 	const reference = referencePlan(subject);
 	const pooled = poolingReason(subject);
 	const plans = layouts.map((layout) => {
-		const plan = planOf(namedTopology(layout), sizes);
+		const plan = planOf(namedTopology(layout, encoderNames(subject)), sizes);
 		if (pooled !== null) requireEqualMicrobatches(plan, reference, pooled);
-		checkLayout(args, layout, plan);
+		checkLayout(args, c, layout, plan);
 		return plan;
 	});
 	const { placeFromEnvironment } = await import("../launch/place.ts");
@@ -107,11 +108,21 @@ async function subjectFor(c: TrainingConfiguration, flags: Flags): Promise<Subje
 }
 
 /** The configuration with the layout's grids, checked like any other. */
-function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }: Plan): void {
-	const { encoder, language } = layout;
+function checkLayout(
+	args: readonly string[],
+	c: TrainingConfiguration,
+	layout: Layout,
+	{ microBatchSize, topology }: Plan,
+): void {
+	const { encoders, language } = layout;
+	const [vision, ...others] = hasEncoder(c) ? encoders : [undefined, ...encoders];
+	const modules = c.modules.map((module, index) => {
+		const { shape, colocated } = others[index]!;
+		return { ...module, ranks: colocated ? "language" : "own", tp: shape.tensor, dp: shape.data };
+	});
 	const grids: Partial<Record<(typeof gridKeys)[number], number>> = {
-		...(encoder && { "encoder-tp": encoder.tensor, "encoder-dp": encoder.data }),
-		"llm-offset": encoder === null || layout.colocated ? 0 : encoder.tensor * encoder.data,
+		...(vision && { "encoder-tp": vision.shape.tensor, "encoder-dp": vision.shape.data }),
+		"llm-offset": topology.language.offset,
 		"llm-tp": language.tensor,
 		"llm-dp": language.data,
 		"llm-ep": language.expert,
@@ -120,7 +131,12 @@ function checkLayout(args: readonly string[], layout: Layout, { microBatchSize }
 		"tensor-parallel-num-weight-shards": language.tensor,
 		"expert-tensor-parallel-num-weight-shards": language.expertTensor,
 	};
-	const values = { ...grids, "micro-batch-size": microBatchSize, "eval-micro-batch-size": microBatchSize };
+	const values = {
+		...grids,
+		...(modules.length > 0 && { modules: JSON.stringify(modules) }),
+		"micro-batch-size": microBatchSize,
+		"eval-micro-batch-size": microBatchSize,
+	};
 	try {
 		configurationOfArguments(
 			[...args, ...Object.entries(values).flatMap(([key, value]) => [`--${key}`, String(value)])],

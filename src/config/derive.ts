@@ -7,6 +7,7 @@ import { watched } from "../system/read-watch.ts";
 import { chatTemplateFile } from "./chat-template-file.ts";
 import { fileKind } from "./file-kind.ts";
 import { hasLayer, parseHybridPattern, parsePattern } from "./hybrid-pattern.ts";
+import { moduleRanks } from "./modules.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
 /** `gpus`: as in defaultOffset. */
@@ -42,10 +43,10 @@ export function encoderMicroBatchSize(c: TrainingConfiguration): number {
 	return (encoderTurns(c) * c.microBatchSize * dataLanes(c)) / c.encoderDp;
 }
 
-/** Whether encoder and language model live on the same ranks: both start at rank 0 and have equally many. */
+/** Whether vision encoder and language model live on the same ranks: both start at one rank and have equally many. */
 export function sharesRanks(c: TrainingConfiguration): boolean {
 	const equal = c.encoderTp * c.encoderDp === c.llmTp * c.llmPp * dataLanes(c);
-	return hasEncoder(c) && c.llmOffset === 0 && equal;
+	return hasEncoder(c) && c.llmOffset === moduleRanks(c) && equal;
 }
 
 /**
@@ -53,10 +54,12 @@ export function sharesRanks(c: TrainingConfiguration): boolean {
  * GPU, on which NCCL joins no two ranks, modules of one rank each share a rank.
  */
 export function defaultOffset(c: TrainingConfiguration, gpus: number | null = null): number {
-	if (!hasEncoder(c)) return 0;
+	const others = moduleRanks(c);
+	if (!hasEncoder(c)) return others;
 	const encoderRanks = c.encoderTp * c.encoderDp;
-	const together = encoderRanks === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
-	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks;
+	const together =
+		others === 0 && encoderRanks === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
+	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks + others;
 }
 
 /** Whether a vision encoder runs beside the language model. */

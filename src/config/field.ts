@@ -7,7 +7,7 @@ import * as v from "valibot";
 
 /** How the text of a flag becomes a value, and the legal values. */
 export interface ValueType<Value> {
-	readonly kind: "number" | "boolean" | "text" | "path" | "list";
+	readonly kind: "number" | "boolean" | "text" | "path" | "list" | "records";
 	/** Whether a flag's text is converted to numbers. */
 	readonly numeric: boolean;
 	/** Checks a value of a file or of a converted flag. */
@@ -191,6 +191,22 @@ export const fraction: ValueType<number> = valueType(
 export const boolean: ValueType<boolean> = valueType("boolean", "", "true or false", v.boolean());
 
 export const text: ValueType<string> = valueType("text", "TEXT", "text", v.pipe(v.string(), v.nonEmpty()));
+
+/** A name in parameters' names and in messages. */
+export const moduleName: ValueType<string> = valueType(
+	"text",
+	"NAME",
+	"a name of small letters, digits and _",
+	v.pipe(v.string(), v.regex(/^[a-z][a-z0-9_]*$/)),
+);
+
+/** Records of keys of their own (modules.ts): in YAML a list of maps, as a flag their JSON. */
+export const records: ValueType<readonly Readonly<Record<string, unknown>>[]> = valueType(
+	"records",
+	"JSON",
+	"a list of modules, each with keys of its own",
+	v.array(v.record(v.string(), v.unknown())),
+);
 
 /** A file or folder; relative to the configuration file that names it, or to the working directory for a flag. */
 export const path: ValueType<string> = valueType(

@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isAlias, isMap, isScalar, LineCounter, parseDocument } from "yaml";
 import { systemReason } from "../system/system-errors.ts";
+import { withPlacedPaths } from "./modules.ts";
 import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, type Key, keyOf, spellings } from "./schema.ts";
 import type { Entry, Problem } from "./sources.ts";
@@ -96,9 +97,9 @@ function valueObjection(name: string, key: Key, node: unknown): string | null {
 function nodeValue(key: Key, node: unknown, file: string): unknown {
 	const value: unknown = (node as { toJSON(): unknown } | null)?.toJSON() ?? null;
 	const { type } = fieldOf(key);
-	if (type.kind === "path" && typeof value === "string" && value !== "" && !value.includes("://")) {
-		return resolve(dirname(file), value);
-	}
+	const place = (path: string) => (path === "" || path.includes("://") ? path : resolve(dirname(file), path));
+	if (type.kind === "path" && typeof value === "string") return place(value);
+	if (type.kind === "records") return withPlacedPaths(value, place);
 	return type.kind === "list" && value !== null && !Array.isArray(value) ? [value] : value;
 }
 

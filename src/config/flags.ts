@@ -120,7 +120,17 @@ function nearestFlag(name: string, commandFlags: CommandFlags): string {
 	return keyHint(name, [...spellings, ...Object.keys(commandFlags)], "--");
 }
 
-/** Converts a number's text for a numeric key; other text is left to the schema's check. */
+/** The value of JSON; other text is left to the schema's check. */
+function jsonOf(text: string): unknown {
+	try {
+		return JSON.parse(text);
+	} catch {
+		return text;
+	}
+}
+
+/** Converts a number's text for a numeric key, and JSON; other text is left to the schema's check. */
 function valueOfText(value: string, type: ValueType<unknown>): unknown {
+	if (type.kind === "records") return jsonOf(value);
 	return type.numeric && /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(value) ? Number(value) : value;
 }

@@ -51,5 +51,7 @@ function withoutSecrets(value: unknown): unknown {
 
 function shown(value: unknown): string {
 	if (value === null) return "-";
-	return shownAddress(Array.isArray(value) ? value.join(",") : String(value));
+	const items = (list: readonly unknown[]) =>
+		list.map((item) => (typeof item === "object" ? JSON.stringify(item) : item)).join(",");
+	return shownAddress(Array.isArray(value) ? items(value) : String(value));
 }

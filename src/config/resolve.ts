@@ -11,6 +11,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { checks, lengthIsGiven, patternIsLegal } from "./checks/all.ts";
 import type { Check } from "./checks/check.ts";
+import { modulesAreLegal } from "./checks/modules.ts";
 import { type Derivation, dataLanes, defaultOffset, derivations, weightShards } from "./derive.ts";
 import { Draft } from "./draft.ts";
 import { parseFile } from "./file.ts";
@@ -189,7 +190,7 @@ class Resolution {
 
 	/** Computes derived defaults, which read the layer pattern. */
 	derive(): void {
-		this.#inspect([patternIsLegal]);
+		this.#inspect([patternIsLegal, modulesAreLegal]);
 		for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
 			if (key in this.#raw) continue;
 			const result = this.#draft.read((c) => ({ value: derive(c, this.sources.gpus) }));

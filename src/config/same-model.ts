@@ -10,6 +10,7 @@ import { mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { visionKeys } from "./keys/vision.ts";
+import { modelOfModules } from "./modules.ts";
 import { perLayerSizes } from "./per-layer.ts";
 import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
 
@@ -81,10 +82,11 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 	if (listed && Array.isArray(description[listed.list]) && !String(description.hybridLayerPattern).includes("/")) {
 		return undefined;
 	}
-	if (property in description) return description[property];
 	// A run's whole configuration lacks only keys that are newer than it, which acted as their defaults do.
 	const whole = "modelProvider" in description;
-	return whole ? (fieldOf(key).default ?? undefined) : undefined;
+	const standing = whole ? (fieldOf(key).default ?? undefined) : undefined;
+	const value = property in description ? description[property] : standing;
+	return property === "modules" && Array.isArray(value) ? modelOfModules(value) : value;
 }
 
 /** The keys of a model's parts that a description has, with their values. */

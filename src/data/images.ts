@@ -1,5 +1,8 @@
-/** Images as an encoder reads them: patches, image after image (docs/spec/vision.md §2.1). */
-import { type PatchGrid, patchWidth, type RadioConfig } from "../models/radio/config.ts";
+/**
+ * Images, or other items, as an encoder reads them: patches of one width, item after item (docs/spec/vision.md §2.1). A sound is a
+ * grid of one column, whose patches are its frames.
+ */
+import type { PatchGrid, Tower } from "../models/tower.ts";
 import type { Device } from "../native/device.ts";
 import { cast, Tensor } from "../tensor/index.ts";
 
@@ -94,9 +97,13 @@ export function patchify(pixels: Float32Array, height: number, width: number, pa
 }
 
 /** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the tower's dtype. */
-export function patchTensor(device: Device, tower: RadioConfig, { patches, grids }: ImageSet): Tensor {
+export function patchTensor(
+	device: Device,
+	tower: Pick<Tower, "dtype" | "patchWidth">,
+	{ patches, grids }: ImageSet,
+): Tensor {
 	const { dtype } = tower;
-	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), patchWidth(tower)];
+	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), tower.patchWidth];
 	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
 	// A counting device has no values, and the data set no pixels: only the size matters.
 	const wide = Tensor.empty(device, shape, "f32", "data");

@@ -19,11 +19,17 @@ export interface Microbatch {
 	readonly padding?: number;
 }
 
-/** Text and images that a model with an encoder trains on at once. */
+/** Text and what encoders read, which a model trains on at once. */
 export interface ImageTextMicrobatch {
-	/** Ids hold the image token wherever an image row belongs. */
+	/** Ids hold an encoder's placeholder token wherever a row of it belongs. */
 	readonly text: Microbatch;
-	readonly images: ImageSet;
+	/** What each encoder reads, by its name; of an encoder that is absent nothing. */
+	readonly features: Readonly<Record<string, ImageSet>>;
+}
+
+/** What an encoder reads of a microbatch. */
+export function featuresOf({ text, features }: ImageTextMicrobatch, module: string): ImageSet {
+	return features[module] ?? noImages(sampleLengths(text).length);
 }
 
 /** Tokens of every sample that image rows are counted for. */
@@ -38,7 +44,7 @@ export function lossTokens({ lossMask }: Pick<Microbatch, "lossMask">): number {
 
 /** Text alone. */
 export function withoutImages(text: Microbatch): ImageTextMicrobatch {
-	return { text, images: noImages(sampleLengths(text).length) };
+	return { text, features: {} };
 }
 
 /** The text of a rank that reads none. */

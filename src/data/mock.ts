@@ -3,13 +3,16 @@
  * Sample i of a data set is drawn from MT19937 seeded by the data set's seed plus i.
  */
 import { hasEncoder } from "../config/derive.ts";
+import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { outputRows, type PatchGrid } from "../models/radio/config.ts";
+import { outputRows } from "../models/radio/config.ts";
+import type { PatchGrid } from "../models/tower.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
+import { visionModule } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
-import { type ImageSet, noImages } from "./images.ts";
+import type { ImageSet } from "./images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText } from "./microbatch.ts";
 
 export interface MockOptions {
@@ -22,6 +25,8 @@ export interface MockOptions {
 	readonly imageTokenId: number;
 	/** Image tokens every sample begins with. */
 	readonly imageTokens: number;
+	/** Tokens of further encoders, which follow them; default: none. */
+	readonly placeholders?: readonly { readonly id: number; readonly count: number }[];
 }
 
 const padId = 0;
@@ -54,15 +59,24 @@ export function mockGrid(patches: number, pixelShuffle: boolean): PatchGrid {
 export class MockData {
 	/** Token ids that text is drawn from, ascending. */
 	readonly #text: Int32Array;
+	/** Ids that every sample begins with. */
+	readonly #prefix: readonly number[];
 
 	constructor(readonly options: MockOptions) {
-		const { vocabularySize, imageTokenId, imageTokens, sequenceLength } = options;
-		if (imageTokens >= sequenceLength) {
-			throw new UserError(`${imageTokens} image tokens leave no text in samples of seq-length ${sequenceLength}.`);
+		const { vocabularySize, imageTokenId, imageTokens, sequenceLength, placeholders = [] } = options;
+		this.#prefix = [{ id: imageTokenId, count: imageTokens }, ...placeholders].flatMap(({ id, count }) =>
+			new Array<number>(count).fill(id),
+		);
+		const all = this.#prefix.length;
+		if (all >= sequenceLength) {
+			const what = placeholders.length === 0 ? "image" : "placeholder";
+			throw new UserError(`${all} ${what} tokens leave no text in samples of seq-length ${sequenceLength}.`);
 		}
 		this.#text = new Int32Array(vocabularySize);
 		let ids = 0;
-		for (let id = 0; id < vocabularySize; id++) if (id !== padId && id !== imageTokenId) this.#text[ids++] = id;
+		for (let id = 0; id < vocabularySize; id++) {
+			if (id !== padId && id !== imageTokenId && placeholders.every((one) => one.id !== id)) this.#text[ids++] = id;
+		}
 		this.#text = this.#text.subarray(0, ids);
 		if (this.#text.length === 0) throw new UserError(`A vocabulary of ${vocabularySize} has no id for mock text.`);
 	}
@@ -82,16 +96,18 @@ export class MockData {
 			ids.set(this.#ids(first + sample), begin);
 			labels.set(ids.subarray(begin + 1, begin + sequenceLength), begin);
 		}
-		for (const [token, label] of labels.entries()) if (label === imageTokenId) labels[token] = ignored;
+		const rows = new Set([imageTokenId, ...(this.options.placeholders ?? []).map(({ id }) => id)]);
+		for (const [token, label] of labels.entries()) if (rows.has(label)) labels[token] = ignored;
 		const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 		return { ids, labels, lossMask, lengths: new Array<number>(count).fill(sequenceLength) };
 	}
 
 	#ids(sample: number): Int32Array {
-		const { seed, sequenceLength, imageTokens, imageTokenId } = this.options;
-		const ids = new Int32Array(sequenceLength).fill(imageTokenId);
+		const { seed, sequenceLength } = this.options;
+		const ids = new Int32Array(sequenceLength);
+		ids.set(this.#prefix);
 		const random = new MersenneTwister(seedByInteger(seed + sample));
-		for (let token = imageTokens; token < sequenceLength; token++) {
+		for (let token = this.#prefix.length; token < sequenceLength; token++) {
 			ids[token] = this.#text[random.u32() % this.#text.length]!;
 		}
 		return ids;
@@ -128,6 +144,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 			vocabularySize: c.vocabSize,
 			imageTokenId: c.imageTokenId,
 			imageTokens: tokens,
+			placeholders: placeholdersOf(c),
 		});
 		lanes.set(lane, opened);
 		return opened;
@@ -135,12 +152,17 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 	return {
 		microbatch: (
 			{ lane, firstOfLane, count }: { readonly lane: number; readonly firstOfLane: number; readonly count: number },
-			wants: { readonly wantsText: boolean; readonly wantsImages: boolean },
+			wants: { readonly wantsText: boolean; readonly features: Readonly<Record<string, unknown>> },
 		): ImageTextMicrobatch => ({
 			text: wants.wantsText ? open(lane).microbatch(firstOfLane, count) : noText,
-			images: wants.wantsImages ? imagesOf(count) : noImages(count),
+			features: visionModule in wants.features ? { [visionModule]: imagesOf(count) } : {},
 		}),
 	};
+}
+
+/** Placeholder tokens of a sample for the encoders of `modules`. */
+export function placeholdersOf(c: TrainingConfiguration): { readonly id: number; readonly count: number }[] {
+	return modulesOf(c).map(({ placeholderTokenId: id, frames: count }) => ({ id, count }));
 }
 
 /** The one image of a mock sample, and how many image tokens it makes (docs/spec/runtime.md §8). */

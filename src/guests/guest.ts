@@ -12,7 +12,7 @@ import type { ModelMasks } from "../models/language/masks.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
-import type { RadioObserver } from "../models/radio/model.ts";
+import type { EncoderObserver } from "../models/tower.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { RunEvent } from "../observe/step-report.ts";
 import type { DataParallel, ModuleGroups, Topology } from "../parallel/index.ts";
@@ -98,8 +98,8 @@ export interface GuestReport {
 /** The microbatches of a rank that are about to run. */
 export interface GuestStep {
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** Of each microbatch, with their places in the step. */
-	readonly images: readonly PlacedImages[];
+	/** What each encoder of this rank reads of each microbatch, with the items' places in the step. */
+	readonly features: ReadonlyMap<string, readonly PlacedImages[]>;
 	/** Microbatches of the next step, where they are known. */
 	readonly upcoming: readonly ImageTextMicrobatch[];
 	/** Number of steps before this one. */
@@ -139,7 +139,7 @@ export interface StepGuest {
 export type EncodeImages = (
 	tape: Tape,
 	images: PlacedImages,
-	options: { readonly cropKey: number; readonly observe?: RadioObserver | undefined },
+	options: { readonly cropKey: number; readonly observe?: EncoderObserver | undefined },
 ) => Tensor;
 
 /** A part of the language model that a microbatch runs. */

@@ -1,5 +1,5 @@
 /** Splits requests over the lanes of a layout, in rounds: one round is a microbatch a rank. */
-import { type ImageSet, joinImages, noImages } from "../data/images.ts";
+import { type ImageSet, joinImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
 import { shareOfImages } from "../data/routing/image-share.ts";
 import { joined } from "../data/vision-language/batch.ts";
@@ -9,7 +9,7 @@ import { imagePatches } from "../data/vision-language/pixels.ts";
 import type { EncodedPrompt } from "../data/vision-language/prompt.ts";
 import type { VisionLanguageTask } from "../data/vision-language/task.ts";
 import type { Images } from "../native/images.ts";
-import type { Topology } from "../parallel/index.ts";
+import { type Topology, visionModule } from "../parallel/index.ts";
 import type { DataPlace } from "../train/feed/batch-source.ts";
 
 /** Sequences of a lane in a round, at most `wanted`: lanes, and encoder ranks that share one, have equally many. */
@@ -53,15 +53,9 @@ export function deal(
 			? []
 			: Array.from({ length: perLane }, (_, index) => textLane * perLane + index).filter((at) => at < prompts.length);
 	const text = textLane === null ? noText : textOf(laneOf(textLane), unit);
-	const own = place.wantsImages
-		? shareOfImages(
-				joinImages(place.lanes.map((lane) => imagesOf(laneOf(lane), task, images))),
-				place.share,
-				0,
-				3 * task.tower.patchSize ** 2,
-			)
-		: noImages(perLane);
-	return { microbatch: { text, images: own }, places };
+	const all = () => joinImages(place.lanes.map((lane) => imagesOf(laneOf(lane), task, images)));
+	const features = place.wantsImages ? { [visionModule]: shareOfImages(all(), place.share, 0) } : {};
+	return { microbatch: { text, features }, places };
 }
 
 /** One sequence a prompt, and one of padding where the tokens are no multiple of `unit`. */

@@ -135,6 +135,11 @@ function folderValues(path: string): Partial<Record<Key, unknown>> {
 
 /** Weights that nothing trains: no gradients, no optimizer. Every rank of the world calls this together. */
 export async function openModel(c: TrainingConfiguration, world: World, say: (sentence: string) => void): Promise<Run> {
+	if (c.modules.length > 0) {
+		throw new UserError(
+			"The model has further encoders (modules); it can be trained and verified, but not decoded yet.",
+		);
+	}
 	const specification = specificationOf(c, world.rank);
 	const frozen = { tower: true, projector: true };
 	const run = await assemble(

@@ -48,6 +48,6 @@ export {
 	rowParallelLinear,
 	scatterSequence,
 } from "./tensor-parallel.ts";
-export { languageModule, type Topology, topologyOf, visionModule } from "./topology.ts";
+export { type FeatureEdge, languageModule, type Topology, topologyOf, visionModule } from "./topology.ts";
 export { gatherStatistics } from "./vocabulary-parallel.ts";
 export { World } from "./world.ts";

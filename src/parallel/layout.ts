@@ -1,9 +1,11 @@
 /**
- * Layout strings: `ENCODER+LANGUAGE` on ranks of their own, `ENCODER|LANGUAGE` on the same ranks. A side is any of tpN, dpN,
+ * Layout strings: `ENCODER+LANGUAGE` on ranks of their own, `ENCODER|LANGUAGE` on the same ranks. Several encoders stand one after the
+ * other, and the sign behind each says whether it is on ranks of its own or on the language model's: `2+1|tp2`. A side is any of tpN, dpN,
  * ppN, epN and etpN written together, or a bare number, which means dp. It has tp × dp × pp ranks; ep and etp divide those
  * of a pipeline stage again. The encoder has no pp. A language side alone is a language model without an encoder; `1` alone
  * is one process that holds all modules.
  */
+import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { lanesNest } from "./edge-layout.ts";
@@ -12,11 +14,9 @@ import { layOut, type SideLayout, type Topology, visionModule } from "./topology
 export interface Layout {
 	/** The text as given. */
 	readonly text: string;
-	/** null: a language model without an encoder. */
-	readonly encoder: SideLayout | null;
+	/** In the order of the modules; empty: a language model alone. */
+	readonly encoders: readonly { readonly shape: SideLayout; readonly colocated: boolean }[];
 	readonly language: SideLayout;
-	/** Whether both modules are on the same ranks. */
-	readonly colocated: boolean;
 }
 
 type Piece = "tp" | "dp" | "pp" | "ep" | "etp";
@@ -51,24 +51,33 @@ export function parseLayout(text: string): Layout {
 }
 
 /** The layout `1` of a language model without an encoder. */
-export const languageAlone: Layout = { text: "1", encoder: null, language: sideOf({}), colocated: false };
+export const languageAlone: Layout = { text: "1", encoders: [], language: sideOf({}) };
 
 /**
- * `1` stands for both models with and without an encoder: returns the layout for the model. Throws a UserError if another layout
- * is of the other kind.
+ * `1` stands for models with any number of encoders: returns the layout for a model with `encoders` of them. Throws a UserError if
+ * another layout has another number.
  */
-export function layoutFor(layout: Layout, { encoder }: { readonly encoder: boolean }): Layout {
-	if (layout.text === "1") return encoder ? layout : languageAlone;
-	if (encoder === (layout.encoder !== null)) return layout;
-	const reason = encoder
-		? "it has no side for the encoder; a layout is ENCODER+LANGUAGE or ENCODER|LANGUAGE"
-		: "the model has no encoder; a layout is one side, such as tp2pp2";
+export function layoutFor(layout: Layout, { encoders }: { readonly encoders: number }): Layout {
+	if (layout.text === "1") {
+		return { ...layout, encoders: new Array(encoders).fill({ shape: sideOf({}), colocated: true }) };
+	}
+	const found = layout.encoders.length;
+	if (found === encoders) return layout;
+	const reason =
+		encoders === 0
+			? "the model has no encoder; a layout is one side, such as tp2pp2"
+			: encoders === 1 && found === 0
+				? "it has no side for the encoder; a layout is ENCODER+LANGUAGE or ENCODER|LANGUAGE"
+				: `it has sides for ${counted(found, "encoder")}, and the model has ${encoders}`;
 	throw new UserError(`Layout ${layout.text}: ${reason}.`, exitCodes.usage);
 }
 
-/** The topology of a layout. */
-export function topologyOfLayout({ encoder, language, colocated }: Layout): Topology {
-	return layOut(encoder === null ? [] : [{ name: visionModule, shape: encoder, colocated }], language);
+/** The topology of a layout, of encoders with these names. */
+export function topologyOfLayout({ encoders, language }: Layout, names: readonly string[] = [visionModule]): Topology {
+	return layOut(
+		encoders.map((encoder, index) => ({ name: names[index]!, ...encoder })),
+		language,
+	);
 }
 
 export interface NamedTopology {
@@ -77,8 +86,8 @@ export interface NamedTopology {
 	readonly topology: Topology;
 }
 
-export function namedTopology(layout: Layout): NamedTopology {
-	return { name: layout.text, topology: topologyOfLayout(layout) };
+export function namedTopology(layout: Layout, names?: readonly string[]): NamedTopology {
+	return { name: layout.text, topology: topologyOfLayout(layout, names) };
 }
 
 /** A UserError about a part of `whole`. */
@@ -92,24 +101,28 @@ function refusal(whole: string, part: Part, message: string): UserError {
 
 function parse(layout: Part, whole: string): Layout {
 	if (layout.text === "") throw refusal(whole, layout, "a layout is ENCODER+LANGUAGE, ENCODER|LANGUAGE or LANGUAGE");
-	if (layout.text === "1") return { text: "1", encoder: sideOf({}), language: sideOf({}), colocated: true };
-	const colocated = layout.text.includes("|");
-	const sides = split(layout, colocated ? "|" : "+").map(trim);
-	if (sides.length > 2) throw refusal(whole, sides[2]!, "a layout has two sides, ENCODER+LANGUAGE");
-	if (sides.length === 1) {
-		return { text: layout.text, encoder: null, language: parseSide(sides[0]!, whole), colocated: false };
+	if (layout.text === "1") {
+		return { text: "1", encoders: [{ shape: sideOf({}), colocated: true }], language: sideOf({}) };
 	}
-	const [encoder, language] = sides.map((side) => parseSide(side, whole)) as [SideLayout, SideLayout];
-	if (encoder.pipeline > 1) throw refusal(whole, sides[0]!, "the encoder has no pipeline stages");
-	const [own, other] = [encoder, language].map(ranksOfSide) as [number, number];
-	if (colocated && own !== other) {
-		throw refusal(whole, sides[1]!, `${other} ranks of the language model are not the encoder's ${own}`);
-	}
-	if (!lanesNest(encoder.data, language.data)) {
-		const lanes = `${language.data} data lanes do not match the encoder's ${encoder.data}`;
-		throw refusal(whole, sides[1]!, `${lanes}: one number has to be a multiple of the other`);
-	}
-	return { text: layout.text, encoder, language, colocated };
+	const signs = [...layout.text].filter((sign) => sign === "+" || sign === "|");
+	const sides = split({ ...layout, text: layout.text.replaceAll("|", "+") }, "+").map(trim);
+	const shapes = sides.map((side) => parseSide(side, whole));
+	const language = shapes.at(-1)!;
+	const encoders = shapes.slice(0, -1).map((shape, index) => {
+		const [side, last] = [sides[index]!, sides.at(-1)!];
+		if (shape.pipeline > 1) throw refusal(whole, side, "the encoder has no pipeline stages");
+		const colocated = signs[index] === "|";
+		const [own, other] = [ranksOfSide(shape), ranksOfSide(language)];
+		if (colocated && own !== other) {
+			throw refusal(whole, last, `${other} ranks of the language model are not the encoder's ${own}`);
+		}
+		if (!lanesNest(shape.data, language.data)) {
+			const lanes = `${language.data} data lanes do not match the encoder's ${shape.data}`;
+			throw refusal(whole, last, `${lanes}: one number has to be a multiple of the other`);
+		}
+		return { shape, colocated };
+	});
+	return { text: layout.text, encoders, language };
 }
 
 function ranksOfSide({ tensor, data, pipeline }: SideLayout): number {

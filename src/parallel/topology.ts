@@ -4,6 +4,7 @@
  */
 
 import { dataLanes, hasEncoder, sharesRanks } from "../config/derive.ts";
+import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type EdgeLayout, lanesNest, type Route, routesBetween } from "./edge-layout.ts";
 import { Grid, type GridShape } from "./grid.ts";
@@ -165,5 +166,11 @@ export function topologyOf(c: TrainingConfiguration): Topology {
 		expert: c.llmEp,
 		expertTensor: c.llmExptTp,
 	};
-	return layOut(hasEncoder(c) ? [{ name: visionModule, shape, colocated: sharesRanks(c) }] : [], language);
+	const vision = hasEncoder(c) ? [{ name: visionModule, shape, colocated: sharesRanks(c) }] : [];
+	const others = modulesOf(c).map(({ name, tp, dp, ranks }) => ({
+		name,
+		shape: { ...shape, tensor: tp, data: dp },
+		colocated: ranks === "language",
+	}));
+	return layOut([...vision, ...others], language);
 }

@@ -33,7 +33,7 @@ export function layoutOf(
 	if (format.fp32Alone !== null && asked.bf16) {
 		throw new UserError(`--bf16: ${format.fp32Alone} is compared in fp32.`, exitCodes.usage);
 	}
-	const named = namedTopology(layoutFor(parseLayout(name), { encoder: format.hasEncoder }));
+	const named = namedTopology(layoutFor(parseLayout(name), { encoders: format.hasEncoder ? 1 : 0 }));
 	format.plan(named, folder);
 	return named;
 }
@@ -45,6 +45,6 @@ export async function compareAlone(
 	options: CompareOptions = {},
 ): Promise<ParityReport> {
 	const format = formatOf(folder);
-	const layout = namedTopology(layoutFor(parseLayout("1"), { encoder: format.hasEncoder }));
+	const layout = namedTopology(layoutFor(parseLayout("1"), { encoders: format.hasEncoder ? 1 : 0 }));
 	return await compareTraining(World.alone(device), layout, format, folder, options);
 }

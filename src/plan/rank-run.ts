@@ -3,14 +3,17 @@
  * it would train on. The code that trains builds and runs it, so that the counts are those of a run.
  */
 import { dataLanes, encoderMicroBatchSize, encoderTurns } from "../config/derive.ts";
+import { type ModuleConfiguration, modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../data/microbatch.ts";
-import { MockData, mockImage, mockImages } from "../data/mock.ts";
-import { type PatchGrid, patchWidth } from "../models/radio/config.ts";
+import { MockData, mockImage, mockImages, placeholdersOf } from "../data/mock.ts";
+import { patchWidth } from "../models/radio/config.ts";
+import type { PatchGrid } from "../models/tower.ts";
 import type { Device } from "../native/device.ts";
-import { topologyOf, World } from "../parallel/index.ts";
+import { topologyOf, visionModule, World } from "../parallel/index.ts";
 import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.ts";
+import { encoderKinds } from "../train/encoder-kinds.ts";
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
 import { trainStep } from "../train/step.ts";
@@ -57,9 +60,12 @@ export async function openRank(
 ): Promise<RankRun> {
 	const topology = topologyOf(c);
 	const { grid, tokens } = mockImage(c);
+	const modules = modulesOf(c);
+	/** Rows of a sample of the encoders of `modules`, by the group of their edge. */
+	const rows = new Map(modules.map(({ name, frames }) => [`edge.${name}.forward`, frames]));
 	const simulation = {
 		observe: observer.transfer,
-		integers: (length: number) => new Int32Array(length).fill(tokens),
+		integers: (group: string, length: number) => new Int32Array(length).fill(rows.get(group) ?? tokens),
 		imbalance: observer.imbalance,
 	};
 	const world = World.simulated(
@@ -77,11 +83,14 @@ export async function openRank(
 		for (let index = made.length; index < count; index++) {
 			const text = texts ? texts.microbatch(index * c.microBatchSize, c.microBatchSize) : noText;
 			// The rank's first microbatch is its turn.
-			const own = run.encoder !== null && index % encoderTurns(c) === 0;
-			const images = own
-				? imageSet(c, grid, device)
-				: noImages(run.encoder && encoderTurns(c) > 1 ? 0 : c.microBatchSize);
-			made.push({ text, images });
+			const images = index % encoderTurns(c) === 0 ? imageSet(c, grid, device) : noImages(0);
+			const others = modules
+				.filter(({ name }) => run.encoders.some((encoder) => encoder.name === name))
+				.map((module) => [module.name, moduleSet(c, module, device)] as const);
+			made.push({
+				text,
+				features: { ...(run.encoder && { [visionModule]: images }), ...Object.fromEntries(others) },
+			});
 		}
 		return made.slice(0, count);
 	};
@@ -109,12 +118,20 @@ function mockTexts(c: TrainingConfiguration, imageTokens: number): MockData {
 		vocabularySize: c.vocabSize,
 		imageTokenId: c.imageTokenId,
 		imageTokens,
+		placeholders: placeholdersOf(c),
 	});
 }
 
 /** An encoder may serve hundreds of lanes: where values are not needed no pixels are made. */
 function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device): ImageSet {
 	return mockImages(encoderMicroBatchSize(c), grid, counts ? 0 : patchWidth({ patchSize: c.patchDim }));
+}
+
+/** As imageSet, of an encoder of `modules`. */
+function moduleSet(c: TrainingConfiguration, module: ModuleConfiguration, { counts }: Device): ImageSet {
+	const grid = encoderKinds[module.kind].grid(module);
+	const samples = (c.microBatchSize * dataLanes(c)) / module.dp;
+	return mockImages(samples, grid, counts ? 0 : module.frameWidth);
 }
 
 /** Runs a step and reports its phases. */

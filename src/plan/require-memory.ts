@@ -1,18 +1,18 @@
 /** Refuses a run before its first step if its plan needs more memory than a device has. */
-import { encoderMicroBatchSize, hasEncoder, sharesRanks } from "../config/derive.ts";
+import { dataLanes, encoderMicroBatchSize, sharesRanks } from "../config/derive.ts";
+import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { mockImage } from "../data/mock.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { hybridParameters } from "../models/language/names.ts";
 import type { ParameterSpec } from "../models/parameter-spec.ts";
-import { radioParameters } from "../models/radio/names.ts";
-import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { projectorParameters } from "../models/vision/projector.ts";
 import type { DeviceInfo } from "../native/device.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/index.ts";
+import { topologyOf, visionModule } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { elementCount } from "../tensor/index.ts";
+import { encodersOf } from "../train/from-configuration.ts";
 import { enoughMicrobatches, planRank } from "./rank-plan.ts";
 import { actorRanks } from "./run-plan.ts";
 
@@ -84,11 +84,15 @@ export function generousBytes(c: TrainingConfiguration): number {
 		}, 0);
 	const microbatches = enoughMicrobatches(c);
 	const language = bytes(hybridParameters(hybridConfig(c)), microbatches * c.microBatchSize * c.seqLength);
-	if (!hasEncoder(c)) return language;
-	const { tower, projector } = encoderConfig(c);
 	const { grid } = mockImage(c);
-	const patches = microbatches * encoderMicroBatchSize(c) * grid.rows * grid.columns;
-	return language + bytes([...radioParameters(tower), ...projectorParameters(projector)], patches);
+	const patches = new Map([
+		[visionModule, encoderMicroBatchSize(c) * grid.rows * grid.columns],
+		...modulesOf(c).map(({ name, dp, frames }) => [name, (frames * c.microBatchSize * dataLanes(c)) / dp] as const),
+	]);
+	return encodersOf(c).reduce((sum, { parts: { name, tower, projector } }) => {
+		const specs = [...tower.parameters, ...projectorParameters(projector, name)];
+		return sum + bytes(specs, microbatches * patches.get(name)!);
+	}, language);
 }
 
 /** Bytes of a device's ranks at their peak; null: they fit by far, or a plan cannot imitate the data. */

@@ -3,7 +3,6 @@
  * exactly when there are too many to plan all; no printed number comes from it.
  */
 
-import { hasEncoder } from "../config/derive.ts";
 import { parsePattern } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { mockImage } from "../data/mock.ts";
@@ -12,9 +11,8 @@ import { hybridConfig } from "../models/language/from-configuration.ts";
 import { kinds } from "../models/language/kinds/index.ts";
 import { hybridParameters } from "../models/language/names.ts";
 import { imageCost } from "../models/radio/counts.ts";
-import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { elementCount } from "../tensor/index.ts";
-import { visionOf } from "../train/from-configuration.ts";
+import { encodersOf } from "../train/from-configuration.ts";
 import type { UncheckedLayout } from "./layout-candidates.ts";
 import type { Machine } from "./run-plan.ts";
 
@@ -41,7 +39,8 @@ export function roughEstimateOf(
 	const [dense, expertElements] = [elements(false), elements(true)];
 	const { forwardBackward } = countFlopsPerToken(c);
 	const { grid, tokens: imageTokens } = mockImage(c);
-	const images = hasEncoder(c) ? imageCost(encoderConfig(c), grid, visionOf(c).frozen.tower) : 0;
+	const [vision] = encodersOf(c);
+	const images = vision ? imageCost(vision.parts, grid, vision.frozen.tower) : 0;
 	const tokens = c.microBatchSize * c.seqLength;
 	const lanes = c.globalBatchSize / c.microBatchSize;
 	const layers = parsePattern(c.hybridLayerPattern).segments.flat(2);

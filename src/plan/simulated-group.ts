@@ -36,8 +36,8 @@ export interface Transfer {
 export interface SimulationOptions {
 	/** Called with every transfer. */
 	readonly observe: (transfer: Transfer) => void;
-	/** Integers that a member would send: rows of images by sample. */
-	readonly integers: (length: number) => Int32Array;
+	/** Integers that a member of a group would send: rows of items by sample. */
+	readonly integers: (group: string, length: number) => Int32Array;
 	/** Rows that this rank's experts get from all members, over those of an even routing. */
 	readonly imbalance: number;
 }
@@ -90,7 +90,7 @@ export class SimulatedGroup implements Group {
 	}
 
 	broadcast(x: Tensor, root: number): Pending {
-		if (this.rank !== root) invent(x, this.options.integers);
+		if (this.rank !== root) invent(x, (length) => this.options.integers(this.name, length));
 		return this.#count("broadcast", x.bytes);
 	}
 
@@ -126,7 +126,7 @@ export class SimulatedGroup implements Group {
 	}
 
 	receive(x: Tensor, from: number): Pending {
-		invent(x, this.options.integers);
+		invent(x, (length) => this.options.integers(this.name, length));
 		return this.#count("receive", x.bytes, [this.globalRank, this.ranks[from]!]);
 	}
 
@@ -194,7 +194,7 @@ function copy(from: Tensor, to: Tensor): void {
 }
 
 /** Something sensible where a member's data would be. */
-function invent(x: Tensor, integers: SimulationOptions["integers"]): void {
+function invent(x: Tensor, integers: (length: number) => Int32Array): void {
 	if (x.dtype === "i32") x.device.copyToDevice(x, integers(x.elements));
 	else if (x.elements > 0) x.device.run("fill", { y: x, elements: x.elements, value: 0.01, dtype: x.dtypeCode });
 }

@@ -52,6 +52,8 @@ export interface Run extends Disposable {
 	readonly guests: readonly RankGuest[];
 	/** The models that evaluations run. */
 	readonly evaluations: Evaluations;
+	/** The encoders of this rank, in the order of their grids. */
+	readonly encoders: readonly HeldModule<EncoderModule>[];
 	/** Process groups of the language model; null on ranks without it. */
 	readonly languageGroups: ModuleGroups | null;
 	/** The encoder that Megatron's flags describe. */
@@ -91,7 +93,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const passes = new RankPasses({
 		encoders,
 		language: language?.module ?? null,
-		placeholders: new Map(specification.encoders.map(({ name, placeholderId }) => [name, placeholderId])),
+		placeholders: new Map(specification.encoders.map(({ parts, placeholderId }) => [parts.name, placeholderId])),
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : encoders[0]!.name,
@@ -117,6 +119,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 			parts: configured.flatMap(({ evaluations = [] }) => evaluations),
 		},
 		rank: world.rank,
+		encoders,
 		languageGroups: language?.groups ?? null,
 		encoder: encoders.find(({ name }) => name === visionModule)?.module ?? null,
 		language: language?.module ?? null,
@@ -168,13 +171,17 @@ function stateOf(
 	};
 }
 
-/** The optimizer's options; modules of guests have their own learning-rate multipliers. */
+/** The optimizer's options; encoders and modules of guests have learning-rate multipliers of their own. */
 function optimizerOptions(
-	{ adam }: RunSpecification,
+	{ adam, encoders }: RunSpecification,
 	ofGuests: readonly { readonly prefix: string; readonly learningRateMultiplier: number }[],
 ): AdamWOptions {
-	if (ofGuests.length === 0) return adam;
-	const of = (name: string) => ofGuests.find(({ prefix }) => name.startsWith(prefix));
+	const ofEncoders = encoders.flatMap(({ parts, learningRateMultiplier = 1 }) =>
+		learningRateMultiplier === 1 ? [] : [{ prefix: encoderPrefix(parts.name), learningRateMultiplier }],
+	);
+	const all = [...ofEncoders, ...ofGuests];
+	if (all.length === 0) return adam;
+	const of = (name: string) => all.find(({ prefix }) => name.startsWith(prefix));
 	return { ...adam, learningRateMultiplier: (name) => of(name)?.learningRateMultiplier ?? 1 };
 }
 
@@ -190,8 +197,8 @@ export function shapeOf(specification: RunSpecification, topology: Topology): St
 		overlap: specification.overlap
 			? { ...specification.overlap, exchanges: exchangesOf(specification, language) }
 			: null,
-		encoders: specification.encoders.map(({ name, frozen }, index) => ({
-			name,
+		encoders: specification.encoders.map(({ parts, frozen }, index) => ({
+			name: parts.name,
 			colocated: topology.shares(encoders[index]!),
 			trains: !(frozen.tower && frozen.projector),
 		})),
@@ -223,7 +230,7 @@ async function makeEdges(
 	for (const [index, { encoder, layout }] of topology.featureEdges.slice(0, encoders.length).entries()) {
 		if (!ranksOf(layout).includes(world.rank)) continue;
 		const groups = await directionGroups(world, encoder.name, layout);
-		const { dtype } = encoders[index]!.config.tower;
+		const { dtype } = encoders[index]!.parts.tower;
 		const edge = new Edge(world.device, { ...common, layout, groups, dtype, counted: true });
 		edges.push({ from: { module: encoder.name, index: 0 }, to: chunk(0), edge });
 	}
@@ -267,14 +274,14 @@ function participationOf(
 ): Participation | null {
 	const index = specified.findIndex(({ participation }) => participation !== undefined);
 	if (index < 0) return null;
-	const { name, participation } = specified[index]!;
-	const encoder = encoders.find((held) => held.name === name);
+	const { parts, participation } = specified[index]!;
+	const encoder = encoders.find(({ name }) => name === parts.name);
 	return {
 		policy: participation!.policy,
 		ranks: topology.encoders[index]!.lanes,
 		replica: encoder?.replica ?? null,
 		// Tensor-parallel ranks see the same images, so one of them votes.
-		votes: encoder?.groups.model.tp.rank === 0 ? sawImages : () => 0,
+		votes: encoder?.groups.model.tp.rank === 0 ? sawImages(encoder.name) : () => 0,
 	};
 }
 

@@ -3,8 +3,7 @@
  */
 import { type ImageSet, type PlacedImages, patchTensor } from "../data/images.ts";
 import type { EncodeImages } from "../guests/guest.ts";
-import { outputRows } from "../models/radio/config.ts";
-import type { RadioObserver } from "../models/radio/model.ts";
+import type { EncoderObserver } from "../models/tower.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/index.ts";
 import type { Backward, Pass } from "../schedule/pass.ts";
@@ -16,7 +15,7 @@ export interface EncoderPassOptions {
 	readonly cropKey: number;
 	/** Whether a backward pass follows. */
 	readonly training: boolean;
-	readonly observe?: RadioObserver | undefined;
+	readonly observe?: EncoderObserver | undefined;
 	/** Replaces the encoding of the images that this rank has read; absent or null: the encoder runs on them. */
 	readonly encode?: EncodeImages | null;
 	readonly onGradient?: (parameter: Parameter) => void;
@@ -38,7 +37,7 @@ export class EncoderPass implements Pass {
 		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
 		try {
 			const rows = this.#encode(images);
-			const rowsPerImage = images.grids.map((grid) => outputRows(encoder.config.tower, grid));
+			const rowsPerImage = images.grids.map((grid) => encoder.config.tower.rowsOf(grid));
 			this.output = { rows, rowsPerSample: rowsOfSamples(images, rowsPerImage) };
 		} catch (error) {
 			this.#tape.discard();
@@ -53,7 +52,7 @@ export class EncoderPass implements Pass {
 		if (encode) return encode(this.#tape, images, { cropKey, observe });
 		using patches = patchTensor(encoder.device, encoder.config.tower, images);
 		const { grids, indices } = images;
-		return encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe).rows;
+		return encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe);
 	}
 
 	/** True without images too: the backward pass is a collective of all ranks. */

@@ -1,13 +1,17 @@
 /** RunSpecification of a training configuration. */
 import { hasEncoder } from "../config/derive.ts";
+import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { guestsOf } from "../guests/index.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import { hybridConfig, segmentsOfConfiguration } from "../models/language/from-configuration.ts";
+import { visionEncoder } from "../models/radio/tower.ts";
+import type { EncoderConfig } from "../models/vision/encoder.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
-import { type Dispatcher, topologyOf, visionModule, type World } from "../parallel/index.ts";
+import { type Dispatcher, topologyOf, type World } from "../parallel/index.ts";
 import { assemble, type Run } from "./assemble.ts";
+import { partsOf } from "./encoder-kinds.ts";
 import { gradientBuckets } from "./gradient-buckets.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { EncoderSpecification, RunSpecification } from "./run-specification.ts";
@@ -47,14 +51,26 @@ export function freezesLanguage(c: TrainingConfiguration): boolean {
 
 /** The encoders of a configuration, in the order of their grids. */
 export function encodersOf(c: TrainingConfiguration): EncoderSpecification[] {
-	return hasEncoder(c) ? [visionOf(c)] : [];
+	return [...(hasEncoder(c) ? [visionOf(c, encoderConfig(c))] : []), ...moreEncoders(c)];
+}
+
+/** The encoders that `modules` names. */
+export function moreEncoders(c: TrainingConfiguration): EncoderSpecification[] {
+	return modulesOf(c).map((module) => ({
+		parts: partsOf(module, c),
+		placeholderId: module.placeholderTokenId,
+		frozen: {
+			tower: c.freezeModel || module.freeze?.includes("tower") === true,
+			projector: c.freezeModel || module.freeze?.includes("projector") === true,
+		},
+		learningRateMultiplier: module.lrMult,
+	}));
 }
 
 /** The encoder that Megatron's flags describe. */
-export function visionOf(c: TrainingConfiguration): EncoderSpecification {
+export function visionOf(c: TrainingConfiguration, config: EncoderConfig): EncoderSpecification {
 	return {
-		name: visionModule,
-		config: encoderConfig(c),
+		parts: visionEncoder(config),
 		placeholderId: c.imageTokenId,
 		frozen: { tower: c.freezeVit || c.freezeModel, projector: c.freezeProjection || c.freezeModel },
 		participation: { policy: c.encoderGradParticipation },

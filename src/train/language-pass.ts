@@ -10,6 +10,7 @@ import { checkImageRows, findImagePlaces, placement, placingRows } from "../mode
 import type { Rows } from "../parallel/index.ts";
 import type { Backward, Input, Pass } from "../schedule/pass.ts";
 import {
+	cast,
 	type FloatDtype,
 	GradientSlot,
 	type Parameter,
@@ -48,8 +49,8 @@ export interface LanguagePassOptions {
 export class LanguagePass implements Pass {
 	readonly #tape: Tape;
 	readonly #owned: Disposable[] = [];
-	/** Gradients of the inputs' rows; null: not wanted. */
-	readonly #slots: (GradientSlot | null)[] = [];
+	/** Gradients of the inputs' rows, and the rows' type; null: not wanted. */
+	readonly #slots: ({ readonly slot: GradientSlot; readonly dtype: FloatDtype } | null)[] = [];
 	#output: Rows | null = null;
 	/** Losses that are differentiated, and their gradients; empty on a chunk without the output layer. */
 	#losses: readonly WeighedLoss[] = [];
@@ -121,9 +122,11 @@ export class LanguagePass implements Pass {
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */
 	#leaf({ rows: { rows }, returns }: Input): Tensor {
 		const wanted = this.options.training && returns;
-		const slot = wanted ? new GradientSlot(this.model.device, rows.shape, rows.dtype as FloatDtype) : null;
-		this.#slots.push(slot);
-		return this.#own(rows.withGradient(slot));
+		const { dtype } = this.model.config;
+		const slot = wanted ? new GradientSlot(this.model.device, rows.shape, dtype) : null;
+		this.#slots.push(slot && { slot, dtype: rows.dtype as FloatDtype });
+		const own = rows.dtype === dtype ? rows : this.#own(cast(rows, dtype));
+		return this.#own(own.withGradient(slot));
 	}
 
 	#own<Owned extends Disposable>(owned: Owned): Owned {
@@ -142,7 +145,13 @@ export class LanguagePass implements Pass {
 		if (node !== undefined && node > 0) return { finished: false };
 		// Late weight gradients keep what they read alive themselves.
 		this.#release();
-		return { finished: true, gradients: this.#slots.map((slot) => slot?.take() ?? null) };
+		const gradients = this.#slots.map((input) => {
+			const gradient = input?.slot.take() ?? null;
+			if (gradient === null || gradient.dtype === input!.dtype) return gradient;
+			using _gradient = gradient;
+			return cast(gradient, input!.dtype);
+		});
+		return { finished: true, gradients };
 	}
 
 	/** Seeds the backward pass: sets the gradients of the outputs. */
@@ -165,7 +174,7 @@ export class LanguagePass implements Pass {
 	[Symbol.dispose](): void {
 		this.#nodes.return();
 		this.#tape.discard();
-		for (const slot of this.#slots) slot?.clear();
+		for (const input of this.#slots) input?.slot.clear();
 		this.#release();
 	}
 

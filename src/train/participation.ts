@@ -2,7 +2,7 @@
  * --encoder-grad-participation: the encoder's gradient if some of its ranks saw no image in a step (docs/spec/runtime.md §3.7).
  * exact: the gradient of the mean loss. corrected: multiplied by ranks / participants, as Megatron offers.
  */
-import type { ImageTextMicrobatch } from "../data/microbatch.ts";
+import { featuresOf, type ImageTextMicrobatch } from "../data/microbatch.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import type { DataParallel, Group } from "../parallel/index.ts";
@@ -38,9 +38,9 @@ export interface Participated extends Pick<Participation, "policy" | "ranks"> {
 	readonly changed: boolean;
 }
 
-/** The vote of a rank for itself. */
-export function sawImages(microbatches: readonly ImageTextMicrobatch[]): number {
-	return microbatches.some(({ images }) => images.grids.length > 0) ? 1 : 0;
+/** The vote of a rank of `encoder` for itself. */
+export function sawImages(encoder: string): Participation["votes"] {
+	return (microbatches) => (microbatches.some((batch) => featuresOf(batch, encoder).grids.length > 0) ? 1 : 0);
 }
 
 /** The correction factor ranks / participants; 1 without participants. */

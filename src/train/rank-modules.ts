@@ -55,7 +55,7 @@ export async function holdEncoders(
 		const one = await hold(specification, topology.encoders[index]!, world, {
 			groups: { experts: 0, sequenceParallel: false },
 			open: (groups, buckets) =>
-				new EncoderModule(world.device, encoder.config, {
+				new EncoderModule(world.device, encoder.parts, {
 					...buckets,
 					frozenTower: encoder.frozen.tower,
 					frozenProjector: encoder.frozen.projector,

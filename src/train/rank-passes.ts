@@ -1,6 +1,6 @@
 /** Runs a rank's actions of a step, an evaluation or a decoding on microbatches. */
 import { type PlacedImages, placesInStep } from "../data/images.ts";
-import { type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
+import { featuresOf, type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { EncodeImages, RankGuest, StepGuest, Variant } from "../guests/guest.ts";
@@ -18,7 +18,7 @@ import { LanguagePass } from "./language-pass.ts";
 import type { Losses } from "./losses.ts";
 import type { HeldModule } from "./rank-modules.ts";
 
-/** Called with each activation and its microbatch, from 0; names of the encoder's begin with "encoder.". */
+/** Called with each activation and its microbatch, from 0; names of an encoder's begin with its name. */
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
 
 /** What the passes of a step depend on beside their microbatches. */
@@ -120,10 +120,10 @@ export class RankPasses {
 		const { encoders, language, edges, placeholders, shape } = this.parts;
 		const entering = edges.find(({ from }) => from.module !== shape.pipeline);
 		const images = entering?.edge;
-		for (const { module } of encoders) {
-			const { images: placed, guests } = this.#begin([prompts], { dropoutKey: 0 }, false);
+		for (const { name, module } of encoders) {
+			const { features, guests } = this.#begin([prompts], { dropoutKey: 0 }, false);
 			const about = { cropKey: 0, training: false, encode: encodingOf(guests, module, 0) };
-			using encoded = new EncoderPass(module, placed[0]!, about);
+			using encoded = new EncoderPass(module, features.get(name)![0]!, about);
 			images!.sendForward(encoded.output, { returns: false });
 		}
 		const enters = language?.chunks[0]?.segment.embeds === true && images !== undefined;
@@ -170,20 +170,25 @@ export class RankPasses {
 		for (const guest of step.guests) guest.afterBackward?.(weights);
 	}
 
-	/** The images of the microbatches of a step, and what guests do in it. Collective over each module. */
+	/** What the encoders read of the microbatches of a step, and what guests do in it. Collective over each module. */
 	#begin(
 		microbatches: readonly ImageTextMicrobatch[],
 		{ iteration = 0, upcoming = [], variants }: StepContext,
 		training: boolean,
 	) {
-		const images = placesInStep(microbatches.map(({ images }) => images));
+		const features = new Map(
+			this.parts.encoders.map(({ name }) => [
+				name,
+				placesInStep(microbatches.map((microbatch) => featuresOf(microbatch, name))),
+			]),
+		);
 		const variant = (microbatch: number): Variant | null =>
 			variants?.[microbatch] ?? firstOf(guests, (guest) => guest.variant?.(microbatch));
-		const step = { microbatches, images, iteration, upcoming, training, variant };
+		const step = { microbatches, features, iteration, upcoming, training, variant };
 		const guests: StepGuest[] = this.parts.guests
 			.map((guest) => guest.beforeStep?.(step) ?? null)
 			.filter((guest) => guest !== null);
-		return { images, guests, variant };
+		return { features, guests, variant };
 	}
 
 	/** What is called before every action; undefined: nothing. */
@@ -197,15 +202,15 @@ export class RankPasses {
 	}
 
 	#encoderPasses({ name, module }: HeldModule<EncoderModule>, common: Common): ModulePasses {
-		const { images, guests, context, observe, training, listen } = common;
+		const { features, guests, context, observe, training, listen } = common;
 		const trains = training && this.parts.shape.encoders.some((one) => one.name === name && one.trains);
 		return {
 			begin: (_, index) =>
-				new EncoderPass(module, images[index]!, {
+				new EncoderPass(module, features.get(name)![index]!, {
 					cropKey: context.dropoutKey,
 					training: trains,
 					encode: encodingOf(guests, module, index),
-					observe: observe && ((value, tensor) => observe(`encoder.${value}`, tensor, index)),
+					observe: observe && ((value, tensor) => observe(`${name}.${value}`, tensor, index)),
 					...listen(index),
 				}),
 			expected: () => [],
@@ -250,8 +255,8 @@ export class RankPasses {
 
 interface Common {
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** Of each microbatch. */
-	readonly images: readonly PlacedImages[];
+	/** What each encoder reads of each microbatch. */
+	readonly features: ReadonlyMap<string, readonly PlacedImages[]>;
 	readonly guests: readonly StepGuest[];
 	readonly variant: (microbatch: number) => Variant | null;
 	readonly context: StepContext;

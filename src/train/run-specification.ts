@@ -2,7 +2,7 @@
 import type { Guest } from "../guests/guest.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
-import type { EncoderConfig } from "../models/vision/encoder.ts";
+import type { EncoderParts } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
 import type { BucketSize, Dispatcher, ExpertCapacity } from "../parallel/index.ts";
 import type { FloatDtype } from "../tensor/index.ts";
@@ -11,12 +11,12 @@ import type { Participation } from "./participation.ts";
 
 /** An encoder of a run, and the options of its training. */
 export interface EncoderSpecification {
-	/** Name of its grid. */
-	readonly name: string;
-	readonly config: EncoderConfig;
+	readonly parts: EncoderParts;
 	/** Id of the token that its rows replace. */
 	readonly placeholderId: number;
 	readonly frozen: { readonly tower: boolean; readonly projector: boolean };
+	/** Factor of its learning rate; default 1. */
+	readonly learningRateMultiplier?: number;
 	/** Default: the exact gradient. */
 	readonly participation?: Pick<Participation, "policy">;
 }

@@ -7,9 +7,8 @@ import { configurationOf } from "../../src/config/resolve.ts";
 import { placesInStep } from "../../src/data/images.ts";
 import { balanceOf } from "../../src/guests/balance/balance.ts";
 import { asRead, type ByLane, balanceStep, workOf } from "../../src/guests/balance/by-cost.ts";
-import type { PatchGrid } from "../../src/models/radio/config.ts";
-import { outputRows, patchWidth } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
+import type { PatchGrid } from "../../src/models/tower.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/statistics.ts";
@@ -43,7 +42,7 @@ const subject = subjectOf(
 	}),
 	0,
 );
-const { tower } = subject.encoders[0]!.config;
+const { tower } = subject.encoders[0]!.parts;
 const layout = namedTopology(parseLayout("dp2|dp2"));
 const plan = planOf(layout, { ...subject, samples: subject.samples.length });
 
@@ -58,12 +57,12 @@ function gridsOf(seed: number): (PatchGrid | null)[] {
 function samplesOf(seed: number): Sample[] {
 	const next = numbersFrom(seed);
 	const samples = gridsOf(seed).map((grid): Sample => {
-		const rows = grid === null ? 0 : outputRows(tower, grid);
+		const rows = grid === null ? 0 : tower.rowsOf(grid);
 		const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
 			at < rows ? subject.encoders[0]!.placeholderId : at % 97,
 		);
 		const labels = Int32Array.from(ids, (_, at) => (at < rows ? -100 : at % 89));
-		const patches = grid === null ? 0 : grid.rows * grid.columns * patchWidth(tower);
+		const patches = grid === null ? 0 : grid.rows * grid.columns * tower.patchWidth;
 		return {
 			text: {
 				ids,
@@ -71,15 +70,17 @@ function samplesOf(seed: number): Sample[] {
 				lossMask: Float32Array.from(labels, (label) => Number(label >= 0)),
 				lengths: [sequenceLength],
 			},
-			images: {
-				patches: Float32Array.from({ length: patches }, () => 2 * next() - 1),
-				grids: grid === null ? [] : [grid],
-				imagesPerSample: [grid === null ? 0 : 1],
+			features: {
+				radio_encoder: {
+					patches: Float32Array.from({ length: patches }, () => 2 * next() - 1),
+					grids: grid === null ? [] : [grid],
+					imagesPerSample: [grid === null ? 0 : 1],
+				},
 			},
 		};
 	});
-	const places = placesInStep(samples.map(({ images }) => images));
-	return samples.map(({ text }, index) => ({ text, images: places[index]! }));
+	const places = placesInStep(samples.map(({ features }) => features.radio_encoder!));
+	return samples.map(({ text }, index) => ({ text, features: { radio_encoder: places[index]! } }));
 }
 
 async function open(encoderBalance: "number" | "cost") {
@@ -115,9 +116,9 @@ for (let round = 0; round < rounds; round++) {
 
 /** Operations of the lane that has the most in a step, by the rules. */
 function expected(samples: readonly Sample[]): { number: number; cost: number } {
-	const lanes = [0, 1].map((lane) => encoderMicrobatches(plan, samples, lane));
+	const lanes = [0, 1].map((lane) => encoderMicrobatches(plan, samples, layout.topology.featureEdges[0]!, lane));
 	const costs = Array.from({ length: plan.microbatches }, (_, m) =>
-		lanes.map((own) => own[m]!.grids.map((grid) => imageCost(subject.encoders[0]!.config, grid, false))),
+		lanes.map((own) => own[m]!.grids.map((grid) => imageCost(subject.encoders[0]!.parts, grid, false))),
 	);
 	const most = (deals: readonly ByLane[]) => {
 		const work = deals.map((deal, m) => workOf(costs[m]!, deal));

@@ -7,8 +7,9 @@ import { configurationOf } from "../../src/config/resolve.ts";
 import { imageGrid } from "../../src/data/vision-language/dynamic-resolution.ts";
 import { tileCount, tileGrid } from "../../src/data/vision-language/tiling.ts";
 import { asRead, balanceByCost, workOf } from "../../src/guests/balance/by-cost.ts";
-import type { PatchGrid } from "../../src/models/radio/config.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
+import { visionEncoder } from "../../src/models/radio/tower.ts";
+import type { PatchGrid } from "../../src/models/tower.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
 import { runRanks } from "../parallel/ranks.ts";
 import { type DistributionName, distributions, type ImageSize, sizesOf } from "./image-sizes.ts";
@@ -49,7 +50,9 @@ const percent = (share: number) => `${(100 * share).toFixed(1)} %`;
 
 /** Rows by distribution, form of the images, samples of a lane's microbatch and lanes. */
 export function lanesTable(): string {
-	const modules = encoderConfig(configurationOf({ preset: "nemotron-20l", "model-provider": "nemotron-moe-vlm" }));
+	const modules = visionEncoder(
+		encoderConfig(configurationOf({ preset: "nemotron-20l", "model-provider": "nemotron-moe-vlm" })),
+	);
 	const rows: string[][] = [];
 	for (const name of Object.keys(distributions) as DistributionName[]) {
 		for (const [cut, partsOf] of Object.entries(cuts)) {

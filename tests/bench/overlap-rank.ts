@@ -60,7 +60,7 @@ async function open(subject: Subject): Promise<Work> {
 	const { encoder, language } = run;
 	if (encoder) {
 		const alone = () => {
-			for (const images of placesInStep(microbatches.map(({ images }) => images))) {
+			for (const images of placesInStep(microbatches.map(({ features }) => features.radio_encoder!))) {
 				using encoded = new EncoderPass(encoder, images, { cropKey: 0, training: true });
 				encoded.backward(Tensor.zeros(device, encoded.output.rows.shape), "immediate");
 			}
@@ -68,7 +68,7 @@ async function open(subject: Subject): Promise<Work> {
 		return { run, alone, step };
 	}
 	const [vision] = subject.encoders as [(typeof subject.encoders)[number]];
-	const placeholders = new Map([[vision.name, vision.placeholderId]]);
+	const placeholders = new Map([[vision.parts.name, vision.placeholderId]]);
 	const alone = () => {
 		using losses = new Losses(device, run.state.lossOwner);
 		for (const { text } of microbatches) {
@@ -78,7 +78,7 @@ async function open(subject: Subject): Promise<Work> {
 			const about = { placeholders, microbatch: 0, guests: [], dropoutKey: 0, tokens };
 			const options = { ...about, training: true };
 			const chunk = (module: string) => ({ module, index: 0 });
-			const edge = { from: chunk(vision.name), to: chunk("language") };
+			const edge = { from: chunk(vision.parts.name), to: chunk("language") };
 			const received = [{ edge, rows: { rows, rowsPerSample: [count] }, returns: true }];
 			using pass = new LanguagePass(language!, language!.chunks[0]!, text, received, losses, options);
 			pass.forward();

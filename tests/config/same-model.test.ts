@@ -45,7 +45,26 @@ test("every key of the model's groups is compared unless it says that it makes n
 		...(["lora-rank", "lora-alpha", "lora-target-modules"] as const),
 		...(ofRouter as Key[]),
 		"llm-only",
+		"modules",
 	]);
+});
+
+test("further encoders differ by their widths, not by their grids", () => {
+	const audio = {
+		name: "audio",
+		kind: "mlp",
+		"placeholder-token-id": 3,
+		frames: 2,
+		"frame-width": 4,
+		"hidden-size": 8,
+	};
+	const of = (module: object) => ({
+		...configurationOf({ preset: "nemotron-vlm-tiny", modules: [{ ...audio, ...module }], "llm-dp": 2 }),
+	});
+	expect(() => requireSameModel("ck", of({}), of({ dp: 2, "lr-mult": 0.1, freeze: "tower" }))).not.toThrow();
+	expect(() => requireSameModel("ck", of({}), of({ "hidden-size": 16 }))).toThrow(
+		"ck holds another model: --modules is",
+	);
 });
 
 test("all differences are named in one sentence; those of parts that the model lacks are none", () => {

@@ -2,6 +2,7 @@
 
 import { afterAll, beforeAll, describe, expect, spyOn, test } from "bun:test";
 import { elastic as elasticGuest, routerIn } from "../../src/guests/elastic/elastic.ts";
+import { visionEncoder } from "../../src/models/radio/tower.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
@@ -118,11 +119,15 @@ test("the vision encoder, forward and backward", async () => {
 	const [together, apart] = await bothWays(() => {
 		const options = { frozenTower: false, frozenProjector: false };
 		const projector = tinyProjector(10);
-		using encoder = new EncoderModule(device, { tower: { ...tinyTower, dtype: "bf16" }, projector }, options);
+		using encoder = new EncoderModule(
+			device,
+			visionEncoder({ tower: { ...tinyTower, dtype: "bf16" }, projector }),
+			options,
+		);
 		encoder.initialise(7);
 		using patches = Tensor.from(device, randomValues(16 * 12, 1), [16, 12], { dtype: "bf16" });
 		const tape = new Tape(device, { recording: true });
-		using rows = encoder.forward(tape, { patches, grids: [{ rows: 4, columns: 4 }], cropKey: 0, indices: [0] }).rows;
+		using rows = encoder.forward(tape, { patches, grids: [{ rows: 4, columns: 4 }], cropKey: 0, indices: [0] });
 		rows.gradient!.accumulate(Tensor.from(device, randomValues(rows.elements, 2), rows.shape, { dtype: "bf16" }));
 		tape.backward();
 		return [rows.toFloat32(), ...[...encoder.parameters].map(({ mainGradient }) => mainGradient?.toFloat32())];

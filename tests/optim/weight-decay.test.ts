@@ -1,10 +1,12 @@
 /** The parameters of both modules that decay, by name: seen in AdamW's update of weights whose gradient is zero. */
+
 import { expect, test } from "bun:test";
 import { ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { HybridModel } from "../../src/models/language/model.ts";
+import { visionEncoder } from "../../src/models/radio/tower.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
 import { AdamW } from "../../src/optim/adamw.ts";
@@ -77,7 +79,10 @@ test("vectors and biases do not decay, everything else does", async () => {
 		"moe-router-enable-expert-bias": false,
 		"vision-projection-type": "affine",
 	});
-	using encoder = new EncoderModule(device, encoderConfig(c), { frozenTower: false, frozenProjector: false });
+	using encoder = new EncoderModule(device, visionEncoder(encoderConfig(c)), {
+		frozenTower: false,
+		frozenProjector: false,
+	});
 	using model = new HybridModel(device, hybridConfig(c), { frozen: false });
 	const replicas = [singleReplica(encoder.parameters), singleReplica(model.parameters)];
 	for (const { parameters } of replicas) {

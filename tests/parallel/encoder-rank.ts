@@ -2,8 +2,10 @@
  * Rank program of encoder.test.ts: encodes two images tensor-parallel, places their rows at tokens that the ranks share
  * out, goes back from given gradients of the tokens, and prints rows, this rank's tokens and gradients by full name.
  */
+
 import { gradientsOf, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
+import { visionEncoder } from "../../src/models/radio/tower.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { findImagePlaces, placeImageRows, placement } from "../../src/models/vision/merge.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -28,7 +30,7 @@ const config = {
 	projector: { ...tinyProjector(width), type },
 };
 const options = { frozenTower: false, frozenProjector: false, parallel: { tp, experts: null } };
-using encoder = new EncoderModule(device, config, options);
+using encoder = new EncoderModule(device, visionEncoder(config), options);
 encoder.initialise(7);
 // Biases start at zero; these, which every rank holds, must be added once.
 for (const { name, value } of encoder.parameters) {
@@ -41,7 +43,7 @@ const grids = [
 ];
 using patches = Tensor.from(device, randomValues(28 * 12, 1), [28, 12]);
 const encoderTape = new Tape(device, { recording: true });
-using rows = encoder.forward(encoderTape, { patches, grids, cropKey: 0, indices: [0, 1] }).rows;
+using rows = encoder.forward(encoderTape, { patches, grids, cropKey: 0, indices: [0, 1] });
 
 const ids = Int32Array.of(1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 4, 5);
 const places = findImagePlaces(ids, [12], 9);

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { parseLayout, parseLayouts, topologyOfLayout } from "../../src/parallel/layout.ts";
+import { layoutFor, parseLayout, parseLayouts, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { UserError } from "../../src/system/errors.ts";
 
 const one = { tensor: 1, data: 1, pipeline: 1, expert: 1, expertTensor: 1 };
@@ -17,21 +17,38 @@ function refusal(text: string): string {
 test("pieces in any order, bare numbers are dp", () => {
 	expect(parseLayout("tp2dp2+tp2dp4ep2etp2")).toEqual({
 		text: "tp2dp2+tp2dp4ep2etp2",
-		encoder: { ...one, tensor: 2, data: 2 },
+		encoders: [{ shape: { ...one, tensor: 2, data: 2 }, colocated: false }],
 		language: { ...one, tensor: 2, data: 4, expert: 2, expertTensor: 2 },
-		colocated: false,
 	});
-	expect(parseLayout("dp2|pp2").colocated).toBe(true);
-	expect(parseLayout("tp2pp2")).toMatchObject({ encoder: null, language: { ...one, tensor: 2, pipeline: 2 } });
+	expect(parseLayout("dp2|pp2").encoders.map(({ colocated }) => colocated)).toEqual([true]);
+	expect(parseLayout("tp2pp2")).toMatchObject({ encoders: [], language: { ...one, tensor: 2, pipeline: 2 } });
 	expect(parseLayout("1+ep2tp2").language).toEqual({ ...one, tensor: 2, expert: 2 });
-	expect(parseLayout("2+4")).toMatchObject({ encoder: { ...one, data: 2 }, language: { ...one, data: 4 } });
-	expect(parseLayout("etp2tp2+1").encoder).toEqual({ ...one, tensor: 2, expertTensor: 2 });
+	expect(parseLayout("2+4")).toMatchObject({
+		encoders: [{ shape: { ...one, data: 2 } }],
+		language: { ...one, data: 4 },
+	});
+	expect(parseLayout("etp2tp2+1").encoders[0]!.shape).toEqual({ ...one, tensor: 2, expertTensor: 2 });
 });
 
 test("1 alone is one process with both modules, 1+1 are two", () => {
-	expect(parseLayout("1")).toEqual({ text: "1", encoder: one, language: one, colocated: true });
+	expect(parseLayout("1")).toEqual({ text: "1", encoders: [{ shape: one, colocated: true }], language: one });
 	expect(topologyOfLayout(parseLayout("1"))).toMatchObject({ worldSize: 1, colocated: true });
 	expect(topologyOfLayout(parseLayout("1+1"))).toMatchObject({ worldSize: 2, colocated: false });
+});
+
+test("several encoders, each on ranks of its own or on the language model's", () => {
+	const { encoders, language } = parseLayout("2+tp2|dp2+pp2");
+	expect(encoders).toEqual([
+		{ shape: { ...one, data: 2 }, colocated: false },
+		{ shape: { ...one, tensor: 2 }, colocated: true },
+		{ shape: { ...one, data: 2 }, colocated: false },
+	]);
+	expect(language).toEqual({ ...one, pipeline: 2 });
+	expect(layoutFor(parseLayout("1"), { encoders: 3 }).encoders).toHaveLength(3);
+	expect(layoutFor(parseLayout("1"), { encoders: 0 }).encoders).toEqual([]);
+	expect(() => layoutFor(parseLayout("1+1"), { encoders: 2 })).toThrow(
+		"Layout 1+1: it has sides for 1 encoder, and the model has 2.",
+	);
 });
 
 test("the layouts of a list, in its order", () => {
@@ -55,7 +72,6 @@ test("a mistake is named with its piece and position", () => {
 	expect(refusal("dp2|tp2dp2")).toContain(
 		"tp2dp2 at position 5: 4 ranks of the language model are not the encoder's 2",
 	);
-	expect(refusal("1+1+1")).toContain("1 at position 5: a layout has two sides");
 	expect(refusal("1+")).toBe('Layout "1+": at position 3: a side is missing.');
 	expect(refusal("+1")).toContain("at position 1: a side is missing");
 	expect(refusal("")).toContain("at position 1: a layout is ENCODER+LANGUAGE");

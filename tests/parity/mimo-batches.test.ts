@@ -51,12 +51,12 @@ function batches(
 
 test("an encoder rank for each lane: every lane counts its samples", () => {
 	const read = batches(4, [], (lane, sample) => 70 + lane + sample);
-	expect(read.microbatch(2, 1, 1).images.patches).toEqual(hashImage(patch, 71 + 5, 0.05));
+	expect(read.microbatch(2, 1, 1).features.radio_encoder!.patches).toEqual(hashImage(patch, 71 + 5, 0.05));
 });
 
 test("an encoder rank for several lanes: their samples come in turns", () => {
 	const read = batches(2, [], (lane, sample) => 70 + lane + 2 * sample);
-	expect(read.microbatch(2, 1, 1).images.patches).toEqual(hashImage(patch, 71 + 10, 0.05));
+	expect(read.microbatch(2, 1, 1).features.radio_encoder!.patches).toEqual(hashImage(patch, 71 + 10, 0.05));
 });
 
 test("other images than the configured ones are refused by place", () => {

@@ -1,9 +1,13 @@
 /** Both modules in one process against Megatron-LM's, and that the comparison notices a wrong term. */
+
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { visionEncoder } from "../../src/models/radio/tower.ts";
 import type { EncoderConfig } from "../../src/models/vision/encoder.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";
+import { readMimoGolden } from "../../src/parity/mimo/golden.ts";
+import { goldenEncoderConfig } from "../../src/parity/mimo/model.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { changed } from "./changed.ts";
@@ -39,7 +43,10 @@ describe("a wrong term is noticed where it is", () => {
 	const failure = async (name: string, configure: (config: EncoderConfig) => EncoderConfig) => {
 		const options = {
 			steps: 1,
-			configure: changed("encoders", ([encoder]) => [{ ...encoder!, config: configure(encoder!.config) }]),
+			configure: changed("encoders", ([encoder]) => {
+				const { config } = readMimoGolden(golden(name));
+				return [{ ...encoder!, parts: visionEncoder(configure(goldenEncoderConfig(config, "f32"))) }];
+			}),
 		};
 		return firstFailure(await compareAlone(device, golden(name), options))?.name;
 	};

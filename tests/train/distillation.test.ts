@@ -31,7 +31,7 @@ const layout = namedTopology(languageAlone);
 const plan = planOf(layout, { samples: samples.length, microBatchSize: 4, sequenceLength });
 const microbatches = languageMicrobatches(plan, samples, 0).map((text) => ({
 	text,
-	images: { patches: new Float32Array(0), grids: [], imagesPerSample: text.lengths.map(() => 0) },
+	features: {},
 }));
 
 /** A student of seed 1 and a teacher with the weights of another seed; `alpha` null: no teacher. */

@@ -60,9 +60,9 @@ for (const [name, keys] of [
 	test(name, async () => {
 		const drawn = smallSubject({ ...common, ...keys });
 		// The second microbatch has no loss token, and counts.
-		const samples = drawn.samples.map(({ text, images }, index) => {
+		const samples = drawn.samples.map(({ text, features }, index) => {
 			const silent = Math.floor(index / microBatchSize) === 1;
-			return { images, text: silent ? { ...text, lossMask: new Float32Array(text.lossMask.length) } : text };
+			return { features, text: silent ? { ...text, lossMask: new Float32Array(text.lossMask.length) } : text };
 		});
 		const subject = { ...drawn, samples };
 		const [whole, ofTokens] = [await trained(subject), await trained({ ...subject, lossMean: "tokens" })];

@@ -12,6 +12,7 @@ import { energonChecks } from "./energon.ts";
 import { expertChecks } from "./experts.ts";
 import { layoutChecks, weightShardChecks } from "./layout.ts";
 import { loraChecks } from "./lora.ts";
+import { moduleChecks } from "./modules.ts";
 import { perLayerChecks } from "./per-layer.ts";
 import { recomputeChecks } from "./recompute.ts";
 
@@ -317,6 +318,7 @@ export const checks: readonly Check[] = [
 	...optimizer,
 	...schedule,
 	...layoutChecks,
+	...moduleChecks,
 	...recomputeChecks,
 	...perLayerChecks,
 	...energonChecks,

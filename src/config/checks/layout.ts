@@ -4,6 +4,7 @@
 import { counted } from "../../system/counted.ts";
 import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
 import { hasLayer, type LayerKind, pipelineObjection } from "../hybrid-pattern.ts";
+import { moduleRanks } from "../modules.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
 
@@ -29,15 +30,13 @@ const rankSpan = (begin: number, end: number) => (end - begin === 1 ? `rank ${be
 
 /** The encoder starts at rank 0 and the language model follows it, without a shared or unused rank. */
 const spansMeet: Check = (c) => {
+	const others = moduleRanks(c);
 	if (!hasEncoder(c)) {
-		return unless(
-			c.llmOffset === 0,
-			"llm-offset",
-			`allowed is 0 ${c.llmOnly ? "with llm-only" : "without an encoder"}`,
-		);
+		const why = others > 0 ? "the ranks of modules" : c.llmOnly ? "with llm-only" : "without an encoder";
+		return unless(c.llmOffset === others, "llm-offset", `allowed is ${others}${others > 0 ? "," : ""} ${why}`);
 	}
 	if (sharesRanks(c)) return null;
-	const end = c.encoderTp * c.encoderDp;
+	const end = c.encoderTp * c.encoderDp + others;
 	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
 	const trouble =
 		c.llmOffset < end
@@ -46,7 +45,7 @@ const spansMeet: Check = (c) => {
 	return unless(
 		c.llmOffset === end,
 		"llm-offset",
-		`allowed is encoder-tp × encoder-dp (${end}), or 0 where both modules have equally many ranks: ${trouble}`,
+		`allowed is encoder-tp × encoder-dp${others > 0 ? " and the ranks of modules" : ""} (${end}), or ${others} where both modules have equally many ranks: ${trouble}`,
 	);
 };
 

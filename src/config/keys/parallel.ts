@@ -1,5 +1,5 @@
 /** The layout of ranks (docs/spec/runtime.md §1, §3.6). Every size is 1 unless given: one process is a layout too. */
-import { alwaysOn, choice, defaulting, derived, integer, off, optional } from "../field.ts";
+import { alwaysOn, choice, defaulting, derived, integer, off, optional, records } from "../field.ts";
 
 const size = integer(1);
 
@@ -7,9 +7,15 @@ export const parallelKeys = {
 	"llm-only": off("Train without the encoder.", { model: "language model" }),
 	"encoder-tp": defaulting(size, 1, "Tensor-parallel size of the encoder.", { megatron: "2" }),
 	"encoder-dp": defaulting(size, 1, "Data-parallel size of the encoder.", { megatron: "2" }),
+	modules: defaulting(
+		records,
+		[],
+		"Encoders beside the vision encoder, each a record of keys of its own (docs/modules.md).",
+		{ model: "language model" },
+	),
 	"llm-offset": derived(
 		integer(0),
-		"encoder-tp × encoder-dp; 0 without an encoder, and in a training with one rank a module where one GPU is visible",
+		"encoder-tp × encoder-dp and the ranks of modules; 0 without an encoder, and in a training with one rank a module where one GPU is visible",
 		"First rank of the language model; 0 puts both modules on the same ranks if they have equally many.",
 		{ megatron: "4" },
 	),

@@ -44,13 +44,16 @@ export function shareOf<S>(samples: readonly S[], { index, count }: Share, micro
 	return samples.slice(first, first + runs[index]!);
 }
 
-/** Images of a share's samples. `width`: values of a patch. */
-export function shareOfImages(images: ImageSet, share: Share, microbatch: number, width: number): ImageSet {
+/** Images of a share's samples. */
+export function shareOfImages(images: ImageSet, share: Share, microbatch: number): ImageSet {
 	if (share.count === 1) return images;
 	const { patches, grids, imagesPerSample, indices } = images;
 	const own = shareOf([...imagesPerSample.keys()], share, microbatch);
 	const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
-	const values = (part: ImageSet["grids"]) => sum(part.map(({ rows, columns }) => rows * columns * width));
+	const count = (part: ImageSet["grids"]) => sum(part.map(({ rows, columns }) => rows * columns));
+	// A device that counts has no values.
+	const width = patches.length === 0 ? 0 : patches.length / count(grids);
+	const values = (part: ImageSet["grids"]) => count(part) * width;
 	const [first, last] = own.length === 0 ? [0, 0] : [own[0]!, own.at(-1)! + 1];
 	const firstImage = sum(imagesPerSample.slice(0, first));
 	const endImage = firstImage + sum(imagesPerSample.slice(first, last));

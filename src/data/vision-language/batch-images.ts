@@ -3,7 +3,7 @@
  * that one is damaged: its sample keeps its place with black images, and the ranks agree on it before they train
  * (routing/damaged-samples.ts).
  */
-import type { PatchGrid } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
 import { UserError } from "../../system/errors.ts";
 import type { ImageSet } from "../images.ts";
 import type { Share } from "../routing/image-share.ts";

@@ -3,7 +3,7 @@
  * proportions kept up to whole patches, both sides even where output rows join 2 × 2 patches.
  */
 
-import type { PatchGrid } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
 import type { ImageSize } from "../../native/images.ts";
 
 export interface DynamicResolution {

@@ -1,6 +1,7 @@
 /** Plans of a sample's images: the size each is resized to, and the tiles it is cut into. */
 
-import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
+import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
 import type { ImageSize } from "../../native/images.ts";
 import { imageGrids } from "./dynamic-resolution.ts";
 import { type Tiling, tileGrids } from "./tiling.ts";

@@ -2,7 +2,7 @@
  * An image file to the encoder's patches (docs/spec/vision.md §5.4): resized and made RGB, cut into tiles, normalised.
  * docs/decisions/images.md says how the ways to decode differ.
  */
-import type { PatchGrid } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
 import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
 import type { DecodableImage } from "./encoded-image.ts";
 import { type ImagePlan, patchGrids } from "./image-plan.ts";

@@ -5,8 +5,8 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageSet, PlacedImages } from "../../data/images.ts";
-import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
 import { imageCost } from "../../models/radio/counts.ts";
+import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
 import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
 import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
@@ -23,8 +23,10 @@ export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encod
 			if (!encoder || !lanes) return null;
 			const { module } = encoder;
 			return {
-				beforeStep: ({ images }) => {
-					const deals = balanceImages(module, lanes, images).map((deal) => deal && dealt(module, deal));
+				beforeStep: ({ features }) => {
+					const deals = balanceImages(module, lanes, features.get(encoder.name)!).map(
+						(deal) => deal && dealt(module, deal),
+					);
 					return { encode: (encoder, microbatch) => (encoder === module ? deals[microbatch]! : null) };
 				},
 			};
@@ -37,7 +39,7 @@ function dealt(encoder: EncoderModule, deal: EncoderBalance): EncodeImages {
 	return (tape, images, { cropKey, observe }) => {
 		using patches = deal.exchangePatches(encoder, images);
 		const { grids, indices } = deal;
-		using encoded = encoder.forward(tape, { patches, grids, indices, cropKey }, observe).rows;
+		using encoded = encoder.forward(tape, { patches, grids, indices, cropKey }, observe);
 		return deal.returnRows(tape, encoded);
 	};
 }
@@ -124,7 +126,7 @@ class EncoderBalance {
 	/** `read`: images by the lane that has read them; `to`: the lane that encodes each. */
 	constructor(
 		private readonly lanes: Group,
-		tower: RadioConfig,
+		tower: Tower,
 		read: readonly (readonly PlacedImage[])[],
 		to: readonly (readonly number[])[],
 	) {
@@ -136,7 +138,7 @@ class EncoderBalance {
 		this.indices = all.map(({ index }) => index);
 		const goesTo = to[lanes.rank]!;
 		this.#byLane = [...own.keys()].sort((a, b) => goesTo[a]! - goesTo[b]! || a - b);
-		const rowsOf = ({ grid }: PlacedImage) => outputRows(tower, grid);
+		const rowsOf = ({ grid }: PlacedImage) => tower.rowsOf(grid);
 		this.#ownRows = own.map(rowsOf);
 		const patchesOf = ({ grid }: PlacedImage) => grid.rows * grid.columns;
 		this.#patches = { read: rangesOf(leaving, patchesOf), encoded: rangesOf(dealt, patchesOf) };
@@ -145,7 +147,7 @@ class EncoderBalance {
 
 	/** Sends the patches of the images that this lane has read, and returns those of the images that it encodes. The caller disposes them. */
 	exchangePatches({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
-		const values = patchWidth(tower);
+		const values = tower.patchWidth;
 		const counts = grids.map(({ rows, columns }) => rows * columns);
 		const { offsets: begins } = consecutive(counts);
 		using wide = Tensor.empty(device, [sum(counts), values], "f32", "data");

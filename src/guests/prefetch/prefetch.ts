@@ -5,9 +5,11 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type ImageSet, patchTensor } from "../../data/images.ts";
-import type { EncodedFeatures, EncoderModule } from "../../models/vision/encoder.ts";
+import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
+import type { EncoderModule } from "../../models/vision/encoder.ts";
 import { visionModule } from "../../parallel/index.ts";
 import type { Action } from "../../schedule/actions.ts";
+import type { Tensor } from "../../tensor/index.ts";
 import type { EncodeImages, Guest, GuestStep, RankGuest, StepGuest } from "../guest.ts";
 
 /** --mimo-encoder-prefetch. `rank`: in lines of --mimo-encoder-prefetch-debug. */
@@ -36,7 +38,7 @@ interface PrefetchOptions {
 class FeaturePrefetch implements RankGuest {
 	/** Microbatches that are not encoded yet, in order. */
 	readonly #coming: ImageSet[] = [];
-	readonly #ready = new Map<ImageSet, EncodedFeatures>();
+	readonly #ready = new Map<ImageSet, Tensor>();
 	#taken = 0;
 	#encoded = 0;
 
@@ -48,12 +50,13 @@ class FeaturePrefetch implements RankGuest {
 	/** Notes the microbatches to be taken next, in order; those of a step before are known already. */
 	beforeStep({ microbatches, upcoming, training }: GuestStep): StepGuest | null {
 		if (!training) return null;
-		for (const { images } of [...microbatches, ...upcoming]) {
+		const imagesOf = (batch: ImageTextMicrobatch) => featuresOf(batch, visionModule);
+		for (const images of [...microbatches, ...upcoming].map(imagesOf)) {
 			if (images.grids.length === 0 || this.#ready.has(images) || this.#coming.includes(images)) continue;
 			this.#coming.push(images);
 		}
 		return {
-			encode: (encoder, index) => (encoder === this.encoder ? this.#projecting(microbatches[index]!.images) : null),
+			encode: (encoder, index) => (encoder === this.encoder ? this.#projecting(imagesOf(microbatches[index]!)) : null),
 		};
 	}
 
@@ -66,14 +69,13 @@ class FeaturePrefetch implements RankGuest {
 	#projecting(images: ImageSet): EncodeImages | null {
 		if (images.grids.length === 0) return null;
 		return (tape, _, { observe }) => {
-			const encoded = this.#take(images);
-			using _features = encoded.features;
-			return this.encoder.project(tape, encoded, observe).rows;
+			using features = this.#take(images);
+			return this.encoder.project(tape, features, observe);
 		};
 	}
 
 	/** The caller disposes the features. */
-	#take(images: ImageSet): EncodedFeatures {
+	#take(images: ImageSet): Tensor {
 		const { depth, debug } = this.options;
 		debug?.(`consumer batch=${this.#taken++} ready_at_request=${this.#ready.size}/${depth}`);
 		const ready = this.#ready.get(images);
@@ -95,7 +97,7 @@ class FeaturePrefetch implements RankGuest {
 		}
 	}
 
-	#encode(images: ImageSet): EncodedFeatures {
+	#encode(images: ImageSet): Tensor {
 		const started = performance.now();
 		const { device, config } = this.encoder;
 		using patches = patchTensor(device, config.tower, images);
@@ -106,7 +108,7 @@ class FeaturePrefetch implements RankGuest {
 	}
 
 	[Symbol.dispose](): void {
-		for (const { features } of this.#ready.values()) features[Symbol.dispose]();
+		for (const features of this.#ready.values()) features[Symbol.dispose]();
 		this.#ready.clear();
 	}
 }

@@ -1,6 +1,7 @@
 /** Shape and options of the RADIO vision transformer (docs/spec/vision.md §1, §2). */
 import { UserError } from "../../system/errors.ts";
 import type { LoraConfig } from "../lora.ts";
+import type { PatchGrid } from "../tower.ts";
 
 /** How the table of positions is fitted to an image's grid of patches (docs/spec/vision.md §1.4). */
 export interface PositionOptions {
@@ -43,12 +44,6 @@ export interface RadioConfig {
 	/** Adapters of the layers' projections, beside weights that are frozen; null: none. */
 	readonly lora: LoraConfig | null;
 	readonly dtype: "f32" | "bf16";
-}
-
-/** Rows and columns of patches of one image. */
-export interface PatchGrid {
-	readonly rows: number;
-	readonly columns: number;
 }
 
 /** Values of a patch. */

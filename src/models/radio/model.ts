@@ -13,13 +13,11 @@ import {
 	type Tape,
 	type Tensor,
 } from "../../tensor/index.ts";
+import type { EncoderObserver } from "../tower.ts";
 import { outputWidth, type RadioConfig } from "./config.ts";
 import { radioLayer } from "./layer.ts";
 import { radioLayerPrefix, radioPrefix } from "./names.ts";
 import type { PackedImages } from "./packing.ts";
-
-/** Called with values as they arise: "embedder", "decoder_input", "layer.0" …, "radio_out", "encoder_out". */
-export type RadioObserver = (name: string, value: Tensor) => void;
 
 export class RadioModel {
 	constructor(
@@ -29,8 +27,11 @@ export class RadioModel {
 		private readonly parameters: { get(name: string): Parameter },
 	) {}
 
-	/** patches_N(3p²) → features, [packed.rows, outputWidth]. At least one image. */
-	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe?: RadioObserver): Tensor {
+	/**
+	 * patches_N(3p²) → features, [packed.rows, outputWidth]. At least one image. Observed are "embedder", "decoder_input", "layer.0" …,
+	 * "radio_out" and "encoder_out".
+	 */
+	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe?: EncoderObserver): Tensor {
 		using first = this.#embed(tape, patches, packed, observe);
 		using last = this.#layers(tape, first, packed, observe);
 		using normed = this.#finalNorm(tape, last);
@@ -41,7 +42,7 @@ export class RadioModel {
 		return features;
 	}
 
-	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: RadioObserver | undefined): Tensor {
+	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: EncoderObserver | undefined): Tensor {
 		tape.begin("encoder.embedding");
 		using part = linear(tape, patches, this.#parameter("embedder.weight"));
 		using embedded = gatherColumns(tape, part, this.tp);
@@ -59,7 +60,7 @@ export class RadioModel {
 		return spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
 	}
 
-	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: RadioObserver | undefined): ResidualSum {
+	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: EncoderObserver | undefined): ResidualSum {
 		let x = ResidualSum.of(first);
 		for (let index = 0; index < this.config.layers; index++) {
 			using previous = x;

@@ -6,7 +6,8 @@
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../system/errors.ts";
 import { pickRows, Sequences, SparseMatrix, type SparseOutline } from "../../tensor/index.ts";
-import { outputRows, type PatchGrid, type RadioConfig } from "./config.ts";
+import type { PatchGrid } from "../tower.ts";
+import { outputRows, type RadioConfig } from "./config.ts";
 import { type PositionCrop, positionMatrix } from "./positions.ts";
 
 /** A microbatch's images in the tower's rows, and the sparse matrices that move rows to their places. */

@@ -4,7 +4,8 @@
  * are independent.
  */
 import type { SparseOutline, SparseRows } from "../../tensor/index.ts";
-import type { PatchGrid, PositionOptions } from "./config.ts";
+import type { PatchGrid } from "../tower.ts";
+import type { PositionOptions } from "./config.ts";
 
 const f32 = Math.fround;
 

@@ -1,5 +1,5 @@
 /**
- * The encoder module, RADIO tower and projector, as one set of parameters on one grid of ranks: images in, rows of the language
+ * An encoder, tower and projector, as one set of parameters on one grid of ranks: items (images, sounds) in, rows of the language
  * model's width out.
  */
 import type { Device } from "../../native/device.ts";
@@ -14,42 +14,47 @@ import { Tape, Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
 import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
-import { checkRadioConfig, outputWidth, type PatchGrid, type RadioConfig } from "../radio/config.ts";
-import { RadioModel, type RadioObserver } from "../radio/model.ts";
-import { radioParameters } from "../radio/names.ts";
-import { PackedImages } from "../radio/packing.ts";
-import { cropOfImage } from "../radio/random-crop.ts";
-import { type ProjectorConfig, project, projectorParameters, projectorPrefix } from "./projector.ts";
+import type { RadioConfig } from "../radio/config.ts";
+import type { EncoderObserver, PatchGrid, Tower } from "../tower.ts";
+import { type ProjectorConfig, project, projectorParameters } from "./projector.ts";
 
 /** What the names of an encoder's tensors begin with. */
 export function encoderPrefix(name: string): string {
 	return `modality_submodules.${name}.`;
 }
 
+/** Configuration of the vision encoder. */
 export interface EncoderConfig {
 	readonly tower: RadioConfig;
 	readonly projector: ProjectorConfig;
 }
 
+/** The parts of any encoder. */
+export interface EncoderParts {
+	/** Name of its grid. */
+	readonly name: string;
+	readonly tower: Tower;
+	readonly projector: ProjectorConfig;
+}
+
 export interface EncoderInput {
-	/** Patches of all images, [Σ rows · columns, 3p²], f32 or the encoder's dtype. */
+	/** Patches of all items, [Σ rows · columns, patchWidth], f32 or the encoder's dtype. */
 	readonly patches: Tensor;
 	readonly grids: readonly PatchGrid[];
-	/** Philox key of the step's random crops of the position table. */
+	/** Philox key of the step's random choices, such as crops of the position table. */
 	readonly cropKey: number;
-	/** Index of each image in the step's global batch; crops follow it, so that no layout changes them. */
+	/** Index of each item in the step's global batch; random choices follow it, so that no layout changes them. */
 	readonly indices: readonly number[];
 }
 
 export class EncoderModule implements Module {
 	readonly #parameters: ModuleParameters;
-	readonly #tower: RadioModel;
 	/** Default: no model parallelism. */
 	readonly parallel: ModelParallel;
 
 	constructor(
 		readonly device: Device,
-		readonly config: EncoderConfig,
+		readonly config: EncoderParts,
 		readonly options: {
 			readonly frozenTower: boolean;
 			readonly frozenProjector: boolean;
@@ -60,26 +65,25 @@ export class EncoderModule implements Module {
 			readonly buckets?: BucketSize;
 		},
 	) {
-		checkRadioConfig(config.tower);
-		if (config.projector.inputSize !== outputWidth(config.tower)) {
-			throw new RangeError(
-				`A projector of ${config.projector.inputSize} inputs cannot read ${outputWidth(config.tower)} features.`,
-			);
+		const { name: encoder, tower, projector } = config;
+		if (projector.inputSize !== tower.outputWidth) {
+			throw new RangeError(`A projector of ${projector.inputSize} inputs cannot read ${tower.outputWidth} features.`);
 		}
 		this.parallel = options.parallel ?? noModelParallel("encoder", 0);
-		const specs = [...radioParameters(config.tower), ...projectorParameters(config.projector)];
+		const ofProjector = projectorParameters(projector, encoder);
+		const specs = [...tower.parameters, ...ofProjector];
+		const projectorNames = new Set(ofProjector.map(({ name }) => name));
 		this.#parameters = new ModuleParameters(device, specs, placeOf(this.parallel), {
 			...(options.replicas ? { replicas: options.replicas } : {}),
 			...(options.buckets ? { buckets: options.buckets } : {}),
-			dtype: config.tower.dtype,
+			dtype: tower.dtype,
 			frozen: ({ name }) => {
-				const ofProjector = name.startsWith(projectorPrefix);
-				const { lora } = ofProjector ? config.projector : config.tower;
-				const frozen = ofProjector ? options.frozenProjector : options.frozenTower;
+				const projects = projectorNames.has(name);
+				const { lora } = projects ? projector : tower;
+				const frozen = projects ? options.frozenProjector : options.frozenTower;
 				return frozen || (lora !== null && !isAdapterName(name));
 			},
 		});
-		this.#tower = new RadioModel(config.tower, this.parallel.tp, this.#parameters);
 	}
 
 	get parameters(): ParameterSet {
@@ -102,57 +106,37 @@ export class EncoderModule implements Module {
 	}
 
 	/**
-	 * Rows_RH of all images in order, on each tensor-parallel rank; rowsPerImage gives each image's number. Without images there
-	 * are no rows and no parameter is used (all ranks of a tensor-parallel group see the same images).
+	 * Rows_RH of all items in order, on each tensor-parallel rank. Without items there are no rows and no parameter is used (all
+	 * ranks of a tensor-parallel group see the same items).
 	 */
-	forward(tape: Tape, input: EncoderInput, observe?: RadioObserver): EncodedImages {
+	forward(tape: Tape, { patches, grids, cropKey, indices }: EncoderInput, observe?: EncoderObserver): Tensor {
 		const { tower } = this.config;
-		if (input.grids.length === 0) {
-			return { rows: Tensor.empty(this.device, [0, this.width], tower.dtype), rowsPerImage: [] };
-		}
-		using packed = new PackedImages(this.device, tower, input.grids, this.#crops(tape, input));
-		using features = this.#tower.forward(tape, input.patches, packed, observe);
-		return this.project(tape, { features, rowsPerImage: packed.rowsPerImage }, observe);
+		if (grids.length === 0) return Tensor.empty(this.device, [0, this.width], tower.dtype);
+		// A frozen tower makes no random choices.
+		const random = tape.training && !this.options.frozenTower ? { key: cropKey, indices } : null;
+		using features = tower.forward(tape, this.#place, { patches, grids, random }, observe);
+		return this.project(tape, features, observe);
 	}
 
-	/** The frozen tower's features, before the projector, of at least one image. */
-	frozenFeatures(patches: Tensor, grids: readonly PatchGrid[]): EncodedFeatures {
+	/** The frozen tower's features, before the projector, of at least one item. */
+	frozenFeatures(patches: Tensor, grids: readonly PatchGrid[]): Tensor {
 		if (!this.options.frozenTower) throw new Error("The tower trains: its features are of one step alone.");
-		using packed = new PackedImages(this.device, this.config.tower, grids, null);
 		const tape = new Tape(this.device, { recording: false });
-		return { features: this.#tower.forward(tape, patches, packed), rowsPerImage: packed.rowsPerImage };
+		return this.config.tower.forward(tape, this.#place, { patches, grids, random: null });
 	}
 
 	/** Projects the tower's features to rows of the language model's width; the features stay the caller's. */
-	project(tape: Tape, { features, rowsPerImage }: EncodedFeatures, observe?: RadioObserver): EncodedImages {
-		const rows = project(tape, this.config.projector, this.#parameters, features, this.parallel.tp);
+	project(tape: Tape, features: Tensor, observe?: EncoderObserver): Tensor {
+		const rows = project(tape, this.config, this.#place, features);
 		observe?.("projector", rows);
-		return { rows, rowsPerImage };
+		return rows;
 	}
 
-	/**
-	 * Random windows of the position table, if the tower trains; a frozen tower always uses the whole table (docs/spec/vision.md
-	 * §1.8).
-	 */
-	#crops(tape: Tape, { cropKey, indices }: EncoderInput) {
-		const { mode, randomCrop } = this.config.tower.positions;
-		if (mode !== "cpe" || !randomCrop || !tape.training || this.options.frozenTower) return null;
-		return indices.map((index) => cropOfImage(cropKey, index));
+	get #place() {
+		return { device: this.device, tp: this.parallel.tp, parameters: this.#parameters };
 	}
 
 	[Symbol.dispose](): void {
 		this.#parameters[Symbol.dispose]();
 	}
-}
-
-export interface EncodedFeatures {
-	/** [Σ rowsPerImage, width of the tower's output]. The receiver disposes it. */
-	readonly features: Tensor;
-	readonly rowsPerImage: readonly number[];
-}
-
-export interface EncodedImages {
-	/** [Σ rowsPerImage, H]. The receiver disposes it. */
-	readonly rows: Tensor;
-	readonly rowsPerImage: readonly number[];
 }

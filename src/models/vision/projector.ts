@@ -1,9 +1,10 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
-import { columnParallelLinear, type Group, gatherColumns, type Shard } from "../../parallel/index.ts";
-import { activation, type Parameter, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
+import { columnParallelLinear, gatherColumns, type Shard } from "../../parallel/index.ts";
+import { activation, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
 import { adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import { type LoraConfig, withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
+import type { TowerPlace } from "../tower.ts";
 
 export interface ProjectorConfig {
 	readonly type: "affine" | "mlp";
@@ -20,14 +21,30 @@ export interface ProjectorConfig {
 	readonly lora: LoraConfig | null;
 }
 
-export const projectorPrefix = "modality_submodules.radio_encoder.input_projections.0.";
+/** A projector without norm and adapters. `inner`: width of its hidden layer; null: it is one linear layer. */
+export function newProjector({
+	inner,
+	...sizes
+}: Pick<ProjectorConfig, "inputSize" | "outputSize" | "initMethodStd"> & {
+	readonly inner: number | null;
+}): ProjectorConfig {
+	const type = inner === null ? "affine" : "mlp";
+	const outputInitMethodStd = sizes.initMethodStd;
+	return { ...sizes, type, ffnHiddenSize: inner ?? 0, normEpsilon: null, outputInitMethodStd, lora: null };
+}
+
+/** Prefix of the projector's names of an encoder. */
+function projectorPrefix(encoder: string): string {
+	return `modality_submodules.${encoder}.input_projections.0.encoder.`;
+}
 
 const rows: Shard = { kind: "split", dimension: 0 };
 const columns: Shard = { kind: "split", dimension: 1 };
 
-export function projectorParameters(config: ProjectorConfig): ParameterSpec[] {
+/** `encoder`: its name. */
+export function projectorParameters(config: ProjectorConfig, encoder: string): ParameterSpec[] {
 	const { inputSize, outputSize, ffnHiddenSize } = config;
-	const prefix = `${projectorPrefix}encoder.`;
+	const prefix = projectorPrefix(encoder);
 	const inward: Initialisation = { kind: "normal", standardDeviation: config.initMethodStd };
 	if (config.type === "affine") {
 		return [{ name: `${prefix}weight`, shape: [outputSize, inputSize], initialisation: inward, shard: rows }];
@@ -49,12 +66,12 @@ export function projectorParameters(config: ProjectorConfig): ParameterSpec[] {
 /** affine: W x; mlp: W2 relu(W1 norm(x))². The result is equal on all tensor-parallel ranks. */
 export function project(
 	tape: Tape,
-	config: ProjectorConfig,
-	parameters: { get(name: string): Parameter },
+	{ name: encoder, projector: config }: { readonly name: string; readonly projector: ProjectorConfig },
+	{ parameters, tp }: Pick<TowerPlace, "parameters" | "tp">,
 	x: Tensor,
-	tp: Group,
 ): Tensor {
-	const parameter = (name: string) => parameters.get(`${projectorPrefix}encoder.${name}`);
+	const prefix = projectorPrefix(encoder);
+	const parameter = (name: string) => parameters.get(prefix + name);
 	tape.begin("projector");
 	if (config.type === "affine") {
 		using part = columnParallelLinear(tape, x, parameter("weight"), null, tp);

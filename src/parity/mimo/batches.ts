@@ -1,8 +1,10 @@
 /** The microbatches of a mimo-* folder: token ids from its file, images from the integer hash its config.json gives. */
+
 import { join } from "node:path";
 import { openSafetensors } from "../../checkpoint/index.ts";
 import { type ImageSet, patchify } from "../../data/images.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { visionModule } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { MimoGoldenConfig } from "./golden.ts";
 import { hasImage } from "./golden-checks.ts";
@@ -86,7 +88,7 @@ export class MimoBatches {
 			lengths: [length],
 		};
 		const images = hasImage(this.config, step, lane, microbatch) ? this.#image(step, lane, microbatch) : no;
-		return { text, images };
+		return { text, features: { [visionModule]: images } };
 	}
 
 	#image(step: number, lane: number, microbatch: number): ImageSet {

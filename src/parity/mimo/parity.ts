@@ -1,7 +1,7 @@
 /** mimo-* reference folders: a vision-language model trained by Megatron-LM, on any layout. */
 import { join } from "node:path";
 import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
-import { visionModule } from "../../parallel/index.ts";
+import { visionEncoder } from "../../models/radio/tower.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
@@ -85,8 +85,7 @@ export function goldenSpecification(config: MimoGoldenConfig, precision: Precisi
 		...trainedBy(config.optimizer),
 		encoders: [
 			{
-				name: visionModule,
-				config: goldenEncoderConfig(config, precision),
+				parts: visionEncoder(goldenEncoderConfig(config, precision)),
 				placeholderId: config.language_model.image_token_id,
 				frozen: { tower: config.vision.frozen, projector: config.projector.frozen },
 				participation: { policy: config.encoder_grad_participation },

@@ -4,7 +4,7 @@
  */
 import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
-import type { Group } from "../../parallel/index.ts";
+import { type Group, visionModule } from "../../parallel/index.ts";
 import type { Tensor } from "../../tensor/index.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
@@ -73,8 +73,9 @@ export class MimoProbes {
 
 	/** Adds this rank's part of a value of step 1. */
 	readonly observe: MicrobatchObserver = (name, value, microbatch) => {
-		const encoder = /^encoder\.(.*)$/.exec(name)?.[1];
-		if (encoder !== undefined) this.#addEncoder(encoder, value, microbatch);
+		const prefix = `${visionModule}.`;
+		const encoder = name.startsWith(prefix) ? name.slice(prefix.length) : null;
+		if (encoder !== null) this.#addEncoder(encoder, value, microbatch);
 		else this.#addLanguage(name, value, microbatch);
 	};
 
@@ -109,9 +110,13 @@ export class MimoProbes {
 		const { plan, encoder } = this.rank;
 		if (encoder!.tp.rank !== 0) return;
 		const perLane = this.config.data.microbatches_per_lane;
-		const withImages = encoderSamples(plan, this.#samples, encoder!.lane, microbatch).filter((sample) =>
-			hasImage(this.config, 0, Math.floor(sample / perLane), sample % perLane),
-		);
+		const withImages = encoderSamples(
+			plan,
+			this.#samples,
+			plan.topology.featureEdges[0]!,
+			encoder!.lane,
+			microbatch,
+		).filter((sample) => hasImage(this.config, 0, Math.floor(sample / perLane), sample % perLane));
 		const rows = value.rows / withImages.length;
 		const layer = /^layer\.(\d+)$/.exec(name)?.[1];
 		const upstream = layer !== undefined ? `layer${layer}` : name === "projector" ? "projector0" : name;

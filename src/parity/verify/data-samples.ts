@@ -7,7 +7,8 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeImages } from "../../data/images.ts";
 import type { Microbatch } from "../../data/microbatch.ts";
 import { oneRank } from "../../data/routing/from-configuration.ts";
-import { groupOfOne } from "../../parallel/index.ts";
+import { wholeShare } from "../../data/routing/image-share.ts";
+import { groupOfOne, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { ownLane } from "../../train/feed/shared-batches.ts";
@@ -18,21 +19,29 @@ import type { Sample } from "./samples.ts";
 export async function readSamples(c: TrainingConfiguration): Promise<Sample[]> {
 	// One sample a microbatch; no data are held out, and no file is written.
 	const alone = { ...c, microBatchSize: 1, evalIters: 0, evalCaptions: 0, dataSkippedFile: null, save: null };
-	const { training } = await openSources(alone, oneRank, {
-		world: groupOfOne("verify.data", 0),
-		lane: ownLane,
-		states: null,
-		consumedValidSamples: 0,
-	});
+	const { training } = await openSources(
+		alone,
+		{ ...oneRank, features: { [visionModule]: { lanes: [0], share: wholeShare } } },
+		{
+			world: groupOfOne("verify.data", 0),
+			lane: ownLane,
+			states: null,
+			consumedValidSamples: 0,
+		},
+	);
 	try {
 		const microbatches = await training.step(1);
-		return microbatches.map(({ text, images }, index) => {
+		return microbatches.map((batch, index) => {
+			const { text } = batch;
 			if (text.ids.length > c.seqLength) {
 				throw new UserError(
 					`Sample ${index} of the data has ${counted(text.ids.length, "token")}; seq-length is ${c.seqLength}.`,
 				);
 			}
-			return { text: padded(text, c.seqLength), images: placeImages(images, index) };
+			const features = Object.entries(batch.features).map(
+				([module, set]) => [module, placeImages(set, index)] as const,
+			);
+			return { text: padded(text, c.seqLength), features: Object.fromEntries(features) };
 		});
 	} finally {
 		await training.close?.();

@@ -1,7 +1,8 @@
 /**
  * Runs a layout for `mimo verify`: each rank compares its part with the reference, and the sums over all ranks are the result.
  */
-import type { World } from "../../parallel/index.ts";
+import { featuresOf } from "../../data/microbatch.ts";
+import { visionModule, type World } from "../../parallel/index.ts";
 import { elementCount, type Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../reduce-host.ts";
 import { type ClampFlips, ClampMeter } from "./clamps.ts";
@@ -95,7 +96,7 @@ export async function runLayout(
 			counted: result.participation?.participants ?? 0,
 			expected: participants(
 				plan,
-				subject.samples.map(({ images }) => images.grids.length > 0),
+				subject.samples.map((sample) => featuresOf(sample, visionModule).grids.length > 0),
 			),
 		},
 		seconds: (performance.now() - started) / 1000,

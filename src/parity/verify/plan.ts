@@ -2,14 +2,14 @@
  * The data of every rank of a layout, when all layouts get the same samples: lane l of L takes the l-th run of them,
  * in microbatches of a size that the layout can cut.
  */
-import { type ImageSet, noImages } from "../../data/images.ts";
-import { type ImageTextMicrobatch, type Microbatch, noText, sampleLengths } from "../../data/microbatch.ts";
+import type { ImageSet } from "../../data/images.ts";
+import { type ImageTextMicrobatch, type Microbatch, noText } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
-import type { NamedTopology } from "../../parallel/index.ts";
+import { type FeatureEdge, type NamedTopology, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import { joinSampleImages, joinText, type Sample } from "./samples.ts";
+import { joinSampleFeatures, joinText, type Sample } from "./samples.ts";
 
 export interface Plan extends NamedTopology {
 	/** Samples of a language lane's microbatch. */
@@ -75,40 +75,54 @@ export function languageMicrobatches(plan: Plan, samples: readonly Sample[], lan
 }
 
 /**
- * Microbatch m of an encoder lane: the images of microbatch m of every language lane it serves; where several encoder
- * lanes serve one language lane, its share of the samples.
+ * Microbatch m of a lane of an encoder: what it reads of microbatch m of every language lane it serves; where several encoder lanes
+ * serve one language lane, its share of the samples.
  */
-export function encoderMicrobatches(plan: Plan, samples: readonly Sample[], lane: number): ImageSet[] {
-	return range(plan.microbatches).map((m) => joinSampleImages(encoderSamples(plan, samples, lane, m)));
+export function encoderMicrobatches(
+	plan: Plan,
+	samples: readonly Sample[],
+	edge: FeatureEdge,
+	lane: number,
+): ImageSet[] {
+	return range(plan.microbatches).map((m) =>
+		joinSampleFeatures(encoderSamples(plan, samples, edge, lane, m), edge.encoder.name),
+	);
 }
 
-/** Samples of microbatch m of an encoder lane. */
-export function encoderSamples<S>(plan: Plan, samples: readonly S[], lane: number, m: number): S[] {
-	const { topology } = plan;
-	const [edge] = topology.featureEdges;
-	if (edge === undefined) return languageSamples(plan, samples, 0, m);
-	const served = edge.routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
+/** Samples of microbatch m of a lane of an encoder. */
+export function encoderSamples<S>(
+	plan: Plan,
+	samples: readonly S[],
+	{ encoder, routes }: FeatureEdge,
+	lane: number,
+	m: number,
+): S[] {
+	const served = routes.filter(({ source }) => source === lane).map(({ destination }) => destination);
 	const all = served.flatMap((destination) => languageSamples(plan, samples, destination, m));
-	const count = Math.max(1, edge.encoder.lanes / topology.language.lanes);
+	const count = Math.max(1, encoder.lanes / plan.topology.language.lanes);
 	return shareOf(all, { index: lane % count, count }, m);
 }
 
 /** The microbatches of a rank: of each module that it runs its part. */
 export function dealtTo(rank: number, plan: Plan, samples: readonly Sample[]): ImageTextMicrobatch[] {
-	const { encoders, language } = plan.topology;
-	const [encoder] = encoders;
+	const { featureEdges, language } = plan.topology;
 	const texts = language.contains(rank)
 		? languageMicrobatches(plan, samples, language.coordinates(rank).dp)
 		: range(plan.microbatches).map(() => noText);
-	const images = encoder?.contains(rank)
-		? encoderMicrobatches(plan, samples, encoder.coordinates(rank).dp)
-		: texts.map((text) => noImages(sampleLengths(text).length));
-	return texts.map((text, m) => ({ text, images: images[m]! }));
+	const read = featureEdges
+		.filter(({ encoder }) => encoder.contains(rank))
+		.map((edge) => {
+			const { name } = edge.encoder;
+			return [name, encoderMicrobatches(plan, samples, edge, edge.encoder.coordinates(rank).dp)] as const;
+		});
+	return texts.map((text, m) => ({ text, features: Object.fromEntries(read.map(([name, sets]) => [name, sets[m]!])) }));
 }
 
-/** Encoder lanes with an image in any microbatch of the step. `withImages`: which samples have one. */
+/** Lanes of the vision encoder with an image in any microbatch of the step. `withImages`: which samples have one. */
 export function participants(plan: Plan, withImages: readonly boolean[]): number {
-	return range(plan.topology.encoders[0]?.lanes ?? 1).filter((lane) =>
-		range(plan.microbatches).some((m) => encoderSamples(plan, withImages, lane, m).includes(true)),
+	const edge = plan.topology.featureEdges.find(({ encoder }) => encoder.name === visionModule);
+	if (edge === undefined) return withImages.includes(true) ? 1 : 0;
+	return range(edge.encoder.lanes).filter((lane) =>
+		range(plan.microbatches).some((m) => encoderSamples(plan, withImages, edge, lane, m).includes(true)),
 	).length;
 }

@@ -24,7 +24,7 @@ import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { RoutingTable } from "./routing.ts";
 import { numbersFrom } from "./samples.ts";
-import { microBatchSizes, plainOrder, type Subject } from "./subject.ts";
+import { encoderNames, microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
 /** Values that are compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */
 export const kinds = ["gradient", "updated", "stepped"] as const;
@@ -85,11 +85,14 @@ const files = { values: "reference.safetensors", description: "reference.json" }
 
 /** Layout `1`, as the reference runs on it. */
 export function referencePlan(subject: Subject): Plan {
-	return planOf(namedTopology(layoutFor(parseLayout("1"), { encoder: subject.encoders.length > 0 })), {
-		samples: subject.samples.length,
-		microBatchSize: microBatchSizes(subject).reference,
-		sequenceLength: subject.sequenceLength,
-	});
+	return planOf(
+		namedTopology(layoutFor(parseLayout("1"), { encoders: subject.encoders.length }), encoderNames(subject)),
+		{
+			samples: subject.samples.length,
+			microBatchSize: microBatchSizes(subject).reference,
+			sequenceLength: subject.sequenceLength,
+		},
+	);
 }
 
 /** Trains layout `1` and writes the folder. */

@@ -1,5 +1,7 @@
 /** The output of `mimo verify`: the reference and its noise, a line for every layout, and the failures. */
+import { featuresOf } from "../../data/microbatch.ts";
 import { columns } from "../../observe/output.ts";
+import { visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import type { LayoutResult, Unequal } from "./layout-run.ts";
 import { type Reference, realSteps, type Scalars } from "./reference.ts";
@@ -21,7 +23,7 @@ const short = (value: number) => (value === 0 ? "0" : value.toExponential(1));
 
 export function renderReference(subject: Subject, reference: Reference): string {
 	const { samples } = subject;
-	const textOnly = samples.filter(({ images }) => images.grids.length === 0).length;
+	const textOnly = samples.filter((sample) => featuresOf(sample, visionModule).grids.length === 0).length;
 	const { scalars, noise } = reference;
 	const rows = samples
 		.map(({ text }) => text.ids.filter((id) => id === subject.encoders[0]?.placeholderId).length)

@@ -4,15 +4,14 @@
  * that lanes and microbatches are uneven.
  */
 import { type ImageSet, joinImages } from "../../data/images.ts";
-import type { Microbatch } from "../../data/microbatch.ts";
-import { outputRows, type PatchGrid, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
+import { featuresOf, type ImageTextMicrobatch, type Microbatch } from "../../data/microbatch.ts";
+import { outputRows, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
+import { visionModule } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 
-/** One sample: a pack of sequences and the images whose rows stand in it. */
-export interface Sample {
-	readonly text: Microbatch;
-	readonly images: ImageSet;
-}
+/** One sample: a pack of sequences, and what encoders read whose rows stand in it. */
+export type Sample = ImageTextMicrobatch;
 
 export interface SampleOptions {
 	readonly count: number;
@@ -21,8 +20,17 @@ export interface SampleOptions {
 	readonly seed: number;
 	/** Whether some labels do not count, of every sample another share. */
 	readonly gaps: boolean;
-	/** null: every sample is text alone. */
+	/** null: no sample has an image. */
 	readonly images: ImageOptions | null;
+	/** Items of further encoders, one of each in most samples, whose tokens follow the image's; default: none. */
+	readonly others?: readonly {
+		readonly name: string;
+		/** Placeholder token. */
+		readonly id: number;
+		readonly grid: PatchGrid;
+		/** Values of a patch. */
+		readonly width: number;
+	}[];
 }
 
 export interface ImageOptions {
@@ -55,8 +63,10 @@ export function numbersFrom(seed: number): () => number {
 export function drawSamples(options: SampleOptions): Sample[] {
 	let image = 0;
 	return Array.from({ length: options.count }, (_, index) => {
-		const { text, images } = drawSample(options, index);
-		return { text, images: { ...images, indices: images.grids.map(() => image++) } };
+		const { text, images, others } = drawSample(options, index);
+		if (options.images === null) return { text, features: others };
+		const placed = { ...images, indices: images.grids.map(() => image++) };
+		return { text, features: { [visionModule]: placed, ...others } };
 	});
 }
 
@@ -65,31 +75,36 @@ function isTextOnly(count: number, textOnly: number, index: number): boolean {
 	return index >= count - textOnly || (textOnly > 0 && count > 4 && index === 2);
 }
 
-function drawSample(options: SampleOptions, index: number): Sample {
-	const { count, sequenceLength, vocabularySize, images } = options;
+function drawSample(
+	options: SampleOptions,
+	index: number,
+): { readonly text: Microbatch; readonly images: ImageSet; readonly others: Readonly<Record<string, ImageSet>> } {
+	const { count, sequenceLength, vocabularySize, images, others = [] } = options;
 	const next = numbersFrom(options.seed * 7919 + index);
 	const chance = numbersFrom(options.seed * 7919 - 1 - index);
 	const pictured = images !== null && !isTextOnly(count, images.textOnly, index) ? images : null;
 	const grids = pictured === null ? [] : gridsOf(pictured, sequenceLength, index);
 	const rows = grids.reduce((sum, grid) => sum + outputRows(pictured!.tower, grid), 0);
-	if (rows >= sequenceLength) {
-		throw new UserError(`${rows} image rows leave no text in samples of seq-length ${sequenceLength}.`);
+	// Of every three samples one has no item of a further encoder, each encoder another one.
+	const heard = others.filter((_, at) => (index + at) % 3 !== 1);
+	const more = heard.flatMap(({ id, grid }) => new Array<number>(grid.rows * grid.columns).fill(id));
+	if (rows + more.length >= sequenceLength) {
+		throw new UserError(`${rows + more.length} image rows leave no text in samples of seq-length ${sequenceLength}.`);
 	}
-	const word = () => {
-		if (images === null) return Math.floor(next() * vocabularySize);
-		const id = Math.floor(next() * (vocabularySize - 1));
-		return id >= images.imageTokenId ? id + 1 : id;
-	};
-	// Images stand somewhere in the text, not only at its beginning.
-	const first = Math.floor(next() * Math.min(8, sequenceLength - rows));
-	const ids = Int32Array.from({ length: sequenceLength }, (_, at) =>
-		at >= first && at < first + rows ? images!.imageTokenId : word(),
+	const taken = [...(images === null ? [] : [images.imageTokenId]), ...others.map(({ id }) => id)].sort(
+		(a, b) => a - b,
 	);
+	const word = () =>
+		taken.reduce((id, own) => (id >= own ? id + 1 : id), Math.floor(next() * (vocabularySize - taken.length)));
+	// Images stand somewhere in the text, not only at its beginning.
+	const first = Math.floor(next() * Math.min(8, sequenceLength - rows - more.length));
+	const placed = [...new Array<number>(rows).fill(images?.imageTokenId ?? 0), ...more];
+	const ids = Int32Array.from({ length: sequenceLength }, (_, at) => placed[at - first] ?? word());
 	const ends = drawEnds(sequenceLength, next);
 	const labels = Int32Array.from(ids, (_, at) => {
 		const label = ends.includes(at + 1) ? ignored : ids[at + 1]!;
 		const gap = options.gaps && 8 * chance() < index % 4;
-		return gap || label === images?.imageTokenId ? ignored : label;
+		return gap || taken.includes(label) ? ignored : label;
 	});
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);
@@ -100,6 +115,19 @@ function drawSample(options: SampleOptions, index: number): Sample {
 			grids,
 			imagesPerSample: [grids.length],
 		},
+		others: Object.fromEntries(
+			others.map((other) => [
+				other.name,
+				{
+					patches: Float32Array.from(
+						{ length: heard.includes(other) ? other.grid.rows * other.grid.columns * other.width : 0 },
+						() => 2 * next() - 1,
+					),
+					grids: heard.includes(other) ? [other.grid] : [],
+					imagesPerSample: [heard.includes(other) ? 1 : 0],
+				},
+			]),
+		),
 	};
 }
 
@@ -139,7 +167,7 @@ export function joinText(samples: readonly Sample[]): Microbatch {
 	};
 }
 
-/** Samples as one microbatch of the encoder. */
-export function joinSampleImages(samples: readonly Sample[]): ImageSet {
-	return joinImages(samples.map(({ images }) => images));
+/** Samples as one microbatch of an encoder. */
+export function joinSampleFeatures(samples: readonly Sample[], encoder: string): ImageSet {
+	return joinImages(samples.map((sample) => featuresOf(sample, encoder)));
 }

@@ -1,6 +1,7 @@
 /** The subject of `mimo verify`, equal on all layouts: a configuration's modules, its optimizer, and one global batch. */
 import { hasEncoder } from "../../config/derive.ts";
 import { segmentLengths } from "../../config/hybrid-pattern.ts";
+import { modulesOf } from "../../config/modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { lossTokens } from "../../data/microbatch.ts";
 import { balanceOf } from "../../guests/balance/balance.ts";
@@ -11,13 +12,22 @@ import type { Guest } from "../../guests/guest.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
-import { outputRows, type PatchGrid, type RadioConfig } from "../../models/radio/config.ts";
+import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
+import type { PatchGrid } from "../../models/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Dispatcher, Topology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
-import { dispatcherOf, encodersOf, freezesLanguage, lossMeanOf, overlapOf } from "../../train/from-configuration.ts";
+import { encoderKinds } from "../../train/encoder-kinds.ts";
+import {
+	dispatcherOf,
+	freezesLanguage,
+	lossMeanOf,
+	moreEncoders,
+	overlapOf,
+	visionOf,
+} from "../../train/from-configuration.ts";
 import type { LossMean } from "../../train/loss-weights.ts";
 import type { EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
@@ -68,6 +78,10 @@ export function subjectOf(c: TrainingConfiguration, textOnly: number, purpose: P
 		seed: c.seed,
 		gaps: !c.calculatePerTokenLoss,
 		images: hasEncoder(c) ? imageOptions(c, textOnly) : null,
+		others: modulesOf(c).map((module) => ({
+			...{ name: module.name, id: module.placeholderTokenId, width: module.frameWidth },
+			grid: encoderKinds[module.kind].grid(module),
+		})),
 	});
 	return subjectWith(c, samples, `drawn from seed ${c.seed}`);
 }
@@ -82,7 +96,7 @@ export async function subjectOfData(c: TrainingConfiguration, purpose: Purpose =
 
 function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origin: string): Subject {
 	return {
-		encoders: encodersOf(c).map((encoder) => ({ ...encoder, config: drawnEncoder(encoder.config) })),
+		encoders: [...(hasEncoder(c) ? [visionOf(c, drawnEncoder(encoderConfig(c)))] : []), ...moreEncoders(c)],
 		language: drawn(hybridConfig(c)),
 		pattern: c.hybridLayerPattern,
 		guests: guestsOfSubject(c),
@@ -144,6 +158,11 @@ function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
 		else columns -= 2;
 	}
 	return { rows, columns };
+}
+
+/** Names of its encoders, in the order of a layout's sides. */
+export function encoderNames({ encoders }: Pick<Subject, "encoders">): string[] {
+	return encoders.map(({ parts }) => parts.name);
 }
 
 /** The run that a layout makes of it. */

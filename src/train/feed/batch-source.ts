@@ -2,13 +2,16 @@
 import { joinImages, placeImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../../data/microbatch.ts";
 import type { LanePlace } from "../../data/routing/from-configuration.ts";
-import { shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
+import { type Share, shareOfImages, wholeShare } from "../../data/routing/image-share.ts";
 import type { SkippedTally } from "../../data/skipped-samples.ts";
 import type { ChannelStatistics } from "../../native/images.ts";
-import type { Topology } from "../../parallel/index.ts";
+import { type Topology, visionModule } from "../../parallel/index.ts";
 
 /** The part of the data that a rank reads. A lane is a data-parallel rank of the language model: a stream of microbatches. */
-export type DataPlace = LanePlace;
+export interface DataPlace extends LanePlace {
+	/** Lanes whose items each encoder of the rank encodes, ascending, and its part of them where encoder lanes share a lane. */
+	readonly features: Readonly<Record<string, { readonly lanes: readonly number[]; readonly share: Share }>>;
+}
 
 /** Training microbatches. */
 export interface BatchSource {
@@ -66,21 +69,29 @@ export interface RunData {
 
 /** The part of the data that `rank` reads. */
 export function dataPlaceOf(topology: Topology, rank: number): DataPlace {
-	const { language } = topology;
-	const [edge] = topology.featureEdges;
+	const { language, featureEdges } = topology;
 	const laneCount = language.lanes;
 	const textLane = language.contains(rank) ? language.coordinates(rank).dp : null;
 	const reportsSkipped = textLane !== null && rank === language.lane(textLane, 0)[0];
-	const common = { textLane, laneCount, reportsSkipped, wantsText: textLane !== null };
-	if (!edge?.encoder.contains(rank)) {
-		return { ...common, lanes: [textLane!], share: wholeShare, reportsDamage: false, wantsImages: false };
+	const own = featureEdges.filter(({ encoder }) => encoder.contains(rank));
+	const features = Object.fromEntries(own.map((edge) => [edge.encoder.name, servedBy(edge, rank)]));
+	const common = { textLane, laneCount, reportsSkipped, wantsText: textLane !== null, features };
+	const vision = features[visionModule];
+	if (vision === undefined) {
+		const lanes = textLane === null ? [] : [textLane];
+		return { ...common, lanes, share: wholeShare, reportsDamage: false, wantsImages: false };
 	}
-	const { encoder, routes } = edge;
+	const { encoder } = own.find((edge) => edge.encoder.name === visionModule)!;
+	const reportsDamage = rank === encoder.lane(encoder.coordinates(rank).dp, 0)[0];
+	return { ...common, ...vision, reportsDamage, wantsImages: true };
+}
+
+/** The lanes that an encoder's rank serves, and its part of them. */
+function servedBy({ encoder, routes }: Topology["featureEdges"][number], rank: number) {
 	const { dp } = encoder.coordinates(rank);
 	const lanes = routes.filter(({ source }) => source === dp).map(({ destination }) => destination);
 	const sources = routes.filter(({ destination }) => destination === lanes[0]).map(({ source }) => source);
-	const share = { index: sources.indexOf(dp), count: sources.length };
-	return { ...common, lanes, share, reportsDamage: rank === encoder.lane(dp, 0)[0], wantsImages: true };
+	return { lanes, share: { index: sources.indexOf(dp), count: sources.length } };
 }
 
 /** Ranks that take the same microbatches as `rank`, ascending: one of them reads for all. */
@@ -92,19 +103,18 @@ export function readersWith(topology: Topology, rank: number): number[] {
 }
 
 /**
- * Builds a rank's microbatch `index` of a step from the batches of the lanes that it reads: its own lane's text, and its share of
- * the images of the lanes that it encodes, in lane order. `firstOf`: index of a lane's first sample in the global batch. `width`:
- * values of a patch.
+ * Builds a rank's microbatch `index` of a step from the batches of the lanes that it reads: its own lane's text, and for each of its
+ * encoders its share of the lanes that it serves, in lane order. `firstOf`: index of a lane's first sample in the global batch.
  */
 export function ownMicrobatch(
-	{ lanes, textLane, share }: DataPlace,
+	{ textLane, features }: Pick<DataPlace, "textLane" | "features">,
 	read: ReadonlyMap<number, ImageTextMicrobatch>,
 	index: number,
-	{ firstOf, width }: { readonly firstOf: (lane: number) => number; readonly width: number },
+	firstOf: (lane: number) => number,
 ): ImageTextMicrobatch {
-	const images = joinImages(lanes.map((lane) => placeImages(read.get(lane)!.images, firstOf(lane))));
-	return {
-		text: textLane === null ? noText : read.get(textLane)!.text,
-		images: shareOfImages(images, share, index, width),
-	};
+	const own = Object.entries(features).map(([module, { lanes, share }]) => {
+		const sets = lanes.map((lane) => placeImages(read.get(lane)!.features[module]!, firstOf(lane)));
+		return [module, shareOfImages(joinImages(sets), share, index)] as const;
+	});
+	return { text: textLane === null ? noText : read.get(textLane)!.text, features: Object.fromEntries(own) };
 }

@@ -11,7 +11,7 @@ import { SkippedTally } from "../../data/skipped-samples.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
-import { patchWidth } from "../../models/radio/config.ts";
+import { visionModule } from "../../parallel/index.ts";
 import {
 	type BatchSource,
 	type CaptionSource,
@@ -47,8 +47,7 @@ async function energonTraining(
 ): Promise<BatchSource> {
 	const state = options.states && mergeStates(options.states);
 	const source = options.lane.reads ? await EnergonSource.open(sourceOptions(c, place, { state, tally })) : null;
-	const width = patchWidth({ patchSize: c.patchDim });
-	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize, width };
+	const batch = { perLane: c.globalBatchSize / place.laneCount, size: c.microBatchSize };
 	return {
 		step: (iteration) => take(source, place, options, { ...batch, iteration }),
 		save: async () => (await source?.save()) ?? null,
@@ -69,8 +68,7 @@ function energonEvaluation(
 			await using source = options.lane.reads
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, tally }))
 				: null;
-			const width = patchWidth({ patchSize: c.patchDim });
-			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0, width });
+			return await take(source, place, options, { perLane, size: c.evalMicroBatchSize, iteration: 0 });
 		},
 	};
 }
@@ -91,9 +89,8 @@ export async function energonSamplesOnce(
 	await using source = options.lane.reads
 		? await EnergonSource.open(sourceOptions(one, place, { evaluation: true, tally }))
 		: null;
-	const width = patchWidth({ patchSize: c.patchDim });
 	const together = c.evalMicroBatchSize;
-	return await take(source, place, options, { perLane, size: 1, together, iteration: 0, width, counted: new Set() });
+	return await take(source, place, options, { perLane, size: 1, together, iteration: 0, counted: new Set() });
 }
 
 /** The first `eval-captions` samples of the validation data, a sequence each. */
@@ -118,12 +115,11 @@ function energonCaptions(
 			await using source = options.lane.reads
 				? await EnergonSource.open(sourceOptions(c, place, { evaluation: true, unpacked: true, tally }))
 				: null;
-			const width = patchWidth({ patchSize: c.patchDim });
-			const microbatches = await take(source, place, options, { perLane, size, iteration: 0, width });
+			const microbatches = await take(source, place, options, { perLane, size, iteration: 0 });
 			if (!place.wantsText) return { microbatches, truths: [] };
 			const cut = microbatches.map(({ text }) => captionPrompts(text, endId));
 			return {
-				microbatches: microbatches.map(({ images }, i) => ({ images, text: cut[i]!.prompts })),
+				microbatches: microbatches.map(({ features }, i) => ({ features, text: cut[i]!.prompts })),
 				truths: cut.flatMap(({ truths }) => truths),
 			};
 		},
@@ -139,8 +135,6 @@ interface Amount {
 	readonly together?: number;
 	/** Step that the samples are for, in messages. */
 	readonly iteration: number;
-	/** Values of a patch. */
-	readonly width: number;
 	/** Names of the samples that count, each of them once; null or absent: samples count each time. */
 	readonly counted?: Set<string> | null;
 }
@@ -150,7 +144,7 @@ async function take(
 	source: EnergonSource | null,
 	place: DataPlace,
 	{ world, lane }: DataOptions,
-	{ perLane, size, together = 1, iteration, width, counted = null }: Amount,
+	{ perLane, size, together = 1, iteration, counted = null }: Amount,
 ): Promise<readonly ImageTextMicrobatch[]> {
 	const { laneCount, textLane } = place;
 	const read: ReadonlyMap<number, ImageTextBatch>[] = [];
@@ -173,13 +167,14 @@ async function take(
 	}
 	// If the share is equal for all microbatches, the data threads have decoded only that.
 	const decoded = partOfEvery(place.share, size);
-	const rest = { ...place, share: decoded.count === 1 ? place.share : wholeShare };
+	const share = decoded.count === 1 ? place.share : wholeShare;
+	const rest = { textLane, features: place.wantsImages ? { [visionModule]: { lanes: place.lanes, share } } : {} };
 	const groups = Array.from({ length: Math.ceil(read.length / together) }, (_, i) =>
 		joinBatches(read.slice(i * together, (i + 1) * together)),
 	);
 	const microbatches = groups.map((lanes, index) => {
 		const within = index * together * size + (decoded.index * size) / decoded.count;
-		return ownMicrobatch(rest, lanes, index, { firstOf: (number) => number * perLane + within, width });
+		return ownMicrobatch(rest, lanes, index, (number) => number * perLane + within);
 	});
 	return lane.share(source && microbatches);
 }
@@ -189,7 +184,8 @@ function joinBatches(batches: readonly ReadonlyMap<number, ImageTextBatch>[]): M
 	return new Map(
 		[...batches[0]!.keys()].map((lane) => {
 			const own = batches.map((lanes) => lanes.get(lane)!);
-			return [lane, { text: joinTexts(own.map(({ text }) => text)), images: joinImages(own.map((one) => one.images)) }];
+			const features = { [visionModule]: joinImages(own.map((one) => one.images)) };
+			return [lane, { text: joinTexts(own.map(({ text }) => text)), features }];
 		}),
 	);
 }

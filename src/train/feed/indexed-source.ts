@@ -1,7 +1,6 @@
 /** Batches from data sets with random access (token rows, mock data): the samples of a step follow from its number alone. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import { patchWidth } from "../../models/radio/config.ts";
 import { UserError } from "../../system/errors.ts";
 import { type BatchSource, type DataPlace, type EvaluationSource, ownMicrobatch } from "./batch-source.ts";
 
@@ -16,8 +15,8 @@ export interface SampleRange {
 }
 
 export interface IndexedData {
-	/** Text and images of a range; the parts that `place` does not read are left empty. */
-	microbatch(range: SampleRange, place: DataPlace): ImageTextMicrobatch;
+	/** Text and features of a range; those that `wants` does not name may be absent. */
+	microbatch(range: SampleRange, wants: Pick<DataPlace, "wantsText" | "features">): ImageTextMicrobatch;
 }
 
 /** Training on the samples of a data set in order; each step's are split into equal ranges, one a lane. */
@@ -27,7 +26,7 @@ export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data
 	return {
 		step: (iteration) =>
 			Array.from({ length: perLane / microBatchSize }, (_, index) =>
-				ownPart(c, place, data, index, (lane) => {
+				ownPart(place, data, index, (lane) => {
 					const number = lane * perLane + index * microBatchSize;
 					const range = {
 						lane,
@@ -64,7 +63,7 @@ export function indexedEvaluation(
 			}
 			const perLane = Math.ceil(samples / round);
 			return Array.from({ length: perLane }, (_, index) =>
-				ownPart(c, place, data, index, (lane) => {
+				ownPart(place, data, index, (lane) => {
 					const first = (lane * perLane + index) * size;
 					const count = Math.max(0, Math.min(size, samples - first));
 					return { range: { lane, first, firstOfLane: index * size, count }, number: first };
@@ -92,7 +91,7 @@ export function endlessEvaluation(
 			const begin = taken;
 			taken += perLane;
 			return Array.from({ length: perLane / size }, (_, index) =>
-				ownPart(c, place, data, index, (lane) => {
+				ownPart(place, data, index, (lane) => {
 					const number = lane * perLane + index * size;
 					const range = {
 						lane,
@@ -109,17 +108,19 @@ export function endlessEvaluation(
 
 /** Microbatch `index` of a rank. `number`: index of its first sample in the global batch. */
 function ownPart(
-	c: TrainingConfiguration,
 	place: DataPlace,
 	data: IndexedData,
 	index: number,
 	rangeOf: (lane: number) => { readonly range: SampleRange; readonly number: number },
 ): ImageTextMicrobatch {
-	const { lanes, textLane } = place;
-	const read = new Map(lanes.map((lane) => [lane, data.microbatch(rangeOf(lane).range, place)]));
-	if (textLane !== null && !read.has(textLane)) {
-		read.set(textLane, data.microbatch(rangeOf(textLane).range, { ...place, wantsImages: false }));
-	}
-	const firstOf = (lane: number) => rangeOf(lane).number;
-	return ownMicrobatch(place, read, index, { firstOf, width: patchWidth({ patchSize: c.patchDim }) });
+	const { textLane } = place;
+	const served = Object.entries(place.features);
+	const lanes = new Set([...(textLane === null ? [] : [textLane]), ...served.flatMap(([, { lanes }]) => lanes)]);
+	const read = new Map(
+		Array.from(lanes, (lane) => {
+			const features = Object.fromEntries(served.filter(([, own]) => own.lanes.includes(lane)));
+			return [lane, data.microbatch(rangeOf(lane).range, { wantsText: lane === textLane, features })] as const;
+		}),
+	);
+	return ownMicrobatch(place, read, index, (lane) => rangeOf(lane).number);
 }

@@ -1,7 +1,7 @@
 /** Ranks of one lane take the same microbatches: the first reads them and broadcasts them to the others. */
 
+import type { ImageSet } from "../../data/images.ts";
 import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
-import type { PatchGrid } from "../../models/radio/config.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/index.ts";
 import { Tensor } from "../../tensor/index.ts";
@@ -44,21 +44,27 @@ interface Outline {
 	readonly lengths: readonly number[];
 	readonly samples?: readonly number[];
 	readonly padding?: number;
-	readonly values: number;
-	readonly grids: readonly PatchGrid[];
-	readonly imagesPerSample: readonly number[];
-	readonly indices?: readonly number[];
+	/** By the encoder's name, in the order of their arrays. */
+	readonly features: readonly (readonly [
+		module: string,
+		set: Omit<ImageSet, "patches"> & { readonly values: number },
+	])[];
 }
 
 /** Serialises microbatches: a JSON outline of all, then the raw ids, labels, masks and patches of each. */
 export function packMicrobatches(microbatches: readonly ImageTextMicrobatch[]): Uint8Array {
-	const outlines = microbatches.map(({ text, images }): Outline => {
+	const outlines = microbatches.map(({ text, features }): Outline => {
 		const { ids, labels: _, lossMask: __, ...rest } = text;
-		const { patches, ...places } = images;
-		return { ...rest, ...places, tokens: ids.length, values: patches.length };
+		const sets = Object.entries(features).map(
+			([module, { patches, ...places }]) => [module, { ...places, values: patches.length }] as const,
+		);
+		return { ...rest, tokens: ids.length, features: sets };
 	});
 	const outline = new TextEncoder().encode(JSON.stringify(outlines));
-	const arrays = microbatches.flatMap(({ text, images }) => [text.ids, text.labels, text.lossMask, images.patches]);
+	const arrays = microbatches.flatMap(({ text, features }) => [
+		...[text.ids, text.labels, text.lossMask],
+		...Object.values(features).map(({ patches }) => patches),
+	]);
 	const begin = 4 * Math.ceil(outline.length / 4) + 4;
 	const bytes = new Uint8Array(begin + arrays.reduce((sum, array) => sum + array.byteLength, 0));
 	new DataView(bytes.buffer).setUint32(0, outline.length, true);
@@ -81,7 +87,7 @@ export function unpackMicrobatches(bytes: Uint8Array): ImageTextMicrobatch[] {
 		at += 4 * count;
 		return [buffer, at - 4 * count, count];
 	};
-	return outlines.map(({ tokens, values, lengths, samples, padding, ...images }) => ({
+	return outlines.map(({ tokens, lengths, samples, padding, features }) => ({
 		text: {
 			ids: new Int32Array(...place(tokens)),
 			labels: new Int32Array(...place(tokens)),
@@ -90,6 +96,8 @@ export function unpackMicrobatches(bytes: Uint8Array): ImageTextMicrobatch[] {
 			...(samples && { samples }),
 			...(padding !== undefined && { padding }),
 		},
-		images: { patches: new Float32Array(...place(values)), ...images },
+		features: Object.fromEntries(
+			features.map(([module, { values, ...set }]) => [module, { patches: new Float32Array(...place(values)), ...set }]),
+		),
 	}));
 }

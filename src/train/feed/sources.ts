@@ -1,10 +1,11 @@
 /** Opens the training and validation data that a configuration names. */
 import { hasEncoder } from "../../config/derive.ts";
+import { modulesOf } from "../../config/modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { refuseMockText } from "../../data/check.ts";
 import { noImages } from "../../data/images.ts";
 import { type Microbatch, nextTokenMicrobatch } from "../../data/microbatch.ts";
-import { mockData } from "../../data/mock.ts";
+import { datasetSeed, mockData } from "../../data/mock.ts";
 import { timeoutOf } from "../../data/routing/from-configuration.ts";
 import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
@@ -12,6 +13,7 @@ import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/to
 import { ReadGuard } from "../../native/files.ts";
 import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
+import { type EncoderKind, encoderKinds } from "../encoder-kinds.ts";
 import type { DataPlace, RunData } from "./batch-source.ts";
 import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
@@ -48,8 +50,11 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 
 function mockSources(c: TrainingConfiguration, place: DataPlace, consumedValidSamples: number): RunData {
 	return {
-		training: indexedTraining(c, place, mockData(c, "train")),
-		validation: c.evalIters > 0 ? endlessEvaluation(c, place, mockData(c, "valid"), consumedValidSamples) : null,
+		training: indexedTraining(c, place, withFeatures(c, mockData(c, "train"), "train")),
+		validation:
+			c.evalIters > 0
+				? endlessEvaluation(c, place, withFeatures(c, mockData(c, "valid"), "valid"), consumedValidSamples)
+				: null,
 		heldOutBytes: null,
 	};
 }
@@ -63,17 +68,58 @@ interface TokenSources {
 /** Rows of tokens: samples of text alone. */
 function textOnly(c: TrainingConfiguration, place: DataPlace, sources: TokenSources): RunData {
 	const { training, validation, heldOutBytes } = sources;
-	const held = { samples: validation?.samples ?? 0, whole: hasEncoder(c) };
+	const held = { samples: validation?.samples ?? 0, whole: hasEncoder(c) || c.modules.length > 0 };
 	return {
-		training: indexedTraining(c, place, indexedTokens(training)),
-		validation: validation && indexedEvaluation(c, place, indexedTokens(validation), held),
+		training: indexedTraining(c, place, withFeatures(c, indexedTokens(training), "train")),
+		validation: validation && indexedEvaluation(c, place, withFeatures(c, indexedTokens(validation), "valid"), held),
 		heldOutBytes,
+	};
+}
+
+/** Data with what the encoders of `modules` read beside them; their placeholder tokens are no labels. */
+function withFeatures(c: TrainingConfiguration, data: IndexedData, split: "train" | "valid"): IndexedData {
+	const modules = modulesOf(c);
+	if (modules.length === 0) return data;
+	const placeholders = new Set(modules.map(({ placeholderTokenId }) => placeholderTokenId));
+	const readers = modules.map((module) => {
+		const byLane = new Map<number, ReturnType<EncoderKind["open"]>>();
+		const open = (lane: number) => {
+			const known =
+				byLane.get(lane) ?? encoderKinds[module.kind].open(module, datasetSeed(c.seed, "encoder", lane, split));
+			byLane.set(lane, known);
+			return known;
+		};
+		return { name: module.name, stored: module.dataPath !== null, open };
+	});
+	return {
+		microbatch: (range, wants) => {
+			const { text, features } = data.microbatch(range, wants);
+			const more = readers
+				.filter(({ name }) => name in wants.features)
+				.map(({ name, stored, open }) => {
+					// A file has the run's samples in order; drawn input is a lane's own, as mock text is.
+					const read = stored ? open(0)(range.first, range.count) : open(range.lane)(range.firstOfLane, range.count);
+					return [name, read] as const;
+				});
+			const counts = (label: number) => !placeholders.has(label);
+			return {
+				text: {
+					...text,
+					labels: text.labels.map((label) => (counts(label) ? label : -100)),
+					lossMask: text.lossMask.map((mask, at) => (counts(text.labels[at]!) ? mask : 0)),
+				},
+				features: { ...features, ...Object.fromEntries(more) },
+			};
+		},
 	};
 }
 
 function indexedTokens(source: TokenSource): IndexedData {
 	return {
-		microbatch: ({ first, count }) => ({ text: consecutive(source, first, count), images: noImages(count) }),
+		microbatch: ({ first, count }, { features }) => ({
+			text: consecutive(source, first, count),
+			features: Object.fromEntries(Object.keys(features).map((module) => [module, noImages(count)])),
+		}),
 	};
 }
 

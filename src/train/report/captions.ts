@@ -1,5 +1,5 @@
 /** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
-import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { samplesOfShares } from "../../data/routing/image-share.ts";
 import { pictureOf, thumbnailOf } from "../../data/vision-language/pixels.ts";
 import { encodePng } from "../../data/vision-language/png.ts";
@@ -7,7 +7,7 @@ import { greedy } from "../../decode/sampling.ts";
 import type { Image } from "../../native/images.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";
 import { mostSamples, type SampleRecord } from "../../observe/run-log/writer.ts";
-import { exchangeTexts } from "../../parallel/index.ts";
+import { exchangeTexts, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { decodingRanks, type Run } from "../assemble.ts";
 import { type CaptionSource, type DataPlace, dataPlaceOf } from "../feed/batch-source.ts";
@@ -101,8 +101,8 @@ function firstPictures(
 	{ lanes, share }: DataPlace,
 ): Picture[] {
 	const pictures: Picture[] = [];
-	for (const [turn, { images }] of microbatches.entries()) {
-		const { patches, grids, imagesPerSample } = images;
+	for (const [turn, batch] of microbatches.entries()) {
+		const { patches, grids, imagesPerSample } = featuresOf(batch, visionModule);
 		const starts = [0];
 		for (const { rows, columns } of grids) starts.push(starts.at(-1)! + rows * columns * 3 * patchSize ** 2);
 		const before = samplesOfShares(microbatchSize, share.count, turn).slice(0, share.index);

@@ -47,7 +47,7 @@ function someoneFound(world: Group, own: boolean): boolean {
 }
 
 function describeLayer({ pattern }: InspectedState, name: string): string {
-	const [, encoder, layer] = /^(encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
+	const [, encoder, layer] = /^(radio_encoder\.)?layer\.(\d+)$/.exec(name) ?? [];
 	if (layer === undefined) return name;
 	if (encoder !== undefined) return `layer ${layer} of the vision tower`;
 	return `layer ${layer} (${kinds[pattern[Number(layer)]!].title})`;

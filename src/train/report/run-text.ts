@@ -6,7 +6,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { bigramEntropy, unigramEntropy } from "../../data/text/entropy.ts";
 import { countParameters } from "../../models/language/counts.ts";
 import { isAdapterName, languageLora } from "../../models/lora.ts";
-import { radioParameters } from "../../models/radio/names.ts";
+import { visionEncoder } from "../../models/radio/tower.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
 import type { RowTransportName } from "../../native/abi.ts";
@@ -101,8 +101,8 @@ export const rowTransports = {
 } as const satisfies Record<RowTransportName, string>;
 
 function encoderText(c: TrainingConfiguration, millions: (count: number) => string): string {
-	const { tower, projector } = encoderConfig(c);
-	const specs = [...radioParameters(tower), ...projectorParameters(projector)];
+	const { name, tower, projector } = visionEncoder(encoderConfig(c));
+	const specs = [...tower.parameters, ...projectorParameters(projector, name)];
 	const count = (wanted: (name: string) => boolean) =>
 		specs.reduce((sum, { name, shape }) => (wanted(name) ? sum + elementCount(shape) : sum), 0);
 	const adapters = count(isAdapterName);

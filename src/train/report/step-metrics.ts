@@ -3,7 +3,7 @@
  * ranks do not wait for it.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { countFlopsPerToken } from "../../models/language/counts.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import { encoderFlops } from "../../models/radio/counts.ts";
@@ -100,13 +100,15 @@ export class StepMetrics {
 
 	/** This rank's FLOPs of the step, forward and backward; ranks that share a microbatch each count an equal part. */
 	#flopsOf(microbatches: readonly ImageTextMicrobatch[]): number {
-		const { encoder, languageGroups } = this.run;
+		const { encoders, languageGroups } = this.run;
 		let flops = 0;
-		for (const { text, images } of microbatches) {
+		for (const batch of microbatches) {
+			const { text } = batch;
 			flops += (text.ids.length * this.#flopsPerToken) / (languageGroups?.model.tp.size ?? 1);
-			if (encoder === null) continue;
-			const { size } = encoder.parallel.tp;
-			for (const grid of images.grids) flops += (3 * encoderFlops(encoder.config, grid)) / size;
+			for (const { name, module } of encoders) {
+				const { grids } = featuresOf(batch, name);
+				for (const grid of grids) flops += (3 * encoderFlops(module.config, grid)) / module.parallel.tp.size;
+			}
 		}
 		return flops;
 	}

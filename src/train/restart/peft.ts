@@ -31,7 +31,7 @@ import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import { isTarget, type LoraConfig, visionLora } from "../../models/lora.ts";
 import { logicalNames, type ParameterSpec } from "../../models/parameter-spec.ts";
-import { radioParameters } from "../../models/radio/names.ts";
+import { visionEncoder } from "../../models/radio/tower.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
 import type { Group, World } from "../../parallel/index.ts";
@@ -61,9 +61,9 @@ export function requirePeftNames(c: TrainingConfiguration): void {
 		specs.flatMap(logicalNames).filter((name) => lora !== null && isTarget(lora, name));
 	const weights = adapted(hybridParameters(config), config.lora);
 	if (hasEncoder(c)) {
-		const { tower, projector } = encoderConfig(c);
-		weights.push(...adapted(radioParameters(tower), tower.lora));
-		weights.push(...adapted(projectorParameters(projector), projector.lora));
+		const { name, tower, projector } = visionEncoder(encoderConfig(c));
+		weights.push(...adapted(tower.parameters, tower.lora));
+		weights.push(...adapted(projectorParameters(projector, name), projector.lora));
 	}
 	peftCorrespondence(weights, c.loraRank!, adaptedModelOf(c), spellingOf(c), `--save-peft ${c.savePeft}`);
 }

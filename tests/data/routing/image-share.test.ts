@@ -23,13 +23,13 @@ test("images are divided among encoder ranks, lane after lane", () => {
 	expect(merged.imagesPerSample).toEqual([1, 0, 0, 2]);
 	expect(merged.grids.map(({ columns }) => columns)).toEqual([2, 1, 3]);
 	expect([...merged.patches]).toEqual([0, 1, 2, 3, 100, 101, 102, 103, 104, 105, 106, 107]);
-	for (const index of [0, 1]) expect(shareOfImages(merged, { index, count: 2 }, 0, 2)).toEqual(lanes[index]!);
-	expect(shareOfImages(merged, { index: 3, count: 4 }, 0, 2)).toEqual(set(100, [[1, 3]]));
-	expect(shareOfImages(merged, { index: 1, count: 4 }, 0, 2)).toEqual(set(0, [[]]));
+	for (const index of [0, 1]) expect(shareOfImages(merged, { index, count: 2 }, 0)).toEqual(lanes[index]!);
+	expect(shareOfImages(merged, { index: 3, count: 4 }, 0)).toEqual(set(100, [[1, 3]]));
+	expect(shareOfImages(merged, { index: 1, count: 4 }, 0)).toEqual(set(0, [[]]));
 	// Samples that do not divide: whole microbatches in turn.
 	for (const [microbatch, turn] of [0, 1, 2, 0, 1].entries()) {
 		for (const index of [0, 1, 2]) {
-			const own = shareOfImages(merged, { index, count: 3 }, microbatch, 2);
+			const own = shareOfImages(merged, { index, count: 3 }, microbatch);
 			expect(own).toEqual(index === turn ? merged : set(0, []));
 		}
 		expect(samplesOfShares(4, 3, microbatch)[turn]).toBe(4);

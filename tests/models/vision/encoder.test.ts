@@ -1,9 +1,11 @@
 /** Tower and projector as one module (docs/spec/vision.md §G18). */
+
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { MergedStore } from "../../../src/checkpoint/lora/adapters.ts";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { isAdapterName } from "../../../src/models/lora.ts";
-import type { PatchGrid } from "../../../src/models/radio/config.ts";
+import { visionEncoder } from "../../../src/models/radio/tower.ts";
+import type { PatchGrid } from "../../../src/models/tower.ts";
 import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { Tape, type WeightGradients } from "../../../src/tensor/tape.ts";
@@ -28,7 +30,10 @@ const [small, wide]: PatchGrid[] = [
 ];
 
 function open(change: Partial<EncoderConfig> = {}, frozenTower = false): EncoderModule {
-	const encoder = new EncoderModule(device, { ...config, ...change }, { frozenTower, frozenProjector: false });
+	const encoder = new EncoderModule(device, visionEncoder({ ...config, ...change }), {
+		frozenTower,
+		frozenProjector: false,
+	});
 	encoder.initialise(7);
 	return encoder;
 }
@@ -47,7 +52,9 @@ function encode(
 	using patches = Tensor.from(device, values, [values.length / 12, 12]);
 	const { tape = new Tape(device, { recording: false }), cropKey = 0, firstImage = 0 } = options;
 	const grids = images.map(([grid]) => grid);
-	return encoder.forward(tape, { patches, grids, cropKey, indices: grids.map((_, index) => firstImage + index) });
+	const indices = grids.map((_, index) => firstImage + index);
+	const rows = encoder.forward(tape, { patches, grids, cropKey, indices });
+	return { rows, rowsPerImage: grids.map((grid) => encoder.config.tower.rowsOf(grid)) };
 }
 
 function rowsOf(...args: Parameters<typeof encode>): Float32Array {

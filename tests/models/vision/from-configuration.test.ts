@@ -43,10 +43,10 @@ test("RADIO ViT-H has the parameters the specification counts", () => {
 	expect(count(radioParameters(tower))).toBe(651_645_440);
 	expect(count(radioParameters({ ...tower, classTokens: 10 }))).toBe(651_648_000);
 	expect(count(radioParameters({ ...tower, finalLayerNorm: false }))).toBe(651_645_440 - 2560);
-	expect(count(projectorParameters(projector))).toBe(13_762_560);
+	expect(count(projectorParameters(projector, "radio_encoder"))).toBe(13_762_560);
 	const mlp = encoderConfig({ ...keys, visionProjectionType: "mlp" }).projector;
-	expect(count(projectorParameters(mlp))).toBe(159_907_840);
-	expect(count(projectorParameters({ ...mlp, normEpsilon: 1e-5 }))).toBe(159_907_840 + 5120);
+	expect(count(projectorParameters(mlp, "radio_encoder"))).toBe(159_907_840);
+	expect(count(projectorParameters({ ...mlp, normEpsilon: 1e-5 }, "radio_encoder"))).toBe(159_907_840 + 5120);
 	const normed = encoderConfig({ ...keys, visionProjectionType: "mlp", visionProjectionNorm: true }).projector;
 	expect(normed).toEqual({ ...mlp, normEpsilon: 1e-5 });
 	expect(tower.activation).toBe("geluTanh");

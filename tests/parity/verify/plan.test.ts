@@ -2,7 +2,6 @@
 import { describe, expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { sampleLengths } from "../../../src/data/microbatch.ts";
-import { outputRows } from "../../../src/models/radio/config.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import {
 	dealtTo,
@@ -29,8 +28,9 @@ const plan = (layout: string, change: Partial<Parameters<typeof planOf>[1]> = {}
 
 describe("samples", () => {
 	test("hold as many image tokens as image rows, and labels for text alone", () => {
-		for (const { text, images } of samples) {
-			const rows = images.grids.reduce((sum, grid) => sum + outputRows(encoder!.config.tower, grid), 0);
+		for (const { text, features } of samples) {
+			const images = features.radio_encoder!;
+			const rows = images.grids.reduce((sum, grid) => sum + encoder!.parts.tower.rowsOf(grid), 0);
 			expect(text.ids.filter((id) => id === encoder!.placeholderId)).toHaveLength(rows);
 			text.labels.forEach((label, at) => {
 				expect(text.lossMask[at]).toBe(label === -100 ? 0 : 1);
@@ -41,11 +41,11 @@ describe("samples", () => {
 	});
 
 	test("are uneven, some of two images, some without", () => {
-		const counts = samples.map(({ images }) => images.grids.length);
+		const counts = samples.map(({ features }) => features.radio_encoder!.grids.length);
 		expect(counts).toEqual([1, 2, 0, 1, 1, 2, 0, 0]);
 		const rows = samples.map(({ text }) => text.ids.filter((id) => id === encoder!.placeholderId).length);
 		expect(new Set(rows).size).toBeGreaterThan(3);
-		expect(samples.flatMap(({ images }) => images.indices)).toEqual([0, 1, 2, 3, 4, 5, 6]);
+		expect(samples.flatMap(({ features }) => features.radio_encoder!.indices)).toEqual([0, 1, 2, 3, 4, 5, 6]);
 	});
 
 	test("are packs of three sequences, whose last tokens have no label", () => {
@@ -81,7 +81,9 @@ function imagesOf(sets: readonly ImageSet[]): [number, string][] {
 const lanes = (count: number) => Array.from({ length: count }, (_, lane) => lane);
 const languageOf = (p: Plan) => lanes(p.topology.language.lanes).map((lane) => languageMicrobatches(p, samples, lane));
 const encoderOf = (p: Plan) =>
-	lanes(p.topology.encoders[0]!.lanes).map((lane) => encoderMicrobatches(p, samples, lane));
+	lanes(p.topology.encoders[0]!.lanes).map((lane) =>
+		encoderMicrobatches(p, samples, p.topology.featureEdges[0]!, lane),
+	);
 
 for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) {
 	test(`${layout} deals every sample out once a side, rows in the lane's order`, () => {
@@ -90,7 +92,7 @@ for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) 
 		const ids = (batches: readonly { readonly ids: Int32Array }[]) => batches.flatMap((batch) => [...batch.ids]);
 		expect(ids(languageOf(p).flat())).toEqual(ids(one.map(({ text }) => text)));
 		const images = imagesOf(encoderOf(p).flat()).sort(([a], [b]) => a - b);
-		expect(images).toEqual(imagesOf(one.map((batch) => batch.images)));
+		expect(images).toEqual(imagesOf(one.map((batch) => batch.features.radio_encoder!)));
 		for (const batches of encoderOf(p)) expect(batches).toHaveLength(p.microbatches);
 		// Images that a language lane receives: the parts of its sources, or its part of its source's.
 		const [sources, destinations] = [p.topology.encoders[0]!.lanes, p.topology.language.lanes];
@@ -106,7 +108,7 @@ for (const layout of ["1+1", "2+4", "4+2", "4+1", "tp2dp2+tp2dp2ep2", "1+dp8"]) 
 				const first = (lane * p.microbatches + m) * p.microBatchSize;
 				const expected = samples
 					.slice(first, first + sampleLengths(text).length)
-					.map(({ images: own }) => own.grids.length);
+					.map(({ features }) => features.radio_encoder!.grids.length);
 				expect(perSample).toEqual(expected);
 			}
 		}
@@ -138,14 +140,14 @@ describe("the micro-batch size", () => {
 });
 
 test("an encoder rank participates when any of its microbatches has an image", () => {
-	const withImages = samples.map(({ images }) => images.grids.length > 0);
+	const withImages = samples.map(({ features }) => features.radio_encoder!.grids.length > 0);
 	expect(["1+1", "2+1", "4+4", "1"].map((layout) => participants(plan(layout), withImages))).toEqual([1, 2, 3, 1]);
 });
 
 describe("microbatches of the reference", () => {
 	const pack = (sequences: number) => ({
 		text: { ...samples[0]!.text, lengths: [...new Array(sequences - 1).fill(1), 65 - sequences] },
-		images: samples[0]!.images,
+		features: samples[0]!.features,
 	});
 
 	test("hold single samples, and the layouts' hold several", () => {
@@ -179,5 +181,5 @@ test("what depends on the layout is refused by name", () => {
 	expect(() => smallSubject({ bf16: true })).toThrow(/bf16 rounds/);
 	const alone = { "model-provider": "nemotron-moe-vlm", "llm-only": true };
 	expect(() => smallSubject(alone, "policies")).toThrow(/has no encoder\.$/);
-	expect(smallSubject(alone).samples.every(({ images }) => images.grids.length === 0)).toBe(true);
+	expect(smallSubject(alone).samples.every(({ features }) => Object.keys(features).length === 0)).toBe(true);
 });

@@ -35,7 +35,8 @@ for (const workers of [0, 3]) {
 		const microbatches = await energonSamplesOnce(c, place, options, new SkippedTally(), rounds);
 		expect(microbatches.map(({ text }) => text.samples?.length)).toEqual(workers === 0 ? [4, 4, 2] : [4, 4, 4]);
 		let counted = 0;
-		for (const { text, images } of microbatches) {
+		for (const { text, features } of microbatches) {
+			const images = features.radio_encoder!;
 			expect(images.imagesPerSample.length).toBe(text.samples!.length);
 			expect(text.lengths.reduce((sum, length) => sum + length, 0)).toBe(text.ids.length);
 			let begin = 0;

@@ -1,7 +1,6 @@
 /** Every layout of lanes takes the same samples, encoder and language ranks in the same order. */
 import { expect, test } from "bun:test";
 import { configurationOf } from "../../../src/config/resolve.ts";
-import { noImages } from "../../../src/data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../../../src/data/microbatch.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";
 import { type BatchSource, dataPlaceOf } from "../../../src/train/feed/batch-source.ts";
@@ -16,7 +15,7 @@ const patch = 3 * 8 ** 2;
 
 /** Sample n: the token n, and unless n is a multiple of 3 one picture of 1 × (n mod 4 + 1) patches of value n. */
 const numbered: IndexedData = {
-	microbatch: ({ first, count }, { wantsText, wantsImages }) => {
+	microbatch: ({ first, count }, { wantsText, features }) => {
 		const numbers = Array.from({ length: count }, (_, i) => first + i);
 		const pictures = numbers.filter((n) => n % 3 !== 0).map((n) => ({ n, columns: (n % 4) + 1 }));
 		return {
@@ -28,13 +27,15 @@ const numbered: IndexedData = {
 						lengths: numbers.map(() => 1),
 					}
 				: noText,
-			images: wantsImages
+			features: features.radio_encoder
 				? {
-						patches: Float32Array.from(pictures.flatMap(({ n, columns }) => new Array(columns * patch).fill(n))),
-						grids: pictures.map(({ columns }) => ({ rows: 1, columns })),
-						imagesPerSample: numbers.map((n) => (n % 3 === 0 ? 0 : 1)),
+						radio_encoder: {
+							patches: Float32Array.from(pictures.flatMap(({ n, columns }) => new Array(columns * patch).fill(n))),
+							grids: pictures.map(({ columns }) => ({ rows: 1, columns })),
+							imagesPerSample: numbers.map((n) => (n % 3 === 0 ? 0 : 1)),
+						},
 					}
-				: noImages(count),
+				: {},
 		};
 	},
 };
@@ -51,12 +52,12 @@ function configuration(layout: Record<string, number>) {
 }
 
 /** Numbers of a microbatch's pictures, and their places in the global batch, as the encoder sees them. */
-function pictures({ images }: ImageTextMicrobatch): { n: number; place: number }[] {
+function pictures({ features: { radio_encoder: images } }: ImageTextMicrobatch): { n: number; place: number }[] {
 	let at = 0;
-	return images.grids.map(({ columns }, index) => {
-		const n = images.patches[at]!;
+	return (images?.grids ?? []).map(({ columns }, index) => {
+		const n = images!.patches[at]!;
 		at += columns * patch;
-		return { n, place: images.indices![index]! };
+		return { n, place: images!.indices![index]! };
 	});
 }
 

@@ -28,7 +28,7 @@ async function read(keep: "text" | "images" | "both"): Promise<ImageTextMicrobat
 	const batches: ImageTextMicrobatch[] = [];
 	while (batches.length < 5) {
 		const { text, images } = joinLanes(await source.next());
-		batches.push({ text, images });
+		batches.push({ text, features: { radio_encoder: images } });
 	}
 	return batches;
 }
@@ -48,7 +48,7 @@ test("microbatches arrive as they were sent", async () => {
 test("no pixel is among the bytes that language ranks send each other, no token among those of encoder ranks", async () => {
 	const [text, images] = [await read("text"), await read("images")];
 	const tokens = text.reduce((sum, one) => sum + one.text.ids.length, 0);
-	const values = images.reduce((sum, one) => sum + one.images.patches.length, 0);
+	const values = images.reduce((sum, one) => sum + one.features.radio_encoder!.patches.length, 0);
 	// An id, a label and a mask a token; a float a pixel; lengths and sizes besides.
 	const outline = 5 * 512;
 	expect(values).toBeGreaterThan(10 * outline);

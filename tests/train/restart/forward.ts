@@ -39,7 +39,7 @@ export function encodedPictures(
 	let [all, width]: [Float32Array, number] = [new Float32Array(0), 0];
 	const tape = new Tape(device, { recording: false });
 	const input = { patches, grids, cropKey: 0, indices: [...given.keys()] };
-	const { rows } = run.encoder!.forward(tape, input, (name, value) => {
+	const rows = run.encoder!.forward(tape, input, (name, value) => {
 		if (name === "radio_out") [all, width] = [value.toFloat32(), value.width];
 	});
 	const features: number[] = [];

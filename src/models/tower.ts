@@ -1,0 +1,56 @@
+/** The part of an encoder before its projector: fixed-width patches of items (images, sounds) in, rows of features out. */
+import type { Device } from "../native/device.ts";
+import type { Group } from "../parallel/index.ts";
+import type { FloatDtype, Parameter, Tape, Tensor } from "../tensor/index.ts";
+import type { LoraConfig } from "./lora.ts";
+import type { ParameterSpec } from "./parameter-spec.ts";
+
+/** Rows and columns of patches of one item; a sound has one column. */
+export interface PatchGrid {
+	readonly rows: number;
+	readonly columns: number;
+}
+
+/** Called with values as they arise, such as RADIO's "embedder" or the projector's "projector". */
+export type EncoderObserver = (name: string, value: Tensor) => void;
+
+/** Floating-point operations of an item's forward pass; a multiply-add counts 2. */
+export interface TowerWork {
+	/** Of queries with keys and of scores with values. */
+	readonly attention: number;
+	/** Products of activations with weights. */
+	readonly products: number;
+}
+
+export interface TowerInput {
+	/** [Σ rows · columns, patchWidth], in the tower's dtype or f32. */
+	readonly patches: Tensor;
+	readonly grids: readonly PatchGrid[];
+	/** Philox key of the step, and each item's index in the step's global batch, for random choices; null: none are made. */
+	readonly random: { readonly key: number; readonly indices: readonly number[] } | null;
+}
+
+/** The module that a tower is part of. */
+export interface TowerPlace {
+	readonly device: Device;
+	/** Ranks that cut the tower. */
+	readonly tp: Group;
+	readonly parameters: { get(name: string): Parameter };
+}
+
+export interface Tower {
+	readonly dtype: FloatDtype;
+	/** Values of a patch. */
+	readonly patchWidth: number;
+	/** Width of the features. */
+	readonly outputWidth: number;
+	/** By full name. */
+	readonly parameters: readonly ParameterSpec[];
+	/** Adapters beside weights that are frozen; null: none. */
+	readonly lora: LoraConfig | null;
+	/** Rows of features of an item. */
+	rowsOf(grid: PatchGrid): number;
+	workOf(grid: PatchGrid): TowerWork;
+	/** Features_(Σ rowsOf)(outputWidth) of at least one item, equal on all tensor-parallel ranks. */
+	forward(tape: Tape, place: TowerPlace, input: TowerInput, observe?: EncoderObserver): Tensor;
+}
