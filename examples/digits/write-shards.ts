@@ -8,7 +8,7 @@
  */
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
-import { encodePng } from "../../src/data/vision-language/png.ts";
+import { encodePng } from "../../src/data/vision-language/pixels.ts";
 import { type Digits, drawPicture, readDigits } from "./pictures.ts";
 
 const shardSize = 2500;

@@ -4,11 +4,10 @@
  */
 import { dirname, resolve } from "node:path";
 import { SampleError } from "../data/energon/errors.ts";
+import { imagesInTars } from "../data/energon/format/media.ts";
 import { LARGEST_IMAGE } from "../data/import/fetch-image.ts";
-import type { Conversation } from "../data/vision-language/conversation.ts";
-import { crudeConversation } from "../data/vision-language/crude-conversation.ts";
-import { type EncodedImage, inspectImage } from "../data/vision-language/encoded-image.ts";
-import { imagesInTars } from "../data/vision-language/media.ts";
+import { type Conversation, crudeConversation } from "../data/vision-language/conversation.ts";
+import { type EncodedImage, inspectImage } from "../data/vision-language/pixels.ts";
 import { withImages } from "../data/vision-language/prompt.ts";
 import type { Images } from "../native/images.ts";
 import { UserError } from "../system/errors.ts";

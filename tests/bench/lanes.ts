@@ -4,8 +4,7 @@
  */
 import { availableParallelism } from "node:os";
 import { configurationOf } from "../../src/config/resolve.ts";
-import { imageGrid } from "../../src/data/vision-language/dynamic-resolution.ts";
-import { tileCount, tileGrid } from "../../src/data/vision-language/tiling.ts";
+import { imageGrid, tileCount, tileGrid } from "../../src/data/vision-language/image-plan.ts";
 import { asRead, balanceByCost, workOf } from "../../src/guests/balance/by-cost.ts";
 import { imageCost } from "../../src/models/radio/counts.ts";
 import { visionEncoder } from "../../src/models/radio/tower.ts";

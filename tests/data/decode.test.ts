@@ -2,7 +2,7 @@
 import { describe, expect, test } from "bun:test";
 import { gzipSync } from "node:zlib";
 import { decodePart, LARGEST_TEXT_PART } from "../../src/data/energon/format/decode.ts";
-import { parseJsonBytes } from "../../src/data/energon/format/python-json.ts";
+import { parseJsonBytes } from "../../src/data/energon/format/python-text.ts";
 
 const parse = (text: string) => parseJsonBytes(Buffer.from(text));
 

@@ -2,7 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { drawPicture, readDigits } from "../../examples/digits/pictures.ts";
-import { encodePng } from "../../src/data/vision-language/png.ts";
+import { encodePng } from "../../src/data/vision-language/pixels.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { mimo } from "../commands/mimo.ts";

@@ -5,12 +5,11 @@ import { cumulative, TorchGenerator } from "../../src/data/energon/random/torch-
 import type { RawRecord } from "../../src/data/energon/sample.ts";
 import { interleaving, roundHalfToEven, shardWorkers, splitShard } from "../../src/data/energon/sharder.ts";
 import { Worker, workerSeed } from "../../src/data/energon/worker.ts";
+import { GroupBatchDataset } from "../../src/data/energon/wrappers/batch.ts";
 import { BlendDataset } from "../../src/data/energon/wrappers/blend.ts";
 import { GeneratorState } from "../../src/data/energon/wrappers/dataset.ts";
-import { GroupBatchDataset } from "../../src/data/energon/wrappers/group-batch.ts";
-import { LimitDataset } from "../../src/data/energon/wrappers/limit.ts";
+import { LimitDataset, RepeatDataset } from "../../src/data/energon/wrappers/limit.ts";
 import { MapDataset } from "../../src/data/energon/wrappers/map.ts";
-import { RepeatDataset } from "../../src/data/energon/wrappers/repeat.ts";
 import { SampleLoaderDataset } from "../../src/data/energon/wrappers/sample-loader.ts";
 import { ShuffleBufferDataset } from "../../src/data/energon/wrappers/shuffle-buffer.ts";
 

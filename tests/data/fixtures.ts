@@ -5,7 +5,7 @@ import { dirname, join } from "node:path";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { joinImages } from "../../src/data/images.ts";
 import type { ImageTextBatch } from "../../src/data/vision-language/batch.ts";
-import { encodePng } from "../../src/data/vision-language/png.ts";
+import { encodePng } from "../../src/data/vision-language/pixels.ts";
 
 /** The batch of a rank that reads several lanes: images of all, lane after lane, and text of the first. */
 export function joinLanes(lanes: ReadonlyMap<number, ImageTextBatch>): ImageTextBatch {

@@ -2,8 +2,8 @@
 import { afterAll, expect, test } from "bun:test";
 import { mkdirSync, symlinkSync } from "node:fs";
 import { join } from "node:path";
-import { countedPattern } from "../../src/data/text/counted-pattern.ts";
 import { openTokenizer, type Tokenizer } from "../../src/data/text/tokenizer.ts";
+import { countedPattern } from "../../src/data/text/tokenizer-bounds.ts";
 import { Scratch } from "./fixtures.ts";
 
 const scratch = new Scratch();

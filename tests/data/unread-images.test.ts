@@ -6,7 +6,7 @@ import { defaultLoaderConfiguration } from "../../src/data/energon/loader/config
 import { LocalLoader } from "../../src/data/energon/loader/local-loader.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../src/data/energon/storage/local.ts";
-import { inspectImage } from "../../src/data/vision-language/encoded-image.ts";
+import { inspectImage } from "../../src/data/vision-language/pixels.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { png, Scratch, tar } from "./fixtures.ts";

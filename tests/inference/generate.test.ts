@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { encodePng } from "../../src/data/vision-language/png.ts";
+import { encodePng } from "../../src/data/vision-language/pixels.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { png, Scratch, withOrientation } from "../data/fixtures.ts";
 import { parts } from "../train/restart/vision-language.ts";

@@ -7,7 +7,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { CryptoHasher } from "bun";
-import { decodedAs, inspectImage } from "../../src/data/vision-language/encoded-image.ts";
+import { decodedAs, inspectImage } from "../../src/data/vision-language/pixels.ts";
 import { clipStatistics, Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { referencePython, runPython } from "../reference/python.ts";

@@ -35,7 +35,7 @@ const command = defineCommand({
 		const path = datasetPath(given);
 		const { lint } = await import("../../data/energon/tools/lint.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
-		const { inspectImage } = await import("../../data/vision-language/encoded-image.ts");
+		const { inspectImage } = await import("../../data/vision-language/pixels.ts");
 		const { Images } = await import("../../native/images.ts");
 		const { openLibrary } = await import("../../native/library.ts");
 		const check = flags.length === 0 ? null : await fitCheck(path, flags);
@@ -63,7 +63,7 @@ async function fitCheck(path: string, flags: readonly string[]): Promise<(sample
 	const { resolveConfiguration } = await import("../../config/resolve.ts");
 	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });
 	const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
-	const { cutOff } = await import("../../data/vision-language/truncation.ts");
+	const { cutOff } = await import("../../data/vision-language/dataset-checks.ts");
 	const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
 	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
 	return cutOff(taskOf(c), tokenizer);

@@ -7,14 +7,12 @@ import type { DecodeOptions } from "./format/decode.ts";
 import { type FunctionHook, type Hook, hook } from "./hook.ts";
 import type { Keyed, RawRecord, Sample, Subflavors } from "./sample.ts";
 import type { Worker } from "./worker.ts";
-import { BatchDataset } from "./wrappers/batch.ts";
+import { BatchDataset, type Group, GroupBatchDataset } from "./wrappers/batch.ts";
 import { BlendDataset, ConcatDataset } from "./wrappers/blend.ts";
 import type { Dataset } from "./wrappers/dataset.ts";
-import { type Group, GroupBatchDataset } from "./wrappers/group-batch.ts";
-import { EpochizeDataset, LimitDataset } from "./wrappers/limit.ts";
+import { EpochizeDataset, LimitDataset, RepeatDataset } from "./wrappers/limit.ts";
 import { MapDataset } from "./wrappers/map.ts";
 import { type Division, type Groups, PackingDataset } from "./wrappers/packing.ts";
-import { RepeatDataset } from "./wrappers/repeat.ts";
 import { ShuffleBufferDataset } from "./wrappers/shuffle-buffer.ts";
 
 /** Converts a crude sample into a typed sample; selected by the data set's subflavors. */

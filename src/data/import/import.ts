@@ -12,7 +12,7 @@ import { IMPORTED_LOADER, META_FOLDER } from "../energon/format/names.ts";
 import { LARGEST_SAMPLE } from "../energon/format/tar-reader.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
 import { conversationOf, faultOf } from "../vision-language/conversation.ts";
-import { remarkOf } from "../vision-language/encoded-image.ts";
+import { remarkOf } from "../vision-language/pixels.ts";
 import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
 import { type FetchOptions, fetchImage, type ImageFile } from "./fetch-image.ts";
@@ -21,8 +21,7 @@ import loader from "./mimo_samples.py";
 import { openSource } from "./open-source.ts";
 import { type Draft, readRecord, type SampleRecord } from "./read-record.ts";
 import { parts, type Row, SkippedRow, type Source } from "./row.ts";
-import type { SamplePart } from "./shard-file.ts";
-import { Shards } from "./shards.ts";
+import { type SamplePart, Shards } from "./shards.ts";
 import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
 

@@ -3,7 +3,7 @@ import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
-import { parseJsonBytes } from "../energon/format/python-json.ts";
+import { parseJsonBytes } from "../energon/format/python-text.ts";
 import { isUrl } from "../energon/storage/storage.ts";
 import { type Columns, checkColumns } from "./columns.ts";
 import { detect, type ImportKind, type InputFile, identityOf, importKinds } from "./detect.ts";

@@ -4,9 +4,9 @@
  * documents of OBELICS and MMC4, captions, plain text.
  */
 import { counted } from "../../system/counted.ts";
-import { interleavedRecord } from "../vision-language/media.ts";
+import { interleavedRecord } from "../energon/format/media.ts";
 import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
-import { type ImageReference, imageReferences } from "./image-reference.ts";
+import { type ImageReference, imageReferences } from "./fetch-image.ts";
 import { SkippedRow } from "./row.ts";
 
 const imageTag = "<image>";

@@ -13,9 +13,16 @@ import type { SkippedSample } from "../energon/loader/messages.ts";
 import { SkipLog } from "../energon/loader/skipped.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
-import { type Damage, exchangeDamage } from "./damaged-samples.ts";
+import {
+	compareReports,
+	type Damage,
+	encodeReports,
+	exchangeDamage,
+	mostDamaged,
+	nothingRead,
+	Trail,
+} from "./agreement.ts";
 import { isTurn, type Share, wholeShare } from "./image-share.ts";
-import { compareReports, encodeReports, mostDamaged, nothingRead, Trail } from "./sample-hash.ts";
 
 /** Gives every rank's integers, as many of each; all ranks call it together. */
 type Exchange = (values: Int32Array) => Int32Array[];

@@ -10,7 +10,112 @@ import {
 	ReplacePreTokenizer,
 	SplitPreTokenizer,
 } from "@huggingface/tokenizers";
-import { countedPattern } from "./counted-pattern.ts";
+
+/*
+ * Regular expressions of others in a form in which the engine counts what it does. JavaScriptCore counts the repetitions of
+ * groups and gives up a match after a hundred million, some seconds; the repetitions of a character, a class or an escape are
+ * not counted, so that a*a*a*b takes minutes on a thousand "a".
+ */
+
+/** A part of a pattern in Unicode mode with its quantifier: an escape, a class, the beginning of a group, or a character. */
+const patternPart =
+	/(\\(?:[pu]\{[^}]*\}|k<[^>]*>|ud[89ab]..\\ud[c-f]..|u.{4}|x..|c.|\d+|.)|\[(?:\\.|[^\\\]])*\]|\((?:\?(?:<?[=!]|[a-z-]*:|<[^>]*>))?|.)((?:[*+?]|\{\d+(?:,\d*)?\})\??)?/gisu;
+
+/** Characters that a pattern may look at between two counted repetitions. Published patterns: up to 50. */
+const LARGEST_WORK = 1024;
+
+interface Part {
+	readonly text: string;
+	readonly quantifier: string;
+	/** Repetitions that the quantifier allows. */
+	readonly least: number;
+	readonly most: number;
+}
+
+function partsOf(source: string): Part[] {
+	return Array.from(source.matchAll(patternPart), ([, text, quantifier = ""]) => {
+		const [, least, comma, most] = /^\{(\d+)(,?)(\d*)\}/.exec(quantifier) ?? [];
+		const range =
+			least === undefined
+				? { least: /^[*?]/.test(quantifier) ? 0 : 1, most: /^[*+]/.test(quantifier) ? Infinity : 1 }
+				: { least: Number(least), most: comma === "" ? Number(least) : most === "" ? Infinity : Number(most) };
+		return { text: text!, quantifier, ...range };
+	});
+}
+
+/** Ways in which a piece of a pattern may match at one place but for counted repetitions, and characters that they look at. */
+interface Effort {
+	readonly ways: number;
+	readonly work: number;
+}
+
+/** The largest work of the pattern's alternatives. */
+function largestWork(parts: readonly Part[]): number {
+	let largest = 0;
+	/** Of every group around the part: its alternatives before, and the one that the part is in. */
+	const open: [before: Effort, alternative: Effort][] = [];
+	const begin = () =>
+		open.push([
+			{ ways: 0, work: 0 },
+			{ ways: 1, work: 0 },
+		]);
+	const endAlternative = () => {
+		const [before, { ways, work }] = open.pop()!;
+		largest = Math.max(largest, work);
+		open.push([
+			{ ways: before.ways + ways, work: before.work + work },
+			{ ways: 1, work: 0 },
+		]);
+	};
+	const add = ({ ways, work }: Effort, { least, most }: Part) => {
+		// What a quantifier demands is repeated without counting.
+		const uncounted = Math.max(1, least);
+		const [before, alternative] = open.pop()!;
+		open.push([
+			before,
+			{
+				ways: alternative.ways * (least === 0 && most === 1 ? ways + 1 : ways ** uncounted),
+				work: alternative.work + alternative.ways * work * uncounted,
+			},
+		]);
+	};
+	begin();
+	for (const part of parts) {
+		if (part.text.startsWith("(")) begin();
+		else if (part.text === "|") endAlternative();
+		else if (part.text === ")") {
+			endAlternative();
+			add(open.pop()![0], part);
+		} else add({ ways: 1, work: 1 }, part);
+	}
+	endAlternative();
+	return largest;
+}
+
+/**
+ * A pattern that matches the same, with repeated characters as groups: x* as (?:x)*. Repetitions behind which an alternative
+ * demands nothing more stay as they are: the engine does not come back to them, and runs over a text of any length. Throws an
+ * Error for a pattern that does too much between two counted repetitions.
+ */
+export function countedPattern(source: string): string {
+	const parts = partsOf(source);
+	if (largestWork(parts) > LARGEST_WORK) throw new Error(`its pattern ${source.slice(0, 200)} is too complex`);
+	let counted = "";
+	let depth = 0;
+	/** Whether the alternative demands something behind the part, which may fail. */
+	let mayFail = false;
+	for (const { text, quantifier, least, most } of parts.reverse()) {
+		const isOuter = depth === 0;
+		if (text === ")") depth++;
+		else if (text.startsWith("(")) depth--;
+		if (text === "|" && isOuter) mayFail = false;
+		const isCharacter = !/^(?:\(|[|)]$)/.test(text);
+		const isCounted = isCharacter && most > 1 && (mayFail || !isOuter);
+		counted = (isCounted ? `(?:${text})${quantifier}` : text + quantifier) + counted;
+		if (isOuter && text !== "|" && least > 0) mayFail = true;
+	}
+	return counted;
+}
 
 /** Characters by which a text may grow, and times its length in addition: NFKC grows a character to 18. */
 const LEAST_GROWTH = 2 ** 16;

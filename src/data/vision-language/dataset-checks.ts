@@ -1,9 +1,21 @@
-/** Refusal of settings and media of data sets that training would ignore. */
+/**
+ * Refusal of settings and media of data sets that training would ignore, and the samples that do not fit the sequence length
+ * whole.
+ */
+
+import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
+import { mediaOfRecord } from "../energon/format/media.ts";
+import type { Sample } from "../energon/sample.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
-import { taskOfDataset } from "./data-settings.ts";
-import { mediaOfRecord } from "./media.ts";
+import type { Chat } from "../text/chat/chat.ts";
+import type { Tokenizer } from "../text/tokenizer.ts";
+import { conversationOf } from "./conversation.ts";
+import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
+import { encodePieces } from "./encoding.ts";
+import { decodedAs } from "./pixels.ts";
 import { chatOf, type VisionLanguageTask } from "./task.ts";
+import { render } from "./template.ts";
 
 /** Records of a JSONL file that are looked at when it is opened. */
 const LOOKED_AT = 100;
@@ -29,4 +41,51 @@ export function checkTrainable(datasets: readonly LoadedDataset[], task: VisionL
 			if (media !== null) throw new UserError(`${path}, record ${index}: ${media}.`);
 		}
 	}
+}
+
+// Finds samples that do not fit the sequence length whole.
+
+/** Tokens up to which the whole length of a sample is counted. */
+const COUNTED = 2 ** 20;
+
+/**
+ * A function that describes, as the end of a sentence, what is cut off a sample; null if all fits. It throws a SampleError as
+ * training does.
+ */
+export function cutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
+	const encoders = new Map<string, ReturnType<typeof datasetCutOff>>();
+	return (sample) => {
+		const settings = JSON.stringify(sample.subflavors.mimo) ?? "";
+		let own = encoders.get(settings);
+		if (own === undefined) {
+			const dataset = sample.sources[0]?.datasetPath ?? "The data set";
+			own = datasetCutOff({ ...taskOfDataset(task, sample.subflavors, dataset), tooLong: "truncate" }, tokenizer);
+			encoders.set(settings, own);
+		}
+		return own(sample);
+	};
+}
+
+function datasetCutOff(task: DatasetTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
+	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
+	return (sample) => cutOffSample(sample, task, tokenizer, chat);
+}
+
+function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, chat: Chat | null): string | null {
+	const { sequenceLength, imageTokenId } = task;
+	const conversation = conversationOf(sample, task.prompts);
+	const pieces = render(sample.key, conversation, task, chat);
+	const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
+	const encode = (length: number) =>
+		encodePieces(sample.key, pieces, decodable, tokenizer, { ...task, sequenceLength: length });
+	const kept = encode(sequenceLength);
+	const rows = kept.ids.filter((id) => id === imageTokenId).length;
+	const [images, all] = [kept.images.length, conversation.images.length];
+	if (images < all) {
+		return `${all - images} of its ${all} images do not fit into ${sequenceLength} tokens (--seq-length)`;
+	}
+	if (kept.ids.length < sequenceLength) return null;
+	const text = encode(COUNTED).ids.filter((id) => id !== imageTokenId).length;
+	if (text + rows <= sequenceLength) return null;
+	return `it has ${counted(text, "token")} of text and ${rows} of images, and is cut at ${sequenceLength} (--seq-length)`;
 }

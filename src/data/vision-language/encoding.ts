@@ -6,7 +6,6 @@ import { counted } from "../../system/counted.ts";
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
 import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
-import type { DecodableImage } from "./encoded-image.ts";
 import {
 	type ImagePlan,
 	type ImageSizing,
@@ -15,6 +14,7 @@ import {
 	type TowerGeometry,
 	tileTags,
 } from "./image-plan.ts";
+import type { DecodableImage } from "./pixels.ts";
 import type { Piece } from "./template.ts";
 
 export interface EncodingOptions {

@@ -1,10 +1,187 @@
 /** Plans of a sample's images: the size each is resized to, and the tiles it is cut into. */
-
 import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
 import type { PatchGrid } from "../../models/tower.ts";
 import type { ImageSize } from "../../native/images.ts";
-import { imageGrids } from "./dynamic-resolution.ts";
-import { type Tiling, tileGrids } from "./tiling.ts";
+
+/*
+ * Fixed tiles (docs/spec/vision.md §5.3), as InternVL and NVLM have them: an image is resized to a grid of square tiles whose
+ * proportions are closest to its own, and cut; a small version of the whole may follow.
+ */
+
+interface Tiling {
+	/** Side of a tile in pixels. */
+	readonly tileSize: number;
+	readonly minTiles: number;
+	readonly maxTiles: number;
+	/** Prefer grids of the image's own number of pixels, where proportions are nearly as close. */
+	readonly areaWeighted: boolean;
+	/** Append the whole image as one tile when there are several. */
+	readonly thumbnail: boolean;
+}
+
+interface TileGrid {
+	readonly columns: number;
+	readonly rows: number;
+}
+
+/** Grids of `minTiles` to `maxTiles` tiles, fewest tiles first. */
+function candidates(minTiles: number, maxTiles: number): TileGrid[] {
+	const grids: TileGrid[] = [];
+	for (let columns = 1; columns <= maxTiles; columns++) {
+		for (let rows = 1; columns * rows <= maxTiles; rows++) {
+			if (columns * rows >= minTiles) grids.push({ columns, rows });
+		}
+	}
+	return grids.sort((a, b) => a.columns * a.rows - b.columns * b.rows);
+}
+
+/** Grid of an image: of the closest proportions, or of proportions and pixels. */
+export function tileGrid(size: ImageSize, options: Tiling): TileGrid {
+	const { minTiles, maxTiles } = options;
+	const grids = candidates(Math.min(minTiles, maxTiles), maxTiles);
+	return options.areaWeighted ? ofProportionsAndArea(grids, size, options) : ofProportions(grids, size, options);
+}
+
+/** The grid that keeps most of the image: up to 0.6 of its pixels, times how close the proportions are. */
+function ofProportionsAndArea(
+	grids: readonly TileGrid[],
+	{ width, height }: ImageSize,
+	{ tileSize }: Tiling,
+): TileGrid {
+	const worth = ({ columns, rows }: TileGrid) => {
+		const relative = columns / rows / (width / height);
+		const area = (columns * rows * tileSize * tileSize) / (width * height);
+		return Math.min(area, 0.6) * Math.min(relative, 1 / relative);
+	};
+	return grids.reduce((best, grid) => (worth(grid) > worth(best) ? grid : best));
+}
+
+/** Of two equally close grids the larger, where the image has the pixels for it. */
+function ofProportions(grids: readonly TileGrid[], { width, height }: ImageSize, { tileSize }: Tiling): TileGrid {
+	let best = grids[0]!;
+	let bestDistance = Number.POSITIVE_INFINITY;
+	for (const grid of grids) {
+		const { columns, rows } = grid;
+		const distance = Math.abs(width / height - columns / rows);
+		const enoughPixels = width * height > 0.5 * tileSize * tileSize * columns * rows;
+		if (distance < bestDistance || (distance === bestDistance && enoughPixels)) {
+			[best, bestDistance] = [grid, distance];
+		}
+	}
+	return best;
+}
+
+/** Tiles of an image, the thumbnail included. */
+export function tileCount({ columns, rows }: TileGrid, { thumbnail }: Pick<Tiling, "thumbnail">): number {
+	return columns * rows + (thumbnail && columns * rows > 1 ? 1 : 0);
+}
+
+/** Grids of a sample's images: fewer tiles an image until all together are at most `budget` tiles, or one each. */
+function tileGrids(sizes: readonly ImageSize[], budget: number, options: Tiling): TileGrid[] {
+	const steps = [options.maxTiles, ...[8, 6, 4, 2, 1].filter((count) => count < options.maxTiles)];
+	let grids: TileGrid[] = [];
+	for (const maxTiles of steps) {
+		grids = sizes.map((size) => tileGrid(size, { ...options, maxTiles }));
+		if (grids.reduce((sum, grid) => sum + tileCount(grid, options), 0) <= budget) break;
+	}
+	return grids;
+}
+
+/*
+ * How many patches an image gets (docs/spec/vision.md §5.1): its own size as far as the sample's budget allows, the proportions
+ * kept up to whole patches, both sides even where output rows join 2 × 2 patches.
+ */
+
+interface DynamicResolution {
+	/** Side of a patch in pixels. */
+	readonly patchSize: number;
+	/** Fewest patches of an image; smaller images are enlarged. 0 = none. */
+	readonly minPatches: number;
+	/** Most patches of an image; 0 = any number. */
+	readonly maxPatches: number;
+	/** Pixels the shorter side is enlarged to; 0 = none. */
+	readonly minSide: number;
+	/** Both sides a multiple of this: 2 with pixel shuffle, else 1. */
+	readonly divisor: number;
+}
+
+/** Nearest whole number, halves to the even one. */
+function roundHalfEven(value: number): number {
+	const floor = Math.floor(value);
+	const rest = value - floor;
+	if (rest !== 0.5) return Math.round(value);
+	return floor % 2 === 0 ? floor : floor + 1;
+}
+
+/** Grid of one image that may have `available` patches. */
+export function imageGrid({ width, height }: ImageSize, available: number, options: DynamicResolution): PatchGrid {
+	const { patchSize, minPatches } = options;
+	const whole = {
+		rows: roundHalfEven(height / patchSize + 0.5),
+		columns: roundHalfEven(width / patchSize + 0.5),
+	};
+	const factor = Math.min(Math.sqrt(available / (whole.rows * whole.columns)), 1);
+	let rows = Math.floor(factor * whole.rows);
+	let columns = Math.floor(factor * whole.columns);
+	if (available > minPatches && rows * columns < minPatches) {
+		// A side of no patch at all would make the factor infinite.
+		const up = Math.sqrt(minPatches / Math.max(1, rows * columns));
+		rows = Math.ceil(up * Math.max(1, rows));
+		columns = Math.ceil(up * Math.max(1, columns));
+	}
+	if (Math.min(rows, columns) * patchSize < options.minSide) {
+		({ rows, columns } = enlarge({ rows, columns }, available, options));
+	}
+	rows = toMultiple(Math.max(1, rows), Math.max(1, columns), available, options.divisor);
+	columns = toMultiple(Math.max(1, columns), rows, available, options.divisor);
+	return { rows, columns };
+}
+
+/** Brings the shorter side to `minSide`, as far as the budget allows. */
+function enlarge({ rows, columns }: PatchGrid, available: number, options: DynamicResolution): PatchGrid {
+	const { minSide, patchSize } = options;
+	const factor = minSide / (Math.min(rows, columns) * patchSize);
+	const larger = { rows: Math.ceil(factor * rows), columns: Math.ceil(factor * columns) };
+	if (larger.rows * larger.columns <= available) return larger;
+	if (columns <= rows) {
+		return { rows: Math.max(Math.floor(available / larger.columns), 1), columns: larger.columns };
+	}
+	const cut = Math.max(Math.floor(available / larger.rows), 1);
+	if (cut * patchSize >= minSide) return { rows: larger.rows, columns: cut };
+	const up = Math.sqrt(available / (rows * columns));
+	return { rows: Math.floor(up * rows), columns: Math.floor(up * columns) };
+}
+
+/** A side brought to a multiple of `divisor`: up where the budget allows, else down. */
+function toMultiple(side: number, other: number, available: number, divisor: number): number {
+	const rest = side % divisor;
+	if (rest === 0) return side;
+	const up = side + divisor - rest;
+	return up * other <= available ? up : Math.max(divisor, side - rest);
+}
+
+/**
+ * Grids of a sample's images. `budget`: patches all of them may have together; images that cannot become smaller may
+ * exceed it, and the sample is cut later.
+ */
+export function imageGrids(sizes: readonly ImageSize[], budget: number, options: DynamicResolution): PatchGrid[] {
+	const { minPatches, maxPatches } = options;
+	const total = Math.max(budget, minPatches * sizes.length, 1);
+	const most = maxPatches === 0 ? Number.POSITIVE_INFINITY : maxPatches;
+	let available = sizes.map(() => Math.max(Math.min(total, most), minPatches));
+	let grids: PatchGrid[] = [];
+	for (let round = 0; round < 10; round++) {
+		grids = sizes.map((size, i) => imageGrid(size, available[i]!, options));
+		const patches = grids.map(({ rows, columns }) => rows * columns);
+		const sum = patches.reduce((before, count) => before + count, 0);
+		if (sum <= total) break;
+		const scale = total / sum;
+		const smaller = patches.map((count) => Math.max(minPatches, Math.trunc(count * scale)));
+		const shrunk = smaller.some((count, i) => count < available[i]!);
+		available = shrunk ? smaller : sizes.map(() => minPatches);
+	}
+	return grids;
+}
 
 /** The tower's settings that decide the numbers of patches and rows. */
 export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;

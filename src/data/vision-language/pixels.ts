@@ -1,11 +1,46 @@
 /**
- * An image file to the encoder's patches (docs/spec/vision.md §5.4): resized and made RGB, cut into tiles, normalised.
- * docs/decisions/images.md says how the ways to decode differ.
+ * An image file to the encoder's patches (docs/spec/vision.md §5.4): inspected, resized and made RGB, cut into tiles,
+ * normalised; decoding waits until it is known how large the image will be. docs/decisions/images.md says how the ways to
+ * decode differ.
  */
+import { deflateSync } from "node:zlib";
 import type { PatchGrid } from "../../models/tower.ts";
-import type { ChannelStatistics, Image, ImageSize, Images } from "../../native/images.ts";
-import type { DecodableImage } from "./encoded-image.ts";
+import type { ImageDecodingName } from "../../native/abi.ts";
+import type { ChannelStatistics, Image, ImageHeader, ImageSize, Images } from "../../native/images.ts";
 import { type ImagePlan, patchGrids } from "./image-plan.ts";
+
+/** With the size of its pixels as they are stored. */
+export interface EncodedImage extends Pick<ImageHeader, "width" | "height" | "orientation" | "grey16"> {
+	readonly file: Uint8Array;
+}
+
+/** With the size that its decoding gives it. */
+export interface DecodableImage extends EncodedImage {
+	readonly decoding: ImageDecodingName;
+}
+
+/** Reads an image's size; throws a UserError when the file is damaged, an UnreadImageError for a kind that is not read. */
+export function inspectImage(images: Images, bytes: Uint8Array): EncodedImage {
+	const { width, height, orientation, grey16 } = images.inspect(bytes);
+	return { file: bytes, width, height, orientation, grey16 };
+}
+
+/** The image as a decoding makes it: transformers' turns it by its EXIF orientation. */
+export function decodedAs(image: EncodedImage, decoding: ImageDecodingName): DecodableImage {
+	const { width, height, orientation } = image;
+	const turned = decoding === "transformers" && orientation >= 5;
+	return { ...image, decoding, ...(turned ? { width: height, height: width } : {}) };
+}
+
+/** What has to be said of an image that `name` names, as a sentence; null: nothing. */
+export function remarkOf({ grey16 }: Pick<EncodedImage, "grey16">, name: string): string | null {
+	if (!grey16) return null;
+	return `${name} is a PNG with greys of 16 bits: as in Pillow, all above 255 become white. Convert such files to 8 bits.`;
+}
+
+export function isImage(value: unknown): value is EncodedImage {
+	return typeof value === "object" && value !== null && "file" in value && "width" in value;
+}
 
 function cut(image: Image, left: number, top: number, { width, height }: ImageSize): Image {
 	const pixels = new Uint8Array(width * height * 3);
@@ -87,4 +122,30 @@ export function thumbnailOf({ width, height, pixels }: Image, side: number): Ima
 		return Math.round(sum / count);
 	});
 	return { width: columns, height: rows, channels: 3, pixels: means };
+}
+
+// PNG files of grey or RGB pixels.
+
+/** An image of 1 or 3 channels as a PNG file of 8 bits, with unfiltered rows. */
+export function encodePng({ width, height, channels, pixels }: Image & { readonly channels: 1 | 3 }): Buffer {
+	const header = Buffer.alloc(13);
+	header.writeUInt32BE(width, 0);
+	header.writeUInt32BE(height, 4);
+	header[8] = 8;
+	header[9] = channels === 1 ? 0 : 2;
+	const row = width * channels;
+	const rows = Buffer.alloc(height * (1 + row));
+	for (let y = 0; y < height; y++) rows.set(pixels.subarray(y * row, (y + 1) * row), y * (1 + row) + 1);
+	return Buffer.concat([
+		Buffer.from("\x89PNG\r\n\x1a\n", "latin1"),
+		...[chunk("IHDR", header), chunk("IDAT", deflateSync(rows)), chunk("IEND", Buffer.alloc(0))],
+	]);
+}
+
+function chunk(name: string, data: Uint8Array): Buffer {
+	const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
+	const numbers = Buffer.alloc(8);
+	numbers.writeUInt32BE(data.length, 0);
+	numbers.writeUInt32BE(Bun.hash.crc32(body), 4);
+	return Buffer.concat([numbers.subarray(0, 4), body, numbers.subarray(4)]);
 }

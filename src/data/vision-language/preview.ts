@@ -13,8 +13,7 @@ import { type EncodedSample, sampleName } from "./batch.ts";
 import { checkTrainable } from "./dataset-checks.ts";
 import { ignored } from "./encoding.ts";
 import { planRows, type TowerGeometry } from "./image-plan.ts";
-import { type PlannedImage, seenPictures } from "./pixels.ts";
-import { encodePng } from "./png.ts";
+import { encodePng, type PlannedImage, seenPictures } from "./pixels.ts";
 import { encodingSteps, type VisionLanguageTask } from "./task.ts";
 
 export interface PreviewOptions {

@@ -1,16 +1,19 @@
 /**
- * Prompts of a model: a conversation up to where the assistant speaks, or a text, as token ids and images. The
- * pieces of a conversation come from the template that training renders; only promptPieces knows how.
+ * Prompts of a model: a conversation up to where the assistant speaks, a text, or a held-out sample up to the first token
+ * that counts, as token ids and images. The pieces of a conversation come from the template that training renders; only
+ * promptPieces knows how.
  */
+
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { SampleError } from "../energon/errors.ts";
+import type { Microbatch } from "../microbatch.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
 import type { Conversation, Fragment } from "./conversation.ts";
-import type { DecodableImage } from "./encoded-image.ts";
-import type { EncodedText, EncodingOptions } from "./encoding.ts";
+import { type EncodedText, type EncodingOptions, ignored } from "./encoding.ts";
 import { planImages, planRows } from "./image-plan.ts";
+import type { DecodableImage } from "./pixels.ts";
 import { type Piece, render, renderPrompt, type TemplateOptions } from "./template.ts";
 
 /** Stands for the answer while a template is rendered: a code point that is assigned to no character. */
@@ -114,4 +117,41 @@ export function encodePrompt(
 	});
 	const all = options.beginId === null ? ids : [options.beginId, ...ids];
 	return { ids: Int32Array.from(all), images: images.map((image, index) => ({ ...image, plan: plans[index]! })) };
+}
+
+interface CaptionPrompts {
+	readonly prompts: Microbatch;
+	/** Ids that follow each sequence, up to `endId`. */
+	readonly truths: readonly (readonly number[])[];
+}
+
+/** Cuts the sequences of a microbatch, a sample each, before the first run of tokens that count; a damaged one has none. */
+export function captionPrompts({ ids, labels, lengths }: Microbatch, endId: number): CaptionPrompts {
+	const prompts: Int32Array[] = [];
+	const truths: number[][] = [];
+	let begin = 0;
+	for (const length of lengths) {
+		const own = labels.subarray(begin, begin + length);
+		const first = own.findIndex((label) => label !== ignored);
+		const end = own.findIndex((label, i) => i >= first && (label === ignored || label === endId));
+		if (first === -1) {
+			prompts.push(ids.subarray(begin, begin + length));
+			truths.push([]);
+			begin += length;
+			continue;
+		}
+		prompts.push(ids.subarray(begin, begin + first + 1));
+		truths.push([...own.subarray(first, end === -1 ? length : end)]);
+		begin += length;
+	}
+	const all = Int32Array.from(prompts.flatMap((prompt) => [...prompt]));
+	return {
+		prompts: {
+			ids: all,
+			labels: new Int32Array(all.length).fill(ignored),
+			lossMask: new Float32Array(all.length),
+			lengths: prompts.map(({ length }) => length),
+		},
+		truths,
+	};
 }

@@ -10,21 +10,27 @@ import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
 import type { Microbatch } from "../microbatch.ts";
 import { type Share, wholeShare } from "../routing/image-share.ts";
 import { Chat } from "../text/chat/chat.ts";
-import { strftime } from "../text/chat/strftime.ts";
 import type { ChatTemplateText } from "../text/chat/template-file.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
-import { buildBatch, type EncodedSample, type ImageTextBatch, type Pack, sampleName } from "./batch.ts";
-import { type Decode, decodeImages, placesOfImages } from "./batch-images.ts";
+import {
+	buildBatch,
+	type Decode,
+	decodeImages,
+	type EncodedSample,
+	type ImageTextBatch,
+	type Pack,
+	placesOfImages,
+	sampleName,
+} from "./batch.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
-import { decodedAs, inspectImage, remarkOf } from "./encoded-image.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
-import { imagePatches } from "./pixels.ts";
+import { decodedAs, imagePatches, inspectImage, remarkOf } from "./pixels.ts";
 import { render, type TemplateName } from "./template.ts";
 
 /** Settings of a Jinja chat template. */
-export interface ChatSettings {
+interface ChatSettings {
 	/** The Jinja template; null: no template is used. */
 	readonly template: ChatTemplateText | null;
 	/** Further variables. */
@@ -195,4 +201,37 @@ export function buildVisionLanguageTask(
 /** The text of a receiver that has no use for it; arrays of its own, since they move to other threads. */
 function nothing(): Pick<Microbatch, "ids" | "labels" | "lossMask"> {
 	return { ids: new Int32Array(0), labels: new Int32Array(0), lossMask: new Float32Array(0) };
+}
+
+// Dates as Python's strftime writes them in the C locale, for templates that put today's date into a conversation.
+
+const days = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const months = [
+	...["January", "February", "March", "April", "May", "June", "July"],
+	...["August", "September", "October", "November", "December"],
+];
+const two = (value: number) => String(value).padStart(2, "0");
+
+/** Midnight of a day, "2026-01-31", in the format. Codes that it does not know stay as they are. */
+export function strftime(date: string, format: string): string {
+	const day = new Date(`${date}T00:00:00Z`);
+	const month = months[day.getUTCMonth()]!;
+	const weekday = days[day.getUTCDay()]!;
+	const [year, number] = [String(day.getUTCFullYear()), two(day.getUTCDate())];
+	const codes: Readonly<Record<string, string>> = {
+		Y: year,
+		y: year.slice(-2),
+		m: two(day.getUTCMonth() + 1),
+		d: number,
+		B: month,
+		b: month.slice(0, 3),
+		A: weekday,
+		a: weekday.slice(0, 3),
+		H: "00",
+		M: "00",
+		S: "00",
+		"%": "%",
+		F: `${year}-${two(day.getUTCMonth() + 1)}-${number}`,
+	};
+	return format.replace(/%([a-zA-Z%])/g, (code, letter: string) => codes[letter] ?? code);
 }

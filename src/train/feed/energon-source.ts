@@ -3,14 +3,14 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { checkDatasets } from "../../data/check.ts";
 import { joinImages } from "../../data/images.ts";
 import { type ImageTextMicrobatch, joinTexts } from "../../data/microbatch.ts";
-import { leaveOut } from "../../data/routing/damaged-samples.ts";
+import { leaveOut } from "../../data/routing/agreement.ts";
 import { sourceOptions } from "../../data/routing/from-configuration.ts";
 import { partOfEvery, wholeShare } from "../../data/routing/image-share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
 import { SkippedTally } from "../../data/skipped-samples.ts";
 import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
-import { captionPrompts } from "../../data/vision-language/caption-prompts.ts";
+import { captionPrompts } from "../../data/vision-language/prompt.ts";
 import { visionModule } from "../../parallel/index.ts";
 import {
 	type BatchSource,

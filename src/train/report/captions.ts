@@ -1,8 +1,7 @@
 /** Decodes captions of held-out pictures over all grids and compares them with the true captions. */
 import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { samplesOfShares } from "../../data/routing/image-share.ts";
-import { pictureOf, thumbnailOf } from "../../data/vision-language/pixels.ts";
-import { encodePng } from "../../data/vision-language/png.ts";
+import { encodePng, pictureOf, thumbnailOf } from "../../data/vision-language/pixels.ts";
 import { greedy } from "../../decode/sampling.ts";
 import type { Image } from "../../native/images.ts";
 import { drawPicture } from "../../observe/draw-picture.ts";

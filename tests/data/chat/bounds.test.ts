@@ -2,8 +2,7 @@
 import { describe, expect, test } from "bun:test";
 import { Template } from "@huggingface/jinja";
 import { Chat } from "../../../src/data/text/chat/chat.ts";
-import { JinjaTemplate } from "../../../src/data/text/chat/jinja.ts";
-import { linesOf } from "../../../src/data/text/chat/template-text.ts";
+import { JinjaTemplate, linesOf } from "../../../src/data/text/chat/jinja.ts";
 import { UserError } from "../../../src/system/errors.ts";
 
 const options = { specialTokens: [], dataSpecialTokens: [], imageText: "<image>", variables: {} };

@@ -3,10 +3,10 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { Chat, type ChatPiece, type ChatTurn } from "../../../src/data/text/chat/chat.ts";
 import { JinjaTemplate, TemplateError } from "../../../src/data/text/chat/jinja.ts";
-import { strftime } from "../../../src/data/text/chat/strftime.ts";
 import { readChatTemplate } from "../../../src/data/text/chat/template-file.ts";
 import { encodeCounted } from "../../../src/data/text/loss-parts.ts";
 import { openTokenizer } from "../../../src/data/text/tokenizer.ts";
+import { strftime } from "../../../src/data/vision-language/task.ts";
 import { Scratch } from "../fixtures.ts";
 
 const scratch = new Scratch();

@@ -2,8 +2,7 @@
  * Loader states of the Python package: to and from this program's (docs/spec/energon.md §4.1). The values here are
  * those of its JSON dumps and unpickled files: records with `__type__`, bytes, lists, numbers.
  */
-import type { NumpyState } from "../../../src/data/energon/random/numpy-generator.ts";
-import type { SystemRandomState } from "../../../src/data/energon/random/system-random.ts";
+import type { NumpyState, SystemRandomState } from "../../../src/data/energon/random/system-random.ts";
 import { TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import type { StreamState } from "../../../src/data/energon/worker.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../../../src/data/energon/wrappers/dataset.ts";

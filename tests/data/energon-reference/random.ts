@@ -2,8 +2,7 @@
 import { CryptoHasher } from "bun";
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
-import { NumpyGenerator } from "../../../src/data/energon/random/numpy-generator.ts";
-import { PythonRandom } from "../../../src/data/energon/random/python-random.ts";
+import { NumpyGenerator, PythonRandom } from "../../../src/data/energon/random/system-random.ts";
 import { cumulative, TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import {
 	interleaving,

@@ -7,7 +7,7 @@ import { raiseError } from "../../../src/data/energon/errors.ts";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { lint } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
-import { inspectImage } from "../../../src/data/vision-language/encoded-image.ts";
+import { inspectImage } from "../../../src/data/vision-language/pixels.ts";
 import { previewSamples } from "../../../src/data/vision-language/preview.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";

@@ -2,9 +2,15 @@
 import { expect, test } from "bun:test";
 import type { ImageSet } from "../../../src/data/images.ts";
 import { joinImages } from "../../../src/data/images.ts";
-import { exchangeDamage, leaveOut } from "../../../src/data/routing/damaged-samples.ts";
+import {
+	compareReports,
+	encodeReports,
+	exchangeDamage,
+	leaveOut,
+	mostDamaged,
+	Trail,
+} from "../../../src/data/routing/agreement.ts";
 import { partOfEvery, samplesOfShares, shareOfImages, turnOf } from "../../../src/data/routing/image-share.ts";
-import { compareReports, encodeReports, mostDamaged, Trail } from "../../../src/data/routing/sample-hash.ts";
 
 /** Samples of 1 × n grids (0 = no image), patches of two values that count up from `first`. */
 function set(first: number, columns: readonly (readonly number[])[]): ImageSet {

@@ -10,7 +10,7 @@ import { benchmark } from "../../../src/data/energon/tools/bench.ts";
 import { describeDataset } from "../../../src/data/energon/tools/describe.ts";
 import { type LintOptions, lint, type Problem } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
-import { inspectImage } from "../../../src/data/vision-language/encoded-image.ts";
+import { inspectImage } from "../../../src/data/vision-language/pixels.ts";
 import {
 	headline,
 	imageLines,

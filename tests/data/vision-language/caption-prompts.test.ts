@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { captionPrompts } from "../../../src/data/vision-language/caption-prompts.ts";
+import { captionPrompts } from "../../../src/data/vision-language/prompt.ts";
 
 test("a sequence is divided into a prompt and the reference caption", () => {
 	// Two sequences: image tokens 9, a line feed, then a caption that ends with 0; and one that is cut off.

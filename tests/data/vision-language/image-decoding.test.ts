@@ -6,7 +6,7 @@ import { raiseError } from "../../../src/data/energon/errors.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
-import { encodePng } from "../../../src/data/vision-language/png.ts";
+import { encodePng } from "../../../src/data/vision-language/pixels.ts";
 import { imageLines, previewPage, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";
 import type { VisionLanguageTask } from "../../../src/data/vision-language/task.ts";
 import { Images } from "../../../src/native/images.ts";

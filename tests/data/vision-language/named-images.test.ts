@@ -7,10 +7,9 @@ import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepar
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { lint } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
-import { checkTrainable } from "../../../src/data/vision-language/dataset-checks.ts";
-import { inspectImage } from "../../../src/data/vision-language/encoded-image.ts";
+import { checkTrainable, cutOff } from "../../../src/data/vision-language/dataset-checks.ts";
+import { inspectImage } from "../../../src/data/vision-language/pixels.ts";
 import { previewSamples } from "../../../src/data/vision-language/preview.ts";
-import { cutOff } from "../../../src/data/vision-language/truncation.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { type Member, png, Scratch, tar } from "../fixtures.ts";

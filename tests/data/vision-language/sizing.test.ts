@@ -1,6 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { imageGrid, imageGrids } from "../../../src/data/vision-language/dynamic-resolution.ts";
-import { tileCount, tileGrid } from "../../../src/data/vision-language/tiling.ts";
+import { imageGrid, imageGrids, tileCount, tileGrid } from "../../../src/data/vision-language/image-plan.ts";
 
 const options = { patchSize: 16, minPatches: 4, maxPatches: 0, minSide: 0, divisor: 2 };
 

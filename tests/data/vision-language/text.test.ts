@@ -4,8 +4,8 @@ import type { Sample } from "../../../src/data/energon/sample.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { buildBatch } from "../../../src/data/vision-language/batch.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
-import { decodedAs } from "../../../src/data/vision-language/encoded-image.ts";
 import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
+import { decodedAs } from "../../../src/data/vision-language/pixels.ts";
 import { render, type TemplateOptions } from "../../../src/data/vision-language/template.ts";
 
 const prompts = { caption: "", ocr: "Read it.", classification: "What is it?" };

@@ -1,4 +1,4 @@
-import { parseJsonBytes } from "../../../src/data/energon/format/python-json.ts";
+import { parseJsonBytes } from "../../../src/data/energon/format/python-text.ts";
 import { noColumns } from "../../../src/data/import/columns.ts";
 import type { ImageFile } from "../../../src/data/import/fetch-image.ts";
 import { sampleParts } from "../../../src/data/import/import.ts";

@@ -1,4 +1,4 @@
-import { collapseBraces, expandBraces } from "../../../src/data/energon/format/brace.ts";
+import { collapseBraces, expandBraces } from "../../../src/data/energon/format/webdataset.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import type { FuzzParser } from "../parser.ts";
 

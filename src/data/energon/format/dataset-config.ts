@@ -4,8 +4,8 @@ import { FieldAccessError } from "../errors.ts";
 import type { Subflavors } from "../sample.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
 import { IMPORTED_LOADER, META_FOLDER } from "./names.ts";
+import { toPlain, YamlFields } from "./python-text.ts";
 import { readMap } from "./webdataset.ts";
-import { toPlain, YamlFields } from "./yaml.ts";
 
 /** Arguments that a dataset's own file may set; they take precedence over those of the call. */
 export interface LoadingOverrides {

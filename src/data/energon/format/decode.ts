@@ -3,7 +3,7 @@ import { gunzipSync } from "node:zlib";
 import { imageFormats, UnreadImageError } from "../../../native/images.ts";
 import { DecodingError, FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
-import { parseJsonBytes } from "./python-json.ts";
+import { parseJsonBytes } from "./python-text.ts";
 
 /** Decodes an image file; throws where it is damaged or of an unknown format. */
 export type ImageDecoder = (bytes: Uint8Array) => unknown;

@@ -1,14 +1,14 @@
 /** JSONL datasets: a file with a JSON object on each line, and an index of line offsets beside it (docs/spec/energon.md §1.5). */
 import { shownAddress } from "../../../system/addresses.ts";
 import { UserError } from "../../../system/errors.ts";
-import { mediaOfRecord } from "../../vision-language/media.ts";
 import { FatalSampleError } from "../errors.ts";
 import type { RawSample } from "../sample.ts";
 import { nameOf, type RandomAccessFile, type Storage } from "../storage/storage.ts";
 import type { SampleReader } from "../wrappers/sample-loader.ts";
+import { mediaOfRecord } from "./media.ts";
 import { jsonlIndexName } from "./names.ts";
 import { OffsetIndex } from "./offset-index.ts";
-import { parseJsonBytes } from "./python-json.ts";
+import { parseJsonBytes } from "./python-text.ts";
 
 /** Records of a JSONL file by index; each has the single part "json". */
 export class JsonlReader implements SampleReader {

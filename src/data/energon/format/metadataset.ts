@@ -8,8 +8,8 @@ import type { Subset } from "../sharder.ts";
 import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
 import { type AuxReference, parseAux } from "./file-store.ts";
+import { toPlain, YamlFields, type YamlValue } from "./python-text.ts";
 import { datasetKind, readMap } from "./webdataset.ts";
-import { toPlain, YamlFields, type YamlValue } from "./yaml.ts";
 
 /** Treatment of a sample that a joined dataset lacks. */
 export type NonMatch = "error" | "skip" | "none";

@@ -7,11 +7,10 @@ import { existsSync, mkdirSync, renameSync, rmSync, statSync, writeFileSync } fr
 import { join } from "node:path";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
-import { mediaOfRecord } from "../../vision-language/media.ts";
-import { collapseBraces, expandBraces } from "../format/brace.ts";
 import { sampleTypeNames, sampleTypeOf } from "../format/dataset-config.ts";
 import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-index.ts";
 import { indexJsonl } from "../format/jsonl.ts";
+import { mediaOfRecord } from "../format/media.ts";
 import { type Join, type Metadataset, readMetadataset } from "../format/metadataset.ts";
 import {
 	byPathParts,
@@ -24,15 +23,14 @@ import {
 	tarIndexName,
 } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
-import { parseJsonBytes } from "../format/python-json.ts";
+import { parseJsonBytes } from "../format/python-text.ts";
 import { TarError } from "../format/tar.ts";
-import { readShardCounts } from "../format/webdataset.ts";
-import { PythonRandom } from "../random/python-random.ts";
+import { collapseBraces, expandBraces, readShardCounts } from "../format/webdataset.ts";
+import { PythonRandom } from "../random/system-random.ts";
 import { LocalFile, LocalStorage } from "../storage/local.ts";
 import { folderOf, type Storage } from "../storage/storage.ts";
 import { unprepared } from "../unprepared.ts";
-import { prefixMembers } from "./fix-duplicates.ts";
-import { indexShard, type ShardIndex, SqliteIndexWriter } from "./shard-index.ts";
+import { indexShard, prefixMembers, type ShardIndex, SqliteIndexWriter } from "./shard-index.ts";
 
 /** Version of the Energon package whose formats are written. */
 const ENERGON_VERSION = "7.4.0";

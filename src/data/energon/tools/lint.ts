@@ -4,7 +4,6 @@
  */
 import { counted } from "../../../system/counted.ts";
 import { conversationOf, faultOf } from "../../vision-language/conversation.ts";
-import { mediaOfRecord } from "../../vision-language/media.ts";
 import { crudeSample, loadSample } from "../dataset.ts";
 import { BrokenSampleError, SampleError } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
@@ -13,12 +12,12 @@ import { type FileStore, openFileStore } from "../format/file-store.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
 import { type KeyRow, keyRows } from "../format/join-index.ts";
 import { JsonlReader } from "../format/jsonl.ts";
+import { mediaOfRecord, withAux } from "../format/media.ts";
 import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
 import { OffsetIndex } from "../format/offset-index.ts";
 import { SplitPartReader } from "../format/tar-reader.ts";
 import { datasetKind, expandAll, readShardCounts, readSplits, type Shard } from "../format/webdataset.ts";
-import { withAux } from "../named-images.ts";
 import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
 import type { RawSample, Sample } from "../sample.ts";
 import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";

@@ -2,7 +2,7 @@
  * Reads record batches of Arrow: the fields of a schema, and the values of their columns. Strings, bytes, numbers, booleans, lists
  * and structs are read: Hugging Face data sets consist of these. Other values are null.
  */
-import type { FlatTable } from "./flatbuffer.ts";
+import type { FlatTable } from "./arrow.ts";
 
 /** Type numbers of the schema. */
 const Type = {

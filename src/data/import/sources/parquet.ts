@@ -14,8 +14,7 @@ import {
 	type Source,
 	withClassNames,
 } from "../row.ts";
-import { checkPages, compressors, LARGEST_GROUP, viewOf } from "./parquet-pages.ts";
-import { walkStruct } from "./thrift.ts";
+import { checkPages, compressors, LARGEST_GROUP, viewOf, walkStruct } from "./parquet-pages.ts";
 
 /** Bytes of the largest footer. */
 const LARGEST_FOOTER = 2 ** 28;

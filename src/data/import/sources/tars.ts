@@ -1,7 +1,7 @@
 /** Samples of tar files (webdataset, img2dataset) with image parts and a text or JSON part. */
 import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/decode.ts";
 import { splitMemberName } from "../../energon/format/names.ts";
-import { parseJsonBytes } from "../../energon/format/python-json.ts";
+import { parseJsonBytes } from "../../energon/format/python-text.ts";
 import { TarError } from "../../energon/format/tar.ts";
 import { walkTar } from "../../energon/prepare/shard-index.ts";
 import { LocalFile } from "../../energon/storage/local.ts";
