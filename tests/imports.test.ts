@@ -163,7 +163,7 @@ test("bun:ffi stays inside src/native", () => {
 /** Files that read others than through InputFile, which refuses pipes, devices and links out of a folder. */
 const readThemselves = [
 	// What the system and this program's own processes and folders hold.
-	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/socket-owner.ts"],
+	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/address.ts"],
 	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/library.ts"],
 	...[
 		"checkpoint/native/save-worker.ts",

@@ -1,5 +1,5 @@
 /** `mimo chat`: a conversation with a trained model in the terminal. */
-import { configuredCommand } from "./configured-command.ts";
+import { configuredCommand } from "./arguments.ts";
 import { decodingOf, runJob } from "./generate.ts";
 
 const help = `mimo chat --load FOLDER | --load-hf FOLDER [FLAGS]

@@ -3,8 +3,7 @@ import { configurationJson, configurationTable } from "../config/print.ts";
 import { print } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
-import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand, countFlag, takeRepeated } from "./configured-command.ts";
+import { configurationOfArguments, configuredCommand, countFlag, takeRepeated } from "./arguments.ts";
 
 const help = `mimo evaluate --load FOLDER | --load-hf FOLDER [--data PATH]... [--questions FILE.jsonl]... [FLAGS]
 

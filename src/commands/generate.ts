@@ -2,8 +2,7 @@
 import type { GenerateJob } from "../inference/run-generate.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
-import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand, countFlag, numberFlag, takeRepeated } from "./configured-command.ts";
+import { configurationOfArguments, configuredCommand, countFlag, numberFlag, takeRepeated } from "./arguments.ts";
 
 const help = `mimo generate --load FOLDER | --load-hf FOLDER [--prompt TEXT | --chat | --input FILE.jsonl] [FLAGS]
 

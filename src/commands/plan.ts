@@ -21,8 +21,7 @@ import { type Machine, planRun } from "../plan/run-plan.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { configLimits, readJsonText } from "../system/json.ts";
-import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand, countFlag, numberFlag } from "./configured-command.ts";
+import { configurationOfArguments, configuredCommand, countFlag, numberFlag } from "./arguments.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
 
 const help = `mimo plan [--preset NAME] [--config FILE.yaml] [FLAGS]

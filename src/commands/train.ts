@@ -13,8 +13,7 @@ import type { Topology, World } from "../parallel/index.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { counted } from "../system/counted.ts";
 import { changesSince, storedEntries } from "../train/restart/stored-configuration.ts";
-import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand } from "./configured-command.ts";
+import { configurationOfArguments, configuredCommand } from "./arguments.ts";
 
 const help = `mimo train [--preset NAME] [--config FILE.yaml] [FLAGS]
 

@@ -8,9 +8,7 @@ import type { Plan } from "../parity/verify/plan.ts";
 import type { Subject } from "../parity/verify/subject.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes, signalled } from "../system/exit-codes.ts";
-import { flagError } from "./arguments.ts";
-import { configurationOfArguments } from "./configuration.ts";
-import { configuredCommand } from "./configured-command.ts";
+import { configurationOfArguments, configuredCommand, flagError } from "./arguments.ts";
 import type { RankOptions } from "./ranks.ts";
 
 const help = `mimo verify --layouts LIST [--preset NAME] [--config FILE.yaml] [FLAGS]

@@ -10,8 +10,7 @@ import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
 import { deal, type LabelledPrompt, sequencesPerLane } from "./batch-requests.ts";
 import { generate } from "./generate.ts";
-import type { ReadRequest, RequestReader } from "./request-reader.ts";
-import { type Request, readJsonl, requestOf } from "./requests.ts";
+import { type ReadRequest, type Request, type RequestReader, readJsonl, requestOf } from "./requests.ts";
 
 export interface Answered {
 	readonly kind: Question["kind"];

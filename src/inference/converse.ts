@@ -6,8 +6,7 @@ import { homedir } from "node:os";
 import { complain, note } from "../observe/messages.ts";
 import { writeOut } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
-import type { ReadRequest, RequestReader } from "./request-reader.ts";
-import type { Request } from "./requests.ts";
+import type { ReadRequest, Request, RequestReader } from "./requests.ts";
 
 const tag = "<image>";
 const commands = "/image PATH adds a picture to the next turn, /reset forgets all turns, /exit ends";

@@ -1,5 +1,4 @@
 /** Generates answers to requests: in rounds over the lanes, collected on the reporting rank. */
-
 import type { DecodingTimes } from "../decode/decode.ts";
 import type { SamplingOptions } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
@@ -7,7 +6,7 @@ import { exchangeTexts, type World } from "../parallel/index.ts";
 import { decodingRanks, type Run } from "../train/assemble.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
 import { deal, sequencesPerLane } from "./batch-requests.ts";
-import type { ReadRequest, RequestReader } from "./request-reader.ts";
+import type { ReadRequest, RequestReader } from "./requests.ts";
 
 export interface GenerateOptions {
 	/** Tokens of an answer at most; null: 256, or as many as the model has positions for. */

@@ -2,17 +2,33 @@
  * Requests to a model: a prompt of the command line, or the records of a JSONL file, each a `prompt` (text) or
  * `messages` ([{role, content}]; `conversations` too), with `image` or `images` (files) at the `<image>` tags of the text.
  */
-import { dirname, resolve } from "node:path";
+
+import { existsSync } from "node:fs";
+import { dirname, join, resolve } from "node:path";
+import { parsePythonJson } from "../checkpoint/index.ts";
+import { hasEncoder } from "../config/derive.ts";
+import type { TrainingConfiguration } from "../config/schema.ts";
 import { SampleError } from "../data/energon/errors.ts";
 import { imagesInTars } from "../data/energon/format/media.ts";
 import { LARGEST_IMAGE } from "../data/import/fetch-image.ts";
+import type { Chat } from "../data/text/chat/chat.ts";
+import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
 import { type Conversation, crudeConversation } from "../data/vision-language/conversation.ts";
-import { type EncodedImage, inspectImage } from "../data/vision-language/pixels.ts";
-import { withImages } from "../data/vision-language/prompt.ts";
+import { taskOf } from "../data/vision-language/from-configuration.ts";
+import { decodedAs, type EncodedImage, inspectImage, remarkOf } from "../data/vision-language/pixels.ts";
+import {
+	type EncodedPrompt,
+	encodePrompt,
+	promptPieces,
+	textPieces,
+	withImages,
+} from "../data/vision-language/prompt.ts";
+import { chatOf, type VisionLanguageTask } from "../data/vision-language/task.ts";
 import type { Images } from "../native/images.ts";
+import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { linesOf, readWholeFile } from "../system/input-file.ts";
-import { type JsonLimits, jsonText } from "../system/json.ts";
+import { configLimits, type JsonLimits, jsonText, readJsonText } from "../system/json.ts";
 
 export interface Request {
 	/** The request's name in messages: "the prompt", "questions.jsonl, line 7". */
@@ -73,7 +89,7 @@ export function requestOf({ name, record }: JsonlRecord, path: string, chat: boo
 }
 
 /** Bytes of its images, with their sizes. Throws a UserError that names the file that cannot be read. */
-export function openImages(request: Request, library: Images): EncodedImage[] {
+function openImages(request: Request, library: Images): EncodedImage[] {
 	const { images } = request;
 	const name = request.name.replace(/^The /, "the ");
 	return images.map((path) => {
@@ -89,7 +105,7 @@ export function openImages(request: Request, library: Images): EncodedImage[] {
 }
 
 /** The turns of a request; `system`: said before them, or null. */
-export function conversationOf(request: Request, images: readonly EncodedImage[], system: string | null): Conversation {
+function conversationOf(request: Request, images: readonly EncodedImage[], system: string | null): Conversation {
 	const { record, name, text } = request;
 	const asked = record.messages ?? record.conversations;
 	const own = Array.isArray(asked) ? asked : [{ role: "user", content: text }];
@@ -107,8 +123,124 @@ export function conversationOf(request: Request, images: readonly EncodedImage[]
 }
 
 /** The text of a request that is no conversation, with its images in place. */
-export function fragmentsOf({ name, text, images }: Request) {
+function fragmentsOf({ name, text, images }: Request) {
 	const fragments = withImages(text, images.length);
 	if (typeof fragments === "string") throw new UserError(`${name}: ${fragments}.`);
 	return fragments;
+}
+
+// Encodes requests for the model: token ids and images, by the configuration's tokenizer and chat template.
+
+export interface ReadRequest extends EncodedPrompt {
+	readonly request: Request;
+}
+
+export class RequestReader {
+	readonly tokenizer: Tokenizer;
+	readonly task: VisionLanguageTask;
+	readonly #chat: Chat | null;
+	/** Tokens that end an answer. */
+	readonly endIds: readonly number[];
+
+	/**
+	 * `bytes`: a model without a tokenizer reads bytes; a checkpoint of ours says so by having none, a Hugging Face folder does
+	 * not. Throws a UserError when there is no tokenizer, or one that the model is too small for.
+	 */
+	constructor(
+		readonly c: TrainingConfiguration,
+		private readonly images: Images,
+		bytes: boolean,
+		/** Receives sentences about images that are used nevertheless. */
+		private readonly remark: (sentence: string) => void = () => {},
+	) {
+		if (c.tokenizer === null && c.loadHf !== null && !bytes) {
+			throw new UserError(
+				`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's, and --bytes is for a model that reads bytes.`,
+			);
+		}
+		this.tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+		if (this.tokenizer.vocabularySize > c.vocabSize) {
+			throw new UserError(
+				`The tokenizer ${c.tokenizer ?? "of bytes"} has ${this.tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
+			);
+		}
+		this.task = taskOf(c);
+		this.#chat = this.task.template === "jinja" ? chatOf(this.task, this.tokenizer) : null;
+		this.endIds = this.#endIds();
+	}
+
+	/** The images of a request. Throws a UserError where one cannot be read, or the model reads none. */
+	openImages(request: Request): EncodedImage[] {
+		if (request.images.length > 0 && !hasEncoder(this.c)) {
+			throw new UserError(
+				`${request.name} has the image ${request.images[0]}, but the model reads text alone: it has no vision encoder.`,
+			);
+		}
+		return openImages(request, this.images);
+	}
+
+	/** `system`: text of the system turn that begins a conversation, or null. Throws a UserError where the model cannot read it. */
+	read(request: Request, system: string | null = null): ReadRequest {
+		const { task } = this;
+		const files = this.openImages(request);
+		const pieces =
+			request.kind === "conversation"
+				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)
+				: textPieces(fragmentsOf(request), task.imageTags);
+		for (const [i, file] of files.entries()) {
+			const sentence = remarkOf(file, request.images[i]!);
+			if (sentence !== null) this.remark(sentence);
+		}
+		const decodable = files.map((file) => decodedAs(file, task.imageDecoding ?? "transformers"));
+		const prompt = encodePrompt(request.name, pieces, decodable, this.tokenizer, task);
+		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
+		return { request, ...prompt };
+	}
+
+	/** Throws a UserError unless `more` tokens after the prompt have positions in the model. */
+	requirePositions({ request, ids }: ReadRequest, more: number): void {
+		const most = this.c.maxPositionEmbeddings;
+		if (ids.length + more <= most) return;
+		const limit = `the ${most} positions of the model (--max-position-embeddings)`;
+		throw new UserError(
+			ids.length >= most
+				? `${request.name} has ${counted(ids.length, "token")}, which leaves no room for an answer among ${limit}.`
+				: `${request.name} has ${counted(ids.length, "token")} and is to get ${more} more: together more than ${limit}.`,
+		);
+	}
+
+	/** The text of ids; ids that the tokenizer does not have are left out. */
+	decode(ids: readonly number[]): string {
+		const known = ids.filter((id) => id < this.tokenizer.vocabularySize);
+		return known.length === 0 ? "" : this.tokenizer.decode(known);
+	}
+
+	#endIds(): number[] {
+		const { c, tokenizer } = this;
+		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
+		if (c.dataEndId !== null) ids.add(c.dataEndId);
+		const { template } = this.task.chat;
+		const ends = {
+			chatml: "<|im_end|>",
+			jinja: template?.specialTokens.eos_token,
+			plain: undefined,
+			pretraining: undefined,
+		}[c.conversationTemplate];
+		if (ends !== undefined) {
+			const turnEnd = tokenizer.encodeParts([{ text: ends, markup: true }]);
+			if (turnEnd.length === 1) ids.add(turnEnd[0]!);
+		}
+		return [...ids];
+	}
+}
+
+/** The end-of-sequence tokens of a Hugging Face model: eos_token_id of generation_config.json and config.json. */
+function endIdsOfFolder(path: string): number[] {
+	const ids = ["generation_config.json", "config.json"].flatMap((name) => {
+		const file = join(path, name);
+		if (!existsSync(file)) return [];
+		const { eos_token_id: given } = parsePythonJson(readJsonText(file, configLimits, { inside: path }), file);
+		return [given].flat().filter((id): id is number => Number.isSafeInteger(id));
+	});
+	return [...new Set(ids)];
 }

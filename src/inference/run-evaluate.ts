@@ -9,7 +9,7 @@ import { type Answered, answer, type Question, readQuestions } from "./answers.t
 import { openModel } from "./checkpoint-model.ts";
 import { reportingRank } from "./generate.ts";
 import { type DatasetLoss, entriesOf, lossesOf } from "./losses.ts";
-import { RequestReader } from "./request-reader.ts";
+import { RequestReader } from "./requests.ts";
 
 export interface EvaluationJob {
 	readonly data: readonly string[];

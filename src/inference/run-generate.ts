@@ -23,8 +23,7 @@ import {
 	reportingRank,
 	roomForAnswers,
 } from "./generate.ts";
-import { type ReadRequest, RequestReader } from "./request-reader.ts";
-import { type Request, readJsonl, requestOf } from "./requests.ts";
+import { type ReadRequest, type Request, RequestReader, readJsonl, requestOf } from "./requests.ts";
 
 interface Options extends Omit<GenerateOptions, "sampling"> {
 	/** Whether a Hugging Face folder without a tokenizer holds a model of bytes. */

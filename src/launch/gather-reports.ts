@@ -4,10 +4,9 @@
  */
 import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
-import { rendezvousAddress } from "./rendezvous/address.ts";
+import { isLoopback, rendezvousAddress } from "./rendezvous/address.ts";
 import { AuthenticatedConnection, AuthenticatedListener } from "./rendezvous/authenticated-connection.ts";
 import { LineConnection } from "./rendezvous/line-connection.ts";
-import { isLoopback } from "./rendezvous/socket-owner.ts";
 
 export interface RankReport<Report> {
 	readonly rank: number;

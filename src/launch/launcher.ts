@@ -13,9 +13,9 @@ import { messageOf, type UserError } from "../system/errors.ts";
 import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
 import { environmentOf } from "./place.ts";
+import { loopback } from "./rendezvous/address.ts";
 import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
-import { loopback } from "./rendezvous/socket-owner.ts";
 
 /** How diagnoses and prefixed output name a rank. */
 export interface RankDescription {

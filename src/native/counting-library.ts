@@ -5,9 +5,8 @@
  * exchange of rows can be read back, because the program's control flow depends on them; every other value reads as zero.
  */
 import { Dtype, MemoryTag, type OperationName, operations, Status, structs } from "./abi.ts";
-import { expectedExchange } from "./expected-exchange.ts";
+import { expectedExchange, workspaceBytes } from "./counted-operations.ts";
 import type { DeviceKind, Library, NativeFunction } from "./library.ts";
-import { workspaceBytes } from "./operation-workspace.ts";
 import { type Layout, layoutOf, writeInt64 } from "./structs.ts";
 
 /** Scalar arguments of an operation by name; a pointer is 0 if null, else 1. */

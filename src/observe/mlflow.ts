@@ -12,11 +12,9 @@ import { parse, stringify } from "yaml";
 import { UserError } from "../system/errors.ts";
 import { readWholeFile, readWholeText } from "../system/input-file.ts";
 import { systemReason } from "../system/system-errors.ts";
-import { appendText } from "./append.ts";
-import { replaceFile } from "./replace-file.ts";
+import { appendText, replaceFile, userName } from "./record-files.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "./scalars.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "./step-report.ts";
-import { userName } from "./user-name.ts";
 
 export interface MlflowOptions extends ScalarOptions {
 	/** Root of the store, usually called mlruns. */

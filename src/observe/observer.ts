@@ -8,7 +8,7 @@ import type { RunRecords } from "./run-records.ts";
 import { RunView } from "./run-view.ts";
 import type { ScalarOptions } from "./scalars.ts";
 import { type Observer, together } from "./step-report.ts";
-import { TensorBoard } from "./tensorboard/writer.ts";
+import { TensorBoard } from "./tensorboard.ts";
 import { type WandbOptions, WandbRun } from "./wandb/run.ts";
 
 export interface ObserverOptions

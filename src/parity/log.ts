@@ -1,8 +1,9 @@
 /** A run's JSON log against golden values of Megatron's functional tests, or against a TensorBoard event folder. */
+
 import { statSync } from "node:fs";
 import * as v from "valibot";
 import { LARGEST_LOG_LINE } from "../observe/run-log/entry.ts";
-import { readScalars } from "../observe/tensorboard/reader.ts";
+import { readScalars } from "../observe/tensorboard.ts";
 import { UserError } from "../system/errors.ts";
 import { linesOf } from "../system/input-file.ts";
 import { indexLimits, readJsonText } from "../system/json.ts";

@@ -1,8 +1,8 @@
 /** Probes of tensors whose elements lie on several ranks: the sums of every rank over its own part, and the verdict. */
 import type { Device } from "../native/device.ts";
-import type { Group } from "../parallel/index.ts";
+import type { Group, Reduction } from "../parallel/index.ts";
+import { Tensor } from "../tensor/index.ts";
 import type { Check } from "./comparison.ts";
-import { reduceHost } from "./reduce-host.ts";
 
 /** Largest difference of a probed value, in units of the tensor's rms. */
 const probeLimit = 2e-5;
@@ -80,4 +80,12 @@ function worstOf({ name, rms }: Probe, compared: readonly [number, number][]): C
 
 function elementsCheck({ name, elements }: Probe, found: number): Check {
 	return { name: `${name} elements`, expected: elements, actual: found, error: Number.POSITIVE_INFINITY, limit: 0 };
+}
+
+/** values = their reduction over `group`. Every rank of it calls this together. */
+export function reduceHost(group: Group, device: Device, values: Float64Array, reduction: Reduction = "sum"): void {
+	if (values.length === 0) return;
+	using all = Tensor.from(device, values);
+	group.allReduce(all, reduction).wait();
+	device.copyToHost(values, all);
 }

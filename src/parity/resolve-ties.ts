@@ -9,7 +9,7 @@ import type { Tensor } from "../tensor/index.ts";
 import type { TrainingState } from "../train/step-state.ts";
 import { bf16Report, type Check, holds, type ParityReport, type Precision } from "./comparison.ts";
 import { describeTie, isSame, type NearTie, NearTies } from "./near-ties.ts";
-import { reduceHost } from "./reduce-host.ts";
+import { reduceHost } from "./probe-sums.ts";
 
 /** Every rank's values, in rank order; each gives equally many. */
 export type Gather = (own: Float64Array) => Float64Array;

@@ -5,7 +5,7 @@ import { type ImageTextMicrobatch, lossTokens, withoutImages } from "../data/mic
 import { UserError } from "../system/errors.ts";
 import type { Run } from "../train/assemble.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
-import { reduceHost } from "./reduce-host.ts";
+import { reduceHost } from "./probe-sums.ts";
 import type { Plan } from "./verify/plan.ts";
 
 interface BatchSizes {

@@ -43,7 +43,7 @@ export { ssdScan, ssdStep } from "./ops/ssd.ts";
 export { Parameter } from "./parameter.ts";
 export { type Computation, Recomputed, recompute } from "./recompute.ts";
 export { ResidualSum } from "./residual-sum.ts";
-export { Sequences } from "./sequences.ts";
+export { Sequences, TokenSlice } from "./sequences.ts";
 export { Tape, type TapeSegment, type WeightGradients } from "./tape.ts";
 export {
 	axpby,
@@ -56,4 +56,3 @@ export {
 	roundToBf16,
 	Tensor,
 } from "./tensor.ts";
-export { TokenSlice } from "./token-slice.ts";

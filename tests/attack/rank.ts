@@ -34,7 +34,7 @@ import { Grid } from "../../src/parallel/grid.ts";
 import { moduleGroups } from "../../src/parallel/module-groups.ts";
 import { World } from "../../src/parallel/world.ts";
 import { NativeError } from "../../src/system/errors.ts";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { languageModelLoss } from "../../src/train/losses.ts";
 import { RankPasses } from "../../src/train/rank-passes.ts";
 import { trainStep } from "../../src/train/step.ts";

@@ -12,7 +12,7 @@ import { greedy } from "../../src/decode/sampling.ts";
 import { HybridModel } from "../../src/models/language/model.ts";
 import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
-import { huggingFaceConfig } from "../../src/parity/language/golden.ts";
+import { huggingFaceConfig } from "../../src/parity/language/parity.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { type Row, row } from "./measure.ts";
 import { PythonScript } from "./python-script.ts";

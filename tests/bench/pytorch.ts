@@ -9,7 +9,7 @@ import { nextTokenMicrobatch, withoutImages } from "../../src/data/microbatch.ts
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { huggingFaceConfig, readLanguageGolden } from "../../src/parity/language/golden.ts";
+import { huggingFaceConfig, readLanguageGolden } from "../../src/parity/language/parity.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { attention } from "../../src/tensor/ops/attention.ts";
 import { ssdScan } from "../../src/tensor/ops/ssd.ts";

@@ -4,13 +4,13 @@ import { configurationOf } from "../../src/config/resolve.ts";
 import type { Key } from "../../src/config/schema.ts";
 import { DeviceInput } from "../../src/data/device-input.ts";
 import { DecodingCache } from "../../src/decode/cache.ts";
-import { StepInput } from "../../src/decode/step-input.ts";
+import { StepInput } from "../../src/decode/decode.ts";
 import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { HybridModel } from "../../src/models/language/model.ts";
 import type { ForwardInput } from "../../src/models/language/model-chunk.ts";
 import type { Device } from "../../src/native/device.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { smallModel } from "../models/small.ts";
 import { relativeRms, testDevice } from "../support.ts";
 

@@ -11,9 +11,9 @@ import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { HybridModel } from "../../src/models/language/model.ts";
 import type { Device } from "../../src/native/device.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { smallModel } from "../models/small.ts";
 import { randomValues, testDevice } from "../support.ts";
 

@@ -1,6 +1,6 @@
 /** `--timing-log-level` on disjoint grids: every rank's timers come with the log lines and reach TensorBoard. */
 import { expect, test } from "bun:test";
-import { readScalars } from "../../src/observe/tensorboard/reader.ts";
+import { readScalars } from "../../src/observe/tensorboard.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { SmallRun } from "./small-run.ts";
 

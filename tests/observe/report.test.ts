@@ -3,7 +3,7 @@ import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { logTicks } from "../../src/observe/page/axes.ts";
+import { logTicks } from "../../src/observe/page/charts.ts";
 import { comparisonPage, distinctNames, reportPage } from "../../src/observe/page/page.ts";
 import { findLog, readRunLog } from "../../src/observe/run-log/reader.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";

@@ -7,7 +7,7 @@ import { MlflowRun } from "../../src/observe/mlflow.ts";
 import { JsonLog } from "../../src/observe/run-log/writer.ts";
 import { RunRecords } from "../../src/observe/run-records.ts";
 import type { Observer } from "../../src/observe/step-report.ts";
-import { TensorBoard } from "../../src/observe/tensorboard/writer.ts";
+import { TensorBoard } from "../../src/observe/tensorboard.ts";
 import { removeTrace } from "../../src/observe/trace/tracer.ts";
 import { UserError } from "../../src/system/errors.ts";
 import { step } from "./step.ts";
@@ -79,7 +79,7 @@ test("an entry that the disk takes in part is removed", () => {
 	const file = join(folder, "limited.jsonl");
 	const program = `
 		import { openSync, writeSync } from "node:fs";
-		import { appendWhole } from ${JSON.stringify(join(import.meta.dir, "../../src/observe/append.ts"))};
+		import { appendWhole } from ${JSON.stringify(join(import.meta.dir, "../../src/observe/record-files.ts"))};
 		process.on("SIGXFSZ", () => {});
 		const descriptor = openSync(${JSON.stringify(file)}, "a+");
 		for (const length of [1000, 100, 10]) {

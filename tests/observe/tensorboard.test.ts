@@ -3,8 +3,7 @@ import { afterEach, expect, test } from "bun:test";
 import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { readScalars } from "../../src/observe/tensorboard/reader.ts";
-import { TensorBoard } from "../../src/observe/tensorboard/writer.ts";
+import { readScalars, TensorBoard } from "../../src/observe/tensorboard.ts";
 import { referencePython, runPython } from "../reference/python.ts";
 import { step } from "./step.ts";
 

@@ -12,7 +12,7 @@ import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { segmentsOf } from "../../src/models/language/pipeline-segments.ts";
 import { layOut } from "../../src/parallel/topology.ts";
 import { World } from "../../src/parallel/world.ts";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import { divisibleModel } from "../models/small.ts";

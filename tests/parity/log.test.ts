@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { maskedCrc } from "../../src/observe/tensorboard/reader.ts";
+import { maskedCrc } from "../../src/observe/tensorboard.ts";
 import { firstFailure } from "../../src/parity/comparison.ts";
 import { logParity } from "../../src/parity/log.ts";
 

@@ -2,9 +2,9 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { Distribution } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { dropout } from "../../src/tensor/ops/dropout.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
 import { checkGradients, randomValues, testDevice } from "../support.ts";
 
 let device: Device;

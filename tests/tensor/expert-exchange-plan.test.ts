@@ -1,7 +1,7 @@
 /** The device's plan of an exchange of experts' rows against the host's, which places every single row. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { expectedExchange } from "../../src/native/counted-operations.ts";
 import type { Device } from "../../src/native/device.ts";
-import { expectedExchange } from "../../src/native/expected-exchange.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { planOnHost } from "../parallel/host-exchange.ts";
 import { randomValues, testDevice } from "../support.ts";

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { TokenSlice } from "../../src/tensor/token-slice.ts";
+import { TokenSlice } from "../../src/tensor/sequences.ts";
 
 const slice = new TokenSlice([
 	{ first: 10, count: 3 },

@@ -6,8 +6,7 @@ import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import { flagError } from "../arguments.ts";
-import { configurationOfArguments } from "../configuration.ts";
+import { configurationOfArguments, flagError } from "../arguments.ts";
 
 const help = `mimo data preview [--preset NAME] [--config FILE.yaml] [FLAGS] --data-path PATH
 

@@ -3,8 +3,7 @@ import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import { configurationOfArguments } from "../configuration.ts";
-import { configuredCommand, countFlag, takeRepeated } from "../configured-command.ts";
+import { configurationOfArguments, configuredCommand, countFlag, takeRepeated } from "../arguments.ts";
 
 const help = `mimo elastic rank --load FOLDER | --load-hf FOLDER --data PATH... --output FILE [FLAGS]
 

@@ -1,6 +1,6 @@
 /** Lines of text over TCP, with limits on their number, size and time. */
 import { connect, createServer, type Server, type Socket } from "node:net";
-import { isOwnUser } from "./socket-owner.ts";
+import { isOwnUser } from "./address.ts";
 
 /** Most characters of a line, before the other side has authenticated and afterwards. */
 const lineLimits = { unauthenticated: 512, authenticated: 1 << 20 };

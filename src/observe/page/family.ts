@@ -1,10 +1,8 @@
 /** The submodels of an elastic run: the loss by size for every budget, and the router's choices over steps. */
-
 import type { LoggedBudget } from "../run-log/family.ts";
 import type { RunLog } from "../run-log/reader.ts";
 import { largestOf, leastOf } from "../statistics.ts";
-import { frame, ticks, x, y } from "./axes.ts";
-import { type Curve, lineChart } from "./charts.ts";
+import { type Curve, frame, lineChart, ticks, x, y } from "./charts.ts";
 import { runColours } from "./curves.ts";
 import { type Html, html, nothing, numberText, section } from "./html.ts";
 

@@ -20,7 +20,7 @@ import { dirname, join, parse as parsePath } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { linesOf } from "../../system/input-file.ts";
 import { systemReason } from "../../system/system-errors.ts";
-import { appendWhole } from "../append.ts";
+import { appendWhole } from "../record-files.ts";
 import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
 import { LARGEST_LOG_LINE } from "./entry.ts";
 

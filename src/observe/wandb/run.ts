@@ -3,6 +3,7 @@
  * `wandb sync` uploads. The values of a step are a row, written when the next step begins. A resumed training appends to its
  * run, after removing the steps that it repeats.
  */
+
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync } from "node:fs";
 import { arch, availableParallelism, hostname, release, type } from "node:os";
 import { basename, join, resolve } from "node:path";
@@ -10,10 +11,9 @@ import { shownAddress } from "../../system/addresses.ts";
 import { UserError } from "../../system/errors.ts";
 import { programVersion } from "../../system/program-version.ts";
 import { systemReason } from "../../system/system-errors.ts";
-import { replaceFile } from "../replace-file.ts";
+import { replaceFile, userName } from "../record-files.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "../step-report.ts";
-import { userName } from "../user-name.ts";
 import * as records from "./records.ts";
 import { TransactionLog } from "./transaction-log.ts";
 

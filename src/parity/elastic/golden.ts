@@ -6,7 +6,7 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { BandedFormat } from "../bands.ts";
 import type { Precision } from "../comparison.ts";
 import { adamW, describedRun, fixedModel, transformerConfig, valueProbe } from "../golden-fields.ts";
-import { mtpModel } from "../mtp/golden.ts";
+import { mtpModel } from "../mtp/parity.ts";
 
 const sizes = v.pipe(v.array(v.number()), v.minLength(1));
 

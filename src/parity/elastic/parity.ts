@@ -33,7 +33,7 @@ import { type Check, relative } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
 import { LanguageProbes, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 import { checksOfStep, languageRun, type ReferenceFormat, type StepWatch } from "../reference.ts";
 import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
 import { planOf } from "../verify/plan.ts";

@@ -2,29 +2,36 @@
  * Trains a language model as a layer-* or hybrid-* reference folder did and compares: step 1 layer by layer, then every
  * step's loss and gradient norm. Tolerances are those of the reference runs' README.
  */
+
+import { existsSync } from "node:fs";
 import { join } from "node:path";
+import * as v from "valibot";
 import {
 	type Correspondence,
 	familyOf,
+	type HuggingFaceModel,
 	languageCorrespondence,
 	loadModel,
 	openHuggingFaceModel,
 	openSafetensors,
 	openWeights,
+	parsePythonJson,
 } from "../../checkpoint/index.ts";
 import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../../data/microbatch.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
+import { describedConfig } from "../../models/language/from-configuration.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import { decays } from "../../models/parameter-spec.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { bandLimit } from "../bands.ts";
+import { bandLimit, requireBands } from "../bands.ts";
+import type { Precision } from "../comparison.ts";
+import { adamW } from "../golden-fields.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
-import { requireKeys } from "../reference-json.ts";
+import { readReferenceJson, requireKeys } from "../reference-json.ts";
 import { planOf } from "../verify/plan.ts";
-import { huggingFaceConfig, type LanguageGolden, readLanguageGolden } from "./golden.ts";
 import { type StepOne, watchedStep } from "./probes.ts";
 
 /** layer-* and hybrid-* folders, a training by Hugging Face transformers. */
@@ -149,4 +156,64 @@ function readBatches(folder: string, golden: LanguageGolden): ImageTextMicrobatc
 			return withoutImages(nextTokenMicrobatch([tokens.subarray(begin, begin + width)]));
 		}),
 	);
+}
+
+// golden.json of a layer-* or hybrid-* folder: a language model's training run by Hugging Face transformers.
+
+const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
+
+const languageGoldenSchema = v.object({
+	dtype: v.literal("float32"),
+	optimizer: v.object({
+		...adamW,
+		no_weight_decay: v.array(v.string()),
+	}),
+	/** Steps before the first routing decision that rounding flips. */
+	exact_steps: v.number(),
+	batch: v.number(),
+	seq: v.number(),
+	steps: v.array(
+		v.object({
+			step: v.number(),
+			loss: v.number(),
+			grad_norm: v.number(),
+			loss_band: v.number(),
+			grad_norm_band: v.number(),
+		}),
+	),
+	step1_probe: v.object({
+		layers: v.array(probe),
+		logits: probe,
+		grad_norm: v.record(v.string(), v.number()),
+	}),
+});
+
+type LanguageGolden = v.InferOutput<typeof languageGoldenSchema>;
+
+/** Reads and checks golden.json; the error names the file and the field. */
+export function readLanguageGolden(folder: string): LanguageGolden {
+	const path = join(folder, "golden.json");
+	if (!existsSync(path)) throw new UserError(`${folder} is no reference folder: golden.json is missing.`);
+	const golden = readReferenceJson(languageGoldenSchema, path);
+	requireBands(path, golden.exact_steps, golden.steps);
+	return golden;
+}
+
+/**
+ * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε, and Δ at
+ * least time_step_min (whatever use_mamba_kernels says: transformers 5 ignores it).
+ */
+export function huggingFaceConfig(
+	{ configuration, configText }: HuggingFaceModel,
+	path: string,
+	precision: Precision,
+): HybridConfig {
+	const json = parsePythonJson(configText, path);
+	const timeStepMinimum = Number(json.time_step_min ?? 0.001);
+	const config = describedConfig(configuration, { bf16: precision === "bf16" });
+	return {
+		...config,
+		mamba: { ...config.mamba, gatedNormEpsilon: config.normEpsilon, timeStepMinimum },
+		moe: { ...config.moe, groupScoreTopk: 2 },
+	};
 }

@@ -10,8 +10,7 @@ import {
 import type { Run } from "../../train/assemble.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
-import { type Probe, ProbeSums } from "../probe-sums.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { type Probe, ProbeSums, reduceHost } from "../probe-sums.ts";
 import type { StepWatch } from "../reference.ts";
 import type { Plan } from "../verify/plan.ts";
 

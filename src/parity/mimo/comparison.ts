@@ -9,7 +9,7 @@ import type { Run } from "../../train/assemble.ts";
 import type { StepResult } from "../../train/step-state.ts";
 import { bandLimit } from "../bands.ts";
 import { type Check, relative } from "../comparison.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 import { checksOfStep, type StepWatch } from "../reference.ts";
 import { requireKeys } from "../reference-json.ts";
 import { type Plan, participants } from "../verify/plan.ts";

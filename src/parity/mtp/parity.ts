@@ -2,7 +2,9 @@
  * Trains a language model with multi-token prediction as a mtp-* reference folder did and compares: step 1 value by value, then
  * every step's losses and gradient norm, at the end the expert biases. Tolerances are those of the references' README.
  */
+
 import { join } from "node:path";
+import * as v from "valibot";
 import {
 	type Correspondence,
 	CorrespondenceBuilder,
@@ -16,21 +18,30 @@ import {
 } from "../../checkpoint/index.ts";
 import { lossTokens } from "../../data/microbatch.ts";
 import { depthLoss } from "../../guests/mtp/mtp.ts";
+import { type HybridConfig, noBiases } from "../../models/language/config.ts";
+import { layersOfPattern } from "../../models/language/from-configuration.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import type { LossMean } from "../../train/loss-weights.ts";
 import type { StepResult } from "../../train/step-state.ts";
-import { bandLimit } from "../bands.ts";
-import type { Check } from "../comparison.ts";
-import { lossMeanOfReference } from "../golden-fields.ts";
+import { BandedFormat, bandLimit } from "../bands.ts";
+import type { Check, Precision } from "../comparison.ts";
+import {
+	adamW,
+	describedRun,
+	fixedModel,
+	lossMeanOfReference,
+	referenceExperts,
+	transformerConfig,
+	valueProbe,
+} from "../golden-fields.ts";
 import { type StepOne, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
 import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
 import { planOf, requireEqualMicrobatches } from "../verify/plan.ts";
-import { type MtpConfigFile, type MtpGolden, mtpFormat, mtpModel } from "./golden.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;
@@ -175,4 +186,132 @@ function biasChecks(run: Run, golden: MtpGolden): Check[] {
 	return expected.map(([name], at) => {
 		return { name: `last ${name}`, expected: 0, actual: largest[at]!, error: largest[at]!, limit: biasLimit };
 	});
+}
+
+// config.json and golden.json of a mtp-* folder: multi-token prediction trained by Megatron-LM (see its README).
+
+const configSchema = v.object({
+	...describedRun,
+	activation: v.literal("squared ReLU"),
+	transformer_config: transformerConfig({
+		moe_router_load_balancing_type: v.picklist(["none", "seq_aux_loss"]),
+		mtp_loss_scaling_factor: v.number(),
+	}),
+	fixed: v.object({
+		...fixedModel,
+		router_dtype: v.literal("fp32"),
+	}),
+	no_weight_decay: v.array(v.string()),
+});
+
+const goldenSchema = v.object({
+	optimizer: v.object({
+		...adamW,
+	}),
+	/** Steps before the first routing decision that rounding flips. */
+	exact_steps: v.number(),
+	steps: v.array(
+		v.object({
+			step: v.number(),
+			loss: v.number(),
+			/** Token means; absent: not recorded. */
+			loss_per_microbatch: v.optional(v.array(v.number()), []),
+			/** Of every depth. */
+			mtp_loss: v.array(v.number()),
+			grad_norm: v.number(),
+			loss_band: v.number(),
+			mtp_loss_band: v.number(),
+			grad_norm_band: v.number(),
+		}),
+	),
+	expert_bias_after_last_step: v.record(v.string(), v.array(v.number())),
+	/** Values of every call of a module in step 1: each further call has one more ' after its name. */
+	step1_probe: v.object({ layers: v.record(v.string(), valueProbe), grad_norm: v.record(v.string(), v.number()) }),
+});
+
+type MtpConfigFile = v.InferOutput<typeof configSchema>;
+type MtpGolden = v.InferOutput<typeof goldenSchema>;
+
+/** References of multi-token prediction. */
+export const mtpFormat = new BandedFormat("mtp_pattern", { config: configSchema, golden: goldenSchema });
+
+/** The part of a Megatron reference's configuration that decides its model. */
+type DescribedModel = Pick<MtpConfigFile, "pattern" | "vocab_size" | "layernorm_epsilon"> & {
+	readonly transformer_config: MtpConfigFile["transformer_config"];
+	readonly fixed: Pick<MtpConfigFile["fixed"], "untied" | "router_score" | "dropout" | "mamba_chunk" | "conv_width">;
+};
+
+/** The model that config.json describes. */
+export function mtpModel(
+	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
+	dtype: Precision,
+): HybridConfig {
+	return {
+		...layersOfPattern(pattern, {
+			repeated: t.mtp_use_repeated_layer,
+			lossScalingFactor: t.mtp_loss_scaling_factor,
+		}),
+		hiddenSize: t.hidden_size,
+		vocabularySize,
+		paddedVocabularySize: vocabularySize,
+		normEpsilon: epsilon,
+		// The weights come with the folder.
+		initMethodStd: 0,
+		embeddingInitMethodStd: 0,
+		hiddenDropout: fixed.dropout,
+		tieWordEmbeddings: !fixed.untied,
+		dtype,
+		crossEntropyRoundsBf16: false,
+		zLossCoefficient: 0,
+		attention: {
+			heads: t.num_attention_heads,
+			queryGroups: t.num_query_groups,
+			headDim: t.kv_channels,
+			softmaxScale: 1 / Math.sqrt(t.kv_channels),
+			dropout: fixed.dropout,
+			rope: null,
+			qkNorm: false,
+		},
+		mamba: {
+			heads: t.mamba_num_heads,
+			headDim: t.mamba_head_dim,
+			groups: t.mamba_num_groups,
+			stateDim: t.mamba_state_dim,
+			convKernel: fixed.conv_width,
+			chunkSize: fixed.mamba_chunk,
+			gatedNormEpsilon: 1e-5,
+			timeStepMinimum: 0,
+		},
+		biases: noBiases,
+		mlp: {
+			ffnHiddenSize: t.ffn_hidden_size,
+			activation: "squaredRelu",
+			clamp: Number.POSITIVE_INFINITY,
+			linearOffset: 0,
+		},
+		moe: {
+			experts: t.num_moe_experts,
+			topk: t.moe_router_topk,
+			ffnHiddenSize: t.moe_ffn_hidden_size,
+			sharedExpertSize: t.moe_shared_expert_intermediate_size,
+			scoreFunction: fixed.router_score,
+			preSoftmax: false,
+			scalingFactor: t.moe_router_topk_scaling_factor,
+			groups: 1,
+			groupTopk: 1,
+			groupScoreTopk: t.moe_router_topk,
+			expertBias: true,
+			biasUpdateRate: t.moe_router_bias_update_rate,
+			forceLoadBalancing: false,
+			balancing:
+				t.moe_router_load_balancing_type === "none"
+					? []
+					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
+			zLossCoefficient: t.moe_z_loss_coeff ?? 0,
+			...referenceExperts,
+		},
+		ofLayer: new Map(),
+		lora: null,
+		recompute: null,
+	};
 }

@@ -8,7 +8,7 @@ import { isGatedActivation } from "../../native/activations.ts";
 import type { Device } from "../../native/device.ts";
 import { type Group, placeOf } from "../../parallel/index.ts";
 import type { Tensor } from "../../tensor/index.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 
 /** Values beyond the clamp by place, such as "the MLP of layer.2": the gate's channels, then the linear half's. */
 export type ClampCounts = ReadonlyMap<string, Float64Array>;

@@ -4,7 +4,7 @@
 import { featuresOf } from "../../data/microbatch.ts";
 import { visionModule, type World } from "../../parallel/index.ts";
 import { elementCount, type Tensor } from "../../tensor/index.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 import { type ClampFlips, ClampMeter } from "./clamps.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
 import { OperandReplay, type ReplayedOperands } from "./operands.ts";

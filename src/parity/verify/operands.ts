@@ -9,7 +9,7 @@ import type { HybridModel } from "../../models/language/model.ts";
 import type { Device } from "../../native/device.ts";
 import type { Group } from "../../parallel/index.ts";
 import { copyInto, E4m3Rows, Tensor } from "../../tensor/index.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 
 /** What each probed value is, as sentences name it; "<value> in layer.3". */
 const operands = {

@@ -5,7 +5,7 @@
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { columns } from "../../observe/output.ts";
 import type { World } from "../../parallel/index.ts";
-import { reduceHost } from "../reduce-host.ts";
+import { reduceHost } from "../probe-sums.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import type { Plan } from "./plan.ts";
 import type { Subject } from "./subject.ts";

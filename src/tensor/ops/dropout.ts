@@ -1,7 +1,8 @@
 /** Dropout whose mask depends on the element's place in the whole tensor alone, so that no layout changes it. */
+
+import { TokenSlice } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, Tensor } from "../tensor.ts";
-import { TokenSlice } from "../token-slice.ts";
 
 export interface DropoutOptions {
 	/** Chance of an element to become zero, in [0, 1). */

@@ -16,7 +16,7 @@ import type { HybridConfig } from "../../../src/models/language/config.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { languageAlone, topologyOfLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { huggingFaceConfig } from "../../../src/parity/language/golden.ts";
+import { huggingFaceConfig } from "../../../src/parity/language/parity.ts";
 import { assemble, type Run } from "../../../src/train/assemble.ts";
 import { Losses } from "../../../src/train/losses.ts";
 import { trainStep } from "../../../src/train/step.ts";

@@ -10,7 +10,7 @@ import { configurationOf } from "../../../src/config/resolve.ts";
 import { nextTokenMicrobatch, withoutImages } from "../../../src/data/microbatch.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { TokenSlice } from "../../../src/tensor/token-slice.ts";
+import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { openRun } from "../../../src/train/from-configuration.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { divisibleModel } from "../../models/small.ts";

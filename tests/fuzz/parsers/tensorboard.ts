@@ -1,8 +1,7 @@
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { maskedCrc, readScalars } from "../../../src/observe/tensorboard/reader.ts";
-import { EventFile } from "../../../src/observe/tensorboard/writer.ts";
+import { EventFile, maskedCrc, readScalars } from "../../../src/observe/tensorboard.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 
 /** Writes the checksums that each record should have, as far as lengths make sense. */

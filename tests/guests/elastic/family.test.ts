@@ -1,5 +1,4 @@
 /** A router's choice for a budget is extracted as a model that computes what the parent does under those masks. */
-
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
@@ -19,8 +18,8 @@ import type { ModelMasks } from "../../../src/models/language/masks.ts";
 import { HybridModel } from "../../../src/models/language/model.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
+import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
-import { TokenSlice } from "../../../src/tensor/token-slice.ts";
 import { trainStep } from "../../../src/train/step.ts";
 import { Scratch } from "../../data/fixtures.ts";
 import { runRanks } from "../../parallel/ranks.ts";

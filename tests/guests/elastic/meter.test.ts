@@ -16,8 +16,8 @@ import { hybridConfig } from "../../../src/models/language/from-configuration.ts
 import { HybridModel } from "../../../src/models/language/model.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { groupOfOne } from "../../../src/parallel/group.ts";
+import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
-import { TokenSlice } from "../../../src/tensor/token-slice.ts";
 import { memoryStore } from "../../checkpoint/memory-store.ts";
 import { smallModel } from "../../models/small.ts";
 import { testDevice } from "../../support.ts";

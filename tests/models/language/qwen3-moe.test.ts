@@ -7,8 +7,8 @@ import { DeviceInput } from "../../../src/data/device-input.ts";
 import { hybridConfig } from "../../../src/models/language/from-configuration.ts";
 import { HybridModel } from "../../../src/models/language/model.ts";
 import type { Device } from "../../../src/native/device.ts";
+import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
-import { TokenSlice } from "../../../src/tensor/token-slice.ts";
 import { randomValues, relativeRms, testDevice } from "../../support.ts";
 import { smallModel } from "../small.ts";
 

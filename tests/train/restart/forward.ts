@@ -3,9 +3,9 @@ import { DeviceInput } from "../../../src/data/device-input.ts";
 import { placeImageRows, placement } from "../../../src/models/vision/merge.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { clipStatistics, Images } from "../../../src/native/images.ts";
+import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
-import { TokenSlice } from "../../../src/tensor/token-slice.ts";
 import type { Run } from "../../../src/train/assemble.ts";
 
 /** Rows and columns of patches. */

@@ -3,7 +3,7 @@
  */
 import { mkdirSync } from "node:fs";
 import { dirname } from "node:path";
-import { appendText } from "../../../observe/append.ts";
+import { appendText } from "../../../observe/record-files.ts";
 import { UserError } from "../../../system/errors.ts";
 import { fileError } from "../../../system/system-errors.ts";
 import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
