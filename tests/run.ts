@@ -65,22 +65,35 @@ const ofRelease = [
 ];
 /** Longest computations, with their seconds of processor time. They start first, so that no core is idle at the end. */
 const long = [
+	"tests/e2e/verify.test.ts", // 85
+	"tests/e2e/fine-tune.test.ts", // 80
+	"tests/e2e/vision-language-weights.test.ts", // 75
+	"tests/e2e/plain-folders.test.ts", // 75
 	"tests/e2e/checkpoints.test.ts", // 60
-	"tests/e2e/fine-tune.test.ts", // 50
-	"tests/e2e/plain-folders.test.ts", // 50
-	"tests/e2e/verify.test.ts", // 45
-	"tests/e2e/energon-train.test.ts", // 35
-	"tests/e2e/killed-saves.test.ts", // 35
-	"tests/guests/elastic/commands.test.ts", // 40
+	"tests/guests/elastic/commands.test.ts", // 55
+	"tests/e2e/energon-train.test.ts", // 55
+	"tests/parity/mimo.test.ts", // 55
+	"tests/e2e/vision-language.test.ts", // 45
+	"tests/e2e/killed-saves.test.ts", // 45
+	"tests/attack/configurations.test.ts", // 40
+	"tests/fuzz/fuzz.test.ts", // 40
+	"tests/e2e/checkpoint-failures.test.ts", // 40
+	"tests/plan/large.test.ts", // 35
 	"tests/e2e/reference-layouts/fixed.test.ts", // 35
-	"tests/e2e/reference-layouts/participation.test.ts", // 35
-	"tests/e2e/reference-layouts/dynamic.test.ts", // 30
-	"tests/e2e/vision-language.test.ts", // 25
-	"tests/e2e/checkpoint-failures.test.ts", // 20
-	"tests/e2e/random-ends.test.ts", // 20
-	"tests/fuzz/fuzz.test.ts", // 20
-	"tests/commands/plan.test.ts", // 20
-	"tests/parallel/language.test.ts", // 20
+	"tests/inference/generate.test.ts", // 30
+	"tests/e2e/sanitizer.test.ts", // 30
+	"tests/e2e/random-ends.test.ts", // 30
+	"tests/e2e/reference-layouts/participation.test.ts", // 30
+	"tests/inference/evaluate.test.ts", // 25
+	"tests/native/transformers-images.test.ts", // 20
+	"tests/e2e/trackers.test.ts", // 20
+	"tests/e2e/reference-layouts/dynamic.test.ts", // 20
+	"tests/e2e/train.test.ts", // 20
+	"tests/native/image-bounds.test.ts", // 20
+	"tests/data/tokenizer-bounds.test.ts", // 20
+	"tests/commands/plan.test.ts", // 15
+	"tests/parallel/mimo.test.ts", // 15
+	"tests/parallel/language.test.ts", // 15
 ];
 /** Files that check times or rates. */
 const measuring = [
@@ -89,9 +102,9 @@ const measuring = [
 ];
 
 /**
- * Calls and loops after which JavaScriptCore compiles a function anew with its optimising compilers, twenty times its own
- * number: most processes of the tests end within a second, and a quarter of it went to code that ran no more. --full and files
- * that measure keep the program's own.
+ * Calls and loops after which JavaScriptCore compiles a function anew with its optimising compilers, later than by default:
+ * most processes of the tests end within seconds, before optimised code pays for its compilation. --full and files that
+ * measure keep the defaults.
  */
 const lateOptimisation = Object.fromEntries(
 	["AfterWarmUp", "Soon", "AfterLongWarmUp"].map((when) => [`BUN_JSC_thresholdForOptimize${when}`, "20000"]),

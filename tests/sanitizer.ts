@@ -2,6 +2,9 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 
+/** Whether this process runs on the sanitized library, where a kernel's path counts and not how long it is followed. */
+export const sanitized = process.env.ASAN_OPTIONS !== undefined;
+
 /**
  * Environment for a process that loads build/lib-sanitize/libmimo_cpu.so (`bun build.ts sanitize`). LD_PRELOAD: the
  * sanitizers' runtime must be loaded before the program. detect_leaks: Bun keeps memory until it exits; other tests count

@@ -6,6 +6,7 @@ import { dirname, join } from "node:path";
 import { deflateSync } from "node:zlib";
 import { Images, imageFormats, UnreadImageError } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
+import { sanitized } from "../sanitizer.ts";
 
 let images: Images;
 beforeAll(async () => {
@@ -121,9 +122,6 @@ test("Pillow's largest picture is the largest", () => {
 	expect(() => images.inspect(png(0, 5, picture))).toThrow("the image has no pixels");
 });
 
-/** AddressSanitizer keeps freed memory for a while, and a picture of many pixels takes it a minute. */
-const sanitized = process.env.ASAN_OPTIONS !== undefined;
-
 /** A progressive JPEG of grey squares of which each scan refines a band of coefficients, all zeros. */
 function scanned(side: number, count: number): Uint8Array {
 	const segment = (marker: number, data: readonly number[]) => [0xff, marker, 0, data.length + 2, ...data];
@@ -137,6 +135,7 @@ function scanned(side: number, count: number): Uint8Array {
 	return Uint8Array.from([0xff, 0xd8, ...frame, ...quantities, ...codes, ...scans, 0xff, 0xd9]);
 }
 
+// AddressSanitizer takes a minute for a picture of many pixels.
 test.skipIf(sanitized)("a progressive JPEG of more passes than any encoder makes is refused", () => {
 	expect(images.decode(scanned(2000, 200), 1).pixels.length).toBe(4_000_000);
 	const { thrown, seconds } = cost(() => images.decode(scanned(2000, 4000), 1));
@@ -155,7 +154,7 @@ test.skipIf(sanitized)("the scans of a large progressive JPEG are bounded by the
 });
 
 test("threads that decode at the same time keep to a bound together, or decode one after the other", () => {
-	const [file, side] = [join(mkdtempSync(join(tmpdir(), "mimo-images-")), "a.png"), 3000];
+	const [file, side] = [join(mkdtempSync(join(tmpdir(), "mimo-images-")), "a.png"), sanitized ? 500 : 3000];
 	// RGBA of 16 bits: 8 bytes a pixel inflated, 4 decoded.
 	writeFileSync(file, png(side, side, deflateSync(Buffer.alloc((8 * side + 1) * side)), { depth: 16, colours: 6 }));
 	const alone = 12 * side ** 2;
@@ -172,6 +171,7 @@ test("threads that decode at the same time keep to a bound together, or decode o
 		if (!sanitized) expect(bytes).toBeLessThan(1.5 * alone);
 	}
 	expect(free.digests).toHaveLength(1);
+	// AddressSanitizer keeps freed memory for a while.
 	if (!sanitized) expect(free.bytes).toBeGreaterThan(1.6 * alone);
 	rmSync(dirname(file), { recursive: true });
 });
