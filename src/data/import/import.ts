@@ -17,7 +17,7 @@ import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
 import { type FetchOptions, fetchImage, type ImageFile } from "./fetch-image.ts";
 import { checkSettings, type Journal, readJournal, writeJournal } from "./journal.ts";
-import loader from "./mimo_samples.py";
+import loader from "./mimo_samples.py" with { type: "text" };
 import { openSource } from "./open-source.ts";
 import { type Draft, readRecord, type SampleRecord } from "./read-record.ts";
 import { parts, type Row, SkippedRow, type Source } from "./row.ts";
