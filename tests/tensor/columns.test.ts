@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
-import { splitColumns } from "../../src/tensor/ops/columns.ts";
+import { joinColumns, splitColumns } from "../../src/tensor/ops/columns.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
@@ -152,5 +152,23 @@ describe("splitColumns", () => {
 		expect(() => splitColumns(new Tape(device, { recording: true }), x, [3, 5])).toThrow(
 			"Parts of 3 + 5 columns do not make up 10.",
 		);
+	});
+});
+
+describe("joinColumns", () => {
+	test("parts stand side by side, and each gets its columns of the gradient", () => {
+		checkGradients(device, {
+			inputs: {
+				a: { values: randomValues(rows * 2, 1), shape: [rows, 2] },
+				b: { values: randomValues(rows * 4, 2), shape: [rows, 4] },
+			},
+			parameters: {},
+			forward: (tape, { a, b }) => joinColumns(tape, [a!, b!]),
+			reference: ({ a, b }) =>
+				Float64Array.from({ length: rows * 6 }, (_, at) => {
+					const [row, column] = [Math.floor(at / 6), at % 6];
+					return column < 2 ? a![row * 2 + column]! : b![row * 4 + column - 2]!;
+				}),
+		});
 	});
 });
