@@ -28,14 +28,17 @@ const folders = [
 
 describe("reference folders agree in every probe, loss and gradient norm", () => {
 	for (const name of folders.flatMap((folder) => [`${folder}-small`, folder])) {
-		test(name, async () => {
-			const path = name.endsWith("-small") ? golden(name) : largeGolden(name);
-			if (path === null) return;
-			const before = device.memoryStatistics().liveBytes;
-			const report = await compareAlone(device, path);
-			expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
-			expect(device.memoryStatistics().liveBytes).toBe(before);
-		}, 60_000);
+		const path = name.endsWith("-small") ? golden(name) : largeGolden(name);
+		test.skipIf(path === null)(
+			name,
+			async () => {
+				const before = device.memoryStatistics().liveBytes;
+				const report = await compareAlone(device, path!);
+				expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+				expect(device.memoryStatistics().liveBytes).toBe(before);
+			},
+			60_000,
+		);
 	}
 });
 
