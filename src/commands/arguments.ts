@@ -13,9 +13,8 @@ import {
 } from "../checkpoint/index.ts";
 import type { CommandFlags } from "../config/flags.ts";
 import { askedHelp } from "../config/help.ts";
-import { type ResolvedConfiguration, resolveConfiguration } from "../config/resolve.ts";
-import type { Key, TrainingConfiguration } from "../config/schema.ts";
-import type { Entry, FolderReader } from "../config/sources.ts";
+import { type ResolvedConfiguration, type ResolveOptions, resolveConfiguration } from "../config/resolve.ts";
+import type { FolderReader } from "../config/sources.ts";
 import { print } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
@@ -150,13 +149,7 @@ export function countFlag<Missing>(
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
-	options: {
-		readonly trains?: boolean;
-		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
-		readonly unchecked?: readonly Key[];
-		readonly epoch?: (configuration: TrainingConfiguration) => number;
-		readonly gpus?: number | null;
-	} = {},
+	options: Omit<ResolveOptions, "folders" | "place"> = {},
 ): ResolvedConfiguration {
 	const folders: FolderReader = (given) => [...readStoredDataKeys(given), ...readModelKeys(given)];
 	return resolveConfiguration(args, commandFlags, { ...options, folders, place: hubFolder });

@@ -47,28 +47,31 @@ export interface ResolvedConfiguration {
 	readonly command: Readonly<Record<string, string>>;
 }
 
+export interface ResolveOptions {
+	/** Whether the command needs the length of the training; default: it does. */
+	readonly trains?: boolean;
+	/** Reads the model's keys from folders of weights. */
+	readonly folders?: FolderReader;
+	/** The folder that a value of such a key stands for, such as a name on Hugging Face's Hub. */
+	readonly place?: (path: string) => string;
+	/** Returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model. */
+	readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
+	/** Keys whose values are not used; checks that read them are skipped. */
+	readonly unchecked?: readonly Key[];
+	/** Returns the sequences of a pass over the training data, from which train-iters follows with train-epochs. */
+	readonly epoch?: (configuration: TrainingConfiguration) => number;
+	/** GPUs that this host's ranks see; null: not known. */
+	readonly gpus?: number | null;
+}
+
 /**
- * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a
- * value). `trains`: whether the command needs the length of the training. `folders` reads the model's keys from folders of weights.
- * `place`: the folder that a value of such a key stands for, such as a name on Hugging Face's Hub.
- * `beneath`: returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model.
- * `unchecked`: keys whose values are not used; checks that read them are skipped.
- * `gpus`: GPUs that this host's ranks see; null: not known.
- * `epoch`: returns the sequences of a pass over the training data, from which train-iters follows with train-epochs.
+ * Resolves command-line arguments: configuration flags, `--config FILE` and the command's own flags (name → takes a value).
  * Throws one UserError with every mistake.
  */
 export function resolveConfiguration(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
-	options: {
-		readonly trains?: boolean;
-		readonly folders?: FolderReader;
-		readonly place?: (path: string) => string;
-		readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
-		readonly unchecked?: readonly Key[];
-		readonly epoch?: (configuration: TrainingConfiguration) => number;
-		readonly gpus?: number | null;
-	} = {},
+	options: ResolveOptions = {},
 ): ResolvedConfiguration {
 	const { trains = true, folders = () => [], place = (path) => path, beneath } = options;
 	const { unchecked = [], epoch = null, gpus = null } = options;
