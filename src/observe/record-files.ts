@@ -1,4 +1,4 @@
-/** The files of a run's records: appended to by whole records, replaced as a whole, and the user who writes them. */
+/** Writes the files of a run's records (a record is appended whole, a file is replaced whole), and names the user of the run. */
 import { closeSync, fstatSync, fsyncSync, ftruncateSync, mkdirSync, openSync, renameSync, writeSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 

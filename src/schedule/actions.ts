@@ -38,7 +38,7 @@ export interface WeightGradientAction {
 /** An action that computes, as opposed to one that communicates. */
 export type Work = PassAction | WeightGradientAction;
 
-/** Two chunks of which the first gives its rows to the second. */
+/** The output rows of chunk `from` are input rows of chunk `to`. */
 export interface ChunkEdge {
 	readonly from: Chunk;
 	readonly to: Chunk;

@@ -90,7 +90,7 @@ export class LanguageHead implements Disposable {
 		return { logits, loss };
 	}
 
-	/** The mask_T as weights of the tokens' losses, of which a microbatch's mean has its weight. */
+	/** Weights_T of the tokens' losses: the mask, scaled so that the microbatch's mean loss gets the microbatch's weight. */
 	#tokenWeights(): Tensor {
 		const { input, text, weight } = this.basis;
 		const tokens = lossTokens(text);

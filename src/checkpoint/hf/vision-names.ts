@@ -227,7 +227,7 @@ export interface ProjectorSizes {
 	readonly output: number;
 }
 
-/** The spelling of the projector among these tensors, or null if there is none. */
+/** The spelling of the projector's names among these tensors; null: they have no projector. */
 export function detectProjector(stored: Shapes): ProjectorStyle | null {
 	if (stored.has(affineName)) return "logical";
 	const styles = Object.entries(projectorStyles) as [ProjectorStyle, readonly string[]][];

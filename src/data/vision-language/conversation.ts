@@ -89,7 +89,7 @@ function textOf(record: Record<string, unknown>, sample: Sample): string | null 
 	return null;
 }
 
-/** A turn, or why an entry of a conversation is none. */
+/** The turn of an entry of a conversation, or a sentence on the mistake in the entry. */
 function turnOf(entry: unknown): Turn | string {
 	if (typeof entry !== "object" || entry === null) return "its conversation has an entry that is not a turn";
 	const { from, role, value, content, ...fields } = entry as Record<string, unknown>;

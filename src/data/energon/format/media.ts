@@ -136,7 +136,7 @@ interface InterleavedRecord {
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** The document of a record; why it is none; or null where the record has no such form. */
+/** The document of a record; a sentence if the record has the form and a mistake; null if it has another form. */
 export function interleavedRecord(record: Fields): InterleavedRecord | string | null {
 	const { texts, images, text_list: sentences, image_info: info } = record;
 	if (Array.isArray(sentences) && Array.isArray(info)) return mmc4(sentences, info);
