@@ -40,6 +40,9 @@ const NcclFunctions& nccl() {
 
 namespace {
 
+/// Longer than the watch needs for a silent rank or host (5 s).
+constexpr int64_t time_to_find_failed_rank = 8'000'000'000;
+
 [[noreturn]] void fail_nccl(ncclComm_t comm, ncclResult_t result, const char* what) {
   // NCCL reports a full device as an unhandled error of CUDA.
   size_t free = 0, total = 0;
@@ -101,6 +104,16 @@ void Communicator::finish() {
 
 ncclComm_t Communicator::give_up() { return std::exchange(handle_, nullptr); }
 
+/// NCCL's sockets notice the death of a peer before the run's watch, which finds the rank to blame: waits for it.
+void Communicator::fail(ncclResult_t result, const char* what) const {
+  const int64_t end = monotonic_nanoseconds() + time_to_find_failed_rank;
+  while (result == ncclRemoteError && monotonic_nanoseconds() < end) {
+    run_.require_alive();
+    usleep(1000);
+  }
+  fail_nccl(handle_, result, what);
+}
+
 void Communicator::settle(ncclResult_t result, const char* what) {
   while (result == ncclInProgress) {
     run_.require_alive();
@@ -108,17 +121,17 @@ void Communicator::settle(ncclResult_t result, const char* what) {
     const ncclResult_t asked = nccl().CommGetAsyncError(handle_, &result);
     if (asked != ncclSuccess) result = asked;
   }
-  if (result != ncclSuccess) fail_nccl(handle_, result, what);
+  if (result != ncclSuccess) fail(result, what);
 }
 
 void Communicator::queue(const char* what, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& body) {
   run_.require_alive();
   if (handle_ == nullptr) throw Error(MIMO_ERROR_PEER, "The run has failed: its communication was ended.");
   const ncclResult_t started = nccl().GroupStart();
-  if (started != ncclSuccess) fail_nccl(handle_, started, what);
+  if (started != ncclSuccess) fail(started, what);
   const ncclResult_t queued = body(handle_, stream_);
   const ncclResult_t ended = nccl().GroupEnd();
-  if (queued != ncclSuccess && queued != ncclInProgress) fail_nccl(handle_, queued, what);
+  if (queued != ncclSuccess && queued != ncclInProgress) fail(queued, what);
   settle(ended, what);
 }
 

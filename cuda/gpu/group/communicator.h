@@ -67,6 +67,7 @@ class Communicator {
  private:
   /// Polls until NCCL is done with the last call; throws its error, or an error if the run has failed.
   void settle(ncclResult_t result, const char* what);
+  [[noreturn]] void fail(ncclResult_t result, const char* what) const;
   const Run& run_;
   ncclComm_t handle_ = nullptr;
   ncclResult_t finishing_ = ncclInternalError;  // set by begin_finish
