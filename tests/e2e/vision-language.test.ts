@@ -20,6 +20,7 @@ function train(name: string, ...flags: string[]) {
 }
 
 const flags = (text: string) => text.split(" ");
+const full = process.env.MIMO_TEST_FULL === "1";
 
 describe("mock data", () => {
 	// Lanes have mock samples of their own, so only layouts of equally many lanes train on the same.
@@ -34,14 +35,17 @@ describe("mock data", () => {
 		expect(one.stdout).toContain(" validation loss at iteration 2 | lm loss value: ");
 	});
 
-	test.each([
+	const more = [
 		["one rank a module", "--llm-offset 1"],
-		["tensor parallelism on both sides", "--encoder-tp 2 --llm-tp 2 --llm-ep 2"],
 		["two encoder lanes for one language lane", "--encoder-dp 2"],
 		["a pipeline of two stages", "--llm-pp 2"],
-		["three stages behind two encoder lanes", "--encoder-dp 2 --llm-pp 3"],
 		["both modules on two ranks", "--llm-offset 0 --encoder-dp 2 --llm-pp 2"],
+	] as const;
+	test.each([
+		["tensor parallelism on both sides", "--encoder-tp 2 --llm-tp 2 --llm-ep 2"],
+		["three stages behind two encoder lanes", "--encoder-dp 2 --llm-pp 3"],
 		["both modules on four ranks", "--llm-offset 0 --encoder-tp 4 --llm-tp 2 --llm-pp 2"],
+		...(full ? more : []),
 	])(
 		"the same losses on %s",
 		(name, layout) => {
@@ -187,7 +191,7 @@ describe("captions of held-out pictures", () => {
 });
 
 // The training of npm start, to the end.
-if (process.env.MIMO_TEST_FULL === "1")
+if (full)
 	test("examples/vlm-tiny.yaml reads nine of ten single held-out digits", () => {
 		const root = join(import.meta.dir, "../..");
 		expect(Bun.spawnSync(["bash", "examples/digits/prepare.sh"], { cwd: root }).exitCode).toBe(0);

@@ -17,6 +17,7 @@ moe-ffn-hidden-size: [96, 64]
 drop-layers: [5]
 `;
 const sources = ["native", "hf", "torch_dist"] as const;
+const full = process.env.MIMO_TEST_FULL === "1";
 
 function run(command: string): { readonly stdout: string; readonly stderr: string } {
 	const { exitCode, stdout, stderr } = mimo(command.split(" "), folder.path);
@@ -50,14 +51,13 @@ describe("extract", () => {
 			expect(stdout).toContain("hidden-size 48 of 64, 5 of 6 layers, 0.20 M of 0.51 M parameters");
 			const notice = `The optimizer state of ${source} is the parent's: the submodel gets none.\n`;
 			expect(stderr.endsWith(notice)).toBe(source !== "hf");
+			losses.push(lossOf(`--load ${source}-native`));
+			// What is read does not depend on what is written: every target from one source.
+			if (source !== "torch_dist" && !full) continue;
 			run(`elastic extract --load ${source} --choice choice.yaml --save ${source}-hf --to hf`);
 			run(`elastic extract --load ${source} --choice choice.yaml --save ${source}-torch --to torch_dist`);
 			run(`convert-ckpt --to native ${source}-torch ${source}-back`);
-			losses.push(
-				lossOf(`--load ${source}-native`),
-				lossOf(`--load-hf ${source}-hf --bytes`),
-				lossOf(`--load ${source}-back`),
-			);
+			losses.push(lossOf(`--load-hf ${source}-hf --bytes`), lossOf(`--load ${source}-back`));
 		}
 		losses.push(
 			lossOf("--load native-native --llm-tp 2 --llm-ep 2"),
@@ -110,7 +110,7 @@ describe("rank", () => {
 		return numbers([embedding, layers]);
 	}
 
-	const more = process.env.MIMO_TEST_FULL === "1" ? ["--llm-dp 2 --llm-ep 2"] : [];
+	const more = full ? ["--llm-dp 2 --llm-ep 2"] : [];
 	test.each(["--llm-tp 2 --llm-ep 2", "--llm-dp 2 --llm-pp 2", ...more])(
 		"is the same with %s",
 		(layout) => {
