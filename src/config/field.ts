@@ -26,7 +26,9 @@ export type Presence = "default" | "optional" | "required" | "derived";
 export type ModelPart =
 	| "language model"
 	| "attention"
+	| "positions"
 	| "rotary embedding"
+	| "learned positions"
 	| "dense MLP"
 	| "MLP"
 	| "Mamba"

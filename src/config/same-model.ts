@@ -26,6 +26,8 @@ const hasEncoder = (c: ModelDescription) => c.modelProvider === "nemotron-moe-vl
 export const hasAdapters = (c: ModelDescription) => (c.loraRank ?? null) !== null;
 export const hasRouter = (c: ModelDescription) => c.flextron === true;
 
+const learnsPositions = (c: ModelDescription) => c.positionEmbeddingType === "learned_absolute";
+
 /** Parts that may be added to the weights of a model without them. */
 const additions: readonly ModelPart[] = ["adapters", "router"];
 
@@ -33,6 +35,8 @@ const additions: readonly ModelPart[] = ["adapters", "router"];
 const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
 	"language model": () => true,
 	attention: (c) => has(c, "attention"),
+	positions: (c) => has(c, "attention") || learnsPositions(c),
+	"learned positions": learnsPositions,
 	"rotary embedding": (c) => has(c, "attention") && c.positionEmbeddingType === "rope",
 	"dense MLP": (c) => has(c, "mlp"),
 	MLP: (c) => has(c, "mlp", "moe"),

@@ -15,10 +15,11 @@ export class DeviceInput implements Disposable {
 	readonly sequences: Sequences;
 	/** The parts of the sequences among the tokens that this rank holds between layers. */
 	readonly localSequences: Sequences;
+	#positions: Tensor | null = null;
 
 	constructor(
 		device: Device,
-		microbatch: Microbatch,
+		private readonly microbatch: Microbatch,
 		readonly tp: Group,
 	) {
 		this.ids = Tensor.from(device, microbatch.ids);
@@ -28,16 +29,29 @@ export class DeviceInput implements Disposable {
 		this.localSequences = Sequences.of(device, localLengths(microbatch.lengths, tp));
 	}
 
+	/** As ForwardInput.localPositions. Made when they are asked for. */
+	#localPositions(): Tensor {
+		if (this.#positions !== null) return this.#positions;
+		const { ids, lengths } = this.microbatch;
+		const all = Int32Array.from(lengths.flatMap((length) => Array.from({ length }, (_, position) => position)));
+		for (const [token, id] of ids.entries()) if (id < 0) all[token] = -1;
+		const { first, count } = TokenSlice.of(0, all.length).cut(this.tp);
+		this.#positions = Tensor.from(this.ids.device, all.subarray(first, first + count));
+		return this.#positions;
+	}
+
 	/** The model's input. `tokens`: the microbatch's among those of the step's global batch. */
 	forward(dropoutKey: number, tokens: TokenSlice): ForwardInput {
 		const { ids, sequences, localSequences } = this;
-		return { ids, sequences, localSequences, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
+		const localPositions = () => this.#localPositions();
+		return { ids, sequences, localSequences, localPositions, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
 	}
 
 	[Symbol.dispose](): void {
 		for (const owned of [this.ids, this.labels, this.mask, this.sequences, this.localSequences]) {
 			owned[Symbol.dispose]();
 		}
+		this.#positions?.[Symbol.dispose]();
 	}
 }
 

@@ -238,6 +238,7 @@ interface Buffers extends Disposable {
 	readonly all: Tensor;
 	readonly sequences: Sequences;
 	readonly localSequences: Sequences;
+	readonly localPositions: Tensor;
 	readonly parts: readonly [ids: Tensor, slots: Tensor, firstRows: Tensor, lengths: Tensor];
 }
 
@@ -288,6 +289,7 @@ export class StepInput implements Disposable {
 				ids,
 				sequences: buffers.sequences,
 				localSequences: buffers.localSequences,
+				localPositions: () => buffers.localPositions,
 				dropoutKey: 0,
 				tokens: slice,
 				localTokens: slice.cut(tp),
@@ -308,13 +310,18 @@ export class StepInput implements Disposable {
 			return own.view([rows]);
 		};
 		const parts = [part(0), part(1), part(2), part(3)] as const;
+		const { first, count } = TokenSlice.of(0, rows).cut(parallel.tp);
+		using positions = parts[3].view([rows, 1]);
+		using own = positions.rowsFrom(first, count);
+		const localPositions = own.view([count]);
 		const made: Buffers = {
 			all,
 			sequences,
 			localSequences,
+			localPositions,
 			parts,
 			[Symbol.dispose]: () => {
-				for (const owned of [all, sequences, localSequences, ...parts]) owned[Symbol.dispose]();
+				for (const owned of [all, sequences, localSequences, localPositions, ...parts]) owned[Symbol.dispose]();
 			},
 		};
 		this.#buffers.set(rows, made);

@@ -11,6 +11,7 @@ import { type ActivationFlag, activationKeys, flaggedActivations } from "../../n
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { JsonObject } from "./common.ts";
 
+const positionTypes = ["rope", "learned_absolute"] as const;
 /** More MTP depths than any model has. */
 const MOST_DEPTHS = 64;
 /** Taps of the convolution, a constant in Megatron's code. */
@@ -59,8 +60,9 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		addBiasLinear: args.add_bias_linear === true,
 		addQkvBias: args.add_qkv_bias === true,
 		qkLayernorm: args.qk_layernorm === true,
+		normalization: args.normalization === "LayerNorm" ? "LayerNorm" : "RMSNorm",
 		// A hybrid model takes every other type for none.
-		positionEmbeddingType: args.position_embedding_type === "rope" ? "rope" : "none",
+		positionEmbeddingType: positionTypes.find((type) => type === args.position_embedding_type) ?? "none",
 		rotaryBase: number("rotary_base", 10000),
 		rotaryPercent: number("rotary_percent", 1),
 		useRopeScaling: args.use_rope_scaling === true,
@@ -189,7 +191,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		add_bias_linear: configuration.addBiasLinear ?? false,
 		...(configuration.addQkvBias && { add_qkv_bias: true }),
 		...(configuration.qkLayernorm && { qk_layernorm: true }),
-		normalization: "RMSNorm",
+		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,
 		init_method_std: configuration.initMethodStd,
 		hidden_dropout: configuration.hiddenDropout,

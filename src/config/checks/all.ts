@@ -71,6 +71,18 @@ const model: readonly Check[] = [
 		),
 	(c) =>
 		unless(
+			c.normalization === "RMSNorm" || !c.qkLayernorm,
+			"qk-layernorm",
+			"allowed with normalization LayerNorm is false",
+		),
+	(c) =>
+		unless(
+			c.positionEmbeddingType !== "learned_absolute" || c.mtpNumLayers === 0,
+			"position-embedding-type",
+			"allowed with multi-token prediction is none or rope",
+		),
+	(c) =>
+		unless(
 			!c.useRopeScaling || c.positionEmbeddingType === "rope",
 			"use-rope-scaling",
 			"allowed only with position-embedding-type rope",

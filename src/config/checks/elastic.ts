@@ -62,6 +62,12 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	],
 	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
 	["add-qkv-bias", (c) => c.addQkvBias, "allowed with flextron is false: a mask cannot scale a bias away"],
+	["normalization", (c) => c.normalization !== "RMSNorm", "allowed with flextron is RMSNorm"],
+	[
+		"position-embedding-type",
+		(c) => c.positionEmbeddingType === "learned_absolute",
+		"allowed with flextron is none or rope",
+	],
 	["qk-layernorm", (c) => c.qkLayernorm, "allowed with flextron is false: a norm of a masked head is no norm"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
 	...perLayerSizes.map(

@@ -104,7 +104,7 @@ export const modelKeys = {
 	"disable-bias-linear": off("Linear layers of the language model without bias.", {
 		noEffect: "biases come with add-bias-linear alone",
 	}),
-	normalization: defaulting(choice(["RMSNorm"], ["LayerNorm"]), "RMSNorm", "Norm of the language model.", {
+	normalization: defaulting(choice(["RMSNorm", "LayerNorm"]), "RMSNorm", "Norm of the language model.", {
 		megatron: "LayerNorm",
 	}),
 	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm."),
@@ -116,10 +116,10 @@ export const modelKeys = {
 		{ model: false },
 	),
 	"position-embedding-type": defaulting(
-		choice(["none", "rope"], ["learned_absolute", "mrope", "yarn", "relative"]),
+		choice(["none", "rope", "learned_absolute"], ["mrope", "yarn", "relative"]),
 		"none",
-		"Position embedding of the language model.",
-		{ model: "attention", megatron: "learned_absolute" },
+		"Position embedding of the language model; learned_absolute: a table that is added to the word embedding.",
+		{ model: "positions", megatron: "learned_absolute" },
 	),
 	"rotary-base": defaulting(positiveNumber, 10000, "Base of rotary position embeddings.", {
 		model: "rotary embedding",
@@ -188,7 +188,9 @@ export const modelKeys = {
 		"Tokens of a training sequence; a folder of load-hf makes it at most its max_position_embeddings.",
 		{ model: false },
 	),
-	"max-position-embeddings": derived(integer(1), "seq-length", "Upper bound of seq-length.", { model: false }),
+	"max-position-embeddings": derived(integer(1), "seq-length", "Upper bound of seq-length; rows of learned_absolute.", {
+		model: "learned positions",
+	}),
 	"hidden-dropout": defaulting(fraction, 0, "Dropout of embeddings and of every layer's output.", {
 		model: false,
 		megatron: "0.1",

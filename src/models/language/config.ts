@@ -66,7 +66,10 @@ export interface HybridConfig {
 	readonly vocabularySize: number;
 	/** Rows of the embedding and the output layer, padding included. */
 	readonly paddedVocabularySize: number;
+	readonly normalization: "RMSNorm" | "LayerNorm";
 	readonly normEpsilon: number;
+	/** Rows of the table of learned positions, which is added to the word embedding; null: none. */
+	readonly learnedPositions: number | null;
 	readonly initMethodStd: number;
 	readonly embeddingInitMethodStd: number;
 	readonly hiddenDropout: number;

@@ -79,6 +79,8 @@ export type LanguageModelKeys = Pick<
 /** Keys that descriptions in older checkpoints lack, where they have their defaults. */
 type LaterKey =
 	| "addQkvBias"
+	| "maxPositionEmbeddings"
+	| "normalization"
 	| "qkLayernorm"
 	| "useRopeScaling"
 	| "ropeScalingFactor"
@@ -96,7 +98,9 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		hiddenSize: c.hiddenSize,
 		vocabularySize: c.vocabSize,
 		paddedVocabularySize: paddedVocabularySize(c),
+		normalization: c.normalization ?? "RMSNorm",
 		normEpsilon: c.normEpsilon,
+		learnedPositions: c.positionEmbeddingType === "learned_absolute" ? c.maxPositionEmbeddings! : null,
 		initMethodStd: c.initMethodStd,
 		embeddingInitMethodStd: c.embeddingInitMethodStd,
 		hiddenDropout: c.hiddenDropout,

@@ -5,6 +5,7 @@
  */
 import { gatherSequence, type ModelParallel, reduceScatterSequence } from "../../parallel/index.ts";
 import {
+	add,
 	embedding,
 	linear,
 	type Parameter,
@@ -21,8 +22,10 @@ import type { HybridConfig } from "./config.ts";
 import { hiddenDropout, runLayer } from "./layer.ts";
 import type { LayerProbe } from "./layer-context.ts";
 import { languageModelPrefix, mainLayer } from "./layer-numbering.ts";
-import { type ModelMasks, masked, maskedNorm } from "./masks.ts";
+import { type ModelMasks, masked } from "./masks.ts";
+import { positionEmbedding } from "./names.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
+import { norm } from "./norm.ts";
 import { blocksOf, type PipelineSegment } from "./pipeline-segments.ts";
 import type { RouterState } from "./router-state.ts";
 import type { Mixing } from "./sequence-mixing.ts";
@@ -39,6 +42,8 @@ export interface ForwardInput {
 	readonly sequences: Sequences;
 	/** The parts of the sequences in this rank's run of tokens between layers. */
 	readonly localSequences: Sequences;
+	/** Index of each token of this rank's run in its sequence, i32 [T / tp]; -1: an id below zero. Not the caller's to dispose. */
+	readonly localPositions: () => Tensor;
 	/** Philox key of the step's dropout masks. */
 	readonly dropoutKey: number;
 	/** Indices of the microbatch's tokens in the step's global batch. */
@@ -101,8 +106,10 @@ export class ModelChunk {
 		yield;
 		if (!this.segment.hasHead) return last.tensor.share();
 		tape.begin("output");
-		const weight = this.#parameter("decoder.final_norm.weight");
-		const normed = maskedNorm(tape, last.tensor, weight, this.parts.config.normEpsilon, input.masks?.norm, {
+		const weights = (name: string) => this.#parameter(name);
+		const { config } = this.parts;
+		const normed = norm(tape, { config, weights }, last.tensor, "decoder.final_norm.weight", {
+			mask: input.masks?.norm ?? null,
 			sum: last,
 		});
 		observe?.("final_norm", normed);
@@ -127,10 +134,18 @@ export class ModelChunk {
 		const table = this.#parameter("embedding.word_embeddings.weight");
 		using partial = embedding(tape, input.ids, table, this.parts.vocabularyStart);
 		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
-		using dropped = hiddenDropout(tape, this.parts, embedded, input, "embedding");
+		using placed = this.#addPositions(tape, embedded, input);
+		using dropped = hiddenDropout(tape, this.parts, placed, input, "embedding");
 		observe?.("text_embedding", dropped);
 		using whole = input.addToEmbedding?.(dropped) ?? dropped.share();
 		return masked(tape, whole, input.masks?.masksEmbedding ? input.masks.hidden : null);
+	}
+
+	/** Adds the learned positions of this rank's tokens, if the model has any; rows of other modules have none. */
+	#addPositions(tape: Tape, embedded: Tensor, { localPositions }: ForwardInput): Tensor {
+		if (this.parts.config.learnedPositions === null) return embedded.share();
+		using positions = embedding(tape, localPositions(), this.parts.parameter(positionEmbedding));
+		return add(tape, embedded, positions);
 	}
 
 	*#layers(tape: Tape, first: Tensor, input: ForwardInput, observe: Observer | undefined): Nodes<ResidualSum> {

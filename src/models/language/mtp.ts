@@ -10,7 +10,6 @@ import {
 	type Parameter,
 	ResidualSum,
 	recompute,
-	rmsNorm,
 	type Tape,
 	type Tensor,
 } from "../../tensor/index.ts";
@@ -19,6 +18,7 @@ import { mtpLayers, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import type { ForwardInput, ModelChunkParts, Observer } from "./model-chunk.ts";
 import { wordEmbedding } from "./names.ts";
 import { exhaust } from "./nodes.ts";
+import { norm } from "./norm.ts";
 
 /**
  * Normed hidden states of depth `depth` (from 0). `ids`: each token's (depth + 1)-th next, i32 [T]. `previous`: normed hidden
@@ -35,9 +35,9 @@ export function mtpDepth(
 ): Tensor {
 	const { config } = parts;
 	const stored = depth % storedDepths(config);
-	const weight = (name: string) => parts.parameter(mtpPrefix(stored) + name);
+	const weights = (name: string) => parts.parameter(mtpPrefix(stored) + name);
 	tape.begin(`mtp.${depth}`);
-	using entering = project(tape, parts, weight, ids, previous);
+	using entering = project(tape, parts, weights, ids, previous);
 	observe?.(`mtp.${depth}.eh_proj`, entering);
 	const layers = mtpLayers(config, stored);
 	const run = (on: Tape, first: Tensor) => {
@@ -58,8 +58,7 @@ export function mtpDepth(
 	};
 	const whole = config.recompute?.granularity === "full" && config.recompute.method === "uniform";
 	using hidden = whole ? again() : run(tape, entering);
-	const final = weight("final_layernorm.weight");
-	const normed = rmsNorm(tape, hidden.tensor, final, config.normEpsilon, { sum: hidden });
+	const normed = norm(tape, { config, weights }, hidden.tensor, "final_layernorm.weight", { sum: hidden });
 	observe?.(`mtp.${depth}.final_layernorm`, normed);
 	return normed;
 }
@@ -68,18 +67,18 @@ export function mtpDepth(
 function project(
 	tape: Tape,
 	{ config, parallel, parameter, vocabularyStart }: ModelChunkParts,
-	weight: (name: string) => Parameter,
+	weights: (name: string) => Parameter,
 	ids: Tensor,
 	previous: Tensor,
 ): Tensor {
 	const { tp } = parallel;
 	using partial = embedding(tape, ids, parameter(wordEmbedding), vocabularyStart);
 	using embedded = reduceScatterSequence(tape, partial, tp);
-	using e = rmsNorm(tape, embedded, weight("enorm.weight"), config.normEpsilon);
-	using h = rmsNorm(tape, previous, weight("hnorm.weight"), config.normEpsilon);
+	using e = norm(tape, { config, weights }, embedded, "enorm.weight");
+	using h = norm(tape, { config, weights }, previous, "hnorm.weight");
 	using both = joinColumns(tape, [e, h]);
 	using everyToken = gatherSequence(tape, both, tp);
-	using columns = linear(tape, everyToken, weight("eh_proj.weight"));
+	using columns = linear(tape, everyToken, weights("eh_proj.weight"));
 	using whole = gatherColumns(tape, columns, tp);
 	return scatterSequence(tape, whole, tp);
 }

@@ -3,12 +3,15 @@ import { withAdapters } from "../lora.ts";
 import type { ParameterSpec } from "../parameter-spec.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
-import { distributions, normWeight, rows } from "./kinds/kind.ts";
+import { distributions, hiddenNorm, replicated, rows } from "./kinds/kind.ts";
 import { languageModelPrefix, layersOfSegment, mtpPrefix, storedDepths } from "./layer-numbering.ts";
 import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
 
 /** Name of the word embedding, which is the output layer too if tied. */
 export const wordEmbedding = `${languageModelPrefix}embedding.word_embeddings.weight`;
+
+/** Name of the table of learned positions. */
+export const positionEmbedding = `${languageModelPrefix}embedding.position_embeddings.weight`;
 
 /**
  * Whether the end of the model reads the word embedding again, as a tied output layer or in MTP depths. On another stage than the
@@ -23,7 +26,13 @@ export function hybridParameters(
 	config: HybridConfig,
 	segments: readonly PipelineSegment[] = [wholeModel(config.pattern.length)],
 ): ParameterSpec[] {
-	const { initMethodStd: std, hiddenSize: h, paddedVocabularySize: v, tieWordEmbeddings: tied } = config;
+	const {
+		initMethodStd: std,
+		hiddenSize: h,
+		paddedVocabularySize: v,
+		tieWordEmbeddings: tied,
+		learnedPositions,
+	} = config;
 	const vocabulary = (name: string, standardDeviation: number): ParameterSpec => ({
 		name,
 		shape: [v, h],
@@ -39,6 +48,10 @@ export function hybridParameters(
 		...(copied && { copy: { counted: embeds } }),
 	};
 	const specs: ParameterSpec[] = embeds ? [embeddingTable] : [];
+	if (embeds && learnedPositions !== null) {
+		const initialisation = { kind: "normal", standardDeviation: config.embeddingInitMethodStd } as const;
+		specs.push({ name: positionEmbedding, shape: [learnedPositions, h], initialisation, shard: replicated });
+	}
 	for (const segment of segments) {
 		for (const { index, prefix, kind } of layersOfSegment(config, segment)) {
 			specs.push(
@@ -50,7 +63,7 @@ export function hybridParameters(
 		}
 	}
 	if (!hasHead) return specs;
-	specs.push(normWeight(`${languageModelPrefix}decoder.final_norm.weight`, h));
+	specs.push(...hiddenNorm(config, `${languageModelPrefix}decoder.final_norm.weight`));
 	for (let depth = 0; depth < storedDepths(config); depth++) specs.push(...mtpParameters(config, depth));
 	if (!tied) specs.push(vocabulary(`${languageModelPrefix}output_layer.weight`, std));
 	if (rereadsEmbedding(config) && !embeds) specs.push(embeddingTable);
@@ -63,8 +76,8 @@ function mtpParameters(config: HybridConfig, depth: number): ParameterSpec[] {
 	const prefix = mtpPrefix(depth);
 	const { inward } = distributions(config);
 	return [
-		...["enorm", "hnorm"].map((name) => normWeight(`${prefix}${name}.weight`, h)),
+		...["enorm", "hnorm"].flatMap((name) => hiddenNorm(config, `${prefix}${name}.weight`)),
 		{ name: `${prefix}eh_proj.weight`, shape: [h, 2 * h], initialisation: inward, shard: rows },
-		normWeight(`${prefix}final_layernorm.weight`, h),
+		...hiddenNorm(config, `${prefix}final_layernorm.weight`),
 	];
 }

@@ -4,7 +4,7 @@ import { gatherSequence } from "../../parallel/index.ts";
 import { type Computation, Recomputed, type ResidualSum, type Tape, type Tensor } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerContext } from "./layer-context.ts";
-import { maskedNorm } from "./masks.ts";
+import { norm } from "./norm.ts";
 
 /** The output of such a part. */
 export interface ModuleOutput extends Disposable {
@@ -39,16 +39,11 @@ export function runModule(
  * A layer's input norm of this rank's tokens, masked for an elastic model: u_(T/tp)H. It writes the residual sum x; recomputed,
  * it reads x.
  */
-export function normed(
-	tape: Tape,
-	{ config, weights, probe, masks }: LayerContext,
-	x: ResidualSum,
-	weight: string,
-): ModuleOutput {
-	const u = runModule(tape, config, "layernorm", [x.tensor], (on, value) =>
-		maskedNorm(on, value, weights(weight), config.normEpsilon, masks?.norm, { columns: masks?.hidden ?? null, sum: x }),
-	);
-	probe("normed")?.(u.y);
+export function normed(tape: Tape, context: LayerContext, x: ResidualSum, weight: string): ModuleOutput {
+	const { config, masks } = context;
+	const options = { mask: masks?.norm ?? null, columns: masks?.hidden ?? null, sum: x };
+	const u = runModule(tape, config, "layernorm", [x.tensor], (on, value) => norm(on, context, value, weight, options));
+	context.probe("normed")?.(u.y);
 	return u;
 }
 

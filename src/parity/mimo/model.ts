@@ -14,6 +14,8 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 		hiddenSize: l.hidden_size,
 		vocabularySize: l.vocab_size,
 		paddedVocabularySize: l.padded_vocab_size,
+		normalization: "RMSNorm",
+		learnedPositions: null,
 		normEpsilon: l.norm_epsilon,
 		initMethodStd: l.init_method_std,
 		embeddingInitMethodStd: l.init_method_std,

@@ -254,6 +254,8 @@ export function mtpModel(
 		hiddenSize: t.hidden_size,
 		vocabularySize,
 		paddedVocabularySize: vocabularySize,
+		normalization: "RMSNorm",
+		learnedPositions: null,
 		normEpsilon: epsilon,
 		// The weights come with the folder.
 		initMethodStd: 0,

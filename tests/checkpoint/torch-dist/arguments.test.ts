@@ -53,6 +53,18 @@ test("every property of a model comes back from its arguments", () => {
 	expect({ ...back, mambaChunkSize: c.mambaChunkSize }).toEqual(own as never);
 });
 
+test("LayerNorm and learned positions come back too", () => {
+	const gpt = { normalization: "LayerNorm", "position-embedding-type": "learned_absolute" };
+	const c = configurationOf({ ...unusual, ...gpt, "hybrid-layer-pattern": "M*E-", "max-position-embeddings": 40 });
+	const { normalization, positionEmbeddingType, maxPositionEmbeddings } = configurationFromArguments(
+		argumentsOf(c, 128),
+	)!;
+	expect({ normalization, positionEmbeddingType, maxPositionEmbeddings }).toEqual({
+		...{ normalization: "LayerNorm", positionEmbeddingType: "learned_absolute" },
+		maxPositionEmbeddings: 40,
+	});
+});
+
 test("a model as Megatron's own has no argument that Megatron lacks", () => {
 	const c = configurationOf({ ...unusual, "mamba-conv-kernel-dim": 4, "num-experts-per-layer": null });
 	expect(Object.keys(argumentsOf(c, 128)).filter((name) => /conv|per_layer/.test(name))).toEqual([]);

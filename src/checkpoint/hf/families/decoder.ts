@@ -187,6 +187,7 @@ const unused = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	normalization: "RMSNorm",
 	positionEmbeddingType: "rope",
 	hiddenDropout: 0,
 	mambaNumHeads: 8,

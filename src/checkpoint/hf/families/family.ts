@@ -26,7 +26,8 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	/** Absent, here and below: false, or the key's default. */
 	readonly addQkvBias?: boolean;
 	readonly qkLayernorm?: boolean;
-	readonly positionEmbeddingType: "none" | "rope";
+	readonly normalization?: "RMSNorm" | "LayerNorm";
+	readonly positionEmbeddingType: "none" | "rope" | "learned_absolute";
 	readonly rotaryBase: number;
 	readonly rotaryPercent: number;
 	readonly useRopeScaling?: boolean;

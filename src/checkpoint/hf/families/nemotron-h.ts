@@ -94,6 +94,7 @@ const always = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	normalization: "RMSNorm",
 	positionEmbeddingType: "none",
 	rotaryBase: 10000,
 	rotaryPercent: 1,

@@ -13,7 +13,7 @@ import type { LayerContext } from "../layer-context.ts";
 import { masked } from "../masks.ts";
 import { addOutputBias, project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
-import { biases, columns, distributions, type Kind, normWeight, replicated, rows } from "./kind.ts";
+import { biases, columns, distributions, hiddenNorm, type Kind, normWeight, replicated, rows } from "./kind.ts";
 
 export const attention: Kind = {
 	title: "attention",
@@ -31,7 +31,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 	const { inward, outward } = distributions(config);
 	const fused = (attention.heads + 2 * attention.queryGroups) * attention.headDim;
 	return [
-		normWeight("self_attention.linear_qkv.layer_norm_weight", h),
+		...hiddenNorm(config, "self_attention.linear_qkv.layer_norm_weight"),
 		{ name: "self_attention.linear_qkv.weight", shape: [fused, h], initialisation: inward, shard: rows },
 		{
 			name: "self_attention.linear_proj.weight",

@@ -40,6 +40,18 @@ export function normWeight(name: string, width: number): ParameterSpec {
 	return { name, shape: [width], initialisation: ones, shard: replicated };
 }
 
+/** The parameters of a norm of hidden states: its weight `name`, and LayerNorm's bias. */
+export function hiddenNorm({ normalization, hiddenSize }: HybridConfig, name: string): ParameterSpec[] {
+	const weight = normWeight(name, hiddenSize);
+	if (normalization === "RMSNorm") return [weight];
+	return [weight, { ...weight, name: normBias(name), initialisation: zeros }];
+}
+
+/** Name of a norm's bias by its weight's. */
+export function normBias(weight: string): string {
+	return weight.replace(/weight$/, "bias");
+}
+
 /**
  * Initialisations of inner projections and of those into the residual stream, which are smaller: σ0 / sqrt(layers)
  * (docs/spec/language-model.md §6.1).

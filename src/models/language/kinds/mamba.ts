@@ -11,7 +11,7 @@ import type { LayerContext } from "../layer-context.ts";
 import { masked, maskedNorm } from "../masks.ts";
 import { project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
-import { columns, distributions, type Kind, normWeight, ones, rows } from "./kind.ts";
+import { columns, distributions, hiddenNorm, type Kind, ones, rows } from "./kind.ts";
 
 export const mamba: Kind = {
 	title: "Mamba-2",
@@ -32,7 +32,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 	const convolutionInit: Initialisation = { kind: "uniform", low: -bound, high: bound };
 	const convolutionShard: Shard = { kind: "split", dimension: 0, blocks: [inner, groupState, groupState] };
 	return [
-		normWeight("mixer.in_proj.layer_norm_weight", h),
+		...hiddenNorm(config, "mixer.in_proj.layer_norm_weight"),
 		{
 			name: "mixer.in_proj.weight",
 			shape: [projection, h],

@@ -9,14 +9,14 @@ import type { HybridConfig } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";
 import { addOutputBias, project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
-import { biases, columns, distributions, type Kind, normWeight, replicated, rows } from "./kind.ts";
+import { biases, columns, distributions, hiddenNorm, type Kind, replicated, rows } from "./kind.ts";
 
 export const mlp: Kind = {
 	title: "MLP",
 	scopes: ["mlp", "pre_mlp_layernorm"],
 	routes: false,
 	parameters: (config) => [
-		normWeight("mlp.linear_fc1.layer_norm_weight", config.hiddenSize),
+		...hiddenNorm(config, "mlp.linear_fc1.layer_norm_weight"),
 		...feedForwardParameters(config, "mlp.", config.mlp.ffnHiddenSize),
 	],
 	forward,

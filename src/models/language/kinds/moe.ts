@@ -36,7 +36,7 @@ import { AllToAllDispatcher } from "../token-dispatcher/all-to-all.ts";
 import type { TokenDispatcher } from "../token-dispatcher/dispatcher.ts";
 import { HierarchicalDispatcher } from "../token-dispatcher/hierarchical.ts";
 import { LocalDispatcher } from "../token-dispatcher/local.ts";
-import { biases, distributions, type Kind, normWeight, replicated } from "./kind.ts";
+import { biases, distributions, hiddenNorm, type Kind, replicated } from "./kind.ts";
 import { feedForwardFlops, feedForwardParameters } from "./mlp.ts";
 
 export const moe: Kind = {
@@ -54,7 +54,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 	const { hiddenSize: h, moe } = config;
 	const { inward } = distributions(config);
 	const specs: ParameterSpec[] = [
-		normWeight("pre_mlp_layernorm.weight", h),
+		...hiddenNorm(config, "pre_mlp_layernorm.weight"),
 		{
 			name: "mlp.router.weight",
 			shape: [moe.experts, h],
