@@ -11,8 +11,8 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14350, 79],
 	commands: [4220, 38],
-	config: [5180, 45],
-	data: [18370, 111],
+	config: [5280, 46],
+	data: [19200, 118],
 	decode: [650, 3],
 	guests: [3960, 35],
 	inference: [1620, 10],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1020, 10],
 	system: [680, 12],
 	tensor: [4440, 35],
-	train: [5740, 49],
+	train: [5800, 49],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

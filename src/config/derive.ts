@@ -99,6 +99,14 @@ function isEnergonPath(path: string): boolean {
 	return existsSync(path) && statSync(path).isDirectory();
 }
 
+/** Whether a path is a prefix of Megatron's indexed data, or a blend. */
+function isIndexedPath(path: string): boolean {
+	if (/^\d*\.?\d+\s/.test(path)) return true;
+	const words = existsSync(path) ? [path] : [path, ...path.split(/\s+/)];
+	const prefixes = words.map((word) => word.replace(/\.(?:bin|idx)$/, ""));
+	return prefixes.some((prefix) => existsSync(`${prefix}.idx`) && existsSync(`${prefix}.bin`));
+}
+
 /** In the order of computation; a derivation returns undefined if the key has to be given. */
 export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	lr: (c) => (c.loraRank !== null ? 1e-4 : c.loadHf !== null || c.pretrainedCheckpoint !== null ? 2e-5 : 3e-4),
@@ -128,11 +136,13 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 		chatTemplate !== null || (tokenizer !== null && chatTemplateFile(tokenizer) !== null) ? "jinja" : "plain",
 	"dataset-provider": (c) => {
 		const { dataPath } = c;
+		if ((c.dataArgsPath ?? c.perSplitDataArgsPath ?? c.trainDataPath) !== null) return "indexed";
 		if (dataPath === null) return "mock";
 		if (dataPath.endsWith(".safetensors")) return "tokens";
 		// Opening a file of another format as Energon data gives an error that names the format. A model with an encoder is
 		// trained on text alone only with dataset-provider text.
 		using _ = new ReadGuard(1000 * c.dataTimeout);
+		if (watched(dataPath, () => isIndexedPath(dataPath))) return "indexed";
 		return watched(dataPath, () => isEnergonPath(dataPath) || fileKind(dataPath) !== null) || hasEncoder(c)
 			? "energon"
 			: "text";

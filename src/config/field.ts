@@ -7,7 +7,7 @@ import * as v from "valibot";
 
 /** How the text of a flag becomes a value, and the legal values. */
 export interface ValueType<Value> {
-	readonly kind: "number" | "boolean" | "text" | "path" | "list" | "records";
+	readonly kind: "number" | "boolean" | "text" | "path" | "paths" | "list" | "records";
 	/** Whether a flag's text is converted to numbers. */
 	readonly numeric: boolean;
 	/** Checks a value of a file or of a converted flag. */
@@ -215,6 +215,14 @@ export const path: ValueType<string> = valueType(
 	"path",
 	"PATH",
 	"the path of a file or folder",
+	v.pipe(v.string(), v.nonEmpty()),
+);
+
+/** A path, or several with weights before them (Megatron's blends), as one text with blanks between. */
+export const paths: ValueType<string> = valueType(
+	"paths",
+	"PATH…",
+	"a path, or weights and paths in turn",
 	v.pipe(v.string(), v.nonEmpty()),
 );
 

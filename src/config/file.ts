@@ -87,7 +87,7 @@ function valueObjection(name: string, key: Key, node: unknown): string | null {
 		return `the value of ${name} starts with *, which is an alias in YAML; put a pattern in quotes, or write the value that the alias stands for`;
 	}
 	if (isMap(node)) return `${name} has keys below it; the file is flat, one \`key: value\` a line`;
-	if (fieldOf(key).type.kind === "path" && isScalar(node) && /^~(\/|$)/.test(String(node.value))) {
+	if (/^paths?$/.test(fieldOf(key).type.kind) && isScalar(node) && /^~(\/|$)/.test(String(node.value))) {
 		return `${name} begins with ~, which only a shell replaces; write the folder's name`;
 	}
 	return null;
@@ -99,8 +99,17 @@ function nodeValue(key: Key, node: unknown, file: string): unknown {
 	const { type } = fieldOf(key);
 	const place = (path: string) => (path === "" || path.includes("://") ? path : resolve(dirname(file), path));
 	if (type.kind === "path" && typeof value === "string") return place(value);
+	if (type.kind === "paths") return placeBlend(value, place);
 	if (type.kind === "records") return withPlacedPaths(value, place);
 	return type.kind === "list" && value !== null && !Array.isArray(value) ? [value] : value;
+}
+
+/** A path, or the words of a blend, with every path resolved by `place`. */
+function placeBlend(value: unknown, place: (path: string) => string): unknown {
+	const isBlend = typeof value === "string" && /^\d*\.?\d+\s/.test(value);
+	const words = isBlend ? value.trim().split(/\s+/) : Array.isArray(value) ? value.map(String) : null;
+	if (words === null) return typeof value === "string" ? place(value) : value;
+	return words.map((word) => (Number.isNaN(Number(word)) ? place(word) : word)).join(" ");
 }
 
 function duplicateName(source: string, offset: number): string {

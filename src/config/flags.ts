@@ -108,6 +108,7 @@ function readValue(type: ValueType<unknown>, attached: string | undefined, reade
 		const values = given.flatMap((items) => items.split(","));
 		return values.length === 0 ? undefined : values.map((value) => valueOfText(value, type));
 	}
+	if (type.kind === "paths") return attached ?? (reader.values().join(" ") || undefined);
 	const value = attached ?? reader.value();
 	return value === undefined ? undefined : valueOfText(value, type);
 }

@@ -46,8 +46,6 @@ export const counterparts: Readonly<Record<string, string>> = {
 	"model-name-or-path": "load-hf",
 	dataset: "data-path",
 	"dataset-path": "data-path",
-	"train-data-path": "data-path",
-	"data-cache-path": "data-cache-folder",
 	"dataloader-num-workers": "num-workers",
 	"tokenizer-type": "tokenizer",
 	"tokenizer-name": "tokenizer",

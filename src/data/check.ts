@@ -7,6 +7,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { ReadGuard } from "../native/files.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
+import { openIndexedText } from "./megatron/from-configuration.ts";
 import { openDatasets, timeoutOf } from "./routing/from-configuration.ts";
 import { checkTextFile } from "./text/token-source.ts";
 import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
@@ -26,6 +27,11 @@ export function checkData(c: TrainingConfiguration): void {
 			if (c.tokenizer !== null) checkTokenizer(c);
 			checkTextFiles(c);
 			break;
+		case "indexed": {
+			using _ = new ReadGuard(timeoutOf(c));
+			openIndexedText(c)[Symbol.dispose]();
+			break;
+		}
 		case "mock":
 			refuseMockText(c);
 			break;

@@ -121,7 +121,7 @@ export async function* samplesOf(
 			const size = c.evalMicroBatchSize * laneCount;
 			const rounds = Math.max(1, Math.floor(most / size));
 			const provider = derivations["dataset-provider"](own) as TrainingConfiguration["datasetProvider"];
-			const all = { ...own, datasetProvider: provider, evalGlobalBatchSize: size };
+			const all = { ...own, datasetProvider: provider, evalGlobalBatchSize: size, evalIters: 1, fullValidation: true };
 			read = await (await openSources(all, place, options)).validation!.microbatches(rounds);
 		} else {
 			if (samples! < laneCount) {

@@ -263,7 +263,13 @@ class TrainingLoop {
 
 	/** The evaluation after the training, over all held-out data; none after a stop. */
 	async #finalEvaluation(): Promise<Pick<TrainingSummary, "heldOutLoss" | "heldOutSentences">> {
-		const { run, data, observer, listeners } = this.state;
+		const { c, run, data, observer, listeners } = this.state;
+		if (this.#stop === null && data.test) {
+			const { iteration, consumedSamples } = this.#progress;
+			const losses = await evaluateOn(run, data.test, c.evalIters);
+			const label = `iteration ${iteration} on test set`;
+			observer.evaluation({ iteration, consumedSamples, split: "test", label, losses });
+		}
 		if (this.#stop !== null || data.validation === null) return { heldOutLoss: null, heldOutSentences: [] };
 		const losses = await evaluateOn(run, data.validation, null);
 		const heldOutLoss = losses[languageModelLoss] ?? null;

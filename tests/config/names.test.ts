@@ -56,8 +56,6 @@ test("a misspelt key is recognised, another one is not", () => {
 		["learning_rate", "; here this is lr"],
 		["gradient-accumulation-steps", ""],
 		["data-parallel-size", "; here this is llm-dp"],
-		["data-cache-path", "; here this is data-cache-folder"],
-		["train-data-path", "; here this is data-path"],
 		["eval-batch-size", "; here this is eval-micro-batch-size"],
 		["vocab-file", "; here this is tokenizer"],
 		["freeze-encoder", "; here this is freeze-vit"],

@@ -10,6 +10,7 @@ import { distillationChecks } from "./distillation.ts";
 import { elasticChecks } from "./elastic.ts";
 import { energonChecks } from "./energon.ts";
 import { expertChecks } from "./experts.ts";
+import { indexedChecks } from "./indexed.ts";
 import { layoutChecks, weightShardChecks } from "./layout.ts";
 import { loraChecks } from "./lora.ts";
 import { moduleChecks } from "./modules.ts";
@@ -302,7 +303,13 @@ const other: readonly Check[] = [
 			"vision-projection-norm",
 			"allowed only with vision-projection-type mlp",
 		),
-	(c) => unless(c.datasetProvider === "mock" || c.dataPath !== null, "dataset-provider", "it needs data-path"),
+	(c) =>
+		unless(
+			c.datasetProvider === "mock" || c.datasetProvider === "indexed" || c.dataPath !== null,
+			"dataset-provider",
+			"it needs data-path",
+		),
+	...indexedChecks,
 	(c) =>
 		unless(
 			c.evalCaptions === 0 || (c.datasetProvider === "energon" && c.dataEndId !== null),
@@ -317,9 +324,9 @@ const other: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){2}$/.test(c.split) && /[1-9]/.test(c.split),
+			/^\d+(\.\d+)?(,\s*\d+(\.\d+)?){0,2}$/.test(c.split) && /[1-9]/.test(c.split),
 			"split",
-			"allowed are three numbers such as 969,30,1",
+			"allowed are up to three numbers such as 969,30,1",
 		),
 ];
 

@@ -1,5 +1,5 @@
 /** Where and how the program runs, its data, its logs, and its checkpoints. */
-import { boolean, choice, defaulting, derived, integer, off, optional, path, text } from "../field.ts";
+import { boolean, choice, defaulting, derived, integer, number, off, optional, path, paths, text } from "../field.ts";
 
 /** Names of the presets, apart from their values so that the schema need not import them. */
 export const presetNames = [
@@ -41,21 +41,53 @@ export const runKeys = {
 
 export const dataKeys = {
 	"dataset-provider": derived(
-		choice(["mock", "text", "tokens", "energon"]),
-		"energon when data-path is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file; text when it is plain text and the model has no encoder; mock without data-path",
+		choice(["mock", "text", "tokens", "indexed", "energon"]),
+		"indexed when data-path is a blend or the prefix of a .bin and .idx file, or other data-path keys are given; energon when it is a folder, URL, .jsonl or .yaml file; tokens when it is a .safetensors file; text when it is plain text and the model has no encoder; mock without data-path",
 		"Source of the samples.",
 		{ megatron: "mock" },
 	),
 	"data-path": optional(
-		path,
-		"A text file, a .safetensors file with a tensor named tokens, or Energon data: a prepared folder, .jsonl file or metadataset .yaml.",
+		paths,
+		"A text file; a .safetensors file with a tensor named tokens; the prefix of Megatron's .bin and .idx files, or several, or weights and prefixes in turn; or Energon data: a prepared folder, .jsonl file or metadataset .yaml.",
 	),
+	"train-data-path": optional(paths, "Indexed data to train on, all of them; held-out data have keys of their own."),
 	"valid-data-path": optional(
-		path,
+		paths,
 		"Validation data; unset: the part of data-path that split, or valid-data-split-part, keeps back.",
+	),
+	"test-data-path": optional(paths, "Indexed data for the test after the training."),
+	"data-args-path": optional(path, "File with the words of data-path, for long blends."),
+	"per-split-data-args-path": optional(
+		path,
+		"JSON file with lists train, valid and test of the words of train-data-path and so on.",
 	),
 	tokenizer: optional(path, "A tokenizer.json, or a folder with one; unset: bytes.", { aliases: ["tokenizer-model"] }),
 	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
+	"full-validation": off("Evaluate on all of the indexed validation data, not on eval-iters batches of them."),
+	"reset-attention-mask": off(
+		"Indexed documents are sequences of their own: attention and Mamba-2 begin anew after data-end-id.",
+	),
+	"reset-position-ids": off(
+		"Positions begin at 0 after data-end-id, as they do with reset-attention-mask; rotary embeddings see distances alone.",
+	),
+	"eod-mask-loss": off("The label after data-end-id, the first token of the next indexed document, does not count."),
+	"mid-level-dataset-surplus": defaulting(
+		number(0),
+		0.005,
+		"Share of samples that each indexed data set of a blend is built with beyond its weight.",
+	),
+	"data-cache-path": optional(path, "Folder of built orders.", {
+		noEffect: "the order of samples is built in memory at every start",
+	}),
+	"num-dataset-builder-threads": defaulting(integer(1), 1, "Threads that build the order of indexed data.", {
+		noEffect: "the order of samples is built in one thread",
+	}),
+	"no-mmap-bin-files": off("Read .bin files without mapping them into memory.", {
+		noEffect: "they are always read by position",
+	}),
+	"no-create-attention-mask-in-dataloader": off("Do not make attention masks with the data.", {
+		noEffect: "masks are never made with the data",
+	}),
 	"mock-dataset-size": defaulting(integer(1), 10000, "Mock samples of one rank."),
 } as const;
 

@@ -59,6 +59,8 @@ export interface RunData {
 	readonly training: BatchSource;
 	/** null: the configuration holds out no data. */
 	readonly validation: EvaluationSource | null;
+	/** Data for one evaluation after the training, beside the validation; null or absent: there are none. */
+	readonly test?: EvaluationSource | null;
 	/** Held-out bytes of a byte-level text, for its entropies; null for other data. */
 	readonly heldOutBytes: Int32Array | null;
 	/** Absent or null: no pictures are captioned. */

@@ -1,5 +1,6 @@
 /** The length of a pass over the training data, from which --train-epochs follows. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { openIndexedText } from "../../data/megatron/from-configuration.ts";
 import { openDatasets, timeoutOf } from "../../data/routing/from-configuration.ts";
 import { ReadGuard } from "../../native/files.ts";
 import { UserError } from "../../system/errors.ts";
@@ -16,6 +17,10 @@ export function sequencesOfEpoch(c: TrainingConfiguration): number {
 			return energonSequences(c);
 		case "tokens":
 			return tokenSources(c).training.samples;
+		case "indexed": {
+			using text = openIndexedText({ ...c, evalIters: 0 }, { epoch: true });
+			return text.training.samples;
+		}
 		case "text":
 			return textSources(c).training.samples;
 		case "mock":

@@ -19,25 +19,41 @@ export interface IndexedData {
 	microbatch(range: SampleRange, wants: Pick<DataPlace, "wantsText" | "features">): ImageTextMicrobatch;
 }
 
-/** Training on the samples of a data set in order; each step's are split into equal ranges, one a lane. */
-export function indexedTraining(c: TrainingConfiguration, place: DataPlace, data: IndexedData): BatchSource {
-	const { globalBatchSize, microBatchSize } = c;
-	const perLane = globalBatchSize / place.laneCount;
+/**
+ * How the samples of a step are dealt to lanes: `ranges`, to each lane an equal range of them; `turns`, to each lane in turn a
+ * microbatch, as Megatron's samplers do (megatron/training/datasets/data_samplers.py).
+ */
+export type Dealing = "ranges" | "turns";
+
+/** Training on the samples of a data set in order. */
+export function indexedTraining(
+	c: TrainingConfiguration,
+	place: DataPlace,
+	data: IndexedData,
+	dealing: Dealing = "ranges",
+): BatchSource {
+	const perLane = c.globalBatchSize / place.laneCount;
 	return {
 		step: (iteration) =>
-			Array.from({ length: perLane / microBatchSize }, (_, index) =>
-				ownPart(place, data, index, (lane) => {
-					const number = lane * perLane + index * microBatchSize;
-					const range = {
-						lane,
-						first: (iteration - 1) * globalBatchSize + number,
-						firstOfLane: (iteration - 1) * perLane + index * microBatchSize,
-						count: microBatchSize,
-					};
-					return { range, number };
-				}),
-			),
+			dealt(place, data, dealing, { taken: (iteration - 1) * perLane, perLane, size: c.microBatchSize }),
 	};
+}
+
+/** Microbatches of `size` samples for a rank: the next `perLane` samples of each lane, after the `taken` before. */
+function dealt(
+	place: DataPlace,
+	data: IndexedData,
+	dealing: Dealing,
+	{ taken, perLane, size }: { readonly taken: number; readonly perLane: number; readonly size: number },
+): ImageTextMicrobatch[] {
+	const { laneCount } = place;
+	return Array.from({ length: perLane / size }, (_, index) =>
+		ownPart(place, data, index, (lane) => {
+			const number = dealing === "turns" ? (index * laneCount + lane) * size : lane * perLane + index * size;
+			const range = { lane, first: taken * laneCount + number, firstOfLane: taken + index * size, count: size };
+			return { range, number };
+		}),
+	);
 }
 
 /**
@@ -82,26 +98,15 @@ export function endlessEvaluation(
 	place: DataPlace,
 	data: IndexedData,
 	consumed: number,
+	dealing: Dealing = "ranges",
 ): EvaluationSource {
-	const size = c.evalMicroBatchSize;
 	let taken = consumed / place.laneCount;
 	return {
 		microbatches: (rounds) => {
 			const perLane = ((rounds ?? c.evalIters) * c.evalGlobalBatchSize) / place.laneCount;
-			const begin = taken;
+			const microbatches = dealt(place, data, dealing, { taken, perLane, size: c.evalMicroBatchSize });
 			taken += perLane;
-			return Array.from({ length: perLane / size }, (_, index) =>
-				ownPart(place, data, index, (lane) => {
-					const number = lane * perLane + index * size;
-					const range = {
-						lane,
-						first: begin * place.laneCount + number,
-						firstOfLane: begin + index * size,
-						count: size,
-					};
-					return { range, number };
-				}),
-			);
+			return microbatches;
 		},
 	};
 }

@@ -4,7 +4,9 @@ import { modulesOf } from "../../config/modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { refuseMockText } from "../../data/check.ts";
 import { noImages } from "../../data/images.ts";
-import { type Microbatch, nextTokenMicrobatch } from "../../data/microbatch.ts";
+import { documentMicrobatch } from "../../data/megatron/documents.ts";
+import { openIndexedText } from "../../data/megatron/from-configuration.ts";
+import { nextTokenMicrobatch, noText } from "../../data/microbatch.ts";
 import { datasetSeed, mockData } from "../../data/mock.ts";
 import { timeoutOf } from "../../data/routing/from-configuration.ts";
 import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
@@ -43,6 +45,8 @@ export async function openSources(c: TrainingConfiguration, place: DataPlace, op
 			return mockSources(c, place, options.consumedValidSamples);
 		case "tokens":
 			return textOnly(c, place, tokenSources(c));
+		case "indexed":
+			return indexedText(c, place, options.consumedValidSamples);
 		default:
 			return textOnly(c, place, textSources(c));
 	}
@@ -55,6 +59,39 @@ function mockSources(c: TrainingConfiguration, place: DataPlace, consumedValidSa
 			c.evalIters > 0
 				? endlessEvaluation(c, place, withFeatures(c, mockData(c, "valid"), "valid"), consumedValidSamples)
 				: null,
+		heldOutBytes: null,
+	};
+}
+
+/** Megatron's indexed data: samples of text alone, dealt to lanes in turn. */
+function indexedText(c: TrainingConfiguration, place: DataPlace, consumedValidSamples: number): RunData {
+	const timeout = timeoutOf(c);
+	using _ = new ReadGuard(timeout);
+	const text = openIndexedText(c);
+	const documents = { end: c.dataEndId, maskEnds: c.eodMaskLoss, separate: c.resetAttentionMask };
+	const dataOf = (source: TokenSource, split: "train" | "valid") => {
+		const sample = (index: number) => {
+			using _ = new ReadGuard(timeout);
+			return source.sample(index);
+		};
+		const rows = indexedTokens({ ...source, sample }, (read) => documentMicrobatch(read, documents));
+		return withFeatures(c, rows, split);
+	};
+	const endless = (source: TokenSource | null, consumed: number) =>
+		source && endlessEvaluation(c, place, dataOf(source, "valid"), consumed, "turns");
+	const whole = (source: TokenSource) => {
+		const held = { samples: source.samples, whole: hasEncoder(c) || c.modules.length > 0 };
+		const evaluation = indexedEvaluation(c, place, dataOf(source, "valid"), held);
+		return { microbatches: () => evaluation.microbatches(null) };
+	};
+	const { validation } = text;
+	return {
+		training: {
+			...indexedTraining(c, place, dataOf(text.training, "train"), "turns"),
+			close: async () => text[Symbol.dispose](),
+		},
+		validation: validation && c.fullValidation ? whole(validation) : endless(validation, consumedValidSamples),
+		test: endless(text.test, 0),
 		heldOutBytes: null,
 	};
 }
@@ -114,17 +151,13 @@ function withFeatures(c: TrainingConfiguration, data: IndexedData, split: "train
 	};
 }
 
-function indexedTokens(source: TokenSource): IndexedData {
+function indexedTokens(source: TokenSource, toText = nextTokenMicrobatch): IndexedData {
 	return {
-		microbatch: ({ first, count }, { features }) => ({
-			text: consecutive(source, first, count),
+		microbatch: ({ first, count }, { wantsText, features }) => ({
+			text: wantsText ? toText(Array.from({ length: count }, (_, row) => source.sample(first + row))) : noText,
 			features: Object.fromEntries(Object.keys(features).map((module) => [module, noImages(count)])),
 		}),
 	};
-}
-
-function consecutive(source: TokenSource, first: number, count: number): Microbatch {
-	return nextTokenMicrobatch(Array.from({ length: count }, (_, row) => source.sample(first + row)));
 }
 
 /** Sources of a .safetensors file of tokens. */

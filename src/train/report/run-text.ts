@@ -38,6 +38,11 @@ export function introduction(c: TrainingConfiguration, { topology }: Run, world:
 export function dataSentences(c: TrainingConfiguration): string[] {
 	const { lossRoles } = c;
 	if (c.datasetProvider === "mock") return [];
+	if (c.datasetProvider === "indexed") {
+		const parts = c.resetAttentionMask ? ", documents apart" : "";
+		const ends = c.eodMaskLoss ? "all but the first token of documents" : "all of them";
+		return [`Text: documents of token ids${parts}, loss on ${ends}.`];
+	}
 	if (c.datasetProvider === "tokens") return ["Text: token ids as they are, loss on all of them."];
 	if (c.datasetProvider === "text") return ["Text: plain, loss on all of it."];
 	const text = templateText(c);
