@@ -11,8 +11,8 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14350, 79],
 	commands: [4220, 38],
-	config: [5280, 46],
-	data: [19200, 118],
+	config: [5380, 48],
+	data: [20330, 126],
 	decode: [650, 3],
 	guests: [3960, 35],
 	inference: [1620, 10],

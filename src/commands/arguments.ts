@@ -15,6 +15,7 @@ import type { CommandFlags } from "../config/flags.ts";
 import { askedHelp } from "../config/help.ts";
 import { type ResolvedConfiguration, type ResolveOptions, resolveConfiguration } from "../config/resolve.ts";
 import type { FolderReader } from "../config/sources.ts";
+import { readVocabularySize } from "../data/text/configured-tokenizer.ts";
 import { print } from "../observe/output.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
@@ -151,6 +152,10 @@ export function configurationOfArguments(
 	commandFlags: CommandFlags = {},
 	options: Omit<ResolveOptions, "folders" | "place"> = {},
 ): ResolvedConfiguration {
-	const folders: FolderReader = (given) => [...readStoredDataKeys(given), ...readModelKeys(given)];
+	const folders: FolderReader = (given) => [
+		...readStoredDataKeys(given),
+		...readModelKeys(given),
+		...readVocabularySize(given),
+	];
 	return resolveConfiguration(args, commandFlags, { ...options, folders, place: hubFolder });
 }

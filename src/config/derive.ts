@@ -67,6 +67,15 @@ export function hasEncoder(c: TrainingConfiguration): boolean {
 	return c.modelProvider === "nemotron-moe-vlm" && !c.llmOnly;
 }
 
+/** Whether text becomes tokens by a tokenizer; otherwise bytes are tokens. */
+export function hasTokenizer({
+	tokenizer,
+	tokenizerType,
+	vocabFile,
+}: Pick<TrainingConfiguration, "tokenizer" | "tokenizerType" | "vocabFile">): boolean {
+	return tokenizer !== null || tokenizerType !== null || vocabFile !== null;
+}
+
 /** Whether the activation of MLPs and experts multiplies a gate half with a linear half. */
 export function hasGatedActivation(c: Pick<TrainingConfiguration, ActivationKey>): boolean {
 	return isGatedActivation(activationOf(c));

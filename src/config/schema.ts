@@ -15,6 +15,7 @@ import { optimizerKeys } from "./keys/optimizer.ts";
 import { parallelKeys } from "./keys/parallel.ts";
 import { checkpointKeys, dataKeys, loggingKeys, runKeys } from "./keys/run.ts";
 import { scheduleKeys } from "./keys/schedule.ts";
+import { tokenizerKeys } from "./keys/tokenizer.ts";
 import { visionKeys } from "./keys/vision.ts";
 import { type CamelCase, camelCase } from "./names.ts";
 
@@ -30,6 +31,7 @@ export const subjects = {
 	Optimizer: optimizerKeys,
 	"Length and schedules": scheduleKeys,
 	Data: dataKeys,
+	Tokenizer: tokenizerKeys,
 	"Energon data": energonKeys,
 	Logging: loggingKeys,
 	Checkpoints: checkpointKeys,
@@ -48,6 +50,7 @@ export const fields = {
 	...optimizerKeys,
 	...scheduleKeys,
 	...dataKeys,
+	...tokenizerKeys,
 	...energonKeys,
 	...loggingKeys,
 	...checkpointKeys,

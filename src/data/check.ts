@@ -2,15 +2,15 @@
  * Checks a run's data before anything is trained, so that mistakes are reported at once rather than by a rank or by the first
  * evaluation.
  */
-import { dataLanes, hasEncoder } from "../config/derive.ts";
+import { dataLanes, hasEncoder, hasTokenizer } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { ReadGuard } from "../native/files.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { openIndexedText } from "./megatron/from-configuration.ts";
 import { openDatasets, timeoutOf } from "./routing/from-configuration.ts";
+import { configuredTokenizer, nameOfTokenizer, requireRoom } from "./text/configured-tokenizer.ts";
 import { checkTextFile } from "./text/token-source.ts";
-import { byteTokenizer, openTokenizer } from "./text/tokenizer.ts";
 import { taskOfDataset } from "./vision-language/data-settings.ts";
 import { checkTrainable } from "./vision-language/dataset-checks.ts";
 import { taskOf } from "./vision-language/from-configuration.ts";
@@ -24,7 +24,7 @@ export function checkData(c: TrainingConfiguration): void {
 			if (c.evalIters > 0 || c.evalCaptions > 0) checkDatasets(c, { evaluation: true });
 			break;
 		case "text":
-			if (c.tokenizer !== null) checkTokenizer(c);
+			if (hasTokenizer(c)) checkTokenizer(c);
 			checkTextFiles(c);
 			break;
 		case "indexed": {
@@ -52,23 +52,19 @@ export function refuseMockText(c: TrainingConfiguration): void {
 
 /** The tokenizer of a run against its vocabulary and image token. */
 function checkTokenizer(c: TrainingConfiguration): void {
-	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
-	if (tokenizer.vocabularySize > c.vocabSize) {
-		throw new UserError(
-			`The tokenizer ${c.tokenizer} has ${tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
-		);
-	}
+	const tokenizer = configuredTokenizer(c);
+	requireRoom(tokenizer, c);
 	const unknown = (c.dataSpecialTokens ?? []).find((token) => !tokenizer.specialTokens.includes(token));
 	if (unknown !== undefined) {
 		throw new UserError(
-			`--data-special-tokens: ${JSON.stringify(unknown)} is not a special token of ${c.tokenizer ?? "bytes"}.`,
+			`--data-special-tokens: ${JSON.stringify(unknown)} is not a special token of ${hasTokenizer(c) ? nameOfTokenizer(c) : "bytes"}.`,
 		);
 	}
 	if (!hasEncoder(c)) return;
 	const text = tokenizer.ordinaryText(c.imageTokenId);
 	if (text !== null) {
 		throw new UserError(
-			`--image-token-id ${c.imageTokenId} is the ordinary token ${JSON.stringify(text)} of ${c.tokenizer}: name a special token, or an id that the tokenizer does not use.`,
+			`--image-token-id ${c.imageTokenId} is the ordinary token ${JSON.stringify(text)} of ${nameOfTokenizer(c)}: name a special token, or an id that the tokenizer does not use.`,
 		);
 	}
 }

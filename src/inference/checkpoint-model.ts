@@ -49,7 +49,7 @@ const describing = [
 	"lora-alpha",
 	"lora-target-modules",
 	"bf16",
-	"tokenizer",
+	...Object.keys(subjects.Tokenizer),
 ] as readonly Key[];
 
 /** The last value given for a key of text. */

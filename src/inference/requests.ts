@@ -6,13 +6,14 @@
 import { existsSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { parsePythonJson } from "../checkpoint/index.ts";
-import { hasEncoder } from "../config/derive.ts";
+import { hasEncoder, hasTokenizer } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { SampleError } from "../data/energon/errors.ts";
 import { imagesInTars } from "../data/energon/format/media.ts";
 import { LARGEST_IMAGE } from "../data/import/fetch-image.ts";
 import type { Chat } from "../data/text/chat/chat.ts";
-import { byteTokenizer, openTokenizer, type Tokenizer } from "../data/text/tokenizer.ts";
+import { configuredTokenizer, requireRoom } from "../data/text/configured-tokenizer.ts";
+import type { Tokenizer } from "../data/text/tokenizer.ts";
 import { type Conversation, crudeConversation } from "../data/vision-language/conversation.ts";
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { decodedAs, type EncodedImage, inspectImage, remarkOf } from "../data/vision-language/pixels.ts";
@@ -153,17 +154,13 @@ export class RequestReader {
 		/** Receives sentences about images that are used nevertheless. */
 		private readonly remark: (sentence: string) => void = () => {},
 	) {
-		if (c.tokenizer === null && c.loadHf !== null && !bytes) {
+		if (!hasTokenizer(c) && c.loadHf !== null && !bytes) {
 			throw new UserError(
 				`${c.loadHf} (load-hf) has no tokenizer.json: --tokenizer names the model's, and --bytes is for a model that reads bytes.`,
 			);
 		}
-		this.tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
-		if (this.tokenizer.vocabularySize > c.vocabSize) {
-			throw new UserError(
-				`The tokenizer ${c.tokenizer ?? "of bytes"} has ${this.tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
-			);
-		}
+		this.tokenizer = configuredTokenizer(c);
+		requireRoom(this.tokenizer, c);
 		this.task = taskOf(c);
 		this.#chat = this.task.template === "jinja" ? chatOf(this.task, this.tokenizer) : null;
 		this.endIds = this.#endIds();
@@ -211,14 +208,15 @@ export class RequestReader {
 
 	/** The text of ids; ids that the tokenizer does not have are left out. */
 	decode(ids: readonly number[]): string {
-		const known = ids.filter((id) => id < this.tokenizer.vocabularySize);
-		return known.length === 0 ? "" : this.tokenizer.decode(known);
+		return this.tokenizer.decode(ids.filter((id) => id < this.tokenizer.vocabularySize));
 	}
 
 	#endIds(): number[] {
 		const { c, tokenizer } = this;
 		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
 		if (c.dataEndId !== null) ids.add(c.dataEndId);
+		// Megatron's generation ends at the end of a document.
+		if (c.tokenizerType !== null && tokenizer.endOfDocument !== null) ids.add(tokenizer.endOfDocument);
 		const { template } = this.task.chat;
 		const ends = {
 			chatml: "<|im_end|>",

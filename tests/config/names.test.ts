@@ -57,7 +57,7 @@ test("a misspelt key is recognised, another one is not", () => {
 		["gradient-accumulation-steps", ""],
 		["data-parallel-size", "; here this is llm-dp"],
 		["eval-batch-size", "; here this is eval-micro-batch-size"],
-		["vocab-file", "; here this is tokenizer"],
+		["tokenizer-name", "; here this is tokenizer"],
 		["freeze-encoder", "; here this is freeze-vit"],
 		["save-dir", "; here this is save"],
 		["tp", "; here this is llm-tp"],

@@ -64,7 +64,7 @@ async function fitCheck(path: string, flags: readonly string[]): Promise<(sample
 	const { configuration: c } = resolveConfiguration([...flags, "--data-path", path], {}, { trains: false });
 	const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
 	const { cutOff } = await import("../../data/vision-language/dataset-checks.ts");
-	const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
-	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const { configuredTokenizer } = await import("../../data/text/configured-tokenizer.ts");
+	const tokenizer = configuredTokenizer(c);
 	return cutOff(taskOf(c), tokenizer);
 }

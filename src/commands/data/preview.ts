@@ -38,11 +38,11 @@ const command = defineCommand({
 		const { previewSamples } = await import("../../data/vision-language/preview.ts");
 		const { taskOf } = await import("../../data/vision-language/from-configuration.ts");
 		const { openStorage } = await import("../../data/energon/storage/open.ts");
-		const { byteTokenizer, openTokenizer } = await import("../../data/text/tokenizer.ts");
+		const { configuredTokenizer } = await import("../../data/text/configured-tokenizer.ts");
 		const { Images } = await import("../../native/images.ts");
 		const { openLibrary } = await import("../../native/library.ts");
 		const { configuration } = sourceOptions(c, oneRank);
-		const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+		const tokenizer = configuredTokenizer(c);
 		const task = taskOf(c);
 		const images = new Images(await openLibrary("cpu"));
 		const failures: string[] = [];

@@ -16,6 +16,7 @@ import { loraChecks } from "./lora.ts";
 import { moduleChecks } from "./modules.ts";
 import { perLayerChecks } from "./per-layer.ts";
 import { recomputeChecks } from "./recompute.ts";
+import { tokenizerChecks } from "./tokenizer.ts";
 
 /** Checked first, because derived defaults read the pattern. */
 export const patternIsLegal: Check = (c) => {
@@ -339,6 +340,7 @@ export const checks: readonly Check[] = [
 	...layoutChecks,
 	...moduleChecks,
 	...recomputeChecks,
+	...tokenizerChecks,
 	...perLayerChecks,
 	...energonChecks,
 	...loraChecks,

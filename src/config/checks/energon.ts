@@ -1,6 +1,6 @@
 /** Checks of the keys of Energon data. */
 
-import { hasEncoder } from "../derive.ts";
+import { hasEncoder, hasTokenizer } from "../derive.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
@@ -133,7 +133,7 @@ export const energonChecks: readonly Check[] = [
 	inVocabulary("data-pad-id", (c) => c.dataPadId),
 	energon((c) =>
 		unless(
-			!hasEncoder(c) || c.tokenizer !== null || c.imageTokenId > 255,
+			!hasEncoder(c) || hasTokenizer(c) || c.imageTokenId > 255,
 			"image-token-id",
 			"allowed without tokenizer is at least 256: lower ids are bytes",
 		),

@@ -61,7 +61,6 @@ export const dataKeys = {
 		path,
 		"JSON file with lists train, valid and test of the words of train-data-path and so on.",
 	),
-	tokenizer: optional(path, "A tokenizer.json, or a folder with one; unset: bytes.", { aliases: ["tokenizer-model"] }),
 	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
 	"full-validation": off("Evaluate on all of the indexed validation data, not on eval-iters batches of them."),
 	"reset-attention-mask": off(

@@ -8,6 +8,11 @@ interface Node {
 	isEnd: boolean;
 }
 
+export interface Piece {
+	readonly text: string;
+	readonly isFound: boolean;
+}
+
 export class TextTrie {
 	readonly #root: Node = { next: null, isEnd: false };
 	#longest = 0;
@@ -34,16 +39,23 @@ export class TextTrie {
 	/** A text with each occurrence replaced; of two that begin alike the longer one counts. */
 	replace(text: string, by: (found: string) => string): string {
 		let result = "";
+		for (const piece of this.cut(text)) result += piece.isFound ? by(piece.text) : piece.text;
+		return result;
+	}
+
+	/** A text cut before and behind each occurrence; pieces are not empty. */
+	*cut(text: string): Generator<Piece> {
 		let written = 0;
 		for (let at = 0; at < text.length; ) {
-			const end = this.#endAt(text, at);
+			const end = this.endAt(text, at);
 			if (end > at) {
-				result += text.slice(written, at) + by(text.slice(at, end));
+				if (at > written) yield { text: text.slice(written, at), isFound: false };
+				yield { text: text.slice(at, end), isFound: true };
 				written = end;
 			}
 			at = Math.max(end, at + 1);
 		}
-		return result + text.slice(written);
+		if (written < text.length) yield { text: text.slice(written), isFound: false };
 	}
 
 	/** Whether a text ends in the beginning of one that is not whole. */
@@ -57,7 +69,7 @@ export class TextTrie {
 	}
 
 	/** Where the longest occurrence that begins at a place ends; the place itself without one. */
-	#endAt(text: string, at: number): number {
+	endAt(text: string, at: number): number {
 		let end = at;
 		let node: Node | undefined = this.#root;
 		for (let i = at; i < text.length; i++) {

@@ -4,6 +4,7 @@
  * Both become errors here.
  */
 import {
+	ByteLevelPreTokenizer,
 	PrependNormalizer,
 	ReplaceDecoder,
 	ReplaceNormalizer,
@@ -188,6 +189,11 @@ for (const { prototype } of [ReplaceDecoder, ReplaceNormalizer, ReplacePreTokeni
 		},
 	});
 }
+
+// White space is Unicode's, as in Rust's library: \s of JavaScript has U+FEFF beside it, and U+0085 is not in it.
+const words =
+	/'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
+Object.defineProperty(ByteLevelPreTokenizer.prototype, "pattern", { get: () => words, set: () => {} });
 
 const { normalize: prepend } = PrependNormalizer.prototype;
 PrependNormalizer.prototype.normalize = function (text) {

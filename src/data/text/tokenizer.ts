@@ -5,8 +5,9 @@ import { join } from "node:path";
 import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
-import { type OpenOptions, readWholeFile } from "../../system/input-file.ts";
-import { jsonText, tokenizerLimits } from "../../system/json.ts";
+import { type OpenOptions, readWholeFile, readWholeText } from "../../system/input-file.ts";
+import { jsonText, readJsonText, tokenizerLimits } from "../../system/json.ts";
+import { configuredTokens } from "./chat/template-file.ts";
 import { TextTrie } from "./text-trie.ts";
 import { withBounds } from "./tokenizer-bounds.ts";
 
@@ -19,6 +20,8 @@ export interface TextPart {
 export interface Tokenizer {
 	/** The largest id plus one. */
 	readonly vocabularySize: number;
+	/** The id that ends a document (Megatron's eod); null: the tokenizer says none. */
+	readonly endOfDocument: number | null;
 	/** Ids of UTF-8 text in which special tokens are recognised. */
 	encode(text: Uint8Array): Int32Array;
 	/** Ids of the parts as one text. */
@@ -33,10 +36,12 @@ export interface Tokenizer {
 }
 
 const utf8 = new TextEncoder();
+const utf8Text = new TextDecoder("utf-8", { ignoreBOM: true });
 
 /** 256 ids, one a byte. */
 export const byteTokenizer: Tokenizer = {
 	vocabularySize: 256,
+	endOfDocument: null,
 	encode: (text) => Int32Array.from(text),
 	encodeParts: (parts) => Int32Array.from(utf8.encode(parts.map(({ text }) => text).join(""))),
 	decode: (ids) => new TextDecoder().decode(Uint8Array.from(Array.from(ids))),
@@ -59,15 +64,37 @@ export function readTokenizerFile(path: string): { readonly file: string; readon
 	}
 }
 
-/** Reads a tokenizer.json, or that of a folder. Special tokens are not added to encoded text. */
-export function openTokenizer(given: string): Tokenizer {
+export interface HuggingFaceOptions {
+	/** Special tokens beside those of the file; ids follow the file's. */
+	readonly specialTokens?: readonly string[] | null;
+	/** Whether an encoded text gets the tokens that the file puts around one. */
+	readonly surrounds?: boolean;
+}
+
+/** Reads a tokenizer.json, or that of a folder. */
+export function openTokenizer(given: string, options: HuggingFaceOptions = {}): Tokenizer {
 	const { file: path, bytes } = readTokenizerFile(given);
 	const file = parseTokenizerFile(jsonText(bytes, path, tokenizerLimits), path);
+	const end = () => configuredTokens(given).eos_token ?? null;
+	return buildTokenizer(file, { path, bytes: bytes.byteLength, end }, options);
+}
+
+interface FileSource {
+	readonly path: string;
+	/** Size of the file, by which the work on it is bounded. */
+	readonly bytes: number;
+	/** The special token that ends a document. */
+	readonly end: () => string | null;
+}
+
+function buildTokenizer(file: TokenizerFile, { path, bytes, end }: FileSource, options: HuggingFaceOptions): Tokenizer {
+	addSpecialTokens(file, options.specialTokens ?? []);
 	const added = new Map((file.added_tokens ?? []).map(({ id, content }) => [id, content]));
+	const { before, after } = options.surrounds ? surroundings(file.post_processor) : none;
 	const specials = markSpecialTokens(file);
 	let inner: HuggingFaceTokenizer;
 	try {
-		inner = withBounds(bytes.byteLength, () => new HuggingFaceTokenizer(file as never, {} as never));
+		inner = withBounds(bytes, () => new HuggingFaceTokenizer(file as never, {} as never));
 	} catch (error) {
 		throw new UserError(`${path} is not a tokenizer that can be read: ${(error as Error).message}.`);
 	}
@@ -83,21 +110,98 @@ export function openTokenizer(given: string): Tokenizer {
 	const encode = (text: string) => {
 		const ids: (number | undefined)[] = asked(text.length, () => inner.encode(text, { add_special_tokens: false }).ids);
 		// As in Python: a tokenizer without a token for the unknown leaves it out.
-		return Int32Array.from(ids.filter((id) => id !== undefined));
+		return ids.filter((id) => id !== undefined);
 	};
 	return {
 		vocabularySize,
-		encode: (text) => encode(specials.mark(new TextDecoder().decode(text))),
+		get endOfDocument() {
+			const text = end();
+			return [...added].find(([, content]) => content === text)?.[0] ?? null;
+		},
+		encode: (text) => Int32Array.from([...before, ...encode(specials.mark(utf8Text.decode(text))), ...after]),
 		encodeParts: (parts) => {
 			const marked = parts.map(({ text, markup }) => (markup ? specials.mark(text) : specials.plain(text)));
-			return encode(marked.join("").toWellFormed());
+			return Int32Array.from(encode(marked.join("").toWellFormed()));
 		},
 		decode: (ids) =>
-			specials.unmark(asked(ids.length, () => inner.decode(Array.from(ids), { skip_special_tokens: false }))),
+			ids.length === 0
+				? ""
+				: specials.unmark(
+						asked(ids.length, () =>
+							inner.decode(Array.from(ids), { skip_special_tokens: false, clean_up_tokenization_spaces: false }),
+						),
+					),
 		specialTokens: specials.texts,
 		addedText: (id) => added.get(id) ?? null,
 		ordinaryText: (id) => (added.has(id) ? null : (inner.id_to_token(id) ?? null)),
 	};
+}
+
+/** Bytes of a list of merges: 2^24 of them. */
+const LARGEST_MERGES = 2 ** 28;
+
+/** Reads the vocab.json and merges.txt of GPT-2's tokenizer. */
+export function openGpt2Tokenizer(
+	{ vocabulary, merges }: { readonly vocabulary: string; readonly merges: string },
+	options: HuggingFaceOptions = {},
+): Tokenizer {
+	const text = readJsonText(vocabulary, tokenizerLimits, { called: `the vocabulary ${vocabulary}` });
+	const lines = readWholeText(merges, LARGEST_MERGES, { called: `the list of merges ${merges}` }).split("\n");
+	const pairs = lines.map((line) => line.trimEnd()).filter((line) => line !== "" && !line.startsWith("#version"));
+	const byteLevel = { type: "ByteLevel", add_prefix_space: false, trim_offsets: true, use_regex: true };
+	const json = JSON.stringify({
+		...{ added_tokens: [], normalizer: null, pre_tokenizer: byteLevel, post_processor: null, decoder: byteLevel },
+		model: { type: "BPE", merges: pairs },
+	});
+	const file = parseTokenizerFile(`${json.slice(0, -2)},"vocab":${text}}}`, vocabulary);
+	for (const [i, pair] of pairs.entries()) {
+		if (/^[^ ]+ [^ ]+$/.test(pair) && pair.replace(" ", "") in file.model.vocab) continue;
+		throw new UserError(`${merges}: merge ${i + 1}, ${JSON.stringify(pair)}, makes no token of ${vocabulary}.`);
+	}
+	const source = { path: vocabulary, bytes: text.length, end: () => GPT2_END };
+	return buildTokenizer(file, source, { ...options, specialTokens: [GPT2_END, ...(options.specialTokens ?? [])] });
+}
+
+const GPT2_END = "<|endoftext|>";
+
+/** Adds special tokens: a token of the vocabulary keeps its id, others follow. */
+function addSpecialTokens(file: TokenizerFile, tokens: readonly string[]): void {
+	const { vocab } = file.model;
+	const entries = Array.isArray(vocab) ? vocab.map(([content], i) => [content, i] as const) : Object.entries(vocab);
+	const ids = new Map([...entries, ...(file.added_tokens ?? []).map(({ content, id }) => [content, id] as const)]);
+	let next = 1 + [...ids.values()].reduce((a, b) => Math.max(a, b), -1);
+	file.added_tokens ??= [];
+	for (const content of tokens) {
+		const known = file.added_tokens.find((token) => token.content === content);
+		if (known) known.special = true;
+		else file.added_tokens.push({ id: ids.get(content) ?? next++, content, special: true });
+	}
+}
+
+interface Surroundings {
+	readonly before: readonly number[];
+	readonly after: readonly number[];
+}
+const none: Surroundings = { before: [], after: [] };
+
+/** The ids that a post-processor puts around a text. */
+function surroundings(processor: Processor | null | undefined): Surroundings {
+	if (!processor) return none;
+	const { processors, single, special_tokens: tokens, cls, sep } = processor;
+	if (processors) {
+		return processors.map(surroundings).reduce(
+			(inner, outer) => ({
+				before: [...outer.before, ...inner.before],
+				after: [...inner.after, ...outer.after],
+			}),
+			none,
+		);
+	}
+	if (cls && sep) return { before: [cls[1]], after: [sep[1]] };
+	if (!single) return none;
+	const at = single.findIndex(({ SpecialToken }) => !SpecialToken);
+	const ids = (items: typeof single) => items.flatMap(({ SpecialToken: t }) => (t && tokens?.[t.id]?.ids) ?? []);
+	return { before: ids(single.slice(0, at)), after: ids(single.slice(at + 1)) };
 }
 
 // Special tokens apart from text that looks like them. In a tokenizer.json they are strings, so that "<|im_end|>" in
@@ -170,9 +274,26 @@ const step: v.GenericSchema<Step> = v.looseObject({
 	pretokenizers: v.nullish(v.array(v.nullable(v.lazy(() => step)))),
 });
 
+/** What puts tokens around a text. */
+interface Processor {
+	readonly processors?: readonly Processor[] | undefined;
+	readonly single?: readonly { readonly SpecialToken?: { readonly id: string } | undefined }[] | undefined;
+	readonly special_tokens?: Readonly<Record<string, { readonly ids: readonly number[] }>> | undefined;
+	readonly cls?: readonly [string, number] | undefined;
+	readonly sep?: readonly [string, number] | undefined;
+}
+const processor: v.GenericSchema<Processor> = v.looseObject({
+	processors: v.optional(v.array(v.lazy(() => processor))),
+	single: v.optional(v.array(v.looseObject({ SpecialToken: v.optional(v.looseObject({ id: v.string() })) }))),
+	special_tokens: v.optional(v.record(v.string(), v.looseObject({ ids: v.array(id) }))),
+	cls: v.optional(v.tuple([v.string(), id])),
+	sep: v.optional(v.tuple([v.string(), id])),
+});
+
 const schema = v.looseObject({
 	added_tokens: v.optional(v.array(v.looseObject({ id, content: token, special: v.optional(v.boolean()) }))),
 	pre_tokenizer: v.nullish(step),
+	post_processor: v.nullish(processor),
 	model: v.looseObject({
 		continuing_subword_prefix: insertion,
 		end_of_word_suffix: insertion,

@@ -100,7 +100,7 @@ export function taskOfDataset(task: VisionLanguageTask, subflavors: Subflavors, 
 
 function chatTemplate(path: string, { tokenizer }: VisionLanguageTask, dataset: string): ChatTemplateText {
 	try {
-		return readChatTemplate(path, tokenizer);
+		return readChatTemplate(path, tokenizer?.tokenizer ?? null);
 	} catch (error) {
 		if (error instanceof UserError) throw new UserError(`${dataset}: ${error.message}`);
 		throw error;

@@ -3,6 +3,7 @@ import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { readChatTemplate } from "../text/chat/template-file.ts";
+import { tokenizerKeysOf } from "../text/configured-tokenizer.ts";
 import { imageTags } from "./data-settings.ts";
 import type { ImageSizing } from "./image-plan.ts";
 import { type VisionLanguageTask, visionLanguageDefaults } from "./task.ts";
@@ -11,7 +12,7 @@ import { type VisionLanguageTask, visionLanguageDefaults } from "./task.ts";
 export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 	return {
 		...visionLanguageDefaults,
-		tokenizer: c.tokenizer,
+		tokenizer: tokenizerKeysOf(c),
 		vocabularySize: c.vocabSize,
 		sequenceLength: c.seqLength,
 		imageTokenId: c.imageTokenId,

@@ -11,6 +11,7 @@ import type { Microbatch } from "../microbatch.ts";
 import { type Share, wholeShare } from "../routing/image-share.ts";
 import { Chat } from "../text/chat/chat.ts";
 import type { ChatTemplateText } from "../text/chat/template-file.ts";
+import type { TokenizerKeys } from "../text/configured-tokenizer.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
 import {
 	buildBatch,
@@ -42,8 +43,8 @@ interface ChatSettings {
 /** Plain values, so that they reach other threads. */
 export interface VisionLanguageTask extends EncodingOptions {
 	readonly kind: "vision-language";
-	/** A tokenizer.json; null: bytes. */
-	readonly tokenizer: string | null;
+	/** Null: bytes. */
+	readonly tokenizer: TokenizerKeys | null;
 	/** Ids the model has; null = any. */
 	readonly vocabularySize: number | null;
 	/** False for a language model without an encoder: samples with images end the run. */

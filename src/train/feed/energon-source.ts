@@ -8,7 +8,7 @@ import { sourceOptions } from "../../data/routing/from-configuration.ts";
 import { partOfEvery, wholeShare } from "../../data/routing/image-share.ts";
 import { EnergonSource, mergeStates } from "../../data/routing/source.ts";
 import { SkippedTally } from "../../data/skipped-samples.ts";
-import { byteTokenizer, openTokenizer } from "../../data/text/tokenizer.ts";
+import { configuredTokenizer } from "../../data/text/configured-tokenizer.ts";
 import type { ImageTextBatch } from "../../data/vision-language/batch.ts";
 import { captionPrompts } from "../../data/vision-language/prompt.ts";
 import { visionModule } from "../../parallel/index.ts";
@@ -100,7 +100,7 @@ function energonCaptions(
 	options: DataOptions,
 	tally: SkippedTally,
 ): CaptionSource {
-	const tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const tokenizer = configuredTokenizer(c);
 	const endId = c.dataEndId!;
 	return {
 		endId,

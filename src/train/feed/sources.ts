@@ -9,9 +9,10 @@ import { openIndexedText } from "../../data/megatron/from-configuration.ts";
 import { nextTokenMicrobatch, noText } from "../../data/microbatch.ts";
 import { datasetSeed, mockData } from "../../data/mock.ts";
 import { timeoutOf } from "../../data/routing/from-configuration.ts";
+import { configuredTokenizer } from "../../data/text/configured-tokenizer.ts";
 import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
-import { byteTokenizer, openTokenizer, type Tokenizer } from "../../data/text/tokenizer.ts";
+import { byteTokenizer } from "../../data/text/tokenizer.ts";
 import { ReadGuard } from "../../native/files.ts";
 import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
@@ -174,7 +175,7 @@ export function tokenSources(c: TrainingConfiguration): TokenSources {
 /** Sources of a text file, which is read whole. */
 export function textSources(c: TrainingConfiguration): TokenSources {
 	using _ = new ReadGuard(timeoutOf(c));
-	const tokenizer: Tokenizer = c.tokenizer === null ? byteTokenizer : openTokenizer(c.tokenizer);
+	const tokenizer = configuredTokenizer(c);
 	const tokens = readTokens(c.dataPath!, tokenizer);
 	checkVocabulary(tokens, c.vocabSize, c.dataPath!);
 	const [trainingShare, validationShare] = shares(c.split);

@@ -24,7 +24,6 @@ import {
 	projectorPrefix,
 	scaleOf,
 	type TensorStore,
-	tokenizerOf,
 	towerPrefix,
 	ValueStore,
 	withoutAdapters,
@@ -37,6 +36,7 @@ import { storedPattern } from "../../config/hybrid-pattern.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
+import { savedTokenizer } from "../../data/text/configured-tokenizer.ts";
 import { routerPrefix } from "../../guests/elastic/router/parameters.ts";
 import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
@@ -218,11 +218,9 @@ export function requireImages(c: TrainingConfiguration, kept: KeptFolder | null)
 }
 
 /** With the tokenizer and the chat template that the data are read with. */
-export function withText(
-	companions: Companions,
-	{ tokenizer, chatTemplate, conversationTemplate }: TrainingConfiguration,
-): Companions {
-	const own = tokenizer === null ? new Map() : tokenizerOf(tokenizer);
+export function withText(companions: Companions, c: TrainingConfiguration): Companions {
+	const { tokenizer, chatTemplate, conversationTemplate } = c;
+	const own = savedTokenizer(c);
 	// A tokenizer of another folder replaces the model's, template and all.
 	const kept = own.size === 0 ? companions : withoutTokenizer(companions);
 	const files = new Map([...kept, ...own]);

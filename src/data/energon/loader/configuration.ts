@@ -5,7 +5,8 @@ import { CryptoHasher } from "bun";
 import type { Images } from "../../../native/images.ts";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
-import { byteTokenizer, openTokenizer, readTokenizerFile } from "../../text/tokenizer.ts";
+import { configuredTokenizer, tokenizerIdentity } from "../../text/configured-tokenizer.ts";
+import { byteTokenizer } from "../../text/tokenizer.ts";
 import { checkTrainable } from "../../vision-language/dataset-checks.ts";
 import { buildVisionLanguageTask, type VisionLanguageTask } from "../../vision-language/task.ts";
 import { defaultLoadOptions, type LoadOptions, loadDatasets } from "../dataset.ts";
@@ -148,7 +149,7 @@ const asItIs: Cooker = { cook: hook("cook", (sample: Sample) => sample), hasSubf
 
 function buildTask(task: TaskConfiguration, images: Images, remark: Remark): TaskEncoder {
 	if (task.kind === "vision-language") {
-		const tokenizer = task.tokenizer === null ? byteTokenizer : openTokenizer(task.tokenizer);
+		const tokenizer = task.tokenizer === null ? byteTokenizer : configuredTokenizer(task.tokenizer);
 		return buildVisionLanguageTask(task, tokenizer, images, remark);
 	}
 	return {
@@ -167,7 +168,6 @@ function taskIdentity(task: TaskConfiguration): object {
 	const { tokenizer, chat, keep: _, share: __, ...rest } = task;
 	const { text, specialTokens } = chat.template ?? {};
 	const named = { ...rest, chat: { ...chat, template: { text, specialTokens } } };
-	if (tokenizer === null) return named;
-	const content = new CryptoHasher("sha256").update(readTokenizerFile(tokenizer).bytes).digest("hex");
-	return { ...named, tokenizer: content };
+	const content = tokenizer === null ? null : tokenizerIdentity(tokenizer);
+	return content === null ? named : { ...named, tokenizer: content };
 }

@@ -56,10 +56,14 @@ export function readChatTemplate(path: string, tokenizer: string | null): ChatTe
 	if (text === null) throw noTemplate(path);
 	// Throws for a template with mistakes here, before any sample is read with it.
 	new JinjaTemplate(text, file);
-	const places = [dirname(file), tokenizer === null ? null : isFolder(tokenizer) ? tokenizer : dirname(tokenizer)];
-	const beside = places.find((place) => place !== null && existsSync(join(place, configurationFile))) ?? null;
-	const configured = beside === null ? {} : readConfiguration(join(beside, configurationFile), beside);
-	return { file, text, specialTokens: specialTokensOf(configured) };
+	return { file, text, specialTokens: configuredTokens(file, ...(tokenizer === null ? [] : [tokenizer])) };
+}
+
+/** Special tokens by their names, such as eos_token, of the first of the paths with a tokenizer_config.json in or beside it. */
+export function configuredTokens(...paths: readonly string[]): Record<string, string> {
+	const places = paths.map((path) => (isFolder(path) ? path : dirname(path)));
+	const place = places.find((place) => existsSync(join(place, configurationFile)));
+	return place === undefined ? {} : specialTokensOf(readConfiguration(join(place, configurationFile), place));
 }
 
 function isFolder(path: string): boolean {

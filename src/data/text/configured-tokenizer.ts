@@ -1,0 +1,185 @@
+/** The tokenizer that a configuration names: Megatron's kinds by their files. */
+import { CryptoHasher } from "bun";
+import * as v from "valibot";
+import { type Companions, tokenizerOf } from "../../checkpoint/index.ts";
+import { tokenizerKeys } from "../../config/keys/tokenizer.ts";
+import { fieldOf, type Key, propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
+import type { FolderReader } from "../../config/sources.ts";
+import { UserError } from "../../system/errors.ts";
+import { readWholeFile } from "../../system/input-file.ts";
+import { tokenizerLimits } from "../../system/json.ts";
+import { openSentencePiece } from "./sentencepiece/sentencepiece.ts";
+import { openTikToken } from "./tiktoken.ts";
+import { byteTokenizer, openGpt2Tokenizer, openTokenizer, readTokenizerFile, type Tokenizer } from "./tokenizer.ts";
+
+/** The keys that determine ids, as plain values. */
+export type TokenizerKeys = Pick<
+	TrainingConfiguration,
+	| "tokenizer"
+	| "tokenizerType"
+	| "vocabFile"
+	| "mergeFile"
+	| "tokenizerSpecialTokens"
+	| "tokenizerHfNoIncludeSpecialTokens"
+	| "tokenizerSentencepieceLegacy"
+	| "tiktokenPattern"
+	| "tiktokenNumSpecialTokens"
+	| "nullTokenizerEodId"
+> & { readonly vocabSize: number | null };
+
+export function tokenizerKeysOf(c: TokenizerKeys): TokenizerKeys {
+	return {
+		tokenizer: c.tokenizer,
+		tokenizerType: c.tokenizerType,
+		vocabFile: c.vocabFile,
+		mergeFile: c.mergeFile,
+		tokenizerSpecialTokens: c.tokenizerSpecialTokens,
+		tokenizerHfNoIncludeSpecialTokens: c.tokenizerHfNoIncludeSpecialTokens,
+		tokenizerSentencepieceLegacy: c.tokenizerSentencepieceLegacy,
+		tiktokenPattern: c.tiktokenPattern,
+		tiktokenNumSpecialTokens: c.tiktokenNumSpecialTokens,
+		nullTokenizerEodId: c.nullTokenizerEodId,
+		vocabSize: c.vocabSize,
+	};
+}
+
+type Kind = "bytes" | "tokenizer.json" | "gpt2" | "tiktoken" | "sentencepiece" | "null";
+
+const kinds: Readonly<Record<NonNullable<TokenizerKeys["tokenizerType"]>, Kind>> = {
+	HuggingFaceTokenizer: "tokenizer.json",
+	MultimodalTokenizer: "tokenizer.json",
+	GPT2BPETokenizer: "gpt2",
+	TikTokenizer: "tiktoken",
+	SentencePieceTokenizer: "sentencepiece",
+	GPTSentencePieceTokenizer: "sentencepiece",
+	Llama2Tokenizer: "sentencepiece",
+	NullTokenizer: "null",
+};
+
+function kindOf({ tokenizerType, tokenizer, vocabFile }: TokenizerKeys): Kind {
+	if (tokenizerType !== null) return kinds[tokenizerType];
+	if (tokenizer !== null) return tokenizer.endsWith(".model") ? "sentencepiece" : "tokenizer.json";
+	return vocabFile === null ? "bytes" : "gpt2";
+}
+
+/** Opens it. Throws a UserError for files that cannot be read. */
+export function configuredTokenizer(keys: TokenizerKeys): Tokenizer {
+	const specialTokens = keys.tokenizerSpecialTokens;
+	switch (kindOf(keys)) {
+		case "bytes":
+			return byteTokenizer;
+		case "tokenizer.json": {
+			const surrounds = keys.tokenizerType === "HuggingFaceTokenizer" && !keys.tokenizerHfNoIncludeSpecialTokens;
+			return openTokenizer(keys.tokenizer!, { specialTokens, surrounds });
+		}
+		case "gpt2":
+			return openGpt2Tokenizer({ vocabulary: keys.vocabFile!, merges: keys.mergeFile! }, { specialTokens });
+		case "tiktoken":
+			return openTikToken(keys.tokenizer!, {
+				pattern: keys.tiktokenPattern,
+				vocabularySize: keys.vocabSize ?? 2 ** 17,
+				specialCount: keys.tiktokenNumSpecialTokens,
+				specialTokens,
+			});
+		case "sentencepiece": {
+			const legacy = keys.tokenizerSentencepieceLegacy;
+			return openSentencePiece(keys.tokenizer!, { specialTokens: legacy ? (specialTokens ?? []) : null });
+		}
+		case "null":
+			return nullTokenizer(keys);
+	}
+}
+
+/** Megatron's NullTokenizer: text of ids with blanks between them. */
+function nullTokenizer({ vocabSize, nullTokenizerEodId }: TokenizerKeys): Tokenizer {
+	const vocabularySize = vocabSize ?? 2 ** 31 - 1;
+	const encode = (text: string) =>
+		Int32Array.from(text.split(" "), (number) => {
+			const id = /^\s*\d+\s*$/.test(number) ? Number(number) : -1;
+			if (id >= 0 && id < vocabularySize) return id;
+			const shown = JSON.stringify(number.slice(0, 40));
+			throw new UserError(
+				`NullTokenizer reads ids below vocab-size ${vocabularySize} with a blank between them, not ${shown}.`,
+			);
+		});
+	return {
+		...byteTokenizer,
+		vocabularySize,
+		endOfDocument: nullTokenizerEodId ?? vocabularySize - 1,
+		encode: (text) => encode(new TextDecoder().decode(text)),
+		encodeParts: (parts) => encode(parts.map(({ text }) => text).join("")),
+		decode: (ids) => Array.from(ids).join(" "),
+		ordinaryText: (id) => (id >= 0 && id < vocabularySize ? `${id}` : null),
+	};
+}
+
+/** The tokenizer in a sentence, by its file. */
+export function nameOfTokenizer({ tokenizer, vocabFile, tokenizerType }: TokenizerKeys): string {
+	return tokenizer ?? vocabFile ?? tokenizerType ?? "of bytes";
+}
+
+/** Throws a UserError where a model has too few ids for the tokenizer that its configuration names. */
+export function requireRoom(tokenizer: Tokenizer, c: TokenizerKeys & { readonly vocabSize: number }): void {
+	if (tokenizer.vocabularySize <= c.vocabSize) return;
+	throw new UserError(
+		`The tokenizer ${nameOfTokenizer(c)} has ${tokenizer.vocabularySize} tokens, more than --vocab-size ${c.vocabSize}.`,
+	);
+}
+
+/** The content of the tokenizer's files, by the names that they have in a Hugging Face folder; "" where they have none there. */
+function filesOf(keys: TokenizerKeys): (readonly [name: string, bytes: Uint8Array])[] {
+	const read = (path: string) => readWholeFile(path, tokenizerLimits.bytes, { called: `the tokenizer file ${path}` });
+	switch (kindOf(keys)) {
+		case "bytes":
+		case "null":
+			return [];
+		case "tokenizer.json":
+			return [["tokenizer.json", readTokenizerFile(keys.tokenizer!).bytes]];
+		case "gpt2":
+			return [
+				["vocab.json", read(keys.vocabFile!)],
+				["merges.txt", read(keys.mergeFile!)],
+			];
+		case "tiktoken":
+			return [["", read(keys.tokenizer!)]];
+		case "sentencepiece":
+			return [["tokenizer.model", read(keys.tokenizer!)]];
+	}
+}
+
+/** What determines ids, without paths: two equal ones give equal ids. Null for bytes. */
+export function tokenizerIdentity(keys: TokenizerKeys): unknown {
+	const kind = kindOf(keys);
+	if (kind === "bytes") return null;
+	const digests = filesOf(keys).map(([, bytes]) => new CryptoHasher("sha256").update(bytes).digest("hex"));
+	if (kind === "tokenizer.json" && keys.tokenizerSpecialTokens === null) return digests[0];
+	const { tokenizer: _, vocabFile: __, mergeFile: ___, ...settings } = keys;
+	return { ...settings, files: digests };
+}
+
+/** Files of the tokenizer for a Hugging Face folder; none where such a folder has no place for it. */
+export function savedTokenizer(keys: TokenizerKeys): Companions {
+	if (kindOf(keys) === "tokenizer.json") return tokenizerOf(keys.tokenizer!);
+	return new Map(filesOf(keys).filter(([name]) => name !== ""));
+}
+
+/**
+ * vocab-size where it is not given: the tokenizer's. Null values and values of the wrong type, which are reported elsewhere, name no
+ * tokenizer.
+ */
+export const readVocabularySize: FolderReader = (given) => {
+	if (given("vocab-size") !== undefined || given("load-hf") !== undefined) return [];
+	const value = (key: Key) => {
+		const { type, default: standing } = fieldOf(key);
+		const raw = given(key);
+		return raw === undefined || !v.is(type.schema, raw) ? standing : raw;
+	};
+	const named = Object.keys(tokenizerKeys) as (keyof typeof tokenizerKeys)[];
+	const keys = Object.fromEntries(named.map((key) => [propertyOf(key), value(key)])) as unknown as TokenizerKeys;
+	const kind = kindOf(keys);
+	const isNamed =
+		kind === "gpt2" ? keys.vocabFile !== null && keys.mergeFile !== null : keys.tokenizer !== null && kind !== "null";
+	if (!isNamed) return [];
+	const { vocabularySize } = configuredTokenizer({ ...keys, vocabSize: null });
+	return [{ key: "vocab-size", value: vocabularySize, from: nameOfTokenizer(keys), fixed: false }];
+};

@@ -1,0 +1,188 @@
+/** Tokenizers of SentencePiece: Unigram, BPE and character models, with the ids that the library gives. */
+import { UserError } from "../../../system/errors.ts";
+import { readWholeFile } from "../../../system/input-file.ts";
+import { tokenizerLimits } from "../../../system/json.ts";
+import { mergeByRank } from "../byte-pairs.ts";
+import { pieceTokenizer } from "../piece-tokenizer.ts";
+import { TextTrie } from "../text-trie.ts";
+import type { Tokenizer } from "../tokenizer.ts";
+import { type ModelFile, parseModelFile } from "./model-file.ts";
+import { Normalizer, SPACE } from "./normalizer.ts";
+import { Unigram } from "./unigram.ts";
+
+/** Words whose pieces are remembered. */
+const MOST_WORDS = 2 ** 16;
+
+export interface SentencePieceOptions {
+	/**
+	 * Tokens that are recognised in text too, those that the model lacks with ids behind its own (Megatron's
+	 * tokenizer-sentencepiece-legacy); null: no text of a file is special.
+	 */
+	readonly specialTokens: readonly string[] | null;
+}
+
+/** Reads a .model file. Throws a UserError for one that cannot be read. */
+export function openSentencePiece(path: string, { specialTokens }: SentencePieceOptions): Tokenizer {
+	const bytes = readWholeFile(path, tokenizerLimits.bytes, { called: `the tokenizer file ${path}` });
+	const model = new SentencePieceModel(parseModelFile(bytes, path), path);
+	const specials = new Map(model.controls);
+	let vocabularySize = model.size;
+	for (const token of specialTokens ?? []) specials.set(token, model.idOf(token) ?? vocabularySize++);
+	const space = model.idOf(SPACE);
+	return pieceTokenizer({
+		vocabularySize,
+		specials,
+		recognisesInText: specialTokens !== null,
+		endOfDocument: model.end,
+		encode: (text, begins) => {
+			if (begins || specialTokens === null) return model.encode(text, { begins });
+			// Megatron: behind a special token a blank that is a piece of its own is left out.
+			const ids = model.encode(text, { begins: true });
+			return ids[0] === space ? ids.slice(1) : ids;
+		},
+		decode: (ids) => model.decode(ids),
+		textOf: (id) => model.textOf(id),
+	});
+}
+
+class SentencePieceModel {
+	/** Ids of the pieces that text is made of. */
+	readonly #ids = new Map<string, number>();
+	/** Ids of the pieces that a text names alone: control symbols, bytes and the unknown. */
+	readonly #reserved = new Map<string, number>();
+	readonly #unknown: number;
+	/** Id of the byte 0 to 255; empty without byte fallback. */
+	readonly #bytes: number[] = [];
+	readonly #normalizer: Normalizer;
+	readonly #segment: (normalized: string) => readonly number[];
+
+	constructor(
+		private readonly file: ModelFile,
+		path: string,
+	) {
+		const refuse = (what: string) => new UserError(`${path} is not a SentencePiece model that can be read: ${what}.`);
+		const { pieces, type } = file;
+		for (const [id, { text, type }] of pieces.entries()) {
+			const isText = type === "normal" || type === "user" || type === "unused";
+			const ids = isText ? this.#ids : this.#reserved;
+			if (ids.has(text)) throw refuse(`the piece ${JSON.stringify(text)} occurs twice`);
+			ids.set(text, id);
+			if (type === "byte") {
+				const [, code] = /^<0x([0-9A-F]{2})>$/.exec(text) ?? [];
+				if (code === undefined) throw refuse(`the byte piece ${JSON.stringify(text)} is none`);
+				this.#bytes[Number.parseInt(code, 16)] = id;
+			}
+		}
+		if (file.byteFallback && Object.keys(this.#bytes).length !== 256) throw refuse("it has not a piece for every byte");
+		if (!file.byteFallback) this.#bytes = [];
+		this.#unknown = pieces.findIndex(({ type }) => type === "unknown");
+		const symbols = pieces.filter(({ type }) => type === "user").map(({ text }) => text);
+		this.#normalizer = new Normalizer(file.normalization, symbols, path);
+		if (type === "unigram") {
+			const unigram = new Unigram(pieces, this.#unknown);
+			this.#segment = (normalized) => unigram.encode(normalized);
+		} else if (type === "word") throw refuse("its type is word; unigram, bpe and char can be");
+		else {
+			if (type === "bpe" && pieces.some(({ type }) => type === "unused")) throw refuse("it has unused pieces");
+			this.#segment = this.#mergingSegmenter(new TextTrie(symbols));
+		}
+	}
+
+	get size(): number {
+		return this.file.pieces.length;
+	}
+
+	get controls(): readonly (readonly [text: string, id: number])[] {
+		return this.file.pieces.flatMap(({ text, type }, id) => (type === "control" ? [[text, id] as const] : []));
+	}
+
+	/** The piece that ends a text; null: the model has none. */
+	get end(): number | null {
+		return this.controls.find(([text]) => text === this.file.endPiece)?.[1] ?? null;
+	}
+
+	/** Null where the text is no piece, or the piece of the unknown. */
+	idOf(text: string): number | null {
+		const id = this.#reserved.get(text) ?? this.#ids.get(text) ?? this.#unknown;
+		return id === this.#unknown ? null : id;
+	}
+
+	encode(text: string, { begins }: { readonly begins: boolean }): number[] {
+		const normalized = this.#normalizer.normalize(text, { begins });
+		const ids: number[] = [];
+		let at = 0;
+		let wasUnknown = false;
+		for (const id of this.#segment(normalized)) {
+			const isUnknown = id === this.#unknown;
+			const character = isUnknown ? String.fromCodePoint(normalized.codePointAt(at)!) : "";
+			at += isUnknown ? character.length : this.file.pieces[id]!.text.length;
+			if (isUnknown && this.#bytes.length > 0) {
+				for (const byte of Buffer.from(character)) ids.push(this.#bytes[byte]!);
+			} else if (!(isUnknown && wasUnknown)) ids.push(id);
+			wasUnknown = isUnknown;
+		}
+		return ids;
+	}
+
+	decode(ids: readonly number[]): string {
+		const { addDummyPrefix, removeExtraWhitespaces } = this.file.normalization;
+		let text = "";
+		let bytes: number[] = [];
+		const flush = () => {
+			text += Buffer.from(bytes).toString();
+			bytes = [];
+		};
+		let begins = addDummyPrefix || removeExtraWhitespaces;
+		for (const id of ids) {
+			const piece = this.file.pieces[id];
+			if (piece === undefined) continue;
+			if (piece.type === "byte") {
+				bytes.push(Number.parseInt(piece.text.slice(3, 5), 16));
+				continue;
+			}
+			flush();
+			const { unknownSurface } = this.file;
+			if (begins && text === "" && piece.text.startsWith(SPACE)) {
+				text += piece.text.slice(1).replaceAll(SPACE, " ");
+				begins = removeExtraWhitespaces;
+			} else text += piece.type === "unknown" ? unknownSurface : piece.text.replaceAll(SPACE, " ");
+		}
+		flush();
+		return text;
+	}
+
+	textOf(id: number): string | null {
+		const piece = this.file.pieces[id];
+		return piece === undefined || piece.type === "unknown" || piece.type === "user" ? null : piece.text;
+	}
+
+	/** Pieces by merging characters: of a BPE model in the order of scores, of a character model none. */
+	#mergingSegmenter(symbols: TextTrie): (normalized: string) => number[] {
+		const { pieces, type } = this.file;
+		const scoreOf = (text: string) => {
+			const id = this.#ids.get(text);
+			return id === undefined ? undefined : -pieces[id]!.score;
+		};
+		// Where no piece goes over from text to a blank, a blank that follows text begins a word of its own.
+		const spansWords = pieces.some(({ text, type }) => type === "normal" && /[^\u2581]\u2581/.test(text));
+		const words = spansWords ? /.+/gsu : /\u2581*[^\u2581]+|\u2581+/gu;
+		const remembered = new Map<string, readonly number[]>();
+		const idsOf = (word: string) => {
+			const known = remembered.get(word);
+			if (known !== undefined) return known;
+			const merged = type === "char" ? [...word] : mergeByRank([...word], scoreOf);
+			const ids = merged.map((text) => this.#ids.get(text) ?? this.#unknown);
+			if (remembered.size >= MOST_WORDS) remembered.clear();
+			remembered.set(word, ids);
+			return ids;
+		};
+		return (normalized) => {
+			const ids: number[] = [];
+			for (const { text, isFound } of symbols.cut(normalized)) {
+				if (isFound) ids.push(this.#ids.get(text)!);
+				else for (const [word] of text.matchAll(words)) for (const id of idsOf(word)) ids.push(id);
+			}
+			return ids;
+		};
+	}
+}
