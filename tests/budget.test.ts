@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14350, 79],
 	commands: [4220, 38],
-	config: [5380, 48],
+	config: [6260, 50],
 	data: [20330, 126],
 	decode: [650, 3],
 	guests: [3960, 35],

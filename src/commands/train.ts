@@ -46,6 +46,8 @@ export default configuredCommand({
 	run: async (args) => {
 		const { sequencesOfEpoch } = await import("../train/feed/epoch.ts");
 		let stored: readonly Entry[] = [];
+		const { placeFromEnvironment } = await import("../launch/place.ts");
+		const ranks = placeFromEnvironment()?.worldSize ?? null;
 		const resolved = await onThisMachine((gpus) =>
 			configurationOfArguments(args, ownFlags, {
 				beneath: (given) => {
@@ -54,6 +56,7 @@ export default configuredCommand({
 				},
 				epoch: sequencesOfEpoch,
 				gpus,
+				ranks,
 			}),
 		);
 		const text = await printout(resolved);

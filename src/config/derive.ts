@@ -10,8 +10,17 @@ import { hasLayer, parseHybridPattern, parsePattern } from "./hybrid-pattern.ts"
 import { moduleRanks } from "./modules.ts";
 import type { DerivedKey, TrainingConfiguration } from "./schema.ts";
 
-/** `gpus`: as in defaultOffset. */
-export type Derivation = (configuration: TrainingConfiguration, gpus?: number | null) => unknown;
+/** The machine that a configuration is resolved for. */
+export interface Surroundings {
+	/** GPUs that this host's ranks see; null: not known. */
+	readonly gpus: number | null;
+	/** Ranks that the run has, from its launcher; null: as many as the configuration needs. */
+	readonly ranks: number | null;
+}
+
+const unknownSurroundings: Surroundings = { gpus: null, ranks: null };
+
+export type Derivation = (configuration: TrainingConfiguration, around?: Surroundings) => unknown;
 
 /**
  * Parts into which Megatron would cut a weight beyond tensor parallelism (gtp). Here they are extra data parallelism
@@ -60,6 +69,17 @@ export function defaultOffset(c: TrainingConfiguration, gpus: number | null = nu
 	const together =
 		others === 0 && encoderRanks === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
 	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks + others;
+}
+
+/**
+ * Replicas of the language model where llm-dp is not given: those that the launcher's ranks hold behind the other modules', as in
+ * Megatron; 1 where they do not hold a whole number, or are not known.
+ */
+function languageReplicas(c: TrainingConfiguration, { ranks } = unknownSurroundings): number {
+	const others = moduleRanks(c) + (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0);
+	const first = "llmOffset" in c ? c.llmOffset : others;
+	const replicas = ranks === null ? 1 : (ranks - first) / (c.tensorParallelNumWeightShards * c.llmPp);
+	return Number.isSafeInteger(replicas) && replicas > 0 ? replicas : 1;
 }
 
 /** Whether a vision encoder runs beside the language model. */
@@ -137,7 +157,8 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"encoder-balance": (c) => (c.mimoEncoderPrefetch ? "number" : "cost"),
 	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
 	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
-	"llm-offset": defaultOffset,
+	"llm-dp": languageReplicas,
+	"llm-offset": (c, { gpus } = unknownSurroundings) => defaultOffset(c, gpus),
 	"global-batch-size": (c) => c.microBatchSize * dataLanes(c),
 	"eval-global-batch-size": (c) => c.globalBatchSize,
 	"eval-micro-batch-size": (c) => c.microBatchSize,

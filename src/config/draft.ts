@@ -16,6 +16,7 @@ export class Draft {
 				if (!this.#values.has(property as string)) throw skip;
 				return this.#values.get(property as string);
 			},
+			has: (_, property) => this.#values.has(property as string),
 		});
 	}
 

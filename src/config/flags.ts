@@ -6,7 +6,8 @@
 import type { ValueType } from "./field.ts";
 import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, keyOf, spellings } from "./schema.ts";
-import type { Entry, Problem } from "./sources.ts";
+import type { Aside, Entry, Given, Origin, Problem } from "./sources.ts";
+import { takeUpstream } from "./upstream-flags.ts";
 
 /** Switches of a command itself, beside the configuration keys. */
 export interface CommandFlags {
@@ -14,11 +15,9 @@ export interface CommandFlags {
 	readonly [name: string]: boolean | readonly string[];
 }
 
-export interface ParsedFlags {
-	readonly entries: readonly Entry[];
+export interface ParsedFlags extends Given {
 	/** Values of the command's own flags; "" for switches. */
 	readonly command: Readonly<Record<string, string>>;
-	readonly problems: readonly Problem[];
 }
 
 /** Walks over the arguments. */
@@ -57,8 +56,11 @@ class ArgumentReader {
 /** Reads `args`. Throws no errors: every mistake is in `problems`. */
 export function parseFlags(args: readonly string[], commandFlags: CommandFlags): ParsedFlags {
 	const entries: Entry[] = [];
+	const asides: Aside[] = [];
+	const notes: string[] = [];
 	const command: Record<string, string> = {};
 	const problems: Problem[] = [];
+	const origin = (name: string): Origin => ({ source: "flag", name });
 	const refuse = (where: string, message: string) => problems.push({ where, message });
 	const reader = new ArgumentReader(args, commandFlags);
 	for (let argument = reader.next(); argument !== undefined; argument = reader.next()) {
@@ -79,22 +81,24 @@ export function parseFlags(args: readonly string[], commandFlags: CommandFlags):
 		const negated = name.startsWith("no-") || name.startsWith("no_") ? keyOf(name.slice(3)) : undefined;
 		const key = keyOf(name) ?? negated;
 		if (key === undefined || (key === negated && fieldOf(key).type.kind !== "boolean")) {
-			refuse(where, `there is no such flag${nearestFlag(name, commandFlags)}`);
-			// Skips the unknown flag's values, which would be reported as further mistakes.
-			if (attached === undefined) reader.values();
+			// An unknown flag's values too would be reported as further mistakes.
+			const values = attached === undefined ? reader.values() : [attached];
+			if (!takeUpstream(name, values, origin(where), { entries, asides, notes, refuse })) {
+				refuse(where, `there is no such flag${nearestFlag(name, commandFlags)}`);
+			}
 			continue;
 		}
 		const { type } = fieldOf(key);
 		if (key === negated && keyOf(name) === undefined) {
-			if (attached === undefined) entries.push({ key, value: false, origin: { source: "flag", name: where } });
+			if (attached === undefined) entries.push({ key, value: false, origin: origin(where) });
 			else refuse(where, "it takes no value");
 			continue;
 		}
 		const value = readValue(type, attached, reader);
 		if (value === undefined) refuse(where, `a value has to follow: ${type.allowed}`);
-		else entries.push({ key, value, origin: { source: "flag", name: where } });
+		else entries.push({ key, value, origin: origin(where) });
 	}
-	return { entries, command, problems };
+	return { entries, asides, notes, command, problems };
 }
 
 /** The value of a key's flag: `attached` behind =, or the next arguments; undefined if it is missing. */

@@ -4,6 +4,7 @@ import { exitCodes } from "../system/exit-codes.ts";
 import type { Field } from "./field.ts";
 import { keyHint } from "./names-elsewhere.ts";
 import { fieldOf, type Key, spellings, subjects } from "./schema.ts";
+import { upstreamFlagTexts } from "./upstream-flags.ts";
 
 /** The default as text. */
 function defaultOf(field: Field): string {
@@ -113,6 +114,11 @@ export function configurationMarkdown(): string {
 		table(
 			inert.map((key) => [code(key), fieldOf(key).noEffect ?? "always so here"]),
 			["key", "why"],
+		),
+		"## Flags of Megatron that are no keys here",
+		table(
+			[...upstreamFlagTexts()].map(([text, names]) => [names.map(code).join(" "), text]),
+			["flags", "here"],
 		),
 		...groups.map(
 			({ subject, keys }) =>

@@ -50,6 +50,32 @@ const mimoRecipe: Preset = {
 	"weight-decay": 0.05,
 };
 
+/** The vision encoder and projector of the published MIMO recipes: RADIO-H, and an MLP behind a norm. */
+const vision: Preset = {
+	"model-provider": "nemotron-moe-vlm",
+	"pixel-shuffle": true,
+	"disable-vision-class-token": true,
+	"dynamic-resolution": true,
+	"img-h": 512,
+	"img-w": 512,
+	"vision-projection-type": "mlp",
+	"vision-projection-norm": true,
+};
+
+/**
+ * What the Nemotron VLM branch's loop gives a model provider: its stage 2 (the tower frozen), gradients of the encoder corrected
+ * for ranks without images, attention recomputed.
+ */
+const providerOfLoop: Preset = {
+	...vision,
+	"freeze-vit": true,
+	"encoder-grad-participation": "corrected",
+	"cross-entropy-loss-fusion": true,
+	"use-distributed-optimizer": true,
+	"recompute-granularity": "selective",
+	"recompute-modules": ["core_attn"],
+};
+
 export const presets: Readonly<Record<PresetName, Preset>> = {
 	// Every layer kind, bytes as tokens: trains in about a minute on two CPU cores.
 	"nemotron-tiny": {
@@ -141,6 +167,12 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 	"nemotron-54l": {
 		...nemotron,
 		...mimoRecipe,
+		"hybrid-layer-pattern": "MEMEM*EMEM*EMEM*EMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEME",
+	},
+	"nemotron-moe-vlm-20l": { ...nemotron, ...providerOfLoop, "hybrid-layer-pattern": "MEMEM*EMEMEM*EMEMEM*" },
+	"nemotron-moe-vlm-54l": {
+		...nemotron,
+		...providerOfLoop,
 		"hybrid-layer-pattern": "MEMEM*EMEM*EMEM*EMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEME",
 	},
 	"nemotron-nano-30b-a3b": {

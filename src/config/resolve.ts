@@ -29,6 +29,7 @@ import {
 	trainingSchema,
 } from "./schema.ts";
 import {
+	type Aside,
 	describeOrigin,
 	type Entry,
 	type FolderReader,
@@ -36,6 +37,8 @@ import {
 	type Origin,
 	type Problem,
 } from "./sources.ts";
+import { upstreamValues } from "./upstream-flags.ts";
+import { RewriteError, rewritten } from "./upstream-rewrites.ts";
 
 export interface ResolvedConfiguration {
 	readonly configuration: TrainingConfiguration;
@@ -62,6 +65,8 @@ export interface ResolveOptions {
 	readonly epoch?: (configuration: TrainingConfiguration) => number;
 	/** GPUs that this host's ranks see; null: not known. */
 	readonly gpus?: number | null;
+	/** Ranks that the run has, from its launcher; null: as many as the configuration needs. */
+	readonly ranks?: number | null;
 }
 
 /**
@@ -76,16 +81,28 @@ export function resolveConfiguration(
 	const { trains = true, folders = () => [], place = (path) => path, beneath } = options;
 	const { unchecked = [], epoch = null, gpus = null } = options;
 	const flags = parseFlags(args, { ...commandFlags, config: true });
+	const ranks = options.ranks ?? (Number(flags.command.nproc) || null);
 	const file = flags.command.config === undefined ? null : parseFile(flags.command.config);
-	const given = [...(file?.entries ?? []), ...flags.entries];
-	const problems = [...flags.problems, ...(file?.problems ?? [])];
+	const given = [...(file?.entries ?? []), ...flags.entries].flatMap(withUpstreamValues);
+	const asides = [...(file?.asides ?? []), ...flags.asides];
+	const isFlag = (wanted: Key) => flags.entries.some(({ key }) => key === wanted);
+	const problems = [...flags.problems, ...(file?.problems ?? [])].filter(
+		({ unlessGiven }) => unlessGiven === undefined || !isFlag(unlessGiven),
+	);
 	// Mistakes in the given entries are reported before mistakes in the folders that they name.
 	const understood = problems.length === 0;
 	const base = beneath && understood ? beneath(given) : [];
 	// Keys cannot be called missing if `beneath`, which may have them, was not read.
 	const complete = (file?.complete ?? true) && (beneath === undefined || understood);
-	const resolved = resolveEntries({ base, given, problems, complete, folders, place, trains, unchecked, epoch, gpus });
-	return { ...resolved, command: flags.command };
+	const sources = { base, given, asides, problems, complete, folders, place, trains, unchecked, epoch, gpus, ranks };
+	const resolved = resolveEntries(sources);
+	const notes = [...(file?.notes ?? []), ...flags.notes, ...resolved.notes];
+	return { ...resolved, notes, command: flags.command };
+}
+
+/** The entries that upstream's name of a key's value stands for. */
+function withUpstreamValues({ key, value, origin }: Entry): Entry[] {
+	return upstreamValues(key, value).map(([key, value]) => ({ key, value, origin }));
 }
 
 /** A configuration from keys and values in the program, checked like any other. `trains`: as in resolveConfiguration. */
@@ -98,7 +115,7 @@ export function configurationOf(
 		if (key === undefined) throw new UserError(`There is no configuration key ${name}.`, exitCodes.usage);
 		return { key, value, origin: { source: "program" } } as const;
 	});
-	const none = { base: [], problems: [], unchecked: [], epoch: null, gpus: null };
+	const none = { base: [], asides: [], problems: [], unchecked: [], epoch: null, gpus: null, ranks: null };
 	const empty = { ...none, folders: () => [], place: (path: string) => path };
 	return resolveEntries({ ...empty, given: entries, complete: true, trains }).configuration;
 }
@@ -108,6 +125,7 @@ interface Sources {
 	/** A checkpoint's values, beneath all others. */
 	readonly base: readonly Entry[];
 	readonly given: readonly Entry[];
+	readonly asides: readonly Aside[];
 	/** Mistakes found while the sources were parsed. */
 	readonly problems: readonly Problem[];
 	/** Whether every source was parsed whole, so that a key in none of them is missing. */
@@ -122,6 +140,8 @@ interface Sources {
 	readonly epoch: ((configuration: TrainingConfiguration) => number) | null;
 	/** GPUs that this host's ranks see; null: not known. */
 	readonly gpus: number | null;
+	/** Ranks of the run; null: not known. */
+	readonly ranks: number | null;
 }
 
 function resolveEntries(sources: Sources): Omit<ResolvedConfiguration, "command"> {
@@ -164,8 +184,25 @@ class Resolution {
 		const understood = complete && this.#problems.length === 0;
 		const named = folderKeys.some((key) => key in this.#raw);
 		for (const value of understood ? folders((name) => this.#raw[name]) : []) this.#takeFromFolder(value);
+		if (understood || !named) this.#rewrite();
 		this.#knowsMissing =
 			complete && (understood || !named) && (preset === undefined || preset === null || isPresetName(preset));
+	}
+
+	/** Takes the flags of Megatron whose meaning depends on the values, and what Megatron's MIMO loop does with those of its presets. */
+	#rewrite(): void {
+		try {
+			const { values, dropped, notes } = rewritten(this.sources.asides, this.#raw);
+			for (const key of dropped) delete this.#raw[key];
+			for (const [key, value, origin] of values) this.#take(key, value, origin);
+			this.#notes.push(...notes);
+		} catch (error) {
+			if (!(error instanceof RewriteError)) throw error;
+			const { name, origin } = error.aside;
+			const isFlag = origin.source === "flag";
+			const where = isFlag ? origin.name : describeOrigin(origin);
+			this.#problems.push({ where, message: `${isFlag ? "" : `${name}: `}${error.message}` });
+		}
 	}
 
 	/** Fills in fixed defaults, and checks the type and bounds of each value. */
@@ -196,7 +233,7 @@ class Resolution {
 		this.#inspect([patternIsLegal, modulesAreLegal]);
 		for (const [key, derive] of Object.entries(derivations) as [DerivedKey, Derivation][]) {
 			if (key in this.#raw) continue;
-			const result = this.#draft.read((c) => ({ value: derive(c, this.sources.gpus) }));
+			const result = this.#draft.read((c) => ({ value: derive(c, this.sources) }));
 			if (result === undefined) continue;
 			if (result.value === undefined) {
 				this.#lack(key);

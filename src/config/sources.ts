@@ -19,6 +19,14 @@ export interface Entry {
 	readonly origin: Origin;
 }
 
+/** A flag of Megatron that is no key, and whose meaning depends on other keys (upstream-rewrites.ts). */
+export interface Aside {
+	/** Without dashes. */
+	readonly name: string;
+	readonly values: readonly string[];
+	readonly origin: Origin;
+}
+
 /** A key's value in a folder that the run starts from. */
 export interface FolderValue {
 	readonly key: Key;
@@ -36,6 +44,17 @@ export type FolderReader = (given: (key: Key) => unknown) => readonly FolderValu
 export interface Problem {
 	readonly where: string;
 	readonly message: string;
+	/** The mistake is none where a flag gives this key. */
+	readonly unlessGiven?: Key;
+}
+
+/** What a command line or a file gives. */
+export interface Given {
+	readonly entries: readonly Entry[];
+	readonly asides: readonly Aside[];
+	/** Sentences about flags that something else stands for. */
+	readonly notes: readonly string[];
+	readonly problems: readonly Problem[];
 }
 
 /** "run.yaml:12", "--lr", "preset nemotron-tiny". */

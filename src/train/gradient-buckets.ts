@@ -17,6 +17,6 @@ export function gradientBuckets(
 	replicas: number,
 ): BucketSize | null {
 	if (!c.overlapGradReduce || (module !== languageModule && !c.encoderDdpOverlap)) return null;
-	if (c.ddpBucketSize !== null) return { elements: c.ddpBucketSize };
-	return c.ddpNumBuckets === null ? { elements: usualElements(replicas) } : { count: c.ddpNumBuckets };
+	if (c.ddpNumBuckets !== null) return { count: c.ddpNumBuckets };
+	return { elements: c.ddpBucketSize ?? usualElements(replicas) };
 }

@@ -1,6 +1,6 @@
 /** Checkpoints of `mimo train`: resumed bit by bit, on other layouts, and through other formats. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { CheckpointRuns, type LayoutName, reference } from "./checkpoint-runs.ts";
@@ -196,6 +196,21 @@ test("without the optimizer: saved so, and loaded so", () => {
 	// The schedule begins anew, as Megatron's does.
 	expect(rates.map(([step]) => step)).toEqual([2, 3]);
 	expect(rates[0]![1]).toBe(2e-3);
+}, 60_000);
+
+test("without the schedule, which begins anew", () => {
+	runs.trainWell("colocated", "--train-iters 2 --save scheduled --save-interval 2");
+	const steps = ["", " --no-load-scheduler"].map((flag) => {
+		runs.trainWell("colocated", `--train-iters 4 --load scheduled --log-json next.jsonl${flag}`);
+		const [[, first], [, second]] = [...runs.steps("next.jsonl")] as [[number, string], [number, string]];
+		rmSync(runs.path("next.jsonl"));
+		return [JSON.parse(first), JSON.parse(second)];
+	});
+	// The same weights and moments; the first of the two learning rates is the schedule's first, so the next losses differ.
+	expect(steps[1]![0][3]).toBe(steps[0]![0][3]);
+	expect(steps[1]![0][1]).toBe(2e-3);
+	expect(steps[0]![0][1]).toBeLessThan(2e-3);
+	expect(steps[1]![1][3]).not.toBe(steps[0]![1][3]);
 }, 60_000);
 
 test("a Hugging Face folder's config.json and names come back through checkpoints", () => {

@@ -51,7 +51,9 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	[
 		"moe-router-load-balancing-type",
 		(c) =>
-			c.softMask && hasLayer(c.hybridLayerPattern, "moe") && c.moeAuxLossCoeff.some((coefficient) => coefficient > 0),
+			c.softMask &&
+			hasLayer(c.hybridLayerPattern, "moe") &&
+			c.moeAuxLossCoeff.some((coefficient, at) => coefficient > 0 && c.moeRouterLoadBalancingType[at] !== "none"),
 		"allowed with soft-mask is none, or a coefficient of 0",
 	],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],

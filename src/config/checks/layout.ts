@@ -190,9 +190,9 @@ export const layoutChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			c.ddpNumBuckets === null || c.ddpBucketSize === null,
+			c.ddpNumBuckets === null || c.ddpBucketSize === null || c.ddpBucketSize === 0,
 			"ddp-bucket-size",
-			"allowed only without ddp-num-buckets",
+			"allowed with ddp-num-buckets is 0",
 		),
 	cuts(
 		"llm-tp",

@@ -96,7 +96,9 @@ export const energonKeys = {
 	"classification-prompt": optional(text, "User's prompt for samples of an image and its label."),
 	"data-begin-id": optional(integer(0), "Token put before every sample."),
 	"data-end-id": optional(integer(0), "Token put after every sample."),
-	"data-pad-id": defaulting(integer(0), 0, "Token that fills a sequence up to seq-length; it never counts."),
+	"data-pad-id": defaulting(integer(0), 0, "Token that fills a sequence up to seq-length; it never counts.", {
+		aliases: ["pad-token-id"],
+	}),
 	"dynamic-resolution-min-patches": defaulting(
 		integer(0),
 		4,
@@ -119,7 +121,10 @@ export const energonKeys = {
 	),
 	"use-tiling": off("Cut images into tiles of img-h × img-h."),
 	"min-num-tiles": defaulting(integer(1), 1, "Fewest tiles of an image."),
-	"max-num-tiles": defaulting(integer(1), 12, "Most tiles of an image.", { megatron: "1" }),
+	"max-num-tiles": defaulting(integer(1), 12, "Most tiles of an image.", {
+		megatron: "1",
+		aliases: ["num-image-tiles"],
+	}),
 	"use-area-weighted-aspect-ratio": off("Choose tiles by proportions and number of pixels, not by proportions alone."),
 	"use-tile-tags": off("Write <tile_1>, <tile_2>, … and <tile_global_thumbnail> before the tokens of the tiles."),
 	"use-thumbnail": off("The whole image as a further tile, where it has several."),

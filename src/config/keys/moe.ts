@@ -13,7 +13,9 @@ import {
 } from "../field.ts";
 
 export const moeKeys = {
-	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer."),
+	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer.", {
+		aliases: ["num-moe-experts"],
+	}),
 	"num-experts-per-layer": optional(
 		list(integer(1)),
 		"Routed experts of every E of the pattern's main part in order, where they differ; unset: num-experts each.",

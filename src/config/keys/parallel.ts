@@ -44,7 +44,12 @@ export const parallelKeys = {
 	"ep-overlap-early-attn-memory-release": off(
 		"With overlap-moe-expert-parallel-comm: free a backward block's activations before the forward block's experts run; hides less.",
 	),
-	"llm-dp": defaulting(size, 1, "Data-parallel size of the language model.", { megatron: "2" }),
+	"llm-dp": derived(
+		size,
+		"the ranks of torchrun, Slurm or --nproc behind those of other modules, divided by llm-pp and the shards of a weight; else 1",
+		"Data-parallel size of the language model.",
+		{ megatron: "2" },
+	),
 	"llm-ep": defaulting(size, 1, "Expert-parallel size of the language model.", {
 		aliases: ["expert-model-parallel-size"],
 	}),

@@ -7,6 +7,8 @@ export const presetNames = [
 	"nemotron-vlm-tiny",
 	"nemotron-20l",
 	"nemotron-54l",
+	"nemotron-moe-vlm-20l",
+	"nemotron-moe-vlm-54l",
 	"nemotron-nano-30b-a3b",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
@@ -154,11 +156,14 @@ export const checkpointKeys = {
 	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
 	"allow-fallback": off("Take the newest good checkpoint when the newest one is damaged."),
 	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
-	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint."),
+	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint.", {
+		aliases: ["load-nemotron-checkpoint"],
+	}),
 	finetune: off("Load weights only and start at step 0."),
 	"exit-on-missing-checkpoint": off("Fail when load has no checkpoint."),
 	"no-save-optim": off("Save neither optimizer nor scheduler."),
 	"no-load-optim": off("Load neither optimizer nor scheduler."),
+	"no-load-scheduler": off("Load the optimizer without its schedule, which begins anew."),
 	"no-save-rng": off("Do not save generator states."),
 	"no-load-rng": off("Do not load generator states."),
 	"load-main-params-from-ckpt": off("Take fp32 master weights from the checkpoint's weights.", {
@@ -194,6 +199,7 @@ export const checkpointKeys = {
 	"load-vision": optional(
 		path,
 		"Start the encoder from the RADIO tower of a Hugging Face folder, whose config.json gives its keys.",
+		{ aliases: ["load-vision-from"] },
 	),
 	"load-projector": optional(
 		path,

@@ -119,7 +119,9 @@ export async function restoreTraining(
 	const progress = progressOf(c, record, optimizer);
 	say(`Loaded ${checkpoint.path}: going on after step ${progress.iteration}.`);
 	const agreed =
-		record.schedules && optimizer ? agreedSchedules(c, schedules, record.schedules, checkpoint.path) : schedules;
+		record.schedules && optimizer && !c.noLoadScheduler
+			? agreedSchedules(c, schedules, record.schedules, checkpoint.path)
+			: schedules;
 	const { decaySamples, minimum } = agreed.learningRate;
 	if (decaySamples < schedules.learningRate.decaySamples && agreed.learningRate.style !== "constant") {
 		warn(
@@ -189,7 +191,7 @@ export function requireAgreement(
 	if (optimizer) requireOptimizer(record, path);
 	if (!c.noLoadRng) requireSeed(record, c, path);
 	requireBatchSize(record, c, path);
-	if (record.schedules && optimizer) agreedSchedules(c, schedulesOf(c), record.schedules, path);
+	if (record.schedules && optimizer && !c.noLoadScheduler) agreedSchedules(c, schedulesOf(c), record.schedules, path);
 	return record;
 }
 
@@ -207,7 +209,7 @@ function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, opti
 	return {
 		iteration: override ?? iteration,
 		consumedSamples: override === null ? consumedSamples : override * c.globalBatchSize,
-		scheduledSamples: optimizer ? scheduledSamples : 0,
+		scheduledSamples: optimizer && !c.noLoadScheduler ? scheduledSamples : 0,
 		consumedValidSamples,
 	};
 }

@@ -11,7 +11,7 @@ import { describeOrigin, type Entry } from "../../config/sources.ts";
 /** Keys that say where a run starts, which a run that goes on decides anew. */
 const starting: readonly Key[] = [
 	...(["load", "ckpt-step", "finetune", "pretrained-checkpoint", "load-peft", "exit-on-missing-checkpoint"] as const),
-	...(["no-load-optim", "no-load-rng", "override-ckpt-iteration", "allow-fallback"] as const),
+	...(["no-load-optim", "no-load-scheduler", "no-load-rng", "override-ckpt-iteration", "allow-fallback"] as const),
 	...(["override-opt-param-scheduler", "use-checkpoint-opt-param-scheduler"] as const),
 ];
 

@@ -1,5 +1,6 @@
 /** Refusals of elastic keys as the command line prints them: one sentence that names the key, before any rank starts. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { resolveConfiguration } from "../../../src/config/resolve.ts";
 import { deviceFlags, mimo } from "../../commands/mimo.ts";
 import { Scratch } from "../../data/fixtures.ts";
 
@@ -58,6 +59,11 @@ describe("lists of sizes", () => {
 			"layer-ranking-list has every layer; allowed is a ranking that leaves one out",
 		],
 	])("%s", (flags, sentence) => refused(`${elastic} ${flags}`, sentence));
+});
+
+test("a balancing type none may have a coefficient beside soft-mask", () => {
+	const line = `${elastic} --soft-mask --moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-4`;
+	expect(resolveConfiguration(line.split(" ").slice(1)).configuration.moeAuxLossCoeff).toEqual([1e-4]);
 });
 
 describe("budgets", () => {
