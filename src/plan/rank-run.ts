@@ -78,10 +78,10 @@ export async function openRank(
 	const run = await openRun({ ...c, encoderBalance: "number", mimoEncoderPrefetchDebug: false }, world);
 	// Made once: a real run loads its data while it trains.
 	const made: ImageTextMicrobatch[] = [];
-	const texts = run.language && mockTexts(c, tokens);
+	// Only sizes are counted: every microbatch has the same tokens.
+	const text = run.language ? mockTexts(c, tokens).microbatch(0, c.microBatchSize) : noText;
 	const batches = (count: number) => {
 		for (let index = made.length; index < count; index++) {
-			const text = texts ? texts.microbatch(index * c.microBatchSize, c.microBatchSize) : noText;
 			// The rank's first microbatch is its turn.
 			const images = index % encoderTurns(c) === 0 ? imageSet(c, grid, device) : noImages(0);
 			const others = modules
