@@ -11,13 +11,13 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14350, 79],
 	commands: [4220, 38],
-	config: [6260, 50],
+	config: [6280, 50],
 	data: [20330, 126],
 	decode: [650, 3],
-	guests: [3960, 35],
+	guests: [3980, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [4730, 57],
+	models: [4780, 57],
 	native: [3240, 17],
 	observe: [4850, 36],
 	optim: [480, 4],
@@ -26,7 +26,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	plan: [2580, 17],
 	schedule: [1020, 10],
 	system: [680, 12],
-	tensor: [4440, 35],
+	tensor: [4480, 36],
 	train: [5800, 49],
 };
 

@@ -9,6 +9,10 @@ void require_valid(const mimo_router_forward_args& args) {
   MIMO_REQUIRE(args.score_function == MIMO_SCORE_SIGMOID || args.score_function == MIMO_SCORE_SOFTMAX,
                "router_forward");
   MIMO_REQUIRE(args.expert_bias == nullptr || args.score_function == MIMO_SCORE_SIGMOID, "router_forward");
+  MIMO_REQUIRE(args.logit_offsets == nullptr ||
+                   (args.expert_bias == nullptr && args.expert_groups == 1 &&
+                    (args.score_function == MIMO_SCORE_SIGMOID || args.pre_softmax != 0)),
+               "router_forward");
   MIMO_REQUIRE(args.expert_groups >= 1 && args.experts % args.expert_groups == 0, "router_forward");
   if (args.expert_groups > 1) {
     const int64_t size = args.experts / args.expert_groups;

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 20;
+export const ABI_VERSION = 21;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -524,6 +524,7 @@ export const operations = {
 	router_forward: {
 		logits: "ptr",
 		expert_bias: "ptr",
+		logit_offsets: "ptr",
 		padding_mask: "ptr",
 		cu_seqlens: "ptr",
 		scores: "ptr",

@@ -102,6 +102,7 @@ export const fixedModel = {
 
 /** How every reference's experts are computed. */
 export const referenceExperts = {
+	sinkhorn: false,
 	interleave: 0,
 	fused: "auto",
 	recipe: "plain",

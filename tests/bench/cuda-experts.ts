@@ -25,6 +25,7 @@ function routingCases(x: Tensors, count: number, topk: number): Case[] {
 					device.run("router_forward", {
 						...scores,
 						...routed,
+						logit_offsets: null,
 						expert_bias: bias,
 						padding_mask: null,
 						cu_seqlens: null,

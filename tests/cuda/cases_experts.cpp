@@ -8,6 +8,7 @@ struct Router {
   int64_t tokens, experts, topk, groups, group_topk;
   bool softmax, pre_softmax, bias, padding;
   float z_loss;
+  bool offsets = false;
 };
 
 void router(Run& run, const Router& r) {
@@ -17,6 +18,7 @@ void router(Run& run, const Router& r) {
   mimo_router_forward_args f{};
   f.logits = run.floats(r.tokens * r.experts, 1.5);
   f.expert_bias = r.bias ? run.floats(r.experts, 0.1) : nullptr;
+  f.logit_offsets = r.offsets ? run.floats(r.experts, 2) : nullptr;
   std::vector<uint8_t> padding(static_cast<size_t>(r.tokens), 0);
   for (size_t t = 0; t < padding.size(); t += 4) padding[t] = 1;
   f.padding_mask = r.padding ? run.upload(padding) : nullptr;
@@ -237,6 +239,8 @@ void add_experts(Cases& cases, bool large) {
   };
   add("sigmoid", {70, 16, 3, 1, 1, false, false, true, false, 0});
   add("sigmoid groups, padding, z-loss", {65, 64, 6, 8, 3, false, false, true, true, 0.3f});
+  add("softmax by offset logits", {70, 64, 3, 1, 1, true, true, false, true, 0, true});
+  add("sigmoid top 1 by offset logits", {33, 12, 1, 1, 1, false, false, false, false, 0, true});
   add("sigmoid top 1", {33, 8, 1, 1, 1, false, false, false, false, 0});
   add("softmax", {70, 24, 4, 1, 1, true, false, false, true, 0.1f});
   add("softmax before", {40, 24, 4, 1, 1, true, true, false, false, 0});

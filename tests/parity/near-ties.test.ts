@@ -35,6 +35,7 @@ const moe: HybridConfig["moe"] = {
 	forceLoadBalancing: false,
 	balancing: [],
 	zLossCoefficient: 0,
+	sinkhorn: false,
 	interleave: 0,
 	fused: "auto",
 	recipe: "plain",

@@ -143,7 +143,7 @@ void count_token(const mimo_router_forward_args& args, int64_t token, const Scra
   const bool sigmoid_scores = args.score_function == MIMO_SCORE_SIGMOID;
   const float* scores = args.scores + token * experts;
   to.normalisation[token] = sigmoid_scores ? 1.0f / (sum(scores, experts) + 1e-20f) : 1.0f;
-  if (args.expert_bias == nullptr && args.expert_groups == 1) {
+  if (args.expert_bias == nullptr && args.logit_offsets == nullptr && args.expert_groups == 1) {
     const int32_t* routed = args.expert_index + token * args.topk;
     for (int64_t k = 0; k < args.topk; ++k) selected[routed[k]] = 1;
     return;
@@ -165,7 +165,8 @@ void route_token(const mimo_router_forward_args& args, int64_t token, const Scra
       args.score_function == MIMO_SCORE_SIGMOID && (args.expert_bias != nullptr || args.expert_groups > 1);
   for (int64_t e = 0; e < experts; ++e) {
     const double key = by_score ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))) : logits[e];
-    scratch.values[e] = args.expert_bias ? key + args.expert_bias[e] : key;
+    const float* const added = args.expert_bias ? args.expert_bias : args.logit_offsets;
+    scratch.values[e] = added ? key + added[e] : key;
   }
   if (args.expert_groups > 1) limit_groups(args, logits, scratch);
   select_largest(scratch.values, experts, args.topk, scratch.best, index);

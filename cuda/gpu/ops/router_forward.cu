@@ -110,8 +110,9 @@ __global__ void __launch_bounds__(32 * router_warps, Own <= 4 && sizeof(Key) == 
 #pragma unroll
     for (int j = 0; j < Own; ++j) {
       double value = static_cast<double>(logit[j]);
-      if (sigmoid_scores) value = 1.0 / (1.0 + exp(-value));
-      if (args.expert_bias != nullptr && first + j < experts) value += static_cast<double>(args.expert_bias[first + j]);
+      if (sigmoid_scores && args.logit_offsets == nullptr) value = 1.0 / (1.0 + exp(-value));
+      const float* const added = args.expert_bias != nullptr ? args.expert_bias : args.logit_offsets;
+      if (added != nullptr && first + j < experts) value += static_cast<double>(added[first + j]);
       key[j] = first + j < experts ? key_of(value) : 0;
     }
     if (args.expert_groups > 1) limit_groups(args, static_cast<double>(shift), key);
@@ -299,7 +300,8 @@ void router_forward(mimo_stream& stream, const mimo_router_forward_args& args) {
       const auto run = [&](auto kernel) {
         launch_early(stream, kernel, router_grid(args.tokens), dim3(32 * router_warps), 0, args, of);
       };
-      args.expert_bias != nullptr || args.expert_groups > 1 ? run(route_kernel<own, Key64>) : run(route_kernel<own, Key32>);
+      const bool wide = args.expert_bias != nullptr || args.logit_offsets != nullptr || args.expert_groups > 1;
+      wide ? run(route_kernel<own, Key64>) : run(route_kernel<own, Key32>);
     });
   }
   if (args.tokens_per_expert != nullptr) {

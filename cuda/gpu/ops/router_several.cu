@@ -286,7 +286,7 @@ void route(mimo_stream& stream, const mimo_router_forward_args& args, const Toke
 bool route_several(mimo_stream& stream, const mimo_router_forward_args& args, const TokenStatistics& statistics) {
   const uintptr_t addresses = reinterpret_cast<uintptr_t>(args.logits) | reinterpret_cast<uintptr_t>(args.scores) |
                               reinterpret_cast<uintptr_t>(args.expert_bias);
-  if (args.topk > 8 || args.expert_groups > 1 || addresses % 16 != 0) return false;
+  if (args.topk > 8 || args.expert_groups > 1 || args.logit_offsets != nullptr || addresses % 16 != 0) return false;
   if (args.experts == 64) {
     route<2>(stream, args, statistics);
   } else if (args.experts == 128) {

@@ -4,7 +4,7 @@ import { activationsThat } from "../../native/activations.ts";
 import { hasGatedActivation } from "../derive.ts";
 import { expertLayerOf, fusedMlpObstacle } from "../fused-mlp.ts";
 import { hasLayer } from "../hybrid-pattern.ts";
-import type { TrainingConfiguration } from "../schema.ts";
+import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
 const expertWidths = (c: TrainingConfiguration) => [
@@ -25,6 +25,14 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
 	],
 ];
+
+const hasSinkhorn = (c: TrainingConfiguration) => c.moeRouterLoadBalancingType.includes("sinkhorn");
+
+/** Refuses what Sinkhorn's routing has no use for, as in Megatron. */
+function withoutSinkhorn(key: Key, allowed: string, holds: (c: TrainingConfiguration) => boolean): Check {
+	return (c) =>
+		unless(!hasSinkhorn(c) || holds(c), key, `allowed with moe-router-load-balancing-type sinkhorn is ${allowed}`);
+}
 
 /** Why the experts cannot be one fused operation, as the end of "… and"; null: they can. */
 function notFused(c: TrainingConfiguration): string | null {
@@ -66,6 +74,7 @@ const routingChecks: readonly Check[] = [
 		unless(
 			!hasLayer(c.hybridLayerPattern, "moe") ||
 				c.moeRouterTopk > 1 ||
+				hasSinkhorn(c) ||
 				c.moeRouterScoreFunction !== "softmax" ||
 				c.moeRouterPreSoftmax,
 			"moe-router-topk",
@@ -113,11 +122,17 @@ const routingChecks: readonly Check[] = [
 	(c) => {
 		const types = c.moeRouterLoadBalancingType;
 		return unless(
-			new Set(types).size === types.length && (types.length === 1 || !types.includes("none")),
+			new Set(types).size === types.length &&
+				(types.length === 1 || !(types.includes("none") || types.includes("sinkhorn"))),
 			"moe-router-load-balancing-type",
-			"allowed is each loss once, and none only alone",
+			"allowed is each loss once, and none or sinkhorn only alone",
 		);
 	},
+	withoutSinkhorn("moe-aux-loss-coeff", "0", (c) => c.moeAuxLossCoeff[0] === 0),
+	withoutSinkhorn("moe-router-enable-expert-bias", "false", (c) => !c.moeRouterEnableExpertBias),
+	withoutSinkhorn("moe-router-num-groups", "1", (c) => c.moeRouterNumGroups === 1),
+	withoutSinkhorn("moe-router-topk-scaling-factor", "1", (c) => c.moeRouterTopkScalingFactor === 1),
+	withoutSinkhorn("flextron", "false", (c) => !c.flextron),
 	(c) =>
 		unless(
 			!c.addBiasLinear || !hasLayer(c.hybridLayerPattern, "moe") || c.moeSharedExpertIntermediateSize === 0,

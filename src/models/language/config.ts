@@ -123,6 +123,8 @@ export interface HybridConfig {
 		/** Number of best expert scores whose sum is a group's score. */
 		readonly groupScoreTopk: number;
 		readonly expertBias: boolean;
+		/** Whether training chooses experts by Sinkhorn's balancing of a microbatch. */
+		readonly sinkhorn: boolean;
 		/** γ of the expert bias update after each step; 0: the bias is fixed. */
 		readonly biasUpdateRate: number;
 		/** Route by random logits in training: for benchmarks (force-load-balancing.ts). */

@@ -164,18 +164,21 @@ function mambaConfig(c: LanguageModelKeys): HybridConfig["mamba"] {
 }
 
 function moeConfig(c: LanguageModelKeys): HybridConfig["moe"] {
+	const sinkhorn = c.moeRouterLoadBalancingType.includes("sinkhorn");
 	return {
 		experts: c.numExperts,
 		topk: c.moeRouterTopk,
 		ffnHiddenSize: c.moeFfnHiddenSize,
 		sharedExpertSize: c.moeSharedExpertIntermediateSize,
-		scoreFunction: c.moeRouterScoreFunction === "sigmoid" ? "sigmoid" : "softmax",
-		preSoftmax: c.moeRouterPreSoftmax,
+		// Sinkhorn's weights are scores over all experts: the sigmoid of a single one, the softmax of several.
+		scoreFunction: (sinkhorn ? c.moeRouterTopk === 1 : c.moeRouterScoreFunction === "sigmoid") ? "sigmoid" : "softmax",
+		preSoftmax: sinkhorn || c.moeRouterPreSoftmax,
 		scalingFactor: c.moeRouterTopkScalingFactor,
 		groups: c.moeRouterNumGroups,
 		groupTopk: c.moeRouterGroupTopk,
 		groupScoreTopk: Math.max(1, Math.floor(c.moeRouterTopk / c.moeRouterGroupTopk)),
 		expertBias: c.moeRouterEnableExpertBias,
+		sinkhorn,
 		biasUpdateRate: updatesBias(c) ? c.moeRouterBiasUpdateRate : 0,
 		forceLoadBalancing: c.moeRouterForceLoadBalancing,
 		balancing: balancingLosses(c),

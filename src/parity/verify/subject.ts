@@ -184,6 +184,9 @@ export function poolingReason(subject: Pick<Subject, "language" | "lossMean" | "
 	if (has("aux_loss")) {
 		return "moe-router-load-balancing-type aux_loss balances the samples of a microbatch together";
 	}
+	if (language.moe.sinkhorn) {
+		return "moe-router-load-balancing-type sinkhorn balances the samples of a microbatch together";
+	}
 	const counts = samples.map(({ text }) => text.lengths.length);
 	const [fewest, most] = [Math.min(...counts), Math.max(...counts)];
 	if (!has("seq_aux_loss") || fewest === most) return null;

@@ -18,6 +18,8 @@ export interface RouterOptions {
 	readonly scalingFactor?: number;
 	/** f32 [E], added to the scores for selection only; sigmoid scores. */
 	readonly expertBias?: Tensor | null;
+	/** f32 [E], added to the logits for selection, whatever the scores are; without expertBias and groups. */
+	readonly logitOffsets?: Tensor | null;
 	/**
 	 * Only experts of the `topk` best of `count` equal groups are selected; a group's score is the sum of its
 	 * `scoreTopk` best biased scores, or logits with softmax after top-k (Megatron: topk // groups.topk, Hugging Face: 2).
@@ -128,6 +130,7 @@ export function route(tape: Tape, logits: Tensor, options: RouterOptions): Routi
 	device.run("router_forward", {
 		...common,
 		expert_bias: options.expertBias ?? null,
+		logit_offsets: options.logitOffsets ?? null,
 		tokens_per_expert: tape.replaying ? null : (options.tokensPerExpert ?? null),
 		sequence_counts: statistics?.counts ?? null,
 		sequence_score_sums: statistics?.scoreSums ?? null,

@@ -12,6 +12,9 @@ enum mimo_score_function { MIMO_SCORE_SIGMOID = 0, MIMO_SCORE_SOFTMAX = 1 };
 typedef struct mimo_router_forward_args {
   const float* logits;         /* [T, E] */
   const float* expert_bias;    /* [E], or null; sigmoid only */
+  /* [E] added to the logits, which selection then compares whatever the scores are (sinkhorn); or null. With it there are
+   * neither expert_bias nor groups, and softmax has pre_softmax = 1. */
+  const float* logit_offsets;
   const uint8_t* padding_mask; /* [T] 1 = padding, or null */
   const int32_t* cu_seqlens;   /* for the sequence_ arrays; null without them */
   float* scores;               /* [T, E]: sigmoid, or softmax over all experts */

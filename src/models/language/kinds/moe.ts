@@ -15,6 +15,7 @@ import {
 	type ResidualSum,
 	type Routing,
 	route,
+	sinkhornOffsets,
 	type Tape,
 	type Tensor,
 } from "../../../tensor/index.ts";
@@ -179,6 +180,14 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	using logits = scores?.logits ?? everyExpert.share();
 	using expertBias = scores ? scores.bias : (bias?.share() ?? null);
 	router.onLogits?.(logits);
+	const { tp } = context.parallel;
+	using logitOffsets =
+		moe.sinkhorn && tape.training && !forced
+			? sinkhornOffsets(logits, {
+					tokens: context.sequences.tokens,
+					sumOverRanks: (columns) => tp.allReduce(columns).wait(),
+				})
+			: null;
 	const zLoss = router.sums.get("z_loss");
 	const routing = route(tape, logits, {
 		topk: moe.topk,
@@ -186,6 +195,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		preSoftmax: moe.preSoftmax,
 		scalingFactor: moe.scalingFactor,
 		expertBias,
+		logitOffsets,
 		groups: moe.groups > 1 ? { count: moe.groups, topk: moe.groupTopk, scoreTopk: moe.groupScoreTopk } : null,
 		tokensPerExpert: tape.training ? router.tokensPerExpert : null,
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
@@ -193,7 +203,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	});
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
-		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, context.parallel.tp);
+		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, tp);
 	}
 	return routing;
 }
