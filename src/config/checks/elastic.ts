@@ -39,22 +39,9 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	],
 	["lora-rank", (c) => c.loraRank !== null, "allowed only without flextron"],
 	[
-		"moe-router-bias-update-rate",
-		(c) => c.moeRouterEnableExpertBias && c.moeRouterBiasUpdateRate > 0 && hasLayer(c.hybridLayerPattern, "moe"),
-		"allowed with flextron is 0: experts that a mask leaves out would count as starved",
-	],
-	[
 		"moe-router-score-function",
 		(c) => c.softMask && hasLayer(c.hybridLayerPattern, "moe") && c.moeRouterScoreFunction !== "sigmoid",
 		"allowed with soft-mask is sigmoid",
-	],
-	[
-		"moe-router-load-balancing-type",
-		(c) =>
-			c.softMask &&
-			hasLayer(c.hybridLayerPattern, "moe") &&
-			c.moeAuxLossCoeff.some((coefficient, at) => coefficient > 0 && c.moeRouterLoadBalancingType[at] !== "none"),
-		"allowed with soft-mask is none, or a coefficient of 0",
 	],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],
 	[

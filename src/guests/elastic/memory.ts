@@ -38,8 +38,12 @@ export const memoryProfiles = {
 	fp4: preset(0.5625, 0.5625, 1, 2),
 } as const;
 
-/** Keys of a profile in a file, Megatron's. */
+/** Keys of a profile in a file: those of Megatron's files, or of its flags. */
 const fileKeys = {
+	params: "parameters",
+	kv_cache: "kvCache",
+	ssm_cache: "ssmCache",
+	max_buffer: "buffer",
 	bpe_params: "parameters",
 	bpe_kv_cache: "kvCache",
 	bpe_ssm_cache: "ssmCache",
@@ -71,7 +75,8 @@ function profilesOf(content: unknown, path: string): Record<string, Partial<Memo
 		throw new UserError(`${path}: ${what}.`);
 	};
 	const isTable = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null;
-	const profiles = isTable(content) && isTable(content.profiles) ? content.profiles : content;
+	const table = isTable(content) ? (content.presets ?? content.profiles) : null;
+	const profiles = isTable(table) ? table : content;
 	if (!isTable(profiles)) return refuse("it is no table of memory profiles");
 	return Object.fromEntries(
 		Object.entries(profiles).map(([name, profile]) => {

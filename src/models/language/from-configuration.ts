@@ -79,6 +79,7 @@ export type LanguageModelKeys = Pick<
 /** Keys that descriptions in older checkpoints lack, where they have their defaults. */
 type LaterKey =
 	| "addQkvBias"
+	| "freezeModel"
 	| "maxPositionEmbeddings"
 	| "normalization"
 	| "qkLayernorm"
@@ -253,9 +254,13 @@ export function segmentsOfConfiguration(
 	return segmentsOf(segmentLengths(c.hybridLayerPattern, c.llmPp));
 }
 
-/** Whether the expert bias is updated: not with adapters, whose base is frozen, nor for a description without router keys. */
+/**
+ * Whether the expert bias is updated: not in a frozen parent, nor with adapters, whose base is frozen, nor for a description without
+ * router keys.
+ */
 function updatesBias(c: LanguageModelKeys): boolean {
-	return c.moeRouterEnableExpertBias && c.loraRank === null && !c.moeRouterForceLoadBalancing;
+	const frozen = c.loraRank !== null || c.freezeModel === true;
+	return c.moeRouterEnableExpertBias && !frozen && !c.moeRouterForceLoadBalancing;
 }
 
 function recomputation(c: LanguageModelKeys): HybridConfig["recompute"] {

@@ -47,6 +47,8 @@ export interface LayerMasks {
 	} | null;
 	readonly moe: {
 		readonly scores: ScoreMask | null;
+		/** Share of the tokens that each expert gets when they are balanced, proportional to its factor; null: all alike. */
+		readonly shares: Float64Array | null;
 		/** Mask between an expert's projections; null: none. */
 		readonly channels: Mask | null;
 	} | null;

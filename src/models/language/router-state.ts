@@ -35,6 +35,8 @@ export class RouterState implements Disposable {
 	/** f32 [1, E], for global_aux_loss: counts summed over the step's microbatches so far. */
 	readonly #stepCounts: Tensor;
 	#stepMicrobatches = 0;
+	/** [E]: tokens of this rank since the last bias update that balanced experts would have got; null: all alike. */
+	#balanced: Float64Array | null = null;
 	/** i32 [2], not owned: written by Exchange.plan if rows do not fit. */
 	overflow: Tensor | null = null;
 	/** Called with a microbatch's logits [T, E] of this rank's tokens before experts are chosen; may change them. */
@@ -71,6 +73,12 @@ export class RouterState implements Disposable {
 		axpby(this.#stepCounts, counts, 1 / this.#stepMicrobatches, 0);
 	}
 
+	/** Counts the choices of a microbatch whose masks give experts these shares of balanced tokens; they sum to 1. */
+	expect(shares: Float64Array, choices: number): void {
+		const before = this.#balanced;
+		this.#balanced = shares.map((share, e) => (before?.[e] ?? 0) + choices * share);
+	}
+
 	/**
 	 * Ends a step: updates the expert bias from the tokens that all ranks of `group` (those with a replica of this router)
 	 * counted (docs/spec/language-model.md §4.3).
@@ -78,9 +86,31 @@ export class RouterState implements Disposable {
 	finishStep(group: Group): void {
 		group.allReduce(this.tokensPerExpert).wait();
 		this.device.copy(this.stepTokens, this.tokensPerExpert, this.stepTokens.bytes);
-		updateExpertBias(this.device, this.expertBias, this.tokensPerExpert, this.moe.biasUpdateRate);
+		this.#updateBias(group);
 		this.device.setZero(this.#stepCounts, this.#stepCounts.bytes);
 		this.#stepMicrobatches = 0;
+	}
+
+	/** Masked experts are compared with the tokens that their factors let them expect, all others with the mean. */
+	#updateBias(group: Group): void {
+		const { device, expertBias, tokensPerExpert } = this;
+		const { biasUpdateRate } = this.moe;
+		if (this.#balanced === null) {
+			updateExpertBias(device, expertBias, tokensPerExpert, biasUpdateRate);
+			return;
+		}
+		using sums = Tensor.from(device, Float32Array.from(this.#balanced));
+		this.#balanced = null;
+		group.allReduce(sums).wait();
+		const balanced = sums.toFloat32();
+		const counts = tokensPerExpert.toInt32();
+		const next = expertBias.toFloat32().map((bias, e) => {
+			const missing = balanced[e]! - counts[e]!;
+			// A sum of shares is a whole number but for rounding.
+			return Math.abs(missing) < 1e-3 ? bias : bias + Math.sign(missing) * biasUpdateRate;
+		});
+		device.copyToDevice(expertBias, next);
+		device.setZero(tokensPerExpert, tokensPerExpert.bytes);
 	}
 
 	/**

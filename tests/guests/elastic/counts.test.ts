@@ -177,6 +177,10 @@ describe("memory", () => {
 			target: "total",
 		});
 		expect(resolveProfile("own", {}, { own: { bpe_params: 3 } })).toEqual({ ...memoryProfiles.bf16, parameters: 3 });
+		const megatron = { params: 1, kv_cache: 2, ssm_cache: 4, max_buffer: 8, param_budget_target: "total" };
+		expect(resolveProfile("own", {}, { presets: { own: megatron } })).toEqual({
+			...{ parameters: 1, kvCache: 2, ssmCache: 4, buffer: 8, target: "total" },
+		});
 		expect(() => resolveProfile("fp7")).toThrow(
 			"memory-profile is fp7; allowed are bf16, fp8_kv, fp8_kv_ssm, fp8_all, int8, fp4.",
 		);

@@ -32,6 +32,11 @@ const unitsOfThree = {
 
 describe("layouts give what one process gives", () => {
 	const turns = { "llm-ep": 2, "llm-tp": 2, "overlap-moe-expert-parallel-comm": true, "delay-wgrad-compute": true };
+	const balanced = {
+		"moe-router-load-balancing-type": ["seq_aux_loss"],
+		"moe-aux-loss-coeff": [0.1],
+		"moe-router-bias-update-rate": 1e-2,
+	};
 	const cut = { "hybrid-layer-pattern": "ME|*-" };
 	for (const [layout, keys] of [
 		["1", soft],
@@ -39,6 +44,8 @@ describe("layouts give what one process gives", () => {
 		["2|pp2", { ...soft, ...byLayer, ...cut }],
 		["1+dp2ep2", { "freeze-model": true }],
 		["1+tp2ep2", { ...byLayer, ...turns }],
+		["1+tp2", { ...soft, ...balanced }],
+		["dp2|pp2", { ...balanced, ...cut }],
 		["1+tp2ep1etp2", { "moe-mlp-glu-interleave-size": null }],
 		["1+pp2", { ...soft, ...byLayer, "hybrid-layer-pattern": "M|E|*|-" }],
 		// Ranks that share the router's gradients, in numbers that do not divide 64.

@@ -88,7 +88,7 @@ export class MaskBuilder {
 	}
 
 	#moe(index: number): LayerMasks["moe"] {
-		const { config } = this.parts;
+		const { config, tables, sample } = this.parts;
 		const experts = this.#axis("moe_expert");
 		const channels = this.#axis("mlp");
 		const emb = this.#axis("emb");
@@ -96,6 +96,7 @@ export class MaskBuilder {
 		const scale = emb && !config.softMask ? this.#scale(emb, 0, "one", "channels") : null;
 		return {
 			scores: experts && this.#scores(experts, this.#row(experts, index)),
+			shares: experts && tables.expertShares(sample, this.#row(experts, index)),
 			channels: columns || scale ? { columns, scale } : null,
 		};
 	}

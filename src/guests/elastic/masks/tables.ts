@@ -131,6 +131,20 @@ export class TableLayout {
 		return sizes.reduce((sum, size, k) => sum + one.probabilities[row * sizes.length + k]! * size, 0) / parent;
 	}
 
+	/** M_e / Σ M of every expert of a layer with the axis's choices `row` (docs/spec/elastic.md §10). */
+	expertShares(sample: RouterSample, row: number): Float64Array {
+		const { sizes } = sample.get("moe_expert")!.axis;
+		const table = this.get("moe_expert", row, "prefix");
+		const weights = this.#weights(sample.get("moe_expert")!, table);
+		const factors = table.coefficients.map((coefficients) => linear(coefficients, weights));
+		const ofExperts = Float64Array.from(
+			{ length: sizes[0]! },
+			(_, e) => factors[sizes.findLastIndex((size) => e < size)]!,
+		);
+		const sum = ofExperts.reduce((total, factor) => total + factor, 0);
+		return ofExperts.map((factor) => factor / sum);
+	}
+
 	/** How much each choice counts. */
 	#weights(sample: AxisSample, table: Table): number[] {
 		const row = rowOf(table);

@@ -201,6 +201,8 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 		statistics: moe.balancing.length > 0 && tape.training ? context.localSequences : null,
 		zLoss: zLoss && tape.training ? { sum: zLoss, gradientScale: zLossScale(context, router) } : null,
 	});
+	const shares = context.layerMasks?.moe?.shares ?? null;
+	if (shares && moe.biasUpdateRate > 0 && tape.training && !tape.replaying) router.expect(shares, u.rows * moe.topk);
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
 		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, tp);
