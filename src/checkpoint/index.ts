@@ -1,5 +1,5 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
-export { ConvertedStore } from "./cast-floats.ts";
+export { ConvertedStore, decodeFloats } from "./cast-floats.ts";
 export { adaptedModel, type TargetName } from "./conversion/adapters.ts";
 export {
 	type ConversionOptions,
@@ -72,7 +72,7 @@ export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLoc
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
 export { SelectedStore, type Selection } from "./selected-store.ts";
-export { readTensor, selectTensors, type TensorStore } from "./store.ts";
+export { readTensor, selectTensors, type TensorStore, typeOf } from "./store.ts";
 export {
 	openChecked,
 	readStoredDataKeys,

@@ -89,7 +89,7 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 	try {
 		const weights = selectWeights(source, options);
 		const router = [...source.weights.tensors.keys()].some((name) => isRouterName(name));
-		const left = router && options.to !== "native";
+		const left = router && !keepsRouter(options.to);
 		const { tensors, run, warnings = [], otherNames = false } = planTarget(source, weights, options);
 		const bytes = [...tensors.tensors.values()].reduce((sum, type) => sum + bytesOfType(type), 0);
 		return {
@@ -114,7 +114,8 @@ export function planConversion(options: ConversionOptions, opened: SourceCheckpo
 	}
 }
 
-/** An elastic parent's router, which only this program's own checkpoints have a place for. */
+/** An elastic parent's router, which Hugging Face's formats have no place for. */
+const keepsRouter = (to: TargetName) => to === "native" || to === "torch_dist";
 const isRouterName = (name: string) => /^(optimizer\.state\.[^.]+\.)?elastic_router\./.test(name);
 const routerWarning = (path: string) => `The elastic router of ${path} is left out: the format has no place for it.`;
 
@@ -129,7 +130,7 @@ function selectWeights(source: SourceCheckpoint, options: ConversionOptions): Te
 	let weights = selectTensors(adapted, (name) => {
 		const dropped = globs.find(({ glob }) => glob.match(name));
 		if (dropped) unused.delete(dropped.pattern);
-		if (options.to !== "native" && isRouterName(name)) return false;
+		if (isRouterName(name) && !keepsRouter(options.to)) return false;
 		return !dropped && !(hf && name.startsWith("optimizer."));
 	});
 	for (const pattern of unused) throw new UserError(`--drop ${pattern} matches no tensor of ${source.path}.`);

@@ -6,7 +6,13 @@ import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
-import { argumentsOf, configurationFromArguments, patternOfArguments } from "../torch-dist/arguments.ts";
+import {
+	argumentsOf,
+	configurationFromArguments,
+	elasticArguments,
+	elasticFromArguments,
+	patternOfArguments,
+} from "../torch-dist/arguments.ts";
 import {
 	isJsonObject,
 	type JsonObject,
@@ -92,7 +98,10 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 			...(added && { prepare: () => added.store.draw() }),
 			stored: folder,
 			configuration,
-			model: { ...(configuration as unknown as JsonObject | null) },
+			model: {
+				...(configuration as unknown as JsonObject | null),
+				...(style.routers && { flextron: true, ...(args.flextron === true && elasticFromArguments(args)) }),
+			},
 			iteration,
 			common: { megatron: common, optimizer: { paramGroups: groups } },
 			spelling: { torchDist: { ...style, layerNames: layers.names } as unknown as Json },
@@ -297,7 +306,11 @@ function commonFor(
 	for (const [key, value] of pythonMap(trained.state)) if (optimizer) common.set(key, value);
 	const known = isJsonObject(args) ? args : argumentsFor(source.configuration, weights);
 	const numbered = known === null ? {} : numberingArguments(known, layers);
-	if (known) common.set("args", namespace({ ...known, ...numbered, ...trained.args, ...flags }));
+	if (known)
+		common.set(
+			"args",
+			namespace({ ...known, ...elasticArguments(source.model), ...numbered, ...trained.args, ...flags }),
+		);
 	if (groups) {
 		const chains = Object.values(groups)[0] ?? [];
 		const states = chains.map(

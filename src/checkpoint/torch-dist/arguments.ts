@@ -3,12 +3,16 @@
  * where it does differ, so that a checkpoint that is converted there and back is the same model.
  */
 
+import * as v from "valibot";
 import { hasGatedActivation } from "../../config/derive.ts";
 import { hasLayer } from "../../config/hybrid-pattern.ts";
+import { elasticKeys } from "../../config/keys/elastic.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
+import { camelCase } from "../../config/names.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { type ActivationFlag, activationKeys, flaggedActivations } from "../../native/activations.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
+import type { Json } from "../native/manifest.ts";
 import type { JsonObject } from "./common.ts";
 
 const positionTypes = ["rope", "learned_absolute"] as const;
@@ -168,6 +172,35 @@ function expertArguments(configuration: LanguageModelConfiguration): JsonObject 
 /** Name of an activation's argument in Megatron. */
 function argumentOf(flag: ActivationFlag): string {
 	return flag.replaceAll("-", "_");
+}
+
+// Arguments of elastic models, which have the names of this program's keys.
+
+const elasticNames = Object.entries(elasticKeys).map(([key, { type, default: standing }]) => ({
+	argument: key.replaceAll("-", "_"),
+	property: camelCase(key),
+	schema: type.schema,
+	standing: standing as Json,
+}));
+
+/** An elastic model's keys by Megatron's arguments. Where sizes are given, Megatron's shares are its default. */
+export function elasticFromArguments(args: JsonObject): JsonObject {
+	const known = elasticNames.map(({ argument, property, schema, standing }) => {
+		const value = args[argument];
+		const sized = argument.endsWith("_per_list") && Array.isArray(args[argument.replace("_per_", "_int_")]);
+		return [property, value === undefined || sized || !v.is(schema, value) ? standing : value] as const;
+	});
+	return Object.fromEntries(known);
+}
+
+/** Megatron's arguments of an elastic model; none of another one. */
+export function elasticArguments(model: JsonObject): JsonObject {
+	if (model.flextron !== true) return {};
+	const known = elasticNames.flatMap(({ argument, property }) => {
+		const value = model[property];
+		return value === undefined ? [] : [[argument, value] as const];
+	});
+	return Object.fromEntries(known);
 }
 
 /** The arguments that Megatron's loader compares, for a model that was never run by it. */

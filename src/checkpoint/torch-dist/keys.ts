@@ -15,6 +15,8 @@ export interface KeyStyle {
 	readonly plain: boolean;
 	/** `module.` segments by the root that they follow ("language_model.", "modality_submodules.x."). */
 	readonly wrappers: Readonly<Record<string, string>>;
+	/** Modules with the elastic router, a copy for each pipeline stage (`router_pp0`, …); absent: there is no router. */
+	readonly routers?: readonly string[];
 }
 
 /** Optimizer tensors by parameter: the name of the state, then the parameter's key. */
@@ -30,6 +32,10 @@ const parts: readonly (readonly [RegExp, string, readonly string[]])[] = [
 	[/mixer\.conv1d\.bias\.(x|B|C)$/, "mixer.conv1d_bias", ["x", "B", "C"]],
 	[/linear_fc1\.weight_(w|v)$/, "linear_fc1.weight", ["w", "v"]],
 ];
+
+const routerName = /^language_model\.(router(?:_pp\d+)?)\.(gate_[a-z_]+\.[02]\.weight)$/;
+/** Prefix of the router's logical names. */
+const routerPrefix = "elastic_router.";
 
 const towerRoot = "modality_submodules.radio_encoder.";
 /** Prefixes of the same modules in other models. */
@@ -53,6 +59,7 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 	const groups = new Groups(builder);
 	const wrappers: Record<string, string> = {};
 	const buffers: string[] = [];
+	const routers = new Set<string>();
 	let plain = false;
 	for (const [key, { shape }] of stored) {
 		if (bufferKey.test(key)) {
@@ -72,10 +79,22 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 			name = `language_model.${name}`;
 		}
 		builder.addForeign(key, shape);
+		const router = routerName.exec(name);
+		if (router) {
+			// All stages have the same router; the first one's counts.
+			routers.add(router[1]!);
+			const logical = `${state}${routerPrefix}${router[2]}`;
+			if (!builder.logical.has(logical)) {
+				builder.addLogical(logical, shape);
+				builder.link({ logical, foreign: key, count: 1, length: elementCount(shape)! });
+			}
+			continue;
+		}
 		unstack(builder, groups, path, key, state + name, shape, 0);
 	}
 	groups.close(path);
-	return { correspondence: builder, style: { plain, wrappers }, buffers };
+	const style = { plain, wrappers, ...(routers.size > 0 && { routers: [...routers] }) };
+	return { correspondence: builder, style, buffers };
 }
 
 /** Links the layers and experts of a stacked tensor to their logical names. */
@@ -193,6 +212,17 @@ export function writeKeys(logical: Shapes, style: KeyStyle, path: string, stacks
 	for (const [name, { shape }] of logical) {
 		const optimizer = /^optimizer\.state\.(param|exp_avg|exp_avg_sq)\.(.+)$/.exec(name);
 		const parameter = optimizer ? optimizer[2]! : name;
+		if (parameter.startsWith(routerPrefix)) {
+			const state = optimizer ? `${style.plain ? "" : "mimo.language."}optimizer.state.${optimizer[1]}.` : "";
+			const root = style.plain ? "" : `language_model.${style.wrappers["language_model."] ?? "module."}`;
+			builder.addLogical(name, shape);
+			for (const router of style.routers ?? ["router_pp0"]) {
+				const key = `${state}${root}${router}.${parameter.slice(routerPrefix.length)}`;
+				builder.addForeign(key, shape);
+				builder.link({ logical: name, foreign: key, count: 1, length: elementCount(shape)! });
+			}
+			continue;
+		}
 		const root = /^(language_model\.|modality_submodules\.[^.]+\.)/.exec(parameter)?.[1];
 		if (!root) throw new UserError(`${path}: tensor ${name} belongs to no module that Megatron knows.`);
 		const inner = parameter.slice(root.length);

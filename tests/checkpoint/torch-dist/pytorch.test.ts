@@ -62,3 +62,21 @@ test("Megatron-LM's own keys stand for these logical tensors, and are written ag
 	expect(plain(correspondence.logical)).toEqual(logical!);
 	expect(plain(writeKeys(shapes(logical!), style, path).foreign)).toEqual(tensors!);
 });
+
+test("a router's copies of several stages are one router, and are written again", () => {
+	const [gate, path] = ["gate_mlp.0.weight", "checkpoint"];
+	const stored = ["router_pp0", "router_pp1", "router"].map((root) => `${root}.${gate}`);
+	const keys = [...stored, ...stored.map((key) => `optimizer.state.exp_avg.${key}`)];
+	const shapes = new Map(keys.map((key) => [key, { shape: [4, 2], dtype: "F32" as const }]));
+	const { correspondence, style } = readKeys(shapes, path);
+	const logical = [`elastic_router.${gate}`, `optimizer.state.exp_avg.elastic_router.${gate}`];
+	expect([...correspondence.logical.keys()]).toEqual(logical);
+	expect(correspondence.links.map(({ foreign }) => foreign)).toEqual([keys[0]!, keys[3]!]);
+	const named = new Map(logical.map((name) => [name, { shape: [4, 2], dtype: "F32" as const }]));
+	expect([...writeKeys(named, style, path).foreign.keys()].sort()).toEqual(keys.sort());
+	const wrapped = { plain: false, wrappers: { "language_model.": "module." } };
+	expect([...writeKeys(named, wrapped, path).foreign.keys()]).toEqual([
+		`language_model.module.router_pp0.${gate}`,
+		`mimo.language.optimizer.state.exp_avg.language_model.module.router_pp0.${gate}`,
+	]);
+});

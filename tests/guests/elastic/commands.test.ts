@@ -1,6 +1,9 @@
 /** `mimo elastic` and `convert-ckpt --permute` as a user runs them: every format in and out, and layouts of the results. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
+import { NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
+import { readTensor } from "../../../src/checkpoint/store.ts";
+import { resolveIteration, TorchDistFolder } from "../../../src/checkpoint/torch-dist/folder.ts";
 import { deviceFlags, mimo } from "../../commands/mimo.ts";
 import { Scratch } from "../../data/fixtures.ts";
 
@@ -257,6 +260,34 @@ describe("a trained family", () => {
 			"mimo: native/iter_0000060 has no elastic router: it is no checkpoint of a training with --flextron --enable-router.\n",
 		]);
 	}, 30_000);
+
+	test("the router goes to torch_dist under Megatron's names, and comes back", () => {
+		run("convert-ckpt --to torch_dist --verify family family-td");
+		using written = TorchDistFolder.open(resolveIteration(`${folder.path}/family-td`).folder);
+		const keys = [...written.tensors.keys()].filter((key) => key.includes("gate_emb"));
+		const gates = ["gate_emb.0.weight", "gate_emb.2.weight"];
+		const states = ["exp_avg", "exp_avg_sq", "param"].map((state) => `optimizer.state.${state}.`);
+		expect(keys.sort()).toEqual(
+			[
+				...gates.map((gate) => `router_pp0.${gate}`),
+				...states.flatMap((state) => gates.map((gate) => `${state}router_pp0.${gate}`)),
+			].sort(),
+		);
+		run("convert-ckpt --to native --verify family-td family-back");
+		const values = (name: string) => {
+			using checkpoint = NativeCheckpoint.open(`${folder.path}/${name}`);
+			const digest = (tensor: string) => Bun.SHA256.hash(readTensor(checkpoint, tensor) as Uint8Array, "hex");
+			return Object.fromEntries([...checkpoint.tensors.keys()].sort().map((tensor) => [tensor, digest(tensor)]));
+		};
+		expect(values("family-back")).toEqual(values("family"));
+		for (const copy of ["family-td", "family-back"]) {
+			expect(run(`elastic list --load ${copy}`).stdout).toBe(run("elastic list --load family").stdout);
+		}
+		const { stdout } = run(
+			`${training} ${elastic} --train-iters 2 --load family-td --finetune --save resumed --log-interval 1`,
+		);
+		expect(stdout).toContain("budget loss");
+	}, 60_000);
 
 	test("report draws the family from the log", () => {
 		run("report family.jsonl --output family.html");

@@ -1,6 +1,12 @@
 /** The submodels that a trained router chooses: one for every budget, without noise (docs/spec/elastic.md §3, §16). */
 
-import { readTensor, type SourceCheckpoint, type TensorStore } from "../../../checkpoint/index.ts";
+import {
+	decodeFloats,
+	readTensor,
+	type SourceCheckpoint,
+	type TensorStore,
+	typeOf,
+} from "../../../checkpoint/index.ts";
 import type { LayerKind } from "../../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import type { HybridConfig } from "../../../models/language/config.ts";
@@ -23,6 +29,9 @@ export interface TrainedRouter {
 
 /** The router in a checkpoint. `model`: of the checkpoint. Throws a UserError where the checkpoint has no router, or a router of another family. */
 export function routerOf({ path, model: keys, weights }: SourceCheckpoint, model: HybridConfig): TrainedRouter {
+	if (keys.flextron === true && keys.budgetList === undefined) {
+		throw new UserError(`${path} has an elastic router, and does not say its budgets and sizes.`);
+	}
 	const config = keys.flextron === true ? elasticConfig(keys as unknown as TrainingConfiguration, model, 1) : null;
 	if (config === null) {
 		throw new UserError(
@@ -39,9 +48,13 @@ export function routerOf({ path, model: keys, weights }: SourceCheckpoint, model
 }
 
 function readGate(weights: TensorStore, name: string): Float64Array {
+	const { dtype } = typeOf(weights, name);
+	// Megatron's are in the type of the run.
+	if (dtype !== "F32" && dtype !== "BF16") {
+		throw new UserError(`${weights.path}: ${name} is ${dtype}; a router's weights are F32 or BF16.`);
+	}
 	const values = readTensor(weights, name);
-	if (values instanceof Float32Array) return Float64Array.from(values);
-	throw new UserError(`${weights.path}: ${name} is ${weights.tensors.get(name)!.dtype}; a router's weights are F32.`);
+	return Float64Array.from(decodeFloats(dtype, new Uint8Array(values.buffer, values.byteOffset, values.byteLength)));
 }
 
 /** Sizes that the router likes best for a budget. */
