@@ -25,7 +25,17 @@ export default defineCommand({
 			description: "Checkpoint of any format with the reference's initial weights; default: the reference's own.",
 			valueHint: "PATH",
 		},
-		log: { type: "string", description: "A run's JSON log to compare with golden values.", valueHint: "FILE" },
+		log: {
+			type: "string",
+			description: "A run's JSON log, or its folder of TensorBoard events, to compare with golden values.",
+			valueHint: "PATH",
+		},
+		config: {
+			type: "string",
+			description:
+				"With --log: model_config.yaml of a functional test of Megatron, whose METRICS and tolerances count.",
+			valueHint: "FILE",
+		},
 		tolerance: { type: "string", description: "Relative tolerance with --log.", default: "0.05", valueHint: "NUMBER" },
 		layout: {
 			type: "string",
@@ -72,8 +82,15 @@ export default defineCommand({
 			}
 			requireGiven(args.golden);
 			const { logParity } = await import("../parity/log.ts");
-			await printReport(logParity(args.golden, args.log, tolerance), args.json ?? false);
+			for (const path of [args.log, args.config]) if (path !== undefined) requireFile(path);
+			const options = { tolerance, test: args.config ?? null };
+			await printReport(logParity(args.golden, args.log, options), args.json ?? false);
 			return;
+		}
+		if (args.config !== undefined) throw new UserError(`--config ${args.config}: it needs --log.`, exitCodes.usage);
+		const { curveOf } = await import("../parity/log.ts");
+		if (curveOf(args.golden) !== null) {
+			throw new UserError(`${args.golden} has no weights to train from: --log compares a run with its losses.`);
 		}
 		const { layoutOf } = await import("../parity/formats.ts");
 		const asked = { layout: args.layout ?? null, weights: args.weights ?? null, bf16: args.bf16 ?? false };
@@ -146,6 +163,10 @@ async function compareOnLayout(named: NamedTopology, args: TrainingArguments): P
 
 function requireGiven(golden: string): void {
 	if (!existsSync(golden)) throw new UserError(`There is no reference at ${golden}.`);
+}
+
+function requireFile(path: string): void {
+	if (!existsSync(path)) throw new UserError(`There is no ${path}.`);
 }
 
 async function printReport(report: ParityReport, json: boolean): Promise<void> {
