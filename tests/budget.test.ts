@@ -10,11 +10,11 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14420, 79],
-	commands: [4220, 38],
-	config: [6280, 50],
+	commands: [4240, 38],
+	config: [6320, 50],
 	data: [20330, 126],
 	decode: [650, 3],
-	guests: [3980, 35],
+	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
 	models: [4780, 57],
@@ -22,7 +22,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	observe: [4850, 36],
 	optim: [480, 4],
 	parallel: [2750, 24],
-	parity: [5830, 39],
+	parity: [5900, 39],
 	plan: [2580, 17],
 	schedule: [1020, 10],
 	system: [680, 12],

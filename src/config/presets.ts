@@ -76,6 +76,42 @@ const providerOfLoop: Preset = {
 	"recompute-modules": ["core_attn"],
 };
 
+/** Nemotron Nano v2 12B, as its config.json and Megatron-Bridge have it: dense, 62 layers. */
+const nano12: Preset = {
+	"hybrid-layer-pattern": "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+	"hidden-size": 5120,
+	"vocab-size": 131072,
+	"num-attention-heads": 40,
+	"num-query-groups": 8,
+	"kv-channels": 128,
+	"ffn-hidden-size": 20480,
+	"squared-relu": true,
+	"init-method-std": 0.0125,
+	"norm-epsilon": 1e-5,
+	"mamba-num-heads": 128,
+	"mamba-head-dim": 80,
+	"mamba-num-groups": 8,
+	"mamba-state-dim": 128,
+	"seq-length": 8192,
+	"micro-batch-size": 1,
+	bf16: true,
+	"adam-beta1": 0.9,
+	"adam-beta2": 0.95,
+	"clip-grad": 1,
+};
+
+const nano30: Preset = {
+	...nemotron,
+	"hybrid-layer-pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+	"num-query-groups": 2,
+	lr: 1.6e-3,
+	"min-lr": 1.6e-5,
+	"weight-decay": 0.1,
+};
+
+/** An elastic parent whose budgets are shares of all its parameters. */
+const elastic: Preset = { flextron: true, "enable-router": true, "param-budget-target": "total" };
+
 export const presets: Readonly<Record<PresetName, Preset>> = {
 	// Every layer kind, bytes as tokens: trains in about a minute on two CPU cores.
 	"nemotron-tiny": {
@@ -175,13 +211,26 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		...providerOfLoop,
 		"hybrid-layer-pattern": "MEMEM*EMEM*EMEM*EMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEME",
 	},
-	"nemotron-nano-30b-a3b": {
-		...nemotron,
-		"hybrid-layer-pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-		"num-query-groups": 2,
-		lr: 1.6e-3,
-		"min-lr": 1.6e-5,
-		"weight-decay": 0.1,
+	"nemotron-nano-30b-a3b": nano30,
+	"nemotron-nano-12b-v2": nano12,
+	// Nested models of 12, 9 and 6 billion parameters.
+	"nemotron-elastic-12b": {
+		...nano12,
+		...elastic,
+		"emb-int-list": [5120, 4480, 3840, 3072],
+		"mamba-int-list": [128, 112, 96, 64],
+		"head-int-list": [40, 32, 24],
+		"budget-list": [1, 0.75, 0.5],
+	},
+	// Nested models of 30, 23 and 12 billion parameters.
+	"nemotron-elastic-30b-a3b": {
+		...nano30,
+		...elastic,
+		"emb-int-list": [2688, 2304, 1920],
+		"mamba-int-list": [64, 56, 48],
+		"mlp-int-list": [1856, 1536, 1024],
+		"moe-expert-int-list": [128, 112, 96, 64],
+		"budget-list": [1, 0.73, 0.38],
 	},
 };
 

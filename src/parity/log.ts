@@ -1,13 +1,13 @@
 /** A run's log against golden values of Megatron's functional tests, a bf16 reference's curve, or TensorBoard events. */
 
-import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
+import { existsSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import * as v from "valibot";
 import { parse } from "yaml";
 import { LARGEST_LOG_LINE } from "../observe/run-log/entry.ts";
 import { readScalars } from "../observe/tensorboard.ts";
 import { UserError } from "../system/errors.ts";
-import { linesOf } from "../system/input-file.ts";
+import { linesOf, readWholeText } from "../system/input-file.ts";
 import { indexLimits, readJsonText } from "../system/json.ts";
 import { bf16Report, type Check, type ParityReport, relative } from "./comparison.ts";
 
@@ -37,6 +37,9 @@ const testTolerances: Readonly<Record<string, number>> = {
 	"mtp_2 loss": 0.05,
 	"num-zeros": 0.2,
 };
+
+/** Bytes of the largest file of a functional test that is read. */
+const LARGEST_TEST_FILE = 2 ** 20;
 
 /** The golden values of a folder without weights, which a run in bf16 has left; null: it is no such folder. */
 export function curveOf(golden: string): string | null {
@@ -78,7 +81,7 @@ export function logParity(
 function testedMetrics(path: string): string[] {
 	let file: unknown;
 	try {
-		file = parse(readFileSync(path, "utf8"));
+		file = parse(readWholeText(path, LARGEST_TEST_FILE));
 	} catch (error) {
 		throw new UserError(`${path} is no YAML file: ${(error as Error).message.split("\n")[0]}.`);
 	}

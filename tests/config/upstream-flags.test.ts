@@ -6,6 +6,8 @@ import { join } from "node:path";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 import { keyOf } from "../../src/config/schema.ts";
 import { upstreamFlagTexts } from "../../src/config/upstream-flags.ts";
+import { elasticOf } from "../../src/guests/elastic/from-configuration.ts";
+import { topologyOf } from "../../src/parallel/topology.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-upstream-"));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -178,9 +180,8 @@ test("the image token's id comes from the tokenizer", () => {
 	expect(mistakes(`${line} <video>`)[0]).toContain("has no special token <video>");
 });
 
-/** Flags of data sets and tokenizers that are not built yet. */
-const pending =
-	/--(vocab-file|merge-file|data-cache-path|no-mmap-bin-files|no-create-attention-mask-in-dataloader|encoder-pp): there is no such flag/;
+/** Flags that are not built yet. */
+const pending = /--encoder-pp: there is no such flag/;
 
 /** Everything but mistakes about flags, of which those of `pending` alone may be unknown. */
 function unknownFlags(line: string): string[] {
@@ -222,4 +223,45 @@ test("a functional test of Megatron is a configuration", () => {
 	expect(mistakes(`--config ${file}`)).toEqual([
 		`${file}:10: --save is $MIMO_TEST_UNSET/x, and the environment has no MIMO_TEST_UNSET; set it, or give --save.`,
 	]);
+});
+
+/** The branch's production script, with a tokenizer that exists; the encoder has one pipeline stage. */
+function script33(): string {
+	const tokenizer = join(folder, "branch-tokenizer");
+	mkdirSync(tokenizer, { recursive: true });
+	writeFileSync(join(tokenizer, "tokenizer.json"), '{"added_tokens": [{"id": 18, "content": "<image>"}]}');
+	const script = readFileSync(upstream("branch-33-nodes.txt"), "utf8").replaceAll(/^#.*$/gm, "");
+	return script.replace("--encoder-pp 1", "").replace("--tokenizer-model tok", `--tokenizer ${tokenizer}`);
+}
+
+test("the branch's script of 33 nodes is its recipe", () => {
+	const own = resolve("--config examples/nemotron-branch/nodes-33.yaml --data-path blend.yaml").configuration;
+	const theirs = resolve(script33()).configuration;
+	const differing = Object.keys(own).filter((key) => !Bun.deepEquals(own[key as "lr"], theirs[key as "lr"]));
+	// The script's files, its tokenizer's image token and the sizes that it says twice.
+	expect(differing.sort()).toEqual(
+		[
+			...["ddpBucketSize", "imageTokenId", "noLoadOptim", "noLoadRng", "pretrainedCheckpoint", "save", "saveInterval"],
+			...["tensorboardDir", "tokenizer"],
+		].sort(),
+	);
+	expect([theirs.numLayers, theirs.trainIters, theirs.imageTokenId]).toEqual([54, null, 18]);
+});
+
+test.each([...new Bun.Glob("examples/nemotron-branch/*.yaml").scanSync(".")])(
+	"%s has the ranks of its nodes",
+	(file) => {
+		const c = resolve(`--config ${file} --data-path blend.yaml`).configuration;
+		const nodes = Number(/--nodes=(\d+)/.exec(readFileSync(file, "utf8"))![1]);
+		expect(topologyOf(c).worldSize).toBe(8 * nodes);
+		expect(c.numLayers).toBe(54);
+	},
+);
+
+test("elastic presets have sizes for every budget", () => {
+	for (const preset of ["nemotron-elastic-12b", "nemotron-elastic-30b-a3b"]) {
+		const line = `--preset ${preset} --train-iters 1`;
+		expect(elasticOf(resolve(line).configuration)).not.toBeNull();
+		expect(() => elasticOf(resolve(`${line} --budget-list 1 0.1`).configuration)).toThrow("budget-list has 0.1");
+	}
 });

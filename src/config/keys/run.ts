@@ -10,6 +10,9 @@ export const presetNames = [
 	"nemotron-moe-vlm-20l",
 	"nemotron-moe-vlm-54l",
 	"nemotron-nano-30b-a3b",
+	"nemotron-nano-12b-v2",
+	"nemotron-elastic-12b",
+	"nemotron-elastic-30b-a3b",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
 
