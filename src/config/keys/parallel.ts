@@ -38,6 +38,9 @@ export const parallelKeys = {
 	"delay-wgrad-compute": off(
 		"Leave gradients of the language model's projections and experts for the time in which its stages wait; changes no value.",
 	),
+	"overlap-dispatch-backward-with-experts-wgrad": alwaysOn(
+		"Experts' weight gradients are computed while the gradients of their rows travel back; delay-wgrad-compute puts them off further.",
+	),
 	"overlap-moe-expert-parallel-comm": off(
 		"Let a forward and a backward pass of the language model take turns, block by block, so that each hides the other's exchange of experts' rows; changes no value.",
 	),
