@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14420, 79],
 	commands: [4240, 38],
-	config: [6320, 50],
+	config: [6330, 50],
 	data: [20330, 126],
 	decode: [650, 3],
 	guests: [4000, 35],

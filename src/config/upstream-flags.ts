@@ -111,6 +111,13 @@ const flags: Readonly<Record<string, Reading>> = {
 		["account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"],
 		refused("here | in hybrid-layer-pattern says where stages begin"),
 	),
+	"apply-layernorm-1p": refused("a norm multiplies by its weight, which is 1 at first"),
+	...each(
+		["fine-grained-activation-offloading", "offload-modules", "min-offloaded-tensor-size"],
+		refused(
+			"activations stay in device memory; here recompute-granularity and recompute-modules say which are not kept",
+		),
+	),
 	// Experts.
 	"use-transformer-engine-op-fuser": keys(["moe-fused-mlp", "auto"]),
 	"moe-per-layer-logging": accepted(alwaysLogged),
@@ -160,7 +167,7 @@ const flags: Readonly<Record<string, Reading>> = {
 		refused("here conversation-template and chat-template say what a turn is"),
 	),
 	...each(
-		["encoder-cp", "encoder-ep", "encoder-expt-tp", "encoder-expt-dp"],
+		["encoder-cp", "encoder-pp", "encoder-ep", "encoder-expt-tp", "encoder-expt-dp"],
 		only(["1"], "the encoder has tensor and data parallelism", "the encoder has encoder-tp and encoder-dp"),
 	),
 	"encoder-offset": only(
