@@ -353,6 +353,8 @@ async function compile(executable: string, folder: string, kinds: readonly strin
 	const unfinished = join(root, "build/unfinished", executable);
 	const result = await Bun.build({
 		entrypoints: ["main", ...workerModules].map((module) => join(root, `src/${module}.ts`)),
+		// Names of entry points are relative to it; Bun's own guess depends on their order.
+		root: join(root, "src"),
 		target: "bun",
 		format: "esm",
 		minify: { syntax: true, whitespace: true, identifiers: false },

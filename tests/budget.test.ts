@@ -10,9 +10,9 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14420, 79],
-	commands: [4240, 38],
+	commands: [4330, 39],
 	config: [6330, 50],
-	data: [20330, 126],
+	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
 	inference: [1620, 10],

@@ -2,9 +2,10 @@
 import { defineCommand } from "citty";
 
 export default defineCommand({
-	meta: { name: "data", description: "Prepare, inspect and check Energon data sets." },
+	meta: { name: "data", description: "Prepare, inspect and check data sets." },
 	subCommands: {
 		prepare: () => import("./data/prepare.ts").then((module) => module.default),
+		"prepare-text": () => import("./data/prepare-text.ts").then((module) => module.default),
 		import: () => import("./data/import.ts").then((module) => module.default),
 		info: () => import("./data/info.ts").then((module) => module.default),
 		lint: () => import("./data/lint.ts").then((module) => module.default),

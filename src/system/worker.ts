@@ -10,6 +10,7 @@ export const workerModules = [
 	"checkpoint/write-back-worker",
 	"data/energon/loader/thread",
 	"data/energon/storage/fetcher",
+	"data/megatron/encode-worker",
 	"native/read-guard-worker",
 	"plan/concurrent-rank-worker",
 ] as const;

@@ -12,7 +12,8 @@
  * pipeline's stages wait for each other, against the formulas. lanes: how evenly encoder lanes share images. overhead: a step with all
  * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
  * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
- * set, against megatron-energon likewise. packing: what of the sequences is padding, a table without times.
+ * set, against megatron-energon likewise. indexed: reading Megatron's indexed data, and making them of text, against megatron-core
+ * likewise. packing: what of the sequences is padding, a table without times.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -25,6 +26,7 @@ import { benchEnergon, findEnergon } from "./energon.ts";
 import { benchExpertExchange } from "./expert-exchange.ts";
 import { benchGenerate } from "./generate.ts";
 import { benchImages, findPillow } from "./images.ts";
+import { benchIndexed, findMegatron } from "./indexed.ts";
 import { benchLanes, lanesTable } from "./lanes.ts";
 import { type Row, tables } from "./measure.ts";
 import { openOpenblas } from "./openblas.ts";
@@ -54,6 +56,7 @@ const suites = [
 	"images",
 	"energon",
 	"generate",
+	"indexed",
 	"packing",
 ] as const;
 const { values: flags, positionals } = parseArgs({
@@ -128,6 +131,11 @@ if (wanted("energon")) {
 	const withEnergon = findEnergon();
 	if (withEnergon === null) console.log("skip: energon (no Python with megatron-energon; MIMO_PYTHON names one)");
 	else take(benchEnergon(withEnergon));
+}
+if (wanted("indexed")) {
+	const withMegatron = findMegatron();
+	if (withMegatron === null) console.log("skip: prepare-text (no MIMO_PYTHON with megatron-core and transformers)");
+	take(benchIndexed(withMegatron));
 }
 if (wanted("packing")) console.log(packingTable());
 const below = rows.filter(({ target, ratio }) => target !== null && ratio < target);

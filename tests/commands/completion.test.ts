@@ -65,7 +65,7 @@ for (const [shell, argumentsFor] of Object.entries(shells)) {
 			const listed = [...mimo(["--help"]).stdout.matchAll(/^ {2}([a-z][\w-]+) /gm)].map(([, name]) => name!);
 			expect(offers("")).toEqual(expect.arrayContaining(listed));
 			expect(offers("do")).toEqual(["doctor"]);
-			expect(offers("data", "prep")).toEqual(["prepare"]);
+			expect(offers("data", "prep")).toEqual(["prepare", "prepare-text"]);
 		});
 
 		test("offers flags of the command, and every key if the command takes a configuration", () => {

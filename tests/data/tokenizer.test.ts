@@ -116,6 +116,17 @@ test("a sample may write the special tokens that are allowed by name", () => {
 	expect([...tokenizer.encodeParts(parts)]).toEqual([97, 130, ...codes("b<|im_end|>")]);
 });
 
+test("a token may be spelled as a property of every object", () => {
+	const { model, ...rest } = file() as { model: { vocab: object } };
+	const names = ["constructor", "prototype", "__proto__", "toString"];
+	const vocab = Object.fromEntries([...Object.entries(model.vocab), ...names.map((name, i) => [name, 200 + i])]);
+	const content = JSON.stringify({ ...rest, model: { ...model, ignore_merges: true, vocab } });
+	const named = openTokenizer(scratch.file("named/tokenizer.json", content));
+	const words = ["constructor", "prototype", "toString"];
+	expect([...named.encode(Buffer.from(words.join("\n")))]).toEqual([200, 10, 201, 10, 203]);
+	expect([named.ordinaryText(202), named.vocabularySize]).toEqual(["__proto__", 204]);
+});
+
 test("which ids are ordinary text", () => {
 	expect([97, 129, 131, 5000, -1].map((id) => tokenizer.ordinaryText(id))).toEqual(["a", null, null, null, null]);
 	expect([97, 256].map((id) => byteTokenizer.ordinaryText(id))).toEqual(["a", null]);

@@ -24,12 +24,6 @@ export const indexedChecks: readonly Check[] = [
 	},
 	(c) =>
 		unless(
-			c.dataEndId !== null || !(c.resetAttentionMask || c.eodMaskLoss),
-			c.resetAttentionMask ? "reset-attention-mask" : "eod-mask-loss",
-			"it needs data-end-id, the token that ends a document",
-		),
-	(c) =>
-		unless(
 			!c.resetPositionIds || c.resetAttentionMask || c.positionEmbeddingType === "none",
 			"reset-position-ids",
 			`allowed with position-embedding-type ${c.positionEmbeddingType} only together with reset-attention-mask`,

@@ -69,12 +69,14 @@ export const dataKeys = {
 	split: defaulting(text, "969,30,1", "Shares of data-path for training, validation and test."),
 	"full-validation": off("Evaluate on all of the indexed validation data, not on eval-iters batches of them."),
 	"reset-attention-mask": off(
-		"Indexed documents are sequences of their own: attention and Mamba-2 begin anew after data-end-id.",
+		"Indexed documents are sequences of their own: attention and Mamba-2 begin anew after the token that ends a document (data-end-id, or the tokenizer's).",
 	),
 	"reset-position-ids": off(
-		"Positions begin at 0 after data-end-id, as they do with reset-attention-mask; rotary embeddings see distances alone.",
+		"Positions begin at 0 after the end of an indexed document, as they do with reset-attention-mask; rotary embeddings see distances alone.",
 	),
-	"eod-mask-loss": off("The label after data-end-id, the first token of the next indexed document, does not count."),
+	"eod-mask-loss": off(
+		"The label after the end of an indexed document, the first token of the next one, does not count.",
+	),
 	"mid-level-dataset-surplus": defaulting(
 		number(0),
 		0.005,

@@ -4,6 +4,7 @@ import { plannedIterations } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../system/errors.ts";
 import { readWholeText } from "../../system/input-file.ts";
+import { configuredTokenizer, nameOfTokenizer } from "../text/configured-tokenizer.ts";
 import type { TokenSource } from "../text/token-source.ts";
 import { type Blend, parseBlend, splitBounds } from "./blend.ts";
 import { IndexedFiles, type SplitOptions } from "./splits.ts";
@@ -15,6 +16,8 @@ type Split = (typeof splits)[number];
 type Place = { readonly blend: Blend } & Pick<SplitOptions, "bounds" | "ownBlend">;
 
 export interface IndexedText extends Disposable {
+	/** Token that ends a document; null: the run does not tell documents apart. */
+	readonly endId: number | null;
 	readonly training: TokenSource;
 	/** null: nothing is held out, or no evaluation is configured. */
 	readonly validation: TokenSource | null;
@@ -44,6 +47,7 @@ export function openIndexedText(c: TrainingConfiguration, { epoch = false } = {}
 	};
 	try {
 		return {
+			endId: endOfDocument(c),
 			training: open("train", training, epoch),
 			validation: held("valid", c.fullValidation),
 			test: held("test", false),
@@ -53,6 +57,17 @@ export function openIndexedText(c: TrainingConfiguration, { epoch = false } = {}
 		files[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** The token by which a run tells documents apart, if it does. Throws a UserError where nothing names it. */
+function endOfDocument(c: TrainingConfiguration): number | null {
+	if (!c.eodMaskLoss && !c.resetAttentionMask) return null;
+	const end = c.dataEndId ?? configuredTokenizer(c).endOfDocument;
+	if (end !== null) return end;
+	const key = c.eodMaskLoss ? "eod-mask-loss" : "reset-attention-mask";
+	throw new UserError(
+		`${key}: neither data-end-id nor the tokenizer ${nameOfTokenizer(c)} names the end of documents.`,
+	);
 }
 
 /** Samples that a run takes of every split (get_train_valid_test_num_samples in megatron/training/training.py). */

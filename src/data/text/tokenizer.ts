@@ -2,7 +2,7 @@
 
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
+import { BPE, Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
 import { type OpenOptions, readWholeFile, readWholeText } from "../../system/input-file.ts";
@@ -10,6 +10,7 @@ import { jsonText, readJsonText, tokenizerLimits } from "../../system/json.ts";
 import { configuredTokens } from "./chat/template-file.ts";
 import { TextTrie } from "./text-trie.ts";
 import { withBounds } from "./tokenizer-bounds.ts";
+import { WordCache } from "./word-cache.ts";
 
 /** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */
 export interface TextPart {
@@ -98,6 +99,7 @@ function buildTokenizer(file: TokenizerFile, { path, bytes, end }: FileSource, o
 	} catch (error) {
 		throw new UserError(`${path} is not a tokenizer that can be read: ${(error as Error).message}.`);
 	}
+	if (inner.model instanceof BPE) inner.model.cache = new WordCache() as never;
 	let vocabularySize = 0;
 	for (const id of inner.get_vocab().values()) vocabularySize = Math.max(vocabularySize, Number(id) + 1);
 	const asked = <Result>(length: number, ask: () => Result): Result => {
@@ -290,6 +292,11 @@ const processor: v.GenericSchema<Processor> = v.looseObject({
 	sep: v.optional(v.tuple([v.string(), id])),
 });
 
+/** Any text may be a token: valibot's records leave out `constructor` and `prototype`. */
+const idsByToken = v.custom<Record<string, number>>(
+	(value) => typeof value === "object" && value !== null && Object.values(value).every((item) => v.is(id, item)),
+);
+
 const schema = v.looseObject({
 	added_tokens: v.optional(v.array(v.looseObject({ id, content: token, special: v.optional(v.boolean()) }))),
 	pre_tokenizer: v.nullish(step),
@@ -298,7 +305,7 @@ const schema = v.looseObject({
 		continuing_subword_prefix: insertion,
 		end_of_word_suffix: insertion,
 		/** BPE and WordPiece: ids by token. Unigram: tokens with their scores. */
-		vocab: v.union([v.record(v.string(), id), v.array(v.tuple([v.string(), v.number()]))]),
+		vocab: v.union([v.array(v.tuple([v.string(), v.number()])), idsByToken]),
 		unk_token: v.nullish(v.string()),
 		merges: v.optional(v.array(v.union([v.string(), v.tuple([v.string(), v.string()])]))),
 	}),

@@ -69,7 +69,7 @@ function indexedText(c: TrainingConfiguration, place: DataPlace, consumedValidSa
 	const timeout = timeoutOf(c);
 	using _ = new ReadGuard(timeout);
 	const text = openIndexedText(c);
-	const documents = { end: c.dataEndId, maskEnds: c.eodMaskLoss, separate: c.resetAttentionMask };
+	const documents = { end: text.endId, maskEnds: c.eodMaskLoss, separate: c.resetAttentionMask };
 	const dataOf = (source: TokenSource, split: "train" | "valid") => {
 		const sample = (index: number) => {
 			using _ = new ReadGuard(timeout);

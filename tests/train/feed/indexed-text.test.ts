@@ -132,7 +132,9 @@ test("a pass over one set has a length, a blend by weight none", () => {
 test("what does not go together is refused by name", () => {
 	const refused = (keys: Record<string, unknown>) => () =>
 		checkData(configuration({ "data-path": path("a"), ...keys }));
-	expect(refused({ "eod-mask-loss": true })).toThrow("it needs data-end-id, the token that ends a document");
+	expect(refused({ "eod-mask-loss": true })).toThrow(
+		"eod-mask-loss: neither data-end-id nor the tokenizer of bytes names the end of documents.",
+	);
 	expect(refused({ "train-data-path": path("b") })).toThrow("allowed only without data-path");
 	expect(refused({ "dataset-provider": "mock", "test-data-path": path("b") })).toThrow(
 		"allowed only with dataset-provider indexed",
