@@ -11,23 +11,23 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14420, 79],
 	commands: [4330, 39],
-	config: [6330, 50],
+	config: [6345, 50],
 	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [4780, 57],
+	models: [4920, 58],
 	native: [3240, 17],
 	observe: [4850, 36],
 	optim: [480, 4],
 	parallel: [2750, 24],
-	parity: [5900, 39],
+	parity: [5920, 39],
 	plan: [2580, 17],
 	schedule: [1020, 10],
 	system: [680, 12],
 	tensor: [4480, 36],
-	train: [5800, 49],
+	train: [5850, 49],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

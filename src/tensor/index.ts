@@ -37,7 +37,7 @@ export { nodeExperts, tokenNodes } from "./ops/node-routing.ts";
 export { ExpertOrder, type PermutedRows, permute, permuteRows, unpermute } from "./ops/permute.ts";
 export { rmsNorm } from "./ops/rms-norm.ts";
 export { rope } from "./ops/rope.ts";
-export { balancingLoss, type RouterStatistics, type Routing, route, updateExpertBias } from "./ops/router.ts";
+export { balancingLoss, RouterStatistics, type Routing, route, updateExpertBias } from "./ops/router.ts";
 export { sinkhornOffsets } from "./ops/sinkhorn.ts";
 export { pickRows, SparseMatrix, type SparseOutline, type SparseRows, spmm } from "./ops/spmm.ts";
 export { ssdScan, ssdStep } from "./ops/ssd.ts";

@@ -11,6 +11,7 @@ import { kinds } from "../models/language/kinds/index.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import { wordEmbedding } from "../models/language/names.ts";
 import { blocksOf, wholeModel } from "../models/language/pipeline-segments.ts";
+import { pooledCoefficient } from "../models/language/pooled-balancing.ts";
 import type { Module } from "../models/module.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import { type EncoderModule, encoderPrefix } from "../models/vision/encoder.ts";
@@ -35,7 +36,7 @@ import type { Evaluations } from "./evaluate.ts";
 import { languageModelLoss } from "./losses.ts";
 import { type Participation, sawImages } from "./participation.ts";
 import { type HeldModule, holdEncoders, holdLanguage } from "./rank-modules.ts";
-import { RankPasses } from "./rank-passes.ts";
+import { type PooledStages, RankPasses } from "./rank-passes.ts";
 import type { RunSpecification } from "./run-specification.ts";
 import type { TrainingState } from "./step-state.ts";
 
@@ -79,6 +80,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const language = await holdLanguage(specification, topology, world);
 	const shape = shapeOf(specification, topology);
 	const edges = await makeEdges(specification, topology, world, shape);
+	const pooled = language && (await poolStages(specification, topology, world, shape, language.groups.tpDp));
 	const modules = [...encoders, ...(language ? [language] : [])];
 	const configured = guestsOfRun(specification.language, specification.guests ?? []);
 	const guests = configured
@@ -97,6 +99,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 		edges,
 		shape,
 		actor: language ? topology.language.coordinates(world.rank).pp : encoders[0]!.name,
+		pooled,
 		guests,
 		reduce: (name) => modules.find((one) => one.name === name)!.replica.startSums(),
 	});
@@ -224,29 +227,52 @@ async function makeEdges(
 	shape: StepShape,
 ): Promise<HeldEdge[]> {
 	const edges: HeldEdge[] = [];
-	const chunk = (index: number) => ({ module: shape.pipeline, index });
-	const most = inFlight(shape);
-	const common = { rank: world.rank, width: language.hiddenSize, inFlight: most };
+	const common = { rank: world.rank, width: language.hiddenSize, inFlight: inFlight(shape) };
 	for (const [index, { encoder, layout }] of topology.featureEdges.slice(0, encoders.length).entries()) {
 		if (!ranksOf(layout).includes(world.rank)) continue;
 		const groups = await directionGroups(world, encoder.name, layout);
 		const { dtype } = encoders[index]!.parts.tower;
 		const edge = new Edge(world.device, { ...common, layout, groups, dtype, counted: true });
-		edges.push({ from: { module: encoder.name, index: 0 }, to: chunk(0), edge });
+		edges.push({ from: { module: encoder.name, index: 0 }, to: { module: shape.pipeline, index: 0 }, edge });
 	}
-	const { stages, virtualStages } = shape;
-	if (stages === 1 || !topology.language.contains(world.rank)) return connected(edges);
+	const { hiddenSize: width, dtype } = language;
+	return connected([...edges, ...(await stageEdges(topology, world, shape, shape.pipeline, { width, dtype }))]);
+}
+
+/** Edges from stage to stage with an end on this rank, not connected yet; `name`: of their groups. */
+async function stageEdges(
+	topology: Topology,
+	world: World,
+	shape: StepShape,
+	name: string,
+	rows: Pick<EdgeOptions, "width" | "dtype">,
+): Promise<HeldEdge[]> {
+	const { stages, virtualStages, pipeline: module } = shape;
+	if (stages === 1 || !topology.language.contains(world.rank)) return [];
 	const ends = topology.language.coordinates(world.rank);
 	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
 	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
-	const groups = await directionGroups(world, shape.pipeline, pipeline);
-	for (let to = 1; to < stages * virtualStages; to++) {
-		const layout = line[(to - 1) % stages]!;
-		if (!ranksOf(layout).includes(world.rank)) continue;
-		const options: EdgeOptions = { ...common, layout, groups, dtype: language.dtype, counted: false };
-		edges.push({ from: chunk(to - 1), to: chunk(to), edge: new Edge(world.device, options) });
-	}
-	return connected(edges);
+	const common = { ...rows, rank: world.rank, inFlight: inFlight(shape), counted: false };
+	const groups = await directionGroups(world, name, pipeline);
+	return Array.from({ length: stages * virtualStages - 1 }, (_, from) => ({ from, layout: line[from % stages]! }))
+		.filter(({ layout }) => ranksOf(layout).includes(world.rank))
+		.map(({ from, layout }) => {
+			const edge = new Edge(world.device, { ...common, layout, groups });
+			return { from: { module, index: from }, to: { module, index: from + 1 }, edge };
+		});
+}
+
+/** Links of this rank's chunks for the pooled balancing loss; null: the model has none. */
+async function poolStages(
+	{ language }: RunSpecification,
+	topology: Topology,
+	world: World,
+	shape: StepShape,
+	routers: Group,
+): Promise<PooledStages | null> {
+	if (pooledCoefficient(language) === null) return null;
+	const rows = { width: language.moe.experts, dtype: "f32" as const };
+	return { routers, edges: connected(await stageEdges(topology, world, shape, `${shape.pipeline}.routers`, rows)) };
 }
 
 function connected(edges: HeldEdge[]): HeldEdge[] {

@@ -6,6 +6,7 @@ import type { LanguageView, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { Nodes } from "../models/language/nodes.ts";
+import { PooledBalancing, type PooledLinks } from "../models/language/pooled-balancing.ts";
 import { checkImageRows, findImagePlaces, placement, placingRows } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/index.ts";
 import type { Backward, Input, Pass } from "../schedule/pass.ts";
@@ -38,6 +39,8 @@ export interface LanguagePassOptions {
 	readonly dropoutKey: number;
 	/** Indices of the microbatch's tokens in the step's global batch. */
 	readonly tokens: TokenSlice;
+	/** The chunk's links for the pooled balancing loss; null: the model has none. */
+	readonly pooled: PooledLinks | null;
 	/** Whether a backward pass follows; without one dropout is off and routers do not count tokens. */
 	readonly training: boolean;
 	/** Called when the pass has added its last contribution to a parameter's gradient. */
@@ -54,6 +57,7 @@ export class LanguagePass implements Pass {
 	#output: Rows | null = null;
 	/** Losses that are differentiated, and their gradients; empty on a chunk without the output layer. */
 	#losses: readonly WeighedLoss[] = [];
+	readonly #pooled: PooledBalancing | null;
 	readonly #nodes: Nodes<void>;
 	/** Number of tape segments at the end of each node. */
 	readonly #ends: number[] = [];
@@ -70,8 +74,9 @@ export class LanguagePass implements Pass {
 		losses: Losses,
 		private readonly options: LanguagePassOptions,
 	) {
-		const { onGradient, training } = options;
+		const { onGradient, training, pooled } = options;
 		this.#tape = new Tape(model.device, { recording: training, ...(onGradient && { onGradient }) });
+		this.#pooled = pooled && training ? this.#own(new PooledBalancing(model.config, model.device, pooled)) : null;
 		for (const { rows } of inputs) this.#owned.push(rows.rows, ...(rows.companions ?? []));
 		this.#nodes = this.#forward(microbatch, inputs, losses);
 	}
@@ -100,7 +105,7 @@ export class LanguagePass implements Pass {
 		const features = placingRows(this.#tape, leaves, matrices, parallel.tp);
 		const weights = losses.weights.of(microbatch);
 		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
-		const forward = { ...plain, ...features, masks: options.variant?.masks };
+		const forward = { ...plain, ...features, masks: options.variant?.masks, pooled: this.#pooled };
 		const rows = inputs.map((input) => input.rows.rows);
 		const view: Omit<LanguageView, "companions"> = {
 			...{ microbatch: options.microbatch, text: microbatch, chunk, place: model.chunks.indexOf(chunk) },
@@ -113,10 +118,12 @@ export class LanguagePass implements Pass {
 		if (!chunk.segment.hasHead) {
 			const sent = [...companions.values()].flat();
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], companions: sent };
+			this.#pooled?.pool();
 			return;
 		}
 		using head = new LanguageHead(model, this.#tape, { ...view, hidden, forward, input });
 		this.#losses = head.losses(companions, losses);
+		this.#pooled?.pool();
 	}
 
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */
@@ -156,6 +163,7 @@ export class LanguagePass implements Pass {
 
 	/** Seeds the backward pass: sets the gradients of the outputs. */
 	#begin(gradient: Tensor | null): void {
+		this.#pooled?.settle(this.#tape);
 		for (const { loss, gradient: own } of this.#losses) loss.gradient?.accumulate(own.share());
 		const slot = this.#output?.rows.gradient;
 		if (slot && gradient) slot.accumulate(gradient);

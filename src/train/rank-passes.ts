@@ -5,6 +5,7 @@ import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
 import type { EncodeImages, RankGuest, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
+import type { PooledLinks } from "../models/language/pooled-balancing.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
 import { consecutive, type Edge } from "../parallel/index.ts";
@@ -20,6 +21,18 @@ import type { HeldModule } from "./rank-modules.ts";
 
 /** Called with each activation and its microbatch, from 0; names of an encoder's begin with its name. */
 export type MicrobatchObserver = (name: string, value: Tensor, microbatch: number) => void;
+
+/** The links of all chunks of this rank for the pooled balancing loss. */
+export interface PooledStages extends Pick<PooledLinks, "routers"> {
+	readonly edges: readonly HeldEdge[];
+}
+
+function pooledLinks(stages: PooledStages | null, chunk: number): PooledLinks | null {
+	if (stages === null) return null;
+	const { routers, edges } = stages;
+	const edgeOf = (end: "from" | "to") => edges.find((one) => one[end].index === chunk)?.edge ?? null;
+	return { routers, before: edgeOf("to"), after: edgeOf("from") };
+}
 
 /** What the passes of a step depend on beside their microbatches. */
 export interface StepContext {
@@ -52,6 +65,8 @@ export interface PassParts {
 	readonly edges: readonly HeldEdge[];
 	readonly shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">;
 	readonly actor: Actor;
+	/** How the chunks' counts for the pooled balancing loss are summed; null: the model has none. */
+	readonly pooled: PooledStages | null;
 	/** This rank's guests. */
 	readonly guests: readonly RankGuest[];
 	/** Starts the reduction of a module's gradients. */
@@ -165,6 +180,7 @@ export class RankPasses {
 			timers,
 			observe: this.#beforeAction(context),
 		});
+		for (const { edge } of this.parts.pooled?.edges ?? []) edge.settle();
 		if (!training || step.guests.length === 0) return;
 		const weights = microbatches.map(({ text }) => (losses.owner?.counts ? losses.weights.of(text).loss : 0));
 		for (const guest of step.guests) guest.afterBackward?.(weights);
@@ -240,6 +256,7 @@ export class RankPasses {
 						guests,
 						dropoutKey: context.dropoutKey,
 						tokens: tokens.rows(starts[index]!, lengths[index]!),
+						pooled: pooledLinks(this.parts.pooled, chunk),
 						training,
 						observe: observe && ((name, value) => observe(name, value, index)),
 						...listen(index),

@@ -105,6 +105,7 @@ async function train(): Promise<void> {
 		language: { model, routers: groups.tpDp, stages: groups.stages },
 		world: everyone,
 		passes: new RankPasses({
+			pooled: null,
 			...{
 				encoders: [],
 				language: model,

@@ -76,7 +76,7 @@ async function open(subject: Subject): Promise<Work> {
 			const rows = Tensor.zeros(device, [count, subject.language.hiddenSize]);
 			const tokens = TokenSlice.of(0, text.ids.length);
 			const about = { placeholders, microbatch: 0, guests: [], dropoutKey: 0, tokens };
-			const options = { ...about, training: true };
+			const options = { ...about, pooled: null, training: true };
 			const chunk = (module: string) => ({ module, index: 0 });
 			const edge = { from: chunk(vision.parts.name), to: chunk("language") };
 			const received = [{ edge, rows: { rows, rowsPerSample: [count] }, returns: true }];

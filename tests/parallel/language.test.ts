@@ -83,6 +83,22 @@ test("routing that is forced to balance is the same on every layout", async () =
 	}
 }, 60_000);
 
+test("a balancing loss of all layers together", async () => {
+	const keys = { "moe-router-load-balancing-type": ["pooled_aux_loss"], "moe-aux-loss-coeff": [0.1] };
+	const same = { keys, pattern: "MEE*-E" };
+	const reference = (await train(same))[0]!;
+	const { balancing } = (await train({ pattern: same.pattern }))[0]!.losses[0]!;
+	expect(Object.keys(reference.losses[0]!.balancing)).not.toEqual(Object.keys(balancing));
+	for (const layout of [
+		{ tensor: 2, expert: 2 },
+		{ pipeline: 2, pattern: "ME|E*-E" },
+		{ pipeline: 2, pattern: "ME|E*|-|E" },
+		{ tensor: 2, pipeline: 2, pattern: "MEE*|-E" },
+	]) {
+		expectEqualTraining(await train({ ...same, ...layout }), reference);
+	}
+}, 60_000);
+
 describe("a pipeline gives what one process gives", () => {
 	/** The tests' layers, cut into segments: more than stages, uneven ones, empty ones. */
 	const cuts = [

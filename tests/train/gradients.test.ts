@@ -21,8 +21,8 @@ const common = {
 	"hybrid-layer-pattern": "M*E-/*E/*E",
 	"mtp-loss-scaling-factor": 0.5,
 	"moe-router-bias-update-rate": 0,
-	"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss"],
-	"moe-aux-loss-coeff": [0.5, 0.3],
+	"moe-router-load-balancing-type": ["seq_aux_loss", "aux_loss", "pooled_aux_loss"],
+	"moe-aux-loss-coeff": [0.5, 0.3, 0.4],
 	"moe-z-loss-coeff": 0.1,
 };
 const tied = { ...common, "untie-embeddings-and-output-weights": false };
@@ -51,7 +51,11 @@ function objective({ losses, balancingByLayer }: StepGradients, { mtp, moe }: Hy
 		sum += (mtp!.lossScalingFactor / mtp!.depths) * losses[`mtp_${depth} loss`]!;
 	for (const own of balancingByLayer.values()) {
 		sum += moe.zLossCoefficient * own[loggedName("z_loss")]!;
-		for (const { type, coefficient } of moe.balancing) sum += coefficient * own[loggedName(type)]!;
+		for (const { type, coefficient } of moe.balancing) {
+			// Of a loss of all layers together, what is logged is a mean over layers.
+			const layers = type === "pooled_aux_loss" ? balancingByLayer.size : 1;
+			sum += (coefficient / layers) * own[loggedName(type)]!;
+		}
 	}
 	return sum;
 }

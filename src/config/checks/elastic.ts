@@ -43,6 +43,11 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		(c) => c.softMask && hasLayer(c.hybridLayerPattern, "moe") && c.moeRouterScoreFunction !== "sigmoid",
 		"allowed with soft-mask is sigmoid",
 	],
+	[
+		"moe-router-load-balancing-type",
+		(c) => c.moeRouterLoadBalancingType.includes("pooled_aux_loss"),
+		"allowed with flextron are losses of single layers, whose submodels differ: not pooled_aux_loss",
+	],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],
 	[
 		"recompute-granularity",

@@ -135,6 +135,12 @@ const routingChecks: readonly Check[] = [
 	withoutSinkhorn("flextron", "false", (c) => !c.flextron),
 	(c) =>
 		unless(
+			!c.moeRouterLoadBalancingType.includes("pooled_aux_loss") || c.numExpertsPerLayer === null,
+			"moe-router-load-balancing-type",
+			"allowed with num-experts-per-layer are losses of single layers: pooled_aux_loss adds up the layers' counts of an expert",
+		),
+	(c) =>
+		unless(
 			!c.addBiasLinear || !hasLayer(c.hybridLayerPattern, "moe") || c.moeSharedExpertIntermediateSize === 0,
 			"add-bias-linear",
 			"allowed is false with moe-shared-expert-intermediate-size: shared experts have no biases in Megatron",

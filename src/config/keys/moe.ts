@@ -56,9 +56,14 @@ export const moeKeys = {
 		megatron: "unset, which is the model's",
 	}),
 	"moe-router-load-balancing-type": defaulting(
-		list(choice(["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"], ["quantile_balancing"])),
+		list(
+			choice(
+				["aux_loss", "seq_aux_loss", "global_aux_loss", "pooled_aux_loss", "sinkhorn", "none"],
+				["quantile_balancing"],
+			),
+		),
 		["aux_loss"],
-		"Balancing losses, one coefficient in moe-aux-loss-coeff each; sinkhorn: training evens out the choice of experts instead.",
+		"Balancing losses, one coefficient in moe-aux-loss-coeff each; pooled_aux_loss is transformers' (output_router_logits), with router_aux_loss_coef as coefficient: one loss of all layers and of the microbatches that data lanes run together; sinkhorn: training evens out the choice of experts instead.",
 		{ model: false },
 	),
 	"moe-aux-loss-coeff": defaulting(list(number(0)), [0], "Coefficients of the balancing losses.", { model: false }),

@@ -1,6 +1,6 @@
 /**
- * The router's load-balancing losses (aux_loss, seq_aux_loss, global_aux_loss) of a microbatch (docs/spec/language-model.md
- * §4.4).
+ * The load-balancing losses of one router (aux_loss, seq_aux_loss, global_aux_loss) of a microbatch (docs/spec/language-model.md
+ * §4.4); pooled-balancing.ts has that of all.
  */
 import type { Group } from "../../parallel/index.ts";
 import { axpby, balancingLoss, type RouterStatistics, type Tape } from "../../tensor/index.ts";
@@ -22,6 +22,7 @@ export function addBalancingLosses(
 		tp.allReduce(statistics.tokens).wait();
 	}
 	for (const { type, coefficient } of router.moe.balancing) {
+		if (type === "pooled_aux_loss") continue;
 		const options = { coefficient, gradientScale: weight / router.options.passes, loss: router.sums.get(type)! };
 		switch (type) {
 			case "seq_aux_loss":

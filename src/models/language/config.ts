@@ -5,7 +5,8 @@ import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../nat
 import type { LoraConfig } from "../lora.ts";
 
 export interface BalancingLoss {
-	readonly type: "seq_aux_loss" | "aux_loss" | "global_aux_loss";
+	/** pooled_aux_loss is transformers' (pooled-balancing.ts), the others are Megatron's. */
+	readonly type: "seq_aux_loss" | "aux_loss" | "global_aux_loss" | "pooled_aux_loss";
 	readonly coefficient: number;
 }
 

@@ -3,6 +3,7 @@ import type { ModelParallel } from "../../parallel/index.ts";
 import type { Parameter, Sequences, Tensor, TokenSlice } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerMasks, ModelMasks } from "./masks.ts";
+import type { PooledBalancing } from "./pooled-balancing.ts";
 import type { RouterState } from "./router-state.ts";
 import type { Mixing } from "./sequence-mixing.ts";
 import type { ExpertRows } from "./token-dispatcher/dispatcher.ts";
@@ -59,6 +60,8 @@ export interface LayerContext {
 	readonly ropeFrequencies: Tensor | null;
 	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated. */
 	readonly routerWeight: number;
+	/** Takes the routers' statistics for the pooled balancing loss; null: the model has none, or no backward pass follows. */
+	readonly pooled: PooledBalancing | null;
 	/** Masks of an elastic model's sampled submodel; null: none. */
 	readonly masks: ModelMasks | null;
 	readonly layerMasks: LayerMasks | null;

@@ -33,6 +33,7 @@ export function* runLayer(
 		ropeFrequencies: parts.ropeFrequencies,
 		router: parts.routers.get(place.index) ?? null,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
+		pooled: input.pooled ?? null,
 		probe: (value) => {
 			const observe = probe?.[value];
 			return observe ? (tensor, rows) => observe(tensor, pass, rows) : null;

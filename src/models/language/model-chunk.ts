@@ -27,6 +27,7 @@ import { positionEmbedding } from "./names.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { norm } from "./norm.ts";
 import { blocksOf, type PipelineSegment } from "./pipeline-segments.ts";
+import type { PooledBalancing } from "./pooled-balancing.ts";
 import type { RouterState } from "./router-state.ts";
 import type { Mixing } from "./sequence-mixing.ts";
 
@@ -58,6 +59,8 @@ export interface ForwardInput {
 	readonly mixing?: (layer: number) => Mixing;
 	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated; default: their number. */
 	readonly routerWeight?: number;
+	/** As in LayerContext. */
+	readonly pooled?: PooledBalancing | null;
 	/** Selects the tokens whose logits are computed; default: all. */
 	readonly wanted?: SparseMatrix;
 }

@@ -4,11 +4,12 @@ import type { Group } from "../../parallel/index.ts";
 import { axpby, Tensor, updateExpertBias } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 
-/** Megatron's names of the logged losses (docs/spec/runtime.md §6.4). */
+/** Names of the logged losses, Megatron's where it has them (docs/spec/runtime.md §6.4). */
 const loggedNames = {
 	seq_aux_loss: "seq_load_balancing_loss",
 	aux_loss: "load_balancing_loss",
 	global_aux_loss: "global_load_balancing_loss",
+	pooled_aux_loss: "pooled_load_balancing_loss",
 	z_loss: "z_loss",
 } as const;
 export type RouterLoss = keyof typeof loggedNames;

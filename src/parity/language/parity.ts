@@ -21,6 +21,8 @@ import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "..
 import type { HybridConfig } from "../../models/language/config.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";
 import { hybridParameters } from "../../models/language/names.ts";
+import { pooledCoefficient } from "../../models/language/pooled-balancing.ts";
+import { loggedName } from "../../models/language/router-state.ts";
 import { decays } from "../../models/parameter-spec.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { counted } from "../../system/counted.ts";
@@ -42,10 +44,11 @@ export const languageReference: ReferenceFormat = {
 	plan: (layout, path) => {
 		const { batch, seq } = readLanguageGolden(path);
 		using source = openHuggingFaceModel(path);
-		requireCuts(layout, huggingFaceConfig(source, join(path, "config.json"), "f32"), null);
-		// One microbatch of all samples of a lane; with a pipeline one microbatch for each sample.
+		const config = huggingFaceConfig(source, join(path, "config.json"), "f32");
+		requireCuts(layout, config, null);
+		// One microbatch of all samples of a lane; with a pipeline one for each sample, unless a loss is of all samples together.
 		const { lanes, shape } = layout.topology.language;
-		const microBatchSize = shape.pipeline > 1 ? 1 : Math.ceil(batch / lanes);
+		const microBatchSize = shape.pipeline > 1 && pooledCoefficient(config) === null ? 1 : Math.ceil(batch / lanes);
 		return planOf(layout, { samples: batch, microBatchSize, sequenceLength: seq });
 	},
 	open: (path, { plan, precision, weights: given }) => {
@@ -75,11 +78,16 @@ export const languageReference: ReferenceFormat = {
 			before: null,
 			watch: (run, index) =>
 				watchedStep(stepOne, plan, run, index, {
-					checks: ({ loss, gradientNorm }) => {
+					checks: ({ loss, gradientNorm, balancing }) => {
 						const expected = golden.steps[index]!;
 						const check = checksOfStep(index);
+						const pooled = balancing[loggedName("pooled_aux_loss")];
+						const { aux_loss: aux, aux_loss_band: band } = expected;
 						return [
 							check("loss", expected.loss, loss, bandLimit("loss", expected.loss_band)),
+							...(pooled === undefined || aux === undefined
+								? []
+								: [check("balancing loss", aux, pooled, bandLimit("loss", band ?? 0))]),
 							check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
 						];
 					},
@@ -177,6 +185,9 @@ const languageGoldenSchema = v.object({
 			step: v.number(),
 			loss: v.number(),
 			grad_norm: v.number(),
+			/** transformers' balancing loss, before its coefficient. */
+			aux_loss: v.optional(v.number()),
+			aux_loss_band: v.optional(v.number()),
 			loss_band: v.number(),
 			grad_norm_band: v.number(),
 		}),
@@ -200,7 +211,7 @@ export function readLanguageGolden(folder: string): LanguageGolden {
 }
 
 /**
- * Expert bias fixed, no balancing loss; group scores from the best two experts, norms with one ε, and Δ at
+ * Expert bias fixed, transformers' balancing loss where config.json asks for it; group scores from the best two experts, norms with one ε, and Δ at
  * least time_step_min (whatever use_mamba_kernels says: transformers 5 ignores it).
  */
 export function huggingFaceConfig(
@@ -211,9 +222,14 @@ export function huggingFaceConfig(
 	const json = parsePythonJson(configText, path);
 	const timeStepMinimum = Number(json.time_step_min ?? 0.001);
 	const config = describedConfig(configuration, { bf16: precision === "bf16" });
+	const coefficient = json.output_router_logits === true ? Number(json.router_aux_loss_coef ?? 0.001) : 0;
 	return {
 		...config,
 		mamba: { ...config.mamba, gatedNormEpsilon: config.normEpsilon, timeStepMinimum },
-		moe: { ...config.moe, groupScoreTopk: 2 },
+		moe: {
+			...config.moe,
+			groupScoreTopk: 2,
+			balancing: coefficient > 0 ? [{ type: "pooled_aux_loss", coefficient }] : [],
+		},
 	};
 }

@@ -12,6 +12,7 @@ import type { Guest } from "../../guests/guest.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
+import { pooledCoefficient } from "../../models/language/pooled-balancing.ts";
 import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
 import type { PatchGrid } from "../../models/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
@@ -196,10 +197,12 @@ export function poolingReason(subject: Pick<Subject, "language" | "lossMean" | "
 /**
  * Samples of a microbatch, of the reference and of the layouts. The reference has single samples and the layouts at least
  * two, so that several sequences share a microbatch nowhere but where they are compared; both have the configured number
- * where a balancing loss depends on it.
+ * where a balancing loss depends on it, and all samples where one is pooled over lanes.
  */
 export function microBatchSizes(subject: Subject): { readonly reference: number; readonly layouts: number } {
-	const { microBatchSize } = subject;
+	const { microBatchSize, samples, language } = subject;
+	// The loss is of what all lanes run together: here everything, in one microbatch of each.
+	if (pooledCoefficient(language) !== null) return { reference: samples.length, layouts: samples.length };
 	if (poolingReason(subject) !== null) return { reference: microBatchSize, layouts: microBatchSize };
 	return { reference: 1, layouts: Math.max(2, microBatchSize) };
 }

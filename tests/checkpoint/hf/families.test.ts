@@ -16,7 +16,7 @@ import { conversionOptions } from "../conversion/options.ts";
 const scratch = mkdtempSync(join(tmpdir(), "mimo-families-"));
 afterAll(() => rmSync(scratch, { recursive: true }));
 
-const names = ["llama", "llama-tied-bias", "qwen2", "qwen3"] as const;
+const names = ["llama", "llama-tied-bias", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"] as const;
 type Json = Record<string, unknown>;
 const configOf = (name: string) => JSON.parse(readFileSync(golden(`${name}/config.json`), "utf8")) as Json;
 const read = (json: Json) => configurationFromHuggingFace(json, "config.json");

@@ -107,6 +107,10 @@ describe("what does not fit is refused in one sentence", () => {
 			"the value is [4,5]; allowed are multiples of llm-ep (2), not 5.",
 		],
 		[
+			{ "moe-router-load-balancing-type": ["pooled_aux_loss"], "num-experts-per-layer": [4, 6] },
+			`the value is ["pooled_aux_loss"]; allowed with num-experts-per-layer are losses of single layers`,
+		],
+		[
 			{ "moe-ffn-hidden-size-per-layer": [96, 65], "llm-tp": 2, "llm-expt-tp": 2 },
 			"the value is [96,65]; allowed are multiples of llm-expt-tp (2), not 65.",
 		],

@@ -48,8 +48,7 @@ export const qwen3Moe = decoderFamily({
 });
 
 function experts(values: Json, bad: Refuse): Partial<LanguageModelConfiguration> {
-	const { norm_topk_prob: normalised = false, output_router_logits: pooled = false } = values;
-	if (pooled !== false) bad("output_router_logits is true, and this program's balancing losses are those of Megatron");
+	const { norm_topk_prob: normalised = false } = values;
 	return {
 		numExperts: whole(values, values.num_experts === undefined ? "num_local_experts" : "num_experts", 128, bad),
 		moeRouterTopk: whole(values, "num_experts_per_tok", 8, bad),

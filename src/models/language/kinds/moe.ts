@@ -205,6 +205,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	if (shares && moe.biasUpdateRate > 0 && tape.training && !tape.replaying) router.expect(shares, u.rows * moe.topk);
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
+		context.pooled?.add(tape, router, routing.statistics, context.routerWeight);
 		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, tp);
 	}
 	return routing;
