@@ -232,3 +232,15 @@ test("64-bit token ids are compared before they are narrowed", () => {
 		expect(rows(id)).toThrow(`Token 2 of ${path} is ${id}, outside the vocabulary of vocab-size 256`);
 	}
 });
+
+test("a blend of indexed text inside a metadataset is refused with the flag that trains on it", () => {
+	scratch.file("blend.json", JSON.stringify({ train: ["1.0", "./doc_text_document"] }));
+	scratch.file("wrap.yaml", "__module__: megatron.energon\n__class__: McoreBlend\nmcore_json: ./blend.json\n");
+	const outer = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    path: ./wrap.yaml\n";
+	scratch.file("outer.yaml", outer);
+	expect(() => read(join(scratch.path, "outer.yaml"))).toThrow(
+		new RegExp(
+			`wrap\\.yaml has the class McoreBlend, .*--per-split-data-args-path ${scratch.path}/blend\\.json trains on`,
+		),
+	);
+});

@@ -91,6 +91,12 @@ function readFile(
 	const fields = YamlFields.of(readMap(storage, path), path);
 	fields.get("__module__");
 	const version = fields.optionalString("__class__") ?? "Metadataset";
+	if (version === "McoreBlend") {
+		const blend = resolvePath(folderOf(path), fields.string("mcore_json"));
+		throw new UserError(
+			`${path} has the class McoreBlend, a blend of Megatron's indexed text, which a metadataset does not take here; --per-split-data-args-path ${blend} trains on that text alone.`,
+		);
+	}
 	if (version !== "Metadataset" && version !== "MetadatasetV2") {
 		throw new UserError(`${path} has the class ${version}; a metadataset is Metadataset or MetadatasetV2.`);
 	}
