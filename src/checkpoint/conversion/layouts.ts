@@ -45,22 +45,24 @@ export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 
 /**
  * Numbers layers as a GPT model does: the n-th `*` and the n-th `-` or `E` are layer n, wherever they stand; `M` has no place in
- * one.
+ * one. A depth of multi-token prediction is one layer.
  */
 export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 	const { segments, mtp } = parseAt(pattern, path);
 	const refuse = (reason: string): never => {
 		throw new UserError(`${path}: pattern "${pattern}" is of no GPT model: ${reason}.`);
 	};
-	if (mtp !== null) refuse("multi-token prediction has no place in one");
+	const depth = mtp === null ? null : symbolsOf(mtp.layers.flat());
+	if (depth !== null && !/^\*[-E]$/.test(depth)) {
+		refuse(`its multi-token prediction has the layers ${depth}, and a layer of a GPT model is *- or *E`);
+	}
 	const layers = segments.flat(2);
 	const [attention, dense, experts] = (["attention", "mlp", "moe"] as const).map((kind) =>
 		countLayers(layers, kind),
 	) as [number, number, number];
-	if (dense > 0 && experts > 0) refuse("it has both - and E, and all layers of a GPT model are of one kind");
 	if (attention === 0 || attention !== dense + experts) {
 		refuse(
-			`it has ${attention} * and ${dense + experts} ${experts > 0 ? "E" : "-"}, and a layer of a GPT model has both`,
+			`it has ${attention} * and ${dense + experts} ${experts === 0 ? "-" : dense === 0 ? "E" : "- or E"}, and a layer of a GPT model has both`,
 		);
 	}
 	let [attentions, others] = [0, 0];
@@ -83,6 +85,8 @@ function parseAt(pattern: string, path: string): HybridPattern {
 const scopeOf = (kind: LayerKind) => kinds[kind].scopes[0]!;
 
 const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;
+const depthName =
+	/^((?:optimizer\.state\.[^.]+\.)?language_model\.mtp\.layers\.\d+\.)(?:mtp_model|transformer)_layer\.(layers\.\d+\.)?(.*)$/;
 const finalNorm = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)final_(norm|layernorm)\./;
 
 /** Number of the layer of the language model's main part that a name belongs to; null: to none. */
@@ -99,9 +103,26 @@ export function renamedLayers(
 	store: TensorStore,
 	layers: readonly NumberedLayer[],
 	to: "physical" | "other",
-	{ layernorm, pattern, path }: { readonly layernorm: boolean; readonly pattern: string; readonly path: string },
+	{
+		layernorm,
+		depthIsLayer = false,
+		pattern,
+		path,
+	}: {
+		readonly layernorm: boolean;
+		/** A depth of multi-token prediction is to be one layer, of attention and an MLP. */
+		readonly depthIsLayer?: boolean;
+		readonly pattern: string;
+		readonly path: string;
+	},
 ): Correspondence {
 	const rename = (name: string): string => {
+		const depth = depthName.exec(name);
+		if (depth && to === "other" && depthIsLayer) return `${depth[1]}mtp_model_layer.${depth[3]}`;
+		if (depth && to === "physical" && depth[2] === undefined) {
+			const place = kinds.attention.scopes.includes(depth[3]!.split(".")[0]!) ? 0 : 1;
+			return `${depth[1]}mtp_model_layer.layers.${place}.${depth[3]}`;
+		}
 		const layer = layerName.exec(name);
 		if (!layer) return layernorm ? name.replace(finalNorm, `$1final_${to === "other" ? "layernorm" : "norm"}.`) : name;
 		const index = Number(layer[2]);

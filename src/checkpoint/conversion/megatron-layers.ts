@@ -57,8 +57,11 @@ export function requireSameLayers(own: string, given: string, repeated: boolean,
 }
 
 /** Model tensors of a GPT model that have a place in this program's. */
-const gptTensors =
-	/^language_model\.(embedding\.word_embeddings\.weight|output_layer\.weight|decoder\.final_layernorm\.weight|decoder\.layers\.\d+\.(self_attention\.(linear_qkv\.(layer_norm_)?weight|linear_proj\.weight)|pre_mlp_layernorm\.weight|mlp\.(linear_fc1\.layer_norm_weight|linear_fc[12]\.weight|router\.(weight|expert_bias)|experts\.linear_fc[12]\.weight\d+|shared_experts\.linear_fc[12]\.weight)))$/;
+const gptLayer =
+	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(weight|bias)|[qk]_layernorm\\.weight)|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(weight|bias)|router\\.(weight|expert_bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.linear_fc[12]\\.weight))";
+const gptTensors = new RegExp(
+	`^language_model\\.(embedding\\.(word|position)_embeddings\\.weight|output_layer\\.weight|decoder\\.final_layernorm\\.(weight|bias)|decoder\\.layers\\.\\d+\\.${gptLayer}|mtp\\.layers\\.\\d+\\.((enorm|hnorm|final_layernorm)\\.(weight|bias)|eh_proj\\.weight|(mtp_model|transformer)_layer\\.${gptLayer}))$`,
+);
 
 function requireGptTensors({ tensors }: Pick<TensorStore, "tensors">, path: string): void {
 	const others = [...tensors.keys()].filter((name) => name.startsWith("language_model.") && !gptTensors.test(name));
@@ -69,7 +72,7 @@ function requireGptTensors({ tensors }: Pick<TensorStore, "tensors">, path: stri
 	);
 }
 
-/** `[*-]` or `[*E]` for every layer that has attention. */
+/** `[*-]` or `[*E]` for every layer that has attention, `/*-` or `/*E` for every depth of multi-token prediction. */
 function gptPattern({ tensors }: Pick<TensorStore, "tensors">, path: string): string {
 	const layers = new Set<number>();
 	const experts = new Set<number>();
@@ -80,7 +83,12 @@ function gptPattern({ tensors }: Pick<TensorStore, "tensors">, path: string): st
 		if (/\.mlp\.router\./.test(name)) experts.add(layer);
 	}
 	if (layers.size === 0) throw new UserError(`${path} has no layers.`);
-	return Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? "[*E]" : "[*-]")).join("");
+	const main = Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? "[*E]" : "[*-]")).join("");
+	const names = [...tensors.keys()];
+	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
+	depths.delete(undefined);
+	const routed = names.some((name) => /^language_model\.mtp\..*\.mlp\.router\./.test(name));
+	return main + (routed ? "/*E" : "/*-").repeat(depths.size);
 }
 
 /** Every layer of the checkpoint has a place in the pattern; a tensor that the pattern wants and lacks is an error later. */
@@ -105,7 +113,9 @@ export function physicalNames(
 	path: string,
 ): TensorStore {
 	if (names === "physical") return store;
-	const renamed = renamedLayers(store, layers, "physical", { layernorm: true, pattern: pattern!, path });
+	const renamed = renamedLayers(store, layers, "physical", {
+		...{ layernorm: true, pattern: pattern!, path },
+	});
 	return new MappedStore(store, planTensors(store, renamed, "logical"));
 }
 
@@ -133,7 +143,10 @@ export function namesToWrite(
 	if (names === "physical") return { tensors: store, leftOut: [] };
 	const leftOut = layers.flatMap(({ number }, index) => (number === null ? [index] : []));
 	const kept = selectTensors(store, (name) => !leftOut.includes(layerOf(name) ?? -1));
-	const renamed = renamedLayers(kept, layers, "other", { layernorm: true, pattern: pattern!, path });
+	const renamed = renamedLayers(kept, layers, "other", {
+		...{ layernorm: true, depthIsLayer: names === "gpt" },
+		...{ pattern: pattern!, path },
+	});
 	return { tensors: new MappedStore(kept, planTensors(kept, renamed, "foreign")), leftOut };
 }
 
@@ -141,12 +154,11 @@ export function namesToWrite(
 export function layerArguments({ names, pattern, layers }: MegatronLayers): JsonObject {
 	if (names === "gpt") {
 		const { length } = layers.filter(({ kind }) => kind === "attention");
-		const experts = layers.some(({ kind }) => kind === "moe");
 		return {
 			hybrid_layer_pattern: null,
 			hybrid_override_pattern: null,
 			num_layers: length,
-			...(experts ? { moe_layer_freq: 1 } : {}),
+			...moeFrequency(layers),
 		};
 	}
 	if (pattern === null) return {};
@@ -154,4 +166,18 @@ export function layerArguments({ names, pattern, layers }: MegatronLayers): Json
 		hybrid_layer_pattern: pattern,
 		num_layers: pattern.split("/")[0]!.replaceAll(/[|[\]]/g, "").length,
 	};
+}
+
+/** Megatron's argument that says which layers of a GPT model have experts. */
+function moeFrequency(layers: readonly NumberedLayer[]): JsonObject {
+	const routed = layers
+		.filter(({ kind }) => kind === "mlp" || kind === "moe")
+		.map(({ kind }) => Number(kind === "moe"));
+	if (!routed.includes(1)) return {};
+	return { moe_layer_freq: routed.includes(0) ? routed : 1 };
+}
+
+/** Whether a checkpoint's keys stack layers along an axis: those of a GPT model whose layers are all of one kind. */
+export function stacksLayers({ names, layers }: MegatronLayers): boolean {
+	return names === "gpt" && !["mlp", "moe"].every((kind) => layers.some((layer) => layer.kind === kind));
 }

@@ -38,6 +38,7 @@ import {
 	namesToWrite,
 	physicalNames,
 	requireSameLayers,
+	stacksLayers,
 } from "./megatron-layers.ts";
 import { NewLayers } from "./new-layers.ts";
 import type { NewLayerOptions, SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
@@ -186,7 +187,7 @@ export function torchDistTarget(
 	const laid = isJsonObject(kept) ? toLayout(canonical, layoutOfArguments(kept, source.path), source.path) : canonical;
 	const { tensors: weights, leftOut } = namesToWrite(laid, layers, source.path);
 	const style = styleFor(source, weights, options.wrapper);
-	const keys = writeKeys(weights.tensors, style, path, layers.names === "gpt");
+	const keys = writeKeys(weights.tensors, style, path, stacksLayers(layers));
 	const tensors = new MappedStore(weights, planTensors(weights, keys, "foreign"));
 	const optimizer = [...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state."));
 	const groups = optimizer ? parameterGroups(source) : {};

@@ -157,12 +157,13 @@ test("layers of a GPT model: by order among those of a kind", () => {
 		layersOfGpt(pattern, "here").map(({ kind, number }) => layerSymbols[kind] + number);
 	expect(numbers("[*-][*-]")).toEqual(["*0", "-0", "*1", "-1"]);
 	expect(numbers("M*M|[*E]EM")).toEqual(["Mnull", "*0", "Mnull", "*1", "E0", "E1", "Mnull"]);
+	expect(numbers("*-*E/*E")).toEqual(["*0", "-0", "*1", "E1"]);
 	const refuse = (pattern: string, sentence: string) =>
 		expect(() => layersOfGpt(pattern, "here")).toThrow(`here: ${sentence}`);
-	refuse("*-*E", 'pattern "*-*E" is of no GPT model: it has both - and E');
 	refuse("**-", 'pattern "**-" is of no GPT model: it has 2 * and 1 -, and a layer of a GPT model has both');
 	refuse("MM", 'pattern "MM" is of no GPT model: it has 0 * and 0 -');
-	refuse("*-/*-", 'pattern "*-/*-" is of no GPT model: multi-token prediction has no place in one');
+	refuse("*-E", 'pattern "*-E" is of no GPT model: it has 1 * and 2 - or E');
+	refuse("*-/M", 'pattern "*-/M" is of no GPT model: its multi-token prediction has the layers M');
 	refuse("G-", 'Layer pattern "G-": position 1: Gated DeltaNet layers (G) are not built yet');
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D)');
 	refuse("+-", 'Layer pattern "+-": position 1: multi-latent attention layers (+)');

@@ -1,13 +1,23 @@
 /** How the layers of a torch_dist checkpoint are numbered, as its names, its arguments and the user tell it. */
 import { describe, expect, test } from "bun:test";
+import { fromLayout } from "../../../src/checkpoint/conversion/layouts.ts";
 import {
 	layerArguments,
 	layersInCheckpoint,
 	layersToWrite,
 	namesToWrite,
 	physicalNames,
+	stacksLayers,
 } from "../../../src/checkpoint/conversion/megatron-layers.ts";
+import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
+import { canonicalLayout } from "../../../src/checkpoint/native/manifest.ts";
+import { readTensor } from "../../../src/checkpoint/store.ts";
 import { patternOfArguments } from "../../../src/checkpoint/torch-dist/arguments.ts";
+import { readKeys, writeKeys } from "../../../src/checkpoint/torch-dist/keys.ts";
+import { configurationOf } from "../../../src/config/resolve.ts";
+import type { Key } from "../../../src/config/schema.ts";
+import { hybridConfig } from "../../../src/models/language/from-configuration.ts";
+import { hybridParameters } from "../../../src/models/language/names.ts";
 import { memoryStore } from "../memory-store.ts";
 
 const layer = (index: number, rest: string) => `language_model.decoder.layers.${index}.${rest}`;
@@ -67,16 +77,26 @@ describe("reading", () => {
 			layer(1, router),
 			lastNorm("final_layernorm"),
 		);
-		expect(() => read(mixed, null)).toThrow("it has both - and E");
+		expect(read(mixed, null).pattern).toBe("[*-][*E]");
+		const [depth, norm] = ["language_model.mtp.layers.0.", "pre_mlp_layernorm.weight"];
+		for (const own of ["mtp_model_layer", "transformer_layer"]) {
+			const predicting = store(...gpt.tensors.keys(), `${depth}${own}.${attention}`, `${depth}${own}.${norm}`);
+			const layers = read(predicting, null);
+			expect(layers.pattern).toBe("[*-][*-]/*-");
+			expect([...physicalNames(predicting, layers, "here").tensors.keys()].slice(-2)).toEqual([
+				`${depth}mtp_model_layer.layers.0.${attention}`,
+				`${depth}mtp_model_layer.layers.1.${norm}`,
+			]);
+		}
 	});
 
 	test("tensors of a GPT model without a place here are named", () => {
-		const others = ["embedding.position_embeddings.weight", "mtp.layers.0.eh_proj.weight"].map(
+		const others = ["embedding.tokentype_embeddings.weight", "mtp.layers.0.gate.weight"].map(
 			(name) => `language_model.${name}`,
 		);
-		const weights = store(...gpt.tensors.keys(), layer(0, "self_attention.linear_qkv.bias"), ...others);
+		const weights = store(...gpt.tensors.keys(), layer(0, "cross_attention.linear_q.weight"), ...others);
 		expect(() => read(weights, null)).toThrow(
-			`here is of a GPT model with tensors that this program's has no place for: ${[layer(0, "self_attention.linear_qkv.bias"), ...others].join(", ")}.`,
+			`here is of a GPT model with tensors that this program's has no place for: ${[layer(0, "cross_attention.linear_q.weight"), ...others].join(", ")}.`,
 		);
 	});
 
@@ -113,6 +133,50 @@ describe("writing", () => {
 			leftOut: [0],
 			args: { hybrid_layer_pattern: null, hybrid_override_pattern: null, num_layers: 1 },
 		});
+	});
+
+	const norms = { normalization: "LayerNorm", "add-qkv-bias": true };
+	const models: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
+		"dense layers and experts, multi-token prediction": { ...norms, "hybrid-layer-pattern": "[*-][*E]/*E/*E" },
+		"learned positions and biases": {
+			...{ ...norms, "hybrid-layer-pattern": "**--", "add-bias-linear": true },
+			"position-embedding-type": "learned_absolute",
+		},
+	};
+	for (const [name, values] of Object.entries(models)) {
+		test(`a GPT model with ${name} comes back from its keys as it was`, () => {
+			const c = configurationOf({ preset: "nemotron-tiny", "hidden-size": 64, ...values }, { trains: false });
+			const specs = hybridParameters(hybridConfig(c));
+			const tensors = specs.map(({ name, shape }, i) => {
+				const values = new Float32Array(shape.reduce((a, b) => a * b, 1)).map((_, at) => i + at / 2 ** 20);
+				return [name, { shape, values }] as const;
+			});
+			// Parameters have the experts of a layer in one tensor.
+			const grouped = { ...canonicalLayout, experts: "grouped", gluTensorParallel: 1 } as const;
+			const model = fromLayout(memoryStore(Object.fromEntries(tensors)), grouped, "here");
+			const layers = layersToWrite("gpt", c.hybridLayerPattern, "here");
+			const named = namesToWrite(model, layers, "here").tensors;
+			const keys = writeKeys(named.tensors, { plain: true, wrappers: {} }, "here", stacksLayers(layers));
+			const written = new MappedStore(named, planTensors(named, keys, "foreign"));
+			expect([...written.tensors.keys()].filter((key) => /layers\.\d+\.mtp_model_layer\.layers/.test(key))).toEqual([]);
+			const { correspondence } = readKeys(written.tensors, "here");
+			const stored = new MappedStore(written, planTensors(written, correspondence, "logical"));
+			const found = layersInCheckpoint(stored, layerArguments(layers), null, "here");
+			const order = name.startsWith("dense") ? c.hybridLayerPattern : "[*-][*-]";
+			expect(found).toMatchObject({ names: "gpt", pattern: order });
+			const again = physicalNames(stored, layersInCheckpoint(stored, {}, c.hybridLayerPattern, "here"), "here");
+			expect([...again.tensors.keys()].sort()).toEqual([...model.tensors.keys()].sort());
+			for (const key of model.tensors.keys())
+				expect([key, readTensor(again, key)]).toEqual([key, readTensor(model, key)]);
+		});
+	}
+
+	test("which layers of a GPT model have experts is among its arguments", () => {
+		const args = (pattern: string) => layerArguments(layersToWrite("gpt", pattern, "here"));
+		expect(args("[*-][*E]").moe_layer_freq).toEqual([0, 1]);
+		expect(args("[*E][*E]").moe_layer_freq).toBe(1);
+		expect(args("[*-]").moe_layer_freq).toBeUndefined();
+		expect(() => args("[*-]/ME")).toThrow("its multi-token prediction has the layers ME");
 	});
 
 	test("layers that are unknown, or have no groups", () => {
