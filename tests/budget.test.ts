@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14480, 79],
+	checkpoint: [14490, 79],
 	commands: [4330, 39],
-	config: [6345, 50],
+	config: [6360, 50],
 	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [4920, 58],
+	models: [4960, 58],
 	native: [3240, 17],
 	observe: [4850, 36],
 	optim: [480, 4],

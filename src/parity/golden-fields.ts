@@ -103,6 +103,7 @@ export const fixedModel = {
 /** How every reference's experts are computed. */
 export const referenceExperts = {
 	sinkhorn: false,
+	latentSize: null,
 	interleave: 0,
 	fused: "auto",
 	recipe: "plain",

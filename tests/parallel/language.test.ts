@@ -70,6 +70,18 @@ describe("losses, norms and every gradient equal one process's", () => {
 	}
 });
 
+test("latent experts on every layout", async () => {
+	const keys = { "moe-latent-size": 24 };
+	const reference = (await train({ keys }))[0]!;
+	for (const layout of [
+		{ tensor: 2, expert: 2 },
+		{ data: 2, expert: 2 },
+		{ pipeline: 2, pattern: "ME*|-MEM" },
+	]) {
+		expectEqualTraining(await train({ keys, ...layout }), reference);
+	}
+}, 60_000);
+
 test("routing that is forced to balance is the same on every layout", async () => {
 	const forced = { keys: { "moe-router-force-load-balancing": true } };
 	const reference = (await train(forced))[0]!;

@@ -31,7 +31,7 @@ function expectFailure(report: ParityReport, name: RegExp): void {
 }
 
 describe("reference folders agree in every probe, loss and gradient norm", () => {
-	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny"]) {
+	for (const name of ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny", "nemotron-latent"]) {
 		test(name, async () => {
 			const before = device.memoryStatistics().liveBytes;
 			const report = await compareAlone(device, golden(name));

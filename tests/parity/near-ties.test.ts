@@ -23,6 +23,7 @@ const moe: HybridConfig["moe"] = {
 	experts: 4,
 	topk: 2,
 	ffnHiddenSize: 8,
+	latentSize: null,
 	sharedExpertSize: 0,
 	scoreFunction: "sigmoid",
 	preSoftmax: false,

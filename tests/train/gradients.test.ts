@@ -34,6 +34,7 @@ const gated = {
 	"squared-relu": false,
 	swiglu: true,
 	"moe-shared-expert-intermediate-size": 0,
+	"moe-latent-size": 24,
 };
 
 /** Every token has a label, so that the routers' losses have their coefficients as weights. */

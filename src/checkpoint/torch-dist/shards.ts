@@ -95,6 +95,8 @@ const leaves = [
 	"pre_mlp_layernorm.weight",
 	"pre_mlp_layernorm.bias",
 	"router.weight",
+	"fc1_latent_proj.weight",
+	"fc2_latent_proj.weight",
 	"experts.linear_fc1.weight",
 	"experts.linear_fc2.weight",
 	"linear_fc1.layer_norm_weight",

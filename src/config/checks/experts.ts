@@ -21,8 +21,9 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 		(c) => (c.fp8Emulate ? c.device === "cpu" : c.device === "cuda"),
 	],
 	[
-		"hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
-		(c) => c.device !== "cuda" || [c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
+		"hidden-size, or moe-latent-size, and moe-ffn-hidden-size in steps of 16 on device cuda",
+		(c) =>
+			c.device !== "cuda" || [c.moeLatentSize ?? c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
 	],
 ];
 
@@ -68,6 +69,12 @@ const routingChecks: readonly Check[] = [
 			c.numExperts === 0 || c.moeRouterTopk <= c.numExperts,
 			"moe-router-topk",
 			`allowed is at most num-experts (${c.numExperts})`,
+		),
+	(c) =>
+		unless(
+			c.moeLatentSize === null || hasLayer(c.hybridLayerPattern, "moe"),
+			"moe-latent-size",
+			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
 		),
 	// As in Megatron: the softmax of a single score is 1 for any logit.
 	(c) =>

@@ -26,6 +26,10 @@ export const moeKeys = {
 		list(integer(1)),
 		"Width of a routed expert of every E of the pattern's main part in order, where they differ; unset: moe-ffn-hidden-size each.",
 	),
+	"moe-latent-size": optional(
+		integer(1),
+		"Width of the rows that routed experts take and return, with a projection of each token before and behind them; unset: hidden-size, and no projections.",
+	),
 	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none."),
 	"moe-router-score-function": defaulting(
 		choice(["softmax", "sigmoid"], ["sqrtsoftplus"]),

@@ -114,6 +114,8 @@ export interface HybridConfig {
 		readonly experts: number;
 		readonly topk: number;
 		readonly ffnHiddenSize: number;
+		/** Width of the experts' input and output; null: that of the hidden states. */
+		readonly latentSize: number | null;
 		/** 0: no shared expert. */
 		readonly sharedExpertSize: number;
 		readonly scoreFunction: ScoreFunctionName;

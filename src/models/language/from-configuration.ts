@@ -81,6 +81,7 @@ type LaterKey =
 	| "addQkvBias"
 	| "freezeModel"
 	| "maxPositionEmbeddings"
+	| "moeLatentSize"
 	| "normalization"
 	| "qkLayernorm"
 	| "useRopeScaling"
@@ -170,6 +171,7 @@ function moeConfig(c: LanguageModelKeys): HybridConfig["moe"] {
 		experts: c.numExperts,
 		topk: c.moeRouterTopk,
 		ffnHiddenSize: c.moeFfnHiddenSize,
+		latentSize: c.moeLatentSize ?? null,
 		sharedExpertSize: c.moeSharedExpertIntermediateSize,
 		// Sinkhorn's weights are scores over all experts: the sigmoid of a single one, the softmax of several.
 		scoreFunction: (sinkhorn ? c.moeRouterTopk === 1 : c.moeRouterScoreFunction === "sigmoid") ? "sigmoid" : "softmax",

@@ -27,7 +27,15 @@ beforeAll(() => {
 afterAll(() => rmSync(folder, { recursive: true }));
 
 const tiny = golden("hybrid-tiny");
-const goldens = ["layer-mamba", "layer-attention", "layer-mlp", "layer-moe", "hybrid-tiny", "hybrid-text"];
+const goldens = [
+	"layer-mamba",
+	"layer-attention",
+	"layer-mlp",
+	"layer-moe",
+	"hybrid-tiny",
+	"hybrid-text",
+	"nemotron-latent",
+];
 
 /** Copies a reference folder's model with changed tensors. */
 function altered(name: string, change: (entries: TensorEntry[]) => TensorEntry[]): string {

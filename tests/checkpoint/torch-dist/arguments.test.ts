@@ -30,6 +30,7 @@ const unusual = {
 	"num-experts-per-layer": [24],
 	"moe-router-topk": 4,
 	"moe-ffn-hidden-size": 24,
+	"moe-latent-size": 20,
 	"moe-router-score-function": "softmax",
 	"moe-router-pre-softmax": true,
 	"moe-router-topk-scaling-factor": 2.5,

@@ -30,7 +30,7 @@ describe("refused by name", () => {
 		[{ ...fp8, device: "cuda" }, "it needs device cuda (Hopper), or device cpu with fp8-emulate"],
 		[
 			{ ...fp8, device: "cuda", "fp8-emulate": false, "moe-ffn-hidden-size": 24 },
-			"it needs hidden-size and moe-ffn-hidden-size in steps of 16 on device cuda",
+			"it needs hidden-size, or moe-latent-size, and moe-ffn-hidden-size in steps of 16 on device cuda",
 		],
 		[{ ...fp8, bf16: false, device: "cuda", "fp8-emulate": false }, "it needs bf16, or fp8-emulate"],
 		[{ ...fp8, "moe-fused-mlp": "off" }, "it needs experts as one operation, and moe-fused-mlp is off"],

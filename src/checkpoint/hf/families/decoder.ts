@@ -199,6 +199,7 @@ const unused = {
 	numExperts: 0,
 	moeRouterTopk: 2,
 	moeFfnHiddenSize: 1,
+	moeLatentSize: null,
 	moeSharedExpertIntermediateSize: 0,
 	moeRouterScoreFunction: "softmax",
 	moeRouterPreSoftmax: false,

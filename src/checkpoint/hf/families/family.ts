@@ -56,6 +56,8 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly numExperts: number;
 	readonly moeRouterTopk: number;
 	readonly moeFfnHiddenSize: number;
+	/** Absent: null. */
+	readonly moeLatentSize?: number | null;
 	readonly moeSharedExpertIntermediateSize: number;
 	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
 	readonly moeRouterPreSoftmax: boolean;

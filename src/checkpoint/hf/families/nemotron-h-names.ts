@@ -187,14 +187,19 @@ function mixtureOfExperts(
 	same: Same,
 ): void {
 	const { hiddenSize: h, numExperts: experts, moeFfnHiddenSize: f } = configuration;
-	const shared = configuration.moeSharedExpertIntermediateSize;
+	const { moeSharedExpertIntermediateSize: shared, moeLatentSize: latent = null } = configuration;
+	const width = latent ?? h;
+	if (latent !== null) {
+		same("mlp.fc1_latent_proj.weight", "mixer.fc1_latent_proj.weight", [latent, h]);
+		same("mlp.fc2_latent_proj.weight", "mixer.fc2_latent_proj.weight", [h, latent]);
+	}
 	same("mlp.router.weight", "mixer.gate.weight", [experts, h]);
 	if (configuration.moeRouterEnableExpertBias) {
 		same("mlp.router.expert_bias", "mixer.gate.e_score_correction_bias", [experts]);
 	}
 	for (const [fc, projection, shape] of [
-		["linear_fc1", "up_proj", [f, h]],
-		["linear_fc2", "down_proj", [h, f]],
+		["linear_fc1", "up_proj", [f, width]],
+		["linear_fc2", "down_proj", [width, f]],
 	] as const) {
 		const packed = `${foreign}mixer.experts.${projection}`;
 		if (spelling.experts === "packed") builder.addForeign(packed, [experts, ...shape]);

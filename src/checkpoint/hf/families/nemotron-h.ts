@@ -83,7 +83,6 @@ const fixed: Readonly<Record<string, unknown>> = {
 	mamba_hidden_act: "silu",
 	residual_in_fp32: false,
 	sliding_window: null,
-	moe_latent_size: null,
 };
 
 /** Values that hold for every NemotronH model of Hugging Face, whose config.json has no field for them. */
@@ -154,8 +153,16 @@ function configurationFromNemotronH(json: Json, path: string): LanguageModelConf
 				`this program's model has only ${normalised} there`,
 		);
 	}
+	const latent = values.moe_latent_size ?? null;
+	const moeLatentSize = latent === null ? null : whole("moe_latent_size", 0);
+	if (moeLatentSize === 0) bad("moe_latent_size is 0, expected null or a whole number from 1");
 	const untied = values.tie_word_embeddings !== true;
-	const model = { ...configuration, ...always, untieEmbeddingsAndOutputWeights: untied } as LanguageModelConfiguration;
+	const model = {
+		...configuration,
+		...always,
+		moeLatentSize,
+		untieEmbeddingsAndOutputWeights: untied,
+	} as LanguageModelConfiguration;
 	return { ...model, ...ownSizesIn(values.block_configs, model, bad) };
 }
 
@@ -243,6 +250,7 @@ function configurationToNemotronH(
 			? {}
 			: { mtp_layers_block_type: typesOf(depths[0]), mtp_hybrid_override_pattern: depths[0] }),
 		num_hidden_layers: main.length,
+		moe_latent_size: configuration.moeLatentSize ?? null,
 		n_shared_experts: configuration.moeSharedExpertIntermediateSize > 0 ? 1 : 0,
 		time_step_limit: [pythonFloat(0), Number.POSITIVE_INFINITY],
 		tie_word_embeddings: !configuration.untieEmbeddingsAndOutputWeights,

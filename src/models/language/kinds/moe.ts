@@ -64,7 +64,13 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 		},
 		// Megatron initialises the router's bias as a weight.
 		...biases(config, "mlp.router.bias", moe.experts, replicated).map((spec) => ({ ...spec, initialisation: inward })),
-		...feedForwardParameters(config, "mlp.experts.", moe.ffnHiddenSize, moe.interleave).map((spec) => ({
+		...latentParameters(config),
+		...feedForwardParameters(
+			{ ...config, hiddenSize: moe.latentSize ?? h },
+			"mlp.experts.",
+			moe.ffnHiddenSize,
+			moe.interleave,
+		).map((spec) => ({
 			...spec,
 			experts: moe.experts,
 		})),
@@ -72,6 +78,27 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 	if (moe.sharedExpertSize > 0)
 		specs.push(...feedForwardParameters(config, "mlp.shared_experts.", moe.sharedExpertSize));
 	return specs;
+}
+
+const [toLatent, fromLatent] = ["mlp.fc1_latent_proj.weight", "mlp.fc2_latent_proj.weight"];
+
+/** The projections before and behind experts of another width than the hidden states, whole on every rank. */
+function latentParameters(config: HybridConfig): ParameterSpec[] {
+	const { hiddenSize: h, moe } = config;
+	if (moe.latentSize === null) return [];
+	const { inward, outward } = distributions(config);
+	return [
+		{ name: toLatent, shape: [moe.latentSize, h], initialisation: inward, shard: replicated },
+		...biases(config, toLatent.replace(/weight$/, "bias"), moe.latentSize, replicated),
+		{ name: fromLatent, shape: [h, moe.latentSize], initialisation: outward, shard: replicated },
+		...biases(config, fromLatent.replace(/weight$/, "bias"), h, replicated),
+	];
+}
+
+/** x_TI of this rank's tokens through a latent projection; without one, x. */
+function latent(tape: Tape, context: LayerContext, x: Tensor, name: string): Tensor {
+	if (context.config.moe.latentSize === null) return x.share();
+	return linear(tape, x, context.weights(name), biasOf(context, name));
 }
 
 /** Runs the layer, yielding while rows are in flight: three nodes, or one if this rank holds all experts. */
@@ -100,7 +127,8 @@ function* mixExperts(
 	using routing = routeTokens(tape, context, router, u);
 	context.probe("routing")?.(routing.probabilities);
 	const hidden = context.masks?.hidden;
-	using entering = masked(tape, u, hidden);
+	using kept = masked(tape, u, hidden);
+	using entering = latent(tape, context, kept, toLatent);
 	using dispatcher = dispatcherOf(tape, context, entering, routing, experts, router);
 	// The shared expert's first half hides the dispatch, its second half the combine.
 	using shared = config.moe.sharedExpertSize > 0 ? new SharedExpert(tape, context, u) : null;
@@ -114,7 +142,8 @@ function* mixExperts(
 	}
 	if (experts) yield* nextNode(tape, "combine");
 	using combined = dispatcher.finishCombine();
-	using routed = probeGradient(tape, combined, context.probe("routedGradient"));
+	using summed = probeGradient(tape, combined, context.probe("routedGradient"));
+	using routed = latent(tape, context, summed, fromLatent);
 	return shared ? addMasked(tape, shared.y, routed, hidden) : masked(tape, routed, hidden);
 }
 
@@ -217,15 +246,19 @@ function zLossScale({ config, routerWeight, sequences }: LayerContext, { options
 }
 
 function flops(c: TrainingConfiguration): number {
+	const width = c.moeLatentSize ?? c.hiddenSize;
 	return (
 		2 * c.numExperts * c.hiddenSize +
-		c.moeRouterTopk * feedForwardFlops(c, c.moeFfnHiddenSize) +
+		4 * c.hiddenSize * (c.moeLatentSize ?? 0) +
+		c.moeRouterTopk * feedForwardFlops({ ...c, hiddenSize: width }, c.moeFfnHiddenSize) +
 		feedForwardFlops(c, c.moeSharedExpertIntermediateSize)
 	);
 }
 
 /** Without the router. */
 function megatronFlops(c: TrainingConfiguration, tokens: number): number {
-	const width = c.moeFfnHiddenSize * c.moeRouterTopk + c.moeSharedExpertIntermediateSize;
-	return 4 * tokens * c.hiddenSize * width * (hasGatedActivation(c) ? 1.5 : 1);
+	const routed = (c.moeLatentSize ?? c.hiddenSize) * c.moeFfnHiddenSize * c.moeRouterTopk;
+	const shared = c.hiddenSize * c.moeSharedExpertIntermediateSize;
+	const factor = hasGatedActivation(c) ? 1.5 : 1;
+	return 4 * tokens * (factor * (routed + shared) + c.hiddenSize * (c.moeLatentSize ?? 0));
 }
