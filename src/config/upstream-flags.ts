@@ -211,10 +211,6 @@ const flags: Readonly<Record<string, Reading>> = {
 		],
 		refused(shardedOptimizer),
 	),
-	...each(
-		["fine-grained-activation-offloading", "offload-modules"],
-		refused("activations stay on the GPU; here recompute-granularity drops them"),
-	),
 	"init-model-with-meta-device": accepted("every rank makes its own part of the initial weights alone, in any layout"),
 	"num-distributed-optimizer-instances": only(
 		["1"],
