@@ -85,7 +85,7 @@ export const configurationFlags: readonly Flag[] = keys.map((name) => {
 
 function valuesOf(type: Field["type"]): Values {
 	if (type.kind === "boolean") return "none";
-	if (type.kind === "path") return "path";
+	if (type.kind === "path" || type.kind === "paths") return "path";
 	const { options } = type.schema as { readonly options?: readonly string[] };
 	return options ?? "text";
 }
