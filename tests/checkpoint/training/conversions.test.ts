@@ -254,7 +254,7 @@ describe("GPT models", () => {
 		const refuse = (source: string, change: Change, sentence: string) =>
 			expect(() => planned(source, "x", change)).toThrow(sentence);
 		const gpt = { ...toMegatron, layerNames: "gpt" } as const;
-		refuse("flat", gpt, 'pattern "ME*-*E/*E" is of no GPT model: multi-token prediction has no place in one');
+		refuse("flat", gpt, 'pattern "ME*-*E/*E" is of no GPT model: it has 2 * and 3 - or E');
 		refuse(
 			"gpt",
 			{ ...toNative, pattern: "*E*E*E" },
