@@ -17,7 +17,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [4960, 58],
+	models: [5000, 58],
 	native: [3240, 17],
 	observe: [4850, 36],
 	optim: [480, 4],

@@ -104,6 +104,7 @@ export const fixedModel = {
 export const referenceExperts = {
 	sinkhorn: false,
 	latentSize: null,
+	sharedExpertGate: false,
 	interleave: 0,
 	fused: "auto",
 	recipe: "plain",

@@ -70,8 +70,8 @@ describe("losses, norms and every gradient equal one process's", () => {
 	}
 });
 
-test("latent experts on every layout", async () => {
-	const keys = { "moe-latent-size": 24 };
+test("latent experts and a gate of the shared expert on every layout", async () => {
+	const keys = { "moe-latent-size": 24, "moe-shared-expert-gate": true };
 	const reference = (await train({ keys }))[0]!;
 	for (const layout of [
 		{ tensor: 2, expert: 2 },

@@ -24,6 +24,7 @@ const moe: HybridConfig["moe"] = {
 	topk: 2,
 	ffnHiddenSize: 8,
 	latentSize: null,
+	sharedExpertGate: false,
 	sharedExpertSize: 0,
 	scoreFunction: "sigmoid",
 	preSoftmax: false,

@@ -25,7 +25,7 @@ const common = {
 	"moe-aux-loss-coeff": [0.5, 0.3, 0.4],
 	"moe-z-loss-coeff": 0.1,
 };
-const tied = { ...common, "untie-embeddings-and-output-weights": false };
+const tied = { ...common, "moe-shared-expert-gate": true, "untie-embeddings-and-output-weights": false };
 const gated = {
 	...common,
 	"mtp-use-repeated-layer": true,

@@ -99,6 +99,7 @@ const leaves = [
 	"fc2_latent_proj.weight",
 	"experts.linear_fc1.weight",
 	"experts.linear_fc2.weight",
+	"shared_experts.gate_weight",
 	"linear_fc1.layer_norm_weight",
 	"linear_fc1.layer_norm_bias",
 	"linear_fc1.weight",

@@ -48,6 +48,7 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		(c) => c.moeRouterLoadBalancingType.includes("pooled_aux_loss"),
 		"allowed with flextron are losses of single layers, whose submodels differ: not pooled_aux_loss",
 	],
+	["moe-shared-expert-gate", (c) => c.moeSharedExpertGate, "allowed only without flextron"],
 	["moe-latent-size", (c) => c.moeLatentSize !== null, "allowed only without flextron"],
 	["moe-z-loss-coeff", (c) => c.softMask && c.moeZLossCoeff > 0, "allowed with soft-mask is 0"],
 	[

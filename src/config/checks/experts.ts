@@ -76,6 +76,12 @@ const routingChecks: readonly Check[] = [
 			"moe-latent-size",
 			"allowed only with a mixture of experts (E) in hybrid-layer-pattern",
 		),
+	(c) =>
+		unless(
+			!c.moeSharedExpertGate || (c.moeSharedExpertIntermediateSize > 0 && hasLayer(c.hybridLayerPattern, "moe")),
+			"moe-shared-expert-gate",
+			"allowed only with moe-shared-expert-intermediate-size",
+		),
 	// As in Megatron: the softmax of a single score is 1 for any logit.
 	(c) =>
 		unless(

@@ -31,6 +31,7 @@ export const moeKeys = {
 		"Width of the rows that routed experts take and return, with a projection of each token before and behind them; unset: hidden-size, and no projections.",
 	),
 	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none."),
+	"moe-shared-expert-gate": off("Weigh the shared expert of a token by the sigmoid of a linear layer of it."),
 	"moe-router-score-function": defaulting(
 		choice(["softmax", "sigmoid"], ["sqrtsoftplus"]),
 		"softmax",

@@ -118,6 +118,8 @@ export interface HybridConfig {
 		readonly latentSize: number | null;
 		/** 0: no shared expert. */
 		readonly sharedExpertSize: number;
+		/** Whether a sigmoid of a linear layer of the token weighs its shared expert. */
+		readonly sharedExpertGate: boolean;
 		readonly scoreFunction: ScoreFunctionName;
 		readonly preSoftmax: boolean;
 		readonly scalingFactor: number;

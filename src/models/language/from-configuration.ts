@@ -82,6 +82,7 @@ type LaterKey =
 	| "freezeModel"
 	| "maxPositionEmbeddings"
 	| "moeLatentSize"
+	| "moeSharedExpertGate"
 	| "normalization"
 	| "qkLayernorm"
 	| "useRopeScaling"
@@ -173,6 +174,7 @@ function moeConfig(c: LanguageModelKeys): HybridConfig["moe"] {
 		ffnHiddenSize: c.moeFfnHiddenSize,
 		latentSize: c.moeLatentSize ?? null,
 		sharedExpertSize: c.moeSharedExpertIntermediateSize,
+		sharedExpertGate: c.moeSharedExpertGate ?? false,
 		// Sinkhorn's weights are scores over all experts: the sigmoid of a single one, the softmax of several.
 		scoreFunction: (sinkhorn ? c.moeRouterTopk === 1 : c.moeRouterScoreFunction === "sigmoid") ? "sigmoid" : "softmax",
 		preSoftmax: sinkhorn || c.moeRouterPreSoftmax,

@@ -1,10 +1,19 @@
 /** The shared expert, which every token passes beside its routed experts (docs/spec/language-model.md §4). */
-import type { Tape, Tensor } from "../../tensor/index.ts";
+import { linear, route, type Tape, type Tensor } from "../../tensor/index.ts";
 import { enterFeedForward, feedForward, leaveFeedForward } from "./kinds/mlp.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { isRecomputed, type ModuleOutput, runModule } from "./recomputed-module.ts";
 
 const prefix = "mlp.shared_experts.";
+/** Megatron's name of the gate's weight [1, H]. */
+export const sharedExpertGate = `${prefix}gate_weight`;
+
+/** σ(u_TH wᵀ), f32 [T, 1]: what a router with one expert gives. Weighs the activation before fc2, as routing weights do. */
+function gate(tape: Tape, context: LayerContext, u: Tensor): Tensor {
+	using logits = linear(tape, u, context.weights(sharedExpertGate), null, { outputDtype: "f32" });
+	using routing = route(tape, logits, { topk: 1, scoreFunction: "sigmoid" });
+	return routing.probabilities.share();
+}
 
 /**
  * The shared expert in two halves, each of which hides an exchange of rows, forward and backward: the constructor runs the first,
@@ -21,10 +30,11 @@ export class SharedExpert implements Disposable {
 		u: Tensor,
 	) {
 		const { config } = context;
+		const weigh = config.moe.sharedExpertGate ? gate : null;
 		this.#whole = isRecomputed(tape, config, "shared_experts")
-			? runModule(tape, config, "shared_experts", [u], (on, value) => feedForward(on, context, value, prefix))
+			? runModule(tape, config, "shared_experts", [u], (on, value) => feedForward(on, context, value, prefix, weigh))
 			: null;
-		this.#activated = this.#whole ? null : enterFeedForward(tape, context, u, prefix);
+		this.#activated = this.#whole ? null : enterFeedForward(tape, context, u, prefix, weigh);
 	}
 
 	finish(): void {

@@ -70,3 +70,8 @@ test("a model as Megatron's own has no argument that Megatron lacks", () => {
 	const c = configurationOf({ ...unusual, "mamba-conv-kernel-dim": 4, "num-experts-per-layer": null });
 	expect(Object.keys(argumentsOf(c, 128)).filter((name) => /conv|per_layer/.test(name))).toEqual([]);
 });
+
+test.each([true, false])("a gate of the shared expert (%p) comes back", (gated) => {
+	const c = configurationOf({ preset: "nemotron-tiny", "moe-shared-expert-gate": gated });
+	expect(configurationFromArguments(argumentsOf(c, 128))!.moeSharedExpertGate).toBe(gated);
+});

@@ -10,6 +10,11 @@ describe("refused by name", () => {
 	for (const [keys, sentence] of [
 		[{ "activation-func-clamp-value": 7 }, "allowed only with swiglu or quick-geglu"],
 		[{ ...gated, "glu-linear-offset": 1 }, "allowed is 0 without quick-geglu"],
+		[
+			{ "moe-shared-expert-gate": true, "moe-shared-expert-intermediate-size": 0 },
+			"allowed only with moe-shared-expert-intermediate-size",
+		],
+		[{ "hybrid-layer-pattern": "M*-", "moe-latent-size": 8 }, "allowed only with a mixture of experts"],
 		[{ "add-bias-linear": true }, "shared experts have no biases in Megatron"],
 		[
 			{ "add-bias-linear": true, "disable-bias-linear": true },

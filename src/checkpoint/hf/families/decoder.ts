@@ -201,6 +201,7 @@ const unused = {
 	moeFfnHiddenSize: 1,
 	moeLatentSize: null,
 	moeSharedExpertIntermediateSize: 0,
+	moeSharedExpertGate: false,
 	moeRouterScoreFunction: "softmax",
 	moeRouterPreSoftmax: false,
 	moeRouterEnableExpertBias: false,

@@ -59,6 +59,7 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	/** Absent: null. */
 	readonly moeLatentSize?: number | null;
 	readonly moeSharedExpertIntermediateSize: number;
+	readonly moeSharedExpertGate?: boolean;
 	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
 	readonly moeRouterPreSoftmax: boolean;
 	readonly moeRouterEnableExpertBias: boolean;

@@ -98,6 +98,7 @@ const always = {
 	rotaryBase: 10000,
 	rotaryPercent: 1,
 	moeRouterScoreFunction: "sigmoid",
+	moeSharedExpertGate: false,
 	moeRouterPreSoftmax: false,
 	moeRouterEnableExpertBias: true,
 } as const satisfies Partial<LanguageModelConfiguration>;

@@ -53,20 +53,39 @@ export function feedForwardParameters(
 	];
 }
 
-/** fc2(act(fc1(u))) with the projections named `prefix`…; u_TH and the result are this rank's tokens. */
-export function feedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
-	using activated = enterFeedForward(tape, context, u, prefix);
+/** The weight of each token's channels from all tokens' u_TH, f32 [T]. */
+type TokenWeights = (tape: Tape, context: LayerContext, u: Tensor) => Tensor;
+
+/**
+ * fc2(act(fc1(u))) with the projections named `prefix`…; u_TH and the result are this rank's tokens. `weigh`: times its weights;
+ * default: 1.
+ */
+export function feedForward(
+	tape: Tape,
+	context: LayerContext,
+	u: Tensor,
+	prefix: string,
+	weigh: TokenWeights | null = null,
+): Tensor {
+	using activated = enterFeedForward(tape, context, u, prefix, weigh);
 	return leaveFeedForward(tape, context, activated, prefix);
 }
 
 /** The first half of feedForward: act(fc1(u)) of all tokens, this rank's part of the channels. */
-export function enterFeedForward(tape: Tape, context: LayerContext, u: Tensor, prefix: string): Tensor {
+export function enterFeedForward(
+	tape: Tape,
+	context: LayerContext,
+	u: Tensor,
+	prefix: string,
+	weigh: TokenWeights | null = null,
+): Tensor {
 	using everyToken = everyRanksTokens(tape, context, u);
 	using hidden = project(tape, context, everyToken.y, `${prefix}linear_fc1.weight`);
+	using rowProbability = weigh?.(tape, context, everyToken.y) ?? null;
 	everyToken.drop();
 	if (tape.recording) context.probe("preactivation")?.(hidden);
 	const { activation: kind, clamp, linearOffset } = context.config.mlp;
-	return activation(tape, hidden, kind, { clamp, linearOffset });
+	return activation(tape, hidden, kind, { clamp, linearOffset, rowProbability });
 }
 
 /** The second half of feedForward: fc2 of the activated channels, this rank's tokens. */

@@ -31,7 +31,7 @@ import { exhaust, type Nodes } from "../nodes.ts";
 import { biasOf } from "../projection.ts";
 import { isRecomputed, normed, runModule } from "../recomputed-module.ts";
 import type { RouterState } from "../router-state.ts";
-import { SharedExpert } from "../shared-expert.ts";
+import { SharedExpert, sharedExpertGate } from "../shared-expert.ts";
 import { AllGatherDispatcher } from "../token-dispatcher/all-gather.ts";
 import { AllToAllDispatcher } from "../token-dispatcher/all-to-all.ts";
 import type { TokenDispatcher } from "../token-dispatcher/dispatcher.ts";
@@ -75,8 +75,12 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 			experts: moe.experts,
 		})),
 	];
-	if (moe.sharedExpertSize > 0)
+	if (moe.sharedExpertSize > 0) {
 		specs.push(...feedForwardParameters(config, "mlp.shared_experts.", moe.sharedExpertSize));
+		if (moe.sharedExpertGate) {
+			specs.push({ name: sharedExpertGate, shape: [1, h], initialisation: inward, shard: replicated });
+		}
+	}
 	return specs;
 }
 
