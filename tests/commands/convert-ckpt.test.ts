@@ -85,7 +85,7 @@ describe("convert-ckpt", () => {
 		refuse(["--to", "hf", "--hf-name", "published", tiny, "x"], 2, "the nearest is --hf-names");
 		refuse(["--to", "native", "--layer-names", "gpt", tiny, "x"], 2, "--layer-names gpt needs --to torch_dist");
 		refuse(["--to", "native", "--layer-names", "logical", tiny, "x"], 2, "--layer-names logical needs the groups");
-		refuse(["--to", "torch_dist", "--layer-names", "gpt", tiny, "x"], 1, "is of no GPT model: it has both - and E");
+		refuse(["--to", "torch_dist", "--layer-names", "gpt", tiny, "x"], 1, "is of no GPT model: it has 1 * and 3 - or E");
 		refuse(["inspect"], 2, "`mimo convert-ckpt inspect PATH`");
 		refuse(["inspect", folder], 1, "is not a checkpoint of a known format");
 		refuse(["inspect", "absent"], 1, "Cannot open absent: it does not exist.");

@@ -38,7 +38,7 @@ export function layersInCheckpoint(
 		requireGptTensors(weights, path);
 		const target = given ?? gptPattern(weights, path);
 		const layers = layersOfGpt(target, path);
-		requireCount(weights, layers, target, path);
+		requireLayersOf(weights, layers, target, path);
 		return { names: "gpt", pattern: target, layers };
 	}
 	if (pattern === null || !groups) {
@@ -72,19 +72,23 @@ function requireGptTensors({ tensors }: Pick<TensorStore, "tensors">, path: stri
 	);
 }
 
+/** Numbers of the layers of a GPT model, and of those of them with experts. */
+function numberedLayers({ tensors }: Pick<TensorStore, "tensors">): {
+	readonly layers: ReadonlySet<number>;
+	readonly experts: ReadonlySet<number>;
+} {
+	const numbers = (names: readonly string[]) =>
+		new Set(names.map(layerOf).filter((layer): layer is number => layer !== null));
+	const names = [...tensors.keys()];
+	return { layers: numbers(names), experts: numbers(names.filter((name) => /\.mlp\.router\./.test(name))) };
+}
+
 /** `[*-]` or `[*E]` for every layer that has attention, `/*-` or `/*E` for every depth of multi-token prediction. */
-function gptPattern({ tensors }: Pick<TensorStore, "tensors">, path: string): string {
-	const layers = new Set<number>();
-	const experts = new Set<number>();
-	for (const name of tensors.keys()) {
-		const layer = layerOf(name);
-		if (layer === null) continue;
-		layers.add(layer);
-		if (/\.mlp\.router\./.test(name)) experts.add(layer);
-	}
+function gptPattern(weights: Pick<TensorStore, "tensors">, path: string): string {
+	const { layers, experts } = numberedLayers(weights);
 	if (layers.size === 0) throw new UserError(`${path} has no layers.`);
 	const main = Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? "[*E]" : "[*-]")).join("");
-	const names = [...tensors.keys()];
+	const names = [...weights.tensors.keys()];
 	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
 	depths.delete(undefined);
 	const routed = names.some((name) => /^language_model\.mtp\..*\.mlp\.router\./.test(name));
@@ -92,18 +96,24 @@ function gptPattern({ tensors }: Pick<TensorStore, "tensors">, path: string): st
 }
 
 /** Every layer of the checkpoint has a place in the pattern; a tensor that the pattern wants and lacks is an error later. */
-function requireCount(
-	{ tensors }: Pick<TensorStore, "tensors">,
+function requireLayersOf(
+	weights: Pick<TensorStore, "tensors">,
 	layers: readonly NumberedLayer[],
 	pattern: string,
 	path: string,
 ): void {
-	const there = new Set([...tensors.keys()].map(layerOf).filter((layer) => layer !== null)).size;
+	const there = numberedLayers(weights);
 	const wanted = layers.filter(({ kind }) => kind === "attention").length;
-	if (there === wanted) return;
-	throw new UserError(
-		`${path} is a GPT model of ${counted(there, "layer")}, and pattern "${pattern}" has ${wanted} * of them.`,
-	);
+	if (there.layers.size !== wanted) {
+		throw new UserError(
+			`${path} is a GPT model of ${counted(there.layers.size, "layer")}, and pattern "${pattern}" has ${wanted} * of them.`,
+		);
+	}
+	for (const { kind, number } of layers) {
+		if (number === null || kind === "attention" || (kind === "moe") === there.experts.has(number)) continue;
+		const [has, names] = kind === "moe" ? ["a dense MLP", "E"] : ["experts", "-"];
+		throw new UserError(`${path} has ${has} in layer ${number}, and pattern "${pattern}" names it ${names}.`);
+	}
 }
 
 /** The checkpoint's tensors under physical names. */

@@ -260,7 +260,7 @@ describe("GPT models", () => {
 			{ ...toNative, pattern: "*E*E*E" },
 			'is a GPT model of 2 layers, and pattern "*E*E*E" has 3 * of them',
 		);
-		refuse("gpt", { ...toNative, pattern: "*-*E" }, "it has both - and E");
+		refuse("gpt", { ...toNative, pattern: "*-*E" }, 'has experts in layer 0, and pattern "*-*E" names it -.');
 		const sizes = { mamba_num_heads: 3, mamba_num_groups: 2 };
 		const newLayers = { seed: 1, sizes };
 		refuse("gpt", { ...toNative, pattern: "M*E*E", newLayers }, "no Mamba-2 layer has mamba-num-heads 3");
