@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14500, 79],
+	checkpoint: [14530, 79],
 	commands: [4330, 39],
 	config: [6360, 50],
 	data: [20620, 129],

@@ -293,6 +293,13 @@ describe("config.json", () => {
 		expect(() => read({ ...routed, num_experts_per_tok: 1 })).toThrow("norm_topk_prob is true");
 		expect(() => read({ ...routed, norm_topk_prob: false })).toThrow("norm_topk_prob is false");
 		expect(read({ ...routed, num_experts_per_tok: 1, norm_topk_prob: false }).moeRouterTopk).toBe(1);
+		// Hugging Face scores a group by its two best experts, Megatron by its share of the chosen ones.
+		const grouped = { ...routed, num_experts_per_tok: 4, n_group: 4, topk_group: 1 };
+		expect(() => read(grouped)).toThrow("num_experts_per_tok is 4 and topk_group 1");
+		for (const same of [{ topk_group: 2 }, { topk_group: 4 }, { num_experts_per_tok: 2 }]) {
+			expect(read({ ...grouped, ...same }).moeRouterNumGroups).toBe(4);
+		}
+		expect(() => read({ ...routed, moe_latent_size: 0 })).toThrow("moe_latent_size is 0");
 	});
 
 	test("Infinity in both spellings", () => {

@@ -154,6 +154,14 @@ function configurationFromNemotronH(json: Json, path: string): LanguageModelConf
 				`this program's model has only ${normalised} there`,
 		);
 	}
+	// Where every group is kept, their scores do not matter.
+	const { moeRouterTopk: topk, moeRouterNumGroups: groups, moeRouterGroupTopk: kept } = configuration;
+	if (hasLayer(pattern, "moe") && Number(kept) < Number(groups) && Math.floor(Number(topk) / Number(kept)) !== 2) {
+		bad(
+			`num_experts_per_tok is ${topk} and topk_group ${kept}: transformers scores a group by its two best experts, this ` +
+				"program, as Megatron, by num_experts_per_tok / topk_group of them, which has to be 2 too",
+		);
+	}
 	const latent = values.moe_latent_size ?? null;
 	const moeLatentSize = latent === null ? null : whole("moe_latent_size", 0);
 	if (moeLatentSize === 0) bad("moe_latent_size is 0, expected null or a whole number from 1");
