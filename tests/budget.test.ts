@@ -9,16 +9,16 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14530, 79],
+	checkpoint: [14590, 80],
 	commands: [4330, 39],
-	config: [6360, 50],
+	config: [6420, 50],
 	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [5000, 58],
-	native: [3240, 17],
+	models: [5010, 58],
+	native: [3250, 17],
 	observe: [4850, 36],
 	optim: [480, 4],
 	parallel: [2750, 24],
@@ -26,7 +26,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	plan: [2580, 17],
 	schedule: [1020, 10],
 	system: [680, 12],
-	tensor: [4480, 36],
+	tensor: [4490, 36],
 	train: [5850, 49],
 };
 

@@ -109,7 +109,10 @@ function readValue(type: ValueType<unknown>, attached: string | undefined, reade
 	}
 	if (type.kind === "list") {
 		const given = attached === undefined ? reader.values() : [attached];
-		const values = given.flatMap((items) => items.split(","));
+		// Megatron writes lists of numbers as Python does, such as (127, 0).
+		const values = given.flatMap((items) =>
+			type.numeric ? items.replaceAll(/[()[\]\s]/g, "").split(",") : items.split(","),
+		);
 		return values.length === 0 ? undefined : values.map((value) => valueOfText(value, type));
 	}
 	if (type.kind === "paths") return attached ?? (reader.values().join(" ") || undefined);

@@ -1,6 +1,6 @@
 /**
  * Sizes that differ between layers of a kind, as in a submodel of an elastic parent (docs/spec/elastic.md §16): a list with a
- * number for every layer of the kind in the pattern's main part replaces the size common to all.
+ * number for every layer of the kind in the pattern's main part replaces the size common to all. Windows of attention layers.
  */
 import { countLayers, type LayerKind, parseHybridPattern } from "./hybrid-pattern.ts";
 
@@ -36,11 +36,36 @@ export const perLayerSizes: readonly PerLayerSize[] = [
 
 /** A description of a model with these sizes; a list is absent or null if all layers of the kind are equal. */
 export type SizedModel = Readonly<Record<PerLayerSize["size"], number>> &
-	Readonly<Partial<Record<PerLayerSize["list"], readonly number[] | null>>> & { readonly hybridLayerPattern: string };
+	Readonly<Partial<Record<PerLayerSize["list"], readonly number[] | null>>> &
+	Windows & { readonly hybridLayerPattern: string };
 
-/** Whether any layer has a size of its own. */
+/** Megatron's windows: keys before and after a query, and the layers that have it; absent or null: none, and all. */
+interface Windows {
+	readonly windowSize?: readonly number[] | null;
+	readonly windowAttnSkipFreq?: readonly number[] | null;
+}
+
+/** Keys that a query sees, its own among them; null: all before it. */
+export function keysOfWindow(size: Windows["windowSize"]): number | null {
+	return size ? size[0]! + 1 : null;
+}
+
+/** Whether layer `index` of the pattern's main part has the window; a number n leaves it out of every n-th layer. */
+function hasWindow({ windowSize, windowAttnSkipFreq: skip }: Windows, index: number): boolean {
+	if (!windowSize || !skip) return Boolean(windowSize);
+	return skip.length === 1 ? (index + 1) % skip[0]! !== 0 : skip[index] === 1;
+}
+
+/** window-attn-skip-freq as a list with 1 for every attention layer that has the window, else 0; null: all have it. */
+export function windowedLayers(c: Windows & Pick<SizedModel, "hybridLayerPattern">): readonly number[] | null {
+	const pattern = parseHybridPattern(c.hybridLayerPattern);
+	const windowed = pattern.map((kind, index) => kind === "attention" && hasWindow(c, index));
+	return pattern.every((kind, index) => kind !== "attention" || windowed[index]) ? null : windowed.map(Number);
+}
+
+/** Whether any layer has a size or a window of its own. */
 export function hasOwnSizes(c: SizedModel): boolean {
-	return perLayerSizes.some(({ list }) => (c[list] ?? null) !== null);
+	return (c.windowAttnSkipFreq ?? null) !== null || perLayerSizes.some(({ list }) => (c[list] ?? null) !== null);
 }
 
 /**
@@ -56,7 +81,7 @@ export function modelOfLayer<Model extends SizedModel>(c: Model, index: number):
 		const value = sized === kind ? c[list]?.[place] : undefined;
 		return value === undefined ? [] : [[size, value] as const];
 	});
-	return { ...c, ...Object.fromEntries(own) };
+	return { ...c, ...Object.fromEntries(own), windowSize: hasWindow(c, index) ? c.windowSize : null };
 }
 
 /** The sizes of the layers of a kind: the list, or the common size alone. */

@@ -11,7 +11,7 @@ import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { visionKeys } from "./keys/vision.ts";
 import { modelOfModules } from "./modules.ts";
-import { perLayerSizes } from "./per-layer.ts";
+import { perLayerSizes, windowedLayers } from "./per-layer.ts";
 import { fieldOf, type Key, keys, propertyOf } from "./schema.ts";
 
 /**
@@ -74,6 +74,9 @@ function valueIn(description: ModelDescription, key: Key): unknown {
 	// Pipeline cuts and repetitions of an MTP depth make no different model.
 	if (property === "hybridLayerPattern" && property in description) {
 		return storedPattern(String(description[property]), { repeated: description.mtpUseRepeatedLayer === true });
+	}
+	if (property === "windowAttnSkipFreq" && Array.isArray(description[property])) {
+		return windowedLayers(description as unknown as Parameters<typeof windowedLayers>[0]);
 	}
 	const own = perLayerSizes.find(({ list }) => list === property);
 	if (own && description[own.size] !== undefined) {

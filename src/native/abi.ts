@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 21;
+export const ABI_VERSION = 22;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -309,6 +309,7 @@ export const operations = {
 		first_token: "i64",
 		first_head: "i64",
 		full_heads: "i64",
+		window: "i64",
 		softmax_scale: "f32",
 		dropout: "f32",
 		mask: "i32",
@@ -339,6 +340,7 @@ export const operations = {
 		first_token: "i64",
 		first_head: "i64",
 		full_heads: "i64",
+		window: "i64",
 		softmax_scale: "f32",
 		dropout: "f32",
 		mask: "i32",
@@ -356,6 +358,7 @@ export const operations = {
 		sequences: "i64",
 		rows: "i64",
 		max_length: "i64",
+		window: "i64",
 		query_heads: "i64",
 		key_heads: "i64",
 		head_dim: "i64",

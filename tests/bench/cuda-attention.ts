@@ -50,6 +50,7 @@ export function attentionCalls(x: Tensors, { lengths, queries, keys, size, causa
 		first_token: 0,
 		first_head: 0,
 		full_heads: queries,
+		window: 0,
 		softmax_scale: 1 / Math.sqrt(size),
 		dropout: 0,
 		mask: causal ? 1 : 0,

@@ -50,6 +50,24 @@ test("a preset is overruled by the file, the file by flags, wherever the preset 
 	expect(origins["max-position-embeddings"]).toEqual({ source: "derived", from: "seq-length" });
 });
 
+test("windows are said as Megatron says them, and others are refused", () => {
+	const pattern = [...tiny, "--hybrid-layer-pattern", "*-*-"];
+	for (const said of [["(19, 0)"], ["(19,0)"], ["19,0"], ["19", "0"]]) {
+		const { configuration } = resolveConfiguration([...pattern, "--window-size", ...said]);
+		expect(configuration.windowSize).toEqual([19, 0]);
+	}
+	const listed = resolveConfiguration([...pattern, "--window-size=19,0", "--window-attn-skip-freq", "[1,0,0,0]"]);
+	expect(listed.configuration.windowAttnSkipFreq).toEqual([1, 0, 0, 0]);
+	for (const args of [["19"], ["19,1"], ["19,0,0"], ["-1,0"]]) {
+		expect(mistakes(...pattern, `--window-size=${args}`)).toEqual([expect.stringContaining("window-size")]);
+	}
+	for (const args of ["0", "1,0", "2,0,0,0"]) {
+		const given = ["--window-size=19,0", `--window-attn-skip-freq=${args}`];
+		expect(mistakes(...pattern, ...given)).toEqual([expect.stringContaining("window-attn-skip-freq")]);
+	}
+	expect(mistakes(...pattern, "--window-attn-skip-freq=2")[0]).toContain("allowed with window-size");
+});
+
 test("paths in a file are relative to it, paths of flags are left alone", () => {
 	const { configuration } = resolveConfiguration([
 		"--config",

@@ -35,6 +35,25 @@ test.each(modelMakingKeys.filter((key) => key !== "flextron"))("another %s is an
 	]);
 });
 
+test("windows of the same layers are the same model, however their layers are said", () => {
+	const windowed = (change: Record<string, unknown>) => ({
+		...configurationOf({
+			preset: "nemotron-vlm-tiny",
+			"hybrid-layer-pattern": "*-*-",
+			"window-size": [7, 0],
+			...change,
+		}),
+	});
+	const every = windowed({ "window-attn-skip-freq": [2] });
+	expect(modelDifferences(every, windowed({}))).toEqual([]);
+	expect(modelDifferences(windowed({ "window-attn-skip-freq": [1, 1, 0, 0] }), every)).toEqual([
+		"--window-attn-skip-freq is 1,0,0,0 there and unset here",
+	]);
+	const third = windowed({ "window-attn-skip-freq": [3] });
+	expect(modelDifferences(windowed({ "window-attn-skip-freq": [1, 1, 0, 0] }), third)).toEqual([]);
+	expect(modelDifferences(windowed({ "window-size": null, "window-attn-skip-freq": null }), every)).toHaveLength(1);
+});
+
 test("every key of the model's groups is compared unless it says that it makes no model", () => {
 	const names = ["Language model", "Mamba-2 layers", "Mixture of experts", "Vision"] as const;
 	const groups = names.flatMap((name) => Object.keys(subjects[name]) as Key[]);

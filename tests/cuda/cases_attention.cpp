@@ -9,6 +9,7 @@ struct Attention {
   int64_t query_heads, key_heads, head_dim;
   bool causal;
   float dropout;
+  int64_t window = 0;
 };
 
 void attention(Run& run, const Attention& a) {
@@ -28,7 +29,7 @@ void attention(Run& run, const Attention& a) {
   f.query_heads = a.query_heads, f.key_heads = a.key_heads, f.head_dim = d;
   f.token_stride = token_stride, f.group_stride = group_stride;
   f.dropout_seed = 1234, f.first_token = 17, f.first_head = 2, f.full_heads = a.query_heads + 3;
-  f.softmax_scale = 1 / std::sqrt(static_cast<float>(d)), f.dropout = a.dropout;
+  f.softmax_scale = 1 / std::sqrt(static_cast<float>(d)), f.dropout = a.dropout, f.window = a.window;
   f.mask = a.causal ? MIMO_ATTENTION_CAUSAL : MIMO_ATTENTION_FULL;
   f.dtype = run.dtype();
   run.call("mimo_attention_forward", f);
@@ -48,13 +49,15 @@ void attention(Run& run, const Attention& a) {
   b.d_token_stride = token_stride;
   b.dropout_seed = f.dropout_seed, b.first_token = f.first_token, b.first_head = f.first_head;
   b.full_heads = f.full_heads, b.softmax_scale = f.softmax_scale, b.dropout = f.dropout, b.mask = f.mask;
+  b.window = f.window;
   b.dtype = run.dtype();
   run.call("mimo_attention_backward", b);
   run.compare("dq, dk, dv", dqkv, tokens * token_stride);
 }
 
 /// One more token of sequences that have so many, in rows with gaps.
-void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query_heads, int64_t key_heads, int64_t d) {
+void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query_heads, int64_t key_heads, int64_t d,
+                    int64_t window) {
   const int64_t sequences = static_cast<int64_t>(lengths.size()), per_group = query_heads / key_heads;
   const int64_t group_stride = (per_group + 2) * d, token_stride = key_heads * group_stride + 8;
   const int64_t element = bytes_of(run.dtype()), width = query_heads * d;
@@ -77,7 +80,7 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   f.max_length = *std::max_element(lengths.begin(), lengths.end()) + 100;
   f.token_stride = token_stride, f.group_stride = group_stride;
   f.softmax_scale = 1 / std::sqrt(static_cast<float>(d));
-  f.dtype = run.dtype();
+  f.window = window, f.dtype = run.dtype();
   run.call("mimo_attention_step", f);
   run.compare("o", f.o, sequences * width);
   run.compare("keys", f.keys, key_heads * rows * d);
@@ -129,7 +132,11 @@ void add_attention(Cases& cases, bool large) {
   add("very wide heads", {{37}, 2, 2, 160, false, 0});
   add("odd heads", {{33, 20}, 3, 1, 13, true, 0});
   add("dropout", {{45, 30}, 4, 2, 32, true, 0.2f});
+  add("window", {{300, 1, 0, 77}, 4, 2, 64, true, 0, 50});
+  add("window of a token", {{70}, 2, 1, 32, true, 0, 1});
+  add("window and dropout", {{200, 30}, 2, 1, 96, true, 0.2f, 65});
   if (large) {
+    add("large window", {{2048, 100}, 8, 2, 128, true, 0, 512});
     add("large causal", {{2048}, 8, 2, 128, true, 0});
     add("large packed", {{1000, 3, 700, 345}, 8, 2, 128, true, 0});
     add("large vision", {{1024, 1024}, 4, 4, 80, false, 0});
@@ -140,14 +147,16 @@ void add_attention(Cases& cases, bool large) {
     add("large 72", {{512}, 4, 4, 72, false, 0});
   }
   cases.push_back({"rope", [](Run& run) { rope(run, 32, 32, 1); }});
-  const auto step = [&](const char* name, std::vector<int32_t> lengths, int64_t queries, int64_t keys, int64_t d) {
+  const auto step = [&](const char* name, std::vector<int32_t> lengths, int64_t queries, int64_t keys, int64_t d,
+                        int64_t window = 0) {
     cases.push_back({std::string("attention step ") + name,
-                     [=](Run& run) { attention_step(run, lengths, queries, keys, d); }});
+                     [=](Run& run) { attention_step(run, lengths, queries, keys, d, window); }});
   };
   step("small", {0, 1, 70}, 4, 2, 32);
   step("runs of keys", {126, 127, 128, 129, 700}, 6, 2, 64);
   step("many queries a key", {300, 5}, 32, 2, 128);
   step("odd heads", {255, 256, 257}, 3, 1, 13);
+  step("window", {0, 69, 70, 129, 700}, 4, 2, 64, 70);
   if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
   cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
   cases.push_back({"rope of given frequencies", [](Run& run) { rope(run, 32, 24, 1, true, true); }});

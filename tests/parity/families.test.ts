@@ -14,12 +14,15 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-test.each(["llama", "llama-tied-bias", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"])("%s", async (name) => {
-	const before = device.memoryStatistics().liveBytes;
-	const report = await compareAlone(device, golden(name));
-	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
-	expect(device.memoryStatistics().liveBytes).toBe(before);
-});
+test.each(["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"])(
+	"%s",
+	async (name) => {
+		const before = device.memoryStatistics().liveBytes;
+		const report = await compareAlone(device, golden(name));
+		expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+		expect(device.memoryStatistics().liveBytes).toBe(before);
+	},
+);
 
 test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Megatron has", async () => {
 	// transformers' loss is Megatron's times the experts of a token.
@@ -35,6 +38,8 @@ test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Me
 type Change = (attention: HybridConfig["attention"]) => Partial<HybridConfig["attention"]>;
 test.each<[string, string, Change]>([
 	["llama", "the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope!, scaling: null } })],
+	["mistral", "its window", () => ({ window: null })],
+	["mistral", "the query's own place in the window", () => ({ window: 21 })],
 	["qwen3", "its own head size in the scale of scores", () => ({ softmaxScale: 1 / Math.sqrt(16) })],
 ])("%s without %s is noticed", async (name, _, change) => {
 	const report = await compareAlone(device, golden(name), {

@@ -6,6 +6,8 @@ export interface ReferenceAttention {
 	readonly headDim: number;
 	readonly lengths: readonly number[];
 	readonly causal: boolean;
+	/** Most keys that a query sees, its own among them; absent: all before it. */
+	readonly window?: number;
 	readonly scale: number;
 	/** Factor of the probability of (token, query head, key's position); default 1. */
 	readonly keep?: (token: number, head: number, key: number) => number;
@@ -45,7 +47,10 @@ export function referenceAttention(qkv: Float64Array, shape: ReferenceAttention)
 					const token = begin + query;
 					const p = new Float64Array(shape.causal ? query + 1 : length);
 					for (let key = 0; key < p.length; key++) {
-						p[key] = scale * dot(qkv, token * width + at.q, qkv, (begin + key) * width + at.k);
+						const hidden = shape.window !== undefined && key <= query - shape.window;
+						p[key] = hidden
+							? Number.NEGATIVE_INFINITY
+							: scale * dot(qkv, token * width + at.q, qkv, (begin + key) * width + at.k);
 					}
 					const top = p.reduce((a, b) => Math.max(a, b));
 					for (let key = 0; key < p.length; key++) p[key] = Math.exp(p[key]! - top);

@@ -23,6 +23,7 @@ interface Case {
 	readonly headDim: number;
 	readonly mask: "causal" | "full";
 	readonly softmaxScale?: number;
+	readonly window?: number;
 	readonly options?: Partial<AttentionOptions>;
 	/** Columns of a wider tensor around the projection. */
 	readonly padding?: number;
@@ -33,7 +34,7 @@ const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
 const inputOf = (c: Case, seed = 1) => randomValues(sum(c.lengths) * widthOf(c), seed, 2);
 const outputGradientOf = (c: Case) => randomValues(sum(c.lengths) * c.queryHeads * c.headDim, 2);
 const label = (c: Case) =>
-	`${c.mask}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
+	`${c.mask}${c.window ? ` in a window of ${c.window}` : ""}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
 
 /** Output and projection gradient of the kernels; every byte of device memory is back afterwards. */
 function run(
@@ -85,6 +86,8 @@ describe("attention against central differences", () => {
 		{ lengths: [5, 0, 1, 3], queryHeads: 2, keyHeads: 2, headDim: 3, mask: "causal" },
 		{ lengths: [7, 1], queryHeads: 4, keyHeads: 2, headDim: 2, mask: "full", softmaxScale: 0.3 },
 		{ lengths: [4, 3], queryHeads: 4, keyHeads: 1, headDim: 5, mask: "causal" },
+		{ lengths: [6, 2, 1], queryHeads: 4, keyHeads: 2, headDim: 3, mask: "causal", window: 3 },
+		{ lengths: [4], queryHeads: 1, keyHeads: 1, headDim: 4, mask: "causal", window: 1 },
 		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal" },
 		{ lengths: [], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "full" },
 	];
@@ -128,6 +131,11 @@ describe("attention against central differences", () => {
 // Lengths around the kernels' blocks: 64 queries; 256, 128 or 64 keys by head dimension.
 const blockCases: Case[] = [
 	{ lengths: [300, 63, 1, 0, 64], queryHeads: 2, keyHeads: 1, headDim: 8, mask: "causal" },
+	// Windows that end within, at and beyond a block; one that no sequence fills.
+	{ lengths: [300, 63, 1, 0, 64], queryHeads: 2, keyHeads: 1, headDim: 8, mask: "causal", window: 20 },
+	{ lengths: [600, 31], queryHeads: 2, keyHeads: 1, headDim: 16, mask: "causal", window: 257 },
+	{ lengths: [300, 65], queryHeads: 4, keyHeads: 2, headDim: 96, mask: "causal", window: 64 },
+	{ lengths: [130, 9], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "causal", window: 130 },
 	{ lengths: [257, 65], queryHeads: 2, keyHeads: 2, headDim: 32, mask: "full" },
 	{ lengths: [193, 128], queryHeads: 4, keyHeads: 1, headDim: 40, mask: "causal" },
 	{ lengths: [130, 127], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "full" },
@@ -164,6 +172,20 @@ describe("attention across blocks", () => {
 		expect(relativeRms(got.gradient, expected.gradient)).toBeLessThan(1e-4);
 	});
 
+	test("keys before the window leave no trace, however large their scores", () => {
+		const c: Case = { lengths: [200], queryHeads: 1, keyHeads: 1, headDim: 4, mask: "causal", window: 30 };
+		const values = inputOf(c);
+		// Query 170 sees no key up to 140.
+		for (let t = 0; t <= 140; t++) for (let i = 4; i < 12; i++) values[t * 12 + i]! *= 1e3;
+		const other = values.slice();
+		for (let t = 0; t <= 140; t++) for (let i = 4; i < 12; i++) other[t * 12 + i]! *= -1;
+		expect(run(device, c, other).o.subarray(170 * 4)).toEqual(run(device, c, values).o.subarray(170 * 4));
+		const expected = reference(c, values);
+		const got = run(device, c, values);
+		expect(relativeRms(got.o.subarray(170 * 4), expected.o.subarray(170 * 4))).toBeLessThan(2e-6);
+		expect(relativeRms(got.gradient.subarray(170 * 12), expected.gradient.subarray(170 * 12))).toBeLessThan(2e-6);
+	});
+
 	test("a NaN reaches every output that sees it and no other", () => {
 		const c: Case = { lengths: [3, 70], queryHeads: 1, keyHeads: 1, headDim: 4, mask: "causal" };
 		const values = inputOf(c);
@@ -174,7 +196,7 @@ describe("attention across blocks", () => {
 });
 
 describe("attention in bf16", () => {
-	for (const c of [blockCases[0]!, blockCases[3]!]) {
+	for (const c of [blockCases[0]!, blockCases[3]!, blockCases[7]!]) {
 		test(label(c), () => {
 			using stored = Tensor.from(device, inputOf(c), [sum(c.lengths), widthOf(c)], { dtype: "bf16" });
 			using storedGradient = Tensor.from(device, outputGradientOf(c), undefined, { dtype: "bf16" });
@@ -229,6 +251,7 @@ describe("attention dropout", () => {
 	for (const c of [
 		{ lengths: [270, 3], queryHeads: 2, keyHeads: 1, headDim: 8, mask: "causal" },
 		{ lengths: [67, 130], queryHeads: 2, keyHeads: 2, headDim: 96, mask: "full" },
+		{ lengths: [270, 3], queryHeads: 2, keyHeads: 1, headDim: 40, mask: "causal", window: 33 },
 	] satisfies Case[]) {
 		test(`${label(c)}: forward and backward use the documented mask`, () => {
 			const place = { firstToken: 1000, firstHead: 2, fullHeads: 6 };

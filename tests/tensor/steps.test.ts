@@ -30,8 +30,13 @@ const parameter = (name: string, values: Float32Array, shape: readonly number[] 
 	new Parameter(name, Tensor.from(device, values, shape), null);
 
 describe("attentionStep", () => {
-	for (const [dtype, tolerance] of tolerances) {
-		test(`${dtype}: runs of keys are joined, rows of other sequences stay as they are`, () => {
+	for (const [dtype, tolerance, window] of tolerances.flatMap(([dtype, tolerance]) => [
+		[dtype, tolerance, null] as const,
+		[dtype, tolerance, 256] as const,
+		[dtype, tolerance, 300] as const,
+	])) {
+		const seen = window === null ? "" : `, in a window of ${window}`;
+		test(`${dtype}${seen}: runs of keys are joined, rows of other sequences stay as they are`, () => {
 			const heads = { queryHeads: 6, keyHeads: 2, headDim: 20 };
 			const width = (6 + 4) * 20;
 			const lengths = [0, 1, 255, 256, 700];
@@ -42,7 +47,7 @@ describe("attentionStep", () => {
 			const expected = lengths.flatMap((length, s) => {
 				using qkv = tensor(values[s]!, [length + 1, width], dtype);
 				using sequences = Sequences.of(device, [length + 1]);
-				using o = attention(tape, qkv, { ...heads, sequences, mask: "causal", softmaxScale: 0.3 });
+				using o = attention(tape, qkv, { ...heads, sequences, mask: "causal", softmaxScale: 0.3, window });
 				return [...o.toFloat32().subarray(length * 120)];
 			});
 			// The group of key head g has its 3 queries, then key and value.
@@ -67,7 +72,7 @@ describe("attentionStep", () => {
 			using sizes = Tensor.from(device, Int32Array.from(lengths));
 			const cache = { keys, values: kept, rows: total };
 			const places = { firstRows: first, lengths: sizes, maxLength: 800 };
-			using o = attentionStep(qkv, cache, places, { ...heads, softmaxScale: 0.3 });
+			using o = attentionStep(qkv, cache, places, { ...heads, softmaxScale: 0.3, window });
 			expect(relativeRms(o.toFloat32(), expected)).toBeLessThan(tolerance);
 			const after = keys.toFloat32();
 			const changed = new Set<number>();

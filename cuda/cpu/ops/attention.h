@@ -51,12 +51,19 @@ static inline void cut_blocks(const int32_t* cu_seqlens, int64_t sequences, int6
   }
 }
 
+/// Keys that a query sees at most; without a window more than any sequence has.
+template <class Args>
+int64_t window_of(const Args& args) {
+  return args.window > 0 ? args.window : int64_t{1} << 40;
+}
+
 /// Validates the arguments of either direction.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
   MIMO_REQUIRE(args.head_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
   MIMO_REQUIRE(args.mask == MIMO_ATTENTION_FULL || args.mask == MIMO_ATTENTION_CAUSAL, "attention");
+  MIMO_REQUIRE(args.window == 0 || (args.window > 0 && args.mask == MIMO_ATTENTION_CAUSAL), "attention");
   MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");
   const int32_t* cu_seqlens = args.cu_seqlens;
   MIMO_REQUIRE(cu_seqlens[0] == 0 && cu_seqlens[args.sequences] == args.tokens, "attention");

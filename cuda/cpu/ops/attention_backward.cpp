@@ -63,6 +63,7 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const int64_t head_offset = group * args.group_stride + head % heads_per_group * d;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
+  const int64_t window = window_of(args);
 
   Workspace workspace(&stream, (3 * width + 2 * length + 2 * queries_at_once * keys_at_once + 2 * keys_at_once * d +
                                 keys_at_once) * static_cast<int64_t>(sizeof(float)));
@@ -92,7 +93,8 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
     const int64_t at = (group * args.tokens + begin + first_key) * d;
     std::memset(dk, 0, static_cast<size_t>(stored * d) * sizeof(float));
     std::memset(dv, 0, static_cast<size_t>(stored * d) * sizeof(float));
-    for (int64_t first = causal ? first_key / queries_at_once * queries_at_once : 0; first < length;
+    const int64_t seen_by = first_key + stored + window - 1, query_end = seen_by < length ? seen_by : length;
+    for (int64_t first = causal ? first_key / queries_at_once * queries_at_once : 0; first < query_end;
          first += queries_at_once) {
       const int64_t rows = length - first < queries_at_once ? length - first : queries_at_once;
       const int64_t seen_last = causal ? first + rows - first_key : stored;
@@ -112,6 +114,9 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
         }
         softmax_backward_row(scores + r * keys_at_once, dp + r * keys_at_once, live, keys, lse[first + r],
                              dot[first + r], args.dropout > 0 ? keep : nullptr);
+        for (int64_t j = 0; j < live && j <= first + r - window - first_key; ++j) {
+          scores[r * keys_at_once + j] = dp[r * keys_at_once + j] = 0;
+        }
       }
       product({scores, do_rows, dv, rows, keys_at_once, d, d, 1, 1, true, false}, 0, keys, 0, d);
       // q was scaled by scale * log2 e.

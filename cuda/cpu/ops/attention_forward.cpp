@@ -5,6 +5,9 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
+/// Score of a hidden key. It is finite: a row may have no other in its first blocks, and 2^(-inf + inf) is no number.
+constexpr float hidden_score = -1e30f;
+
 /// Packed copies of all keys and values, [tokens, head_dim] for each key head.
 struct PackedKeys {
   float* k;
@@ -26,8 +29,12 @@ void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& blo
   gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.v + at);
 }
 
-/// Writes `masked` to the scores [keys, width] of keys after their query; key `open` is the first hidden from query 0.
-void mask_keys(float* scores, int64_t width, int64_t open, int64_t keys, float masked) {
+/// Writes `masked` to the scores [keys, width] of keys after their query or before its window: key `open` is the first
+/// after query 0, query `closed` the first whose window begins after key 0.
+void mask_keys(float* scores, int64_t width, int64_t open, int64_t closed, int64_t keys, float masked) {
+  for (int64_t j = 0; j < keys && j + closed < width; ++j) {
+    for (int64_t q = j + closed > 0 ? j + closed : 0; q < width; ++q) scores[j * width + q] = masked;
+  }
   for (int64_t j = open; j < keys; ++j) {
     const int64_t unseen = j - open + 1 < width ? j - open + 1 : width;
     for (int64_t q = 0; q < unseen; ++q) scores[j * width + q] = masked;
@@ -89,14 +96,17 @@ void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const 
   transpose(rows, d, width, d, q);
 
   const int64_t key_end = causal ? block.first + block.rows : block.length;
-  for (int64_t first_key = 0; first_key < key_end; first_key += keys_at_once) {
+  const int64_t window = window_of(args), before = block.first - window + 1;
+  for (int64_t first_key = before > 0 ? before / keys_at_once * keys_at_once : 0; first_key < key_end;
+       first_key += keys_at_once) {
     const int64_t keys = key_end - first_key < keys_at_once ? key_end - first_key : keys_at_once;
     const int64_t open = causal ? block.first - first_key + 1 : keys;
+    const int64_t closed = first_key - block.first + window;
     const int64_t at = (group * args.tokens + block.begin + first_key) * d;
     product({packed.k + at, q, scores, d, d, width, width, 1, 0, false, false}, 0, keys, 0, width);
-    mask_keys(scores, width, open, keys, -INFINITY);
+    mask_keys(scores, width, open, closed, keys, hidden_score);
     softmax_columns(scores, width, keys, &running, o, d);
-    mask_keys(scores, width, open, keys, 0);
+    mask_keys(scores, width, open, closed, keys, 0);
     for (int64_t r = 0; args.dropout > 0 && r < block.rows; ++r) {
       const uint64_t row = static_cast<uint64_t>((args.first_token + token + r) * args.full_heads + args.first_head + head);
       dropout_factors(static_cast<uint64_t>(args.dropout_seed), row, first_key, keys, args.dropout, keep);

@@ -21,15 +21,21 @@ struct Plan {
   float* sums;                    // [S, query_heads, runs, head_dim]
 };
 
+/// First key that the new token sees.
+int64_t first_seen(const mimo_attention_step_args& args, int64_t sequence) {
+  const int64_t before = args.lengths[sequence] + 1 - window_of(args);
+  return before > 0 ? before : 0;
+}
+
 int64_t runs_of(const mimo_attention_step_args& args, int64_t sequence) {
-  return (args.lengths[sequence] + keys_per_run) / keys_per_run;
+  return (args.lengths[sequence] - first_seen(args, sequence) + keys_per_run) / keys_per_run;
 }
 
 template <class T>
 void attend(mimo_stream& stream, const mimo_attention_step_args& args, const Plan& plan, int64_t sequence, int64_t group,
             int64_t run) {
   const int64_t d = args.head_dim, queries = plan.queries_per_key;
-  const int64_t length = args.lengths[sequence] + 1, first = run * keys_per_run;
+  const int64_t length = args.lengths[sequence] + 1, first = first_seen(args, sequence) + run * keys_per_run;
   const int64_t count = length - first < keys_per_run ? length - first : keys_per_run;
   const int64_t row = group * args.rows + args.first_rows[sequence], token = sequence * args.token_stride;
   T* const keys = static_cast<T*>(args.keys) + row * d;
@@ -105,7 +111,7 @@ void join(const mimo_attention_step_args& args, const Plan& plan, int64_t sequen
 
 void attention_step(mimo_stream& stream, const mimo_attention_step_args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention_step");
-  MIMO_REQUIRE(args.head_dim > 0 && args.sequences >= 0 && args.max_length >= 0, "attention_step");
+  MIMO_REQUIRE(args.head_dim > 0 && args.sequences >= 0 && args.max_length >= 0 && args.window >= 0, "attention_step");
   for (int64_t s = 0; s < args.sequences; ++s) {
     MIMO_REQUIRE(args.lengths[s] >= 0 && args.lengths[s] <= args.max_length, "attention_step");
     MIMO_REQUIRE(args.first_rows[s] >= 0 && args.first_rows[s] + args.lengths[s] < args.rows, "attention_step");

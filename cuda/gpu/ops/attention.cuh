@@ -89,12 +89,26 @@ __device__ __forceinline__ float dropout_factor(const Args& args, int64_t token,
   return philox_uniform(word) >= args.dropout ? 1.0f / (1.0f - args.dropout) : 0.0f;
 }
 
+/// Keys that a query sees at most; without a window more than any sequence has.
+template <class Args>
+__device__ __forceinline__ int64_t window_of(const Args& args) {
+  return args.window > 0 ? args.window : int64_t{1} << 40;
+}
+
+/// First key of the tiles that a block of queries from `query` on sees.
+template <class Args>
+__device__ __forceinline__ int64_t first_tile(const Args& args, int64_t query, int tile) {
+  const int64_t before = query - window_of(args) + 1;
+  return before > 0 ? before / tile * tile : 0;
+}
+
 /// Validates the arguments.
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
   MIMO_REQUIRE(args.head_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
   MIMO_REQUIRE(args.mask == MIMO_ATTENTION_FULL || args.mask == MIMO_ATTENTION_CAUSAL, "attention");
+  MIMO_REQUIRE(args.window == 0 || (args.window > 0 && args.mask == MIMO_ATTENTION_CAUSAL), "attention");
   MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");
 }
 

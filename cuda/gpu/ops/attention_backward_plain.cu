@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(attention_threads) query_kernel(mimo_attention
     dot[i] = dots[at];
   }
   const int64_t key_end = causal ? query + piece.count : length;
-  for (int64_t first = 0; first < key_end; first += tile) {
+  for (int64_t first = first_tile(args, query, tile); first < key_end; first += tile) {
     __syncthreads();
     const int64_t at = (piece.first + first) * args.token_stride + group_offset;
     load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, length - first, d, tile, 1.0f, k);
@@ -75,11 +75,14 @@ __global__ void __launch_bounds__(attention_threads) query_kernel(mimo_attention
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int64_t seen = causal ? smaller(query + row + i + 1, length) : length;
+      const int64_t hidden = query + row + i - window_of(args);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const int64_t key = first + column + 16 * j;
         ds[(row + i) * (tile + 1) + column + 16 * j] =
-            gradient_of(args, key < seen, s[i][j], dp[i][j], lse[i], dot[i], piece.begin + row + i, head, key).ds;
+            gradient_of(args, key < seen && key > hidden, s[i][j], dp[i][j], lse[i], dot[i], piece.begin + row + i, head,
+                        key)
+                .ds;
       }
     }
     __syncwarp();
@@ -117,10 +120,11 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
   const int64_t at = piece.begin * args.token_stride + group_offset;
   load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, piece.count, d, tile, 1.0f, k);
   load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, piece.count, d, tile, 1.0f, v);
+  const int64_t window = window_of(args), query_end = smaller(length, key + piece.count + window - 1);
   float dk[N][D / 16] = {}, dv[N][D / 16] = {};
   for (int64_t head = group * heads_per_group; head < (group + 1) * heads_per_group; ++head) {
     const int64_t head_offset = group_offset + head % heads_per_group * d;
-    for (int64_t first = causal ? key / tile * tile : 0; first < length; first += tile) {
+    for (int64_t first = causal ? key / tile * tile : 0; first < query_end; first += tile) {
       const int64_t token = piece.first + first, rows = length - first;
       __syncthreads();
       load_head<D>(static_cast<const T*>(args.q) + token * args.token_stride + head_offset, args.token_stride, rows, d,
@@ -139,7 +143,8 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
         const float lse = args.lse[index] * log2_e, dot = dots[index];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const bool seen = live && row + i < piece.count && (!causal || key + row + i <= query);
+          const bool seen = live && row + i < piece.count && (!causal || key + row + i <= query) &&
+                            query < key + row + i + window;
           const Gradient g = gradient_of(args, seen, s[i][j], dp[i][j], lse, dot, piece.first + query, head,
                                          key + row + i);
           p[(row + i) * (tile + 1) + column + 16 * j] = g.p;

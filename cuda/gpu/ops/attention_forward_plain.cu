@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(attention_threads) forward_kernel(mimo_attenti
 #pragma unroll
   for (int i = 0; i < N; ++i) maximum[i] = -INFINITY, sum[i] = 0;
   const int64_t key_end = causal ? query + piece.count : length;
-  for (int64_t first = 0; first < key_end; first += tile) {
+  for (int64_t first = first_tile(args, query, tile); first < key_end; first += tile) {
     __syncthreads();
     const int64_t at = (piece.first + first) * args.token_stride + group_offset;
     load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, length - first, d, tile, 1.0f, k);
@@ -40,10 +40,12 @@ __global__ void __launch_bounds__(attention_threads) forward_kernel(mimo_attenti
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int64_t seen = causal ? smaller(query + row + i + 1, length) : length;
+      const int64_t hidden = query + row + i - window_of(args);
       float highest = maximum[i];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        if (first + column + 16 * j >= seen) s[i][j] = -INFINITY;
+        const int64_t key = first + column + 16 * j;
+        if (key >= seen || key <= hidden) s[i][j] = -INFINITY;
         highest = fmaxf(highest, s[i][j]);
       }
       highest = row_max(highest);

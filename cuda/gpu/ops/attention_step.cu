@@ -16,11 +16,16 @@ struct Parts {
   int64_t runs;
 };
 
+/// First key that the new token of a sequence of `length` tokens, itself among them, sees.
+__device__ __forceinline__ int64_t first_seen(const mimo_attention_step_args& args, int64_t length) {
+  return args.window > 0 && args.window < length ? length - args.window : 0;
+}
+
 template <class T, int Width>
 __global__ void __launch_bounds__(threads) runs_kernel(mimo_attention_step_args args, Parts parts) {
   extern __shared__ float shared[];
   const int64_t run = blockIdx.x, group = blockIdx.y, sequence = blockIdx.z, d = args.head_dim;
-  const int64_t length = args.lengths[sequence] + 1, first = run * keys_per_run;
+  const int64_t length = args.lengths[sequence] + 1, first = first_seen(args, length) + run * keys_per_run;
   if (first >= length) return;
   const int queries = static_cast<int>(args.query_heads / args.key_heads);
   const int count = static_cast<int>(smaller(keys_per_run, length - first));
@@ -103,7 +108,8 @@ __global__ void __launch_bounds__(threads) runs_kernel(mimo_attention_step_args 
 template <class T>
 __global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args args, Parts parts) {
   const int64_t head = blockIdx.x, sequence = blockIdx.y, d = args.head_dim;
-  const int64_t runs = ceil_div(args.lengths[sequence] + 1, keys_per_run);
+  const int64_t length = args.lengths[sequence] + 1;
+  const int64_t runs = ceil_div(length - first_seen(args, length), keys_per_run);
   const int64_t at = (sequence * args.query_heads + head) * parts.runs;
   float maximum = -INFINITY, sum = 0;
   for (int64_t run = 0; run < runs; ++run) maximum = fmaxf(maximum, parts.scales[at + run].x);
@@ -124,7 +130,7 @@ __global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args 
 
 void attention_step(mimo_stream& stream, const mimo_attention_step_args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention_step");
-  MIMO_REQUIRE(args.head_dim > 0 && args.sequences >= 0 && args.max_length >= 0, "attention_step");
+  MIMO_REQUIRE(args.head_dim > 0 && args.sequences >= 0 && args.max_length >= 0 && args.window >= 0, "attention_step");
   const int64_t d = args.head_dim, queries = args.query_heads / args.key_heads;
   const int64_t runs = ceil_div(args.max_length + 1, keys_per_run), heads = args.sequences * args.query_heads;
   Workspace scales(&stream, heads * runs * static_cast<int64_t>(sizeof(float2)));

@@ -18,7 +18,7 @@ class Cudnn {
   /// Whether cuDNN supports the call: bf16, no dropout, head dimension a multiple of 8 up to 128.
   template <class Args>
   static bool takes(const Args& args) {
-    return args.dtype == MIMO_DTYPE_BF16 && args.dropout == 0 && args.head_dim % 8 == 0 && args.head_dim <= 128;
+    return args.dtype == MIMO_DTYPE_BF16 && args.dropout == 0 && args.window == 0 && args.head_dim % 8 == 0 && args.head_dim <= 128;
   }
   void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
   void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);

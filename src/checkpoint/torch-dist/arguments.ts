@@ -64,6 +64,10 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		addBiasLinear: args.add_bias_linear === true,
 		addQkvBias: args.add_qkv_bias === true,
 		qkLayernorm: args.qk_layernorm === true,
+		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
+		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
+			? ([args.window_attn_skip_freq].flat() as number[])
+			: null,
 		normalization: args.normalization === "LayerNorm" ? "LayerNorm" : "RMSNorm",
 		// A hybrid model takes every other type for none.
 		positionEmbeddingType: positionTypes.find((type) => type === args.position_embedding_type) ?? "none",
@@ -152,6 +156,12 @@ function positionArguments(configuration: LanguageModelConfiguration): JsonObjec
 	};
 }
 
+/** Megatron's arguments of windows: a number for every n-th layer, or a list of layers. */
+function windowArguments({ windowSize, windowAttnSkipFreq: skip }: LanguageModelConfiguration): JsonObject {
+	if (!windowSize) return {};
+	return { window_size: windowSize, ...(skip && { window_attn_skip_freq: skip.length === 1 ? skip[0] : skip }) };
+}
+
 /** Megatron's arguments of experts; a router without groups has none of theirs. */
 function expertArguments(configuration: LanguageModelConfiguration): JsonObject {
 	if (!hasLayer(configuration.hybridLayerPattern, "moe")) return {};
@@ -228,6 +238,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		add_bias_linear: configuration.addBiasLinear ?? false,
 		...(configuration.addQkvBias && { add_qkv_bias: true }),
 		...(configuration.qkLayernorm && { qk_layernorm: true }),
+		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,
 		init_method_std: configuration.initMethodStd,

@@ -77,6 +77,21 @@ const model: readonly Check[] = [
 			"qk-layernorm",
 			"allowed with normalization LayerNorm is false",
 		),
+	({ windowSize: size }) =>
+		unless(
+			size === null || (size.length === 2 && size[1] === 0),
+			"window-size",
+			"allowed are two numbers: the keys before a query, and 0 after it, as attention is causal",
+		),
+	({ windowSize, windowAttnSkipFreq: skip, numLayers, mtpNumLayers }) =>
+		unless(
+			skip === null ||
+				(windowSize !== null &&
+					mtpNumLayers === 0 &&
+					(skip.length === 1 ? skip[0]! > 0 : skip.length === numLayers && skip.every((one) => one <= 1))),
+			"window-attn-skip-freq",
+			`allowed with window-size and without multi-token prediction are a number from 1, and a list of 0 and 1 for ${numLayers} layers`,
+		),
 	(c) =>
 		unless(
 			c.positionEmbeddingType !== "learned_absolute" || c.mtpNumLayers === 0,

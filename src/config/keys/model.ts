@@ -84,6 +84,16 @@ export const modelKeys = {
 	"kv-channels": derived(integer(1), "hidden-size / num-attention-heads", "Width of one attention head.", {
 		model: "attention",
 	}),
+	"window-size": optional(
+		list(integer(0)),
+		"Keys before a query that attention sees and, after it, 0: `127 0` for a window of 128 with the query's own. Unset: all.",
+		{ model: "attention" },
+	),
+	"window-attn-skip-freq": optional(
+		list(integer(0)),
+		"Layers without the window: every n-th of the pattern, or a list with 1 (window) or 0 for each of its layers. Unset: none.",
+		{ model: "attention" },
+	),
 	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
 		model: "attention",
 	}),

@@ -85,6 +85,8 @@ export interface HybridConfig {
 		readonly queryGroups: number;
 		readonly headDim: number;
 		readonly softmaxScale: number;
+		/** Most keys that a query sees, its own among them; null: all before it. */
+		readonly window: number | null;
 		readonly dropout: number;
 		readonly rope: { readonly base: number; readonly percent: number; readonly scaling: RopeScaling | null } | null;
 		/** Whether every query and key head is normalised before it is rotated. */

@@ -2,7 +2,7 @@
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
-import { hasOwnSizes, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
+import { hasOwnSizes, keysOfWindow, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type ActivationKey, activationOf } from "../../native/activations.ts";
@@ -85,6 +85,8 @@ type LaterKey =
 	| "moeSharedExpertGate"
 	| "normalization"
 	| "qkLayernorm"
+	| "windowSize"
+	| "windowAttnSkipFreq"
 	| "useRopeScaling"
 	| "ropeScalingFactor"
 	| "ropeScalingLowFreqFactor"
@@ -133,6 +135,7 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 		queryGroups: c.numQueryGroups,
 		headDim: c.kvChannels,
 		softmaxScale: 1 / Math.sqrt(c.kvChannels),
+		window: keysOfWindow(c.windowSize),
 		dropout: c.attentionDropout,
 		rope:
 			c.positionEmbeddingType === "rope"

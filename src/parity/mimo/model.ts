@@ -32,6 +32,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 			dropout: 0,
 			rope: null,
 			qkNorm: false,
+			window: null,
 		},
 		mamba: {
 			heads: mamba.num_heads,

@@ -273,6 +273,7 @@ export function mtpModel(
 			dropout: fixed.dropout,
 			rope: null,
 			qkNorm: false,
+			window: null,
 		},
 		mamba: {
 			heads: t.mamba_num_heads,

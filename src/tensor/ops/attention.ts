@@ -15,6 +15,8 @@ export interface AttentionHeads {
 export interface AttentionOptions extends AttentionHeads {
 	readonly sequences: Sequences;
 	readonly mask: AttentionMaskName;
+	/** Most keys that a query of a causal mask sees, its own among them; default null: all. */
+	readonly window?: number | null;
 	/** Factor of the scores; default 1 / sqrt(headDim). */
 	readonly softmaxScale?: number;
 	/**
@@ -112,6 +114,8 @@ function sharedArguments(qkv: Tensor, options: AttentionOptions) {
 		first_token: dropout > 0 ? (options.firstToken ?? 0) : 0,
 		first_head: options.firstHead ?? 0,
 		full_heads: options.fullHeads ?? queryHeads,
+		// A window that no sequence exceeds leaves the choice among all kernels.
+		window: (options.window ?? 0) < sequences.maxSeqlen ? (options.window ?? 0) : 0,
 		softmax_scale: options.softmaxScale ?? 1 / Math.sqrt(headDim),
 		dropout,
 		mask: AttentionMask[options.mask],
@@ -160,14 +164,20 @@ export interface CachePlaces {
 }
 
 /**
- * softmax(scale q kᵀ) v of the new token of S sequences over itself and all before. qkv_S((nq+2ng)d), per key head
+ * softmax(scale q kᵀ) v of the new token of S sequences over itself and all before, or those of its window. qkv_S((nq+2ng)d), per key head
  * [q … q, k, v], of the cache's type → o_S(nq·d). The new key and value become row `lengths` of their sequence.
  */
 export function attentionStep(
 	qkv: Tensor,
 	cache: KeyValueCache,
 	places: CachePlaces,
-	{ queryHeads, keyHeads, headDim, softmaxScale }: AttentionHeads & { readonly softmaxScale: number },
+	{
+		queryHeads,
+		keyHeads,
+		headDim,
+		softmaxScale,
+		window,
+	}: AttentionHeads & Pick<AttentionOptions, "window"> & { readonly softmaxScale: number },
 ): Tensor {
 	const { device } = qkv;
 	if (qkv.width !== fusedWidth({ queryHeads, keyHeads, headDim }) || qkv.dtype !== cache.keys.dtype) {
@@ -190,6 +200,7 @@ export function attentionStep(
 		sequences: qkv.rows,
 		rows: cache.rows,
 		max_length: places.maxLength,
+		window: window ?? 0,
 		query_heads: queryHeads,
 		key_heads: keyHeads,
 		head_dim: headDim,

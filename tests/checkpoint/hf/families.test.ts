@@ -16,7 +16,7 @@ import { conversionOptions } from "../conversion/options.ts";
 const scratch = mkdtempSync(join(tmpdir(), "mimo-families-"));
 afterAll(() => rmSync(scratch, { recursive: true }));
 
-const names = ["llama", "llama-tied-bias", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"] as const;
+const names = ["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"] as const;
 type Json = Record<string, unknown>;
 const configOf = (name: string) => JSON.parse(readFileSync(golden(`${name}/config.json`), "utf8")) as Json;
 const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
@@ -60,18 +60,43 @@ describe.each(names)("%s", (name) => {
 });
 
 test.each([
-	["llama", { model_type: "mistral" }, /model_type is "mistral"; "nemotron_h", "llama", .* can be read/],
+	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],
 	["llama", { attention_bias: true }, /attention_bias is true and mlp_bias false/],
 	["llama", { rope_parameters: { rope_type: "longrope" } }, /rope_type is "longrope"; "default" and "llama3"/],
 	["llama", { num_key_value_heads: 3 }, /num_attention_heads is not a multiple of num_key_value_heads/],
 	["llama", { num_hidden_layers: 1e6 }, /num_hidden_layers is 1000000, at most 2048 are read/],
 	["llama", { quantization_config: {} }, /quantization_config: only weights that are not quantised/],
-	["qwen2", { use_sliding_window: true }, /use_sliding_window is true, this program's model has only false/],
+	["mistral", { sliding_window: 0 }, /sliding_window is 0, expected a whole number from 1/],
 	["qwen3", { layer_types: ["full_attention", "sliding_attention"] }, /layer_types\[1\] is "sliding_attention"/],
 	["qwen3", { attention_bias: true }, /attention_bias is true/],
 ])("%s with %j is refused", (name, change, sentence) => {
 	expect(() => read({ ...configOf(name), ...change })).toThrow(sentence);
+});
+
+test("windows are of every layer, of layers from an index on, or of those that layer_types names", () => {
+	const windows = (name: string, change: Json) => {
+		const model = read({ ...configOf(name), ...change });
+		const written = configurationToHuggingFace(model, "float32", "new");
+		expect(read(parsePythonJson(formatPythonJson(written), "config.json") as Json)).toEqual(model);
+		return [model.windowSize, model.windowAttnSkipFreq];
+	};
+	const on = { use_sliding_window: true, sliding_window: 8, layer_types: null };
+	expect(windows("mistral", {})).toEqual([[19, 0], null]);
+	expect(windows("mistral", { sliding_window: null })).toEqual([null, null]);
+	expect(read({ model_type: "mistral" })).toMatchObject({ windowSize: [4095, 0], numQueryGroups: 8 });
+	expect(windows("qwen2", { ...on, max_window_layers: 0 })).toEqual([[7, 0], null]);
+	expect(windows("qwen2", { ...on, max_window_layers: 1 })).toEqual([
+		[7, 0],
+		[0, 0, 1, 1],
+	]);
+	expect(windows("qwen2", { ...on, use_sliding_window: false })).toEqual([null, null]);
+	expect(windows("qwen3", { ...on, layer_types: ["sliding_attention", "full_attention"] })).toEqual([
+		[7, 0],
+		[1, 1, 0, 0],
+	]);
+	expect(windows("qwen3", { ...on, max_window_layers: 28 })).toEqual([null, null]);
+	expect(() => windows("qwen3", { ...on, layer_types: ["full_attention"] })).toThrow("layer_types names 1 layers");
 });
 
 test("a field that is absent has its family's default", () => {

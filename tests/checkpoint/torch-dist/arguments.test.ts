@@ -66,6 +66,14 @@ test("LayerNorm and learned positions come back too", () => {
 	});
 });
 
+test.each([[[2]], [[1, 0, 0, 0]], [null]])("windows of layers %j come back too", (skip) => {
+	const windows = { "window-size": [19, 0], "window-attn-skip-freq": skip };
+	const c = configurationOf({ preset: "nemotron-tiny", "hybrid-layer-pattern": "*-*-", ...windows });
+	expect(configurationFromArguments(argumentsOf(c, 128))).toMatchObject({
+		...{ windowSize: [19, 0], windowAttnSkipFreq: skip },
+	});
+});
+
 test("a model as Megatron's own has no argument that Megatron lacks", () => {
 	const c = configurationOf({ ...unusual, "mamba-conv-kernel-dim": 4, "num-experts-per-layer": null });
 	expect(Object.keys(argumentsOf(c, 128)).filter((name) => /conv|per_layer/.test(name))).toEqual([]);

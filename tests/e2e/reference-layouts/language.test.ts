@@ -17,7 +17,7 @@ describe("a language model alone agrees on processes", () => {
 		...{ "hybrid-tiny": all, "hybrid-text": all },
 		"mtp-repeated-small": ["tp2", "pp2", "dp3ep3", "tp2dp3ep2", "pp2dp3"],
 		"mtp-means-small": ["tp2ep2", "pp3", "dp3"],
-		...{ llama: decoder, qwen3: decoder, qwen2: decoder },
+		...{ llama: decoder, mistral: decoder, qwen3: decoder, qwen2: decoder },
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {

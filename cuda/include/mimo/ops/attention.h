@@ -10,7 +10,8 @@ enum mimo_attention_mask { MIMO_ATTENTION_FULL = 0, MIMO_ATTENTION_CAUSAL = 1 };
  * k[t * token_stride + g * group_stride + d]: a fused [q…q k v] projection is read in place. Dropout keeps a probability if
  * u >= dropout and divides it by 1 - dropout; u is that of mimo_dropout for the element index
  * ((first_token + token) * full_heads + first_head + query head) * 2^32 + key position in the sequence: the mask does not
- * depend on packing or tensor-parallel layout. */
+ * depend on packing or tensor-parallel layout. With a window, which takes the causal mask, position i sees the keys from
+ * i - window + 1 to i. */
 typedef struct mimo_attention_forward_args {
   const void* q;
   const void* k;
@@ -30,6 +31,7 @@ typedef struct mimo_attention_forward_args {
   int64_t first_token; /* global index of token 0, for dropout */
   int64_t first_head;  /* of query head 0 in the layer, for dropout */
   int64_t full_heads;  /* query heads of the layer, for dropout */
+  int64_t window;      /* most keys that a query sees, its own among them; 0: all */
   float softmax_scale;
   float dropout; /* probability; 0: none */
   int32_t mask;  /* MIMO_ATTENTION_* */
@@ -63,6 +65,7 @@ typedef struct mimo_attention_backward_args {
   int64_t first_token;
   int64_t first_head;
   int64_t full_heads;
+  int64_t window;
   float softmax_scale;
   float dropout; /* probability; 0: none */
   int32_t mask;  /* MIMO_ATTENTION_* */
@@ -72,7 +75,8 @@ MIMO_API int32_t mimo_attention_backward(mimo_stream* stream, const mimo_attenti
 
 /* Decode step: causal attention of one new token of each of S sequences. q, k and v have the layout of attention_forward, with
  * one token for each sequence. `keys` and `values` are caches of many sequences: sequence s has lengths[s] rows, from
- * first_rows[s] on. Its new key and value are stored as the next row; its query attends to that row and all before. */
+ * first_rows[s] on. Its new key and value are stored as the next row; its query attends to that row and all before, of
+ * which a window leaves window - 1. */
 typedef struct mimo_attention_step_args {
   const void* q;
   const void* k;
@@ -85,6 +89,7 @@ typedef struct mimo_attention_step_args {
   int64_t sequences;
   int64_t rows;
   int64_t max_length; /* upper bound of lengths */
+  int64_t window;     /* 0: all */
   int64_t query_heads;
   int64_t key_heads;
   int64_t head_dim;

@@ -5,6 +5,7 @@
 
 import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../../config/keys/model.ts";
+import { keysOfWindow, windowedLayers } from "../../../config/per-layer.ts";
 import { activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
@@ -158,7 +159,7 @@ interface DecoderRules {
 	readonly headDim?: number | "derived";
 	/** Fields with the only value this program's model has; an absent one has it. */
 	readonly only: Json;
-	readonly read: (values: Json, bad: Refuse) => Partial<LanguageModelConfiguration>;
+	readonly read: (values: Json, bad: Refuse, layers: number) => Partial<LanguageModelConfiguration>;
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
 	/** `kinds`: of every layer's second block. */
@@ -187,6 +188,8 @@ const unused = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	windowSize: null,
+	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",
 	positionEmbeddingType: "rope",
 	hiddenDropout: 0,
@@ -248,14 +251,40 @@ export function whole(values: Json, name: string, missing: number, bad: Refuse):
 	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
 }
 
-/** Refuses layers whose attention has a window. */
-export function fullAttention({ layer_types: types }: Json, bad: Refuse): void {
-	if (types === undefined || types === null) return;
-	const windowed = Array.isArray(types) ? types.findIndex((type) => type !== "full_attention") : 0;
-	if (windowed < 0) return;
-	bad(
-		`layer_types[${windowed}] is ${JSON.stringify((types as unknown[])[windowed])}, and only "full_attention" can be read`,
-	);
+/**
+ * The windows of attention layers (docs/spec/families.md §2.3), by layer_types or, where config.json has none, by the family's rule.
+ * `size`: sliding_window, null: no layer has one.
+ */
+export function readWindows(
+	{ layer_types: types }: Json,
+	bad: Refuse,
+	layers: number,
+	{ size, rule }: { readonly size: number | null; readonly rule: (layer: number) => boolean },
+): Required<Pick<LanguageModelConfiguration, "windowSize" | "windowAttnSkipFreq">> {
+	const named = (types ?? null) === null ? null : [types].flat();
+	if (named !== null && named.length !== layers)
+		bad(`layer_types names ${named.length} layers, and the model has ${layers}`);
+	const allowed: readonly unknown[] = size === null ? [full] : [full, sliding];
+	const unknown = named?.findIndex((type) => !allowed.includes(type)) ?? -1;
+	if (unknown >= 0) {
+		bad(`layer_types[${unknown}] is ${JSON.stringify(named![unknown])}, and only ${allowed.join(" and ")} can be read`);
+	}
+	const windowed = Array.from({ length: layers }, (_, layer) => (named ? named[layer] === sliding : rule(layer)));
+	if (size === null || !windowed.includes(true)) return { windowSize: null, windowAttnSkipFreq: null };
+	// Layer i is layers 2i and 2i + 1 here.
+	const skip = windowed.flatMap((one) => [Number(one), Number(one)]);
+	return { windowSize: [size - 1, 0], windowAttnSkipFreq: skip.includes(0) ? skip : null };
+}
+
+const [full, sliding] = ["full_attention", "sliding_attention"] as const;
+
+/** sliding_window and layer_types of a model's windows. */
+export function writtenWindows(c: LanguageModelConfiguration): Json {
+	const windowed = windowedLayers(c)?.filter((_, index) => index % 2 === 0);
+	return {
+		sliding_window: keysOfWindow(c.windowSize),
+		layer_types: Array.from({ length: c.numLayers / 2 }, (_, layer) => (windowed?.[layer] === 0 ? full : sliding)),
+	};
 }
 
 function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageModelConfiguration {
@@ -294,7 +323,7 @@ function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageM
 		attentionDropout: fraction(values, "attention_dropout", 0, bad),
 		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
 		...readPositions(values, bad),
-		...rules.read(values, bad),
+		...rules.read(values, bad, layers),
 	};
 }
 

@@ -15,5 +15,6 @@ export const llama = decoderFamily({
 		return { addBiasLinear: attention === true };
 	},
 	write: ({ addBiasLinear }) => ({ attention_bias: addBiasLinear, mlp_bias: addBiasLinear }),
-	describes: ({ addQkvBias, qkLayernorm, numExperts }) => !addQkvBias && !qkLayernorm && numExperts === 0,
+	describes: ({ addQkvBias, qkLayernorm, windowSize, numExperts }) =>
+		!addQkvBias && !qkLayernorm && !windowSize && numExperts === 0,
 });

@@ -93,6 +93,8 @@ const always = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	windowSize: null,
+	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",
 	positionEmbeddingType: "none",
 	rotaryBase: 10000,

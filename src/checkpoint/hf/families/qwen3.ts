@@ -1,7 +1,8 @@
 /** Qwen3 and Qwen3-MoE: as Llama, with a norm of every query and key head; experts with a softmax router. */
 
-import { decoderFamily, fullAttention, whole } from "./decoder.ts";
+import { decoderFamily, whole } from "./decoder.ts";
 import type { Json, LanguageModelConfiguration, Refuse } from "./family.ts";
+import { readSlidingWindow, writtenSlidingWindow } from "./qwen2.ts";
 
 const common = {
 	maxPositionEmbeddings: 32768,
@@ -14,11 +15,9 @@ export const qwen3 = decoderFamily({
 	architecture: "Qwen3ForCausalLM",
 	sizes: { intermediate_size: 22016, num_hidden_layers: 32, num_attention_heads: 32, vocab_size: 151936 },
 	headDim: 128,
-	read: (values, bad) => {
-		fullAttention(values, bad);
-		return { qkLayernorm: true };
-	},
-	write: () => ({}),
+	only: { attention_bias: false },
+	read: (values, bad, layers) => ({ qkLayernorm: true, ...readSlidingWindow(values, bad, layers) }),
+	write: writtenSlidingWindow,
 	describes: ({ qkLayernorm, numExperts }) => qkLayernorm === true && numExperts === 0,
 });
 

@@ -3,6 +3,7 @@
  * parallelism shards key-value heads with their query heads.
  */
 
+import { keysOfWindow } from "../../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import { reduceScatterSequence } from "../../../parallel/index.ts";
 import { headNorm, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
@@ -23,7 +24,7 @@ export const attention: Kind = {
 	forward,
 	flops,
 	megatronFlops,
-	ownSizes: ({ numAttentionHeads }) => ({ attention: { heads: numAttentionHeads } }),
+	ownSizes: (c) => ({ attention: { heads: c.numAttentionHeads, window: keysOfWindow(c.windowSize) } }),
 };
 
 function parameters(config: HybridConfig): ParameterSpec[] {
@@ -72,6 +73,7 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 			...heads,
 			sequences,
 			mask: "causal",
+			window: shape.window,
 			softmaxScale: shape.softmaxScale,
 			dropout: tape.training ? shape.dropout : 0,
 			dropoutSeed: philoxKey(random.key, `${random.place}.attention_dropout`),
@@ -98,7 +100,9 @@ function headWeights({ config, weights }: LayerContext) {
 
 function flops(c: TrainingConfiguration): number {
 	const { hiddenSize: h, numAttentionHeads: nq, numQueryGroups: ng, kvChannels: d } = c;
-	return 2 * h * (nq + 2 * ng) * d + 2 * c.seqLength * nq * d + 2 * nq * d * h;
+	const window = Math.min(keysOfWindow(c.windowSize) ?? c.seqLength, c.seqLength);
+	const keys = window - window ** 2 / (2 * c.seqLength);
+	return 2 * h * (nq + 2 * ng) * d + 4 * keys * nq * d + 2 * nq * d * h;
 }
 
 function megatronFlops(c: TrainingConfiguration, tokens: number): number {

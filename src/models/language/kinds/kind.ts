@@ -24,7 +24,9 @@ export interface Kind {
 	/** Forward FLOPs of `tokens` tokens by Megatron's formula (docs/spec/runtime.md §6.5). */
 	readonly megatronFlops: (c: TrainingConfiguration, tokens: number) => number;
 	/** The sizes that a layer may have of its own (config/per-layer.ts), from the configuration of the layer. */
-	readonly ownSizes: (c: Pick<TrainingConfiguration, OwnSize>) => LayerDifference;
+	readonly ownSizes: (
+		c: Pick<TrainingConfiguration, OwnSize> & Partial<Pick<TrainingConfiguration, "windowSize">>,
+	) => LayerDifference;
 }
 
 type OwnSize = "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
