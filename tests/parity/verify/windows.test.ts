@@ -1,0 +1,20 @@
+/** Attention in windows of some layers trains the same on every layout. */
+import { afterAll, expect, test } from "bun:test";
+import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
+import { SmallRun } from "./small-run.ts";
+
+const run = await SmallRun.open();
+afterAll(() => run[Symbol.dispose]());
+
+const windows = { "hybrid-layer-pattern": "*-|*E", "window-size": [4, 0], "window-attn-skip-freq": [1, 0, 0, 0] };
+const modules = { "recompute-granularity": "selective", "recompute-modules": recomputeModuleNames };
+for (const [layout, keys] of [
+	["1+tp2", { ...windows, ...modules }],
+	["dp2|pp2", windows],
+] as const) {
+	test(`${layout} ${JSON.stringify(keys)}`, async () => {
+		const { failures, result } = await run.reportOf(layout, keys);
+		expect(failures).toEqual([]);
+		expect(result).toMatchObject({ zero: { gradients: 0, weights: 0 } });
+	}, 60_000);
+}
