@@ -52,9 +52,14 @@ export function encoderMicroBatchSize(c: TrainingConfiguration): number {
 	return (encoderTurns(c) * c.microBatchSize * dataLanes(c)) / c.encoderDp;
 }
 
+/** Ranks of the vision encoder's grid. */
+export function encoderRanks(c: TrainingConfiguration): number {
+	return c.encoderTp * c.encoderDp * c.encoderPp;
+}
+
 /** Whether vision encoder and language model live on the same ranks: both start at one rank and have equally many. */
 export function sharesRanks(c: TrainingConfiguration): boolean {
-	const equal = c.encoderTp * c.encoderDp === c.llmTp * c.llmPp * dataLanes(c);
+	const equal = encoderRanks(c) === c.llmTp * c.llmPp * dataLanes(c);
 	return hasEncoder(c) && c.llmOffset === moduleRanks(c) && equal;
 }
 
@@ -65,10 +70,9 @@ export function sharesRanks(c: TrainingConfiguration): boolean {
 export function defaultOffset(c: TrainingConfiguration, gpus: number | null = null): number {
 	const others = moduleRanks(c);
 	if (!hasEncoder(c)) return others;
-	const encoderRanks = c.encoderTp * c.encoderDp;
 	const together =
-		others === 0 && encoderRanks === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
-	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks + others;
+		others === 0 && encoderRanks(c) === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
+	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks(c) + others;
 }
 
 /**
@@ -76,7 +80,7 @@ export function defaultOffset(c: TrainingConfiguration, gpus: number | null = nu
  * Megatron; 1 where they do not hold a whole number, or are not known.
  */
 function languageReplicas(c: TrainingConfiguration, { ranks } = unknownSurroundings): number {
-	const others = moduleRanks(c) + (hasEncoder(c) ? c.encoderTp * c.encoderDp : 0);
+	const others = moduleRanks(c) + (hasEncoder(c) ? encoderRanks(c) : 0);
 	const first = "llmOffset" in c ? c.llmOffset : others;
 	const replicas = ranks === null ? 1 : (ranks - first) / (c.tensorParallelNumWeightShards * c.llmPp);
 	return Number.isSafeInteger(replicas) && replicas > 0 ? replicas : 1;
@@ -154,7 +158,7 @@ export const derivations: Readonly<Record<DerivedKey, Derivation>> = {
 	"vision-kv-channels": (c) => c.visionHiddenSize / c.visionNumAttentionHeads,
 	"vision-ffn-hidden-size": (c) => 4 * c.visionHiddenSize,
 	"vision-projection-ffn-hidden-size": (c) => 4 * projectorInput(c),
-	"encoder-balance": (c) => (c.mimoEncoderPrefetch ? "number" : "cost"),
+	"encoder-balance": (c) => (c.mimoEncoderPrefetch || c.encoderPp > 1 ? "number" : "cost"),
 	"tensor-parallel-num-weight-shards": (c) => c.llmTp,
 	"expert-tensor-parallel-num-weight-shards": (c) => c.llmExptTp,
 	"llm-dp": languageReplicas,

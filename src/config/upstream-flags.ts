@@ -167,8 +167,12 @@ const flags: Readonly<Record<string, Reading>> = {
 		refused("here conversation-template and chat-template say what a turn is"),
 	),
 	...each(
-		["encoder-cp", "encoder-pp", "encoder-ep", "encoder-expt-tp", "encoder-expt-dp"],
-		only(["1"], "the encoder has tensor and data parallelism", "the encoder has encoder-tp and encoder-dp"),
+		["encoder-cp", "encoder-ep", "encoder-expt-tp", "encoder-expt-dp"],
+		only(
+			["1"],
+			"the encoder has tensor, data and pipeline parallelism",
+			"the encoder has encoder-tp, encoder-dp and encoder-pp",
+		),
 	),
 	"encoder-offset": only(
 		["0"],

@@ -2,6 +2,7 @@
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/index.ts";
 import type { FloatDtype, Parameter, Tape, Tensor } from "../tensor/index.ts";
+import type { PipelineSegment } from "./language/pipeline-segments.ts";
 import type { LoraConfig } from "./lora.ts";
 import type { ParameterSpec } from "./parameter-spec.ts";
 
@@ -23,7 +24,7 @@ export interface TowerWork {
 }
 
 export interface TowerInput {
-	/** [Σ rows · columns, patchWidth], in the tower's dtype or f32. */
+	/** [Σ rows · columns, patchWidth], in the tower's dtype or f32; behind the first stage the stream of the stage before. */
 	readonly patches: Tensor;
 	readonly grids: readonly PatchGrid[];
 	/** Philox key of the step, and each item's index in the step's global batch, for random choices; null: none are made. */
@@ -36,6 +37,16 @@ export interface TowerPlace {
 	/** Ranks that cut the tower. */
 	readonly tp: Group;
 	readonly parameters: { get(name: string): Parameter };
+	/** Its part of the tower in this rank's pipeline stage. */
+	readonly segment: PipelineSegment;
+}
+
+/** The rows between layers, which pipeline stages pass on. */
+export interface TowerStream {
+	readonly layers: number;
+	readonly width: number;
+	/** Rows of an item. */
+	rowsOf(grid: PatchGrid): number;
 }
 
 export interface Tower {
@@ -44,13 +55,18 @@ export interface Tower {
 	readonly patchWidth: number;
 	/** Width of the features. */
 	readonly outputWidth: number;
-	/** By full name. */
-	readonly parameters: readonly ParameterSpec[];
+	/** null: the tower has no pipeline stages. */
+	readonly stream: TowerStream | null;
 	/** Adapters beside weights that are frozen; null: none. */
 	readonly lora: LoraConfig | null;
 	/** Rows of features of an item. */
 	rowsOf(grid: PatchGrid): number;
 	workOf(grid: PatchGrid): TowerWork;
-	/** Features_(Σ rowsOf)(outputWidth) of at least one item, equal on all tensor-parallel ranks. */
+	/** By full name, of a segment; default: of all of it. */
+	parameters(segment?: PipelineSegment): readonly ParameterSpec[];
+	/**
+	 * Features_(Σ rowsOf)(outputWidth) of at least one item, equal on all tensor-parallel ranks; of a segment that others follow, the
+	 * stream.
+	 */
 	forward(tape: Tape, place: TowerPlace, input: TowerInput, observe?: EncoderObserver): Tensor;
 }

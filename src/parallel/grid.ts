@@ -5,6 +5,7 @@
  *   expert view: rank = offset + expt_tp + ETP·(ep + EP·(expt_dp + EDP·pp))
  * Weight shards (gtp in Megatron) run as extra data parallelism: the same lanes, counted in dp.
  */
+import type { EdgeLayout } from "./edge-layout.ts";
 
 /** Sizes of a grid's dimensions. */
 export interface GridShape {
@@ -105,6 +106,16 @@ export class Grid {
 		const { tensor, data } = this.shape;
 		const first = this.offset + tensor * (lane + data * stage);
 		return Array.from({ length: tensor }, (_, index) => first + index);
+	}
+
+	/** Ranks of each lane in one pipeline stage. */
+	lanesOf(stage: number): number[][] {
+		return Array.from({ length: this.lanes }, (_, lane) => this.lane(lane, stage));
+	}
+
+	/** The edge from a pipeline stage to the next; from the last to the first for interleaved schedules. */
+	stageEdge(stage: number): EdgeLayout {
+		return { from: this.lanesOf(stage), to: this.lanesOf((stage + 1) % this.shape.pipeline) };
 	}
 }
 

@@ -2,7 +2,7 @@
  * Layout strings: `ENCODER+LANGUAGE` on ranks of their own, `ENCODER|LANGUAGE` on the same ranks. Several encoders stand one after the
  * other, and the sign behind each says whether it is on ranks of its own or on the language model's: `2+1|tp2`. A side is any of tpN, dpN,
  * ppN, epN and etpN written together, or a bare number, which means dp. It has tp × dp × pp ranks; ep and etp divide those
- * of a pipeline stage again. The encoder has no pp. A language side alone is a language model without an encoder; `1` alone
+ * of a pipeline stage again. An encoder with pp is on ranks of its own. A language side alone is a language model without an encoder; `1` alone
  * is one process that holds all modules.
  */
 import { counted } from "../system/counted.ts";
@@ -110,8 +110,10 @@ function parse(layout: Part, whole: string): Layout {
 	const language = shapes.at(-1)!;
 	const encoders = shapes.slice(0, -1).map((shape, index) => {
 		const [side, last] = [sides[index]!, sides.at(-1)!];
-		if (shape.pipeline > 1) throw refusal(whole, side, "the encoder has no pipeline stages");
 		const colocated = signs[index] === "|";
+		if (colocated && shape.pipeline > 1) {
+			throw refusal(whole, side, "an encoder in pipeline stages needs ranks of its own (+)");
+		}
 		const [own, other] = [ranksOfSide(shape), ranksOfSide(language)];
 		if (colocated && own !== other) {
 			throw refusal(whole, last, `${other} ranks of the language model are not the encoder's ${own}`);

@@ -15,7 +15,7 @@ export const [visionModule, languageModule] = ["radio_encoder", "language"];
 /** One side of a layout string. */
 export type SideLayout = GridShape;
 
-/** An edge from an encoder into the first stage of the language model. */
+/** An edge from the last stage of an encoder into the first of the language model. */
 export interface FeatureEdge {
 	readonly encoder: Grid;
 	readonly layout: EdgeLayout;
@@ -39,6 +39,9 @@ export class Topology {
 			if (shared && encoder.size !== language.size) {
 				const sizes = `${encoder.size} and ${language.size} ranks`;
 				throw new RangeError(`${encoder.name} and ${language.name} start at one rank, but have ${sizes}.`);
+			}
+			if (shared && encoder.shape.pipeline > 1) {
+				throw new RangeError(`${encoder.name} has pipeline stages on the ranks of ${language.name}.`);
 			}
 			if (!shared && encoder.offset !== end) {
 				throw new RangeError(
@@ -113,23 +116,11 @@ export class Topology {
 	/** One for each encoder. */
 	get featureEdges(): FeatureEdge[] {
 		const { language } = this;
-		const lanes = (grid: Grid) => Array.from({ length: grid.lanes }, (_, lane) => grid.lane(lane, 0));
 		return this.encoders.map((encoder) => ({
 			encoder,
-			layout: { from: lanes(encoder), to: lanes(language) },
+			layout: { from: encoder.lanesOf(encoder.shape.pipeline - 1), to: language.lanesOf(0) },
 			routes: routesBetween(encoder.lanes, language.lanes),
 		}));
-	}
-
-	/** The edge from a stage of the language model to the next; from the last stage to the first for interleaved schedules. */
-	stageEdge(stage: number): EdgeLayout {
-		const { language } = this;
-		const next = (stage + 1) % language.shape.pipeline;
-		const lanes = Array.from({ length: language.lanes }, (_, lane) => lane);
-		return {
-			from: lanes.map((lane) => language.lane(lane, stage)),
-			to: lanes.map((lane) => language.lane(lane, next)),
-		};
 	}
 }
 
@@ -142,7 +133,7 @@ export interface EncoderLayout {
 
 /** Builds a topology: encoders one after the other, and the language model after those that are not on its ranks. */
 export function layOut(encoders: readonly EncoderLayout[], language: SideLayout): Topology {
-	const sizeOf = ({ shape: { tensor, data } }: EncoderLayout) => tensor * data;
+	const sizeOf = ({ shape: { tensor, data, pipeline } }: EncoderLayout) => tensor * data * pipeline;
 	const end = encoders.reduce((sum, encoder) => (encoder.colocated ? sum : sum + sizeOf(encoder)), 0);
 	let next = 0;
 	const grids = encoders.map((encoder) => {
@@ -158,7 +149,7 @@ export function layOut(encoders: readonly EncoderLayout[], language: SideLayout)
  * data-parallel rank d·G + g here (docs/spec/runtime.md §1.5).
  */
 export function topologyOf(c: TrainingConfiguration): Topology {
-	const shape = { tensor: c.encoderTp, data: c.encoderDp, pipeline: 1, expert: 1, expertTensor: 1 };
+	const shape = { tensor: c.encoderTp, data: c.encoderDp, pipeline: c.encoderPp, expert: 1, expertTensor: 1 };
 	const language = {
 		tensor: c.llmTp,
 		data: dataLanes(c),
@@ -169,7 +160,7 @@ export function topologyOf(c: TrainingConfiguration): Topology {
 	const vision = hasEncoder(c) ? [{ name: visionModule, shape, colocated: sharesRanks(c) }] : [];
 	const others = modulesOf(c).map(({ name, tp, dp, ranks }) => ({
 		name,
-		shape: { ...shape, tensor: tp, data: dp },
+		shape: { ...shape, tensor: tp, data: dp, pipeline: 1 },
 		colocated: ranks === "language",
 	}));
 	return layOut([...vision, ...others], language);

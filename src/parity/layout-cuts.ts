@@ -19,6 +19,11 @@ export function requireCuts(
 	const experts = language.pattern.includes("moe");
 	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
 		["the encoder's tp", topology.encoders[0]?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
+		[
+			"the encoder's pp",
+			topology.encoders[0]?.shape.pipeline ?? 1,
+			encoder ? [["its layers", encoder.tower.layers]] : [],
+		],
 		["the language model's tp", tensor, languageCuts(language)],
 		["ep", expert, experts ? [["the experts", moe.experts]] : []],
 		["etp", expertTensor, experts ? [["the width of an expert", moe.ffnHiddenSize]] : []],

@@ -2,7 +2,15 @@
  * Estimates the time of a step: each rank's passes and update from its tallies and the machine's rates, then all ranks side by
  * side executing their lists of actions, with one synchronisation a step.
  */
-import { type Actor, chunkName, type Direction, isWork, type ScheduleShape, type Work } from "../schedule/actions.ts";
+import {
+	type Actor,
+	type ChunkEdge,
+	chunkName,
+	type Direction,
+	isWork,
+	type ScheduleShape,
+	type Work,
+} from "../schedule/actions.ts";
 import { lastNode } from "../schedule/combined.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
 import { type Durations, simulate } from "../schedule/simulate.ts";
@@ -209,10 +217,15 @@ function durationsOf(
 	return {
 		of: (action, actor) =>
 			isWork(action) ? shareOf(action) * seconds(actor, chunkName(action.chunk), action.kind) : 0,
-		transfer: (action) => ("direction" in action ? transfer(action.from.module, action.direction) : 0),
+		transfer: (action) => ("direction" in action ? transfer(edgeName(action, shape), action.direction) : 0),
 		together: (action, actor) => (isWork(action) ? together(action.chunk.module, actor) : null),
 		begin: (actor) => byActor.get(actor)!.seconds.update,
 	};
+}
+
+/** The name of an edge in that of its groups. */
+function edgeName({ from, to }: ChunkEdge, { pipeline }: ScheduleShape): string {
+	return from.module === to.module && from.module !== pipeline ? `${from.module}.stages` : from.module;
 }
 
 /** `compute`, which computes the result of equal arguments once. */

@@ -24,6 +24,7 @@ export interface UncheckedLayout {
 const layoutKeys: readonly Key[] = [
 	"encoder-tp",
 	"encoder-dp",
+	"encoder-pp",
 	"llm-offset",
 	"llm-tp",
 	"llm-dp",

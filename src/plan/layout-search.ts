@@ -154,7 +154,7 @@ class PlannedRanks {
 
 	plan(c: TrainingConfiguration, actor: Actor, rank: number): Promise<RankPlan> {
 		const { colocated } = topologyOf(c);
-		const encoder = [c.encoderTp, c.encoderDp];
+		const encoder = [c.encoderTp, c.encoderDp, c.encoderPp];
 		const language = [c.llmTp, c.llmDp, c.llmEp, c.llmPp, c.hybridLayerPattern];
 		// How far an encoder of its own runs ahead depends on the pipeline.
 		const own =

@@ -99,9 +99,10 @@ export function sumsReplicas({ group }: Transfer): boolean {
 	return /\.(dp|expt_dp)$/.test(group);
 }
 
-/** Whether the vision encoder sends or receives it over the edge to the language model. */
+/** Whether the vision encoder sends or receives it over the edge to the language model, or between its stages. */
 function isEncoderMessage({ group, kind }: Transfer): boolean {
 	return (
+		group.startsWith(`edge.${visionModule}.stages.`) ||
 		(group === `edge.${visionModule}.forward` && kind === "send") ||
 		(group === `edge.${visionModule}.backward` && kind === "receive")
 	);

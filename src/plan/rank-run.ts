@@ -94,8 +94,8 @@ export async function openRank(
 		}
 		return made.slice(0, count);
 	};
-	const { pipeline } = topology.language.shape;
-	const stage = run.language && pipeline > 1 ? ` stage ${topology.language.coordinates(rank).pp}` : "";
+	const own = topology.gridOf(rank);
+	const stage = own.shape.pipeline > 1 ? ` stage ${own.coordinates(rank).pp}` : "";
 	return {
 		module: topology.moduleOf(rank) + stage,
 		language: run.language !== null,

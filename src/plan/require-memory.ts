@@ -90,7 +90,7 @@ export function generousBytes(c: TrainingConfiguration): number {
 		...modulesOf(c).map(({ name, dp, frames }) => [name, (frames * c.microBatchSize * dataLanes(c)) / dp] as const),
 	]);
 	return encodersOf(c).reduce((sum, { parts: { name, tower, projector } }) => {
-		const specs = [...tower.parameters, ...projectorParameters(projector, name)];
+		const specs = [...tower.parameters(), ...projectorParameters(projector, name)];
 		return sum + bytes(specs, microbatches * patches.get(name)!);
 	}, language);
 }

@@ -1,8 +1,8 @@
 /** Plans a run: memory and work of one rank of each module or stage, traffic, and the time of a step. */
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { DeviceKind } from "../native/library.ts";
-import { topologyOf } from "../parallel/index.ts";
-import type { Actor, ScheduleShape } from "../schedule/actions.ts";
+import { type Grid, topologyOf } from "../parallel/index.ts";
+import { type Actor, encoderActor, type ScheduleShape } from "../schedule/actions.ts";
 import { shapeOf } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import { boundOf, type StepBound } from "./bound.ts";
@@ -66,12 +66,15 @@ export interface RunPlan {
 export function actorRanks(c: TrainingConfiguration): { readonly actor: Actor; readonly ranks: readonly number[] }[] {
 	const topology = topologyOf(c);
 	const { encoders, language } = topology;
-	const stages = Array.from({ length: language.shape.pipeline }, (_, stage) => ({
-		actor: stage,
-		ranks: language.ranks.filter((rank) => language.coordinates(rank).pp === stage),
-	}));
-	const alone = encoders.filter((encoder) => !topology.shares(encoder));
-	return [...alone.map(({ name, ranks }) => ({ actor: name, ranks })), ...stages];
+	const stagesOf = (grid: Grid, actor: (stage: number) => Actor) =>
+		Array.from({ length: grid.shape.pipeline }, (_, stage) => ({
+			actor: actor(stage),
+			ranks: grid.lanesOf(stage).flat(),
+		}));
+	const alone = encoders
+		.filter((encoder) => !topology.shares(encoder))
+		.flatMap((grid) => stagesOf(grid, (stage) => encoderActor(grid.name, stage, grid.shape.pipeline)));
+	return [...alone, ...stagesOf(language, (stage) => stage)];
 }
 
 /** The order of a configuration's step. */

@@ -4,7 +4,7 @@
  * the same list is timed (simulate.ts), printed, and tested without a device.
  */
 
-/** Megatron's model chunk: a whole module, or one virtual pipeline stage of the module that is cut into stages. */
+/** Megatron's model chunk: a whole module, a pipeline stage of it, or one of a stage's virtual stages. */
 export interface Chunk {
 	readonly module: string;
 	/** From 0, in the order of the layers. */
@@ -59,20 +59,20 @@ export interface ReduceAction {
 
 export type Action = Work | TransferAction | ReduceAction;
 
-/** A module of one chunk, whose rows enter the first stage. */
+/** A module whose last chunk's rows enter the first stage of the pipeline. */
 export interface EncoderShape {
 	readonly name: string;
-	/** Whether it runs on the ranks of the stages, all of them, rather than on ranks of its own. */
+	/** Whether it runs, as one chunk, on the ranks of the stages, all of them, rather than on ranks of its own. */
 	readonly colocated: boolean;
-	/** Whether gradients go back into it. */
-	readonly trains: boolean;
+	/** Of each of its chunks, one for each of its stages: whether gradients go back into it. */
+	readonly trains: readonly boolean[];
 }
 
 /** Everything that the order of a step depends on, equal on all ranks. */
 export interface ScheduleShape {
 	/** Microbatches of a lane in a step. */
 	readonly microbatches: number;
-	/** Name of the module that is cut into stages: the language model. */
+	/** Name of the module that the encoders' rows enter: the language model. */
 	readonly pipeline: string;
 	/** Pipeline stages of it. */
 	readonly stages: number;
@@ -97,27 +97,44 @@ export interface Overlap {
 	readonly earlyRelease: boolean;
 }
 
-/** A set of ranks with one list of actions: an encoder's own grid, by its name, or a pipeline stage. */
+/** A set of ranks with one list of actions: an encoder's stage on ranks of its own, by encoderActor(), or a stage of the pipeline. */
 export type Actor = string | number;
+
+/** Such as "radio_encoder" or, of several stages, "radio_encoder stage 1". */
+export function encoderActor(name: string, stage: number, stages: number): Actor {
+	return stages === 1 ? name : `${name} stage ${stage}`;
+}
 
 /** All actors of a step, in the order in which a microbatch meets them. */
 export function actorsOf({ stages, encoders }: ScheduleShape): Actor[] {
-	const alone = encoders.filter(({ colocated }) => !colocated).map(({ name }) => name);
+	const alone = encoders
+		.filter(({ colocated }) => !colocated)
+		.flatMap(({ name, trains }) => trains.map((_, stage) => encoderActor(name, stage, trains.length)));
 	return [...alone, ...Array.from({ length: stages }, (_, stage) => stage)];
 }
 
-/** The edges that enter a chunk: from the encoders into the first stage, and from stage to stage. */
-export function edgesInto({ pipeline, encoders }: ScheduleShape, to: Chunk): ChunkEdge[] {
-	if (to.module !== pipeline) return [];
-	if (to.index > 0) return [{ from: { module: pipeline, index: to.index - 1 }, to }];
-	return encoders.map(({ name }) => ({ from: { module: name, index: 0 }, to }));
+/** Number of a module's chunks. */
+function chunksOf({ pipeline, stages, virtualStages, encoders }: ScheduleShape, module: string): number {
+	return module === pipeline ? stages * virtualStages : encoders.find(({ name }) => name === module)!.trains.length;
+}
+
+/** Whether gradients go back into a chunk. */
+export function trains({ encoders }: Pick<ScheduleShape, "encoders">, { module, index }: Chunk): boolean {
+	return encoders.find(({ name }) => name === module)?.trains[index] ?? true;
+}
+
+/** The edges that enter a chunk: from the chunk before, and from the encoders into the pipeline's first. */
+export function edgesInto(shape: ScheduleShape, to: Chunk): ChunkEdge[] {
+	if (to.index > 0) return [{ from: { ...to, index: to.index - 1 }, to }];
+	if (to.module !== shape.pipeline) return [];
+	return shape.encoders.map(({ name, trains }) => ({ from: { module: name, index: trains.length - 1 }, to }));
 }
 
 /** The edge that leaves a chunk; null: the chunk is the last one. */
-export function edgeFrom({ pipeline, stages, virtualStages }: ScheduleShape, from: Chunk): ChunkEdge | null {
-	if (from.module !== pipeline) return { from, to: { module: pipeline, index: 0 } };
-	if (from.index === stages * virtualStages - 1) return null;
-	return { from, to: { module: pipeline, index: from.index + 1 } };
+export function edgeFrom(shape: ScheduleShape, from: Chunk): ChunkEdge | null {
+	const next = { ...from, index: from.index + 1 };
+	if (next.index < chunksOf(shape, from.module)) return { from, to: next };
+	return from.module === shape.pipeline ? null : { from, to: { module: shape.pipeline, index: 0 } };
 }
 
 /** Such as "language.3". */

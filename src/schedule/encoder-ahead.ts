@@ -1,13 +1,14 @@
 /**
  * An encoder runs ahead of the language model. It warms up with as many forward passes as the language model has in flight, plus
- * two: the transfers of one microbatch then hide behind the passes of another, and one slow pass delays no other rank.
+ * two: the transfers of one microbatch then hide behind the passes of another, and one slow pass delays no other rank. Of an encoder
+ * in pipeline stages this is the last stage, and each stage before it warms up with one pass more, as in 1F1B.
  *
  *   encoder    F0 → F1 → F2 → ←0 B0 F3 → ←1 B1 …            → sends rows, ← receives their gradient
  *   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
  */
 import { type Chunk, type PassAction, sameChunk, type Work } from "./actions.ts";
 
-/** Encoders that run together: their chunks, and whether each trains. */
+/** Encoders, or stages of them, that run together: their chunks, and whether each trains. */
 export type EncoderChunks = readonly { readonly chunk: Chunk; readonly trains: boolean }[];
 
 /** Passes of encoders in 1F1B order, one encoder after the other, with at most `ahead` microbatches in flight. */

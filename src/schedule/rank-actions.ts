@@ -6,12 +6,14 @@ import {
 	type EncoderShape,
 	edgeFrom,
 	edgesInto,
+	encoderActor,
 	type PassAction,
 	type ScheduleShape,
+	trains,
 	type Work,
 } from "./actions.ts";
 import { combinePasses, lastNode } from "./combined.ts";
-import { encoderPasses, mergeEncoderPasses, mostInFlight } from "./encoder-ahead.ts";
+import { type EncoderChunks, encoderPasses, mergeEncoderPasses, mostInFlight } from "./encoder-ahead.ts";
 import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";
@@ -29,12 +31,12 @@ export function actionsOf(shape: ScheduleShape, actor: Actor): Action[] {
 export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnly">): number {
 	const { pipeline, stages, virtualStages, groupSize, encoders } = shape;
 	const first = Array.from({ length: virtualStages }, (_, virtual) => ({ module: pipeline, index: virtual * stages }));
-	const places = encoders.length === 0 ? [false] : encoders.map(({ colocated }) => colocated);
+	const places = encoders.length === 0 ? [{ colocated: false, trains: [true] }] : encoders;
 	// One group of microbatches has the fewest in flight, three are a full pipeline: the maximum over any number is among them.
 	const most = [1, 3].map((groups) => {
 		const training = { ...shape, microbatches: groups * groupSize + stages - 1, forwardOnly: false };
 		const passes = stagePasses(training, 0);
-		const ahead = places.map((colocated) => encoderAhead(training, colocated));
+		const ahead = places.map((encoder) => encoderAhead(training, encoder, 0));
 		return Math.max(...ahead, ...first.map((chunk) => mostInFlight(passes, chunk)));
 	});
 	return Math.max(...most) + 1;
@@ -43,11 +45,17 @@ export function inFlight(shape: Omit<ScheduleShape, "microbatches" | "forwardOnl
 function workOf(shape: ScheduleShape, actor: Actor): Work[] {
 	const { forwardOnly, lateWeightGradients } = shape;
 	const forwardsOf = (work: readonly Work[]) => work.filter(({ kind }) => kind === "forward");
+	const { encoders, microbatches } = shape;
 	if (typeof actor === "string") {
-		const own = passesOfEncoders(shape, ({ name }) => name === actor, encoderAhead(shape, false));
+		const [encoder, stage] = encoders
+			.flatMap((one) => one.trains.map((_, stage) => [one, stage] as const))
+			.find(([{ name, trains }, stage]) => encoderActor(name, stage, trains.length) === actor)!;
+		const own = encoderPasses(chunksAt(stage, [encoder]), microbatches, encoderAhead(shape, encoder, stage));
 		return forwardOnly ? forwardsOf(own) : own;
 	}
-	const encoded = passesOfEncoders(shape, ({ colocated }) => colocated, encoderAhead(shape, true));
+	const beside = encoders.filter(({ colocated }) => colocated);
+	const encoded =
+		beside.length === 0 ? [] : encoderPasses(chunksAt(0, beside), microbatches, encoderAhead(shape, beside[0]!, 0));
 	const passes = stagePasses(shape, actor);
 	const besideEncoders = (work: readonly Work[]) => mergeEncoderPasses(encoded, work, actor);
 	if (forwardOnly) return forwardsOf(besideEncoders(passes));
@@ -56,13 +64,8 @@ function workOf(shape: ScheduleShape, actor: Actor): Work[] {
 	return besideEncoders(lateWeightGradients ? withLateWeightGradients(passes, actor) : passes);
 }
 
-function passesOfEncoders(
-	{ encoders, microbatches }: ScheduleShape,
-	which: (encoder: EncoderShape) => boolean,
-	ahead: number,
-): PassAction[] {
-	const chunks = encoders.filter(which).map(({ name, trains }) => ({ chunk: { module: name, index: 0 }, trains }));
-	return encoderPasses(chunks, microbatches, ahead);
+function chunksAt(index: number, encoders: readonly EncoderShape[]): EncoderChunks {
+	return encoders.map(({ name, trains }) => ({ chunk: { module: name, index }, trains: trains[index]! }));
 }
 
 function stagePasses(shape: ScheduleShape, stage: number): PassAction[] {
@@ -83,22 +86,25 @@ function extraWarmUp({ overlap }: ScheduleShape): number {
 	return overlap === null ? 0 : 1;
 }
 
-/** The largest number of microbatches that an encoder has in flight. */
-function encoderAhead(shape: ScheduleShape, colocated: boolean): number {
+/** The largest number of microbatches that a stage of an encoder has in flight. */
+function encoderAhead(
+	shape: ScheduleShape,
+	{ colocated, trains }: Pick<EncoderShape, "colocated" | "trains">,
+	stage: number,
+): number {
 	const live = mostInFlight(stagePasses(shape, 0), { module: shape.pipeline, index: 0 });
-	// On ranks of its own: one more for each side of the transfer. Colocated: one more for each stage, which encode together.
-	return Math.max(1, colocated ? live + shape.stages - 1 : live + 2);
+	// On ranks of its own: one more for each side of the transfer, and for each stage behind. Colocated: one more for each stage of
+	// the pipeline, which encode together.
+	return Math.max(1, colocated ? live + shape.stages - 1 : live + 2 + trains.length - 1 - stage);
 }
 
 function withTransfers(shape: ScheduleShape, pass: Work): Action[] {
 	if (pass.kind === "weight gradient") return [pass];
 	const { kind, chunk, microbatch, node } = pass;
-	const frozen = shape.encoders.filter(({ trains }) => !trains).map(({ name }) => name);
 	const next = edgeFrom(shape, chunk);
 	const entered = edgesInto(shape, chunk);
 	const left = next === null ? [] : [next];
-	const [from, to] =
-		kind === "forward" ? [entered, left] : [left, entered.filter((edge) => !frozen.includes(edge.from.module))];
+	const [from, to] = kind === "forward" ? [entered, left] : [left, entered.filter((edge) => trains(shape, edge.from))];
 	const transfers = (kind: "send" | "receive", edges: readonly ChunkEdge[]) =>
 		edges.map((edge): Action => ({ kind, direction: pass.kind, ...edge, microbatch }));
 	const end = node === undefined ? undefined : lastNode(shape.overlap!, chunk.index);

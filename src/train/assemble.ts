@@ -30,6 +30,7 @@ import {
 	visionModule,
 	type World,
 } from "../parallel/index.ts";
+import { encoderActor } from "../schedule/actions.ts";
 import type { HeldEdge } from "../schedule/execute.ts";
 import { inFlight } from "../schedule/rank-actions.ts";
 import type { Evaluations } from "./evaluate.ts";
@@ -92,13 +93,15 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
 	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification, ofGuests));
+	const own = topology.gridOf(world.rank);
+	const { pp: stage } = own.coordinates(world.rank);
 	const passes = new RankPasses({
 		encoders,
 		language: language?.module ?? null,
 		placeholders: new Map(specification.encoders.map(({ parts, placeholderId }) => [parts.name, placeholderId])),
 		edges,
 		shape,
-		actor: language ? topology.language.coordinates(world.rank).pp : encoders[0]!.name,
+		actor: language ? stage : encoderActor(own.name, stage, own.shape.pipeline),
 		pooled,
 		guests,
 		reduce: (name) => modules.find((one) => one.name === name)!.replica.startSums(),
@@ -203,7 +206,10 @@ export function shapeOf(specification: RunSpecification, topology: Topology): St
 		encoders: specification.encoders.map(({ parts, frozen }, index) => ({
 			name: parts.name,
 			colocated: topology.shares(encoders[index]!),
-			trains: !(frozen.tower && frozen.projector),
+			trains: Array.from(
+				{ length: encoders[index]!.shape.pipeline },
+				(_, stage, last = encoders[index]!.shape.pipeline - 1) => !(frozen.tower && (frozen.projector || stage < last)),
+			),
 		})),
 	};
 }
@@ -227,32 +233,46 @@ async function makeEdges(
 	shape: StepShape,
 ): Promise<HeldEdge[]> {
 	const edges: HeldEdge[] = [];
-	const common = { rank: world.rank, width: language.hiddenSize, inFlight: inFlight(shape) };
+	const common = { rank: world.rank, inFlight: inFlight(shape) };
 	for (const [index, { encoder, layout }] of topology.featureEdges.slice(0, encoders.length).entries()) {
+		const { dtype, stream } = encoders[index]!.parts.tower;
+		const module = encoder.name;
+		if (stream) {
+			const rows = { ...common, width: stream.width, dtype, name: `${module}.stages` };
+			edges.push(...(await stageEdges(encoder, world, rows)));
+		}
 		if (!ranksOf(layout).includes(world.rank)) continue;
-		const groups = await directionGroups(world, encoder.name, layout);
-		const { dtype } = encoders[index]!.parts.tower;
-		const edge = new Edge(world.device, { ...common, layout, groups, dtype, counted: true });
-		edges.push({ from: { module: encoder.name, index: 0 }, to: { module: shape.pipeline, index: 0 }, edge });
+		const groups = await directionGroups(world, module, layout);
+		const edge = new Edge(world.device, {
+			...common,
+			width: language.hiddenSize,
+			layout,
+			groups,
+			dtype,
+			counted: true,
+		});
+		const from = { module, index: encoder.shape.pipeline - 1 };
+		edges.push({ from, to: { module: shape.pipeline, index: 0 }, edge });
 	}
 	const { hiddenSize: width, dtype } = language;
-	return connected([...edges, ...(await stageEdges(topology, world, shape, shape.pipeline, { width, dtype }))]);
+	const rows = { ...common, width, dtype, name: shape.pipeline };
+	return connected([...edges, ...(await stageEdges(topology.language, world, rows, shape.virtualStages))]);
 }
 
-/** Edges from stage to stage with an end on this rank, not connected yet; `name`: of their groups. */
+/** Edges from stage to stage of a module with an end on this rank, not connected yet; `name`: of their groups. */
 async function stageEdges(
-	topology: Topology,
+	grid: Grid,
 	world: World,
-	shape: StepShape,
-	name: string,
-	rows: Pick<EdgeOptions, "width" | "dtype">,
+	{ name, ...rows }: Pick<EdgeOptions, "width" | "dtype" | "rank" | "inFlight"> & { readonly name: string },
+	virtualStages = 1,
 ): Promise<HeldEdge[]> {
-	const { stages, virtualStages, pipeline: module } = shape;
-	if (stages === 1 || !topology.language.contains(world.rank)) return [];
-	const ends = topology.language.coordinates(world.rank);
-	const line = Array.from({ length: stages }, (_, stage) => topology.stageEdge(stage));
+	const { name: module } = grid;
+	const { pipeline: stages } = grid.shape;
+	if (stages === 1 || !grid.contains(world.rank)) return [];
+	const ends = grid.coordinates(world.rank);
+	const line = Array.from({ length: stages }, (_, stage) => grid.stageEdge(stage));
 	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
-	const common = { ...rows, rank: world.rank, inFlight: inFlight(shape), counted: false };
+	const common = { ...rows, counted: false };
 	const groups = await directionGroups(world, name, pipeline);
 	return Array.from({ length: stages * virtualStages - 1 }, (_, from) => ({ from, layout: line[from % stages]! }))
 		.filter(({ layout }) => ranksOf(layout).includes(world.rank))
@@ -271,8 +291,9 @@ async function poolStages(
 	routers: Group,
 ): Promise<PooledStages | null> {
 	if (pooledCoefficient(language) === null) return null;
-	const rows = { width: language.moe.experts, dtype: "f32" as const };
-	return { routers, edges: connected(await stageEdges(topology, world, shape, `${shape.pipeline}.routers`, rows)) };
+	const common = { rank: world.rank, inFlight: inFlight(shape), name: `${shape.pipeline}.routers` };
+	const rows = { ...common, width: language.moe.experts, dtype: "f32" as const };
+	return { routers, edges: connected(await stageEdges(topology.language, world, rows, shape.virtualStages)) };
 }
 
 function connected(edges: HeldEdge[]): HeldEdge[] {
@@ -306,8 +327,8 @@ function participationOf(
 		policy: participation!.policy,
 		ranks: topology.encoders[index]!.lanes,
 		replica: encoder?.replica ?? null,
-		// Tensor-parallel ranks see the same images, so one of them votes.
-		votes: encoder?.groups.model.tp.rank === 0 ? sawImages(encoder.name) : () => 0,
+		// Tensor-parallel ranks and stages see the same images, so one of them votes.
+		votes: encoder?.groups.lane.rank === 0 ? sawImages(encoder.name) : () => 0,
 	};
 }
 

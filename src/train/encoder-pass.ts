@@ -1,13 +1,13 @@
 /**
- * One microbatch's pass through the encoder. It runs on a tape of its own, which is kept until the gradient of its rows arrives.
+ * One microbatch's pass through an encoder, or through a pipeline stage of it. It runs on a tape of its own, which is kept until the gradient of its rows arrives.
  */
 import { type ImageSet, type PlacedImages, patchTensor } from "../data/images.ts";
 import type { EncodeImages } from "../guests/guest.ts";
 import type { EncoderObserver } from "../models/tower.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { Rows } from "../parallel/index.ts";
-import type { Backward, Pass } from "../schedule/pass.ts";
-import { type Parameter, Tape, type Tensor, type WeightGradients } from "../tensor/index.ts";
+import type { Backward, Input, Pass } from "../schedule/pass.ts";
+import { GradientSlot, type Parameter, Tape, type Tensor, type WeightGradients } from "../tensor/index.ts";
 
 /** Options of an encoder pass. */
 export interface EncoderPassOptions {
@@ -23,22 +23,28 @@ export interface EncoderPassOptions {
 
 export class EncoderPass implements Pass {
 	readonly #tape: Tape;
-	/** Encoded rows of all images, [Σ rows, H]. */
+	/** Encoded rows of all images, [Σ rows, H], or the stream for the next stage. */
 	readonly output: Rows;
+	/** Gradient of the entered rows; null: not wanted. */
+	readonly #slot: GradientSlot | null = null;
 
-	/** Runs the encoder forward. */
+	/** Runs the encoder forward. `entered` (taken over): the stream of the stage before; null: the images' patches enter. */
 	constructor(
 		readonly encoder: EncoderModule,
 		images: PlacedImages,
 		private readonly options: EncoderPassOptions,
+		private readonly entered: Pick<Input, "rows" | "returns"> | null = null,
 	) {
 		const { device } = encoder;
-		const { onGradient } = options;
-		this.#tape = new Tape(device, { recording: options.training, ...(onGradient && { onGradient }) });
+		const { onGradient, training } = options;
+		this.#tape = new Tape(device, { recording: training, ...(onGradient && { onGradient }) });
+		if (training && entered?.returns) {
+			this.#slot = new GradientSlot(device, entered.rows.rows.shape, encoder.config.tower.dtype);
+		}
 		try {
 			const rows = this.#encode(images);
 			const rowsPerImage = images.grids.map((grid) => encoder.config.tower.rowsOf(grid));
-			this.output = { rows, rowsPerSample: rowsOfSamples(images, rowsPerImage) };
+			this.output = { rows, rowsPerSample: encoder.segment.hasHead ? rowsOfSamples(images, rowsPerImage) : [] };
 		} catch (error) {
 			this.#tape.discard();
 			throw error;
@@ -47,10 +53,11 @@ export class EncoderPass implements Pass {
 
 	/** Encodes `images`; rows in their order. */
 	#encode(images: PlacedImages): Tensor {
-		const { encoder, options } = this;
+		const { encoder, options, entered } = this;
 		const { observe, cropKey, encode } = options;
 		if (encode) return encode(this.#tape, images, { cropKey, observe });
-		using patches = patchTensor(encoder.device, encoder.config.tower, images);
+		using patches =
+			entered?.rows.rows.withGradient(this.#slot) ?? patchTensor(encoder.device, encoder.config.tower, images);
 		const { grids, indices } = images;
 		return encoder.forward(this.#tape, { patches, grids, indices, cropKey }, observe);
 	}
@@ -70,7 +77,7 @@ export class EncoderPass implements Pass {
 		if (slot && gradient) slot.accumulate(gradient);
 		else gradient?.[Symbol.dispose]();
 		this.#tape.backward(weightGradients);
-		return { finished: true, gradients: [] };
+		return { finished: true, gradients: [this.#slot?.take() ?? null] };
 	}
 
 	computeWeightGradients(): void {
@@ -79,6 +86,8 @@ export class EncoderPass implements Pass {
 
 	[Symbol.dispose](): void {
 		this.#tape.discard();
+		this.#slot?.clear();
+		this.entered?.rows.rows[Symbol.dispose]();
 		this.output.rows[Symbol.dispose]();
 	}
 }

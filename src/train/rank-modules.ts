@@ -1,18 +1,20 @@
 /** Builds a rank's part of each module with its process groups and gradient reduction. */
 import { HybridModel } from "../models/language/model.ts";
 import { rereadsEmbedding } from "../models/language/names.ts";
-import { segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
+import { type PipelineSegment, segmentsOf, segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import type { Module } from "../models/module.ts";
-import { EncoderModule } from "../models/vision/encoder.ts";
+import { EncoderModule, type EncoderParts } from "../models/vision/encoder.ts";
 import {
 	type BucketSize,
 	DataParallel,
 	type Grid,
+	type Group,
 	type ModuleGroups,
 	moduleGroups,
 	type Topology,
 	type World,
 } from "../parallel/index.ts";
+import { UserError } from "../system/errors.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** This rank's part of a module. */
@@ -60,12 +62,19 @@ export async function holdEncoders(
 					frozenTower: encoder.frozen.tower,
 					frozenProjector: encoder.frozen.projector,
 					parallel: groups.model,
+					segment: segmentOfStage(encoder.parts, groups.stages),
 					replicas: replicasOf(groups),
 				}),
 		});
 		if (one !== null) held.push(one);
 	}
 	return held;
+}
+
+/** The layers of an encoder's stage, in runs of equal lengths. Throws a UserError where the tower has no stages. */
+function segmentOfStage({ name, tower: { stream } }: EncoderParts, { rank, size }: Group): PipelineSegment {
+	if (size > 1 && stream === null) throw new UserError(`The tower of ${name} has no pipeline stages: allowed is pp 1.`);
+	return segmentsOf(new Array(size).fill((stream?.layers ?? 0) / size))[rank]!;
 }
 
 export async function holdLanguage(

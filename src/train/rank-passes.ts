@@ -9,7 +9,7 @@ import type { PooledLinks } from "../models/language/pooled-balancing.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { StepTimers } from "../observe/timers.ts";
 import { consecutive, type Edge } from "../parallel/index.ts";
-import type { Action, Actor, ScheduleShape } from "../schedule/actions.ts";
+import { type Action, type Actor, type Chunk, type ScheduleShape, sameChunk, trains } from "../schedule/actions.ts";
 import { execute, type HeldEdge } from "../schedule/execute.ts";
 import type { Input, ModulePasses } from "../schedule/pass.ts";
 import { actionsOf } from "../schedule/rank-actions.ts";
@@ -133,17 +133,22 @@ export class RankPasses {
 		turn = 0,
 	): Decoded | null {
 		const { encoders, language, edges, placeholders, shape } = this.parts;
-		const entering = edges.find(({ from }) => from.module !== shape.pipeline);
-		const images = entering?.edge;
-		for (const { name, module } of encoders) {
+		for (const { name, module, groups } of encoders) {
 			const { features, guests } = this.#begin([prompts], { dropoutKey: 0 }, false);
 			const about = { cropKey: 0, training: false, encode: encodingOf(guests, module, 0) };
-			using encoded = new EncoderPass(module, features.get(name)![0]!, about);
-			images!.sendForward(encoded.output, { returns: false });
+			const images = features.get(name)![0]!;
+			const own = (chunk: Chunk) => sameChunk(chunk, { module: name, index: groups.stages.rank });
+			const before = edges.find(({ to }) => own(to))?.edge;
+			const rows = before?.receiveForward([streamRows(module, images)], { returns: false });
+			using encoded = new EncoderPass(module, images, about, rows && { rows, returns: false });
+			edges.find(({ from }) => own(from))!.edge.sendForward(encoded.output, { returns: false });
 		}
+		const ofEncoders = edges.filter(({ from }) => from.module !== shape.pipeline);
+		const entering = ofEncoders.find(({ to }) => to.module === shape.pipeline);
+		const images = entering?.edge;
 		const enters = language?.chunks[0]?.segment.embeds === true && images !== undefined;
 		using rows = enters ? images.receiveForward(samplesFrom(images, prompts, turn), { returns: false }).rows : null;
-		images?.settle();
+		for (const { edge } of ofEncoders) edge.settle();
 		if (language === null) return null;
 		const imageTokenId = entering === undefined ? -1 : placeholders.get(entering.from.module)!;
 		const text = { ids: splitIds(prompts.text), rows, imageTokenId, ...(numbers && { numbers }) };
@@ -219,17 +224,22 @@ export class RankPasses {
 
 	#encoderPasses({ name, module }: HeldModule<EncoderModule>, common: Common): ModulePasses {
 		const { features, guests, context, observe, training, listen } = common;
-		const trains = training && this.parts.shape.encoders.some((one) => one.name === name && one.trains);
+		const images = features.get(name)!;
 		return {
-			begin: (_, index) =>
-				new EncoderPass(module, features.get(name)![index]!, {
-					cropKey: context.dropoutKey,
-					training: trains,
-					encode: encodingOf(guests, module, index),
-					observe: observe && ((value, tensor) => observe(`${name}.${value}`, tensor, index)),
-					...listen(index),
-				}),
-			expected: () => [],
+			begin: (chunk, index, [entered = null]) =>
+				new EncoderPass(
+					module,
+					images[index]!,
+					{
+						cropKey: context.dropoutKey,
+						training: training && trains(this.parts.shape, { module: name, index: chunk }),
+						encode: encodingOf(guests, module, index),
+						observe: observe && ((value, tensor) => observe(`${name}.${value}`, tensor, index)),
+						...listen(index),
+					},
+					entered,
+				),
+			expected: (_, index) => [streamRows(module, images[index]!)],
 		};
 	}
 
@@ -296,6 +306,11 @@ function firstOf<Answer>(
 
 function encodingOf(guests: readonly StepGuest[], encoder: EncoderModule, microbatch: number): EncodeImages | null {
 	return firstOf(guests, (guest) => guest.encode?.(encoder, microbatch));
+}
+
+/** Rows of the stream that the stage before sends of `images`. */
+function streamRows({ config: { tower } }: EncoderModule, { grids }: PlacedImages): number {
+	return grids.reduce((sum, grid) => sum + tower.stream!.rowsOf(grid), 0);
 }
 
 function disposing(guests: readonly StepGuest[]): Disposable {

@@ -11,7 +11,7 @@ import { loggedSteps } from "./small-run.ts";
 const folder = mkdtempSync(join(tmpdir(), "mimo-vision-language-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-const small = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 2 --adam-eps 1e-6 --log-interval 1 ${deviceFlags}`;
+const small = `--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 2 --vision-hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --lr-warmup-iters 0 --train-iters 2 --adam-eps 1e-6 --log-interval 1 ${deviceFlags}`;
 
 function train(name: string, ...flags: string[]) {
 	const log = join(folder, `${name}.jsonl`);
@@ -141,7 +141,7 @@ describe("captions of held-out pictures", () => {
 		["one process", "--llm-offset 0 --num-workers 2"],
 		["tensor-parallel encoder, data- and expert-parallel language model", "--encoder-tp 2 --llm-dp 2 --llm-ep 2"],
 		["two encoder lanes, two language lanes in tensor parallel", "--encoder-dp 2 --llm-dp 2 --llm-tp 2"],
-		["two encoder lanes, two pipelines of three stages", "--encoder-dp 2 --llm-dp 2 --llm-pp 3"],
+		["two encoder lanes of two stages, two pipelines of three", "--encoder-dp 2 --encoder-pp 2 --llm-dp 2 --llm-pp 3"],
 	] as const;
 	const data = captions(scratch, "captions", [20, 10, 12], "2,1,0");
 	const outputs = layouts.map(([name, layout]) =>

@@ -146,8 +146,14 @@ test("B: fan-in and pipeline stages", () => {
 			destinationRanks: [10, 11],
 		},
 	]);
-	expect(topology.stageEdge(0)).toEqual({ from: parseGroups("[8,9][10,11]"), to: parseGroups("[12,13][14,15]") });
-	expect(topology.stageEdge(1)).toEqual({ from: parseGroups("[12,13][14,15]"), to: parseGroups("[8,9][10,11]") });
+	expect(topology.language.stageEdge(0)).toEqual({
+		from: parseGroups("[8,9][10,11]"),
+		to: parseGroups("[12,13][14,15]"),
+	});
+	expect(topology.language.stageEdge(1)).toEqual({
+		from: parseGroups("[12,13][14,15]"),
+		to: parseGroups("[8,9][10,11]"),
+	});
 	expect(encoderMicroBatchSize(configuration)).toBe(1);
 });
 

@@ -68,7 +68,9 @@ test("fan-out and fan-in", () => {
 });
 
 test("a mistake is named with its piece and position", () => {
-	expect(refusal("pp2+1")).toBe('Layout "pp2+1": pp2 at position 1: the encoder has no pipeline stages.');
+	expect(refusal("pp2|pp2")).toBe(
+		'Layout "pp2|pp2": pp2 at position 1: an encoder in pipeline stages needs ranks of its own (+).',
+	);
 	expect(refusal("dp2|tp2dp2")).toContain(
 		"tp2dp2 at position 5: 4 ranks of the language model are not the encoder's 2",
 	);

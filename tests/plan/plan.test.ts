@@ -202,7 +202,7 @@ test("a step is the slower module's work and the pipeline's ends", async () => {
 		},
 		lateWeightGradients: false,
 		overlap: null,
-		encoders: [{ name: "radio_encoder", colocated: false, trains: true }],
+		encoders: [{ name: "radio_encoder", colocated: false, trains: [true] }],
 	};
 	const cores: Rates = { ...machine.rates, cores: 1, threads: 1 };
 	const crowded = estimateStep(plan.modules, { rates: cores, ranksPerHost: 8, shape, together: () => null });

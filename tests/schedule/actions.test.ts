@@ -6,6 +6,7 @@ import {
 	actorsOf,
 	chunkName,
 	describeAction,
+	type EncoderShape,
 	isWork,
 	type PassAction,
 	type ScheduleShape,
@@ -20,7 +21,8 @@ import { randomValues } from "../support.ts";
 setDefaultTimeout(60_000);
 
 const languageChunk = (index: number) => ({ module: "language", index });
-const chunkOf = (name: string) => ({ module: name, index: 0 });
+/** The chunks of an encoder. */
+const chunksOf = ({ name, trains }: EncoderShape) => trains.map((_, index) => ({ module: name, index }));
 
 /** Random whole numbers that repeat. */
 function numbers(seed: number): (least: number, most: number) => number {
@@ -33,9 +35,13 @@ function randomShapes(count: number, seed: number): ScheduleShape[] {
 	const next = numbers(seed);
 	return Array.from({ length: count }, () => {
 		const stages = next(1, 6);
-		const encoders = ["vision", "audio", "depth"].slice(0, next(0, 3)).map((name) => ({
-			...{ name, colocated: next(0, 1) === 0, trains: next(0, 3) > 0 },
-		}));
+		const encoders = ["vision", "audio", "depth"].slice(0, next(0, 3)).map((name) => {
+			const [colocated, trained] = [next(0, 1) === 0, next(0, 3) > 0];
+			const stages = colocated ? 1 : next(1, 3);
+			// A frozen tower leaves its last stage, with the projector, to train.
+			const first = next(0, 3) > 0 ? 0 : stages - 1;
+			return { name, colocated, trains: Array.from({ length: stages }, (_, stage) => trained && stage >= first) };
+		});
 		const virtualStages = stages === 1 ? 1 : next(1, 4);
 		const blocks = () => Array.from({ length: next(0, 4) }, () => next(0, 1) === 0);
 		const exchanges = Array.from({ length: stages * virtualStages }, blocks);
@@ -88,11 +94,20 @@ const lines = ["rows", "the gradient of rows"].flatMap((what) =>
 
 /** Ranks of a stage, and ranks that a microbatch's rows go to. */
 function holds(shape: ScheduleShape, actor: Actor): string[] {
-	if (typeof actor === "string") return [chunkName(chunkOf(actor))];
+	if (typeof actor === "string") {
+		const [, name, stage = "0"] = /^(\w+)(?: stage (\d))?$/.exec(actor)!;
+		return [`${name}.${stage}`];
+	}
 	const own = Array.from({ length: shape.virtualStages }, (_, virtual) =>
 		chunkName(languageChunk(virtual * shape.stages + actor)),
 	);
-	return [...shape.encoders.filter(({ colocated }) => colocated).map(({ name }) => chunkName(chunkOf(name))), ...own];
+	return [
+		...shape.encoders
+			.filter(({ colocated }) => colocated)
+			.flatMap(chunksOf)
+			.map(chunkName),
+		...own,
+	];
 }
 
 describe("over random shapes", () => {
@@ -102,7 +117,11 @@ describe("over random shapes", () => {
 		for (const shape of shapes) {
 			for (const { actor, actions } of listsOf(shape)) {
 				const passes = passesOf(actions);
-				const frozen = shape.encoders.filter(({ trains }) => !trains).map(({ name }) => chunkName(chunkOf(name)));
+				const frozen = shape.encoders.flatMap((one) =>
+					chunksOf(one)
+						.filter(({ index }) => !one.trains[index])
+						.map(chunkName),
+				);
 				const wanted = holds(shape, actor).flatMap((chunk) => {
 					const ways = shape.forwardOnly || frozen.includes(chunk) ? [] : ["backward"];
 					return ["forward", ...ways].map((kind) => `${kind} ${chunk}`);
@@ -254,10 +273,12 @@ describe("over random shapes", () => {
 			for (const { actor, actions } of listsOf(shape)) {
 				const passes = passesOf(actions);
 				const first = mostInFlight(passesOf(actionsOf(shape, 0)), languageChunk(0));
-				for (const { name, trains } of shape.encoders) {
-					if (!trains || !holds(shape, actor).includes(chunkName(chunkOf(name)))) continue;
-					const ahead = actor === name ? 2 : stages - 1;
-					expect(mostInFlight(passes, chunkOf(name))).toBeLessThanOrEqual(first + ahead);
+				for (const { colocated, trains, ...encoder } of shape.encoders) {
+					for (const chunk of chunksOf({ colocated, trains, ...encoder })) {
+						if (!trains[chunk.index] || !holds(shape, actor).includes(chunkName(chunk))) continue;
+						const ahead = colocated ? stages - 1 : 2 + trains.length - 1 - chunk.index;
+						expect(mostInFlight(passes, chunk)).toBeLessThanOrEqual(first + ahead);
+					}
 				}
 				if (typeof actor === "string") continue;
 				// The warm-up's passes and one more; a group has at most P − 1 microbatches beyond G.
@@ -277,7 +298,7 @@ describe("over random shapes", () => {
 
 	test("messages that are on their way at once are fewer than a sender may have", () => {
 		for (const shape of shapes.filter(
-			({ forwardOnly, encoders }) => !forwardOnly && encoders.every(({ trains }) => trains),
+			({ forwardOnly, encoders }) => !forwardOnly && encoders.every(({ trains }) => trains.every(Boolean)),
 		)) {
 			const most = inFlight(shape);
 			const backward = shape.lateWeightGradients ? 1 : 2;
@@ -379,17 +400,28 @@ describe("idle shares are those of the formula", () => {
 	});
 });
 
-test("an encoder beside a model of one stage is two microbatches ahead", () => {
+test("an encoder beside a model of one stage is two microbatches ahead, and each stage before its last one more", () => {
 	const shape = {
 		...{ microbatches: 4, pipeline: "language", stages: 1, virtualStages: 1, groupSize: 1, forwardOnly: false },
 		lateWeightGradients: false,
 		overlap: null,
-		encoders: [{ name: "encoder", colocated: false, trains: true }],
+		encoders: [{ name: "encoder", colocated: false, trains: [true] }],
 	};
-	const letters = (actor: Actor) =>
-		passesOf(actionsOf(shape, actor))
+	const letters = (actor: Actor, encoders: readonly EncoderShape[] = shape.encoders) =>
+		passesOf(actionsOf({ ...shape, encoders }, actor))
 			.map(({ kind, microbatch }) => `${kind === "forward" ? "F" : "B"}${microbatch}`)
 			.join(" ");
 	expect(letters("encoder")).toBe("F0 F1 F2 B0 F3 B1 B2 B3");
 	expect(letters(0)).toBe("F0 B0 F1 B1 F2 B2 F3 B3");
+	const two = (...trains: boolean[]) => [{ name: "encoder", colocated: false, trains }];
+	expect(letters("encoder stage 0", two(true, true))).toBe("F0 F1 F2 F3 B0 B1 B2 B3");
+	expect(letters("encoder stage 1", two(true, true))).toBe("F0 F1 F2 B0 F3 B1 B2 B3");
+	// A frozen tower with a projector that trains.
+	expect(letters("encoder stage 0", two(false, true))).toBe("F0 F1 F2 F3");
+	const kinds = actionsOf({ ...shape, encoders: two(false, true) }, "encoder stage 1").map(({ kind }) => kind);
+	const forward = "receive forward send";
+	const backward = "receive backward";
+	expect(kinds.join(" ")).toBe(
+		[forward, forward, forward, backward, forward, backward, backward, backward, "reduce"].join(" "),
+	);
 });

@@ -251,6 +251,7 @@ const prefetchConditions: readonly (readonly [what: string, holds: (c: TrainingC
 	["freeze-vit", (c) => c.freezeVit],
 	["a projector that trains (no freeze-projection)", (c) => !c.freezeProjection],
 	["encoder-tp 1", (c) => c.encoderTp === 1],
+	["encoder-pp 1", (c) => c.encoderPp === 1],
 	["encoder-balance number", (c) => c.encoderBalance === "number"],
 ];
 

@@ -2,7 +2,7 @@
  * Checks of the layout of ranks (docs/spec/runtime.md §1.3): spans of modules, divisors of sizes, batches over data lanes.
  */
 import { counted } from "../../system/counted.ts";
-import { dataLanes, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
+import { dataLanes, encoderRanks, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
 import { hasLayer, type LayerKind, pipelineObjection } from "../hybrid-pattern.ts";
 import { moduleRanks } from "../modules.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
@@ -36,7 +36,7 @@ const spansMeet: Check = (c) => {
 		return unless(c.llmOffset === others, "llm-offset", `allowed is ${others}${others > 0 ? "," : ""} ${why}`);
 	}
 	if (sharesRanks(c)) return null;
-	const end = c.encoderTp * c.encoderDp + others;
+	const end = encoderRanks(c) + others;
 	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
 	const trouble =
 		c.llmOffset < end
@@ -45,7 +45,7 @@ const spansMeet: Check = (c) => {
 	return unless(
 		c.llmOffset === end,
 		"llm-offset",
-		`allowed is encoder-tp × encoder-dp${others > 0 ? " and the ranks of modules" : ""} (${end}), or ${others} where both modules have equally many ranks: ${trouble}`,
+		`allowed is encoder-tp × encoder-dp${c.encoderPp > 1 ? " × encoder-pp" : ""}${others > 0 ? " and the ranks of modules" : ""} (${end}), or ${others} where both modules have equally many ranks: ${trouble}`,
 	);
 };
 
@@ -212,6 +212,19 @@ export const layoutChecks: readonly Check[] = [
 				c.evalMicroBatchSize !== c.microBatchSize,
 			],
 		],
+	),
+	(c) =>
+		unless(
+			c.encoderPp === 1 || (hasEncoder(c) && !sharesRanks(c)),
+			"encoder-pp",
+			"allowed is 1 without an encoder on ranks of its own",
+		),
+	(c) =>
+		unless(c.encoderPp === 1 || c.encoderBalance === "number", "encoder-pp", "above 1 it needs encoder-balance number"),
+	cuts(
+		"encoder-pp",
+		(c) => c.encoderPp,
+		(c) => [["vision-num-layers", c.visionNumLayers, hasEncoder(c)]],
 	),
 	cuts(
 		"encoder-tp",

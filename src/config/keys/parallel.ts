@@ -7,6 +7,7 @@ export const parallelKeys = {
 	"llm-only": off("Train without the encoder.", { model: "language model" }),
 	"encoder-tp": defaulting(size, 1, "Tensor-parallel size of the encoder.", { megatron: "2" }),
 	"encoder-dp": defaulting(size, 1, "Data-parallel size of the encoder.", { megatron: "2" }),
+	"encoder-pp": defaulting(size, 1, "Pipeline stages of the encoder, on ranks of its own.", { megatron: "1" }),
 	modules: defaulting(
 		records,
 		[],
@@ -15,7 +16,7 @@ export const parallelKeys = {
 	),
 	"llm-offset": derived(
 		integer(0),
-		"encoder-tp × encoder-dp and the ranks of modules; 0 without an encoder, and in a training with one rank a module where one GPU is visible",
+		"encoder-tp × encoder-dp × encoder-pp and the ranks of modules; 0 without an encoder, and in a training with one rank a module where one GPU is visible",
 		"First rank of the language model; 0 puts both modules on the same ranks if they have equally many.",
 		{ megatron: "4" },
 	),
@@ -85,6 +86,16 @@ export const parallelKeys = {
 
 /** Keys of the grids: which ranks hold which modules and parts. */
 export const gridKeys = [
-	...(["encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-dp", "llm-ep", "llm-pp", "llm-expt-tp"] as const),
+	...([
+		"encoder-tp",
+		"encoder-dp",
+		"encoder-pp",
+		"llm-offset",
+		"llm-tp",
+		"llm-dp",
+		"llm-ep",
+		"llm-pp",
+		"llm-expt-tp",
+	] as const),
 	...(["tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards"] as const),
 ] satisfies readonly (keyof typeof parallelKeys)[];

@@ -73,7 +73,7 @@ export const visionKeys = {
 	"freeze-projection": off("Do not train the projector.", { model: false }),
 	"encoder-balance": derived(
 		choice(["number", "cost"]),
-		"cost, but number with mimo-encoder-prefetch",
+		"cost, but number with mimo-encoder-prefetch or encoder-pp above 1",
 		"number: the encoder's data-parallel ranks get equally many samples; cost: images with about equally many operations.",
 		{ model: false },
 	),

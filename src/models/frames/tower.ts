@@ -20,7 +20,8 @@ export function frameTower({ name, frameWidth, hiddenSize, initMethodStd, dtype 
 		dtype,
 		patchWidth: frameWidth,
 		outputWidth: hiddenSize,
-		parameters: [
+		stream: null,
+		parameters: () => [
 			{
 				name: weight,
 				shape: [hiddenSize, frameWidth],

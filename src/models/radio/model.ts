@@ -13,11 +13,12 @@ import {
 	type Tape,
 	type Tensor,
 } from "../../tensor/index.ts";
+import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { EncoderObserver } from "../tower.ts";
 import { outputWidth, type RadioConfig } from "./config.ts";
 import { radioLayer } from "./layer.ts";
 import { radioLayerPrefix, radioPrefix } from "./names.ts";
-import type { PackedImages } from "./packing.ts";
+import type { PackedEmbedding, PackedImages } from "./packing.ts";
 
 export class RadioModel {
 	constructor(
@@ -25,15 +26,18 @@ export class RadioModel {
 		/** Ranks that cut the tower. */
 		readonly tp: Group,
 		private readonly parameters: { get(name: string): Parameter },
+		private readonly segment: PipelineSegment,
 	) {}
 
 	/**
-	 * patches_N(3p²) → features, [packed.rows, outputWidth]. At least one image. Observed are "embedder", "decoder_input", "layer.0" …,
-	 * "radio_out" and "encoder_out".
+	 * patches_N(3p²) → features, [packed.rows, outputWidth]. A segment behind the first takes the stream, [tokens, hiddenSize], and one
+	 * before the last gives it. At least one image. Observed are "embedder", "decoder_input", "layer.0" …, "radio_out" and "encoder_out".
 	 */
-	forward(tape: Tape, patches: Tensor, packed: PackedImages, observe?: EncoderObserver): Tensor {
-		using first = this.#embed(tape, patches, packed, observe);
+	forward(tape: Tape, entered: Tensor, packed: PackedImages, observe?: EncoderObserver): Tensor {
+		const { embedding } = packed;
+		using first = embedding === null ? entered.share() : this.#embed(tape, entered, embedding, observe);
 		using last = this.#layers(tape, first, packed, observe);
+		if (!this.segment.hasHead) return last.written().share();
 		using normed = this.#finalNorm(tape, last);
 		observe?.("radio_out", normed);
 		const shape = [packed.rows, outputWidth(this.config)];
@@ -42,7 +46,7 @@ export class RadioModel {
 		return features;
 	}
 
-	#embed(tape: Tape, patches: Tensor, packed: PackedImages, observe: EncoderObserver | undefined): Tensor {
+	#embed(tape: Tape, patches: Tensor, packed: PackedEmbedding, observe: EncoderObserver | undefined): Tensor {
 		tape.begin("encoder.embedding");
 		using part = linear(tape, patches, this.#parameter("embedder.weight"));
 		using embedded = gatherColumns(tape, part, this.tp);
@@ -54,7 +58,7 @@ export class RadioModel {
 		return stream.share();
 	}
 
-	#addClassTokens(tape: Tape, patches: Tensor, packed: PackedImages): Tensor {
+	#addClassTokens(tape: Tape, patches: Tensor, packed: PackedEmbedding): Tensor {
 		if (this.config.classTokens === 0) return patches.share();
 		using base = spmm(tape, packed.patches, patches);
 		return spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
@@ -62,7 +66,7 @@ export class RadioModel {
 
 	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: EncoderObserver | undefined): ResidualSum {
 		let x = ResidualSum.of(first);
-		for (let index = 0; index < this.config.layers; index++) {
+		for (let index = this.segment.begin; index < this.segment.end; index++) {
 			using previous = x;
 			tape.begin(`encoder.layer.${index}`);
 			const weights = (name: string) => this.parameters.get(radioLayerPrefix(index) + name);

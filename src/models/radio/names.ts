@@ -3,6 +3,7 @@
  * (docs/spec/vision.md §1.2).
  */
 import type { Shard } from "../../parallel/index.ts";
+import { wholeModel } from "../language/pipeline-segments.ts";
 import { withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
 import { patchWidth, type RadioConfig } from "./config.ts";
@@ -25,8 +26,19 @@ function normal(standardDeviation: number): Initialisation {
 	return { kind: "normal", standardDeviation };
 }
 
-/** All parameters in forward order. */
-export function radioParameters(config: RadioConfig): ParameterSpec[] {
+/** All parameters of a segment in forward order; default: of all of the tower. */
+export function radioParameters(config: RadioConfig, segment = wholeModel(config.layers)): ParameterSpec[] {
+	const specs = segment.embeds ? embeddingParameters(config) : [];
+	for (let layer = segment.begin; layer < segment.end; layer++) {
+		const layerSpecs = withAdapters(layerParameters(config), config.lora);
+		specs.push(...layerSpecs.map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
+	}
+	if (segment.hasHead && config.finalLayerNorm)
+		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", config.hiddenSize));
+	return specs.map((spec) => ({ ...spec, name: radioPrefix + spec.name }));
+}
+
+function embeddingParameters(config: RadioConfig): ParameterSpec[] {
 	const { hiddenSize: c, positionTable: table } = config;
 	const specs: ParameterSpec[] = [
 		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
@@ -40,13 +52,7 @@ export function radioParameters(config: RadioConfig): ParameterSpec[] {
 	if (config.classTokens > 0) {
 		specs.push({ name: "class_token", shape: [config.classTokens, c], initialisation: normal(1), shard: replicated });
 	}
-	for (let layer = 0; layer < config.layers; layer++) {
-		const layerSpecs = withAdapters(layerParameters(config), config.lora);
-		specs.push(...layerSpecs.map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
-	}
-	if (config.finalLayerNorm)
-		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", c));
-	return specs.map((spec) => ({ ...spec, name: radioPrefix + spec.name }));
+	return specs;
 }
 
 function normParameters(weight: string, bias: string, width: number): ParameterSpec[] {

@@ -6,21 +6,28 @@
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../system/errors.ts";
 import { pickRows, Sequences, SparseMatrix, type SparseOutline } from "../../tensor/index.ts";
+import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { PatchGrid } from "../tower.ts";
 import { outputRows, type RadioConfig } from "./config.ts";
 import { type PositionCrop, positionMatrix } from "./positions.ts";
 
-/** A microbatch's images in the tower's rows, and the sparse matrices that move rows to their places. */
-export class PackedImages implements Disposable {
-	/** Images with their class tokens. */
-	readonly sequences: Sequences;
+/** The matrices that make the stream. */
+export interface PackedEmbedding {
 	/** Table of positions → patches. */
 	readonly positions: SparseMatrix;
 	/** Patches → stream. */
 	readonly patches: SparseMatrix;
 	/** Class tokens → stream. */
 	readonly classTokens: SparseMatrix;
-	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream. */
+}
+
+/** A microbatch's images in the tower's rows, and the sparse matrices that move rows to their places. */
+export class PackedImages implements Disposable {
+	/** Images with their class tokens. */
+	readonly sequences: Sequences;
+	/** null: the stage before makes the stream. */
+	readonly embedding: PackedEmbedding | null;
+	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream, or the next stage's. */
 	readonly output: SparseMatrix | null;
 	/** Rows the tower gives for every image. */
 	readonly rowsPerImage: readonly number[];
@@ -31,6 +38,7 @@ export class PackedImages implements Disposable {
 		config: RadioConfig,
 		readonly grids: readonly PatchGrid[],
 		crops: readonly PositionCrop[] | null,
+		{ embeds, hasHead }: Pick<PipelineSegment, "embeds" | "hasHead">,
 	) {
 		for (const [image, grid] of grids.entries()) checkGrid(config, grid, image);
 		const patches = grids.map(({ rows, columns }) => rows * columns);
@@ -40,19 +48,21 @@ export class PackedImages implements Disposable {
 		);
 		this.rowsPerImage = grids.map((grid) => outputRows(config, grid));
 		const { positionTable, hiddenSize } = config;
-		this.positions = new SparseMatrix(
-			device,
-			positionMatrix(positionTable, grids, { ...config.positions, width: hiddenSize }, crops),
-		);
 		const all = patches.reduce((sum, count) => sum + count, 0);
 		const { tokens } = this.sequences;
 		const stream = streamMatrices(config.classTokens, patches, all);
-		this.patches = new SparseMatrix(device, stream.patches);
-		this.classTokens = new SparseMatrix(device, stream.classTokens);
+		const positions = { ...config.positions, width: hiddenSize };
+		this.embedding = embeds
+			? {
+					positions: new SparseMatrix(device, positionMatrix(positionTable, grids, positions, crops)),
+					patches: new SparseMatrix(device, stream.patches),
+					classTokens: new SparseMatrix(device, stream.classTokens),
+				}
+			: null;
 		const dropped = config.dropClassTokens && config.classTokens > 0;
 		const make = () => pickRows(outputOrder(config, grids), tokens);
 		this.output =
-			config.pixelShuffle || dropped
+			hasHead && (config.pixelShuffle || dropped)
 				? new SparseMatrix(device, { rows: all, columns: tokens, entries: all, weighted: false, make })
 				: null;
 	}
@@ -62,8 +72,8 @@ export class PackedImages implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.sequences, this.positions, this.patches, this.classTokens]) owned[Symbol.dispose]();
-		this.output?.[Symbol.dispose]();
+		for (const owned of [this.sequences, ...Object.values(this.embedding ?? {}), this.output])
+			owned?.[Symbol.dispose]();
 	}
 }
 

@@ -22,18 +22,23 @@ function radioTower(config: RadioConfig): Tower {
 		dtype: config.dtype,
 		patchWidth: patchWidth(config),
 		outputWidth: outputWidth(config),
-		parameters: radioParameters(config),
+		stream: {
+			layers: config.layers,
+			width: config.hiddenSize,
+			rowsOf: ({ rows, columns }) => config.classTokens + rows * columns,
+		},
+		parameters: (segment) => radioParameters(config, segment),
 		lora: config.lora,
 		rowsOf: (grid) => outputRows(config, grid),
 		workOf: (grid) => radioWork(config, grid),
-		forward(tape, { device, tp, parameters }, { patches, grids, random }, observe) {
+		forward(tape, { device, tp, parameters, segment }, { patches, grids, random }, observe) {
 			// Random windows of the position table; without them the whole table is used (docs/spec/vision.md §1.8).
 			const crops =
 				random !== null && mode === "cpe" && randomCrop
 					? random.indices.map((index) => cropOfImage(random.key, index))
 					: null;
-			using packed = new PackedImages(device, config, grids, crops);
-			return new RadioModel(config, tp, parameters).forward(tape, patches, packed, observe);
+			using packed = new PackedImages(device, config, grids, crops, segment);
+			return new RadioModel(config, tp, parameters, segment).forward(tape, patches, packed, observe);
 		},
 	};
 }

@@ -11,6 +11,7 @@ import {
 	placeOf,
 } from "../../parallel/index.ts";
 import { Tape, Tensor } from "../../tensor/index.ts";
+import { type PipelineSegment, wholeModel } from "../language/pipeline-segments.ts";
 import { isAdapterName } from "../lora.ts";
 import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
@@ -38,7 +39,7 @@ export interface EncoderParts {
 }
 
 export interface EncoderInput {
-	/** Patches of all items, [Σ rows · columns, patchWidth], f32 or the encoder's dtype. */
+	/** Patches of all items, [Σ rows · columns, patchWidth], f32 or the encoder's dtype; behind the first stage the stream before. */
 	readonly patches: Tensor;
 	readonly grids: readonly PatchGrid[];
 	/** Philox key of the step's random choices, such as crops of the position table. */
@@ -51,6 +52,8 @@ export class EncoderModule implements Module {
 	readonly #parameters: ModuleParameters;
 	/** Default: no model parallelism. */
 	readonly parallel: ModelParallel;
+	/** This rank's part of the tower; the projector follows its last segment. */
+	readonly segment: PipelineSegment;
 
 	constructor(
 		readonly device: Device,
@@ -59,6 +62,8 @@ export class EncoderModule implements Module {
 			readonly frozenTower: boolean;
 			readonly frozenProjector: boolean;
 			readonly parallel?: ModelParallel;
+			/** Default: all of the tower. */
+			readonly segment?: PipelineSegment;
 			/** Data-parallel replicas; default 1. */
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Gradient buckets; default: one buffer for each kind. */
@@ -70,8 +75,9 @@ export class EncoderModule implements Module {
 			throw new RangeError(`A projector of ${projector.inputSize} inputs cannot read ${tower.outputWidth} features.`);
 		}
 		this.parallel = options.parallel ?? noModelParallel("encoder", 0);
+		this.segment = options.segment ?? wholeModel(tower.stream?.layers ?? 0);
 		const ofProjector = projectorParameters(projector, encoder);
-		const specs = [...tower.parameters, ...ofProjector];
+		const specs = [...tower.parameters(this.segment), ...(this.segment.hasHead ? ofProjector : [])];
 		const projectorNames = new Set(ofProjector.map(({ name }) => name));
 		this.#parameters = new ModuleParameters(device, specs, placeOf(this.parallel), {
 			...(options.replicas ? { replicas: options.replicas } : {}),
@@ -90,9 +96,10 @@ export class EncoderModule implements Module {
 		return this.#parameters.set;
 	}
 
-	/** Width of the rows. */
+	/** Width of the rows that this rank's stage gives. */
 	get width(): number {
-		return this.config.projector.outputSize;
+		const { tower, projector } = this.config;
+		return this.segment.hasHead ? projector.outputSize : tower.stream!.width;
 	}
 
 	/** Draws initial values from `seed`. */
@@ -106,7 +113,7 @@ export class EncoderModule implements Module {
 	}
 
 	/**
-	 * Rows_RH of all items in order, on each tensor-parallel rank. Without items there are no rows and no parameter is used (all
+	 * Rows_RH of all items in order, on each tensor-parallel rank; before the last stage, its stream. Without items there are no rows and no parameter is used (all
 	 * ranks of a tensor-parallel group see the same items).
 	 */
 	forward(tape: Tape, { patches, grids, cropKey, indices }: EncoderInput, observe?: EncoderObserver): Tensor {
@@ -115,7 +122,7 @@ export class EncoderModule implements Module {
 		// A frozen tower makes no random choices.
 		const random = tape.training && !this.options.frozenTower ? { key: cropKey, indices } : null;
 		using features = tower.forward(tape, this.#place, { patches, grids, random }, observe);
-		return this.project(tape, features, observe);
+		return this.segment.hasHead ? this.project(tape, features, observe) : features.share();
 	}
 
 	/** The frozen tower's features, before the projector, of at least one item. */
@@ -133,7 +140,7 @@ export class EncoderModule implements Module {
 	}
 
 	get #place() {
-		return { device: this.device, tp: this.parallel.tp, parameters: this.#parameters };
+		return { device: this.device, tp: this.parallel.tp, parameters: this.#parameters, segment: this.segment };
 	}
 
 	[Symbol.dispose](): void {

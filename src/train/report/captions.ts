@@ -60,7 +60,7 @@ export async function readCaptions(run: Run, source: CaptionSource): Promise<Cap
 	// Tensor-parallel ranks and stages hold the same captions, so one of them reports.
 	const speaks = run.languageGroups?.lane.rank === 0;
 	const lane = place.textLane ?? place.lanes[0]!;
-	const draws = run.encoder !== null && place.lanes[0] === 0;
+	const draws = run.encoder?.segment.embeds === true && place.lanes[0] === 0;
 	const part: Part = {
 		lane,
 		captions: speaks ? decoded.map((ids) => source.decode(ids)) : [],

@@ -107,7 +107,7 @@ export const rowTransports = {
 
 function encoderText(c: TrainingConfiguration, millions: (count: number) => string): string {
 	const { name, tower, projector } = visionEncoder(encoderConfig(c));
-	const specs = [...tower.parameters, ...projectorParameters(projector, name)];
+	const specs = [...tower.parameters(), ...projectorParameters(projector, name)];
 	const count = (wanted: (name: string) => boolean) =>
 		specs.reduce((sum, { name, shape }) => (wanted(name) ? sum + elementCount(shape) : sum), 0);
 	const adapters = count(isAdapterName);

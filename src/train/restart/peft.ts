@@ -62,7 +62,7 @@ export function requirePeftNames(c: TrainingConfiguration): void {
 	const weights = adapted(hybridParameters(config), config.lora);
 	if (hasEncoder(c)) {
 		const { name, tower, projector } = visionEncoder(encoderConfig(c));
-		weights.push(...adapted(tower.parameters, tower.lora));
+		weights.push(...adapted(tower.parameters(), tower.lora));
 		weights.push(...adapted(projectorParameters(projector, name), projector.lora));
 	}
 	peftCorrespondence(weights, c.loraRank!, adaptedModelOf(c), spellingOf(c), `--save-peft ${c.savePeft}`);

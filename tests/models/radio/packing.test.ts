@@ -6,6 +6,7 @@ import type { Device } from "../../../src/native/device.ts";
 import { testDevice } from "../../support.ts";
 import { tinyTower } from "./tower.ts";
 
+const whole = { embeds: true, hasHead: true };
 let device: Device;
 beforeAll(async () => {
 	device = await testDevice();
@@ -14,7 +15,7 @@ afterAll(() => device[Symbol.dispose]());
 
 /** Rows of the stream that become output rows, without those of class tokens. */
 function order(config: RadioConfig, rows: number, columns: number): number[] {
-	using packed = new PackedImages(device, config, [{ rows, columns }], null);
+	using packed = new PackedImages(device, config, [{ rows, columns }], null, whole);
 	return [...packed.output!.host.column].map((row) => row - config.classTokens);
 }
 
@@ -38,25 +39,26 @@ test("boundaries count the class tokens of every image", () => {
 		{ rows: 4, columns: 6 },
 		{ rows: 2, columns: 2 },
 	];
-	using eight = new PackedImages(device, { ...tinyTower, classTokens: 8 }, grids, null);
+	using eight = new PackedImages(device, { ...tinyTower, classTokens: 8 }, grids, null, whole);
 	expect([...eight.sequences.cuSeqlens.toInt32()]).toEqual([0, 16, 48, 60]);
 	expect(eight.sequences.maxSeqlen).toBe(32);
 	expect(eight.rowsPerImage).toEqual([2, 6, 1]);
 	expect(eight.rows).toBe(9);
-	using ten = new PackedImages(device, { ...tinyTower, classTokens: 10 }, grids, null);
+	using ten = new PackedImages(device, { ...tinyTower, classTokens: 10 }, grids, null, whole);
 	expect([...ten.sequences.cuSeqlens.toInt32()]).toEqual([0, 18, 52, 66]);
 	using kept = new PackedImages(
 		device,
 		{ ...tinyTower, classTokens: 8, pixelShuffle: false, dropClassTokens: false },
 		grids,
 		null,
+		whole,
 	);
 	expect(kept.rowsPerImage).toEqual([16, 32, 12]);
 	expect(kept.output).toBeNull();
 });
 
 test("what pixel shuffle cannot join is refused by name", () => {
-	const pack = (rows: number, columns: number) => new PackedImages(device, tinyTower, [{ rows, columns }], null);
+	const pack = (rows: number, columns: number) => new PackedImages(device, tinyTower, [{ rows, columns }], null, whole);
 	expect(() => pack(3, 4)).toThrow("Image 0 has 3 × 4 patches; pixel shuffle needs an even number");
 	expect(() => pack(0, 4)).toThrow("Image 0 has 0 × 4 patches; both must be whole and positive.");
 	expect(() => checkRadioConfig({ ...tinyTower, dropClassTokens: false })).toThrow("--disable-vision-class-token");

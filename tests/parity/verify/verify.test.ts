@@ -50,8 +50,17 @@ async function reportOf(layout: string, seed = 1234, tolerance = 1e-5): Promise<
 }
 
 describe("layouts that give what one process gives", () => {
-	const quick = ["1", "1+tp2", "4+2", "2+dp4ep2"];
-	const all = ["1+1", "tp2+tp2ep2", "dp2+dp2ep2", "tp2dp2+tp2dp2ep2", "4+1", "1+tp2dp2ep2etp2", "tp4+dp4ep4"];
+	const quick = ["1", "1+tp2", "4+2", "2+dp4ep2", "pp2+pp2"];
+	const all = [
+		"1+1",
+		"tp2pp2+tp2pp2ep2",
+		"tp2+tp2ep2",
+		"dp2+dp2ep2",
+		"tp2dp2+tp2dp2ep2",
+		"4+1",
+		"1+tp2dp2ep2etp2",
+		"tp4+dp4ep4",
+	];
 	for (const layout of full ? [...quick, ...all] : quick) {
 		test(layout, async () => {
 			const report = await reportOf(layout);
