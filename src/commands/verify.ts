@@ -119,7 +119,11 @@ function checkLayout(
 		return { ...module, ranks: colocated ? "language" : "own", tp: shape.tensor, dp: shape.data };
 	});
 	const grids: Partial<Record<(typeof gridKeys)[number], number>> = {
-		...(vision && { "encoder-tp": vision.shape.tensor, "encoder-dp": vision.shape.data }),
+		...(vision && {
+			"encoder-tp": vision.shape.tensor,
+			"encoder-dp": vision.shape.data,
+			"encoder-pp": vision.shape.pipeline,
+		}),
 		"llm-offset": topology.language.offset,
 		"llm-tp": language.tensor,
 		"llm-dp": language.data,
