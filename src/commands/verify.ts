@@ -116,6 +116,10 @@ function checkLayout(
 	const [vision, ...others] = hasEncoder(c) ? encoders : [undefined, ...encoders];
 	const modules = c.modules.map((module, index) => {
 		const { shape, colocated } = others[index]!;
+		if (shape.pipeline > 1) {
+			const message = `Layout ${layout.text}: ${module.name} has no pipeline stages; allowed is pp 1.`;
+			throw new UserError(message, exitCodes.usage);
+		}
 		return { ...module, ranks: colocated ? "language" : "own", tp: shape.tensor, dp: shape.data };
 	});
 	const grids: Partial<Record<(typeof gridKeys)[number], number>> = {

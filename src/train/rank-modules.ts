@@ -14,7 +14,6 @@ import {
 	type Topology,
 	type World,
 } from "../parallel/index.ts";
-import { UserError } from "../system/errors.ts";
 import type { RunSpecification } from "./run-specification.ts";
 
 /** This rank's part of a module. */
@@ -71,9 +70,9 @@ export async function holdEncoders(
 	return held;
 }
 
-/** The layers of an encoder's stage, in runs of equal lengths. Throws a UserError where the tower has no stages. */
+/** The layers of an encoder's stage, in runs of equal lengths. Throws a RangeError where the tower has no stages. */
 function segmentOfStage({ name, tower: { stream } }: EncoderParts, { rank, size }: Group): PipelineSegment {
-	if (size > 1 && stream === null) throw new UserError(`The tower of ${name} has no pipeline stages: allowed is pp 1.`);
+	if (size > 1 && stream === null) throw new RangeError(`The tower of ${name} has no pipeline stages.`);
 	return segmentsOf(new Array(size).fill((stream?.layers ?? 0) / size))[rank]!;
 }
 
