@@ -10,7 +10,7 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [14590, 80],
-	commands: [4330, 39],
+	commands: [4340, 39],
 	config: [6450, 50],
 	data: [20620, 129],
 	decode: [650, 3],

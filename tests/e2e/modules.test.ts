@@ -153,6 +153,8 @@ test("a mistake is one sentence that names the module and its key", () => {
 		expect([exitCode, stderr]).toEqual([2, expect.stringContaining(message)]);
 		expect(stderr).toContain(`wrong-${index}.yaml:1: modules is`);
 	}
+	const stages = run("verify", "--config", configured("stages"), "--layouts", "1+pp2+1");
+	expect(stages.stderr).toBe("mimo: Layout 1+pp2+1: audio has no pipeline stages; allowed is pp 1.\n");
 	const { stderr } = run("train", "--modules", "audio", "--train-iters", "1");
 	expect(stderr).toBe(
 		'mimo: --modules: the value is "audio"; allowed is a list of modules, each with keys of its own.\n',

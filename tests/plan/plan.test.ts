@@ -49,6 +49,8 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share
 		3,
 	],
 	["encoder rank of disjoint grids", { ...images, "encoder-tp": 2, "llm-dp": 2 }, 1],
+	["first stage of an encoder", { ...images, "encoder-pp": 3, "global-batch-size": 12 }, 0],
+	["last stage of an encoder with a frozen tower", { ...images, "encoder-pp": 3, "freeze-vit": true }, 2],
 	["language rank of disjoint grids", { ...images, "encoder-dp": 2, "llm-tp": 2 }, 2],
 	[
 		"last stage with late weight gradients",
