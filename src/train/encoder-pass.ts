@@ -47,6 +47,7 @@ export class EncoderPass implements Pass {
 			this.output = { rows, rowsPerSample: encoder.segment.hasHead ? rowsOfSamples(images, rowsPerImage) : [] };
 		} catch (error) {
 			this.#tape.discard();
+			entered?.rows.rows[Symbol.dispose]();
 			throw error;
 		}
 	}

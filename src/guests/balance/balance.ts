@@ -8,7 +8,7 @@ import type { ImageSet, PlacedImages } from "../../data/images.ts";
 import { imageCost } from "../../models/radio/counts.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
-import { consecutive, type Group, type ModuleGroups, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
+import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
 import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
 import type { EncodeImages, Guest } from "../guest.ts";
 import { balanceStep, type LaneBarrier } from "./by-cost.ts";
@@ -19,8 +19,10 @@ export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encod
 	return {
 		open: ({ encoders, topology }) => {
 			const encoder = encoders.find(({ name }) => name === visionModule);
-			const lanes = encoder && sharingLanes(encoder.groups, topology);
-			if (!encoder || !lanes) return null;
+			// All stages of an encoder work on the images of their lane.
+			if (!encoder || encoder.groups.stages.size > 1) return null;
+			const lanes = sharingLanes(encoder.groups.replicas.dense, topology);
+			if (!lanes) return null;
 			const { module } = encoder;
 			return {
 				beforeStep: ({ features }) => {
@@ -58,15 +60,9 @@ interface EncoderLanes {
 	readonly meet: LaneBarrier;
 }
 
-/**
- * The encoder lanes that share images, one for each rank of the data-parallel group; null if there is only one, and for an encoder in
- * pipeline stages, each of which works on the images that the others do.
- */
-function sharingLanes(
-	{ replicas: { dense: group }, stages }: ModuleGroups,
-	{ language: { lanes, shape } }: Topology,
-): EncoderLanes | null {
-	if (group.size === 1 || stages.size > 1) return null;
+/** The encoder lanes that share images, one for each rank of the data-parallel group; null if there is only one. */
+function sharingLanes(group: Group, { language: { lanes, shape } }: Topology): EncoderLanes | null {
+	if (group.size === 1) return null;
 	// Expert parallelism over lanes synchronises them in every microbatch, and so does a single language lane that all feed.
 	const together = shape.expert * shape.expertTensor > shape.tensor || lanes === 1;
 	return { group, meet: together ? "every microbatch" : "every step" };
