@@ -46,7 +46,7 @@ test("JSON has every action with its slots", () => {
 		...{ pipeline: "language", stages: 2, virtualStages: 1, groupSize: 2, microbatches: 4, forwardOnly: false },
 		lateWeightGradients: false,
 		overlap: null,
-		encoders: [{ name: "radio_encoder", colocated: true, trains: true }],
+		encoders: [{ name: "radio_encoder", colocated: true, trains: [true] }],
 	});
 	expect(json.actors.map(({ ranks }: { ranks: number[] }) => ranks)).toEqual([[0], [1]]);
 	expect(json.actors[1].actions[0]).toEqual({
