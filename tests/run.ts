@@ -1,7 +1,7 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. Three files run at a time on two cores or more: the files that mostly wait come first in one of the
- * three lanes. Files that measure time run last, one at a time.
+ * library names its file. At most two files run at a time, and beside them a file that mostly waits. Files that measure time
+ * run last, one at a time.
  *
  * Files that need a release build come at the end: where MIMO_RELEASE_LOG names a file, they wait for its last line, "done" or
  * "failed" (.ci/run).
@@ -185,20 +185,18 @@ function report(outcome: Outcome): void {
 	for (const line of new Set(output.match(/^skip: .*$/gm) ?? [])) console.log(`   ${line}`);
 }
 
-/** Runs the files in as many lanes as there are lists in `lanes`, each after the lane's own files, reporting each as it ends. */
-async function runAll(files: readonly string[], lanes: readonly (readonly string[])[]): Promise<Outcome[]> {
+/** Runs the files, `width` at a time, reporting each as it ends. */
+async function runAll(files: readonly string[], width: number): Promise<Outcome[]> {
 	const queue = [...files];
 	const outcomes: Outcome[] = [];
-	const run = async (own: string[]) => {
-		for (;;) {
-			const file = own.shift() ?? queue.shift();
-			if (file === undefined) return;
+	const worker = async () => {
+		for (let file = queue.shift(); file !== undefined; file = queue.shift()) {
 			const outcome = await runFile(file);
 			outcomes.push(outcome);
 			report(outcome);
 		}
 	};
-	await Promise.all(lanes.map((own) => run([...own])));
+	await Promise.all(Array.from({ length: width }, worker));
 	return outcomes;
 }
 
@@ -230,10 +228,10 @@ const last = ofRelease.filter((file) => files.includes(file));
 const first = long.filter((file) => files.includes(file));
 const apart = new Set([...alone, ...beside, ...last]);
 const together = [...new Set([...first, ...files])].filter((file) => !apart.has(file));
-const computing = availableParallelism() > 1 ? [[], []] : [[]];
-const outcomes = await runAll(together, [...computing, beside]);
+const width = Math.min(2, availableParallelism());
+const outcomes = (await Promise.all([runAll(together, width), runAll(beside, 1)])).flat();
 if (last.length > 0) await releaseIsBuilt();
-outcomes.push(...(await runAll(last, computing)), ...(await runAll(alone, [[]])));
+outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));
 
 const failures = outcomes.filter(({ failed }) => failed > 0);
 const sum = (of: (outcome: Outcome) => number) => outcomes.reduce((total, outcome) => total + of(outcome), 0);
