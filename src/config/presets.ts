@@ -7,6 +7,16 @@ import type { Key } from "./schema.ts";
 
 type Preset = Readonly<Partial<Record<Key, unknown>>>;
 
+/** What the published Nemotron recipes train with. */
+const recipe: Preset = {
+	"seq-length": 8192,
+	"micro-batch-size": 1,
+	bf16: true,
+	"adam-beta1": 0.9,
+	"adam-beta2": 0.95,
+	"clip-grad": 1,
+};
+
 /** Values that the 20L, 54L and Nano models share. */
 const nemotron: Preset = {
 	"hidden-size": 2688,
@@ -31,12 +41,7 @@ const nemotron: Preset = {
 	"moe-router-enable-expert-bias": true,
 	"moe-router-load-balancing-type": ["seq_aux_loss"],
 	"moe-aux-loss-coeff": [1e-4],
-	"seq-length": 8192,
-	"micro-batch-size": 1,
-	bf16: true,
-	"adam-beta1": 0.9,
-	"adam-beta2": 0.95,
-	"clip-grad": 1,
+	...recipe,
 };
 
 /** The published 20-layer recipe, which the 54-layer model differs from in its pattern alone. */
@@ -92,12 +97,7 @@ const nano12: Preset = {
 	"mamba-head-dim": 80,
 	"mamba-num-groups": 8,
 	"mamba-state-dim": 128,
-	"seq-length": 8192,
-	"micro-batch-size": 1,
-	bf16: true,
-	"adam-beta1": 0.9,
-	"adam-beta2": 0.95,
-	"clip-grad": 1,
+	...recipe,
 };
 
 const nano30: Preset = {

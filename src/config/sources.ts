@@ -44,7 +44,7 @@ export type FolderReader = (given: (key: Key) => unknown) => readonly FolderValu
 export interface Problem {
 	readonly where: string;
 	readonly message: string;
-	/** The mistake is none where a flag gives this key. */
+	/** A flag that gives this key removes the mistake. */
 	readonly unlessGiven?: Key;
 }
 

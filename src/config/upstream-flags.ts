@@ -328,7 +328,7 @@ export interface Collector {
 	readonly refuse: (where: string, message: string) => void;
 }
 
-/** Takes a flag of Megatron that is no key; false: it is none of these. Underscores are dashes. */
+/** Takes a flag of the tables above, with underscores read as dashes; false: the tables do not list the flag. */
 export function takeUpstream(name: string, values: readonly string[], origin: Origin, into: Collector): boolean {
 	const plain = name.replaceAll("_", "-");
 	const own = Object.hasOwn(flags, plain) ? flags[plain]! : families.find(([start]) => start.test(plain))?.[1];

@@ -190,8 +190,8 @@ function roundHalfEven(value: number): number {
 }
 
 /**
- * Megatron's pattern of shares of attention and MLP layers (megatron/core/models/hybrid/hybrid_layer_allocation.py): attention evenly
- * between runs of Mamba layers, of which MLPs then replace evenly spread ones.
+ * Megatron's pattern of shares of attention and MLP layers (megatron/core/models/hybrid/hybrid_layer_allocation.py): attention layers
+ * stand evenly between runs of Mamba layers; MLP layers then replace Mamba layers at even distances.
  */
 function patternOfRatios(layers: number, attentionRatio: number, mlpRatio: number): string {
 	const symbols = new Array<string>(layers).fill("M");

@@ -38,7 +38,7 @@ export type FromEncoder =
 const text = new TextDecoder("utf-8", { ignoreBOM: true });
 const utf8 = new TextEncoder();
 
-/** The documents of lines, by key. Throws a UserError that names the first line that is none. */
+/** The documents of lines, by key. Throws a UserError that names the first line without a document. */
 function encodeLines(tokenizer: Tokenizer, { keys, endId, path }: Encoding, lines: Lines): Encoded[] {
 	const found = keys.map(() => ({ pieces: [] as Int32Array[], lengths: [] as number[][] }));
 	let begin = 0;

@@ -33,7 +33,7 @@ export interface TikTokenOptions {
 	readonly specialTokens: readonly string[] | null;
 }
 
-/** Throws a UserError for a file that is none, or that has too few tokens. */
+/** Opens a tiktoken vocabulary. Throws a UserError for a file of another format or with too few tokens. */
 export function openTikToken(path: string, options: TikTokenOptions): Tokenizer {
 	const { pattern, vocabularySize, specialCount } = options;
 	const specials = specialTokensOf(options);

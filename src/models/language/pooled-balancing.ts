@@ -14,7 +14,7 @@ import type { RouterState } from "./router-state.ts";
 export interface PooledLinks {
 	/** Tensor-parallel ranks and data lanes of this stage. */
 	readonly routers: Group;
-	/** From the chunk before, and to the next one, with rows of E counts; null: there is none. */
+	/** Edges from the chunk before and to the chunk after, with rows of E counts; null at an end of the pipeline. */
 	readonly before: Edge | null;
 	readonly after: Edge | null;
 }

@@ -59,7 +59,7 @@ export interface RunData {
 	readonly training: BatchSource;
 	/** null: the configuration holds out no data. */
 	readonly validation: EvaluationSource | null;
-	/** Data for one evaluation after the training, beside the validation; null or absent: there are none. */
+	/** Data of the evaluation that follows the training; null or absent: the configuration names no test data. */
 	readonly test?: EvaluationSource | null;
 	/** Held-out bytes of a byte-level text, for its entropies; null for other data. */
 	readonly heldOutBytes: Int32Array | null;

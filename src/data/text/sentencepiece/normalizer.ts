@@ -24,7 +24,7 @@ class ReplacementRules {
 		this.#texts = charsMap.subarray(4 + size);
 	}
 
-	/** The longest rule that begins at a place: the bytes it takes, and their replacement; null: there is none. */
+	/** The longest rule that matches the text from byte `at`: bytes replaced, and their replacement; null: no rule matches. */
 	longestAt(text: Uint8Array, at: number): { readonly length: number; readonly by: Uint8Array } | null {
 		const offset = (unit: number) => (unit >>> 10) << ((unit & 0x200) >>> 6);
 		let node = offset(this.#units[0]!);
@@ -49,7 +49,7 @@ function characterLength(byte: number): number {
 
 export class Normalizer {
 	readonly #rules: ReplacementRules | null;
-	/** Of bytes as characters; null: there are none. */
+	/** Texts that no rule changes, with a character for each byte; null: the model has no such text. */
 	readonly #symbols: TextTrie | null;
 	readonly #options: Normalization;
 	readonly #space: Uint8Array;
