@@ -20,7 +20,7 @@ import { counted } from "../system/counted.ts";
 import { debug, debugging } from "../system/debug.ts";
 import { errorsOf, NativeError, UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
-import { programVersion } from "../system/program-version.ts";
+import { ownProgram, programVersion } from "../system/program-version.ts";
 import { flagError } from "./arguments.ts";
 import { describeError, printStacks } from "./command.ts";
 
@@ -145,12 +145,10 @@ export async function launchRanks(
 	requireRoom(options.ranks, totalmem());
 	const library = await openLibraryOf(options.device);
 	if (library.kind === "cuda" && options.backend === "nccl") requireGpus(deviceCount(library), options.ranks);
-	const compiled = Bun.main.startsWith("/$bunfs/");
 	return await launch({
 		...options,
 		library,
-		// /proc/PID/exe: this build, even if its file has been replaced since.
-		command: [`/proc/${process.pid}/exe`, ...(compiled ? [] : [Bun.main]), ...args],
+		command: [...ownProgram(), ...args],
 		identity: identityOf(null, options.ranks, { ...options, library, version: programVersion() }),
 		log: (line, kind) => {
 			if (kind === "information") {

@@ -122,7 +122,11 @@ export function paddedVocabularySize({
 }
 
 /** Folder for Weights & Biases, by Megatron's rule; null: none is written. */
-export function wandbFolder({ wandbSaveDir, wandbProject, save }: TrainingConfiguration): string | null {
+export function wandbFolder({
+	wandbSaveDir,
+	wandbProject,
+	save,
+}: Pick<TrainingConfiguration, "wandbSaveDir" | "wandbProject" | "save">): string | null {
 	return wandbSaveDir ?? (wandbProject === null || save === null ? null : join(save, "wandb"));
 }
 

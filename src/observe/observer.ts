@@ -1,7 +1,6 @@
-/** The observer of a training run: log lines, a view on a terminal, a JSON log, TensorBoard, MLflow, Weights & Biases. */
+/** The observer of a training run: log lines, a view on a terminal, a JSON log, TensorBoard, the process of trackers. */
 
 import { LogLine, type LogLineOptions } from "./log-line.ts";
-import { type MlflowOptions, MlflowRun } from "./mlflow.ts";
 import { Terminal, type TerminalStream } from "./progress.ts";
 import { JsonLog } from "./run-log/writer.ts";
 import type { RunRecords } from "./run-records.ts";
@@ -9,7 +8,7 @@ import { RunView } from "./run-view.ts";
 import type { ScalarOptions } from "./scalars.ts";
 import { type Observer, together } from "./step-report.ts";
 import { TensorBoard } from "./tensorboard.ts";
-import { type WandbOptions, WandbRun } from "./wandb/run.ts";
+import type { TrackerProcess } from "./tracker-process.ts";
 
 export interface ObserverOptions
 	extends Pick<LogLineOptions, "logInterval" | "trainIterations" | "flopsPerStep" | "worldSize" | "caution">,
@@ -18,8 +17,8 @@ export interface ObserverOptions
 	readonly logJson: string | null;
 	/** Folder of TensorBoard events; null: no events. */
 	readonly tensorBoard: string | null;
-	readonly mlflow: Omit<MlflowOptions, keyof ScalarOptions> | null;
-	readonly wandb: Omit<WandbOptions, keyof ScalarOptions> | null;
+	/** The process that records the run for trackers, and what it writes, in sentences; null: there is none. */
+	readonly trackers: { readonly record: TrackerProcess; readonly name: string } | null;
 	/** Handles records that cannot be written. */
 	readonly records: RunRecords;
 	/** Whether a terminal shows the run in a block with short lines above it. */
@@ -37,21 +36,13 @@ export function openObserver(options: ObserverOptions): Observer {
 		write: (text) => terminal.line(text),
 		now: () => new Date(),
 	});
-	const { logJson, tensorBoard, mlflow, wandb, caution, records } = options;
+	const { logJson, tensorBoard, trackers, caution, records } = options;
 	const opened = [
 		logJson === null ? null : { name: `log ${logJson}`, record: openLog(logJson, caution, terminal) },
 		tensorBoard === null
 			? null
 			: { name: `TensorBoard record in ${tensorBoard}`, record: new TensorBoard({ ...options, folder: tensorBoard }) },
-		mlflow === null
-			? null
-			: {
-					name: `MLflow record in ${mlflow.folder}`,
-					record: new MlflowRun({ ...options, ...mlflow }, undefined, (text) => terminal.line(text)),
-				},
-		wandb === null
-			? null
-			: { name: `Weights & Biases record in ${wandb.folder}`, record: new WandbRun({ ...options, ...wandb }) },
+		trackers,
 	].filter((one) => one !== null);
 	return together([
 		...opened.map(({ name, record }) => records.keep(name, record)),

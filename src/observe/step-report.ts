@@ -119,6 +119,8 @@ export interface TrainingStart {
 	readonly training: string;
 	/** All configuration keys with values. */
 	readonly configuration: Readonly<Record<string, unknown>>;
+	/** Arguments of the training's command line, without secrets. */
+	readonly arguments: readonly string[];
 }
 
 /** An event between steps, for the log from which a report is made. */

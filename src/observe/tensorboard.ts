@@ -17,8 +17,9 @@ export class TensorBoard implements Observer {
 	readonly #events: EventFile;
 	readonly #scalars: Scalars;
 
-	constructor(options: ScalarOptions & { readonly folder: string }) {
-		this.#events = new EventFile(options.folder);
+	/** `now`: milliseconds since 1970. */
+	constructor(options: ScalarOptions & { readonly folder: string }, now: () => number = Date.now) {
+		this.#events = new EventFile(options.folder, () => now() / 1000);
 		this.#scalars = new Scalars(options);
 	}
 

@@ -8,3 +8,8 @@ export function programVersion(): string {
 	const commit = typeof MIMO_COMMIT === "string" ? MIMO_COMMIT : "unknown";
 	return `${version} (commit ${commit})`;
 }
+
+/** The command line of this build without arguments; /proc/PID/exe is this build even if its file has been replaced since. */
+export function ownProgram(): string[] {
+	return [`/proc/${process.pid}/exe`, ...(Bun.main.startsWith("/$bunfs/") ? [] : [Bun.main])];
+}

@@ -9,11 +9,13 @@ import { decodesAsEnergon } from "../data/check.ts";
 import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/language/counts.ts";
 import { note, warn } from "../observe/messages.ts";
-import { openObserver } from "../observe/observer.ts";
+import { type ObserverOptions, openObserver } from "../observe/observer.ts";
 import { samplesEvent } from "../observe/run-log/writer.ts";
 import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
+import { TrackerProcess } from "../observe/tracker-process.ts";
 import { describeTopology, type World } from "../parallel/index.ts";
+import { shownAddress } from "../system/addresses.ts";
 import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
 import { messageOf } from "../system/errors.ts";
@@ -51,7 +53,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const reportWarning = isReportingRank(run) ? warn : () => {};
 	// Other ranks write lists of skipped samples.
 	const records = new RunRecords(warn);
-	const observer = isReportingRank(run) ? openReporter(c, world.size, records) : silent;
+	const trackers = isReportingRank(run) ? openTrackers(c) : null;
+	const observer = isReportingRank(run) ? openReporter(c, world.size, records, trackers) : silent;
 	let data: RunData | null = null;
 	const checkpoints = new Checkpoints(c, run, {
 		say: (sentence) => {
@@ -81,6 +84,7 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		});
 		debug(1, "the weights stand, the data are open");
 		recordStart(observer, c, run, world, { step: start.iteration, lineage: checkpoints.lineage });
+		await trackers?.record.begun();
 		const skippedReport = new SkippedReport(run.state.world, data.skipped ?? null);
 		const summary = await trainingLoop(c, run, {
 			world,
@@ -106,6 +110,8 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 		for (const listener of listeners) await listener.close?.();
 		await data?.training.close?.();
 		observer.close();
+		// It has named what is missing.
+		if ((await trackers?.record.complete()) === false) exitCode ||= exitCodes.failure;
 	}
 	return exitCode || incompleteRecords(records);
 }
@@ -175,8 +181,12 @@ function recordStart(
 	world: World,
 	{ step, lineage }: { readonly step: number; readonly lineage: string },
 ): void {
-	const configuration = configurationDetails(c);
-	observer.begin?.({ step, training: trainingName(lineage, c.save), configuration });
+	const start = {
+		training: trainingName(lineage, c.save),
+		configuration: configurationDetails(c),
+		arguments: process.argv.slice(2).map(shownAddress),
+	};
+	observer.begin?.({ step, ...start });
 	observer.event?.({
 		kind: "start",
 		step,
@@ -185,8 +195,9 @@ function recordStart(
 			train_iterations: plannedIterations(c),
 			world_size: world.size,
 			device: world.device.describe().name,
+			flops_per_step: flopsPerStep(c),
 			topology: topologyDetails(run),
-			configuration,
+			...start,
 		},
 	});
 }
@@ -219,20 +230,36 @@ function configurationDetails(own: TrainingConfiguration): Record<string, unknow
 	);
 }
 
-function openReporter(c: TrainingConfiguration, worldSize: number, records: RunRecords): Observer {
+/** Operations of a step for the throughput; null: it is not logged. */
+const flopsPerStep = (c: TrainingConfiguration) => (c.logThroughput ? megatronFlopsPerStep(c) : null);
+
+/** Starts the process that records the run for the configured trackers; null: there are none. */
+function openTrackers(c: TrainingConfiguration): ObserverOptions["trackers"] {
 	const wandb = wandbFolder(c);
+	const all = [
+		...(c.mlflowDir === null ? [] : [["mlflow", `MLflow record in ${c.mlflowDir}`] as const]),
+		...(wandb === null ? [] : [["wandb", `Weights & Biases record in ${wandb}`] as const]),
+	];
+	if (all.length === 0) return null;
+	const record = new TrackerProcess(all.map(([name]) => name).join(","));
+	return { record, name: all.map(([, name]) => name).join(" and ") };
+}
+
+function openReporter(
+	c: TrainingConfiguration,
+	worldSize: number,
+	records: RunRecords,
+	trackers: ObserverOptions["trackers"],
+): Observer {
 	return openObserver({
 		logInterval: c.logInterval,
 		logJson: c.logJson,
 		tensorBoard: c.tensorboardDir,
-		mlflow:
-			c.mlflowDir === null ? null : { folder: c.mlflowDir, experiment: c.mlflowExperiment, runName: c.mlflowRunName },
-		wandb:
-			wandb === null ? null : { folder: wandb, entity: c.wandbEntity, project: c.wandbProject, name: c.wandbExpName },
+		trackers,
 		interval: c.tensorboardLogInterval,
 		timers: c.logTimersToTensorboard,
 		trainIterations: plannedIterations(c),
-		flopsPerStep: c.logThroughput ? megatronFlopsPerStep(c) : null,
+		flopsPerStep: flopsPerStep(c),
 		worldSize,
 		records,
 		view: c.terminalView,

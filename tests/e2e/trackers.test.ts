@@ -2,7 +2,8 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { deviceFlags, mimo } from "../commands/mimo.ts";
+import { readScalars } from "../../src/observe/tensorboard.ts";
+import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { decodeLog, itemsOf, kindsOf, messagesOf } from "../observe/wandb-decoder.ts";
 import { referencePython, runPython } from "../reference/python.ts";
@@ -46,6 +47,8 @@ const metric = (run: string, name: string): number[][] =>
 
 /** Of the run of `beforeAll`; a later test begins another. */
 let firstWandbFile = "";
+let firstLog = "";
+let firstMlflowRun = "";
 
 beforeAll(() => {
 	scratch.file("text.txt", "All happy families are alike; each unhappy family is unhappy in its own way. ".repeat(200));
@@ -55,6 +58,8 @@ beforeAll(() => {
 		"Files: log log.jsonl, MLflow mlruns, Weights & Biases wb, checkpoints ck.",
 	);
 	firstWandbFile = wandbFiles()[0]!;
+	firstLog = readFileSync(join(scratch.path, "log.jsonl"), "utf8");
+	firstMlflowRun = mlflowRuns()[0]!;
 }, 60_000);
 
 test("a run that goes on in its folder of checkpoints has one record, with every step once", () => {
@@ -83,6 +88,68 @@ test("the same checkpoint taken elsewhere is another run, and leaves the first a
 	expect(readdirSync(join(scratch.path, run!, "metrics"))).toHaveLength(before);
 	expect(metric(run!, "lm loss")).toHaveLength(6);
 	expect(metric(mlflowRuns().find((one) => one !== run)!, "lm loss").map(([, , step]) => step)).toEqual([5, 6]);
+}, 60_000);
+
+test("a log is recorded afterwards as the training has recorded it, also line by line from a pipe that ends early", () => {
+	const live = firstMlflowRun;
+	const values = (run: string, name: string) => metric(run, name).map(([, value, step]) => [value, step]);
+	const into = ["--mlflow-dir", "again", "--wandb-save-dir", "wb2", "--tensorboard-dir", "tb"];
+	scratch.file("first.jsonl", firstLog);
+	const { exitCode, stdout, stderr } = mimo(
+		["report", "first.jsonl", "--to", "mlflow,wandb,tensorboard", ...into],
+		scratch.path,
+	);
+	expect([exitCode, stderr, stdout]).toEqual([0, "", expect.stringMatching(/^first.jsonl: \d+ lines recorded\.\n$/)]);
+	const [after] = [...new Bun.Glob("again/*/*/meta.yaml").scanSync(scratch.path)].map((file) => join(file, ".."));
+	const namesOf = (run: string) => [...new Bun.Glob("**").scanSync(join(scratch.path, run, "metrics"))].sort();
+	const names = namesOf(live);
+	expect(namesOf(after!)).toEqual(names);
+	for (const name of names.filter((one) => !/-time$/.test(one))) {
+		expect([name, values(after!, name)]).toEqual([name, values(live, name)]);
+	}
+	for (const name of readdirSync(join(scratch.path, live, "params"))) {
+		const text = (run: string) => readFileSync(join(scratch.path, run, "params", name), "utf8");
+		expect([name, text(after!)]).toEqual([name, text(live)]);
+	}
+	const rows = ([file]: string[]) =>
+		decodeLog(readFileSync(join(scratch.path, file!))).records.flatMap((record) =>
+			messagesOf(record, 2).map((row) => itemsOf(row, 1)["lm loss"]),
+		);
+	expect(rows([...new Bun.Glob("wb2/wandb/offline-run-*/*.wandb").scanSync(scratch.path)])).toEqual(
+		rows([firstWandbFile]),
+	);
+	expect(readScalars(join(scratch.path, "tb")).get("lm loss")?.size).toBe(6);
+	// As of a training that is killed after step 5.
+	const lines = firstLog.split("\n");
+	const part = lines.slice(0, lines.findIndex((line) => line.startsWith('{"iteration":5,')) + 1).join("\n");
+	const piped = Bun.spawnSync([executable, "report", "-", "--to", "mlflow", "--mlflow-dir", "piped"], {
+		cwd: scratch.path,
+		stdin: Buffer.from(`${part}\n{"iterat`),
+	});
+	expect([piped.exitCode, piped.stderr.toString()]).toEqual([0, ""]);
+	const [cut] = [...new Bun.Glob("piped/*/*/meta.yaml").scanSync(scratch.path)].map((file) => join(file, ".."));
+	expect(values(cut!, "lm loss")).toEqual(values(live, "lm loss").slice(0, 5));
+	expect(readFileSync(join(scratch.path, cut!, "meta.yaml"), "utf8")).toContain("status: 1\n");
+}, 60_000);
+
+test("records that cannot be begun prevent the training, and names that lead out of a store are refused", () => {
+	const flags = ["--train-iters", "1", "--lr-warmup-iters", "0", "--data-path", "text.txt", "--mlflow-dir", "text.txt"];
+	const refused = mimo(["train", "--preset", "nemotron-tiny", ...deviceFlags.split(" "), ...flags], scratch.path);
+	expect([refused.exitCode, refused.stderr]).toEqual([
+		1,
+		"mimo: mlflow-dir text.txt cannot be written: a file of that name is in the way.\n",
+	]);
+	scratch.file("evil.jsonl", `${firstLog.split("\n")[0]}\n{"iteration":1,"../../x":1}\n`);
+	const evil = mimo(["report", "evil.jsonl", "--to", "mlflow", "--mlflow-dir", "evil"], scratch.path);
+	expect([evil.exitCode, evil.stderr]).toEqual([
+		1,
+		'mimo: evil.jsonl, line 2 is not a log\'s: "../../x" is no name of a value.\n',
+	]);
+	const unknown = mimo(["report", "evil.jsonl", "--to", "comet"], scratch.path);
+	expect([unknown.exitCode, unknown.stderr]).toEqual([
+		2,
+		"mimo: --to comet: trackers are mlflow, wandb, tensorboard.\n",
+	]);
 }, 60_000);
 
 test("keys that need another one are refused together", () => {

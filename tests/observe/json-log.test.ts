@@ -31,6 +31,7 @@ test("one object a step, numbers at full precision", () => {
 			global_batch_size: 8,
 			tokens: 2048,
 			learning_rate: 2e-4,
+			next_learning_rate: 1.951546e-4,
 			"lm loss": loss,
 			z_loss: 0.30000000000000004,
 			loss_scale: 1,

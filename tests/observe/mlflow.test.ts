@@ -19,6 +19,7 @@ function open(folder: string, at: number, experiment = "digits", save: string | 
 		step: at,
 		training,
 		configuration: { lr: 3e-4, split: [969, 30, 1], ...(save === null ? {} : { save }) },
+		arguments: [],
 	});
 	return run;
 }
@@ -141,7 +142,7 @@ test("damaged experiments of others are named and left out; the run's own is ref
 	const again = new MlflowRun({ ...scalars, folder, experiment: "another", runName: null }, undefined, (text) =>
 		notes.push(text),
 	);
-	again.begin({ step: 0, training, configuration: {} });
+	again.begin({ step: 0, training, configuration: {}, arguments: [] });
 	const left = (name: string, why: string) =>
 		expect.stringMatching(new RegExp(`^An experiment in mlflow-dir is left out: .*/${name}/meta.yaml.*${why}.*\\.$`));
 	expect(notes.sort()).toEqual([

@@ -29,7 +29,7 @@ test("a removed file or folder gives a single warning, and a message about missi
 		),
 	];
 	for (const observer of kept) {
-		observer.begin?.({ step: 0, training: "0".repeat(64), configuration: {} });
+		observer.begin?.({ step: 0, training: "0".repeat(64), configuration: {}, arguments: [] });
 		observer.step(step({ iteration: 1 }));
 	}
 	expect(said).toEqual([]);

@@ -16,7 +16,7 @@ function open(folder: string, at: number, configuration: Record<string, unknown>
 	let now = began;
 	const about = { folder, entity: "team", project: "demo", name: "one" };
 	const run = new WandbRun({ ...scalars, ...about }, () => (now += 250));
-	run.begin({ step: at, training, configuration });
+	run.begin({ step: at, training, configuration, arguments: [] });
 	return run;
 }
 

@@ -158,6 +158,7 @@ const counted = new Set([
 	"tokens",
 	"padding",
 	"learning_rate",
+	"next_learning_rate",
 	"loss_scale",
 	"skipped",
 	"elapsed_ms",
@@ -165,7 +166,7 @@ const counted = new Set([
 ]);
 
 /** The start event of a training from step 0, as JsonLog writes it. */
-const newRun = /^\{"event":"start","step":0,/;
+export const newRun = /^\{"event":"start","step":0,/;
 
 class Reader {
 	readonly values = new Map<string, Series>();

@@ -21,7 +21,15 @@ import { UserError } from "../../system/errors.ts";
 import { linesOf } from "../../system/input-file.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { appendWhole } from "../record-files.ts";
-import type { ByLayer, EvaluationReport, ModuleReport, Observer, RunEvent, StepReport } from "../step-report.ts";
+import type {
+	ByLayer,
+	EvaluationReport,
+	ModuleReport,
+	Observer,
+	RunEvent,
+	StepReport,
+	TimersReport,
+} from "../step-report.ts";
 import { LARGEST_LOG_LINE } from "./entry.ts";
 
 /** Fields of a module in a step: milliseconds by part, rate, slowest rank. */
@@ -46,35 +54,22 @@ function mapValues<From, To>(values: Readonly<Record<string, From>>, to: (value:
 	return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, to(value)]));
 }
 
-export class JsonLog implements Observer {
-	readonly #file: string;
-	#descriptor: number;
-	readonly #now: () => Date;
-	readonly #note: (sentence: string) => void;
-	readonly #always: Readonly<Record<string, unknown>>;
+/** Turns reports into the lines of a log. */
+export abstract class LogLines implements Observer {
 	#lastStep = 0;
 
-	/**
-	 * Opens `file` for appending. `note`: called with a sentence if the log of an earlier run is moved. `always`: fields of every
-	 * record. Throws a UserError if the file cannot be opened.
-	 */
+	/** `always`: fields of every record. */
 	constructor(
-		file: string,
-		now: () => Date = () => new Date(),
-		note: (sentence: string) => void = () => {},
-		always: Readonly<Record<string, unknown>> = {},
-	) {
-		this.#always = always;
-		this.#file = file;
-		this.#now = now;
-		this.#note = note;
-		this.#descriptor = this.#attempt(() => {
-			mkdirSync(dirname(file), { recursive: true });
-			return openSync(file, "a+");
-		});
-		this.#attempt(() => {
-			if (!this.#endsWithNewline()) writeSync(this.#descriptor, "\n");
-		});
+		private readonly now: () => Date = () => new Date(),
+		private readonly always: Readonly<Record<string, unknown>> = {},
+	) {}
+
+	/** Writes a line, which has its line end. */
+	protected abstract append(line: string): void;
+
+	/** Fields of the start of a run after `step`. */
+	protected startFields(_step: number): Readonly<Record<string, unknown>> {
+		return {};
 	}
 
 	step(report: StepReport): void {
@@ -87,6 +82,7 @@ export class JsonLog implements Observer {
 			tokens: report.tokens,
 			...(report.padding === undefined ? {} : { padding: report.padding }),
 			learning_rate: report.learningRate,
+			next_learning_rate: report.nextLearningRate,
 			...report.losses,
 			loss_scale: report.lossScale,
 			grad_norm: report.gradNorm,
@@ -104,24 +100,66 @@ export class JsonLog implements Observer {
 			...(report.memory ? { memory: report.memory } : {}),
 			...(report.layerLosses ? { layer_losses: mapValues(report.layerLosses, byLayer) } : {}),
 			...(report.tokensPerExpert ? { tokens_per_expert: byLayer(report.tokensPerExpert) } : {}),
-			time: this.#now().toISOString(),
+			time: this.now().toISOString(),
 			elapsed_ms: report.seconds * 1000,
 			tokens_per_second: report.tokens / report.seconds,
 		});
 	}
 
 	evaluation({ iteration, split, losses }: EvaluationReport): void {
-		this.#write({ iteration, split, ...losses, time: this.#now().toISOString() });
+		this.#write({ iteration, split, ...losses, time: this.now().toISOString() });
 	}
 
 	note(): void {}
 
+	timers({ iteration, seconds }: TimersReport): void {
+		const slowest = Object.fromEntries([...seconds].map(([name, ranks]) => [name, Math.max(...ranks)]));
+		this.#write({ timers: slowest, step: iteration, time: this.now().toISOString() });
+	}
+
 	event({ kind, step, sentence, details }: RunEvent): void {
-		const starts = kind === "start" ? { run: this.#begin(step ?? 0) } : {};
+		const starts = kind === "start" ? this.startFields(step ?? 0) : {};
 		this.#write({
 			...{ event: kind, step: step ?? this.#lastStep, ...starts, sentence },
 			...details,
-			time: this.#now().toISOString(),
+			time: this.now().toISOString(),
+		});
+	}
+
+	abstract close(): void;
+
+	#write(record: Record<string, unknown>): void {
+		const line = JSON.stringify({ ...record, ...this.always }, (_, value) =>
+			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
+		);
+		this.append(`${line}\n`);
+	}
+}
+
+export class JsonLog extends LogLines {
+	readonly #file: string;
+	#descriptor: number;
+	readonly #note: (sentence: string) => void;
+
+	/**
+	 * Opens `file` for appending. `note`: called with a sentence if the log of an earlier run is moved. `always`: fields of every
+	 * record. Throws a UserError if the file cannot be opened.
+	 */
+	constructor(
+		file: string,
+		now?: () => Date,
+		note: (sentence: string) => void = () => {},
+		always?: Readonly<Record<string, unknown>>,
+	) {
+		super(now, always);
+		this.#file = file;
+		this.#note = note;
+		this.#descriptor = this.#attempt(() => {
+			mkdirSync(dirname(file), { recursive: true });
+			return openSync(file, "a+");
+		});
+		this.#attempt(() => {
+			if (!this.#endsWithNewline()) writeSync(this.#descriptor, "\n");
 		});
 	}
 
@@ -132,11 +170,15 @@ export class JsonLog implements Observer {
 	}
 
 	/** The identifier of the run that begins, or continues after `step`. */
-	#begin(step: number): string {
+	protected override startFields(step: number): { readonly run: string } {
 		const stat = fstatSync(this.#descriptor);
-		if (step > 0) return (stat.isFile() ? latestRun(this.#file) : null) ?? randomUUID();
+		if (step > 0) return { run: (stat.isFile() ? latestRun(this.#file) : null) ?? randomUUID() };
 		if (stat.size > 0 && stat.isFile()) this.#attempt(() => this.#moveAway());
-		return randomUUID();
+		return { run: randomUUID() };
+	}
+
+	protected override append(line: string): void {
+		this.#attempt(() => appendWhole(this.#descriptor, Buffer.from(line)));
 	}
 
 	#moveAway(): void {
@@ -156,13 +198,6 @@ export class JsonLog implements Observer {
 		} catch (error) {
 			throw new UserError(`The log ${this.#file} cannot be written: ${systemReason(error)}.`);
 		}
-	}
-
-	#write(record: Record<string, unknown>): void {
-		const line = JSON.stringify({ ...record, ...this.#always }, (_, value) =>
-			typeof value === "number" && !Number.isFinite(value) ? String(value) : value,
-		);
-		this.#attempt(() => appendWhole(this.#descriptor, Buffer.from(`${line}\n`)));
 	}
 
 	#endsWithNewline(): boolean {

@@ -7,7 +7,6 @@
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync } from "node:fs";
 import { arch, availableParallelism, hostname, release, type } from "node:os";
 import { basename, join, resolve } from "node:path";
-import { shownAddress } from "../../system/addresses.ts";
 import { UserError } from "../../system/errors.ts";
 import { programVersion } from "../../system/program-version.ts";
 import { systemReason } from "../../system/system-errors.ts";
@@ -60,7 +59,7 @@ export class WandbRun implements Observer {
 		this.#attempt(() => mkdirSync(join(options.folder, "wandb"), { recursive: true }));
 	}
 
-	begin({ step, training, configuration }: TrainingStart): void {
+	begin({ step, training, configuration, arguments: given }: TrainingStart): void {
 		const { entity, project, name } = this.#options;
 		this.#attempt(() => {
 			const id = idOf(training);
@@ -80,10 +79,10 @@ export class WandbRun implements Observer {
 			this.#write([
 				records.header(`mimo ${programVersion()}`),
 				records.run({ id, entity, project, name, host: hostname(), began: this.#began, configuration }),
-				this.#environment(),
+				this.#environment(given),
 				records.file(metadataFile),
 			]);
-			this.#writeMetadata(folder);
+			this.#writeMetadata(folder, given);
 		});
 	}
 
@@ -138,11 +137,11 @@ export class WandbRun implements Observer {
 		rmSync(`${file}.synced`, { force: true });
 	}
 
-	#environment(): records.NumberedRecord {
+	#environment(given: readonly string[]): records.NumberedRecord {
 		return records.environment({
 			system: `${type()}-${release()}-${arch()}`,
 			began: this.#began,
-			arguments: process.argv.slice(2).map(shownAddress),
+			arguments: given,
 			host: hostname(),
 			user: userName(),
 			executable: process.execPath,
@@ -152,11 +151,11 @@ export class WandbRun implements Observer {
 	}
 
 	/** Writes wandb-metadata.json, which clients before 0.20 wrote in place of an environment record. */
-	#writeMetadata(folder: string): void {
+	#writeMetadata(folder: string, given: readonly string[]): void {
 		const metadata = {
 			os: `${type()}-${release()}-${arch()}`,
 			startedAt: new Date(this.#began).toISOString(),
-			args: process.argv.slice(2).map(shownAddress),
+			args: given,
 			program: "mimo",
 			host: hostname(),
 			username: userName(),

@@ -1,0 +1,53 @@
+/**
+ * The process that records a run in MLflow and Weights & Biases: `mimo report - --to …`, which reads the lines of the run's JSON
+ * log from its standard input until that ends, also by the death of this process.
+ */
+import type { Subprocess } from "bun";
+import { UserError } from "../system/errors.ts";
+import { ownProgram } from "../system/program-version.ts";
+import { LogLines } from "./run-log/writer.ts";
+
+/** What the process sends when it has taken the start of the run: null, or why the run cannot be recorded. */
+export type TrackerAnswer = { readonly refusal: string | null };
+
+export class TrackerProcess extends LogLines {
+	readonly #process: Subprocess<"pipe", "inherit", "inherit">;
+	readonly #answer = Promise.withResolvers<string | null>();
+
+	/** `names`: the trackers, joined by commas. */
+	constructor(names: string) {
+		super();
+		this.#process = Bun.spawn([...ownProgram(), "report", "-", "--to", names], {
+			argv0: process.argv0,
+			stdio: ["pipe", "inherit", "inherit"],
+			ipc: ({ refusal }: TrackerAnswer) => this.#answer.resolve(refusal),
+		});
+		void this.#process.exited.then(() => this.#answer.resolve(this.#ending()));
+	}
+
+	/** Waits until the start of the run is recorded. Throws a UserError if it cannot be. */
+	async begun(): Promise<void> {
+		const refusal = await this.#answer.promise;
+		if (refusal !== null) throw new UserError(refusal);
+	}
+
+	/** Waits until all is recorded; whether nothing is missing. */
+	async complete(): Promise<boolean> {
+		return (await this.#process.exited) === 0;
+	}
+
+	close(): void {
+		void this.#process.stdin.end();
+	}
+
+	protected override append(line: string): void {
+		if (this.#process.exitCode !== null || this.#process.signalCode !== null) throw new UserError(this.#ending());
+		this.#process.stdin.write(line);
+		void this.#process.stdin.flush();
+	}
+
+	#ending(): string {
+		const { exitCode, signalCode } = this.#process;
+		return `The process that records the run for trackers has ended (${signalCode ?? `exit code ${exitCode}`}).`;
+	}
+}
