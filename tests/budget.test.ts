@@ -9,9 +9,9 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14590, 80],
+	checkpoint: [14600, 80],
 	commands: [4470, 39],
-	config: [6450, 50],
+	config: [6460, 50],
 	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
@@ -26,7 +26,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	plan: [2600, 17],
 	schedule: [1050, 10],
 	system: [680, 12],
-	tensor: [4490, 36],
+	tensor: [4520, 36],
 	train: [5930, 49],
 };
 

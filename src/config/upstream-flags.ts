@@ -111,7 +111,6 @@ const flags: Readonly<Record<string, Reading>> = {
 		["account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"],
 		refused("here | in hybrid-layer-pattern says where stages begin"),
 	),
-	"apply-layernorm-1p": refused("a norm multiplies by its weight, which is 1 at first"),
 	...each(
 		["fine-grained-activation-offloading", "offload-modules", "min-offloaded-tensor-size"],
 		refused(

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 22;
+export const ABI_VERSION = 23;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -62,7 +62,7 @@ export type RowTransportName = keyof typeof RowTransport;
 export const INTERRUPT_SENTENCE_BYTES = 512;
 export const ImageDecoding = { energon: 0, transformers: 1 } as const;
 export type ImageDecodingName = keyof typeof ImageDecoding;
-export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4 } as const;
+export const Activation = { squaredRelu: 0, swiglu: 1, quickGeglu: 2, geluTanh: 3, geluErf: 4, geglu: 5 } as const;
 export type ActivationName = keyof typeof Activation;
 export const AttentionMask = { full: 0, causal: 1 } as const;
 export type AttentionMaskName = keyof typeof AttentionMask;
@@ -212,6 +212,7 @@ export const operations = {
 		x_stride: "i64",
 		y_stride: "i64",
 		epsilon: "f32",
+		weight_offset: "f32",
 		dtype: "i32",
 		weight_dtype: "i32",
 	},
@@ -229,6 +230,7 @@ export const operations = {
 		dy_stride: "i64",
 		x_stride: "i64",
 		dx_stride: "i64",
+		weight_offset: "f32",
 		dtype: "i32",
 		weight_dtype: "i32",
 	},
@@ -928,6 +930,7 @@ export const operations = {
 		width: "i64",
 		vocabulary_start: "i64",
 		vocabulary_rows: "i64",
+		scale: "f32",
 		dtype: "i32",
 	},
 	embedding_backward: {
@@ -938,6 +941,8 @@ export const operations = {
 		width: "i64",
 		vocabulary_start: "i64",
 		vocabulary_rows: "i64",
+		scale: "f32",
+		padding_id: "i32",
 		dtype: "i32",
 	},
 	cross_entropy_statistics: {

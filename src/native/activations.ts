@@ -20,6 +20,7 @@ export const activations = {
 		gated: true,
 		fused: true,
 	},
+	geglu: { flag: "geglu", help: "Gated activation gelu(gate) · up, GELU by tanh.", gated: true, fused: false },
 	geluTanh: { flag: null, help: "GELU by tanh", gated: false, fused: false },
 	geluErf: { flag: null, help: "GELU by erf", gated: false, fused: false },
 } as const satisfies Record<ActivationName, ActivationRule>;

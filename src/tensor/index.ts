@@ -35,7 +35,7 @@ export {
 export { FactorSources } from "./ops/mask-factors.ts";
 export { nodeExperts, tokenNodes } from "./ops/node-routing.ts";
 export { ExpertOrder, type PermutedRows, permute, permuteRows, unpermute } from "./ops/permute.ts";
-export { rmsNorm } from "./ops/rms-norm.ts";
+export { type RmsNormOptions, rmsNorm } from "./ops/rms-norm.ts";
 export { rope } from "./ops/rope.ts";
 export { balancingLoss, RouterStatistics, type Routing, route, updateExpertBias } from "./ops/router.ts";
 export { sinkhornOffsets } from "./ops/sinkhorn.ts";

@@ -73,7 +73,8 @@ function normCases(x: Tensors): Case[] {
 	const [a, b, c, e] = [0, 1, 2, 3].map(() => x.random([tokens, hidden])) as [Tensor, Tensor, Tensor, Tensor];
 	const weight = x.random([hidden]);
 	const [rstd, dweight] = [x.random([tokens], "f32"), x.random([hidden], "f32")];
-	const size = { rows: tokens, width: hidden, group_size: hidden, x_stride: hidden, dtype: bf16, weight_dtype: bf16 };
+	const types = { dtype: bf16, weight_dtype: bf16, weight_offset: 0 };
+	const size = { rows: tokens, width: hidden, group_size: hidden, x_stride: hidden, ...types };
 	const bytes = 2 * tokens * hidden;
 	const shape = `${tokens} x ${hidden}`;
 	return [
@@ -167,6 +168,7 @@ function otherNormCases(x: Tensors): Case[] {
 					rows: tokens,
 					width: inner,
 					group_size: inner / groups,
+					weight_offset: 0,
 					x_stride: inner,
 					y_stride: inner,
 					epsilon: 1e-5,

@@ -43,7 +43,7 @@ function rowCases(device: Device, stack: DisposableStack, rows: number, width: n
 	const types = { dtype: x.dtypeCode, weight_dtype: x.dtypeCode };
 	const strides = { x_stride: width, y_stride: width, dy_stride: width, dx_stride: width };
 	const size = { rows, width };
-	const rms = { ...size, ...types, weight, rstd, group_size: width, x_stride: width };
+	const rms = { ...size, ...types, weight, rstd, group_size: width, x_stride: width, weight_offset: 0 };
 	const activation = {
 		...size,
 		row_probability: null,

@@ -58,9 +58,9 @@ test("a refused flag names its counterpart", () => {
 	expect(mistakes(`${tiny} --use-megatron-fsdp`)).toEqual([
 		"--use-megatron-fsdp: there is no FSDP; use-distributed-optimizer shards the optimizer.",
 	]);
-	expect(mistakes(`${tiny} --offload-modules moe_act --apply-layernorm-1p`).slice(1)).toEqual([
+	expect(mistakes(`${tiny} --offload-modules moe_act --grpo-group-size 4`).slice(1)).toEqual([
 		"--offload-modules: activations stay in device memory; here recompute-granularity and recompute-modules say which are not kept.",
-		"--apply-layernorm-1p: a norm multiplies by its weight, which is 1 at first.",
+		"--grpo-group-size: there is no reinforcement learning.",
 	]);
 	expect(mistakes(`${tiny} --grpo-group-size 4 --encoder-cp 2`)).toEqual([
 		"2 mistakes in the configuration:",

@@ -154,7 +154,7 @@ void masked_residual_norm(Run& run, int64_t rows, int64_t width, int64_t group, 
 
 void masked_activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t live, Masks masks,
                        int64_t interleave = 0) {
-  const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
+  const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU || kind == MIMO_ACTIVATION_GEGLU;
   const int64_t x_width = gated ? 2 * width : width;
   mimo_masked_activation_forward_args f{};
   f.x = run.tensor(rows * x_width, 2);
@@ -274,6 +274,7 @@ void add_elastic(Cases& cases, bool large) {
   add("masked quick geglu interleaved", [](Run& run) {
     masked_activation(run, MIMO_ACTIVATION_QUICK_GEGLU, 20, 64, 20, columns, 32);
   });
+  add("masked geglu", [](Run& run) { masked_activation(run, MIMO_ACTIVATION_GEGLU, 20, 64, 20, both); });
   if (large) {
     add("mask columns large", [](Run& run) { mask_columns(run, 8192, 2688, 2688, 8192, both, true, false); });
     add("masked rms norm large", [](Run& run) { masked_rms_norm(run, 8192, 2688, 2688, both, true); });

@@ -4,7 +4,8 @@
 namespace check {
 namespace {
 
-void embedding(Run& run, int64_t tokens, int64_t width, int64_t rows, bool few) {
+void embedding(Run& run, int64_t tokens, int64_t width, int64_t rows, bool few, float scale = 1,
+               int32_t padding = -1) {
   std::vector<int32_t> ids = run.integers(tokens, 90, 110 + rows);
   if (few) {
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -16,7 +17,7 @@ void embedding(Run& run, int64_t tokens, int64_t width, int64_t rows, bool few) 
   f.ids = run.upload(ids);
   f.y = run.output(tokens * width);
   f.tokens = tokens, f.width = width, f.vocabulary_start = 100, f.vocabulary_rows = rows;
-  f.dtype = run.dtype();
+  f.scale = scale, f.dtype = run.dtype();
   run.call("mimo_embedding_forward", f);
   run.compare("y", f.y, tokens * width);
   mimo_embedding_backward_args b{};
@@ -24,7 +25,7 @@ void embedding(Run& run, int64_t tokens, int64_t width, int64_t rows, bool few) 
   b.ids = f.ids;
   b.dtable = run.floats(rows * width);
   b.tokens = tokens, b.width = width, b.vocabulary_start = 100, b.vocabulary_rows = rows;
-  b.dtype = run.dtype();
+  b.scale = scale, b.padding_id = padding, b.dtype = run.dtype();
   run.call("mimo_embedding_backward", b);
   run.compare("dtable", b.dtable, rows * width, MIMO_DTYPE_F32);
 }
@@ -80,6 +81,7 @@ void cross_entropy(Run& run, int64_t tokens, int64_t rows, int64_t live, float z
 void add_loss(Cases& cases, bool large) {
   cases.push_back({"embedding", [](Run& run) { embedding(run, 200, 72, 40, false); }});
   cases.push_back({"embedding, most tokens alike", [](Run& run) { embedding(run, 300, 40, 16, true); }});
+  cases.push_back({"embedding scaled, padding", [](Run& run) { embedding(run, 200, 72, 40, true, 33.5f, 105); }});
   cases.push_back({"embedding odd", [](Run& run) { embedding(run, 65, 13, 9, true); }});
   cases.push_back({"cross_entropy", [](Run& run) { cross_entropy(run, 21, 512, 500, 0, true); }});
   cases.push_back({"cross_entropy z_loss, odd", [](Run& run) { cross_entropy(run, 9, 67, 61, 1e-3f, true); }});

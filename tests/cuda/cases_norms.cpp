@@ -4,10 +4,11 @@
 namespace check {
 namespace {
 
-void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residual, int64_t pad, bool f32_weight) {
+void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residual, int64_t pad, bool f32_weight,
+              float offset = 0) {
   const int64_t stride = width + pad;
   const int32_t weight_dtype = f32_weight ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
-  const std::vector<float> weights = run.normal(width, 0.2, 1);
+  const std::vector<float> weights = run.normal(width, 0.2, 1 - offset);
   const void* weight = f32_weight ? run.upload(weights) : run.tensor(weights);
   mimo_rms_norm_forward_args f{};
   f.x = run.tensor(rows * stride);
@@ -17,7 +18,7 @@ void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residua
   f.y = run.output(rows * width);
   f.rstd = static_cast<float*>(run.output(rows * (width / group), MIMO_DTYPE_F32));
   f.rows = rows, f.width = width, f.group_size = group, f.x_stride = stride, f.y_stride = width;
-  f.epsilon = 1e-5f;
+  f.epsilon = 1e-5f, f.weight_offset = offset;
   f.dtype = run.dtype(), f.weight_dtype = weight_dtype;
   run.call("mimo_rms_norm_forward", f);
   run.compare("y", f.y, rows * width);
@@ -33,6 +34,7 @@ void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residua
   b.dx = run.output(rows * width);
   b.dweight = run.floats(width);
   b.rows = rows, b.width = width, b.group_size = group, b.dy_stride = stride, b.x_stride = stride, b.dx_stride = width;
+  b.weight_offset = offset;
   b.dtype = run.dtype(), b.weight_dtype = weight_dtype;
   if (residual) return;  // rstd belongs to the sum then, not to x
   run.call("mimo_rms_norm_backward", b);
@@ -89,7 +91,7 @@ void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight, bool res
 
 void activation(Run& run, int32_t kind, int64_t rows, int64_t width, int64_t live, bool probability, float clamp,
                 int64_t interleave = 0) {
-  const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
+  const bool gated = kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU || kind == MIMO_ACTIVATION_GEGLU;
   const int64_t x_width = gated ? 2 * width : width;
   mimo_activation_forward_args f{};
   f.x = run.tensor(rows * x_width, 2);
@@ -122,6 +124,8 @@ void add_norms(Cases& cases, bool large) {
   cases.push_back({"rms_norm wide", [](Run& run) { rms_norm(run, 29, 2688, 2688, false, 0, false); }});
   cases.push_back({"rms_norm wide residual", [](Run& run) { rms_norm(run, 7, 2688, 2688, true, 0, true); }});
   cases.push_back({"rms_norm wider", [](Run& run) { rms_norm(run, 11, 5120, 5120, false, 0, false); }});
+  cases.push_back({"rms_norm zero-centred", [](Run& run) { rms_norm(run, 37, 96, 96, false, 0, false, 1); }});
+  cases.push_back({"rms_norm zero-centred residual", [](Run& run) { rms_norm(run, 5, 320, 320, true, 0, true, 1); }});
   cases.push_back({"rms_norm odd", [](Run& run) { rms_norm(run, 19, 33, 11, false, 3, false); }});
   cases.push_back({"layer_norm", [](Run& run) { layer_norm(run, 37, 1280, false); }});
   cases.push_back({"layer_norm wide", [](Run& run) { layer_norm(run, 13, 3072, false); }});
@@ -140,6 +144,7 @@ void add_norms(Cases& cases, bool large) {
   const std::pair<const char*, int32_t> kinds[] = {{"squared_relu", MIMO_ACTIVATION_SQUARED_RELU},
                                                    {"swiglu", MIMO_ACTIVATION_SWIGLU},
                                                    {"quick_geglu", MIMO_ACTIVATION_QUICK_GEGLU},
+                                                   {"geglu", MIMO_ACTIVATION_GEGLU},
                                                    {"gelu_tanh", MIMO_ACTIVATION_GELU_TANH},
                                                    {"gelu_erf", MIMO_ACTIVATION_GELU_ERF}};
   for (const auto& [name, kind] : kinds) {

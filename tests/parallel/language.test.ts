@@ -70,8 +70,9 @@ describe("losses, norms and every gradient equal one process's", () => {
 	}
 });
 
-test("latent experts and a gate of the shared expert on every layout", async () => {
-	const keys = { "moe-latent-size": 24, "moe-shared-expert-gate": true };
+test("latent experts, a gate of the shared expert and zero-centred norms on every layout", async () => {
+	const norms = { "apply-layernorm-1p": true, "qk-layernorm": true };
+	const keys = { "moe-latent-size": 24, "moe-shared-expert-gate": true, ...norms };
 	const reference = (await train({ keys }))[0]!;
 	for (const layout of [
 		{ tensor: 2, expert: 2 },

@@ -52,6 +52,7 @@ function reference(
 		const [gateColumn, linearColumn] = gateRows(i % width, width, interleave);
 		const gate = Math.min(x[row * inputs + gateColumn]!, clamp);
 		const linear = Math.max(-clamp, Math.min(x[row * inputs + linearColumn]!, clamp));
+		if (kind === "geglu") return p * plain.geluTanh!(gate) * linear;
 		if (kind === "swiglu") return p * gate * sigmoid(gate) * linear;
 		return p * gate * sigmoid(1.702 * gate) * (linear + linearOffset);
 	});
@@ -66,6 +67,8 @@ const cases: [ActivationName, ActivationOptions][] = [
 	["quickGeglu", { clamp: 1.5, linearOffset: 1 }],
 	["swiglu", { interleave: 1 }],
 	["quickGeglu", { clamp: 1.5, linearOffset: 1, interleave: 1 }],
+	["geglu", {}],
+	["geglu", { clamp: 1.5 }],
 	["geluTanh", {}],
 	["geluErf", {}],
 ];

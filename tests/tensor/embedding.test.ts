@@ -37,11 +37,27 @@ describe("embedding", () => {
 			checkGradients(device, {
 				inputs: {},
 				parameters: { table: { values: randomValues(vocabulary * width, 1), shape: [vocabulary, width] } },
-				forward: (tape, _, { table }) => embedding(tape, idTensor, table!, start),
+				forward: (tape, _, { table }) => embedding(tape, idTensor, table!, { vocabularyStart: start }),
 				reference: ({ table }) => rowsOf(table!, ids, width, start),
 			});
 		});
 	}
+
+	test("scaled rows, and no gradient of a padding id's", () => {
+		const ids = Int32Array.of(3, 1, 2, 3, 5, 1);
+		using idTensor = Tensor.from(device, ids);
+		using table = new Parameter("t", Tensor.from(device, randomValues(24, 1), [6, 4]), Tensor.zeros(device, [6, 4]));
+		const tape = new Tape(device, { recording: true });
+		using y = embedding(tape, idTensor, table, { scale: 1.5, paddingId: 3 });
+		const values = table.value.toFloat32();
+		expect([...y.toFloat32()]).toEqual(
+			Array.from(ids).flatMap((id) => [...values.subarray(4 * id, 4 * id + 4).map((x) => 1.5 * x)]),
+		);
+		y.gradient!.accumulate(Tensor.from(device, new Float32Array(24).fill(2), [6, 4]));
+		tape.backward();
+		const rows = [0, 6, 3, 0, 0, 3];
+		expect([...table.mainGradient!.toFloat32()]).toEqual(rows.flatMap((row) => Array<number>(4).fill(row)));
+	});
 
 	test("two threads add in the order one does", async () => {
 		const run = (on: Device) => {

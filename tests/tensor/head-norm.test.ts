@@ -25,21 +25,28 @@ function reference(x: Float64Array, query: Float64Array, key: Float64Array, head
 }
 
 test.each([
-	[4, 2, 6, 5],
-	[3, 1, 8, 2],
-	[2, 2, 4, 1],
-	[2, 1, 4, 0],
-])("%d query heads, %d key heads of %d columns, %d tokens", (queryHeads, keyHeads, headDim, tokens) => {
-	const heads = queryHeads / keyHeads + 2;
-	const width = keyHeads * heads * headDim;
-	checkGradients(device, {
-		inputs: { qkv: { values: randomValues(tokens * width, 1), shape: [tokens, width] } },
-		parameters: {
-			query: { values: randomValues(headDim, 2), shape: [headDim] },
-			key: { values: randomValues(headDim, 3), shape: [headDim] },
-		},
-		forward: (tape, { qkv }, { query, key }) =>
-			headNorm(tape, qkv!, { ...{ queryHeads, keyHeads, headDim, epsilon }, query: query!, key: key! }),
-		reference: ({ qkv, query, key }) => reference(qkv!, query!, key!, heads),
-	});
-});
+	[4, 2, 6, 5, false],
+	[4, 2, 6, 5, true],
+	[3, 1, 8, 2, false],
+	[2, 2, 4, 1, false],
+	[2, 1, 4, 0, false],
+])(
+	"%d query heads, %d key heads of %d columns, %d tokens, zero-centred %p",
+	(queryHeads, keyHeads, headDim, tokens, zeroCentred) => {
+		const heads = queryHeads / keyHeads + 2;
+		const width = keyHeads * heads * headDim;
+		checkGradients(device, {
+			inputs: { qkv: { values: randomValues(tokens * width, 1), shape: [tokens, width] } },
+			parameters: {
+				query: { values: randomValues(headDim, 2), shape: [headDim] },
+				key: { values: randomValues(headDim, 3), shape: [headDim] },
+			},
+			forward: (tape, { qkv }, { query, key }) =>
+				headNorm(tape, qkv!, { ...{ queryHeads, keyHeads, headDim, epsilon, zeroCentred }, query: query!, key: key! }),
+			reference: ({ qkv, query, key }) => {
+				const gain = (weight: Float64Array) => weight.map((gamma) => gamma + Number(zeroCentred));
+				return reference(qkv!, gain(query!), gain(key!), heads);
+			},
+		});
+	},
+);

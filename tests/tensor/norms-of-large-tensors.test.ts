@@ -22,7 +22,7 @@ function norms(source: Float32Array, rows: number, width: number) {
 	const [y, dx, rstd, mean] = [empty([rows, width]), empty([rows, width]), empty([rows]), empty([rows])];
 	const common = { rows, width, dtype: x.dtypeCode, weight_dtype: x.dtypeCode, x, weight };
 	const epsilon = 1e-5;
-	const rms = { ...common, rstd, group_size: width, x_stride: width };
+	const rms = { ...common, rstd, group_size: width, x_stride: width, weight_offset: 0 };
 	const results: Float32Array[] = [];
 	const keep = (tensor: Tensor) => results.push(tensor.toFloat32().slice(0, part * width));
 	device.run("rms_norm_forward", { ...rms, residual: null, sum: null, y, y_stride: width, epsilon });

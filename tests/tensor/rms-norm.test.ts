@@ -44,6 +44,34 @@ describe("rmsNorm", () => {
 
 	for (const [rows, width, group] of [
 		[5, 24, 24],
+		[130, 7, 7],
+		[3, 32, 8],
+	] as const) {
+		test(`with a zero-centred weight, [${rows}, ${width}] in groups of ${group}`, () => {
+			checkGradients(device, {
+				inputs: { x: { values: randomValues(rows * width, 1), shape: [rows, width] } },
+				parameters: { weight: { values: randomValues(width, 2), shape: [width] } },
+				forward: (tape, { x }, { weight }) => rmsNorm(tape, x!, weight!, 1e-5, { groupSize: group, zeroCentred: true }),
+				reference: ({ x, weight }) =>
+					reference(
+						x!,
+						weight!.map((gamma) => 1 + gamma),
+						group,
+						1e-5,
+					),
+			});
+		});
+	}
+
+	test("the gain of a bf16 zero-centred weight is not rounded", () => {
+		using x = Tensor.from(device, Float32Array.of(1, 1), [1, 2]);
+		using weight = new Parameter("w", Tensor.from(device, Float32Array.of(2 ** -12, 0), [2], { dtype: "bf16" }), null);
+		using y = rmsNorm(new Tape(device, { recording: false }), x, weight, 0, { zeroCentred: true });
+		expect([...y.toFloat32()]).toEqual([1 + 2 ** -12, 1]);
+	});
+
+	for (const [rows, width, group] of [
+		[5, 24, 24],
 		[66, 6, 6],
 		[3, 32, 8],
 	] as const) {
@@ -140,7 +168,7 @@ describe("rmsNorm", () => {
 		using rstd = Tensor.empty(device, [rows, 1]);
 		device.run("rms_norm_forward", {
 			...{ x, residual, weight, sum, y, rstd, rows, width, group_size: width, x_stride: width, y_stride: width },
-			...{ epsilon: 1e-5, dtype: x.dtypeCode, weight_dtype: weight.dtypeCode },
+			...{ epsilon: 1e-5, weight_offset: 0, dtype: x.dtypeCode, weight_dtype: weight.dtypeCode },
 		});
 		const total = x.toFloat32().map((value, i) => value + residual.toFloat32()[i]!);
 		expect(sum.toFloat32()).toEqual(total);

@@ -25,7 +25,12 @@ const common = {
 	"moe-aux-loss-coeff": [0.5, 0.3, 0.4],
 	"moe-z-loss-coeff": 0.1,
 };
-const tied = { ...common, "moe-shared-expert-gate": true, "untie-embeddings-and-output-weights": false };
+const tied = {
+	...common,
+	"moe-shared-expert-gate": true,
+	"untie-embeddings-and-output-weights": false,
+	"apply-layernorm-1p": true,
+};
 const gated = {
 	...common,
 	"mtp-use-repeated-layer": true,
@@ -63,7 +68,7 @@ function objective({ losses, balancingByLayer }: StepGradients, { mtp, moe }: Hy
 
 test.each([
 	["biases, gates, rotary positions and repeated depths", gated],
-	["a shared expert, tied embeddings and depths of their own", tied],
+	["a shared expert, tied embeddings, zero-centred norms and depths of their own", tied],
 ])("%s", async (_, keys) => {
 	using training = await Training.open(tiny(keys), device);
 	const { state, language } = training.run;

@@ -59,9 +59,13 @@ struct GeluErf {
   }
 };
 
-/// Parameters of gated kinds: gate σ(alpha gate) (linear + offset), gate and linear clamped first.
+/// Parameters of gated kinds: gate σ(alpha gate (1 + cubic gate²)) (linear + offset), gate and linear clamped first.
 struct Gate {
-  float alpha, offset, clamp;
+  float alpha, offset, clamp, cubic;
+
+  /// Argument of σ at a gate, and its derivative. Without a cubic term nothing overflows where the gate does not.
+  float argument(float x) const { return alpha * (cubic == 0.0f ? x : x * (1.0f + cubic * x * x)); }
+  float slope(float x) const { return alpha * (cubic == 0.0f ? 1.0f : 1.0f + 3.0f * cubic * x * x); }
 };
 
 static inline float clamp_gate(float x, float clamp) { return x > clamp ? clamp : x; }
@@ -99,7 +103,7 @@ struct GatedRows {
     for (int64_t i = 0; i < columns; ++i) {
       const float gated = clamp_gate(load(x[i]), g.clamp);
       const float linear = clamp_linear(load(x[columns + i]), g.clamp) + g.offset;
-      store(&y[i], probability * (gated * sigmoid(g.alpha * gated) * linear));
+      store(&y[i], probability * (gated * sigmoid(g.argument(gated)) * linear));
     }
   }
 
@@ -113,10 +117,10 @@ struct GatedRows {
       const float gate_raw = load(x[i]), linear_raw = load(x[columns + i]), gradient = load(dy[i]);
       const float gated = clamp_gate(gate_raw, g.clamp);
       const float linear = clamp_linear(linear_raw, g.clamp) + g.offset;
-      const float s = sigmoid(g.alpha * gated);
+      const float s = sigmoid(g.argument(gated));
       dprobability += gradient * (gated * s * linear);
       const float da = probability * gradient;
-      const float dgate = da * linear * (s + g.alpha * gated * s * (1.0f - s));
+      const float dgate = da * linear * (s + g.slope(gated) * gated * s * (1.0f - s));
       const float dlinear = da * gated * s;
       store(&dx[i], gate_raw > g.clamp ? 0.0f : dgate);
       store(&dx[columns + i], linear_raw > g.clamp || linear_raw < -g.clamp ? 0.0f : dlinear);
@@ -155,7 +159,14 @@ struct PlainRows {
 };
 
 static inline bool is_gated(int32_t kind) {
-  return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU;
+  return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU || kind == MIMO_ACTIVATION_GEGLU;
+}
+
+template <class Args>
+static Gate gate_of(const Args& args) {
+  if (args.kind == MIMO_ACTIVATION_SWIGLU) return {1.0f, 0.0f, args.clamp, 0.0f};
+  if (args.kind == MIMO_ACTIVATION_GEGLU) return {GeluTanh::scale, 0.0f, args.clamp, GeluTanh::cubic};
+  return {1.702f, args.linear_offset, args.clamp, 0.0f};
 }
 
 /// Calls body with the rows of an operation's activation, from its fields kind, width, interleave, clamp and
@@ -165,9 +176,7 @@ static void with_activation(const Args& args, Body&& body) {
   if (is_gated(args.kind)) {
     MIMO_REQUIRE(args.clamp > 0 && args.interleave >= 0, "activation");
     MIMO_REQUIRE(args.interleave == 0 || args.width % args.interleave == 0, "activation");
-    const bool swiglu = args.kind == MIMO_ACTIVATION_SWIGLU;
-    const Gate gate{swiglu ? 1.0f : 1.702f, swiglu ? 0.0f : args.linear_offset, args.clamp};
-    return body(GatedRows{gate, args.width, args.interleave == 0 ? args.width : args.interleave});
+    return body(GatedRows{gate_of(args), args.width, args.interleave == 0 ? args.width : args.interleave});
   }
   if (args.kind == MIMO_ACTIVATION_SQUARED_RELU) return body(PlainRows<SquaredRelu>{args.width});
   if (args.kind == MIMO_ACTIVATION_GELU_TANH) return body(PlainRows<GeluTanh>{args.width});

@@ -9,6 +9,16 @@ namespace {
 // atomics nor sorting, and stays balanced if most tokens share one id.
 constexpr int64_t columns_per_task = 64;
 
+template <class T>
+void scale_row(const T* from, float scale, T* to, int64_t width) {
+  if (scale == 1.0f) {
+    std::memcpy(to, from, static_cast<size_t>(width) * sizeof(T));
+    return;
+  }
+#pragma omp simd
+  for (int64_t c = 0; c < width; ++c) store(&to[c], scale * load(from[c]));
+}
+
 }  // namespace
 
 void embedding_forward(mimo_stream& stream, const mimo_embedding_forward_args& args) {
@@ -22,7 +32,7 @@ void embedding_forward(mimo_stream& stream, const mimo_embedding_forward_args& a
       for (int64_t token = begin; token < end; ++token) {
         const int64_t row = args.ids[token] - args.vocabulary_start;
         if (row >= 0 && row < args.vocabulary_rows) {
-          std::memcpy(y + token * args.width, table + row * args.width, row_bytes);
+          scale_row(table + row * args.width, args.scale, y + token * args.width, args.width);
         } else {
           std::memset(static_cast<void*>(y + token * args.width), 0, row_bytes);
         }
@@ -39,11 +49,11 @@ void embedding_backward(mimo_stream& stream, const mimo_embedding_backward_args&
     parallel_range(stream.device->threads, args.width, columns_per_task, [&](int64_t begin, int64_t end) {
       for (int64_t token = 0; token < args.tokens; ++token) {
         const int64_t row = args.ids[token] - args.vocabulary_start;
-        if (row < 0 || row >= args.vocabulary_rows) continue;
+        if (row < 0 || row >= args.vocabulary_rows || args.ids[token] == args.padding_id) continue;
         const T* from = dy + token * args.width;
         float* to = args.dtable + row * args.width;
 #pragma omp simd
-        for (int64_t c = begin; c < end; ++c) to[c] += load(from[c]);
+        for (int64_t c = begin; c < end; ++c) to[c] += args.scale * load(from[c]);
       }
     });
   });

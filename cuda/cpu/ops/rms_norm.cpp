@@ -1,5 +1,5 @@
 // RMSNorm and group RMSNorm, forward and backward (docs/spec/language-model.md §1.5, §2.2): y = h rsqrt(mean(h²) + ε)
-// γ.
+// γ, γ = offset + weight.
 #include "kernel.h"
 #include "prefetch.h"
 #include "streaming.h"
@@ -23,11 +23,22 @@ void add_residual(const T* x, const T* residual, T* sum, int64_t size) {
   for (int64_t i = 0; i < size; ++i) store(&sum[i], load(x[i]) + load(residual[i]));
 }
 
+/// γ of a group's columns.
+template <class W>
+struct Gain {
+  const W* weight;
+  float offset;
+
+  Gain from(int64_t column) const { return {weight + column, offset}; }
+  Vector vector(int64_t i) const { return load_vector(weight + i) + offset; }
+  float at(int64_t i) const { return load(weight[i]) + offset; }
+};
+
 template <class T, class W>
-void scale_group(const T* h, const W* weight, float rstd, T* y, int64_t size) {
+void scale_group(const T* h, Gain<W> gain, float rstd, T* y, int64_t size) {
   row_loop(
-      size, [=](int64_t i) { store_vector(y + i, load_vector(h + i) * rstd * load_vector(weight + i)); },
-      [=](int64_t i) { store(&y[i], load(h[i]) * rstd * load(weight[i])); });
+      size, [=](int64_t i) { store_vector(y + i, load_vector(h + i) * rstd * gain.vector(i)); },
+      [=](int64_t i) { store(&y[i], load(h[i]) * rstd * gain.at(i)); });
 }
 
 /// Groups [begin, end), numbered row by row.
@@ -58,10 +69,10 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
     const T* h = normalised(at);
-    const W* weight = static_cast<const W*>(args.weight) + at.column;
+    const Gain<W> gain{static_cast<const W*>(args.weight) + at.column, args.weight_offset};
     T* y = static_cast<T*>(args.y) + at.row * args.y_stride + at.column;
     write_row(streamed, y, size, [&](T* to, int64_t from, int64_t past) {
-      scale_group(h + from, weight + from, args.rstd[index], to, past - from);
+      scale_group(h + from, gain.from(from), args.rstd[index], to, past - from);
     });
   }
   finish_streaming(streamed);
@@ -70,40 +81,40 @@ void forward_groups(const mimo_rms_norm_forward_args& args, int64_t begin, int64
 /// Returns Σ γ dy x of one group; dweight += dy x rstd unless null. Separate from the loop that writes dx: stores
 /// retire in order, and these, to cached memory, would wait behind dx's misses.
 template <class T, class W>
-float dot_and_weight_gradient(const T* dy, const T* x, const W* weight, float* dweight, int64_t size, float rstd) {
+float dot_and_weight_gradient(const T* dy, const T* x, Gain<W> gain, float* dweight, int64_t size, float rstd) {
   if (dweight == nullptr) {
     return row_sum(
-        size, [=](int64_t i) { return load_vector(dy + i) * load_vector(x + i) * load_vector(weight + i); },
-        [=](int64_t i) { return load(dy[i]) * load(x[i]) * load(weight[i]); });
+        size, [=](int64_t i) { return load_vector(dy + i) * load_vector(x + i) * gain.vector(i); },
+        [=](int64_t i) { return load(dy[i]) * load(x[i]) * gain.at(i); });
   }
   return row_sum(
       size,
       [=](int64_t i) {
         const Vector product = load_vector(dy + i) * load_vector(x + i);
         store_vector(dweight + i, load_vector(dweight + i) + product * rstd);
-        return product * load_vector(weight + i);
+        return product * gain.vector(i);
       },
       [=](int64_t i) {
         const float product = load(dy[i]) * load(x[i]);
         dweight[i] += product * rstd;
-        return product * load(weight[i]);
+        return product * gain.at(i);
       });
 }
 
 /// dx = rstd (γ dy - x rstd² mean) (+ dresidual) of a part of a group, mean = Σ γ dy x / size over the whole group.
 template <bool with_residual, class T, class W>
-void input_gradient(const T* dy, const T* x, const W* weight, const T* dresidual, T* dx, int64_t size, float rstd,
+void input_gradient(const T* dy, const T* x, Gain<W> gain, const T* dresidual, T* dx, int64_t size, float rstd,
                     float mean) {
   const float scaled_mean = mean * rstd * rstd;
   row_loop(
       size,
       [=](int64_t i) {
-        const Vector gradient = rstd * (load_vector(weight + i) * load_vector(dy + i) - load_vector(x + i) * scaled_mean);
+        const Vector gradient = rstd * (gain.vector(i) * load_vector(dy + i) - load_vector(x + i) * scaled_mean);
         if constexpr (with_residual) store_vector(dx + i, load_vector(dresidual + i) + gradient);
         else store_vector(dx + i, gradient);
       },
       [=](int64_t i) {
-        const float gradient = rstd * (load(weight[i]) * load(dy[i]) - load(x[i]) * scaled_mean);
+        const float gradient = rstd * (gain.at(i) * load(dy[i]) - load(x[i]) * scaled_mean);
         store(&dx[i], with_residual ? load(dresidual[i]) + gradient : gradient);
       });
 }
@@ -113,13 +124,15 @@ template <class T, class W>
 void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int64_t end, float* dweight) {
   const int64_t size = args.group_size, groups = args.width / size;
   const bool streamed = is_streamed(args.rows * args.width, sizeof(T));
+  const auto gain_of = [&](Place at) {
+    return Gain<W>{static_cast<const W*>(args.weight) + at.column, args.weight_offset};
+  };
   float dots[32];
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
     dots[index - begin] = dot_and_weight_gradient(static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column,
                                                   static_cast<const T*>(args.x) + at.row * args.x_stride + at.column,
-                                                  static_cast<const W*>(args.weight) + at.column,
-                                                  dweight ? dweight + at.column : nullptr, size, args.rstd[index]);
+                                                  gain_of(at), dweight ? dweight + at.column : nullptr, size, args.rstd[index]);
   }
   for (int64_t index = begin; index < end; ++index) {
     const Place at = place_of(index, groups, size);
@@ -127,12 +140,12 @@ void backward_groups(const mimo_rms_norm_backward_args& args, int64_t begin, int
     const int64_t offset = at.row * args.dx_stride + at.column;
     const T* dy = static_cast<const T*>(args.dy) + at.row * args.dy_stride + at.column;
     const T* x = static_cast<const T*>(args.x) + at.row * args.x_stride + at.column;
-    const W* weight = static_cast<const W*>(args.weight) + at.column;
+    const Gain<W> gain = gain_of(at);
     const T* dresidual = args.dresidual ? static_cast<const T*>(args.dresidual) + offset : nullptr;
     // Over the whole group; write_row calls for parts of it.
     const float mean = dots[index - begin] / static_cast<float>(size);
     write_row(streamed, static_cast<T*>(args.dx) + offset, size, [&](T* to, int64_t from, int64_t past) {
-      gradient(dy + from, x + from, weight + from, dresidual ? dresidual + from : nullptr, to, past - from,
+      gradient(dy + from, x + from, gain.from(from), dresidual ? dresidual + from : nullptr, to, past - from,
                args.rstd[index], mean);
     });
   }

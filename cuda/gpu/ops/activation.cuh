@@ -39,9 +39,13 @@ __device__ __forceinline__ float clamp_linear(float x, float clamp) {
   return x > clamp ? clamp : (x < -clamp ? -clamp : x);
 }
 
-/// Parameters of gated kinds: gate σ(alpha gate) (linear + offset), gate and linear clamped first.
+/// Parameters of gated kinds: gate σ(alpha gate (1 + cubic gate²)) (linear + offset), gate and linear clamped first.
 struct Gate {
-  float alpha, offset, clamp;
+  float alpha, offset, clamp, cubic;
+
+  /// Argument of σ at a gate, and its derivative. Without a cubic term nothing overflows where the gate does not.
+  __device__ __forceinline__ float argument(float x) const { return alpha * (cubic == 0.0f ? x : x * (1.0f + cubic * x * x)); }
+  __device__ __forceinline__ float slope(float x) const { return alpha * (cubic == 0.0f ? 1.0f : 1.0f + 3.0f * cubic * x * x); }
 };
 
 /// 1 / x rounded to nearest, for 1 <= x <= 2^126.
@@ -61,9 +65,9 @@ struct Gated {
 
   Gate given;
 
-  __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY} : given; }
+  __device__ __forceinline__ Gate gate() const { return Usual ? Gate{1.0f, 0.0f, INFINITY, 0.0f} : given; }
 
-  /// σ(alpha gate). A division branches on whether its operands are in the range of the fast path; here one branch
+  /// σ of the gate's argument. A division branches on whether its operands are in the range of the fast path; here one branch
   /// serves all columns.
   template <int Width>
   __device__ __forceinline__ void sigmas(const float (&x)[Width], float (&to)[Width]) const {
@@ -71,7 +75,7 @@ struct Gated {
     float sum[Width], largest = 0;
 #pragma unroll
     for (int i = 0; i < Width; ++i) {
-      sum[i] = 1.0f + expf(-(g.alpha * clamp_gate(x[i], g.clamp)));
+      sum[i] = 1.0f + expf(-g.argument(clamp_gate(x[i], g.clamp)));
       largest = fmaxf(largest, sum[i]);
     }
     if (largest < 0x1p126f) {
@@ -99,7 +103,7 @@ struct Gated {
     const Gate g = gate();
     const float v = clamp_gate(x, g.clamp), l = clamp_linear(linear, g.clamp) + g.offset;
     const bool clamped = linear > g.clamp || linear < -g.clamp;
-    const float slope = l * (sigma + g.alpha * v * sigma * (1.0f - sigma));
+    const float slope = l * (sigma + g.slope(v) * v * sigma * (1.0f - sigma));
     return {v * sigma * l, x > g.clamp ? 0.0f : slope, clamped ? 0.0f : v * sigma};
   }
 };
@@ -119,12 +123,15 @@ void with_plain_kind(int32_t kind, Body&& body) {
   fail(MIMO_ERROR_ARGUMENT, "activation was given an unknown kind.");
 }
 
-inline bool is_gated(int32_t kind) { return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU; }
+inline bool is_gated(int32_t kind) {
+  return kind == MIMO_ACTIVATION_SWIGLU || kind == MIMO_ACTIVATION_QUICK_GEGLU || kind == MIMO_ACTIVATION_GEGLU;
+}
 
 template <class Args>
 Gate gate_of(const Args& args) {
-  if (args.kind == MIMO_ACTIVATION_SWIGLU) return {1.0f, 0.0f, args.clamp};
-  return {1.702f, args.linear_offset, args.clamp};
+  if (args.kind == MIMO_ACTIVATION_SWIGLU) return {1.0f, 0.0f, args.clamp, 0.0f};
+  if (args.kind == MIMO_ACTIVATION_GEGLU) return {GeluTanh::scale, 0.0f, args.clamp, GeluTanh::cubic};
+  return {1.702f, args.linear_offset, args.clamp, 0.0f};
 }
 
 /// Calls body with the gated kind.

@@ -16,6 +16,8 @@ __global__ void forward_kernel(mimo_embedding_forward_args args, int64_t packs) 
     float value[Width] = {};
     if (row >= 0 && row < args.vocabulary_rows) {
       read(static_cast<const T*>(args.table) + row * args.width + pack * Width, value);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) value[i] *= args.scale;
     }
     write(static_cast<T*>(args.y) + token * args.width + pack * Width, value);
   });
@@ -24,23 +26,23 @@ __global__ void forward_kernel(mimo_embedding_forward_args args, int64_t packs) 
 constexpr int sort_threads = 256;
 constexpr int sorted_per_run = 32;
 
-/// Table row of a token; tokens of other shards sort last.
-__device__ __forceinline__ int32_t key_of(const int32_t* ids, int64_t token, int64_t start, int64_t rows) {
-  const int64_t row = ids[token] - start;
-  return static_cast<int32_t>(row >= 0 && row < rows ? row : rows);
+/// Table row of a token; tokens without a gradient here sort last.
+__device__ __forceinline__ int32_t key_of(const mimo_embedding_backward_args& args, int64_t token) {
+  const int64_t row = args.ids[token] - args.vocabulary_start, rows = args.vocabulary_rows;
+  return static_cast<int32_t>(row >= 0 && row < rows && args.ids[token] != args.padding_id ? row : rows);
 }
 
 /// Counting sort: order[rank] = token and sorted_key[rank] = its row, where rank counts the tokens that precede it.
-__global__ void sort_kernel(const int32_t* ids, int64_t tokens, int64_t start, int64_t rows, int32_t* order,
-                            int32_t* sorted_key) {
+__global__ void sort_kernel(mimo_embedding_backward_args args, int32_t* order, int32_t* sorted_key) {
   __shared__ int32_t shared[sort_threads];
+  const int64_t tokens = args.tokens;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * sort_threads + threadIdx.x;
-  const int32_t own = token < tokens ? key_of(ids, token, start, rows) : 0;
+  const int32_t own = token < tokens ? key_of(args, token) : 0;
   int32_t rank = 0;
   for (int64_t first = 0; first < tokens; first += sort_threads) {
     __syncthreads();
     const int64_t other = first + threadIdx.x;
-    shared[threadIdx.x] = other < tokens ? key_of(ids, other, start, rows) : INT32_MAX;
+    shared[threadIdx.x] = other < tokens ? key_of(args, other) : INT32_MAX;
     __syncthreads();
 #pragma unroll 8
     for (int i = 0; i < sort_threads; ++i) {
@@ -57,7 +59,7 @@ __global__ void sort_kernel(const int32_t* ids, int64_t tokens, int64_t start, i
 /// that continues in the next. A run that lies inside one id has a head only.
 template <class T, int Width>
 __global__ void add_runs_kernel(const T* dy, const int32_t* order, const int32_t* sorted_key, int64_t tokens,
-                                int64_t rows, int64_t width, float* head, float* tail, float* dtable) {
+                                int64_t rows, int64_t width, float scale, float* head, float* tail, float* dtable) {
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * Width;
   if (column >= width) return;
   const int64_t run = blockIdx.y;
@@ -70,7 +72,7 @@ __global__ void add_runs_kernel(const T* dy, const int32_t* order, const int32_t
     float value[Width];
     read(dy + order[at] * width + column, value);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) sum[i] += value[i];
+    for (int i = 0; i < Width; ++i) sum[i] += scale * value[i];
     const bool goes_on = at + 1 < tokens && sorted_key[at + 1] == key;
     if (goes_on && at + 1 < end) continue;
     if (from_before) {
@@ -136,8 +138,8 @@ void embedding_backward(mimo_stream& stream, const mimo_embedding_backward_args&
   int32_t* const sorted_key = order + args.tokens;
   float* const head = sum_space.as<float>();
   float* const tail = head + runs * args.width;
-  launch(stream, sort_kernel, grid_of(ceil_div(args.tokens, sort_threads)), dim3(sort_threads), 0, args.ids,
-         args.tokens, args.vocabulary_start, args.vocabulary_rows, order, sorted_key);
+  launch(stream, sort_kernel, grid_of(ceil_div(args.tokens, sort_threads)), dim3(sort_threads), 0, args, order,
+         sorted_key);
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int wide = vector_width<T>;
@@ -145,8 +147,8 @@ void embedding_backward(mimo_stream& stream, const mimo_embedding_backward_args&
                       packs_fit<float>(args.dtable, args.width, args.width, wide);
     with_width<wide>(fits, [&](auto w) {
       launch(stream, add_runs_kernel<T, w>, grid_of(ceil_div(args.width, 128 * w), runs), dim3(128), 0,
-             static_cast<const T*>(args.dy), order, sorted_key, args.tokens, args.vocabulary_rows, args.width, head,
-             tail, args.dtable);
+             static_cast<const T*>(args.dy), order, sorted_key, args.tokens, args.vocabulary_rows, args.width, args.scale,
+             head, tail, args.dtable);
     });
   });
   launch(stream, add_borders_kernel, grid_of(ceil_div(args.width, 128), runs), dim3(128), 0, sorted_key, args.tokens,

@@ -31,10 +31,10 @@ struct GatedRule {
 
   __device__ __forceinline__ ValueAndSlopes<2> at(const float (&x)[2]) const {
     const float gate = clamp_gate(x[0], g.clamp), linear = clamp_linear(x[1], g.clamp) + g.offset;
-    const float s = sigmoid(g.alpha * gate);
+    const float s = sigmoid(g.argument(gate));
     const bool linear_clamped = x[1] > g.clamp || x[1] < -g.clamp;
     return {gate * s * linear,
-            {x[0] > g.clamp ? 0.0f : linear * (s + g.alpha * gate * s * (1.0f - s)), linear_clamped ? 0.0f : gate * s}};
+            {x[0] > g.clamp ? 0.0f : linear * (s + g.slope(gate) * gate * s * (1.0f - s)), linear_clamped ? 0.0f : gate * s}};
   }
   __device__ __forceinline__ int64_t pack_of(int input, int64_t pack) const { return gate_pack(pack, block) + input * block; }
 };

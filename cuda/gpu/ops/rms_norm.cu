@@ -1,6 +1,6 @@
 // RMSNorm and group RMSNorm, forward and backward (docs/spec/language-model.md §1.5, §2.2): y = s h rsqrt(mean(h²) + ε)
-// γ with h = m x. Without masks (docs/spec/elastic.md §9) m = s = 1. A residual r is fused: x becomes r + x, or r + f x
-// with masks.
+// γ with h = m x. Without masks (docs/spec/elastic.md §9) m = s = 1, and γ is weight_offset + weight. A residual r is fused: x
+// becomes r + x, or r + f x with masks.
 #include "norm.cuh"
 
 namespace mimo::cuda {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(forward_threads<Team>)
   Team::for_packs([&](int p) {
     float y[Width];
 #pragma unroll
-    for (int i = 0; i < Width; ++i) y[i] = h[p].get(i) * scaled * weight[p].get(i);
+    for (int i = 0; i < Width; ++i) y[i] = h[p].get(i) * scaled * (args.weight_offset + weight[p].get(i));
     if constexpr (Masked) {
       float factor[Width];
       masks.norm.read_pack(Team::pack(p) < packs, column + Team::pack(p) * Width, factor);
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
         for (int i = 0; i < Width; ++i) {
           const float product = dy[i] * x[i];
           sum[0][p][i] += product * rstd;
-          dot[0] += product * weight[p].get(i);
+          dot[0] += product * (args.weight_offset + weight[p].get(i));
         }
       }
     });
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(backward_threads<Team, Width>)
       } else {
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
-          dy[i] = residual[i] + rstd * (weight[p].get(i) * dy[i] - x[i] * scaled_mean);
+          dy[i] = residual[i] + rstd * ((args.weight_offset + weight[p].get(i)) * dy[i] - x[i] * scaled_mean);
         }
       }
       if (Team::pack(p) < packs) write(to + Team::pack(p) * Width, dy);

@@ -64,6 +64,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		addBiasLinear: args.add_bias_linear === true,
 		addQkvBias: args.add_qkv_bias === true,
 		qkLayernorm: args.qk_layernorm === true,
+		applyLayernorm1p: args.apply_layernorm_1p === true,
 		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
 		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
 			? ([args.window_attn_skip_freq].flat() as number[])
@@ -238,6 +239,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		add_bias_linear: configuration.addBiasLinear ?? false,
 		...(configuration.addQkvBias && { add_qkv_bias: true }),
 		...(configuration.qkLayernorm && { qk_layernorm: true }),
+		...(configuration.applyLayernorm1p && { apply_layernorm_1p: true }),
 		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,

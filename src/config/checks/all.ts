@@ -77,6 +77,12 @@ const model: readonly Check[] = [
 			"qk-layernorm",
 			"allowed with normalization LayerNorm is false",
 		),
+	(c) =>
+		unless(
+			c.normalization === "RMSNorm" || !c.applyLayernorm1p,
+			"apply-layernorm-1p",
+			"allowed with normalization LayerNorm is false",
+		),
 	({ windowSize: size }) =>
 		unless(
 			size === null || (size.length === 2 && size[1] === 0),

@@ -117,6 +117,7 @@ export const modelKeys = {
 	normalization: defaulting(choice(["RMSNorm", "LayerNorm"]), "RMSNorm", "Norm of the language model.", {
 		megatron: "LayerNorm",
 	}),
+	"apply-layernorm-1p": off("Norms multiply by 1 + weight, which is 0 at first; RMSNorm alone."),
 	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm."),
 	"init-method-std": defaulting(number(0), 0.02, "Standard deviation of initial weights.", { model: false }),
 	"embedding-init-method-std": derived(

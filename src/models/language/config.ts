@@ -69,6 +69,8 @@ export interface HybridConfig {
 	readonly paddedVocabularySize: number;
 	readonly normalization: "RMSNorm" | "LayerNorm";
 	readonly normEpsilon: number;
+	/** Whether norms multiply by 1 + weight (RMSNorm alone). Mamba's gated norm multiplies by its weight. */
+	readonly zeroCentredNorms: boolean;
 	/** Rows of the table of learned positions, which is added to the word embedding; null: none. */
 	readonly learnedPositions: number | null;
 	readonly initMethodStd: number;

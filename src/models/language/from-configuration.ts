@@ -79,6 +79,7 @@ export type LanguageModelKeys = Pick<
 /** Keys that descriptions in older checkpoints lack, where they have their defaults. */
 type LaterKey =
 	| "addQkvBias"
+	| "applyLayernorm1p"
 	| "freezeModel"
 	| "maxPositionEmbeddings"
 	| "moeLatentSize"
@@ -105,6 +106,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		paddedVocabularySize: paddedVocabularySize(c),
 		normalization: c.normalization ?? "RMSNorm",
 		normEpsilon: c.normEpsilon,
+		zeroCentredNorms: c.applyLayernorm1p ?? false,
 		learnedPositions: c.positionEmbeddingType === "learned_absolute" ? c.maxPositionEmbeddings! : null,
 		initMethodStd: c.initMethodStd,
 		embeddingInitMethodStd: c.embeddingInitMethodStd,

@@ -16,6 +16,7 @@ import {
 	maskColumns,
 	type Parameter,
 	type ResidualSum,
+	type RmsNormOptions,
 	rmsNorm,
 	type ScaleMask,
 	type ScoreMask,
@@ -96,15 +97,10 @@ export function maskedNorm(
 	weight: Parameter,
 	epsilon: number,
 	mask: NormMask | null | undefined,
-	{
-		columns = null,
-		groupSize,
-		sum = null,
-	}: { readonly columns?: ColumnMask | null; readonly groupSize?: number; readonly sum?: ResidualSum | null } = {},
+	{ columns = null, ...options }: { readonly columns?: ColumnMask | null } & Omit<RmsNormOptions, "mask"> = {},
 ): Tensor {
 	return rmsNorm(tape, x, weight, epsilon * (mask?.epsilonFactor ?? 1), {
-		groupSize,
-		sum,
+		...options,
 		mask: mask || columns ? { columns, scale: mask?.scale ?? null } : null,
 	});
 }

@@ -135,7 +135,7 @@ export class ModelChunk {
 
 	#embed(tape: Tape, input: ForwardInput, observe: Observer | undefined): Tensor {
 		const table = this.#parameter("embedding.word_embeddings.weight");
-		using partial = embedding(tape, input.ids, table, this.parts.vocabularyStart);
+		using partial = embedding(tape, input.ids, table, { vocabularyStart: this.parts.vocabularyStart });
 		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
 		using placed = this.#addPositions(tape, embedded, input);
 		using dropped = hiddenDropout(tape, this.parts, placed, input, "embedding");

@@ -72,7 +72,7 @@ function project(
 	previous: Tensor,
 ): Tensor {
 	const { tp } = parallel;
-	using partial = embedding(tape, ids, parameter(wordEmbedding), vocabularyStart);
+	using partial = embedding(tape, ids, parameter(wordEmbedding), { vocabularyStart });
 	using embedded = reduceScatterSequence(tape, partial, tp);
 	using e = norm(tape, { config, weights }, embedded, "enorm.weight");
 	using h = norm(tape, { config, weights }, previous, "hnorm.weight");

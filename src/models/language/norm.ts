@@ -16,7 +16,9 @@ export function norm(
 		sum = null,
 	}: { readonly mask?: NormMask | null; readonly columns?: ColumnMask | null; readonly sum?: ResidualSum | null } = {},
 ): Tensor {
-	const { normalization, normEpsilon } = config;
-	if (normalization === "RMSNorm") return maskedNorm(tape, x, weights(name), normEpsilon, mask, { columns, sum });
+	const { normalization, normEpsilon, zeroCentredNorms: zeroCentred } = config;
+	if (normalization === "RMSNorm") {
+		return maskedNorm(tape, x, weights(name), normEpsilon, mask, { columns, sum, zeroCentred });
+	}
 	return layerNorm(tape, x, weights(name), weights(normBias(name)), normEpsilon, { sum });
 }

@@ -15,6 +15,7 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 		vocabularySize: l.vocab_size,
 		paddedVocabularySize: l.padded_vocab_size,
 		normalization: "RMSNorm",
+		zeroCentredNorms: false,
 		learnedPositions: null,
 		normEpsilon: l.norm_epsilon,
 		initMethodStd: l.init_method_std,

@@ -255,6 +255,7 @@ export function mtpModel(
 		vocabularySize,
 		paddedVocabularySize: vocabularySize,
 		normalization: "RMSNorm",
+		zeroCentredNorms: false,
 		learnedPositions: null,
 		normEpsilon: epsilon,
 		// The weights come with the folder.

@@ -3,12 +3,15 @@ import type { Parameter } from "../parameter.ts";
 import type { Tape } from "../tape.ts";
 import { contiguous, copyInto, Tensor } from "../tensor.ts";
 import type { AttentionHeads } from "./attention.ts";
+import { weightOffset } from "./rms-norm.ts";
 
 export interface HeadNormOptions extends AttentionHeads {
 	/** Weights [headDim] that all query heads share, and all key heads. */
 	readonly query: Parameter;
 	readonly key: Parameter;
 	readonly epsilon: number;
+	/** Whether γ is 1 + weight. */
+	readonly zeroCentred?: boolean;
 }
 
 /**
@@ -17,7 +20,7 @@ export interface HeadNormOptions extends AttentionHeads {
  */
 export function headNorm(tape: Tape, qkv: Tensor, options: HeadNormOptions): Tensor {
 	const { device } = tape;
-	const { queryHeads, keyHeads, headDim: d, query, key, epsilon } = options;
+	const { queryHeads, keyHeads, headDim: d, query, key, epsilon, zeroCentred = false } = options;
 	const normalised = queryHeads / keyHeads + 1;
 	const rows = qkv.rows * keyHeads;
 	// A row for every key head of a token.
@@ -27,7 +30,7 @@ export function headNorm(tape: Tape, qkv: Tensor, options: HeadNormOptions): Ten
 		weight: head === normalised - 1 ? key : query,
 		rstd: Tensor.empty(device, [rows, 1]),
 	}));
-	const shape = { rows, width: d, group_size: d, dtype: qkv.dtypeCode };
+	const shape = { rows, width: d, group_size: d, ...weightOffset(zeroCentred), dtype: qkv.dtypeCode };
 	const trains = qkv.gradient !== null || query.trainable || key.trainable;
 	const y = tape.output(Tensor.empty(device, qkv.shape, qkv.dtype), trains);
 	{

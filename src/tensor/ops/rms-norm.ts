@@ -18,12 +18,14 @@ export interface RmsNormOptions {
 	readonly groupSize?: number | undefined;
 	/** Column factors multiply x before the norm, the scale multiplies y (docs/spec/elastic.md §9). */
 	readonly mask?: Mask | null;
+	/** Whether the gain is 1 + weight, not the weight; without a mask. */
+	readonly zeroCentred?: boolean;
 	/** The residual sum whose value x is; its values are written in the same pass if they are not there yet. */
 	readonly sum?: ResidualSum | null;
 }
 
 /**
- * y = x * rsqrt(mean(x²) + epsilon) * weight over runs of `groupSize` columns. x_TW f32 or bf16 → y_TW of the same type. The
+ * y = x * rsqrt(mean(x²) + epsilon) * gain over runs of `groupSize` columns. x_TW f32 or bf16 → y_TW of the same type. The
  * values of a residual sum are rounded before they are normalised, so y has the same bits whether the sum is written here or before.
  */
 export function rmsNorm(
@@ -31,8 +33,9 @@ export function rmsNorm(
 	x: Tensor,
 	weight: Parameter,
 	epsilon: number,
-	{ groupSize = x.width, mask = null, sum = null }: RmsNormOptions = {},
+	{ groupSize = x.width, mask = null, zeroCentred = false, sum = null }: RmsNormOptions = {},
 ): Tensor {
+	if (zeroCentred && mask) throw new RangeError("rmsNorm of masked columns has no zero-centred weight.");
 	const { device } = tape;
 	const rows = x.rows;
 	const width = x.width;
@@ -47,7 +50,8 @@ export function rmsNorm(
 		dtype: x.dtypeCode,
 		weight_dtype: weight.value.dtypeCode,
 	};
-	runForward(x, sum, masks, { ...shape, weight: weight.value, y, rstd, y_stride: width, epsilon });
+	const offset = weightOffset(zeroCentred);
+	runForward(x, sum, masks, { ...shape, ...offset, weight: weight.value, y, rstd, y_stride: width, epsilon });
 	tape.record({
 		name: "rms_norm",
 		outputs: [y],
@@ -66,11 +70,16 @@ export function rmsNorm(
 						...masks!,
 						...maskGradients(mask),
 					});
-				} else device.run("rms_norm_backward", { ...shape, ...operands, ...strides });
+				} else device.run("rms_norm_backward", { ...shape, ...offset, ...operands, ...strides });
 			});
 		},
 	});
 	return y;
+}
+
+/** Added to a norm's weight. */
+export function weightOffset(zeroCentred: boolean) {
+	return { weight_offset: zeroCentred ? 1 : 0 };
 }
 
 /** Normalises x and, where its sum is not written yet, writes that too. */

@@ -23,6 +23,7 @@ const unusual = {
 	"glu-linear-offset": -0.5,
 	"add-bias-linear": true,
 	"norm-epsilon": 1e-6,
+	"apply-layernorm-1p": true,
 	"init-method-std": 0.1,
 	"hidden-dropout": 0.1,
 	"attention-dropout": 0.2,
@@ -55,7 +56,11 @@ test("every property of a model comes back from its arguments", () => {
 });
 
 test("LayerNorm and learned positions come back too", () => {
-	const gpt = { normalization: "LayerNorm", "position-embedding-type": "learned_absolute" };
+	const gpt = {
+		normalization: "LayerNorm",
+		"apply-layernorm-1p": false,
+		"position-embedding-type": "learned_absolute",
+	};
 	const c = configurationOf({ ...unusual, ...gpt, "hybrid-layer-pattern": "M*E-", "max-position-embeddings": 40 });
 	const { normalization, positionEmbeddingType, maxPositionEmbeddings } = configurationFromArguments(
 		argumentsOf(c, 128),

@@ -8,7 +8,7 @@ const gated = { preset: "nemotron-tiny", "squared-relu": false, swiglu: true };
 describe("refused by name", () => {
 	const fp8 = { bf16: true, device: "cpu", "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true };
 	for (const [keys, sentence] of [
-		[{ "activation-func-clamp-value": 7 }, "allowed only with swiglu or quick-geglu"],
+		[{ "activation-func-clamp-value": 7 }, "allowed only with swiglu, quick-geglu or geglu"],
 		[{ ...gated, "glu-linear-offset": 1 }, "allowed is 0 without quick-geglu"],
 		[
 			{ "moe-shared-expert-gate": true, "moe-shared-expert-intermediate-size": 0 },
@@ -21,7 +21,7 @@ describe("refused by name", () => {
 			"allowed is one of add-bias-linear and disable-bias-linear",
 		],
 		[{ "moe-single-grouped-bias": true }, "moe-single-grouped-bias (program): the value is true; allowed only with"],
-		[{ "moe-mlp-glu-interleave-size": 8 }, "allowed only with swiglu or quick-geglu, and a divisor"],
+		[{ "moe-mlp-glu-interleave-size": 8 }, "allowed only with swiglu, quick-geglu or geglu, and a divisor"],
 		[{ ...gated, "moe-mlp-glu-interleave-size": 7 }, "a divisor of moe-ffn-hidden-size"],
 		[{ "squared-relu": false, "moe-fused-mlp": "on" }, "the activation is GELU"],
 		[

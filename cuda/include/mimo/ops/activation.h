@@ -8,7 +8,8 @@ enum mimo_activation {
   MIMO_ACTIVATION_SWIGLU = 1,       /* gated: x₁ σ(x₁) x₂, x₁ of the gate half, x₂ of the linear half */
   MIMO_ACTIVATION_QUICK_GEGLU = 2,  /* gated: x₁ σ(1.702 x₁) (x₂ + linear_offset) */
   MIMO_ACTIVATION_GELU_TANH = 3,    /* 0.5 x (1 + tanh(0.7978845608 x (1 + 0.044715 x²))) */
-  MIMO_ACTIVATION_GELU_ERF = 4      /* 0.5 x (1 + erf(x / sqrt 2)) */
+  MIMO_ACTIVATION_GELU_ERF = 4,     /* 0.5 x (1 + erf(x / sqrt 2)) */
+  MIMO_ACTIVATION_GEGLU = 5         /* gated: GELU_TANH of x₁, times x₂ */
 };
 
 /* y = row_probability * activation(x). x is [rows, width], or [rows, 2 width] for the gated kinds: the gate half, then the

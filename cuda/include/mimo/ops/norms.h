@@ -3,8 +3,8 @@
 
 #include "../stream.h"
 
-/* h = x + residual, rounded to `dtype`;  y = h * rstd * weight,  rstd = 1 / sqrt(mean(h²) + epsilon), the mean over each run
- * of `group_size` columns. */
+/* h = x + residual, rounded to `dtype`;  y = h * rstd * (weight_offset + weight),  rstd = 1 / sqrt(mean(h²) + epsilon), the mean
+ * over each run of `group_size` columns. The weight of a zero-centred norm has offset 1. */
 typedef struct mimo_rms_norm_forward_args {
   const void* x;        /* [rows, width] */
   const void* residual; /* [rows, width], stride x_stride; or null: h = x */
@@ -18,6 +18,7 @@ typedef struct mimo_rms_norm_forward_args {
   int64_t x_stride;
   int64_t y_stride;
   float epsilon;
+  float weight_offset;
   int32_t dtype;
   int32_t weight_dtype;
 } mimo_rms_norm_forward_args;
@@ -38,6 +39,7 @@ typedef struct mimo_rms_norm_backward_args {
   int64_t dy_stride;
   int64_t x_stride;
   int64_t dx_stride; /* of dx and dresidual */
+  float weight_offset;
   int32_t dtype;
   int32_t weight_dtype;
 } mimo_rms_norm_backward_args;

@@ -188,6 +188,7 @@ const unused = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	applyLayernorm1p: false,
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",

@@ -26,6 +26,7 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	/** Absent, here and below: false, or the key's default. */
 	readonly addQkvBias?: boolean;
 	readonly qkLayernorm?: boolean;
+	readonly applyLayernorm1p?: boolean;
 	/** Absent or null: no layer, and every layer has a window. */
 	readonly windowSize?: readonly number[] | null;
 	readonly windowAttnSkipFreq?: readonly number[] | null;

@@ -93,6 +93,7 @@ const always = {
 	addBiasLinear: false,
 	addQkvBias: false,
 	qkLayernorm: false,
+	applyLayernorm1p: false,
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",

@@ -42,7 +42,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 		},
 		...biases(config, "self_attention.linear_qkv.bias", fused, rows),
 		...(attention.qkNorm
-			? ["q", "k"].map((part) => normWeight(`self_attention.${part}_layernorm.weight`, attention.headDim))
+			? ["q", "k"].map((part) => normWeight(config, `self_attention.${part}_layernorm.weight`, attention.headDim))
 			: []),
 		...biases(config, "self_attention.linear_proj.bias", h, replicated),
 	];
@@ -95,6 +95,7 @@ function headWeights({ config, weights }: LayerContext) {
 		query: weights("self_attention.q_layernorm.weight"),
 		key: weights("self_attention.k_layernorm.weight"),
 		epsilon: config.normEpsilon,
+		zeroCentred: config.zeroCentredNorms,
 	};
 }
 

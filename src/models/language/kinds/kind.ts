@@ -37,15 +37,15 @@ export const columns: Shard = { kind: "split", dimension: 1 };
 export const ones: Initialisation = { kind: "constant", value: 1 };
 export const zeros: Initialisation = { kind: "constant", value: 0 };
 
-/** The weight of a norm, replicated, 1 at first. */
-export function normWeight(name: string, width: number): ParameterSpec {
-	return { name, shape: [width], initialisation: ones, shard: replicated };
+/** The weight of a norm, replicated, whose gain is 1 at first. */
+export function normWeight({ zeroCentredNorms }: HybridConfig, name: string, width: number): ParameterSpec {
+	return { name, shape: [width], initialisation: zeroCentredNorms ? zeros : ones, shard: replicated };
 }
 
 /** The parameters of a norm of hidden states: its weight `name`, and LayerNorm's bias. */
-export function hiddenNorm({ normalization, hiddenSize }: HybridConfig, name: string): ParameterSpec[] {
-	const weight = normWeight(name, hiddenSize);
-	if (normalization === "RMSNorm") return [weight];
+export function hiddenNorm(config: HybridConfig, name: string): ParameterSpec[] {
+	const weight = normWeight(config, name, config.hiddenSize);
+	if (config.normalization === "RMSNorm") return [weight];
 	return [weight, { ...weight, name: normBias(name), initialisation: zeros }];
 }
 
