@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14600, 80],
+	checkpoint: [14620, 80],
 	commands: [4470, 39],
-	config: [6460, 50],
+	config: [6470, 50],
 	data: [20620, 129],
 	decode: [650, 3],
 	guests: [4000, 35],
 	inference: [1620, 10],
 	launch: [2590, 17],
-	models: [5060, 58],
+	models: [5110, 58],
 	native: [3250, 17],
 	observe: [5080, 38],
 	optim: [480, 4],

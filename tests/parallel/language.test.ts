@@ -70,8 +70,8 @@ describe("losses, norms and every gradient equal one process's", () => {
 	}
 });
 
-test("latent experts, a gate of the shared expert and zero-centred norms on every layout", async () => {
-	const norms = { "apply-layernorm-1p": true, "qk-layernorm": true };
+test("latent experts, a gate of the shared expert and zero-centred norms, some behind layers, on every layout", async () => {
+	const norms = { "apply-layernorm-1p": true, "qk-layernorm": true, "post-layernorm": true, "embedding-multiplier": 8 };
 	const keys = { "moe-latent-size": 24, "moe-shared-expert-gate": true, ...norms };
 	const reference = (await train({ keys }))[0]!;
 	for (const layout of [

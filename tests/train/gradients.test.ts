@@ -30,6 +30,11 @@ const tied = {
 	"moe-shared-expert-gate": true,
 	"untie-embeddings-and-output-weights": false,
 	"apply-layernorm-1p": true,
+	"post-layernorm": true,
+	"embedding-multiplier": 3,
+	"softmax-scale": 0.7,
+	"squared-relu": false,
+	geglu: true,
 };
 const gated = {
 	...common,
@@ -68,7 +73,7 @@ function objective({ losses, balancingByLayer }: StepGradients, { mtp, moe }: Hy
 
 test.each([
 	["biases, gates, rotary positions and repeated depths", gated],
-	["a shared expert, tied embeddings, zero-centred norms and depths of their own", tied],
+	["a shared expert, tied and scaled embeddings, zero-centred norms behind layers too, and depths of their own", tied],
 ])("%s", async (_, keys) => {
 	using training = await Training.open(tiny(keys), device);
 	const { state, language } = training.run;

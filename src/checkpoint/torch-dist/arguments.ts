@@ -65,6 +65,9 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		addQkvBias: args.add_qkv_bias === true,
 		qkLayernorm: args.qk_layernorm === true,
 		applyLayernorm1p: args.apply_layernorm_1p === true,
+		postLayernorm: args.post_layernorm === true,
+		softmaxScale: typeof args.softmax_scale === "number" ? args.softmax_scale : null,
+		embeddingMultiplier: number("embedding_multiplier", 1),
 		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
 		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
 			? ([args.window_attn_skip_freq].flat() as number[])
@@ -240,6 +243,9 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		...(configuration.addQkvBias && { add_qkv_bias: true }),
 		...(configuration.qkLayernorm && { qk_layernorm: true }),
 		...(configuration.applyLayernorm1p && { apply_layernorm_1p: true }),
+		...(configuration.postLayernorm && { post_layernorm: true }),
+		...(configuration.softmaxScale && { softmax_scale: configuration.softmaxScale }),
+		...((configuration.embeddingMultiplier ?? 1) !== 1 && { embedding_multiplier: configuration.embeddingMultiplier }),
 		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,

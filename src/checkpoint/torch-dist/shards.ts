@@ -88,6 +88,8 @@ const leaves = [
 	"out_proj.weight",
 	"linear_proj.weight",
 	"linear_proj.bias",
+	"linear_proj.post_layernorm.weight",
+	"linear_proj.post_layernorm.bias",
 	"linear_qkv.layer_norm_weight",
 	"linear_qkv.layer_norm_bias",
 	"linear_qkv.weight",
@@ -106,6 +108,8 @@ const leaves = [
 	"linear_fc1.bias",
 	"linear_fc2.weight",
 	"linear_fc2.bias",
+	"linear_fc2.post_layernorm.weight",
+	"linear_fc2.post_layernorm.bias",
 ];
 
 /** Registration order of modules. */

@@ -65,6 +65,7 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		"allowed with flextron is none or rope",
 	],
 	["qk-layernorm", (c) => c.qkLayernorm, "allowed with flextron is false: a norm of a masked head is no norm"],
+	["post-layernorm", (c) => c.postLayernorm, "allowed only without flextron"],
 	["apply-layernorm-1p", (c) => c.applyLayernorm1p, "allowed only without flextron"],
 	["window-attn-skip-freq", (c) => c.windowAttnSkipFreq !== null, "allowed only without flextron"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],

@@ -94,6 +94,9 @@ export const modelKeys = {
 		"Layers without the window: every n-th of the pattern, or a list with 1 (window) or 0 for each of its layers. Unset: none.",
 		{ model: "attention" },
 	),
+	"softmax-scale": optional(positiveNumber, "Factor of attention scores. Unset: 1 / √kv-channels.", {
+		model: "attention",
+	}),
 	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
 		model: "attention",
 	}),
@@ -118,12 +121,21 @@ export const modelKeys = {
 		megatron: "LayerNorm",
 	}),
 	"apply-layernorm-1p": off("Norms multiply by 1 + weight, which is 0 at first; RMSNorm alone."),
+	"post-layernorm": off(
+		"A norm behind every attention and MLP layer, before its output is added to the residual stream.",
+	),
 	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm."),
 	"init-method-std": defaulting(number(0), 0.02, "Standard deviation of initial weights.", { model: false }),
 	"embedding-init-method-std": derived(
 		number(0),
 		"init-method-std",
 		"Standard deviation of the initial word embedding.",
+		{ model: false },
+	),
+	"embedding-multiplier": defaulting(positiveNumber, 1, "Factor of the word embedding, as √hidden-size in Gemma."),
+	"embedding-padding-idx": optional(
+		integer(0),
+		"Token whose row of the word embedding gets no gradient, a config.json's pad_token_id. Unset: none.",
 		{ model: false },
 	),
 	"position-embedding-type": defaulting(

@@ -71,6 +71,14 @@ export interface HybridConfig {
 	readonly normEpsilon: number;
 	/** Whether norms multiply by 1 + weight (RMSNorm alone). Mamba's gated norm multiplies by its weight. */
 	readonly zeroCentredNorms: boolean;
+	/** Whether a norm follows every attention and MLP layer, before its output is added to the residual stream. */
+	readonly postNorms: boolean;
+	readonly embedding: {
+		/** Factor of the word embedding's rows, rounded to the model's type. */
+		readonly scale: number;
+		/** Token whose row gets no gradient; null: none. */
+		readonly paddingId: number | null;
+	};
 	/** Rows of the table of learned positions, which is added to the word embedding; null: none. */
 	readonly learnedPositions: number | null;
 	readonly initMethodStd: number;

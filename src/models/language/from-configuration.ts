@@ -80,6 +80,10 @@ export type LanguageModelKeys = Pick<
 type LaterKey =
 	| "addQkvBias"
 	| "applyLayernorm1p"
+	| "embeddingMultiplier"
+	| "embeddingPaddingIdx"
+	| "postLayernorm"
+	| "softmaxScale"
 	| "freezeModel"
 	| "maxPositionEmbeddings"
 	| "moeLatentSize"
@@ -107,6 +111,8 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		normalization: c.normalization ?? "RMSNorm",
 		normEpsilon: c.normEpsilon,
 		zeroCentredNorms: c.applyLayernorm1p ?? false,
+		postNorms: c.postLayernorm ?? false,
+		embedding: { scale: embeddingScale(c), paddingId: c.embeddingPaddingIdx ?? null },
 		learnedPositions: c.positionEmbeddingType === "learned_absolute" ? c.maxPositionEmbeddings! : null,
 		initMethodStd: c.initMethodStd,
 		embeddingInitMethodStd: c.embeddingInitMethodStd,
@@ -131,12 +137,22 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 	};
 }
 
+/** As transformers, which multiplies a bf16 embedding by a bf16 factor. */
+function embeddingScale({ embeddingMultiplier: factor = 1, bf16 }: LanguageModelKeys): number {
+	if (!bf16) return factor;
+	// bf16 has eight binary digits.
+	const unit = 2 ** (Math.floor(Math.log2(factor)) - 7);
+	const digits = Math.round(factor / unit);
+	const isTie = digits - factor / unit === 0.5;
+	return unit * (isTie ? 2 * Math.floor(digits / 2) : digits);
+}
+
 function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 	return {
 		heads: c.numAttentionHeads,
 		queryGroups: c.numQueryGroups,
 		headDim: c.kvChannels,
-		softmaxScale: 1 / Math.sqrt(c.kvChannels),
+		softmaxScale: c.softmaxScale ?? 1 / Math.sqrt(c.kvChannels),
 		window: keysOfWindow(c.windowSize),
 		dropout: c.attentionDropout,
 		rope:

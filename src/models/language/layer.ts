@@ -8,9 +8,10 @@ import type { LayerPlace } from "./layer-numbering.ts";
 import { addBranch } from "./masks.ts";
 import type { ForwardInput, ModelChunkParts } from "./model-chunk.ts";
 import type { Nodes } from "./nodes.ts";
+import { norm } from "./norm.ts";
 import { wholeSequences } from "./sequence-mixing.ts";
 
-/** x + dropout(branch(x)), x_(T/tp)H, a sum that the next norm may write. `name` keys the layer's dropout masks. */
+/** x + dropout(norm(branch(x))), the norm where the model has norms behind layers, x_(T/tp)H, a sum that the next norm may write. `name` keys the layer's dropout masks. */
 export function* runLayer(
 	tape: Tape,
 	parts: ModelChunkParts,
@@ -43,7 +44,9 @@ export function* runLayer(
 	const result = kinds[place.kind].forward(tape, context, x);
 	using branch = result instanceof Tensor ? result : yield* result;
 	context.probe("branch")?.(branch);
-	using dropped = hiddenDropout(tape, parts, branch, input, name);
+	const { postNorm } = kinds[place.kind];
+	using normed = context.config.postNorms && postNorm ? norm(tape, context, branch, postNorm) : branch.share();
+	using dropped = hiddenDropout(tape, parts, normed, input, name);
 	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
 }
 

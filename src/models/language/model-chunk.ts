@@ -23,7 +23,7 @@ import { hiddenDropout, runLayer } from "./layer.ts";
 import type { LayerProbe } from "./layer-context.ts";
 import { languageModelPrefix, mainLayer } from "./layer-numbering.ts";
 import { type ModelMasks, masked } from "./masks.ts";
-import { positionEmbedding } from "./names.ts";
+import { positionEmbedding, wordEmbedding } from "./names.ts";
 import { exhaust, type Nodes } from "./nodes.ts";
 import { norm } from "./norm.ts";
 import { blocksOf, type PipelineSegment } from "./pipeline-segments.ts";
@@ -80,6 +80,13 @@ export interface ModelChunkParts {
 	readonly probe?: () => LayerProbe | null;
 }
 
+/** The word embedding of this rank's tokens of `ids`, i32 [T]. */
+export function embedTokens(tape: Tape, parts: ModelChunkParts, ids: Tensor): Tensor {
+	const { config, parallel, parameter, vocabularyStart } = parts;
+	using partial = embedding(tape, ids, parameter(wordEmbedding), { vocabularyStart, ...config.embedding });
+	return reduceScatterSequence(tape, partial, parallel.tp);
+}
+
 export class ModelChunk {
 	constructor(
 		readonly segment: PipelineSegment,
@@ -134,9 +141,7 @@ export class ModelChunk {
 	}
 
 	#embed(tape: Tape, input: ForwardInput, observe: Observer | undefined): Tensor {
-		const table = this.#parameter("embedding.word_embeddings.weight");
-		using partial = embedding(tape, input.ids, table, { vocabularyStart: this.parts.vocabularyStart });
-		using embedded = reduceScatterSequence(tape, partial, this.parts.parallel.tp);
+		using embedded = embedTokens(tape, this.parts, input.ids);
 		using placed = this.#addPositions(tape, embedded, input);
 		using dropped = hiddenDropout(tape, this.parts, placed, input, "embedding");
 		observe?.("text_embedding", dropped);

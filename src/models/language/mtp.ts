@@ -2,9 +2,8 @@
  * Multi-token prediction (docs/spec/language-model.md §5.4): depth k predicts each token's (k + 1)-th next from the hidden state of the
  * depth before, c = [rms(embedding of the k-th next token) ; rms(hidden)], through eh_proj and layers of its own.
  */
-import { gatherColumns, gatherSequence, reduceScatterSequence, scatterSequence } from "../../parallel/index.ts";
+import { gatherColumns, gatherSequence, scatterSequence } from "../../parallel/index.ts";
 import {
-	embedding,
 	joinColumns,
 	linear,
 	type Parameter,
@@ -15,8 +14,7 @@ import {
 } from "../../tensor/index.ts";
 import { runLayer } from "./layer.ts";
 import { mtpLayers, mtpPrefix, storedDepths } from "./layer-numbering.ts";
-import type { ForwardInput, ModelChunkParts, Observer } from "./model-chunk.ts";
-import { wordEmbedding } from "./names.ts";
+import { embedTokens, type ForwardInput, type ModelChunkParts, type Observer } from "./model-chunk.ts";
 import { exhaust } from "./nodes.ts";
 import { norm } from "./norm.ts";
 
@@ -66,14 +64,14 @@ export function mtpDepth(
 /** eh_proj([rms(embedding) ; rms(previous)]) of this rank's tokens; eh_proj is column-parallel. */
 function project(
 	tape: Tape,
-	{ config, parallel, parameter, vocabularyStart }: ModelChunkParts,
+	parts: ModelChunkParts,
 	weights: (name: string) => Parameter,
 	ids: Tensor,
 	previous: Tensor,
 ): Tensor {
-	const { tp } = parallel;
-	using partial = embedding(tape, ids, parameter(wordEmbedding), { vocabularyStart });
-	using embedded = reduceScatterSequence(tape, partial, tp);
+	const { config } = parts;
+	const { tp } = parts.parallel;
+	using embedded = embedTokens(tape, parts, ids);
 	using e = norm(tape, { config, weights }, embedded, "enorm.weight");
 	using h = norm(tape, { config, weights }, previous, "hnorm.weight");
 	using both = joinColumns(tape, [e, h]);

@@ -16,6 +16,8 @@ export function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dt
 		paddedVocabularySize: l.padded_vocab_size,
 		normalization: "RMSNorm",
 		zeroCentredNorms: false,
+		postNorms: false,
+		embedding: { scale: 1, paddingId: null },
 		learnedPositions: null,
 		normEpsilon: l.norm_epsilon,
 		initMethodStd: l.init_method_std,

@@ -256,6 +256,8 @@ export function mtpModel(
 		paddedVocabularySize: vocabularySize,
 		normalization: "RMSNorm",
 		zeroCentredNorms: false,
+		postNorms: false,
+		embedding: { scale: 1, paddingId: null },
 		learnedPositions: null,
 		normEpsilon: epsilon,
 		// The weights come with the folder.

@@ -27,6 +27,12 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly addQkvBias?: boolean;
 	readonly qkLayernorm?: boolean;
 	readonly applyLayernorm1p?: boolean;
+	readonly postLayernorm?: boolean;
+	/** Absent or null: 1 / √kvChannels. */
+	readonly softmaxScale?: number | null;
+	readonly embeddingMultiplier?: number;
+	/** Absent or null: none. */
+	readonly embeddingPaddingIdx?: number | null;
 	/** Absent or null: no layer, and every layer has a window. */
 	readonly windowSize?: readonly number[] | null;
 	readonly windowAttnSkipFreq?: readonly number[] | null;

@@ -14,13 +14,26 @@ import type { LayerContext } from "../layer-context.ts";
 import { masked } from "../masks.ts";
 import { addOutputBias, project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
-import { biases, columns, distributions, hiddenNorm, type Kind, normWeight, replicated, rows } from "./kind.ts";
+import {
+	biases,
+	columns,
+	distributions,
+	hiddenNorm,
+	type Kind,
+	normWeight,
+	postNorm,
+	replicated,
+	rows,
+} from "./kind.ts";
+
+const behind = "self_attention.linear_proj.post_layernorm.weight";
 
 export const attention: Kind = {
 	title: "attention",
 	scopes: ["self_attention", "input_layernorm"],
 	routes: false,
 	parameters,
+	postNorm: behind,
 	forward,
 	flops,
 	megatronFlops,
@@ -45,6 +58,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 			? ["q", "k"].map((part) => normWeight(config, `self_attention.${part}_layernorm.weight`, attention.headDim))
 			: []),
 		...biases(config, "self_attention.linear_proj.bias", h, replicated),
+		...postNorm(config, behind),
 	];
 }
 

@@ -17,6 +17,8 @@ export interface Kind {
 	readonly routes: boolean;
 	/** A layer's parameters in forward order, by the ends of their names. `config`: that of the layer. */
 	readonly parameters: (config: HybridConfig) => ParameterSpec[];
+	/** End of the name of a norm's weight, where the model has a norm behind such layers (`postNorms`); absent: a layer has none. */
+	readonly postNorm?: string;
 	/** x_(T/tp)H → the layer's branch [T/tp, H], without the residual. Nodes: where another microbatch's may run. */
 	readonly forward: (tape: Tape, context: LayerContext, x: ResidualSum) => Tensor | Nodes<Tensor>;
 	/** Forward FLOPs of a token; a multiply-add counts 2. */
@@ -47,6 +49,11 @@ export function hiddenNorm(config: HybridConfig, name: string): ParameterSpec[] 
 	const weight = normWeight(config, name, config.hiddenSize);
 	if (config.normalization === "RMSNorm") return [weight];
 	return [weight, { ...weight, name: normBias(name), initialisation: zeros }];
+}
+
+/** The parameters of the norm behind a layer, if the model has such norms. */
+export function postNorm(config: HybridConfig, name: string): ParameterSpec[] {
+	return config.postNorms ? hiddenNorm(config, name) : [];
 }
 
 /** Name of a norm's bias by its weight's. */

@@ -9,7 +9,9 @@ import type { HybridConfig } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";
 import { addOutputBias, project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
-import { biases, columns, distributions, hiddenNorm, type Kind, replicated, rows } from "./kind.ts";
+import { biases, columns, distributions, hiddenNorm, type Kind, postNorm, replicated, rows } from "./kind.ts";
+
+const behind = "mlp.linear_fc2.post_layernorm.weight";
 
 export const mlp: Kind = {
 	title: "MLP",
@@ -18,7 +20,9 @@ export const mlp: Kind = {
 	parameters: (config) => [
 		...hiddenNorm(config, "mlp.linear_fc1.layer_norm_weight"),
 		...feedForwardParameters(config, "mlp.", config.mlp.ffnHiddenSize),
+		...postNorm(config, behind),
 	],
+	postNorm: behind,
 	forward,
 	flops: (c) => feedForwardFlops(c, c.ffnHiddenSize),
 	megatronFlops: (c, tokens) => 4 * tokens * c.hiddenSize * c.ffnHiddenSize * (hasGatedActivation(c) ? 1.5 : 1),
