@@ -86,7 +86,6 @@ int32_t mimo_device_open(int32_t index, int32_t threads, mimo_device** device) {
       throw mimo::Error(MIMO_ERROR_UNSUPPORTED,
                         "This processor (" + mimo::processor_name() + ") has no AVX2 and FMA, which the CPU library needs.");
     }
-    mimo::openblas_use_one_thread();
     *device = new mimo_device(threads);
   });
 }

@@ -15,7 +15,6 @@
 extern "C" {
 void MIMO_OPENBLAS(cblas_sgemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                                 const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc);
-void MIMO_OPENBLAS(openblas_set_num_threads)(int threads);
 char* MIMO_OPENBLAS(openblas_get_config)(void);
 char* MIMO_OPENBLAS(openblas_get_corename)(void);
 }
@@ -27,15 +26,17 @@ namespace {
 // (0.3.21 on Zen 5: 78 GFLOP/s a core instead of 204); every processor with these feature bits runs the SkylakeX
 // kernels. OPENBLAS_CORETYPE is often set machine-wide for other programs, so only our own variable overrides this
 // choice; src/native/library.ts refuses values that OpenBLAS would ignore.
-__attribute__((constructor(101))) void choose_kernels() {
+//
+// One thread: our pool splits the work, and OpenBLAS would start a thread a core as it is loaded, each of which spins for
+// 30 ms before it sleeps, in every process.
+__attribute__((constructor(101))) void configure() {
   const char* wanted = std::getenv("MIMO_OPENBLAS_CORETYPE");
   if (wanted == nullptr || *wanted == '\0') wanted = processor_has_avx512() ? "SkylakeX" : "Haswell";
   setenv("OPENBLAS_CORETYPE", wanted, 1);
+  setenv("OPENBLAS_NUM_THREADS", "1", 1);
 }
 
 }  // namespace
-
-void openblas_use_one_thread() { MIMO_OPENBLAS(openblas_set_num_threads)(1); }
 
 const char* openblas_version() {
   static const std::string line =

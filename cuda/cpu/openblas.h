@@ -6,8 +6,6 @@
 namespace mimo {
 
 const char* openblas_version();
-/// Called once before the first product.
-void openblas_use_one_thread();
 
 /// c = alpha op(a) op(b) + beta c, row major, fp32, on this thread.
 void sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
