@@ -1,7 +1,8 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most two files run at a time, and beside them a file that mostly waits. Files that measure time
- * run last, one at a time.
+ * library names its file. At most two files run at a time, and beside them a file that mostly waits; a third file takes the
+ * place of these once they are done and the processors have no release to build. Files that measure time run last, one at a
+ * time.
  *
  * Files that need a release build come at the end: where MIMO_RELEASE_LOG names a file, they wait for its last line, "done" or
  * "failed" (.ci/run).
@@ -185,25 +186,31 @@ function report(outcome: Outcome): void {
 	for (const line of new Set(output.match(/^skip: .*$/gm) ?? [])) console.log(`   ${line}`);
 }
 
-/** Runs the files, `width` at a time, reporting each as it ends. */
-async function runAll(files: readonly string[], width: number): Promise<Outcome[]> {
+/** Runs the files, `width` at a time, and in one more lane the files of `beside`, then others as well, reporting each as it ends. */
+async function runAll(files: readonly string[], width: number, beside: readonly string[] = []): Promise<Outcome[]> {
 	const queue = [...files];
 	const outcomes: Outcome[] = [];
-	const worker = async () => {
+	const run = async (queue: string[]) => {
 		for (let file = queue.shift(); file !== undefined; file = queue.shift()) {
 			const outcome = await runFile(file);
 			outcomes.push(outcome);
 			report(outcome);
 		}
 	};
-	await Promise.all(Array.from({ length: width }, worker));
+	const runBeside = async () => {
+		await run([...beside]);
+		while (queue.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
+		await run(queue);
+	};
+	const lanes = Array.from({ length: width }, () => run(queue));
+	await Promise.all(beside.length > 0 ? [...lanes, runBeside()] : lanes);
 	return outcomes;
 }
 
-/** Waits for the release build that MIMO_RELEASE_LOG tells of; without it none is running. */
-async function releaseIsBuilt(): Promise<void> {
+/** Whether the release build that MIMO_RELEASE_LOG tells of has ended; without it none is running. */
+async function releaseIsBuilt(): Promise<boolean> {
 	const log = process.env.MIMO_RELEASE_LOG;
-	while (log !== undefined && !/\n(done|failed)\n$/.test(await Bun.file(log).text())) await Bun.sleep(1000);
+	return log === undefined || /\n(done|failed)\n$/.test(await Bun.file(log).text());
 }
 
 for (const signal of ["SIGINT", "SIGTERM"] as const) {
@@ -229,8 +236,8 @@ const first = long.filter((file) => files.includes(file));
 const apart = new Set([...alone, ...beside, ...last]);
 const together = [...new Set([...first, ...files])].filter((file) => !apart.has(file));
 const width = Math.min(2, availableParallelism());
-const outcomes = (await Promise.all([runAll(together, width), runAll(beside, 1)])).flat();
-if (last.length > 0) await releaseIsBuilt();
+const outcomes = await runAll(together, width, beside);
+while (last.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));
 
 const failures = outcomes.filter(({ failed }) => failed > 0);
