@@ -1,7 +1,7 @@
 /** Measures the TCP bandwidth between the nodes of a job, each pair in both directions, and names the slow ones. */
 import { type Destination, pairsInRounds } from "../launch/bandwidth.ts";
 import type { RankReport, ReportingRank } from "../launch/gather-reports.ts";
-import { median } from "../observe/statistics.ts";
+import { median } from "../observe/series.ts";
 import { counted } from "../system/counted.ts";
 import type { Finding } from "./machine.ts";
 import type { NcclRate } from "./nccl-links.ts";

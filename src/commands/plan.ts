@@ -4,22 +4,25 @@ import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import * as v from "valibot";
 import { mostRanks } from "../config/checks/layout.ts";
-import type { ResolvedConfiguration } from "../config/resolve.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
+import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { readChoice } from "../guests/elastic/submodel/choice.ts";
-import { configurationOfSubmodel } from "../guests/elastic/submodel/run.ts";
+import { submodelKeys } from "../guests/elastic/submodel/configuration.ts";
+import type { Submodel } from "../guests/elastic/submodel/submodel.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { openLibraryOf } from "../native/open-device.ts";
 import { print } from "../observe/output.ts";
+import { checkedFields, entryText, LARGEST_LOG_LINE, parseEntry } from "../observe/run-log/entry.ts";
+import { largestOf } from "../observe/series.ts";
 import { topologyOf } from "../parallel/index.ts";
 import { acceleratorNames, acceleratorRates } from "../plan/accelerators.ts";
-import { measuredImbalance } from "../plan/imbalance.ts";
 import { rankSplits } from "../plan/layout-search.ts";
 import { measureRates } from "../plan/measure.ts";
 import { processorRates, type Rates, ratesSchema } from "../plan/rates.ts";
 import { type Machine, planRun } from "../plan/run-plan.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
+import { linesOf } from "../system/input-file.ts";
 import { configLimits, readJsonText } from "../system/json.ts";
 import { configurationOfArguments, configuredCommand, countFlag, numberFlag } from "./arguments.ts";
 import { planJson, planText, splitsJson, splitsText } from "./plan-text.ts";
@@ -151,4 +154,58 @@ function readRates(file: string): Rates {
 /** The last arguments of numberFlag for a number with a lower bound. */
 function atLeast(least: number): [allowed: string, allows: (value: number) => boolean] {
 	return [`a number of at least ${least}`, (value) => value >= least];
+}
+
+// Measures the routing imbalance of an earlier run from its log.
+
+/**
+ * Rows of the busiest rank's experts over those of an even routing, in the step in which that was most: a mean over
+ * layers, because a rank holds all of them. `expertsPerRank`: how the plan's layout deals them out, which may differ
+ * from the run's.
+ */
+export function measuredImbalance(log: string, expertsPerRank: number): number {
+	let most = 0;
+	for (const { number, bytes } of linesOf(log, { limit: LARGEST_LOG_LINE, unended: false })) {
+		const name = `${log}, line ${number}`;
+		const entry = parseEntry(entryText(bytes, name));
+		const loads = entry === null ? [] : checkedFields(entry, name).experts.map(([, counts]) => counts);
+		if (loads.length > 0) most = Math.max(most, busiestRank(loads, expertsPerRank));
+	}
+	if (most === 0) throw new UserError(`--expert-imbalance ${log}: this log has no tokens_per_expert.`);
+	return most;
+}
+
+function busiestRank(layers: readonly (readonly number[])[], expertsPerRank: number): number {
+	const ranks = layers[0]!.length / expertsPerRank;
+	const sums = new Array<number>(ranks).fill(0);
+	for (const experts of layers) {
+		const even = experts.reduce((sum, tokens) => sum + tokens, 0) / ranks;
+		for (const [expert, tokens] of experts.entries()) sums[Math.floor(expert / expertsPerRank)]! += tokens / even;
+	}
+	return largestOf(sums) / layers.length;
+}
+
+// A run's configuration with a submodel in the place of its model.
+
+/** Sizes that follow from others unless they are given: the submodel has the parent's. */
+const kept: readonly Key[] = [
+	"kv-channels",
+	"ffn-hidden-size",
+	"num-query-groups",
+	"num-attention-heads",
+	"mamba-num-heads",
+	"num-experts",
+	"moe-ffn-hidden-size",
+];
+
+/** Throws a UserError where the layout does not divide the submodel's sizes. */
+function configurationOfSubmodel(resolved: ResolvedConfiguration, submodel: Submodel): ResolvedConfiguration {
+	const { configuration: c } = resolved;
+	const own: Readonly<Record<string, unknown>> = { ...c, ...submodelKeys(c, submodel) };
+	const configuration = configurationOf(Object.fromEntries(keys.map((key) => [key, own[propertyOf(key)]])), {
+		trains: false,
+	});
+	const changed = keys.filter((key) => kept.includes(key) || !Bun.deepEquals(own[propertyOf(key)], c[propertyOf(key)]));
+	const origins = Object.fromEntries(changed.map((key) => [key, { source: "program" } as const]));
+	return { ...resolved, configuration, origins: { ...resolved.origins, ...origins } };
 }

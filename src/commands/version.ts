@@ -1,7 +1,6 @@
 /** `mimo --version`: version, commit, ABI version, the native libraries inside the executable and Bun, one line. */
 import { ABI_VERSION } from "../native/abi.ts";
-import { embeddedLibraries } from "../native/embedded.ts";
-import { type DeviceKind, openLibrary } from "../native/library.ts";
+import { type DeviceKind, embeddedLibraries, openLibrary } from "../native/library.ts";
 import { programVersion } from "../system/program-version.ts";
 
 /** Versions of the embedded libraries' parts; a library that does not load on this machine is only named. */

@@ -1,5 +1,5 @@
 /** The model's loss on data sets: text files, rows of tokens, Energon data, and each entry of a metadataset on its own. */
-import { energonChecks } from "../config/checks/energon.ts";
+import { energonChecks } from "../config/checks/data.ts";
 import { derivations } from "../config/derive.ts";
 import { propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { openStorage } from "../data/energon/storage/open.ts";

@@ -1,12 +1,10 @@
 /** `mimo elastic rank` on a rank: opens the model, measures its units, and each layer by leaving it out. */
-
 import { withoutCuts } from "../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import { SkippedTally } from "../data/skipped-samples.ts";
-import { countedRows, countedTokens } from "../guests/elastic/importance/counted-tokens.ts";
 import type { Importance } from "../guests/elastic/importance/importance.ts";
-import { ImportanceMeter } from "../guests/elastic/importance/meter.ts";
+import { countedRows, countedTokens, ImportanceMeter } from "../guests/elastic/importance/meter.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { warn } from "../observe/messages.ts";
 import type { World } from "../parallel/index.ts";

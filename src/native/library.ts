@@ -88,7 +88,6 @@ async function locate(kind: DeviceKind): Promise<{ path: string; source: string 
 		}
 		return { path: override, source: override };
 	}
-	const { embeddedLibraries } = await import("./embedded.ts");
 	const file = await embeddedLibraries[kind]();
 	if (file === null || !existsSync(file)) {
 		throw new UserError(
@@ -143,3 +142,18 @@ export async function openLibrary(kind: DeviceKind): Promise<Library> {
 		symbols,
 	};
 }
+
+// Native libraries inside the executable. Run from source, these are files of the build folder; `bun build --compile`
+// puts them into the executable (build.ts decides which: another one is null).
+
+type Locate = () => Promise<string | null>;
+
+export const embeddedLibraries: Record<DeviceKind, Locate> = {
+	cpu: async () => (await import("../../build/lib/libmimo_cpu.so", { with: { type: "file" } })).default,
+	// Run from source, the file may not have been built.
+	cuda: async () =>
+		await import("../../build/lib/libmimo_cuda.so", { with: { type: "file" } }).then(
+			(file) => file.default,
+			() => null,
+		),
+};

@@ -1,12 +1,10 @@
 /** Opens the device a configuration asks for. */
-
 import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
 import { NativeError, UserError } from "../system/errors.ts";
 import type { BackendName } from "./abi.ts";
 import { check, Device } from "./device.ts";
-import { embeddedLibraries } from "./embedded.ts";
-import { type Library, openLibrary } from "./library.ts";
+import { embeddedLibraries, type Library, openLibrary } from "./library.ts";
 
 /** Names the library of a device; "auto": CUDA when its library is there and sees a GPU, else the CPU's. */
 export type DeviceChoice = "auto" | "cpu" | "cuda";

@@ -2,12 +2,10 @@
  * A training on a terminal: progress, curve of the loss, speed, memory, time left and the last notices, in a block that is drawn
  * anew with the steps. A low terminal has the row of the progress alone.
  */
-
 import { fitting, shortNumber } from "./log-line.ts";
 import { bytesText } from "./output.ts";
 import { cutTo, duration, type Terminal } from "./progress.ts";
-import { type Bin, Series } from "./series.ts";
-import { largestOf, leastOf } from "./statistics.ts";
+import { type Bin, largestOf, leastOf, Series } from "./series.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport } from "./step-report.ts";
 
 export interface RunViewOptions {

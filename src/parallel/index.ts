@@ -8,10 +8,9 @@ export {
 } from "./describe-topology.ts";
 export { Edge, type EdgeOptions, type Rows } from "./edge.ts";
 export { type EdgeLayout, ranksOf } from "./edge-layout.ts";
-export { exchangeTexts } from "./exchange-texts.ts";
 export { type Gathering, startGather, startSum } from "./experts/all-gather.ts";
 export { Exchange, startCombine, startDispatch } from "./experts/all-to-all.ts";
-export type { ExpertCapacity } from "./experts/capacity.ts";
+export type { ExpertCapacity } from "./experts/members.ts";
 export {
 	type Dispatcher,
 	type ExchangeMembers,
@@ -24,6 +23,7 @@ export type { Grid } from "./grid.ts";
 export {
 	consecutive,
 	type DeviceRanges,
+	exchangeTexts,
 	type Group,
 	groupOfOne,
 	type Pending,
@@ -33,8 +33,7 @@ export {
 	type RowsOfMember,
 } from "./group.ts";
 export { type Layout, languageAlone, layoutFor, type NamedTopology, namedTopology, parseLayout } from "./layout.ts";
-export { type ModelParallel, noModelParallel, placeOf } from "./model-parallel.ts";
-export { type ModuleGroups, moduleGroups } from "./module-groups.ts";
+export { type ModelParallel, type ModuleGroups, moduleGroups, noModelParallel, placeOf } from "./module-groups.ts";
 export { type BucketSize, type ParameterBuffer, type ParameterRequest, ParameterSet } from "./parameter-set.ts";
 export { RunGroup } from "./run-group.ts";
 export { localShape, type Shard, type ShardBlock, type ShardPlace, shardBlocks } from "./shard.ts";
@@ -43,11 +42,11 @@ export {
 	copyToTensorParallel,
 	gatherColumns,
 	gatherSequence,
+	gatherStatistics,
 	reduceFromTensorParallel,
 	reduceScatterSequence,
 	rowParallelLinear,
 	scatterSequence,
 } from "./tensor-parallel.ts";
 export { type FeatureEdge, languageModule, type Topology, topologyOf, visionModule } from "./topology.ts";
-export { gatherStatistics } from "./vocabulary-parallel.ts";
 export { World } from "./world.ts";

@@ -1,10 +1,9 @@
 /** The process groups of one module that a rank is in (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
-import type { ExpertCapacity } from "./experts/capacity.ts";
-import type { Dispatcher, ExpertNodes, ExpertParallel } from "./experts/members.ts";
+import type { Dispatcher, ExpertCapacity, ExpertNodes, ExpertParallel } from "./experts/members.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
-import type { ModelParallel } from "./model-parallel.ts";
+import type { ShardPlace } from "./shard.ts";
 
 /** Creates groups, as World does. All members create their groups in one order. */
 export interface GroupFactory {
@@ -102,4 +101,34 @@ async function expertNodes(
 	const within = await factory.group(`${name}.within_node`, own);
 	const between = nodes.map((members) => members[place]!);
 	return { within, between: await factory.group(`${name}.between_nodes`, between) };
+}
+
+// The groups inside one replica of a module, over which its layers communicate.
+
+export interface ModelParallel {
+	/** Tensor-parallel ranks; with sequence parallelism each holds its own run of tokens between the language model's layers. */
+	readonly tp: Group;
+	/** null: this rank holds every expert whole. */
+	readonly experts: ExpertParallel | null;
+}
+
+/** The whole module on one rank. */
+export function noModelParallel(module: string, rank: number): ModelParallel {
+	return { tp: groupOfOne(`${module}.tp`, rank), experts: null };
+}
+
+/** This rank's position among the shards of dense parameters, of an expert, and of the set of experts. */
+export function placeOf({ tp, experts }: ModelParallel): {
+	readonly tensor: ShardPlace;
+	readonly expertTensor: ShardPlace;
+	readonly expert: ShardPlace;
+} {
+	const tensor = { rank: tp.rank, size: tp.size };
+	if (experts === null) return { tensor, expertTensor: { rank: 0, size: 1 }, expert: { rank: 0, size: 1 } };
+	const { group, expertTensor } = experts;
+	return {
+		tensor,
+		expertTensor: { rank: group.rank % expertTensor, size: expertTensor },
+		expert: { rank: Math.floor(group.rank / expertTensor), size: group.size / expertTensor },
+	};
 }

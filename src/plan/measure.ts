@@ -6,7 +6,7 @@ import type { TrainingConfiguration } from "../config/schema.ts";
 import { timingLibrary } from "../native/counting-library.ts";
 import { Device } from "../native/device.ts";
 import type { Library } from "../native/library.ts";
-import { median } from "../observe/statistics.ts";
+import { median } from "../observe/series.ts";
 import { topologyOf } from "../parallel/index.ts";
 import { Tensor } from "../tensor/index.ts";
 import { gpuLinks } from "./accelerators.ts";

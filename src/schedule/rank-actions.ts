@@ -2,6 +2,7 @@
 import {
 	type Action,
 	type Actor,
+	type Chunk,
 	type ChunkEdge,
 	type EncoderShape,
 	edgeFrom,
@@ -9,12 +10,11 @@ import {
 	encoderActor,
 	type PassAction,
 	type ScheduleShape,
+	sameChunk,
 	trains,
 	type Work,
 } from "./actions.ts";
 import { combinePasses, lastNode } from "./combined.ts";
-import { type EncoderChunks, encoderPasses, mergeEncoderPasses, mostInFlight } from "./encoder-ahead.ts";
-import { interleaved, interleavedWarmUp } from "./interleaved.ts";
 import { withLateWeightGradients } from "./late-weight-gradients.ts";
 import { oneForwardOneBackward, warmUpOf } from "./one-f-one-b.ts";
 
@@ -123,4 +123,120 @@ function reductions({ forwardOnly, encoders, pipeline }: ScheduleShape, work: re
 	return [...encoders.map(({ name }) => name), pipeline]
 		.filter((module) => modules.has(module))
 		.map((module) => ({ kind: "reduce", module }));
+}
+
+// Interleaved 1F1B with P stages and V virtual stages: stage p holds chunks p, p + P, … A group of G microbatches passes the stage's
+// first chunk, then its second, …, before the next group begins. The bubble shrinks from P − 1 microbatches to (P − 1) / V, and
+// more microbatches are in flight.
+
+interface InterleavedShape {
+	/** Name of the module that is cut into stages. */
+	readonly pipeline: string;
+	/** P and V. */
+	readonly stages: number;
+	readonly virtualStages: number;
+	readonly microbatches: number;
+	/** G; microbatches left over at the end, if fewer than P, join the last group. */
+	readonly groupSize: number;
+}
+
+/** Passes of one stage; it begins with `extra` forward passes beside those it needs. */
+function interleaved(shape: InterleavedShape, stage: number, extra = 0): PassAction[] {
+	const { stages, virtualStages } = shape;
+	const groups = groupsOf(shape);
+	const order = groups.flatMap((group) =>
+		Array.from({ length: virtualStages }, (_, turn) => group.map((microbatch) => ({ turn, microbatch }))).flat(),
+	);
+	const warmUp = interleavedWarmUp(shape, stage, extra);
+	const passOf = (kind: PassAction["kind"], at: number): PassAction => {
+		const { turn, microbatch } = order[at]!;
+		const virtual = kind === "forward" ? turn : virtualStages - 1 - turn;
+		return { kind, chunk: { module: shape.pipeline, index: virtual * stages + stage }, microbatch };
+	};
+	const passes: PassAction[] = [];
+	for (let at = 0; at < order.length + warmUp; at++) {
+		if (at < order.length) passes.push(passOf("forward", at));
+		if (at >= warmUp) passes.push(passOf("backward", at - warmUp));
+	}
+	return passes;
+}
+
+/** Number of a stage's warm-up forward passes: those before its first forward-backward pair. */
+function interleavedWarmUp(shape: InterleavedShape, stage: number, extra = 0): number {
+	const { stages, virtualStages, microbatches } = shape;
+	const largest = Math.max(...groupsOf(shape).map(({ length }) => length));
+	return Math.min(2 * (stages - stage - 1) + (virtualStages - 1) * largest + extra, microbatches * virtualStages);
+}
+
+/** The ranges [begin, end) of microbatches of each group. */
+function groupsOf({ stages, microbatches, groupSize }: InterleavedShape): number[][] {
+	const groups: number[][] = [];
+	for (let first = 0, end = 0; first < microbatches; first = end) {
+		end = first + groupSize;
+		// A group of fewer microbatches than stages would stall the pipeline.
+		if (end + stages > microbatches) end = microbatches;
+		groups.push(Array.from({ length: end - first }, (_, index) => first + index));
+	}
+	return groups;
+}
+
+// An encoder runs ahead of the language model. It warms up with as many forward passes as the language model has in flight, plus
+// two: the transfers of one microbatch then hide behind the passes of another, and one slow pass delays no other rank. Of an encoder
+// in pipeline stages this is the last stage, and each stage before it warms up with one pass more, as in 1F1B.
+//
+//   encoder    F0 → F1 → F2 → ←0 B0 F3 → ←1 B1 …            → sends rows, ← receives their gradient
+//   language      ←0 F0 B0 →0 ←1 F1 B1 →1 …
+
+/** Encoders, or stages of them, that run together: their chunks, and whether each trains. */
+type EncoderChunks = readonly { readonly chunk: Chunk; readonly trains: boolean }[];
+
+/** Passes of encoders in 1F1B order, one encoder after the other, with at most `ahead` microbatches in flight. */
+function encoderPasses(encoders: EncoderChunks, microbatches: number, ahead: number): PassAction[] {
+	const passes: PassAction[] = [];
+	for (let forward = 0; forward < microbatches + ahead; forward++) {
+		const backward = forward - ahead;
+		for (const { chunk, trains } of backward >= 0 ? encoders : []) {
+			if (trains) passes.push({ kind: "backward", chunk, microbatch: backward });
+		}
+		for (const { chunk } of forward < microbatches ? encoders : []) {
+			passes.push({ kind: "forward", chunk, microbatch: forward });
+		}
+	}
+	return passes;
+}
+
+/** The largest number of microbatches in flight: gone forward through the chunk and not yet backward. */
+export function mostInFlight(work: readonly Work[], chunk: PassAction["chunk"]): number {
+	let [live, most] = [0, 0];
+	for (const pass of work) {
+		if (pass.kind === "weight gradient") continue;
+		if (!sameChunk(pass.chunk, chunk)) continue;
+		live += pass.kind === "forward" ? 1 : -1;
+		most = Math.max(most, live);
+	}
+	return most;
+}
+
+/**
+ * The work of a rank that holds encoders and pipeline stage `stage`. The encoders' passes are collective over all stages, so every
+ * rank runs them in one order: a microbatch is encoded before stage 0 needs it, `stage` passes earlier than here.
+ */
+function mergeEncoderPasses(encoded: readonly PassAction[], staged: readonly Work[], stage: number): Work[] {
+	const forwards = staged.filter(({ kind }) => kind === "forward");
+	const first = forwards[0]!.chunk.index;
+	const passes: Work[] = [];
+	let [done, forward] = [0, 0];
+	for (const pass of staged) {
+		if (pass.kind === "forward") {
+			// Stage 0 runs the same order of microbatches, `stage` forward passes ahead.
+			const needed = forwards
+				.slice(0, forward++ + stage + 1)
+				.findLast(({ chunk }) => chunk.index === first)!.microbatch;
+			const end = encoded.findLastIndex(({ kind, microbatch }) => kind === "forward" && microbatch === needed) + 1;
+			passes.push(...encoded.slice(done, Math.max(done, end)));
+			done = Math.max(done, end);
+		}
+		passes.push(pass);
+	}
+	return [...passes, ...encoded.slice(done)];
 }

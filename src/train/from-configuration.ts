@@ -9,10 +9,9 @@ import { visionEncoder } from "../models/radio/tower.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import type { Moments } from "../optim/adamw.ts";
-import { type Dispatcher, topologyOf, type World } from "../parallel/index.ts";
+import { type BucketSize, type Dispatcher, languageModule, topologyOf, type World } from "../parallel/index.ts";
 import { assemble, type Run } from "./assemble.ts";
 import { partsOf } from "./encoder-kinds.ts";
-import { gradientBuckets } from "./gradient-buckets.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { EncoderSpecification, RunSpecification } from "./run-specification.ts";
 
@@ -110,4 +109,23 @@ export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: bo
 export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
 	const { moeTokenDispatcherType: type } = c;
 	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;
+}
+
+// Gradient bucketing by the configuration: bucket sizes, and whether reductions overlap with backward (docs/spec/runtime.md
+// §3.6).
+
+/** Megatron's default bucket size in elements, for `replicas` data-parallel ranks. */
+function usualElements(replicas: number): number {
+	return Math.max(40e6, 1e6 * replicas);
+}
+
+/** Buckets of a module whose reductions overlap with backward; null: gradients are reduced after backward, in one piece. */
+function gradientBuckets(
+	c: Pick<TrainingConfiguration, "ddpBucketSize" | "ddpNumBuckets" | "encoderDdpOverlap" | "overlapGradReduce">,
+	module: string,
+	replicas: number,
+): BucketSize | null {
+	if (!c.overlapGradReduce || (module !== languageModule && !c.encoderDdpOverlap)) return null;
+	if (c.ddpNumBuckets !== null) return { count: c.ddpNumBuckets };
+	return { elements: c.ddpBucketSize ?? usualElements(replicas) };
 }

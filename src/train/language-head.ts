@@ -2,8 +2,8 @@
 import { lossTokens } from "../data/microbatch.ts";
 import type { HeadView, LanguageView, LossTerm, StepGuest } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
-import { axpby, Tape, Tensor } from "../tensor/index.ts";
-import { tokenLoss } from "./language-loss.ts";
+import { gatherStatistics } from "../parallel/index.ts";
+import { axpby, type CrossEntropyStatistics, crossEntropy, Tape, Tensor } from "../tensor/index.ts";
 import type { Losses } from "./losses.ts";
 
 /** The guests' companions for the next chunk. `entered`: from the chunk before, guest after guest; null on the first one. */
@@ -108,4 +108,18 @@ function scaled(weights: Tensor, share: number): Tensor {
 	const result = Tensor.empty(weights.device, weights.shape);
 	axpby(weights, result, share, 0);
 	return result;
+}
+
+// Cross-entropy of a language model whose vocabulary may be sharded over tensor-parallel ranks.
+
+/** logits_T(V/tp), labels_T → loss_T of each token, equal on all tensor-parallel ranks. */
+function tokenLoss(tape: Tape, model: HybridModel, logits: Tensor, labels: Tensor): Tensor {
+	const { tp } = model.parallel;
+	return crossEntropy(tape, logits, labels, {
+		shard: model.vocabularyShard,
+		// A held-out loss is the cross-entropy alone; the z-losses of routers are left out of it too.
+		zLoss: tape.training ? model.config.zLossCoefficient : 0,
+		roundBf16: model.config.crossEntropyRoundsBf16,
+		...(tp.size === 1 ? {} : { gather: (own: CrossEntropyStatistics) => gatherStatistics(own, tp) }),
+	});
 }

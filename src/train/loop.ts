@@ -23,8 +23,7 @@ import { languageModelLoss } from "./losses.ts";
 import { describeNonFinite } from "./report/non-finite.ts";
 import { openProfile } from "./report/profile.ts";
 import type { SkippedReport } from "./report/skipped-samples.ts";
-import { StepMetrics } from "./report/step-metrics.ts";
-import { openTiming } from "./report/timing.ts";
+import { openTiming, StepMetrics } from "./report/step-metrics.ts";
 import { takeGradients, update } from "./step.ts";
 import type { StepGradients, StepInput, StepResult } from "./step-state.ts";
 

@@ -8,7 +8,7 @@ import { parseArgs } from "node:util";
 import { Dtype } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
-import { median } from "../../src/observe/statistics.ts";
+import { median } from "../../src/observe/series.ts";
 import type { Tensor } from "../../src/tensor/tensor.ts";
 import { attentionCalls, attentionWork, type Heads } from "./cuda-attention.ts";
 import { Tensors } from "./cuda-case.ts";

@@ -7,7 +7,7 @@
  */
 import { Dtype } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
-import { median } from "../../src/observe/statistics.ts";
+import { median } from "../../src/observe/series.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { adamwArguments } from "./adamw-arguments.ts";
 import { attentionCases } from "./cuda-attention.ts";

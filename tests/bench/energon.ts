@@ -1,6 +1,6 @@
 /** Reading a data set against the Python package: samples a second of one core's time, in turns. */
 import { join } from "node:path";
-import { median } from "../../src/observe/statistics.ts";
+import { median } from "../../src/observe/series.ts";
 import { executable } from "../commands/mimo.ts";
 import { golden } from "../golden.ts";
 import { type Row, row } from "./measure.ts";

@@ -5,7 +5,7 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { median } from "../../src/observe/statistics.ts";
+import { median } from "../../src/observe/series.ts";
 import { executable } from "../commands/mimo.ts";
 import { type Row, row } from "./measure.ts";
 

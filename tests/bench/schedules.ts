@@ -6,7 +6,7 @@
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { median } from "../../src/observe/statistics.ts";
+import { median } from "../../src/observe/series.ts";
 import { executable } from "../commands/mimo.ts";
 import { loggedSteps } from "../e2e/small-run.ts";
 import type { Row } from "./measure.ts";

@@ -1,8 +1,8 @@
 /** doctor's findings about GPUs and about several nodes. */
 import { expect, test } from "bun:test";
-import { type DriverTool, inspectAccelerators } from "../../src/commands/accelerators.ts";
 import { compareNodes } from "../../src/commands/doctor.ts";
 import type { Finding } from "../../src/commands/machine.ts";
+import { type DriverTool, inspectAccelerators } from "../../src/commands/machine.ts";
 import { compareLinks, type Link, linksOf, type NodeReport, overNccl } from "../../src/commands/node-links.ts";
 import { gather } from "../../src/launch/gather-reports.ts";
 import type { Place } from "../../src/launch/place.ts";

@@ -11,7 +11,7 @@ import { expandBraces } from "../../src/data/energon/format/webdataset.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { lint, type Problem } from "../../src/data/energon/tools/lint.ts";
-import { readTokenRows } from "../../src/data/text/token-file.ts";
+import { readTokenRows } from "../../src/train/feed/sources.ts";
 import { captions, Scratch, tar, tarHeader } from "./fixtures.ts";
 
 const storage = new LocalStorage();

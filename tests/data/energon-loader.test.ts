@@ -4,7 +4,6 @@ import { join } from "node:path";
 import { defaultLoadOptions } from "../../src/data/energon/dataset.ts";
 import { defaultLoaderConfiguration, type LoaderConfiguration } from "../../src/data/energon/loader/configuration.ts";
 import { DataLoader } from "../../src/data/energon/loader/loader.ts";
-import { LocalLoader } from "../../src/data/energon/loader/local-loader.ts";
 import { decodeState, encodeState, type LoaderState } from "../../src/data/energon/loader/state.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import type { Keyed, Sample } from "../../src/data/energon/sample.ts";
@@ -12,6 +11,7 @@ import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { captions, png, Scratch, tar } from "./fixtures.ts";
+import { LocalLoader } from "./local-loader.ts";
 
 const storage = new LocalStorage();
 let images: Images;

@@ -3,13 +3,13 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { decodeParts } from "../../src/data/energon/format/decode.ts";
 import { defaultLoaderConfiguration } from "../../src/data/energon/loader/configuration.ts";
-import { LocalLoader } from "../../src/data/energon/loader/local-loader.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../src/data/energon/storage/local.ts";
 import { inspectImage } from "../../src/data/vision-language/pixels.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { png, Scratch, tar } from "./fixtures.ts";
+import { LocalLoader } from "./local-loader.ts";
 import { smallTask } from "./vision-language/task.ts";
 
 const tiff = Buffer.concat([Buffer.from("II*\0\x08\0\0\0", "latin1"), Buffer.alloc(64)]);

@@ -1,9 +1,9 @@
 /** The first rank of a machine registers the other local ranks at the rendezvous. Over real sockets, in one process. */
 import { afterEach, expect, test } from "bun:test";
+import { joinThroughFirstLocalRank, LocalRanks, localSocketName } from "../../src/launch/join.ts";
 import type { Place } from "../../src/launch/place.ts";
 import { AuthenticatedConnection } from "../../src/launch/rendezvous/authenticated-connection.ts";
 import { joinLocalRendezvous, joinRendezvous } from "../../src/launch/rendezvous/client.ts";
-import { joinThroughFirstLocalRank, LocalRanks, localSocketName } from "../../src/launch/rendezvous/local-ranks.ts";
 import type { Identity } from "../../src/launch/rendezvous/messages.ts";
 import { RendezvousServer } from "../../src/launch/rendezvous/server.ts";
 

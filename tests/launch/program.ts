@@ -10,11 +10,11 @@
  * signals that ask for the end are only noted).
  */
 import { onEveryRank } from "../../src/commands/ranks.ts";
-import { ExitSignals } from "../../src/launch/exit-signals.ts";
 import type { World } from "../../src/parallel/world.ts";
 import { UserError } from "../../src/system/errors.ts";
 import { exitCodes } from "../../src/system/exit-codes.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
+import { ExitSignals } from "../../src/train/restart/checkpoints.ts";
 
 const [ranksText, scenario = "finish", rankText = "-1", phase = ""] = process.argv.slice(2);
 const ranks = Number(ranksText);

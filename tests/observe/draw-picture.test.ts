@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { drawPicture } from "../../src/observe/draw-picture.ts";
+import { drawPicture } from "../../src/train/report/captions.ts";
 
 test("a picture is drawn from its darkest value to its lightest, edges included", () => {
 	// The left half is dark; 6 × 6 pixels are two lines of three characters, the second half as high.

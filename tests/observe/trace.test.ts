@@ -9,7 +9,7 @@ import type { NativeFunction } from "../../src/native/library.ts";
 import { readTrace, summariseTrace } from "../../src/observe/trace/summary.ts";
 import { exactTime, lanesOf, mergeTrace, partName, type TraceEvent, Tracer } from "../../src/observe/trace/tracer.ts";
 import { groupOfOne } from "../../src/parallel/group.ts";
-import { tracedGroup } from "../../src/parallel/traced-group.ts";
+import { tracedGroup } from "../../src/parallel/world.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { complaintsOf } from "./trace-processor.ts";

@@ -1,6 +1,6 @@
 /** Exchanges of experts' rows among four processes equal those that the host plans; expert-exchange-rank.ts is each of them. */
 import { expect, test } from "bun:test";
-import { balancedRows, rowCapacity } from "../../src/parallel/experts/capacity.ts";
+import { balancedRows, rowCapacity } from "../../src/parallel/experts/members.ts";
 import { runRanks } from "./ranks.ts";
 
 /** An even number; on GPUs as many as there are, or any with MIMO_TEST_BACKEND=shm. */

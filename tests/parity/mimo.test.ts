@@ -7,7 +7,7 @@ import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";
 import { readMimoGolden } from "../../src/parity/mimo/golden.ts";
-import { goldenEncoderConfig } from "../../src/parity/mimo/model.ts";
+import { goldenEncoderConfig } from "../../src/parity/mimo/parity.ts";
 import { golden, largeGolden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { changed } from "./changed.ts";

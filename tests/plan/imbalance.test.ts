@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { measuredImbalance } from "../../src/plan/imbalance.ts";
+import { measuredImbalance } from "../../src/commands/plan.ts";
 
 test("the busiest rank of the worst step, a mean over layers", () => {
 	const folder = mkdtempSync(join(tmpdir(), "mimo-imbalance-"));

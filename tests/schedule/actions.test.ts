@@ -12,8 +12,7 @@ import {
 	type ScheduleShape,
 } from "../../src/schedule/actions.ts";
 import { lastNode } from "../../src/schedule/combined.ts";
-import { mostInFlight } from "../../src/schedule/encoder-ahead.ts";
-import { actionsOf, inFlight } from "../../src/schedule/rank-actions.ts";
+import { actionsOf, inFlight, mostInFlight } from "../../src/schedule/rank-actions.ts";
 import { simulate } from "../../src/schedule/simulate.ts";
 import { randomValues } from "../support.ts";
 

@@ -1,7 +1,7 @@
 /** Multi-token prediction beyond the references: repeated depths, recomputation, packed sequences, evaluation. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { withoutImages } from "../../src/data/microbatch.ts";
-import { rolled } from "../../src/data/roll.ts";
+import { rolled } from "../../src/guests/mtp/mtp.ts";
 import { storedDepths } from "../../src/models/language/layer-numbering.ts";
 import type { Device } from "../../src/native/device.ts";
 import { evaluate } from "../../src/train/evaluate.ts";

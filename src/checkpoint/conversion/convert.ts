@@ -6,29 +6,32 @@
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { type ModelDescription, requireSameModel } from "../../config/same-model.ts";
-import { openLibrary } from "../../native/library.ts";
+import { type Library, openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
 import { ConvertedStore } from "../cast-floats.ts";
 import { type DtypeTag, elementCount, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
+import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
 import { MergedStore, requireFinite } from "../lora/adapters.ts";
 import { MappedStore, type MappedTensor } from "../mapping.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
-import { iterationName } from "../native/writer.ts";
-import { bytesOfType, selectTensors, type TensorStore } from "../store.ts";
+import { NativeCheckpoint } from "../native/reader.ts";
+import { defaultFileBytes, iterationName, type ShardEntry, writeIndex, writeShard } from "../native/writer.ts";
+import { bytesOfType, readPieces, selectTensors, type TensorStore } from "../store.ts";
+import { isJsonObject } from "../torch-dist/common.ts";
 import { tracker } from "../torch-dist/folder.ts";
 import { adaptedWeights, peftTarget, type TargetName } from "./adapters.ts";
 import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
-import type { LayerNames } from "./layouts.ts";
-import { nativeTarget, openNativeSource } from "./native.ts";
+import { fromLayout, type LayerNames, type StoredLayout, toLayout } from "./layouts.ts";
 import {
 	type FormatName,
 	type JsonObject,
 	requireFormat,
 	type SourceCheckpoint,
 	type SourceOptions,
+	type StoredObject,
 } from "./source.ts";
 import { openTorchDistSource, torchDistTarget } from "./torch-dist.ts";
 
@@ -251,4 +254,96 @@ export function openWeights(path: string, expected: ModelDescription = {}): Tens
 	});
 	requireSameModel(path, model, expected);
 	return weights;
+}
+
+// Native checkpoints as source and target of conversions.
+
+function openNativeSource(path: string, options: SourceOptions): SourceCheckpoint {
+	const checkpoint = NativeCheckpoint.open(path, { allowFallback: options.allowFallback });
+	try {
+		const { manifest } = checkpoint;
+		const wanted = selectTensors(checkpoint, (name) => options.optimizer || !name.startsWith("optimizer."));
+		const weights = fromLayout(wanted, { ...manifest.layout, gluTensorParallel: 1 }, checkpoint.path);
+		const objects = new Map<string, StoredObject>(
+			Object.entries(manifest.objects).map(([name, { encoding }]) => [
+				name,
+				{ encoding, bytes: checkpoint.readObject(name) },
+			]),
+		);
+		return {
+			format: "native",
+			path: checkpoint.path,
+			notices: [],
+			warnings: checkpoint.notice === null ? [] : [checkpoint.notice],
+			weights,
+			stored: checkpoint,
+			configuration: isLanguageModel(manifest.model) ? manifest.model : null,
+			model: manifest.model,
+			iteration: manifest.iteration,
+			common: manifest.common,
+			spelling: manifest.source,
+			objects,
+			[Symbol.dispose]: () => checkpoint[Symbol.dispose](),
+		};
+	} catch (error) {
+		checkpoint[Symbol.dispose]();
+		throw error;
+	}
+}
+
+function isLanguageModel(model: object): model is LanguageModelConfiguration {
+	return isJsonObject(model as never) && "hybridLayerPattern" in model && "hiddenSize" in model;
+}
+
+interface NativeTarget {
+	readonly tensors: TensorStore;
+	/** Fills a new folder; `library` hashes the written bytes. */
+	readonly write: (
+		folder: string,
+		onBytes: (bytes: number) => void,
+		library: Library,
+	) => { readonly indexSha256: string };
+}
+
+/** Plans an iteration's folder for a source's tensors. */
+function nativeTarget(
+	source: SourceCheckpoint,
+	weights: TensorStore,
+	path: string,
+	options: { readonly layout: NativeLayout; readonly shardBytes: number; readonly generator: string } & Durability,
+): NativeTarget {
+	const layout: StoredLayout = { ...options.layout, gluTensorParallel: 1 };
+	const tensors = toLayout(weights, layout, path);
+	return {
+		tensors,
+		write: (folder, onBytes, library) => {
+			const entries = [...tensors.tensors].map(
+				([name, { dtype, shape }]): ShardEntry => ({
+					name,
+					dtype,
+					shape,
+					offsets: shape.map(() => 0),
+					sizes: shape,
+					data: () => readPieces(tensors, name),
+				}),
+			);
+			const { sync } = options;
+			const report = writeShard(folder, 0, entries, {
+				fileBytes: options.shardBytes || defaultFileBytes,
+				onBytes,
+				library,
+				sync,
+			});
+			const description = {
+				iteration: source.iteration,
+				generator: options.generator,
+				model: source.model,
+				common: source.common,
+				source: source.spelling,
+				layout: options.layout,
+				objects: Object.fromEntries(source.objects),
+			};
+			return { indexSha256: writeIndex(folder, [report], description, { sync }) };
+		},
+	};
 }

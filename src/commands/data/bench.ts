@@ -1,8 +1,7 @@
 /** `mimo data bench`: measures how fast a data set is read, raw or decoded. */
 import { defineCommand } from "citty";
 import { print } from "../../observe/output.ts";
-import { flagError } from "../arguments.ts";
-import { datasetPath, pathArgument } from "./dataset-path.ts";
+import { datasetPath, flagError, pathArgument } from "../arguments.ts";
 
 const args = {
 	path: pathArgument,

@@ -4,8 +4,7 @@ import { type ImportKind, importKinds } from "../../data/import/detect.ts";
 import type { ImportResult } from "../../data/import/import.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
-import { flagError } from "../arguments.ts";
-import { datasetPath } from "./dataset-path.ts";
+import { datasetPath, flagError } from "../arguments.ts";
 
 const args = {
 	path: {

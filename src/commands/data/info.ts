@@ -4,7 +4,7 @@ import type { DatasetDescription } from "../../data/energon/tools/describe.ts";
 import { print } from "../../observe/output.ts";
 import { shownAddress } from "../../system/addresses.ts";
 import { counted } from "../../system/counted.ts";
-import { datasetPath, pathArgument, redirectsFlag } from "./dataset-path.ts";
+import { datasetPath, pathArgument, redirectsFlag } from "../arguments.ts";
 
 const args = {
 	path: pathArgument,

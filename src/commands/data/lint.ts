@@ -6,7 +6,7 @@ import { shownAddress } from "../../system/addresses.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
-import { datasetPath, redirectsFlag } from "./dataset-path.ts";
+import { datasetPath, redirectsFlag } from "../arguments.ts";
 
 const help = `mimo data lint PATH [--json] [--data-private-redirects] [--preset NAME] [--config FILE.yaml] [FLAGS]
 

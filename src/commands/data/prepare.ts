@@ -6,7 +6,7 @@ import { defaultPrepareOptions, prepare } from "../../data/energon/prepare/prepa
 import { warn } from "../../observe/messages.ts";
 import { print } from "../../observe/output.ts";
 import { counted } from "../../system/counted.ts";
-import { datasetPath } from "./dataset-path.ts";
+import { datasetPath } from "../arguments.ts";
 
 const args = {
 	path: { type: "positional", required: true, description: "Folder of tar files, .jsonl file, or metadataset .yaml." },

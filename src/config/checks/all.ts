@@ -1,22 +1,19 @@
 /** All checks of several keys together; larger subjects have files of their own. */
-
 import { activationsThat, flaggedActivations } from "../../native/activations.ts";
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
 import { lackingOfPublished } from "../published-model.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
+import { energonChecks, indexedChecks, tokenizerChecks } from "./data.ts";
 import { distillationChecks } from "./distillation.ts";
 import { elasticChecks } from "./elastic.ts";
-import { energonChecks } from "./energon.ts";
 import { expertChecks } from "./experts.ts";
-import { indexedChecks } from "./indexed.ts";
 import { layoutChecks, weightShardChecks } from "./layout.ts";
 import { loraChecks } from "./lora.ts";
 import { moduleChecks } from "./modules.ts";
 import { perLayerChecks } from "./per-layer.ts";
 import { recomputeChecks } from "./recompute.ts";
-import { tokenizerChecks } from "./tokenizer.ts";
 
 /** Checked first, because derived defaults read the pattern. */
 export const patternIsLegal: Check = (c) => {

@@ -2,7 +2,7 @@
 
 import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { BPE, Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
+import { BPE, ByteLevelPreTokenizer, Tokenizer as HuggingFaceTokenizer } from "@huggingface/tokenizers";
 import * as v from "valibot";
 import { UserError } from "../../system/errors.ts";
 import { type OpenOptions, readWholeFile, readWholeText } from "../../system/input-file.ts";
@@ -10,7 +10,6 @@ import { jsonText, readJsonText, tokenizerLimits } from "../../system/json.ts";
 import { configuredTokens } from "./chat/template-file.ts";
 import { TextTrie } from "./text-trie.ts";
 import { withBounds } from "./tokenizer-bounds.ts";
-import { WordCache } from "./word-cache.ts";
 
 /** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */
 export interface TextPart {
@@ -331,3 +330,44 @@ function parseTokenizerFile(text: string, path: string): TokenizerFile {
 	}
 	return output;
 }
+
+// Words of texts with what the tokenizer library makes of them: most words of a text have come before.
+
+/** Words that are kept. */
+const MOST_WORDS = 2 ** 17;
+/** Characters of the longest word that is kept. */
+const LONGEST_WORD = 256;
+
+/** Stands for the library's cache, which has ten thousand words and spends more time on their order than it saves. */
+class WordCache<Value> {
+	readonly #values = new Map<string, Value>();
+
+	get(word: string): Value | undefined {
+		return this.#values.get(word);
+	}
+
+	put(word: string, value: Value): void {
+		if (word.length > LONGEST_WORD) return;
+		if (this.#values.size >= MOST_WORDS) this.#values.clear();
+		this.#values.set(word, value);
+	}
+
+	clear(): void {
+		this.#values.clear();
+	}
+}
+
+/** Bytes of words, a character each. */
+const bytes = new WordCache<string>();
+const { pre_tokenize_text: original } = ByteLevelPreTokenizer.prototype;
+
+ByteLevelPreTokenizer.prototype.pre_tokenize_text = function (text) {
+	if (!this.use_regex || this.add_prefix_space) return original.call(this, text);
+	return Array.from(text.match(this.pattern) ?? [], (word) => {
+		const known = bytes.get(word);
+		if (known !== undefined) return known;
+		const one = original.call(Object.create(this, { use_regex: { value: false } }), word)[0]!;
+		bytes.put(word, one);
+		return one;
+	});
+};

@@ -5,7 +5,7 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageSet, PlacedImages } from "../../data/images.ts";
-import { imageCost } from "../../models/radio/counts.ts";
+import { imageCost } from "../../models/radio/tower.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
 import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";

@@ -11,8 +11,7 @@ import type { Evaluation, Guest, GuestReport, GuestStep, HeadView, LossTerm, Ran
 import type { ElasticConfig } from "./config.ts";
 import { elasticOf } from "./from-configuration.ts";
 import { drawFor } from "./router/draws.ts";
-import { type Draw, type DrawnBudget, withoutNoise } from "./router/network.ts";
-import { routerPrefix } from "./router/parameters.ts";
+import { type Draw, type DrawnBudget, routerPrefix, withoutNoise } from "./router/network.ts";
 import { ElasticRouter, type Sampled } from "./router/router.ts";
 import { budgetRecords } from "./submodel/family-records.ts";
 

@@ -1,4 +1,6 @@
 /** The elastic model that a training configuration describes, checked (docs/spec/elastic.md §2). */
+
+import { parse } from "yaml";
 import { plannedIterations } from "../../config/derive.ts";
 import { layerSymbols } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -6,6 +8,7 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
+import { readWholeText } from "../../system/input-file.ts";
 import {
 	type Axis,
 	type AxisName,
@@ -21,7 +24,6 @@ import type { BudgetKind, ElasticConfig } from "./config.ts";
 import { parentSizes, type Sizes } from "./counts.ts";
 import { resolveProfile } from "./memory.ts";
 import { usageOf } from "./router/budget-loss.ts";
-import { readYaml } from "./yaml-file.ts";
 
 /** The elastic model of a configuration; null if it has none. Throws a UserError that names the wrong key. */
 export function elasticOf(c: TrainingConfiguration): ElasticConfig | null {
@@ -149,4 +151,19 @@ function requireReachable(config: ElasticConfig, model: HybridConfig): void {
 	if (outside === undefined) return;
 	const unit = config.budget.type === "mem" ? " GB" : "";
 	refuse(`budget-list has ${outside}${unit}; the sizes reach ${least.toFixed(4)}${unit} to ${most.toFixed(4)}${unit}.`);
+}
+
+// YAML and JSON files that a command is given.
+
+const LARGEST_FILE = 2 ** 24;
+
+/** The file's content. `called`: the file in a sentence about it. Throws a UserError that names it. */
+export function readYaml(path: string, called: string): unknown {
+	const text = readWholeText(path, LARGEST_FILE, { called });
+	try {
+		return parse(text);
+	} catch (error) {
+		const reason = (error as Error).message.split("\n")[0]!.replace(/:$/, "");
+		throw new UserError(`${path} is neither YAML nor JSON: ${reason}.`);
+	}
 }

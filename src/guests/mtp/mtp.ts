@@ -1,6 +1,5 @@
 /** Losses of multi-token prediction (docs/spec/language-model.md §5.4); its layers are the language model's. */
 import { lossTokens, type Microbatch } from "../../data/microbatch.ts";
-import { rolled } from "../../data/roll.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { mtpDepth } from "../../models/language/mtp.ts";
 import { Tensor } from "../../tensor/index.ts";
@@ -48,4 +47,28 @@ function weightsOf(
 	const counted = lossTokens(later);
 	const mean = (of: number) => later.lossMask.map((mask) => (counted === 0 ? 0 : (mask * of) / counted));
 	return { mask: own(Tensor.from(tape.device, mean(1))), gradient: own(Tensor.from(tape.device, mean(weight))) };
+}
+
+// A microbatch as an MTP depth reads it.
+
+/** Ids, labels and mask of the tokens `shift` places later in the same sequence; zeros where the sequence has ended. */
+export function rolled(
+	{ ids, labels, lossMask, lengths }: Pick<Microbatch, "ids" | "labels" | "lossMask" | "lengths">,
+	shift: number,
+): Pick<Microbatch, "ids" | "labels" | "lossMask"> {
+	const later = {
+		ids: new Int32Array(ids.length),
+		labels: new Int32Array(ids.length),
+		lossMask: new Float32Array(ids.length),
+	};
+	let begin = 0;
+	for (const length of lengths) {
+		const end = begin + length;
+		const from = Math.min(begin + shift, end);
+		later.ids.set(ids.subarray(from, end), begin);
+		later.labels.set(labels.subarray(from, end), begin);
+		later.lossMask.set(lossMask.subarray(from, end), begin);
+		begin = end;
+	}
+	return later;
 }

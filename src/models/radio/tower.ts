@@ -1,13 +1,14 @@
 /** RADIO as the tower of an encoder. */
 import { visionModule } from "../../parallel/index.ts";
-import type { Tower } from "../tower.ts";
+import { philoxKey } from "../initialise.ts";
+import { philox4x32 } from "../philox.ts";
+import type { PatchGrid, Tower, TowerWork } from "../tower.ts";
 import type { EncoderConfig, EncoderParts } from "../vision/encoder.ts";
 import { checkRadioConfig, outputRows, outputWidth, patchWidth, type RadioConfig } from "./config.ts";
-import { radioWork } from "./counts.ts";
 import { RadioModel } from "./model.ts";
 import { radioParameters } from "./names.ts";
 import { PackedImages } from "./packing.ts";
-import { cropOfImage } from "./random-crop.ts";
+import type { PositionCrop } from "./positions.ts";
 
 /** The encoder that Megatron's flags describe. */
 export function visionEncoder({ tower, projector }: EncoderConfig): EncoderParts {
@@ -41,4 +42,66 @@ function radioTower(config: RadioConfig): Tower {
 			return new RadioModel(config, tp, parameters, segment).forward(tape, patches, packed, observe);
 		},
 	};
+}
+
+// The window of the position table an image is trained on (docs/spec/vision.md §1.4): drawn from Philox 4x32-10 with
+// the image's number in the step's global batch as counter, so that no layout changes it.
+
+const f32 = Math.fround;
+const smallestScale = Math.sqrt(0.1);
+const [lowAspect, highAspect] = [Math.log(3 / 4), Math.log(4 / 3)];
+
+/** Scale, aspect and offset uniform as upstream draws them; `image`: its number there. */
+export function cropOfImage(stepKey: number, image: number): PositionCrop {
+	const words = philox4x32(philoxKey(stepKey, "position_crop"), image);
+	const [scale, aspect, alongX, alongY] = words.map((word) => (word >>> 8) / 2 ** 24) as [
+		number,
+		number,
+		number,
+		number,
+	];
+	const z = f32(smallestScale + scale * (1 - smallestScale));
+	const ratio = f32(Math.exp(lowAspect + aspect * (highAspect - lowAspect)));
+	const width = Math.min(1, f32(z * ratio));
+	const height = Math.min(1, f32(z / ratio));
+	return { x: f32(alongX * f32(1 - width)), y: f32(alongY * f32(1 - height)), width, height };
+}
+
+// Operations of an image in the RADIO tower (docs/spec/vision.md §1.5), and of any encoder's item in tower and projector: forward
+// pass, a multiply-add counts 2.
+
+/** Attention grows with the square of the patches, products with their number. */
+function radioWork(config: RadioConfig, grid: PatchGrid): TowerWork {
+	const { hiddenSize: c, heads, headDim, ffnHiddenSize: f, layers } = config;
+	const patches = grid.rows * grid.columns;
+	const tokens = patches + config.classTokens;
+	const attended = heads * headDim;
+	return {
+		attention: layers * 4 * tokens * tokens * attended,
+		products: 2 * patches * patchWidth(config) * c + layers * 2 * tokens * (4 * c * attended + 2 * c * f),
+	};
+}
+
+function projectorWork({ tower, projector }: EncoderParts, grid: PatchGrid): number {
+	const { inputSize, outputSize, ffnHiddenSize } = projector;
+	const projected = projector.type === "affine" ? inputSize * outputSize : ffnHiddenSize * (inputSize + outputSize);
+	return 2 * tower.rowsOf(grid) * projected;
+}
+
+export function encoderFlops(parts: EncoderParts, grid: PatchGrid): number {
+	const { attention, products } = parts.tower.workOf(grid);
+	return attention + products + projectorWork(parts, grid);
+}
+
+/** Forward and backward over forward: products once more for inputs and once for weights; attention computes its scores anew. */
+const [trainedProducts, trainedAttention] = [3, 3.5];
+
+/**
+ * Cost of training on an item, in operations that run: a·S² + b·S with the S patches of an image. A frozen tower runs forward
+ * alone.
+ */
+export function imageCost(parts: EncoderParts, grid: PatchGrid, frozenTower: boolean): number {
+	const { attention, products } = parts.tower.workOf(grid);
+	const tower = frozenTower ? attention + products : trainedAttention * attention + trainedProducts * products;
+	return tower + trainedProducts * projectorWork(parts, grid);
 }

@@ -1,6 +1,5 @@
 /** Charts over steps, of lines or of stacked areas. The values that the pointer shows (hover.ts) are JSON beside the drawing. */
-import type { Bin } from "../series.ts";
-import { largestOf, leastOf } from "../statistics.ts";
+import { type Bin, largestOf, leastOf } from "../series.ts";
 import { Html, html, nothing, numberText, place } from "./html.ts";
 
 export interface Mark {

@@ -6,8 +6,7 @@ import { readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { InputFile, linesOf } from "../../system/input-file.ts";
-import { Series } from "../series.ts";
-import { largestOf } from "../statistics.ts";
+import { largestOf, Series } from "../series.ts";
 import {
 	type CheckedFields,
 	checkedFields,

@@ -7,8 +7,7 @@
  */
 import { type ExpertOrder, type Tape, Tensor } from "../../tensor/index.ts";
 import type { DeviceRanges, Group, RowsOfMember } from "../group.ts";
-import { rowCapacity } from "./capacity.ts";
-import { type ExchangeMembers, tokensOfAnyMember } from "./members.ts";
+import { type ExchangeMembers, rowCapacity, tokensOfAnyMember } from "./members.ts";
 import { parts, recordExchange, type StartedExchange, type Transfer, transferOf } from "./recorded-exchange.ts";
 
 /** The plan of one dispatch: source and destination of each row, used for rows and probabilities in both directions. */

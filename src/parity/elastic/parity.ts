@@ -17,8 +17,7 @@ import { type ImageTextMicrobatch, withoutImages } from "../../data/microbatch.t
 import type { AxisName } from "../../guests/elastic/axes.ts";
 import { countParameters, type Sizes } from "../../guests/elastic/counts.ts";
 import { elastic, routerIn } from "../../guests/elastic/elastic.ts";
-import type { Draw } from "../../guests/elastic/router/network.ts";
-import { routerPrefix } from "../../guests/elastic/router/parameters.ts";
+import { type Draw, routerPrefix } from "../../guests/elastic/router/network.ts";
 import type { Sampled } from "../../guests/elastic/router/router.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";

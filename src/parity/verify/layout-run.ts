@@ -8,9 +8,8 @@ import { reduceHost } from "../probe-sums.ts";
 import { type ClampFlips, ClampMeter } from "./clamps.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
 import { OperandReplay, type ReplayedOperands } from "./operands.ts";
-import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, participants } from "./plan.ts";
-import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf } from "./reference.ts";
+import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf, updateAlone } from "./reference.ts";
 import type { Flip } from "./routing.ts";
 import { plainOrder, type Subject } from "./subject.ts";
 

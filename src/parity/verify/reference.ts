@@ -20,7 +20,6 @@ import type { StepResult } from "../../train/step-state.ts";
 import { type ClampCounts, ClampMeter } from "./clamps.ts";
 import { type Engine, openEngine } from "./engine.ts";
 import { OperandReplay, type Operands, recordOperands } from "./operands.ts";
-import { updateAlone } from "./optimizer-alone.ts";
 import { type Plan, planOf } from "./plan.ts";
 import { RoutingTable } from "./routing.ts";
 import { numbersFrom } from "./samples.ts";
@@ -310,4 +309,38 @@ function wholeTensors(engine: Engine, what: "value" | "gradient"): Map<string, F
 		tensor.gradient?.[Symbol.dispose]();
 	}
 	return whole;
+}
+
+// The optimizer on its own: given gradients in, updated weights out. Judged apart from a real step, because Adam turns
+// the rounding noise of a gradient that is zero into a full step.
+
+/**
+ * Starts again from the initial weights and makes one update from gradients given by name (whole tensors, before
+ * clipping). `clipFactor`: factor of every gradient.
+ */
+export function updateAlone(
+	engine: Engine,
+	subject: Subject,
+	given: { readonly gradientOf: (name: string) => Float32Array; readonly clipFactor: number },
+): void {
+	engine.restart();
+	const { replicas, optimizer, scalars } = engine.state;
+	for (const { parameters } of replicas) parameters.zeroGradients();
+	for (const { name, shape, value, gradient, blocks } of engine.tensors()) {
+		if (gradient) {
+			const local = new Float32Array(gradient.elements);
+			const width = elementCount(shape.slice(1));
+			copyBlocks(local, gradient.width, given.gradientOf(name), width, blocks, "to local");
+			using own = Tensor.from(gradient.device, local, gradient.shape);
+			copyInto(own, gradient);
+			gradient[Symbol.dispose]();
+		}
+		value[Symbol.dispose]();
+	}
+	scalars.set("foundInf", 0);
+	scalars.set("clipFactor", given.clipFactor);
+	scalars.set("learningRate", subject.learningRate);
+	scalars.set("weightDecay", subject.weightDecay);
+	optimizer.step();
+	for (const replica of replicas) replica.gather();
 }

@@ -1,16 +1,15 @@
 /** Opens the training and validation data that a configuration names. */
+import { openSafetensors } from "../../checkpoint/index.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import { modulesOf } from "../../config/modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { refuseMockText } from "../../data/check.ts";
 import { noImages } from "../../data/images.ts";
-import { documentMicrobatch } from "../../data/megatron/documents.ts";
 import { openIndexedText } from "../../data/megatron/from-configuration.ts";
-import { nextTokenMicrobatch, noText } from "../../data/microbatch.ts";
+import { type Microbatch, nextTokenMicrobatch, noText } from "../../data/microbatch.ts";
 import { datasetSeed, mockData } from "../../data/mock.ts";
 import { timeoutOf } from "../../data/routing/from-configuration.ts";
 import { configuredTokenizer } from "../../data/text/configured-tokenizer.ts";
-import { checkVocabulary, readTokenRows } from "../../data/text/token-file.ts";
 import { readTokens, rowSource, type TokenSource, windowedSource } from "../../data/text/token-source.ts";
 import { byteTokenizer } from "../../data/text/tokenizer.ts";
 import { ReadGuard } from "../../native/files.ts";
@@ -203,4 +202,69 @@ function shares(split: string): [number, number] {
 		throw new UserError(`--split "${split}" is not up to three weights such as 969,30,1.`);
 	}
 	return [(weights[0] ?? 0) / total, (weights[1] ?? 0) / total];
+}
+
+// Ready-made token rows: the tensor `tokens` of a safetensors file.
+
+/**
+ * Rows of S + 1 token ids: i32 or i64 [..., S + 1], all leading dimensions taken as samples in order. Throws a UserError
+ * for an id outside the vocabulary.
+ */
+export function readTokenRows(path: string, sequenceLength: number, vocabularySize: number): Int32Array {
+	using file = openSafetensors(path);
+	const { dtype, shape } = file.information("tokens");
+	if (dtype !== "I32" && dtype !== "I64") {
+		throw new UserError(`tokens in ${path} is ${dtype}; token ids are I32 or I64.`);
+	}
+	if (shape.at(-1) !== sequenceLength + 1 || shape.length < 2) {
+		throw new UserError(
+			`tokens in ${path} has shape [${shape.join(", ")}]; seq-length ${sequenceLength} needs [samples, ${sequenceLength + 1}].`,
+		);
+	}
+	const values = file.read("tokens");
+	if (values.length === 0) throw new UserError(`tokens in ${path} holds no samples.`);
+	// 64-bit ids are compared before they are cut to 32 bits.
+	checkVocabulary(values as Int32Array | BigInt64Array, vocabularySize, path);
+	return values instanceof Int32Array ? values : Int32Array.from(values as BigInt64Array, Number);
+}
+
+/** Throws a UserError that names the first token outside the vocabulary of the file `path`. */
+function checkVocabulary(tokens: Int32Array | BigInt64Array, vocabularySize: number, path: string): void {
+	const most = tokens instanceof Int32Array ? vocabularySize : BigInt(vocabularySize);
+	for (let i = 0; i < tokens.length; i++) {
+		const id = tokens[i]!;
+		if (id >= 0 && id < most) continue;
+		throw new UserError(`Token ${i} of ${path} is ${id}, outside the vocabulary of vocab-size ${vocabularySize}.`);
+	}
+}
+
+// Rows of S + 1 tokens of several documents as a microbatch (_get_ltor_masks_and_position_ids of megatron/core/datasets/gpt_dataset.py).
+
+interface DocumentOptions {
+	/** Token that ends a document; null: documents are not told apart. */
+	readonly end: number | null;
+	/** Leaves the label after a document's end, which begins the next document, out of the loss. */
+	readonly maskEnds: boolean;
+	/** Makes a row's documents sequences of their own: they see nothing of each other, and their positions begin at 0. */
+	readonly separate: boolean;
+}
+
+export function documentMicrobatch(rows: readonly Int32Array[], options: DocumentOptions): Microbatch {
+	const { end, maskEnds, separate } = options;
+	const plain = nextTokenMicrobatch(rows);
+	const { ids, lossMask } = plain;
+	if (maskEnds) for (let i = 0; i < ids.length; i++) if (ids[i] === end) lossMask[i] = 0;
+	if (!separate) return plain;
+	const lengths: number[] = [];
+	let begin = 0;
+	let rowEnd = 0;
+	for (const length of plain.lengths) {
+		rowEnd += length;
+		for (let i = begin; i < rowEnd; i++) {
+			if (ids[i] !== end && i < rowEnd - 1) continue;
+			lengths.push(i + 1 - begin);
+			begin = i + 1;
+		}
+	}
+	return { ...plain, lengths, samples: plain.lengths };
 }

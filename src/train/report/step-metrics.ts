@@ -6,12 +6,21 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { countFlopsPerToken } from "../../models/language/counts.ts";
 import type { HybridModel } from "../../models/language/model.ts";
-import { encoderFlops } from "../../models/radio/counts.ts";
+import { encoderFlops } from "../../models/radio/tower.ts";
 import type { Device, DeviceEvent } from "../../native/device.ts";
 import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../../observe/step-clock.ts";
-import type { ByLayer, ModuleReport, RankMemory, StepReport, StepSeconds } from "../../observe/step-report.ts";
+import type {
+	ByLayer,
+	ModuleReport,
+	Observer,
+	RankMemory,
+	StepReport,
+	StepSeconds,
+} from "../../observe/step-report.ts";
+import { Timers, timerNames } from "../../observe/timers.ts";
 import type { Grid, World } from "../../parallel/index.ts";
 import { isReportingRank, type Run } from "../assemble.ts";
+import type { Listener } from "../listeners.ts";
 import type { StepResult } from "../step-state.ts";
 import { stepTokensOf } from "./router-report.ts";
 
@@ -21,7 +30,7 @@ const unit = { second: 1e6, flops: 1e6, byte: 1 / 1024 };
 const half = 2 ** 31;
 
 /** A function that returns when the device has finished all queued work; the CPU library has when a call returns. */
-export function settleOf(device: Device): () => void {
+function settleOf(device: Device): () => void {
 	return device.library.kind === "cpu" ? () => {} : () => device.synchronize();
 }
 
@@ -186,4 +195,45 @@ function moduleReport({ name, ranks, size }: Grid, everyone: readonly RankStep[]
 		idle: whole > 0 ? (seconds.bridge + seconds.wait) / whole : 0,
 		slowest: { rank: ranks[slowest]!, busy: busy[slowest]! },
 	};
+}
+
+// Megatron's timers: each rank measures its own; the reporting rank collects them for each log line.
+
+/** Seconds of one exchanged integer: the last digit that is shown. */
+const timerUnit = 1e-5;
+
+/** Opens the timers; null: --timing-log-level is 0. */
+export function openTiming(
+	c: TrainingConfiguration,
+	run: Run,
+	world: World,
+	observer: Observer,
+): { readonly timers: Timers; readonly listener: Listener } | null {
+	if (c.timingLogLevel === 0) return null;
+	const timers = new Timers(c.timingLogLevel, settleOf(world.device));
+	let steps = 0;
+	let first = true;
+	const listener: Listener = {
+		afterStep: ({ progress: { iteration } }) => {
+			steps++;
+			if (!first && iteration % c.logInterval !== 0) return;
+			const own = timerNames.map((name) => {
+				const seconds = timers.seconds(name) / steps;
+				return seconds > 0 ? Math.max(1, Math.round(seconds / timerUnit)) : 0;
+			});
+			if (!isReportingRank(run)) run.state.world.contribute(Int32Array.from(own));
+			else {
+				const everyone = run.state.world.exchange(Int32Array.from(own));
+				const seconds = new Map(timerNames.map((name, i) => [name, everyone.map((values) => values[i]! * timerUnit)]));
+				observer.timers?.({ iteration, option: c.timingLogOption, seconds });
+			}
+			// The first step is averaged into the second line, as in the log line that this one follows.
+			if (!first) {
+				timers.reset();
+				steps = 0;
+			}
+			first = false;
+		},
+	};
+	return { timers, listener };
 }

@@ -1,8 +1,16 @@
 /** The checkpointing of a run: restoring at the start, saving, and stopping early (docs/spec/runtime.md §10, §12.2). */
-import { CheckpointSaver, commonOf, dataObject, type Manifest, TrainingTensors } from "../../checkpoint/index.ts";
+import {
+	CheckpointSaver,
+	commonOf,
+	dataObject,
+	type Json,
+	type Manifest,
+	TrainingTensors,
+} from "../../checkpoint/index.ts";
+import { hasEncoder } from "../../config/derive.ts";
 import { shownConfiguration } from "../../config/print.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { ExitSignals } from "../../launch/exit-signals.ts";
+import { languageLora, visionLora } from "../../models/lora.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../../optim/schedules.ts";
 import { exchangeTexts } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
@@ -11,11 +19,14 @@ import { exitCodes } from "../../system/exit-codes.ts";
 import { programVersion } from "../../system/program-version.ts";
 import type { Run } from "../assemble.ts";
 import type { Listener, Progress, Stop } from "../listeners.ts";
-import { parameterGroups } from "./parameter-groups.ts";
-import { precisionOf } from "./precision.ts";
-import { type Provenance, provenanceOfFolders } from "./provenance.ts";
 import type { SaveClaim } from "./save-claim.ts";
-import { restoreTraining, type StartingPoint } from "./starting-point.ts";
+import {
+	type Provenance,
+	precisionOf,
+	provenanceOfFolders,
+	restoreTraining,
+	type StartingPoint,
+} from "./starting-point.ts";
 
 /** Signals in ascending priority, if ranks received different ones; null: no signal. */
 const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
@@ -225,5 +236,68 @@ export class Checkpoints implements Listener {
 		this.#saver?.[Symbol.dispose]();
 		this.#signals?.[Symbol.dispose]();
 		this.#tensors[Symbol.dispose]();
+	}
+}
+
+// The optimizer's groups as Megatron describes them in a checkpoint (docs/spec/checkpoint.md §3.6): for each module its
+// dense parameters, with and without weight decay, then its experts'.
+
+/** `step`: optimizer steps taken; the values are those of the last one. */
+function parameterGroups(
+	c: TrainingConfiguration,
+	now: { readonly step: number; readonly learningRate: number; readonly weightDecay: number },
+): Json {
+	const group = (expert: boolean, decays: boolean): Json => ({
+		is_expert_parallel: expert,
+		default_config: true,
+		wd_mult: decays ? 1 : 0,
+		lr_mult: 1,
+		is_decoupled_lr: false,
+		max_lr: c.lr,
+		min_lr: c.minLr,
+		lr: now.learningRate,
+		bias_correction: true,
+		betas: [c.adamBeta1, c.adamBeta2],
+		eps: c.adamEps,
+		weight_decay: decays ? now.weightDecay : 0,
+		step: now.step,
+	});
+	const dense = [group(false, true), group(false, false)];
+	const encoder = hasEncoder(c) && !(c.freezeVit && c.freezeProjection);
+	const trainsExperts = c.loraRank === null || c.loraTargetModules.some((module) => module.startsWith("experts."));
+	const experts = c.numExperts > 0 && trainsExperts ? [[group(true, true)]] : [];
+	// Adapters are matrices.
+	const language = c.loraRank === null ? dense : dense.slice(0, 1);
+	return {
+		...(encoder
+			? { radio_encoder: [c.freezeVit || visionLora(c, "vision_model") !== null ? dense.slice(0, 1) : dense] }
+			: {}),
+		...(c.freezeLm || languageLora(c)?.targets.length === 0 ? {} : { language: [language, ...experts] }),
+	};
+}
+
+// Signals that request a stop after the current step: SIGTERM and SIGUSR1, which batch systems send ahead of a time limit.
+
+const signals = ["SIGTERM", "SIGUSR1"] as const;
+
+/** Listens for signals until it is disposed. */
+export class ExitSignals implements Disposable {
+	#asked: NodeJS.Signals | null = null;
+	readonly #listener = (signal: NodeJS.Signals) => {
+		this.#asked = signal;
+	};
+
+	constructor() {
+		for (const signal of signals) process.on(signal, this.#listener);
+	}
+
+	/** The signal received so far, or null. Turns the event loop once, in which signals arrive. */
+	async asked(): Promise<NodeJS.Signals | null> {
+		await new Promise<void>((resolve) => setImmediate(resolve));
+		return this.#asked;
+	}
+
+	[Symbol.dispose](): void {
+		for (const signal of signals) process.off(signal, this.#listener);
 	}
 }

@@ -37,11 +37,11 @@ import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
 import { savedTokenizer } from "../../data/text/configured-tokenizer.ts";
-import { routerPrefix } from "../../guests/elastic/router/parameters.ts";
+import { routerPrefix } from "../../guests/elastic/router/network.ts";
 import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
-import type { Provenance } from "./provenance.ts";
+import type { Provenance } from "./starting-point.ts";
 
 /** The folders that a run starts from, compared with its configuration; null: no folder is given. */
 export function openFolders(c: TrainingConfiguration): Pretrained | null {

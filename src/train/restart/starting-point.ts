@@ -1,29 +1,37 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { existsSync, statSync } from "node:fs";
 import {
+	type CheckpointDescription,
 	canonicalCheckpoint,
 	dataObject,
 	describedModel,
 	detectFormat,
 	isCheckpoint,
+	isKeptObject,
+	type Manifest,
+	objectsOf,
 	openChecked,
 	readRecord,
 	requireTensors,
 	restoreTensors,
 	type Start,
+	spellingObject,
 	type TrainingRecord,
 	type TrainingTensors,
 } from "../../checkpoint/index.ts";
 import { hasAdapters, hasRouter, requireSameModel } from "../../config/same-model.ts";
-import type { TrainingConfiguration } from "../../config/schema.ts";
-import { type Schedules, schedulesOf } from "../../optim/schedules.ts";
+import type { Key, TrainingConfiguration } from "../../config/schema.ts";
+import {
+	type LearningRateSchedule,
+	type Schedules,
+	schedulesOf,
+	type WeightDecaySchedule,
+} from "../../optim/schedules.ts";
 import type { Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { atTheStart, type Progress } from "../listeners.ts";
-import { agreedSchedules } from "./agreed-schedules.ts";
+import { keptOfFolders, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, type StoredTraining } from "./megatron-checkpoint.ts";
-import { precisionChanges } from "./precision.ts";
-import { type Provenance, provenanceIn } from "./provenance.ts";
 
 export interface StartingPoint {
 	readonly progress: Progress;
@@ -225,4 +233,126 @@ function requireSeed({ rng }: TrainingRecord, c: TrainingConfiguration, path: st
 	throw new UserError(
 		`${path} was trained with seed ${rng.seed}, this run has ${c.seed}; --no-load-rng goes on with other random numbers.`,
 	);
+}
+
+// The schedules of a resumed run: the checkpoint's and this run's must be equal unless a flag chooses one (docs/spec/runtime.md
+// §5). A length that no flag gives follows from the training's length: the checkpoint's stays, so that a training may be made
+// longer.
+
+/** Returns the schedules to follow. Throws a UserError that names every differing flag. */
+function agreedSchedules(
+	c: TrainingConfiguration,
+	own: Schedules,
+	schedules: NonNullable<TrainingRecord["schedules"]>,
+	path: string,
+): Schedules {
+	// Megatron's checkpoints lack some fields.
+	const stored: Schedules = {
+		...own,
+		learningRate: { ...own.learningRate, ...(schedules.learningRate as Partial<LearningRateSchedule>) },
+		weightDecay: { ...own.weightDecay, ...(schedules.weightDecay as Partial<WeightDecaySchedule>) },
+	};
+	if (c.useCheckpointOptParamScheduler) return stored;
+	if (c.overrideOptParamScheduler) return own;
+	const [here, there] = [flagsOf(own, c), flagsOf(stored, c)];
+	const keys = [...new Set([...here.keys(), ...there.keys()])].filter((key) => here.get(key) !== there.get(key));
+	if (keys.length === 0) return own;
+	if (keys.every((key) => followsLength(key, c))) return stored;
+	const list = keys.map((key) => `--${key} is ${there.get(key) ?? "unset"} there and ${here.get(key) ?? "unset"} here`);
+	throw new UserError(
+		`${path} has another schedule: ${list.join("; ")}; --override-opt-param-scheduler keeps that of this run, --use-checkpoint-opt-param-scheduler takes that of the checkpoint.`,
+	);
+}
+
+/** Whether a schedule's value follows from the training's length. */
+function followsLength(key: Key, c: TrainingConfiguration): boolean {
+	switch (key) {
+		case "lr-decay-iters":
+		case "lr-decay-samples":
+			return c.lrDecayIters === null && c.lrDecaySamples === null;
+		case "lr-warmup-iters":
+		case "lr-warmup-samples":
+			return c.lrWarmupFraction !== null;
+		default:
+			return key === "train-iters" || key === "train-samples";
+	}
+}
+
+/** The effective values of the schedules by flag, in steps if the run counts steps. */
+function flagsOf({ learningRate, weightDecay }: Schedules, c: TrainingConfiguration): Map<Key, string | number> {
+	const inSteps = c.trainIters !== null;
+	const flags = new Map<Key, string | number>();
+	const length = (samples: number) => (inSteps ? samples / c.globalBatchSize : samples);
+	flags.set("lr-decay-style", learningRate.style);
+	flags.set("lr", learningRate.maximum);
+	flags.set("min-lr", learningRate.minimum);
+	flags.set("lr-warmup-init", learningRate.warmupInit);
+	flags.set(inSteps ? "lr-warmup-iters" : "lr-warmup-samples", length(learningRate.warmupSamples));
+	if (learningRate.style !== "constant") {
+		flags.set(inSteps ? "lr-decay-iters" : "lr-decay-samples", length(learningRate.decaySamples));
+	}
+	if (learningRate.style === "WSD") {
+		flags.set("lr-wsd-decay-style", learningRate.annealStyle);
+		flags.set(inSteps ? "lr-wsd-decay-iters" : "lr-wsd-decay-samples", length(learningRate.annealSamples));
+	}
+	flags.set("weight-decay-incr-style", weightDecay.style);
+	if (weightDecay.style === "constant") flags.set("weight-decay", weightDecay.end);
+	else {
+		flags.set("start-weight-decay", weightDecay.start);
+		flags.set("end-weight-decay", weightDecay.end);
+		flags.set(inSteps ? "train-iters" : "train-samples", length(weightDecay.rampSamples));
+	}
+	return flags;
+}
+
+// A checkpoint's record of the Hugging Face folders that a training began from, so that converting it back restores
+// names, config.json, tokenizer and preprocessor: through any number of resumes.
+
+export interface Provenance {
+	readonly source: Manifest["source"];
+	readonly objects: NonNullable<CheckpointDescription["objects"]>;
+}
+
+const none: Provenance = { source: {}, objects: {} };
+
+/** The provenance of a run that starts from Hugging Face folders. */
+export function provenanceOfFolders(c: TrainingConfiguration): Provenance {
+	using pretrained = openFolders(c);
+	const kept = pretrained && keptOfFolders(c, pretrained, true);
+	if (kept === null) return none;
+	return { source: spellingObject(kept.spelling), objects: Object.fromEntries(objectsOf(kept)) };
+}
+
+/** Provenance in the checkpoint that a run starts from. */
+function provenanceIn(checkpoint: StoredTraining): Provenance {
+	const { source, objects } = checkpoint.manifest;
+	const kept = Object.entries(objects).filter(([name]) => isKeptObject(name));
+	return {
+		source,
+		objects: Object.fromEntries(
+			kept.map(([name, { encoding }]) => [name, { encoding, bytes: checkpoint.readObject(name) }]),
+		),
+	};
+}
+
+// In which precision a training keeps its moments and sums its gradients, as its checkpoints record it.
+
+export function precisionOf(c: TrainingConfiguration): TrainingRecord["precision"] {
+	return { expAvg: c.expAvgDtype, expAvgSq: c.expAvgSqDtype, gradientSums: c.gradReduceInBf16 ? "bf16" : "fp32" };
+}
+
+/** Differences of precision between a run and the training whose optimizer it takes over, and their effect: parts of sentences. */
+function precisionChanges(c: TrainingConfiguration, before: TrainingRecord["precision"]): string[] {
+	const now = precisionOf(c);
+	const moment = (key: string, was: string, is: string) =>
+		`${key} ${was}, this run has ${is}: what it holds is ${is === "bf16" ? "rounded to the nearest" : "widened"}`;
+	return [
+		...(before.expAvg === now.expAvg ? [] : [moment("exp-avg-dtype", before.expAvg, now.expAvg)]),
+		...(before.expAvgSq === now.expAvgSq ? [] : [moment("exp-avg-sq-dtype", before.expAvgSq, now.expAvgSq)]),
+		...(before.gradientSums === now.gradientSums
+			? []
+			: [
+					`gradients summed in ${before.gradientSums}, this run sums them in ${now.gradientSums} (grad-reduce-in-bf16)`,
+				]),
+	];
 }

@@ -4,10 +4,10 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { type Blend, parseBlend, splitBounds } from "../../../src/data/megatron/blend.ts";
-import { documentMicrobatch } from "../../../src/data/megatron/documents.ts";
 import { IndexedFiles } from "../../../src/data/megatron/splits.ts";
 import type { Microbatch } from "../../../src/data/microbatch.ts";
 import type { TokenSource } from "../../../src/data/text/token-source.ts";
+import { documentMicrobatch } from "../../../src/train/feed/sources.ts";
 import { golden } from "../../golden.ts";
 
 import { Scratch } from "../fixtures.ts";

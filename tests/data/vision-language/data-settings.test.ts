@@ -5,7 +5,6 @@ import {
 	defaultLoaderConfiguration,
 	type LoaderConfiguration,
 } from "../../../src/data/energon/loader/configuration.ts";
-import { LocalLoader } from "../../../src/data/energon/loader/local-loader.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
@@ -15,6 +14,7 @@ import type { VisionLanguageTask } from "../../../src/data/vision-language/task.
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { captions, Scratch } from "../fixtures.ts";
+import { LocalLoader } from "../local-loader.ts";
 import { smallTask } from "./task.ts";
 
 const scratch = new Scratch();

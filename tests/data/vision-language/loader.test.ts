@@ -8,13 +8,13 @@ import {
 	type LoaderConfiguration,
 } from "../../../src/data/energon/loader/configuration.ts";
 import { DataLoader } from "../../../src/data/energon/loader/loader.ts";
-import { LocalLoader } from "../../../src/data/energon/loader/local-loader.ts";
 import { decodeState, encodeState } from "../../../src/data/energon/loader/state.ts";
 import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { captions, Scratch } from "../fixtures.ts";
+import { LocalLoader } from "../local-loader.ts";
 import { smallTask } from "./task.ts";
 
 const scratch = new Scratch();

@@ -1,5 +1,5 @@
 import { writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
-import { readTokenRows } from "../../../src/data/text/token-file.ts";
+import { readTokenRows } from "../../../src/train/feed/sources.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";
 import { withFolder } from "../with-file.ts";

@@ -4,14 +4,13 @@ import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { DeviceInput } from "../../../src/data/device-input.ts";
-import { countedTokens } from "../../../src/guests/elastic/importance/counted-tokens.ts";
 import {
 	formatImportance,
 	type Importance,
 	layerRanking,
 	unitsOfImportance,
 } from "../../../src/guests/elastic/importance/importance.ts";
-import { ImportanceMeter } from "../../../src/guests/elastic/importance/meter.ts";
+import { countedTokens, ImportanceMeter } from "../../../src/guests/elastic/importance/meter.ts";
 import { hybridConfig } from "../../../src/models/language/from-configuration.ts";
 import { HybridModel } from "../../../src/models/language/model.ts";
 import type { Device } from "../../../src/native/device.ts";

@@ -8,10 +8,10 @@ import {
 	addAxisGradient,
 	budgetVector,
 	type Draw,
+	routerParameters,
 	sampleAxis,
 	withoutNoise,
 } from "../../../src/guests/elastic/router/network.ts";
-import { routerParameters } from "../../../src/guests/elastic/router/parameters.ts";
 import { randomValues } from "../../support.ts";
 import { familyOf } from "./family-model.ts";
 import { elasticModel, testElastic } from "./models.ts";

@@ -2,7 +2,7 @@
 import { describe, expect, test } from "bun:test";
 import type { PositionOptions } from "../../../src/models/radio/config.ts";
 import { type PositionCrop, positionMatrix, positionRows } from "../../../src/models/radio/positions.ts";
-import { cropOfImage } from "../../../src/models/radio/random-crop.ts";
+import { cropOfImage } from "../../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../../src/models/tower.ts";
 
 const square: PatchGrid = { rows: 4, columns: 4 };

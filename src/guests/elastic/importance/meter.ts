@@ -2,13 +2,14 @@
  * Measures the importance of a language model's units during forward passes (docs/spec/elastic.md §23). Each rank accumulates its
  * own units and tokens; the sum over ranks is the model's.
  */
+
+import type { Microbatch } from "../../../data/microbatch.ts";
 import { configOfLayer, type HybridConfig } from "../../../models/language/config.ts";
 import type { LayerProbe, ProbedExpertRows, ProbedPass } from "../../../models/language/layer-context.ts";
 import type { HybridModel } from "../../../models/language/model.ts";
 import type { Device } from "../../../native/device.ts";
 import type { Group } from "../../../parallel/index.ts";
 import { copyInto, Tensor } from "../../../tensor/index.ts";
-import { countedRows } from "./counted-tokens.ts";
 import type { LayerImportance } from "./importance.ts";
 
 /** Sums of one layer, over whole units. */
@@ -170,4 +171,26 @@ function addOfExperts(
 			addMagnitudes(sums.channels.subarray((first + expert) * width, (first + expert + 1) * width), own, width);
 		}
 	}
+}
+
+// The tokens that importance is measured on.
+
+/**
+ * [T]: 1 for tokens on which a loss depends, those with a counting label or before one in their sequence. The others (padding,
+ * samples that only fill a lane) affect no loss, and their number depends on the layout.
+ */
+export function countedTokens({ lossMask, lengths }: Pick<Microbatch, "lossMask" | "lengths">): Uint8Array {
+	const counted = new Uint8Array(lossMask.length);
+	let begin = 0;
+	for (const length of lengths) {
+		const last = lossMask.subarray(begin, begin + length).findLastIndex((value) => value > 0);
+		counted.fill(1, begin, begin + last + 1);
+		begin += length;
+	}
+	return counted;
+}
+
+/** Of all tokens, those that a rank's rows hold: all, or its equal run of them between layers. */
+export function countedRows(counted: Uint8Array, rows: number, rank: number): Uint8Array {
+	return rows === counted.length ? counted : counted.subarray(rank * rows, (rank + 1) * rows);
 }

@@ -13,8 +13,16 @@ import { MaskBuilder } from "../masks/masks.ts";
 import { FactorLayout, type PartPlace } from "../masks/rings.ts";
 import { TableLayout } from "../masks/tables.ts";
 import { type BudgetLoss, budgetLoss, parentBudget } from "./budget-loss.ts";
-import { addAxisGradient, type Draw, type GateWeights, labelOf, type RouterSample, sampleAxis } from "./network.ts";
-import { gateName, routerParameters } from "./parameters.ts";
+import {
+	addAxisGradient,
+	type Draw,
+	type GateWeights,
+	gateName,
+	labelOf,
+	type RouterSample,
+	routerParameters,
+	sampleAxis,
+} from "./network.ts";
 
 /** A microbatch's sample, the masks and the loss that follow from it. */
 export interface Sampled extends Variant {

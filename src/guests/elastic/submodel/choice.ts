@@ -7,7 +7,7 @@ import { nearestHint } from "../../../config/names.ts";
 import type { HybridConfig } from "../../../models/language/config.ts";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
-import { readYaml } from "../yaml-file.ts";
+import { readYaml } from "../from-configuration.ts";
 import { parentSubmodel, type Submodel } from "./submodel.ts";
 
 type ListedAxis = "mambaNumHeads" | "moeFfnHiddenSize" | "numMoeExperts" | "numAttentionHeads";

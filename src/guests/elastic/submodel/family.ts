@@ -1,5 +1,4 @@
 /** The submodels that a trained router chooses: one for every budget, without noise (docs/spec/elastic.md §3, §16). */
-
 import {
 	decodeFloats,
 	readTensor,
@@ -17,8 +16,7 @@ import type { ElasticConfig } from "../config.ts";
 import type { Sizes } from "../counts.ts";
 import { elasticConfig } from "../from-configuration.ts";
 import { expectedSizes } from "../router/budget-loss.ts";
-import { type GateWeights, sampleAxis, withoutNoise } from "../router/network.ts";
-import { gateName } from "../router/parameters.ts";
+import { type GateWeights, gateName, sampleAxis, withoutNoise } from "../router/network.ts";
 import type { Submodel } from "./submodel.ts";
 
 /** A trained router: its axes and budgets, and the weights of its networks. */

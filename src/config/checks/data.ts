@@ -1,7 +1,6 @@
 /** Checks of the keys of Energon data. */
-
 import { hasEncoder, hasTokenizer } from "../derive.ts";
-import type { Key, TrainingConfiguration } from "../schema.ts";
+import { type Key, propertyOf, type TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
 /** Applies a check only to configurations with Energon data. */
@@ -145,4 +144,71 @@ export const energonChecks: readonly Check[] = [
 			"allowed with data-routing routed is at least 1",
 		),
 	),
+];
+
+// Checks of the keys of Megatron's indexed data.
+
+const ownKeys: readonly Key[] = [
+	...(["train-data-path", "test-data-path", "data-args-path", "per-split-data-args-path"] as const),
+	...(["full-validation", "reset-attention-mask", "reset-position-ids", "eod-mask-loss"] as const),
+];
+const otherPlaces: readonly Key[] = ["train-data-path", "data-args-path", "per-split-data-args-path"];
+
+export const indexedChecks: readonly Check[] = [
+	(c) => {
+		const given = ownKeys.find((key) => c[propertyOf(key)] !== null && c[propertyOf(key)] !== false);
+		if (c.datasetProvider === "indexed" || given === undefined) return null;
+		return { key: given, message: "allowed only with dataset-provider indexed" };
+	},
+	(c) => {
+		const given = (["data-path", ...otherPlaces] as const).filter((key) => c[propertyOf(key)] !== null);
+		if (c.datasetProvider !== "indexed" || given.length === 1) return null;
+		if (given.length === 0) return { key: "dataset-provider", message: "it needs data-path or train-data-path" };
+		return { key: given[1]!, message: `allowed only without ${given[0]}` };
+	},
+	(c) =>
+		unless(
+			!c.resetPositionIds || c.resetAttentionMask || c.positionEmbeddingType === "none",
+			"reset-position-ids",
+			`allowed with position-embedding-type ${c.positionEmbeddingType} only together with reset-attention-mask`,
+		),
+];
+
+// Checks of the keys that name a tokenizer.
+
+export const tokenizerChecks: readonly Check[] = [
+	({ tokenizerType: type, tokenizer }) =>
+		unless(
+			type === null || type === "GPT2BPETokenizer" || type === "NullTokenizer" || tokenizer !== null,
+			"tokenizer-type",
+			"it needs tokenizer-model, its file",
+		),
+	({ tokenizerType: type, vocabFile, mergeFile }) =>
+		unless(
+			type !== "GPT2BPETokenizer" || (vocabFile !== null && mergeFile !== null),
+			"tokenizer-type",
+			"it needs vocab-file and merge-file",
+		),
+	({ tokenizerType: type, tokenizer, vocabFile }) =>
+		unless(
+			type !== null || tokenizer === null || vocabFile === null,
+			"vocab-file",
+			"tokenizer is given too: allowed is one of them, or tokenizer-type with both",
+		),
+	({ vocabFile, mergeFile }) =>
+		unless(
+			(vocabFile === null) === (mergeFile === null),
+			"vocab-file",
+			"allowed is vocab-file and merge-file together",
+		),
+	(c) =>
+		unless(
+			!c.tokenizerType?.match(/SentencePiece|Llama2/) ||
+				c.tokenizerSpecialTokens === null ||
+				c.tokenizerSentencepieceLegacy,
+			"tokenizer-special-tokens",
+			"a SentencePiece model takes them only with tokenizer-sentencepiece-legacy",
+		),
+	({ nullTokenizerEodId: id, vocabSize }) =>
+		unless(id === null || id < vocabSize, "null-tokenizer-eod-id", `allowed is less than vocab-size (${vocabSize})`),
 ];

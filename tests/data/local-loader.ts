@@ -1,12 +1,17 @@
 /** Runs all logical workers of a rank in the calling thread, for tests, tools and small data. */
-import type { Images } from "../../../native/images.ts";
-import { type ErrorHandler, raiseError } from "../errors.ts";
-import type { Keyed } from "../sample.ts";
-import type { Storage } from "../storage/storage.ts";
-import { checkConfiguration, type LoaderConfiguration, Pipelines } from "./configuration.ts";
-import { checkSettings, type LoaderState } from "./state.ts";
-import { EventStream } from "./thread.ts";
-import { Turns } from "./worker-queues.ts";
+
+import { type ErrorHandler, raiseError } from "../../src/data/energon/errors.ts";
+import {
+	checkConfiguration,
+	type LoaderConfiguration,
+	Pipelines,
+} from "../../src/data/energon/loader/configuration.ts";
+import { checkSettings, type LoaderState } from "../../src/data/energon/loader/state.ts";
+import { EventStream } from "../../src/data/energon/loader/thread.ts";
+import { Turns } from "../../src/data/energon/loader/worker-queues.ts";
+import type { Keyed } from "../../src/data/energon/sample.ts";
+import type { Storage } from "../../src/data/energon/storage/storage.ts";
+import type { Images } from "../../src/native/images.ts";
 
 export interface Delivered {
 	readonly item: Keyed;
