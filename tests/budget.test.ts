@@ -9,16 +9,16 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14620, 79],
+	checkpoint: [14900, 81],
 	commands: [4520, 37],
-	config: [6460, 47],
+	config: [6540, 48],
 	data: [20420, 121],
 	decode: [650, 3],
 	guests: [4000, 31],
 	inference: [1610, 10],
 	launch: [2560, 15],
-	models: [5100, 55],
-	native: [3250, 16],
+	models: [5160, 55],
+	native: [3270, 16],
 	observe: [5040, 33],
 	optim: [480, 4],
 	parallel: [2750, 19],
@@ -26,7 +26,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	plan: [2570, 15],
 	schedule: [1040, 8],
 	system: [680, 12],
-	tensor: [4520, 36],
+	tensor: [4545, 36],
 	train: [6060, 42],
 };
 

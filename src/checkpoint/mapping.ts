@@ -7,10 +7,11 @@ import { UserError } from "../system/errors.ts";
 import { dtypes, elementCount } from "./dtype.ts";
 import type { TensorStore, TensorType } from "./store.ts";
 
-/** Run i of a dense tensor begins at element offset + i · stride. */
+/** Run i of a dense tensor begins at element offset + i · stride, and its neighbours are `step` elements apart; default 1. */
 export interface Runs {
 	readonly offset: number;
 	readonly stride: number;
+	readonly step?: number;
 }
 
 /** `count` runs of `length` elements that two tensors share. */
@@ -215,11 +216,29 @@ const SHORT_RUN = 2 ** 15;
 /** Memory of such a read. */
 const LARGEST_SPAN = 2 ** 23;
 
+type Elements = Uint8Array | Uint16Array | Uint32Array | BigUint64Array;
+
+/** Memory of its own as elements of so many bytes. */
+function elementsOf({ buffer }: Uint8Array<ArrayBuffer>, bytes: number): Elements {
+	switch (bytes) {
+		case 1:
+			return new Uint8Array(buffer);
+		case 2:
+			return new Uint16Array(buffer);
+		case 4:
+			return new Uint32Array(buffer);
+		default:
+			return new BigUint64Array(buffer);
+	}
+}
+
 /** A store of mapped tensors. Owns the store it reads from. */
 export class MappedStore implements TensorStore {
 	readonly tensors: ReadonlyMap<string, MappedTensor>;
 	/** Tensors with elements that no copy fills: those are zero. */
 	readonly #padded: ReadonlySet<string>;
+	/** The last block of a source that was read to be transposed: of an expert, which a reader asks for in pieces. */
+	#block: { readonly source: string; readonly begin: number; readonly elements: Elements } | null = null;
 
 	constructor(
 		readonly source: TensorStore,
@@ -244,7 +263,52 @@ export class MappedStore implements TensorStore {
 		const { dtype, copies } = this.tensors.get(name)!;
 		const bytes = dtypes[dtype].bits / 8;
 		if (this.#padded.has(name)) into.fill(0);
-		for (const copy of copies) this.#copy(copy, bytes, offset, into);
+		for (const copy of copies) {
+			const inOrder = (copy.from.step ?? 1) === 1 && (copy.to.step ?? 1) === 1;
+			if (inOrder) this.#copy(copy, bytes, offset, into);
+			else this.#transpose(copy, bytes, offset, into);
+		}
+	}
+
+	/** As #copy, element by element. */
+	#transpose({ source, from, to, count, length }: Copy, bytes: number, offset: number, into: Uint8Array): void {
+		const [fromStep, toStep] = [from.step ?? 1, to.step ?? 1];
+		const begin = Math.floor(offset / bytes);
+		const end = Math.ceil((offset + into.byteLength) / bytes);
+		const runs = { count, to: to.stride, from: from.stride };
+		const neighbours = { count: length, to: toStep, from: fromStep };
+		const [outer, inner] = to.stride > toStep ? [runs, neighbours] : [neighbours, runs];
+		const last = to.offset + (count - 1) * to.stride + (length - 1) * toStep;
+		if (last < begin || to.offset >= end) return;
+		const block = this.#blockOf(source, from, (count - 1) * from.stride + (length - 1) * fromStep + 1, bytes);
+		// Elements of the target in whole, of which `into` may have parts at its ends.
+		const whole = new Uint8Array((end - begin) * bytes);
+		whole.set(into, offset - begin * bytes);
+		const target = elementsOf(whole, bytes);
+		for (let i = 0; i < outer.count; i++) {
+			const at = to.offset + i * outer.to - begin;
+			const first = Math.max(0, Math.ceil(-at / inner.to));
+			const stop = Math.min(inner.count, Math.ceil((end - begin - at) / inner.to));
+			let read = from.offset + i * outer.from + first * inner.from - block.begin;
+			for (let j = first; j < stop; j++) {
+				target[at + j * inner.to] = block.elements[read]!;
+				read += inner.from;
+			}
+		}
+		into.set(whole.subarray(offset - begin * bytes, offset - begin * bytes + into.byteLength));
+	}
+
+	/** Elements of a source from `from` on, with those of its first and last row. */
+	#blockOf(source: string, { offset, stride, step = 1 }: Runs, span: number, bytes: number) {
+		const row = Math.max(stride, step);
+		const begin = Math.floor(offset / row) * row;
+		const end = Math.min(elementCount(this.source.tensors.get(source)!.shape)!, Math.ceil((offset + span) / row) * row);
+		const kept = this.#block;
+		if (kept?.source === source && kept.begin === begin && kept.elements.length === end - begin) return kept;
+		const read = new Uint8Array((end - begin) * bytes);
+		this.source.readInto(source, begin * bytes, read);
+		this.#block = { source, begin, elements: elementsOf(read, bytes) };
+		return this.#block;
 	}
 
 	/** The part of a copy that falls into bytes [offset, offset + into.length) of the target. */
@@ -293,6 +357,7 @@ export class MappedStore implements TensorStore {
 	}
 
 	[Symbol.dispose](): void {
+		this.#block = null;
 		this.source[Symbol.dispose]();
 	}
 }

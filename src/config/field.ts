@@ -28,6 +28,7 @@ export type ModelPart =
 	| "attention"
 	| "positions"
 	| "rotary embedding"
+	| "YaRN"
 	| "learned positions"
 	| "dense MLP"
 	| "MLP"

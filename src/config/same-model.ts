@@ -28,6 +28,8 @@ export const hasRouter = (c: ModelDescription) => c.flextron === true;
 
 const learnsPositions = (c: ModelDescription) => c.positionEmbeddingType === "learned_absolute";
 
+const isYarn = (c: ModelDescription) => c.positionEmbeddingType === "yarn";
+
 /** Parts that may be added to the weights of a model without them. */
 const additions: readonly ModelPart[] = ["adapters", "router"];
 
@@ -37,7 +39,8 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 	attention: (c) => has(c, "attention"),
 	positions: (c) => has(c, "attention") || learnsPositions(c),
 	"learned positions": learnsPositions,
-	"rotary embedding": (c) => has(c, "attention") && c.positionEmbeddingType === "rope",
+	"rotary embedding": (c) => has(c, "attention") && (c.positionEmbeddingType === "rope" || isYarn(c)),
+	YaRN: (c) => has(c, "attention") && isYarn(c),
 	"dense MLP": (c) => has(c, "mlp"),
 	MLP: (c) => has(c, "mlp", "moe"),
 	Mamba: (c) => has(c, "mamba"),

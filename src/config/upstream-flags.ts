@@ -91,10 +91,7 @@ const flags: Readonly<Record<string, Reading>> = {
 	),
 	"apply-query-key-layer-scaling": accepted("attention's softmax is always fp32"),
 	...each(
-		[
-			...["multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"],
-			...["mscale", "mscale-all-dim", "rotary-scaling-factor"],
-		],
+		["multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"],
 		refused(latent),
 	),
 	...each(

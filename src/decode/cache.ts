@@ -60,13 +60,14 @@ export class DecodingCache implements Disposable {
 	step(layer: number, places: StepPlaces): Mixing {
 		return {
 			rope: (tape, qkv, options) => rope(tape, qkv, { ...options, firstPositions: places.lengths }),
-			attention: (_, qkv, { queryHeads, keyHeads, headDim, softmaxScale, window }: AttentionOptions) =>
+			attention: (_, qkv, { queryHeads, keyHeads, headDim, softmaxScale, window, sinks }: AttentionOptions) =>
 				attentionStep(qkv, this.#attention.get(layer)!, places, {
 					queryHeads,
 					keyHeads,
 					headDim,
 					softmaxScale: softmaxScale ?? 1 / Math.sqrt(headDim),
 					window: window ?? null,
+					sinks: sinks ?? null,
 				}),
 			convolution: (_, x, weight, bias) => causalConv1dStep(x, weight, bias, this.#windows.get(layer)!, places.slots),
 			scan: (_, inputs) => ssdStep(inputs, this.#states.get(layer)!, places.slots),

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 23;
+export const ABI_VERSION = 24;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -348,6 +348,27 @@ export const operations = {
 		mask: "i32",
 		dtype: "i32",
 	},
+	attention_sinks_forward: {
+		o: "ptr",
+		lse: "ptr",
+		sinks: "ptr",
+		tokens: "i64",
+		heads: "i64",
+		head_dim: "i64",
+		dtype: "i32",
+	},
+	attention_sinks_backward: {
+		d_o: "ptr",
+		o: "ptr",
+		lse: "ptr",
+		sinks: "ptr",
+		dsinks: "ptr",
+		tokens: "i64",
+		heads: "i64",
+		head_dim: "i64",
+		d_o_stride: "i64",
+		dtype: "i32",
+	},
 	attention_step: {
 		q: "ptr",
 		k: "ptr",
@@ -356,6 +377,7 @@ export const operations = {
 		values: "ptr",
 		first_rows: "ptr",
 		lengths: "ptr",
+		sinks: "ptr",
 		o: "ptr",
 		sequences: "i64",
 		rows: "i64",
@@ -387,6 +409,7 @@ export const operations = {
 		y_stride: "i64",
 		base: "f32",
 		angle_scale: "f32",
+		amplitude: "f32",
 		dtype: "i32",
 	},
 	causal_conv1d_forward: {

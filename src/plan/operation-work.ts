@@ -81,6 +81,8 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	causal_conv1d_backward: 3,
 	causal_conv1d_step: 3,
 	ssd_step: 3,
+	attention_sinks_forward: 2,
+	attention_sinks_backward: 2,
 	attention_step: 3,
 	rope_forward: 2,
 	moe_unpermute: 2,

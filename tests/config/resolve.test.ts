@@ -258,7 +258,7 @@ test("constraints between keys are checked", () => {
 });
 
 test("a value of Megatron that is not supported is refused by name", () => {
-	expect(mistakes(...tiny, "--position-embedding-type", "yarn")[0]).toContain("yarn is not built yet");
+	expect(mistakes(...tiny, "--position-embedding-type", "relative")[0]).toContain("relative is not built yet");
 });
 
 test("flags that change nothing are accepted and said in one line each", () => {

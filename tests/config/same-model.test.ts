@@ -9,6 +9,7 @@ function modelWith(part: ModelPart): Record<string, unknown> {
 	const base = { preset: "nemotron-vlm-tiny", "hybrid-layer-pattern": "M*-E" };
 	const further: Partial<Record<ModelPart, Record<string, unknown>>> = {
 		"rotary embedding": { "position-embedding-type": "rope" },
+		YaRN: { "position-embedding-type": "yarn" },
 		"learned positions": { "position-embedding-type": "learned_absolute" },
 		"softmax router": { "moe-router-score-function": "softmax", "moe-router-enable-expert-bias": false },
 		adapters: { "lora-rank": 4 },

@@ -10,6 +10,7 @@ struct Attention {
   bool causal;
   float dropout;
   int64_t window = 0;
+  bool sinks = false;
 };
 
 void attention(Run& run, const Attention& a) {
@@ -35,6 +36,17 @@ void attention(Run& run, const Attention& a) {
   run.call("mimo_attention_forward", f);
   run.compare("o", f.o, tokens * width);
   run.compare("lse", f.lse, tokens * a.query_heads, MIMO_DTYPE_F32);
+  mimo_attention_sinks_forward_args sinks{};
+  if (a.sinks) {
+    sinks.o = run.shared("o before sinks", f.o, tokens * width);
+    sinks.lse = static_cast<float*>(run.shared("lse before sinks", f.lse, tokens * a.query_heads, true));
+    sinks.sinks = run.tensor(a.query_heads);
+    sinks.tokens = tokens, sinks.heads = a.query_heads, sinks.head_dim = d, sinks.dtype = run.dtype();
+    run.call("mimo_attention_sinks_forward", sinks);
+    f.o = sinks.o, f.lse = sinks.lse;
+    run.compare("o with sinks", f.o, tokens * width);
+    run.compare("lse with sinks", f.lse, tokens * a.query_heads, MIMO_DTYPE_F32);
+  }
   mimo_attention_backward_args b{};
   b.d_o = run.tensor(tokens * (width + 8));
   b.q = f.q, b.k = f.k, b.v = f.v;
@@ -53,11 +65,18 @@ void attention(Run& run, const Attention& a) {
   b.dtype = run.dtype();
   run.call("mimo_attention_backward", b);
   run.compare("dq, dk, dv", dqkv, tokens * token_stride);
+  if (!a.sinks) return;
+  mimo_attention_sinks_backward_args s{};
+  s.d_o = b.d_o, s.o = b.o, s.lse = b.lse, s.sinks = sinks.sinks;
+  s.dsinks = run.floats(a.query_heads);
+  s.tokens = tokens, s.heads = a.query_heads, s.head_dim = d, s.d_o_stride = b.d_o_stride, s.dtype = run.dtype();
+  run.call("mimo_attention_sinks_backward", s);
+  run.compare("dsinks", s.dsinks, a.query_heads, MIMO_DTYPE_F32);
 }
 
 /// One more token of sequences that have so many, in rows with gaps.
 void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query_heads, int64_t key_heads, int64_t d,
-                    int64_t window) {
+                    int64_t window, bool sinks) {
   const int64_t sequences = static_cast<int64_t>(lengths.size()), per_group = query_heads / key_heads;
   const int64_t group_stride = (per_group + 2) * d, token_stride = key_heads * group_stride + 8;
   const int64_t element = bytes_of(run.dtype()), width = query_heads * d;
@@ -75,6 +94,7 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   f.values = run.tensor(key_heads * rows * d);
   f.first_rows = run.upload(first_rows);
   f.lengths = run.upload(lengths);
+  if (sinks) f.sinks = run.tensor(query_heads);
   f.o = run.output(sequences * width);
   f.sequences = sequences, f.rows = rows, f.query_heads = query_heads, f.key_heads = key_heads, f.head_dim = d;
   f.max_length = *std::max_element(lengths.begin(), lengths.end()) + 100;
@@ -87,7 +107,8 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   run.compare("values", f.values, key_heads * rows * d);
 }
 
-void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false, bool table = false) {
+void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false, bool table = false,
+          float amplitude = 1) {
   const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
   const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
   mimo_rope_forward_args args{};
@@ -101,7 +122,7 @@ void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool late
   args.sequences = 3, args.tokens = tokens, args.max_seqlen = 41;
   args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
   args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
-  args.base = 10000, args.angle_scale = scale;
+  args.base = 10000, args.angle_scale = scale, args.amplitude = amplitude;
   args.dtype = run.dtype();
   run.call("mimo_rope_forward", args);
   run.compare("y", args.y, tokens * width);
@@ -135,6 +156,8 @@ void add_attention(Cases& cases, bool large) {
   add("window", {{300, 1, 0, 77}, 4, 2, 64, true, 0, 50});
   add("window of a token", {{70}, 2, 1, 32, true, 0, 1});
   add("window and dropout", {{200, 30}, 2, 1, 96, true, 0.2f, 65});
+  add("sinks", {{300, 1, 0, 77}, 4, 2, 64, true, 0, 0, true});
+  add("sinks, window and dropout", {{200, 30}, 3, 1, 13, true, 0.2f, 65, true});
   if (large) {
     add("large window", {{2048, 100}, 8, 2, 128, true, 0, 512});
     add("large causal", {{2048}, 8, 2, 128, true, 0});
@@ -148,19 +171,21 @@ void add_attention(Cases& cases, bool large) {
   }
   cases.push_back({"rope", [](Run& run) { rope(run, 32, 32, 1); }});
   const auto step = [&](const char* name, std::vector<int32_t> lengths, int64_t queries, int64_t keys, int64_t d,
-                        int64_t window = 0) {
+                        int64_t window = 0, bool sinks = false) {
     cases.push_back({std::string("attention step ") + name,
-                     [=](Run& run) { attention_step(run, lengths, queries, keys, d, window); }});
+                     [=](Run& run) { attention_step(run, lengths, queries, keys, d, window, sinks); }});
   };
   step("small", {0, 1, 70}, 4, 2, 32);
   step("runs of keys", {126, 127, 128, 129, 700}, 6, 2, 64);
   step("many queries a key", {300, 5}, 32, 2, 128);
   step("odd heads", {255, 256, 257}, 3, 1, 13);
   step("window", {0, 69, 70, 129, 700}, 4, 2, 64, 70);
+  step("sinks", {0, 69, 70, 129, 700}, 4, 2, 64, 70, true);
   if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
   cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
   cases.push_back({"rope of given frequencies", [](Run& run) { rope(run, 32, 24, 1, true, true); }});
   cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
+  cases.push_back({"rope of amplitude 1.35", [](Run& run) { rope(run, 32, 24, 1, false, true, 1.35f); }});
 }
 
 }  // namespace check

@@ -105,6 +105,10 @@ const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 		...{ "hybrid-layer-pattern": "*-*-", "position-embedding-type": "rope", "use-rope-scaling": true },
 		...{ "rope-scaling-original-max-position-embeddings": 16, "qk-layernorm": true, "add-qkv-bias": true },
 	},
+	"attention with YaRN": {
+		...{ "hybrid-layer-pattern": "**", "position-embedding-type": "yarn", "rotary-scaling-factor": 4 },
+		...{ "yarn-original-max-position-embeddings": 16, "yarn-correction-range-round-to-int": false },
+	},
 	"attention in windows by layer": {
 		...{ "hybrid-layer-pattern": "*-*-", "window-size": [3, 0], "window-attn-skip-freq": [1, 0, 0, 0] },
 		"position-embedding-type": "rope",

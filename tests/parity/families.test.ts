@@ -14,7 +14,7 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-test.each(["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"])(
+test.each(["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss"])(
 	"%s",
 	async (name) => {
 		const before = device.memoryStatistics().liveBytes;
@@ -40,6 +40,7 @@ test.each<[string, string, Change]>([
 	["llama", "the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope!, scaling: null } })],
 	["mistral", "its window", () => ({ window: null })],
 	["mistral", "the query's own place in the window", () => ({ window: 21 })],
+	["gpt-oss", "YaRN's factor of cosines", ({ rope }) => ({ rope: { ...rope!, amplitude: 1 } })],
 	["qwen3", "its own head size in the scale of scores", () => ({ softmaxScale: 1 / Math.sqrt(16) })],
 ])("%s without %s is noticed", async (name, _, change) => {
 	const report = await compareAlone(device, golden(name), {

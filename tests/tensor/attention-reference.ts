@@ -9,6 +9,8 @@ export interface ReferenceAttention {
 	/** Most keys that a query sees, its own among them; absent: all before it. */
 	readonly window?: number;
 	readonly scale: number;
+	/** A logit of each query head that joins its denominators; absent: none. */
+	readonly sinks?: ArrayLike<number>;
 	/** Factor of the probability of (token, query head, key's position); default 1. */
 	readonly keep?: (token: number, head: number, key: number) => number;
 }
@@ -52,9 +54,10 @@ export function referenceAttention(qkv: Float64Array, shape: ReferenceAttention)
 							? Number.NEGATIVE_INFINITY
 							: scale * dot(qkv, token * width + at.q, qkv, (begin + key) * width + at.k);
 					}
-					const top = p.reduce((a, b) => Math.max(a, b));
+					const sink = shape.sinks?.[at.head] ?? Number.NEGATIVE_INFINITY;
+					const top = p.reduce((a, b) => Math.max(a, b), sink);
 					for (let key = 0; key < p.length; key++) p[key] = Math.exp(p[key]! - top);
-					const sum = p.reduce((a, b) => a + b);
+					const sum = p.reduce((a, b) => a + b, Math.exp(sink - top));
 					for (let key = 0; key < p.length; key++) p[key]! /= sum;
 					visit({ ...at, begin, token, p });
 				}

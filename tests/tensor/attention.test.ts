@@ -3,6 +3,7 @@ import { Distribution } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { type AttentionOptions, attention } from "../../src/tensor/ops/attention.ts";
+import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
@@ -24,6 +25,7 @@ interface Case {
 	readonly mask: "causal" | "full";
 	readonly softmaxScale?: number;
 	readonly window?: number;
+	readonly sinks?: readonly number[];
 	readonly options?: Partial<AttentionOptions>;
 	/** Columns of a wider tensor around the projection. */
 	readonly padding?: number;
@@ -34,7 +36,7 @@ const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
 const inputOf = (c: Case, seed = 1) => randomValues(sum(c.lengths) * widthOf(c), seed, 2);
 const outputGradientOf = (c: Case) => randomValues(sum(c.lengths) * c.queryHeads * c.headDim, 2);
 const label = (c: Case) =>
-	`${c.mask}${c.window ? ` in a window of ${c.window}` : ""}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
+	`${c.mask}${c.sinks ? " with sinks" : ""}${c.window ? ` in a window of ${c.window}` : ""}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
 
 /** Output and projection gradient of the kernels; every byte of device memory is back afterwards. */
 function run(
@@ -42,7 +44,7 @@ function run(
 	c: Case,
 	values: Float32Array,
 	dtype: FloatDtype = "f32",
-): { o: Float32Array; gradient: Float32Array } {
+): { o: Float32Array; gradient: Float32Array; sinks?: Float32Array } {
 	const before = on.memoryStatistics().liveBytes;
 	const result = (() => {
 		const width = widthOf(c);
@@ -57,15 +59,19 @@ function run(
 		using qkv = window.withGradient(new GradientSlot(on, window.shape, dtype));
 		using sequences = Sequences.of(on, c.lengths);
 		const tape = new Tape(on, { recording: true });
-		using o = attention(tape, qkv, {
-			...c,
-			...c.options,
-			sequences,
-		});
+		using sinks = c.sinks
+			? new Parameter(
+					"sinks",
+					Tensor.from(on, Float32Array.from(c.sinks), undefined, { dtype }),
+					Tensor.zeros(on, [c.queryHeads]),
+				)
+			: null;
+		using o = attention(tape, qkv, { ...c, ...c.options, sequences, sinks });
 		o.gradient!.accumulate(Tensor.from(on, outputGradientOf(c), o.shape, { dtype }));
 		tape.backward();
 		using gradient = qkv.gradient!.take()!;
-		return { o: o.toFloat32(), gradient: gradient.toFloat32() };
+		const ofSinks = sinks ? { sinks: sinks.mainGradient!.toFloat32() } : {};
+		return { o: o.toFloat32(), gradient: gradient.toFloat32(), ...ofSinks };
 	})();
 	expect(on.memoryStatistics().liveBytes).toBe(before);
 	return result;
@@ -88,6 +94,9 @@ describe("attention against central differences", () => {
 		{ lengths: [4, 3], queryHeads: 4, keyHeads: 1, headDim: 5, mask: "causal" },
 		{ lengths: [6, 2, 1], queryHeads: 4, keyHeads: 2, headDim: 3, mask: "causal", window: 3 },
 		{ lengths: [4], queryHeads: 1, keyHeads: 1, headDim: 4, mask: "causal", window: 1 },
+		{ lengths: [5, 0, 1, 3], queryHeads: 4, keyHeads: 2, headDim: 3, mask: "causal", sinks: [1.5, -2, 0, 9] },
+		{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal", window: 3, sinks: [0.3, -40] },
+		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal", sinks: [1, 2] },
 		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal" },
 		{ lengths: [], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "full" },
 	];
@@ -96,10 +105,12 @@ describe("attention against central differences", () => {
 			const sequences = Sequences.of(device, c.lengths);
 			checkGradients(device, {
 				inputs: { qkv: { values: inputOf(c), shape: [sum(c.lengths), widthOf(c)] } },
-				forward: (tape, { qkv }) => attention(tape, qkv!, { ...c, sequences }),
-				reference: ({ qkv }) =>
+				...(c.sinks && { parameters: { sinks: { values: Float32Array.from(c.sinks), shape: [c.queryHeads] } } }),
+				forward: (tape, { qkv }, { sinks }) => attention(tape, qkv!, { ...c, sequences, sinks: sinks ?? null }),
+				reference: ({ qkv, sinks }) =>
 					referenceAttention(qkv!, {
 						...c,
+						...(sinks && { sinks }),
 						causal: c.mask === "causal",
 						scale: c.softmaxScale ?? 1 / Math.sqrt(c.headDim),
 					}).o,
@@ -136,6 +147,7 @@ const blockCases: Case[] = [
 	{ lengths: [600, 31], queryHeads: 2, keyHeads: 1, headDim: 16, mask: "causal", window: 257 },
 	{ lengths: [300, 65], queryHeads: 4, keyHeads: 2, headDim: 96, mask: "causal", window: 64 },
 	{ lengths: [130, 9], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "causal", window: 130 },
+	{ lengths: [200, 0, 65], queryHeads: 4, keyHeads: 2, headDim: 64, mask: "causal", window: 50, sinks: [1, -1, 3, 0] },
 	{ lengths: [257, 65], queryHeads: 2, keyHeads: 2, headDim: 32, mask: "full" },
 	{ lengths: [193, 128], queryHeads: 4, keyHeads: 1, headDim: 40, mask: "causal" },
 	{ lengths: [130, 127], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "full" },
@@ -196,7 +208,7 @@ describe("attention across blocks", () => {
 });
 
 describe("attention in bf16", () => {
-	for (const c of [blockCases[0]!, blockCases[3]!, blockCases[7]!]) {
+	for (const c of [blockCases[0]!, blockCases[3]!, blockCases[5]!, blockCases[8]!]) {
 		test(label(c), () => {
 			using stored = Tensor.from(device, inputOf(c), [sum(c.lengths), widthOf(c)], { dtype: "bf16" });
 			using storedGradient = Tensor.from(device, outputGradientOf(c), undefined, { dtype: "bf16" });

@@ -35,7 +35,7 @@ function reference(x: Float64Array, c: Case): Float64Array {
 		const half = rotary / 2;
 		const angle = position * (c.table?.[column % half] ?? c.base ** ((-2 * (column % half)) / rotary));
 		const partner = column < half ? -x[index + half]! : x[index - half]!;
-		return value * Math.cos(angle) + partner * Math.sin(angle);
+		return (c.amplitude ?? 1) * (value * Math.cos(angle) + partner * Math.sin(angle));
 	});
 }
 
@@ -43,13 +43,14 @@ const cases: Case[] = [
 	{ lengths: [5, 0, 1, 3], queryHeads: 2, keyHeads: 1, headDim: 4, base: 10000, percent: 1 },
 	{ lengths: [6], queryHeads: 4, keyHeads: 2, headDim: 6, base: 100, percent: 0.34 },
 	{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 6, base: 1, percent: 0.7, table: [0.9, 0.05] },
+	{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 6, base: 9, percent: 0.7, amplitude: 1.35 },
 	{ lengths: [3], queryHeads: 1, keyHeads: 1, headDim: 4, base: 10000, percent: 0 },
 	{ lengths: [0], queryHeads: 2, keyHeads: 2, headDim: 4, base: 10000, percent: 1 },
 ];
 
 describe("rope", () => {
 	for (const c of cases) {
-		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it`, () => {
+		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it${c.amplitude ? `, ${c.amplitude} as long` : ""}`, () => {
 			const sequences = Sequences.of(device, c.lengths);
 			using frequencies = c.table ? Tensor.from(device, Float64Array.from(c.table)) : null;
 			checkGradients(device, {

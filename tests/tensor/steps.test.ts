@@ -30,16 +30,18 @@ const parameter = (name: string, values: Float32Array, shape: readonly number[] 
 	new Parameter(name, Tensor.from(device, values, shape), null);
 
 describe("attentionStep", () => {
-	for (const [dtype, tolerance, window] of tolerances.flatMap(([dtype, tolerance]) => [
-		[dtype, tolerance, null] as const,
-		[dtype, tolerance, 256] as const,
-		[dtype, tolerance, 300] as const,
+	for (const [dtype, tolerance, window, withSinks] of tolerances.flatMap(([dtype, tolerance]) => [
+		[dtype, tolerance, null, false] as const,
+		[dtype, tolerance, 256, false] as const,
+		[dtype, tolerance, 300, true] as const,
 	])) {
-		const seen = window === null ? "" : `, in a window of ${window}`;
+		const seen = `${window === null ? "" : `, in a window of ${window}`}${withSinks ? ", with sinks" : ""}`;
 		test(`${dtype}${seen}: runs of keys are joined, rows of other sequences stay as they are`, () => {
 			const heads = { queryHeads: 6, keyHeads: 2, headDim: 20 };
 			const width = (6 + 4) * 20;
 			const lengths = [0, 1, 255, 256, 700];
+			const logits = withSinks ? new Float32Array([2, -3, 0, 12, 1, 5]) : null;
+			using sinks = logits && new Parameter("sinks", tensor(logits, [6], dtype), null);
 			const rows = lengths.map((length) => length + 3);
 			const total = rows.reduce((sum, count) => sum + count, 0);
 			const firstRows = rows.map((_, s) => rows.slice(0, s).reduce((sum, count) => sum + count, 0));
@@ -47,7 +49,7 @@ describe("attentionStep", () => {
 			const expected = lengths.flatMap((length, s) => {
 				using qkv = tensor(values[s]!, [length + 1, width], dtype);
 				using sequences = Sequences.of(device, [length + 1]);
-				using o = attention(tape, qkv, { ...heads, sequences, mask: "causal", softmaxScale: 0.3, window });
+				using o = attention(tape, qkv, { ...heads, sequences, mask: "causal", softmaxScale: 0.3, window, sinks });
 				return [...o.toFloat32().subarray(length * 120)];
 			});
 			// The group of key head g has its 3 queries, then key and value.
@@ -72,7 +74,7 @@ describe("attentionStep", () => {
 			using sizes = Tensor.from(device, Int32Array.from(lengths));
 			const cache = { keys, values: kept, rows: total };
 			const places = { firstRows: first, lengths: sizes, maxLength: 800 };
-			using o = attentionStep(qkv, cache, places, { ...heads, softmaxScale: 0.3, window });
+			using o = attentionStep(qkv, cache, places, { ...heads, softmaxScale: 0.3, window, sinks });
 			expect(relativeRms(o.toFloat32(), expected)).toBeLessThan(tolerance);
 			const after = keys.toFloat32();
 			const changed = new Set<number>();

@@ -104,6 +104,7 @@ void join(const mimo_attention_step_args& args, const Plan& plan, int64_t sequen
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) total[i] = (run == 0 ? 0.0f : total[i]) + weight * own[i];
   }
+  if (args.sinks != nullptr) sum += std::exp2(load(static_cast<const T*>(args.sinks)[head]) * log2_e - maximum);
   scatter(total, 1, d, 1.0f / sum, static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d, d);
 }
 

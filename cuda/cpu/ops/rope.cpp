@@ -27,8 +27,8 @@ void fill_angles(const mimo_rope_forward_args& args, int64_t begin, int64_t end,
     const double step_cosine = std::cos(step), step_sine = std::sin(step);
     double cosine = std::cos(step * static_cast<double>(first)), sine = std::sin(step * static_cast<double>(first));
     for (int64_t row = begin; row < end; ++row) {
-      angles.cosine[row * half + i] = static_cast<float>(cosine);
-      angles.sine[row * half + i] = static_cast<float>(sine);
+      angles.cosine[row * half + i] = args.amplitude * static_cast<float>(cosine);
+      angles.sine[row * half + i] = args.amplitude * static_cast<float>(sine);
       const double next = cosine * step_cosine - sine * step_sine;
       sine = sine * step_cosine + cosine * step_sine;
       cosine = next;

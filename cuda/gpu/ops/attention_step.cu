@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args 
     const float2 scale = parts.scales[at + run];
     sum += exp2f(scale.x - maximum) * scale.y;
   }
+  if (args.sinks != nullptr) sum += exp2f(load(static_cast<const T*>(args.sinks) + head) * log2_e - maximum);
   for (int64_t column = threadIdx.x; column < d; column += threads) {
     float total = 0;
     for (int64_t run = 0; run < runs; ++run) {

@@ -22,7 +22,7 @@ __global__ void angles_kernel(mimo_rope_forward_args args, int64_t rows, float2*
     const double step = static_cast<double>(args.angle_scale) * frequency;
     double sine, cosine;
     sincos(step * static_cast<double>(position), &sine, &cosine);
-    angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+    angles[index] = make_float2(args.amplitude * static_cast<float>(cosine), args.amplitude * static_cast<float>(sine));
   });
 }
 

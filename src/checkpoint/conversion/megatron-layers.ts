@@ -58,7 +58,7 @@ export function requireSameLayers(own: string, given: string, repeated: boolean,
 
 /** Model tensors of a GPT model that have a place in this program's. */
 const gptLayer =
-	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight)|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
+	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight|core_attention\\.softmax_offset)|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|bias|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
 const gptTensors = new RegExp(
 	`^language_model\\.(embedding\\.(word|position)_embeddings\\.weight|output_layer\\.weight|decoder\\.final_layernorm\\.(weight|bias)|decoder\\.layers\\.\\d+\\.${gptLayer}|mtp\\.layers\\.\\d+\\.((enorm|hnorm|final_layernorm)\\.(weight|bias)|eh_proj\\.weight|(mtp_model|transformer)_layer\\.${gptLayer}))$`,
 );

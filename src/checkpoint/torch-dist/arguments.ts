@@ -5,17 +5,19 @@
 
 import * as v from "valibot";
 import { hasGatedActivation } from "../../config/derive.ts";
+import type { Field } from "../../config/field.ts";
 import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { elasticKeys } from "../../config/keys/elastic.ts";
-import { ropeScalingDefaults } from "../../config/keys/model.ts";
+import { ropeScalingDefaults, yarnKeys } from "../../config/keys/model.ts";
 import { camelCase } from "../../config/names.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
+import { type YarnValues, yarnOf } from "../../config/yarn.ts";
 import { type ActivationFlag, activationKeys, flaggedActivations } from "../../native/activations.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { Json } from "../native/manifest.ts";
 import type { JsonObject } from "./common.ts";
 
-const positionTypes = ["rope", "learned_absolute"] as const;
+const positionTypes = ["rope", "yarn", "learned_absolute"] as const;
 /** More MTP depths than any model has. */
 const MOST_DEPTHS = 64;
 /** Taps of the convolution, a constant in Megatron's code. */
@@ -68,6 +70,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		postLayernorm: args.post_layernorm === true,
 		softmaxScale: typeof args.softmax_scale === "number" ? args.softmax_scale : null,
 		embeddingMultiplier: number("embedding_multiplier", 1),
+		softmaxType: args.softmax_type === "learnable" ? "learnable" : "vanilla",
 		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
 		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
 			? ([args.window_attn_skip_freq].flat() as number[])
@@ -77,6 +80,8 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		positionEmbeddingType: positionTypes.find((type) => type === args.position_embedding_type) ?? "none",
 		rotaryBase: number("rotary_base", 10000),
 		rotaryPercent: number("rotary_percent", 1),
+		rotarySeqLenInterpolationFactor: number("rotary_seq_len_interpolation_factor", 0) || null,
+		...(keysFrom(yarnNames, args) as unknown as YarnValues),
 		useRopeScaling: args.use_rope_scaling === true,
 		ropeScalingFactor: number("rope_scaling_factor", ropeScalingDefaults.factor),
 		ropeScalingLowFreqFactor: number("rope_scaling_low_freq_factor", ropeScalingDefaults.lowFreqFactor),
@@ -148,7 +153,11 @@ function positionArguments(configuration: LanguageModelConfiguration): JsonObjec
 	const { positionEmbeddingType, rotaryBase, rotaryPercent } = configuration;
 	return {
 		position_embedding_type: positionEmbeddingType,
-		...(positionEmbeddingType === "rope" && { rotary_base: rotaryBase, rotary_percent: rotaryPercent }),
+		...(["rope", "yarn"].includes(positionEmbeddingType) && { rotary_base: rotaryBase, rotary_percent: rotaryPercent }),
+		...(configuration.rotarySeqLenInterpolationFactor != null && {
+			rotary_seq_len_interpolation_factor: configuration.rotarySeqLenInterpolationFactor,
+		}),
+		...(positionEmbeddingType === "yarn" && argumentsFrom(yarnNames, yarnOf(configuration) as unknown as JsonObject)),
 		...(configuration.useRopeScaling && {
 			use_rope_scaling: true,
 			rope_scaling_factor: configuration.ropeScalingFactor,
@@ -192,33 +201,54 @@ function argumentOf(flag: ActivationFlag): string {
 	return flag.replaceAll("-", "_");
 }
 
-// Arguments of elastic models, which have the names of this program's keys.
+// Arguments that have the names of this program's keys.
 
-const elasticNames = Object.entries(elasticKeys).map(([key, { type, default: standing }]) => ({
-	argument: key.replaceAll("-", "_"),
-	property: camelCase(key),
-	schema: type.schema,
-	standing: standing as Json,
-}));
-
-/** An elastic model's keys by Megatron's arguments. Where sizes are given, Megatron's shares are its default. */
-export function elasticFromArguments(args: JsonObject): JsonObject {
-	const known = elasticNames.map(({ argument, property, schema, standing }) => {
-		const value = args[argument];
-		const sized = argument.endsWith("_per_list") && Array.isArray(args[argument.replace("_per_", "_int_")]);
-		return [property, value === undefined || sized || !v.is(schema, value) ? standing : value] as const;
-	});
-	return Object.fromEntries(known);
+interface NamedArgument {
+	readonly argument: string;
+	readonly property: string;
+	readonly schema: v.GenericSchema;
+	readonly standing: Json;
 }
 
-/** Megatron's arguments of an elastic model; none of another one. */
-export function elasticArguments(model: JsonObject): JsonObject {
-	if (model.flextron !== true) return {};
-	const known = elasticNames.flatMap(({ argument, property }) => {
+function namesOf(keys: Readonly<Record<string, Field>>): readonly NamedArgument[] {
+	return Object.entries(keys).map(([key, { type, default: standing }]) => ({
+		argument: key.replaceAll("-", "_"),
+		property: camelCase(key),
+		schema: type.schema,
+		standing: standing as Json,
+	}));
+}
+
+const elasticNames = namesOf(elasticKeys);
+const yarnNames = namesOf(yarnKeys);
+
+/** Keys by arguments; absent ones have their defaults. */
+function keysFrom(names: readonly NamedArgument[], args: JsonObject): JsonObject {
+	return Object.fromEntries(
+		names.map(({ argument, property, schema, standing }) => {
+			const value = args[argument];
+			return [property, value === undefined || !v.is(schema, value) ? standing : value] as const;
+		}),
+	);
+}
+
+function argumentsFrom(names: readonly NamedArgument[], model: JsonObject): JsonObject {
+	const known = names.flatMap(({ argument, property }) => {
 		const value = model[property];
 		return value === undefined ? [] : [[argument, value] as const];
 	});
 	return Object.fromEntries(known);
+}
+
+/** An elastic model's keys by Megatron's arguments. Where sizes are given, Megatron's shares are its default. */
+export function elasticFromArguments(args: JsonObject): JsonObject {
+	const shares = (name: string) => name.endsWith("_per_list") && Array.isArray(args[name.replace("_per_", "_int_")]);
+	return keysFrom(elasticNames, Object.fromEntries(Object.entries(args).filter(([name]) => !shares(name))));
+}
+
+/** Megatron's arguments of an elastic model; none of another one. */
+export function elasticArguments(model: JsonObject): JsonObject {
+	return model.flextron === true ? argumentsFrom(elasticNames, model) : {};
 }
 
 /** The arguments that Megatron's loader compares, for a model that was never run by it. */
@@ -246,6 +276,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		...(configuration.postLayernorm && { post_layernorm: true }),
 		...(configuration.softmaxScale && { softmax_scale: configuration.softmaxScale }),
 		...((configuration.embeddingMultiplier ?? 1) !== 1 && { embedding_multiplier: configuration.embeddingMultiplier }),
+		...(configuration.softmaxType === "learnable" && { softmax_type: "learnable" }),
 		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,

@@ -14,7 +14,7 @@ export interface ShardRuns {
 type Cut = { readonly axis: 0; readonly blocks: readonly number[] } | { readonly axis: 1 } | null;
 
 const splitRows =
-	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
+	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|softmax_offset|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
 const splitColumns = /(linear_proj\.weight|linear_fc2\.weight|mixer\.out_proj\.weight)$/;
 
 /** The sharding of a parameter other than experts'; `shapes`: of the whole model, from which the blocks of fused parameters follow. */
@@ -86,6 +86,7 @@ const leaves = [
 	"in_proj.weight",
 	"mixer.norm.weight",
 	"out_proj.weight",
+	"core_attention.softmax_offset",
 	"linear_proj.weight",
 	"linear_proj.bias",
 	"linear_proj.post_layernorm.weight",

@@ -64,7 +64,7 @@ const model: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			c.positionEmbeddingType !== "rope" || (c.kvChannels * c.rotaryPercent) % 2 === 0,
+			!["rope", "yarn"].includes(c.positionEmbeddingType) || (c.kvChannels * c.rotaryPercent) % 2 === 0,
 			"rotary-percent",
 			`allowed is a share that makes an even number of kv-channels (${c.kvChannels})`,
 		),
@@ -99,13 +99,25 @@ const model: readonly Check[] = [
 		unless(
 			c.positionEmbeddingType !== "learned_absolute" || c.mtpNumLayers === 0,
 			"position-embedding-type",
-			"allowed with multi-token prediction is none or rope",
+			"allowed with multi-token prediction is none, rope or yarn",
 		),
 	(c) =>
 		unless(
 			!c.useRopeScaling || c.positionEmbeddingType === "rope",
 			"use-rope-scaling",
 			"allowed only with position-embedding-type rope",
+		),
+	(c) =>
+		unless(
+			c.rotarySeqLenInterpolationFactor === null || (c.positionEmbeddingType === "rope" && !c.useRopeScaling),
+			"rotary-seq-len-interpolation-factor",
+			"allowed only with position-embedding-type rope, without use-rope-scaling",
+		),
+	(c) =>
+		unless(
+			c.positionEmbeddingType !== "yarn" || (c.rotaryBase > 1 && c.yarnBetaFast >= c.yarnBetaSlow),
+			c.rotaryBase > 1 ? "yarn-beta-fast" : "rotary-base",
+			c.rotaryBase > 1 ? `allowed is at least yarn-beta-slow (${c.yarnBetaSlow})` : "allowed with YaRN is more than 1",
 		),
 	(c) =>
 		unless(

@@ -62,11 +62,12 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	[
 		"position-embedding-type",
 		(c) => c.positionEmbeddingType === "learned_absolute",
-		"allowed with flextron is none or rope",
+		"allowed with flextron is none, rope or yarn",
 	],
 	["qk-layernorm", (c) => c.qkLayernorm, "allowed with flextron is false: a norm of a masked head is no norm"],
 	["post-layernorm", (c) => c.postLayernorm, "allowed only without flextron"],
 	["apply-layernorm-1p", (c) => c.applyLayernorm1p, "allowed only without flextron"],
+	["softmax-type", (c) => c.softmaxType !== "vanilla", "allowed with flextron is vanilla"],
 	["window-attn-skip-freq", (c) => c.windowAttnSkipFreq !== null, "allowed only without flextron"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
 	...perLayerSizes.map(

@@ -34,6 +34,40 @@ export const ropeScalingDefaults = {
 	originalMaxPositionEmbeddings: 8192,
 } as const;
 
+/** YaRN's scaling of rotary embeddings, with Megatron's defaults (docs/spec/families.md §2.2). */
+export const yarnKeys = {
+	"rotary-scaling-factor": defaulting(positiveNumber, 1, "Divisor of YaRN's low frequencies.", { model: "YaRN" }),
+	"yarn-original-max-position-embeddings": defaulting(
+		integer(1),
+		4096,
+		"Longest sequence of the pretraining before YaRN.",
+		{ model: "YaRN" },
+	),
+	"yarn-beta-fast": defaulting(
+		positiveNumber,
+		32,
+		"Turns within yarn-original-max-position-embeddings from which on a frequency stays as it is.",
+		{ model: "YaRN" },
+	),
+	"yarn-beta-slow": defaulting(positiveNumber, 1, "Turns up to which a frequency is divided.", { model: "YaRN" }),
+	"yarn-correction-range-round-to-int": defaulting(
+		boolean,
+		true,
+		"The range of frequencies between yarn-beta-fast and yarn-beta-slow ends at whole indices.",
+		{ model: "YaRN" },
+	),
+	mscale: defaulting(
+		number(0),
+		1,
+		"YaRN's cosines and sines are multiplied by M(mscale) / M(mscale-all-dim), M(a) = 0.1 a ln(rotary-scaling-factor) + 1.",
+		{ model: "YaRN" },
+	),
+	"mscale-all-dim": defaulting(number(0), 0, "The divisor of this factor; 0: 1.", { model: "YaRN" }),
+	"yarn-attention-factor": optional(positiveNumber, "This factor itself; unset: of mscale and mscale-all-dim.", {
+		model: "YaRN",
+	}),
+} as const;
+
 export const modelKeys = {
 	"model-provider": defaulting(
 		choice(["hybrid", "nemotron-moe-vlm"]),
@@ -97,6 +131,12 @@ export const modelKeys = {
 	"softmax-scale": optional(positiveNumber, "Factor of attention scores. Unset: 1 / √kv-channels.", {
 		model: "attention",
 	}),
+	"softmax-type": defaulting(
+		choice(["vanilla", "learnable"], ["off-by-one"]),
+		"vanilla",
+		"Softmax of attention; learnable: a logit of each head, an attention sink, joins its denominators.",
+		{ model: "attention" },
+	),
 	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
 		model: "attention",
 	}),
@@ -139,9 +179,9 @@ export const modelKeys = {
 		{ model: false },
 	),
 	"position-embedding-type": defaulting(
-		choice(["none", "rope", "learned_absolute"], ["mrope", "yarn", "relative"]),
+		choice(["none", "rope", "yarn", "learned_absolute"], ["mrope", "relative"]),
 		"none",
-		"Position embedding of the language model; learned_absolute: a table that is added to the word embedding.",
+		"Position embedding of the language model; yarn: rotary embeddings scaled by YaRN; learned_absolute: a table that is added to the word embedding.",
 		{ model: "positions", megatron: "learned_absolute" },
 	),
 	"rotary-base": defaulting(positiveNumber, 10000, "Base of rotary position embeddings.", {
@@ -181,6 +221,12 @@ export const modelKeys = {
 		"Longest sequence of the pretraining without scaling.",
 		{ model: "rotary embedding" },
 	),
+	"rotary-seq-len-interpolation-factor": optional(
+		positiveNumber,
+		"Divisor of all frequencies of rotary embeddings. Unset: 1.",
+		{ model: "rotary embedding" },
+	),
+	...yarnKeys,
 	"attention-backend": defaulting(
 		choice(["auto", "flash", "fused", "unfused", "local"]),
 		"auto",

@@ -47,13 +47,28 @@ export interface Biases {
 
 export const noBiases: Biases = { of: "none", start: "zero" };
 
-/** Llama 3's scaling of rotary frequencies (docs/spec/families.md §2.2). */
-export interface RopeScaling {
-	readonly factor: number;
-	/** Turns in the original context up to which a frequency is divided, and from which on it stays. */
-	readonly lowTurns: number;
-	readonly highTurns: number;
-	readonly originalLength: number;
+/** Scaling of rotary frequencies for sequences beyond those of the pretraining (docs/spec/families.md §2.2). */
+export type RopeScaling =
+	| { readonly type: "linear"; readonly factor: number }
+	| {
+			readonly type: "llama3" | "yarn";
+			readonly factor: number;
+			/** Turns in the original context up to which a frequency is divided, and from which on it stays. */
+			readonly lowTurns: number;
+			readonly highTurns: number;
+			readonly originalLength: number;
+			/** YaRN: whether the range between both ends at whole indices of frequencies. */
+			readonly wholeIndices?: boolean;
+	  };
+
+/** Rotary position embeddings. */
+export interface Rope {
+	readonly base: number;
+	/** Share of a head that turns. */
+	readonly percent: number;
+	readonly scaling: RopeScaling | null;
+	/** Factor of every cosine and sine; 1 but for YaRN. */
+	readonly amplitude: number;
 }
 
 export interface HybridConfig {
@@ -98,9 +113,11 @@ export interface HybridConfig {
 		/** Most keys that a query sees, its own among them; null: all before it. */
 		readonly window: number | null;
 		readonly dropout: number;
-		readonly rope: { readonly base: number; readonly percent: number; readonly scaling: RopeScaling | null } | null;
+		readonly rope: Rope | null;
 		/** Whether every query and key head is normalised before it is rotated. */
 		readonly qkNorm: boolean;
+		/** Whether a learned logit of every head joins its softmax's denominators. */
+		readonly sinks: boolean;
 	};
 	readonly mamba: {
 		readonly heads: number;

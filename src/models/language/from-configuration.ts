@@ -5,11 +5,13 @@ import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { hasOwnSizes, keysOfWindow, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { type YarnValues, yarnOf } from "../../config/yarn.ts";
 import { type ActivationKey, activationOf } from "../../native/activations.ts";
 import { languageLora } from "../lora.ts";
-import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, RopeScaling } from "./config.ts";
+import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, Rope, RopeScaling } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
+import { yarnAmplitude } from "./rope-frequencies.ts";
 
 /** The configuration keys that the language model depends on. */
 export type LanguageModelKeys = Pick<
@@ -74,7 +76,7 @@ export type LanguageModelKeys = Pick<
 	| "vocabSize"
 	| "zLossCoeff"
 > &
-	Partial<Pick<TrainingConfiguration, PerLayerSize["list"] | LaterKey>>;
+	Partial<Pick<TrainingConfiguration, PerLayerSize["list"] | LaterKey> & YarnValues>;
 
 /** Keys that descriptions in older checkpoints lack, where they have their defaults. */
 type LaterKey =
@@ -90,8 +92,10 @@ type LaterKey =
 	| "moeSharedExpertGate"
 	| "normalization"
 	| "qkLayernorm"
+	| "softmaxType"
 	| "windowSize"
 	| "windowAttnSkipFreq"
+	| "rotarySeqLenInterpolationFactor"
 	| "useRopeScaling"
 	| "ropeScalingFactor"
 	| "ropeScalingLowFreqFactor"
@@ -155,17 +159,38 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 		softmaxScale: c.softmaxScale ?? 1 / Math.sqrt(c.kvChannels),
 		window: keysOfWindow(c.windowSize),
 		dropout: c.attentionDropout,
-		rope:
-			c.positionEmbeddingType === "rope"
-				? { base: c.rotaryBase, percent: c.rotaryPercent, scaling: ropeScaling(c) }
-				: null,
+		rope: ropeConfig(c),
 		qkNorm: c.qkLayernorm ?? false,
+		sinks: c.softmaxType === "learnable",
+	};
+}
+
+function ropeConfig(c: LanguageModelKeys): Rope | null {
+	const { positionEmbeddingType: type, rotaryBase: base, rotaryPercent: percent } = c;
+	if (type === "rope") return { base, percent, scaling: ropeScaling(c), amplitude: 1 };
+	if (type !== "yarn") return null;
+	const yarn = yarnOf(c);
+	const factor = yarn.rotaryScalingFactor;
+	return {
+		base,
+		percent,
+		scaling: {
+			type: "yarn",
+			factor,
+			lowTurns: yarn.yarnBetaSlow,
+			highTurns: yarn.yarnBetaFast,
+			originalLength: yarn.yarnOriginalMaxPositionEmbeddings,
+			wholeIndices: yarn.yarnCorrectionRangeRoundToInt,
+		},
+		amplitude: yarn.yarnAttentionFactor ?? yarnAmplitude(factor, yarn.mscale, yarn.mscaleAllDim),
 	};
 }
 
 function ropeScaling(c: LanguageModelKeys): RopeScaling | null {
+	if (c.rotarySeqLenInterpolationFactor != null) return { type: "linear", factor: c.rotarySeqLenInterpolationFactor };
 	if (!c.useRopeScaling) return null;
 	return {
+		type: "llama3",
 		factor: c.ropeScalingFactor ?? ropeScalingDefaults.factor,
 		lowTurns: c.ropeScalingLowFreqFactor ?? ropeScalingDefaults.lowFreqFactor,
 		highTurns: c.ropeScalingHighFreqFactor ?? ropeScalingDefaults.highFreqFactor,

@@ -129,6 +129,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 			dropout: 0,
 			rope: null,
 			qkNorm: false,
+			sinks: false,
 			window: null,
 		},
 		mamba: {

@@ -276,6 +276,7 @@ export function mtpModel(
 			dropout: fixed.dropout,
 			rope: null,
 			qkNorm: false,
+			sinks: false,
 			window: null,
 		},
 		mamba: {

@@ -1,5 +1,6 @@
 /** Attention within each packed sequence, grouped queries, on a fused projection (docs/spec/language-model.md §3). */
 import { AttentionMask, type AttentionMaskName } from "../../native/abi.ts";
+import type { Parameter } from "../parameter.ts";
 import type { Sequences } from "../sequences.ts";
 import type { Tape } from "../tape.ts";
 import { Tensor } from "../tensor.ts";
@@ -19,6 +20,8 @@ export interface AttentionOptions extends AttentionHeads {
 	readonly window?: number | null;
 	/** Factor of the scores; default 1 / sqrt(headDim). */
 	readonly softmaxScale?: number;
+	/** A logit of each query head here [queryHeads] that joins its softmax's denominators, of qkv's type; default null: none. */
+	readonly sinks?: Parameter | null;
 	/**
 	 * Probability of dropping an attention probability, in [0, 1); default 0. The mask depends on the seed, the token's
 	 * and the head's place in the whole batch and layer, and the key's position in its sequence: no packing or layout
@@ -58,21 +61,37 @@ export function checkFused(operation: string, qkv: Tensor, sequences: Sequences,
  */
 export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): Tensor {
 	const { device } = tape;
-	const { queryHeads, headDim, sequences } = options;
+	const { queryHeads, headDim, sequences, sinks = null } = options;
 	checkFused("attention", qkv, sequences, options);
 	const { tokens } = sequences;
-	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), qkv.gradient !== null);
+	const trains = qkv.gradient !== null || sinks?.trainable === true;
+	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), trains);
 	const lse = Tensor.empty(device, [tokens, queryHeads]);
 	const cuSeqlens = sequences.cuSeqlens.share();
 	const shared = { ...sharedArguments(qkv, options), cu_seqlens: cuSeqlens };
 	using forward = FusedParts.of(qkv, options);
 	device.run("attention_forward", { ...shared, q: forward.q, k: forward.k, v: forward.v, o, lse });
+	const ofSinks = sinks && {
+		sinks: sinks.value,
+		lse,
+		o,
+		tokens,
+		heads: queryHeads,
+		head_dim: headDim,
+		dtype: qkv.dtypeCode,
+	};
+	if (ofSinks) device.run("attention_sinks_forward", ofSinks);
 	tape.record({
 		name: "attention",
 		outputs: [o],
 		keep: [qkv, o],
 		own: [lse, cuSeqlens],
+		parameters: sinks ? [sinks] : [],
 		backward: ([gradient]) => {
+			if (sinks?.mainGradient) {
+				const { mainGradient: dsinks } = sinks;
+				device.run("attention_sinks_backward", { ...ofSinks!, d_o: gradient!, dsinks, d_o_stride: gradient!.stride });
+			}
 			if (!qkv.gradient) return;
 			const dqkv = qkv.gradient.target();
 			using x = FusedParts.of(qkv, options);
@@ -177,7 +196,8 @@ export function attentionStep(
 		headDim,
 		softmaxScale,
 		window,
-	}: AttentionHeads & Pick<AttentionOptions, "window"> & { readonly softmaxScale: number },
+		sinks,
+	}: AttentionHeads & Pick<AttentionOptions, "window" | "sinks"> & { readonly softmaxScale: number },
 ): Tensor {
 	const { device } = qkv;
 	if (qkv.width !== fusedWidth({ queryHeads, keyHeads, headDim }) || qkv.dtype !== cache.keys.dtype) {
@@ -196,6 +216,7 @@ export function attentionStep(
 		values: cache.values,
 		first_rows: places.firstRows,
 		lengths: places.lengths,
+		sinks: sinks?.value ?? null,
 		o,
 		sequences: qkv.rows,
 		rows: cache.rows,

@@ -12,6 +12,8 @@ export interface RopeOptions extends AttentionHeads {
 	readonly percent: number;
 	/** Radians a position for every pair of columns, f64 [rotated columns / 2]; default: the series of `base`. */
 	readonly frequencies?: Tensor | null;
+	/** Factor of every cosine and sine; default 1. */
+	readonly amplitude?: number;
 	/** Position of every sequence's first token here, i32 [sequences]; default 0. Without gradient. */
 	readonly firstPositions?: Tensor;
 }
@@ -48,6 +50,7 @@ export function rope(tape: Tape, qkv: Tensor, options: RopeOptions): Tensor {
 			y_stride: to.stride,
 			base: options.base,
 			angle_scale: angleScale,
+			amplitude: options.amplitude ?? 1,
 			dtype: x.dtypeCode,
 		});
 	turn(qkv, y, 1);

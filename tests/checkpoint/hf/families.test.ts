@@ -16,7 +16,16 @@ import { conversionOptions } from "../conversion/options.ts";
 const scratch = mkdtempSync(join(tmpdir(), "mimo-families-"));
 afterAll(() => rmSync(scratch, { recursive: true }));
 
-const names = ["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed"] as const;
+const names = [
+	"llama",
+	"llama-tied-bias",
+	"mistral",
+	"qwen2",
+	"qwen3",
+	"qwen3-moe",
+	"qwen3-moe-mixed",
+	"gpt-oss",
+] as const;
 type Json = Record<string, unknown>;
 const configOf = (name: string) => JSON.parse(readFileSync(golden(`${name}/config.json`), "utf8")) as Json;
 const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
@@ -63,7 +72,11 @@ test.each([
 	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],
 	["llama", { attention_bias: true }, /attention_bias is true and mlp_bias false/],
-	["llama", { rope_parameters: { rope_type: "longrope" } }, /rope_type is "longrope"; "default" and "llama3"/],
+	[
+		"llama",
+		{ rope_parameters: { rope_type: "longrope" } },
+		/rope_type is "longrope"; "default", "linear", "llama3", "yarn"/,
+	],
 	["llama", { num_key_value_heads: 3 }, /num_attention_heads is not a multiple of num_key_value_heads/],
 	["llama", { num_hidden_layers: 1e6 }, /num_hidden_layers is 1000000, at most 2048 are read/],
 	["llama", { quantization_config: {} }, /quantization_config: only weights that are not quantised/],

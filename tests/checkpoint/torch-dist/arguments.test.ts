@@ -2,6 +2,7 @@
 import { expect, test } from "bun:test";
 import { argumentsOf, configurationFromArguments } from "../../../src/checkpoint/torch-dist/arguments.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
+import { modelDifferences } from "../../../src/config/same-model.ts";
 
 const unusual = {
 	"hybrid-layer-pattern": "M*E-/*E",
@@ -80,6 +81,18 @@ test.each([[[2]], [[1, 0, 0, 0]], [null]])("windows of layers %j come back too",
 	expect(configurationFromArguments(argumentsOf(c, 128))).toMatchObject({
 		...{ windowSize: [19, 0], windowAttnSkipFreq: skip },
 	});
+});
+
+test.each([
+	{ "position-embedding-type": "yarn", "rotary-scaling-factor": 32, "yarn-correction-range-round-to-int": false },
+	{ "position-embedding-type": "yarn", "yarn-beta-fast": 16, "mscale-all-dim": 0.5, "yarn-attention-factor": 0.9 },
+	{ "position-embedding-type": "rope", "rotary-seq-len-interpolation-factor": 8 },
+	{ "softmax-type": "learnable" },
+])("%j comes back", (positions) => {
+	const c = configurationOf({ preset: "nemotron-tiny", ...positions });
+	const back = configurationFromArguments(argumentsOf(c, 128))!;
+	expect(modelDifferences({ ...back }, { ...c })).toEqual([]);
+	expect(back.positionEmbeddingType).toBe(c.positionEmbeddingType);
 });
 
 test("a model as Megatron's own has no argument that Megatron lacks", () => {

@@ -73,6 +73,35 @@ typedef struct mimo_attention_backward_args {
 } mimo_attention_backward_args;
 MIMO_API int32_t mimo_attention_backward(mimo_stream* stream, const mimo_attention_backward_args* args);
 
+/* Attention sinks (docs/spec/families.md 2.3): a learned logit of each query head joins the denominators of its softmax, and has no
+ * value. Turns o and lse of attention_forward in place into those with sinks: o *= sigmoid(lse - sink) and
+ * lse = log(exp(lse) + exp(sink)), from which attention_backward gives the gradients of q, k and v. */
+typedef struct mimo_attention_sinks_forward_args {
+  void* o;           /* [T, heads * head_dim] contiguous */
+  float* lse;        /* [T, heads] */
+  const void* sinks; /* [heads] */
+  int64_t tokens;
+  int64_t heads;
+  int64_t head_dim;
+  int32_t dtype;
+} mimo_attention_sinks_forward_args;
+MIMO_API int32_t mimo_attention_sinks_forward(mimo_stream* stream, const mimo_attention_sinks_forward_args* args);
+
+/* dsinks -= Σ exp(sink - lse) (d_o · o) over tokens. */
+typedef struct mimo_attention_sinks_backward_args {
+  const void* d_o;  /* [T, heads * head_dim] */
+  const void* o;    /* of _forward, contiguous */
+  const float* lse; /* of _forward */
+  const void* sinks;
+  float* dsinks; /* [heads], added to */
+  int64_t tokens;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t d_o_stride; /* elements between tokens of d_o */
+  int32_t dtype;
+} mimo_attention_sinks_backward_args;
+MIMO_API int32_t mimo_attention_sinks_backward(mimo_stream* stream, const mimo_attention_sinks_backward_args* args);
+
 /* Decode step: causal attention of one new token of each of S sequences. q, k and v have the layout of attention_forward, with
  * one token for each sequence. `keys` and `values` are caches of many sequences: sequence s has lengths[s] rows, from
  * first_rows[s] on. Its new key and value are stored as the next row; its query attends to that row and all before, of
@@ -85,6 +114,7 @@ typedef struct mimo_attention_step_args {
   void* values;              /* [key_heads, rows, head_dim] */
   const int32_t* first_rows; /* [S] */
   const int32_t* lengths;    /* [S] */
+  const void* sinks;         /* [query_heads], as of attention_sinks_forward; or null */
   void* o;                   /* [S, query_heads * head_dim] contiguous */
   int64_t sequences;
   int64_t rows;

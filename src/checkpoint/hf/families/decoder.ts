@@ -4,9 +4,8 @@
  */
 
 import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
-import { ropeScalingDefaults } from "../../../config/keys/model.ts";
 import { keysOfWindow, windowedLayers } from "../../../config/per-layer.ts";
-import { activationKeys } from "../../../native/activations.ts";
+import { type ActivationKey, activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
 import { pythonFloat } from "../json.ts";
@@ -22,7 +21,9 @@ import {
 	readAlike,
 	refusalAt,
 	type Spelling,
+	whole,
 } from "./family.ts";
+import { readPositions, writtenPositions } from "./positions.ts";
 
 /** The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn; null: the names are of another form. */
 function detectDecoder(names: Iterable<string>): Spelling | null {
@@ -39,23 +40,29 @@ function detectDecoder(names: Iterable<string>): Spelling | null {
 
 /** Compares a config.json's layers and experts with the tensors that are there, before names are made from them. */
 function requireDecoderCounts(
+	{ stacks }: DecoderRules,
 	{ numLayers, numExperts }: LanguageModelConfiguration,
-	_: Spelling,
-	stored: ReadonlyMap<string, unknown>,
+	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
 	path: string,
 ): void {
 	const tooMany = (
 		[
 			["num_hidden_layers", numLayers / 2],
-			["num_experts", numExperts],
+			["num_experts", stacks ? 0 : numExperts],
 		] as const
 	).find(([, count]) => count > stored.size);
-	if (tooMany === undefined) return;
-	const [key, count] = tooMany;
-	throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
+	if (tooMany !== undefined) {
+		const [key, count] = tooMany;
+		throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
+	}
+	for (const [name, { shape }] of stacks ? stored : []) {
+		if (!name.endsWith(stacks!.counted) || shape[0] === numExperts) continue;
+		throw new UserError(`${path}: num_local_experts is ${numExperts}, and ${name} holds ${shape[0]} experts.`);
+	}
 }
 
 function addDecoderNames(
+	{ stacks }: DecoderRules,
 	builder: CorrespondenceBuilder,
 	c: LanguageModelConfiguration,
 	{ base, head }: Spelling,
@@ -72,7 +79,7 @@ function addDecoderNames(
 				foreign: `${base}layers.${Math.floor(index / 2)}.`,
 			};
 			if (kind === "attention") attention(names);
-			else if (kind === "moe") experts(names);
+			else if (kind === "moe") experts(names, stacks?.add);
 			else denseMlp(names);
 		});
 	builder.same("language_model.decoder.final_norm.weight", `${base}norm.weight`, [c.hiddenSize]);
@@ -80,7 +87,7 @@ function addDecoderNames(
 }
 
 /** Where the tensors of a layer go. */
-interface LayerNames {
+export interface LayerNames {
 	readonly builder: CorrespondenceBuilder;
 	readonly c: LanguageModelConfiguration;
 	readonly logical: string;
@@ -95,6 +102,7 @@ function attention({ builder, c, logical, foreign }: LayerNames): void {
 	if (c.addBiasLinear || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
 	builder.same(`${mine}linear_proj.weight`, `${theirs}o_proj.weight`, [h, heads * d]);
 	if (c.addBiasLinear) builder.same(`${mine}linear_proj.bias`, `${theirs}o_proj.bias`, [h]);
+	if (c.softmaxType === "learnable") builder.same(`${mine}core_attention.softmax_offset`, `${theirs}sinks`, [heads]);
 	if (!c.qkLayernorm) return;
 	for (const part of ["q", "k"]) {
 		builder.same(`${mine}${part}_layernorm.weight`, `${theirs}${part}_norm.weight`, [d]);
@@ -109,9 +117,13 @@ function denseMlp(names: LayerNames): void {
 	gatedMlp(names, "mlp.", "", "mlp.", c.ffnHiddenSize);
 }
 
-function experts(names: LayerNames): void {
+function experts(names: LayerNames, addStacks?: (names: LayerNames) => void): void {
 	const { builder, c, logical, foreign } = names;
 	builder.same(`${logical}pre_mlp_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [c.hiddenSize]);
+	if (addStacks) {
+		addStacks(names);
+		return;
+	}
 	builder.same(`${logical}mlp.router.weight`, `${foreign}mlp.gate.weight`, [c.numExperts, c.hiddenSize]);
 	for (let expert = 0; expert < c.numExperts; expert++) {
 		gatedMlp(names, "mlp.experts.", String(expert), `mlp.experts.${expert}.`, c.moeFfnHiddenSize);
@@ -155,6 +167,8 @@ interface DecoderRules {
 	/** transformers' defaults where they are not `sizes` below. */
 	readonly sizes: Readonly<Partial<Record<keyof typeof sizes, number>>>;
 	readonly maxPositionEmbeddings: number;
+	/** Other fields that mean something else where they are absent or null. */
+	readonly defaults?: Json;
 	/** Default of head_dim; derived: the class has no such field. Absent: hidden_size / num_attention_heads. */
 	readonly headDim?: number | "derived";
 	/** Fields with the only value this program's model has; an absent one has it. */
@@ -162,6 +176,10 @@ interface DecoderRules {
 	readonly read: (values: Json, bad: Refuse, layers: number) => Partial<LanguageModelConfiguration>;
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
+	/** Default: swiglu. */
+	readonly activation?: ActivationKey;
+	/** Router and experts of a layer in stacks; absent: each expert has tensors of its own. `counted`: the end of a stack's name. */
+	readonly stacks?: { readonly counted: string; readonly add: (names: LayerNames) => void };
 	/** `kinds`: of every layer's second block. */
 	readonly write: (configuration: LanguageModelConfiguration, kinds: readonly LayerKind[]) => Json;
 	readonly describes: (configuration: LanguageModelConfiguration) => boolean;
@@ -182,7 +200,6 @@ const mostLayers = 2048;
 
 /** Values of the keys that these models have no use for. */
 const unused = {
-	...activationKeys("swiglu"),
 	activationFuncClampValue: null,
 	gluLinearOffset: 0,
 	addBiasLinear: false,
@@ -193,6 +210,7 @@ const unused = {
 	softmaxScale: null,
 	embeddingMultiplier: 1,
 	embeddingPaddingIdx: null,
+	softmaxType: "vanilla",
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",
@@ -219,7 +237,7 @@ const unused = {
 } as const satisfies Partial<LanguageModelConfiguration>;
 
 export function decoderFamily(rules: DecoderRules): Family {
-	const { modelType, architecture } = rules;
+	const { modelType, architecture, activation = "swiglu" } = rules;
 	const read = (json: Json, path: string) => readDecoder(rules, json, path);
 	return {
 		modelType,
@@ -228,7 +246,7 @@ export function decoderFamily(rules: DecoderRules): Family {
 		blocks: 2,
 		read,
 		missing: (json) => new Set(Object.keys(sizes).filter((name) => json[name] === undefined)),
-		describes: (c) => kindsOf(c) !== null && c.swiglu && rules.describes(c),
+		describes: (c) => kindsOf(c) !== null && c[activation] && rules.describes(c),
 		write: (configuration, dtype, path) =>
 			readAlike(writeDecoder(rules, configuration, dtype), configuration, path, { title: architecture, read }),
 		detect: (names) => {
@@ -236,8 +254,8 @@ export function decoderFamily(rules: DecoderRules): Family {
 			return spelling && { ...spelling, family: modelType };
 		},
 		spelling: { family: modelType, base: "model.", head: "", experts: "separate" },
-		requireCounts: requireDecoderCounts,
-		addNames: addDecoderNames,
+		requireCounts: (c, _, stored, path) => requireDecoderCounts(rules, c, stored, path),
+		addNames: (...names) => addDecoderNames(rules, ...names),
 	};
 }
 
@@ -247,13 +265,6 @@ function kindsOf({ hybridLayerPattern }: LanguageModelConfiguration): LayerKind[
 	const layers = segments.flat(2);
 	const paired = layers.every((kind, at) => (at % 2 === 0 ? kind === "attention" : kind === "mlp" || kind === "moe"));
 	return mtp === null && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
-}
-
-/** A whole number of a config.json. */
-export function whole(values: Json, name: string, missing: number, bad: Refuse): number {
-	const value = values[name] ?? missing;
-	if (Number.isSafeInteger(value) && (value as number) > 0) return value as number;
-	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
 }
 
 /**
@@ -292,8 +303,10 @@ export function writtenWindows(c: LanguageModelConfiguration): Json {
 	};
 }
 
-function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageModelConfiguration {
+function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageModelConfiguration {
 	const bad = refusalAt(path);
+	const absent = Object.entries(rules.defaults ?? {}).filter(([name]) => (json[name] ?? null) === null);
+	const values: Json = { ...json, ...Object.fromEntries(absent) };
 	for (const [name, only] of Object.entries({ hidden_act: "silu", ...rules.only })) {
 		const value = values[name] ?? only;
 		if (value !== only)
@@ -314,6 +327,7 @@ function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageM
 	]);
 	return {
 		...unused,
+		...activationKeys(rules.activation ?? "swiglu"),
 		hybridLayerPattern: symbolsOf(pairs.flat()),
 		numLayers: 2 * layers,
 		hiddenSize: hidden,
@@ -329,37 +343,6 @@ function readDecoder(rules: DecoderRules, values: Json, path: string): LanguageM
 		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
 		...readPositions(values, bad),
 		...rules.read(values, bad, layers),
-	};
-}
-
-/** Rotary embeddings in the form of transformers 5 (rope_parameters) or of 4 (rope_theta, rope_scaling). */
-function readPositions(values: Json, bad: Refuse) {
-	const isObject = (value: unknown): value is Json =>
-		typeof value === "object" && value !== null && !Array.isArray(value);
-	const { rope_parameters: newer, rope_scaling: older } = values;
-	const given = isObject(newer) ? newer : isObject(older) ? older : {};
-	const type = given.rope_type ?? given.type ?? "default";
-	if (type !== "default" && type !== "llama3") {
-		bad(`rope_type is ${JSON.stringify(type)}; "default" and "llama3" can be read`);
-	}
-	const part = { partial_rotary_factor: given.partial_rotary_factor ?? values.partial_rotary_factor };
-	const theta = { rope_theta: given.rope_theta ?? values.rope_theta };
-	const length = values.max_position_embeddings as number | undefined;
-	return {
-		rotaryBase: fraction(theta, "rope_theta", 10000, bad),
-		rotaryPercent: fraction(part, "partial_rotary_factor", 1, bad),
-		useRopeScaling: type === "llama3",
-		...(type === "llama3" && {
-			ropeScalingFactor: fraction(given, "factor", ropeScalingDefaults.factor, bad),
-			ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", ropeScalingDefaults.lowFreqFactor, bad),
-			ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", ropeScalingDefaults.highFreqFactor, bad),
-			ropeScalingOriginalMaxPositionEmbeddings: whole(
-				given,
-				"original_max_position_embeddings",
-				length ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
-				bad,
-			),
-		}),
 	};
 }
 
@@ -380,18 +363,7 @@ function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype:
 		rms_norm_eps: pythonFloat(c.normEpsilon),
 		initializer_range: pythonFloat(c.initMethodStd),
 		attention_dropout: pythonFloat(c.attentionDropout),
-		rope_theta: pythonFloat(c.rotaryBase),
-		...(c.rotaryPercent !== 1 && { partial_rotary_factor: pythonFloat(c.rotaryPercent) }),
-		rope_scaling: c.useRopeScaling
-			? {
-					rope_type: "llama3",
-					factor: pythonFloat(c.ropeScalingFactor ?? ropeScalingDefaults.factor),
-					low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor ?? ropeScalingDefaults.lowFreqFactor),
-					high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor ?? ropeScalingDefaults.highFreqFactor),
-					original_max_position_embeddings:
-						c.ropeScalingOriginalMaxPositionEmbeddings ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
-				}
-			: null,
+		...writtenPositions(c),
 		tie_word_embeddings: !c.untieEmbeddingsAndOutputWeights,
 		...rules.only,
 		...rules.write(c, kinds),

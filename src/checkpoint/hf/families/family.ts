@@ -1,12 +1,13 @@
 /** A family of language models in Hugging Face's format: how its config.json and its tensors say a model of this program. */
 import { modelDifferences } from "../../../config/same-model.ts";
+import type { YarnValues } from "../../../config/yarn.ts";
 import type { ActivationKey } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
 import { formatPythonJson, parsePythonJson } from "../json.ts";
 
 /** The part of the configuration that decides the language model's function. */
-export interface LanguageModelConfiguration extends Readonly<Record<ActivationKey, boolean>> {
+export interface LanguageModelConfiguration extends Readonly<Record<ActivationKey, boolean>>, Partial<YarnValues> {
 	/** Main part and MTP depths. */
 	readonly hybridLayerPattern: string;
 	/** Absent: the format does not tell. */
@@ -33,13 +34,16 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly embeddingMultiplier?: number;
 	/** Absent or null: none. */
 	readonly embeddingPaddingIdx?: number | null;
+	readonly softmaxType?: "vanilla" | "learnable";
 	/** Absent or null: no layer, and every layer has a window. */
 	readonly windowSize?: readonly number[] | null;
 	readonly windowAttnSkipFreq?: readonly number[] | null;
 	readonly normalization?: "RMSNorm" | "LayerNorm";
-	readonly positionEmbeddingType: "none" | "rope" | "learned_absolute";
+	readonly positionEmbeddingType: "none" | "rope" | "yarn" | "learned_absolute";
 	readonly rotaryBase: number;
 	readonly rotaryPercent: number;
+	/** Absent: null. */
+	readonly rotarySeqLenInterpolationFactor?: number | null;
 	readonly useRopeScaling?: boolean;
 	readonly ropeScalingFactor?: number;
 	readonly ropeScalingLowFreqFactor?: number;
@@ -151,6 +155,13 @@ export function fraction(values: Json, name: string, missing: number, bad: Refus
 	const value = values[name] ?? missing;
 	if (typeof value === "number" && Number.isFinite(value) && value >= 0) return value;
 	return bad(`${name} is ${JSON.stringify(value)}, expected a number`);
+}
+
+/** A whole number of a config.json from 1. */
+export function whole(values: Json, name: string, missing: number, bad: Refuse): number {
+	const value = values[name] ?? missing;
+	if (Number.isSafeInteger(value) && (value as number) > 0) return value as number;
+	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
 }
 
 /** The config.json that was made of a model, which describes the same model to every reader; otherwise throws a UserError. */

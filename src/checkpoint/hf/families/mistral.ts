@@ -1,6 +1,7 @@
 /** Mistral: as Llama without biases, with the same window in every layer. */
 import { keysOfWindow } from "../../../config/per-layer.ts";
-import { decoderFamily, readWindows, whole } from "./decoder.ts";
+import { decoderFamily, readWindows } from "./decoder.ts";
+import { whole } from "./family.ts";
 
 export const mistral = decoderFamily({
 	modelType: "mistral",

@@ -98,6 +98,7 @@ const always = {
 	softmaxScale: null,
 	embeddingMultiplier: 1,
 	embeddingPaddingIdx: null,
+	softmaxType: "vanilla",
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",

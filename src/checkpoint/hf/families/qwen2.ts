@@ -1,6 +1,6 @@
 /** Qwen2: as Llama, with biases in the query, key and value projections alone. */
-import { decoderFamily, readWindows, whole, writtenWindows } from "./decoder.ts";
-import type { Json, LanguageModelConfiguration, Refuse } from "./family.ts";
+import { decoderFamily, readWindows, writtenWindows } from "./decoder.ts";
+import { type Json, type LanguageModelConfiguration, type Refuse, whole } from "./family.ts";
 
 export const qwen2 = decoderFamily({
 	modelType: "qwen2",

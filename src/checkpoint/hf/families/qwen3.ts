@@ -1,7 +1,7 @@
 /** Qwen3 and Qwen3-MoE: as Llama, with a norm of every query and key head; experts with a softmax router. */
 
-import { decoderFamily, whole } from "./decoder.ts";
-import type { Json, LanguageModelConfiguration, Refuse } from "./family.ts";
+import { decoderFamily } from "./decoder.ts";
+import { type Json, type LanguageModelConfiguration, type Refuse, whole } from "./family.ts";
 import { readSlidingWindow, writtenSlidingWindow } from "./qwen2.ts";
 
 const common = {

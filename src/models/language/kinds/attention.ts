@@ -40,6 +40,9 @@ export const attention: Kind = {
 	ownSizes: (c) => ({ attention: { heads: c.numAttentionHeads, window: keysOfWindow(c.windowSize) } }),
 };
 
+/** The logit of every query head that joins its softmax's denominators. */
+const sinks = "self_attention.core_attention.softmax_offset";
+
 function parameters(config: HybridConfig): ParameterSpec[] {
 	const { hiddenSize: h, attention } = config;
 	const { inward, outward } = distributions(config);
@@ -59,6 +62,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 			: []),
 		...biases(config, "self_attention.linear_proj.bias", h, replicated),
 		...postNorm(config, behind),
+		...(attention.sinks ? [{ name: sinks, shape: [attention.heads], initialisation: inward, shard: rows }] : []),
 	];
 }
 
@@ -89,6 +93,7 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 			mask: "causal",
 			window: shape.window,
 			softmaxScale: shape.softmaxScale,
+			sinks: shape.sinks ? context.weights(sinks) : null,
 			dropout: tape.training ? shape.dropout : 0,
 			dropoutSeed: philoxKey(random.key, `${random.place}.attention_dropout`),
 			firstToken: random.tokens.first,
