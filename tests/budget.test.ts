@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [14900, 81],
+	checkpoint: [15020, 82],
 	commands: [4520, 37],
-	config: [6540, 48],
+	config: [6600, 48],
 	data: [20420, 121],
 	decode: [650, 3],
 	guests: [4000, 31],
 	inference: [1610, 10],
 	launch: [2560, 15],
-	models: [5160, 55],
+	models: [5170, 55],
 	native: [3270, 16],
 	observe: [5040, 33],
 	optim: [480, 4],

@@ -109,6 +109,45 @@ const nano30: Preset = {
 	"weight-decay": 0.1,
 };
 
+/** What differs between the sizes of Gemma 3. */
+interface GemmaSizes {
+	readonly layers: number;
+	readonly hidden: number;
+	readonly ffn: number;
+	readonly heads: number;
+	readonly groups: number;
+	readonly window: number;
+}
+
+/** A language model of Gemma 3, as its config.json has it; every sixth layer sees all tokens. */
+function gemma3({ layers, hidden, ffn, heads, groups, window }: GemmaSizes): Preset {
+	return {
+		"hybrid-layer-pattern": "*-".repeat(layers),
+		"hidden-size": hidden,
+		"ffn-hidden-size": ffn,
+		"num-attention-heads": heads,
+		"num-query-groups": groups,
+		"kv-channels": 256,
+		"window-size": [window - 1, 0],
+		"window-attn-skip-freq": Array.from({ length: 2 * layers }, (_, at) => Number(Math.floor(at / 2) % 6 !== 5)),
+		"position-embedding-type": "rope",
+		"rotary-base": 1e6,
+		"rotary-base-local": 1e4,
+		"rotary-seq-len-interpolation-factor": 8,
+		"max-position-embeddings": 131072,
+		"vocab-size": 262208,
+		"embedding-multiplier": Math.sqrt(hidden),
+		"embedding-padding-idx": 0,
+		"untie-embeddings-and-output-weights": false,
+		"norm-epsilon": 1e-6,
+		"apply-layernorm-1p": true,
+		"qk-layernorm": true,
+		"post-layernorm": true,
+		geglu: true,
+		...recipe,
+	};
+}
+
 /** An elastic parent whose budgets are shares of all its parameters. */
 const elastic: Preset = { flextron: true, "enable-router": true, "param-budget-target": "total" };
 
@@ -231,6 +270,16 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"mlp-int-list": [1856, 1536, 1024],
 		"moe-expert-int-list": [128, 112, 96, 64],
 		"budget-list": [1, 0.73, 0.38],
+	},
+	"gemma-3-1b": {
+		...gemma3({ layers: 26, hidden: 1152, ffn: 6912, heads: 4, groups: 1, window: 512 }),
+		...{ "vocab-size": 262144, "max-position-embeddings": 32768, "rotary-seq-len-interpolation-factor": null },
+	},
+	"gemma-3-4b": gemma3({ layers: 34, hidden: 2560, ffn: 10240, heads: 8, groups: 4, window: 1024 }),
+	"gemma-3-12b": gemma3({ layers: 48, hidden: 3840, ffn: 15360, heads: 16, groups: 8, window: 1024 }),
+	"gemma-3-27b": {
+		...gemma3({ layers: 62, hidden: 5376, ffn: 21504, heads: 32, groups: 16, window: 1024 }),
+		...{ "kv-channels": 128, "softmax-scale": 1 / Math.sqrt(168) },
 	},
 };
 

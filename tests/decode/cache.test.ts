@@ -109,9 +109,10 @@ const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 		...{ "hybrid-layer-pattern": "**", "position-embedding-type": "yarn", "rotary-scaling-factor": 4 },
 		...{ "yarn-original-max-position-embeddings": 16, "yarn-correction-range-round-to-int": false },
 	},
-	"attention in windows by layer": {
+	"attention in windows by layer, with norms behind layers as Gemma's": {
 		...{ "hybrid-layer-pattern": "*-*-", "window-size": [3, 0], "window-attn-skip-freq": [1, 0, 0, 0] },
-		"position-embedding-type": "rope",
+		...{ "position-embedding-type": "rope", "rotary-base-local": 100, "post-layernorm": true },
+		...{ "apply-layernorm-1p": true, "qk-layernorm": true, "embedding-multiplier": 4 },
 	},
 	MLP: { "hybrid-layer-pattern": "M-*-" },
 	"mixture of experts": { "hybrid-layer-pattern": "ME*E" },

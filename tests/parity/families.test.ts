@@ -14,15 +14,22 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-test.each(["llama", "llama-tied-bias", "mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss"])(
-	"%s",
-	async (name) => {
-		const before = device.memoryStatistics().liveBytes;
-		const report = await compareAlone(device, golden(name));
-		expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
-		expect(device.memoryStatistics().liveBytes).toBe(before);
-	},
-);
+test.each([
+	"llama",
+	"llama-tied-bias",
+	"mistral",
+	"qwen2",
+	"qwen3",
+	"qwen3-moe",
+	"qwen3-moe-mixed",
+	"gpt-oss",
+	"gemma3",
+])("%s", async (name) => {
+	const before = device.memoryStatistics().liveBytes;
+	const report = await compareAlone(device, golden(name));
+	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
+	expect(device.memoryStatistics().liveBytes).toBe(before);
+});
 
 test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Megatron has", async () => {
 	// transformers' loss is Megatron's times the experts of a token.
@@ -35,19 +42,21 @@ test("qwen3-moe-mixed, whose one layer of experts has the balancing loss that Me
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 });
 
-type Change = (attention: HybridConfig["attention"]) => Partial<HybridConfig["attention"]>;
+type Change = (config: HybridConfig) => Partial<HybridConfig>;
+const ofAttention =
+	(change: (attention: HybridConfig["attention"]) => Partial<HybridConfig["attention"]>): Change =>
+	({ attention }) => ({ attention: { ...attention, ...change(attention) } });
 test.each<[string, string, Change]>([
-	["llama", "the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope!, scaling: null } })],
-	["mistral", "its window", () => ({ window: null })],
-	["mistral", "the query's own place in the window", () => ({ window: 21 })],
-	["gpt-oss", "YaRN's factor of cosines", ({ rope }) => ({ rope: { ...rope!, amplitude: 1 } })],
-	["qwen3", "its own head size in the scale of scores", () => ({ softmaxScale: 1 / Math.sqrt(16) })],
+	["llama", "the scaling of rotary frequencies", ofAttention(({ rope }) => ({ rope: { ...rope!, scaling: null } }))],
+	["mistral", "its window", ofAttention(() => ({ window: null }))],
+	["mistral", "the query's own place in the window", ofAttention(() => ({ window: 21 }))],
+	["gpt-oss", "YaRN's factor of cosines", ofAttention(({ rope }) => ({ rope: { ...rope!, amplitude: 1 } }))],
+	["gemma3", "another base of rotary embeddings in windows", ofAttention(() => ({ localRopeBase: null }))],
+	["gemma3", "the gradient of a token's embedding", ({ embedding }) => ({ embedding: { ...embedding, paddingId: 7 } })],
+	["qwen3", "its own head size in the scale of scores", ofAttention(() => ({ softmaxScale: 1 / Math.sqrt(16) }))],
 ])("%s without %s is noticed", async (name, _, change) => {
 	const report = await compareAlone(device, golden(name), {
-		configure: changed("language", (config) => ({
-			...config,
-			attention: { ...config.attention, ...change(config.attention) },
-		})),
+		configure: changed("language", (config) => ({ ...config, ...change(config) })),
 	});
 	expect(firstFailure(report)).not.toBeNull();
 });

@@ -79,6 +79,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		// A hybrid model takes every other type for none.
 		positionEmbeddingType: positionTypes.find((type) => type === args.position_embedding_type) ?? "none",
 		rotaryBase: number("rotary_base", 10000),
+		rotaryBaseLocal: number("rotary_base_local", 0) || null,
 		rotaryPercent: number("rotary_percent", 1),
 		rotarySeqLenInterpolationFactor: number("rotary_seq_len_interpolation_factor", 0) || null,
 		...(keysFrom(yarnNames, args) as unknown as YarnValues),
@@ -154,6 +155,7 @@ function positionArguments(configuration: LanguageModelConfiguration): JsonObjec
 	return {
 		position_embedding_type: positionEmbeddingType,
 		...(["rope", "yarn"].includes(positionEmbeddingType) && { rotary_base: rotaryBase, rotary_percent: rotaryPercent }),
+		...(configuration.rotaryBaseLocal && { rotary_base_local: configuration.rotaryBaseLocal }),
 		...(configuration.rotarySeqLenInterpolationFactor != null && {
 			rotary_seq_len_interpolation_factor: configuration.rotarySeqLenInterpolationFactor,
 		}),

@@ -103,6 +103,12 @@ const model: readonly Check[] = [
 		),
 	(c) =>
 		unless(
+			c.rotaryBaseLocal === null || (c.positionEmbeddingType === "rope" && c.windowSize !== null),
+			"rotary-base-local",
+			"allowed only with position-embedding-type rope and window-size",
+		),
+	(c) =>
+		unless(
 			!c.useRopeScaling || c.positionEmbeddingType === "rope",
 			"use-rope-scaling",
 			"allowed only with position-embedding-type rope",

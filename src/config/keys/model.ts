@@ -187,6 +187,11 @@ export const modelKeys = {
 	"rotary-base": defaulting(positiveNumber, 10000, "Base of rotary position embeddings.", {
 		model: "rotary embedding",
 	}),
+	"rotary-base-local": optional(
+		positiveNumber,
+		"Base of rotary position embeddings in layers with a window, whose frequencies are not scaled. Unset: rotary-base, scaled.",
+		{ model: "rotary embedding" },
+	),
 	"rotary-percent": defaulting(number(0, 1), 1, "Share of a head's channels that rotary embeddings turn.", {
 		model: "rotary embedding",
 	}),

@@ -13,6 +13,10 @@ export const presetNames = [
 	"nemotron-nano-12b-v2",
 	"nemotron-elastic-12b",
 	"nemotron-elastic-30b-a3b",
+	"gemma-3-1b",
+	"gemma-3-4b",
+	"gemma-3-12b",
+	"gemma-3-27b",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
 

@@ -114,6 +114,8 @@ export interface HybridConfig {
 		readonly window: number | null;
 		readonly dropout: number;
 		readonly rope: Rope | null;
+		/** Base of `rope` in layers with a window, where frequencies are not scaled; null: as in the others. */
+		readonly localRopeBase: number | null;
 		/** Whether every query and key head is normalised before it is rotated. */
 		readonly qkNorm: boolean;
 		/** Whether a learned logit of every head joins its softmax's denominators. */

@@ -85,6 +85,7 @@ type LaterKey =
 	| "embeddingMultiplier"
 	| "embeddingPaddingIdx"
 	| "postLayernorm"
+	| "rotaryBaseLocal"
 	| "softmaxScale"
 	| "freezeModel"
 	| "maxPositionEmbeddings"
@@ -160,6 +161,7 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 		window: keysOfWindow(c.windowSize),
 		dropout: c.attentionDropout,
 		rope: ropeConfig(c),
+		localRopeBase: c.rotaryBaseLocal ?? null,
 		qkNorm: c.qkLayernorm ?? false,
 		sinks: c.softmaxType === "learnable",
 	};

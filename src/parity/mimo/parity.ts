@@ -128,6 +128,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 			softmaxScale: attention.softmax_scale,
 			dropout: 0,
 			rope: null,
+			localRopeBase: null,
 			qkNorm: false,
 			sinks: false,
 			window: null,

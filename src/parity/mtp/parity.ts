@@ -275,6 +275,7 @@ export function mtpModel(
 			softmaxScale: 1 / Math.sqrt(t.kv_channels),
 			dropout: fixed.dropout,
 			rope: null,
+			localRopeBase: null,
 			qkNorm: false,
 			sinks: false,
 			window: null,

@@ -10,6 +10,8 @@ import {
 	familyFor,
 } from "../../../src/checkpoint/hf/families/index.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { configurationOf } from "../../../src/config/resolve.ts";
+import { modelDifferences } from "../../../src/config/same-model.ts";
 import { golden } from "../../golden.ts";
 import { conversionOptions } from "../conversion/options.ts";
 
@@ -25,6 +27,7 @@ const names = [
 	"qwen3-moe",
 	"qwen3-moe-mixed",
 	"gpt-oss",
+	"gemma3",
 ] as const;
 type Json = Record<string, unknown>;
 const configOf = (name: string) => JSON.parse(readFileSync(golden(`${name}/config.json`), "utf8")) as Json;
@@ -32,8 +35,12 @@ const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
 
 /** The form of transformers 4, which nearly all published folders have. */
 function olderForm({ rope_parameters: positions, ...json }: Json): Json {
-	const { rope_theta: theta, rope_type: type, ...scaling } = positions as Json;
-	return { ...json, rope_theta: theta, rope_scaling: type === "default" ? null : { type, ...scaling } };
+	const { full_attention: global, sliding_attention: local } = positions as { [kind: string]: Json | undefined };
+	const { rope_theta: theta, rope_type: type, ...scaling } = global ?? (positions as Json);
+	return {
+		...{ ...json, ...(local && { rope_local_base_freq: local.rope_theta }) },
+		...{ rope_theta: theta, rope_scaling: type === "default" ? null : { type, ...scaling } },
+	};
 }
 
 describe.each(names)("%s", (name) => {
@@ -83,6 +90,22 @@ test.each([
 	["mistral", { sliding_window: 0 }, /sliding_window is 0, expected a whole number from 1/],
 	["qwen3", { layer_types: ["full_attention", "sliding_attention"] }, /layer_types\[1\] is "sliding_attention"/],
 	["qwen3", { attention_bias: true }, /attention_bias is true/],
+	["llama", { pad_token_id: "x" }, /pad_token_id is "x", expected a token or null/],
+	["gemma3", { attn_logit_softcapping: 50 }, /attn_logit_softcapping is 50, this program's model has only null/],
+	["gemma3", { final_logit_softcapping: 30 }, /final_logit_softcapping is 30, this program's model has only null/],
+	["gemma3", { use_bidirectional_attention: true }, /use_bidirectional_attention is true, .* only false/],
+	[
+		"gemma3",
+		{ hidden_activation: "silu" },
+		/hidden_activation is "silu", this program's model has only "gelu_pytorch_tanh"/,
+	],
+	["gemma3", { num_attention_heads: 6 }, /hidden_size is 64, no multiple of num_attention_heads/],
+	["gemma3", { rope_parameters: { rope_type: "default" } }, /rope_parameters has no full_attention/],
+	[
+		"gemma3",
+		{ rope_parameters: { full_attention: {}, sliding_attention: { rope_type: "linear", factor: 2 } } },
+		/rope_type of sliding_attention is "linear"; "default" can be read/,
+	],
 ])("%s with %j is refused", (name, change, sentence) => {
 	expect(() => read({ ...configOf(name), ...change })).toThrow(sentence);
 });
@@ -110,6 +133,46 @@ test("windows are of every layer, of layers from an index on, or of those that l
 	]);
 	expect(windows("qwen3", { ...on, max_window_layers: 28 })).toEqual([null, null]);
 	expect(() => windows("qwen3", { ...on, layer_types: ["full_attention"] })).toThrow("layer_types names 1 layers");
+	// Five layers of six.
+	const older = { layer_types: null, _sliding_window_pattern: null, sliding_window_pattern: 2 };
+	expect(windows("gemma3", older)).toEqual([
+		[19, 0],
+		[1, 1, 0, 0, 1, 1],
+	]);
+	expect(windows("gemma3", { layer_types: null })).toEqual([[19, 0], null]);
+});
+
+/** The fields of the published text_configs that are not their class's defaults. */
+const large = { rope_scaling: { factor: 8, rope_type: "linear" }, sliding_window: 1024 };
+test.each<[string, Json]>([
+	[
+		"gemma-3-1b",
+		{
+			...{ hidden_size: 1152, intermediate_size: 6912, num_attention_heads: 4, num_key_value_heads: 1 },
+			...{ max_position_embeddings: 32768, num_hidden_layers: 26, rope_local_base_freq: 10000, rope_scaling: null },
+			...{ rope_theta: 1000000, sliding_window: 512, sliding_window_pattern: 6, vocab_size: 262144, head_dim: 256 },
+		},
+	],
+	["gemma-3-4b", { ...large, hidden_size: 2560, intermediate_size: 10240, num_hidden_layers: 34 }],
+	[
+		"gemma-3-12b",
+		{
+			...{ ...large, hidden_size: 3840, intermediate_size: 15360, num_attention_heads: 16, num_hidden_layers: 48 },
+			num_key_value_heads: 8,
+		},
+	],
+	[
+		"gemma-3-27b",
+		{
+			...{ ...large, hidden_size: 5376, intermediate_size: 21504, num_attention_heads: 32, num_hidden_layers: 62 },
+			...{ num_key_value_heads: 16, head_dim: 128, query_pre_attn_scalar: 168 },
+		},
+	],
+])("preset %s is the published model", (preset, json) => {
+	const published = read({ model_type: "gemma3_text", ...json });
+	const own = configurationOf({ preset, "train-iters": 1, lr: 1e-4 });
+	expect(modelDifferences({ ...own }, { ...published })).toEqual([]);
+	expect([own.embeddingPaddingIdx, own.maxPositionEmbeddings]).toEqual([0, published.maxPositionEmbeddings]);
 });
 
 test("a field that is absent has its family's default", () => {
@@ -121,6 +184,18 @@ test("a field that is absent has its family's default", () => {
 		rotaryBase: 10000,
 		numQueryGroups: 32,
 	});
+	expect(read({ model_type: "llama", pad_token_id: -1 }).embeddingPaddingIdx).toBe(31999);
+	expect(read({ model_type: "llama" }).embeddingPaddingIdx).toBeNull();
+	// As google/gemma-3-4b-pt's text_config.
+	const gemma = { hidden_size: 2560, intermediate_size: 10240, num_hidden_layers: 34, sliding_window: 1024 };
+	expect(read({ model_type: "gemma3_text", ...gemma, rope_scaling: { factor: 8, rope_type: "linear" } })).toMatchObject(
+		{
+			...{ vocabSize: 262208, numAttentionHeads: 8, numQueryGroups: 4, kvChannels: 256, embeddingPaddingIdx: 0 },
+			...{ rotaryBase: 1e6, rotaryBaseLocal: 1e4, softmaxScale: null, untieEmbeddingsAndOutputWeights: false },
+			embeddingMultiplier: Math.sqrt(2560),
+			windowSize: [1023, 0],
+		},
+	);
 	expect(read({ model_type: "qwen3_moe", num_hidden_layers: 3, mlp_only_layers: [1] })).toMatchObject({
 		hybridLayerPattern: "*E*-*E",
 		...{ numExperts: 128, moeRouterTopk: 8, moeRouterPreSoftmax: true, qkLayernorm: true },

@@ -19,6 +19,7 @@ describe("a language model alone agrees on processes", () => {
 		"mtp-means-small": ["tp2ep2", "pp3", "dp3"],
 		...{ llama: decoder, mistral: decoder, qwen3: decoder, qwen2: decoder },
 		"gpt-oss": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"],
+		gemma3: [...decoder, "tp2pp2"],
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {

@@ -98,6 +98,9 @@ function attention({ builder, c, logical, foreign }: LayerNames): void {
 	const { hiddenSize: h, numAttentionHeads: heads, kvChannels: d } = c;
 	const [mine, theirs] = [`${logical}self_attention.`, `${foreign}self_attn.`];
 	builder.same(`${mine}linear_qkv.layer_norm_weight`, `${foreign}input_layernorm.weight`, [h]);
+	if (c.postLayernorm) {
+		builder.same(`${mine}linear_proj.post_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [h]);
+	}
 	addQueryKeyValue(builder, c, "weight", { logical: mine, foreign: theirs });
 	if (c.addBiasLinear || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
 	builder.same(`${mine}linear_proj.weight`, `${theirs}o_proj.weight`, [h, heads * d]);
@@ -111,9 +114,13 @@ function attention({ builder, c, logical, foreign }: LayerNames): void {
 
 function denseMlp(names: LayerNames): void {
 	const { builder, c, logical, foreign } = names;
-	builder.same(`${logical}mlp.linear_fc1.layer_norm_weight`, `${foreign}post_attention_layernorm.weight`, [
-		c.hiddenSize,
-	]);
+	const [before, behind] = c.postLayernorm
+		? ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+		: ["post_attention_layernorm", null];
+	builder.same(`${logical}mlp.linear_fc1.layer_norm_weight`, `${foreign}${before}.weight`, [c.hiddenSize]);
+	if (behind !== null) {
+		builder.same(`${logical}mlp.linear_fc2.post_layernorm.weight`, `${foreign}${behind}.weight`, [c.hiddenSize]);
+	}
 	gatedMlp(names, "mlp.", "", "mlp.", c.ffnHiddenSize);
 }
 
@@ -171,6 +178,10 @@ interface DecoderRules {
 	readonly defaults?: Json;
 	/** Default of head_dim; derived: the class has no such field. Absent: hidden_size / num_attention_heads. */
 	readonly headDim?: number | "derived";
+	/** The field that names the activation, and its value; absent: hidden_act, silu. */
+	readonly activationField?: Json;
+	/** The fields of rotary embeddings as other families have them; absent: they are. */
+	readonly positions?: (values: Json, bad: Refuse) => Json;
 	/** Fields with the only value this program's model has; an absent one has it. */
 	readonly only: Json;
 	readonly read: (values: Json, bad: Refuse, layers: number) => Partial<LanguageModelConfiguration>;
@@ -184,6 +195,8 @@ interface DecoderRules {
 	readonly write: (configuration: LanguageModelConfiguration, kinds: readonly LayerKind[]) => Json;
 	readonly describes: (configuration: LanguageModelConfiguration) => boolean;
 }
+
+const silu: Json = { hidden_act: "silu" };
 
 /** Sizes and their defaults in most classes of transformers; null: as the rule says. */
 const sizes = {
@@ -206,6 +219,7 @@ const unused = {
 	addQkvBias: false,
 	qkLayernorm: false,
 	applyLayernorm1p: false,
+	rotaryBaseLocal: null,
 	postLayernorm: false,
 	softmaxScale: null,
 	embeddingMultiplier: 1,
@@ -307,7 +321,7 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const bad = refusalAt(path);
 	const absent = Object.entries(rules.defaults ?? {}).filter(([name]) => (json[name] ?? null) === null);
 	const values: Json = { ...json, ...Object.fromEntries(absent) };
-	for (const [name, only] of Object.entries({ hidden_act: "silu", ...rules.only })) {
+	for (const [name, only] of Object.entries({ ...(rules.activationField ?? silu), ...rules.only })) {
 		const value = values[name] ?? only;
 		if (value !== only)
 			bad(`${name} is ${JSON.stringify(value)}, this program's model has only ${JSON.stringify(only)}`);
@@ -320,6 +334,7 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const derived = typeof rules.headDim === "number" ? rules.headDim : hidden / heads;
 	const headDim = rules.headDim === "derived" ? hidden / heads : whole(values, "head_dim", derived, bad);
 	if (!Number.isSafeInteger(headDim)) bad(`hidden_size is ${hidden}, no multiple of num_attention_heads (${heads})`);
+	const vocabulary = size("vocab_size", 1);
 	const layers = size("num_hidden_layers", 1);
 	if (layers > mostLayers) bad(`num_hidden_layers is ${layers}, at most ${mostLayers} are read`);
 	const pairs = Array.from({ length: layers }, (_, layer): readonly LayerKind[] => [
@@ -335,15 +350,23 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 		numAttentionHeads: heads,
 		numQueryGroups: groups,
 		kvChannels: headDim,
-		vocabSize: size("vocab_size", 1),
+		vocabSize: vocabulary,
 		maxPositionEmbeddings: whole(values, "max_position_embeddings", rules.maxPositionEmbeddings, bad),
 		normEpsilon: fraction(values, "rms_norm_eps", 1e-6, bad),
 		initMethodStd: fraction(values, "initializer_range", 0.02, bad),
 		attentionDropout: fraction(values, "attention_dropout", 0, bad),
 		untieEmbeddingsAndOutputWeights: values.tie_word_embeddings !== true,
-		...readPositions(values, bad),
+		embeddingPaddingIdx: readPadding(values.pad_token_id ?? null, vocabulary, bad),
+		...readPositions(rules.positions?.(values, bad) ?? values, bad),
 		...rules.read(values, bad, layers),
 	};
+}
+
+/** The token whose embedding gets no gradient; PyTorch counts a negative one from the end of the vocabulary. */
+function readPadding(id: unknown, vocabulary: number, bad: Refuse): number | null {
+	if (id === null) return null;
+	if (!Number.isSafeInteger(id)) return bad(`pad_token_id is ${JSON.stringify(id)}, expected a token or null`);
+	return (id as number) < 0 ? vocabulary + (id as number) : (id as number);
 }
 
 function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype: string): Record<string, unknown> {
@@ -351,7 +374,7 @@ function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype:
 	return {
 		architectures: [rules.architecture],
 		model_type: rules.modelType,
-		hidden_act: "silu",
+		...(rules.activationField ?? silu),
 		hidden_size: c.hiddenSize,
 		intermediate_size: c.ffnHiddenSize,
 		num_hidden_layers: kinds.length,
@@ -365,6 +388,7 @@ function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype:
 		attention_dropout: pythonFloat(c.attentionDropout),
 		...writtenPositions(c),
 		tie_word_embeddings: !c.untieEmbeddingsAndOutputWeights,
+		pad_token_id: c.embeddingPaddingIdx ?? null,
 		...rules.only,
 		...rules.write(c, kinds),
 		torch_dtype: dtype,

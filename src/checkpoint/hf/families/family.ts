@@ -41,6 +41,8 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly normalization?: "RMSNorm" | "LayerNorm";
 	readonly positionEmbeddingType: "none" | "rope" | "yarn" | "learned_absolute";
 	readonly rotaryBase: number;
+	/** Absent or null: rotaryBase. */
+	readonly rotaryBaseLocal?: number | null;
 	readonly rotaryPercent: number;
 	/** Absent: null. */
 	readonly rotarySeqLenInterpolationFactor?: number | null;

@@ -3,6 +3,7 @@
 import { UserError } from "../../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../../mapping.ts";
 import type { Family, Json, LanguageModelConfiguration, NameOptions, Spelling } from "./family.ts";
+import { gemma3 } from "./gemma3.ts";
 import { gptOss } from "./gpt-oss.ts";
 import { llama } from "./llama.ts";
 import { mistral } from "./mistral.ts";
@@ -11,7 +12,7 @@ import { type SpellingName, spellings } from "./nemotron-h-names.ts";
 import { qwen2 } from "./qwen2.ts";
 import { qwen3, qwen3Moe } from "./qwen3.ts";
 
-const families: readonly Family[] = [nemotronH, llama, mistral, qwen2, qwen3, qwen3Moe, gptOss];
+const families: readonly Family[] = [nemotronH, llama, mistral, qwen2, qwen3, qwen3Moe, gptOss, gemma3];
 
 /** model_type of every family, for messages. */
 export const modelTypes = families.map(({ modelType }) => modelType);

@@ -94,6 +94,7 @@ const always = {
 	addQkvBias: false,
 	qkLayernorm: false,
 	applyLayernorm1p: false,
+	rotaryBaseLocal: null,
 	postLayernorm: false,
 	softmaxScale: null,
 	embeddingMultiplier: 1,

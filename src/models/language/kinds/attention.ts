@@ -82,10 +82,9 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using normalised = shape.qkNorm
 		? headNorm(tape, projected, { ...heads, ...headWeights(context) })
 		: projected.share();
-	const { ropeFrequencies: frequencies } = context;
-	using qkv = shape.rope
-		? mixing.rope(tape, normalised, { ...heads, ...shape.rope, frequencies, sequences })
-		: normalised.share();
+	const rope = ropeOf(shape);
+	const frequencies = rope?.scaling ? context.ropeFrequencies : null;
+	using qkv = rope ? mixing.rope(tape, normalised, { ...heads, ...rope, frequencies, sequences }) : normalised.share();
 	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) => {
 		using ofHeads = mixing.attention(on, fused, {
 			...heads,
@@ -107,6 +106,10 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using partial = project(tape, context, attended.y, output);
 	attended.drop();
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
+}
+
+function ropeOf({ rope, window, localRopeBase }: HybridConfig["attention"]) {
+	return rope && window !== null && localRopeBase !== null ? { ...rope, base: localRopeBase, scaling: null } : rope;
 }
 
 function headWeights({ config, weights }: LayerContext) {
