@@ -77,7 +77,8 @@ for (const [shell, argumentsFor] of Object.entries(shells)) {
 		});
 
 		test("offers values of a flag: names, or files", () => {
-			expect(offers("train", "--preset", "nemotron-")).toEqual([...presetNames].sort());
+			const presets = presetNames.filter((name) => name.startsWith("nemotron-"));
+			expect(offers("train", "--preset", "nemotron-")).toEqual(presets.sort());
 			expect(offers("verify", "--device", "cu")).toEqual(["cuda"]);
 			expect(offers("train", "--data-path", "")).toContain(shell);
 		});
