@@ -70,6 +70,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		postLayernorm: args.post_layernorm === true,
 		softmaxScale: typeof args.softmax_scale === "number" ? args.softmax_scale : null,
 		embeddingMultiplier: number("embedding_multiplier", 1),
+		embeddingPaddingIdx: typeof args.embedding_padding_idx === "number" ? args.embedding_padding_idx : null,
 		softmaxType: args.softmax_type === "learnable" ? "learnable" : "vanilla",
 		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
 		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
@@ -278,6 +279,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		...(configuration.postLayernorm && { post_layernorm: true }),
 		...(configuration.softmaxScale && { softmax_scale: configuration.softmaxScale }),
 		...((configuration.embeddingMultiplier ?? 1) !== 1 && { embedding_multiplier: configuration.embeddingMultiplier }),
+		...(configuration.embeddingPaddingIdx != null && { embedding_padding_idx: configuration.embeddingPaddingIdx }),
 		...(configuration.softmaxType === "learnable" && { softmax_type: "learnable" }),
 		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",

@@ -75,6 +75,29 @@ describe.each(names)("%s", (name) => {
 	});
 });
 
+test("Gemma 3 comes back from a GPT model with Megatron-Bridge's names", async () => {
+	const [megatron, back] = [join(scratch, "gemma-megatron"), join(scratch, "gemma-back")];
+	const there = {
+		from: "hf",
+		to: "torch_dist",
+		source: golden("gemma3"),
+		target: megatron,
+		layerNames: "gpt",
+	} as const;
+	const here = { from: "torch_dist", to: "hf", source: megatron, target: back } as const;
+	for (const way of [{ ...there, pattern: "[*-][*-][*-]" }, here]) {
+		using plan = planConversion(conversionOptions({ ...way, optimizer: false }));
+		await plan.run(() => {});
+	}
+	const metadata = readFileSync(join(megatron, "release/.metadata"), "latin1");
+	for (const module of ["self_attention.linear_proj", "mlp.linear_fc2"]) {
+		expect(metadata).toContain(`decoder.layers.${module}.post_layernorm.weight`);
+	}
+	const file = "model.safetensors";
+	expect(readFileSync(join(back, file)).equals(readFileSync(join(golden("gemma3"), file)))).toBeTrue();
+	expect(read(JSON.parse(readFileSync(join(back, "config.json"), "utf8")))).toEqual(read(configOf("gemma3")));
+});
+
 test.each([
 	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],

@@ -28,6 +28,7 @@ const unusual = {
 	"post-layernorm": true,
 	"softmax-scale": 0.2,
 	"embedding-multiplier": 6,
+	"embedding-padding-idx": 3,
 	"init-method-std": 0.1,
 	"hidden-dropout": 0.1,
 	"attention-dropout": 0.2,
