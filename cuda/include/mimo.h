@@ -67,6 +67,7 @@
 #include "mimo/ops/attention.h"     /* attention */
 #include "mimo/ops/rope.h"          /* rope */
 #include "mimo/ops/mamba.h"         /* causal_conv1d, ssd */
+#include "mimo/ops/gated_delta.h"   /* gated_delta, gate */
 #include "mimo/ops/router.h"        /* router */
 #include "mimo/ops/moe_dispatch.h"  /* moe_sort, moe_permute, moe_unpermute, moe_token_nodes, moe_node_experts, expert_exchange_plan */
 #include "mimo/ops/e4m3.h"          /* e4m3 */

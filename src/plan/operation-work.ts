@@ -67,6 +67,8 @@ type OwnFormula =
 	| "attention_backward"
 	| "ssd_forward"
 	| "ssd_backward"
+	| "gated_delta_forward"
+	| "gated_delta_backward"
 	| "adamw";
 
 /** Elements read and written by all other operations: operands of rows × width. */
@@ -83,6 +85,9 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	ssd_step: 3,
 	attention_sinks_forward: 2,
 	attention_sinks_backward: 2,
+	gated_delta_step: 3,
+	gate_forward: 3,
+	gate_backward: 5,
 	attention_step: 3,
 	rope_forward: 2,
 	moe_unpermute: 2,
@@ -201,6 +206,14 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const bytes = v.tokens! * (3 * H * P + 2 * G * N + H) * size(v.dtype);
 			return name === "ssd_forward" ? { flops: forward, bytes } : { flops: 2 * forward, bytes: 2 * bytes };
 		}
+		case "gated_delta_forward":
+		case "gated_delta_backward": {
+			const [keys, dk, values, dv] = [v.key_heads!, v.key_dim!, v.value_heads!, v.value_dim!];
+			// Three products with the state, and of pairs of tokens of a chunk of 64: two of keys, the triangular system, the values'.
+			const forward = v.tokens! * (6 * dk * dv * values + 64 * (4 * dk * keys + 3 * dv * values));
+			const bytes = v.tokens! * (2 * dk * keys + (2 * dv + 2) * values) * size(v.dtype);
+			return name === "gated_delta_forward" ? { flops: forward, bytes } : { flops: 3 * forward, bytes: 2 * bytes };
+		}
 		case "causal_conv1d_forward":
 		case "causal_conv1d_backward": {
 			const flops = 2 * v.tokens! * v.channels! * v.width! * (name === "causal_conv1d_forward" ? 1 : 2);
@@ -233,6 +246,8 @@ const products: readonly RatedName[] = [
 	"attention_backward",
 	"ssd_forward",
 	"ssd_backward",
+	"gated_delta_forward",
+	"gated_delta_backward",
 ];
 
 /** Whether an operation's time follows its floating-point operations. */

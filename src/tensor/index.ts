@@ -17,6 +17,8 @@ export { CrossEntropyStatistics, crossEntropy } from "./ops/cross-entropy.ts";
 export { dropout } from "./ops/dropout.ts";
 export { type E4m3Form, E4m3Rows } from "./ops/e4m3.ts";
 export { embedding } from "./ops/embedding.ts";
+export { gated, splitGate } from "./ops/gate.ts";
+export { type GatedDeltaInputs, gatedDelta, gatedDeltaStep, stateElements } from "./ops/gated-delta.ts";
 export { addBias } from "./ops/grouped-bias.ts";
 export { groupedLinear } from "./ops/grouped-linear.ts";
 export { e4m3FormOf, groupedMlp } from "./ops/grouped-mlp.ts";

@@ -107,6 +107,18 @@ describe("causalConv1d", () => {
 		});
 	}
 
+	test("without a bias: it is 0", () => {
+		const lengths = [20, 6];
+		using sequences = Sequences.of(device, lengths);
+		const { inputs: x, parameters } = inputs(lengths, 35, 4);
+		checkGradients(device, {
+			inputs: x,
+			parameters: { weight: parameters.weight },
+			forward: (tape, { x }, { weight }) => causalConv1d(tape, x!, weight!, null, sequences),
+			reference: ({ x, weight }) => reference(x!, weight!, new Float64Array(35), lengths),
+		});
+	});
+
 	test("reads and writes a window of columns", () => {
 		const lengths = [4, 6];
 		using sequences = Sequences.of(device, lengths);

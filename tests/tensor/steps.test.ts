@@ -3,11 +3,12 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { attention, attentionStep } from "../../src/tensor/ops/attention.ts";
 import { causalConv1d, causalConv1dStep } from "../../src/tensor/ops/causal-conv1d.ts";
+import { gatedDelta, gatedDeltaStep, stateElements } from "../../src/tensor/ops/gated-delta.ts";
 import { ssdScan, ssdStep } from "../../src/tensor/ops/ssd.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
-import { type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
+import { copyInto, type FloatDtype, Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../support.ts";
 
 let device: Device;
@@ -100,16 +101,17 @@ describe("attentionStep", () => {
 
 describe("causalConv1dStep", () => {
 	for (const [dtype, tolerance] of tolerances) {
-		for (const [channels, width] of [
-			[13, 4],
-			[700, 2],
-			[5, 1],
+		for (const [channels, width, biased] of [
+			[13, 4, true],
+			[13, 4, false],
+			[700, 2, true],
+			[5, 1, true],
 		] as const) {
-			test(`${dtype}: ${channels} channels, ${width} taps, twice in a row`, () => {
+			test(`${dtype}: ${channels} channels, ${width} taps, ${biased ? "a" : "no"} bias, twice in a row`, () => {
 				const [tokens, slots] = [9, 3];
 				const x = randomValues(tokens * channels, 1, 2);
 				const weight = parameter("weight", randomValues(channels * width, 2), [channels, 1, width]);
-				const bias = parameter("bias", randomValues(channels, 3));
+				const bias = biased ? parameter("bias", randomValues(channels, 3)) : null;
 				using all = tensor(x, [tokens, channels], dtype);
 				using sequences = Sequences.of(device, [tokens]);
 				using whole = causalConv1d(tape, all, weight, bias, sequences);
@@ -126,7 +128,7 @@ describe("causalConv1dStep", () => {
 				const left = window.toFloat32().subarray(2 * (width - 1) * channels);
 				const newest = all.toFloat32().subarray((tokens - width + 1) * channels);
 				expect([...left]).toEqual([...newest]);
-				for (const owned of [weight.value, bias.value]) owned[Symbol.dispose]();
+				for (const owned of [weight, ...(bias ? [bias] : [])]) owned.value[Symbol.dispose]();
 			});
 		}
 	}
@@ -211,5 +213,62 @@ describe("ssdStep", () => {
 				for (const { value } of Object.values(weights)) value[Symbol.dispose]();
 			});
 		}
+	}
+});
+
+describe("gatedDeltaStep", () => {
+	for (const [dtype, tolerance] of tolerances) {
+		test(`${dtype}: goes on from the states that whole sequences leave`, () => {
+			const shape = { keyHeads: 2, keyDim: 20, valueHeads: 6, valueDim: 10 };
+			const lengths = [1, 8, 71];
+			const [width, tokens, floats] = [2 * 40 + 60 + 12, 80, stateElements(shape)];
+			const rows = tensor(randomValues(tokens * width, 1), [tokens, width], dtype);
+			const weights = {
+				dtBias: parameter("dt_bias", randomValues(6, 2)),
+				aLog: parameter("A_log", randomValues(6, 3)),
+			};
+			const on = <Result>(
+				of: Tensor,
+				run: (inputs: { qkv: Tensor; ba: Tensor } & typeof weights & typeof shape) => Result,
+			) => {
+				using qkv = of.columns(0, width - 12);
+				using ba = of.columns(width - 12, 12);
+				return run({ qkv, ba, ...weights, ...shape });
+			};
+			const whole = (of: Tensor, counts: readonly number[], finalState: Tensor) => {
+				using sequences = Sequences.of(device, counts);
+				return on(of, (inputs) => gatedDelta(tape, { ...inputs, sequences, finalState }));
+			};
+			using final = Tensor.empty(device, [3, floats]);
+			using expected = whole(rows, lengths, final);
+			const slots = [3, 0, 2];
+			const states = new Float32Array(4 * floats).fill(1e9);
+			const ends = [1, 9, 80];
+			for (const [s, length] of lengths.entries()) {
+				using before = rows.rowsFrom(ends[s]! - length, length - 1);
+				// A sequence without tokens leaves zeros, whatever was there.
+				using state = Tensor.from(device, new Float32Array(floats).fill(1e9));
+				whole(before, [length - 1], state)[Symbol.dispose]();
+				states.set(state.toFloat32(), slots[s]! * floats);
+			}
+			using state = Tensor.from(device, states, [4, floats]);
+			using slot = Tensor.from(device, Int32Array.from(slots));
+			const last = ends.map((end) => rows.rowsFrom(end - 1, 1));
+			using newest = Tensor.empty(device, [3, width], dtype);
+			for (const [s, row] of last.entries()) {
+				using to = newest.rowsFrom(s, 1);
+				copyInto(row, to);
+				row[Symbol.dispose]();
+			}
+			using o = on(newest, (inputs) => gatedDeltaStep(inputs, state, slot));
+			const outputs = expected.toFloat32();
+			const ofEnds = ends.flatMap((end) => [...outputs.subarray((end - 1) * 60, end * 60)]);
+			expect(relativeRms(o.toFloat32(), ofEnds)).toBeLessThan(tolerance);
+			const after = state.toFloat32();
+			const kept = slots.flatMap((at) => [...after.subarray(at * floats, (at + 1) * floats)]);
+			expect(relativeRms(kept, final.toFloat32())).toBeLessThan(2e-6);
+			rows[Symbol.dispose]();
+			for (const { value } of Object.values(weights)) value[Symbol.dispose]();
+		});
 	}
 });

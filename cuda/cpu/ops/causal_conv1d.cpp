@@ -20,7 +20,7 @@ template <class W>
 void load_taps(const W* weight, const W* bias, int64_t channels, int64_t width, float* taps) {
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t k = 0; k < width; ++k) taps[k * channels + c] = load(weight[c * width + k]);
-    taps[width * channels + c] = load(bias[c]);
+    taps[width * channels + c] = bias == nullptr ? 0.0f : load(bias[c]);
   }
 }
 

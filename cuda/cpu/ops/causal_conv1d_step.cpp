@@ -11,13 +11,13 @@ constexpr int64_t channel_block = 512;
 template <class T, class W>
 void step(const mimo_causal_conv1d_step_args& args, int64_t channel, int64_t count) {
   const W* weight = static_cast<const W*>(args.weight) + channel * args.width;
-  const W* bias = static_cast<const W*>(args.bias) + channel;
+  const W* bias = args.bias == nullptr ? nullptr : static_cast<const W*>(args.bias) + channel;
   for (int64_t s = 0; s < args.sequences; ++s) {
     const T* x = static_cast<const T*>(args.x) + s * args.x_stride + channel;
     T* window = static_cast<T*>(args.state) + args.slots[s] * (args.width - 1) * args.channels + channel;
     float p[channel_block];
 #pragma omp simd
-    for (int64_t c = 0; c < count; ++c) p[c] = load(bias[c]);
+    for (int64_t c = 0; c < count; ++c) p[c] = bias == nullptr ? 0.0f : load(bias[c]);
     for (int64_t k = 0; k < args.width; ++k) {
       T* row = window + k * args.channels;
       const T* input = k + 1 < args.width ? row : x;

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(threads, forward_blocks<T, Taps>)
   float taps[Taps][Width], bias[Width], window[Taps][Width] = {};
   load_taps(static_cast<const W*>(args.weight), channel, args.width, taps);
 #pragma unroll
-  for (int i = 0; i < Width; ++i) bias[i] = load(static_cast<const W*>(args.bias) + channel + i);
+  for (int i = 0; i < Width; ++i) bias[i] = args.bias == nullptr ? 0.0f : load(static_cast<const W*>(args.bias) + channel + i);
   const T* x = static_cast<const T*>(args.x) + channel;
   T* y = static_cast<T*>(args.y) + channel;
   const int64_t end = smaller((blockIdx.y + 1) * forward_run, args.tokens);
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(threads, backward_blocks<T, Taps>)
   float dtaps[Taps][Width] = {}, dbias[Width] = {};
   load_taps(static_cast<const W*>(args.weight), channel, args.width, taps);
 #pragma unroll
-  for (int i = 0; i < Width; ++i) bias[i] = load(static_cast<const W*>(args.bias) + channel + i);
+  for (int i = 0; i < Width; ++i) bias[i] = args.bias == nullptr ? 0.0f : load(static_cast<const W*>(args.bias) + channel + i);
   const T* x = static_cast<const T*>(args.x) + channel;
   const T* dy = static_cast<const T*>(args.dy) + channel;
   T* dx = static_cast<T*>(args.dx) + channel;

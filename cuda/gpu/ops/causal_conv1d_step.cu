@@ -11,7 +11,7 @@ __global__ void step_kernel(mimo_causal_conv1d_step_args args) {
     const T x = static_cast<const T*>(args.x)[sequence * args.x_stride + channel];
     const W* weight = static_cast<const W*>(args.weight) + channel * args.width;
     T* window = static_cast<T*>(args.state) + args.slots[sequence] * (args.width - 1) * args.channels + channel;
-    float p = load(static_cast<const W*>(args.bias) + channel);
+    float p = args.bias == nullptr ? 0.0f : load(static_cast<const W*>(args.bias) + channel);
     for (int64_t k = 0; k + 1 < args.width; ++k) {
       T* const row = window + k * args.channels;
       p += load(weight + k) * load(row);

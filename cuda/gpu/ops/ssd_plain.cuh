@@ -66,7 +66,7 @@ inline int64_t ssd_plain_chunk(const mimo_device& device, int64_t chunk_size, in
   const auto bytes = [&] { return 4 * (chunk * per_token + chunk * (chunk + 1) * per_pair + fixed); };
   while (chunk > 1 && bytes() > device.shared_bytes_per_block) chunk /= 2;
   if (bytes() > device.shared_bytes_per_block) {
-    fail(MIMO_ERROR_UNSUPPORTED, "The state of a Mamba head does not fit this GPU's shared memory.");
+    fail(MIMO_ERROR_UNSUPPORTED, "The state of a head does not fit this GPU's shared memory.");
   }
   return chunk;
 }

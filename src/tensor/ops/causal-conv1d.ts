@@ -15,13 +15,13 @@ export interface ChannelMask {
 /**
  * p[t,c] = bias[c] + Σ_k weight[c,k] x[t - width + 1 + k, c], y = p σ(p); taps left of a sequence's first token are zero.
  * x_TC f32 or bf16, possibly a window of columns; weight_CK (a middle dimension of 1 is allowed), bias_C → y_TC
- * contiguous, of x's type. With a mask, weight and bias are masked first.
+ * contiguous, of x's type. Without a bias it is 0. With a mask, weight and bias are masked first.
  */
 export function causalConv1d(
 	tape: Tape,
 	x: Tensor,
 	weight: Parameter,
-	bias: Parameter,
+	bias: Parameter | null,
 	sequences: Sequences,
 	mask: ChannelMask | null = null,
 ): Tensor {
@@ -29,15 +29,17 @@ export function causalConv1d(
 	const channels = x.width;
 	const width = weight.value.width;
 	check(x, weight, bias, sequences);
-	const masked = mask && [new MaskedValues(weight, mask.weight), new MaskedValues(bias, mask.bias)];
+	const masked = mask && [new MaskedValues(weight, mask.weight), new MaskedValues(bias!, mask.bias)];
 	const y = tape.output(
 		Tensor.empty(device, x.shape, x.dtype),
-		wantsGradient(x.gradient, mask && { columns: mask.weight, scale: null }) || weight.trainable || bias.trainable,
+		wantsGradient(x.gradient, mask && { columns: mask.weight, scale: null }) ||
+			weight.trainable ||
+			bias?.trainable === true,
 	);
 	const shared = {
 		x,
 		weight: masked?.[0]?.values ?? weight.value,
-		bias: masked?.[1]?.values ?? bias.value,
+		bias: masked?.[1]?.values ?? bias?.value ?? null,
 		cu_seqlens: sequences.cuSeqlens,
 		sequences: sequences.count,
 		tokens: sequences.tokens,
@@ -53,7 +55,7 @@ export function causalConv1d(
 		outputs: [y],
 		keep: [x, sequences.cuSeqlens],
 		own: masked ?? [],
-		parameters: [weight, bias],
+		parameters: bias ? [weight, bias] : [weight],
 		backward: ([dy]) => {
 			const dx = x.gradient?.target() ?? Tensor.empty(device, x.shape, x.dtype, "workspace");
 			const run = (dweight: Tensor | null, dbias: Tensor | null) =>
@@ -67,10 +69,10 @@ export function causalConv1d(
 					dx_stride: dx.stride,
 				});
 			if (masked === null) {
-				run(weight.mainGradient, bias.mainGradient);
+				run(weight.mainGradient, bias?.mainGradient ?? null);
 			} else {
 				using dweight = Tensor.zeros(device, weight.shape, "f32", "workspace");
-				using dbias = Tensor.zeros(device, bias.shape, "f32", "workspace");
+				using dbias = Tensor.zeros(device, bias!.shape, "f32", "workspace");
 				run(dweight, dbias);
 				masked[0]!.addGradients(dweight);
 				masked[1]!.addGradients(dbias);
@@ -82,13 +84,13 @@ export function causalConv1d(
 	return y;
 }
 
-function check(x: Tensor, weight: Parameter, bias: Parameter, sequences: Sequences): void {
-	if (weight.value.elements !== x.width * weight.value.width || bias.value.elements !== x.width) {
-		throw new RangeError(
-			`A convolution of ${x.width} channels cannot take ${weight.name} [${weight.shape}] and ${bias.name} [${bias.shape}].`,
-		);
+function check(x: Tensor, weight: Parameter, bias: Parameter | null, sequences: Sequences): void {
+	const width = bias?.value.elements ?? x.width;
+	if (weight.value.elements !== x.width * weight.value.width || width !== x.width) {
+		const shapes = [weight, ...(bias ? [bias] : [])].map(({ name, shape }) => `${name} [${shape}]`);
+		throw new RangeError(`A convolution of ${x.width} channels cannot take ${shapes.join(" and ")}.`);
 	}
-	if (weight.value.dtype !== bias.value.dtype) {
+	if (bias && weight.value.dtype !== bias.value.dtype) {
 		throw new TypeError(`${weight.name} is ${weight.value.dtype}, ${bias.name} ${bias.value.dtype}.`);
 	}
 	if (x.rows !== sequences.tokens) {
@@ -103,7 +105,13 @@ function check(x: Tensor, weight: Parameter, bias: Parameter, sequences: Sequenc
  * inputs of many sequences, oldest first, those of sequence s at slots[s]; they are shifted by the new input. → y_SC contiguous, of
  * x's type.
  */
-export function causalConv1dStep(x: Tensor, weight: Parameter, bias: Parameter, window: Tensor, slots: Tensor): Tensor {
+export function causalConv1dStep(
+	x: Tensor,
+	weight: Parameter,
+	bias: Parameter | null,
+	window: Tensor,
+	slots: Tensor,
+): Tensor {
 	const { device } = x;
 	const channels = x.width;
 	const width = weight.value.width;
@@ -116,7 +124,7 @@ export function causalConv1dStep(x: Tensor, weight: Parameter, bias: Parameter, 
 	device.run("causal_conv1d_step", {
 		x,
 		weight: weight.value,
-		bias: bias.value,
+		bias: bias?.value ?? null,
 		state: window,
 		slots,
 		y,

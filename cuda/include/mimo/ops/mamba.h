@@ -8,7 +8,7 @@
 typedef struct mimo_causal_conv1d_forward_args {
   const void* x;      /* [T, channels] */
   const void* weight; /* [channels, width] */
-  const void* bias;   /* [channels] */
+  const void* bias;   /* [channels], or null = 0 */
   void* y;            /* [T, channels] */
   const int32_t* cu_seqlens;
   int64_t sequences;
@@ -48,7 +48,7 @@ MIMO_API int32_t mimo_causal_conv1d_backward(mimo_stream* stream, const mimo_cau
 typedef struct mimo_causal_conv1d_step_args {
   const void* x;        /* [S, channels] */
   const void* weight;   /* [channels, width] */
-  const void* bias;     /* [channels] */
+  const void* bias;     /* [channels], or null = 0 */
   void* state;          /* [.., width - 1, channels], in `dtype` */
   const int32_t* slots; /* [S] */
   void* y;              /* [S, channels] */
