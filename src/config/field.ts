@@ -33,6 +33,7 @@ export type ModelPart =
 	| "dense MLP"
 	| "MLP"
 	| "Mamba"
+	| "Gated DeltaNet"
 	| "experts"
 	| "softmax router"
 	| "adapters"
@@ -43,7 +44,7 @@ export type ModelPart =
 export interface Extras {
 	/**
 	 * The part of a model that the key describes; false: a different value makes no different model. Absent: by the key's
-	 * group (same-model.ts), which is a part for the language model, Mamba-2 layers, experts and the encoder.
+	 * group (same-model.ts), which is a part for the language model, Mamba-2 layers, Gated DeltaNet layers, experts and the encoder.
 	 */
 	readonly model?: false | ModelPart;
 	/** Megatron's default where ours differs. */

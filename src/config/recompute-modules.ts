@@ -9,9 +9,12 @@ interface RecomputedPart {
 }
 
 export const recomputeModules = {
-	core_attn: { layers: ["attention"], dropped: "attention's output" },
+	core_attn: {
+		layers: ["attention", "gdn"],
+		dropped: "attention's output; of Gated DeltaNet all between its projections",
+	},
 	layernorm: {
-		layers: ["mamba", "attention", "mlp", "moe"],
+		layers: ["mamba", "gdn", "attention", "mlp", "moe"],
 		dropped: "the output of the norm in front of every layer",
 	},
 	mamba: { layers: ["mamba"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },

@@ -6,7 +6,7 @@
 import { UserError } from "../system/errors.ts";
 import type { ModelPart } from "./field.ts";
 import { hasLayer, type LayerKind, storedPattern } from "./hybrid-pattern.ts";
-import { mambaKeys } from "./keys/mamba.ts";
+import { linearAttentionKeys, mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { visionKeys } from "./keys/vision.ts";
@@ -44,6 +44,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 	"dense MLP": (c) => has(c, "mlp"),
 	MLP: (c) => has(c, "mlp", "moe"),
 	Mamba: (c) => has(c, "mamba"),
+	"Gated DeltaNet": (c) => has(c, "gdn"),
 	experts: (c) => has(c, "moe"),
 	"softmax router": (c) => has(c, "moe") && c.moeRouterScoreFunction === "softmax",
 	adapters: hasAdapters,
@@ -56,6 +57,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 const groups: readonly (readonly [keys: object, part: ModelPart])[] = [
 	[modelKeys, "language model"],
 	[mambaKeys, "Mamba"],
+	[linearAttentionKeys, "Gated DeltaNet"],
 	[moeKeys, "experts"],
 	[visionKeys, "encoder"],
 ];

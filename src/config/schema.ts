@@ -8,7 +8,7 @@ import { distillationKeys } from "./keys/distillation.ts";
 import { elasticKeys } from "./keys/elastic.ts";
 import { energonKeys } from "./keys/energon.ts";
 import { loraKeys } from "./keys/lora.ts";
-import { mambaKeys } from "./keys/mamba.ts";
+import { linearAttentionKeys, mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
 import { optimizerKeys, scheduleKeys } from "./keys/optimizer.ts";
@@ -23,6 +23,7 @@ export const subjects = {
 	Run: runKeys,
 	"Language model": modelKeys,
 	"Mamba-2 layers": mambaKeys,
+	"Gated DeltaNet layers": linearAttentionKeys,
 	"Mixture of experts": moeKeys,
 	"Low-rank adapters": loraKeys,
 	"Elastic models": elasticKeys,
@@ -42,6 +43,7 @@ export const fields = {
 	...runKeys,
 	...modelKeys,
 	...mambaKeys,
+	...linearAttentionKeys,
 	...moeKeys,
 	...loraKeys,
 	...elasticKeys,

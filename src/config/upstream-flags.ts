@@ -97,6 +97,7 @@ const flags: Readonly<Record<string, Reading>> = {
 	...each(
 		[
 			...["hybrid-attention-ratio", "hybrid-mlp-ratio", "moe-layer-freq", "mtp-hybrid-override-pattern"],
+			"linear-attention-freq",
 			...["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"],
 			...["num-layers-in-first-pipeline-stage", "num-layers-in-last-pipeline-stage"],
 			...["num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"],
@@ -107,6 +108,11 @@ const flags: Readonly<Record<string, Reading>> = {
 	...each(
 		["account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"],
 		refused("here | in hybrid-layer-pattern says where stages begin"),
+	),
+	"experimental-attention-variant": only(
+		["gdn", "gated_delta_net"],
+		"G in hybrid-layer-pattern is a layer of Gated DeltaNet",
+		"other variants are not built",
 	),
 	...each(
 		["fine-grained-activation-offloading", "offload-modules", "min-offloaded-tensor-size"],
@@ -309,7 +315,7 @@ export function upstreamFlagTexts(): ReadonlyMap<string, readonly string[]> {
 
 /** What flags of upstream-rewrites.ts do, by their names. */
 const rewriteTexts: readonly (readonly [names: RegExp, text: string])[] = [
-	[/ratio|moe-layer|override/, "with num-layers it makes hybrid-layer-pattern"],
+	[/ratio|moe-layer|linear-attention|override/, "with num-layers it makes hybrid-layer-pattern"],
 	[/stage|pipeline/, "writes | into hybrid-layer-pattern"],
 	[/microbatches/, "with micro-batch-size and llm-dp it makes global-batch-size"],
 	[/expt-dp/, "has to be what follows from the other sizes"],

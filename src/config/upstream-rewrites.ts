@@ -143,27 +143,33 @@ function patternOf(
 		return { pattern, why: `num-layers ${layers} with its ratios`, aside };
 	}
 	const frequency = lastOf(asides, "moe-layer-freq");
-	const isMoe = wholeOf(raw["num-experts"], 0) > 0 ? moeLayers(frequency, layers) : layersOf(layers, () => false);
-	const kinds = isMoe.map((moe) => (moe ? "*E" : "*-"));
+	const linear = lastOf(asides, "linear-attention-freq");
+	const hasExperts = wholeOf(raw["num-experts"], 0) > 0;
+	const isMoe = layersBy(frequency, layers, (layer, every) => hasExperts && layer % every === 0);
+	// Megatron's number n: n - 1 layers of linear attention before each of full attention.
+	const isLinear = layersBy(linear, layers, (layer, every) => linear !== undefined && (layer + 1) % every !== 0);
+	const kinds = isMoe.map((moe, layer) => (isLinear[layer] ? "G" : "*") + (moe && hasExperts ? "E" : "-"));
 	const pattern = kinds.map((kind) => `[${kind}]`).join("") + mtp(depths?.values[0] ?? kinds.at(-1)!);
 	return {
 		pattern,
 		why: `num-layers ${layers} without hybrid-layer-pattern is a GPT model`,
-		...(frequency && { aside: frequency }),
+		...((frequency ?? linear) && { aside: frequency ?? linear! }),
 	};
 }
 
-const layersOf = (layers: number, isMoe: (layer: number) => boolean) =>
-	Array.from({ length: layers }, (_, layer) => isMoe(layer));
-
 /**
- * The layers with experts by moe-layer-freq: every n-th from the first, or a list of zeros and ones in Python's notation, such as
- * ([0]*3+[1]*58); without it all.
+ * The layers that moe-layer-freq or linear-attention-freq describes: a number, whose meaning `of` is, or a list of zeros and ones in
+ * Python's notation, such as ([0]*3+[1]*58); without the flag the number is 1.
  */
-function moeLayers(frequency: Aside | undefined, layers: number): boolean[] {
-	if (frequency === undefined) return layersOf(layers, () => true);
-	const text = frequency.values.join("").replaceAll(/\s/g, "");
-	if (/^[1-9]\d{0,3}$/.test(text)) return layersOf(layers, (layer) => layer % Number(text) === 0);
+function layersBy(
+	frequency: Aside | undefined,
+	layers: number,
+	of: (layer: number, every: number) => boolean,
+): boolean[] {
+	const text = (frequency?.values ?? ["1"]).join("").replaceAll(/\s/g, "");
+	if (frequency === undefined || /^[1-9]\d{0,3}$/.test(text)) {
+		return Array.from({ length: layers }, (_, layer) => of(layer, Number(text)));
+	}
 	const term = /(?:\[([01](?:,[01])*)\]|\(([^()]*)\))(?:\*(\d{1,4}))?/g;
 	const listed = (sum: string): number[] => {
 		if (!/^x(\+x)*$/.test(sum.replaceAll(term, "x")))

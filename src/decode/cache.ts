@@ -1,6 +1,6 @@
 /**
  * The decoding cache of a batch of sequences: keys and values of the attention layers, last inputs of the convolutions and states
- * of the Mamba-2 layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
+ * of the Mamba-2 and Gated DeltaNet layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
  * step reads it and adds a token to some of the sequences.
  */
 import { type Mixing, wholeSequences } from "../models/language/sequence-mixing.ts";
@@ -12,12 +12,15 @@ import {
 	type CachePlaces,
 	causalConv1d,
 	causalConv1dStep,
+	gatedDelta,
+	gatedDeltaStep,
 	type KeyValueCache,
 	pickRows,
 	rope,
 	SparseMatrix,
 	ssdScan,
 	ssdStep,
+	stateElements,
 	Tensor,
 } from "../tensor/index.ts";
 
@@ -35,7 +38,7 @@ export class DecodingCache implements Disposable {
 	readonly #attention = new Map<number, KeyValueCache>();
 	/** [sequences · (width − 1), C] by layer. */
 	readonly #windows = new Map<number, Tensor>();
-	/** [sequences · H · P, N] by layer. */
+	/** [sequences · H · P, N] by layer; of Gated DeltaNet [sequences, H_v · D_k · D_v]. */
 	readonly #states = new Map<number, Tensor>();
 
 	/** `capacities`: most tokens of every sequence whose keys are kept. */
@@ -71,6 +74,7 @@ export class DecodingCache implements Disposable {
 				}),
 			convolution: (_, x, weight, bias) => causalConv1dStep(x, weight, bias, this.#windows.get(layer)!, places.slots),
 			scan: (_, inputs) => ssdStep(inputs, this.#states.get(layer)!, places.slots),
+			delta: (_, inputs) => gatedDeltaStep(inputs, this.#states.get(layer)!, places.slots),
 		};
 	}
 
@@ -125,6 +129,11 @@ class Filling implements Disposable {
 				const finalState = Tensor.empty(this.device, [sequences.count * heads * headDim, stateDim]);
 				this.cache.keepState(layer, finalState);
 				return ssdScan(tape, { ...inputs, finalState });
+			},
+			delta: (tape, inputs) => {
+				const finalState = Tensor.empty(this.device, [inputs.sequences.count, stateElements(inputs)]);
+				this.cache.keepState(layer, finalState);
+				return gatedDelta(tape, { ...inputs, finalState });
 			},
 		};
 	}

@@ -42,9 +42,15 @@ const encodingAhead: readonly Key[] = [
 
 /** Configuration keys of a checkpoint that describe its model and how text and images become its input. */
 const describing = [
-	...["Language model", "Mamba-2 layers", "Mixture of experts", "Elastic models", "Vision", "Energon data"].flatMap(
-		(subject) => Object.keys(subjects[subject as keyof typeof subjects]),
-	),
+	...[
+		"Language model",
+		"Mamba-2 layers",
+		"Gated DeltaNet layers",
+		"Mixture of experts",
+		"Elastic models",
+		"Vision",
+		"Energon data",
+	].flatMap((subject) => Object.keys(subjects[subject as keyof typeof subjects])),
 	"lora-rank",
 	"lora-alpha",
 	"lora-target-modules",

@@ -29,7 +29,6 @@ function refusal(pattern: string): PatternError {
 
 test("layers that are not supported are refused by name, at their position", () => {
 	for (const [pattern, position, name] of [
-		["MG", 2, "Gated DeltaNet layers (G)"],
 		["MMD", 3, "DeepSeek sparse attention layers (D)"],
 		["+", 1, "multi-latent attention layers (+)"],
 	] as const) {

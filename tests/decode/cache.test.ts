@@ -114,6 +114,20 @@ const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 		...{ "position-embedding-type": "rope", "rotary-base-local": 100, "post-layernorm": true },
 		...{ "apply-layernorm-1p": true, "qk-layernorm": true, "embedding-multiplier": 4 },
 	},
+	"Gated DeltaNet and gated attention": {
+		...{
+			"hybrid-layer-pattern": "G*GG",
+			"attention-output-gate": true,
+			"apply-layernorm-1p": true,
+			"qk-layernorm": true,
+		},
+		...{
+			"linear-num-key-heads": 2,
+			"linear-num-value-heads": 4,
+			"linear-key-head-dim": 12,
+			"linear-value-head-dim": 8,
+		},
+	},
 	MLP: { "hybrid-layer-pattern": "M-*-" },
 	"mixture of experts": { "hybrid-layer-pattern": "ME*E" },
 	"every kind": {},

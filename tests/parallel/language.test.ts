@@ -83,6 +83,18 @@ test("latent experts, a gate of the shared expert and zero-centred norms, some b
 	}
 }, 60_000);
 
+test("Gated DeltaNet and gated attention on every layout, and recomputed", async () => {
+	const sizes = { "linear-key-head-dim": 12, "linear-value-head-dim": 8, "linear-conv-kernel-dim": 3 };
+	const heads = { "linear-num-key-heads": 2, "linear-num-value-heads": 4, "attention-output-gate": true };
+	const same = { keys: { ...sizes, ...heads }, pattern: "GE*-GG" };
+	const reference = (await train(same))[0]!;
+	for (const layout of [{ tensor: 2, expert: 2 }, { data: 2 }, { tensor: 2, pipeline: 2, pattern: "GE*|-GG" }]) {
+		expectEqualTraining(await train({ ...same, ...layout }), reference);
+	}
+	const recomputed = { "recompute-granularity": "selective", "recompute-modules": ["core_attn", "layernorm"] };
+	expectEqualTraining(await train({ ...same, keys: { ...same.keys, ...recomputed } }), reference);
+}, 60_000);
+
 test("routing that is forced to balance is the same on every layout", async () => {
 	const forced = { keys: { "moe-router-force-load-balancing": true } };
 	const reference = (await train(forced))[0]!;

@@ -47,6 +47,18 @@ const gated = {
 	"moe-latent-size": 24,
 };
 
+const delta = {
+	...{
+		"hybrid-layer-pattern": "*G-/G",
+		"attention-output-gate": true,
+		"apply-layernorm-1p": true,
+		"qk-layernorm": true,
+	},
+	...{ "linear-num-key-heads": 2, "linear-num-value-heads": 4, "linear-key-head-dim": 8, "linear-value-head-dim": 6 },
+	"position-embedding-type": "rope",
+	"rotary-percent": 0.5,
+};
+
 /** Every token has a label, so that the routers' losses have their coefficients as weights. */
 const microbatches = [
 	withoutImages(nextTokenMicrobatch([Int32Array.of(2, 3, 5, 8, 13, 21, 34, 55, 28), Int32Array.of(1, 4, 9, 16, 25)])),
@@ -73,6 +85,7 @@ function objective({ losses, balancingByLayer }: StepGradients, { mtp, moe }: Hy
 
 test.each([
 	["biases, gates, rotary positions and repeated depths", gated],
+	["Gated DeltaNet, gated attention and zero-centred norms", delta],
 	["a shared expert, tied and scaled embeddings, zero-centred norms behind layers too, and depths of their own", tied],
 ])("%s", async (_, keys) => {
 	using training = await Training.open(tiny(keys), device);

@@ -1,7 +1,7 @@
 /** All checks of several keys together; larger subjects have files of their own. */
 import { activationsThat, flaggedActivations } from "../../native/activations.ts";
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
-import { PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
+import { hasLayer, PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
 import { lackingOfPublished } from "../published-model.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
@@ -79,6 +79,12 @@ const model: readonly Check[] = [
 			c.normalization === "RMSNorm" || !c.applyLayernorm1p,
 			"apply-layernorm-1p",
 			"allowed with normalization LayerNorm is false",
+		),
+	(c) =>
+		unless(
+			!hasLayer(c.hybridLayerPattern, "gdn") || c.linearNumValueHeads % c.linearNumKeyHeads === 0,
+			"linear-num-value-heads",
+			`allowed is a multiple of linear-num-key-heads (${c.linearNumKeyHeads})`,
 		),
 	({ windowSize: size }) =>
 		unless(

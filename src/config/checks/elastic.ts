@@ -37,6 +37,11 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		(c) => parsePattern(c.hybridLayerPattern).mtp !== null,
 		"allowed with flextron is a pattern without multi-token prediction",
 	],
+	[
+		"hybrid-layer-pattern",
+		(c) => hasLayer(c.hybridLayerPattern, "gdn"),
+		"allowed with flextron is a pattern without G, whose heads have no masks",
+	],
 	["lora-rank", (c) => c.loraRank !== null, "allowed only without flextron"],
 	[
 		"moe-router-score-function",
@@ -68,6 +73,7 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 	["post-layernorm", (c) => c.postLayernorm, "allowed only without flextron"],
 	["apply-layernorm-1p", (c) => c.applyLayernorm1p, "allowed only without flextron"],
 	["softmax-type", (c) => c.softmaxType !== "vanilla", "allowed with flextron is vanilla"],
+	["attention-output-gate", (c) => c.attentionOutputGate, "allowed only without flextron"],
 	["window-attn-skip-freq", (c) => c.windowAttnSkipFreq !== null, "allowed only without flextron"],
 	["moe-mlp-glu-interleave-size", (c) => c.moeMlpGluInterleaveSize !== null, "allowed only without flextron"],
 	...perLayerSizes.map(

@@ -202,6 +202,7 @@ export const layoutChecks: readonly Check[] = [
 			["num-query-groups", c.numQueryGroups, has(c, "attention")],
 			["mamba-num-heads", c.mambaNumHeads, has(c, "mamba")],
 			["mamba-num-groups", c.mambaNumGroups, has(c, "mamba")],
+			["linear-num-key-heads", c.linearNumKeyHeads, has(c, "gdn")],
 			["ffn-hidden-size", c.ffnHiddenSize, has(c, "mlp")],
 			["moe-shared-expert-intermediate-size", c.moeSharedExpertIntermediateSize, has(c, "moe")],
 			["vocab-size padded to make-vocab-size-divisible-by", paddedVocabularySize(c), true],

@@ -1,4 +1,4 @@
-/** Mamba-2 layers (docs/spec/language-model.md §2). */
+/** Mamba-2 layers (docs/spec/language-model.md §2) and Gated DeltaNet (docs/spec/families.md §2.5). */
 import { defaulting, derived, integer, list, optional } from "../field.ts";
 
 export const mambaKeys = {
@@ -18,7 +18,33 @@ export const mambaKeys = {
 	"mamba-chunk-size": defaulting(integer(1), 128, "Tokens of one chunk of the scan; a constant in Megatron.", {
 		model: false,
 	}),
-	"linear-conv-kernel-dim": defaulting(integer(1), 4, "Convolution width of Gated DeltaNet layers.", {
-		noEffect: "Gated DeltaNet is not built; the Mamba convolution is mamba-conv-kernel-dim",
-	}),
+} as const;
+
+/** Megatron's defaults. */
+export const linearAttentionDefaults = {
+	...{ convKernelDim: 4, keyHeadDim: 128, valueHeadDim: 128, numKeyHeads: 16, numValueHeads: 32 },
+} as const;
+
+export const linearAttentionKeys = {
+	"linear-num-key-heads": defaulting(
+		integer(1),
+		linearAttentionDefaults.numKeyHeads,
+		"Query and key heads of a Gated DeltaNet layer.",
+	),
+	"linear-num-value-heads": defaulting(
+		integer(1),
+		linearAttentionDefaults.numValueHeads,
+		"Value heads of a Gated DeltaNet layer, a multiple of linear-num-key-heads.",
+	),
+	"linear-key-head-dim": defaulting(
+		integer(1),
+		linearAttentionDefaults.keyHeadDim,
+		"Width of its query and key heads.",
+	),
+	"linear-value-head-dim": defaulting(integer(1), linearAttentionDefaults.valueHeadDim, "Width of its value heads."),
+	"linear-conv-kernel-dim": defaulting(
+		integer(1),
+		linearAttentionDefaults.convKernelDim,
+		"Taps of its causal convolution.",
+	),
 } as const;

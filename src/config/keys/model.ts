@@ -140,6 +140,12 @@ export const modelKeys = {
 	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
 		model: "attention",
 	}),
+	"attention-output-gate": off(
+		"A sigmoid of a further projection weighs the output of attention, channel by channel.",
+		{
+			model: "attention",
+		},
+	),
 	...(Object.fromEntries(flaggedActivations.map(([, { flag, help }]) => [flag, off(help, { model: "MLP" })])) as Record<
 		ActivationFlag,
 		ReturnType<typeof off>

@@ -1,6 +1,8 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
+import { linearAttentionDefaults } from "../../config/keys/mamba.ts";
 import type { RecomputeModule } from "../../config/recompute-modules.ts";
+import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "../lora.ts";
 
@@ -120,6 +122,8 @@ export interface HybridConfig {
 		readonly qkNorm: boolean;
 		/** Whether a learned logit of every head joins its softmax's denominators. */
 		readonly sinks: boolean;
+		/** Whether a sigmoid of a further projection weighs the output, channel by channel. */
+		readonly outputGate: boolean;
 	};
 	readonly mamba: {
 		readonly heads: number;
@@ -132,6 +136,7 @@ export interface HybridConfig {
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
+	readonly linearAttention: LinearAttentionSizes & { readonly convKernel: number };
 	readonly biases: Biases;
 	readonly mlp: {
 		readonly ffnHiddenSize: number;
@@ -201,6 +206,40 @@ export function configOfLayer(config: HybridConfig, index: number): HybridConfig
 		mamba: { ...config.mamba, ...own.mamba },
 		moe: { ...config.moe, ...own.moe },
 	};
+}
+
+/** Heads of Gated DeltaNet and their widths. */
+interface LinearAttentionSizes {
+	readonly keyHeads: number;
+	readonly keyDim: number;
+	readonly valueHeads: number;
+	readonly valueDim: number;
+}
+
+type LinearAttentionKey =
+	| "linearNumKeyHeads"
+	| "linearKeyHeadDim"
+	| "linearNumValueHeads"
+	| "linearValueHeadDim"
+	| "linearConvKernelDim";
+
+/** Sizes of Gated DeltaNet in a configuration; absent keys have their defaults. */
+export function linearAttentionConfig(
+	c: Partial<Pick<TrainingConfiguration, LinearAttentionKey>>,
+): HybridConfig["linearAttention"] {
+	return {
+		keyHeads: c.linearNumKeyHeads ?? linearAttentionDefaults.numKeyHeads,
+		keyDim: c.linearKeyHeadDim ?? linearAttentionDefaults.keyHeadDim,
+		valueHeads: c.linearNumValueHeads ?? linearAttentionDefaults.numValueHeads,
+		valueDim: c.linearValueHeadDim ?? linearAttentionDefaults.valueHeadDim,
+		convKernel: c.linearConvKernelDim ?? linearAttentionDefaults.convKernelDim,
+	};
+}
+
+/** Widths of all key and value heads, of the convolution (q, k, v) and of the projection (q, k, v, z, b, a). */
+export function linearAttentionSizes({ keyHeads, keyDim, valueHeads, valueDim }: LinearAttentionSizes) {
+	const [keys, values] = [keyHeads * keyDim, valueHeads * valueDim];
+	return { keys, values, convolution: 2 * keys + values, projection: 2 * keys + 2 * values + 2 * valueHeads };
 }
 
 /** d_inner = H P and the widths that follow from it (docs/spec/language-model.md §2.1). */

@@ -8,7 +8,15 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type YarnValues, yarnOf } from "../../config/yarn.ts";
 import { type ActivationKey, activationOf } from "../../native/activations.ts";
 import { languageLora } from "../lora.ts";
-import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, Rope, RopeScaling } from "./config.ts";
+import {
+	type BalancingLoss,
+	type HybridConfig,
+	type LayerDifference,
+	linearAttentionConfig,
+	type MtpConfig,
+	type Rope,
+	type RopeScaling,
+} from "./config.ts";
 import { kinds } from "./kinds/index.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 import { yarnAmplitude } from "./rope-frequencies.ts";
@@ -87,7 +95,13 @@ type LaterKey =
 	| "postLayernorm"
 	| "rotaryBaseLocal"
 	| "softmaxScale"
+	| "attentionOutputGate"
 	| "freezeModel"
+	| "linearConvKernelDim"
+	| "linearKeyHeadDim"
+	| "linearNumKeyHeads"
+	| "linearNumValueHeads"
+	| "linearValueHeadDim"
 	| "maxPositionEmbeddings"
 	| "moeLatentSize"
 	| "moeSharedExpertGate"
@@ -128,6 +142,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		zLossCoefficient: c.zLossCoeff,
 		attention: attentionConfig(c),
 		mamba: mambaConfig(c),
+		linearAttention: linearAttentionConfig(c),
 		biases: { of: c.addBiasLinear ? "all" : c.addQkvBias ? "qkv" : "none", start: "zero" },
 		mlp: {
 			ffnHiddenSize: c.ffnHiddenSize,
@@ -164,6 +179,7 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 		localRopeBase: c.rotaryBaseLocal ?? null,
 		qkNorm: c.qkLayernorm ?? false,
 		sinks: c.softmaxType === "learnable",
+		outputGate: c.attentionOutputGate ?? false,
 	};
 }
 

@@ -1,7 +1,7 @@
 /** mimo-* reference folders: a vision-language model trained by Megatron-LM, on any layout. */
 import { join } from "node:path";
 import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
-import { type HybridConfig, noBiases } from "../../models/language/config.ts";
+import { type HybridConfig, linearAttentionConfig, noBiases } from "../../models/language/config.ts";
 import { visionEncoder } from "../../models/radio/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { counted } from "../../system/counted.ts";
@@ -131,6 +131,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 			localRopeBase: null,
 			qkNorm: false,
 			sinks: false,
+			outputGate: false,
 			window: null,
 		},
 		mamba: {
@@ -143,6 +144,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 			gatedNormEpsilon: mamba.gated_norm_epsilon,
 			timeStepMinimum: 0,
 		},
+		linearAttention: linearAttentionConfig({}),
 		biases: noBiases,
 		mlp: {
 			ffnHiddenSize: l.mlp.ffn_hidden_size,

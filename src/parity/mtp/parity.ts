@@ -18,7 +18,7 @@ import {
 } from "../../checkpoint/index.ts";
 import { lossTokens } from "../../data/microbatch.ts";
 import { depthLoss } from "../../guests/mtp/mtp.ts";
-import { type HybridConfig, noBiases } from "../../models/language/config.ts";
+import { type HybridConfig, linearAttentionConfig, noBiases } from "../../models/language/config.ts";
 import { layersOfPattern } from "../../models/language/from-configuration.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { UserError } from "../../system/errors.ts";
@@ -278,6 +278,7 @@ export function mtpModel(
 			localRopeBase: null,
 			qkNorm: false,
 			sinks: false,
+			outputGate: false,
 			window: null,
 		},
 		mamba: {
@@ -290,6 +291,7 @@ export function mtpModel(
 			gatedNormEpsilon: 1e-5,
 			timeStepMinimum: 0,
 		},
+		linearAttention: linearAttentionConfig({}),
 		biases: noBiases,
 		mlp: {
 			ffnHiddenSize: t.ffn_hidden_size,

@@ -6,7 +6,7 @@
 import { keysOfWindow } from "../../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import { reduceScatterSequence } from "../../../parallel/index.ts";
-import { headNorm, type ResidualSum, type Tape, type Tensor } from "../../../tensor/index.ts";
+import { gated, headNorm, type ResidualSum, splitGate, type Tape, type Tensor } from "../../../tensor/index.ts";
 import { philoxKey } from "../../initialise.ts";
 import type { ParameterSpec } from "../../parameter-spec.ts";
 import type { HybridConfig } from "../config.ts";
@@ -46,19 +46,21 @@ const sinks = "self_attention.core_attention.softmax_offset";
 function parameters(config: HybridConfig): ParameterSpec[] {
 	const { hiddenSize: h, attention } = config;
 	const { inward, outward } = distributions(config);
-	const fused = (attention.heads + 2 * attention.queryGroups) * attention.headDim;
+	const { heads, queryGroups, headDim, outputGate } = attention;
+	// By group: its query heads, their gates if there are any, a key head, a value head.
+	const fused = ((outputGate ? 2 : 1) * heads + 2 * queryGroups) * headDim;
 	return [
 		...hiddenNorm(config, "self_attention.linear_qkv.layer_norm_weight"),
 		{ name: "self_attention.linear_qkv.weight", shape: [fused, h], initialisation: inward, shard: rows },
 		{
 			name: "self_attention.linear_proj.weight",
-			shape: [h, attention.heads * attention.headDim],
+			shape: [h, heads * headDim],
 			initialisation: outward,
 			shard: columns,
 		},
 		...biases(config, "self_attention.linear_qkv.bias", fused, rows),
 		...(attention.qkNorm
-			? ["q", "k"].map((part) => normWeight(config, `self_attention.${part}_layernorm.weight`, attention.headDim))
+			? ["q", "k"].map((part) => normWeight(config, `self_attention.${part}_layernorm.weight`, headDim))
 			: []),
 		...biases(config, "self_attention.linear_proj.bias", h, replicated),
 		...postNorm(config, behind),
@@ -74,11 +76,14 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using everyToken = everyRanksTokens(tape, context, u.y);
 	const masks = context.layerMasks?.attention;
 	using everyHead = project(tape, context, everyToken.y, "self_attention.linear_qkv.weight");
-	using projected = masked(tape, everyHead, masks?.projection);
+	using whole = masked(tape, everyHead, masks?.projection);
 	everyToken.drop();
 	u.drop();
 	const queryHeads = shape.heads / tp.size;
 	const heads = { queryHeads, keyHeads: shape.queryGroups / tp.size, headDim: shape.headDim };
+	const [first, second] = shape.outputGate ? splitGate(tape, whole, heads) : [whole.share(), null];
+	using projected = first;
+	using gate = second;
 	using normalised = shape.qkNorm
 		? headNorm(tape, projected, { ...heads, ...headWeights(context) })
 		: projected.share();
@@ -101,9 +106,10 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 		});
 		return masked(on, ofHeads, masks?.attended);
 	});
-	context.probe("heads")?.(attended.y);
+	using weighed = gate ? gated(tape, attended.y, gate, "sigmoid") : attended.y.share();
+	context.probe("heads")?.(weighed);
 	const output = "self_attention.linear_proj.weight";
-	using partial = project(tape, context, attended.y, output);
+	using partial = project(tape, context, weighed, output);
 	attended.drop();
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
 }
@@ -125,12 +131,14 @@ function flops(c: TrainingConfiguration): number {
 	const { hiddenSize: h, numAttentionHeads: nq, numQueryGroups: ng, kvChannels: d } = c;
 	const window = Math.min(keysOfWindow(c.windowSize) ?? c.seqLength, c.seqLength);
 	const keys = window - window ** 2 / (2 * c.seqLength);
-	return 2 * h * (nq + 2 * ng) * d + 4 * keys * nq * d + 2 * nq * d * h;
+	return 2 * h * ((c.attentionOutputGate ? 2 : 1) * nq + 2 * ng) * d + 4 * keys * nq * d + 2 * nq * d * h;
 }
 
 function megatronFlops(c: TrainingConfiguration, tokens: number): number {
 	const h = c.hiddenSize;
 	const projection = (c.kvChannels * c.numAttentionHeads) / h;
 	const pairs = tokens * c.seqLength;
-	return 4 * tokens * h * projection * (h + (h * c.numQueryGroups) / c.numAttentionHeads) + 2 * pairs * h * projection;
+	const gate = c.attentionOutputGate ? h / 2 : 0;
+	const projections = h + gate + (h * c.numQueryGroups) / c.numAttentionHeads;
+	return 4 * tokens * h * projection * projections + 2 * pairs * h * projection;
 }
