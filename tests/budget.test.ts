@@ -9,24 +9,24 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15020, 82],
+	checkpoint: [15340, 84],
 	commands: [4520, 37],
-	config: [6600, 48],
+	config: [6670, 48],
 	data: [20420, 121],
-	decode: [650, 3],
+	decode: [660, 3],
 	guests: [4000, 31],
-	inference: [1610, 10],
+	inference: [1620, 10],
 	launch: [2560, 15],
-	models: [5170, 55],
-	native: [3270, 16],
+	models: [5350, 56],
+	native: [3370, 16],
 	observe: [5040, 33],
 	optim: [480, 4],
 	parallel: [2750, 19],
-	parity: [5920, 36],
-	plan: [2570, 15],
+	parity: [5930, 36],
+	plan: [2580, 15],
 	schedule: [1040, 8],
 	system: [680, 12],
-	tensor: [4545, 36],
+	tensor: [4820, 38],
 	train: [6060, 42],
 };
 

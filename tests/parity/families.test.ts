@@ -24,6 +24,9 @@ test.each([
 	"qwen3-moe-mixed",
 	"gpt-oss",
 	"gemma3",
+	"qwen3-next",
+	"qwen3-next-delta",
+	"qwen35-moe",
 ])("%s", async (name) => {
 	const before = device.memoryStatistics().liveBytes;
 	const report = await compareAlone(device, golden(name));
@@ -53,6 +56,7 @@ test.each<[string, string, Change]>([
 	["gpt-oss", "YaRN's factor of cosines", ofAttention(({ rope }) => ({ rope: { ...rope!, amplitude: 1 } }))],
 	["gemma3", "another base of rotary embeddings in windows", ofAttention(() => ({ localRopeBase: null }))],
 	["gemma3", "the gradient of a token's embedding", ({ embedding }) => ({ embedding: { ...embedding, paddingId: 7 } })],
+	["qwen3-next", "the features that do not turn", ofAttention(({ rope }) => ({ rope: { ...rope!, percent: 1 } }))],
 	["qwen3", "its own head size in the scale of scores", ofAttention(() => ({ softmaxScale: 1 / Math.sqrt(16) }))],
 ])("%s without %s is noticed", async (name, _, change) => {
 	const report = await compareAlone(device, golden(name), {

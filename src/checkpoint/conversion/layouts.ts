@@ -6,6 +6,7 @@
 import {
 	countLayers,
 	type HybridPattern,
+	hasLayer,
 	type LayerKind,
 	PatternError,
 	parsePattern,
@@ -57,18 +58,18 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 		refuse(`its multi-token prediction has the layers ${depth}, and a layer of a GPT model is *- or *E`);
 	}
 	const layers = segments.flat(2);
-	const [attention, dense, experts] = (["attention", "mlp", "moe"] as const).map((kind) =>
-		countLayers(layers, kind),
-	) as [number, number, number];
+	const mixes = (kind: LayerKind) => kind === "attention" || kind === "gdn";
+	const attention = layers.filter(mixes).length;
+	const [dense, experts] = [countLayers(layers, "mlp"), countLayers(layers, "moe")];
 	if (attention === 0 || attention !== dense + experts) {
 		refuse(
-			`it has ${attention} * and ${dense + experts} ${experts === 0 ? "-" : dense === 0 ? "E" : "- or E"}, and a layer of a GPT model has both`,
+			`it has ${attention} ${hasLayer(pattern, "gdn") ? "* or G" : "*"} and ${dense + experts} ${experts === 0 ? "-" : dense === 0 ? "E" : "- or E"}, and a layer of a GPT model has both`,
 		);
 	}
 	let [attentions, others] = [0, 0];
 	return layers.map((kind) => {
 		if (kind === "mamba") return { kind, number: null };
-		return { kind, number: kind === "attention" ? attentions++ : others++ };
+		return { kind, number: mixes(kind) ? attentions++ : others++ };
 	});
 }
 

@@ -8,11 +8,14 @@ import { hasGatedActivation } from "../../config/derive.ts";
 import type { Field } from "../../config/field.ts";
 import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { elasticKeys } from "../../config/keys/elastic.ts";
+import { linearAttentionDefaults } from "../../config/keys/mamba.ts";
 import { ropeScalingDefaults, yarnKeys } from "../../config/keys/model.ts";
 import { camelCase } from "../../config/names.ts";
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { type YarnValues, yarnOf } from "../../config/yarn.ts";
+import { linearAttentionConfig } from "../../models/language/config.ts";
 import { type ActivationFlag, activationKeys, flaggedActivations } from "../../native/activations.ts";
+import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { Json } from "../native/manifest.ts";
 import type { JsonObject } from "./common.ts";
@@ -41,6 +44,7 @@ export function patternOfArguments(args: JsonObject): string | null {
 export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
 	const pattern = patternOfArguments(args)?.replaceAll("|", "");
 	if (pattern === undefined) return null;
+	requireItsNorm({ hybridLayerPattern: pattern, applyLayernorm1p: args.apply_layernorm_1p === true });
 	const number = (name: string, missing: number): number => {
 		const value = args[name];
 		return typeof value === "number" ? value : missing;
@@ -67,6 +71,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		addQkvBias: args.add_qkv_bias === true,
 		qkLayernorm: args.qk_layernorm === true,
 		applyLayernorm1p: args.apply_layernorm_1p === true,
+		attentionOutputGate: args.attention_output_gate === true,
 		postLayernorm: args.post_layernorm === true,
 		softmaxScale: typeof args.softmax_scale === "number" ? args.softmax_scale : null,
 		embeddingMultiplier: number("embedding_multiplier", 1),
@@ -105,6 +110,11 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		mambaStateDim: number("mamba_state_dim", 128),
 		mambaConvKernelDim: number("mamba_conv_kernel_dim", megatronConvolutionTaps),
 		mambaChunkSize: 128,
+		linearConvKernelDim: number("linear_conv_kernel_dim", linearAttentionDefaults.convKernelDim),
+		linearKeyHeadDim: number("linear_key_head_dim", linearAttentionDefaults.keyHeadDim),
+		linearValueHeadDim: number("linear_value_head_dim", linearAttentionDefaults.valueHeadDim),
+		linearNumKeyHeads: number("linear_num_key_heads", linearAttentionDefaults.numKeyHeads),
+		linearNumValueHeads: number("linear_num_value_heads", linearAttentionDefaults.numValueHeads),
 		numExperts: number("num_experts", 0),
 		moeRouterTopk: number("moe_router_topk", 2),
 		moeFfnHiddenSize: number("moe_ffn_hidden_size", ffn),
@@ -148,6 +158,26 @@ function ownSizeArguments(configuration: LanguageModelConfiguration): JsonObject
 		...Object.fromEntries(lists.filter(([, sizes]) => sizes !== null)),
 		...(taps !== megatronConvolutionTaps && { mamba_conv_kernel_dim: taps }),
 	};
+}
+
+/** Megatron's arguments of Gated DeltaNet. */
+function gatedDeltaArguments(configuration: LanguageModelConfiguration): JsonObject {
+	if (!hasLayer(configuration.hybridLayerPattern, "gdn")) return {};
+	requireItsNorm(configuration);
+	const { keyHeads, keyDim, valueHeads, valueDim, convKernel } = linearAttentionConfig(configuration);
+	return {
+		experimental_attention_variant: "gated_delta_net",
+		...{ linear_conv_kernel_dim: convKernel, linear_key_head_dim: keyDim, linear_value_head_dim: valueDim },
+		...{ linear_num_key_heads: keyHeads, linear_num_value_heads: valueHeads },
+	};
+}
+
+/** Throws a UserError for Gated DeltaNet whose own norm Megatron stores as another tensor. */
+function requireItsNorm(c: Pick<LanguageModelConfiguration, "hybridLayerPattern" | "applyLayernorm1p">): void {
+	if (!c.applyLayernorm1p || !hasLayer(c.hybridLayerPattern, "gdn")) return;
+	throw new UserError(
+		"With apply-layernorm-1p Megatron stores the norm inside Gated DeltaNet minus 1; such torch_dist checkpoints are not converted.",
+	);
 }
 
 /** Megatron's arguments of rotary positions. */
@@ -276,6 +306,8 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		...(configuration.addQkvBias && { add_qkv_bias: true }),
 		...(configuration.qkLayernorm && { qk_layernorm: true }),
 		...(configuration.applyLayernorm1p && { apply_layernorm_1p: true }),
+		...(configuration.attentionOutputGate && { attention_output_gate: true }),
+		...gatedDeltaArguments(configuration),
 		...(configuration.postLayernorm && { post_layernorm: true }),
 		...(configuration.softmaxScale && { softmax_scale: configuration.softmaxScale }),
 		...((configuration.embeddingMultiplier ?? 1) !== 1 && { embedding_multiplier: configuration.embeddingMultiplier }),

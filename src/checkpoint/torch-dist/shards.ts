@@ -84,6 +84,8 @@ const leaves = [
 	"in_proj.layer_norm_weight",
 	"in_proj.layer_norm_bias",
 	"in_proj.weight",
+	"conv1d.weight",
+	"out_norm.weight",
 	"mixer.norm.weight",
 	"out_proj.weight",
 	"core_attention.softmax_offset",

@@ -164,7 +164,10 @@ test("layers of a GPT model: by order among those of a kind", () => {
 	refuse("MM", 'pattern "MM" is of no GPT model: it has 0 * and 0 -');
 	refuse("*-E", 'pattern "*-E" is of no GPT model: it has 1 * and 2 - or E');
 	refuse("*-/M", 'pattern "*-/M" is of no GPT model: its multi-token prediction has the layers M');
-	refuse("G-", 'Layer pattern "G-": position 1: Gated DeltaNet layers (G) are not built yet');
+	refuse("G*-", 'pattern "G*-" is of no GPT model: it has 2 * or G and 1 -');
+	const delta = layersOfGpt("[G-][*E]", "here").map(({ number }) => number);
+	expect(delta).toEqual([0, 0, 1, 1]);
+	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D) are not built yet');
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D)');
 	refuse("+-", 'Layer pattern "+-": position 1: multi-latent attention layers (+)');
 });

@@ -1,9 +1,9 @@
 /**
- * Families of two blocks a layer, attention and then a gated MLP or experts (docs/spec/families.md §1, §3): layer i is layers 2i and
+ * Families of two blocks a layer, attention or Gated DeltaNet and then a gated MLP or experts (docs/spec/families.md §1, §3): layer i is layers 2i and
  * 2i + 1 of this program's pattern.
  */
 
-import { type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
+import { hasLayer, type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
 import { keysOfWindow, windowedLayers } from "../../../config/per-layer.ts";
 import { type ActivationKey, activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -16,6 +16,7 @@ import {
 	fraction,
 	type Json,
 	type LanguageModelConfiguration,
+	type LayerNames,
 	type NameOptions,
 	type Refuse,
 	readAlike,
@@ -23,49 +24,56 @@ import {
 	type Spelling,
 	whole,
 } from "./family.ts";
+import { addGatedDelta, type GatedDeltaLayout } from "./gated-delta-names.ts";
 import { readPositions, writtenPositions } from "./positions.ts";
+
+/** The end of the name of a tensor that holds all experts of a layer. */
+const stackOfExperts = ".mlp.experts.gate_up_proj";
 
 /** The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn; null: the names are of another form. */
 function detectDecoder(names: Iterable<string>): Spelling | null {
 	const bases = new Set<string>();
+	let packed = false;
 	let embedded: string | null = null;
 	for (const name of names) {
-		embedded = /^((?:.*\.)?model\.)embed_tokens\.weight$/.exec(name)?.[1] ?? embedded;
-		const layers = /^(.*?)layers\.\d+\.self_attn\.q_proj\.weight$/.exec(name)?.[1];
+		embedded = /^((?:.*\.)?(?:model\.language_)?model\.)embed_tokens\.weight$/.exec(name)?.[1] ?? embedded;
+		const layers = /^(.*?)layers\.\d+\.(?:self_attn\.q_proj|linear_attn\.out_proj)\.weight$/.exec(name)?.[1];
 		if (layers !== undefined) bases.add(layers);
+		packed ||= name.endsWith(stackOfExperts);
 	}
 	if (embedded === null || !bases.has(embedded)) return null;
-	return { base: embedded, head: embedded.replace(/model\.$/, ""), experts: "separate" };
+	const head = embedded.replace(/(^|\.)model\.(language_model\.)?$/, "$1");
+	return { base: embedded, head, experts: packed ? "packed" : "separate" };
 }
 
 /** Compares a config.json's layers and experts with the tensors that are there, before names are made from them. */
 function requireDecoderCounts(
-	{ stacks }: DecoderRules,
 	{ numLayers, numExperts }: LanguageModelConfiguration,
+	{ experts: spelled }: Spelling,
 	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
 	path: string,
 ): void {
 	const tooMany = (
 		[
 			["num_hidden_layers", numLayers / 2],
-			["num_experts", stacks ? 0 : numExperts],
+			["num_experts", spelled === "packed" ? 0 : numExperts],
 		] as const
 	).find(([, count]) => count > stored.size);
 	if (tooMany !== undefined) {
 		const [key, count] = tooMany;
 		throw new UserError(`${path}: ${key} names ${count}, too many for the ${stored.size} tensors that are there.`);
 	}
-	for (const [name, { shape }] of stacks ? stored : []) {
-		if (!name.endsWith(stacks!.counted) || shape[0] === numExperts) continue;
+	for (const [name, { shape }] of stored) {
+		if (!name.endsWith(stackOfExperts) || shape[0] === numExperts) continue;
 		throw new UserError(`${path}: num_local_experts is ${numExperts}, and ${name} holds ${shape[0]} experts.`);
 	}
 }
 
 function addDecoderNames(
-	{ stacks }: DecoderRules,
+	{ stacks, gatedDelta = "joined" }: DecoderRules,
 	builder: CorrespondenceBuilder,
 	c: LanguageModelConfiguration,
-	{ base, head }: Spelling,
+	{ base, head, experts: spelled }: Spelling,
 	options: NameOptions,
 ): void {
 	const vocabulary = (logical: string, foreign: string) => addVocabulary(builder, c, options, { logical, foreign });
@@ -79,19 +87,12 @@ function addDecoderNames(
 				foreign: `${base}layers.${Math.floor(index / 2)}.`,
 			};
 			if (kind === "attention") attention(names);
-			else if (kind === "moe") experts(names, stacks?.add);
+			else if (kind === "gdn") addGatedDelta(names, gatedDelta);
+			else if (kind === "moe") experts(names, { addStacks: stacks, packed: spelled === "packed" });
 			else denseMlp(names);
 		});
 	builder.same("language_model.decoder.final_norm.weight", `${base}norm.weight`, [c.hiddenSize]);
 	if (c.untieEmbeddingsAndOutputWeights) vocabulary("language_model.output_layer.weight", `${head}lm_head.weight`);
-}
-
-/** Where the tensors of a layer go. */
-export interface LayerNames {
-	readonly builder: CorrespondenceBuilder;
-	readonly c: LanguageModelConfiguration;
-	readonly logical: string;
-	readonly foreign: string;
 }
 
 function attention({ builder, c, logical, foreign }: LayerNames): void {
@@ -124,7 +125,11 @@ function denseMlp(names: LayerNames): void {
 	gatedMlp(names, "mlp.", "", "mlp.", c.ffnHiddenSize);
 }
 
-function experts(names: LayerNames, addStacks?: (names: LayerNames) => void): void {
+/** `addStacks`: adds router and experts in the family's own way. */
+function experts(
+	names: LayerNames,
+	{ addStacks, packed }: { readonly addStacks: DecoderRules["stacks"]; readonly packed: boolean },
+): void {
 	const { builder, c, logical, foreign } = names;
 	builder.same(`${logical}pre_mlp_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [c.hiddenSize]);
 	if (addStacks) {
@@ -132,8 +137,36 @@ function experts(names: LayerNames, addStacks?: (names: LayerNames) => void): vo
 		return;
 	}
 	builder.same(`${logical}mlp.router.weight`, `${foreign}mlp.gate.weight`, [c.numExperts, c.hiddenSize]);
-	for (let expert = 0; expert < c.numExperts; expert++) {
+	if (c.moeSharedExpertIntermediateSize > 0) {
+		gatedMlp(names, "mlp.shared_experts.", "", "mlp.shared_expert.", c.moeSharedExpertIntermediateSize);
+		if (c.moeSharedExpertGate) {
+			builder.same(`${logical}mlp.shared_experts.gate_weight`, `${foreign}mlp.shared_expert_gate.weight`, [
+				1,
+				c.hiddenSize,
+			]);
+		}
+	}
+	if (packed) packedExperts(names);
+	for (let expert = 0; !packed && expert < c.numExperts; expert++) {
 		gatedMlp(names, "mlp.experts.", String(expert), `mlp.experts.${expert}.`, c.moeFfnHiddenSize);
+	}
+}
+
+/** All experts of a layer in one tensor of each projection. */
+function packedExperts({ builder, c, logical, foreign }: LayerNames): void {
+	for (const [part, theirs, shape] of [
+		["fc1", "gate_up_proj", [2 * c.moeFfnHiddenSize, c.hiddenSize]],
+		["fc2", "down_proj", [c.hiddenSize, c.moeFfnHiddenSize]],
+	] as const) {
+		const other = `${foreign}mlp.experts.${theirs}`;
+		const length = shape[0] * shape[1];
+		builder.addForeign(other, [c.numExperts, ...shape]);
+		for (let expert = 0; expert < c.numExperts; expert++) {
+			const name = `${logical}mlp.experts.linear_${part}.weight${expert}`;
+			builder.addLogical(name, shape);
+			const foreignRuns = { offset: expert * length, stride: length };
+			builder.link({ logical: name, foreign: other, foreignRuns, count: 1, length });
+		}
 	}
 }
 
@@ -184,13 +217,16 @@ interface DecoderRules {
 	readonly positions?: (values: Json, bad: Refuse) => Json;
 	/** Fields with the only value this program's model has; an absent one has it. */
 	readonly only: Json;
+	/** The layers with Gated DeltaNet instead of attention; absent: none, as is the order of its projections. */
+	readonly linearAttention?: (values: Json, bad: Refuse, layers: number) => readonly boolean[];
+	readonly gatedDelta?: GatedDeltaLayout;
 	readonly read: (values: Json, bad: Refuse, layers: number) => Partial<LanguageModelConfiguration>;
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
 	/** Default: swiglu. */
 	readonly activation?: ActivationKey;
-	/** Router and experts of a layer in stacks; absent: each expert has tensors of its own. `counted`: the end of a stack's name. */
-	readonly stacks?: { readonly counted: string; readonly add: (names: LayerNames) => void };
+	/** Adds a layer's router and experts, where they are no usual stacks nor tensors of each expert. */
+	readonly stacks?: (names: LayerNames) => void;
 	/** `kinds`: of every layer's second block. */
 	readonly write: (configuration: LanguageModelConfiguration, kinds: readonly LayerKind[]) => Json;
 	readonly describes: (configuration: LanguageModelConfiguration) => boolean;
@@ -225,6 +261,7 @@ const unused = {
 	embeddingMultiplier: 1,
 	embeddingPaddingIdx: null,
 	softmaxType: "vanilla",
+	attentionOutputGate: false,
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",
@@ -260,7 +297,8 @@ export function decoderFamily(rules: DecoderRules): Family {
 		blocks: 2,
 		read,
 		missing: (json) => new Set(Object.keys(sizes).filter((name) => json[name] === undefined)),
-		describes: (c) => kindsOf(c) !== null && c[activation] && rules.describes(c),
+		describes: (c) =>
+			kindsOf(c) !== null && c[activation] && isGated(c) === (rules.gatedDelta !== undefined) && rules.describes(c),
 		write: (configuration, dtype, path) =>
 			readAlike(writeDecoder(rules, configuration, dtype), configuration, path, { title: architecture, read }),
 		detect: (names) => {
@@ -268,7 +306,7 @@ export function decoderFamily(rules: DecoderRules): Family {
 			return spelling && { ...spelling, family: modelType };
 		},
 		spelling: { family: modelType, base: "model.", head: "", experts: "separate" },
-		requireCounts: (c, _, stored, path) => requireDecoderCounts(rules, c, stored, path),
+		requireCounts: requireDecoderCounts,
 		addNames: (...names) => addDecoderNames(rules, ...names),
 	};
 }
@@ -277,8 +315,15 @@ export function decoderFamily(rules: DecoderRules): Family {
 function kindsOf({ hybridLayerPattern }: LanguageModelConfiguration): LayerKind[] | null {
 	const { segments, mtp } = parsePattern(hybridLayerPattern);
 	const layers = segments.flat(2);
-	const paired = layers.every((kind, at) => (at % 2 === 0 ? kind === "attention" : kind === "mlp" || kind === "moe"));
+	const paired = layers.every((kind, at) =>
+		at % 2 === 0 ? kind === "attention" || kind === "gdn" : kind === "mlp" || kind === "moe",
+	);
 	return mtp === null && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
+}
+
+/** Whether the mixers are those of Qwen3-Next. */
+function isGated(c: LanguageModelConfiguration): boolean {
+	return hasLayer(c.hybridLayerPattern, "gdn") || c.attentionOutputGate === true;
 }
 
 /**
@@ -337,8 +382,10 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const vocabulary = size("vocab_size", 1);
 	const layers = size("num_hidden_layers", 1);
 	if (layers > mostLayers) bad(`num_hidden_layers is ${layers}, at most ${mostLayers} are read`);
+	const linear = rules.linearAttention?.(values, bad, layers);
 	const pairs = Array.from({ length: layers }, (_, layer): readonly LayerKind[] => [
-		...["attention" as const, rules.hasExperts?.(values, layer) ? ("moe" as const) : ("mlp" as const)],
+		linear?.[layer] ? "gdn" : "attention",
+		rules.hasExperts?.(values, layer) ? "moe" : "mlp",
 	]);
 	return {
 		...unused,

@@ -35,6 +35,7 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	/** Absent or null: none. */
 	readonly embeddingPaddingIdx?: number | null;
 	readonly softmaxType?: "vanilla" | "learnable";
+	readonly attentionOutputGate?: boolean;
 	/** Absent or null: no layer, and every layer has a window. */
 	readonly windowSize?: readonly number[] | null;
 	readonly windowAttnSkipFreq?: readonly number[] | null;
@@ -69,6 +70,11 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly mambaStateDim: number;
 	readonly mambaConvKernelDim: number;
 	readonly mambaChunkSize: number;
+	readonly linearConvKernelDim?: number;
+	readonly linearKeyHeadDim?: number;
+	readonly linearValueHeadDim?: number;
+	readonly linearNumKeyHeads?: number;
+	readonly linearNumValueHeads?: number;
 	readonly numExperts: number;
 	readonly moeRouterTopk: number;
 	readonly moeFfnHiddenSize: number;
@@ -143,6 +149,14 @@ export interface Family {
 	) => void;
 }
 
+/** Where the tensors of a layer go. */
+export interface LayerNames {
+	readonly builder: CorrespondenceBuilder;
+	readonly c: LanguageModelConfiguration;
+	readonly logical: string;
+	readonly foreign: string;
+}
+
 /** Throws a UserError about a config.json. */
 export type Refuse = (sentence: string) => never;
 
@@ -192,14 +206,20 @@ export function addVocabulary(
 	if (padded > rows) builder.padded.add(names.logical);
 }
 
-/** Rows of linear_qkv: per group its query heads, then one key head, one value head (docs/spec/checkpoint.md §4.2). */
+/**
+ * Rows of linear_qkv: per group its query heads, their gates if they have any, then one key head, one value head
+ * (docs/spec/checkpoint.md §4.2). q_proj has a query head and its gate in turn.
+ */
 export function addQueryKeyValue(
 	builder: CorrespondenceBuilder,
-	{ hiddenSize, numAttentionHeads: heads, numQueryGroups: groups, kvChannels: d }: LanguageModelConfiguration,
+	c: LanguageModelConfiguration,
 	end: "weight" | "bias",
 	modules: { readonly logical: string; readonly foreign: string },
 ): void {
-	const queryRows = (heads / groups) * d;
+	const { hiddenSize, numAttentionHeads: heads, numQueryGroups: groups, kvChannels: d } = c;
+	const gated = c.attentionOutputGate === true;
+	const ofGroup = heads / groups;
+	const queryRows = (gated ? 2 : 1) * ofGroup * d;
 	const groupRows = queryRows + 2 * d;
 	const width = end === "bias" ? 1 : hiddenSize;
 	const shape = (rows: number) => (end === "bias" ? [rows] : [rows, width]);
@@ -212,6 +232,14 @@ export function addQueryKeyValue(
 	] as const) {
 		const foreign = `${modules.foreign}${part}_proj.${end}`;
 		builder.addForeign(foreign, shape(groups * rows));
-		builder.rows({ logical, foreign, width, rows, count: groups, logicalRow, logicalStride: groupRows });
+		const place = { logical, foreign, width, count: groups, logicalStride: groupRows };
+		if (part !== "q" || !gated) {
+			builder.rows({ ...place, rows, logicalRow });
+			continue;
+		}
+		for (let row = 0; row < 2 * ofGroup; row++) {
+			const foreignRow = (row < ofGroup ? 2 * row : 2 * (row - ofGroup) + 1) * d;
+			builder.rows({ ...place, rows: d, logicalRow: row * d, foreignRow, foreignStride: rows });
+		}
 	}
 }

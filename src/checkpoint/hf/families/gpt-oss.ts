@@ -2,8 +2,8 @@
  * gpt-oss: attention with sinks and biases, in windows in every other layer, and experts in every layer, whose tensors are stacks with
  * the input first and columns of gate and linear half in turn (docs/spec/families.md §2.9, §3).
  */
-import { decoderFamily, type LayerNames, readWindows, writtenWindows } from "./decoder.ts";
-import { fraction, whole } from "./family.ts";
+import { decoderFamily, readWindows, writtenWindows } from "./decoder.ts";
+import { fraction, type LayerNames, whole } from "./family.ts";
 
 export const gptOss = decoderFamily({
 	modelType: "gpt_oss",
@@ -21,7 +21,7 @@ export const gptOss = decoderFamily({
 	only: { attention_bias: true, swiglu_alpha: 1.702 },
 	activation: "quickGeglu",
 	hasExperts: () => true,
-	stacks: { counted: ".mlp.experts.gate_up_proj", add: addExperts },
+	stacks: addExperts,
 	read: (values, bad, layers) => ({
 		addBiasLinear: true,
 		softmaxType: "learnable",

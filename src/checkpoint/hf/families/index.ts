@@ -11,8 +11,12 @@ import { nemotronH } from "./nemotron-h.ts";
 import { type SpellingName, spellings } from "./nemotron-h-names.ts";
 import { qwen2 } from "./qwen2.ts";
 import { qwen3, qwen3Moe } from "./qwen3.ts";
+import { qwen3Next, qwen35MoeText, qwen35Text } from "./qwen3-next.ts";
 
-const families: readonly Family[] = [nemotronH, llama, mistral, qwen2, qwen3, qwen3Moe, gptOss, gemma3];
+const families: readonly Family[] = [
+	...[nemotronH, llama, mistral, qwen2, qwen3, qwen3Moe, gptOss, gemma3],
+	...[qwen3Next, qwen35Text, qwen35MoeText],
+];
 
 /** model_type of every family, for messages. */
 export const modelTypes = families.map(({ modelType }) => modelType);

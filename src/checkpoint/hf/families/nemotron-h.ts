@@ -100,6 +100,7 @@ const always = {
 	embeddingMultiplier: 1,
 	embeddingPaddingIdx: null,
 	softmaxType: "vanilla",
+	attentionOutputGate: false,
 	windowSize: null,
 	windowAttnSkipFreq: null,
 	normalization: "RMSNorm",

@@ -1,5 +1,6 @@
 /** Qwen3 and Qwen3-MoE: as Llama, with a norm of every query and key head; experts with a softmax router. */
 
+import type { LayerKind } from "../../../config/hybrid-pattern.ts";
 import { decoderFamily } from "./decoder.ts";
 import { type Json, type LanguageModelConfiguration, type Refuse, whole } from "./family.ts";
 import { readSlidingWindow, writtenSlidingWindow } from "./qwen2.ts";
@@ -29,12 +30,37 @@ export const qwen3Moe = decoderFamily({
 		...{ hidden_size: 2048, intermediate_size: 6144, num_hidden_layers: 24, num_attention_heads: 32 },
 		...{ num_key_value_heads: 4, vocab_size: 151936 },
 	},
-	read: (values, bad) => ({ qkLayernorm: true, ...experts(values, bad) }),
-	hasExperts: (values, layer) => {
-		const { mlp_only_layers: dense, decoder_sparse_step: step } = values;
-		return !(Array.isArray(dense) && dense.includes(layer)) && (layer + 1) % Number(step ?? 1) === 0;
-	},
-	write: (c, kinds) => ({
+	read: (values, bad) => ({
+		qkLayernorm: true,
+		...readExperts(values, bad, { experts: 128, topk: 8, width: 768, normalised: false }),
+	}),
+	hasExperts,
+	write: writtenExperts,
+	describes: ({ qkLayernorm, numExperts }) => qkLayernorm === true && numExperts > 0,
+});
+
+/** Whether a layer has experts, by mlp_only_layers and decoder_sparse_step. */
+export function hasExperts({ mlp_only_layers: dense, decoder_sparse_step: step }: Json, layer: number): boolean {
+	return !(Array.isArray(dense) && dense.includes(layer)) && (layer + 1) % Number(step ?? 1) === 0;
+}
+
+/** `defaults`: of the family. */
+export function readExperts(
+	values: Json,
+	bad: Refuse,
+	defaults: { readonly experts: number; readonly topk: number; readonly width: number; readonly normalised: boolean },
+): Partial<LanguageModelConfiguration> {
+	const count = values.num_experts === undefined ? "num_local_experts" : "num_experts";
+	return {
+		numExperts: whole(values, count, defaults.experts, bad),
+		moeRouterTopk: whole(values, "num_experts_per_tok", defaults.topk, bad),
+		moeFfnHiddenSize: whole(values, "moe_intermediate_size", defaults.width, bad),
+		moeRouterPreSoftmax: (values.norm_topk_prob ?? defaults.normalised) !== true,
+	};
+}
+
+export function writtenExperts(c: LanguageModelConfiguration, kinds: readonly LayerKind[]) {
+	return {
 		num_experts: c.numExperts,
 		num_experts_per_tok: c.moeRouterTopk,
 		moe_intermediate_size: c.moeFfnHiddenSize,
@@ -42,16 +68,5 @@ export const qwen3Moe = decoderFamily({
 		decoder_sparse_step: 1,
 		mlp_only_layers: kinds.flatMap((kind, layer) => (kind === "mlp" ? [layer] : [])),
 		output_router_logits: false,
-	}),
-	describes: ({ qkLayernorm, numExperts }) => qkLayernorm === true && numExperts > 0,
-});
-
-function experts(values: Json, bad: Refuse): Partial<LanguageModelConfiguration> {
-	const { norm_topk_prob: normalised = false } = values;
-	return {
-		numExperts: whole(values, values.num_experts === undefined ? "num_local_experts" : "num_experts", 128, bad),
-		moeRouterTopk: whole(values, "num_experts_per_tok", 8, bad),
-		moeFfnHiddenSize: whole(values, "moe_intermediate_size", 768, bad),
-		moeRouterPreSoftmax: normalised !== true,
 	};
 }
