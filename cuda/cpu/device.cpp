@@ -208,6 +208,24 @@ int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const v
   return mimo_memory_copy(stream, destination, source, bytes);
 }
 
+int32_t mimo_host_allocate(mimo_device*, int64_t bytes, void** address) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes > 0, "mimo_host_allocate");
+    *address = std::malloc(static_cast<size_t>(bytes));
+    if (*address == nullptr) {
+      throw mimo::Error(MIMO_ERROR_OUT_OF_MEMORY, "The host has no memory for " + std::to_string(bytes) + " bytes.");
+    }
+  });
+}
+
+int32_t mimo_host_free(mimo_device*, void* address) {
+  return guard([&] { std::free(address); });
+}
+
+int32_t mimo_host_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes) {
+  return mimo_memory_copy(stream, destination, source, bytes);
+}
+
 int32_t mimo_memory_set_zero(mimo_stream*, void* destination, int64_t bytes) {
   return guard([&] {
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_set_zero");

@@ -1,4 +1,4 @@
-/** The parts of a layer that selective recomputation can drop, by Megatron's names. */
+/** The parts of a layer whose values selective recomputation drops, or offloading moves, by Megatron's names. */
 import type { LayerKind } from "./hybrid-pattern.ts";
 
 interface RecomputedPart {
@@ -34,6 +34,12 @@ export const recomputeModuleNames = Object.keys(recomputeModules) as RecomputeMo
 
 /** Megatron's names of parts that no layer here has. */
 export const foreignRecomputeModules = ["mla_up_proj", "mhc"] as const;
+
+/** The modules of a mixture of experts whose input can wait in the host's memory, by Megatron's names. */
+export const offloadModules = ["expert_fc1", "moe_act"] as const;
+export type OffloadModule = (typeof offloadModules)[number];
+/** Megatron's names of modules whose input stays in device memory here. */
+export const foreignOffloadModules = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"] as const;
 
 /** Megatron's default. */
 export const defaultRecomputeModules: readonly RecomputeModule[] = ["core_attn"];

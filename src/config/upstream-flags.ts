@@ -114,12 +114,6 @@ const flags: Readonly<Record<string, Reading>> = {
 		"G in hybrid-layer-pattern is a layer of Gated DeltaNet",
 		"other variants are not built",
 	),
-	...each(
-		["fine-grained-activation-offloading", "offload-modules", "min-offloaded-tensor-size"],
-		refused(
-			"activations stay in device memory; here recompute-granularity and recompute-modules say which are not kept",
-		),
-	),
 	// Experts.
 	"use-transformer-engine-op-fuser": keys(["moe-fused-mlp", "auto"]),
 	"moe-per-layer-logging": accepted(alwaysLogged),

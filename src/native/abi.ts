@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 25;
+export const ABI_VERSION = 26;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -1247,6 +1247,9 @@ export const functions = {
 	mimo_memory_copy_to_host: { args: ["ptr", "ptr", "ptr", "i64"], returns: "i32" },
 	mimo_memory_copy: { args: ["ptr", "ptr", "ptr", "i64"], returns: "i32" },
 	mimo_memory_set_zero: { args: ["ptr", "ptr", "i64"], returns: "i32" },
+	mimo_host_allocate: { args: ["ptr", "i64", "ptr"], returns: "i32" },
+	mimo_host_free: { args: ["ptr", "ptr"], returns: "i32" },
+	mimo_host_copy: { args: ["ptr", "ptr", "ptr", "i64"], returns: "i32" },
 	mimo_run_create: { args: ["i32", "i32", "i64", "ptr", "ptr"], returns: "i32" },
 	mimo_run_open: { args: ["ptr", "ptr"], returns: "i32" },
 	mimo_run_close: { args: ["ptr"], returns: "i32" },

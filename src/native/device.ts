@@ -3,6 +3,7 @@
 import { debug, debugging } from "../system/debug.ts";
 import { NativeError, UserError } from "../system/errors.ts";
 import { MemoryTag, type MemoryTagName, type OperationName, operations, Status, structs } from "./abi.ts";
+import { HostMemory } from "./host-memory.ts";
 import type { Library, NativeFunction } from "./library.ts";
 import { Allocation, addressOf, type DeviceMemory } from "./memory.ts";
 import { type Layout, layoutOf, readStruct, writeInt64, zeroTerminated } from "./structs.ts";
@@ -71,7 +72,8 @@ export interface DeviceTracer {
 export class DeviceEvent implements Disposable {
 	constructor(
 		private readonly library: Library,
-		private readonly handle: number,
+		/** Known to src/native alone. */
+		readonly handle: number,
 	) {}
 
 	/** Records the moment when the work queued on the stream so far is done. */
@@ -111,6 +113,8 @@ export class Device implements Disposable {
 	readonly #free = (address: number) => {
 		if (!this.#closed) this.#call("mimo_memory_free", this.stream.handle, address);
 	};
+	/** null: nothing has gone to the host's memory yet. */
+	#hostMemory: HostMemory | null = null;
 	/** null: the device is not profiled. */
 	tracer: DeviceTracer | null = null;
 	/** Stream that operations use unless told otherwise. */
@@ -157,6 +161,17 @@ export class Device implements Disposable {
 		const out = new BigUint64Array(1);
 		this.#call("mimo_event_create", this.handle, out);
 		return new DeviceEvent(this.library, Number(out[0]));
+	}
+
+	/** Work queued on `stream` from now on waits for the moment. */
+	wait(event: DeviceEvent, stream: Stream = this.stream): void {
+		this.#call("mimo_stream_wait_event", stream.handle, event.handle);
+	}
+
+	/** Where contents of this device's memory wait. */
+	get hostMemory(): HostMemory {
+		this.#hostMemory ??= new HostMemory(this, (name, ...args) => this.#call(name, ...args));
+		return this.#hostMemory;
 	}
 
 	/** Queues an operation. Pointer fields take tensors (or null where its header says so). */
@@ -322,6 +337,7 @@ export class Device implements Disposable {
 		if (this.#closed) return;
 		this.#closed = true;
 		for (const stream of this.#streams) this.#call("mimo_stream_destroy", stream.handle);
+		this.#hostMemory?.[Symbol.dispose]();
 		this.#call("mimo_device_close", this.handle);
 	}
 

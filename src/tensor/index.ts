@@ -44,7 +44,7 @@ export { sinkhornOffsets } from "./ops/sinkhorn.ts";
 export { pickRows, SparseMatrix, type SparseOutline, type SparseRows, spmm } from "./ops/spmm.ts";
 export { ssdScan, ssdStep } from "./ops/ssd.ts";
 export { Parameter } from "./parameter.ts";
-export { type Computation, Recomputed, recompute } from "./recompute.ts";
+export { type Computation, offload, Recomputed, recompute } from "./recompute.ts";
 export { ResidualSum } from "./residual-sum.ts";
 export { Sequences, TokenSlice } from "./sequences.ts";
 export { Tape, type TapeSegment, type WeightGradients } from "./tape.ts";

@@ -1,6 +1,7 @@
 /**
- * Activation recomputation: keep what enters a part of the model, run its forward again when its backward needs the rest.
- * The output of such a part may be given up too, where the operations that read it are recorded right behind it.
+ * Activations that are not kept in device memory. Recomputation: keep what enters a part of the model, run its forward again when
+ * its backward needs the rest; the output of such a part may be given up too, where the operations that read it are recorded
+ * right behind it. Offloading: keep them in the host's memory.
  */
 import { Tape } from "./tape.ts";
 import type { Tensor } from "./tensor.ts";
@@ -96,6 +97,16 @@ class SecondForward implements Disposable {
 		this.#made?.y[Symbol.dispose]();
 		this.#made = null;
 	}
+}
+
+/**
+ * Keeps the contents of x in the host's memory until backward comes to this point of the tape. To be called when everything that
+ * reads x forward is recorded, in the same segment. A second forward, whose backward follows at once, keeps x where it is.
+ */
+export function offload(tape: Tape, x: Tensor): void {
+	if (!tape.recording || tape.replaying) return;
+	const copy = tape.device.hostMemory.keep(x.allocation, tape);
+	tape.onReturn("return from the host", () => copy.restore(), [copy]);
 }
 
 function withoutGradients<Result>(inputs: readonly Tensor[], run: (plain: readonly Tensor[]) => Result): Result {

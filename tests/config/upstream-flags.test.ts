@@ -58,8 +58,8 @@ test("a refused flag names its counterpart", () => {
 	expect(mistakes(`${tiny} --use-megatron-fsdp`)).toEqual([
 		"--use-megatron-fsdp: there is no FSDP; use-distributed-optimizer shards the optimizer.",
 	]);
-	expect(mistakes(`${tiny} --offload-modules moe_act --grpo-group-size 4`).slice(1)).toEqual([
-		"--offload-modules: activations stay in device memory; here recompute-granularity and recompute-modules say which are not kept.",
+	expect(mistakes(`${tiny} --use-tp-pp-dp-mapping --grpo-group-size 4`).slice(1)).toEqual([
+		"--use-tp-pp-dp-mapping: ranks count tp, dp, pp; --print-topology shows them.",
 		"--grpo-group-size: there is no reinforcement learning.",
 	]);
 	expect(mistakes(`${tiny} --grpo-group-size 4 --encoder-cp 2`)).toEqual([

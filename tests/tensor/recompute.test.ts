@@ -6,7 +6,7 @@ import { add } from "../../src/tensor/ops/add.ts";
 import { linear } from "../../src/tensor/ops/linear.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
-import { type Computation, Recomputed } from "../../src/tensor/recompute.ts";
+import { type Computation, offload, Recomputed } from "../../src/tensor/recompute.ts";
 import { Tape, type WeightGradients } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { randomValues } from "../support.ts";
@@ -105,6 +105,55 @@ test("a pass that is given up between the second forward and its backward leaves
 	// Recorded last, so its backward runs first.
 	expect(() => tape.backward()).toThrow("given up");
 	tape.discard();
+	x.gradient!.clear();
+});
+
+test("values in the host's memory: the device's is given back, and the gradients are the same", () => {
+	const run = (away: boolean) => {
+		using all = weights();
+		using x = input();
+		const tape = new Tape(device, { recording: true });
+		const before = live();
+		using y = [0, 1, 2, 3].reduce((sum, _) => {
+			using from = sum;
+			using u = rmsNorm(tape, from, all.norm, 1e-5);
+			using branch = linear(tape, u, all.product);
+			if (away) offload(tape, u);
+			return add(tape, from, branch);
+		}, x.share());
+		const held = live() - before;
+		y.gradient!.accumulate(Tensor.from(device, randomValues(rows * width, 4), [rows, width]));
+		tape.backward();
+		using dx = x.gradient!.take()!;
+		const gradients = [all.norm, all.product].map(({ mainGradient }) => mainGradient!.toFloat32());
+		return { held, results: [y.toFloat32(), dx.toFloat32(), ...gradients] };
+	};
+	const [plain, moved] = [run(false), run(true)];
+	expect(moved.results).toEqual(plain.results);
+	// Two copies are on their way.
+	expect(moved.held).toBe(plain.held - 2 * bytes);
+});
+
+test("values in the host's memory are released after an error in backward, on their way back too", () => {
+	using all = weights();
+	using x = input();
+	const tape = new Tape(device, { recording: true });
+	const norms = [0, 1, 2, 3].map(() => rmsNorm(tape, x, all.norm, 1e-5));
+	const outputs = norms.map((u) => {
+		const y = linear(tape, u, all.product);
+		offload(tape, u);
+		u[Symbol.dispose]();
+		if (tape.segments.at(-1)!.entries.length === 8) {
+			tape.onReturn("fail", () => {
+				throw new Error("given up");
+			});
+		}
+		return y;
+	});
+	for (const y of outputs) y.gradient!.accumulate(Tensor.zeros(device, [rows, width]));
+	expect(() => tape.backward()).toThrow("given up");
+	tape.discard();
+	for (const y of outputs) y[Symbol.dispose]();
 	x.gradient!.clear();
 });
 

@@ -1,8 +1,17 @@
-/** Selective recomputation: no bit changes, every module takes less memory, and it works with the other features of a stage. */
+/**
+ * Selective recomputation and offloading: no bit changes, every module takes less memory, and both work with the other features of
+ * a stage.
+ */
 
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
 import { layerSymbols } from "../../src/config/hybrid-pattern.ts";
-import { type RecomputeModule, recomputeModuleNames, recomputeModules } from "../../src/config/recompute-modules.ts";
+import {
+	type OffloadModule,
+	offloadModules,
+	type RecomputeModule,
+	recomputeModuleNames,
+	recomputeModules,
+} from "../../src/config/recompute-modules.ts";
 import type { Device } from "../../src/native/device.ts";
 import { testDevice } from "../support.ts";
 import { batch, Training, tiny } from "./training.ts";
@@ -30,6 +39,12 @@ const options = {
 const selective = (modules: readonly RecomputeModule[]) => ({
 	"recompute-granularity": "selective",
 	"recompute-modules": modules,
+});
+
+const offloaded = (modules: readonly OffloadModule[]) => ({
+	"fine-grained-activation-offloading": true,
+	"offload-modules": modules,
+	"min-offloaded-tensor-size": 0,
 });
 
 /** Losses, norms, all gradients of the last step and all weights after it. */
@@ -67,6 +82,10 @@ for (const [kind, keys] of [
 				expect(await run({ ...keys, ...selective(modules) }, true)).toEqual(plain);
 			});
 		}
+		test("inputs of experts in the host's memory, alone and beside recomputation", async () => {
+			expect(await run({ ...keys, ...offloaded(offloadModules) })).toEqual(plain);
+			expect(await run({ ...keys, ...offloaded(offloadModules), ...selective(["moe_act"]) }, true)).toEqual(plain);
+		});
 	});
 }
 
@@ -91,6 +110,28 @@ describe("memory at the peak is less", () => {
 			];
 			expect(alone).toBeLessThan(plain);
 			expect(all).toBeLessThanOrEqual(alone);
+		});
+	}
+});
+
+describe("memory at the peak is less with the input in the host's memory", () => {
+	for (const fused of ["off", "auto"]) {
+		test(`experts as one operation: ${fused}`, async () => {
+			const peak = async (keys: Record<string, unknown>) => {
+				const model = { ...options, "hybrid-layer-pattern": "EEEEEE", "moe-fused-mlp": fused };
+				using training = await Training.open(tiny({ ...model, ...keys }), device);
+				device.resetPeakMemory();
+				training.step(batch(1));
+				return device.memoryStatistics().peakBytes;
+			};
+			const plain = await peak({});
+			const both = await peak(offloaded(offloadModules));
+			for (const module of offloadModules) {
+				const one = await peak(offloaded([module]));
+				expect(one).toBeLessThan(plain);
+				expect(both).toBeLessThan(one);
+			}
+			expect(await peak({ ...offloaded(offloadModules), "min-offloaded-tensor-size": 2 ** 20 })).toBe(plain);
 		});
 	}
 });

@@ -367,6 +367,36 @@ int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const v
   });
 }
 
+int32_t mimo_host_allocate(mimo_device* device, int64_t bytes, void** address) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes > 0, "mimo_host_allocate");
+    device->use();
+    const cudaError_t result = cudaMallocHost(address, static_cast<size_t>(bytes));
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // not a sticky error
+      throw mimo::Error(MIMO_ERROR_OUT_OF_MEMORY,
+                        "The host has no page-locked memory for " + std::to_string(bytes) + " bytes.");
+    }
+    check(result, "cudaMallocHost");
+  });
+}
+
+int32_t mimo_host_free(mimo_device* device, void* address) {
+  return guard([&] {
+    device->use();
+    check(cudaFreeHost(address), "cudaFreeHost");
+  });
+}
+
+int32_t mimo_host_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes) {
+  return guard([&] {
+    MIMO_REQUIRE(bytes >= 0, "mimo_host_copy");
+    stream->device->use();
+    check(cudaMemcpyAsync(destination, source, static_cast<size_t>(bytes), cudaMemcpyDefault, stream->handle()),
+          "a copy beside the device's work");
+  });
+}
+
 int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, int64_t bytes) {
   return guard([&] {
     MIMO_REQUIRE(bytes >= 0, "mimo_memory_set_zero");

@@ -45,3 +45,11 @@ MIMO_API int32_t mimo_memory_copy_to_device(mimo_stream* stream, void* destinati
 MIMO_API int32_t mimo_memory_copy_to_host(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);
 MIMO_API int32_t mimo_memory_set_zero(mimo_stream* stream, void* destination, int64_t bytes);
+
+/* A block of the host's memory that copies read and write while both sides go on: page-locked in the CUDA library.
+ * MIMO_ERROR_OUT_OF_MEMORY names the bytes. */
+MIMO_API int32_t mimo_host_allocate(mimo_device* device, int64_t bytes, void** address);
+/* No copy of the block is under way. */
+MIMO_API int32_t mimo_host_free(mimo_device* device, void* address);
+/* Copies between such a block and device memory, in stream order; may return before the copy is done. */
+MIMO_API int32_t mimo_host_copy(mimo_stream* stream, void* destination, const void* source, int64_t bytes);

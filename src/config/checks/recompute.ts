@@ -1,4 +1,4 @@
-/** Checks of the keys of recomputation. */
+/** Checks of the keys of recomputation and of offloading. */
 
 import { hasLayer } from "../hybrid-pattern.ts";
 import { defaultRecomputeModules, recomputeModules } from "../recompute-modules.ts";
@@ -44,6 +44,24 @@ export const recomputeChecks: readonly Check[] = [
 			!c.overlapMoeExpertParallelComm || !selective(c) || !modulesOf(c).includes("moe"),
 			"overlap-moe-expert-parallel-comm",
 			"allowed without moe among recompute-modules, which runs an expert layer's nodes as one",
+		),
+	(c) =>
+		unless(
+			(c.offloadModules !== null) === c.fineGrainedActivationOffloading,
+			"offload-modules",
+			"needed with fine-grained-activation-offloading, and allowed only with it",
+		),
+	(c) =>
+		unless(
+			!c.fineGrainedActivationOffloading || hasLayer(c.hybridLayerPattern, "moe"),
+			"fine-grained-activation-offloading",
+			`allowed in models with experts, and ${c.hybridLayerPattern} has none`,
+		),
+	(c) =>
+		unless(
+			!c.fineGrainedActivationOffloading || !(selective(c) ? modulesOf(c).includes("moe") : c.recomputeGranularity),
+			"fine-grained-activation-offloading",
+			"allowed without recompute-granularity full and without moe among recompute-modules, which keep nothing of experts",
 		),
 ];
 

@@ -1,6 +1,7 @@
 /** Mixture-of-experts layers (docs/spec/language-model.md §4). */
 import {
 	alwaysOn,
+	boolean,
 	choice,
 	defaulting,
 	derived,
@@ -11,6 +12,7 @@ import {
 	optional,
 	positiveNumber,
 } from "../field.ts";
+import { foreignOffloadModules, type OffloadModule, offloadModules } from "../recompute-modules.ts";
 
 export const moeKeys = {
 	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer.", {
@@ -94,6 +96,23 @@ export const moeKeys = {
 	"moe-single-grouped-bias": off("One parameter for the biases of all experts of a rank.", {
 		noEffect: "a rank's biases are always one tensor a projection, which checkpoints name one by one",
 	}),
+	"fine-grained-activation-offloading": defaulting(
+		boolean,
+		false,
+		"Keep the inputs of offload-modules in the host's memory between forward and backward passes; copies run beside other work, at the speed of the host's link, which mimo plan does not count.",
+		{ model: false },
+	),
+	"offload-modules": optional(
+		list<OffloadModule>(choice(offloadModules, foreignOffloadModules)),
+		"With fine-grained-activation-offloading: expert_fc1, the rows of experts; moe_act, the input of the activation between their projections.",
+		{ model: false },
+	),
+	"min-offloaded-tensor-size": defaulting(
+		integer(0),
+		2 ** 20,
+		"With fine-grained-activation-offloading: tensors of fewer elements stay in device memory.",
+		{ model: false },
+	),
 	"moe-router-fusion": alwaysOn("Fused router kernels."),
 	"moe-permute-fusion": alwaysOn("Fused permutation of tokens to experts."),
 	"use-fused-weighted-squared-relu": alwaysOn("Activation and routing weight in one kernel."),

@@ -1,7 +1,7 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { linearAttentionDefaults } from "../../config/keys/mamba.ts";
-import type { RecomputeModule } from "../../config/recompute-modules.ts";
+import type { OffloadModule, RecomputeModule } from "../../config/recompute-modules.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "../lora.ts";
@@ -187,6 +187,8 @@ export interface HybridConfig {
 	readonly lora: LoraConfig | null;
 	/** Activation recomputation; null: off. */
 	readonly recompute: FullRecompute | SelectiveRecompute | null;
+	/** Modules whose inputs of at least so many elements wait in the host's memory for backward; null: none. */
+	readonly offload: { readonly modules: readonly OffloadModule[]; readonly leastElements: number } | null;
 }
 
 /** The sizes that a layer may have of its own. */

@@ -1,6 +1,15 @@
 /** The MLPs of a layer's experts, on the rows that were routed to this rank (docs/spec/moe-performance.md §1). */
 import { fusedMlpObstacle } from "../../config/fused-mlp.ts";
-import { activation, type E4m3Form, e4m3FormOf, groupedMlp, type Tape, type Tensor } from "../../tensor/index.ts";
+import type { OffloadModule } from "../../config/recompute-modules.ts";
+import {
+	activation,
+	type E4m3Form,
+	e4m3FormOf,
+	groupedMlp,
+	offload,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 import type { LayerContext } from "./layer-context.ts";
 import { biasOf, hasAdapter, projectByExpert } from "./projection.ts";
 import { runModule } from "./recomputed-module.ts";
@@ -37,11 +46,16 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 			weightGradientRecipe: moe.weightGradientRecipe,
 			weightGradientsHide,
 			onPreactivation,
+			onKept: (x, z) => {
+				for (const form of x) toHost(tape, context, "expert_fc1", form);
+				toHost(tape, context, "moe_act", z);
+			},
 		});
 	}
 	const mask = context.layerMasks?.moe?.channels ?? null;
 	using channels = projectByExpert(tape, context, rows, first, { offsets, weightGradientHides: weightGradientsHide });
 	if (tape.recording && mask === null) onPreactivation?.(channels);
+	toHost(tape, context, "expert_fc1", rows);
 	using weighted = runModule(tape, context.config, "moe_act", [channels, rowProbability], (on, x, probability) =>
 		activation(on, x, mlp.activation, { ...options, rowProbability: probability, mask }),
 	);
@@ -53,7 +67,14 @@ export function expertMlp(tape: Tape, context: LayerContext, sorted: ExpertRows)
 	});
 	context.probe("experts")?.(outputs, sorted);
 	weighted.drop();
+	// Behind the drop: a second forward of the activation reads the channels.
+	toHost(tape, context, "moe_act", channels);
 	return outputs;
+}
+
+/** Keeps a module's input in the host's memory if the configuration names the module and the input is large enough. */
+function toHost(tape: Tape, { config: { offload: wanted } }: LayerContext, module: OffloadModule, x: Tensor): void {
+	if (wanted?.modules.includes(module) && x.elements >= wanted.leastElements) offload(tape, x);
 }
 
 /** The e4m3 form in which the experts read their rows; null: they read no e4m3. */

@@ -96,6 +96,7 @@ type LaterKey =
 	| "rotaryBaseLocal"
 	| "softmaxScale"
 	| "attentionOutputGate"
+	| "fineGrainedActivationOffloading"
 	| "freezeModel"
 	| "linearConvKernelDim"
 	| "linearKeyHeadDim"
@@ -104,8 +105,10 @@ type LaterKey =
 	| "linearValueHeadDim"
 	| "maxPositionEmbeddings"
 	| "moeLatentSize"
+	| "minOffloadedTensorSize"
 	| "moeSharedExpertGate"
 	| "normalization"
+	| "offloadModules"
 	| "qkLayernorm"
 	| "softmaxType"
 	| "windowSize"
@@ -154,6 +157,9 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		ofLayer: layerDifferences(c, layers.pattern),
 		lora: languageLora(c),
 		recompute: recomputation(c),
+		offload: c.fineGrainedActivationOffloading
+			? { modules: c.offloadModules ?? [], leastElements: c.minOffloadedTensorSize ?? 0 }
+			: null,
 	};
 }
 

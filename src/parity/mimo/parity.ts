@@ -173,6 +173,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 		ofLayer: new Map(),
 		lora: null,
 		recompute: null,
+		offload: null,
 	};
 }
 

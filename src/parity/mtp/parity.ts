@@ -323,5 +323,6 @@ export function mtpModel(
 		ofLayer: new Map(),
 		lora: null,
 		recompute: null,
+		offload: null,
 	};
 }

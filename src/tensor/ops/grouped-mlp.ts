@@ -45,6 +45,8 @@ export interface GroupedMlpOptions extends GatedOptions {
 	readonly weightGradientsHide?: boolean;
 	/** Called with z, the activation's input, where backward follows; null: not observed. */
 	readonly onPreactivation?: ((z: Tensor) => void) | null;
+	/** Called behind the operation with the forms of x and with z, where backward follows; null: not observed. */
+	readonly onKept?: ((x: readonly Tensor[], z: Tensor) => void) | null;
 }
 
 /**
@@ -125,6 +127,7 @@ export function groupedMlp(tape: Tape, sorted: SortedRows, weights: ExpertWeight
 			backward(tape, layer, { kept, z: z!, dy, dyInE4m3 });
 		},
 	});
+	if (z) options.onKept?.(tensorsOf(kept), z);
 	return y;
 }
 
