@@ -75,7 +75,7 @@ export class HostMemory implements Disposable {
 }
 
 /** Contents of a block of device memory that are on their way to the host, there, or on their way back. */
-export class HostCopy implements Disposable {
+class HostCopy implements Disposable {
 	readonly #address: number;
 	/** The end of the last copy. */
 	readonly #done: DeviceEvent;
