@@ -151,6 +151,35 @@ function gemma3({ layers, hidden, ffn, heads, groups, window }: GemmaSizes): Pre
 /** An elastic parent whose budgets are shares of all its parameters. */
 const elastic: Preset = { flextron: true, "enable-router": true, "param-budget-target": "total" };
 
+/** gpt-oss of so many layers, as its config.json and Megatron-Bridge have it. */
+function gptOss(layers: number, experts: number): Preset {
+	return {
+		"hybrid-layer-pattern": "*E".repeat(layers),
+		"hidden-size": 2880,
+		"vocab-size": 201088,
+		"num-attention-heads": 64,
+		"num-query-groups": 8,
+		"kv-channels": 64,
+		"window-size": [127, 0],
+		// Every second layer of attention; each layer is two of the pattern.
+		"window-attn-skip-freq": Array.from({ length: 2 * layers }, (_, index) => (index % 4 < 2 ? 1 : 0)),
+		"softmax-type": "learnable",
+		"position-embedding-type": "yarn",
+		"rotary-base": 150000,
+		"rotary-scaling-factor": 32,
+		"yarn-correction-range-round-to-int": false,
+		"ffn-hidden-size": 2880,
+		"quick-geglu": true,
+		"glu-linear-offset": 1,
+		"activation-func-clamp-value": 7,
+		"add-bias-linear": true,
+		"norm-epsilon": 1e-5,
+		"num-experts": experts,
+		"moe-router-topk": 4,
+		...recipe,
+	};
+}
+
 export const presets: Readonly<Record<PresetName, Preset>> = {
 	// Every layer kind, bytes as tokens: trains in about a minute on two CPU cores.
 	"nemotron-tiny": {
@@ -262,6 +291,8 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"budget-list": [1, 0.75, 0.5],
 	},
 	// Nested models of 30, 23 and 12 billion parameters.
+	"gpt-oss-20b": gptOss(24, 32),
+	"gpt-oss-120b": gptOss(36, 128),
 	"nemotron-elastic-30b-a3b": {
 		...nano30,
 		...elastic,

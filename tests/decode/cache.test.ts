@@ -128,6 +128,10 @@ const kinds: Readonly<Record<string, Partial<Record<Key, unknown>>>> = {
 			"linear-value-head-dim": 8,
 		},
 	},
+	"attention with sinks in windows by layer": {
+		...{ "hybrid-layer-pattern": "*-*-", "window-size": [3, 0], "window-attn-skip-freq": [1, 0, 0, 0] },
+		...{ "position-embedding-type": "rope", "softmax-type": "learnable" },
+	},
 	MLP: { "hybrid-layer-pattern": "M-*-" },
 	"mixture of experts": { "hybrid-layer-pattern": "ME*E" },
 	"every kind": {},

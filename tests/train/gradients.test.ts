@@ -39,7 +39,10 @@ const tied = {
 const gated = {
 	...common,
 	"mtp-use-repeated-layer": true,
-	"position-embedding-type": "rope",
+	"position-embedding-type": "yarn",
+	"rotary-scaling-factor": 8,
+	"yarn-original-max-position-embeddings": 8,
+	"softmax-type": "learnable",
 	"add-bias-linear": true,
 	"squared-relu": false,
 	swiglu: true,
@@ -84,7 +87,7 @@ function objective({ losses, balancingByLayer }: StepGradients, { mtp, moe }: Hy
 }
 
 test.each([
-	["biases, gates, rotary positions and repeated depths", gated],
+	["biases, gates, rotary positions by YaRN, sinks and repeated depths", gated],
 	["Gated DeltaNet, gated attention and zero-centred norms", delta],
 	["a shared expert, tied and scaled embeddings, zero-centred norms behind layers too, and depths of their own", tied],
 ])("%s", async (_, keys) => {

@@ -61,7 +61,13 @@ async function run(keys: Record<string, unknown>, late = false) {
 const cases = [...recomputeModuleNames.map((module) => [module]), recomputeModuleNames];
 for (const [kind, keys] of [
 	["fp32", {}],
-	["bf16, gated, rotary", { bf16: true, "squared-relu": false, swiglu: true, "position-embedding-type": "rope" }],
+	[
+		"bf16, gated, rotary, sinks",
+		{
+			...{ bf16: true, "squared-relu": false, swiglu: true },
+			...{ "position-embedding-type": "rope", "softmax-type": "learnable" },
+		},
+	],
 	[
 		"multi-token prediction",
 		{ "hybrid-layer-pattern": "M*-/ME*", "moe-router-load-balancing-type": ["none"], "moe-aux-loss-coeff": [0] },

@@ -104,8 +104,14 @@ void join(const mimo_attention_step_args& args, const Plan& plan, int64_t sequen
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) total[i] = (run == 0 ? 0.0f : total[i]) + weight * own[i];
   }
-  if (args.sinks != nullptr) sum += std::exp2(load(static_cast<const T*>(args.sinks)[head]) * log2_e - maximum);
-  scatter(total, 1, d, 1.0f / sum, static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d, d);
+  T* const o = static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d;
+  scatter(total, 1, d, 1.0f / sum, o, d);
+  if (args.sinks == nullptr) return;
+  // Rounded as by attention_sinks_forward, so that a step gives what a whole sequence gives.
+  const float sink = load(static_cast<const T*>(args.sinks)[head]);
+  const float kept = 1.0f / (1.0f + std::exp(sink - (maximum * ln_2 + std::log(sum))));
+#pragma omp simd
+  for (int64_t i = 0; i < d; ++i) store(&o[i], kept * load(o[i]));
 }
 
 }  // namespace

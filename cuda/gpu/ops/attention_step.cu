@@ -117,13 +117,18 @@ __global__ void __launch_bounds__(threads) join_kernel(mimo_attention_step_args 
     const float2 scale = parts.scales[at + run];
     sum += exp2f(scale.x - maximum) * scale.y;
   }
-  if (args.sinks != nullptr) sum += exp2f(load(static_cast<const T*>(args.sinks) + head) * log2_e - maximum);
+  float kept = 1;
+  if (args.sinks != nullptr) {
+    kept = sigmoid(maximum * ln_2 + logf(sum) - load(static_cast<const T*>(args.sinks) + head));
+  }
   for (int64_t column = threadIdx.x; column < d; column += threads) {
     float total = 0;
     for (int64_t run = 0; run < runs; ++run) {
       total += exp2f(parts.scales[at + run].x - maximum) * parts.sums[(at + run) * d + column];
     }
-    store(static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d + column, total / sum);
+    T* const o = static_cast<T*>(args.o) + (sequence * args.query_heads + head) * d + column;
+    // Rounded as by attention_sinks_forward, so that a step gives what a whole sequence gives.
+    store(o, args.sinks == nullptr ? total / sum : kept * rounded(o, total / sum));
   }
 }
 

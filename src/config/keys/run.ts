@@ -17,6 +17,8 @@ export const presetNames = [
 	"gemma-3-4b",
 	"gemma-3-12b",
 	"gemma-3-27b",
+	"gpt-oss-20b",
+	"gpt-oss-120b",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
 

@@ -115,6 +115,9 @@ test.each([
 	["llama", { num_key_value_heads: 3 }, /num_attention_heads is not a multiple of num_key_value_heads/],
 	["llama", { num_hidden_layers: 1e6 }, /num_hidden_layers is 1000000, at most 2048 are read/],
 	["llama", { quantization_config: {} }, /quantization_config: only weights that are not quantised/],
+	["gpt-oss", { quantization_config: { quant_method: "mxfp4" } }, /not quantised can be read; .* Mxfp4Config/],
+	["gpt-oss", { swiglu_alpha: 1.5 }, /swiglu_alpha is 1.5, this program's model has only 1.702/],
+	["gpt-oss", { attention_bias: false }, /attention_bias is false/],
 	["mistral", { sliding_window: 0 }, /sliding_window is 0, expected a whole number from 1/],
 	["qwen3", { layer_types: ["full_attention", "sliding_attention"] }, /layer_types\[1\] is "sliding_attention"/],
 	["qwen3", { attention_bias: true }, /attention_bias is true/],
@@ -209,6 +212,29 @@ test.each<[string, Json]>([
 	const own = configurationOf({ preset, "train-iters": 1, lr: 1e-4 });
 	expect(modelDifferences({ ...own }, { ...published })).toEqual([]);
 	expect([own.embeddingPaddingIdx, own.maxPositionEmbeddings]).toEqual([0, published.maxPositionEmbeddings]);
+});
+
+test.each([
+	["gpt-oss-20b", { num_hidden_layers: 24, num_local_experts: 32 }],
+	["gpt-oss-120b", {}],
+])("preset %s is the published model", (preset, sizes) => {
+	// Fields of openai/gpt-oss-20b and -120b; the defaults of transformers' class are the latter's.
+	const positions = { beta_fast: 32, beta_slow: 1, factor: 32, truncate: false, rope_type: "yarn" };
+	const published = read({
+		...{ model_type: "gpt_oss", hidden_size: 2880, head_dim: 64, num_attention_heads: 64, num_key_value_heads: 8 },
+		...{
+			num_hidden_layers: 36,
+			num_local_experts: 128,
+			experts_per_token: 4,
+			intermediate_size: 2880,
+			sliding_window: 128,
+		},
+		...{ vocab_size: 201088, rms_norm_eps: 1e-5, rope_theta: 150000, swiglu_limit: 7, max_position_embeddings: 131072 },
+		...{ rope_scaling: { ...positions, original_max_position_embeddings: 4096 }, tie_word_embeddings: false, ...sizes },
+	});
+	const own = configurationOf({ preset, lr: 1e-5, "train-iters": 1, "global-batch-size": 1 });
+	expect(modelDifferences({ ...published }, { ...own })).toEqual([]);
+	expect(modelDifferences({ ...read({ model_type: "gpt_oss", ...sizes }) }, { ...own })).toEqual([]);
 });
 
 test("a field that is absent has its family's default", () => {

@@ -1,4 +1,4 @@
-/** Attention in windows of some layers, and what else Gemma has, train the same on every layout. */
+/** Attention with sinks, in windows of some layers, and what else Gemma has, train the same on every layout. */
 import { afterAll, expect, test } from "bun:test";
 import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
 import { SmallRun } from "./small-run.ts";
@@ -6,7 +6,10 @@ import { SmallRun } from "./small-run.ts";
 const run = await SmallRun.open();
 afterAll(() => run[Symbol.dispose]());
 
-const windows = { "hybrid-layer-pattern": "*-|*E", "window-size": [4, 0], "window-attn-skip-freq": [1, 0, 0, 0] };
+const windows = {
+	...{ "hybrid-layer-pattern": "*-|*E", "window-size": [4, 0], "window-attn-skip-freq": [1, 0, 0, 0] },
+	"softmax-type": "learnable",
+};
 const gemma = {
 	...{ "position-embedding-type": "rope", "rotary-base-local": 100, "rotary-seq-len-interpolation-factor": 2 },
 	...{ "apply-layernorm-1p": true, "qk-layernorm": true, "post-layernorm": true, "softmax-scale": 0.2 },
