@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15340, 84],
+	checkpoint: [15350, 84],
 	commands: [4520, 37],
-	config: [6698, 48],
+	config: [6735, 48],
 	data: [20420, 121],
 	decode: [660, 3],
 	guests: [4000, 31],
 	inference: [1620, 10],
 	launch: [2560, 15],
-	models: [5371, 56],
+	models: [5373, 56],
 	native: [3526, 17],
 	observe: [5040, 33],
 	optim: [480, 4],

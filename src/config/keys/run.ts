@@ -205,7 +205,7 @@ export const checkpointKeys = {
 	"async-save": off("Write checkpoints while training goes on."),
 	"load-hf": optional(
 		path,
-		"Start from a Hugging Face folder: NemotronH, Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next or Qwen3.5 text, or a vision-language model of one of these and RADIO. Its config.json gives the model's keys.",
+		"Start from a Hugging Face folder: NemotronH, Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5 text or gpt-oss, or a vision-language model of one of these and RADIO. Its config.json gives the model's keys.",
 	),
 	"load-vision": optional(
 		path,

@@ -1,6 +1,6 @@
 /**
  * gpt-oss: attention with sinks and biases, in windows in every other layer, and experts in every layer, whose tensors are stacks with
- * the input first and columns of gate and linear half in turn (docs/spec/families.md §2.9, §3).
+ * the input first and columns of gate and linear half in turn (docs/spec/families.md §2.6, §3).
  */
 import { decoderFamily, readWindows, writtenWindows } from "./decoder.ts";
 import { fraction, type LayerNames, whole } from "./family.ts";

@@ -115,7 +115,9 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 }
 
 function ropeOf({ rope, window, localRopeBase }: HybridConfig["attention"]) {
-	return rope && window !== null && localRopeBase !== null ? { ...rope, base: localRopeBase, scaling: null, amplitude: 1 } : rope;
+	return rope && window !== null && localRopeBase !== null
+		? { ...rope, base: localRopeBase, scaling: null, amplitude: 1 }
+		: rope;
 }
 
 function headWeights({ config, weights }: LayerContext) {
