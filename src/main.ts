@@ -1,7 +1,7 @@
 /** The command table. Commands are imported when they run, so that `mimo --help` starts at once. */
 import { runCommand } from "citty";
 import { description } from "../package.json";
-import type { AnyCommand, CommandTable } from "./commands/completion/command-lines.ts";
+import type { AnyCommand, CommandTable } from "./commands/completion.ts";
 import { print } from "./observe/output.ts";
 import { requireDebugLevel } from "./system/debug.ts";
 import { exitCodes } from "./system/exit-codes.ts";

@@ -163,7 +163,7 @@ test("bun:ffi stays inside src/native", () => {
 /** Files that read others than through InputFile, which refuses pipes, devices and links out of a folder. */
 const readThemselves = [
 	// What the system and this program's own processes and folders hold.
-	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/address.ts"],
+	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/line-connection.ts"],
 	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/library.ts"],
 	...[
 		"checkpoint/native/save-worker.ts",
@@ -173,7 +173,7 @@ const readThemselves = [
 	],
 	...["system/private-folder.ts", "data/energon/storage/block-cache.ts"],
 	// After checks of their own.
-	...["launch/secret.ts", "data/energon/storage/local.ts", "data/import/sources/table.ts"],
+	...["launch/secret.ts", "data/energon/storage/open.ts", "data/import/sources/table.ts"],
 	// A configuration may be a pipe of the shell.
 	"config/file.ts",
 ];

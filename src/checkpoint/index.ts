@@ -1,6 +1,4 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
-export { ConvertedStore, decodeFloats } from "./cast-floats.ts";
-export { adaptedModel, type TargetName } from "./conversion/adapters.ts";
 export {
 	type ConversionOptions,
 	openSource,
@@ -8,7 +6,7 @@ export {
 	type PlannedConversion,
 	planConversion,
 } from "./conversion/convert.ts";
-export { keptInSource, spellingObject } from "./conversion/hugging-face.ts";
+export { adaptedModel, keptInSource, spellingObject, type TargetName } from "./conversion/hugging-face.ts";
 export {
 	damages,
 	formatBytes,
@@ -28,9 +26,15 @@ export {
 	type SourceCheckpoint,
 	type SourceOptions,
 } from "./conversion/source.ts";
-export { type DtypeTag, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
+export { type DtypeTag, decodeFloats, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
 export { writeFileAtomically } from "./files.ts";
-export { mayWrite, ownershipFile, ownershipText, requireWritable, writeFolderAtomically } from "./folders.ts";
+export {
+	mayWrite,
+	ownershipFile,
+	ownershipText,
+	requireWritable,
+	writeFolderAtomically,
+} from "./folders.ts";
 export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
 export type { LanguageModelConfiguration } from "./hf/families/family.ts";
 export { configurationToHuggingFace, detectSpelling, familyOf, languageCorrespondence } from "./hf/families/index.ts";
@@ -71,8 +75,15 @@ export { type CheckpointDescription, iterationName, restoreReplaced } from "./na
 export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
-export { SelectedStore, type Selection } from "./selected-store.ts";
-export { readTensor, selectTensors, type TensorStore, typeOf } from "./store.ts";
+export {
+	ConvertedStore,
+	readTensor,
+	SelectedStore,
+	type Selection,
+	selectTensors,
+	type TensorStore,
+	typeOf,
+} from "./store.ts";
 export {
 	openChecked,
 	readStoredDataKeys,

@@ -1,6 +1,6 @@
 /** The thread of WriteBack: an entry point of its own. It ends before its file is closed, or by a failure. */
 import { fsyncSync } from "node:fs";
-import { type WriteBackJob, WriteBackState, waitWhile } from "./write-back.ts";
+import { type WriteBackJob, WriteBackState, waitWhile } from "./files.ts";
 
 declare const self: Worker;
 

@@ -28,8 +28,7 @@ import {
 	spellings,
 	type TargetName,
 } from "../checkpoint/index.ts";
-import { readImportance } from "../guests/elastic/importance/importance.ts";
-import { permutedSource } from "../guests/elastic/importance/permute.ts";
+import { permutedSource, readImportance } from "../guests/elastic/importance/importance.ts";
 import { remark, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import { counted } from "../system/counted.ts";

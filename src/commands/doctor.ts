@@ -10,8 +10,18 @@ import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { print } from "../observe/output.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { type Finding, inspectMachine } from "./machine.ts";
-import { hasNccl, measureNcclRates, type NcclQuestion, type NcclRate } from "./nccl-links.ts";
-import { compareLinks, linksOf, measureLinks, type NodeReport, nodeName, overNccl } from "./node-links.ts";
+import {
+	compareLinks,
+	hasNccl,
+	linksOf,
+	measureLinks,
+	measureNcclRates,
+	type NcclQuestion,
+	type NcclRate,
+	type NodeReport,
+	nodeName,
+	overNccl,
+} from "./node-links.ts";
 
 const marks = { good: "ok", information: "", warning: "!", problem: "x" } as const;
 /** Milliseconds to wait for the answers of all nodes. */

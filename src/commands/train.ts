@@ -44,7 +44,7 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
-		const { sequencesOfEpoch } = await import("../train/feed/epoch.ts");
+		const { sequencesOfEpoch } = await import("../train/feed/data-room.ts");
 		let stored: readonly Entry[] = [];
 		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const ranks = placeFromEnvironment()?.worldSize ?? null;
@@ -87,7 +87,7 @@ async function printout(resolved: ResolvedConfiguration): Promise<string | null>
 		return json ? topologyJson(resolved) : topologyTable(resolved);
 	}
 	if ("print-schedule" in command) {
-		const { scheduleJson, scheduleTable } = await import("./schedule.ts");
+		const { scheduleJson, scheduleTable } = await import("./topology.ts");
 		return json ? scheduleJson(resolved) : scheduleTable(resolved);
 	}
 	return null;

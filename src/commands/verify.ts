@@ -4,7 +4,7 @@ import { gridKeys } from "../config/keys/parallel.ts";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { print } from "../observe/output.ts";
 import type { Layout } from "../parallel/index.ts";
-import type { Plan } from "../parity/verify/plan.ts";
+import type { Plan } from "../parity/verify/samples.ts";
 import type { Subject } from "../parity/verify/subject.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes, signalled } from "../system/exit-codes.ts";
@@ -67,7 +67,7 @@ async function verifyLayouts(args: readonly string[], c: TrainingConfiguration, 
 	const { layoutFor, namedTopology, parseLayouts } = await import("../parallel/layout.ts");
 	const { encoderNames, microBatchSizes, poolingReason } = await import("../parity/verify/subject.ts");
 	const { referencePlan } = await import("../parity/verify/reference.ts");
-	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/plan.ts");
+	const { planOf, requireEqualMicrobatches } = await import("../parity/verify/samples.ts");
 	if (flags.layouts === undefined) {
 		throw new UserError('verify needs --layouts, such as --layouts "1+1,tp2+dp2ep2".', exitCodes.usage);
 	}
@@ -206,7 +206,7 @@ async function compareAsRank(
 		// The results are read by mimo's own launcher; under another launcher, by the last rank.
 		const last = world.rank === plan!.topology.worldSize - 1;
 		if (launcher !== null || policy || !last) return;
-		const { reportJson, renderLayouts } = await import("../parity/verify/report.ts");
+		const { reportJson, renderLayouts } = await import("../parity/verify/verdict.ts");
 		const { reference, report } = reportOfRanks(plan!, folder, toleranceOf(flags.tolerance));
 		print("json" in flags ? reportJson(reference, [report]) : renderLayouts([report]));
 		if (report.failures.length > 0) process.exitCode = exitCodes.failure;
@@ -221,7 +221,7 @@ async function compareAll(
 ): Promise<void> {
 	const { openDevice } = await import("../native/open-device.ts");
 	const { World } = await import("../parallel/world.ts");
-	const { reportJson, renderLayouts, renderReference } = await import("../parity/verify/report.ts");
+	const { reportJson, renderLayouts, renderReference } = await import("../parity/verify/verdict.ts");
 	const { comparePolicies, VerifyFolder, verify } = await import("../parity/verify/verify.ts");
 	const { launchRanks } = await import("./ranks.ts");
 	const tolerance = toleranceOf(flags.tolerance);

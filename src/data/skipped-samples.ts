@@ -3,7 +3,7 @@
  * that are used nevertheless is a kind too.
  */
 import { warn } from "../observe/messages.ts";
-import type { SkippedSample } from "./energon/loader/messages.ts";
+import type { SkippedSample } from "./energon/loader/thread.ts";
 
 /** Samples of a kind that were not handed over before. */
 export interface SkippedKind {

@@ -9,7 +9,7 @@
  */
 import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
 import { connect, createServer, type Server, type Socket } from "node:net";
-import { isOwnUser, loopback } from "./rendezvous/address.ts";
+import { isOwnUser, loopback } from "./rendezvous/line-connection.ts";
 
 /** The bytes of one write. */
 const block = Buffer.alloc(2 ** 18);

@@ -4,9 +4,8 @@
  */
 import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
-import { isLoopback, rendezvousAddress } from "./rendezvous/address.ts";
 import { AuthenticatedConnection, AuthenticatedListener } from "./rendezvous/authenticated-connection.ts";
-import { LineConnection } from "./rendezvous/line-connection.ts";
+import { isLoopback, LineConnection, rendezvousAddress } from "./rendezvous/line-connection.ts";
 
 export interface RankReport<Report> {
 	readonly rank: number;

@@ -8,8 +8,8 @@ import { endWithParent, Run } from "../native/run.ts";
 import { UserError } from "../system/errors.ts";
 import { createHostMemory, createRun } from "./hosts.ts";
 import type { Place } from "./place.ts";
-import { rendezvousAddress } from "./rendezvous/address.ts";
 import { type CreateHostMemory, joinLocalRendezvous, joinRendezvous } from "./rendezvous/client.ts";
+import { rendezvousAddress } from "./rendezvous/line-connection.ts";
 import type { Identity, LocalRanksMessage } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 

@@ -13,7 +13,7 @@ import { messageOf, type UserError } from "../system/errors.ts";
 import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
 import { environmentOf } from "./place.ts";
-import { loopback } from "./rendezvous/address.ts";
+import { loopback } from "./rendezvous/line-connection.ts";
 import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 

@@ -3,7 +3,7 @@
  * MASTER_PORT), which our launcher sets too, or those of a Slurm job step.
  */
 import { UserError } from "../system/errors.ts";
-import { loopback } from "./rendezvous/address.ts";
+import { loopback } from "./rendezvous/line-connection.ts";
 import { secretFromEnvironment, secretVariable } from "./secret.ts";
 import { placeFromSlurm } from "./slurm.ts";
 

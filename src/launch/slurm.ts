@@ -1,7 +1,7 @@
 /** Rank and world size of a process in a Slurm job step, from the variables that `srun` sets. */
 import { UserError } from "../system/errors.ts";
 import type { Place } from "./place.ts";
-import { loopback } from "./rendezvous/address.ts";
+import { loopback } from "./rendezvous/line-connection.ts";
 import { secretFromEnvironment } from "./secret.ts";
 
 type Environment = Readonly<Record<string, string | undefined>>;

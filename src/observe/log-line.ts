@@ -3,11 +3,11 @@
  * time are means since the last line, also since the one after a process's first step, which Megatron's line counts
  * twice. The JSON log has every step on its own. After Megatron's fields come those of each module.
  */
+
 import { counted } from "../system/counted.ts";
-import { fixed, pythonFloat, scientific } from "./printf.ts";
 import { cutTo } from "./progress.ts";
 import type { EvaluationReport, Observer, StepReport, TimersReport } from "./step-report.ts";
-import { formatTimers } from "./timers.ts";
+import { fixed, formatTimers, pythonFloat, scientific } from "./timers.ts";
 
 export interface LogLineOptions {
 	readonly logInterval: number;

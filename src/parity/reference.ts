@@ -13,7 +13,7 @@ import type { StepObserver, StepResult } from "../train/step-state.ts";
 import { type Check, type ParityReport, type Precision, relative } from "./comparison.ts";
 import { evenSegments } from "./layout-cuts.ts";
 import { compareSteps, gatherOver } from "./resolve-ties.ts";
-import { dealtTo, type Plan } from "./verify/plan.ts";
+import { dealtTo, type Plan } from "./verify/samples.ts";
 
 /** A format of reference folders. */
 export interface ReferenceFormat {

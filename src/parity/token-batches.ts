@@ -6,7 +6,7 @@ import { UserError } from "../system/errors.ts";
 import type { Run } from "../train/assemble.ts";
 import type { MicrobatchObserver } from "../train/rank-passes.ts";
 import { reduceHost } from "./probe-sums.ts";
-import type { Plan } from "./verify/plan.ts";
+import type { Plan } from "./verify/samples.ts";
 
 interface BatchSizes {
 	readonly batch: number;

@@ -12,8 +12,7 @@ import { topologyOf } from "../parallel/index.ts";
 import type { Actor } from "../schedule/actions.ts";
 import { elementCount } from "../tensor/index.ts";
 import { encodersOf } from "../train/from-configuration.ts";
-import { boundOf, type StepBound } from "./bound.ts";
-import { estimateStep, type PlannedActor, type StepEstimate } from "./estimate.ts";
+import { boundOf, estimateStep, type PlannedActor, type StepBound, type StepEstimate } from "./estimate.ts";
 import {
 	kindOf,
 	type LayoutFlags,

@@ -1,6 +1,7 @@
 /**
  * Times every operation of a configuration on this machine: one rank of each module or stage runs, all other ranks are simulated.
  */
+
 import { availableParallelism } from "node:os";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { timingLibrary } from "../native/counting-library.ts";

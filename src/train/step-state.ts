@@ -2,8 +2,7 @@
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { LossName } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
-import type { StepPart } from "../observe/step-clock.ts";
-import type { StepTimers } from "../observe/timers.ts";
+import type { StepPart, StepTimers } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import type { DataParallel, Group } from "../parallel/index.ts";

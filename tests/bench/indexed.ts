@@ -2,7 +2,7 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { IndexedWriter } from "../../src/data/megatron/indexed-writer.ts";
+import { IndexedWriter } from "../../src/data/megatron/indexed-file.ts";
 import { IndexedFiles } from "../../src/data/megatron/splits.ts";
 import { executable } from "../commands/mimo.ts";
 import { type Row, row } from "./measure.ts";

@@ -5,8 +5,7 @@
  */
 import { configurationOf } from "../../src/config/resolve.ts";
 import { placesInStep } from "../../src/data/images.ts";
-import { balanceOf } from "../../src/guests/balance/balance.ts";
-import { asRead, type ByLane, balanceStep, workOf } from "../../src/guests/balance/by-cost.ts";
+import { asRead, type ByLane, balanceOf, balanceStep, workOf } from "../../src/guests/balance/balance.ts";
 import { imageCost } from "../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../src/models/tower.ts";
 import { Device } from "../../src/native/device.ts";
@@ -14,8 +13,7 @@ import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/series.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { dealtTo, encoderMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
-import { numbersFrom, type Sample } from "../../src/parity/verify/samples.ts";
+import { dealtTo, encoderMicrobatches, numbersFrom, planOf, type Sample } from "../../src/parity/verify/samples.ts";
 import { specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
 import { assemble } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";

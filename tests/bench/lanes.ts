@@ -5,7 +5,7 @@
 import { availableParallelism } from "node:os";
 import { configurationOf } from "../../src/config/resolve.ts";
 import { imageGrid, tileCount, tileGrid } from "../../src/data/vision-language/image-plan.ts";
-import { asRead, balanceByCost, workOf } from "../../src/guests/balance/by-cost.ts";
+import { asRead, balanceByCost, workOf } from "../../src/guests/balance/balance.ts";
 import { imageCost, visionEncoder } from "../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../src/models/tower.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";

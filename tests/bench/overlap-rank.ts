@@ -8,7 +8,7 @@ import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { dealtTo, planOf } from "../../src/parity/verify/plan.ts";
+import { dealtTo, planOf } from "../../src/parity/verify/samples.ts";
 import { type Subject, specificationOn, subjectOf } from "../../src/parity/verify/subject.ts";
 import { TokenSlice } from "../../src/tensor/sequences.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";

@@ -3,8 +3,7 @@ import { afterAll, expect, test } from "bun:test";
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { OutputFile } from "../../src/checkpoint/files.ts";
-import { WriteBack } from "../../src/checkpoint/write-back.ts";
+import { OutputFile, WriteBack } from "../../src/checkpoint/files.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-write-back-"));
 afterAll(() => rmSync(folder, { recursive: true }));

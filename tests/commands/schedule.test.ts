@@ -1,6 +1,6 @@
 /** The table and the JSON of --print-schedule. */
 import { expect, test } from "bun:test";
-import { scheduleJson, scheduleTable } from "../../src/commands/schedule.ts";
+import { scheduleJson, scheduleTable } from "../../src/commands/topology.ts";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 
 const resolved = (flags: string) =>

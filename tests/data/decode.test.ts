@@ -1,7 +1,7 @@
 /** JSON parts as Python reads them, and bounds of what parts become. */
 import { describe, expect, test } from "bun:test";
 import { gzipSync } from "node:zlib";
-import { decodePart, LARGEST_TEXT_PART } from "../../src/data/energon/format/decode.ts";
+import { decodePart, LARGEST_TEXT_PART } from "../../src/data/energon/format/media.ts";
 import { parseJsonBytes } from "../../src/data/energon/format/python-text.ts";
 
 const parse = (text: string) => parseJsonBytes(Buffer.from(text));

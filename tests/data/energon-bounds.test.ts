@@ -9,7 +9,7 @@ import { flatten } from "../../src/data/energon/format/flatten.ts";
 import { readMetadataset } from "../../src/data/energon/format/metadataset.ts";
 import { expandBraces } from "../../src/data/energon/format/webdataset.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { lint, type Problem } from "../../src/data/energon/tools/lint.ts";
 import { readTokenRows } from "../../src/train/feed/sources.ts";
 import { captions, Scratch, tar, tarHeader } from "./fixtures.ts";

@@ -3,14 +3,13 @@ import { describe, expect, test } from "bun:test";
 import { cpSync, existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { accessField, parseFieldAccess } from "../../src/data/energon/format/dataset-config.ts";
+import { OffsetIndex } from "../../src/data/energon/format/jsonl.ts";
 import { splitMemberName } from "../../src/data/energon/format/names.ts";
-import { OffsetIndex } from "../../src/data/energon/format/offset-index.ts";
 import { parseYaml } from "../../src/data/energon/format/python-text.ts";
-import { readMember } from "../../src/data/energon/format/tar.ts";
-import { SplitPartReader } from "../../src/data/energon/format/tar-reader.ts";
+import { readMember, SplitPartReader } from "../../src/data/energon/format/tar.ts";
 import { collapseBraces, expandBraces, readSplitPart } from "../../src/data/energon/format/webdataset.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { resolvePath } from "../../src/data/energon/storage/storage.ts";
 import { Scratch, tar } from "./fixtures.ts";
 

@@ -7,7 +7,7 @@ import { DataLoader } from "../../src/data/energon/loader/loader.ts";
 import { decodeState, encodeState, type LoaderState } from "../../src/data/energon/loader/state.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
 import type { Keyed, Sample } from "../../src/data/energon/sample.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { captions, png, Scratch, tar } from "./fixtures.ts";

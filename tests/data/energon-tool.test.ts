@@ -7,7 +7,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { readDatasetConfig } from "../../src/data/energon/format/dataset-config.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { absent } from "../absent.ts";

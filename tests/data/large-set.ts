@@ -1,9 +1,9 @@
 /** Large data sets that take little room: every shard is one file under many names. */
 import { linkSync, mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { OffsetIndex } from "../../src/data/energon/format/offset-index.ts";
+import { OffsetIndex } from "../../src/data/energon/format/jsonl.ts";
 import { indexShard } from "../../src/data/energon/prepare/shard-index.ts";
-import { LocalFile } from "../../src/data/energon/storage/local.ts";
+import { LocalFile } from "../../src/data/energon/storage/open.ts";
 import { type Member, type Scratch, tar } from "./fixtures.ts";
 
 /** A crude set of `shards` × `samples` samples with one part of `bytes` bytes each. Keys repeat from shard to shard. */

@@ -7,7 +7,7 @@ import { fileKind } from "../../src/config/file-kind.ts";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 import { checkData } from "../../src/data/check.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { lint, type Problem } from "../../src/data/energon/tools/lint.ts";
 import { readTokens } from "../../src/data/text/token-source.ts";
 import { byteTokenizer } from "../../src/data/text/tokenizer.ts";

@@ -3,7 +3,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { byteTokenizer, openTokenizer, type TextPart } from "../../src/data/text/tokenizer.ts";
 import { encodePieces, ignored } from "../../src/data/vision-language/encoding.ts";
-import { render } from "../../src/data/vision-language/template.ts";
+import { render } from "../../src/data/vision-language/prompt.ts";
 import { Scratch } from "./fixtures.ts";
 import { smallTask } from "./vision-language/task.ts";
 

@@ -1,10 +1,10 @@
 /** Images of kinds that Pillow reads and mimo does not: leaving them out would be another order than Energon's. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
-import { decodeParts } from "../../src/data/energon/format/decode.ts";
+import { decodeParts } from "../../src/data/energon/format/media.ts";
 import { defaultLoaderConfiguration } from "../../src/data/energon/loader/configuration.ts";
 import { defaultPrepareOptions, prepare } from "../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../src/data/energon/storage/open.ts";
 import { inspectImage } from "../../src/data/vision-language/pixels.ts";
 import { Images } from "../../src/native/images.ts";
 import { openLibrary } from "../../src/native/library.ts";

@@ -1,8 +1,8 @@
 /** A small prepared data set in memory, one of whose files is the input. */
 import { SampleError } from "../../src/data/energon/errors.ts";
+import { OffsetIndex } from "../../src/data/energon/format/jsonl.ts";
 import { tarIndexName } from "../../src/data/energon/format/names.ts";
-import { OffsetIndex } from "../../src/data/energon/format/offset-index.ts";
-import { SplitPartReader } from "../../src/data/energon/format/tar-reader.ts";
+import { SplitPartReader } from "../../src/data/energon/format/tar.ts";
 import { readSplitPart } from "../../src/data/energon/format/webdataset.ts";
 import { indexShard } from "../../src/data/energon/prepare/shard-index.ts";
 import { tar } from "../data/fixtures.ts";

@@ -1,6 +1,6 @@
 /** Deals of items by their cost. */
 import { describe, expect, test } from "bun:test";
-import { asRead, balanceByCost, balanceStep, workOf } from "../../src/guests/balance/by-cost.ts";
+import { asRead, balanceByCost, balanceStep, workOf } from "../../src/guests/balance/balance.ts";
 import { numbersFrom } from "../../src/parity/verify/samples.ts";
 
 describe("items dealt out by cost", () => {

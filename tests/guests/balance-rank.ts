@@ -7,7 +7,7 @@ import { balanceOf } from "../../src/guests/balance/balance.ts";
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
-import { planOf } from "../../src/parity/verify/plan.ts";
+import { planOf } from "../../src/parity/verify/samples.ts";
 import { subjectOf } from "../../src/parity/verify/subject.ts";
 import { deviceOfRank, placeOfRank } from "../parallel/ranks.ts";
 import { relativeRms } from "../support.ts";

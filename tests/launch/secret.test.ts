@@ -4,7 +4,7 @@ import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Place } from "../../src/launch/place.ts";
-import { rendezvousAddress } from "../../src/launch/rendezvous/address.ts";
+import { rendezvousAddress } from "../../src/launch/rendezvous/line-connection.ts";
 import { readSecretFile, secretFromEnvironment } from "../../src/launch/secret.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "mimo-secret-"));

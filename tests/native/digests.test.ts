@@ -3,7 +3,7 @@ import { beforeAll, expect, test } from "bun:test";
 import { closeSync, ftruncateSync, mkdtempSync, openSync, readdirSync, rmSync, writeSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { FileDigests } from "../../src/native/digests.ts";
+import { FileDigests } from "../../src/native/files.ts";
 import { type Library, openLibrary } from "../../src/native/library.ts";
 
 let library: Library;

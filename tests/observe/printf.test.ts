@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { fixed, pythonFloat, scientific } from "../../src/observe/printf.ts";
+import { fixed, pythonFloat, scientific } from "../../src/observe/timers.ts";
 
 /** Value and what Python prints for %.1f, %.3f, %.6E and str(): halves go to the even digit. */
 const printed: readonly (readonly [number, string, string, string, string])[] = [

@@ -1,6 +1,6 @@
 /** A step's parts and their times. */
 import { expect, test } from "bun:test";
-import { hostTimestamps, StepClock } from "../../src/observe/step-clock.ts";
+import { hostTimestamps, StepClock } from "../../src/observe/timers.ts";
 
 test("time counts for the part that was entered last", () => {
 	let now = 0;

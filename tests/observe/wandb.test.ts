@@ -2,8 +2,8 @@
 import { expect, test } from "bun:test";
 import { appendFileSync, existsSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { TransactionLog } from "../../src/observe/wandb/records.ts";
 import { WandbRun } from "../../src/observe/wandb/run.ts";
-import { TransactionLog } from "../../src/observe/wandb/transaction-log.ts";
 import { testFolders, train, training } from "./tracked-training.ts";
 import { decodeLog, type Fields, itemsOf, kindsOf, messagesOf, numberOf, textOf } from "./wandb-decoder.ts";
 

@@ -6,7 +6,7 @@
 import { namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
-import { planOf } from "../../src/parity/verify/plan.ts";
+import { planOf } from "../../src/parity/verify/samples.ts";
 import { smallSubject } from "../parity/verify/subject.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 

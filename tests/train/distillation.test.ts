@@ -12,7 +12,7 @@ import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
-import { languageMicrobatches, planOf } from "../../src/parity/verify/plan.ts";
+import { languageMicrobatches, planOf } from "../../src/parity/verify/samples.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import type { StepResult } from "../../src/train/step-state.ts";

@@ -5,7 +5,7 @@ import { lossTokens } from "../../src/data/microbatch.ts";
 import { languageAlone, namedTopology, parseLayout } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openEngine } from "../../src/parity/verify/engine.ts";
-import { languageSamples, planOf } from "../../src/parity/verify/plan.ts";
+import { languageSamples, planOf } from "../../src/parity/verify/samples.ts";
 import type { Subject } from "../../src/parity/verify/subject.ts";
 import { LossWeights } from "../../src/train/loss-weights.ts";
 import type { StepResult } from "../../src/train/step-state.ts";

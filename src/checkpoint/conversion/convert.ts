@@ -8,7 +8,6 @@ import { join } from "node:path";
 import { type ModelDescription, requireSameModel } from "../../config/same-model.ts";
 import { type Library, openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
-import { ConvertedStore } from "../cast-floats.ts";
 import { type DtypeTag, elementCount, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
 import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
@@ -19,11 +18,16 @@ import { MappedStore, type MappedTensor } from "../mapping.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { defaultFileBytes, iterationName, type ShardEntry, writeIndex, writeShard } from "../native/writer.ts";
-import { bytesOfType, readPieces, selectTensors, type TensorStore } from "../store.ts";
+import { bytesOfType, ConvertedStore, readPieces, selectTensors, type TensorStore } from "../store.ts";
 import { isJsonObject } from "../torch-dist/common.ts";
 import { tracker } from "../torch-dist/folder.ts";
-import { adaptedWeights, peftTarget, type TargetName } from "./adapters.ts";
-import { huggingFaceTarget, openHuggingFaceSource } from "./hugging-face.ts";
+import {
+	adaptedWeights,
+	huggingFaceTarget,
+	openHuggingFaceSource,
+	peftTarget,
+	type TargetName,
+} from "./hugging-face.ts";
 import { fromLayout, type LayerNames, type StoredLayout, toLayout } from "./layouts.ts";
 import {
 	type FormatName,

@@ -5,7 +5,7 @@
 import { basename } from "node:path";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { firstNotFinite } from "../cast-floats.ts";
+import { firstNotFinite } from "../dtype.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { openSafetensors } from "../safetensors.ts";

@@ -14,6 +14,7 @@ import {
 	patternOfArguments,
 } from "../torch-dist/arguments.ts";
 import {
+	extraStates,
 	isJsonObject,
 	type JsonObject,
 	namespace,
@@ -21,8 +22,8 @@ import {
 	pythonOf,
 	readCommon,
 	readParameterGroups,
+	unflatten,
 } from "../torch-dist/common.ts";
-import { extraStates, unflatten } from "../torch-dist/extra-states.ts";
 import { TorchDistFolder } from "../torch-dist/folder.ts";
 import { type KeyStyle, readKeys, writeKeys } from "../torch-dist/keys.ts";
 import { optimizerBuffers } from "../torch-dist/optimizer-buffers.ts";
@@ -35,12 +36,12 @@ import {
 	layersInCheckpoint,
 	layersToWrite,
 	type MegatronLayers,
+	NewLayers,
 	namesToWrite,
 	physicalNames,
 	requireSameLayers,
 	stacksLayers,
 } from "./megatron-layers.ts";
-import { NewLayers } from "./new-layers.ts";
 import type { NewLayerOptions, SourceCheckpoint, SourceOptions, StoredObject } from "./source.ts";
 
 /** Objects of a native checkpoint that were byte items here. */

@@ -3,10 +3,9 @@
  * names, tokenizer and preprocessor, and the tensors that the model has no place for. A native checkpoint carries it as
  * objects and in its `source`.
  */
-
 import { UserError } from "../../system/errors.ts";
 import type { ByteSource } from "../../system/input-file.ts";
-import { encodeFloats } from "../cast-floats.ts";
+import { encodeFloats } from "../dtype.ts";
 import type { NativeObject } from "../native/manifest.ts";
 import { parseSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { joinStores, readPieces, selectTensors, type TensorStore, type TensorType } from "../store.ts";

@@ -4,8 +4,7 @@
  * in float64 and rounded once to the dtype that is stored; where λ is 1 the values stay as they are.
  */
 import { UserError } from "../../system/errors.ts";
-import { decodeFloats, encodeFloats } from "../cast-floats.ts";
-import { dtypes, elementCount, isFloatDtype } from "../dtype.ts";
+import { decodeFloats, dtypes, elementCount, encodeFloats, isFloatDtype } from "../dtype.ts";
 import { bytesOfType, readTensor, type TensorStore, type TensorType, typeOf } from "../store.ts";
 
 const scaleName = /^(.*\.)layer_scale([12])\.lambda1$/;

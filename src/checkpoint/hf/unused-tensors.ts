@@ -3,11 +3,9 @@
  * A folder that is written for the same model gets them back unchanged. Any other tensor without a place is an error that
  * names it.
  */
-
 import { clipStatistics } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
-import { decodeFloats } from "../cast-floats.ts";
-import { isFloatDtype } from "../dtype.ts";
+import { decodeFloats, isFloatDtype } from "../dtype.ts";
 import { readTensor, type TensorStore, typeOf } from "../store.ts";
 
 interface LeftOut {

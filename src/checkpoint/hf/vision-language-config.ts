@@ -2,9 +2,7 @@
  * config.json of a whole vision-language model as transformers' NemotronH_Omni_Reasoning_V3 reads it, for a model that came
  * from folders of its parts or was never in one.
  */
-
-import { decodeFloats, encodeFloats } from "../cast-floats.ts";
-import { dtypes } from "../dtype.ts";
+import { decodeFloats, dtypes, encodeFloats } from "../dtype.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { pythonFloat } from "./json.ts";
 import { outsideNames, type ProjectorSizes, type TowerSizes, type TowerSpelling } from "./vision-names.ts";

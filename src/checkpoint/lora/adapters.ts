@@ -1,9 +1,7 @@
 /** A model's tensors with, without, and merged with those of its low-rank adapters. */
-
 import { adapterName, adapterScale, isAdapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
-import { decodeFloats, encodeFloats, firstNotFinite } from "../cast-floats.ts";
-import { dtypes, elementCount } from "../dtype.ts";
+import { decodeFloats, dtypes, elementCount, encodeFloats, firstNotFinite } from "../dtype.ts";
 import type { NamedTensors } from "../model-store.ts";
 import { bytesOfType, type TensorStore, type TensorType, typeOf } from "../store.ts";
 

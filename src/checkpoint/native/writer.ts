@@ -5,7 +5,7 @@
  */
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
-import { FileDigests } from "../../native/digests.ts";
+import { FileDigests } from "../../native/files.ts";
 import type { Library } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";

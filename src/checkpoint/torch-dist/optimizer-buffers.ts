@@ -5,12 +5,11 @@
  * fits and the parameters in the buffers equal the model's weights.
  */
 import { UserError } from "../../system/errors.ts";
-import { decodeFloats, encodeFloats } from "../cast-floats.ts";
-import { type DtypeTag, dtypes, elementCount } from "../dtype.ts";
+import { type DtypeTag, decodeFloats, dtypes, elementCount, encodeFloats } from "../dtype.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 import type { TensorStore } from "../store.ts";
 import { bufferKey } from "./keys.ts";
-import { registrationOrder, type ShardRuns, shardOf } from "./shards.ts";
+import { registrationOrder, type ShardRuns, shardOf } from "./metadata.ts";
 
 const ALIGNMENT = 64;
 /** Number of elements of each shard that are compared with the model's weights. */

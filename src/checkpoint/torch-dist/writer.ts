@@ -9,7 +9,7 @@ import { type Durability, OutputFile, syncFolder } from "../files.ts";
 import { Global, TorchDtype, Tuple } from "../pickle/values.ts";
 import { Call, instance, pickle, torchSize, writeEmptyTensorList, writeObject, writeTensor } from "../pickle/writer.ts";
 import { readPieces, type TensorStore, type TensorType } from "../store.ts";
-import type { ExtraState } from "./extra-states.ts";
+import type { ExtraState } from "./common.ts";
 
 /** Tensors are cut along their first axes into chunks of about this size; PyTorch loads whole chunks. */
 const CHUNK_BYTES = 2 ** 28;

@@ -9,8 +9,14 @@ import { fromLayout } from "../conversion/layouts.ts";
 import { dtypes } from "../dtype.ts";
 import type { NativeCheckpoint } from "../native/reader.ts";
 import { type TensorStore, typeOf } from "../store.ts";
-import { type LocalPart, type Piece, piecesOf } from "./buffer-boxes.ts";
-import { optimizerName, type StoredBuffer, type StoredTensors } from "./tensors.ts";
+import {
+	type LocalPart,
+	optimizerName,
+	type Piece,
+	piecesOf,
+	type StoredBuffer,
+	type StoredTensors,
+} from "./tensors.ts";
 
 export interface Restored {
 	/** Weights that are not their fp32 masters rounded to bf16: they were changed apart. */

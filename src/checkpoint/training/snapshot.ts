@@ -2,8 +2,14 @@
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { DtypeTag } from "../dtype.ts";
 import type { SnapshotEntry } from "../native/save-thread.ts";
-import { arrangedPieces, type Move, type Piece } from "./buffer-boxes.ts";
-import { optimizerName, type StoredBuffer, type TrainingTensors } from "./tensors.ts";
+import {
+	arrangedPieces,
+	type Move,
+	optimizerName,
+	type Piece,
+	type StoredBuffer,
+	type TrainingTensors,
+} from "./tensors.ts";
 
 const tags = { f32: "F32", bf16: "BF16" } as const satisfies Record<string, DtypeTag>;
 

@@ -97,7 +97,7 @@ export default defineCommand({
 	args,
 	run: async ({ args: given }) => {
 		const { importData, SKIPPED_LIST } = await import("../../data/import/import.ts");
-		const { parseSkipLimit, skippedLines } = await import("../../data/import/skipped.ts");
+		const { parseSkipLimit, skippedLines } = await import("../../data/import/journal.ts");
 		const { Images } = await import("../../native/images.ts");
 		const { openLibrary } = await import("../../native/library.ts");
 		const output = datasetPath(given.output);

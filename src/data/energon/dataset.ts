@@ -2,27 +2,24 @@
  * Opens a dataset, JSONL file or metadataset for training or validation: resolves a path to the list of leaf datasets from
  * which a task encoder builds its pipelines.
  */
-
 import { CryptoHasher } from "bun";
 import { UserError } from "../../system/errors.ts";
-import { SampleError } from "./errors.ts";
+import { SampleError, unprepared } from "./errors.ts";
 import { accessField, type DatasetConfig, matchesPart, readDatasetConfig } from "./format/dataset-config.ts";
-import { type DecodeOptions, decodeParts, isImageExtension } from "./format/decode.ts";
 import { type FileStore, openFileStore } from "./format/file-store.ts";
 import { flatten, type Leaf } from "./format/flatten.ts";
 import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
 import { JsonlReader } from "./format/jsonl.ts";
-import { namedParts, withAux } from "./format/media.ts";
+import { type DecodeOptions, decodeParts, isImageExtension, namedParts, withAux } from "./format/media.ts";
 import { type Join, readMetadataset } from "./format/metadataset.ts";
 import { jsonlIndexName, tarIndexName } from "./format/names.ts";
-import { type PartFilter, SplitPartReader } from "./format/tar-reader.ts";
+import { type PartFilter, SplitPartReader } from "./format/tar.ts";
 import { datasetKind, readSplitPart, type Shard } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
 import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers, subsetBounds } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
-import { unprepared } from "./unprepared.ts";
 import { JOINED, SampleLoaderDataset, type SampleReader } from "./wrappers/sample-loader.ts";
 
 export interface LoadOptions {

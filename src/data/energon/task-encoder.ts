@@ -3,7 +3,7 @@
  * packing, grouping, batching. A step that the task lacks has no node in the pipeline.
  */
 import { UserError } from "../../system/errors.ts";
-import type { DecodeOptions } from "./format/decode.ts";
+import type { DecodeOptions } from "./format/media.ts";
 import { type FunctionHook, type Hook, hook } from "./hook.ts";
 import type { Keyed, RawRecord, Sample, Subflavors } from "./sample.ts";
 import type { Worker } from "./worker.ts";

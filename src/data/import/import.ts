@@ -9,20 +9,26 @@ import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { SampleError } from "../energon/errors.ts";
 import { IMPORTED_LOADER, META_FOLDER } from "../energon/format/names.ts";
-import { LARGEST_SAMPLE } from "../energon/format/tar-reader.ts";
+import { LARGEST_SAMPLE } from "../energon/format/tar.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
 import { conversationOf, faultOf } from "../vision-language/conversation.ts";
 import { remarkOf } from "../vision-language/pixels.ts";
-import type { Columns } from "./columns.ts";
 import type { ImportKind } from "./detect.ts";
 import { type FetchOptions, fetchImage, type ImageFile } from "./fetch-image.ts";
-import { checkSettings, type Journal, readJournal, writeJournal } from "./journal.ts";
+import {
+	checkSettings,
+	type Journal,
+	readJournal,
+	type SkipLimit,
+	type SkippedReason,
+	SkippedRows,
+	writeJournal,
+} from "./journal.ts";
 import loader from "./mimo_samples.py" with { type: "text" };
 import { openSource } from "./open-source.ts";
 import { type Draft, readRecord, type SampleRecord } from "./read-record.ts";
-import { parts, type Row, SkippedRow, type Source } from "./row.ts";
+import { type Columns, parts, type Row, SkippedRow, type Source } from "./row.ts";
 import { type SamplePart, Shards } from "./shards.ts";
-import { type SkipLimit, type SkippedReason, SkippedRows } from "./skipped.ts";
 import type { TableOptions } from "./sources/table.ts";
 
 export interface ImportOptions extends FetchOptions {

@@ -5,9 +5,16 @@ import { UserError } from "../../system/errors.ts";
 import { INFO_JSON, INFO_YAML, META_FOLDER } from "../energon/format/names.ts";
 import { parseJsonBytes } from "../energon/format/python-text.ts";
 import { isUrl } from "../energon/storage/storage.ts";
-import { type Columns, checkColumns } from "./columns.ts";
 import { detect, type ImportKind, type InputFile, identityOf, importKinds } from "./detect.ts";
-import { type Position, type Row, SkippedRow, type Source, type SyncSource } from "./row.ts";
+import {
+	type Columns,
+	checkColumns,
+	type Position,
+	type Row,
+	SkippedRow,
+	type Source,
+	type SyncSource,
+} from "./row.ts";
 import { arrowSource } from "./sources/arrow.ts";
 import { type JsonRecord, jsonEntries, jsonForm, jsonLines } from "./sources/json-records.ts";
 import { factoryEntry, factorySource } from "./sources/llama-factory.ts";

@@ -5,9 +5,17 @@
  */
 import { counted } from "../../system/counted.ts";
 import { interleavedRecord } from "../energon/format/media.ts";
-import { answerOf, type Columns, conversationNames, imageValues, isGiven, questionOf, textOf } from "./columns.ts";
 import { type ImageReference, imageReferences } from "./fetch-image.ts";
-import { SkippedRow } from "./row.ts";
+import {
+	answerOf,
+	type Columns,
+	conversationNames,
+	imageValues,
+	isGiven,
+	questionOf,
+	SkippedRow,
+	textOf,
+} from "./row.ts";
 
 const imageTag = "<image>";
 

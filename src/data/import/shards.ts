@@ -2,7 +2,6 @@
  * Writes the shards of an import, for each part of the data set. With shuffling, each sample goes to a random one of several open
  * shards, and the samples of a full shard are shuffled.
  */
-
 import {
 	closeSync,
 	existsSync,
@@ -22,7 +21,7 @@ import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { indexShard } from "../energon/prepare/shard-index.ts";
 import { PythonRandom } from "../energon/random/system-random.ts";
-import { LocalFile } from "../energon/storage/local.ts";
+import { LocalFile } from "../energon/storage/open.ts";
 import { type Part, parts } from "./row.ts";
 
 // Writes a shard: samples are appended to `NAME.tar.part`, which becomes `NAME.tar` when the shard is finished.

@@ -6,8 +6,7 @@ import { UserError } from "../../system/errors.ts";
 import { readWholeText } from "../../system/input-file.ts";
 import { configuredTokenizer, nameOfTokenizer } from "../text/configured-tokenizer.ts";
 import type { TokenSource } from "../text/token-source.ts";
-import { type Blend, parseBlend, splitBounds } from "./blend.ts";
-import { IndexedFiles, type SplitOptions } from "./splits.ts";
+import { type Blend, IndexedFiles, parseBlend, type SplitOptions, splitBounds } from "./splits.ts";
 
 const splits = ["train", "valid", "test"] as const;
 type Split = (typeof splits)[number];

@@ -5,7 +5,7 @@ import { linesOf } from "../../system/input-file.ts";
 import { openWorker } from "../../system/worker.ts";
 import { configuredTokenizer, nameOfTokenizer } from "../text/configured-tokenizer.ts";
 import type { Encoded, Encoding, FromEncoder, Lines } from "./encode-worker.ts";
-import { IndexedWriter } from "./indexed-writer.ts";
+import { IndexedWriter } from "./indexed-file.ts";
 
 export interface PrepareTextOptions {
 	readonly encoding: Omit<Encoding, "endId">;

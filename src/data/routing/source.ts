@@ -4,14 +4,13 @@
  * as the loader of that data rank: a language rank its own, an encoder rank those it serves. All ranks that read a lane
  * read the same samples, because the order depends on the lane alone.
  */
-
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LoaderConfiguration, TaskConfiguration } from "../energon/loader/configuration.ts";
 import { DataLoader, defaultLoaderOptions, type LoaderOptions } from "../energon/loader/loader.ts";
-import type { SkippedSample } from "../energon/loader/messages.ts";
 import { SkipLog } from "../energon/loader/skipped.ts";
 import { decodeState, encodeState, type LoaderState } from "../energon/loader/state.ts";
+import type { SkippedSample } from "../energon/loader/thread.ts";
 import type { ImageTextBatch } from "../vision-language/batch.ts";
 import {
 	compareReports,

@@ -8,7 +8,7 @@ import { UserError } from "../../system/errors.ts";
 import { type OpenOptions, readWholeFile, readWholeText } from "../../system/input-file.ts";
 import { jsonText, readJsonText, tokenizerLimits } from "../../system/json.ts";
 import { configuredTokens } from "./chat/template-file.ts";
-import { TextTrie } from "./text-trie.ts";
+import { TextTrie } from "./piece-tokenizer.ts";
 import { withBounds } from "./tokenizer-bounds.ts";
 
 /** A part of a text. Special tokens are recognised in markup alone; in data their characters are ordinary text. */

@@ -3,14 +3,13 @@
  * theirs in `conversations` ([{from, value}]) or `messages` ([{role, content}]) of a JSON part with the image parts at its
  * `<image>` tags, as a document of OBELICS or MMC4, else in a `text` field or a text part.
  */
-
 import { counted } from "../../system/counted.ts";
 import { SampleError } from "../energon/errors.ts";
-import { isImageExtension } from "../energon/format/decode.ts";
 import {
 	imageNamesOf,
 	imagesInTars,
 	interleavedRecord,
+	isImageExtension,
 	mediaOfCrude,
 	NAMED_IMAGES,
 	recordOf,

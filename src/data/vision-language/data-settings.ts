@@ -9,8 +9,8 @@ import { UserError } from "../../system/errors.ts";
 import type { Subflavors } from "../energon/sample.ts";
 import { type ChatTemplateText, readChatTemplate } from "../text/chat/template-file.ts";
 import type { ImageSizing } from "./image-plan.ts";
+import type { TemplateName } from "./prompt.ts";
 import type { VisionLanguageTask } from "./task.ts";
-import type { TemplateName } from "./template.ts";
 
 /** Keys of the configuration that a data set may set for itself. */
 const ownKeys = [

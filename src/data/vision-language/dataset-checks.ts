@@ -2,7 +2,6 @@
  * Refusal of settings and media of data sets that training would ignore, and the samples that do not fit the sequence length
  * whole.
  */
-
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { mediaOfRecord } from "../energon/format/media.ts";
@@ -14,8 +13,8 @@ import { conversationOf } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { encodePieces } from "./encoding.ts";
 import { decodedAs } from "./pixels.ts";
+import { render } from "./prompt.ts";
 import { chatOf, type VisionLanguageTask } from "./task.ts";
-import { render } from "./template.ts";
 
 /** Records of a JSONL file that are looked at when it is opened. */
 const LOOKED_AT = 100;

@@ -15,7 +15,7 @@ import {
 	tileTags,
 } from "./image-plan.ts";
 import type { DecodableImage } from "./pixels.ts";
-import type { Piece } from "./template.ts";
+import type { Piece } from "./prompt.ts";
 
 export interface EncodingOptions {
 	/** Most tokens of a sample. */

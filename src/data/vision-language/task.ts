@@ -1,5 +1,4 @@
 /** The task of training a vision-language model: samples → conversations → tokens and patches → packs → microbatches. */
-
 import type { ImageDecodingName } from "../../native/abi.ts";
 import type { ChannelStatistics, Images } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
@@ -28,7 +27,7 @@ import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { type EncodingOptions, encodePieces } from "./encoding.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
 import { decodedAs, imagePatches, inspectImage, remarkOf } from "./pixels.ts";
-import { render, type TemplateName } from "./template.ts";
+import { render, type TemplateName } from "./prompt.ts";
 
 /** Settings of a Jinja chat template. */
 interface ChatSettings {

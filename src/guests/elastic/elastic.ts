@@ -13,7 +13,7 @@ import { elasticOf } from "./from-configuration.ts";
 import { drawFor } from "./router/draws.ts";
 import { type Draw, type DrawnBudget, routerPrefix, withoutNoise } from "./router/network.ts";
 import { ElasticRouter, type Sampled } from "./router/router.ts";
-import { budgetRecords } from "./submodel/family-records.ts";
+import { budgetRecords } from "./submodel/family.ts";
 
 /** A sampled submodel's distance from its budget (docs/spec/elastic.md §8, §12). */
 export const budgetLossName = "budget loss";

@@ -14,7 +14,7 @@ import { replaceFile, userName } from "../record-files.ts";
 import { type Scalar, type ScalarOptions, Scalars } from "../scalars.ts";
 import type { EvaluationReport, Observer, RunEvent, StepReport, TimersReport, TrainingStart } from "../step-report.ts";
 import * as records from "./records.ts";
-import { TransactionLog } from "./transaction-log.ts";
+import { TransactionLog } from "./records.ts";
 
 export interface WandbOptions extends ScalarOptions {
 	/** Parent of the folder `wandb`. */

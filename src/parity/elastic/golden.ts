@@ -3,8 +3,7 @@ import * as v from "valibot";
 import { type Axis, type AxisName, axisNames, layerKind } from "../../guests/elastic/axes.ts";
 import type { ElasticConfig } from "../../guests/elastic/config.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
-import { BandedFormat } from "../bands.ts";
-import type { Precision } from "../comparison.ts";
+import { BandedFormat, type Precision } from "../comparison.ts";
 import { adamW, describedRun, fixedModel, transformerConfig, valueProbe } from "../golden-fields.ts";
 import { mtpModel } from "../mtp/parity.ts";
 

@@ -27,15 +27,14 @@ import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import { Losses, languageModelLoss, meansOf } from "../../train/losses.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
-import { bandLimit } from "../bands.ts";
-import { type Check, relative } from "../comparison.ts";
+import { bandLimit, type Check, relative } from "../comparison.ts";
 import { lossMeanOfReference } from "../golden-fields.ts";
 import { LanguageProbes, watchedStep } from "../language/probes.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { reduceHost } from "../probe-sums.ts";
 import { checksOfStep, languageRun, type ReferenceFormat, type StepWatch } from "../reference.ts";
 import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
-import { planOf } from "../verify/plan.ts";
+import { planOf } from "../verify/samples.ts";
 import { type ElasticConfigFile, type ElasticGolden, elasticConfig, elasticFormat, elasticModel } from "./golden.ts";
 
 /** Largest difference of a probability. */

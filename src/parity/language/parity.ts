@@ -27,13 +27,11 @@ import { decays } from "../../models/parameter-spec.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { bandLimit, requireBands } from "../bands.ts";
-import type { Precision } from "../comparison.ts";
-import { adamW } from "../golden-fields.ts";
+import { bandLimit, type Precision, requireBands } from "../comparison.ts";
+import { adamW, readReferenceJson, requireKeys } from "../golden-fields.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
-import { readReferenceJson, requireKeys } from "../reference-json.ts";
-import { planOf } from "../verify/plan.ts";
+import { planOf } from "../verify/samples.ts";
 import { type StepOne, watchedStep } from "./probes.ts";
 
 /** layer-* and hybrid-* folders, a training by Hugging Face transformers. */

@@ -12,7 +12,7 @@ import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
 import { type Probe, ProbeSums, reduceHost } from "../probe-sums.ts";
 import type { StepWatch } from "../reference.ts";
-import type { Plan } from "../verify/plan.ts";
+import type { Plan } from "../verify/samples.ts";
 
 const parameterGradientLimit = 2e-5;
 

@@ -1,5 +1,4 @@
 /** The microbatches of a mimo-* folder: token ids from its file, images from the integer hash its config.json gives. */
-
 import { join } from "node:path";
 import { openSafetensors } from "../../checkpoint/index.ts";
 import { type ImageSet, patchify } from "../../data/images.ts";

@@ -6,8 +6,8 @@ import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { layerPrefix } from "../../models/language/layer-numbering.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { requireBands } from "../bands.ts";
-import { requireKeys } from "../reference-json.ts";
+import { requireBands } from "../comparison.ts";
+import { requireKeys } from "../golden-fields.ts";
 import type { MimoGolden, MimoGoldenConfig } from "./golden.ts";
 
 /** Layers by their class upstream. */

@@ -3,7 +3,7 @@
 import { join } from "node:path";
 import * as v from "valibot";
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
-import { configurationHas, readReferenceJson } from "../reference-json.ts";
+import { configurationHas, readReferenceJson } from "../golden-fields.ts";
 import { checkMimoGolden } from "./golden-checks.ts";
 
 const configSchema = v.object({

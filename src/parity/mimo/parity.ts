@@ -11,7 +11,7 @@ import type { Precision } from "../comparison.ts";
 import { referenceExperts } from "../golden-fields.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { type ReferenceFormat, trainedBy } from "../reference.ts";
-import { type Plan, participants, planOf } from "../verify/plan.ts";
+import { type Plan, participants, planOf } from "../verify/samples.ts";
 import { MimoBatches } from "./batches.ts";
 import { MimoComparison } from "./comparison.ts";
 import { goldenLayout, isMimoGolden, type MimoGoldenConfig, readMimoGolden } from "./golden.ts";

@@ -9,7 +9,7 @@ import type { Tensor } from "../../tensor/index.ts";
 import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import { type Check, relative } from "../comparison.ts";
 import { ProbeSums, reduceHost } from "../probe-sums.ts";
-import { encoderSamples, languageSamples, type Plan } from "../verify/plan.ts";
+import { encoderSamples, languageSamples, type Plan } from "../verify/samples.ts";
 import type { MimoBatches } from "./batches.ts";
 import type { MimoGolden, MimoGoldenConfig, MimoProbe } from "./golden.ts";
 import { hasImage, languageLayerName, probeNames, routersOf } from "./golden-checks.ts";

@@ -25,8 +25,7 @@ import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
 import type { LossMean } from "../../train/loss-weights.ts";
 import type { StepResult } from "../../train/step-state.ts";
-import { BandedFormat, bandLimit } from "../bands.ts";
-import type { Check, Precision } from "../comparison.ts";
+import { BandedFormat, bandLimit, type Check, type Precision } from "../comparison.ts";
 import {
 	adamW,
 	describedRun,
@@ -41,7 +40,7 @@ import { requireCuts } from "../layout-cuts.ts";
 import { reduceHost } from "../probe-sums.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
 import { MicrobatchLosses, readTokenBatches, tokensOfMicrobatches } from "../token-batches.ts";
-import { planOf, requireEqualMicrobatches } from "../verify/plan.ts";
+import { planOf, requireEqualMicrobatches } from "../verify/samples.ts";
 
 /** Largest difference of an expert bias: it moves by whole rates. */
 const biasLimit = 1e-6;

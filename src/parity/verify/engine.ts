@@ -8,8 +8,8 @@ import { assemble } from "../../train/assemble.ts";
 import type { Participation } from "../../train/participation.ts";
 import { trainStep } from "../../train/step.ts";
 import type { StepResult, TrainingState } from "../../train/step-state.ts";
-import { dealtTo, type Plan } from "./plan.ts";
 import { RoutingRecorder } from "./routing.ts";
+import { dealtTo, type Plan } from "./samples.ts";
 import { type Subject, specificationOn, type WorkOrder } from "./subject.ts";
 
 export interface EngineOptions {

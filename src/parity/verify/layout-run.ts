@@ -5,12 +5,11 @@ import { featuresOf } from "../../data/microbatch.ts";
 import { visionModule, type World } from "../../parallel/index.ts";
 import { elementCount, type Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../probe-sums.ts";
-import { type ClampFlips, ClampMeter } from "./clamps.ts";
 import { type Engine, type EngineOptions, openEngine } from "./engine.ts";
-import { OperandReplay, type ReplayedOperands } from "./operands.ts";
-import { type Plan, participants } from "./plan.ts";
+import { type ClampFlips, ClampMeter, OperandReplay, type ReplayedOperands } from "./operands.ts";
 import { type Kind, realSteps, type Scalars, type StoredReference, scalarsOf, updateAlone } from "./reference.ts";
 import type { Flip } from "./routing.ts";
+import { type Plan, participants } from "./samples.ts";
 import { plainOrder, type Subject } from "./subject.ts";
 
 /** The difference of a tensor from the reference's. */

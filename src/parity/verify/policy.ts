@@ -7,7 +7,7 @@ import { columns } from "../../observe/output.ts";
 import type { World } from "../../parallel/index.ts";
 import { reduceHost } from "../probe-sums.ts";
 import { type Engine, openEngine } from "./engine.ts";
-import type { Plan } from "./plan.ts";
+import type { Plan } from "./samples.ts";
 import type { Subject } from "./subject.ts";
 
 /** Norms of one step's gradients, before clipping, and the factor that clipping multiplies them by. */

@@ -17,12 +17,10 @@ import { layoutFor, namedTopology, parseLayout, type World } from "../../paralle
 import { copyInto, elementCount, Tensor } from "../../tensor/index.ts";
 import { languageModelLoss } from "../../train/losses.ts";
 import type { StepResult } from "../../train/step-state.ts";
-import { type ClampCounts, ClampMeter } from "./clamps.ts";
 import { type Engine, openEngine } from "./engine.ts";
-import { OperandReplay, type Operands, recordOperands } from "./operands.ts";
-import { type Plan, planOf } from "./plan.ts";
+import { type ClampCounts, ClampMeter, OperandReplay, type Operands, recordOperands } from "./operands.ts";
 import { RoutingTable } from "./routing.ts";
-import { numbersFrom } from "./samples.ts";
+import { numbersFrom, type Plan, planOf } from "./samples.ts";
 import { encoderNames, microBatchSizes, plainOrder, type Subject } from "./subject.ts";
 
 /** Values that are compared tensor by tensor: step 1's gradients, weights after the optimizer alone, after real steps. */

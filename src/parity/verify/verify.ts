@@ -10,12 +10,11 @@ import type { World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { type LayoutResult, runLayout } from "./layout-run.ts";
-import type { Plan } from "./plan.ts";
 import { type PolicyReport, type PolicyResult, runPolicy } from "./policy.ts";
 import { makeReference, type Reference, StoredReference } from "./reference.ts";
-import type { LayoutReport } from "./report.ts";
+import type { Plan } from "./samples.ts";
 import type { Subject } from "./subject.ts";
-import { judge } from "./verdict.ts";
+import { judge, type LayoutReport } from "./verdict.ts";
 
 /** Removes its argument when its input ends: when the process that holds the other end has ended, however it did. */
 const removeAtEnd = 'read -r _; exec rm -rf -- "$1"';

@@ -1,7 +1,7 @@
 /** --profile-step-start … --profile-step-end: each rank traces these steps; the reporting rank merges the traces into one file. */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { RunRecords } from "../../observe/run-records.ts";
-import type { StepClock } from "../../observe/step-clock.ts";
+import type { StepClock } from "../../observe/timers.ts";
 import { mergeTrace, partName, removeTrace, Tracer } from "../../observe/trace/tracer.ts";
 import { exchangeTexts, type World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";

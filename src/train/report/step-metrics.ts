@@ -8,7 +8,6 @@ import { countFlopsPerToken } from "../../models/language/counts.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import { encoderFlops } from "../../models/radio/tower.ts";
 import type { Device, DeviceEvent } from "../../native/device.ts";
-import { hostTimestamps, StepClock, type StepPart, type Timestamps } from "../../observe/step-clock.ts";
 import type {
 	ByLayer,
 	ModuleReport,
@@ -17,7 +16,7 @@ import type {
 	StepReport,
 	StepSeconds,
 } from "../../observe/step-report.ts";
-import { Timers, timerNames } from "../../observe/timers.ts";
+import { hostTimestamps, StepClock, type StepPart, Timers, type Timestamps, timerNames } from "../../observe/timers.ts";
 import type { Grid, World } from "../../parallel/index.ts";
 import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";

@@ -1,9 +1,8 @@
 /** Merged weights: W + (α / r) B A in any piece and type; adapters that fit nothing are named. */
 import { expect, test } from "bun:test";
-import { ConvertedStore } from "../../../src/checkpoint/cast-floats.ts";
 import { bytesOf } from "../../../src/checkpoint/dtype.ts";
 import { MergedStore, mergeAdapters, requireFinite } from "../../../src/checkpoint/lora/adapters.ts";
-import { readPieces, readTensor } from "../../../src/checkpoint/store.ts";
+import { ConvertedStore, readPieces, readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";
 import { memoryStore } from "../memory-store.ts";
 

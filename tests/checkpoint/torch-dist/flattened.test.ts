@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { readTensor } from "../../../src/checkpoint/store.ts";
-import { unflatten } from "../../../src/checkpoint/torch-dist/extra-states.ts";
+import { unflatten } from "../../../src/checkpoint/torch-dist/common.ts";
 import { memoryStore } from "../memory-store.ts";
 
 /** Cells of a grid over [X, Y, …], each flattened, as the old writer stored them. */

@@ -1,12 +1,7 @@
 /** Boxes of flat ranges: every element of a tensor in exactly one, whatever the cuts. */
 import { expect, test } from "bun:test";
 import { partitionFault } from "../../../src/checkpoint/chunks.ts";
-import {
-	arrangedPieces,
-	boxesOfRange,
-	type LocalPart,
-	piecesOf,
-} from "../../../src/checkpoint/training/buffer-boxes.ts";
+import { arrangedPieces, boxesOfRange, type LocalPart, piecesOf } from "../../../src/checkpoint/training/tensors.ts";
 import { type Shard, shardBlocks } from "../../../src/parallel/shard.ts";
 
 /** Row-major position of an element, and back. */

@@ -2,7 +2,7 @@
 import { CryptoHasher } from "bun";
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
-import type { DecodeOptions } from "../../../src/data/energon/format/decode.ts";
+import type { DecodeOptions } from "../../../src/data/energon/format/media.ts";
 import type { RawRecord, Sample } from "../../../src/data/energon/sample.ts";
 import { resolvePath } from "../../../src/data/energon/storage/storage.ts";
 import { Worker } from "../../../src/data/energon/worker.ts";

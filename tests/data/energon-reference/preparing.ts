@@ -2,9 +2,9 @@
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
-import { OffsetIndex } from "../../../src/data/energon/format/offset-index.ts";
+import { OffsetIndex } from "../../../src/data/energon/format/jsonl.ts";
 import { defaultPrepareOptions, type PrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { difference } from "./golden.ts";
 import type { Setting } from "./setup.ts";

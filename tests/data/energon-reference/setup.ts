@@ -1,7 +1,7 @@
 /** From the parameters of a reference file to pipelines. */
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
 import { type ErrorHandler, raiseError } from "../../../src/data/energon/errors.ts";
-import type { ImageDecoder } from "../../../src/data/energon/format/decode.ts";
+import type { ImageDecoder } from "../../../src/data/energon/format/media.ts";
 import type { Keyed } from "../../../src/data/energon/sample.ts";
 import { resolvePath, type Storage } from "../../../src/data/energon/storage/storage.ts";
 import { buildTrain, buildValidation } from "../../../src/data/energon/task-encoder.ts";

@@ -4,7 +4,7 @@
  */
 
 import { SkipSample } from "../../../src/data/energon/errors.ts";
-import type { DecodeOptions } from "../../../src/data/energon/format/decode.ts";
+import type { DecodeOptions } from "../../../src/data/energon/format/media.ts";
 import { generatorHook, hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, Sample } from "../../../src/data/energon/sample.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";

@@ -1,7 +1,7 @@
 /** Replays a folder of reference data of the Python package and names the first difference of every file. */
 import { existsSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import type { Images } from "../../../src/native/images.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { type BehaviourFile, checkBehaviour } from "./corrupt.ts";

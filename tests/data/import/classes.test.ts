@@ -1,8 +1,7 @@
 /** Pictures with classes instead of texts: numbers of named classes, and folders of classes. */
 import { afterAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
-import { noColumns } from "../../../src/data/import/columns.ts";
-import { classNamesOf, SkippedRow, withClassNames } from "../../../src/data/import/row.ts";
+import { classNamesOf, noColumns, SkippedRow, withClassNames } from "../../../src/data/import/row.ts";
 import { png, Scratch } from "../fixtures.ts";
 import { golden, importing, membersOf } from "./importing.ts";
 

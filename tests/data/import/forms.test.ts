@@ -4,7 +4,7 @@ import { cpSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { defaultLoadOptions } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { lint } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { inspectImage } from "../../../src/data/vision-language/pixels.ts";

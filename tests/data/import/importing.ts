@@ -2,9 +2,9 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { walkTar } from "../../../src/data/energon/prepare/shard-index.ts";
-import { LocalFile } from "../../../src/data/energon/storage/local.ts";
-import { noColumns } from "../../../src/data/import/columns.ts";
+import { LocalFile } from "../../../src/data/energon/storage/open.ts";
 import { type ImportOptions, type ImportResult, importData } from "../../../src/data/import/import.ts";
+import { noColumns } from "../../../src/data/import/row.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 

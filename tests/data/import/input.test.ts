@@ -2,9 +2,9 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdirSync, readFileSync, symlinkSync } from "node:fs";
 import { join } from "node:path";
-import type { Columns } from "../../../src/data/import/columns.ts";
 import { detect, partOf } from "../../../src/data/import/detect.ts";
-import { parseSkipLimit } from "../../../src/data/import/skipped.ts";
+import { parseSkipLimit } from "../../../src/data/import/journal.ts";
+import type { Columns } from "../../../src/data/import/row.ts";
 import { jsonEntries, jsonLines } from "../../../src/data/import/sources/json-records.ts";
 import { checkPages, compressors } from "../../../src/data/import/sources/parquet-pages.ts";
 import { InputFile } from "../../../src/system/input-file.ts";

@@ -3,10 +3,10 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, utimesSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { ownHolder } from "../../../src/checkpoint/native/writer-lock.ts";
-import { noColumns } from "../../../src/data/import/columns.ts";
 import type { ImportOptions } from "../../../src/data/import/import.ts";
 import { JOURNAL } from "../../../src/data/import/journal.ts";
 import { openSource } from "../../../src/data/import/open-source.ts";
+import { noColumns } from "../../../src/data/import/row.ts";
 import { png, Scratch, tar } from "../fixtures.ts";
 import { filesOf, golden, importing, membersOf } from "./importing.ts";
 

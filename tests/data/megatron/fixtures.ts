@@ -1,6 +1,6 @@
 /** Indexed data as reference.py draws them. */
 import { writeFileSync } from "node:fs";
-import { IndexedWriter } from "../../../src/data/megatron/indexed-writer.ts";
+import { IndexedWriter } from "../../../src/data/megatron/indexed-file.ts";
 
 export interface DrawnSet {
 	readonly name: string;

@@ -2,8 +2,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { IndexedFile } from "../../../src/data/megatron/indexed-file.ts";
-import { IndexedWriter } from "../../../src/data/megatron/indexed-writer.ts";
+import { IndexedFile, IndexedWriter } from "../../../src/data/megatron/indexed-file.ts";
 import { Scratch } from "../fixtures.ts";
 import { indexBytes } from "./fixtures.ts";
 

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { defaultLoadOptions } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { benchmark } from "../../../src/data/energon/tools/bench.ts";
 import { describeDataset } from "../../../src/data/energon/tools/describe.ts";
 import { type LintOptions, lint, type Problem } from "../../../src/data/energon/tools/lint.ts";

@@ -6,7 +6,7 @@ import {
 	type LoaderConfiguration,
 } from "../../../src/data/energon/loader/configuration.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
 import { taskOfDataset } from "../../../src/data/vision-language/data-settings.ts";

@@ -4,7 +4,7 @@ import { dirname } from "node:path";
 import { defaultLoadOptions } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { encodePng } from "../../../src/data/vision-language/pixels.ts";
 import { imageLines, previewPage, previewSamples, spansOf } from "../../../src/data/vision-language/preview.ts";

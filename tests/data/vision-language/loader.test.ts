@@ -9,7 +9,7 @@ import {
 } from "../../../src/data/energon/loader/configuration.ts";
 import { DataLoader } from "../../../src/data/energon/loader/loader.ts";
 import { decodeState, encodeState } from "../../../src/data/energon/loader/state.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import type { ImageTextBatch } from "../../../src/data/vision-language/batch.ts";
 import { Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
 import { openFileStore, parseAux } from "../../../src/data/energon/format/file-store.ts";
 import { defaultPrepareOptions, prepare } from "../../../src/data/energon/prepare/prepare.ts";
-import { LocalStorage } from "../../../src/data/energon/storage/local.ts";
+import { LocalStorage } from "../../../src/data/energon/storage/open.ts";
 import { lint } from "../../../src/data/energon/tools/lint.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { checkTrainable, cutOff } from "../../../src/data/vision-language/dataset-checks.ts";

@@ -6,7 +6,7 @@ import { buildBatch } from "../../../src/data/vision-language/batch.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
 import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
 import { decodedAs } from "../../../src/data/vision-language/pixels.ts";
-import { render, type TemplateOptions } from "../../../src/data/vision-language/template.ts";
+import { render, type TemplateOptions } from "../../../src/data/vision-language/prompt.ts";
 
 const prompts = { caption: "", ocr: "Read it.", classification: "What is it?" };
 const image = (side: number) => ({

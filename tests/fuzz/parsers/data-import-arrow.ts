@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { noColumns } from "../../../src/data/import/columns.ts";
+import { noColumns } from "../../../src/data/import/row.ts";
 import { arrowSource } from "../../../src/data/import/sources/arrow.ts";
 import { FileInput } from "../file-input.ts";
 import type { FuzzParser } from "../parser.ts";

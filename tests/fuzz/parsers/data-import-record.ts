@@ -1,9 +1,8 @@
 import { parseJsonBytes } from "../../../src/data/energon/format/python-text.ts";
-import { noColumns } from "../../../src/data/import/columns.ts";
 import type { ImageFile } from "../../../src/data/import/fetch-image.ts";
 import { sampleParts } from "../../../src/data/import/import.ts";
 import { readRecord } from "../../../src/data/import/read-record.ts";
-import { SkippedRow } from "../../../src/data/import/row.ts";
+import { noColumns, SkippedRow } from "../../../src/data/import/row.ts";
 import type { FuzzParser } from "../parser.ts";
 
 const image = "data:image/png;base64,iVBORw0KGgo=";

@@ -1,6 +1,5 @@
-import { indexJsonl, JsonlReader } from "../../../src/data/energon/format/jsonl.ts";
+import { indexJsonl, JsonlReader, OffsetIndex } from "../../../src/data/energon/format/jsonl.ts";
 import { jsonlIndexName } from "../../../src/data/energon/format/names.ts";
-import { OffsetIndex } from "../../../src/data/energon/format/offset-index.ts";
 import { MemoryStorage } from "../memory-storage.ts";
 import { type FuzzParser, inputName } from "../parser.ts";
 

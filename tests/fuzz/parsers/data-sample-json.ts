@@ -1,10 +1,10 @@
 import { SampleError } from "../../../src/data/energon/errors.ts";
-import { decodeParts } from "../../../src/data/energon/format/decode.ts";
+import { decodeParts } from "../../../src/data/energon/format/media.ts";
 import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
 import { encodePieces } from "../../../src/data/vision-language/encoding.ts";
 import { decodedAs } from "../../../src/data/vision-language/pixels.ts";
-import { render } from "../../../src/data/vision-language/template.ts";
+import { render } from "../../../src/data/vision-language/prompt.ts";
 import { smallTask } from "../../data/vision-language/task.ts";
 import type { FuzzParser } from "../parser.ts";
 import { inputName } from "../parser.ts";

@@ -1,5 +1,5 @@
 import { planTensors } from "../../../src/checkpoint/mapping.ts";
-import { extraStates, unflatten } from "../../../src/checkpoint/torch-dist/extra-states.ts";
+import { extraStates, unflatten } from "../../../src/checkpoint/torch-dist/common.ts";
 import { readKeys } from "../../../src/checkpoint/torch-dist/keys.ts";
 import { parseMetadata } from "../../../src/checkpoint/torch-dist/metadata.ts";
 import { writeTorchDistFiles } from "../../../src/checkpoint/torch-dist/writer.ts";

@@ -1,8 +1,7 @@
 /** A submodel that was cut out computes what its masked parent computes (docs/spec/elastic.md §16). */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
-import { SelectedStore } from "../../../src/checkpoint/selected-store.ts";
-import { readTensor } from "../../../src/checkpoint/store.ts";
+import { readTensor, SelectedStore } from "../../../src/checkpoint/store.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../../../src/config/schema.ts";
 import { DeviceInput } from "../../../src/data/device-input.ts";

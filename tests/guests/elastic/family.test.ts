@@ -2,14 +2,13 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
-import { SelectedStore } from "../../../src/checkpoint/selected-store.ts";
+import { SelectedStore } from "../../../src/checkpoint/store.ts";
 import { DeviceInput } from "../../../src/data/device-input.ts";
 import { routerIn } from "../../../src/guests/elastic/elastic.ts";
 import { withoutNoise } from "../../../src/guests/elastic/router/network.ts";
 import { ElasticRouter } from "../../../src/guests/elastic/router/router.ts";
 import { submodelKeys, unitsOfSubmodel } from "../../../src/guests/elastic/submodel/configuration.ts";
-import { submodelOfBudget } from "../../../src/guests/elastic/submodel/family.ts";
-import { budgetRecords } from "../../../src/guests/elastic/submodel/family-records.ts";
+import { budgetRecords, submodelOfBudget } from "../../../src/guests/elastic/submodel/family.ts";
 import type { Submodel } from "../../../src/guests/elastic/submodel/submodel.ts";
 import { selectionsOf } from "../../../src/guests/elastic/submodel/units.ts";
 import { parametersOf } from "../../../src/models/language/counts.ts";

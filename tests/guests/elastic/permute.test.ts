@@ -1,7 +1,7 @@
 /** A model whose units are sorted along every axis at once computes what it computed (docs/spec/elastic.md §23). */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
-import { SelectedStore } from "../../../src/checkpoint/selected-store.ts";
+import { SelectedStore } from "../../../src/checkpoint/store.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { DeviceInput } from "../../../src/data/device-input.ts";
 import { type Importance, unitsOfImportance } from "../../../src/guests/elastic/importance/importance.ts";

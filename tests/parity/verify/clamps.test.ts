@@ -1,7 +1,7 @@
 /** Values at the edge of a gated activation's clamp: counted by channel on any layout, named where one is on the other side. */
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
 import * as projection from "../../../src/models/language/projection.ts";
-import { renderLayouts } from "../../../src/parity/verify/report.ts";
+import { renderLayouts } from "../../../src/parity/verify/verdict.ts";
 import { SmallRun } from "./small-run.ts";
 
 const run = await SmallRun.open();

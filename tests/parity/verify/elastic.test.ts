@@ -1,7 +1,7 @@
 /** An elastic model trains the same on every layout; a router's gradient that is lost is found. */
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
 import { TableLayout } from "../../../src/guests/elastic/masks/tables.ts";
-import type { LayoutReport } from "../../../src/parity/verify/report.ts";
+import type { LayoutReport } from "../../../src/parity/verify/verdict.ts";
 import { softMasks as soft } from "../../guests/elastic/family-model.ts";
 import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";

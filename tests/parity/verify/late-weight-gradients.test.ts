@@ -1,7 +1,7 @@
 /** Late weight gradients are the immediate ones bit for bit; one that is lost or computed twice is found. */
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
 import { recomputeModuleNames } from "../../../src/config/recompute-modules.ts";
-import { type LayoutReport, renderLayouts } from "../../../src/parity/verify/report.ts";
+import { type LayoutReport, renderLayouts } from "../../../src/parity/verify/verdict.ts";
 import { Tape, type TapeSegment } from "../../../src/tensor/tape.ts";
 import { SmallRun } from "./small-run.ts";
 

@@ -1,6 +1,6 @@
 /** Low-rank adapters train the same on every layout; a gradient of one that is lost is found. */
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
-import type { LayoutReport } from "../../../src/parity/verify/report.ts";
+import type { LayoutReport } from "../../../src/parity/verify/verdict.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
 import { SmallRun } from "./small-run.ts";
 

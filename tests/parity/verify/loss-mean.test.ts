@@ -2,8 +2,8 @@
 import { afterAll, expect, test } from "bun:test";
 import { lossTokens } from "../../../src/data/microbatch.ts";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
-import { planOf, requireEqualMicrobatches } from "../../../src/parity/verify/plan.ts";
 import { referencePlan } from "../../../src/parity/verify/reference.ts";
+import { planOf, requireEqualMicrobatches } from "../../../src/parity/verify/samples.ts";
 import { poolingReason } from "../../../src/parity/verify/subject.ts";
 import { elasticKeys } from "./elastic-keys.ts";
 import { SmallRun } from "./small-run.ts";

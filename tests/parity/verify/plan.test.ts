@@ -11,7 +11,7 @@ import {
 	participants,
 	planOf,
 	requireEqualMicrobatches,
-} from "../../../src/parity/verify/plan.ts";
+} from "../../../src/parity/verify/samples.ts";
 import { microBatchSizes, poolingReason } from "../../../src/parity/verify/subject.ts";
 import { smallSubject } from "./subject.ts";
 

@@ -2,8 +2,8 @@
 import { expect } from "bun:test";
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { planOf } from "../../../src/parity/verify/plan.ts";
-import type { LayoutReport } from "../../../src/parity/verify/report.ts";
+import { planOf } from "../../../src/parity/verify/samples.ts";
+import type { LayoutReport } from "../../../src/parity/verify/verdict.ts";
 import { VerifyFolder, verify } from "../../../src/parity/verify/verify.ts";
 import { runRanks } from "../../parallel/ranks.ts";
 import { testDevice } from "../../support.ts";

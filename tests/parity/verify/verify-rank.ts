@@ -1,7 +1,7 @@
 /** Rank program of the tests of verify: compares a layout with a reference that may have been made from other keys. */
 import { namedTopology, parseLayout } from "../../../src/parallel/layout.ts";
 import { World } from "../../../src/parallel/world.ts";
-import { planOf } from "../../../src/parity/verify/plan.ts";
+import { planOf } from "../../../src/parity/verify/samples.ts";
 import { verifyOnRank } from "../../../src/parity/verify/verify.ts";
 import { deviceOfRank, placeOfRank } from "../../parallel/ranks.ts";
 import { smallSubject } from "./subject.ts";

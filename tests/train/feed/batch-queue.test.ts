@@ -1,7 +1,7 @@
 /** The order in which batches are read, and the step that a failed read belongs to. */
 import { expect, test } from "bun:test";
 import type { ImageTextMicrobatch } from "../../../src/data/microbatch.ts";
-import { BatchQueue } from "../../../src/train/feed/batch-queue.ts";
+import { BatchQueue } from "../../../src/train/feed/shared-batches.ts";
 
 /** Batches that are their step's number; the read of `broken` fails. */
 function numbered(broken?: number) {

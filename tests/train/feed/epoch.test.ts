@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import type { Key } from "../../../src/config/schema.ts";
-import { sequencesOfEpoch } from "../../../src/train/feed/epoch.ts";
+import { sequencesOfEpoch } from "../../../src/train/feed/data-room.ts";
 import { captions, Scratch } from "../../data/fixtures.ts";
 
 const scratch = new Scratch();

@@ -9,7 +9,7 @@ import type { ImageTextMicrobatch } from "../../../src/data/microbatch.ts";
 import { groupOfOne } from "../../../src/parallel/index.ts";
 import { topologyOf } from "../../../src/parallel/topology.ts";
 import { dataPlaceOf } from "../../../src/train/feed/batch-source.ts";
-import { sequencesOfEpoch } from "../../../src/train/feed/epoch.ts";
+import { sequencesOfEpoch } from "../../../src/train/feed/data-room.ts";
 import { ownLane } from "../../../src/train/feed/shared-batches.ts";
 import { openSources } from "../../../src/train/feed/sources.ts";
 import { Scratch } from "../../data/fixtures.ts";

@@ -4,7 +4,7 @@ import { UserError } from "../../../system/errors.ts";
 import { readWholeFile } from "../../../system/input-file.ts";
 import { isUrl, nameOf, type RandomAccessFile, resolvePath, type Storage } from "../storage/storage.ts";
 import { INDEX_SQLITE, META_FOLDER, splitMemberName } from "./names.ts";
-import { LARGEST_SAMPLE } from "./tar-reader.ts";
+import { LARGEST_SAMPLE } from "./tar.ts";
 import { readShardCounts } from "./webdataset.ts";
 
 /** Location of auxiliary data. */

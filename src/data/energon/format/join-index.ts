@@ -2,7 +2,6 @@
  * Join indexes: the sample of every joined dataset for each row (docs/spec/energon.md §1.5). `mimo data prepare METADATASET`
  * builds them from the datasets' `index.sqlite`; training reads them.
  */
-
 import { Database } from "bun:sqlite";
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../system/errors.ts";
@@ -12,7 +11,7 @@ import { nameOf, type RandomAccessFile, resolvePath, type Storage } from "../sto
 import type { SampleReader } from "../wrappers/sample-loader.ts";
 import type { Join, NonMatch } from "./metadataset.ts";
 import { INDEX_SQLITE, INDEX_UUID, META_FOLDER } from "./names.ts";
-import { type PartFilter, TarFiles } from "./tar-reader.ts";
+import { type PartFilter, TarFiles } from "./tar.ts";
 import { readShardCounts, readSplitPart, type SplitPart } from "./webdataset.ts";
 
 const MAGIC = "JIDX0001";

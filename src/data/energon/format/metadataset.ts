@@ -3,10 +3,10 @@
  * format become the same tree, which flatten.ts flattens.
  */
 import { UserError } from "../../../system/errors.ts";
+import { unprepared } from "../errors.ts";
 import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";
-import { unprepared } from "../unprepared.ts";
 import { type AuxReference, parseAux } from "./file-store.ts";
 import { toPlain, YamlFields, type YamlValue } from "./python-text.ts";
 import { datasetKind, readMap } from "./webdataset.ts";

@@ -10,9 +10,9 @@ import { openWorker } from "../../../system/worker.ts";
 import type { Keyed } from "../sample.ts";
 import { defaultTimeout } from "../storage/open.ts";
 import { checkConfiguration, type LoaderConfiguration } from "./configuration.ts";
-import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./messages.ts";
 import { SkipLog } from "./skipped.ts";
 import { decodePosition, encodePosition, type LoaderState, type WorkerPosition } from "./state.ts";
+import type { FromThread, OpenedWorker, SkippedSample, ToThread } from "./thread.ts";
 import { Lane, WorkerQueue } from "./worker-queues.ts";
 
 export interface LoaderOptions {

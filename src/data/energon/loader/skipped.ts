@@ -8,7 +8,7 @@ import { UserError } from "../../../system/errors.ts";
 import { fileError } from "../../../system/system-errors.ts";
 import { type ErrorHandler, ExpectedLoss, raiseError } from "../errors.ts";
 import type { RawRecord, Sample } from "../sample.ts";
-import type { SkippedSample } from "./messages.ts";
+import type { SkippedSample } from "./thread.ts";
 
 /** A handler that ends the run at the first damaged sample. */
 export function raising(report: ErrorHandler): ErrorHandler {

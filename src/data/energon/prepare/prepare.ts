@@ -7,9 +7,10 @@ import { existsSync, mkdirSync, renameSync, rmSync, statSync, writeFileSync } fr
 import { join } from "node:path";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
+import { unprepared } from "../errors.ts";
 import { sampleTypeNames, sampleTypeOf } from "../format/dataset-config.ts";
 import { buildJoinIndex, joinedDatasets, joinIndexPath } from "../format/join-index.ts";
-import { indexJsonl } from "../format/jsonl.ts";
+import { indexJsonl, OffsetIndex } from "../format/jsonl.ts";
 import { mediaOfRecord } from "../format/media.ts";
 import { type Join, type Metadataset, readMetadataset } from "../format/metadataset.ts";
 import {
@@ -22,14 +23,12 @@ import {
 	META_FOLDER,
 	tarIndexName,
 } from "../format/names.ts";
-import { OffsetIndex } from "../format/offset-index.ts";
 import { parseJsonBytes } from "../format/python-text.ts";
 import { TarError } from "../format/tar.ts";
 import { collapseBraces, expandBraces, readShardCounts } from "../format/webdataset.ts";
 import { PythonRandom } from "../random/system-random.ts";
-import { LocalFile, LocalStorage } from "../storage/local.ts";
+import { LocalFile, LocalStorage } from "../storage/open.ts";
 import { folderOf, type Storage } from "../storage/storage.ts";
-import { unprepared } from "../unprepared.ts";
 import { indexShard, prefixMembers, type ShardIndex, SqliteIndexWriter } from "./shard-index.ts";
 
 /** Version of the Energon package whose formats are written. */

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { UserError } from "../../../system/errors.ts";
 import { splitMemberName } from "../format/names.ts";
 import { readMember, TarError, type TarMember } from "../format/tar.ts";
-import { LocalFile } from "../storage/local.ts";
+import { LocalFile } from "../storage/open.ts";
 import type { RandomAccessFile } from "../storage/storage.ts";
 
 /** Bytes that are read for a header; longer extension headers are read whole. */

@@ -1,4 +1,6 @@
 /** Describes a data set: kind, parts, shards, samples, types, and all data sets of a metadataset. */
+
+import { unprepared } from "../errors.ts";
 import { readDatasetConfig } from "../format/dataset-config.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
 import { joinedDatasets } from "../format/join-index.ts";
@@ -8,7 +10,6 @@ import { INDEX_SQLITE, META_FOLDER } from "../format/names.ts";
 import { datasetKind, readShardCounts, readSplitPart, readSplits } from "../format/webdataset.ts";
 import { subsetBounds } from "../sharder.ts";
 import { resolvePath, type Storage } from "../storage/storage.ts";
-import { unprepared } from "../unprepared.ts";
 
 export interface PartDescription {
 	readonly part: string;

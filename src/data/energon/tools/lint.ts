@@ -5,23 +5,20 @@
 import { counted } from "../../../system/counted.ts";
 import { conversationOf, faultOf } from "../../vision-language/conversation.ts";
 import { crudeSample, loadSample } from "../dataset.ts";
-import { BrokenSampleError, SampleError } from "../errors.ts";
+import { BrokenSampleError, SampleError, unprepared } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
-import type { ImageDecoder } from "../format/decode.ts";
 import { type FileStore, openFileStore } from "../format/file-store.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
 import { type KeyRow, keyRows } from "../format/join-index.ts";
-import { JsonlReader } from "../format/jsonl.ts";
-import { mediaOfRecord, withAux } from "../format/media.ts";
+import { JsonlReader, OffsetIndex } from "../format/jsonl.ts";
+import { type ImageDecoder, mediaOfRecord, withAux } from "../format/media.ts";
 import { readMetadataset } from "../format/metadataset.ts";
 import { INDEX_SQLITE, META_FOLDER, tarIndexName } from "../format/names.ts";
-import { OffsetIndex } from "../format/offset-index.ts";
-import { SplitPartReader } from "../format/tar-reader.ts";
+import { SplitPartReader } from "../format/tar.ts";
 import { datasetKind, expandAll, readShardCounts, readSplits, type Shard } from "../format/webdataset.ts";
 import { type IndexedSample, indexShard } from "../prepare/shard-index.ts";
 import type { RawSample, Sample } from "../sample.ts";
 import { isUrl, resolvePath, type Storage } from "../storage/storage.ts";
-import { unprepared } from "../unprepared.ts";
 
 export interface Problem {
 	/** Shard or file. */

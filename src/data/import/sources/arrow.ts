@@ -4,15 +4,17 @@ import { dirname, join } from "node:path";
 import { UserError } from "../../../system/errors.ts";
 import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { configLimits, readJsonText } from "../../../system/json.ts";
-import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import { type InputFile, identityOf, jsonIn } from "../detect.ts";
 import {
 	type ClassNames,
+	type Columns,
+	checkColumns,
 	classNamesOf,
 	describeClasses,
 	type Position,
 	type Row,
 	type SyncSource,
+	wantedColumns,
 	withClassNames,
 } from "../row.ts";
 import { type ArrowField, batchOf, fieldsOf } from "./arrow-batch.ts";

@@ -4,9 +4,8 @@
  */
 import { dirname, join, relative } from "node:path";
 import { UserError } from "../../../system/errors.ts";
-import { isGiven } from "../columns.ts";
 import { jsonIn } from "../detect.ts";
-import { type Row, SkippedRow, type SyncSource } from "../row.ts";
+import { isGiven, type Row, SkippedRow, type SyncSource } from "../row.ts";
 
 type Fields = Readonly<Record<string, unknown>>;
 

@@ -3,15 +3,17 @@ import { dirname } from "node:path";
 import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { UserError } from "../../../system/errors.ts";
 import { InputFile as OpenFile } from "../../../system/input-file.ts";
-import { type Columns, checkColumns, wantedColumns } from "../columns.ts";
 import { type InputFile, identityOf } from "../detect.ts";
 import {
 	type ClassNames,
+	type Columns,
+	checkColumns,
 	classNamesOf,
 	describeClasses,
 	type Position,
 	type Row,
 	type Source,
+	wantedColumns,
 	withClassNames,
 } from "../row.ts";
 import { checkPages, compressors, LARGEST_GROUP, viewOf, walkStruct } from "./parquet-pages.ts";

@@ -2,14 +2,13 @@
  * A folder of pictures, each with a .txt or .json file of the same name beside it; or, where no picture has one, in folders
  * of their classes, whose names are the captions.
  */
-
 import { type Dirent, readdirSync, statSync } from "node:fs";
 import { basename, join, relative } from "node:path";
 import { CryptoHasher } from "bun";
 import { UserError } from "../../../system/errors.ts";
 import { readWholeFile } from "../../../system/input-file.ts";
 import { fileError } from "../../../system/system-errors.ts";
-import { LARGEST_TEXT_PART } from "../../energon/format/decode.ts";
+import { LARGEST_TEXT_PART } from "../../energon/format/media.ts";
 import { isPictureName, partOf } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type SyncSource } from "../row.ts";
 import { recordOf } from "./tars.ts";

@@ -7,7 +7,7 @@ import { InputFile as OpenFile } from "../../../system/input-file.ts";
 import { fileError } from "../../../system/system-errors.ts";
 import { type InputFile, identityOf } from "../detect.ts";
 import { type Position, type Row, SkippedRow, type Source } from "../row.ts";
-import { LARGEST_RECORD } from "./byte-reader.ts";
+import { LARGEST_RECORD } from "./json-records.ts";
 
 export interface TableOptions {
 	/** False: the names of columns are their numbers, "1", "2", … */

@@ -1,10 +1,10 @@
 /** Samples of tar files (webdataset, img2dataset) with image parts and a text or JSON part. */
-import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/decode.ts";
+import { isImageExtension, LARGEST_TEXT_PART, mediaOfExtension } from "../../energon/format/media.ts";
 import { splitMemberName } from "../../energon/format/names.ts";
 import { parseJsonBytes } from "../../energon/format/python-text.ts";
 import { TarError } from "../../energon/format/tar.ts";
 import { walkTar } from "../../energon/prepare/shard-index.ts";
-import { LocalFile } from "../../energon/storage/local.ts";
+import { LocalFile } from "../../energon/storage/open.ts";
 import { nameOf, type RandomAccessFile } from "../../energon/storage/storage.ts";
 import { type InputFile, identityOf } from "../detect.ts";
 import { LARGEST_IMAGE } from "../fetch-image.ts";

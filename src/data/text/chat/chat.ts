@@ -2,14 +2,13 @@
  * Conversations through a chat template: the text it makes of them, the places of the images, and the parts that an
  * assistant says. The parts that count are found in the text itself, so that a template may strip, move and add text.
  */
-
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CountedPart } from "../loss-parts.ts";
 import { BoundError } from "./bounded-interpreter.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";
-import { DataMarks, marks, withoutMarks } from "./marker-characters.ts";
 import type { ChatTemplateText } from "./template-file.ts";
+import { DataMarks, marks, withoutMarks } from "./template-nodes.ts";
 
 /*
  * The assistant's text in a rendered conversation, for templates without `{% generation %}` blocks. A turn begins where the

@@ -5,7 +5,7 @@
 import { Environment, parse, tokenize } from "@huggingface/jinja";
 import { UserError } from "../../../system/errors.ts";
 import { BoundError, BoundedInterpreter } from "./bounded-interpreter.ts";
-import { checkNoMarks, marks } from "./marker-characters.ts";
+import { checkNoMarks, marks } from "./template-nodes.ts";
 
 /*
  * The text of a Jinja template as tokens, and the lines of its parts, which the library's tokens do not have. All of it takes

@@ -3,13 +3,20 @@
  * `mimo elastic rank` writes and `mimo convert-ckpt --permute` reads.
  */
 import * as v from "valibot";
-import type { LanguageModelConfiguration } from "../../../checkpoint/index.ts";
+import {
+	type LanguageModelConfiguration,
+	SelectedStore,
+	type Selection,
+	type SourceCheckpoint,
+	selectTensors,
+} from "../../../checkpoint/index.ts";
 import { parseHybridPattern, withoutCuts } from "../../../config/hybrid-pattern.ts";
 import { modelOfLayer } from "../../../config/per-layer.ts";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import { indexLimits, readJsonText } from "../../../system/json.ts";
-import { type KeptUnits, type LayerUnits, wholeLayer } from "../submodel/units.ts";
+import { parentOf } from "../submodel/extract.ts";
+import { type KeptUnits, type LayerUnits, selectionsOf, wholeLayer } from "../submodel/units.ts";
 
 const scores = v.array(v.pipe(v.number(), v.finite(), v.minValue(0)));
 
@@ -121,4 +128,26 @@ export function unitsOfImportance(c: LanguageModelConfiguration, importance: Imp
 export function layerRanking({ layers }: Importance): number[] | null {
 	if (layers.some(({ layer }) => layer === null)) return null;
 	return layers.map((_, index) => index).sort((a, b) => layers[a]!.layer! - layers[b]!.layer! || a - b);
+}
+
+// A checkpoint whose units are sorted by importance: the same function in another order, optimizer state along with its weights.
+
+/** Owns `source`. `path`: of the ranking, for errors. */
+export function permutedSource(source: SourceCheckpoint, importance: Importance, path: string): SourceCheckpoint {
+	const { configuration } = parentOf(source);
+	const model = selectTensors(source.weights, (name) => !name.startsWith("optimizer."));
+	const selections = selectionsOf(model, configuration, unitsOfImportance(configuration, importance, path));
+	const targets = new Map([...selections].map(([name, selection]) => [selection.source, { name, selection }]));
+	const all = new Map<string, Selection>(selections);
+	for (const name of source.weights.tensors.keys()) {
+		const [state, parameter] = /^(optimizer\.state\.[^.]+\.)(.+)$/.exec(name)?.slice(1) ?? [];
+		if (state === undefined) continue;
+		const target = targets.get(parameter!);
+		all.set(state + (target?.name ?? parameter), {
+			...(target?.selection ?? { rows: null, columns: null }),
+			source: name,
+		});
+	}
+	const weights = new SelectedStore(source.weights, all);
+	return { ...source, weights, [Symbol.dispose]: () => source[Symbol.dispose]() };
 }
