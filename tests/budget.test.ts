@@ -9,12 +9,12 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15360, 76],
+	checkpoint: [15370, 76],
 	commands: [4500, 34],
 	config: [6735, 48],
 	data: [20410, 105],
 	decode: [660, 3],
-	guests: [4000, 28],
+	guests: [4140, 29],
 	inference: [1610, 9],
 	launch: [2550, 14],
 	models: [5373, 56],

@@ -37,7 +37,13 @@ export {
 } from "./folders.ts";
 export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
 export type { LanguageModelConfiguration } from "./hf/families/family.ts";
-export { configurationToHuggingFace, detectSpelling, familyOf, languageCorrespondence } from "./hf/families/index.ts";
+export {
+	configurationFromHuggingFace,
+	configurationToHuggingFace,
+	detectSpelling,
+	familyOf,
+	languageCorrespondence,
+} from "./hf/families/index.ts";
 export { type SpellingName, spellings } from "./hf/families/nemotron-h-names.ts";
 export { defaultShardBytes, HuggingFaceFolder } from "./hf/folder.ts";
 export { hubFolder } from "./hf/hub.ts";

@@ -4,7 +4,12 @@ import { defaulting, number, off, optional, path, positiveNumber } from "../fiel
 export const distillationKeys = {
 	"export-kd-teacher-load": optional(
 		path,
-		"Checkpoint of the teacher, of any format and of the same model: training draws the student's distribution to the teacher's.",
+		"Checkpoint of the teacher, of any format and with the student's tokens: training draws the student's distribution to the teacher's.",
+	),
+	"export-kd-teacher-model-config": optional(
+		path,
+		"The teacher's keys, where its checkpoint does not say them: a YAML file or a Hugging Face folder. Unset: model_config.yaml in the checkpoint's folder, if there is one.",
+		{ aliases: ["teacher-model-config"] },
 	),
 	"self-distillation": off(
 		"With flextron: every budget but the parent's own learns from the parent's weights of the same step, the parent from labels.",

@@ -1,21 +1,28 @@
 /** Distillation: the language model learns a teacher's distribution of the next token (docs/spec/elastic.md §11). */
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { HybridModel } from "../../models/language/model.ts";
+import { wholeModel } from "../../models/language/pipeline-segments.ts";
 import { axpby, Tensor } from "../../tensor/index.ts";
 import type { ElasticConfig } from "../elastic/config.ts";
 import { parentBudget } from "../elastic/router/budget-loss.ts";
 import { labelOf } from "../elastic/router/network.ts";
 import type { Guest, GuestStep, HeadView, LossTerm, RankGuest, StepGuest } from "../guest.ts";
 import { type DistillationOptions, distillationLoss, loadTeacher, type Teacher, teacherHidden } from "./teacher.ts";
+import { teacherConfiguration } from "./teacher-model.ts";
 
 /** KL divergence of a token's distribution from the teacher's. */
 export const distillationLossName = "logits distillation loss";
+/** The divergence and the language model's loss by their weights, as Megatron names their sum. */
+const totalLossName = "total loss";
 
 /** --export-kd-teacher-load and --self-distillation; null: the model learns from labels alone. */
 export function distillationOf(c: TrainingConfiguration, elastic: ElasticConfig | null): Guest | null {
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";
-	return distillation({ teacher, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha }, elastic);
+	const own = c.selfDistillation ? c : teacherConfiguration(c);
+	const model = own === c ? null : hybridConfig(own);
+	return distillation({ teacher, model, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha }, elastic);
 }
 
 /** `elastic`: the student's; null: it is not elastic. */
@@ -24,7 +31,11 @@ export function distillation(options: DistillationOptions, elastic: ElasticConfi
 		losses: (model) => {
 			const budgets = elastic === null ? [] : [...elastic.budgets, parentBudget(elastic, model)];
 			const ofBudgets = new Set(budgets.map((budget) => `${distillationLossName} ${labelOf(budget)}`));
-			return [distillationLossName, ...ofBudgets].map((name) => ({ name, trainingOnly: true, partial: true }));
+			return [distillationLossName, totalLossName, ...ofBudgets].map((name) => ({
+				name,
+				trainingOnly: true,
+				partial: true,
+			}));
 		},
 		open: ({ language }) => language && new RankDistillation(teacherOf(options, language.module)),
 	};
@@ -34,8 +45,9 @@ export function distillation(options: DistillationOptions, elastic: ElasticConfi
 function teacherOf(options: DistillationOptions, student: HybridModel): Teacher {
 	if (options.teacher === "self") return { ...options, model: student };
 	const { device, config, parallel, chunks } = student;
-	const segments = chunks.map(({ segment }) => segment);
-	const model = new HybridModel(device, { ...config, recompute: null }, { frozen: true, parallel, segments });
+	const own = options.model ?? null;
+	const segments = own ? [wholeModel(own.pattern.length)] : chunks.map(({ segment }) => segment);
+	const model = new HybridModel(device, { ...(own ?? config), recompute: null }, { frozen: true, parallel, segments });
 	return { ...options, model };
 }
 
@@ -68,10 +80,16 @@ export class RankDistillation implements RankGuest {
 /** The divergence from the teacher with weight α, also under the name of the microbatch's variant. */
 function divergence(teacher: Teacher, pass: HeadView, label: string | undefined): LossTerm[] {
 	const { tape, companions, tokenWeights, input, own } = pass;
-	const { logits } = pass.nextToken();
+	const { logits, loss: ofLabels } = pass.nextToken();
 	const loss = own(distillationLoss(tape, teacher, companions[0]!, logits));
 	const gradient = own(Tensor.empty(tape.device, tokenWeights.shape));
 	axpby(tokenWeights, gradient, teacher.alpha, 0);
+	const total = own(Tensor.empty(tape.device, loss.shape));
+	axpby(loss, total, teacher.alpha, 0);
+	axpby(ofLabels, total, 1 - teacher.alpha, 1);
 	const term = { name: distillationLossName, loss, mask: input.mask, gradient };
-	return label === undefined ? [term] : [term, { ...term, name: `${distillationLossName} ${label}`, gradient: null }];
+	const terms = [term, { ...term, name: totalLossName, loss: total, gradient: null }];
+	return label === undefined
+		? terms
+		: [...terms, { ...term, name: `${distillationLossName} ${label}`, gradient: null }];
 }

@@ -1,8 +1,9 @@
 /** The teacher of a distilled model: a frozen model, or an elastic parent's own unmasked weights (docs/spec/elastic.md §11). */
 
-import { loadModel, openSource, requireFormat } from "../../checkpoint/index.ts";
+import { loadModel } from "../../checkpoint/index.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import type { HybridModel } from "../../models/language/model.ts";
 import type { ForwardInput } from "../../models/language/model-chunk.ts";
@@ -10,17 +11,20 @@ import { wordEmbedding } from "../../models/language/names.ts";
 import { exhaust } from "../../models/language/nodes.ts";
 import { gatherSequence } from "../../parallel/index.ts";
 import { type FloatDtype, gemm, klDivergence, Tape, type TeacherLogits, Tensor } from "../../tensor/index.ts";
+import { openTeacher, teacherConfiguration } from "./teacher-model.ts";
 
 export interface DistillationOptions {
-	/** frozen: another model of the same sizes. self: the elastic model's own weights of this step, without masks. */
+	/** frozen: another model. self: the elastic model's own weights of this step, without masks. */
 	readonly teacher: "frozen" | "self";
 	readonly temperature: number;
 	/** Weight α of the divergence from the teacher; the language model loss has weight 1 − α. */
 	readonly alpha: number;
+	/** Of a frozen teacher with other layers or sizes than the student; absent: it has the student's. */
+	readonly model?: HybridConfig | null;
 }
 
-export interface Teacher extends DistillationOptions {
-	/** Sharded as the student is; with self-distillation the student itself. */
+export interface Teacher extends Omit<DistillationOptions, "model"> {
+	/** Sharded over the student's ranks; with self-distillation the student itself. */
 	readonly model: HybridModel;
 }
 
@@ -31,12 +35,9 @@ export interface Teacher extends DistillationOptions {
 export async function loadTeacher(c: TrainingConfiguration, teacher: HybridModel): Promise<void> {
 	const path = c.exportKdTeacherLoad;
 	if (path === null) return;
-	using source = openSource(path, requireFormat(path, null), {
-		...{ optimizer: false, allowFallback: c.allowFallback, visionHeads: null, inert: [] },
-		pattern: c.hybridLayerPattern,
-		newLayers: { seed: c.seed, sizes: {} },
-	});
-	requireSameModel(path, { ...source.model, flextron: false }, { ...c });
+	const model = teacherConfiguration(c);
+	using source = openTeacher(c, model === c ? null : model.hybridLayerPattern);
+	requireSameModel(path, { ...source.model, flextron: false }, { ...model });
 	await source.prepare?.();
 	loadModel(teacher, source.weights, true);
 }

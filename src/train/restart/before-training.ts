@@ -16,6 +16,7 @@ import {
 import { dataLanes } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { requireFittingStates } from "../../data/routing/source.ts";
+import { guestsOf } from "../../guests/index.ts";
 import { countParameters } from "../../models/language/counts.ts";
 import { UserError } from "../../system/errors.ts";
 import { keptOfFolders, languageKeys, openFolders, requireImages, withText } from "./hugging-face.ts";
@@ -25,6 +26,8 @@ import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first checkpoint or folder that the run cannot start from, or would overwrite at its end. */
 export function requireStart(c: TrainingConfiguration): void {
+	// A guest that the run cannot have throws where it is made.
+	guestsOf(c, 0);
 	const start = startOf(c);
 	const lineage = start === null ? null : lineageOf(c, start);
 	requireOtherFolder(c.save);

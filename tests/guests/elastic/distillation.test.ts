@@ -47,11 +47,29 @@ test("a teacher of every format teaches the same, and so it does on every layout
 		"native --llm-pp 2",
 		"native --llm-dp 2 --use-distributed-optimizer",
 	].map((teacher) => lossesOf(`--export-kd-teacher-load ${teacher} --export-kd-temperature 2`));
-	const names = ["lm loss", "logits distillation loss"];
+	const names = ["lm loss", "logits distillation loss", "total loss"];
 	for (const name of names) {
 		expect(losses[0]![name]!).toBeGreaterThan(0.01);
 		for (const own of losses) expect(Math.abs(own[name]! / losses[0]![name]! - 1)).toBeLessThan(1e-4);
 	}
+}, 60_000);
+
+test("a teacher of other layers and sizes teaches the same from every format, and on layouts", () => {
+	folder.file("teacher.yaml", "hidden_size: 64\nhybrid-layer-pattern: ME*-\n");
+	const student = "--hybrid-layer-pattern *-*- --hidden-size 32 --num-attention-heads 2 --export-kd-alpha 0.25";
+	const losses = [
+		"native",
+		"hf",
+		"torch_dist",
+		"native --export-kd-teacher-model-config teacher.yaml",
+		"native --export-kd-teacher-model-config hf",
+		"native --llm-tp 2",
+	].map((teacher) => lossesOf(`${student} --export-kd-teacher-load ${teacher}`));
+	const [first] = losses as [Record<string, number>];
+	const [labels, divergence, total] = ["lm loss", "logits distillation loss", "total loss"].map((name) => first[name]!);
+	expect(divergence!).toBeGreaterThan(0.1);
+	expect(total!).toBeCloseTo(0.75 * labels! + 0.25 * divergence!, 5);
+	for (const own of losses) expect(Math.abs(own["total loss"]! / total! - 1)).toBeLessThan(1e-4);
 }, 60_000);
 
 test("an elastic student has its teacher's divergence by budget, and its checkpoint no teacher", () => {
@@ -81,7 +99,12 @@ test.each([
 		"--self-distillation: the value is true; allowed is one of it and export-kd-teacher-load.",
 	],
 	["--export-kd-teacher-load none", "none"],
-	["--export-kd-teacher-load native --mamba-num-heads 4", "mamba-num-heads"],
+	["--export-kd-teacher-load native --vocab-size 300", "The teacher native has 256 tokens, and the student 300."],
+	[
+		"--export-kd-teacher-load native --llm-pp 2 --mamba-num-heads 4",
+		"needs llm-pp 1: --mamba-num-heads is 8 there and 4 here",
+	],
+	["--export-kd-teacher-load native --export-kd-teacher-model-config none.yaml", "none.yaml: there is no such file"],
 ])("%s is refused", (flags, part) => {
 	const { exitCode, stderr } = mimo(`${training} --train-iters 1 ${flags}`.split(" "), folder.path);
 	expect([exitCode > 0, stderr.trim().split("\n").length, stderr.startsWith("mimo: ")]).toEqual([true, 1, true]);

@@ -1,5 +1,8 @@
 /** Distillation gives every layout what it gives one process: from a frozen teacher, and from the model itself at full size. */
 import { afterAll, describe, expect, spyOn, test } from "bun:test";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import * as distillation from "../../../src/guests/distillation/teacher.ts";
 import { softMasks } from "../../guests/elastic/family-model.ts";
 import { elasticKeys } from "./elastic-keys.ts";
@@ -13,12 +16,16 @@ const alone = { ...frozen, "llm-only": true };
 const encoder = { "freeze-vit": true, "freeze-projection": true };
 // Every microbatch of a step draws the same budget: one that is not the parent's learns from the parent.
 const self = { ...elasticKeys, "self-distillation": true, "original-model-sample-prob": 0, "budget-list": [0.7] };
+const file = join(mkdtempSync(join(tmpdir(), "mimo-teacher-")), "teacher.yaml");
+writeFileSync(file, "hybrid_layer_pattern: M*E-\nhidden_size: 48\nffn_hidden_size: 40\n");
+afterAll(() => rmSync(dirname(file), { recursive: true }));
 const cut = { "hybrid-layer-pattern": "ME|*-" };
 
 describe("layouts give what one process gives", () => {
 	for (const [what, layout, keys] of [
 		["a frozen teacher", "dp2", alone],
 		["a frozen teacher", "tp2", { ...alone, "untie-embeddings-and-output-weights": false }],
+		["a frozen teacher of other sizes", "tp2", { ...alone, "export-kd-teacher-model-config": file }],
 		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
 		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
