@@ -59,6 +59,58 @@ class Reference {
 }
 
 class Machine {
+	/** What each opcode does. */
+	static readonly #opcodes: Readonly<Record<number, (m: Machine) => void>> = {
+		128: (m) => m.#protocol(m.#cursor.byte()), // PROTO
+		149: (m) => m.#cursor.length(m.#cursor.u64()), // FRAME
+		40: (m) => m.#stack.mark(), // MARK
+		48: (m) => m.#stack.drop(), // POP
+		49: (m) => m.#stack.popMark(), // POP_MARK
+		50: (m) => m.#stack.push(m.#stack.top()), // DUP
+		78: (m) => m.#stack.push(null), // NONE
+		136: (m) => m.#stack.push(true), // NEWTRUE
+		137: (m) => m.#stack.push(false), // NEWFALSE
+		75: (m) => m.#stack.push(m.#cursor.byte()), // BININT1
+		77: (m) => m.#stack.push(m.#cursor.u16()), // BININT2
+		74: (m) => m.#stack.push(m.#cursor.i32()), // BININT
+		138: (m) => m.#make(m.#cursor.integer(m.#cursor.byte())), // LONG1
+		139: (m) => m.#make(m.#cursor.integer(m.#cursor.u32())), // LONG4
+		71: (m) => m.#stack.push(m.#cursor.f64()), // BINFLOAT
+		140: (m) => m.#make(m.#cursor.text(m.#cursor.byte())), // SHORT_BINUNICODE
+		88: (m) => m.#make(m.#cursor.text(m.#cursor.u32())), // BINUNICODE
+		141: (m) => m.#make(m.#cursor.text(m.#cursor.u64())), // BINUNICODE8
+		67: (m) => m.#make(m.#cursor.data(m.#cursor.byte())), // SHORT_BINBYTES
+		66: (m) => m.#make(m.#cursor.data(m.#cursor.u32())), // BINBYTES
+		142: (m) => m.#make(m.#cursor.data(m.#cursor.u64())), // BINBYTES8
+		85: (m) => m.#make(m.#cursor.latin(m.#cursor.byte())), // SHORT_BINSTRING
+		84: (m) => m.#make(m.#cursor.latin(m.#cursor.u32())), // BINSTRING
+		93: (m) => m.#make([]), // EMPTY_LIST
+		97: (m) => m.#append([m.#stack.pop()]), // APPEND
+		101: (m) => m.#append(m.#stack.popMark()), // APPENDS
+		125: (m) => m.#make(new Map()), // EMPTY_DICT
+		115: (m) => m.#setItems(m.#stack.popCount(2)), // SETITEM
+		117: (m) => m.#setItems(m.#stack.popMark()), // SETITEMS
+		41: (m) => m.#make(new Tuple([])), // EMPTY_TUPLE
+		133: (m) => m.#make(new Tuple(m.#stack.popCount(1).map(plain))), // TUPLE1
+		134: (m) => m.#make(new Tuple(m.#stack.popCount(2).map(plain))), // TUPLE2
+		135: (m) => m.#make(new Tuple(m.#stack.popCount(3).map(plain))), // TUPLE3
+		116: (m) => m.#makeOf(m.#stack.popMark(), (items) => new Tuple(items)), // TUPLE
+		143: (m) => m.#make(new Set()), // EMPTY_SET
+		144: (m) => m.#addItems(m.#stack.popMark()), // ADDITEMS
+		145: (m) => m.#makeOf(m.#stack.popMark(), (items) => new Set(items)), // FROZENSET
+		113: (m) => m.#stack.remember(m.#cursor.byte()), // BINPUT
+		114: (m) => m.#stack.remember(m.#cursor.u32()), // LONG_BINPUT
+		148: (m) => m.#stack.remember(), // MEMOIZE
+		104: (m) => m.#stack.recall(m.#cursor.byte()), // BINGET
+		106: (m) => m.#stack.recall(m.#cursor.u32()), // LONG_BINGET
+		99: (m) => m.#global(m.#cursor.line(), m.#cursor.line()), // GLOBAL
+		147: (m) => m.#global(...(m.#stack.popCount(2) as [unknown, unknown])), // STACK_GLOBAL
+		82: (m) => m.#invoke("call"), // REDUCE
+		129: (m) => m.#invoke("create"), // NEWOBJ
+		98: (m) => m.#build(plain(m.#stack.pop())), // BUILD
+		81: (m) => m.#persistent(m.#stack.pop()), // BINPERSID
+	};
+
 	readonly #cursor: Cursor;
 	readonly #limits: PickleLimits;
 	readonly #stack: PickleStack;
@@ -117,194 +169,38 @@ class Machine {
 	}
 
 	#step(opcode: number): void {
-		const stack = this.#stack;
-		switch (opcode) {
-			case 0x80: // PROTO
-				if (this.#cursor.byte() > 5) this.#refuse("its protocol is unknown");
-				break;
-			case 0x95: // FRAME
-				this.#cursor.length(this.#cursor.u64());
-				break;
-			case 0x28: // MARK
-				stack.mark();
-				break;
-			case 0x30: // POP
-				stack.drop();
-				break;
-			case 0x31: // POP_MARK
-				stack.popMark();
-				break;
-			case 0x32: // DUP
-				stack.push(stack.top());
-				break;
-			case 0x4e: // NONE
-				stack.push(null);
-				break;
-			case 0x88: // NEWTRUE
-				stack.push(true);
-				break;
-			case 0x89: // NEWFALSE
-				stack.push(false);
-				break;
-			case 0x4b: // BININT1
-				stack.push(this.#cursor.byte());
-				break;
-			case 0x4d: // BININT2
-				stack.push(this.#cursor.u16());
-				break;
-			case 0x4a: // BININT
-				stack.push(this.#cursor.i32());
-				break;
-			case 0x8a: // LONG1
-				this.#make(this.#cursor.integer(this.#cursor.byte()));
-				break;
-			case 0x8b: // LONG4
-				this.#make(this.#cursor.integer(this.#cursor.u32()));
-				break;
-			case 0x47: // BINFLOAT
-				stack.push(this.#cursor.f64());
-				break;
-			case 0x8c: // SHORT_BINUNICODE
-				this.#make(this.#cursor.text(this.#cursor.byte()));
-				break;
-			case 0x58: // BINUNICODE
-				this.#make(this.#cursor.text(this.#cursor.u32()));
-				break;
-			case 0x8d: // BINUNICODE8
-				this.#make(this.#cursor.text(this.#cursor.u64()));
-				break;
-			case 0x43: // SHORT_BINBYTES
-				this.#make(this.#cursor.data(this.#cursor.byte()));
-				break;
-			case 0x42: // BINBYTES
-				this.#make(this.#cursor.data(this.#cursor.u32()));
-				break;
-			case 0x8e: // BINBYTES8
-				this.#make(this.#cursor.data(this.#cursor.u64()));
-				break;
-			case 0x55: // SHORT_BINSTRING
-				this.#make(this.#cursor.latin(this.#cursor.byte()));
-				break;
-			case 0x54: // BINSTRING
-				this.#make(this.#cursor.latin(this.#cursor.u32()));
-				break;
-			default:
-				this.#stepContainer(opcode);
+		const action = Machine.#opcodes[opcode];
+		if (action === undefined) {
+			this.#cursor.position--;
+			this.#refuse(`opcode 0x${opcode.toString(16).padStart(2, "0")} is not allowed`);
 		}
+		action(this);
 	}
 
-	#stepContainer(opcode: number): void {
-		switch (opcode) {
-			case 0x5d: // EMPTY_LIST
-				this.#make([]);
-				break;
-			case 0x61: // APPEND
-				this.#append([this.#stack.pop()]);
-				break;
-			case 0x65: // APPENDS
-				this.#append(this.#stack.popMark());
-				break;
-			case 0x7d: // EMPTY_DICT
-				this.#make(new Map());
-				break;
-			case 0x73: {
-				// SETITEM
-				const value = this.#stack.pop();
-				this.#setItems([this.#stack.pop(), value]);
-				break;
-			}
-			case 0x75: // SETITEMS
-				this.#setItems(this.#stack.popMark());
-				break;
-			case 0x29: // EMPTY_TUPLE
-				this.#make(new Tuple([]));
-				break;
-			case 0x85: // TUPLE1
-			case 0x86: // TUPLE2
-			case 0x87: // TUPLE3
-				this.#make(new Tuple(this.#stack.popCount(opcode - 0x84).map(plain)));
-				break;
-			case 0x74: // TUPLE
-				this.#makeOf(this.#stack.popMark(), (items) => new Tuple(items));
-				break;
-			case 0x8f: // EMPTY_SET
-				this.#make(new Set());
-				break;
-			case 0x90: {
-				// ADDITEMS
-				const items = this.#stack.popMark();
-				const set = this.#stack.top();
-				if (!(set instanceof Set)) this.#refuse("it adds to a value that is not a set");
-				this.#charge(items.length);
-				for (const item of items) set.add(plain(item));
-				break;
-			}
-			case 0x91: // FROZENSET
-				this.#makeOf(this.#stack.popMark(), (items) => new Set(items));
-				break;
-			case 0x71: // BINPUT
-				this.#stack.remember(this.#cursor.byte());
-				break;
-			case 0x72: // LONG_BINPUT
-				this.#stack.remember(this.#cursor.u32());
-				break;
-			case 0x94: // MEMOIZE
-				this.#stack.remember();
-				break;
-			case 0x68: // BINGET
-				this.#stack.recall(this.#cursor.byte());
-				break;
-			case 0x6a: // LONG_BINGET
-				this.#stack.recall(this.#cursor.u32());
-				break;
-			default:
-				this.#stepObject(opcode);
-		}
+	#protocol(version: number): void {
+		if (version > 5) this.#refuse("its protocol is unknown");
 	}
 
-	#stepObject(opcode: number): void {
-		switch (opcode) {
-			case 0x63: {
-				// GLOBAL
-				const module = this.#cursor.line();
-				this.#global(module, this.#cursor.line());
-				break;
-			}
-			case 0x93: {
-				// STACK_GLOBAL
-				const [module, name] = this.#stack.popCount(2);
-				if (typeof module !== "string" || typeof name !== "string") {
-					this.#refuse("it names a class by a value that is not text");
-				}
-				this.#global(module, name);
-				break;
-			}
-			case 0x52: // REDUCE
-				this.#invoke("call");
-				break;
-			case 0x81: // NEWOBJ
-				this.#invoke("create");
-				break;
-			case 0x62: {
-				// BUILD
-				const state = plain(this.#stack.pop());
-				setState(this.#stack.top(), state);
-				break;
-			}
-			case 0x51: {
-				// BINPERSID
-				const id = this.#stack.pop();
-				if (!this.options.persistent) this.#refuse("it refers to a storage, and there is none here");
-				this.#stack.push(this.options.persistent(id));
-				break;
-			}
-			default:
-				this.#cursor.position--;
-				this.#refuse(`opcode 0x${opcode.toString(16).padStart(2, "0")} is not allowed`);
-		}
+	#addItems(items: readonly unknown[]): void {
+		const set = this.#stack.top();
+		if (!(set instanceof Set)) this.#refuse("it adds to a value that is not a set");
+		this.#charge(items.length);
+		for (const item of items) set.add(plain(item));
 	}
 
-	#global(module: string, name: string): void {
+	#build(state: unknown): void {
+		setState(this.#stack.top(), state);
+	}
+
+	#persistent(id: unknown): void {
+		if (!this.options.persistent) this.#refuse("it refers to a storage, and there is none here");
+		this.#stack.push(this.options.persistent(id));
+	}
+
+	#global(module: unknown, name: unknown): void {
+		if (typeof module !== "string" || typeof name !== "string") {
+			this.#refuse("it names a class by a value that is not text");
+		}
 		const key = `${module} ${name}`;
 		let reference = this.#references.get(key);
 		if (!reference) {
