@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15260, 76],
+	checkpoint: [15270, 76],
 	commands: [4500, 34],
 	config: [6735, 48],
 	data: [20410, 105],

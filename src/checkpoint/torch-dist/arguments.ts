@@ -121,6 +121,9 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		moeLatentSize: typeof args.moe_latent_size === "number" ? args.moe_latent_size : null,
 		moeSharedExpertIntermediateSize: number("moe_shared_expert_intermediate_size", 0),
 		moeSharedExpertGate: args.moe_shared_expert_gate === true,
+		...([args.moe_router_load_balancing_type].flat().includes("sinkhorn") && {
+			moeRouterLoadBalancingType: ["sinkhorn"],
+		}),
 		moeRouterScoreFunction: args.moe_router_score_function === "sigmoid" ? "sigmoid" : "softmax",
 		moeRouterPreSoftmax: args.moe_router_pre_softmax === true,
 		moeRouterEnableExpertBias: args.moe_router_enable_expert_bias === true,
@@ -218,6 +221,9 @@ function expertArguments(configuration: LanguageModelConfiguration): JsonObject 
 		...(configuration.moeLatentSize != null && { moe_latent_size: configuration.moeLatentSize }),
 		moe_shared_expert_intermediate_size: configuration.moeSharedExpertIntermediateSize,
 		...(configuration.moeSharedExpertGate && { moe_shared_expert_gate: true }),
+		...(configuration.moeRouterLoadBalancingType?.includes("sinkhorn") && {
+			moe_router_load_balancing_type: "sinkhorn",
+		}),
 		moe_router_score_function: configuration.moeRouterScoreFunction,
 		moe_router_pre_softmax: configuration.moeRouterPreSoftmax,
 		moe_router_enable_expert_bias: configuration.moeRouterEnableExpertBias,

@@ -60,6 +60,26 @@ test("every property of a model comes back from its arguments", () => {
 	expect({ ...back, mambaChunkSize: c.mambaChunkSize }).toEqual(own as never);
 });
 
+test("Sinkhorn's routing comes back, and losses that leave the model what it is do not", () => {
+	const told = (type: string) => {
+		const c = configurationOf({
+			preset: "nemotron-tiny",
+			"moe-router-score-function": "softmax",
+			...bias,
+			[key]: [type],
+		});
+		return configurationFromArguments(argumentsOf(c, 256))!.moeRouterLoadBalancingType;
+	};
+	const key = "moe-router-load-balancing-type";
+	const bias = {
+		"moe-router-enable-expert-bias": false,
+		"moe-aux-loss-coeff": [0],
+		"moe-router-topk-scaling-factor": 1,
+	};
+	expect(told("sinkhorn")).toEqual(["sinkhorn"]);
+	expect(told("aux_loss")).toBeUndefined();
+});
+
 test("LayerNorm and learned positions come back too", () => {
 	const gpt = {
 		normalization: "LayerNorm",

@@ -1,5 +1,6 @@
 /** A family of language models in Hugging Face's format: how its config.json and its tensors say a model of this program. */
 import { modelDifferences } from "../../../config/same-model.ts";
+import type { TrainingConfiguration } from "../../../config/schema.ts";
 import type { YarnValues } from "../../../config/yarn.ts";
 import type { ActivationKey } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -82,6 +83,8 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly moeLatentSize?: number | null;
 	readonly moeSharedExpertIntermediateSize: number;
 	readonly moeSharedExpertGate?: boolean;
+	/** Told where it is sinkhorn, which makes an expert's weight its score among all; absent: it is not. */
+	readonly moeRouterLoadBalancingType?: TrainingConfiguration["moeRouterLoadBalancingType"];
 	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
 	readonly moeRouterPreSoftmax: boolean;
 	readonly moeRouterEnableExpertBias: boolean;
