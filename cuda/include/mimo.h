@@ -64,7 +64,7 @@
 #include "mimo/ops/spmm.h"          /* spmm */
 #include "mimo/ops/norms.h"         /* rms_norm, layer_norm */
 #include "mimo/ops/activation.h"    /* activation */
-#include "mimo/ops/attention.h"     /* attention */
+#include "mimo/ops/attention.h"     /* attention, latent_heads */
 #include "mimo/ops/rope.h"          /* rope */
 #include "mimo/ops/mamba.h"         /* causal_conv1d, ssd */
 #include "mimo/ops/gated_delta.h"   /* gated_delta, gate */

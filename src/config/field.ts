@@ -26,6 +26,8 @@ export type Presence = "default" | "optional" | "required" | "derived";
 export type ModelPart =
 	| "language model"
 	| "attention"
+	| "latent attention"
+	| "attention heads"
 	| "positions"
 	| "rotary embedding"
 	| "YaRN"

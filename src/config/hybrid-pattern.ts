@@ -6,8 +6,10 @@
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 
-/** Kinds of layers by their symbols: Mamba-2, Gated DeltaNet, self-attention, dense MLP, mixture of experts. */
-const kindsBySymbol = { M: "mamba", G: "gdn", "*": "attention", "-": "mlp", E: "moe" } as const;
+/** Kinds of layers by their symbols: Mamba-2, Gated DeltaNet, self-attention, multi-latent attention, dense MLP, mixture of experts. */
+const kindsBySymbol = {
+	...{ M: "mamba", G: "gdn", "*": "attention", "+": "latentAttention", "-": "mlp", E: "moe" },
+} as const;
 export type LayerKind = (typeof kindsBySymbol)[keyof typeof kindsBySymbol];
 
 export const layerSymbols = Object.fromEntries(
@@ -32,7 +34,7 @@ export interface HybridPattern {
 	readonly grouped: boolean;
 }
 
-const allowed = "allowed are M, G, *, - and E";
+const allowed = "allowed are M, G, *, +, - and E";
 
 function isLayerSymbol(symbol: string): symbol is keyof typeof kindsBySymbol {
 	return Object.hasOwn(kindsBySymbol, symbol);
@@ -41,7 +43,6 @@ function isLayerSymbol(symbol: string): symbol is keyof typeof kindsBySymbol {
 /** Megatron's symbols that are not built. */
 const notBuilt: Readonly<Record<string, string>> = {
 	D: "DeepSeek sparse attention layers (D)",
-	"+": "multi-latent attention layers (+)",
 };
 
 /** Most symbols of a pattern; bounds the time of reading a checkpoint, whose names are compared with every layer. */

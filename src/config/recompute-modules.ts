@@ -10,11 +10,15 @@ interface RecomputedPart {
 
 export const recomputeModules = {
 	core_attn: {
-		layers: ["attention", "gdn"],
+		layers: ["attention", "latentAttention", "gdn"],
 		dropped: "attention's output; of Gated DeltaNet all between its projections",
 	},
+	mla_up_proj: {
+		layers: ["latentAttention"],
+		dropped: "queries, keys and values that are projected from the latents of multi-latent attention",
+	},
 	layernorm: {
-		layers: ["mamba", "gdn", "attention", "mlp", "moe"],
+		layers: ["mamba", "gdn", "attention", "latentAttention", "mlp", "moe"],
 		dropped: "the output of the norm in front of every layer",
 	},
 	mamba: { layers: ["mamba"], dropped: "the convolution, the scan and the gated norm of Mamba-2" },
@@ -33,7 +37,7 @@ export type RecomputeModule = keyof typeof recomputeModules;
 export const recomputeModuleNames = Object.keys(recomputeModules) as RecomputeModule[];
 
 /** Megatron's names of parts that no layer here has. */
-export const foreignRecomputeModules = ["mla_up_proj", "mhc"] as const;
+export const foreignRecomputeModules = ["mhc"] as const;
 
 /** The modules of a mixture of experts whose input can wait in the host's memory, by Megatron's names. */
 export const offloadModules = ["expert_fc1", "moe_act"] as const;

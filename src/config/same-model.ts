@@ -6,6 +6,7 @@
 import { UserError } from "../system/errors.ts";
 import type { ModelPart } from "./field.ts";
 import { hasLayer, type LayerKind, storedPattern } from "./hybrid-pattern.ts";
+import { latentAttentionKeys } from "./keys/latent-attention.ts";
 import { linearAttentionKeys, mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
 import { moeKeys } from "./keys/moe.ts";
@@ -37,10 +38,13 @@ const additions: readonly ModelPart[] = ["adapters", "router"];
 const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = {
 	"language model": () => true,
 	attention: (c) => has(c, "attention"),
+	"latent attention": (c) => has(c, "latentAttention"),
+	"attention heads": (c) => has(c, "attention", "latentAttention"),
 	positions: (c) => has(c, "attention") || learnsPositions(c),
 	"learned positions": learnsPositions,
-	"rotary embedding": (c) => has(c, "attention") && (c.positionEmbeddingType === "rope" || isYarn(c)),
-	YaRN: (c) => has(c, "attention") && isYarn(c),
+	"rotary embedding": (c) =>
+		has(c, "latentAttention") || (has(c, "attention") && (c.positionEmbeddingType === "rope" || isYarn(c))),
+	YaRN: (c) => (has(c, "latentAttention") && c.ropeType !== "rope") || (has(c, "attention") && isYarn(c)),
 	"dense MLP": (c) => has(c, "mlp"),
 	MLP: (c) => has(c, "mlp", "moe"),
 	Mamba: (c) => has(c, "mamba"),
@@ -56,6 +60,7 @@ const presence: Readonly<Record<ModelPart, (c: ModelDescription) => boolean>> = 
 /** The part that a group's keys describe by default. */
 const groups: readonly (readonly [keys: object, part: ModelPart])[] = [
 	[modelKeys, "language model"],
+	[latentAttentionKeys, "latent attention"],
 	[mambaKeys, "Mamba"],
 	[linearAttentionKeys, "Gated DeltaNet"],
 	[moeKeys, "experts"],

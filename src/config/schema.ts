@@ -7,6 +7,7 @@ import type { Field, ValueOf } from "./field.ts";
 import { distillationKeys } from "./keys/distillation.ts";
 import { elasticKeys } from "./keys/elastic.ts";
 import { energonKeys } from "./keys/energon.ts";
+import { latentAttentionKeys } from "./keys/latent-attention.ts";
 import { loraKeys } from "./keys/lora.ts";
 import { linearAttentionKeys, mambaKeys } from "./keys/mamba.ts";
 import { modelKeys } from "./keys/model.ts";
@@ -22,6 +23,7 @@ import { type CamelCase, camelCase } from "./names.ts";
 export const subjects = {
 	Run: runKeys,
 	"Language model": modelKeys,
+	"Multi-latent attention": latentAttentionKeys,
 	"Mamba-2 layers": mambaKeys,
 	"Gated DeltaNet layers": linearAttentionKeys,
 	"Mixture of experts": moeKeys,
@@ -42,6 +44,7 @@ export const subjects = {
 export const fields = {
 	...runKeys,
 	...modelKeys,
+	...latentAttentionKeys,
 	...mambaKeys,
 	...linearAttentionKeys,
 	...moeKeys,

@@ -42,7 +42,6 @@ const each = (names: readonly string[], reading: Reading) => Object.fromEntries(
 const fusion = "native kernels decide what is fused, which changes no value";
 const unread = "Megatron reads it nowhere";
 const shardedOptimizer = "there is no FSDP; use-distributed-optimizer shards the optimizer";
-const latent = "multi-latent attention (+) is not built; attention is * in hybrid-layer-pattern";
 const trace = "profile-step-start writes a trace of all ranks to profile-file";
 const distilled = "export-kd-alpha and export-kd-temperature weigh the distillation from export-kd-teacher-load";
 const graphs = "cuda-graph-impl local decides by itself what becomes a graph";
@@ -90,10 +89,6 @@ const flags: Readonly<Record<string, Reading>> = {
 		accepted(fusion),
 	),
 	"apply-query-key-layer-scaling": accepted("attention's softmax is always fp32"),
-	...each(
-		["multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"],
-		refused(latent),
-	),
 	...each(
 		[
 			...["hybrid-attention-ratio", "hybrid-mlp-ratio", "moe-layer-freq", "mtp-hybrid-override-pattern"],

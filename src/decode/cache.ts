@@ -1,6 +1,6 @@
 /**
- * The decoding cache of a batch of sequences: keys and values of the attention layers, last inputs of the convolutions and states
- * of the Mamba-2 and Gated DeltaNet layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
+ * The decoding cache of a batch of sequences: keys and values of the attention layers, latents of multi-latent attention, last inputs
+ * of the convolutions and states of the Mamba-2 and Gated DeltaNet layers (docs/spec/language-model.md §2.2, §3). A forward pass over whole prompts (prefill) fills it; a decoding
  * step reads it and adds a token to some of the sequences.
  */
 import { type Mixing, wholeSequences } from "../models/language/sequence-mixing.ts";
@@ -12,11 +12,14 @@ import {
 	type CachePlaces,
 	causalConv1d,
 	causalConv1dStep,
+	copyInto,
 	gatedDelta,
 	gatedDeltaStep,
 	type KeyValueCache,
+	latentAttentionStep,
 	pickRows,
 	rope,
+	ropeLast,
 	SparseMatrix,
 	ssdScan,
 	ssdStep,
@@ -36,6 +39,8 @@ export class DecodingCache implements Disposable {
 	readonly #rows: number;
 	/** Keys and values by layer. */
 	readonly #attention = new Map<number, KeyValueCache>();
+	/** Latents and turned key columns of multi-latent attention, [rows, c+r], by layer. */
+	readonly #latents = new Map<number, Tensor>();
 	/** [sequences · (width − 1), C] by layer. */
 	readonly #windows = new Map<number, Tensor>();
 	/** [sequences · H · P, N] by layer; of Gated DeltaNet [sequences, H_v · D_k · D_v]. */
@@ -63,6 +68,8 @@ export class DecodingCache implements Disposable {
 	step(layer: number, places: StepPlaces): Mixing {
 		return {
 			rope: (tape, qkv, options) => rope(tape, qkv, { ...options, firstPositions: places.lengths }),
+			ropeLast: (tape, x, options) => ropeLast(tape, x, { ...options, firstPositions: places.lengths }),
+			latentStep: (token, options) => latentAttentionStep(token, options, this.#latents.get(layer)!, places),
 			attention: (_, qkv, { queryHeads, keyHeads, headDim, softmaxScale, window, sinks }: AttentionOptions) =>
 				attentionStep(qkv, this.#attention.get(layer)!, places, {
 					queryHeads,
@@ -82,6 +89,9 @@ export class DecodingCache implements Disposable {
 	keepAttention(layer: number, kept: KeyValueCache): void {
 		this.#attention.set(layer, kept);
 	}
+	keepLatents(layer: number, latents: Tensor): void {
+		this.#latents.set(layer, latents);
+	}
 	keepWindow(layer: number, window: Tensor): void {
 		this.#windows.set(layer, window);
 	}
@@ -92,7 +102,8 @@ export class DecodingCache implements Disposable {
 	[Symbol.dispose](): void {
 		for (const { keys, values } of this.#attention.values())
 			for (const owned of [keys, values]) owned[Symbol.dispose]();
-		for (const owned of [...this.#windows.values(), ...this.#states.values()]) owned[Symbol.dispose]();
+		for (const kept of [this.#latents, this.#windows, this.#states])
+			for (const owned of kept.values()) owned[Symbol.dispose]();
 	}
 }
 
@@ -120,6 +131,7 @@ class Filling implements Disposable {
 				this.#keepKeys(layer, qkv, options);
 				return attention(tape, qkv, options);
 			},
+			keepLatent: (latent, position) => this.#keepLatents(layer, latent, position),
 			convolution: (tape, x, weight, bias, sequences) => {
 				this.#keepWindow(layer, x, weight.value.width);
 				return causalConv1d(tape, x, weight, bias, sequences);
@@ -143,10 +155,6 @@ class Filling implements Disposable {
 		const make = () => Tensor.empty(this.device, [keyHeads * rows, headDim], qkv.dtype);
 		const kept = { keys: make(), values: make(), rows };
 		this.cache.keepAttention(layer, kept);
-		this.#rowsOfKeys ??= this.#picked(
-			rows,
-			this.lengths.map((length, s) => ({ row: this.cache.firstRows[s]!, first: 0, count: length })),
-		);
 		const queriesPerKey = queryHeads / keyHeads;
 		for (let head = 0; head < keyHeads; head++) {
 			const key = (head * (queriesPerKey + 2) + queriesPerKey) * headDim;
@@ -156,9 +164,33 @@ class Filling implements Disposable {
 			] as const) {
 				using source = qkv.columns(from, headDim);
 				using target = to.rowsFrom(head * rows, rows);
-				this.#rowsOfKeys.multiply(source, target, false);
+				this.#everyToken.multiply(source, target, false);
 			}
 		}
+	}
+
+	#keepLatents(layer: number, latent: Tensor, position: Tensor): void {
+		const width = latent.width + position.width;
+		using joined = Tensor.empty(this.device, [latent.rows, width], latent.dtype);
+		for (const [part, first] of [
+			[latent, 0],
+			[position, latent.width],
+		] as const) {
+			using columns = joined.columns(first, part.width);
+			copyInto(part, columns);
+		}
+		const kept = Tensor.empty(this.device, [this.rows, width], latent.dtype);
+		this.cache.keepLatents(layer, kept);
+		this.#everyToken.multiply(joined, kept, false);
+	}
+
+	/** Puts every token at its row of the cache. */
+	get #everyToken(): SparseMatrix {
+		this.#rowsOfKeys ??= this.#picked(
+			this.rows,
+			this.lengths.map((length, s) => ({ row: this.cache.firstRows[s]!, first: 0, count: length })),
+		);
+		return this.#rowsOfKeys;
 	}
 
 	#keepWindow(layer: number, x: Tensor, width: number): void {

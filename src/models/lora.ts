@@ -75,7 +75,8 @@ export function adapterScale({ rank, alpha }: Pick<LoraConfig, "rank" | "alpha">
 	return alpha / rank;
 }
 
-const target = /(?:^|\.)((?:experts\.)?(?:linear_qkv|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
+const target =
+	/(?:^|\.)((?:experts\.)?(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2|in_proj|out_proj))\.weight\d*$/;
 
 /** Whether a weight of this name gets an adapter. */
 export function isTarget({ targets }: LoraConfig, weight: string): boolean {

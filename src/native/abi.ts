@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 26;
+export const ABI_VERSION = 27;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -307,6 +307,7 @@ export const operations = {
 		query_heads: "i64",
 		key_heads: "i64",
 		head_dim: "i64",
+		value_dim: "i64",
 		token_stride: "i64",
 		group_stride: "i64",
 		dropout_seed: "i64",
@@ -336,6 +337,7 @@ export const operations = {
 		query_heads: "i64",
 		key_heads: "i64",
 		head_dim: "i64",
+		value_dim: "i64",
 		token_stride: "i64",
 		group_stride: "i64",
 		d_o_stride: "i64",
@@ -388,9 +390,37 @@ export const operations = {
 		query_heads: "i64",
 		key_heads: "i64",
 		head_dim: "i64",
+		value_dim: "i64",
 		token_stride: "i64",
 		group_stride: "i64",
+		value_stride: "i64",
 		softmax_scale: "f32",
+		dtype: "i32",
+	},
+	latent_heads_forward: {
+		q: "ptr",
+		kv: "ptr",
+		position: "ptr",
+		y: "ptr",
+		tokens: "i64",
+		heads: "i64",
+		content_dim: "i64",
+		position_dim: "i64",
+		value_dim: "i64",
+		position_stride: "i64",
+		dtype: "i32",
+	},
+	latent_heads_backward: {
+		dy: "ptr",
+		dq: "ptr",
+		dkv: "ptr",
+		dposition: "ptr",
+		tokens: "i64",
+		heads: "i64",
+		content_dim: "i64",
+		position_dim: "i64",
+		value_dim: "i64",
+		position_stride: "i64",
 		dtype: "i32",
 	},
 	rope_forward: {
@@ -407,11 +437,13 @@ export const operations = {
 		rotated_per_group: "i64",
 		head_dim: "i64",
 		rotary_dim: "i64",
+		first_column: "i64",
 		x_stride: "i64",
 		y_stride: "i64",
 		base: "f32",
 		angle_scale: "f32",
 		amplitude: "f32",
+		interleaved: "i32",
 		dtype: "i32",
 	},
 	causal_conv1d_forward: {

@@ -43,6 +43,7 @@ function languageCuts({ pattern, paddedVocabularySize, attention, mamba, mlp, mo
 	return [
 		["the padded vocabulary", paddedVocabularySize],
 		...where("attention", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),
+		...where("latentAttention", ["attention heads", attention.heads]),
 		...where("mamba", ["Mamba heads", mamba.heads], ["Mamba groups", mamba.groups]),
 		...where("mlp", ["the width of an MLP", mlp.ffnHiddenSize]),
 		...where("moe", ["the width of the shared expert", moe.sharedExpertSize]),

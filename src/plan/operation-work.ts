@@ -65,6 +65,8 @@ type OwnFormula =
 	| "grouped_mlp_backward"
 	| "attention_forward"
 	| "attention_backward"
+	| "latent_heads_forward"
+	| "latent_heads_backward"
 	| "ssd_forward"
 	| "ssd_backward"
 	| "gated_delta_forward"
@@ -195,9 +197,16 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 		case "attention_backward": {
 			const length = v.sequences! > 0 ? v.tokens! / v.sequences! : 0;
 			const pairs = v.tokens! * length * (v.mask === 1 ? 0.5 : 1);
-			const forward = 4 * pairs * v.query_heads! * v.head_dim!;
-			const bytes = v.tokens! * (2 * v.query_heads! + 2 * v.key_heads!) * v.head_dim! * size(v.dtype);
+			const columns = v.head_dim! + v.value_dim!;
+			const forward = 2 * pairs * v.query_heads! * columns;
+			const bytes = v.tokens! * (v.query_heads! + v.key_heads!) * columns * size(v.dtype);
 			return name === "attention_forward" ? { flops: forward, bytes } : { flops: 2 * forward, bytes: 2 * bytes };
+		}
+		case "latent_heads_forward":
+		case "latent_heads_backward": {
+			// Read and written, but for the columns that all heads share.
+			const ofHead = 4 * v.content_dim! + 3 * v.position_dim! + 2 * v.value_dim!;
+			return { flops: 0, bytes: v.tokens! * (v.heads! * ofHead + v.position_dim!) * size(v.dtype) };
 		}
 		case "ssd_forward":
 		case "ssd_backward": {

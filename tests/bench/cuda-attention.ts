@@ -44,6 +44,7 @@ export function attentionCalls(x: Tensors, { lengths, queries, keys, size, causa
 		query_heads: queries,
 		key_heads: keys,
 		head_dim: size,
+		value_dim: size,
 		token_stride: stride,
 		group_stride: groupStride,
 		dropout_seed: 0,

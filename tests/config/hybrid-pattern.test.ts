@@ -30,7 +30,6 @@ function refusal(pattern: string): PatternError {
 test("layers that are not supported are refused by name, at their position", () => {
 	for (const [pattern, position, name] of [
 		["MMD", 3, "DeepSeek sparse attention layers (D)"],
-		["+", 1, "multi-latent attention layers (+)"],
 	] as const) {
 		const error = refusal(pattern);
 		expect([pattern, error.position]).toEqual([pattern, position]);

@@ -131,7 +131,7 @@ test("every mistake is reported at once, each with its place, value and what is 
 		"--micro-batch-size",
 		"x",
 		"--hybrid-layer-pattern",
-		"ME+M",
+		"MEDM",
 		"--seqlength",
 		"3",
 	);
@@ -142,7 +142,7 @@ test("every mistake is reported at once, each with its place, value and what is 
 			`${name}:4: clip-grad is -1; allowed is a number of at least 0.`,
 			`${name}:5: bf16 is "maybe"; allowed is true or false.`,
 			'--micro-batch-size: the value is "x"; allowed is an integer of at least 1.',
-			'--hybrid-layer-pattern: the value is "ME+M"; position 3: multi-latent attention layers (+) are not built yet; allowed are M, G, *, - and E.',
+			'--hybrid-layer-pattern: the value is "MEDM"; position 3: DeepSeek sparse attention layers (D) are not built yet; allowed are M, G, *, +, - and E.',
 			"--seqlength: there is no such flag; the nearest is --seq-length.",
 		].sort(),
 	);

@@ -10,6 +10,7 @@ function modelWith(part: ModelPart): Record<string, unknown> {
 	const further: Partial<Record<ModelPart, Record<string, unknown>>> = {
 		"rotary embedding": { "position-embedding-type": "rope" },
 		YaRN: { "position-embedding-type": "yarn" },
+		"latent attention": { "hybrid-layer-pattern": "M+-E", "num-query-groups": 4 },
 		"learned positions": { "position-embedding-type": "learned_absolute" },
 		"softmax router": { "moe-router-score-function": "softmax", "moe-router-enable-expert-bias": false },
 		"Gated DeltaNet": { "hybrid-layer-pattern": "G*-E" },
@@ -57,7 +58,10 @@ test("windows of the same layers are the same model, however their layers are sa
 });
 
 test("every key of the model's groups is compared unless it says that it makes no model", () => {
-	const names = ["Language model", "Mamba-2 layers", "Gated DeltaNet layers", "Mixture of experts", "Vision"] as const;
+	const names = [
+		...(["Language model", "Multi-latent attention", "Mamba-2 layers", "Gated DeltaNet layers"] as const),
+		...(["Mixture of experts", "Vision"] as const),
+	];
 	const groups = names.flatMap((name) => Object.keys(subjects[name]) as Key[]);
 	const silent = groups.filter((key) => fieldOf(key).model === undefined && modelPartOf(key) === null);
 	expect(silent.every((key) => fieldOf(key).alwaysOn || fieldOf(key).noEffect !== undefined)).toBe(true);

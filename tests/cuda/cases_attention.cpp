@@ -11,14 +11,16 @@ struct Attention {
   float dropout;
   int64_t window = 0;
   bool sinks = false;
+  int64_t value_dim = 0;  // 0: head_dim
 };
 
 void attention(Run& run, const Attention& a) {
   const std::vector<int32_t> cu_seqlens = cumulative(a.lengths);
   const int64_t tokens = cu_seqlens.back(), per_group = a.query_heads / a.key_heads, d = a.head_dim;
-  const int64_t group_stride = (per_group + 2) * d, token_stride = a.key_heads * group_stride;
+  const int64_t e = a.value_dim > 0 ? a.value_dim : d;
+  const int64_t group_stride = (per_group + 1) * d + e, token_stride = a.key_heads * group_stride;
   const int64_t longest = *std::max_element(a.lengths.begin(), a.lengths.end());
-  const int64_t element = bytes_of(run.dtype()), width = a.query_heads * d;
+  const int64_t element = bytes_of(run.dtype()), width = a.query_heads * e;
   const auto part = [&](void* qkv, int64_t column) { return static_cast<char*>(qkv) + column * element; };
   void* qkv = run.tensor(tokens * token_stride);
   mimo_attention_forward_args f{};
@@ -27,7 +29,7 @@ void attention(Run& run, const Attention& a) {
   f.lse = static_cast<float*>(run.output(tokens * a.query_heads, MIMO_DTYPE_F32));
   f.cu_seqlens = run.upload(cu_seqlens);
   f.sequences = static_cast<int64_t>(a.lengths.size()), f.tokens = tokens, f.max_seqlen = longest;
-  f.query_heads = a.query_heads, f.key_heads = a.key_heads, f.head_dim = d;
+  f.query_heads = a.query_heads, f.key_heads = a.key_heads, f.head_dim = d, f.value_dim = e;
   f.token_stride = token_stride, f.group_stride = group_stride;
   f.dropout_seed = 1234, f.first_token = 17, f.first_head = 2, f.full_heads = a.query_heads + 3;
   f.softmax_scale = 1 / std::sqrt(static_cast<float>(d)), f.dropout = a.dropout, f.window = a.window;
@@ -41,7 +43,7 @@ void attention(Run& run, const Attention& a) {
     sinks.o = run.shared("o before sinks", f.o, tokens * width);
     sinks.lse = static_cast<float*>(run.shared("lse before sinks", f.lse, tokens * a.query_heads, true));
     sinks.sinks = run.tensor(a.query_heads);
-    sinks.tokens = tokens, sinks.heads = a.query_heads, sinks.head_dim = d, sinks.dtype = run.dtype();
+    sinks.tokens = tokens, sinks.heads = a.query_heads, sinks.head_dim = e, sinks.dtype = run.dtype();
     run.call("mimo_attention_sinks_forward", sinks);
     f.o = sinks.o, f.lse = sinks.lse;
     run.compare("o with sinks", f.o, tokens * width);
@@ -56,7 +58,7 @@ void attention(Run& run, const Attention& a) {
   b.dq = dqkv, b.dk = part(dqkv, per_group * d), b.dv = part(dqkv, (per_group + 1) * d);
   b.cu_seqlens = f.cu_seqlens;
   b.sequences = f.sequences, b.tokens = tokens, b.max_seqlen = longest;
-  b.query_heads = a.query_heads, b.key_heads = a.key_heads, b.head_dim = d;
+  b.query_heads = a.query_heads, b.key_heads = a.key_heads, b.head_dim = d, b.value_dim = e;
   b.token_stride = token_stride, b.group_stride = group_stride, b.d_o_stride = width + 8;
   b.d_token_stride = token_stride;
   b.dropout_seed = f.dropout_seed, b.first_token = f.first_token, b.first_head = f.first_head;
@@ -69,7 +71,7 @@ void attention(Run& run, const Attention& a) {
   mimo_attention_sinks_backward_args s{};
   s.d_o = b.d_o, s.o = b.o, s.lse = b.lse, s.sinks = sinks.sinks;
   s.dsinks = run.floats(a.query_heads);
-  s.tokens = tokens, s.heads = a.query_heads, s.head_dim = d, s.d_o_stride = b.d_o_stride, s.dtype = run.dtype();
+  s.tokens = tokens, s.heads = a.query_heads, s.head_dim = e, s.d_o_stride = b.d_o_stride, s.dtype = run.dtype();
   run.call("mimo_attention_sinks_backward", s);
   run.compare("dsinks", s.dsinks, a.query_heads, MIMO_DTYPE_F32);
 }
@@ -96,7 +98,7 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   f.lengths = run.upload(lengths);
   if (sinks) f.sinks = run.tensor(query_heads);
   f.o = run.output(sequences * width);
-  f.sequences = sequences, f.rows = rows, f.query_heads = query_heads, f.key_heads = key_heads, f.head_dim = d;
+  f.sequences = sequences, f.rows = rows, f.query_heads = query_heads, f.key_heads = key_heads, f.head_dim = f.value_dim = f.value_stride = d;
   f.max_length = *std::max_element(lengths.begin(), lengths.end()) + 100;
   f.token_stride = token_stride, f.group_stride = group_stride;
   f.softmax_scale = 1 / std::sqrt(static_cast<float>(d));
@@ -107,8 +109,58 @@ void attention_step(Run& run, const std::vector<int32_t>& lengths, int64_t query
   run.compare("values", f.values, key_heads * rows * d);
 }
 
+/// A step of latent attention: one key head for all queries, whose first `rank` columns are the value.
+void latent_step(Run& run, const std::vector<int32_t>& lengths, int64_t heads, int64_t rank, int64_t position) {
+  const int64_t sequences = static_cast<int64_t>(lengths.size()), d = rank + position, token_stride = heads * d;
+  std::vector<int32_t> first_rows;
+  int32_t rows = 0;
+  for (const int32_t length : lengths) {
+    first_rows.push_back(rows);
+    rows += length + 3;
+  }
+  mimo_attention_step_args f{};
+  f.q = run.tensor(sequences * token_stride);
+  f.k = f.v = run.tensor(sequences * token_stride);
+  f.keys = f.values = run.tensor(rows * d);
+  f.first_rows = run.upload(first_rows);
+  f.lengths = run.upload(lengths);
+  f.o = run.output(sequences * heads * rank);
+  f.sequences = sequences, f.rows = rows, f.max_length = *std::max_element(lengths.begin(), lengths.end());
+  f.query_heads = heads, f.key_heads = 1, f.head_dim = d, f.value_dim = rank;
+  f.token_stride = f.group_stride = token_stride, f.value_stride = d;
+  f.softmax_scale = 1 / std::sqrt(static_cast<float>(d));
+  f.dtype = run.dtype();
+  run.call("mimo_attention_step", f);
+  run.compare("o", f.o, sequences * heads * rank);
+  run.compare("keys", f.keys, rows * d);
+}
+
+void latent_heads(Run& run, int64_t tokens, int64_t heads, int64_t content, int64_t position, int64_t value) {
+  const int64_t query = content + position, whole = heads * (2 * query + value);
+  mimo_latent_heads_forward_args f{};
+  f.q = run.tensor(tokens * heads * query);
+  f.kv = run.tensor(tokens * heads * (content + value));
+  f.position = run.tensor(tokens * (position + 5));
+  f.y = run.output(tokens * whole);
+  f.tokens = tokens, f.heads = heads, f.content_dim = content, f.position_dim = position, f.value_dim = value;
+  f.position_stride = position + 5, f.dtype = run.dtype();
+  run.call("mimo_latent_heads_forward", f);
+  run.compare("y", f.y, tokens * whole);
+  mimo_latent_heads_backward_args b{};
+  b.dy = run.tensor(tokens * whole);
+  b.dq = run.output(tokens * heads * query);
+  b.dkv = run.output(tokens * heads * (content + value));
+  b.dposition = run.output(tokens * position);
+  b.tokens = tokens, b.heads = heads, b.content_dim = content, b.position_dim = position, b.value_dim = value;
+  b.position_stride = position, b.dtype = run.dtype();
+  run.call("mimo_latent_heads_backward", b);
+  run.compare("dq", b.dq, tokens * heads * query);
+  run.compare("dkv", b.dkv, tokens * heads * (content + value));
+  run.compare("dposition", b.dposition, tokens * position);
+}
+
 void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false, bool table = false,
-          float amplitude = 1) {
+          float amplitude = 1, int64_t first_column = 0, int32_t interleaved = 0) {
   const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
   const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
   mimo_rope_forward_args args{};
@@ -123,6 +175,7 @@ void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool late
   args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
   args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
   args.base = 10000, args.angle_scale = scale, args.amplitude = amplitude;
+  args.first_column = first_column, args.interleaved = interleaved;
   args.dtype = run.dtype();
   run.call("mimo_rope_forward", args);
   run.compare("y", args.y, tokens * width);
@@ -152,6 +205,9 @@ void add_attention(Cases& cases, bool large) {
   add("wide heads", {{50}, 2, 1, 128, true, 0});
   add("very wide heads", {{37}, 2, 2, 160, false, 0});
   add("odd heads", {{33, 20}, 3, 1, 13, true, 0});
+  add("narrower values", {{70, 1, 0, 33}, 4, 4, 24, true, 0, 0, false, 20});
+  add("wider values", {{45, 30}, 4, 2, 40, false, 0, 0, false, 72});
+  add("widths of DeepSeek", {{150, 1, 0, 77}, 4, 4, 192, true, 0, 0, false, 128});
   add("dropout", {{45, 30}, 4, 2, 32, true, 0.2f});
   add("window", {{300, 1, 0, 77}, 4, 2, 64, true, 0, 50});
   add("window of a token", {{70}, 2, 1, 32, true, 0, 1});
@@ -181,10 +237,17 @@ void add_attention(Cases& cases, bool large) {
   step("odd heads", {255, 256, 257}, 3, 1, 13);
   step("window", {0, 69, 70, 129, 700}, 4, 2, 64, 70);
   step("sinks", {0, 69, 70, 129, 700}, 4, 2, 64, 70, true);
+  cases.push_back({"attention step latent", [](Run& run) { latent_step(run, {0, 126, 300}, 16, 512, 64); }});
+  cases.push_back({"attention step latent, odd", [](Run& run) { latent_step(run, {5, 127, 128}, 45, 13, 6); }});
+  cases.push_back({"latent heads", [](Run& run) { latent_heads(run, 37, 16, 128, 64, 128); }});
+  cases.push_back({"latent heads, odd", [](Run& run) { latent_heads(run, 71, 3, 5, 2, 7); }});
   if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
   cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
   cases.push_back({"rope of given frequencies", [](Run& run) { rope(run, 32, 24, 1, true, true); }});
   cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
+  cases.push_back({"rope of neighbours", [](Run& run) { rope(run, 24, 16, 1, true, false, 1, 0, 1); }});
+  cases.push_back({"rope of last columns", [](Run& run) { rope(run, 24, 10, -1, false, true, 1, 14, 1); }});
+  cases.push_back({"rope of last halves", [](Run& run) { rope(run, 24, 10, 1, false, false, 1, 14); }});
   cases.push_back({"rope of amplitude 1.35", [](Run& run) { rope(run, 32, 24, 1, false, true, 1.35f); }});
 }
 

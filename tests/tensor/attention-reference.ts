@@ -4,6 +4,8 @@ export interface ReferenceAttention {
 	readonly queryHeads: number;
 	readonly keyHeads: number;
 	readonly headDim: number;
+	/** Columns of a value; default headDim. */
+	readonly valueDim?: number;
 	readonly lengths: readonly number[];
 	readonly causal: boolean;
 	/** Most keys that a query sees, its own among them; absent: all before it. */
@@ -21,21 +23,22 @@ export interface ReferenceResult {
 	readonly gradient: (weights: ArrayLike<number>) => Float64Array;
 }
 
-/** softmax(scale q kᵀ) v of the fused projection qkv_T((nq+2ng)d), every row of scores whole. */
+/** softmax(scale q kᵀ) v of the fused projection qkv_T((nq+ng)d+ng·e), every row of scores whole. */
 export function referenceAttention(qkv: Float64Array, shape: ReferenceAttention): ReferenceResult {
-	const { queryHeads, keyHeads, headDim: d, scale, keep = () => 1 } = shape;
+	const { queryHeads, keyHeads, headDim: d, valueDim: e = d, scale, keep = () => 1 } = shape;
 	const perGroup = queryHeads / keyHeads;
-	const width = (queryHeads + 2 * keyHeads) * d;
+	const ofGroup = (perGroup + 1) * d + e;
+	const width = keyHeads * ofGroup;
 	const tokens = shape.lengths.reduce((sum, length) => sum + length, 0);
-	const o = new Float64Array(tokens * queryHeads * d);
+	const o = new Float64Array(tokens * queryHeads * e);
 	// Offsets of a head's query, key and value in a token's row.
 	const heads = Array.from({ length: queryHeads }, (_, head) => {
-		const group = Math.floor(head / perGroup) * (perGroup + 2) * d;
+		const group = Math.floor(head / perGroup) * ofGroup;
 		return { head, q: group + (head % perGroup) * d, k: group + perGroup * d, v: group + (perGroup + 1) * d };
 	});
-	const dot = (a: ArrayLike<number>, at: number, b: ArrayLike<number>, bt: number) => {
+	const dot = (a: ArrayLike<number>, at: number, b: ArrayLike<number>, bt: number, columns = d) => {
 		let sum = 0;
-		for (let i = 0; i < d; i++) sum += a[at + i]! * b[bt + i]!;
+		for (let i = 0; i < columns; i++) sum += a[at + i]! * b[bt + i]!;
 		return sum;
 	};
 	/** Calls `visit` for every query row of every head with its probabilities over its sequence's first keys. */
@@ -68,8 +71,8 @@ export function referenceAttention(qkv: Float64Array, shape: ReferenceAttention)
 	eachRow(({ head, v, begin, token, p }) => {
 		for (let key = 0; key < p.length; key++) {
 			const weight = p[key]! * keep(token, head, key);
-			const out = (token * queryHeads + head) * d;
-			for (let i = 0; i < d; i++) o[out + i]! += weight * qkv[(begin + key) * width + v + i]!;
+			const out = (token * queryHeads + head) * e;
+			for (let i = 0; i < e; i++) o[out + i]! += weight * qkv[(begin + key) * width + v + i]!;
 		}
 	});
 	return {
@@ -77,15 +80,15 @@ export function referenceAttention(qkv: Float64Array, shape: ReferenceAttention)
 		gradient: (weights) => {
 			const gradient = new Float64Array(qkv.length);
 			eachRow(({ head, q, k, v, begin, token, p }) => {
-				const out = (token * queryHeads + head) * d;
-				const dp = p.map((_, key) => keep(token, head, key) * dot(weights, out, qkv, (begin + key) * width + v));
+				const out = (token * queryHeads + head) * e;
+				const dp = p.map((_, key) => keep(token, head, key) * dot(weights, out, qkv, (begin + key) * width + v, e));
 				const mean = p.reduce((sum, value, key) => sum + value * dp[key]!, 0);
 				for (let key = 0; key < p.length; key++) {
 					const row = (begin + key) * width;
 					const ds = scale * p[key]! * (dp[key]! - mean);
 					const weight = p[key]! * keep(token, head, key);
+					for (let i = 0; i < e; i++) gradient[row + v + i]! += weight * weights[out + i]!;
 					for (let i = 0; i < d; i++) {
-						gradient[row + v + i]! += weight * weights[out + i]!;
 						gradient[row + k + i]! += ds * qkv[token * width + q + i]!;
 						gradient[token * width + q + i]! += ds * qkv[row + k + i]!;
 					}

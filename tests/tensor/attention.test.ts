@@ -22,6 +22,7 @@ interface Case {
 	readonly queryHeads: number;
 	readonly keyHeads: number;
 	readonly headDim: number;
+	readonly valueDim?: number;
 	readonly mask: "causal" | "full";
 	readonly softmaxScale?: number;
 	readonly window?: number;
@@ -32,11 +33,12 @@ interface Case {
 }
 
 const sum = (values: readonly number[]) => values.reduce((a, b) => a + b, 0);
-const widthOf = (c: Case) => (c.queryHeads + 2 * c.keyHeads) * c.headDim;
+const valuesOf = (c: Case) => c.valueDim ?? c.headDim;
+const widthOf = (c: Case) => (c.queryHeads + c.keyHeads) * c.headDim + c.keyHeads * valuesOf(c);
 const inputOf = (c: Case, seed = 1) => randomValues(sum(c.lengths) * widthOf(c), seed, 2);
-const outputGradientOf = (c: Case) => randomValues(sum(c.lengths) * c.queryHeads * c.headDim, 2);
+const outputGradientOf = (c: Case) => randomValues(sum(c.lengths) * c.queryHeads * valuesOf(c), 2);
 const label = (c: Case) =>
-	`${c.mask}${c.sinks ? " with sinks" : ""}${c.window ? ` in a window of ${c.window}` : ""}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}`;
+	`${c.mask}${c.sinks ? " with sinks" : ""}${c.window ? ` in a window of ${c.window}` : ""}, lengths ${c.lengths.join(" ") || "none"}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}${c.valueDim ? ` and values of ${c.valueDim}` : ""}`;
 
 /** Output and projection gradient of the kernels; every byte of device memory is back afterwards. */
 function run(
@@ -97,6 +99,8 @@ describe("attention against central differences", () => {
 		{ lengths: [5, 0, 1, 3], queryHeads: 4, keyHeads: 2, headDim: 3, mask: "causal", sinks: [1.5, -2, 0, 9] },
 		{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal", window: 3, sinks: [0.3, -40] },
 		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal", sinks: [1, 2] },
+		{ lengths: [5, 0, 2], queryHeads: 2, keyHeads: 2, headDim: 5, valueDim: 3, mask: "causal" },
+		{ lengths: [4, 3], queryHeads: 4, keyHeads: 2, headDim: 2, valueDim: 5, mask: "full" },
 		{ lengths: [0], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "causal" },
 		{ lengths: [], queryHeads: 2, keyHeads: 1, headDim: 4, mask: "full" },
 	];
@@ -149,6 +153,8 @@ const blockCases: Case[] = [
 	{ lengths: [130, 9], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "causal", window: 130 },
 	{ lengths: [200, 0, 65], queryHeads: 4, keyHeads: 2, headDim: 64, mask: "causal", window: 50, sinks: [1, -1, 3, 0] },
 	{ lengths: [257, 65], queryHeads: 2, keyHeads: 2, headDim: 32, mask: "full" },
+	{ lengths: [131, 64], queryHeads: 2, keyHeads: 2, headDim: 48, valueDim: 32, mask: "causal" },
+	{ lengths: [70, 3], queryHeads: 4, keyHeads: 2, headDim: 24, valueDim: 40, mask: "causal" },
 	{ lengths: [193, 128], queryHeads: 4, keyHeads: 1, headDim: 40, mask: "causal" },
 	{ lengths: [130, 127], queryHeads: 2, keyHeads: 1, headDim: 80, mask: "full" },
 	{ lengths: [131, 64], queryHeads: 2, keyHeads: 2, headDim: 96, mask: "causal", softmaxScale: 0.25 },

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
-import { type RopeOptions, rope } from "../../src/tensor/ops/rope.ts";
+import { type RopeOptions, rope, ropeLast } from "../../src/tensor/ops/rope.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
@@ -32,9 +32,11 @@ function reference(x: Float64Array, c: Case): Float64Array {
 		const head = Math.floor((index % widthOf(c)) / c.headDim) % heads;
 		const column = index % c.headDim;
 		if (head === heads - 1 || column >= rotary) return value;
-		const half = rotary / 2;
-		const angle = position * (c.table?.[column % half] ?? c.base ** ((-2 * (column % half)) / rotary));
-		const partner = column < half ? -x[index + half]! : x[index - half]!;
+		const apart = c.interleaved ? 1 : rotary / 2;
+		const pair = c.interleaved ? Math.floor(column / 2) : column % apart;
+		const angle = position * (c.table?.[pair] ?? c.base ** ((-2 * pair) / rotary));
+		const first = c.interleaved ? column % 2 === 0 : column < apart;
+		const partner = first ? -x[index + apart]! : x[index - apart]!;
 		return (c.amplitude ?? 1) * (value * Math.cos(angle) + partner * Math.sin(angle));
 	});
 }
@@ -44,13 +46,14 @@ const cases: Case[] = [
 	{ lengths: [6], queryHeads: 4, keyHeads: 2, headDim: 6, base: 100, percent: 0.34 },
 	{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 6, base: 1, percent: 0.7, table: [0.9, 0.05] },
 	{ lengths: [6, 2], queryHeads: 2, keyHeads: 1, headDim: 6, base: 9, percent: 0.7, amplitude: 1.35 },
+	{ lengths: [6, 2], queryHeads: 4, keyHeads: 2, headDim: 6, base: 10, percent: 0.7, interleaved: true },
 	{ lengths: [3], queryHeads: 1, keyHeads: 1, headDim: 4, base: 10000, percent: 0 },
 	{ lengths: [0], queryHeads: 2, keyHeads: 2, headDim: 4, base: 10000, percent: 1 },
 ];
 
 describe("rope", () => {
 	for (const c of cases) {
-		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it${c.amplitude ? `, ${c.amplitude} as long` : ""}`, () => {
+		test(`lengths ${c.lengths.join(" ")}, ${c.queryHeads}/${c.keyHeads} heads of ${c.headDim}, ${c.percent} of it${c.amplitude ? `, ${c.amplitude} as long` : ""}${c.interleaved ? ", neighbours" : ""}`, () => {
 			const sequences = Sequences.of(device, c.lengths);
 			using frequencies = c.table ? Tensor.from(device, Float64Array.from(c.table)) : null;
 			checkGradients(device, {
@@ -61,6 +64,32 @@ describe("rope", () => {
 			sequences[Symbol.dispose]();
 		});
 	}
+
+	test.each([false, true])(
+		"the last columns of every head turn as those of a narrower head: interleaved %p",
+		(interleaved) => {
+			const [lengths, heads, kept, rotated] = [[4, 1], 3, 3, 4];
+			const c = { lengths, queryHeads: 1, keyHeads: 1, headDim: rotated, base: 10, percent: 1, interleaved };
+			using sequences = Sequences.of(device, lengths);
+			checkGradients(device, {
+				inputs: { x: { values: randomValues(5 * heads * (kept + rotated), 1), shape: [5, heads * (kept + rotated)] } },
+				forward: (tape, { x }) => ropeLast(tape, x!, { sequences, base: 10, interleaved, heads, rotated }),
+				reference: ({ x }) => {
+					const y = Float64Array.from(x!);
+					for (let row = 0; row < 5; row++) {
+						for (let head = 0; head < heads; head++) {
+							const at = (row * heads + head) * (kept + rotated) + kept;
+							// The narrower head with a key and a value beside it.
+							const fused = new Float64Array(5 * 3 * rotated);
+							fused.set(x!.subarray(at, at + rotated), row * 3 * rotated);
+							y.set(reference(fused, c).subarray(row * 3 * rotated, row * 3 * rotated + rotated), at);
+						}
+					}
+					return y;
+				},
+			});
+		},
+	);
 
 	test("sequences that begin at positions of their own are turned as within a whole sequence", () => {
 		const c = cases[0]!;

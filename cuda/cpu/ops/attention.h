@@ -61,7 +61,7 @@ int64_t window_of(const Args& args) {
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
-  MIMO_REQUIRE(args.head_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
+  MIMO_REQUIRE(args.head_dim > 0 && args.value_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
   MIMO_REQUIRE(args.mask == MIMO_ATTENTION_FULL || args.mask == MIMO_ATTENTION_CAUSAL, "attention");
   MIMO_REQUIRE(args.window == 0 || (args.window > 0 && args.mask == MIMO_ATTENTION_CAUSAL), "attention");
   MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");

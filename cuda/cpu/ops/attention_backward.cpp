@@ -8,14 +8,14 @@
 namespace mimo::MIMO_ISA {
 namespace {
 
-/// Packed copies of all keys and values, by key head: kᵀ and vᵀ in blocks [head_dim, keys], k as [tokens, head_dim].
+/// Packed copies of all keys and values, by key head: kᵀ in blocks [head_dim, keys], vᵀ likewise, k as [tokens, head_dim].
 struct PackedKeys {
   float* k;
   float* k_transposed;
   float* v_transposed;
 };
 
-/// dk and dv of every query head, [query_heads, tokens, head_dim]; null if every query head has its own keys.
+/// dk of every query head, [query_heads, tokens, head_dim], and dv; null if every query head has its own keys.
 struct PartialGradients {
   float* dk;
   float* dv;
@@ -24,13 +24,13 @@ struct PartialGradients {
 template <class T>
 void pack_keys(const mimo_attention_backward_args& args, const SequenceBlock& block, int64_t head,
                const PackedKeys& to) {
-  const int64_t token = block.begin + block.first, d = args.head_dim;
+  const int64_t token = block.begin + block.first, d = args.head_dim, e = args.value_dim;
   const int64_t from = token * args.token_stride + head * args.group_stride;
-  const int64_t at = (head * args.tokens + token) * d;
+  const int64_t at = head * args.tokens + token;
   const T* k = static_cast<const T*>(args.k) + from;
-  gather(k, args.token_stride, block.rows, d, 1.0f, to.k + at);
-  transpose(k, args.token_stride, block.rows, d, to.k_transposed + at);
-  transpose(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, d, to.v_transposed + at);
+  gather(k, args.token_stride, block.rows, d, 1.0f, to.k + at * d);
+  transpose(k, args.token_stride, block.rows, d, to.k_transposed + at * d);
+  transpose(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, e, to.v_transposed + at * e);
 }
 
 /// One row: scores become (dropped-out) probabilities, dp becomes ds. keep: dropout factors, or null. Writes up to
@@ -59,40 +59,40 @@ void softmax_backward_row(float* scores, float* dp, int64_t live, int64_t keys, 
 template <class T>
 void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args, int64_t begin, int64_t length,
                    int64_t head, const PackedKeys& packed, const PartialGradients& partial) {
-  const int64_t d = args.head_dim, keys_at_once = key_block(d), queries_at_once = query_block(d), width = length * d;
+  const int64_t d = args.head_dim, e = args.value_dim, keys_at_once = key_block(d), queries_at_once = query_block(d);
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const int64_t head_offset = group * args.group_stride + head % heads_per_group * d;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int64_t window = window_of(args);
 
-  Workspace workspace(&stream, (3 * width + 2 * length + 2 * queries_at_once * keys_at_once + 2 * keys_at_once * d +
+  Workspace workspace(&stream, (length * (2 * d + e + 2) + 2 * queries_at_once * keys_at_once + keys_at_once * (d + e) +
                                 keys_at_once) * static_cast<int64_t>(sizeof(float)));
   float* const q = workspace.as<float>();
-  float* const d_o = q + width;
-  float* const dq = d_o + width;
-  float* const scores = dq + width;
+  float* const d_o = q + length * d;
+  float* const dq = d_o + length * e;
+  float* const scores = dq + length * d;
   float* const dp = scores + queries_at_once * keys_at_once;
   float* const dk = dp + queries_at_once * keys_at_once;
   float* const dv = dk + keys_at_once * d;
-  float* const keep = dv + keys_at_once * d;
+  float* const keep = dv + keys_at_once * e;
   float* const lse = keep + keys_at_once;
   float* const dot = lse + length;
 
   gather(static_cast<const T*>(args.q) + begin * args.token_stride + head_offset, args.token_stride, length, d,
          args.softmax_scale * log2_e, q);
-  gather(static_cast<const T*>(args.d_o) + begin * args.d_o_stride + head * d, args.d_o_stride, length, d, 1.0f, d_o);
-  std::memset(dq, 0, static_cast<size_t>(width) * sizeof(float));
+  gather(static_cast<const T*>(args.d_o) + begin * args.d_o_stride + head * e, args.d_o_stride, length, e, 1.0f, d_o);
+  std::memset(dq, 0, static_cast<size_t>(length * d) * sizeof(float));
   for (int64_t r = 0; r < length; ++r) {
-    const T* o = static_cast<const T*>(args.o) + ((begin + r) * args.query_heads + head) * d;
-    dot[r] = short_dot(o, d_o + r * d, d);
+    const T* o = static_cast<const T*>(args.o) + ((begin + r) * args.query_heads + head) * e;
+    dot[r] = short_dot(o, d_o + r * e, e);
     lse[r] = args.lse[(begin + r) * args.query_heads + head] * log2_e;
   }
 
   for (int64_t first_key = 0; first_key < length; first_key += keys_at_once) {
     const int64_t stored = length - first_key < keys_at_once ? length - first_key : keys_at_once;
-    const int64_t at = (group * args.tokens + begin + first_key) * d;
+    const int64_t at = group * args.tokens + begin + first_key;
     std::memset(dk, 0, static_cast<size_t>(stored * d) * sizeof(float));
-    std::memset(dv, 0, static_cast<size_t>(stored * d) * sizeof(float));
+    std::memset(dv, 0, static_cast<size_t>(stored * e) * sizeof(float));
     const int64_t seen_by = first_key + stored + window - 1, query_end = seen_by < length ? seen_by : length;
     for (int64_t first = causal ? first_key / queries_at_once * queries_at_once : 0; first < query_end;
          first += queries_at_once) {
@@ -100,10 +100,10 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
       const int64_t seen_last = causal ? first + rows - first_key : stored;
       const int64_t keys = seen_last < stored ? seen_last : stored;
       const float* q_rows = q + first * d;
-      const float* do_rows = d_o + first * d;
-      product({q_rows, packed.k_transposed + at, scores, d, d, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0,
+      const float* do_rows = d_o + first * e;
+      product({q_rows, packed.k_transposed + at * d, scores, d, d, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0,
               keys);
-      product({do_rows, packed.v_transposed + at, dp, d, d, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0, keys);
+      product({do_rows, packed.v_transposed + at * e, dp, e, e, stored, keys_at_once, 1, 0, false, false}, 0, rows, 0, keys);
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t seen = first + r + 1 - first_key;
         const int64_t live = !causal || seen > keys ? keys : (seen < 0 ? 0 : seen);
@@ -118,31 +118,31 @@ void differentiate(mimo_stream& stream, const mimo_attention_backward_args& args
           scores[r * keys_at_once + j] = dp[r * keys_at_once + j] = 0;
         }
       }
-      product({scores, do_rows, dv, rows, keys_at_once, d, d, 1, 1, true, false}, 0, keys, 0, d);
+      product({scores, do_rows, dv, rows, keys_at_once, e, e, 1, 1, true, false}, 0, keys, 0, e);
       // q was scaled by scale * log2 e.
       product({dp, q_rows, dk, rows, keys_at_once, d, d, ln_2, 1, true, false}, 0, keys, 0, d);
-      product({dp, packed.k + at, dq + first * d, keys, keys_at_once, d, d, args.softmax_scale, 1, false, false}, 0,
+      product({dp, packed.k + at * d, dq + first * d, keys, keys_at_once, d, d, args.softmax_scale, 1, false, false}, 0,
               rows, 0, d);
     }
     const int64_t token = begin + first_key;
     if (partial.dk != nullptr) {
       std::memcpy(partial.dk + (head * args.tokens + token) * d, dk, static_cast<size_t>(stored * d) * sizeof(float));
-      std::memcpy(partial.dv + (head * args.tokens + token) * d, dv, static_cast<size_t>(stored * d) * sizeof(float));
+      std::memcpy(partial.dv + (head * args.tokens + token) * e, dv, static_cast<size_t>(stored * e) * sizeof(float));
     } else {
       const int64_t to = token * args.d_token_stride + group * args.group_stride;
       scatter(dk, stored, d, 1.0f, static_cast<T*>(args.dk) + to, args.d_token_stride);
-      scatter(dv, stored, d, 1.0f, static_cast<T*>(args.dv) + to, args.d_token_stride);
+      scatter(dv, stored, e, 1.0f, static_cast<T*>(args.dv) + to, args.d_token_stride);
     }
   }
   scatter(dq, length, d, 1.0f, static_cast<T*>(args.dq) + begin * args.d_token_stride + head_offset,
           args.d_token_stride);
 }
 
-/// dk or dv of one token and key head: the sum over its query heads, in order.
+/// dk or dv of one token and key head, of d columns: the sum over its query heads, in order.
 template <class T>
-void sum_heads(const mimo_attention_backward_args& args, const float* partial, int64_t token, int64_t group,
-               void* gradient) {
-  const int64_t d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
+void sum_heads(const mimo_attention_backward_args& args, const float* partial, int64_t d, int64_t token,
+               int64_t group, void* gradient) {
+  const int64_t heads_per_group = args.query_heads / args.key_heads;
   T* to = static_cast<T*>(gradient) + token * args.d_token_stride + group * args.group_stride;
   const float* const first = partial + (group * heads_per_group * args.tokens + token) * d;
   const int64_t between = args.tokens * d;
@@ -163,21 +163,21 @@ void sum_heads(const mimo_attention_backward_args& args, const float* partial, i
 
 void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args) {
   require_attention(args);
-  const int64_t d = args.head_dim;
+  const int64_t d = args.head_dim, e = args.value_dim;
   const int64_t key_blocks = count_blocks(args.cu_seqlens, args.sequences, key_block(d));
   Workspace blocks(&stream, key_blocks * static_cast<int64_t>(sizeof(SequenceBlock)));
   SequenceBlock* const keys = blocks.as<SequenceBlock>();
   cut_blocks(args.cu_seqlens, args.sequences, key_block(d), keys);
 
-  const int64_t packed_elements = args.tokens * args.key_heads * d;
+  const int64_t packed_elements = args.tokens * args.key_heads * d, packed_values = args.tokens * args.key_heads * e;
   const bool grouped = args.query_heads > args.key_heads;
-  const int64_t partial_elements = grouped ? args.tokens * args.query_heads * d : 0;
-  Workspace packed_memory(&stream, 3 * packed_elements * static_cast<int64_t>(sizeof(float)));
-  Workspace partial_memory(&stream, 2 * partial_elements * static_cast<int64_t>(sizeof(float)));
+  const int64_t partial_rows = grouped ? args.tokens * args.query_heads : 0;
+  Workspace packed_memory(&stream, (2 * packed_elements + packed_values) * static_cast<int64_t>(sizeof(float)));
+  Workspace partial_memory(&stream, partial_rows * (d + e) * static_cast<int64_t>(sizeof(float)));
   const PackedKeys packed{packed_memory.as<float>(), packed_memory.as<float>() + packed_elements,
                           packed_memory.as<float>() + 2 * packed_elements};
   PartialGradients partial{nullptr, nullptr};
-  if (grouped) partial = {partial_memory.as<float>(), partial_memory.as<float>() + partial_elements};
+  if (grouped) partial = {partial_memory.as<float>(), partial_memory.as<float>() + partial_rows * d};
 
   ThreadPool& threads = stream.device->threads;
   with_dtype(args.dtype, [&](auto* t) {
@@ -194,8 +194,8 @@ void attention_backward(mimo_stream& stream, const mimo_attention_backward_args&
     parallel_range(threads, args.tokens, rows_per_partial, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         for (int64_t group = 0; group < args.key_heads; ++group) {
-          sum_heads<T>(args, partial.dk, token, group, args.dk);
-          sum_heads<T>(args, partial.dv, token, group, args.dv);
+          sum_heads<T>(args, partial.dk, d, token, group, args.dk);
+          sum_heads<T>(args, partial.dv, e, token, group, args.dv);
         }
       }
     });

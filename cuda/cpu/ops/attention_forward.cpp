@@ -8,7 +8,7 @@ namespace {
 /// Score of a hidden key. It is finite: a row may have no other in its first blocks, and 2^(-inf + inf) is no number.
 constexpr float hidden_score = -1e30f;
 
-/// Packed copies of all keys and values, [tokens, head_dim] for each key head.
+/// Packed copies of all keys and values, [tokens, head_dim] and [tokens, value_dim] for each key head.
 struct PackedKeys {
   float* k;
   float* v;
@@ -24,9 +24,9 @@ template <class T>
 void pack_keys(const mimo_attention_forward_args& args, const SequenceBlock& block, int64_t head, const PackedKeys& to) {
   const int64_t token = block.begin + block.first;
   const int64_t from = token * args.token_stride + head * args.group_stride;
-  const int64_t at = (head * args.tokens + token) * args.head_dim;
-  gather(static_cast<const T*>(args.k) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.k + at);
-  gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, args.head_dim, 1.0f, to.v + at);
+  const int64_t at = head * args.tokens + token, d = args.head_dim, e = args.value_dim;
+  gather(static_cast<const T*>(args.k) + from, args.token_stride, block.rows, d, 1.0f, to.k + at * d);
+  gather(static_cast<const T*>(args.v) + from, args.token_stride, block.rows, e, 1.0f, to.v + at * e);
 }
 
 /// Writes `masked` to the scores [keys, width] of keys after their query or before its window: key `open` is the first
@@ -41,9 +41,9 @@ void mask_keys(float* scores, int64_t width, int64_t open, int64_t closed, int64
   }
 }
 
-/// Turns scores [keys, width] into unnormalised probabilities and rescales the sums and outputs oᵀ [head_dim, width] of
+/// Turns scores [keys, width] into unnormalised probabilities and rescales the sums and outputs oᵀ [value_dim, width] of
 /// earlier keys to the new maxima. Queries run along the vector lanes, so there are no reductions across lanes.
-void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* rows, float* o, int64_t head_dim) {
+void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* rows, float* o, int64_t value_dim) {
   for (int64_t q = 0; q < width; q += lanes) {
     float* const column = scores + q;
     const Vector before = load_vector(rows->maximum + q);
@@ -60,7 +60,7 @@ void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* ro
     }
     const Vector maximum = even > odd ? even : odd;
     const Vector rescale = exp2_of_lanes(before - maximum);
-    for (int64_t i = 0; i < head_dim; ++i) store_vector(o + i * width + q, load_vector(o + i * width + q) * rescale);
+    for (int64_t i = 0; i < value_dim; ++i) store_vector(o + i * width + q, load_vector(o + i * width + q) * rescale);
     Vector sum = load_vector(rows->sum + q) * rescale;
     for (j = 0; j < keys; ++j) {
       const Vector p = exp2_of_lanes(load_vector(column + j * width) - maximum);
@@ -75,21 +75,21 @@ void softmax_columns(float* scores, int64_t width, int64_t keys, RunningRows* ro
 template <class T>
 void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const SequenceBlock& block, int64_t head,
             const PackedKeys& packed) {
-  const int64_t d = args.head_dim, keys_at_once = key_block(d), width = whole_vectors(block.rows);
+  const int64_t d = args.head_dim, e = args.value_dim, keys_at_once = key_block(d), width = whole_vectors(block.rows);
   const int64_t heads_per_group = args.query_heads / args.key_heads, group = head / heads_per_group;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int64_t token = block.begin + block.first;
 
-  Workspace workspace(&stream, (3 * width * d + width * keys_at_once + keys_at_once) * 4);
-  float* const rows = workspace.as<float>();  // [width, d]: queries, at the end outputs
-  float* const q = rows + width * d;          // [d, width]
-  float* const o = q + width * d;             // [d, width]
-  float* const scores = o + width * d;        // [keys, width]
+  Workspace workspace(&stream, (width * ((d > e ? d : e) + d + e) + width * keys_at_once + keys_at_once) * 4);
+  float* const rows = workspace.as<float>();  // [width, d]: queries; at the end outputs [width, e]
+  float* const q = rows + width * (d > e ? d : e);  // [d, width]
+  float* const o = q + width * d;             // [e, width]
+  float* const scores = o + width * e;        // [keys, width]
   float* const keep = scores + width * keys_at_once;
   RunningRows running;
   for (float& maximum : running.maximum) maximum = -INFINITY;
   for (float& sum : running.sum) sum = 0;
-  std::memset(o, 0, static_cast<size_t>(width * d) * sizeof(float));
+  std::memset(o, 0, static_cast<size_t>(width * e) * sizeof(float));
   const T* q_head = static_cast<const T*>(args.q) + group * args.group_stride + head % heads_per_group * d;
   gather(q_head + token * args.token_stride, args.token_stride, block.rows, d, args.softmax_scale * log2_e, rows);
   std::memset(rows + block.rows * d, 0, static_cast<size_t>((width - block.rows) * d) * sizeof(float));
@@ -102,22 +102,22 @@ void attend(mimo_stream& stream, const mimo_attention_forward_args& args, const 
     const int64_t keys = key_end - first_key < keys_at_once ? key_end - first_key : keys_at_once;
     const int64_t open = causal ? block.first - first_key + 1 : keys;
     const int64_t closed = first_key - block.first + window;
-    const int64_t at = (group * args.tokens + block.begin + first_key) * d;
-    product({packed.k + at, q, scores, d, d, width, width, 1, 0, false, false}, 0, keys, 0, width);
+    const int64_t at = group * args.tokens + block.begin + first_key;
+    product({packed.k + at * d, q, scores, d, d, width, width, 1, 0, false, false}, 0, keys, 0, width);
     mask_keys(scores, width, open, closed, keys, hidden_score);
-    softmax_columns(scores, width, keys, &running, o, d);
+    softmax_columns(scores, width, keys, &running, o, e);
     mask_keys(scores, width, open, closed, keys, 0);
     for (int64_t r = 0; args.dropout > 0 && r < block.rows; ++r) {
       const uint64_t row = static_cast<uint64_t>((args.first_token + token + r) * args.full_heads + args.first_head + head);
       dropout_factors(static_cast<uint64_t>(args.dropout_seed), row, first_key, keys, args.dropout, keep);
       for (int64_t j = 0; j < keys; ++j) scores[j * width + r] *= keep[j];
     }
-    product({packed.v + at, scores, o, keys, d, width, width, 1, 1, true, false}, 0, d, 0, width);
+    product({packed.v + at * e, scores, o, keys, e, width, width, 1, 1, true, false}, 0, e, 0, width);
   }
-  transpose(o, width, d, width, rows);
+  transpose(o, width, e, width, rows);
   for (int64_t r = 0; r < block.rows; ++r) {
-    T* out = static_cast<T*>(args.o) + ((token + r) * args.query_heads + head) * d;
-    scatter(rows + r * d, 1, d, 1.0f / running.sum[r], out, d);
+    T* out = static_cast<T*>(args.o) + ((token + r) * args.query_heads + head) * e;
+    scatter(rows + r * e, 1, e, 1.0f / running.sum[r], out, e);
     args.lse[(token + r) * args.query_heads + head] = running.maximum[r] * ln_2 + std::log(running.sum[r]);
   }
 }
@@ -134,9 +134,9 @@ void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& a
   cut_blocks(args.cu_seqlens, args.sequences, query_block(args.head_dim), queries);
   cut_blocks(args.cu_seqlens, args.sequences, key_block(args.head_dim), keys);
 
-  const int64_t packed_elements = args.tokens * args.key_heads * args.head_dim;
-  Workspace packed_memory(&stream, 2 * packed_elements * static_cast<int64_t>(sizeof(float)));
-  const PackedKeys packed{packed_memory.as<float>(), packed_memory.as<float>() + packed_elements};
+  const int64_t packed_rows = args.tokens * args.key_heads;
+  Workspace packed_memory(&stream, packed_rows * (args.head_dim + args.value_dim) * static_cast<int64_t>(sizeof(float)));
+  const PackedKeys packed{packed_memory.as<float>(), packed_memory.as<float>() + packed_rows * args.head_dim};
   ThreadPool& threads = stream.device->threads;
   with_dtype(args.dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

@@ -1,6 +1,5 @@
-// Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
-// columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
-// rotary_dim) or position * frequencies[i].
+// Rotary position embedding (docs/spec/language-model.md §3; Su et al., RoFormer): pairs of a head's columns become
+// (x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ) with θ_i = position * base^(-2i / rotary_dim) or position * frequencies[i].
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -43,23 +42,34 @@ void rotate_token(const mimo_rope_forward_args& args, int64_t token, const float
     const T* x = static_cast<const T*>(args.x) + token * args.x_stride + head * d;
     T* y = static_cast<T*>(args.y) + token * args.y_stride + head * d;
     const bool rotated = head % args.heads_per_group < args.rotated_per_group;
-    if (rotated) {
+    const int64_t first = rotated ? args.first_column : 0, end = rotated ? first + args.rotary_dim : 0;
+    if (rotated && args.interleaved != 0) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float x1 = load(x[first + 2 * i]), x2 = load(x[first + 2 * i + 1]);
+        store(&y[first + 2 * i], x1 * cosine[i] - x2 * sine[i]);
+        store(&y[first + 2 * i + 1], x2 * cosine[i] + x1 * sine[i]);
+      }
+    } else if (rotated) {
+      const T* const from = x + first;
+      T* const to = y + first;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
-        const float x1 = load(x[i]), x2 = load(x[half + i]);
-        store(&y[i], x1 * cosine[i] - x2 * sine[i]);
-        store(&y[half + i], x2 * cosine[i] + x1 * sine[i]);
+        const float x1 = load(from[i]), x2 = load(from[half + i]);
+        store(&to[i], x1 * cosine[i] - x2 * sine[i]);
+        store(&to[half + i], x2 * cosine[i] + x1 * sine[i]);
       }
     }
-    const int64_t kept = rotated ? args.rotary_dim : 0;
-    std::memmove(y + kept, x + kept, static_cast<size_t>(d - kept) * sizeof(T));
+    std::memmove(y, x, static_cast<size_t>(first) * sizeof(T));
+    std::memmove(y + end, x + end, static_cast<size_t>(d - end) * sizeof(T));
   }
 }
 
 }  // namespace
 
 void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
-  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
+  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.first_column >= 0 &&
+                   args.first_column + args.rotary_dim <= args.head_dim,
+               "rope_forward");
   MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
   MIMO_REQUIRE(args.cu_seqlens[0] == 0 && args.cu_seqlens[args.sequences] == args.tokens, "rope_forward");
   // One row for each position; where sequences start at positions of their own, one for each token.

@@ -12,7 +12,7 @@ void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& a
   if (args.tokens == 0) return;
   if (sm90_attention_forward_fits(stream, args)) {
     (args.max_seqlen < sm90_long_sequence ? sm90_bf16_packed_attention_forward : sm90_bf16_attention_forward)(stream, args);
-  } else if (Cudnn::takes(args)) {
+  } else if (Cudnn::takes(stream, args)) {
     stream.device->cudnn().attention_forward(stream, args);
   } else {
     attention_forward_plain(stream, args);
@@ -24,7 +24,7 @@ void attention_backward(mimo_stream& stream, const mimo_attention_backward_args&
   if (args.tokens == 0) return;
   if (sm90_attention_backward_fits(stream, args)) {
     (args.max_seqlen <= sm90_short_sequence ? sm90_bf16_short_attention_backward : sm90_bf16_attention_backward)(stream, args);
-  } else if (Cudnn::takes(args)) {
+  } else if (Cudnn::takes(stream, args)) {
     stream.device->cudnn().attention_backward(stream, args);
   } else {
     attention_backward_plain(stream, args);

@@ -106,25 +106,26 @@ __device__ __forceinline__ int64_t first_tile(const Args& args, int64_t query, i
 template <class Args>
 void require_attention(const Args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.query_heads % args.key_heads == 0, "attention");
-  MIMO_REQUIRE(args.head_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
+  MIMO_REQUIRE(args.head_dim > 0 && args.value_dim > 0 && args.tokens >= 0 && args.sequences >= 0, "attention");
   MIMO_REQUIRE(args.mask == MIMO_ATTENTION_FULL || args.mask == MIMO_ATTENTION_CAUSAL, "attention");
   MIMO_REQUIRE(args.window == 0 || (args.window > 0 && args.mask == MIMO_ATTENTION_CAUSAL), "attention");
   MIMO_REQUIRE(args.dropout >= 0 && args.dropout < 1, "attention");
 }
 
-/// Calls body(T*, D, N): storage type, padded head dimension, rows of a thread (a tile has 16 N rows).
+/// Calls body(T*, D, N): storage type, padded width of keys and values, rows of a thread (a tile has 16 N rows).
 template <class Args, class Body>
 void with_head_size(const Args& args, int small, Body&& body) {
+  const int64_t wider = larger(args.head_dim, args.value_dim);
   with_dtype(args.dtype, [&](auto* t) {
-    if (args.head_dim <= 64) {
+    if (wider <= 64) {
       body(t, std::integral_constant<int, 64>{}, std::integral_constant<int, 4>{});
-    } else if (args.head_dim <= 128) {
+    } else if (wider <= 128) {
       if (small == 4) {
         body(t, std::integral_constant<int, 128>{}, std::integral_constant<int, 4>{});
       } else {
         body(t, std::integral_constant<int, 128>{}, std::integral_constant<int, 2>{});
       }
-    } else if (args.head_dim <= 256) {
+    } else if (wider <= 256) {
       body(t, std::integral_constant<int, 256>{}, std::integral_constant<int, 2>{});
     } else {
       fail(MIMO_ERROR_UNSUPPORTED, "Attention takes head dimensions of at most 256.");

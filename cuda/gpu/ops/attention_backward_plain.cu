@@ -15,10 +15,10 @@ __global__ void dot_kernel(mimo_attention_backward_args args, float* dot) {
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (index >= args.tokens * args.query_heads) return;
   const T* d_o = static_cast<const T*>(args.d_o) + index / args.query_heads * args.d_o_stride +
-                 index % args.query_heads * args.head_dim;
-  const T* o = static_cast<const T*>(args.o) + index * args.head_dim;
+                 index % args.query_heads * args.value_dim;
+  const T* o = static_cast<const T*>(args.o) + index * args.value_dim;
   float sum = 0;
-  for (int64_t i = threadIdx.x % 32; i < args.head_dim; i += 32) sum += load(d_o + i) * load(o + i);
+  for (int64_t i = threadIdx.x % 32; i < args.value_dim; i += 32) sum += load(d_o + i) * load(o + i);
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) dot[index] = sum;
 }
@@ -46,15 +46,16 @@ __global__ void __launch_bounds__(attention_threads) query_kernel(mimo_attention
   float* const k = d_o + tile * (D + 1);
   float* const v = k + tile * (D + 1);
   float* const ds = v + tile * (D + 1);
-  const int64_t head = blockIdx.y, d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
+  const int64_t head = blockIdx.y, d = args.head_dim, e = args.value_dim;
+  const int64_t heads_per_group = args.query_heads / args.key_heads;
   const int64_t group_offset = head / heads_per_group * args.group_stride, length = piece.last - piece.first;
   const int64_t head_offset = group_offset + head % heads_per_group * d, query = piece.begin - piece.first;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int row = threadIdx.x / 16 * N, column = threadIdx.x % 16;
   load_head<D>(static_cast<const T*>(args.q) + piece.begin * args.token_stride + head_offset, args.token_stride,
                piece.count, d, tile, args.softmax_scale * log2_e, q);
-  load_head<D>(static_cast<const T*>(args.d_o) + piece.begin * args.d_o_stride + head * d, args.d_o_stride, piece.count,
-               d, tile, 1.0f, d_o);
+  load_head<D>(static_cast<const T*>(args.d_o) + piece.begin * args.d_o_stride + head * e, args.d_o_stride, piece.count,
+               e, tile, 1.0f, d_o);
   float lse[N], dot[N], dq[N][D / 16] = {};
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(attention_threads) query_kernel(mimo_attention
     __syncthreads();
     const int64_t at = (piece.first + first) * args.token_stride + group_offset;
     load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, length - first, d, tile, 1.0f, k);
-    load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, length - first, d, tile, 1.0f, v);
+    load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, length - first, e, tile, 1.0f, v);
     __syncthreads();
     float s[N][N], dp[N][N];
     multiply_heads<D>(q, k, s);
@@ -112,14 +113,15 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
   float* const d_o = q + tile * (D + 1);
   float* const p = d_o + tile * (D + 1);
   float* const ds = p + tile * (tile + 1);
-  const int64_t group = blockIdx.y, d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
+  const int64_t group = blockIdx.y, d = args.head_dim, e = args.value_dim;
+  const int64_t heads_per_group = args.query_heads / args.key_heads;
   const int64_t group_offset = group * args.group_stride, length = piece.last - piece.first;
   const int64_t key = piece.begin - piece.first;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
   const int row = threadIdx.x / 16 * N, column = threadIdx.x % 16;
   const int64_t at = piece.begin * args.token_stride + group_offset;
   load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, piece.count, d, tile, 1.0f, k);
-  load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, piece.count, d, tile, 1.0f, v);
+  load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, piece.count, e, tile, 1.0f, v);
   const int64_t window = window_of(args), query_end = smaller(length, key + piece.count + window - 1);
   float dk[N][D / 16] = {}, dv[N][D / 16] = {};
   for (int64_t head = group * heads_per_group; head < (group + 1) * heads_per_group; ++head) {
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
       __syncthreads();
       load_head<D>(static_cast<const T*>(args.q) + token * args.token_stride + head_offset, args.token_stride, rows, d,
                    tile, args.softmax_scale * log2_e, q);
-      load_head<D>(static_cast<const T*>(args.d_o) + token * args.d_o_stride + head * d, args.d_o_stride, rows, d, tile,
+      load_head<D>(static_cast<const T*>(args.d_o) + token * args.d_o_stride + head * e, args.d_o_stride, rows, e, tile,
                    1.0f, d_o);
       __syncthreads();
       float s[N][N], dp[N][N];
@@ -162,10 +164,9 @@ __global__ void __launch_bounds__(attention_threads) key_kernel(mimo_attention_b
     const int64_t to = (piece.begin + row + i) * args.d_token_stride + group_offset;
 #pragma unroll
     for (int j = 0; j < D / 16; ++j) {
-      if (column + 16 * j >= d) continue;
       // q was scaled by scale * log2 e.
-      store(static_cast<T*>(args.dk) + to + column + 16 * j, ln_2 * dk[i][j]);
-      store(static_cast<T*>(args.dv) + to + column + 16 * j, dv[i][j]);
+      if (column + 16 * j < d) store(static_cast<T*>(args.dk) + to + column + 16 * j, ln_2 * dk[i][j]);
+      if (column + 16 * j < e) store(static_cast<T*>(args.dv) + to + column + 16 * j, dv[i][j]);
     }
   }
 }

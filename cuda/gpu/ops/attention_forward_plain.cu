@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(attention_threads) forward_kernel(mimo_attenti
   float* const k = q + tile * (D + 1);
   float* const v = k + tile * (D + 1);
   float* const p = v + tile * (D + 1);
-  const int64_t head = blockIdx.y, d = args.head_dim, heads_per_group = args.query_heads / args.key_heads;
+  const int64_t head = blockIdx.y, d = args.head_dim, e = args.value_dim;
+  const int64_t heads_per_group = args.query_heads / args.key_heads;
   const int64_t group = head / heads_per_group, length = piece.last - piece.first;
   const int64_t query = piece.begin - piece.first;
   const bool causal = args.mask == MIMO_ATTENTION_CAUSAL;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(attention_threads) forward_kernel(mimo_attenti
     __syncthreads();
     const int64_t at = (piece.first + first) * args.token_stride + group_offset;
     load_head<D>(static_cast<const T*>(args.k) + at, args.token_stride, length - first, d, tile, 1.0f, k);
-    load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, length - first, d, tile, 1.0f, v);
+    load_head<D>(static_cast<const T*>(args.v) + at, args.token_stride, length - first, e, tile, 1.0f, v);
     __syncthreads();
     float s[N][N];
     multiply_heads<D>(q, k, s);
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(attention_threads) forward_kernel(mimo_attenti
     const float scale = 1.0f / sum[i];
 #pragma unroll
     for (int j = 0; j < D / 16; ++j) {
-      if (column + 16 * j < d) store(static_cast<T*>(args.o) + at * d + column + 16 * j, o[i][j] * scale);
+      if (column + 16 * j < e) store(static_cast<T*>(args.o) + at * e + column + 16 * j, o[i][j] * scale);
     }
   }
 }

@@ -1,6 +1,5 @@
-// Rotary position embedding, half-split (docs/spec/language-model.md §3; Su et al., RoFormer): the first rotary_dim
-// columns [x₁ x₂] of a head become [x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ] with θ_i = position * base^(-2i /
-// rotary_dim) or position * frequencies[i].
+// Rotary position embedding (docs/spec/language-model.md §3; Su et al., RoFormer): pairs of a head's columns become
+// (x₁ cos θ - x₂ sin θ, x₂ cos θ + x₁ sin θ) with θ_i = position * base^(-2i / rotary_dim) or position * frequencies[i].
 #include "kernel.cuh"
 
 namespace mimo::cuda {
@@ -36,28 +35,32 @@ __global__ void rotate_kernel(mimo_rope_forward_args args, const float2* angles,
     const T* x = static_cast<const T*>(args.x) + token * args.x_stride + head * args.head_dim;
     T* y = static_cast<T*>(args.y) + token * args.y_stride + head * args.head_dim;
     if (slot >= half) {
-      const int64_t column = args.rotary_dim + slot - half;
+      const int64_t other = slot - half, column = other < args.first_column ? other : args.rotary_dim + other;
       if (x != y) y[column] = x[column];
       return;
     }
-    const float x1 = load(x + slot), x2 = load(x + half + slot);
+    const int64_t one = args.first_column + (args.interleaved != 0 ? 2 * slot : slot);
+    const int64_t two = one + (args.interleaved != 0 ? 1 : half);
+    const float x1 = load(x + one), x2 = load(x + two);
     if (head % args.heads_per_group >= args.rotated_per_group) {
-      store(y + slot, x1);
-      store(y + half + slot, x2);
+      store(y + one, x1);
+      store(y + two, x2);
       return;
     }
     const bool by_token = args.first_positions != nullptr;
     const int64_t first = by_token ? 0 : args.cu_seqlens[sequence_of(args.cu_seqlens, args.sequences, token)];
     const float2 angle = angles[(token - first) * half + slot];
-    store(y + slot, x1 * angle.x - x2 * angle.y);
-    store(y + half + slot, x2 * angle.x + x1 * angle.y);
+    store(y + one, x1 * angle.x - x2 * angle.y);
+    store(y + two, x2 * angle.x + x1 * angle.y);
   });
 }
 
 }  // namespace
 
 void rope_forward(mimo_stream& stream, const mimo_rope_forward_args& args) {
-  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= args.head_dim, "rope_forward");
+  MIMO_REQUIRE(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.first_column >= 0 &&
+                   args.first_column + args.rotary_dim <= args.head_dim,
+               "rope_forward");
   MIMO_REQUIRE(args.rotated_per_group <= args.heads_per_group, "rope_forward");
   const int64_t half = args.rotary_dim / 2;
   const int64_t rows = args.first_positions == nullptr ? args.max_seqlen : args.tokens, angles = rows * half;

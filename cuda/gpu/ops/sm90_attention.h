@@ -15,7 +15,7 @@ inline bool in_pieces_of_16(const void* pointer, int64_t stride) {
 template <class Args>
 bool attention_fits(const mimo_stream& stream, const Args& args) {
 #ifdef MIMO_HAS_SM90A
-  return stream.device->compute_major == 9 && args.dtype == MIMO_DTYPE_BF16 && args.head_dim == 80 && args.dropout == 0 &&
+  return stream.device->compute_major == 9 && args.dtype == MIMO_DTYPE_BF16 && args.head_dim == 80 && args.value_dim == 80 && args.dropout == 0 &&
          args.mask == MIMO_ATTENTION_FULL && args.query_heads == args.key_heads && args.query_heads < 65536 &&
          (args.tokens / 128 + args.sequences) * args.query_heads < INT32_MAX && args.tokens < int64_t{1} << 30 &&
          in_pieces_of_16(args.q, args.token_stride) && in_pieces_of_16(args.k, args.group_stride) &&

@@ -33,7 +33,8 @@ struct Plan {
   bool copies_queries = false;  // to a contiguous [tokens, query_heads, head_dim]
 
   explicit Plan(const Args& args) {
-    const int64_t per_group = args.query_heads / args.key_heads, d = args.head_dim, width = args.query_heads * d;
+    const int64_t per_group = args.query_heads / args.key_heads, d = args.head_dim, e = args.value_dim;
+    const int64_t width = args.query_heads * d;
     const bool equal = args.sequences == 1 || args.tokens == args.sequences * args.max_seqlen;
     const bool in_line = per_group == 1 || args.key_heads == 1;
     const bool by_groups = !in_line && args.sequences == 1;
@@ -42,6 +43,7 @@ struct Plan {
     key.causal = args.mask == MIMO_ATTENTION_CAUSAL;
     key.scale = args.softmax_scale;
     key.head_dim = d;
+    key.value_dim = e;
     key.query_heads = by_groups ? per_group : args.query_heads;
     key.key_heads = by_groups ? 1 : args.key_heads;
     key.length = equal ? args.tokens / args.sequences : rounded_up(args.max_seqlen);
@@ -53,7 +55,7 @@ struct Plan {
     const int64_t query_head = per_group == 1 ? args.group_stride : d;
     key.q = copies_queries ? lie(per_group * d, d, width) : lie(args.group_stride, query_head, args.token_stride);
     key.k = lie(args.group_stride, args.group_stride, args.token_stride);
-    key.o = lie(per_group * d, d, width);
+    key.o = lie(per_group * e, e, args.query_heads * e);
   }
 };
 
@@ -100,7 +102,7 @@ void Cudnn::attention_forward(mimo_stream& stream, const mimo_attention_forward_
 void Cudnn::attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args) {
   Plan plan(args);
   GraphKey& key = plan.key;
-  const int64_t d = args.head_dim, width = args.query_heads * d, per_group = width / args.key_heads;
+  const int64_t width = args.query_heads * args.head_dim, per_group = width / args.key_heads, e = args.value_dim;
   const bool by_groups = key.key_heads != args.key_heads;
   const auto lie = [&](int64_t group, int64_t head, int64_t token) {
     return by_groups ? AttentionStrides{group, head, token} : AttentionStrides{key.length * token, head, token};
@@ -108,7 +110,7 @@ void Cudnn::attention_backward(mimo_stream& stream, const mimo_attention_backwar
   key.backward = true;
   key.lengths = key.ragged || gradient_takes_lengths(key.length);
   key.deterministic = stream.device->deterministic;
-  key.d_o = lie(per_group, d, args.d_o_stride);
+  key.d_o = lie(args.query_heads / args.key_heads * e, e, args.d_o_stride);
   key.dq = plan.copies_queries ? key.q : lie(args.group_stride, key.q.head, args.d_token_stride);
   key.dk = lie(args.group_stride, args.group_stride, args.d_token_stride);
 

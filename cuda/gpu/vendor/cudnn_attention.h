@@ -15,10 +15,13 @@ class Cudnn {
   explicit Cudnn(Algorithms& algorithms);
   ~Cudnn();
 
-  /// Whether cuDNN supports the call: bf16, no dropout, head dimension a multiple of 8 up to 128.
+  /// Whether cuDNN supports the call: bf16, no dropout, as wide values as keys, a multiple of 8 up to 128; or the widths
+  /// of DeepSeek's latent attention, from Hopper on.
   template <class Args>
-  static bool takes(const Args& args) {
-    return args.dtype == MIMO_DTYPE_BF16 && args.dropout == 0 && args.window == 0 && args.head_dim % 8 == 0 && args.head_dim <= 128;
+  static bool takes(const mimo_stream& stream, const Args& args) {
+    const bool wide = args.head_dim == 192 && args.value_dim == 128 && stream.device->compute_major >= 9;
+    const bool equal = args.head_dim == args.value_dim && args.head_dim % 8 == 0 && args.head_dim <= 128;
+    return args.dtype == MIMO_DTYPE_BF16 && args.dropout == 0 && args.window == 0 && (equal || wide);
   }
   void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
   void attention_backward(mimo_stream& stream, const mimo_attention_backward_args& args);

@@ -44,20 +44,22 @@ class Builder {
   }
 
   std::shared_ptr<fe::graph::Graph> build() {
-    const Tensor q = input(q_uid, "q", key_.query_heads, key_.q), k = input(k_uid, "k", key_.key_heads, key_.k);
-    const Tensor v = input(v_uid, "v", key_.key_heads, key_.k);
+    const Tensor q = input(q_uid, "q", key_.query_heads, key_.head_dim, key_.q);
+    const Tensor k = input(k_uid, "k", key_.key_heads, key_.head_dim, key_.k);
+    const Tensor v = input(v_uid, "v", key_.key_heads, key_.value_dim, key_.k);
     if (!key_.backward) {
       fe::graph::SDPA_attributes attributes;
       attributes.set_name("attention").set_generate_stats(true).set_attn_scale(key_.scale);
       attributes.set_causal_mask(key_.causal);
       add_lengths(attributes);
       auto [o, stats] = graph_->sdpa(q, k, v, attributes);
-      output(o, o_uid, key_.query_heads, key_.o);
+      output(o, o_uid, key_.query_heads, key_.value_dim, key_.o);
       stats->set_output(true).set_uid(stats_uid).set_data_type(fe::DataType_t::FLOAT);
       describe_stats(stats);
       return graph_;
     }
-    const Tensor o = input(o_uid, "o", key_.query_heads, key_.o), d_o = input(do_uid, "d_o", key_.query_heads, key_.d_o);
+    const Tensor o = input(o_uid, "o", key_.query_heads, key_.value_dim, key_.o);
+    const Tensor d_o = input(do_uid, "d_o", key_.query_heads, key_.value_dim, key_.d_o);
     Tensor stats = graph_->tensor(fe::graph::Tensor_attributes()
                                       .set_name("stats")
                                       .set_uid(stats_uid)
@@ -71,14 +73,14 @@ class Builder {
     add_lengths(attributes);
     if (key_.ragged) attributes.set_max_total_seq_len_q(key_.tokens).set_max_total_seq_len_kv(key_.tokens);
     auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, o, d_o, stats, attributes);
-    output(dq, dq_uid, key_.query_heads, key_.dq);
-    output(dk, dk_uid, key_.key_heads, key_.dk);
-    output(dv, dv_uid, key_.key_heads, key_.dk);
+    output(dq, dq_uid, key_.query_heads, key_.head_dim, key_.dq);
+    output(dk, dk_uid, key_.key_heads, key_.head_dim, key_.dk);
+    output(dv, dv_uid, key_.key_heads, key_.value_dim, key_.dk);
     return graph_;
   }
 
  private:
-  std::vector<int64_t> dims(int64_t heads) const { return {key_.batch, heads, key_.length, key_.head_dim}; }
+  std::vector<int64_t> dims(int64_t heads, int64_t width) const { return {key_.batch, heads, key_.length, width}; }
   static std::vector<int64_t> strides(const AttentionStrides& s) { return {s.batch, s.head, s.token, 1}; }
 
   /// Offsets of packed sequences, in elements of a tensor.
@@ -91,15 +93,15 @@ class Builder {
                               .set_stride({1, 1, 1, 1}));
   }
 
-  Tensor input(int64_t uid, const char* name, int64_t heads, const AttentionStrides& of) {
+  Tensor input(int64_t uid, const char* name, int64_t heads, int64_t width, const AttentionStrides& of) {
     Tensor tensor = graph_->tensor(
-        fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims(heads)).set_stride(strides(of)));
+        fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims(heads, width)).set_stride(strides(of)));
     if (key_.ragged) tensor->set_ragged_offset(offsets(uid));
     return tensor;
   }
 
-  void output(const Tensor& tensor, int64_t uid, int64_t heads, const AttentionStrides& of) {
-    tensor->set_output(true).set_uid(uid).set_dim(dims(heads)).set_stride(strides(of));
+  void output(const Tensor& tensor, int64_t uid, int64_t heads, int64_t width, const AttentionStrides& of) {
+    tensor->set_output(true).set_uid(uid).set_dim(dims(heads, width)).set_stride(strides(of));
     if (key_.ragged) tensor->set_ragged_offset(offsets(uid));
   }
 
@@ -136,6 +138,7 @@ std::string text_of(const GraphKey& key) {
   add_values(text, "sequences", {key.batch});
   add_values(text, "length", {key.length});
   add_values(text, "heads", {key.query_heads, key.key_heads, key.head_dim});
+  if (key.value_dim != key.head_dim) add_values(text, "values", {key.value_dim});
   for (const AttentionStrides& of : {key.q, key.k, key.o}) add_values(text, "strides", {of.batch, of.head, of.token});
   if (!key.backward) return text;
   for (const AttentionStrides& of : {key.d_o, key.dq, key.dk}) add_values(text, "strides", {of.batch, of.head, of.token});
@@ -271,7 +274,7 @@ class Tensors {
       // Packed sequences follow one another without gaps.
       const int64_t outer = key.ragged ? (key.tokens - 1) * lie.token
                                        : (key.batch - 1) * lie.batch + (key.length - 1) * lie.token;
-      fill(uid, outer + (heads - 1) * lie.head + key.head_dim, 1, MIMO_DTYPE_BF16);
+      fill(uid, outer + (heads - 1) * lie.head + std::max(key.head_dim, key.value_dim), 1, MIMO_DTYPE_BF16);
     };
     add(q_uid, key.query_heads, key.q);
     add(k_uid, key.key_heads, key.k);

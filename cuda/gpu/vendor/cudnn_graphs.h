@@ -21,12 +21,12 @@ enum Uid : int64_t { q_uid = 1, k_uid, v_uid, o_uid, stats_uid, do_uid, dq_uid, 
 struct GraphKey {
   /// `lengths`: the graph takes the length of each sequence.
   bool backward, ragged, lengths, causal, deterministic;
-  int64_t batch, query_heads, key_heads, length, head_dim, tokens;
+  int64_t batch, query_heads, key_heads, length, head_dim, value_dim, tokens;
   AttentionStrides q, k, o, d_o, dq, dk;
   float scale;
 
   auto tied() const {
-    return std::tie(backward, ragged, lengths, causal, deterministic, batch, query_heads, key_heads, length, head_dim, tokens, q.batch,
+    return std::tie(backward, ragged, lengths, causal, deterministic, batch, query_heads, key_heads, length, head_dim, value_dim, tokens, q.batch,
                     q.head, q.token, k.batch, k.head, k.token, o.batch, o.head, o.token, d_o.batch, d_o.head, d_o.token,
                     dq.batch, dq.head, dq.token, dk.batch, dk.head, dk.token, scale);
   }

@@ -45,7 +45,7 @@ export function layersByBlock(pattern: string, path: string): NumberedLayer[] {
 }
 
 /**
- * Numbers layers as a GPT model does: the n-th `*` and the n-th `-` or `E` are layer n, wherever they stand; `M` has no place in
+ * Numbers layers as a GPT model does: the n-th `*` or `+` and the n-th `-` or `E` are layer n, wherever they stand; `M` has no place in
  * one. A depth of multi-token prediction is one layer.
  */
 export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
@@ -54,24 +54,33 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 		throw new UserError(`${path}: pattern "${pattern}" is of no GPT model: ${reason}.`);
 	};
 	const depth = mtp === null ? null : symbolsOf(mtp.layers.flat());
-	if (depth !== null && !/^\*[-E]$/.test(depth)) {
-		refuse(`its multi-token prediction has the layers ${depth}, and a layer of a GPT model is *- or *E`);
+	if (depth !== null && !/^[*+][-E]$/.test(depth)) {
+		refuse(
+			`its multi-token prediction has the layers ${depth}, and a layer of a GPT model is *- or *E, or + in the place of *`,
+		);
 	}
 	const layers = segments.flat(2);
-	const mixes = (kind: LayerKind) => kind === "attention" || kind === "gdn";
-	const attention = layers.filter(mixes).length;
+	const mixers = layers.filter(mixesTokens);
 	const [dense, experts] = [countLayers(layers, "mlp"), countLayers(layers, "moe")];
-	if (attention === 0 || attention !== dense + experts) {
+	const latent = mixers.includes("latentAttention");
+	if (latent && mixers.some((kind) => kind !== "latentAttention")) {
+		refuse("it has + beside other attention, and the layers of a GPT model are alike");
+	}
+	if (mixers.length === 0 || mixers.length !== dense + experts) {
+		const symbols = latent ? "+" : hasLayer(pattern, "gdn") ? "* or G" : "*";
 		refuse(
-			`it has ${attention} ${hasLayer(pattern, "gdn") ? "* or G" : "*"} and ${dense + experts} ${experts === 0 ? "-" : dense === 0 ? "E" : "- or E"}, and a layer of a GPT model has both`,
+			`it has ${mixers.length} ${symbols} and ${dense + experts} ${experts === 0 ? "-" : dense === 0 ? "E" : "- or E"}, and a layer of a GPT model has both`,
 		);
 	}
 	let [attentions, others] = [0, 0];
 	return layers.map((kind) => {
 		if (kind === "mamba") return { kind, number: null };
-		return { kind, number: mixes(kind) ? attentions++ : others++ };
+		return { kind, number: mixesTokens(kind) ? attentions++ : others++ };
 	});
 }
+
+/** Whether a layer of a GPT model begins with this kind. */
+export const mixesTokens = (kind: LayerKind) => kind === "attention" || kind === "latentAttention";
 
 /** The pattern that `path` tells of. */
 function parseAt(pattern: string, path: string): HybridPattern {

@@ -17,7 +17,15 @@ import { selectTensors, type TensorStore, type TensorType } from "../store.ts";
 import { patternOfArguments } from "../torch-dist/arguments.ts";
 import type { JsonObject } from "../torch-dist/common.ts";
 import { optimizerName, optimizerStates } from "../training/tensors.ts";
-import { type LayerNames, layerOf, layersByBlock, layersOfGpt, type NumberedLayer, renamedLayers } from "./layouts.ts";
+import {
+	type LayerNames,
+	layerOf,
+	layersByBlock,
+	layersOfGpt,
+	mixesTokens,
+	type NumberedLayer,
+	renamedLayers,
+} from "./layouts.ts";
 
 export interface MegatronLayers {
 	readonly names: LayerNames;
@@ -69,7 +77,7 @@ export function requireSameLayers(own: string, given: string, repeated: boolean,
 
 /** Model tensors of a GPT model that have a place in this program's. */
 const gptLayer =
-	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight|core_attention\\.softmax_offset)|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|bias|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
+	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight|core_attention\\.softmax_offset|linear_q_proj\\.weight|linear_(q|kv)_down_proj\\.weight|linear_(q|kv)_up_proj\\.(layer_norm_)?weight)|input_layernorm\\.weight|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|bias|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
 const gptTensors = new RegExp(
 	`^language_model\\.(embedding\\.(word|position)_embeddings\\.weight|output_layer\\.weight|decoder\\.final_layernorm\\.(weight|bias)|decoder\\.layers\\.\\d+\\.${gptLayer}|mtp\\.layers\\.\\d+\\.((enorm|hnorm|final_layernorm)\\.(weight|bias)|eh_proj\\.weight|(mtp_model|transformer)_layer\\.${gptLayer}))$`,
 );
@@ -94,16 +102,17 @@ function numberedLayers({ tensors }: Pick<TensorStore, "tensors">): {
 	return { layers: numbers(names), experts: numbers(names.filter((name) => /\.mlp\.router\./.test(name))) };
 }
 
-/** `[*-]` or `[*E]` for every layer that has attention, `/*-` or `/*E` for every depth of multi-token prediction. */
+/** `[*-]` or `[*E]` for every layer, `/*-` or `/*E` for every depth of multi-token prediction; with + for * where keys have a latent. */
 function gptPattern(weights: Pick<TensorStore, "tensors">, path: string): string {
 	const { layers, experts } = numberedLayers(weights);
 	if (layers.size === 0) throw new UserError(`${path} has no layers.`);
-	const main = Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? "[*E]" : "[*-]")).join("");
 	const names = [...weights.tensors.keys()];
+	const mixer = names.some((name) => name.includes(".linear_kv_up_proj.")) ? "+" : "*";
+	const main = Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? `[${mixer}E]` : `[${mixer}-]`));
 	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
 	depths.delete(undefined);
 	const routed = names.some((name) => /^language_model\.mtp\..*\.mlp\.router\./.test(name));
-	return main + (routed ? "/*E" : "/*-").repeat(depths.size);
+	return main.join("") + `/${mixer}${routed ? "E" : "-"}`.repeat(depths.size);
 }
 
 /** Every layer of the checkpoint has a place in the pattern; a tensor that the pattern wants and lacks is an error later. */
@@ -114,14 +123,14 @@ function requireLayersOf(
 	path: string,
 ): void {
 	const there = numberedLayers(weights);
-	const wanted = layers.filter(({ kind }) => kind === "attention").length;
+	const wanted = layers.filter(({ kind }) => mixesTokens(kind)).length;
 	if (there.layers.size !== wanted) {
 		throw new UserError(
 			`${path} is a GPT model of ${counted(there.layers.size, "layer")}, and pattern "${pattern}" has ${wanted} * of them.`,
 		);
 	}
 	for (const { kind, number } of layers) {
-		if (number === null || kind === "attention" || (kind === "moe") === there.experts.has(number)) continue;
+		if (number === null || mixesTokens(kind) || (kind === "moe") === there.experts.has(number)) continue;
 		const [has, names] = kind === "moe" ? ["a dense MLP", "E"] : ["experts", "-"];
 		throw new UserError(`${path} has ${has} in layer ${number}, and pattern "${pattern}" names it ${names}.`);
 	}
@@ -174,7 +183,7 @@ export function namesToWrite(
 /** Megatron's arguments that say how the layers are numbered. */
 export function layerArguments({ names, pattern, layers }: MegatronLayers): JsonObject {
 	if (names === "gpt") {
-		const { length } = layers.filter(({ kind }) => kind === "attention");
+		const { length } = layers.filter(({ kind }) => mixesTokens(kind));
 		return {
 			hybrid_layer_pattern: null,
 			hybrid_override_pattern: null,

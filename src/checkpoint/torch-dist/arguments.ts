@@ -77,6 +77,7 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 		embeddingMultiplier: number("embedding_multiplier", 1),
 		embeddingPaddingIdx: typeof args.embedding_padding_idx === "number" ? args.embedding_padding_idx : null,
 		softmaxType: args.softmax_type === "learnable" ? "learnable" : "vanilla",
+		...latentAttentionOf(args, pattern),
 		windowSize: Array.isArray(args.window_size) ? (args.window_size as number[]) : null,
 		windowAttnSkipFreq: [args.window_attn_skip_freq ?? []].flat().length
 			? ([args.window_attn_skip_freq].flat() as number[])
@@ -136,6 +137,43 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 				return Array.isArray(sizes) && sizes.every(Number.isSafeInteger) ? [[list, sizes as number[]]] : [];
 			}),
 		),
+	};
+}
+
+/** Multi-latent attention from Megatron's arguments, whose rotary embedding turns neighbouring columns there. */
+function latentAttentionOf(args: JsonObject, pattern: string): Partial<LanguageModelConfiguration> {
+	if (!hasLayer(pattern, "latentAttention")) return { rotaryInterleaved: args.rotary_interleaved === true };
+	const number = (name: string, missing: number) => (typeof args[name] === "number" ? (args[name] as number) : missing);
+	const epsilon = number("layernorm_epsilon", number("norm_epsilon", 1e-5));
+	return {
+		qLoraRank: typeof args.q_lora_rank === "number" ? args.q_lora_rank : null,
+		kvLoraRank: number("kv_lora_rank", 512),
+		qkHeadDim: number("qk_head_dim", 128),
+		qkPosEmbHeadDim: number("qk_pos_emb_head_dim", 64),
+		vHeadDim: number("v_head_dim", 128),
+		latentNormEpsilon: number("latent_norm_epsilon", epsilon),
+		rotaryInterleaved: args.latent_rotary_interleaved !== false,
+		ropeType: args.rope_type === "rope" ? "rope" : "yarn",
+	};
+}
+
+/** Megatron's arguments of multi-latent attention. */
+function latentArguments(configuration: LanguageModelConfiguration): JsonObject {
+	const { hybridLayerPattern, latentNormEpsilon, normEpsilon, rotaryInterleaved } = configuration;
+	if (!hasLayer(hybridLayerPattern, "latentAttention")) return rotaryInterleaved ? { rotary_interleaved: true } : {};
+	return {
+		multi_latent_attention: true,
+		q_lora_rank: configuration.qLoraRank ?? null,
+		kv_lora_rank: configuration.kvLoraRank!,
+		qk_head_dim: configuration.qkHeadDim!,
+		qk_pos_emb_head_dim: configuration.qkPosEmbHeadDim!,
+		v_head_dim: configuration.vHeadDim!,
+		rope_type: configuration.ropeType ?? "yarn",
+		rotary_base: configuration.rotaryBase,
+		...(configuration.ropeType !== "rope" && argumentsFrom(yarnNames, yarnOf(configuration) as unknown as JsonObject)),
+		...(latentNormEpsilon !== undefined &&
+			latentNormEpsilon !== normEpsilon && { latent_norm_epsilon: latentNormEpsilon }),
+		...(rotaryInterleaved === false && { latent_rotary_interleaved: false }),
 	};
 }
 
@@ -319,6 +357,7 @@ export function argumentsOf(configuration: LanguageModelConfiguration, paddedVoc
 		...((configuration.embeddingMultiplier ?? 1) !== 1 && { embedding_multiplier: configuration.embeddingMultiplier }),
 		...(configuration.embeddingPaddingIdx != null && { embedding_padding_idx: configuration.embeddingPaddingIdx }),
 		...(configuration.softmaxType === "learnable" && { softmax_type: "learnable" }),
+		...latentArguments(configuration),
 		...windowArguments(configuration),
 		normalization: configuration.normalization ?? "RMSNorm",
 		layernorm_epsilon: configuration.normEpsilon,

@@ -165,7 +165,7 @@ export interface ShardRuns {
 type Cut = { readonly axis: 0; readonly blocks: readonly number[] } | { readonly axis: 1 } | null;
 
 const splitRows =
-	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|softmax_offset|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
+	/(word_embeddings\.weight|output_layer\.weight|linear_qkv\.(weight|bias)|softmax_offset|linear_(q|q_up|kv_up)_proj\.weight|linear_fc1\.(weight|bias)|mixer\.(dt_bias|A_log|D|norm\.weight)|embedder\.weight|input_projections\.\d+\.encoder\.weight)$/;
 const splitColumns = /(linear_proj\.weight|linear_fc2\.weight|mixer\.out_proj\.weight)$/;
 
 /** The sharding of a parameter other than experts'; `shapes`: of the whole model, from which the blocks of fused parameters follow. */
@@ -239,11 +239,20 @@ const leaves = [
 	"out_norm.weight",
 	"mixer.norm.weight",
 	"out_proj.weight",
+	"input_layernorm.weight",
+	"input_layernorm.bias",
 	"core_attention.softmax_offset",
 	"linear_proj.weight",
 	"linear_proj.bias",
 	"linear_proj.post_layernorm.weight",
 	"linear_proj.post_layernorm.bias",
+	"linear_q_proj.weight",
+	"linear_q_down_proj.weight",
+	"linear_q_up_proj.layer_norm_weight",
+	"linear_q_up_proj.weight",
+	"linear_kv_down_proj.weight",
+	"linear_kv_up_proj.layer_norm_weight",
+	"linear_kv_up_proj.weight",
 	"linear_qkv.layer_norm_weight",
 	"linear_qkv.layer_norm_bias",
 	"linear_qkv.weight",

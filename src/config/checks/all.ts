@@ -9,6 +9,7 @@ import { energonChecks, indexedChecks, tokenizerChecks } from "./data.ts";
 import { distillationChecks } from "./distillation.ts";
 import { elasticChecks } from "./elastic.ts";
 import { expertChecks } from "./experts.ts";
+import { latentAttentionChecks } from "./latent-attention.ts";
 import { layoutChecks, weightShardChecks } from "./layout.ts";
 import { loraChecks } from "./lora.ts";
 import { moduleChecks } from "./modules.ts";
@@ -385,6 +386,7 @@ export const checks: readonly Check[] = [
 	...recomputeChecks,
 	...tokenizerChecks,
 	...perLayerChecks,
+	...latentAttentionChecks,
 	...energonChecks,
 	...loraChecks,
 	...elasticChecks,

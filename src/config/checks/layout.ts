@@ -198,7 +198,7 @@ export const layoutChecks: readonly Check[] = [
 		"llm-tp",
 		(c) => c.llmTp,
 		(c) => [
-			["num-attention-heads", c.numAttentionHeads, has(c, "attention")],
+			["num-attention-heads", c.numAttentionHeads, has(c, "attention") || has(c, "latentAttention")],
 			["num-query-groups", c.numQueryGroups, has(c, "attention")],
 			["mamba-num-heads", c.mambaNumHeads, has(c, "mamba")],
 			["mamba-num-groups", c.mambaNumGroups, has(c, "mamba")],

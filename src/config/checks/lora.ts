@@ -8,7 +8,12 @@ import { type Check, unless } from "./check.ts";
 /** Whether any layer has the projection. */
 const exists: Readonly<Record<LoraModule, (c: TrainingConfiguration) => boolean>> = {
 	linear_qkv: (c) => hasLayer(c.hybridLayerPattern, "attention"),
-	linear_proj: (c) => hasLayer(c.hybridLayerPattern, "attention"),
+	linear_q_proj: (c) => hasLatents(c) && c.qLoraRank === null,
+	linear_q_down_proj: hasQueryLatent,
+	linear_q_up_proj: hasQueryLatent,
+	linear_kv_down_proj: hasLatents,
+	linear_kv_up_proj: hasLatents,
+	linear_proj: (c) => hasLayer(c.hybridLayerPattern, "attention", "latentAttention"),
 	linear_fc1: hasFeedForward,
 	linear_fc2: hasFeedForward,
 	in_proj: (c) => hasLayer(c.hybridLayerPattern, "mamba", "gdn"),
@@ -22,6 +27,14 @@ const exists: Readonly<Record<LoraModule, (c: TrainingConfiguration) => boolean>
 	"vision_projection.linear_fc1": hasMlpProjector,
 	"vision_projection.linear_fc2": hasMlpProjector,
 };
+
+function hasLatents({ hybridLayerPattern }: TrainingConfiguration): boolean {
+	return hasLayer(hybridLayerPattern, "latentAttention");
+}
+
+function hasQueryLatent(c: TrainingConfiguration): boolean {
+	return hasLatents(c) && c.qLoraRank !== null;
+}
 
 function hasMlpProjector(c: TrainingConfiguration): boolean {
 	return hasEncoder(c) && c.visionProjectionType === "mlp";

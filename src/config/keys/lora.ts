@@ -4,6 +4,7 @@ import { choice, defaulting, fraction, integer, list, optional, path, positiveNu
 /** Projections that may have an adapter; linear_fc1 and linear_fc2 are those of dense layers and of shared experts. */
 export const loraModules = [
 	"linear_qkv",
+	...(["linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"] as const),
 	"linear_proj",
 	"linear_fc1",
 	"linear_fc2",

@@ -77,7 +77,7 @@ export const modelKeys = {
 	),
 	"hybrid-layer-pattern": required(
 		text,
-		"One symbol a layer: M Mamba-2, * attention, - dense MLP, E mixture of experts; | between pipeline segments, [ ] around layers that are one block, / before each multi-token prediction (MTP) depth.",
+		"One symbol a layer: M Mamba-2, * attention, + multi-latent attention, - dense MLP, E mixture of experts; | between pipeline segments, [ ] around layers that are one block, / before each multi-token prediction (MTP) depth.",
 		{ aliases: ["hybrid-override-pattern"] },
 	),
 	"mtp-num-layers": derived(
@@ -102,9 +102,9 @@ export const modelKeys = {
 	"ffn-hidden-size": derived(integer(1), "4 × hidden-size", "Width of a dense MLP layer (-).", { model: "dense MLP" }),
 	"num-attention-heads": derived(
 		integer(1),
-		"1 when the pattern has no *; required otherwise",
+		"1 when the pattern has no * and no +; required otherwise",
 		"Query heads of an attention layer.",
-		{ model: "attention" },
+		{ model: "attention heads" },
 	),
 	"num-attention-heads-per-layer": optional(
 		list(integer(1)),
@@ -137,9 +137,10 @@ export const modelKeys = {
 		"Softmax of attention; learnable: a logit of each head, an attention sink, joins its denominators.",
 		{ model: "attention" },
 	),
-	"qk-layernorm": off("RMSNorm of every query head and every key head, before rotary embeddings.", {
-		model: "attention",
-	}),
+	"qk-layernorm": off(
+		"RMSNorm of every query head and every key head, before rotary embeddings; in multi-latent attention, of the latents.",
+		{ model: "attention heads" },
+	),
 	"attention-output-gate": off(
 		"A sigmoid of a further projection weighs the output of attention, channel by channel.",
 		{
@@ -197,6 +198,12 @@ export const modelKeys = {
 		positiveNumber,
 		"Base of rotary position embeddings in layers with a window, whose frequencies are not scaled. Unset: rotary-base, scaled.",
 		{ model: "rotary embedding" },
+	),
+	"rotary-interleaved": derived(
+		boolean,
+		"true when the pattern has +",
+		"Rotary embeddings turn pairs of neighbouring channels, instead of channels half of the rotated ones apart.",
+		{ model: "rotary embedding", megatron: "false, and + turns neighbours" },
 	),
 	"rotary-percent": defaulting(number(0, 1), 1, "Share of a head's channels that rotary embeddings turn.", {
 		model: "rotary embedding",

@@ -71,6 +71,8 @@ export interface Rope {
 	readonly scaling: RopeScaling | null;
 	/** Factor of every cosine and sine; 1 but for YaRN. */
 	readonly amplitude: number;
+	/** Whether a pair's columns are neighbours, instead of half of those that turn apart. */
+	readonly interleaved: boolean;
 }
 
 export interface HybridConfig {
@@ -125,6 +127,22 @@ export interface HybridConfig {
 		/** Whether a sigmoid of a further projection weighs the output, channel by channel. */
 		readonly outputGate: boolean;
 	};
+	/** Multi-latent attention, with the heads and dropout of `attention`; null: no layer has it. */
+	readonly latent: {
+		/** Width of the queries' latent; null: they are projected from hidden states. */
+		readonly queryRank: number | null;
+		/** Width of the latent of keys and values. */
+		readonly keyValueRank: number;
+		/** Columns of a query or key head that are not rotated, and that are. */
+		readonly contentDim: number;
+		readonly positionDim: number;
+		readonly valueDim: number;
+		/** Whether the latents are normalised. */
+		readonly norms: boolean;
+		readonly normEpsilon: number;
+		readonly softmaxScale: number;
+		readonly rope: Rope;
+	} | null;
 	readonly mamba: {
 		readonly heads: number;
 		readonly headDim: number;

@@ -1,6 +1,6 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
 import { paddedVocabularySize } from "../../config/derive.ts";
-import { type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
+import { hasLayer, type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
 import { ropeScalingDefaults } from "../../config/keys/model.ts";
 import { hasOwnSizes, keysOfWindow, modelOfLayer, type PerLayerSize } from "../../config/per-layer.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
@@ -97,6 +97,8 @@ type LaterKey =
 	| "softmaxScale"
 	| "attentionOutputGate"
 	| "fineGrainedActivationOffloading"
+	| keyof typeof latentDefaults
+	| "latentNormEpsilon"
 	| "freezeModel"
 	| "linearConvKernelDim"
 	| "linearKeyHeadDim"
@@ -144,6 +146,7 @@ export function hybridConfig(c: LanguageModelKeys): HybridConfig {
 		crossEntropyRoundsBf16: c.crossEntropyLossFusion,
 		zLossCoefficient: c.zLossCoeff,
 		attention: attentionConfig(c),
+		latent: latentConfig(c),
 		mamba: mambaConfig(c),
 		linearAttention: linearAttentionConfig(c),
 		biases: { of: c.addBiasLinear ? "all" : c.addQkvBias ? "qkv" : "none", start: "zero" },
@@ -191,7 +194,8 @@ function attentionConfig(c: LanguageModelKeys): HybridConfig["attention"] {
 
 function ropeConfig(c: LanguageModelKeys): Rope | null {
 	const { positionEmbeddingType: type, rotaryBase: base, rotaryPercent: percent } = c;
-	if (type === "rope") return { base, percent, scaling: ropeScaling(c), amplitude: 1 };
+	const interleaved = c.rotaryInterleaved ?? false;
+	if (type === "rope") return { base, percent, scaling: ropeScaling(c), amplitude: 1, interleaved };
 	if (type !== "yarn") return null;
 	const yarn = yarnOf(c);
 	const factor = yarn.rotaryScalingFactor;
@@ -207,6 +211,38 @@ function ropeConfig(c: LanguageModelKeys): Rope | null {
 			wholeIndices: yarn.yarnCorrectionRangeRoundToInt,
 		},
 		amplitude: yarn.yarnAttentionFactor ?? yarnAmplitude(factor, yarn.mscale, yarn.mscaleAllDim),
+		interleaved,
+	};
+}
+
+/** Values of the keys of multi-latent attention in descriptions of models without it. */
+const latentDefaults = {
+	qLoraRank: null,
+	kvLoraRank: 512,
+	qkHeadDim: 128,
+	qkPosEmbHeadDim: 64,
+	vHeadDim: 128,
+	rotaryInterleaved: true,
+	ropeType: "yarn",
+} satisfies Partial<TrainingConfiguration>;
+
+function latentConfig(c: LanguageModelKeys): HybridConfig["latent"] {
+	if (!hasLayer(c.hybridLayerPattern, "latentAttention")) return null;
+	const own = { ...latentDefaults, ...c };
+	const { qLoraRank, kvLoraRank, qkHeadDim, qkPosEmbHeadDim, vHeadDim, ropeType } = own;
+	const { rotaryScalingFactor, mscaleAllDim } = yarnOf(c);
+	// Besides its rotary embedding, YaRN scales the scores here, by M(mscaleAllDim)².
+	const magnitude = ropeType === "yarn" ? yarnAmplitude(rotaryScalingFactor, mscaleAllDim, 0) : 1;
+	return {
+		queryRank: qLoraRank,
+		keyValueRank: kvLoraRank,
+		contentDim: qkHeadDim,
+		positionDim: qkPosEmbHeadDim,
+		valueDim: vHeadDim,
+		norms: c.qkLayernorm ?? false,
+		normEpsilon: c.latentNormEpsilon ?? c.normEpsilon,
+		softmaxScale: magnitude ** 2 / Math.sqrt(qkHeadDim + qkPosEmbHeadDim),
+		rope: ropeConfig({ ...own, positionEmbeddingType: ropeType, rotaryPercent: 1 })!,
 	};
 }
 

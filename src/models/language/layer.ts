@@ -31,7 +31,7 @@ export function* runLayer(
 		mixing: input.mixing?.(place.index) ?? wholeSequences,
 		sequences: input.sequences,
 		localSequences: input.localSequences,
-		ropeFrequencies: parts.ropeFrequencies,
+		ropeFrequencies: parts.ropeFrequencies.get(place.kind) ?? null,
 		router: parts.routers.get(place.index) ?? null,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
 		pooled: input.pooled ?? null,

@@ -3,6 +3,7 @@
  * those of a virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
  * rank holds an equal run of the tokens between layers.
  */
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { gatherSequence, type ModelParallel, reduceScatterSequence } from "../../parallel/index.ts";
 import {
 	add,
@@ -73,7 +74,7 @@ export interface ModelChunkParts {
 	/** Router state of the MoE layers by layer index. */
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** As in LayerContext. */
-	readonly ropeFrequencies: Tensor | null;
+	readonly ropeFrequencies: ReadonlyMap<LayerKind, Tensor>;
 	/** First row of this rank's vocabulary shard. */
 	readonly vocabularyStart: number;
 	/** Returns the probe of the pass to come, or null; absent: layers are never observed. */

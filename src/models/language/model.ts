@@ -1,5 +1,6 @@
 /** One rank's part of the hybrid language model: parameters, routers and model chunks. */
 
+import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import type { Device } from "../../native/device.ts";
 import {
 	type BucketSize,
@@ -33,7 +34,8 @@ export class HybridModel implements Module {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** null: this rank holds all experts, so rows cannot overflow. */
 	readonly #overflow: ExpertOverflow | null;
-	readonly #ropeFrequencies: Tensor | null;
+	/** Frequencies of rotary embeddings by the kind of layers, where they are no geometric series. */
+	readonly #ropeFrequencies = new Map<LayerKind, Tensor>();
 	/** Observes the layers of every later pass; null: none. */
 	probe: LayerProbe | null = null;
 	/** The model chunks on this rank, in the order of layers. */
@@ -76,8 +78,14 @@ export class HybridModel implements Module {
 		);
 		const { experts } = this.parallel;
 		this.#overflow = experts && new ExpertOverflow(device, experts, this.routers);
-		const { rope, headDim } = config.attention;
-		this.#ropeFrequencies = rope?.scaling ? Tensor.from(device, ropeFrequencies(rope, headDim)) : null;
+		const { attention, latent } = config;
+		for (const [kind, rope, columns] of [
+			["attention", attention.rope, attention.headDim],
+			["latentAttention", latent?.rope, latent?.positionDim],
+		] as const) {
+			if (!rope?.scaling) continue;
+			this.#ropeFrequencies.set(kind, Tensor.from(device, ropeFrequencies(rope, columns!)));
+		}
 		const parts = {
 			config,
 			parallel: this.parallel,
@@ -138,6 +146,6 @@ export class HybridModel implements Module {
 		this.#parameters[Symbol.dispose]();
 		for (const router of this.routers.values()) router[Symbol.dispose]();
 		this.#overflow?.[Symbol.dispose]();
-		this.#ropeFrequencies?.[Symbol.dispose]();
+		for (const frequencies of this.#ropeFrequencies.values()) frequencies[Symbol.dispose]();
 	}
 }

@@ -3,8 +3,11 @@ import {
 	addBias,
 	addGroupedLowRank,
 	addLowRank,
+	cast,
 	dropout,
+	gemm,
 	groupedLinear,
+	joinColumns,
 	type LowRank,
 	linear,
 	type Parameter,
@@ -61,6 +64,17 @@ export function biasOf({ config, weights }: LayerContext, name: string): Paramet
 	return hasBias(config, name) ? weights(name.replace(/weight$/, "bias")) : null;
 }
 
+/** A projection's weight; with an adapter the sum of both, in fp32. */
+export function weightWithAdapter(context: LayerContext, name: string): Tensor {
+	const { value } = context.weights(name);
+	const adapter = adapterOf(context, name);
+	if (adapter === null) return value.share();
+	const whole = cast(value, "f32");
+	const [b, a] = [adapter.b, adapter.a].map((matrix) => ({ tensor: matrix.value, transposed: false }));
+	gemm(value.device, b!, a!, whole, { alpha: adapter.scale, beta: 1 });
+	return whole;
+}
+
 /** Whether a projection has an adapter. */
 export function hasAdapter({ config }: LayerContext, name: string): boolean {
 	return config.lora !== null && isTarget(config.lora, name);
@@ -77,16 +91,22 @@ function adapterDropout(tape: Tape, context: LayerContext, x: Tensor, name: stri
 	const { lora } = context.config;
 	const probability = tape.training ? lora!.dropout : 0;
 	if (probability === 0) return x.share();
-	const { key, tokens, place } = context.random;
+	const { key, tokens, localTokens, place } = context.random;
 	const { rank, size } = context.parallel.tp;
 	const cut = columnsAreCut(name);
-	return dropout(tape, x, {
+	using rowsInOrder = x.contiguous ? x.share() : joinColumns(tape, [x]);
+	return dropout(tape, rowsInOrder, {
 		probability,
 		seed: philoxKey(key, `${place}.${name}.lora_dropout`),
-		rows: tokens,
+		rows: readsOwnTokens(name) ? localTokens : tokens,
 		firstColumn: cut ? rank * a.value.width : 0,
 		fullWidth: cut ? size * a.value.width : a.value.width,
 	});
+}
+
+/** Whether a projection is replicated, and each rank's input its own tokens: those to latents are. */
+function readsOwnTokens(name: string): boolean {
+	return /\.linear_(q|kv)_down_proj\.weight$/.test(name);
 }
 
 /** Whether a projection is row-parallel: those into the residual stream are. */

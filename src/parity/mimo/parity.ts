@@ -134,6 +134,7 @@ function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Pr
 			outputGate: false,
 			window: null,
 		},
+		latent: null,
 		mamba: {
 			heads: mamba.num_heads,
 			headDim: mamba.head_dim,

@@ -280,6 +280,7 @@ export function mtpModel(
 			outputGate: false,
 			window: null,
 		},
+		latent: null,
 		mamba: {
 			heads: t.mamba_num_heads,
 			headDim: t.mamba_head_dim,

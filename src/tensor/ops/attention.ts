@@ -11,6 +11,8 @@ export interface AttentionHeads {
 	/** Key and value heads held here. */
 	readonly keyHeads: number;
 	readonly headDim: number;
+	/** Columns of a value head and of an output head; default headDim. */
+	readonly valueDim?: number;
 }
 
 export interface AttentionOptions extends AttentionHeads {
@@ -37,8 +39,8 @@ export interface AttentionOptions extends AttentionHeads {
 }
 
 /** Columns of a fused projection: per key head its query heads, its key and its value. */
-function fusedWidth({ queryHeads, keyHeads, headDim }: AttentionHeads): number {
-	return (queryHeads + 2 * keyHeads) * headDim;
+function fusedWidth({ queryHeads, keyHeads, headDim, valueDim = headDim }: AttentionHeads): number {
+	return (queryHeads + keyHeads) * headDim + keyHeads * valueDim;
 }
 
 /** Refuses a fused projection that does not fit the heads or the sequences. */
@@ -56,16 +58,16 @@ export function checkFused(operation: string, qkv: Tensor, sequences: Sequences,
 }
 
 /**
- * softmax(scale q kᵀ) v per sequence and head. qkv_T((nq+2ng)d), per key head [q … q, k, v]; f32 or bf16 →
- * o_T(nq·d) of the same type, heads in order.
+ * softmax(scale q kᵀ) v per sequence and head. qkv_T((nq+ng)d+ng·e), per key head [q … q, k, v]; f32 or bf16 →
+ * o_T(nq·e) of the same type, heads in order.
  */
 export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): Tensor {
 	const { device } = tape;
-	const { queryHeads, headDim, sequences, sinks = null } = options;
+	const { queryHeads, headDim, valueDim = headDim, sequences, sinks = null } = options;
 	checkFused("attention", qkv, sequences, options);
 	const { tokens } = sequences;
 	const trains = qkv.gradient !== null || sinks?.trainable === true;
-	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * headDim], qkv.dtype), trains);
+	const o = tape.output(Tensor.empty(device, [tokens, queryHeads * valueDim], qkv.dtype), trains);
 	const lse = Tensor.empty(device, [tokens, queryHeads]);
 	const cuSeqlens = sequences.cuSeqlens.share();
 	const shared = { ...sharedArguments(qkv, options), cu_seqlens: cuSeqlens };
@@ -77,7 +79,7 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 		o,
 		tokens,
 		heads: queryHeads,
-		head_dim: headDim,
+		head_dim: valueDim,
 		dtype: qkv.dtypeCode,
 	};
 	if (ofSinks) device.run("attention_sinks_forward", ofSinks);
@@ -118,7 +120,7 @@ export function attention(tape: Tape, qkv: Tensor, options: AttentionOptions): T
 
 /** Arguments that both directions have. */
 function sharedArguments(qkv: Tensor, options: AttentionOptions) {
-	const { queryHeads, keyHeads, headDim, sequences, dropout = 0 } = options;
+	const { queryHeads, keyHeads, headDim, valueDim = headDim, sequences, dropout = 0 } = options;
 	return {
 		sequences: sequences.count,
 		tokens: sequences.tokens,
@@ -126,8 +128,9 @@ function sharedArguments(qkv: Tensor, options: AttentionOptions) {
 		query_heads: queryHeads,
 		key_heads: keyHeads,
 		head_dim: headDim,
+		value_dim: valueDim,
 		token_stride: qkv.stride,
-		group_stride: (queryHeads / keyHeads + 2) * headDim,
+		group_stride: (queryHeads / keyHeads + 1) * headDim + valueDim,
 		// Without dropout the call is the same in every microbatch, so that CUDA graphs repeat.
 		dropout_seed: dropout > 0 ? (options.dropoutSeed ?? 0n) : 0n,
 		first_token: dropout > 0 ? (options.firstToken ?? 0) : 0,
@@ -151,10 +154,10 @@ class FusedParts implements Disposable {
 	) {}
 
 	/** Of a fused projection, or of its gradient. */
-	static of(fused: Tensor, { queryHeads, keyHeads, headDim }: AttentionHeads): FusedParts {
-		const queries = queryHeads / keyHeads;
-		const part = (start: number, count: number) => fused.columns(start * headDim, count * headDim);
-		return new FusedParts(part(0, queries), part(queries, 1), part(queries + 1, 1));
+	static of(fused: Tensor, { queryHeads, keyHeads, headDim, valueDim = headDim }: AttentionHeads): FusedParts {
+		const queries = (queryHeads / keyHeads) * headDim;
+		const part = (start: number, width: number) => fused.columns(start, width);
+		return new FusedParts(part(0, queries), part(queries, headDim), part(queries + headDim, valueDim));
 	}
 
 	[Symbol.dispose](): void {
@@ -225,8 +228,10 @@ export function attentionStep(
 		query_heads: queryHeads,
 		key_heads: keyHeads,
 		head_dim: headDim,
+		value_dim: headDim,
 		token_stride: qkv.stride,
 		group_stride: (queriesPerKey + 2) * headDim,
+		value_stride: headDim,
 		softmax_scale: softmaxScale,
 		dtype: qkv.dtypeCode,
 	});

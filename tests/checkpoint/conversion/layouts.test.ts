@@ -158,6 +158,7 @@ test("layers of a GPT model: by order among those of a kind", () => {
 	expect(numbers("[*-][*-]")).toEqual(["*0", "-0", "*1", "-1"]);
 	expect(numbers("M*M|[*E]EM")).toEqual(["Mnull", "*0", "Mnull", "*1", "E0", "E1", "Mnull"]);
 	expect(numbers("*-*E/*E")).toEqual(["*0", "-0", "*1", "E1"]);
+	expect(numbers("+-+E/+E")).toEqual(["+0", "-0", "+1", "E1"]);
 	const refuse = (pattern: string, sentence: string) =>
 		expect(() => layersOfGpt(pattern, "here")).toThrow(`here: ${sentence}`);
 	refuse("**-", 'pattern "**-" is of no GPT model: it has 2 * and 1 -, and a layer of a GPT model has both');
@@ -169,7 +170,7 @@ test("layers of a GPT model: by order among those of a kind", () => {
 	expect(delta).toEqual([0, 0, 1, 1]);
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D) are not built yet');
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D)');
-	refuse("+-", 'Layer pattern "+-": position 1: multi-latent attention layers (+)');
+	refuse("+-*-", 'pattern "+-*-" is of no GPT model: it has * and +, and the layers of a GPT model are alike');
 });
 
 test("interleaved rows follow from Megatron's arguments", () => {

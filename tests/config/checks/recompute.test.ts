@@ -52,8 +52,10 @@ test.each([
 
 test("names that are not modules, and Megatron's others, are refused", () => {
 	const given = (names: string) => () => resolve(`--recompute-granularity selective --recompute-modules ${names}`);
-	expect(given("attention")).toThrow(/--recompute-modules: .*attention.*allowed .*core_attn, layernorm, mamba/);
-	expect(given("mla_up_proj")).toThrow(/--recompute-modules: .*mla_up_proj.*not/);
+	expect(given("attention")).toThrow(
+		/--recompute-modules: .*attention.*allowed .*core_attn, mla_up_proj, layernorm, mamba/,
+	);
+	expect(given("mhc")).toThrow(/--recompute-modules: .*mhc.*not/);
 });
 
 test.each([

@@ -37,6 +37,17 @@ export interface LanguageModelConfiguration extends Readonly<Record<ActivationKe
 	readonly embeddingPaddingIdx?: number | null;
 	readonly softmaxType?: "vanilla" | "learnable";
 	readonly attentionOutputGate?: boolean;
+	/** Multi-latent attention; absent: no layer has it. */
+	readonly qLoraRank?: number | null;
+	readonly kvLoraRank?: number;
+	readonly qkHeadDim?: number;
+	readonly qkPosEmbHeadDim?: number;
+	readonly vHeadDim?: number;
+	readonly latentNormEpsilon?: number;
+	/** Absent: yarn. */
+	readonly ropeType?: "rope" | "yarn";
+	/** Absent: true with multi-latent attention, else false. */
+	readonly rotaryInterleaved?: boolean;
 	/** Absent or null: no layer, and every layer has a window. */
 	readonly windowSize?: readonly number[] | null;
 	readonly windowAttnSkipFreq?: readonly number[] | null;

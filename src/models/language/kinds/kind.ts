@@ -80,8 +80,8 @@ export function biases(config: HybridConfig, name: string, width: number, shard:
 	return [{ name, shape: [width], initialisation, shard }];
 }
 
-/** Whether the projection of this weight has a bias; those of Megatron's Mamba-2 and Gated DeltaNet layers have none. */
+/** Whether the projection of this weight has a bias; those of Megatron's Mamba-2 and Gated DeltaNet layers, and to and from latents have none. */
 export function hasBias({ biases }: HybridConfig, weight: string): boolean {
 	if (biases.of === "qkv") return weight.endsWith("linear_qkv.weight");
-	return biases.of === "all" && !/\.(in|out)_proj\.weight$/.test(weight);
+	return biases.of === "all" && !/\.((in|out)_proj|linear_(q|kv)_.*)\.weight$/.test(weight);
 }
