@@ -9,24 +9,24 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15270, 76],
+	checkpoint: [15540, 78],
 	commands: [4500, 34],
-	config: [6735, 48],
+	config: [6828, 50],
 	data: [20410, 105],
-	decode: [660, 3],
+	decode: [686, 3],
 	guests: [4140, 29],
 	inference: [1610, 9],
 	launch: [2550, 14],
-	models: [5373, 56],
-	native: [3526, 16],
+	models: [5702, 57],
+	native: [3558, 16],
 	observe: [5040, 30],
 	optim: [480, 4],
 	parallel: [2750, 19],
-	parity: [5900, 31],
-	plan: [2580, 14],
+	parity: [5935, 31],
+	plan: [2588, 14],
 	schedule: [1040, 8],
 	system: [680, 12],
-	tensor: [4829, 38],
+	tensor: [5013, 39],
 	train: [6060, 40],
 };
 

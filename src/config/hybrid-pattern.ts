@@ -6,10 +6,8 @@
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 
-/** Kinds of layers by their symbols: Mamba-2, Gated DeltaNet, self-attention, multi-latent attention, dense MLP, mixture of experts. */
-const kindsBySymbol = {
-	...{ M: "mamba", G: "gdn", "*": "attention", "+": "latentAttention", "-": "mlp", E: "moe" },
-} as const;
+/** Kinds of layers by their symbols: Mamba-2, Gated DeltaNet, attention, multi-latent attention, dense MLP, mixture of experts. */
+const kindsBySymbol = { M: "mamba", G: "gdn", "*": "attention", "+": "latentAttention", "-": "mlp", E: "moe" } as const;
 export type LayerKind = (typeof kindsBySymbol)[keyof typeof kindsBySymbol];
 
 export const layerSymbols = Object.fromEntries(

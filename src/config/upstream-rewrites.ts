@@ -148,7 +148,8 @@ function patternOf(
 	const isMoe = layersBy(frequency, layers, (layer, every) => hasExperts && layer % every === 0);
 	// Megatron's number n: n - 1 layers of linear attention before each of full attention.
 	const isLinear = layersBy(linear, layers, (layer, every) => linear !== undefined && (layer + 1) % every !== 0);
-	const kinds = isMoe.map((moe, layer) => (isLinear[layer] ? "G" : "*") + (moe && hasExperts ? "E" : "-"));
+	const full = raw["multi-latent-attention"] === true ? "+" : "*";
+	const kinds = isMoe.map((moe, layer) => (isLinear[layer] ? "G" : full) + (moe && hasExperts ? "E" : "-"));
 	const pattern = kinds.map((kind) => `[${kind}]`).join("") + mtp(depths?.values[0] ?? kinds.at(-1)!);
 	return {
 		pattern,

@@ -28,9 +28,7 @@ function refusal(pattern: string): PatternError {
 }
 
 test("layers that are not supported are refused by name, at their position", () => {
-	for (const [pattern, position, name] of [
-		["MMD", 3, "DeepSeek sparse attention layers (D)"],
-	] as const) {
+	for (const [pattern, position, name] of [["MMD", 3, "DeepSeek sparse attention layers (D)"]] as const) {
 		const error = refusal(pattern);
 		expect([pattern, error.position]).toEqual([pattern, position]);
 		expect(error.message).toContain(`${name} are not built yet`);

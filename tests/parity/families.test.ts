@@ -27,6 +27,8 @@ test.each([
 	"qwen3-next",
 	"qwen3-next-delta",
 	"qwen35-moe",
+	"deepseek-v3-noq",
+	"deepseek-v3-mtp",
 ])("%s", async (name) => {
 	const before = device.memoryStatistics().liveBytes;
 	const report = await compareAlone(device, golden(name));
@@ -61,6 +63,25 @@ test.each<[string, string, Change]>([
 ])("%s without %s is noticed", async (name, _, change) => {
 	const report = await compareAlone(device, golden(name), {
 		configure: changed("language", (config) => ({ ...config, ...change(config) })),
+	});
+	expect(firstFailure(report)).not.toBeNull();
+});
+
+type ChangeLatents = (latent: NonNullable<HybridConfig["latent"]>) => Partial<NonNullable<HybridConfig["latent"]>>;
+test.each<[string, ChangeLatents]>([
+	["the ε of its latents' norms", () => ({ normEpsilon: 1e-4 })],
+	[
+		"YaRN's factor of the scores",
+		({ contentDim, positionDim }) => ({ softmaxScale: (contentDim + positionDim) ** -0.5 }),
+	],
+	["neighbouring columns as pairs", ({ rope }) => ({ rope: { ...rope, interleaved: false } })],
+	["the scaling of rotary frequencies", ({ rope }) => ({ rope: { ...rope, scaling: null } })],
+])("deepseek-v3-mtp without %s is noticed", async (_, change) => {
+	const report = await compareAlone(device, golden("deepseek-v3-mtp"), {
+		configure: changed("language", (config) => ({
+			...config,
+			latent: { ...config.latent!, ...change(config.latent!) },
+		})),
 	});
 	expect(firstFailure(report)).not.toBeNull();
 });

@@ -80,7 +80,7 @@ export function layersOfGpt(pattern: string, path: string): NumberedLayer[] {
 }
 
 /** Whether a layer of a GPT model begins with this kind. */
-export const mixesTokens = (kind: LayerKind) => kind === "attention" || kind === "latentAttention";
+export const mixesTokens = (kind: LayerKind) => ["attention", "latentAttention", "gdn"].includes(kind);
 
 /** The pattern that `path` tells of. */
 function parseAt(pattern: string, path: string): HybridPattern {

@@ -18,6 +18,7 @@ import {
 	parsePythonJson,
 } from "../../checkpoint/index.ts";
 import { type ImageTextMicrobatch, nextTokenMicrobatch, withoutImages } from "../../data/microbatch.ts";
+import { depthLoss } from "../../guests/mtp/mtp.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";
 import { hybridParameters } from "../../models/language/names.ts";
@@ -27,7 +28,7 @@ import { decays } from "../../models/parameter-spec.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { bandLimit, type Precision, requireBands } from "../comparison.ts";
+import { bandLimit, type Check, type Precision, requireBands } from "../comparison.ts";
 import { adamW, readReferenceJson, requireKeys } from "../golden-fields.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { checksOfStep, languageRun, type ReferenceFormat } from "../reference.ts";
@@ -54,11 +55,12 @@ export const languageReference: ReferenceFormat = {
 		using opened = new DisposableStack();
 		const source = opened.use(openHuggingFaceModel(path));
 		const names = languageCorrespondence(source.configuration, source.spelling, source.weights.path);
-		const config = huggingFaceConfig(source, join(path, "config.json"), precision);
+		const alone = huggingFaceConfig(source, join(path, "config.json"), precision);
+		const config = { ...alone, mtp: alone.mtp && { ...alone.mtp, lossScalingFactor: depthsFactor(golden, path) } };
 		const { blocks } = familyOf(source.spelling);
 		requireProbes(path, config, blocks, names, golden);
 		const run = languageRun(config, golden.optimizer);
-		const stepOne = stepOneOf(golden, blocks, names);
+		const stepOne = stepOneOf(golden, config, blocks, names);
 		const batches = readBatches(path, golden);
 		const kept = opened.move();
 		return {
@@ -76,7 +78,7 @@ export const languageReference: ReferenceFormat = {
 			before: null,
 			watch: (run, index) =>
 				watchedStep(stepOne, plan, run, index, {
-					checks: ({ loss, gradientNorm, balancing }) => {
+					checks: ({ loss, losses, gradientNorm, balancing }) => {
 						const expected = golden.steps[index]!;
 						const check = checksOfStep(index);
 						const pooled = balancing[loggedName("pooled_aux_loss")];
@@ -86,6 +88,7 @@ export const languageReference: ReferenceFormat = {
 							...(pooled === undefined || aux === undefined
 								? []
 								: [check("balancing loss", aux, pooled, bandLimit("loss", band ?? 0))]),
+							...depthChecks(expected, losses, check),
 							check("gradient norm", expected.grad_norm, gradientNorm, bandLimit("grad_norm", expected.grad_norm_band)),
 						];
 					},
@@ -97,11 +100,14 @@ export const languageReference: ReferenceFormat = {
 
 function stepOneOf(
 	{ batch, seq, step1_probe: { layers, logits, grad_norm } }: LanguageGolden,
+	{ pattern }: HybridConfig,
 	blocks: number,
 	names: Correspondence,
 ): StepOne {
+	const mainLayers = pattern.length / blocks;
 	const values = new Map([
-		...layers.map((probe, layer) => [`layer.${(layer + 1) * blocks - 1}`, [probe]] as const),
+		// Those of prediction depths are of the positions that have a target, and are compared by their losses and gradients.
+		...layers.slice(0, mainLayers).map((probe, layer) => [`layer.${(layer + 1) * blocks - 1}`, [probe]] as const),
 		["logits", [logits]],
 	]);
 	return { batch, seq, values, gradNorm: grad_norm, names };
@@ -116,7 +122,7 @@ function requireProbes(
 	{ step1_probe: probes }: LanguageGolden,
 ): void {
 	const path = join(folder, "golden.json");
-	const layers = config.pattern.length / blocks;
+	const layers = config.pattern.length / blocks + (config.mtp?.depths ?? 0);
 	if (probes.layers.length !== layers) {
 		throw new UserError(`${path}: step1_probe has ${counted(probes.layers.length, "layer")} of ${layers}.`);
 	}
@@ -125,6 +131,33 @@ function requireProbes(
 		.filter(({ logical }) => stacked.includes(logical) || stacked.includes(logical.replace(/\d+$/, "")))
 		.map(({ foreign }) => foreign);
 	requireKeys(`${path}: grad_norm`, probes.grad_norm, trained);
+}
+
+/** The weight of all prediction depths together beside the language model's loss, by golden.json's objective. */
+function depthsFactor({ objective }: LanguageGolden, folder: string): number {
+	const factor = /^loss \+ ([\d.]+) \/ depths \* sum of mtp_k_loss$/.exec(objective ?? "")?.[1];
+	if (factor !== undefined) return Number(factor);
+	throw new UserError(
+		`${join(folder, "golden.json")}: objective is ${JSON.stringify(objective)}, without the losses of prediction depths.`,
+	);
+}
+
+/** Every depth's loss of a step: mtp_1_loss, … with their bands. */
+function depthChecks(
+	expected: LanguageGolden["steps"][number],
+	losses: Readonly<Record<string, number>>,
+	check: ReturnType<typeof checksOfStep>,
+): Check[] {
+	const values = Object.entries(expected).filter(([name]) => /^mtp_\d+_loss$/.test(name));
+	return values.map(([name, value], depth) => {
+		const band = expected[`${name}_band` as keyof typeof expected] as number | undefined;
+		return check(
+			depthLoss(depth),
+			value as number,
+			losses[depthLoss(depth)] ?? Number.NaN,
+			bandLimit("loss", band ?? 0),
+		);
+	});
 }
 
 /** Weight decay factors of the reference's optimizer; those of `mimo train` where they are equal. */
@@ -178,8 +211,10 @@ const languageGoldenSchema = v.object({
 	exact_steps: v.number(),
 	batch: v.number(),
 	seq: v.number(),
+	/** What was differentiated; absent: the loss. */
+	objective: v.optional(v.string()),
 	steps: v.array(
-		v.object({
+		v.looseObject({
 			step: v.number(),
 			loss: v.number(),
 			grad_norm: v.number(),

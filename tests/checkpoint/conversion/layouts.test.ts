@@ -170,7 +170,10 @@ test("layers of a GPT model: by order among those of a kind", () => {
 	expect(delta).toEqual([0, 0, 1, 1]);
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D) are not built yet');
 	refuse("D-", 'Layer pattern "D-": position 1: DeepSeek sparse attention layers (D)');
-	refuse("+-*-", 'pattern "+-*-" is of no GPT model: it has * and +, and the layers of a GPT model are alike');
+	refuse(
+		"+-*-",
+		'pattern "+-*-" is of no GPT model: it has + beside other attention, and the layers of a GPT model are alike',
+	);
 });
 
 test("interleaved rows follow from Megatron's arguments", () => {

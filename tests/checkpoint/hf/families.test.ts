@@ -31,6 +31,8 @@ const names = [
 	"qwen3-next",
 	"qwen3-next-delta",
 	"qwen35-moe",
+	"deepseek-v3-noq",
+	"deepseek-v3-mtp",
 ] as const;
 /** The family as which a model is written that two have. */
 const sameModelIn: Readonly<Record<string, string>> = {
@@ -145,6 +147,29 @@ test.each([
 	],
 	["qwen3-next", { linear_num_value_heads: 5 }, /linear_num_value_heads is not a multiple of linear_num_key_heads/],
 	["qwen35-moe", { attn_output_gate: false }, /attn_output_gate is false, this program's model has only true/],
+	[
+		"deepseek-v3-mtp",
+		{ scoring_func: "softmax" },
+		/scoring_func is "softmax", this program's model has only "sigmoid"/,
+	],
+	["deepseek-v3-mtp", { topk_method: "greedy" }, /topk_method is "greedy", .* only "noaux_tc"/],
+	["deepseek-v3-mtp", { moe_layer_freq: 2 }, /moe_layer_freq is 2, .* only 1/],
+	["deepseek-v3-mtp", { attention_bias: true }, /attention_bias is true/],
+	["deepseek-v3-mtp", { num_key_value_heads: 2 }, /num_key_value_heads is 2 and num_attention_heads 4: every head/],
+	["deepseek-v3-mtp", { num_experts_per_tok: 6 }, /num_experts_per_tok is 6 and topk_group 2: transformers scores/],
+	["deepseek-v3-mtp", { norm_topk_prob: false }, /norm_topk_prob is false where num_experts_per_tok is 4/],
+	["deepseek-v3-mtp", { n_group: 5 }, /n_routed_experts is 12, no multiple of n_group \(5\)/],
+	[
+		"deepseek-v3-mtp",
+		{ rope_parameters: { rope_type: "linear", factor: 2 } },
+		/rope_type is "linear"; "default" and "yarn"/,
+	],
+	[
+		"deepseek-v3-mtp",
+		{ rope_parameters: { rope_type: "yarn", mscale_all_dim: 1 } },
+		/mscale_all_dim is given without mscale/,
+	],
+	["deepseek-v3-mtp", { quantization_config: { quant_method: "fp8" } }, /quantization_config: .*fp8_cast_bf16/],
 ])("%s with %j is refused", (name, change, sentence) => {
 	expect(() => read({ ...configOf(name), ...change })).toThrow(sentence);
 });
@@ -258,6 +283,10 @@ test("a field that is absent has its family's default", () => {
 			windowSize: [1023, 0],
 		},
 	);
+	expect(read({ model_type: "deepseek_v3", num_hidden_layers: 4, num_nextn_predict_layers: 1 })).toMatchObject({
+		...{ hybridLayerPattern: "+-+-+-+E/+E", qLoraRank: 1536, kvLoraRank: 512, numExperts: 256, moeRouterTopk: 8 },
+		...{ moeSharedExpertIntermediateSize: 2048, latentNormEpsilon: 1e-6, normEpsilon: 1e-6, rotaryInterleaved: true },
+	});
 	expect(read({ model_type: "qwen3_moe", num_hidden_layers: 3, mlp_only_layers: [1] })).toMatchObject({
 		hybridLayerPattern: "*E*-*E",
 		...{ numExperts: 128, moeRouterTopk: 8, moeRouterPreSoftmax: true, qkLayernorm: true },

@@ -10,7 +10,13 @@ import { expectAgreement } from "./agreement.ts";
 const full = process.env.MIMO_TEST_FULL === "1";
 
 describe("a language model alone agrees on processes", () => {
-	const quick = { "hybrid-tiny": ["tp2pp2"], "mtp-repeated-small": ["dp3ep3"], qwen3: ["tp2"], llama: ["pp2"] };
+	const quick = {
+		"hybrid-tiny": ["tp2pp2"],
+		"mtp-repeated-small": ["dp3ep3"],
+		qwen3: ["tp2"],
+		llama: ["pp2"],
+		"deepseek-v3-mtp": ["tp2"],
+	};
 	const decoder = ["tp2", "pp2", "dp2"];
 	const all = ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"];
 	const every = {
@@ -20,6 +26,7 @@ describe("a language model alone agrees on processes", () => {
 		...{ llama: decoder, mistral: decoder, qwen3: decoder, qwen2: decoder },
 		"gpt-oss": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"],
 		gemma3: [...decoder, "tp2pp2"],
+		...{ "deepseek-v3-noq": ["tp2", "dp2"], "deepseek-v3-mtp": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"] },
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {

@@ -9,8 +9,8 @@ import { type ActivationKey, activationKeys } from "../../../native/activations.
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
 import { pythonFloat } from "../json.ts";
+import { attention, denseMlp, experts } from "./decoder-names.ts";
 import {
-	addQueryKeyValue,
 	addVocabulary,
 	type Family,
 	fraction,
@@ -37,7 +37,7 @@ function detectDecoder(names: Iterable<string>): Spelling | null {
 	let embedded: string | null = null;
 	for (const name of names) {
 		embedded = /^((?:.*\.)?(?:model\.language_)?model\.)embed_tokens\.weight$/.exec(name)?.[1] ?? embedded;
-		const layers = /^(.*?)layers\.\d+\.(?:self_attn\.q_proj|linear_attn\.out_proj)\.weight$/.exec(name)?.[1];
+		const layers = /^(.*?)layers\.\d+\.(?:self_attn\.o_proj|linear_attn\.out_proj)\.weight$/.exec(name)?.[1];
 		if (layers !== undefined) bases.add(layers);
 		packed ||= name.endsWith(stackOfExperts);
 	}
@@ -70,7 +70,7 @@ function requireDecoderCounts(
 }
 
 function addDecoderNames(
-	{ stacks, gatedDelta = "joined" }: DecoderRules,
+	rules: DecoderRules,
 	builder: CorrespondenceBuilder,
 	c: LanguageModelConfiguration,
 	{ base, head, experts: spelled }: Spelling,
@@ -78,126 +78,31 @@ function addDecoderNames(
 ): void {
 	const vocabulary = (logical: string, foreign: string) => addVocabulary(builder, c, options, { logical, foreign });
 	vocabulary("language_model.embedding.word_embeddings.weight", `${base}embed_tokens.weight`);
-	parsePattern(c.hybridLayerPattern)
-		.segments.flat(2)
-		.forEach((kind, index) => {
-			const names: LayerNames = {
-				...{ builder, c },
-				logical: `language_model.decoder.layers.${index}.`,
-				foreign: `${base}layers.${Math.floor(index / 2)}.`,
-			};
-			if (kind === "attention") attention(names);
-			else if (kind === "gdn") addGatedDelta(names, gatedDelta);
-			else if (kind === "moe") experts(names, { addStacks: stacks, packed: spelled === "packed" });
-			else denseMlp(names);
+	const { segments, mtp } = parsePattern(c.hybridLayerPattern);
+	const layers = segments.flat(2);
+	const standing: Partial<Record<LayerKind, (names: LayerNames) => void>> = {
+		attention,
+		gdn: (names) => addGatedDelta(names, rules.gatedDelta ?? "joined"),
+		moe: (names) => experts(names, { addStacks: rules.stacks, packed: spelled === "packed" }),
+		mlp: denseMlp,
+	};
+	const addLayer = (kind: LayerKind, logical: string, foreign: string) =>
+		(rules.names?.[kind] ?? standing[kind])!({ builder, c, logical, foreign });
+	layers.forEach((kind, index) => {
+		addLayer(kind, `language_model.decoder.layers.${index}.`, `${base}layers.${Math.floor(index / 2)}.`);
+	});
+	for (let depth = 0; depth < (mtp?.depths ?? 0); depth++) {
+		const [logical, foreign] = [`language_model.mtp.layers.${depth}.`, `${base}layers.${layers.length / 2 + depth}.`];
+		const h = c.hiddenSize;
+		for (const norm of ["enorm", "hnorm"]) builder.same(`${logical}${norm}.weight`, `${foreign}${norm}.weight`, [h]);
+		builder.same(`${logical}eh_proj.weight`, `${foreign}eh_proj.weight`, [h, 2 * h]);
+		builder.same(`${logical}final_layernorm.weight`, `${foreign}shared_head.norm.weight`, [h]);
+		mtp!.layers.forEach((kind, at) => {
+			addLayer(kind, `${logical}mtp_model_layer.layers.${at}.`, foreign);
 		});
+	}
 	builder.same("language_model.decoder.final_norm.weight", `${base}norm.weight`, [c.hiddenSize]);
 	if (c.untieEmbeddingsAndOutputWeights) vocabulary("language_model.output_layer.weight", `${head}lm_head.weight`);
-}
-
-function attention({ builder, c, logical, foreign }: LayerNames): void {
-	const { hiddenSize: h, numAttentionHeads: heads, kvChannels: d } = c;
-	const [mine, theirs] = [`${logical}self_attention.`, `${foreign}self_attn.`];
-	builder.same(`${mine}linear_qkv.layer_norm_weight`, `${foreign}input_layernorm.weight`, [h]);
-	if (c.postLayernorm) {
-		builder.same(`${mine}linear_proj.post_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [h]);
-	}
-	addQueryKeyValue(builder, c, "weight", { logical: mine, foreign: theirs });
-	if (c.addBiasLinear || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
-	builder.same(`${mine}linear_proj.weight`, `${theirs}o_proj.weight`, [h, heads * d]);
-	if (c.addBiasLinear) builder.same(`${mine}linear_proj.bias`, `${theirs}o_proj.bias`, [h]);
-	if (c.softmaxType === "learnable") builder.same(`${mine}core_attention.softmax_offset`, `${theirs}sinks`, [heads]);
-	if (!c.qkLayernorm) return;
-	for (const part of ["q", "k"]) {
-		builder.same(`${mine}${part}_layernorm.weight`, `${theirs}${part}_norm.weight`, [d]);
-	}
-}
-
-function denseMlp(names: LayerNames): void {
-	const { builder, c, logical, foreign } = names;
-	const [before, behind] = c.postLayernorm
-		? ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-		: ["post_attention_layernorm", null];
-	builder.same(`${logical}mlp.linear_fc1.layer_norm_weight`, `${foreign}${before}.weight`, [c.hiddenSize]);
-	if (behind !== null) {
-		builder.same(`${logical}mlp.linear_fc2.post_layernorm.weight`, `${foreign}${behind}.weight`, [c.hiddenSize]);
-	}
-	gatedMlp(names, "mlp.", "", "mlp.", c.ffnHiddenSize);
-}
-
-/** `addStacks`: adds router and experts in the family's own way. */
-function experts(
-	names: LayerNames,
-	{ addStacks, packed }: { readonly addStacks: DecoderRules["stacks"]; readonly packed: boolean },
-): void {
-	const { builder, c, logical, foreign } = names;
-	builder.same(`${logical}pre_mlp_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [c.hiddenSize]);
-	if (addStacks) {
-		addStacks(names);
-		return;
-	}
-	builder.same(`${logical}mlp.router.weight`, `${foreign}mlp.gate.weight`, [c.numExperts, c.hiddenSize]);
-	if (c.moeSharedExpertIntermediateSize > 0) {
-		gatedMlp(names, "mlp.shared_experts.", "", "mlp.shared_expert.", c.moeSharedExpertIntermediateSize);
-		if (c.moeSharedExpertGate) {
-			builder.same(`${logical}mlp.shared_experts.gate_weight`, `${foreign}mlp.shared_expert_gate.weight`, [
-				1,
-				c.hiddenSize,
-			]);
-		}
-	}
-	if (packed) packedExperts(names);
-	for (let expert = 0; !packed && expert < c.numExperts; expert++) {
-		gatedMlp(names, "mlp.experts.", String(expert), `mlp.experts.${expert}.`, c.moeFfnHiddenSize);
-	}
-}
-
-/** All experts of a layer in one tensor of each projection. */
-function packedExperts({ builder, c, logical, foreign }: LayerNames): void {
-	for (const [part, theirs, shape] of [
-		["fc1", "gate_up_proj", [2 * c.moeFfnHiddenSize, c.hiddenSize]],
-		["fc2", "down_proj", [c.hiddenSize, c.moeFfnHiddenSize]],
-	] as const) {
-		const other = `${foreign}mlp.experts.${theirs}`;
-		const length = shape[0] * shape[1];
-		builder.addForeign(other, [c.numExperts, ...shape]);
-		for (let expert = 0; expert < c.numExperts; expert++) {
-			const name = `${logical}mlp.experts.linear_${part}.weight${expert}`;
-			builder.addLogical(name, shape);
-			const foreignRuns = { offset: expert * length, stride: length };
-			builder.link({ logical: name, foreign: other, foreignRuns, count: 1, length });
-		}
-	}
-}
-
-/** fc1 holds the gate's rows, then the linear half's. */
-function gatedMlp(
-	{ builder, c, logical, foreign }: LayerNames,
-	mine: string,
-	number: string,
-	theirs: string,
-	f: number,
-) {
-	const first = (end: string, width: number) => {
-		const shape = (rows: number) => (end === "bias" ? [rows] : [rows, width]);
-		const name = `${logical}${mine}linear_fc1.${end}${number}`;
-		builder.addLogical(name, shape(2 * f));
-		for (const [part, logicalRow] of [
-			["gate", 0],
-			["up", f],
-		] as const) {
-			const other = `${foreign}${theirs}${part}_proj.${end}`;
-			builder.addForeign(other, shape(f));
-			builder.rows({ logical: name, foreign: other, width, rows: f, logicalRow });
-		}
-	};
-	const second = (end: string, shape: readonly number[]) =>
-		builder.same(`${logical}${mine}linear_fc2.${end}${number}`, `${foreign}${theirs}down_proj.${end}`, shape);
-	first("weight", c.hiddenSize);
-	second("weight", [c.hiddenSize, f]);
-	if (!c.addBiasLinear) return;
-	first("bias", 1);
-	second("bias", [c.hiddenSize]);
 }
 
 /** What a family has of its own. */
@@ -221,6 +126,12 @@ interface DecoderRules {
 	readonly linearAttention?: (values: Json, bad: Refuse, layers: number) => readonly boolean[];
 	readonly gatedDelta?: GatedDeltaLayout;
 	readonly read: (values: Json, bad: Refuse, layers: number) => Partial<LanguageModelConfiguration>;
+	/** The kind of every layer's first block; absent: attention. */
+	readonly mixer?: LayerKind;
+	/** Adds the tensors of a block of this kind; absent: attention as Llama's, experts as Qwen3-MoE's. */
+	readonly names?: Partial<Record<LayerKind, (names: LayerNames) => void>>;
+	/** Depths of multi-token prediction, each a layer with experts after the main part's; absent: none. */
+	readonly depths?: (values: Json, bad: Refuse) => number;
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
 	/** A clause that says where weights that are not quantised come from. */
@@ -248,6 +159,7 @@ const sizes = {
 
 /** More layers than any model has; bounds the names that a config.json can ask for. */
 const mostLayers = 2048;
+const mostDepths = 64;
 
 /** Values of the keys that these models have no use for. */
 const unused = {
@@ -300,7 +212,10 @@ export function decoderFamily(rules: DecoderRules): Family {
 		read,
 		missing: (json) => new Set(Object.keys(sizes).filter((name) => json[name] === undefined)),
 		describes: (c) =>
-			kindsOf(c) !== null && c[activation] && isGated(c) === (rules.gatedDelta !== undefined) && rules.describes(c),
+			kindsOf(rules, c) !== null &&
+			c[activation] &&
+			isGated(c) === (rules.gatedDelta !== undefined) &&
+			rules.describes(c),
 		write: (configuration, dtype, path) =>
 			readAlike(writeDecoder(rules, configuration, dtype), configuration, path, { title: architecture, read }),
 		detect: (names) => {
@@ -314,13 +229,16 @@ export function decoderFamily(rules: DecoderRules): Family {
 }
 
 /** The kinds of every layer's second block; null: the model's layers are no such pairs. */
-function kindsOf({ hybridLayerPattern }: LanguageModelConfiguration): LayerKind[] | null {
+function kindsOf(
+	{ mixer = "attention", depths }: DecoderRules,
+	{ hybridLayerPattern }: LanguageModelConfiguration,
+): LayerKind[] | null {
 	const { segments, mtp } = parsePattern(hybridLayerPattern);
 	const layers = segments.flat(2);
-	const paired = layers.every((kind, at) =>
-		at % 2 === 0 ? kind === "attention" || kind === "gdn" : kind === "mlp" || kind === "moe",
-	);
-	return mtp === null && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
+	const mixes = (kind: LayerKind) => kind === mixer || (mixer === "attention" && kind === "gdn");
+	const paired = layers.every((kind, at) => (at % 2 === 0 ? mixes(kind) : kind === "mlp" || kind === "moe"));
+	const ahead = mtp === null || (depths !== undefined && symbolsOf(mtp.layers) === symbolsOf([mixer, "moe"]));
+	return ahead && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
 }
 
 /** Whether the mixers are those of Qwen3-Next. */
@@ -387,15 +305,18 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const vocabulary = size("vocab_size", 1);
 	const layers = size("num_hidden_layers", 1);
 	if (layers > mostLayers) bad(`num_hidden_layers is ${layers}, at most ${mostLayers} are read`);
+	const { mixer = "attention" } = rules;
 	const linear = rules.linearAttention?.(values, bad, layers);
 	const pairs = Array.from({ length: layers }, (_, layer): readonly LayerKind[] => [
-		linear?.[layer] ? "gdn" : "attention",
+		linear?.[layer] ? "gdn" : mixer,
 		rules.hasExperts?.(values, layer) ? "moe" : "mlp",
 	]);
+	const depths = rules.depths?.(values, bad) ?? 0;
+	if (depths > mostDepths) bad(`num_nextn_predict_layers is ${depths}, at most ${mostDepths} are read`);
 	return {
 		...unused,
 		...activationKeys(rules.activation ?? "swiglu"),
-		hybridLayerPattern: symbolsOf(pairs.flat()),
+		hybridLayerPattern: symbolsOf(pairs.flat()) + `/${symbolsOf([mixer, "moe"])}`.repeat(depths),
 		numLayers: 2 * layers,
 		hiddenSize: hidden,
 		ffnHiddenSize: size("intermediate_size", 1),
@@ -422,7 +343,7 @@ function readPadding(id: unknown, vocabulary: number, bad: Refuse): number | nul
 }
 
 function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype: string): Record<string, unknown> {
-	const kinds = kindsOf(c)!;
+	const kinds = kindsOf(rules, c)!;
 	return {
 		architectures: [rules.architecture],
 		model_type: rules.modelType,

@@ -2,6 +2,7 @@
 
 import { UserError } from "../../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder } from "../../mapping.ts";
+import { deepseekV3 } from "./deepseek-v3.ts";
 import type { Family, Json, LanguageModelConfiguration, NameOptions, Spelling } from "./family.ts";
 import { gemma3 } from "./gemma3.ts";
 import { gptOss } from "./gpt-oss.ts";
@@ -15,7 +16,7 @@ import { qwen3Next, qwen35MoeText, qwen35Text } from "./qwen3-next.ts";
 
 const families: readonly Family[] = [
 	...[nemotronH, llama, mistral, qwen2, qwen3, qwen3Moe, gptOss, gemma3],
-	...[qwen3Next, qwen35Text, qwen35MoeText],
+	...[qwen3Next, qwen35Text, qwen35MoeText, deepseekV3],
 ];
 
 /** model_type of every family, for messages. */
