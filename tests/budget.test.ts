@@ -21,13 +21,13 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	native: [3558, 16],
 	observe: [5040, 30],
 	optim: [480, 4],
-	parallel: [2750, 19],
+	parallel: [2760, 19],
 	parity: [5935, 31],
 	plan: [2588, 14],
 	schedule: [1040, 8],
 	system: [680, 12],
 	tensor: [5013, 39],
-	train: [6060, 40],
+	train: [6050, 40],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -189,5 +189,5 @@ function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentenc
 		writesLoose: false,
 	});
 	requireTensors(tensors, checkpoint, false, state.world);
-	restoreTensors(tensors, checkpoint, false);
+	restoreTensors(tensors, checkpoint, { optimizer: false });
 }

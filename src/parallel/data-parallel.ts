@@ -32,6 +32,17 @@ export interface OwnedRange {
 /** Largest number of bf16 reductions in flight, each of which needs a copy of its gradients. */
 const mostRounded = 4;
 
+export interface DataParallelOptions {
+	/** Whether ZeRO-1 is on; default: no. */
+	readonly distributedOptimizer?: boolean | undefined;
+	/** Whether this rank counts, in norms, the parameters that are replicated over tensor-parallel ranks; default: yes. */
+	readonly countsReplicated?: boolean;
+	/** Whether reductions start during backward, driven by gradientReady(); default: no. */
+	readonly overlaps?: boolean;
+	/** Dtype in which gradients are sent and reduced; default: f32. */
+	readonly sumsIn?: FloatDtype | undefined;
+}
+
 export class DataParallel {
 	/** Buffers in the order in which their reductions start. */
 	readonly #order: readonly ParameterBuffer[];
@@ -41,18 +52,20 @@ export class DataParallel {
 	/** Reductions in flight or finished: those of the first buffers of #order. */
 	readonly #pending: Pending[] = [];
 
+	readonly distributedOptimizer: boolean;
+	readonly countsReplicated: boolean;
+	readonly overlaps: boolean;
+	readonly sumsIn: FloatDtype;
+
 	constructor(
 		readonly parameters: ParameterSet,
 		readonly groups: ReplicaGroups,
-		/** Whether ZeRO-1 is on. */
-		readonly distributedOptimizer: boolean,
-		/** Whether this rank counts, in norms, the parameters that are replicated over tensor-parallel ranks. */
-		readonly countsReplicated: boolean,
-		/** Whether reductions start during backward, driven by gradientReady(). */
-		readonly overlaps = false,
-		/** Dtype in which gradients are sent and reduced. */
-		readonly sumsIn: FloatDtype = "f32",
+		options: DataParallelOptions = {},
 	) {
+		this.distributedOptimizer = options.distributedOptimizer ?? false;
+		this.countsReplicated = options.countsReplicated ?? true;
+		this.overlaps = options.overlaps ?? false;
+		this.sumsIn = options.sumsIn ?? "f32";
 		for (const buffer of parameters.buffers) this.#refuseUnevenSlices(buffer);
 		this.#order = parameters.buffers
 			.filter(({ gradients }) => gradients !== null)
@@ -224,5 +237,5 @@ export class DataParallel {
 export function singleReplica(parameters: ParameterSet): DataParallel {
 	const alone = groupOfOne("dp", 0);
 	const groups = { dense: alone, expert: alone, sequenceParallel: null, copies: null };
-	return new DataParallel(parameters, groups, false, true);
+	return new DataParallel(parameters, groups);
 }

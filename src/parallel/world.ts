@@ -15,10 +15,15 @@ export class World implements Disposable {
 		readonly size: number,
 		/** null: a single process. */
 		private readonly run: Run | null,
-		/** Whether reductions add in rank order. NCCL's order depends on the element's place in the buffer. */
-		readonly addsInRankOrder: boolean,
+		/** Transport of a run between GPUs. */
+		private readonly backend: BackendName | null = null,
 		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
 	) {}
+
+	/** Whether reductions add in rank order. NCCL's order depends on the element's place in the buffer. */
+	get addsInRankOrder(): boolean {
+		return this.backend !== "nccl" || this.device.library.kind === "cpu";
+	}
 
 	/** For planning: this process acts as `rank` of a world of `size` whose other ranks are simulated. */
 	static simulated(
@@ -27,19 +32,19 @@ export class World implements Disposable {
 		size: number,
 		imagine: (name: string, ranks: readonly number[]) => Group,
 	): World {
-		return new World(device, rank, size, null, true, imagine);
+		return new World(device, rank, size, null, null, imagine);
 	}
 
 	/** A world of this process alone. */
 	static alone(device: Device): World {
-		return new World(device, 0, 1, null, true);
+		return new World(device, 0, 1, null);
 	}
 
 	/** Joins a run as `rank`. `backend`: transport between GPUs, equal on all ranks. */
 	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
 		run.join(rank);
 		run.setBackend(device, backend);
-		return new World(device, rank, run.ranks, run, device.library.kind === "cpu" || backend === "shm");
+		return new World(device, rank, run.ranks, run, backend);
 	}
 
 	/**

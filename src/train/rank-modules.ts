@@ -106,19 +106,13 @@ function replicasOf({ replicas }: ModuleGroups) {
 }
 
 function replicaOf(
-	{ distributedOptimizer = false, gradientSums }: RunSpecification,
+	{ distributedOptimizer, gradientSums }: RunSpecification,
 	{ parameters }: Module,
 	{ replicas, model }: ModuleGroups,
 	overlaps: boolean,
 ): DataParallel {
-	const replica = new DataParallel(
-		parameters,
-		replicas,
-		distributedOptimizer,
-		model.tp.rank === 0,
-		overlaps,
-		gradientSums,
-	);
+	const options = { distributedOptimizer, overlaps, countsReplicated: model.tp.rank === 0, sumsIn: gradientSums };
+	const replica = new DataParallel(parameters, replicas, options);
 	replica.connect();
 	return replica;
 }

@@ -97,7 +97,7 @@ async function train(): Promise<void> {
 		replicas: { dense: groups.replicas.dense.size, expert: groups.replicas.expert.size },
 	});
 	model.initialise(7 + host);
-	const replica = new DataParallel(model.parameters, groups.replicas, false, true);
+	const replica = new DataParallel(model.parameters, groups.replicas);
 	using scalars = new StepScalars(device);
 	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
 	const parts = {

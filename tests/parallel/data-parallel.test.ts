@@ -61,7 +61,10 @@ function open(
 		sequenceParallel: options.tokensCut ? group("tp") : null,
 		copies: null,
 	};
-	const replica = new DataParallel(parameters, groups, options.zero ?? false, true, buckets !== undefined);
+	const replica = new DataParallel(parameters, groups, {
+		distributedOptimizer: options.zero ?? false,
+		overlaps: buckets !== undefined,
+	});
 	const ready = (...names: string[]) => {
 		for (const name of names) replica.gradientReady(parameters.get(name));
 	};
@@ -217,9 +220,7 @@ describe("gradients are zero after zeroGradients, whatever their memory held", (
 		const replica = new DataParallel(
 			parameters,
 			{ dense: group, expert: group, sequenceParallel: null, copies: null },
-			false,
-			true,
-			true,
+			{ overlaps: true },
 		);
 		for (const parameter of parameters) replica.gradientReady(parameter);
 		expect(seen.length).toBe(parameters.buffers.reduce((total, { elements }) => total + elements, 0));
@@ -248,8 +249,7 @@ test("a buffer that its ranks cannot share equally is refused", () => {
 	using parameters = new ParameterSet(device, requests, { dense: 2, expert: 2 });
 	const three: Group = { ...groupOfOne("dp", 0), size: 3 };
 	expect(
-		() =>
-			new DataParallel(parameters, { dense: three, expert: three, sequenceParallel: null, copies: null }, false, true),
+		() => new DataParallel(parameters, { dense: three, expert: three, sequenceParallel: null, copies: null }),
 	).toThrow("which 3 ranks cannot share equally");
 	const { values } = parameters.buffers[0]!;
 	expect(() => values.columns(0.5, 1)).toThrow(RangeError);

@@ -33,8 +33,7 @@ const largestRead = 2 ** 26;
 export function restoreTensors(
 	tensors: StoredTensors,
 	store: TensorStore,
-	optimizer: boolean,
-	elements = largestRead,
+	{ optimizer, elements = largestRead }: { readonly optimizer: boolean; readonly elements?: number },
 ): Restored {
 	const differing = new Set<string>();
 	for (const stored of tensors.buffers) {

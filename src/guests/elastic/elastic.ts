@@ -101,7 +101,7 @@ export class RankElastic implements RankGuest {
 		readonly draw: NonNullable<ElasticOptions["draw"]>,
 	) {
 		const ranks = { dense: module, expert: module, sequenceParallel: null, copies: null };
-		const replica = new DataParallel(router.parameters, ranks, false, true);
+		const replica = new DataParallel(router.parameters, ranks);
 		const { learningRateMultiplier } = router.config.router;
 		const trained = { replica, prefix: routerPrefix, counts: module.rank === 0, learningRateMultiplier };
 		this.modules = [{ module: router, trained }];

@@ -104,7 +104,7 @@ export async function restoreTraining(
 	const wanted = tensors.of({ adapters: hasAdapters(there), router: hasRouter(there) });
 	if (c.flextron && !hasRouter(there)) warn(`${checkpoint.path} has no router: this run begins with a drawn one.`);
 	requireTensors(wanted, checkpoint, optimizer, world);
-	const { differing } = restoreTensors(wanted, checkpoint, optimizer);
+	const { differing } = restoreTensors(wanted, checkpoint, { optimizer });
 	if (record !== null && record.participation !== c.encoderGradParticipation) {
 		warn(
 			`${checkpoint.path} was trained with encoder-grad-participation ${record.participation}, this run has ${c.encoderGradParticipation}.`,

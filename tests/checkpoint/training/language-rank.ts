@@ -55,7 +55,7 @@ if (options.load !== null) {
 	const choice = { path: options.load, iteration: null, allowFallback: false };
 	using checkpoint = openChecked(choice, everyone, console.log);
 	requireTensors(tensors, checkpoint, options.optimizer, everyone);
-	restoreTensors(tensors, checkpoint, options.optimizer, 3000);
+	restoreTensors(tensors, checkpoint, { optimizer: options.optimizer, elements: 3000 });
 	if (options.optimizer) state.scalars.setStep(checkpoint.manifest.iteration!);
 }
 
