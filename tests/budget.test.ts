@@ -14,7 +14,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	config: [6828, 50],
 	data: [20410, 105],
 	decode: [686, 3],
-	guests: [4140, 29],
+	guests: [4150, 29],
 	inference: [1610, 9],
 	launch: [2550, 14],
 	models: [5702, 57],

@@ -116,8 +116,8 @@ export interface StepGuest {
 	encode?(encoder: EncoderModule, microbatch: number): EncodeImages | null;
 	/** What a microbatch runs of the language model; null: as without the guest. */
 	variant?(microbatch: number): Variant | null;
-	/** Number of matrices [rows, H] that travel beside a microbatch's hidden states from chunk to chunk; default: 0. */
-	companions?(microbatch: number): number;
+	/** Widths of matrices [rows, width] that travel beside a microbatch's hidden states from chunk to chunk; default: none. */
+	companions?(microbatch: number): readonly number[];
 	/** Called before a chunk of the language model runs a microbatch. Returns the companions, which the pass disposes. */
 	beforeChunk?(pass: LanguageView): readonly Tensor[];
 	/** Weight of the next-token loss; those of several guests are multiplied. Default: 1. */

@@ -13,7 +13,7 @@ export interface Rows {
 	/** [Σ rows, H]; owned by the receiver. */
 	readonly rows: Tensor;
 	readonly rowsPerSample: readonly number[];
-	/** Further matrices [Σ rows, H] that are sent along and get no gradient; default: none. Owned as `rows` is. */
+	/** Further matrices [Σ rows, …] that are sent along and get no gradient; default: none. Owned as `rows` is. */
 	readonly companions?: readonly Tensor[];
 }
 
@@ -21,8 +21,8 @@ export interface Rows {
 export interface Passage {
 	/** Whether their gradient is sent back. */
 	readonly returns: boolean;
-	/** Number of matrices that are sent along without a gradient; default: 0. */
-	readonly companions?: number;
+	/** Widths of the matrices that are sent along without a gradient; default: none. */
+	readonly companions?: readonly number[];
 }
 
 export interface EdgeOptions {
@@ -201,9 +201,9 @@ export class Edge implements Disposable {
 		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
 	}
 
-	#companion(place: number): Line {
+	#companion(place: number, width: number): Line {
 		const { options, links, group, device } = this.#forward;
-		this.#companions[place] ??= new Line(options, links, group, device);
+		this.#companions[place] ??= new Line({ ...options, width }, links, group, device);
 		return this.#companions[place];
 	}
 
@@ -230,7 +230,7 @@ export class Edge implements Disposable {
 		const counts = headers?.map(sum) ?? [rows.rows];
 		if (returns) this.#sent.push(counts);
 		this.#forward.send(rows, counts, headers);
-		for (const [place, own] of companions.entries()) this.#companion(place).send(own, counts, null);
+		for (const [place, own] of companions.entries()) this.#companion(place, own.width).send(own, counts, null);
 	}
 
 	/** Number of ranks that rows come from, including this rank if it passes them to itself. */
@@ -242,7 +242,7 @@ export class Edge implements Disposable {
 	 * Receives the rows of the next microbatch. `expected`: samples of each source or, if rows are not counted, their number of
 	 * rows.
 	 */
-	receiveForward(expected: readonly number[], { returns, companions = 0 }: Passage): Rows {
+	receiveForward(expected: readonly number[], { returns, companions = [] }: Passage): Rows {
 		const { counted } = this.options;
 		const { rows, perPart } = this.#forward.receive(counted ? null : expected, expected);
 		const counts = counted ? perPart.map(sum) : [...expected];
@@ -250,7 +250,7 @@ export class Edge implements Disposable {
 		return {
 			rows: rows!,
 			rowsPerSample: perPart.flat(),
-			companions: Array.from({ length: companions }, (_, place) => this.#companion(place).receive(counts, []).rows!),
+			companions: companions.map((width, place) => this.#companion(place, width).receive(counts, []).rows!),
 		};
 	}
 

@@ -182,7 +182,7 @@ class Execution implements Disposable {
 		const { microbatch, from, to } = action;
 		const { module } = this.#chunk(to);
 		const expected = module.expected(action, microbatch);
-		const companions = from.module === to.module ? (module.companions?.(microbatch) ?? 0) : 0;
+		const companions = from.module === to.module ? (module.companions?.(microbatch) ?? []) : [];
 		rows.set(
 			microbatch,
 			this.#waiting("forward-recv", () => edge.receiveForward(expected, { returns, companions })),

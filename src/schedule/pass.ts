@@ -41,6 +41,6 @@ export interface ModulePasses {
 	begin(chunk: number, microbatch: number, inputs: readonly Input[]): Pass;
 	/** Sizes for the receive of an edge's rows: on a counted edge the samples of each source, otherwise the rows of each. */
 	expected(edge: ChunkEdge, microbatch: number): readonly number[];
-	/** Number of matrices without a gradient that travel with a microbatch's rows between its chunks; default: 0. */
-	companions?(microbatch: number): number;
+	/** Widths of matrices without a gradient that travel with a microbatch's rows between its chunks; default: none. */
+	companions?(microbatch: number): readonly number[];
 }

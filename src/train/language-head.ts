@@ -16,7 +16,7 @@ export function companionsOf(
 	return new Map(
 		guests.map((guest) => {
 			const begin = at;
-			at += guest.companions?.(view.microbatch) ?? 0;
+			at += guest.companions?.(view.microbatch).length ?? 0;
 			const own = guest.beforeChunk?.({ ...view, companions: entered?.slice(begin, at) ?? [] }) ?? [];
 			return [guest, own.map(view.own)];
 		}),

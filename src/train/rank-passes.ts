@@ -251,7 +251,7 @@ export class RankPasses {
 		const tokens = context.tokens ?? TokenSlice.of(0, starts.at(-1)! + lengths.at(-1)!);
 		const { guests, variant } = common;
 		return {
-			companions: (index) => guests.reduce((sum, guest) => sum + (guest.companions?.(index) ?? 0), 0),
+			companions: (index) => guests.flatMap((guest) => guest.companions?.(index) ?? []),
 			begin: (chunk: number, index: number, inputs: readonly Input[]) =>
 				new LanguagePass(
 					model,

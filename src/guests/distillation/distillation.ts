@@ -1,13 +1,15 @@
 /** Distillation: the language model learns a teacher's distribution of the next token (docs/spec/elastic.md §11). */
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { HybridModel } from "../../models/language/model.ts";
-import { wholeModel } from "../../models/language/pipeline-segments.ts";
+import { type PipelineSegment, segmentsOf, segmentsOfStage } from "../../models/language/pipeline-segments.ts";
+import type { Group } from "../../parallel/index.ts";
 import { axpby, Tensor } from "../../tensor/index.ts";
 import type { ElasticConfig } from "../elastic/config.ts";
 import { parentBudget } from "../elastic/router/budget-loss.ts";
 import { labelOf } from "../elastic/router/network.ts";
-import type { Guest, GuestStep, HeadView, LossTerm, RankGuest, StepGuest } from "../guest.ts";
+import type { Guest, GuestStep, HeadView, LossTerm, RankGuest, RankModules, StepGuest } from "../guest.ts";
 import { type DistillationOptions, distillationLoss, loadTeacher, type Teacher, teacherHidden } from "./teacher.ts";
 import { teacherConfiguration } from "./teacher-model.ts";
 
@@ -21,7 +23,9 @@ export function distillationOf(c: TrainingConfiguration, elastic: ElasticConfig 
 	if (c.exportKdTeacherLoad === null && !c.selfDistillation) return null;
 	const teacher = c.selfDistillation ? "self" : "frozen";
 	const own = c.selfDistillation ? c : teacherConfiguration(c);
-	const model = own === c ? null : hybridConfig(own);
+	// Groups matter to pipelines alone, which cut the teacher by layers.
+	const model =
+		own === c ? null : hybridConfig({ ...own, hybridLayerPattern: own.hybridLayerPattern.replaceAll(/[[\]]/g, "") });
 	return distillation({ teacher, model, temperature: c.exportKdTemperature, alpha: c.exportKdAlpha }, elastic);
 }
 
@@ -37,18 +41,29 @@ export function distillation(options: DistillationOptions, elastic: ElasticConfi
 				partial: true,
 			}));
 		},
-		open: ({ language }) => language && new RankDistillation(teacherOf(options, language.module)),
+		open: ({ language }) => language && new RankDistillation(teacherOf(options, language)),
 	};
 }
 
 /** The teacher of a student; a frozen one's weights are loaded later. */
-function teacherOf(options: DistillationOptions, student: HybridModel): Teacher {
+function teacherOf(
+	options: DistillationOptions,
+	{ module: student, groups }: NonNullable<RankModules["language"]>,
+): Teacher {
 	if (options.teacher === "self") return { ...options, model: student };
 	const { device, config, parallel, chunks } = student;
 	const own = options.model ?? null;
-	const segments = own ? [wholeModel(own.pattern.length)] : chunks.map(({ segment }) => segment);
+	const segments = own ? segmentsOfTeacher(own, chunks.length, groups.stages) : chunks.map(({ segment }) => segment);
 	const model = new HybridModel(device, { ...(own ?? config), recompute: null }, { frozen: true, parallel, segments });
 	return { ...options, model };
+}
+
+/** This rank's segments of a teacher that has other layers than the student, cut into as many as evenly as they can be. */
+function segmentsOfTeacher({ pattern }: HybridConfig, chunks: number, stages: Group): PipelineSegment[] {
+	const count = chunks * stages.size;
+	const begin = (segment: number) => Math.floor((segment * pattern.length) / count);
+	const lengths = Array.from({ length: count }, (_, segment) => begin(segment + 1) - begin(segment));
+	return segmentsOfStage(segmentsOf(lengths), stages.rank, stages.size);
 }
 
 export class RankDistillation implements RankGuest {
@@ -68,7 +83,7 @@ export class RankDistillation implements RankGuest {
 		/** With self-distillation a microbatch of the whole model is its own teacher. */
 		const teaches = (microbatch: number) => teacher.teacher === "frozen" || variant(microbatch)?.whole === false;
 		return {
-			companions: (microbatch) => (teaches(microbatch) ? 1 : 0),
+			companions: (microbatch) => (teaches(microbatch) ? [teacher.model.config.hiddenSize] : []),
 			beforeChunk: ({ microbatch, place, input, companions }) =>
 				teaches(microbatch) ? [teacherHidden(teacher, place, input, companions[0] ?? null)] : [],
 			share: (microbatch) => (teaches(microbatch) ? 1 - teacher.alpha : 1),

@@ -19,6 +19,8 @@ const self = { ...elasticKeys, "self-distillation": true, "original-model-sample
 const file = join(mkdtempSync(join(tmpdir(), "mimo-teacher-")), "teacher.yaml");
 writeFileSync(file, "hybrid_layer_pattern: M*E-\nhidden_size: 48\nffn_hidden_size: 40\n");
 afterAll(() => rmSync(dirname(file), { recursive: true }));
+// Four segments of the student's six layers, and of the teacher's four.
+const uneven = { "hybrid-layer-pattern": "M|E-*||M-" };
 const cut = { "hybrid-layer-pattern": "ME|*-" };
 
 describe("layouts give what one process gives", () => {
@@ -26,6 +28,7 @@ describe("layouts give what one process gives", () => {
 		["a frozen teacher", "dp2", alone],
 		["a frozen teacher", "tp2", { ...alone, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of other sizes", "tp2", { ...alone, "export-kd-teacher-model-config": file }],
+		["a frozen teacher of other sizes", "pp2", { ...alone, ...uneven, "export-kd-teacher-model-config": file }],
 		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
 		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
