@@ -115,6 +115,8 @@ test("a number of layers alone is a GPT model", () => {
 	expect(bare("--num-layers 3 --num-experts 4")).toBe("[*E][*E][*E]");
 	expect(bare("--num-layers 4 --num-experts 4 --moe-layer-freq 2")).toBe("[*E][*-][*E][*-]");
 	expect(bare("--num-layers 4 --num-experts 4 --moe-layer-freq ([0]*3+[1]*1)")).toBe("[*-][*-][*-][*E]");
+	const latents = "--num-layers 2 --num-experts 4 --moe-layer-freq [0,1] --mtp-num-layers 1 --multi-latent-attention";
+	expect(bare(latents)).toBe("[+-][+E]/+E");
 	const variant = "--experimental-attention-variant gdn --linear-attention-freq";
 	expect(bare(`--num-layers 5 ${variant} 4`)).toBe("[G-][G-][G-][*-][G-]");
 	expect(bare(`--num-layers 3 --num-experts 4 ${variant} [1]*2+[0]`)).toBe("[GE][GE][*E]");

@@ -19,6 +19,7 @@ export const presetNames = [
 	"gemma-3-27b",
 	"gpt-oss-20b",
 	"gpt-oss-120b",
+	"deepseek-v3",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
 

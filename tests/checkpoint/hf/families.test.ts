@@ -12,6 +12,7 @@ import {
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";
+import { countParameters } from "../../../src/models/language/counts.ts";
 import { golden } from "../../golden.ts";
 import { conversionOptions } from "../conversion/options.ts";
 
@@ -80,6 +81,38 @@ describe.each(names)("%s", (name) => {
 			expect(readFileSync(join(back, file)).equals(readFileSync(join(source, file)))).toBeTrue();
 		}
 	});
+});
+
+test("DeepSeek-V3 comes back from a hybrid and from a GPT model with Megatron's names", async () => {
+	const source = golden("deepseek-v3-mtp");
+	for (const [names, layer, mtp] of [
+		["physical", 0, "layers.0"],
+		["gpt", 1, ""],
+	] as const) {
+		const [megatron, back] = ["to", "from"].map((way) => join(scratch, `deepseek-${names}-${way}`)) as [string, string];
+		const there = { from: "hf", to: "torch_dist", source, target: megatron, layerNames: names } as const;
+		const here = { from: "torch_dist", to: "hf", source: megatron, target: back } as const;
+		for (const way of [{ ...there, pattern: "[+-][+E]/+E" }, here]) {
+			using plan = planConversion(conversionOptions({ ...way, optimizer: false }));
+			await plan.run(() => {});
+		}
+		const metadata = readFileSync(join(megatron, "release/.metadata"), "latin1");
+		for (const module of [
+			"q_down_proj.weight",
+			"q_up_proj.layer_norm_weight",
+			"kv_down_proj.weight",
+			"kv_up_proj.weight",
+		]) {
+			expect(metadata).toContain(`decoder.layers.${layer}.self_attention.linear_${module}`);
+			expect(metadata).toContain(`mtp_model_layer.${mtp === "" ? "" : `${mtp}.`}self_attention.linear_${module}`);
+		}
+		for (const file of ["model.safetensors"]) {
+			expect(readFileSync(join(back, file)).equals(readFileSync(join(source, file)))).toBeTrue();
+		}
+		expect(read(JSON.parse(readFileSync(join(back, "config.json"), "utf8")))).toEqual(
+			read(configOf("deepseek-v3-mtp")),
+		);
+	}
 });
 
 test("Gemma 3 comes back from a GPT model with Megatron-Bridge's names", async () => {
@@ -260,6 +293,22 @@ test.each([
 	const own = configurationOf({ preset, lr: 1e-5, "train-iters": 1, "global-batch-size": 1 });
 	expect(modelDifferences({ ...published }, { ...own })).toEqual([]);
 	expect(modelDifferences({ ...read({ model_type: "gpt_oss", ...sizes }) }, { ...own })).toEqual([]);
+});
+
+test("preset deepseek-v3 is the published model", () => {
+	const positions = { type: "yarn", factor: 40, original_max_position_embeddings: 4096, beta_fast: 32, beta_slow: 1 };
+	const published = read({
+		...{ model_type: "deepseek_v3", num_nextn_predict_layers: 1, max_position_embeddings: 163840, rope_theta: 10000 },
+		...{ rope_scaling: { ...positions, mscale: 1, mscale_all_dim: 1 }, scoring_func: "sigmoid", rms_norm_eps: 1e-6 },
+	});
+	const own = configurationOf({ preset: "deepseek-v3", "train-iters": 1, lr: 1e-4 });
+	expect(modelDifferences({ ...own }, { ...published })).toEqual([]);
+	// 671 billion parameters, and 37 billion that a token meets, without the prediction layer.
+	const { total, active, embedding } = countParameters({
+		...own,
+		hybridLayerPattern: own.hybridLayerPattern.split("/")[0]!,
+	});
+	expect([Math.round(total / 1e8), Math.round((active + 2 * embedding) / 1e8)]).toEqual([6710, 376]);
 });
 
 test("a field that is absent has its family's default", () => {

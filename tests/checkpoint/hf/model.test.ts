@@ -253,7 +253,7 @@ describe("config.json", () => {
 		expect(() => read({ ...base, hybrid_override_pattern: "MX" })).toThrow('"X" at position 2');
 		expect(() => read({ ...base, num_hidden_layers: 5 })).toThrow("num_hidden_layers is 5");
 		expect(() => read({ model_type: "nemotron_h" })).toThrow("neither layers_block_type");
-		expect(() => read({ model_type: "gemma3_text" })).toThrow('model_type is "gemma3_text"');
+		expect(() => read({ model_type: "mixtral" })).toThrow('model_type is "mixtral"');
 	});
 
 	test("multi-token prediction: depths of one pattern, in both spellings", () => {
