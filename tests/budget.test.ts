@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [15540, 78],
 	commands: [4500, 34],
-	config: [6828, 50],
+	config: [6860, 50],
 	data: [20410, 105],
 	decode: [686, 3],
 	guests: [4150, 29],
