@@ -148,6 +148,34 @@ function gemma3({ layers, hidden, ffn, heads, groups, window }: GemmaSizes): Pre
 	};
 }
 
+/** What Qwen3-Next-80B-A3B and Qwen3.5-35B-A3B share; every fourth layer has attention. */
+function qwenOfExperts({ layers, ...sizes }: { readonly layers: number } & Preset): Preset {
+	return {
+		"hybrid-layer-pattern": "GEGEGE*E".repeat(layers / 4),
+		"hidden-size": 2048,
+		"num-attention-heads": 16,
+		"num-query-groups": 2,
+		"kv-channels": 256,
+		"position-embedding-type": "rope",
+		"rotary-base": 1e7,
+		"rotary-percent": 0.25,
+		"max-position-embeddings": 262144,
+		"norm-epsilon": 1e-6,
+		"apply-layernorm-1p": true,
+		"qk-layernorm": true,
+		"attention-output-gate": true,
+		swiglu: true,
+		"moe-ffn-hidden-size": 512,
+		"moe-shared-expert-intermediate-size": 512,
+		"moe-shared-expert-gate": true,
+		"moe-router-score-function": "softmax",
+		"moe-router-load-balancing-type": ["aux_loss"],
+		"moe-aux-loss-coeff": [1e-3],
+		...sizes,
+		...recipe,
+	};
+}
+
 /** An elastic parent whose budgets are shares of all its parameters. */
 const elastic: Preset = { flextron: true, "enable-router": true, "param-budget-target": "total" };
 
@@ -302,6 +330,15 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"moe-expert-int-list": [128, 112, 96, 64],
 		"budget-list": [1, 0.73, 0.38],
 	},
+	"qwen3-next-80b-a3b": qwenOfExperts({
+		layers: 48,
+		...{ "vocab-size": 151936, "ffn-hidden-size": 5120, "num-experts": 512, "moe-router-topk": 10 },
+	}),
+	// Qwen3.6-35B-A3B has the same sizes.
+	"qwen3.5-35b-a3b": qwenOfExperts({
+		layers: 40,
+		...{ "vocab-size": 248320, "num-experts": 256, "moe-router-topk": 8 },
+	}),
 	"gemma-3-1b": {
 		...gemma3({ layers: 26, hidden: 1152, ffn: 6912, heads: 4, groups: 1, window: 512 }),
 		...{ "vocab-size": 262144, "max-position-embeddings": 32768, "rotary-seq-len-interpolation-factor": null },

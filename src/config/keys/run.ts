@@ -13,6 +13,8 @@ export const presetNames = [
 	"nemotron-nano-12b-v2",
 	"nemotron-elastic-12b",
 	"nemotron-elastic-30b-a3b",
+	"qwen3-next-80b-a3b",
+	"qwen3.5-35b-a3b",
 	"gemma-3-1b",
 	"gemma-3-4b",
 	"gemma-3-12b",

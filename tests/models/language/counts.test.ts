@@ -36,6 +36,13 @@ test("parameters of the published models", () => {
 	expect(counts.active + counts.output + counts.embedding).toBe(3_580_073_408);
 });
 
+test("parameters of Qwen3-Next-80B-A3B, of which three billion are active", () => {
+	const { total, active } = countParameters(
+		configurationOf({ preset: "qwen3-next-80b-a3b", "train-iters": 1, lr: 1e-4 }),
+	);
+	expect([total, active]).toEqual([79_674_391_296, 3_252_599_552]);
+});
+
 test("a tied output layer has no parameters of its own; a gate is half of fc1", () => {
 	const base = { preset: "nemotron-tiny", "hybrid-layer-pattern": "-" };
 	const plain = countParameters(configurationOf(base));
