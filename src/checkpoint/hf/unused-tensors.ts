@@ -42,6 +42,16 @@ const table: readonly LeftOut[] = [
 		reason: "it belongs to a sound encoder, which is not trained",
 		module: true,
 	},
+	{
+		name: /^model\.visual\./,
+		reason: "it belongs to Qwen's vision tower, which is not read",
+		module: true,
+	},
+	{
+		name: /^mtp\.(fc|norm|pre_fc_norm_\w+|layers\.\d+\.(input_layernorm|post_attention_layernorm|self_attn|mlp))\./,
+		reason: "it predicts further tokens, which Qwen's text models are trained without, as in transformers",
+		module: true,
+	},
 ];
 /** A value as bf16 may be this far from it, relatively. */
 const ROUNDING = 2 ** -8;

@@ -63,7 +63,7 @@ export function planPeftFolder(
 		[Symbol.dispose]: () => {},
 	};
 	const tensors = joinStores(adapters.path, [mapped, copied]);
-	const inScan = modules.some((module) => module.endsWith(".out_proj"));
+	const inScan = modules.some((module) => module.endsWith(".mixer.out_proj"));
 	return {
 		tensors,
 		warnings: inScan

@@ -9,6 +9,7 @@ import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { adapterName } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration, Spelling } from "../hf/families/family.ts";
+import { gatedDeltaLayoutOf } from "../hf/families/gated-delta-names.ts";
 import { addLanguage } from "../hf/families/index.ts";
 import { type SpellingName, spellings } from "../hf/families/nemotron-h-names.ts";
 import { parsePythonJson } from "../hf/json.ts";
@@ -227,9 +228,11 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 	let base: string | null = null;
 	let mtp: string | null = null;
 	let decoder = false;
+	let apart = false;
 	let vision: Pick<ModuleSpelling, "tower" | "projector"> = {};
 	for (const name of names) {
-		const [, place, module] = /^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|mlp)\./.exec(name) ?? [];
+		const [, place, module] =
+			/^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|linear_attn|mlp)\./.exec(name) ?? [];
 		if (place === undefined) {
 			vision = { ...vision, ...visionSpelling(moduleOf(name)) };
 			continue;
@@ -237,12 +240,13 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 		if (/(^|\.)mtp\.$/.test(place)) mtp = place.replace(/mtp\.$/, "");
 		else base = place;
 		decoder ||= module !== "mixer";
+		apart ||= gatedDeltaLayoutOf(name) === "apart";
 	}
 	if (base === null && mtp === null && Object.keys(vision).length === 0) return null;
 	const own = base ?? spellings.published.base;
 	const ahead = mtp ? { mtp } : {};
-	// Names of all families of two blocks a layer are the same.
-	const family = decoder ? { family: "llama" } : {};
+	// Names of all families of two blocks a layer are the same, but for the projections of Gated DeltaNet.
+	const family = apart ? { family: "qwen3_5_text" } : decoder ? { family: "llama" } : {};
 	const head = own.replace(/(backbone|model)\.$/, "");
 	return { ...family, base: own, head, experts: "separate", ...ahead, ...vision };
 }

@@ -311,6 +311,17 @@ test("preset deepseek-v3 is the published model", () => {
 	expect([Math.round(total / 1e8), Math.round((active + 2 * embedding) / 1e8)]).toEqual([6710, 376]);
 });
 
+test.each<[string, Json]>([
+	["qwen3-next-80b-a3b", { ...{ model_type: "qwen3_next", intermediate_size: 5120 }, full_attention_interval: 4 }],
+	["qwen3.5-35b-a3b", { model_type: "qwen3_5_moe_text" }],
+])("preset %s is the published model too", (preset, json) => {
+	// Both classes' defaults are the published sizes, but for these.
+	const published = read({ ...json, rope_theta: 1e7, max_position_embeddings: 262144 });
+	const own = configurationOf({ preset, "train-iters": 1, lr: 1e-4 });
+	expect(modelDifferences({ ...own }, { ...published })).toEqual([]);
+	expect([own.rotaryPercent, own.maxPositionEmbeddings]).toEqual([0.25, 262144]);
+});
+
 test("a field that is absent has its family's default", () => {
 	const { head_dim: _, ...qwen3 } = configOf("qwen3");
 	expect(read(qwen3).kvChannels).toBe(128);

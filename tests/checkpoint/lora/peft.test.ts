@@ -173,6 +173,29 @@ describe("adapters of MTP depths stand under mtp.layers", () => {
 	}
 });
 
+test.each([
+	["qwen3-next", "llama", ["in_proj_qkvz", "in_proj_ba"]],
+	["qwen35-moe", "qwen3_5_text", ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]],
+] as const)("adapters of Gated DeltaNet and gated attention: %s", (name, family, projections) => {
+	using source = openHuggingFaceModel(golden(name));
+	const { configuration, spelling } = source;
+	const [linear, full] = ["layers.0.self_attention.in_proj", "layers.2.self_attention.linear_qkv"].map(
+		(module) => `language_model.decoder.${module}.weight`,
+	) as [string, string];
+	const { builder, modules } = peftCorrespondence([linear, full], 2, configuration, spelling, "p");
+	expect(modules).toEqual([
+		...projections.map((projection) => `model.layers.0.linear_attn.${projection}`),
+		...["q", "k", "v"].map((part) => `model.layers.1.self_attn.${part}_proj`),
+	]);
+	// Every row of B is a row of one module's B.
+	const heights = [linear, full].map((weight) => source.weights.tensors.get(weight)!.shape[0]!);
+	const rows = builder.links.filter(({ foreign }) => foreign.includes("lora_B"));
+	expect(rows.reduce((sum, { count }) => sum + count, 0)).toBe(heights[0]! + heights[1]!);
+	const found = peftSpelling(builder.foreign.keys());
+	expect(found).toEqual({ ...spelling, family });
+	expect(weightsOf(new Set(modules), configuration, found!, "p")).toEqual([linear, full]);
+});
+
 describe("refuses by name", () => {
 	/** Why a changed copy of last/ is refused. */
 	function refusal(change: { config?: Record<string, unknown>; rename?: (name: string) => string | null }): string {

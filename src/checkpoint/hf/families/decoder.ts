@@ -24,14 +24,17 @@ import {
 	type Spelling,
 	whole,
 } from "./family.ts";
-import { addGatedDelta, type GatedDeltaLayout } from "./gated-delta-names.ts";
+import { addGatedDelta, type GatedDeltaLayout, gatedDeltaLayoutOf } from "./gated-delta-names.ts";
 import { readPositions, writtenPositions } from "./positions.ts";
 
 /** The end of the name of a tensor that holds all experts of a layer. */
 const stackOfExperts = ".mlp.experts.gate_up_proj";
 
-/** The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn; null: the names are of another form. */
-function detectDecoder(names: Iterable<string>): Spelling | null {
+/**
+ * The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn or linear_attn; null: the names are of another
+ * form. `layout`: of the family's Gated DeltaNet; null: it has none.
+ */
+function detectDecoder(names: Iterable<string>, layout: GatedDeltaLayout | null): Spelling | null {
 	const bases = new Set<string>();
 	let packed = false;
 	let embedded: string | null = null;
@@ -40,6 +43,7 @@ function detectDecoder(names: Iterable<string>): Spelling | null {
 		const layers = /^(.*?)layers\.\d+\.(?:self_attn\.o_proj|linear_attn\.out_proj)\.weight$/.exec(name)?.[1];
 		if (layers !== undefined) bases.add(layers);
 		packed ||= name.endsWith(stackOfExperts);
+		if ((gatedDeltaLayoutOf(name) ?? layout) !== layout) return null;
 	}
 	if (embedded === null || !bases.has(embedded)) return null;
 	const head = embedded.replace(/(^|\.)model\.(language_model\.)?$/, "$1");
@@ -219,7 +223,7 @@ export function decoderFamily(rules: DecoderRules): Family {
 		write: (configuration, dtype, path) =>
 			readAlike(writeDecoder(rules, configuration, dtype), configuration, path, { title: architecture, read }),
 		detect: (names) => {
-			const spelling = detectDecoder(names);
+			const spelling = detectDecoder(names, rules.gatedDelta ?? null);
 			return spelling && { ...spelling, family: modelType };
 		},
 		spelling: { family: modelType, base: "model.", head: "", experts: "separate" },

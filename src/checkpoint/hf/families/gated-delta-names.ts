@@ -5,6 +5,12 @@ import type { LayerNames } from "./family.ts";
 /** The projections: joined key head by key head (Qwen3-Next), or q, k, v and z, b, a apart (Qwen3.5). */
 export type GatedDeltaLayout = "joined" | "apart";
 
+/** The layout that a tensor's or an adapter's name is of; null: of none. */
+export function gatedDeltaLayoutOf(name: string): GatedDeltaLayout | null {
+	const end = /\.linear_attn\.in_proj_(\w+)\./.exec(name)?.[1];
+	return end === undefined ? null : end === "qkvz" || end === "ba" ? "joined" : "apart";
+}
+
 export function addGatedDelta({ builder, c, logical, foreign }: LayerNames, layout: GatedDeltaLayout): void {
 	const h = c.hiddenSize;
 	const { keyHeads, keyDim, valueHeads, valueDim, convKernel } = linearAttentionConfig(c);
