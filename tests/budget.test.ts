@@ -9,9 +9,9 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15540, 78],
+	checkpoint: [15570, 78],
 	commands: [4500, 34],
-	config: [6860, 50],
+	config: [6900, 50],
 	data: [20410, 105],
 	decode: [686, 3],
 	guests: [4150, 29],
@@ -22,7 +22,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	observe: [5040, 30],
 	optim: [480, 4],
 	parallel: [2760, 19],
-	parity: [5935, 31],
+	parity: [5950, 31],
 	plan: [2588, 14],
 	schedule: [1040, 8],
 	system: [680, 12],

@@ -38,13 +38,22 @@ export function requireCuts(
 	}
 }
 
-function languageCuts({ pattern, paddedVocabularySize, attention, mamba, mlp, moe }: HybridConfig): readonly Cut[] {
+function languageCuts({
+	pattern,
+	paddedVocabularySize,
+	attention,
+	mamba,
+	linearAttention,
+	mlp,
+	moe,
+}: HybridConfig): readonly Cut[] {
 	const where = (kind: LayerKind, ...cuts: Cut[]) => (pattern.includes(kind) ? cuts : []);
 	return [
 		["the padded vocabulary", paddedVocabularySize],
 		...where("attention", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),
 		...where("latentAttention", ["attention heads", attention.heads]),
 		...where("mamba", ["Mamba heads", mamba.heads], ["Mamba groups", mamba.groups]),
+		...where("gdn", ["key heads of Gated DeltaNet", linearAttention.keyHeads]),
 		...where("mlp", ["the width of an MLP", mlp.ffnHiddenSize]),
 		...where("moe", ["the width of the shared expert", moe.sharedExpertSize]),
 	];

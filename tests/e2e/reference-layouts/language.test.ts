@@ -16,6 +16,7 @@ describe("a language model alone agrees on processes", () => {
 		qwen3: ["tp2"],
 		llama: ["pp2"],
 		"deepseek-v3-mtp": ["tp2"],
+		"qwen3-next-delta": ["tp2"],
 	};
 	const decoder = ["tp2", "pp2", "dp2"];
 	const all = ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"];
@@ -27,6 +28,8 @@ describe("a language model alone agrees on processes", () => {
 		"gpt-oss": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"],
 		gemma3: [...decoder, "tp2pp2"],
 		...{ "deepseek-v3-noq": ["tp2", "dp2"], "deepseek-v3-mtp": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"] },
+		"qwen3-next-delta": ["tp2", "dp2"],
+		...{ "qwen3-next": [...decoder, "dp2ep2", "tp2pp2"], "qwen35-moe": [...decoder, "dp2ep2", "tp2pp2"] },
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
 		for (const layout of layouts) {
