@@ -19,7 +19,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	launch: [2550, 14],
 	models: [5702, 57],
 	native: [3558, 16],
-	observe: [5040, 30],
+	observe: [5060, 30],
 	optim: [480, 4],
 	parallel: [2760, 19],
 	parity: [5950, 31],

@@ -13,6 +13,8 @@ export type TrackerAnswer = { readonly refusal: string | null };
 export class TrackerProcess extends LogLines {
 	readonly #process: Subprocess<"pipe", "inherit", "inherit">;
 	readonly #answer = Promise.withResolvers<string | null>();
+	/** Whether the process has refused the run, and takes no lines. */
+	#refused = false;
 
 	/** `names`: the trackers, joined by commas. */
 	constructor(names: string) {
@@ -28,7 +30,9 @@ export class TrackerProcess extends LogLines {
 	/** Waits until the start of the run is recorded. Throws a UserError if it cannot be. */
 	async begun(): Promise<void> {
 		const refusal = await this.#answer.promise;
-		if (refusal !== null) throw new UserError(refusal);
+		if (refusal === null) return;
+		this.#refused = true;
+		throw new UserError(refusal);
 	}
 
 	/** Waits until all is recorded; whether nothing is missing. */
@@ -37,13 +41,21 @@ export class TrackerProcess extends LogLines {
 	}
 
 	close(): void {
-		void this.#process.stdin.end();
+		void this.#attempt(() => this.#process.stdin.end());
 	}
 
 	protected override append(line: string): void {
+		if (this.#refused) return;
 		if (this.#process.exitCode !== null || this.#process.signalCode !== null) throw new UserError(this.#ending());
-		this.#process.stdin.write(line);
-		void this.#process.stdin.flush();
+		void this.#attempt(() => this.#process.stdin.write(line));
+		void this.#attempt(() => this.#process.stdin.flush());
+	}
+
+	/** A pipe that breaks is the end of the process, which the next line and `complete` tell. */
+	async #attempt(action: () => unknown): Promise<void> {
+		try {
+			await action();
+		} catch {}
 	}
 
 	#ending(): string {

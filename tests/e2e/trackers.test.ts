@@ -139,6 +139,12 @@ test("records that cannot be begun prevent the training, and names that lead out
 		1,
 		"mimo: mlflow-dir text.txt cannot be written: a file of that name is in the way.\n",
 	]);
+	const flagsOfTwo = [...flags.slice(0, -2), "--wandb-save-dir", "text.txt", "--llm-dp", "2"];
+	const two = mimo(["train", "--preset", "nemotron-tiny", ...deviceFlags.split(" "), ...flagsOfTwo], scratch.path);
+	expect([two.exitCode, two.stderr.split("\n")[0]]).toEqual([
+		1,
+		expect.stringMatching(/rank 1 .* wandb-save-dir text\.txt cannot be written: a part of its path is not a folder/),
+	]);
 	scratch.file("evil.jsonl", `${firstLog.split("\n")[0]}\n{"iteration":1,"../../x":1}\n`);
 	const evil = mimo(["report", "evil.jsonl", "--to", "mlflow", "--mlflow-dir", "evil"], scratch.path);
 	expect([evil.exitCode, evil.stderr]).toEqual([
