@@ -20,7 +20,7 @@ import {
 	objectsOf,
 } from "../hf/kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
-import { isLeftOut } from "../hf/unused-tensors.ts";
+import { isKept } from "../hf/unused-tensors.ts";
 import { visionOfLogical } from "../hf/vision-configuration.ts";
 import { towerPrefix } from "../hf/vision-names.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";
@@ -126,7 +126,9 @@ export function huggingFaceTarget(
 function referenceFolder(path: string, spelling: FolderSpelling): KeptFolder {
 	const configText = readConfig(path);
 	const filled = [singleFile, indexFile].some((name) => existsSync(join(path, name)));
-	const leftOut = filled ? selectTensors(HuggingFaceFolder.open(path), isLeftOut) : joinStores(path, []);
+	const leftOut = filled
+		? selectTensors(HuggingFaceFolder.open(path), (name) => isKept(name, { beside: false }))
+		: joinStores(path, []);
 	return { configText, spelling, leftOut, companions: companionsOf(path) };
 }
 

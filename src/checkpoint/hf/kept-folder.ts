@@ -12,7 +12,7 @@ import { joinStores, readPieces, selectTensors, type TensorStore, type TensorTyp
 import { type Companions, companionsOf } from "./companions.ts";
 import type { Spelling } from "./families/family.ts";
 import type { FolderParts } from "./parts.ts";
-import { isKeptBeside, isLeftOut } from "./unused-tensors.ts";
+import { isKept } from "./unused-tensors.ts";
 import type { ProjectorStyle, TowerSpelling } from "./vision-names.ts";
 
 /** Object of a native checkpoint that keeps config.json. */
@@ -43,7 +43,6 @@ export interface KeptObject {
 /** Keeps what is needed of an open folder, which it goes on reading from. `beside`: false leaves out modules of gigabytes. */
 export function keepFolder(parts: FolderParts, { beside }: { readonly beside: boolean }): KeptFolder {
 	const { stored, scales, language, tower, projector } = parts;
-	const wanted = beside ? isKeptBeside : isLeftOut;
 	return {
 		configText: parts.configText ?? "{}",
 		spelling: {
@@ -51,7 +50,7 @@ export function keepFolder(parts: FolderParts, { beside }: { readonly beside: bo
 			tower: tower?.spelling ?? null,
 			projector: projector?.style ?? null,
 		},
-		leftOut: joinStores(stored.path, [selectTensors(stored, wanted), ones(stored, scales)]),
+		leftOut: joinStores(stored.path, [selectTensors(stored, (name) => isKept(name, { beside })), ones(stored, scales)]),
 		companions: companionsOf(parts.path),
 	};
 }

@@ -6,7 +6,7 @@
 import { clipStatistics } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
 import { decodeFloats, isFloatDtype } from "../dtype.ts";
-import { readTensor, type TensorStore, typeOf } from "../store.ts";
+import { readPieces, readTensor, type TensorStore, type TensorType, typeOf } from "../store.ts";
 
 interface LeftOut {
 	readonly name: RegExp;
@@ -14,6 +14,8 @@ interface LeftOut {
 	readonly reason: string;
 	/** Name in the tower's config.json, and default, of the values that the tensor must have for the reason to hold. */
 	readonly values?: readonly [name: string, otherwise: readonly number[]];
+	/** The tensor that it has to be equal to; a folder that is written later holds that alone. */
+	readonly repeats?: (name: string) => string;
 	/** Whether it belongs to a whole module, perhaps of gigabytes, which checkpoints of other formats do not keep. */
 	readonly module?: boolean;
 }
@@ -52,6 +54,16 @@ const table: readonly LeftOut[] = [
 		reason: "it predicts further tokens, which Qwen's text models are trained without, as in transformers",
 		module: true,
 	},
+	{
+		name: /(^|\.)layers\.\d+\.embed_tokens\.weight$/,
+		reason: "it repeats the embedding",
+		repeats: (name) => name.replace(/layers\.\d+\.embed_tokens/, "embed_tokens"),
+	},
+	{
+		name: /(^|\.)model\.layers\.\d+\.shared_head\.head\.weight$/,
+		reason: "it repeats the output layer",
+		repeats: (name) => name.replace(/model\.layers\.\d+\.shared_head\.head/, "lm_head"),
+	},
 ];
 /** A value as bf16 may be this far from it, relatively. */
 const ROUNDING = 2 ** -8;
@@ -63,10 +75,10 @@ export function isLeftOut(name: string): boolean {
 	return entryOf(name) !== undefined;
 }
 
-/** Whether a checkpoint of another format keeps it, for a folder that is written later. */
-export function isKeptBeside(name: string): boolean {
+/** Whether a folder that is written later gets it back; `beside`: from a checkpoint of another format. */
+export function isKept(name: string, { beside }: { readonly beside: boolean }): boolean {
 	const entry = entryOf(name);
-	return entry !== undefined && entry.module !== true;
+	return entry !== undefined && entry.repeats === undefined && !(beside && entry.module === true);
 }
 
 /**
@@ -91,8 +103,19 @@ function sentencesOf(entry: LeftOut, store: TensorStore, tower: Readonly<Record<
 		const values = Array.isArray(said) ? said.map(Number) : otherwise;
 		for (const name of [first, ...more]) requireValues(store, name, values);
 	}
+	if (entry.repeats) for (const name of [first, ...more]) requireEqual(store, name, entry.repeats(name));
 	const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
 	return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
+}
+
+function requireEqual(store: TensorStore, name: string, other: string): void {
+	const same = (a: TensorType | undefined, b: TensorType) => a?.dtype === b.dtype && a.shape.join() === b.shape.join();
+	let equal = same(store.tensors.get(other), typeOf(store, name));
+	if (equal) {
+		const others = readPieces(store, other);
+		for (const piece of readPieces(store, name)) equal &&= Buffer.compare(piece, others.next().value!) === 0;
+	}
+	if (!equal) throw new UserError(`${store.path}: ${name} is not ${other}, and a model here has one tensor for both.`);
 }
 
 function requireValues(store: TensorStore, name: string, expected: readonly number[]): void {

@@ -1,6 +1,6 @@
 /** Families beyond NemotronH: config.json in both its forms, fields that are refused, and folders that come back byte for byte. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
@@ -10,6 +10,9 @@ import {
 	familyFor,
 } from "../../../src/checkpoint/hf/families/index.ts";
 import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { keepFolder } from "../../../src/checkpoint/hf/kept-folder.ts";
+import { openParts } from "../../../src/checkpoint/hf/parts.ts";
+import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";
 import { countParameters } from "../../../src/models/language/counts.ts";
@@ -81,6 +84,35 @@ describe.each(names)("%s", (name) => {
 			expect(readFileSync(join(back, file)).equals(readFileSync(join(source, file)))).toBeTrue();
 		}
 	});
+});
+
+test("copies of embedding and output layer in DeepSeek's prediction layers are dropped, and have to be equal", () => {
+	const folder = join(scratch, "deepseek-copies");
+	cpSync(golden("deepseek-v3-mtp"), folder, { recursive: true });
+	const write = (change: number) => {
+		using source = openSafetensors(join(golden("deepseek-v3-mtp"), "model.safetensors"));
+		const entry = (name: string, data: ArrayBufferView, of = name) => ({
+			...{ name, dtype: "F32" as const, shape: source.information(of).shape, data: () => data },
+		});
+		const [embedding, output] = ["model.embed_tokens.weight", "lm_head.weight"] as const;
+		const head = (source.read(output) as Float32Array).slice();
+		head[77]! += change;
+		writeSafetensors(join(folder, "model.safetensors"), [
+			...[...source.tensors.keys()].map((name) => entry(name, source.read(name))),
+			entry("model.layers.2.embed_tokens.weight", source.read(embedding), embedding),
+			entry("model.layers.2.shared_head.head.weight", head, output),
+		]);
+	};
+	write(0);
+	using parts = openParts(folder, { visionHeads: null });
+	expect(parts.notices.join("\n")).toMatch(
+		/embed_tokens.weight is left out: .*\n.*shared_head.head.weight is left out: /,
+	);
+	expect([...keepFolder(parts, { beside: false }).leftOut.tensors.keys()]).toEqual([]);
+	write(1e-3);
+	expect(() => openParts(folder, { visionHeads: null })).toThrow(
+		"model.layers.2.shared_head.head.weight is not lm_head",
+	);
 });
 
 test("DeepSeek-V3 comes back from a hybrid and from a GPT model with Megatron's names", async () => {
