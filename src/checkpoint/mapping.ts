@@ -237,8 +237,8 @@ export class MappedStore implements TensorStore {
 	readonly tensors: ReadonlyMap<string, MappedTensor>;
 	/** Tensors with elements that no copy fills: those are zero. */
 	readonly #padded: ReadonlySet<string>;
-	/** The last block of a source that was read to be transposed: of an expert, which a reader asks for in pieces. */
-	#block: { readonly source: string; readonly begin: number; readonly elements: Elements } | null = null;
+	/** The last two blocks of sources that were read to be transposed: halves of an expert, which a reader asks for in pieces. */
+	#blocks: readonly { readonly source: string; readonly begin: number; readonly elements: Elements }[] = [];
 
 	constructor(
 		readonly source: TensorStore,
@@ -303,12 +303,15 @@ export class MappedStore implements TensorStore {
 		const row = Math.max(stride, step);
 		const begin = Math.floor(offset / row) * row;
 		const end = Math.min(elementCount(this.source.tensors.get(source)!.shape)!, Math.ceil((offset + span) / row) * row);
-		const kept = this.#block;
-		if (kept?.source === source && kept.begin === begin && kept.elements.length === end - begin) return kept;
+		const kept = this.#blocks.find(
+			(block) => block.source === source && block.begin === begin && block.elements.length === end - begin,
+		);
+		if (kept) return kept;
 		const read = new Uint8Array((end - begin) * bytes);
 		this.source.readInto(source, begin * bytes, read);
-		this.#block = { source, begin, elements: elementsOf(read, bytes) };
-		return this.#block;
+		const block = { source, begin, elements: elementsOf(read, bytes) };
+		this.#blocks = [...this.#blocks.slice(-1), block];
+		return block;
 	}
 
 	/** The part of a copy that falls into bytes [offset, offset + into.length) of the target. */
@@ -357,7 +360,7 @@ export class MappedStore implements TensorStore {
 	}
 
 	[Symbol.dispose](): void {
-		this.#block = null;
+		this.#blocks = [];
 		this.source[Symbol.dispose]();
 	}
 }

@@ -10,6 +10,7 @@ import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
 import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
+import { configWithoutMxfp4, Mxfp4Stacks } from "./mxfp4.ts";
 
 export const singleFile = "model.safetensors";
 export const indexFile = "model.safetensors.index.json";
@@ -20,18 +21,20 @@ export const defaultShardBytes = 5e9;
 export class HuggingFaceFolder implements TensorStore {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	readonly #files: readonly SafetensorsFile[];
-	readonly #fileOf: ReadonlyMap<string, SafetensorsFile>;
+	readonly #decoded: Mxfp4Stacks;
 
 	private constructor(
 		readonly path: string,
-		/** config.json as it stands in the folder. */
+		/** config.json as it stands in the folder, but of stacks in MXFP4, which are read as bf16. */
 		readonly configText: string,
 		files: readonly SafetensorsFile[],
 		fileOf: ReadonlyMap<string, SafetensorsFile>,
 	) {
 		this.#files = files;
-		this.#fileOf = fileOf;
-		this.tensors = new Map([...fileOf].map(([name, file]) => [name, file.information(name)]));
+		const tensors = new Map([...fileOf].map(([name, file]) => [name, file.information(name)]));
+		const readInto = (name: string, offset: number, into: Uint8Array) => fileOf.get(name)!.readInto(name, offset, into);
+		this.#decoded = new Mxfp4Stacks({ path, tensors, readInto });
+		this.tensors = this.#decoded.tensors;
 	}
 
 	get configPath(): string {
@@ -57,9 +60,8 @@ export class HuggingFaceFolder implements TensorStore {
 	}
 
 	readInto(name: string, offset: number, into: Uint8Array): void {
-		const file = this.#fileOf.get(name);
-		if (!file) throw new UserError(`${this.path} has no tensor ${name}.`);
-		file.readInto(name, offset, into);
+		if (!this.tensors.has(name)) throw new UserError(`${this.path} has no tensor ${name}.`);
+		this.#decoded.readInto(name, offset, into);
 	}
 
 	[Symbol.dispose](): void {
@@ -67,11 +69,12 @@ export class HuggingFaceFolder implements TensorStore {
 	}
 }
 
-/** The text of a folder's config.json. */
+/** The text of a folder's config.json, as if stacks in MXFP4 were in bf16. */
 export function readConfig(path: string): string {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is not a folder.`);
-	return readJsonText(join(path, "config.json"), configLimits, { inside: path });
+	const file = join(path, "config.json");
+	return configWithoutMxfp4(readJsonText(file, configLimits, { inside: path }), file);
 }
 
 /** The file of every tensor, from the text of a model.safetensors.index.json; `path` is for errors. */

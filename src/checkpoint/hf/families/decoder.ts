@@ -296,8 +296,7 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 			bad(`${name} is ${JSON.stringify(value)}, this program's model has only ${JSON.stringify(only)}`);
 	}
 	if (values.quantization_config != null) {
-		const hint = rules.quantised ?? "";
-		bad(`quantization_config: only weights that are not quantised can be read${hint}`);
+		bad(`quantization_config: only weights that are not quantised can be read${rules.quantised ?? ""}`);
 	}
 	const size = (name: keyof typeof sizes, missing: number) => whole(values, name, rules.sizes[name] ?? missing, bad);
 	const [hidden, heads] = [size("hidden_size", sizes.hidden_size), size("num_attention_heads", 1)];

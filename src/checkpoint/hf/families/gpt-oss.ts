@@ -19,8 +19,6 @@ export const gptOss = decoderFamily({
 		rope_scaling: { rope_type: "yarn", factor: 32, truncate: false, original_max_position_embeddings: 4096 },
 	},
 	only: { attention_bias: true, swiglu_alpha: 1.702 },
-	quantised:
-		"; transformers' from_pretrained with quantization_config Mxfp4Config(dequantize=True), and save_pretrained, write such a folder of the published one",
 	activation: "quickGeglu",
 	hasExperts: () => true,
 	stacks: addExperts,
