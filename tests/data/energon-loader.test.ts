@@ -122,7 +122,11 @@ describe("threads deliver the same outputs in the same order", () => {
 			expect(await takeFrom(loader, 20)).toEqual(expected.slice(0, 20));
 			const state = await loader.save();
 			expect(await takeFrom(loader, 30)).toEqual(expected.slice(20));
-			await using restored = await DataLoader.open(config, { state: decodeState(encodeState(state)), prefetch: 4 });
+			await using restored = await DataLoader.open(config, {
+				state: decodeState(encodeState(state)),
+				prefetch: 4,
+				threads: 1,
+			});
 			expect(await takeFrom(restored, 30)).toEqual(expected.slice(20));
 		});
 	}
