@@ -9,13 +9,13 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15686, 79],
+	checkpoint: [15690, 79],
 	commands: [4500, 34],
 	config: [6900, 50],
 	data: [20410, 105],
 	decode: [686, 3],
 	guests: [4150, 29],
-	inference: [1610, 9],
+	inference: [1611, 9],
 	launch: [2550, 14],
 	models: [5702, 57],
 	native: [3558, 16],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1040, 8],
 	system: [680, 12],
 	tensor: [5013, 39],
-	train: [6050, 40],
+	train: [6052, 40],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -44,6 +44,7 @@ const encodingAhead: readonly Key[] = [
 const describing = [
 	...[
 		"Language model",
+		"Multi-latent attention",
 		"Mamba-2 layers",
 		"Gated DeltaNet layers",
 		"Mixture of experts",

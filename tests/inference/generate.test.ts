@@ -54,6 +54,23 @@ describe("a text", () => {
 		}
 	}, 60_000);
 
+	test("with multi-latent attention goes on the same on every layout, from its folder, and trains adapters of it", () => {
+		folder.file("bytes.json", JSON.stringify(byteLevel()));
+		const latents =
+			"--hybrid-layer-pattern +-+E/+E --num-query-groups 4 --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 --v-head-dim 6 --qk-layernorm --latent-norm-epsilon 1e-6 --no-squared-relu --swiglu";
+		const training = `${text.replace("--save text", "--save latents").replace("--save-hf hf ", "")} ${latents} --train-iters 2 --save-interval 2`;
+		const { exitCode, stderr } = run(`train ${training} --save-hf deepseek`);
+		expect([exitCode, stderr]).toEqual([0, ""]);
+		const own = said("--load latents", ...prompt);
+		for (const layout of ["--llm-tp 2", "--llm-pp 2"]) expect(said(`--load latents ${layout}`, ...prompt)).toBe(own);
+		expect(said("--load-hf deepseek --tokenizer bytes.json", ...prompt)).toBe(own);
+		const adapters = "--load-hf deepseek --lora-rank 2 --lora-target-modules linear_q_down_proj linear_kv_up_proj";
+		const tuned = run(`train ${training.replace("--save latents", "--save tuned")} ${adapters} --save-peft peft`);
+		expect([tuned.exitCode, tuned.stderr]).toEqual([0, ""]);
+		const { target_modules: targets } = JSON.parse(readFileSync(join(folder.path, "peft/adapter_config.json"), "utf8"));
+		expect(JSON.stringify(targets)).toMatch(/q_a_proj.*kv_b_proj|kv_b_proj.*q_a_proj/);
+	}, 60_000);
+
 	test("a Hugging Face folder goes on as the checkpoint of the same weights", () => {
 		folder.file("bytes.json", JSON.stringify(byteLevel()));
 		const own = said("--load text", ...prompt);

@@ -130,10 +130,14 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 	}
 }
 
-function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: string): FolderParts["language"] {
+/** model_type of the language model that a config.json describes. */
+export function languageType(json: Readonly<Record<string, unknown>>): unknown {
 	const key = languageKey(json);
-	const { model_type: type } = key === null ? json : (json[key] as FolderParts["json"]);
-	const spelling = detectSpelling(stored.tensors.keys(), type);
+	return (key === null ? json : (json[key] as typeof json)).model_type;
+}
+
+function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: string): FolderParts["language"] {
+	const spelling = detectSpelling(stored.tensors.keys(), languageType(json));
 	if (spelling === null) return null;
 	const configuration = languageConfig(json, configPath);
 	if (configuration === null) {

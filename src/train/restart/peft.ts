@@ -9,6 +9,7 @@ import {
 	detectTower,
 	gatherTensors,
 	HuggingFaceFolder,
+	languageType,
 	loadModel,
 	mayWrite,
 	moduleSpelling,
@@ -16,6 +17,7 @@ import {
 	ownershipFile,
 	ownershipText,
 	type PeftAdapters,
+	parsePythonJson,
 	peftCorrespondence,
 	planPeftFolder,
 	selectTensors,
@@ -145,7 +147,8 @@ function spellingOf(c: TrainingConfiguration) {
 	const whole = hasEncoder(c);
 	if (c.loadHf === null) return moduleSpelling({ stored: null, configText: null, whole });
 	using folder = HuggingFaceFolder.open(c.loadHf);
-	const language = detectSpelling(folder.tensors.keys());
+	const json = parsePythonJson(folder.configText, folder.configPath);
+	const language = detectSpelling(folder.tensors.keys(), languageType(json));
 	const vision = { tower: detectTower(folder.tensors), projector: detectProjector(folder.tensors) };
 	// Adapters of a tower that comes from elsewhere are of a model that is joined, as --save-hf writes it.
 	if (language === null || (vision.tower === null && adaptsEncoder(c))) {
