@@ -1,5 +1,5 @@
 /**
- * The balancing loss of transformers (load_balancing_loss_func; docs/spec/families.md §2.4): one for all layers together. The counts of
+ * The balancing loss of transformers (load_balancing_loss_func; docs/spec/families.md §2.7): one for all layers together. The counts of
  * choices are pooled over layers, pipeline stages and data lanes before a microbatch goes backward: they travel from chunk to chunk
  * behind its hidden states, and their sums come back before its gradients.
  */

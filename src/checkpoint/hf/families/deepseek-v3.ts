@@ -1,5 +1,5 @@
 /**
- * DeepSeek-V3 (docs/spec/families.md §2.4, §2.7, §2.10): multi-latent attention, first layers dense, then experts with a sigmoid router
+ * DeepSeek-V3 (docs/spec/families.md §2.4; routing as in docs/spec/language-model.md §4): multi-latent attention, first layers dense, then experts with a sigmoid router
  * of groups and a shared expert; multi-token prediction in the layers after the last.
  */
 

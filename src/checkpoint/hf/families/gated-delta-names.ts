@@ -1,4 +1,4 @@
-/** Names and rows of Gated DeltaNet's tensors in Qwen3-Next's and Qwen3.5's folders (docs/spec/families.md §3, §4.2). */
+/** Names and rows of Gated DeltaNet's tensors in Qwen3-Next's and Qwen3.5's folders (docs/spec/families.md §2.5, §3). */
 import { linearAttentionConfig, linearAttentionSizes } from "../../../models/language/config.ts";
 import type { LayerNames } from "./family.ts";
 

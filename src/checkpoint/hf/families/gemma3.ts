@@ -1,4 +1,4 @@
-/** Gemma 3's language model: norms before and behind blocks, windows in five layers of six, two bases of rotary embeddings. */
+/** Gemma 3's language model (docs/spec/families.md §2.8): norms before and behind blocks, windows in five layers of six, two bases of rotary embeddings. */
 import { keysOfWindow } from "../../../config/per-layer.ts";
 import { pythonFloat } from "../json.ts";
 import { decoderFamily, readWindows, writtenWindows } from "./decoder.ts";
