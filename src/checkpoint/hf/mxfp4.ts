@@ -1,7 +1,7 @@
 /**
  * Stacks of experts in MXFP4, as gpt-oss is published, read as the bf16 stacks that transformers makes of them. `NAME_blocks` [E, out,
  * in / 32, 16] u8 has two values a byte, the earlier in its lower half: a sign bit over an index of magnitudes; `NAME_scales` [E, out,
- * in / 32] u8 their exponents above −127 (OCP Microscaling Formats 1.0, §5.3). NAME is [E, in, out].
+ * in / 32] u8 their exponents above −127 (OCP Microscaling Formats 1.0, section 5.3). NAME is [E, in, out].
  */
 import { UserError } from "../../system/errors.ts";
 import type { TensorStore, TensorType } from "../store.ts";
