@@ -170,11 +170,23 @@ describe("selective recomputation changes no bit on two ranks", () => {
 	beforeAll(async () => {
 		plain = await train(layout);
 	});
-	const cases = [...recomputeModuleNames.map((module) => [module]), recomputeModuleNames];
+	const ofPattern = recomputeModuleNames.filter((module) => module !== "mla_up_proj");
+	const cases = [...ofPattern.map((module) => [module]), recomputeModuleNames];
 	for (const modules of cases) {
 		test(modules.join(" "), async () => {
 			const keys = { "recompute-granularity": "selective", "recompute-modules": modules };
 			expect(await train({ ...layout, keys })).toEqual(plain);
 		});
 	}
+	test("multi-latent attention", async () => {
+		const latents = {
+			...{ "hybrid-layer-pattern": "+-+E", "num-query-groups": 4, "q-lora-rank": 12, "kv-lora-rank": 10 },
+			...{ "qk-head-dim": 6, "qk-pos-emb-head-dim": 4, "v-head-dim": 5, "qk-layernorm": true },
+		};
+		const kept = await train({ ...layout, keys: latents });
+		for (const modules of [["mla_up_proj"], ["core_attn", "mla_up_proj", "layernorm"]]) {
+			const keys = { ...latents, "recompute-granularity": "selective", "recompute-modules": modules };
+			expect(await train({ ...layout, keys })).toEqual(kept);
+		}
+	});
 });
