@@ -65,9 +65,18 @@ const mlpInE4m3 = {
 	...{ recipe: MlpRecipe.e4m3Blockwise, dtype },
 };
 const packed = (sequences: number, heads: number) => ({
-	...{ tokens: 16384, sequences, mask: 0, query_heads: heads, key_heads: heads, head_dim: 80, dtype },
+	...{ tokens: 16384, sequences, mask: 0, query_heads: heads, key_heads: heads, head_dim: 80, value_dim: 80, dtype },
 });
-const causal = { tokens: 8192, sequences: 1, mask: 1, query_heads: 32, key_heads: 8, head_dim: 128, dtype };
+const causal = {
+	tokens: 8192,
+	sequences: 1,
+	mask: 1,
+	query_heads: 32,
+	key_heads: 8,
+	head_dim: 128,
+	value_dim: 128,
+	dtype,
+};
 const scan = { tokens: 8192, heads: 64, head_dim: 64, groups: 8, state_dim: 128, chunk_size: 128, dtype };
 const hidden = { rows: 8192, width: 2688, dtype };
 const patches = { rows: 16384, width: 1280, dtype };

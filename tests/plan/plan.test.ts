@@ -19,6 +19,10 @@ setDefaultTimeout(60_000);
 type Keys = Readonly<Partial<Record<Key, unknown>>>;
 
 const text: Keys = { preset: "nemotron-tiny" };
+const latents: Keys = {
+	...{ ...text, "hybrid-layer-pattern": "+E+-", "num-query-groups": 4, "qk-layernorm": true, "q-lora-rank": 48 },
+	...{ "recompute-granularity": "selective", "recompute-modules": ["mla_up_proj"] },
+};
 const images: Keys = { preset: "nemotron-vlm-tiny", "train-iters": 200 };
 const counting = { kind: "cpu", imbalance: 1 } as const;
 const nobody = { phase() {}, transfer() {} };
@@ -30,6 +34,7 @@ const inE4m3: Keys = {
 
 const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share?: number])[] = [
 	["one rank", text, 0],
+	["projections of multi-latent attention recomputed", latents, 0],
 	["layers recomputed", { ...text, "recompute-granularity": "full" }, 0],
 	["experts in e4m3, layers recomputed", { ...inE4m3, "recompute-granularity": "full" }, 0],
 	["experts and their weight gradients in e4m3", { ...inE4m3, "fp8-wgrad": true }, 0],
@@ -59,7 +64,8 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share
 	],
 ];
 
-const selective = [...recomputeModuleNames.map((module) => [module]), recomputeModuleNames].map(
+const ofText = recomputeModuleNames.filter((module) => module !== "mla_up_proj");
+const selective = [...ofText.map((module) => [module]), recomputeModuleNames].map(
 	(modules) =>
 		[
 			`recomputed: ${modules.join(" ")}`,
