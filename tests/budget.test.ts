@@ -23,7 +23,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	optim: [480, 4],
 	parallel: [2760, 19],
 	parity: [5950, 31],
-	plan: [2588, 14],
+	plan: [2597, 14],
 	schedule: [1040, 8],
 	system: [680, 12],
 	tensor: [5013, 39],
