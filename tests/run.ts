@@ -83,7 +83,6 @@ const long = [
 	"tests/e2e/reference-layouts/fixed.test.ts", // 35
 	"tests/inference/generate.test.ts", // 30
 	"tests/e2e/sanitizer.test.ts", // 30
-	"tests/e2e/random-ends.test.ts", // 30
 	"tests/e2e/reference-layouts/participation.test.ts", // 30
 	"tests/inference/evaluate.test.ts", // 25
 	"tests/native/transformers-images.test.ts", // 20
@@ -98,7 +97,7 @@ const long = [
 ];
 /** Files that check times or rates. */
 const measuring = [
-	...["data-scale", "doctor-nodes", "launch", "timers"].map((name) => `tests/e2e/${name}.test.ts`),
+	...["data-scale", "doctor-nodes", "launch", "random-ends", "timers"].map((name) => `tests/e2e/${name}.test.ts`),
 	"tests/observe/report.test.ts",
 ];
 
