@@ -156,7 +156,7 @@ describe("one sentence before the first step", () => {
 			"--lora-rank 2 --freeze-lm",
 			"--freeze-lm: the value is true; allowed is false with lora-rank, whose adapters train.",
 		],
-		["--lora-rank 2 --lora-target-modules q_proj", "allowed is one or more of: linear_qkv, linear_proj,"],
+		["--lora-rank 2 --lora-target-modules q_proj", "allowed is one or more of: linear_qkv, linear_q_proj,"],
 		[
 			"--lora-rank 2 --hybrid-layer-pattern M --lora-target-modules linear_qkv",
 			"allowed is a projection that a layer of M has.",

@@ -52,5 +52,6 @@ for (const name of ["send", "receive"] as const) {
 
 const { join } = World;
 Object.assign(World, {
-	join: (...args: Parameters<typeof join>) => Object.assign(join.apply(World, args), { addsInRankOrder: false }),
+	join: (...args: Parameters<typeof join>) =>
+		Object.defineProperty(join.apply(World, args), "addsInRankOrder", { value: false }),
 });

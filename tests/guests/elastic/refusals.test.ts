@@ -111,7 +111,7 @@ describe("what an elastic model cannot be combined with", () => {
 		],
 		[
 			`${elastic} --hybrid-layer-pattern MEX`,
-			'--hybrid-layer-pattern: the value is "MEX"; position 3: "X" is not a layer symbol; allowed are M, G, *, - and E',
+			'--hybrid-layer-pattern: the value is "MEX"; position 3: "X" is not a layer symbol; allowed are M, G, *, +, - and E',
 		],
 		[
 			`${elastic} --hybrid-layer-pattern ME/ME --mtp-num-layers 1`,
