@@ -27,8 +27,8 @@ namespace {
 // kernels. OPENBLAS_CORETYPE is often set machine-wide for other programs, so only our own variable overrides this
 // choice; src/native/library.ts refuses values that OpenBLAS would ignore.
 //
-// One thread: our pool splits the work, and OpenBLAS would start a thread a core as it is loaded, each of which spins for
-// 30 ms before it sleeps, in every process.
+// OpenBLAS runs on the calling thread: our pool splits the work. Otherwise it starts a thread for every core when it is loaded,
+// and each of these threads spins for 30 ms before it sleeps.
 __attribute__((constructor(101))) void configure() {
   const char* wanted = std::getenv("MIMO_OPENBLAS_CORETYPE");
   if (wanted == nullptr || *wanted == '\0') wanted = processor_has_avx512() ? "SkylakeX" : "Haswell";

@@ -281,7 +281,7 @@ export class MappedStore implements TensorStore {
 		const last = to.offset + (count - 1) * to.stride + (length - 1) * toStep;
 		if (last < begin || to.offset >= end) return;
 		const block = this.#blockOf(source, from, (count - 1) * from.stride + (length - 1) * fromStep + 1, bytes);
-		// Elements of the target in whole, of which `into` may have parts at its ends.
+		// Whole elements of the target. `into` may begin and end inside an element.
 		const whole = new Uint8Array((end - begin) * bytes);
 		whole.set(into, offset - begin * bytes);
 		const target = elementsOf(whole, bytes);

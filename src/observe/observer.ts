@@ -17,7 +17,7 @@ export interface ObserverOptions
 	readonly logJson: string | null;
 	/** Folder of TensorBoard events; null: no events. */
 	readonly tensorBoard: string | null;
-	/** The process that records the run for trackers, and what it writes, in sentences; null: there is none. */
+	/** The process that records the run for trackers, and how messages name its records; null: no tracker is configured. */
 	readonly trackers: { readonly record: TrackerProcess; readonly name: string } | null;
 	/** Handles records that cannot be written. */
 	readonly records: RunRecords;

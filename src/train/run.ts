@@ -233,7 +233,7 @@ function configurationDetails(own: TrainingConfiguration): Record<string, unknow
 /** Operations of a step for the throughput; null: it is not logged. */
 const flopsPerStep = (c: TrainingConfiguration) => (c.logThroughput ? megatronFlopsPerStep(c) : null);
 
-/** Starts the process that records the run for the configured trackers; null: there are none. */
+/** Starts the process that records the run for the configured trackers; null: no tracker is configured. */
 function openTrackers(c: TrainingConfiguration): ObserverOptions["trackers"] {
 	const wandb = wandbFolder(c);
 	const all = [

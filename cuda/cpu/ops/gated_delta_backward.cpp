@@ -126,7 +126,7 @@ struct Backward {
       t.dbeta[i] += differ(i, count, own.beta[i]);
     }
 
-    // V and e^b K S, of which dwritten becomes the gradient; e^b Q S.
+    // The gradients of V and of e^b K S follow from dwritten, that of e^b Q S from dO.
     scale_rows(t.dwritten, own.beta, count, dv, t.dwritten, dv);
     for (int64_t i = 0; i < count; ++i) {
       T* const to = static_cast<T*>(args.dv) + (begin + i) * args.dqkv_stride + head * dv;

@@ -182,7 +182,7 @@ export interface TemplateOptions {
 }
 
 /**
- * The pieces of a conversation. `chat`: the template of `jinja`; documents, which nobody says, need none. Throws a
+ * The pieces of a conversation. `chat`: the template of `jinja`; documents have no turns and need none. Throws a
  * SampleError for turns that the template does not know.
  */
 export function render(
