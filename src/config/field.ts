@@ -49,12 +49,18 @@ export interface Extras {
 	 * group (same-model.ts), which is a part for the language model, Mamba-2 layers, Gated DeltaNet layers, experts and the encoder.
 	 */
 	readonly model?: false | ModelPart;
+	/** Whether descriptions of language models tell the key; absent: if it makes a model. */
+	readonly told?: boolean;
 	/** Megatron's default where ours differs. */
 	readonly megatron?: string;
 	/** Other spellings of the key. */
 	readonly aliases?: readonly string[];
 	/** Reason that the flag has no effect; printed when it is given. */
 	readonly noEffect?: string;
+	/** Place of the value in the language model's configuration: "attention.outputGate"; absent: a function makes one of it, if any. */
+	readonly place?: string;
+	/** Megatron's argument in checkpoints, where it is not the key's name. */
+	readonly argument?: string;
 }
 
 export interface Field<Value = unknown, P extends Presence = Presence> extends Extras {
@@ -72,69 +78,65 @@ export interface Field<Value = unknown, P extends Presence = Presence> extends E
 /** Type of a key's value in a TrainingConfiguration: null only where the key is optional. */
 export type ValueOf<F> = F extends Field<infer Value, infer P> ? (P extends "optional" ? Value | null : Value) : never;
 
-function field<Value, P extends Presence>(
+// The types of fields keep their extras, from which those of models' descriptions and configurations follow (language-model.ts).
+
+function field<Value, P extends Presence, E extends Extras>(
 	type: ValueType<Value>,
 	presence: P,
 	description: string,
 	rest: { default?: Value; derivation?: string; alwaysOn?: boolean },
-	extras: Extras = {},
-): Field<Value, P> {
-	return {
-		type,
-		presence,
-		default: rest.default ?? null,
-		derivation: rest.derivation ?? null,
-		alwaysOn: rest.alwaysOn ?? false,
-		description,
-		...extras,
-	};
+	extras: E | undefined,
+): Field<Value, P> & E {
+	const standing = { default: null, derivation: null, alwaysOn: false };
+	return { type, presence, ...standing, ...rest, description, ...extras } as Field<Value, P> & E;
 }
 
 /** A key that has to be given by a preset, a file or a flag. */
-export function required<Value>(
+export function required<Value, const E extends Extras = object>(
 	type: ValueType<Value>,
 	description: string,
-	extras?: Extras,
-): Field<Value, "required"> {
+	extras?: E,
+): Field<Value, "required"> & E {
 	return field(type, "required", description, {}, extras);
 }
 
 /** A key that may stay unset; its value is then null. */
-export function optional<Value>(
+export function optional<Value, const E extends Extras = object>(
 	type: ValueType<Value>,
 	description: string,
-	extras?: Extras,
-): Field<Value, "optional"> {
+	extras?: E,
+): Field<Value, "optional"> & E {
 	return field(type, "optional", description, {}, extras);
 }
 
 /** A key whose default follows from other keys (derive.ts). */
-export function derived<Value>(
+export function derived<Value, const E extends Extras = object>(
 	type: ValueType<Value>,
 	derivation: string,
 	description: string,
-	extras?: Extras,
-): Field<Value, "derived"> {
+	extras?: E,
+): Field<Value, "derived"> & E {
 	return field(type, "derived", description, { derivation }, extras);
 }
 
-export function defaulting<Value>(
+export function defaulting<Value, const E extends Extras = object>(
 	type: ValueType<Value>,
 	value: NoInfer<Value>,
 	description: string,
-	extras?: Extras,
-): Field<Value, "default"> {
+	extras?: E,
+): Field<Value, "default"> & E {
 	return field(type, "default", description, { default: value }, extras);
 }
 
 /** A switch, off unless given. */
-export function off(description: string, extras?: Extras): Field<boolean, "default"> {
+export function off<const E extends Extras = object>(description: string, extras?: E): Field<boolean, "default"> & E {
 	return field(boolean, "default", description, { default: false }, extras);
 }
 
 /** A switch of Megatron for behaviour that is always on here. */
-export function alwaysOn(description: string, extras?: Extras): Field<boolean, "default"> {
-	return field(boolean, "default", description, { default: true, alwaysOn: true }, extras);
+export function alwaysOn(description: string): Field<boolean, "default"> & { readonly alwaysOn: true } {
+	const always = { default: true, alwaysOn: true } as const;
+	return field(boolean, "default", description, always, undefined) as Field<boolean, "default"> & typeof always;
 }
 
 function valueType<Value>(

@@ -105,17 +105,6 @@ export const fixedModel = {
 	bias: v.literal(false),
 };
 
-/** How every reference's experts are computed. */
-export const referenceExperts = {
-	sinkhorn: false,
-	latentSize: null,
-	sharedExpertGate: false,
-	interleave: 0,
-	fused: "auto",
-	recipe: "plain",
-	weightGradientRecipe: "plain",
-} as const;
-
 /** AdamW of a reference with a constant learning rate. */
 export const adamW = {
 	name: v.literal("AdamW"),

@@ -8,15 +8,24 @@ export const latentAttentionKeys = {
 		"Attention through low-rank latents, which + of the pattern has; the pattern wins.",
 		{ model: false },
 	),
-	"q-lora-rank": optional(integer(1), "Width of the queries' latent; unset: queries are projected from hidden states."),
-	"kv-lora-rank": defaulting(integer(1), 512, "Width of the keys' and values' latent."),
-	"qk-head-dim": defaulting(integer(1), 128, "Columns of a query or key head that are not rotated."),
+	"q-lora-rank": optional(
+		integer(1),
+		"Width of the queries' latent; unset: queries are projected from hidden states.",
+		{ place: "latent.queryRank" },
+	),
+	"kv-lora-rank": defaulting(integer(1), 512, "Width of the keys' and values' latent.", {
+		place: "latent.keyValueRank",
+	}),
+	"qk-head-dim": defaulting(integer(1), 128, "Columns of a query or key head that are not rotated.", {
+		place: "latent.contentDim",
+	}),
 	"qk-pos-emb-head-dim": defaulting(
 		integer(1),
 		64,
 		"Columns of a query or key head that rotary embeddings turn, in keys the same for all heads.",
+		{ place: "latent.positionDim" },
 	),
-	"v-head-dim": defaulting(integer(1), 128, "Columns of a value head."),
+	"v-head-dim": defaulting(integer(1), 128, "Columns of a value head.", { place: "latent.valueDim" }),
 	"latent-norm-epsilon": derived(
 		positiveNumber,
 		"norm-epsilon",

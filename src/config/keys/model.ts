@@ -26,14 +26,6 @@ import {
 	recomputeModules,
 } from "../recompute-modules.ts";
 
-/** Llama 3's scaling of rotary embeddings, constants in Megatron but for the factor. */
-export const ropeScalingDefaults = {
-	factor: 8,
-	lowFreqFactor: 1,
-	highFreqFactor: 4,
-	originalMaxPositionEmbeddings: 8192,
-} as const;
-
 /** YaRN's scaling of rotary embeddings, with Megatron's defaults (docs/spec/families.md §2.2). */
 export const yarnKeys = {
 	"rotary-scaling-factor": defaulting(positiveNumber, 1, "Divisor of YaRN's low frequencies.", { model: "YaRN" }),
@@ -73,7 +65,7 @@ export const modelKeys = {
 		choice(["hybrid", "nemotron-moe-vlm"]),
 		"hybrid",
 		"hybrid: the language model alone; nemotron-moe-vlm: with a RADIO vision encoder and a projector.",
-		{ megatron: "nemotron-moe-vlm" },
+		{ told: false, megatron: "nemotron-moe-vlm" },
 	),
 	"hybrid-layer-pattern": required(
 		text,
@@ -96,15 +88,19 @@ export const modelKeys = {
 	),
 	"mtp-use-repeated-layer": off("Every MTP depth runs the first one's parameters."),
 	"num-layers": derived(integer(1), "symbols of hybrid-layer-pattern", "Number of layers; the pattern wins.", {
+		told: true,
 		model: false,
 	}),
-	"hidden-size": required(integer(1), "Width of the residual stream."),
-	"ffn-hidden-size": derived(integer(1), "4 × hidden-size", "Width of a dense MLP layer (-).", { model: "dense MLP" }),
+	"hidden-size": required(integer(1), "Width of the residual stream.", { place: "hiddenSize" }),
+	"ffn-hidden-size": derived(integer(1), "4 × hidden-size", "Width of a dense MLP layer (-).", {
+		place: "mlp.ffnHiddenSize",
+		model: "dense MLP",
+	}),
 	"num-attention-heads": derived(
 		integer(1),
 		"1 when the pattern has no * and no +; required otherwise",
 		"Query heads of an attention layer.",
-		{ model: "attention heads" },
+		{ place: "attention.heads", model: "attention heads" },
 	),
 	"num-attention-heads-per-layer": optional(
 		list(integer(1)),
@@ -113,9 +109,11 @@ export const modelKeys = {
 	),
 	"group-query-attention": alwaysOn("Grouped-query attention; num-query-groups alone decides here."),
 	"num-query-groups": derived(integer(1), "num-attention-heads", "Key and value heads of an attention layer.", {
+		place: "attention.queryGroups",
 		model: "attention",
 	}),
 	"kv-channels": derived(integer(1), "hidden-size / num-attention-heads", "Width of one attention head.", {
+		place: "attention.headDim",
 		model: "attention",
 	}),
 	"window-size": optional(
@@ -139,13 +137,11 @@ export const modelKeys = {
 	),
 	"qk-layernorm": off(
 		"RMSNorm of every query head and every key head, before rotary embeddings; in multi-latent attention, of the latents.",
-		{ model: "attention heads" },
+		{ place: "attention.qkNorm", model: "attention heads" },
 	),
 	"attention-output-gate": off(
 		"A sigmoid of a further projection weighs the output of attention, channel by channel.",
-		{
-			model: "attention",
-		},
+		{ place: "attention.outputGate", model: "attention" },
 	),
 	...(Object.fromEntries(flaggedActivations.map(([, { flag, help }]) => [flag, off(help, { model: "MLP" })])) as Record<
 		ActivationFlag,
@@ -156,7 +152,10 @@ export const modelKeys = {
 		"Gated activations: the gate is at most this, the linear half between minus this and this. Unset: no clamp.",
 		{ model: "MLP" },
 	),
-	"glu-linear-offset": defaulting(number(), 0, "Added to the linear half of quick-geglu.", { model: "MLP" }),
+	"glu-linear-offset": defaulting(number(), 0, "Added to the linear half of quick-geglu.", {
+		place: "mlp.linearOffset",
+		model: "MLP",
+	}),
 	"add-bias-linear": off("Biases in attention projections, MLPs, experts and routers of the language model.", {
 		megatron: "true",
 	}),
@@ -165,25 +164,36 @@ export const modelKeys = {
 		noEffect: "biases come with add-bias-linear alone",
 	}),
 	normalization: defaulting(choice(["RMSNorm", "LayerNorm"]), "RMSNorm", "Norm of the language model.", {
+		place: "normalization",
 		megatron: "LayerNorm",
 	}),
-	"apply-layernorm-1p": off("Norms multiply by 1 + weight, which is 0 at first; RMSNorm alone."),
+	"apply-layernorm-1p": off("Norms multiply by 1 + weight, which is 0 at first; RMSNorm alone.", {
+		place: "zeroCentredNorms",
+	}),
 	"post-layernorm": off(
 		"A norm behind every attention and MLP layer, before its output is added to the residual stream.",
+		{ place: "postNorms" },
 	),
-	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm."),
-	"init-method-std": defaulting(number(0), 0.02, "Standard deviation of initial weights.", { model: false }),
+	"norm-epsilon": defaulting(positiveNumber, 1e-5, "Added to the mean square inside a norm.", {
+		place: "normEpsilon",
+		argument: "layernorm_epsilon",
+	}),
+	"init-method-std": defaulting(number(0), 0.02, "Standard deviation of initial weights.", {
+		told: true,
+		place: "initMethodStd",
+		model: false,
+	}),
 	"embedding-init-method-std": derived(
 		number(0),
 		"init-method-std",
 		"Standard deviation of the initial word embedding.",
-		{ model: false },
+		{ place: "embeddingInitMethodStd", model: false },
 	),
 	"embedding-multiplier": defaulting(positiveNumber, 1, "Factor of the word embedding, as √hidden-size in Gemma."),
 	"embedding-padding-idx": optional(
 		integer(0),
 		"Token whose row of the word embedding gets no gradient, a config.json's pad_token_id. Unset: none.",
-		{ model: false },
+		{ told: true, place: "embedding.paddingId", model: false },
 	),
 	"position-embedding-type": defaulting(
 		choice(["none", "rope", "yarn", "learned_absolute"], ["mrope", "relative"]),
@@ -197,7 +207,7 @@ export const modelKeys = {
 	"rotary-base-local": optional(
 		positiveNumber,
 		"Base of rotary position embeddings in layers with a window, whose frequencies are not scaled. Unset: rotary-base, scaled.",
-		{ model: "rotary embedding" },
+		{ place: "attention.localRopeBase", model: "rotary embedding" },
 	),
 	"rotary-interleaved": derived(
 		boolean,
@@ -211,31 +221,21 @@ export const modelKeys = {
 	"use-rope-scaling": off("Llama 3's scaling of rotary embeddings for sequences beyond those of the pretraining.", {
 		model: "rotary embedding",
 	}),
-	"rope-scaling-factor": defaulting(
-		positiveNumber,
-		ropeScalingDefaults.factor,
-		"Divisor of rotary embeddings' low frequencies.",
-		{
-			model: "rotary embedding",
-		},
-	),
+	"rope-scaling-factor": defaulting(positiveNumber, 8, "Divisor of rotary embeddings' low frequencies.", {
+		model: "rotary embedding",
+	}),
 	"rope-scaling-low-freq-factor": defaulting(
 		positiveNumber,
-		ropeScalingDefaults.lowFreqFactor,
+		1,
 		"Turns within rope-scaling-original-max-position-embeddings up to which a frequency is divided.",
 		{ model: "rotary embedding" },
 	),
-	"rope-scaling-high-freq-factor": defaulting(
-		positiveNumber,
-		ropeScalingDefaults.highFreqFactor,
-		"Turns from which on a frequency stays as it is.",
-		{
-			model: "rotary embedding",
-		},
-	),
+	"rope-scaling-high-freq-factor": defaulting(positiveNumber, 4, "Turns from which on a frequency stays as it is.", {
+		model: "rotary embedding",
+	}),
 	"rope-scaling-original-max-position-embeddings": defaulting(
 		integer(1),
-		ropeScalingDefaults.originalMaxPositionEmbeddings,
+		8192,
 		"Longest sequence of the pretraining without scaling.",
 		{ model: "rotary embedding" },
 	),
@@ -259,7 +259,7 @@ export const modelKeys = {
 		"Megatron's choice of layers.",
 		{ noEffect: "every layer kind has one implementation" },
 	),
-	"vocab-size": required(integer(1), "Tokens of the vocabulary before padding."),
+	"vocab-size": required(integer(1), "Tokens of the vocabulary before padding.", { place: "vocabularySize" }),
 	"make-vocab-size-divisible-by": defaulting(
 		integer(1),
 		128,
@@ -279,10 +279,14 @@ export const modelKeys = {
 		model: "learned positions",
 	}),
 	"hidden-dropout": defaulting(fraction, 0, "Dropout of embeddings and of every layer's output.", {
+		told: true,
+		place: "hiddenDropout",
 		model: false,
 		megatron: "0.1",
 	}),
 	"attention-dropout": defaulting(fraction, 0, "Dropout of attention probabilities.", {
+		told: true,
+		place: "attention.dropout",
 		model: false,
 		megatron: "0.1",
 	}),

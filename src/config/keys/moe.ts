@@ -16,14 +16,17 @@ import { foreignOffloadModules, type OffloadModule, offloadModules } from "../re
 
 export const moeKeys = {
 	"num-experts": derived(integer(0), "0 when the pattern has no E; required otherwise", "Routed experts of a layer.", {
+		place: "moe.experts",
 		aliases: ["num-moe-experts"],
 	}),
 	"num-experts-per-layer": optional(
 		list(integer(1)),
 		"Routed experts of every E of the pattern's main part in order, where they differ; unset: num-experts each.",
 	),
-	"moe-router-topk": defaulting(integer(1), 2, "Experts a token is sent to."),
-	"moe-ffn-hidden-size": derived(integer(1), "ffn-hidden-size", "Width of one routed expert."),
+	"moe-router-topk": defaulting(integer(1), 2, "Experts a token is sent to.", { place: "moe.topk" }),
+	"moe-ffn-hidden-size": derived(integer(1), "ffn-hidden-size", "Width of one routed expert.", {
+		place: "moe.ffnHiddenSize",
+	}),
 	"moe-ffn-hidden-size-per-layer": optional(
 		list(integer(1)),
 		"Width of a routed expert of every E of the pattern's main part in order, where they differ; unset: moe-ffn-hidden-size each.",
@@ -31,9 +34,14 @@ export const moeKeys = {
 	"moe-latent-size": optional(
 		integer(1),
 		"Width of the rows that routed experts take and return, with a projection of each token before and behind them; unset: hidden-size, and no projections.",
+		{ place: "moe.latentSize" },
 	),
-	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none."),
-	"moe-shared-expert-gate": off("Weigh the shared expert of a token by the sigmoid of a linear layer of it."),
+	"moe-shared-expert-intermediate-size": defaulting(integer(0), 0, "Width of the shared expert; 0: none.", {
+		place: "moe.sharedExpertSize",
+	}),
+	"moe-shared-expert-gate": off("Weigh the shared expert of a token by the sigmoid of a linear layer of it.", {
+		place: "moe.sharedExpertGate",
+	}),
 	"moe-router-score-function": defaulting(
 		choice(["softmax", "sigmoid"], ["sqrtsoftplus"]),
 		"softmax",
@@ -43,23 +51,29 @@ export const moeKeys = {
 		model: "softmax router",
 	}),
 	"moe-router-topk-scaling-factor": defaulting(positiveNumber, 1, "Factor on the routing weights.", {
+		place: "moe.scalingFactor",
 		megatron: "unset, which is 1",
 	}),
 	"moe-router-num-groups": defaulting(integer(1), 1, "Equal blocks of experts for group-limited routing.", {
+		place: "moe.groups",
 		megatron: "unset, which is 1",
 	}),
 	"moe-router-group-topk": defaulting(integer(1), 1, "Blocks of experts a token may use.", {
+		place: "moe.groupTopk",
 		megatron: "unset, which is 1",
 	}),
-	"moe-router-enable-expert-bias": off("Add a bias per expert to the scores that choose, updated once a step."),
+	"moe-router-enable-expert-bias": off("Add a bias per expert to the scores that choose, updated once a step.", {
+		place: "moe.expertBias",
+	}),
 	"moe-router-bias-update-rate": defaulting(number(0), 1e-3, "Step of the expert bias; 0 keeps it fixed.", {
 		model: false,
 	}),
 	"moe-router-force-load-balancing": off(
 		"For benchmarks: training passes route by random logits in the place of the router's, so that experts get about equally many tokens; the expert bias is not updated. Every log line says so.",
-		{ model: false },
+		{ place: "moe.forceLoadBalancing", model: false },
 	),
 	"moe-router-dtype": defaulting(choice(["fp32"], ["fp64"]), "fp32", "Precision of router logits and scores.", {
+		told: false,
 		megatron: "unset, which is the model's",
 	}),
 	"moe-router-load-balancing-type": defaulting(
@@ -75,6 +89,7 @@ export const moeKeys = {
 	),
 	"moe-aux-loss-coeff": defaulting(list(number(0)), [0], "Coefficients of the balancing losses.", { model: false }),
 	"moe-z-loss-coeff": defaulting(number(0), 0, "Coefficient of the router z-loss.", {
+		place: "moe.zLossCoefficient",
 		model: false,
 		megatron: "unset, which is 0",
 	}),
@@ -83,7 +98,7 @@ export const moeKeys = {
 		choice(["auto", "on", "off"]),
 		"auto",
 		"Both products of the experts and the activation between them as one operation, which keeps less for the backward pass; on: an error where it cannot be.",
-		{ model: false },
+		{ place: "moe.fused", model: false },
 	),
 	"moe-mlp-glu-interleave-size": optional(
 		integer(1),

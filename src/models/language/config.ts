@@ -1,8 +1,7 @@
 /** Shape and options of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §9). */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
-import { linearAttentionDefaults } from "../../config/keys/mamba.ts";
+import type { At } from "../../config/language-model.ts";
 import type { OffloadModule, RecomputeModule } from "../../config/recompute-modules.ts";
-import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ActivationName, MlpRecipeName, ScoreFunctionName } from "../../native/abi.ts";
 import type { LoraConfig } from "../lora.ts";
 
@@ -47,8 +46,6 @@ export interface Biases {
 	readonly start: "zero" | "drawn";
 }
 
-export const noBiases: Biases = { of: "none", start: "zero" };
-
 /** Scaling of rotary frequencies for sequences beyond those of the pretraining (docs/spec/families.md §2.2). */
 export type RopeScaling =
 	| { readonly type: "linear"; readonly factor: number }
@@ -75,125 +72,70 @@ export interface Rope {
 	readonly interleaved: boolean;
 }
 
-export interface HybridConfig {
+/** The options of the language model at their places (keys/), and what functions of from-configuration.ts make of several. */
+export interface HybridConfig extends At<""> {
 	/** Symbol of every layer of the main part, first to last. */
 	readonly pattern: readonly LayerKind[];
 	/** Number of layers of each block, in order: 1, or the size of a bracket group. */
 	readonly blocks: readonly number[];
 	/** Multi-token prediction; null: none. */
 	readonly mtp: MtpConfig | null;
-	readonly hiddenSize: number;
-	readonly vocabularySize: number;
 	/** Rows of the embedding and the output layer, padding included. */
 	readonly paddedVocabularySize: number;
-	readonly normalization: "RMSNorm" | "LayerNorm";
-	readonly normEpsilon: number;
-	/** Whether norms multiply by 1 + weight (RMSNorm alone). Mamba's gated norm multiplies by its weight. */
-	readonly zeroCentredNorms: boolean;
-	/** Whether a norm follows every attention and MLP layer, before its output is added to the residual stream. */
-	readonly postNorms: boolean;
-	readonly embedding: {
+	readonly embedding: At<"embedding."> & {
 		/** Factor of the word embedding's rows, rounded to the model's type. */
 		readonly scale: number;
-		/** Token whose row gets no gradient; null: none. */
-		readonly paddingId: number | null;
 	};
 	/** Rows of the table of learned positions, which is added to the word embedding; null: none. */
 	readonly learnedPositions: number | null;
-	readonly initMethodStd: number;
-	readonly embeddingInitMethodStd: number;
-	readonly hiddenDropout: number;
 	/** Whether the output layer is the word embedding. */
 	readonly tieWordEmbeddings: boolean;
 	/** f32, or bf16 with fp32 master weights. */
 	readonly dtype: "f32" | "bf16";
 	readonly crossEntropyRoundsBf16: boolean;
 	readonly zLossCoefficient: number;
-	readonly attention: {
-		readonly heads: number;
-		readonly queryGroups: number;
-		readonly headDim: number;
+	readonly attention: At<"attention."> & {
 		readonly softmaxScale: number;
 		/** Most keys that a query sees, its own among them; null: all before it. */
 		readonly window: number | null;
-		readonly dropout: number;
 		readonly rope: Rope | null;
-		/** Base of `rope` in layers with a window, where frequencies are not scaled; null: as in the others. */
-		readonly localRopeBase: number | null;
-		/** Whether every query and key head is normalised before it is rotated. */
-		readonly qkNorm: boolean;
 		/** Whether a learned logit of every head joins its softmax's denominators. */
 		readonly sinks: boolean;
-		/** Whether a sigmoid of a further projection weighs the output, channel by channel. */
-		readonly outputGate: boolean;
 	};
 	/** Multi-latent attention, with the heads and dropout of `attention`; null: no layer has it. */
-	readonly latent: {
-		/** Width of the queries' latent; null: they are projected from hidden states. */
-		readonly queryRank: number | null;
-		/** Width of the latent of keys and values. */
-		readonly keyValueRank: number;
-		/** Columns of a query or key head that are not rotated, and that are. */
-		readonly contentDim: number;
-		readonly positionDim: number;
-		readonly valueDim: number;
-		/** Whether the latents are normalised. */
-		readonly norms: boolean;
-		readonly normEpsilon: number;
-		readonly softmaxScale: number;
-		readonly rope: Rope;
-	} | null;
-	readonly mamba: {
-		readonly heads: number;
-		readonly headDim: number;
-		readonly groups: number;
-		readonly stateDim: number;
-		readonly convKernel: number;
-		readonly chunkSize: number;
+	readonly latent:
+		| (At<"latent."> & {
+				/** Whether the latents are normalised. */
+				readonly norms: boolean;
+				readonly normEpsilon: number;
+				readonly softmaxScale: number;
+				readonly rope: Rope;
+		  })
+		| null;
+	readonly mamba: At<"mamba."> & {
 		readonly gatedNormEpsilon: number;
 		/** Lower limit of Δ; 0 in Megatron. */
 		readonly timeStepMinimum: number;
 	};
-	readonly linearAttention: LinearAttentionSizes & { readonly convKernel: number };
+	readonly linearAttention: At<"linearAttention.">;
 	readonly biases: Biases;
-	readonly mlp: {
-		readonly ffnHiddenSize: number;
+	readonly mlp: At<"mlp."> & {
 		readonly activation: ActivationName;
 		/** Gated activations: upper limit of the gate, and limit ± of the linear half; infinity: no clamp. */
 		readonly clamp: number;
-		/** Offset of the linear half of quick GeGLU. */
-		readonly linearOffset: number;
 	};
-	readonly moe: {
-		readonly experts: number;
-		readonly topk: number;
-		readonly ffnHiddenSize: number;
-		/** Width of the experts' input and output; null: that of the hidden states. */
-		readonly latentSize: number | null;
-		/** 0: no shared expert. */
-		readonly sharedExpertSize: number;
-		/** Whether a sigmoid of a linear layer of the token weighs its shared expert. */
-		readonly sharedExpertGate: boolean;
+	readonly moe: At<"moe."> & {
 		readonly scoreFunction: ScoreFunctionName;
 		readonly preSoftmax: boolean;
-		readonly scalingFactor: number;
-		readonly groups: number;
-		readonly groupTopk: number;
 		/** Number of best expert scores whose sum is a group's score. */
 		readonly groupScoreTopk: number;
-		readonly expertBias: boolean;
 		/** Whether training chooses experts by Sinkhorn's balancing of a microbatch. */
 		readonly sinkhorn: boolean;
 		/** γ of the expert bias update after each step; 0: the bias is fixed. */
 		readonly biasUpdateRate: number;
-		/** Route by random logits in training: for benchmarks (force-load-balancing.ts). */
-		readonly forceLoadBalancing: boolean;
 		readonly balancing: readonly BalancingLoss[];
-		readonly zLossCoefficient: number;
 		/** Rows of a run of gate or linear rows of an expert's fc1, which alternate in memory; 0: one half after the other. */
 		readonly interleave: number;
-		/** Whether the experts of a layer run as one fused operation; auto: if they can. */
-		readonly fused: "auto" | "on" | "off";
 		/** Precision of the fused operation's products. */
 		readonly recipe: MlpRecipeName;
 		/** Precision of the weight gradients' products. */
@@ -228,36 +170,13 @@ export function configOfLayer(config: HybridConfig, index: number): HybridConfig
 	};
 }
 
-/** Heads of Gated DeltaNet and their widths. */
-interface LinearAttentionSizes {
-	readonly keyHeads: number;
-	readonly keyDim: number;
-	readonly valueHeads: number;
-	readonly valueDim: number;
-}
-
-type LinearAttentionKey =
-	| "linearNumKeyHeads"
-	| "linearKeyHeadDim"
-	| "linearNumValueHeads"
-	| "linearValueHeadDim"
-	| "linearConvKernelDim";
-
-/** Sizes of Gated DeltaNet in a configuration; absent keys have their defaults. */
-export function linearAttentionConfig(
-	c: Partial<Pick<TrainingConfiguration, LinearAttentionKey>>,
-): HybridConfig["linearAttention"] {
-	return {
-		keyHeads: c.linearNumKeyHeads ?? linearAttentionDefaults.numKeyHeads,
-		keyDim: c.linearKeyHeadDim ?? linearAttentionDefaults.keyHeadDim,
-		valueHeads: c.linearNumValueHeads ?? linearAttentionDefaults.numValueHeads,
-		valueDim: c.linearValueHeadDim ?? linearAttentionDefaults.valueHeadDim,
-		convKernel: c.linearConvKernelDim ?? linearAttentionDefaults.convKernelDim,
-	};
-}
-
 /** Widths of all key and value heads, of the convolution (q, k, v) and of the projection (q, k, v, z, b, a). */
-export function linearAttentionSizes({ keyHeads, keyDim, valueHeads, valueDim }: LinearAttentionSizes) {
+export function linearAttentionSizes({
+	keyHeads,
+	keyDim,
+	valueHeads,
+	valueDim,
+}: Omit<HybridConfig["linearAttention"], "convKernel">) {
 	const [keys, values] = [keyHeads * keyDim, valueHeads * valueDim];
 	return { keys, values, convolution: 2 * keys + values, projection: 2 * keys + 2 * values + 2 * valueHeads };
 }

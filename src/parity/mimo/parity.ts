@@ -1,14 +1,15 @@
 /** mimo-* reference folders: a vision-language model trained by Megatron-LM, on any layout. */
 import { join } from "node:path";
 import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.ts";
-import { type HybridConfig, linearAttentionConfig, noBiases } from "../../models/language/config.ts";
+import { symbolsOf } from "../../config/hybrid-pattern.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { visionEncoder } from "../../models/radio/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";
 import type { Precision } from "../comparison.ts";
-import { referenceExperts } from "../golden-fields.ts";
 import { requireCuts } from "../layout-cuts.ts";
 import { type ReferenceFormat, trainedBy } from "../reference.ts";
 import { type Plan, participants, planOf } from "../verify/samples.ts";
@@ -101,80 +102,45 @@ export function goldenSpecification(config: MimoGoldenConfig, precision: Precisi
 
 function goldenLanguageConfig({ language_model: l }: MimoGoldenConfig, dtype: Precision): HybridConfig {
 	const { attention, mamba, moe } = l;
-	return {
-		pattern: l.pattern,
-		blocks: l.pattern.map(() => 1),
-		mtp: null,
+	const config = hybridConfig({
+		hybridLayerPattern: symbolsOf(l.pattern),
 		hiddenSize: l.hidden_size,
-		vocabularySize: l.vocab_size,
-		paddedVocabularySize: l.padded_vocab_size,
-		normalization: "RMSNorm",
-		zeroCentredNorms: false,
-		postNorms: false,
-		embedding: { scale: 1, paddingId: null },
-		learnedPositions: null,
+		vocabSize: l.vocab_size,
 		normEpsilon: l.norm_epsilon,
 		initMethodStd: l.init_method_std,
-		embeddingInitMethodStd: l.init_method_std,
-		hiddenDropout: 0,
-		tieWordEmbeddings: l.tie_embeddings,
-		dtype,
-		crossEntropyRoundsBf16: false,
-		zLossCoefficient: 0,
-		attention: {
-			heads: attention.num_attention_heads,
-			queryGroups: attention.num_query_groups,
-			headDim: attention.kv_channels,
-			softmaxScale: attention.softmax_scale,
-			dropout: 0,
-			rope: null,
-			localRopeBase: null,
-			qkNorm: false,
-			sinks: false,
-			outputGate: false,
-			window: null,
-		},
-		latent: null,
-		mamba: {
-			heads: mamba.num_heads,
-			headDim: mamba.head_dim,
-			groups: mamba.num_groups,
-			stateDim: mamba.state_dim,
-			convKernel: mamba.conv_kernel,
-			chunkSize: mamba.chunk_size,
-			gatedNormEpsilon: mamba.gated_norm_epsilon,
-			timeStepMinimum: 0,
-		},
-		linearAttention: linearAttentionConfig({}),
-		biases: noBiases,
-		mlp: {
-			ffnHiddenSize: l.mlp.ffn_hidden_size,
-			activation: "squaredRelu",
-			clamp: Number.POSITIVE_INFINITY,
-			linearOffset: 0,
-		},
-		moe: {
-			experts: moe.num_experts,
-			topk: moe.router_topk,
-			ffnHiddenSize: moe.ffn_hidden_size,
-			sharedExpertSize: moe.shared_expert_hidden_size,
-			scoreFunction: moe.router_score_function,
-			preSoftmax: moe.router_pre_softmax,
-			scalingFactor: moe.router_topk_scaling_factor,
-			groups: moe.router_num_groups ?? 1,
-			groupTopk: moe.router_group_topk ?? 1,
-			groupScoreTopk: moe.router_topk / (moe.router_group_topk ?? 1),
-			expertBias: moe.router_enable_expert_bias,
-			biasUpdateRate: moe.router_bias_update_rate,
-			forceLoadBalancing: false,
-			balancing: [{ type: moe.load_balancing_type, coefficient: moe.aux_loss_coefficient }],
-			zLossCoefficient: moe.z_loss_coefficient ?? 0,
-			...referenceExperts,
-		},
-		ofLayer: new Map(),
-		lora: null,
-		recompute: null,
-		offload: null,
+		untieEmbeddingsAndOutputWeights: !l.tie_embeddings,
+		bf16: dtype === "bf16",
+		numAttentionHeads: attention.num_attention_heads,
+		numQueryGroups: attention.num_query_groups,
+		kvChannels: attention.kv_channels,
+		softmaxScale: attention.softmax_scale,
+		mambaNumHeads: mamba.num_heads,
+		mambaHeadDim: mamba.head_dim,
+		mambaNumGroups: mamba.num_groups,
+		mambaStateDim: mamba.state_dim,
+		mambaConvKernelDim: mamba.conv_kernel,
+		mambaChunkSize: mamba.chunk_size,
+		ffnHiddenSize: l.mlp.ffn_hidden_size,
+		squaredRelu: true,
+		numExperts: moe.num_experts,
+		moeRouterTopk: moe.router_topk,
+		moeFfnHiddenSize: moe.ffn_hidden_size,
+		moeSharedExpertIntermediateSize: moe.shared_expert_hidden_size,
+		moeRouterScoreFunction: moe.router_score_function,
+		moeRouterPreSoftmax: moe.router_pre_softmax,
+		moeRouterTopkScalingFactor: moe.router_topk_scaling_factor,
+		moeRouterNumGroups: moe.router_num_groups ?? 1,
+		moeRouterGroupTopk: moe.router_group_topk ?? 1,
+		moeRouterEnableExpertBias: moe.router_enable_expert_bias,
+		moeRouterBiasUpdateRate: moe.router_bias_update_rate,
+		moeRouterLoadBalancingType: [moe.load_balancing_type],
+		moeAuxLossCoeff: [moe.aux_loss_coefficient],
+		moeZLossCoeff: moe.z_loss_coefficient ?? 0,
+	});
+	return {
+		...config,
+		paddedVocabularySize: l.padded_vocab_size,
+		mamba: { ...config.mamba, gatedNormEpsilon: mamba.gated_norm_epsilon },
 	};
 }
 

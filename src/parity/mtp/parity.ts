@@ -18,8 +18,8 @@ import {
 } from "../../checkpoint/index.ts";
 import { lossTokens } from "../../data/microbatch.ts";
 import { depthLoss } from "../../guests/mtp/mtp.ts";
-import { type HybridConfig, linearAttentionConfig, noBiases } from "../../models/language/config.ts";
-import { layersOfPattern } from "../../models/language/from-configuration.ts";
+import type { HybridConfig } from "../../models/language/config.ts";
+import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../../train/assemble.ts";
@@ -31,7 +31,6 @@ import {
 	describedRun,
 	fixedModel,
 	lossMeanOfReference,
-	referenceExperts,
 	transformerConfig,
 	valueProbe,
 } from "../golden-fields.ts";
@@ -242,87 +241,43 @@ type DescribedModel = Pick<MtpConfigFile, "pattern" | "vocab_size" | "layernorm_
 
 /** The model that config.json describes. */
 export function mtpModel(
-	{ pattern, vocab_size: vocabularySize, layernorm_epsilon: epsilon, transformer_config: t, fixed }: DescribedModel,
+	{ pattern, vocab_size: vocabSize, layernorm_epsilon: normEpsilon, transformer_config: t, fixed }: DescribedModel,
 	dtype: Precision,
 ): HybridConfig {
-	return {
-		...layersOfPattern(pattern, {
-			repeated: t.mtp_use_repeated_layer,
-			lossScalingFactor: t.mtp_loss_scaling_factor,
-		}),
+	return hybridConfig({
+		hybridLayerPattern: pattern,
+		mtpUseRepeatedLayer: t.mtp_use_repeated_layer,
+		mtpLossScalingFactor: t.mtp_loss_scaling_factor,
 		hiddenSize: t.hidden_size,
-		vocabularySize,
-		paddedVocabularySize: vocabularySize,
-		normalization: "RMSNorm",
-		zeroCentredNorms: false,
-		postNorms: false,
-		embedding: { scale: 1, paddingId: null },
-		learnedPositions: null,
-		normEpsilon: epsilon,
+		vocabSize,
+		makeVocabSizeDivisibleBy: 1,
+		normEpsilon,
 		// The weights come with the folder.
 		initMethodStd: 0,
-		embeddingInitMethodStd: 0,
-		hiddenDropout: fixed.dropout,
-		tieWordEmbeddings: !fixed.untied,
-		dtype,
-		crossEntropyRoundsBf16: false,
-		zLossCoefficient: 0,
-		attention: {
-			heads: t.num_attention_heads,
-			queryGroups: t.num_query_groups,
-			headDim: t.kv_channels,
-			softmaxScale: 1 / Math.sqrt(t.kv_channels),
-			dropout: fixed.dropout,
-			rope: null,
-			localRopeBase: null,
-			qkNorm: false,
-			sinks: false,
-			outputGate: false,
-			window: null,
-		},
-		latent: null,
-		mamba: {
-			heads: t.mamba_num_heads,
-			headDim: t.mamba_head_dim,
-			groups: t.mamba_num_groups,
-			stateDim: t.mamba_state_dim,
-			convKernel: fixed.conv_width,
-			chunkSize: fixed.mamba_chunk,
-			gatedNormEpsilon: 1e-5,
-			timeStepMinimum: 0,
-		},
-		linearAttention: linearAttentionConfig({}),
-		biases: noBiases,
-		mlp: {
-			ffnHiddenSize: t.ffn_hidden_size,
-			activation: "squaredRelu",
-			clamp: Number.POSITIVE_INFINITY,
-			linearOffset: 0,
-		},
-		moe: {
-			experts: t.num_moe_experts,
-			topk: t.moe_router_topk,
-			ffnHiddenSize: t.moe_ffn_hidden_size,
-			sharedExpertSize: t.moe_shared_expert_intermediate_size,
-			scoreFunction: fixed.router_score,
-			preSoftmax: false,
-			scalingFactor: t.moe_router_topk_scaling_factor,
-			groups: 1,
-			groupTopk: 1,
-			groupScoreTopk: t.moe_router_topk,
-			expertBias: true,
-			biasUpdateRate: t.moe_router_bias_update_rate,
-			forceLoadBalancing: false,
-			balancing:
-				t.moe_router_load_balancing_type === "none"
-					? []
-					: [{ type: t.moe_router_load_balancing_type, coefficient: t.moe_aux_loss_coeff }],
-			zLossCoefficient: t.moe_z_loss_coeff ?? 0,
-			...referenceExperts,
-		},
-		ofLayer: new Map(),
-		lora: null,
-		recompute: null,
-		offload: null,
-	};
+		...{ hiddenDropout: fixed.dropout, attentionDropout: fixed.dropout },
+		untieEmbeddingsAndOutputWeights: fixed.untied,
+		bf16: dtype === "bf16",
+		numAttentionHeads: t.num_attention_heads,
+		numQueryGroups: t.num_query_groups,
+		kvChannels: t.kv_channels,
+		mambaNumHeads: t.mamba_num_heads,
+		mambaHeadDim: t.mamba_head_dim,
+		mambaNumGroups: t.mamba_num_groups,
+		mambaStateDim: t.mamba_state_dim,
+		mambaConvKernelDim: fixed.conv_width,
+		mambaChunkSize: fixed.mamba_chunk,
+		ffnHiddenSize: t.ffn_hidden_size,
+		squaredRelu: true,
+		numExperts: t.num_moe_experts,
+		moeRouterTopk: t.moe_router_topk,
+		moeFfnHiddenSize: t.moe_ffn_hidden_size,
+		moeSharedExpertIntermediateSize: t.moe_shared_expert_intermediate_size,
+		moeRouterScoreFunction: fixed.router_score,
+		moeRouterTopkScalingFactor: t.moe_router_topk_scaling_factor,
+		moeRouterEnableExpertBias: true,
+		moeRouterBiasUpdateRate: t.moe_router_bias_update_rate,
+		moeRouterLoadBalancingType: [t.moe_router_load_balancing_type],
+		moeAuxLossCoeff: [t.moe_aux_loss_coeff],
+		moeZLossCoeff: t.moe_z_loss_coeff ?? 0,
+	});
 }

@@ -4,6 +4,7 @@
  */
 
 import { hasLayer, type LayerKind, parsePattern, symbolsOf } from "../../../config/hybrid-pattern.ts";
+import { familyDefaults } from "../../../config/language-model.ts";
 import { keysOfWindow, windowedLayers } from "../../../config/per-layer.ts";
 import { type ActivationKey, activationKeys } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -165,46 +166,6 @@ const sizes = {
 const mostLayers = 2048;
 const mostDepths = 64;
 
-/** Values of the keys that these models have no use for. */
-const unused = {
-	activationFuncClampValue: null,
-	gluLinearOffset: 0,
-	addBiasLinear: false,
-	addQkvBias: false,
-	qkLayernorm: false,
-	applyLayernorm1p: false,
-	rotaryBaseLocal: null,
-	postLayernorm: false,
-	softmaxScale: null,
-	embeddingMultiplier: 1,
-	embeddingPaddingIdx: null,
-	softmaxType: "vanilla",
-	attentionOutputGate: false,
-	windowSize: null,
-	windowAttnSkipFreq: null,
-	normalization: "RMSNorm",
-	positionEmbeddingType: "rope",
-	hiddenDropout: 0,
-	mambaNumHeads: 8,
-	mambaHeadDim: 64,
-	mambaNumGroups: 8,
-	mambaStateDim: 128,
-	mambaConvKernelDim: 4,
-	mambaChunkSize: 128,
-	numExperts: 0,
-	moeRouterTopk: 2,
-	moeFfnHiddenSize: 1,
-	moeLatentSize: null,
-	moeSharedExpertIntermediateSize: 0,
-	moeSharedExpertGate: false,
-	moeRouterScoreFunction: "softmax",
-	moeRouterPreSoftmax: false,
-	moeRouterEnableExpertBias: false,
-	moeRouterTopkScalingFactor: 1,
-	moeRouterNumGroups: 1,
-	moeRouterGroupTopk: 1,
-} as const satisfies Partial<LanguageModelConfiguration>;
-
 export function decoderFamily(rules: DecoderRules): Family {
 	const { modelType, architecture, activation = "swiglu" } = rules;
 	const read = (json: Json, path: string) => readDecoder(rules, json, path);
@@ -317,7 +278,10 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const depths = rules.depths?.(values, bad) ?? 0;
 	if (depths > mostDepths) bad(`num_nextn_predict_layers is ${depths}, at most ${mostDepths} are read`);
 	return {
-		...unused,
+		...familyDefaults,
+		// Of layers that these models may lack.
+		...{ mambaNumHeads: 8, numExperts: 0, moeFfnHiddenSize: 1, rotaryBaseLocal: null },
+		positionEmbeddingType: "rope",
 		...activationKeys(rules.activation ?? "swiglu"),
 		hybridLayerPattern: symbolsOf(pairs.flat()) + `/${symbolsOf([mixer, "moe"])}`.repeat(depths),
 		numLayers: 2 * layers,

@@ -1,108 +1,11 @@
 /** A family of language models in Hugging Face's format: how its config.json and its tensors say a model of this program. */
+import type { LanguageModelConfiguration } from "../../../config/language-model.ts";
 import { modelDifferences } from "../../../config/same-model.ts";
-import type { TrainingConfiguration } from "../../../config/schema.ts";
-import type { YarnValues } from "../../../config/yarn.ts";
-import type { ActivationKey } from "../../../native/activations.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
 import { formatPythonJson, parsePythonJson } from "../json.ts";
 
-/** The part of the configuration that decides the language model's function. */
-export interface LanguageModelConfiguration extends Readonly<Record<ActivationKey, boolean>>, Partial<YarnValues> {
-	/** Main part and MTP depths. */
-	readonly hybridLayerPattern: string;
-	/** Absent: the format does not tell. */
-	readonly mtpUseRepeatedLayer?: boolean;
-	readonly mtpLossScalingFactor?: number;
-	/** Number of layers of the main part. */
-	readonly numLayers: number;
-	readonly hiddenSize: number;
-	readonly ffnHiddenSize: number;
-	readonly numAttentionHeads: number;
-	readonly numQueryGroups: number;
-	readonly kvChannels: number;
-	/** null: no clamp. */
-	readonly activationFuncClampValue: number | null;
-	readonly gluLinearOffset: number;
-	readonly addBiasLinear: boolean;
-	/** Absent, here and below: false, or the key's default. */
-	readonly addQkvBias?: boolean;
-	readonly qkLayernorm?: boolean;
-	readonly applyLayernorm1p?: boolean;
-	readonly postLayernorm?: boolean;
-	/** Absent or null: 1 / √kvChannels. */
-	readonly softmaxScale?: number | null;
-	readonly embeddingMultiplier?: number;
-	/** Absent or null: none. */
-	readonly embeddingPaddingIdx?: number | null;
-	readonly softmaxType?: "vanilla" | "learnable";
-	readonly attentionOutputGate?: boolean;
-	/** Multi-latent attention; absent: no layer has it. */
-	readonly qLoraRank?: number | null;
-	readonly kvLoraRank?: number;
-	readonly qkHeadDim?: number;
-	readonly qkPosEmbHeadDim?: number;
-	readonly vHeadDim?: number;
-	readonly latentNormEpsilon?: number;
-	/** Absent: yarn. */
-	readonly ropeType?: "rope" | "yarn";
-	/** Absent: true with multi-latent attention, else false. */
-	readonly rotaryInterleaved?: boolean;
-	/** Absent or null: no layer, and every layer has a window. */
-	readonly windowSize?: readonly number[] | null;
-	readonly windowAttnSkipFreq?: readonly number[] | null;
-	readonly normalization?: "RMSNorm" | "LayerNorm";
-	readonly positionEmbeddingType: "none" | "rope" | "yarn" | "learned_absolute";
-	readonly rotaryBase: number;
-	/** Absent or null: rotaryBase. */
-	readonly rotaryBaseLocal?: number | null;
-	readonly rotaryPercent: number;
-	/** Absent: null. */
-	readonly rotarySeqLenInterpolationFactor?: number | null;
-	readonly useRopeScaling?: boolean;
-	readonly ropeScalingFactor?: number;
-	readonly ropeScalingLowFreqFactor?: number;
-	readonly ropeScalingHighFreqFactor?: number;
-	readonly ropeScalingOriginalMaxPositionEmbeddings?: number;
-	readonly normEpsilon: number;
-	readonly initMethodStd: number;
-	readonly vocabSize: number;
-	readonly maxPositionEmbeddings: number;
-	readonly untieEmbeddingsAndOutputWeights: boolean;
-	readonly hiddenDropout: number;
-	readonly attentionDropout: number;
-	readonly mambaNumHeads: number;
-	/** Lists of layers with sizes of their own; absent or null: all have the model's. */
-	readonly mambaNumHeadsPerLayer?: readonly number[] | null;
-	readonly numAttentionHeadsPerLayer?: readonly number[] | null;
-	readonly numExpertsPerLayer?: readonly number[] | null;
-	readonly moeFfnHiddenSizePerLayer?: readonly number[] | null;
-	readonly mambaHeadDim: number;
-	readonly mambaNumGroups: number;
-	readonly mambaStateDim: number;
-	readonly mambaConvKernelDim: number;
-	readonly mambaChunkSize: number;
-	readonly linearConvKernelDim?: number;
-	readonly linearKeyHeadDim?: number;
-	readonly linearValueHeadDim?: number;
-	readonly linearNumKeyHeads?: number;
-	readonly linearNumValueHeads?: number;
-	readonly numExperts: number;
-	readonly moeRouterTopk: number;
-	readonly moeFfnHiddenSize: number;
-	/** Absent: null. */
-	readonly moeLatentSize?: number | null;
-	readonly moeSharedExpertIntermediateSize: number;
-	readonly moeSharedExpertGate?: boolean;
-	/** Told where it is sinkhorn, which makes an expert's weight its score among all; absent: it is not. */
-	readonly moeRouterLoadBalancingType?: TrainingConfiguration["moeRouterLoadBalancingType"];
-	readonly moeRouterScoreFunction: "sigmoid" | "softmax";
-	readonly moeRouterPreSoftmax: boolean;
-	readonly moeRouterEnableExpertBias: boolean;
-	readonly moeRouterTopkScalingFactor: number;
-	readonly moeRouterNumGroups: number;
-	readonly moeRouterGroupTopk: number;
-}
+export type { LanguageModelConfiguration };
 
 /** The tensor names of a Hugging Face folder. */
 export interface Spelling {

@@ -1,5 +1,6 @@
 /** Names and rows of Gated DeltaNet's tensors in Qwen3-Next's and Qwen3.5's folders (docs/spec/families.md §2.5, §3). */
-import { linearAttentionConfig, linearAttentionSizes } from "../../../models/language/config.ts";
+import { valuesAt } from "../../../config/language-model.ts";
+import { linearAttentionSizes } from "../../../models/language/config.ts";
 import type { LayerNames } from "./family.ts";
 
 /** The projections: joined key head by key head (Qwen3-Next), or q, k, v and z, b, a apart (Qwen3.5). */
@@ -13,7 +14,7 @@ export function gatedDeltaLayoutOf(name: string): GatedDeltaLayout | null {
 
 export function addGatedDelta({ builder, c, logical, foreign }: LayerNames, layout: GatedDeltaLayout): void {
 	const h = c.hiddenSize;
-	const { keyHeads, keyDim, valueHeads, valueDim, convKernel } = linearAttentionConfig(c);
+	const { keyHeads, keyDim, valueHeads, valueDim, convKernel } = valuesAt("linearAttention.", c);
 	const { keys, values, convolution, projection } = linearAttentionSizes({ keyHeads, keyDim, valueHeads, valueDim });
 	const [mine, theirs] = [`${logical}self_attention.`, `${foreign}linear_attn.`];
 	builder.same(`${mine}in_proj.layer_norm_weight`, `${foreign}input_layernorm.weight`, [h]);

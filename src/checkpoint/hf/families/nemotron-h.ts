@@ -11,6 +11,7 @@ import {
 	parseHybridPattern,
 	storedPattern,
 } from "../../../config/hybrid-pattern.ts";
+import { familyDefaults } from "../../../config/language-model.ts";
 import { hasOwnSizes, modelOfLayer, type PerLayerSize, perLayerSizes } from "../../../config/per-layer.ts";
 import { activationKeys } from "../../../native/activations.ts";
 import { counted } from "../../../system/counted.ts";
@@ -87,29 +88,10 @@ const fixed: Readonly<Record<string, unknown>> = {
 
 /** Values that hold for every NemotronH model of Hugging Face, whose config.json has no field for them. */
 const always = {
+	...familyDefaults,
 	...activationKeys("squaredRelu"),
-	activationFuncClampValue: null,
-	gluLinearOffset: 0,
-	addBiasLinear: false,
-	addQkvBias: false,
-	qkLayernorm: false,
-	applyLayernorm1p: false,
-	rotaryBaseLocal: null,
-	postLayernorm: false,
-	softmaxScale: null,
-	embeddingMultiplier: 1,
-	embeddingPaddingIdx: null,
-	softmaxType: "vanilla",
-	attentionOutputGate: false,
-	windowSize: null,
-	windowAttnSkipFreq: null,
-	normalization: "RMSNorm",
-	positionEmbeddingType: "none",
-	rotaryBase: 10000,
-	rotaryPercent: 1,
+	...{ rotaryBase: 10000, rotaryPercent: 1, rotaryBaseLocal: null },
 	moeRouterScoreFunction: "sigmoid",
-	moeSharedExpertGate: false,
-	moeRouterPreSoftmax: false,
 	moeRouterEnableExpertBias: true,
 } as const satisfies Partial<LanguageModelConfiguration>;
 
@@ -177,8 +159,8 @@ function configurationFromNemotronH(json: Json, path: string): LanguageModelConf
 	if (moeLatentSize === 0) bad("moe_latent_size is 0, expected null or a whole number from 1");
 	const untied = values.tie_word_embeddings !== true;
 	const model = {
-		...configuration,
 		...always,
+		...configuration,
 		moeLatentSize,
 		untieEmbeddingsAndOutputWeights: untied,
 	} as LanguageModelConfiguration;

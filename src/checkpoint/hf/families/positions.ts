@@ -1,6 +1,5 @@
 /** Rotary embeddings in a config.json (docs/spec/families.md §2.2). */
-import { ropeScalingDefaults } from "../../../config/keys/model.ts";
-import { yarnOf } from "../../../config/yarn.ts";
+import { withDefaults } from "../../../config/language-model.ts";
 import { pythonFloat } from "../json.ts";
 import { fraction, type Json, type LanguageModelConfiguration, type Refuse, whole } from "./family.ts";
 
@@ -26,6 +25,8 @@ export function readPositions(values: Json, bad: Refuse) {
 	};
 }
 
+const standing = withDefaults({});
+
 /** The keys of a kind of scaling. `length`: max_position_embeddings. */
 type Scaling = (given: Json, bad: Refuse, length: number | undefined) => Partial<LanguageModelConfiguration>;
 
@@ -34,17 +35,16 @@ const scalings = {
 	linear: (given, bad) => ({ rotarySeqLenInterpolationFactor: fraction(given, "factor", 1, bad) }),
 	llama3: (given, bad, length) => ({
 		useRopeScaling: true,
-		ropeScalingFactor: fraction(given, "factor", ropeScalingDefaults.factor, bad),
-		ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", ropeScalingDefaults.lowFreqFactor, bad),
-		ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", ropeScalingDefaults.highFreqFactor, bad),
+		ropeScalingFactor: fraction(given, "factor", standing.ropeScalingFactor, bad),
+		ropeScalingLowFreqFactor: fraction(given, "low_freq_factor", standing.ropeScalingLowFreqFactor, bad),
+		ropeScalingHighFreqFactor: fraction(given, "high_freq_factor", standing.ropeScalingHighFreqFactor, bad),
 		ropeScalingOriginalMaxPositionEmbeddings: originalLength(
 			given,
 			bad,
-			length ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
+			length ?? standing.ropeScalingOriginalMaxPositionEmbeddings,
 		),
 	}),
 	yarn: (given, bad, length) => {
-		const standing = yarnOf({});
 		const original = originalLength(given, bad, length ?? standing.yarnOriginalMaxPositionEmbeddings);
 		const { mscale, mscale_all_dim: allDim, attention_factor: own, truncate = true } = given;
 		if (typeof truncate !== "boolean") bad(`truncate is ${JSON.stringify(truncate)}, expected true or false`);
@@ -68,7 +68,8 @@ function originalLength(given: Json, bad: Refuse, missing: number): number {
 }
 
 /** The form of transformers 4, which 5 reads too. */
-export function writtenPositions(c: LanguageModelConfiguration): Json {
+export function writtenPositions(description: LanguageModelConfiguration): Json {
+	const c = withDefaults(description);
 	return {
 		rope_theta: pythonFloat(c.rotaryBase),
 		...(c.rotaryPercent !== 1 && { partial_rotary_factor: pythonFloat(c.rotaryPercent) }),
@@ -76,21 +77,20 @@ export function writtenPositions(c: LanguageModelConfiguration): Json {
 	};
 }
 
-function writtenScaling(c: LanguageModelConfiguration): Json | null {
+function writtenScaling(c: ReturnType<typeof withDefaults<LanguageModelConfiguration>>): Json | null {
 	if (c.positionEmbeddingType === "yarn") {
-		const yarn = yarnOf(c);
 		return {
 			rope_type: "yarn",
-			factor: pythonFloat(yarn.rotaryScalingFactor),
-			original_max_position_embeddings: yarn.yarnOriginalMaxPositionEmbeddings,
-			beta_fast: pythonFloat(yarn.yarnBetaFast),
-			beta_slow: pythonFloat(yarn.yarnBetaSlow),
-			truncate: yarn.yarnCorrectionRangeRoundToInt,
-			...(yarn.mscaleAllDim !== 0 && {
-				mscale: pythonFloat(yarn.mscale),
-				mscale_all_dim: pythonFloat(yarn.mscaleAllDim),
+			factor: pythonFloat(c.rotaryScalingFactor),
+			original_max_position_embeddings: c.yarnOriginalMaxPositionEmbeddings,
+			beta_fast: pythonFloat(c.yarnBetaFast),
+			beta_slow: pythonFloat(c.yarnBetaSlow),
+			truncate: c.yarnCorrectionRangeRoundToInt,
+			...(c.mscaleAllDim !== 0 && {
+				mscale: pythonFloat(c.mscale),
+				mscale_all_dim: pythonFloat(c.mscaleAllDim),
 			}),
-			...(yarn.yarnAttentionFactor !== null && { attention_factor: pythonFloat(yarn.yarnAttentionFactor) }),
+			...(c.yarnAttentionFactor !== null && { attention_factor: pythonFloat(c.yarnAttentionFactor) }),
 		};
 	}
 	if (c.rotarySeqLenInterpolationFactor != null) {
@@ -99,10 +99,9 @@ function writtenScaling(c: LanguageModelConfiguration): Json | null {
 	if (!c.useRopeScaling) return null;
 	return {
 		rope_type: "llama3",
-		factor: pythonFloat(c.ropeScalingFactor ?? ropeScalingDefaults.factor),
-		low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor ?? ropeScalingDefaults.lowFreqFactor),
-		high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor ?? ropeScalingDefaults.highFreqFactor),
-		original_max_position_embeddings:
-			c.ropeScalingOriginalMaxPositionEmbeddings ?? ropeScalingDefaults.originalMaxPositionEmbeddings,
+		factor: pythonFloat(c.ropeScalingFactor),
+		low_freq_factor: pythonFloat(c.ropeScalingLowFreqFactor),
+		high_freq_factor: pythonFloat(c.ropeScalingHighFreqFactor),
+		original_max_position_embeddings: c.ropeScalingOriginalMaxPositionEmbeddings,
 	};
 }

@@ -2,11 +2,12 @@
  * A Gated DeltaNet layer (docs/spec/families.md §2.5): x_TH → mixer(rms(x_TH)), without the residual. Tensor parallelism shards key
  * heads with their value heads, so nothing is communicated between the two projections.
  */
+import { valuesAt } from "../../../config/language-model.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import { reduceScatterSequence } from "../../../parallel/index.ts";
 import { gated, type ResidualSum, rmsNorm, splitColumns, type Tape, type Tensor } from "../../../tensor/index.ts";
 import type { Initialisation, ParameterSpec } from "../../parameter-spec.ts";
-import { type HybridConfig, linearAttentionConfig, linearAttentionSizes } from "../config.ts";
+import { type HybridConfig, linearAttentionSizes } from "../config.ts";
 import type { LayerContext } from "../layer-context.ts";
 import { project } from "../projection.ts";
 import { everyRanksTokens, normed, runModule } from "../recomputed-module.ts";
@@ -101,7 +102,7 @@ function mixTokens(tape: Tape, context: LayerContext, projected: Tensor): Tensor
 
 /** The recurrence as the kernels compute it, in chunks of 64 tokens. */
 function flops(c: TrainingConfiguration): number {
-	const sizes = linearAttentionSizes(linearAttentionConfig(c));
+	const sizes = linearAttentionSizes(valuesAt("linearAttention.", c));
 	const { linearKeyHeadDim: dk, linearValueHeadDim: dv, linearNumValueHeads: heads } = c;
 	const projections = 2 * c.hiddenSize * (sizes.projection + sizes.values);
 	const recurrence = 6 * dk * dv * heads + 64 * (4 * sizes.keys + 3 * sizes.values);
@@ -109,7 +110,7 @@ function flops(c: TrainingConfiguration): number {
 }
 
 function megatronFlops(c: TrainingConfiguration, tokens: number): number {
-	const sizes = linearAttentionSizes(linearAttentionConfig(c));
+	const sizes = linearAttentionSizes(valuesAt("linearAttention.", c));
 	const recurrence = 4 * c.linearNumValueHeads * c.linearValueHeadDim ** 2;
 	const convolution = c.linearConvKernelDim * sizes.convolution;
 	return 2 * tokens * (c.hiddenSize * (sizes.projection + sizes.values) + convolution + recurrence);
