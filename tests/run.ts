@@ -1,8 +1,7 @@
 /**
- * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most two files run at a time, and beside them a file that mostly waits; a third file takes the
- * place of these once they are done and the processors have no release to build. Files that measure time run last, one at a
- * time.
+ * The test runner behind `npm test`: every tests/**/*.test.ts in a process of its own, so that a crash of the native
+ * library names its file. At most three files run at a time, one more than the processors of CI, as ranks wait for each
+ * other; and beside them a file that mostly waits, then a fourth. Files that measure time run last, one at a time.
  *
  * Files that need a release build come at the end: where MIMO_RELEASE_LOG names a file, they wait for its last line, "done" or
  * "failed" (.ci/run).
@@ -24,7 +23,7 @@ const { values: flags, positionals: filters } = parseArgs({
 });
 
 /** Most seconds of a file. The sanitizers slow tests down about three times. */
-const fileLimit = (flags.full ? 3600 : 240) * (flags.sanitize ? 3 : 1);
+const fileLimit = (flags.full ? 3600 : 360) * (flags.sanitize ? 3 : 1);
 /** Most seconds of a single test. */
 const testLimit = fileLimit / 2;
 
@@ -198,7 +197,6 @@ async function runAll(files: readonly string[], width: number, beside: readonly 
 	};
 	const runBeside = async () => {
 		await run([...beside]);
-		while (queue.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 		await run(queue);
 	};
 	const lanes = Array.from({ length: width }, () => run(queue));
@@ -234,7 +232,7 @@ const last = ofRelease.filter((file) => files.includes(file));
 const first = long.filter((file) => files.includes(file));
 const apart = new Set([...alone, ...beside, ...last]);
 const together = [...new Set([...first, ...files])].filter((file) => !apart.has(file));
-const width = Math.min(2, availableParallelism());
+const width = Math.min(3, availableParallelism() + 1);
 const outcomes = await runAll(together, width, beside);
 while (last.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));
