@@ -5,9 +5,9 @@
 import { hasEncoder } from "../config/derive.ts";
 import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { outputRows } from "../models/radio/config.ts";
 import type { PatchGrid } from "../models/tower.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
+import { outputRows } from "../models/vit/config.ts";
 import { visionModule } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";

@@ -7,7 +7,7 @@ import { countFlopsPerToken } from "../models/language/counts.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { kinds } from "../models/language/kinds/index.ts";
 import { hybridParameters } from "../models/language/names.ts";
-import { imageCost } from "../models/radio/tower.ts";
+import { imageCost } from "../models/vit/tower.ts";
 import { topologyOf } from "../parallel/index.ts";
 import type { Actor } from "../schedule/actions.ts";
 import { elementCount } from "../tensor/index.ts";

@@ -6,8 +6,8 @@
 import { configurationOf } from "../../src/config/resolve.ts";
 import { placesInStep } from "../../src/data/images.ts";
 import { asRead, type ByLane, balanceOf, balanceStep, workOf } from "../../src/guests/balance/balance.ts";
-import { imageCost } from "../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../src/models/tower.ts";
+import { imageCost } from "../../src/models/vit/tower.ts";
 import { Device } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { median } from "../../src/observe/series.ts";

@@ -17,7 +17,7 @@ const own = [
 	"optim/{rounded-weights,weight-decay}",
 	"models/{lora,residual-sums}",
 	"models/language/qwen3-moe",
-	"models/radio/{packing,random-crop}",
+	"models/vit/{packing,random-crop}",
 	"models/vision/{encoder,merge}",
 	"decode/{cache,decode}",
 	"guests/elastic/{extract,meter,permute,training}",

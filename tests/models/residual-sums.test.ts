@@ -2,8 +2,8 @@
 
 import { afterAll, beforeAll, describe, expect, spyOn, test } from "bun:test";
 import { elastic as elasticGuest, routerIn } from "../../src/guests/elastic/elastic.ts";
-import { visionEncoder } from "../../src/models/radio/tower.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
+import { visionEncoder } from "../../src/models/vit/tower.ts";
 import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
@@ -15,7 +15,7 @@ import { trainStep } from "../../src/train/step.ts";
 import { byLayer, familyOf, parentSeed, softMasks, text } from "../guests/elastic/family-model.ts";
 import { randomValues, testDevice } from "../support.ts";
 import { batch, Training, tiny } from "../train/training.ts";
-import { tinyProjector, tinyTower } from "./radio/tower.ts";
+import { tinyProjector, tinyTower } from "./vit/tower.ts";
 
 let device: Device;
 beforeAll(async () => {

@@ -5,14 +5,14 @@
 
 import { gradientsOf, ValueStore } from "../../src/checkpoint/model-store.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
-import { visionEncoder } from "../../src/models/radio/tower.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { findImagePlaces, placeImageRows, placement } from "../../src/models/vision/merge.ts";
+import { visionEncoder } from "../../src/models/vit/tower.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { tinyProjector, tinyTower } from "../models/radio/tower.ts";
+import { tinyProjector, tinyTower } from "../models/vit/tower.ts";
 import { randomValues } from "../support.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 

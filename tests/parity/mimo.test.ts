@@ -1,8 +1,8 @@
 /** Both modules in one process against Megatron-LM's, and that the comparison notices a wrong term. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { visionEncoder } from "../../src/models/radio/tower.ts";
 import type { EncoderConfig } from "../../src/models/vision/encoder.ts";
+import { visionEncoder } from "../../src/models/vit/tower.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";

@@ -1,6 +1,7 @@
 /** Plans of a sample's images: the size each is resized to, and the tiles it is cut into. */
-import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
+
 import type { PatchGrid } from "../../models/tower.ts";
+import { outputRows, type VitConfig } from "../../models/vit/config.ts";
 import type { ImageSize } from "../../native/images.ts";
 
 /*
@@ -184,7 +185,7 @@ export function imageGrids(sizes: readonly ImageSize[], budget: number, options:
 }
 
 /** The tower's settings that decide the numbers of patches and rows. */
-export type TowerGeometry = Pick<RadioConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
+export type TowerGeometry = Pick<VitConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
 
 /**
  * dynamic: images keep their size within limits in patches (docs/spec/vision.md §5.1). fixed: one size for all. tiles:

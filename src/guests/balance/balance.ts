@@ -5,9 +5,9 @@
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { ImageSet, PlacedImages } from "../../data/images.ts";
-import { imageCost } from "../../models/radio/tower.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
+import { imageCost } from "../../models/vit/tower.ts";
 import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
 import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
 import type { EncodeImages, Guest } from "../guest.ts";

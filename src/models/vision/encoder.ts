@@ -15,8 +15,8 @@ import { type PipelineSegment, wholeModel } from "../language/pipeline-segments.
 import { isAdapterName } from "../lora.ts";
 import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
-import type { RadioConfig } from "../radio/config.ts";
 import type { EncoderObserver, PatchGrid, Tower } from "../tower.ts";
+import type { VitConfig } from "../vit/config.ts";
 import { type ProjectorConfig, project, projectorParameters } from "./projector.ts";
 
 /** What the names of an encoder's tensors begin with. */
@@ -26,7 +26,7 @@ export function encoderPrefix(name: string): string {
 
 /** Configuration of the vision encoder. */
 export interface EncoderConfig {
-	readonly tower: RadioConfig;
+	readonly tower: VitConfig;
 	readonly projector: ProjectorConfig;
 }
 

@@ -2,7 +2,7 @@
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type LoraKeys, visionLora } from "../lora.ts";
-import { outputWidth, type RadioConfig } from "../radio/config.ts";
+import { outputWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
 export type EncoderKeys = Pick<
@@ -38,7 +38,7 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 	// Upstream copies the language model's initialisation, including the number of its layers.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
 	const initialisation = { initMethodStd: c.initMethodStd, outputInitMethodStd };
-	const tower: RadioConfig = {
+	const tower: VitConfig = {
 		...initialisation,
 		layers: c.visionNumLayers,
 		hiddenSize: c.visionHiddenSize,

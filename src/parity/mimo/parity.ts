@@ -4,8 +4,8 @@ import { loadModel, openSafetensors, openWeights } from "../../checkpoint/index.
 import { symbolsOf } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
-import { visionEncoder } from "../../models/radio/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
+import { visionEncoder } from "../../models/vit/tower.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import type { RunSpecification } from "../../train/run-specification.ts";

@@ -6,8 +6,8 @@
 import { type ImageSet, joinImages } from "../../data/images.ts";
 import { featuresOf, type ImageTextMicrobatch, type Microbatch, noText } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
-import { outputRows, patchWidth, type RadioConfig } from "../../models/radio/config.ts";
 import type { PatchGrid } from "../../models/tower.ts";
+import { outputRows, patchWidth, type VitConfig } from "../../models/vit/config.ts";
 import { type FeatureEdge, type NamedTopology, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -37,7 +37,7 @@ export interface SampleOptions {
 }
 
 export interface ImageOptions {
-	readonly tower: RadioConfig;
+	readonly tower: VitConfig;
 	readonly imageTokenId: number;
 	/** Largest image, in patches. */
 	readonly grid: PatchGrid;

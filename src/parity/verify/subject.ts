@@ -13,10 +13,10 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import { segmentsOf } from "../../models/language/pipeline-segments.ts";
 import { pooledCoefficient } from "../../models/language/pooled-balancing.ts";
-import { outputRows, type RadioConfig } from "../../models/radio/config.ts";
 import type { PatchGrid } from "../../models/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
+import { outputRows, type VitConfig } from "../../models/vit/config.ts";
 import type { AdamWOptions } from "../../optim/adamw.ts";
 import type { Dispatcher, Topology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
@@ -150,7 +150,7 @@ function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions 
 }
 
 /** The configured image; with dynamic resolution one whose rows take at most half of a sequence. */
-function largestGrid(c: TrainingConfiguration, tower: RadioConfig): PatchGrid {
+function largestGrid(c: TrainingConfiguration, tower: VitConfig): PatchGrid {
 	let [rows, columns] = [Math.floor(c.imgH / c.patchDim), Math.floor(c.imgW / c.patchDim)];
 	if (!c.dynamicResolution) return { rows, columns };
 	[rows, columns] = [rows - (rows % 2), columns - (columns % 2)];

@@ -6,7 +6,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { featuresOf, type ImageTextMicrobatch } from "../../data/microbatch.ts";
 import { countFlopsPerToken } from "../../models/language/counts.ts";
 import type { HybridModel } from "../../models/language/model.ts";
-import { encoderFlops } from "../../models/radio/tower.ts";
+import { encoderFlops } from "../../models/vit/tower.ts";
 import type { Device, DeviceEvent } from "../../native/device.ts";
 import type {
 	ByLayer,

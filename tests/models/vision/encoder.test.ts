@@ -4,14 +4,14 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { MergedStore } from "../../../src/checkpoint/lora/adapters.ts";
 import { loadModel, ValueStore } from "../../../src/checkpoint/model-store.ts";
 import { isAdapterName } from "../../../src/models/lora.ts";
-import { visionEncoder } from "../../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../../src/models/tower.ts";
 import { type EncoderConfig, EncoderModule } from "../../../src/models/vision/encoder.ts";
+import { visionEncoder } from "../../../src/models/vit/tower.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { Tape, type WeightGradients } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../../support.ts";
-import { tinyProjector, tinyTower } from "../radio/tower.ts";
+import { tinyProjector, tinyTower } from "../vit/tower.ts";
 
 let device: Device;
 beforeAll(async () => {

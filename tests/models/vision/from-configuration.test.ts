@@ -1,8 +1,8 @@
 import { expect, test } from "bun:test";
 import { fields } from "../../../src/config/schema.ts";
-import { radioParameters } from "../../../src/models/radio/names.ts";
 import { encoderConfig } from "../../../src/models/vision/from-configuration.ts";
 import { projectorParameters } from "../../../src/models/vision/projector.ts";
+import { vitParameters } from "../../../src/models/vit/names.ts";
 import { elementCount } from "../../../src/tensor/tensor.ts";
 
 const keys = {
@@ -40,9 +40,9 @@ test("RADIO ViT-H has the parameters the specification counts", () => {
 	const count = (specs: readonly { shape: readonly number[] }[]) =>
 		specs.reduce((sum, { shape }) => sum + elementCount(shape), 0);
 	const { tower, projector } = encoderConfig(keys);
-	expect(count(radioParameters(tower))).toBe(651_645_440);
-	expect(count(radioParameters({ ...tower, classTokens: 10 }))).toBe(651_648_000);
-	expect(count(radioParameters({ ...tower, finalLayerNorm: false }))).toBe(651_645_440 - 2560);
+	expect(count(vitParameters(tower))).toBe(651_645_440);
+	expect(count(vitParameters({ ...tower, classTokens: 10 }))).toBe(651_648_000);
+	expect(count(vitParameters({ ...tower, finalLayerNorm: false }))).toBe(651_645_440 - 2560);
 	expect(count(projectorParameters(projector, "radio_encoder"))).toBe(13_762_560);
 	const mlp = encoderConfig({ ...keys, visionProjectionType: "mlp" }).projector;
 	expect(count(projectorParameters(mlp, "radio_encoder"))).toBe(159_907_840);

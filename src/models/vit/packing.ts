@@ -8,7 +8,7 @@ import { UserError } from "../../system/errors.ts";
 import { pickRows, Sequences, SparseMatrix, type SparseOutline } from "../../tensor/index.ts";
 import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { PatchGrid } from "../tower.ts";
-import { outputRows, type RadioConfig } from "./config.ts";
+import { outputRows, type VitConfig } from "./config.ts";
 import { type PositionCrop, positionMatrix } from "./positions.ts";
 
 /** The matrices that make the stream. */
@@ -35,7 +35,7 @@ export class PackedImages implements Disposable {
 	/** `crops`: the windows of the table images are trained on; null: the whole table. */
 	constructor(
 		device: Device,
-		config: RadioConfig,
+		config: VitConfig,
 		readonly grids: readonly PatchGrid[],
 		crops: readonly PositionCrop[] | null,
 		{ embeds, hasHead }: Pick<PipelineSegment, "embeds" | "hasHead">,
@@ -77,7 +77,7 @@ export class PackedImages implements Disposable {
 	}
 }
 
-function checkGrid(config: RadioConfig, { rows, columns }: PatchGrid, image: number): void {
+function checkGrid(config: VitConfig, { rows, columns }: PatchGrid, image: number): void {
 	const whole = Number.isInteger(rows) && Number.isInteger(columns) && rows > 0 && columns > 0;
 	if (!whole) throw new UserError(`Image ${image} has ${rows} × ${columns} patches; both must be whole and positive.`);
 	if (config.pixelShuffle && (rows % 2 === 1 || columns % 2 === 1)) {
@@ -123,7 +123,7 @@ function streamMatrices(
  * Rows of the stream in output order (docs/spec/vision.md §2.4): row-major over 2 × 2 blocks, within one TL, TR, BL,
  * BR.
  */
-function outputOrder({ classTokens, pixelShuffle }: RadioConfig, grids: readonly PatchGrid[]): number[] {
+function outputOrder({ classTokens, pixelShuffle }: VitConfig, grids: readonly PatchGrid[]): number[] {
 	const order: number[] = [];
 	let start = 0;
 	for (const { rows, columns } of grids) {

@@ -1,8 +1,9 @@
 /** A tower and its projector, small enough for tests. */
-import type { RadioConfig } from "../../../src/models/radio/config.ts";
-import type { EncoderConfig } from "../../../src/models/vision/encoder.ts";
 
-export const tinyTower: RadioConfig = {
+import type { EncoderConfig } from "../../../src/models/vision/encoder.ts";
+import type { VitConfig } from "../../../src/models/vit/config.ts";
+
+export const tinyTower: VitConfig = {
 	layers: 2,
 	hiddenSize: 16,
 	heads: 2,

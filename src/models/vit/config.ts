@@ -16,7 +16,7 @@ export interface PositionOptions {
 	readonly randomCrop: boolean;
 }
 
-export interface RadioConfig {
+export interface VitConfig {
 	readonly layers: number;
 	readonly hiddenSize: number;
 	readonly heads: number;
@@ -47,18 +47,18 @@ export interface RadioConfig {
 }
 
 /** Values of a patch. */
-export function patchWidth({ patchSize }: Pick<RadioConfig, "patchSize">): number {
+export function patchWidth({ patchSize }: Pick<VitConfig, "patchSize">): number {
 	return 3 * patchSize * patchSize;
 }
 
 /** Width of the rows the tower gives. */
-export function outputWidth({ hiddenSize, pixelShuffle }: RadioConfig): number {
+export function outputWidth({ hiddenSize, pixelShuffle }: VitConfig): number {
 	return pixelShuffle ? 4 * hiddenSize : hiddenSize;
 }
 
 /** Rows the tower gives for an image (docs/spec/vision.md §2.4). */
 export function outputRows(
-	config: Pick<RadioConfig, "pixelShuffle" | "dropClassTokens" | "classTokens">,
+	config: Pick<VitConfig, "pixelShuffle" | "dropClassTokens" | "classTokens">,
 	grid: PatchGrid,
 ): number {
 	const patches = grid.rows * grid.columns;
@@ -67,7 +67,7 @@ export function outputRows(
 }
 
 /** Throws a UserError where options contradict each other. */
-export function checkRadioConfig(config: RadioConfig): void {
+export function checkVitConfig(config: VitConfig): void {
 	if (config.pixelShuffle && !config.dropClassTokens && config.classTokens > 0) {
 		throw new UserError("--pixel-shuffle joins patches alone: it needs --disable-vision-class-token.");
 	}

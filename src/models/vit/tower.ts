@@ -4,20 +4,20 @@ import { philoxKey } from "../initialise.ts";
 import { philox4x32 } from "../philox.ts";
 import type { PatchGrid, Tower, TowerWork } from "../tower.ts";
 import type { EncoderConfig, EncoderParts } from "../vision/encoder.ts";
-import { checkRadioConfig, outputRows, outputWidth, patchWidth, type RadioConfig } from "./config.ts";
-import { RadioModel } from "./model.ts";
-import { radioParameters } from "./names.ts";
+import { checkVitConfig, outputRows, outputWidth, patchWidth, type VitConfig } from "./config.ts";
+import { VitModel } from "./model.ts";
+import { vitParameters } from "./names.ts";
 import { PackedImages } from "./packing.ts";
 import type { PositionCrop } from "./positions.ts";
 
 /** The encoder that Megatron's flags describe. */
 export function visionEncoder({ tower, projector }: EncoderConfig): EncoderParts {
-	return { name: visionModule, tower: radioTower(tower), projector };
+	return { name: visionModule, tower: vitTower(tower), projector };
 }
 
 /** Throws a UserError where options contradict each other. */
-function radioTower(config: RadioConfig): Tower {
-	checkRadioConfig(config);
+function vitTower(config: VitConfig): Tower {
+	checkVitConfig(config);
 	const { mode, randomCrop } = config.positions;
 	return {
 		dtype: config.dtype,
@@ -28,10 +28,10 @@ function radioTower(config: RadioConfig): Tower {
 			width: config.hiddenSize,
 			rowsOf: ({ rows, columns }) => config.classTokens + rows * columns,
 		},
-		parameters: (segment) => radioParameters(config, segment),
+		parameters: (segment) => vitParameters(config, segment),
 		lora: config.lora,
 		rowsOf: (grid) => outputRows(config, grid),
-		workOf: (grid) => radioWork(config, grid),
+		workOf: (grid) => vitWork(config, grid),
 		forward(tape, { device, tp, parameters, segment }, { patches, grids, random }, observe) {
 			// Random windows of the position table; without them the whole table is used (docs/spec/vision.md §1.8).
 			const crops =
@@ -39,7 +39,7 @@ function radioTower(config: RadioConfig): Tower {
 					? random.indices.map((index) => cropOfImage(random.key, index))
 					: null;
 			using packed = new PackedImages(device, config, grids, crops, segment);
-			return new RadioModel(config, tp, parameters, segment).forward(tape, patches, packed, observe);
+			return new VitModel(config, tp, parameters, segment).forward(tape, patches, packed, observe);
 		},
 	};
 }
@@ -71,7 +71,7 @@ export function cropOfImage(stepKey: number, image: number): PositionCrop {
 // pass, a multiply-add counts 2.
 
 /** Attention grows with the square of the patches, products with their number. */
-function radioWork(config: RadioConfig, grid: PatchGrid): TowerWork {
+function vitWork(config: VitConfig, grid: PatchGrid): TowerWork {
 	const { hiddenSize: c, heads, headDim, ffnHiddenSize: f, layers } = config;
 	const patches = grid.rows * grid.columns;
 	const tokens = patches + config.classTokens;

@@ -1,7 +1,7 @@
 /** Boundaries, class tokens and pixel shuffle of packed images (docs/spec/vision.md §G4 and §G5). */
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { checkRadioConfig, type RadioConfig } from "../../../src/models/radio/config.ts";
-import { PackedImages } from "../../../src/models/radio/packing.ts";
+import { checkVitConfig, type VitConfig } from "../../../src/models/vit/config.ts";
+import { PackedImages } from "../../../src/models/vit/packing.ts";
 import type { Device } from "../../../src/native/device.ts";
 import { testDevice } from "../../support.ts";
 import { tinyTower } from "./tower.ts";
@@ -14,7 +14,7 @@ beforeAll(async () => {
 afterAll(() => device[Symbol.dispose]());
 
 /** Rows of the stream that become output rows, without those of class tokens. */
-function order(config: RadioConfig, rows: number, columns: number): number[] {
+function order(config: VitConfig, rows: number, columns: number): number[] {
 	using packed = new PackedImages(device, config, [{ rows, columns }], null, whole);
 	return [...packed.output!.host.column].map((row) => row - config.classTokens);
 }
@@ -61,5 +61,5 @@ test("what pixel shuffle cannot join is refused by name", () => {
 	const pack = (rows: number, columns: number) => new PackedImages(device, tinyTower, [{ rows, columns }], null, whole);
 	expect(() => pack(3, 4)).toThrow("Image 0 has 3 × 4 patches; pixel shuffle needs an even number");
 	expect(() => pack(0, 4)).toThrow("Image 0 has 0 × 4 patches; both must be whole and positive.");
-	expect(() => checkRadioConfig({ ...tinyTower, dropClassTokens: false })).toThrow("--disable-vision-class-token");
+	expect(() => checkVitConfig({ ...tinyTower, dropClassTokens: false })).toThrow("--disable-vision-class-token");
 });

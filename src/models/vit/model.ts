@@ -20,13 +20,13 @@ import {
 import { type AdaptedProjection, adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { EncoderObserver } from "../tower.ts";
-import { outputWidth, type RadioConfig } from "./config.ts";
-import { radioLayerPrefix, radioPrefix } from "./names.ts";
+import { outputWidth, type VitConfig } from "./config.ts";
+import { vitLayerPrefix, vitPrefix } from "./names.ts";
 import type { PackedEmbedding, PackedImages } from "./packing.ts";
 
-export class RadioModel {
+export class VitModel {
 	constructor(
-		readonly config: RadioConfig,
+		readonly config: VitConfig,
 		/** Ranks that cut the tower. */
 		readonly tp: Group,
 		private readonly parameters: { get(name: string): Parameter },
@@ -73,8 +73,8 @@ export class RadioModel {
 		for (let index = this.segment.begin; index < this.segment.end; index++) {
 			using previous = x;
 			tape.begin(`encoder.layer.${index}`);
-			const weights = (name: string) => this.parameters.get(radioLayerPrefix(index) + name);
-			x = radioLayer(tape, { config: this.config, tp: this.tp, weights, sequences: packed.sequences }, previous);
+			const weights = (name: string) => this.parameters.get(vitLayerPrefix(index) + name);
+			x = vitLayer(tape, { config: this.config, tp: this.tp, weights, sequences: packed.sequences }, previous);
 			observe?.(`layer.${index}`, x.written());
 		}
 		tape.begin("encoder.output");
@@ -91,15 +91,15 @@ export class RadioModel {
 	}
 
 	#parameter(name: string): Parameter {
-		return this.parameters.get(radioPrefix + name);
+		return this.parameters.get(vitPrefix + name);
 	}
 }
 
 // One pre-norm layer of the RADIO tower (docs/spec/vision.md §1.5). Every tensor-parallel rank holds all tokens between
 // layers; inside it has its own heads and its own part of the feed-forward width.
 
-interface RadioLayerContext {
-	readonly config: RadioConfig;
+interface VitLayerContext {
+	readonly config: VitConfig;
 	readonly tp: Group;
 	/** A parameter of this layer by the end of its name, such as "mlp.linear_fc1.bias". */
 	readonly weights: (name: string) => Parameter;
@@ -108,7 +108,7 @@ interface RadioLayerContext {
 }
 
 /** x_TC → x + attention(norm(x)), then that + mlp(norm(that)): a sum that the next norm may write. */
-function radioLayer(tape: Tape, context: RadioLayerContext, x: ResidualSum): ResidualSum {
+function vitLayer(tape: Tape, context: VitLayerContext, x: ResidualSum): ResidualSum {
 	using attended = selfAttention(tape, context, x);
 	using middle = addLater(tape, x.written(), attended);
 	using fed = feedForward(tape, context, middle);
@@ -121,7 +121,7 @@ function radioLayer(tape: Tape, context: RadioLayerContext, x: ResidualSum): Res
  */
 function normedLinear(
 	tape: Tape,
-	context: RadioLayerContext,
+	context: VitLayerContext,
 	x: ResidualSum,
 	name: string,
 	gelu: Tensor | null = null,
@@ -132,11 +132,11 @@ function normedLinear(
 	return adaptedColumns(tape, normed, projection(context, name), tp, { gelu });
 }
 
-function projection({ config: { lora }, weights }: RadioLayerContext, name: string): AdaptedProjection {
+function projection({ config: { lora }, weights }: VitLayerContext, name: string): AdaptedProjection {
 	return projectionOf(weights, name, { lora, bias: true });
 }
 
-function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
+function selfAttention(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, sequences } = context;
 	using qkv = normedLinear(tape, context, x, "self_attention.linear_qkv");
 	const heads = config.heads / tp.size;
@@ -151,7 +151,7 @@ function selfAttention(tape: Tape, context: RadioLayerContext, x: ResidualSum): 
 	return adaptedRows(tape, attended, projection(context, "self_attention.linear_proj"), tp);
 }
 
-function feedForward(tape: Tape, context: RadioLayerContext, x: ResidualSum): Tensor {
+function feedForward(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {
 	const { config, tp } = context;
 	const inner = projection(context, "mlp.linear_fc1");
 	const outer = projection(context, "mlp.linear_fc2");

@@ -6,10 +6,10 @@ import type { Shard } from "../../parallel/index.ts";
 import { wholeModel } from "../language/pipeline-segments.ts";
 import { withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
-import { patchWidth, type RadioConfig } from "./config.ts";
+import { patchWidth, type VitConfig } from "./config.ts";
 
 /** Prefix of the tower in every name. */
-export const radioPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";
+export const vitPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";
 
 const replicated: Shard = { kind: "replicated" };
 const rows: Shard = { kind: "split", dimension: 0 };
@@ -18,8 +18,8 @@ const zeros: Initialisation = { kind: "constant", value: 0 };
 const ones: Initialisation = { kind: "constant", value: 1 };
 
 /** Prefix of layer `index`, from 0. */
-export function radioLayerPrefix(index: number): string {
-	return `${radioPrefix}decoder.layers.${index}.`;
+export function vitLayerPrefix(index: number): string {
+	return `${vitPrefix}decoder.layers.${index}.`;
 }
 
 function normal(standardDeviation: number): Initialisation {
@@ -27,7 +27,7 @@ function normal(standardDeviation: number): Initialisation {
 }
 
 /** All parameters of a segment in forward order; default: of all of the tower. */
-export function radioParameters(config: RadioConfig, segment = wholeModel(config.layers)): ParameterSpec[] {
+export function vitParameters(config: VitConfig, segment = wholeModel(config.layers)): ParameterSpec[] {
 	const specs = segment.embeds ? embeddingParameters(config) : [];
 	for (let layer = segment.begin; layer < segment.end; layer++) {
 		const layerSpecs = withAdapters(layerParameters(config), config.lora);
@@ -35,10 +35,10 @@ export function radioParameters(config: RadioConfig, segment = wholeModel(config
 	}
 	if (segment.hasHead && config.finalLayerNorm)
 		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", config.hiddenSize));
-	return specs.map((spec) => ({ ...spec, name: radioPrefix + spec.name }));
+	return specs.map((spec) => ({ ...spec, name: vitPrefix + spec.name }));
 }
 
-function embeddingParameters(config: RadioConfig): ParameterSpec[] {
+function embeddingParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, positionTable: table } = config;
 	const specs: ParameterSpec[] = [
 		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
@@ -70,7 +70,7 @@ function projection(name: string, shape: readonly [number, number], std: number,
 	];
 }
 
-function layerParameters(config: RadioConfig): ParameterSpec[] {
+function layerParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, ffnHiddenSize: f, initMethodStd: inward, outputInitMethodStd: outward } = config;
 	const attended = config.heads * config.headDim;
 	const norm = (linear: string) => normParameters(`${linear}.layer_norm_weight`, `${linear}.layer_norm_bias`, c);

@@ -1,9 +1,9 @@
 /** Positions fitted to a grid: values computed with exact rational arithmetic (docs/spec/vision.md §G1 and §G2). */
 import { describe, expect, test } from "bun:test";
-import type { PositionOptions } from "../../../src/models/radio/config.ts";
-import { type PositionCrop, positionMatrix, positionRows } from "../../../src/models/radio/positions.ts";
-import { cropOfImage } from "../../../src/models/radio/tower.ts";
 import type { PatchGrid } from "../../../src/models/tower.ts";
+import type { PositionOptions } from "../../../src/models/vit/config.ts";
+import { type PositionCrop, positionMatrix, positionRows } from "../../../src/models/vit/positions.ts";
+import { cropOfImage } from "../../../src/models/vit/tower.ts";
 
 const square: PatchGrid = { rows: 4, columns: 4 };
 /** E[y][x] = 10 y² + x³ + 2 x y. */

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { philox4x32 } from "../../../src/models/philox.ts";
-import { cropOfImage } from "../../../src/models/radio/tower.ts";
+import { cropOfImage } from "../../../src/models/vit/tower.ts";
 import { Distribution } from "../../../src/native/abi.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
 import { testDevice } from "../../support.ts";
