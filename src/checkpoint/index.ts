@@ -51,7 +51,16 @@ export { folderTexts, lackingOfImages, readImageProcessor } from "./hf/image-pro
 export { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./hf/json.ts";
 export { configObject, isKeptObject, type KeptFolder, objectsOf } from "./hf/kept-folder.ts";
 export { readModelKeys } from "./hf/model-keys.ts";
-export { type HuggingFaceModel, languageKey, languageType, openHuggingFaceModel } from "./hf/parts.ts";
+export {
+	describeParts,
+	type FolderParts,
+	type HuggingFaceModel,
+	languageKey,
+	languageType,
+	namesOf,
+	openHuggingFaceModel,
+	openParts,
+} from "./hf/parts.ts";
 export { keptOf, openPretrained, type Pretrained } from "./hf/pretrained.ts";
 export {
 	affineName,

@@ -23,6 +23,12 @@ function need<Property extends keyof TrainingConfiguration>(
 const needs: readonly Need[] = [
 	need("vision-projection-type mlp", "visionProjectionType", (type) => type === "mlp"),
 	need("vision-projection-norm", "visionProjectionNorm", (norm) => norm),
+	need("vision-projection-normalization RMSNorm", "visionProjectionNormalization", (norm) => norm === "RMSNorm"),
+	need("vision-projection-activation squared-relu", "visionProjectionActivation", (of) => of === "squared-relu"),
+	need("no vision-projection-bias", "visionProjectionBias", (bias) => !bias),
+	need("no vision-patch-bias", "visionPatchBias", (bias) => !bias),
+	need("no vision-class-token-positions", "visionClassTokenPositions", (positions) => !positions),
+	need("no vision-layer-scale", "visionLayerScale", (scale) => scale === null),
 	need("norm-epsilon 1e-5", "normEpsilon", (epsilon) => epsilon === 1e-5),
 	need("pixel-shuffle", "pixelShuffle", (shuffle) => shuffle),
 	need("disable-vision-class-token", "disableVisionClassToken", (disabled) => disabled),

@@ -8,9 +8,10 @@ import { elasticReference } from "./elastic/parity.ts";
 import { languageReference } from "./language/parity.ts";
 import { mimoReference } from "./mimo/parity.ts";
 import { mtpReference } from "./mtp/parity.ts";
+import { picturesReference } from "./pictures/parity.ts";
 import { type CompareOptions, compareTraining, type ReferenceFormat } from "./reference.ts";
 
-const formats = [mimoReference, mtpReference, elasticReference, languageReference];
+const formats = [mimoReference, mtpReference, elasticReference, picturesReference, languageReference];
 
 export function formatOf(folder: string): ReferenceFormat {
 	return formats.find(({ holds }) => holds(folder))!;

@@ -18,10 +18,12 @@ export interface Probe {
 	readonly absmax?: number;
 	/** First values in memory order. */
 	readonly head: readonly number[];
+	/** Σ xᵢ cos i / √n over the n elements in memory order, which tells a wrong order; absent where it was not recorded. */
+	readonly wave?: number;
 }
 
-// Sums of a probe: elements, Σ x, Σ x², then its head.
-const fixed = 3;
+// Sums of a probe: elements, Σ x, Σ x², Σ x cos i, then its head.
+const fixed = 4;
 
 export class ProbeSums {
 	readonly #sums: Float64Array;
@@ -44,9 +46,11 @@ export class ProbeSums {
 		const begin = this.#begin[index]!;
 		const head = this.probes[index]!.head.length;
 		const sums = this.#sums;
+		const waves = this.probes[index]!.wave !== undefined;
 		for (const [at, value] of values.entries()) {
 			sums[begin + 1]! += value;
 			sums[begin + 2]! += value * value;
+			if (waves) sums[begin + 3]! += value * Math.cos(first + at);
 			this.#largest[index] = Math.max(this.#largest[index]!, Math.abs(value));
 			if (first + at < head) sums[begin + fixed + first + at]! += value;
 		}
@@ -59,11 +63,14 @@ export class ProbeSums {
 		reduceHost(group, device, this.#largest, "max");
 		return this.probes.map((probe, index) => {
 			const begin = this.#begin[index]!;
-			const [elements, sum, squares] = this.#sums.subarray(begin, begin + fixed) as unknown as [number, number, number];
+			const [elements, sum, squares, waves] = this.#sums.subarray(begin, begin + fixed) as unknown as number[] as [
+				...[number, number, number, number],
+			];
 			const compared: [actual: number, expected: number][] = [
 				[Math.sqrt(squares / elements), probe.rms],
 				[sum / elements, probe.mean],
 				...(probe.absmax === undefined ? [] : [[this.#largest[index]!, probe.absmax] as [number, number]]),
+				...(probe.wave === undefined ? [] : [[waves / Math.sqrt(elements), probe.wave] as [number, number]]),
 				...probe.head.map((wanted, at): [number, number] => [this.#sums[begin + fixed + at]!, wanted]),
 			];
 			return elements === probe.elements ? worstOf(probe, compared) : elementsCheck(probe, elements);

@@ -31,6 +31,7 @@ export { addGroupedLowRank, addLowRank, addScaledProduct, type LowRank } from ".
 export {
 	addMaskedColumns,
 	addMaskedColumnsLater,
+	addScaledColumns,
 	maskColumns,
 	maskScores,
 	type ScoreMask,

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { causalConv1d } from "../../src/tensor/ops/causal-conv1d.ts";
 import { splitColumns } from "../../src/tensor/ops/columns.ts";
-import { addMaskedColumns, maskColumns, maskScores } from "../../src/tensor/ops/mask-columns.ts";
+import { addMaskedColumns, addScaledColumns, maskColumns, maskScores } from "../../src/tensor/ops/mask-columns.ts";
 import { FactorSources } from "../../src/tensor/ops/mask-factors.ts";
 import { Sequences } from "../../src/tensor/sequences.ts";
 import { Tape } from "../../src/tensor/tape.ts";
@@ -65,6 +65,19 @@ describe("columns", () => {
 			});
 		});
 	}
+
+	test.each([7, 70])("by a trained factor each, added to other columns, %i rows", (rows) => {
+		const width = 11;
+		checkGradients(device, {
+			inputs: {
+				a: { values: randomValues(rows * width, 2), shape: [rows, width] },
+				x: { values: randomValues(rows * width, 1), shape: [rows, width] },
+			},
+			parameters: { scale: { values: randomValues(width, 3), shape: [width] } },
+			forward: (tape, { a, x }, { scale }) => addScaledColumns(tape, a!, x!, scale!),
+			reference: ({ a, x, scale }) => x!.map((value, at) => a![at]! + scale![at % width]! * value),
+		});
+	});
 
 	test("all of one factor", () => {
 		checkGradients(device, {

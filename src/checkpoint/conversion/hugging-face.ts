@@ -10,6 +10,7 @@ import type { Spelling } from "../hf/families/family.ts";
 import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
 import { HuggingFaceFolder, indexFile, readConfig, singleFile } from "../hf/folder.ts";
 import { folderTexts, readImageProcessor } from "../hf/image-processor.ts";
+import { parsePythonJson } from "../hf/json.ts";
 import {
 	configObject,
 	type FolderSpelling,
@@ -21,7 +22,7 @@ import {
 } from "../hf/kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
 import { isKept } from "../hf/unused-tensors.ts";
-import { visionOfLogical } from "../hf/vision-configuration.ts";
+import { behindTap, visionOfLogical } from "../hf/vision-configuration.ts";
 import { towerPrefix } from "../hf/vision-names.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";
 import { MergedStore, scaleOf } from "../lora/adapters.ts";
@@ -125,9 +126,11 @@ export function huggingFaceTarget(
 /** Kept parts of a folder of --hf-reference; it may hold no weights at all. */
 function referenceFolder(path: string, spelling: FolderSpelling): KeptFolder {
 	const configText = readConfig(path);
+	const configPath = join(path, "config.json");
+	const behind = behindTap(parsePythonJson(configText, configPath), spelling.tower, configPath);
 	const filled = [singleFile, indexFile].some((name) => existsSync(join(path, name)));
 	const leftOut = filled
-		? selectTensors(HuggingFaceFolder.open(path), (name) => isKept(name, { beside: false }))
+		? selectTensors(HuggingFaceFolder.open(path), (name) => isKept(name, { beside: false }) || behind(name))
 		: joinStores(path, []);
 	return { configText, spelling, leftOut, companions: companionsOf(path) };
 }

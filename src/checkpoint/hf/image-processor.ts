@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { lackingOfProcessor, type ProcessorKind } from "../../config/published-model.ts";
 import { type Key, propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
 import { clipStatistics } from "../../native/images.ts";
+import { UserError } from "../../system/errors.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
 import type { Companions } from "./companions.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson, pythonFloat } from "./json.ts";
@@ -47,7 +48,8 @@ interface Said {
 }
 
 export interface ImageProcessor {
-	readonly kind: ProcessorKind;
+	/** null: of a class whose files are taken as they are. */
+	readonly kind: ProcessorKind | null;
 	/** Keys of its images, and the side in pixels of images that have one size. */
 	readonly keys: Readonly<Partial<Record<Key, Said>>>;
 	/** Tokens of the context, which limit the patches of an image; null: unknown. */
@@ -78,6 +80,11 @@ export function readImageProcessor(folder: FolderTexts): ImageProcessor {
 	const args = objectOf(section.args);
 	const found = settingsIn(folder, parsePythonJson);
 	const own = found?.settings ?? {};
+	if (found !== null && found.read !== null) {
+		const from = `${folder.path}/${found.name}`;
+		const keys = Object.entries(found.read(own)).map(([key, value]) => [key, { value, from }] as const);
+		return { kind: null, keys: Object.fromEntries(keys), contextLength: null };
+	}
 	const file = found === null ? configPath : `${folder.path}/${found.name}`;
 	const places = [own, config, args, section].map((json) => ({ json, from: json === own ? file : configPath }));
 	/** The first value of these names: of the processor, the whole model, the tower. */
@@ -124,7 +131,26 @@ interface Settings {
 	readonly name: string;
 	readonly json: Json;
 	readonly settings: Json;
+	/** The keys that settings of another class than Nemotron's have; null: they are Nemotron's. */
+	readonly read: ((settings: Json) => Partial<Record<Key, unknown>>) | null;
 }
+
+/** Sides of images in pixels, and their normalisation. */
+const sized = ({ size, image_mean: mean, image_std: deviation }: Json): Partial<Record<Key, unknown>> => ({
+	...{ "img-h": objectOf(size).height, "img-w": objectOf(size).width },
+	...{ "image-mean": mean, "image-std": deviation },
+});
+
+/** Classes of transformers' processors of other models. */
+const others: Readonly<Record<string, NonNullable<Settings["read"]>>> = {
+	SiglipImageProcessor: sized,
+	// InternVL's processor cuts images into tiles whatever crop_to_patches says.
+	GotOcr2ImageProcessor: (settings) => ({
+		...sized(settings),
+		...{ "use-tiling": true, "use-thumbnail": true },
+		...{ "min-num-tiles": settings.min_patches ?? 1, "max-num-tiles": settings.max_patches ?? 12 },
+	}),
+};
 
 /** The settings of a processor of these models; null: the folder has none, or one of another class, such as a tower's own. */
 function settingsIn({ path, textOf }: FolderTexts, parse: (text: string, path: string) => Json): Settings | null {
@@ -134,9 +160,9 @@ function settingsIn({ path, textOf }: FolderTexts, parse: (text: string, path: s
 		const json = parse(text, `${path}/${name}`);
 		if (name === "processor_config.json" && !isGiven(json.image_processor)) continue;
 		const settings = name === "processor_config.json" ? objectOf(json.image_processor) : json;
-		return /^Nemotron/.test(String(settings.image_processor_type ?? settings.feature_extractor_type ?? "Nemotron"))
-			? { name, json, settings }
-			: null;
+		const type = String(settings.image_processor_type ?? settings.feature_extractor_type ?? "Nemotron");
+		const read = others[type.replace(/Fast$/, "")] ?? null;
+		return read !== null || type.startsWith("Nemotron") ? { name, json, settings, read } : null;
 	}
 	return null;
 }
@@ -162,7 +188,7 @@ export function lackingOfImages(
 ): string | null {
 	const { configText, companions } = files;
 	const { kind } = readImageProcessor({ path, configText, textOf: textsOf(companions) });
-	return isKnown(described) ? lackingOfProcessor(described, kind) : null;
+	return isKnown(described) && kind !== null ? lackingOfProcessor(described, kind) : null;
 }
 
 /**
@@ -176,6 +202,10 @@ export function writeImageProcessor(
 ): ImageFiles {
 	const folder = { path, configText, textOf: textsOf(companions) };
 	const { kind, keys, contextLength } = readImageProcessor(folder);
+	if (kind === null) {
+		requireSame(keys, described, path);
+		return { configText, companions };
+	}
 	const found = settingsIn(folder, parseKeepingFloats);
 	const known = isKnown(described);
 	const statistics = { "image-mean": clipStatistics.mean, "image-std": clipStatistics.deviation };
@@ -212,6 +242,17 @@ export function writeImageProcessor(
 		configText: Bun.deepEquals(changed, config) ? configText : formatPythonJson(changed),
 		companions: new Map([...companions, [name, new TextEncoder().encode(formatPythonJson(file))]]),
 	};
+}
+
+/** Throws a UserError for a setting of images that the training had otherwise. */
+function requireSame(keys: ImageProcessor["keys"], described: Partial<TrainingConfiguration>, path: string): void {
+	for (const [key, said] of Object.entries(keys) as [Key, Said][]) {
+		const trained = described[propertyOf(key)];
+		if (trained === undefined || Bun.deepEquals(trained, said.value)) continue;
+		throw new UserError(
+			`${path}: ${key} was ${JSON.stringify(trained)} in training and ${said.from} says ${JSON.stringify(said.value)}; --hf-reference names a folder whose processor is taken as it is.`,
+		);
+	}
 }
 
 /** The text of a folder's files in memory. */

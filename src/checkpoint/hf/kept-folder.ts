@@ -13,6 +13,7 @@ import { type Companions, companionsOf } from "./companions.ts";
 import type { Spelling } from "./families/family.ts";
 import type { FolderParts } from "./parts.ts";
 import { isKept } from "./unused-tensors.ts";
+import { behindTap } from "./vision-configuration.ts";
 import type { ProjectorStyle, TowerSpelling } from "./vision-names.ts";
 
 /** Object of a native checkpoint that keeps config.json. */
@@ -43,6 +44,7 @@ export interface KeptObject {
 /** Keeps what is needed of an open folder, which it goes on reading from. `beside`: false leaves out modules of gigabytes. */
 export function keepFolder(parts: FolderParts, { beside }: { readonly beside: boolean }): KeptFolder {
 	const { stored, scales, language, tower, projector } = parts;
+	const behind = behindTap(parts.json, tower?.spelling ?? null, parts.configPath);
 	return {
 		configText: parts.configText ?? "{}",
 		spelling: {
@@ -50,7 +52,10 @@ export function keepFolder(parts: FolderParts, { beside }: { readonly beside: bo
 			tower: tower?.spelling ?? null,
 			projector: projector?.style ?? null,
 		},
-		leftOut: joinStores(stored.path, [selectTensors(stored, (name) => isKept(name, { beside })), ones(stored, scales)]),
+		leftOut: joinStores(stored.path, [
+			selectTensors(stored, (name) => isKept(name, { beside }) || behind(name)),
+			ones(stored, scales),
+		]),
 		companions: companionsOf(parts.path),
 	};
 }

@@ -4,7 +4,7 @@
  */
 
 import { UserError } from "../../system/errors.ts";
-import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
+import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
 import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
@@ -21,6 +21,7 @@ import { parsePythonJson } from "./json.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
 import { describeLeftOut, isLeftOut } from "./unused-tensors.ts";
 import {
+	behindTap,
 	projectorSizes,
 	readsJoinedPatches,
 	type TowerConfiguration,
@@ -83,7 +84,16 @@ export function languageConfig(
 	if (familyOfType(json.model_type) !== null) return configurationFromHuggingFace(json, path);
 	const key = languageKey(json);
 	if (key === null) return null;
-	return configurationFromHuggingFace({ model_type: "nemotron_h", ...(json[key] as object) }, `${path} (${key})`);
+	return configurationFromHuggingFace(
+		{ model_type: "nemotron_h", ...(json[key] as object), ...tying(json) },
+		`${path} (${key})`,
+	);
+}
+
+/** Whether these models' output layer is the embedding stands beside the language model's section. */
+function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<string, unknown>>) {
+	if (type === "internvl") return { tie_word_embeddings: tied ?? true };
+	return type === "llava" && tied === true ? { tie_word_embeddings: true } : {};
 }
 
 /** Opens a folder, or a .safetensors file with a projector, and checks names and shapes; no weights are read yet. */
@@ -94,29 +104,33 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 	try {
 		const configPath = folder?.configPath ?? path;
 		const json = folder === null ? {} : parsePythonJson(folder.configText, configPath);
-		const builder = new CorrespondenceBuilder(path);
 		const language = languageOf(json, stored, configPath);
 		const tower = towerOf(json, stored, options.visionHeads, configPath);
 		const style = detectProjector(stored.tensors);
-		const projector = style === null ? null : { sizes: projectorSizes(stored.tensors, style, path), style };
+		const projector = style === null ? null : { sizes: projectorSizes(stored.tensors, style, path, json), style };
 		if (language === null && tower === null && projector === null) {
 			throw new UserError(
-				`${path} holds neither a language model (${modelTypes.join(", ")}) nor a RADIO tower, nor a projector.`,
+				`${path} holds neither a language model (${modelTypes.join(", ")}) nor a vision tower, nor a projector.`,
 			);
 		}
-		if (language) addLanguage(builder, language.configuration, language.spelling);
-		if (tower) addTower(builder, tower.configuration, tower.spelling, path);
-		if (projector) addProjector(builder, projector.sizes, projector.style);
+		const names = namesOf({ language, tower, projector, path });
 		requireConfig(json, projector?.sizes ?? null, tower?.configuration ?? null, configPath);
 		const { notices, warnings } = describeLeftOut(stored, towerConfig(json));
+		const unread = behindTap(json, tower?.spelling ?? null, configPath);
+		const behind = [...stored.tensors.keys()].filter(unread);
+		if (behind.length > 0) {
+			notices.push(
+				`${path}: ${behind[0]} and ${behind.length - 1} more are left out: they are behind the layer of the tower that the model reads.`,
+			);
+		}
 		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
 		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
-		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name)));
+		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name) && !unread(name)));
 		if (scaled.scales.length > 0) {
 			notices.push(`${path}: ${scaled.scales.length} layer scales are multiplied into the projections before them.`);
 		}
 		if (language) requireGivenSizes(json, language, stored, configPath);
-		const weights = new MappedStore(scaled, planTensors(scaled, builder, "logical"));
+		const weights = new MappedStore(scaled, planTensors(scaled, names, "logical"));
 		const { scales } = scaled;
 		const imageTokenId = imageTokenOf(json, configPath);
 		return {
@@ -128,6 +142,20 @@ export function openParts(path: string, options: { readonly visionHeads: number 
 		stored[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** Tensors of a folder's parts and the logical ones. */
+export function namesOf({
+	language,
+	tower,
+	projector,
+	path,
+}: Pick<FolderParts, "language" | "tower" | "projector" | "path">): Correspondence {
+	const builder = new CorrespondenceBuilder(path);
+	if (language) addLanguage(builder, language.configuration, language.spelling);
+	if (tower) addTower(builder, tower.configuration, tower.spelling, path);
+	if (projector) addProjector(builder, projector.sizes, projector.style);
+	return builder;
 }
 
 /** model_type of the language model that a config.json describes. */
@@ -214,7 +242,7 @@ function requireConfig(
 }
 
 function imageTokenOf(json: FolderParts["json"], path: string): number | null {
-	const id = json.image_token_id ?? json.img_context_token_id ?? null;
+	const id = json.image_token_id ?? json.image_token_index ?? json.img_context_token_id ?? null;
 	if (id === null || (Number.isSafeInteger(id) && (id as number) >= 0)) return id as number | null;
 	throw new UserError(`${path}: image_token_id is ${JSON.stringify(id)}, expected a whole number.`);
 }

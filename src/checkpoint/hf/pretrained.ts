@@ -59,7 +59,7 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 		if (main === null && vision === null && own === null) return null;
 		const language = main;
 		requirePart(main?.language, paths.loadHf, "language model", "--load-hf");
-		requirePart(vision?.tower, paths.loadVision, "RADIO tower", "--load-vision");
+		requirePart(vision?.tower, paths.loadVision, "vision tower", "--load-vision");
 		requirePart(own?.projector, paths.loadProjector, "projector", "--load-projector");
 		requireOnce(main?.tower, paths.loadHf, "vision tower", "--load-vision", paths.loadVision);
 		requireOnce(main?.projector, paths.loadHf, "projector", "--load-projector", paths.loadProjector);

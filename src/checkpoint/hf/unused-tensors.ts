@@ -40,6 +40,10 @@ const table: readonly LeftOut[] = [
 		reason: "it embeds frames of videos, which are not trained on",
 	},
 	{
+		name: /(^|\.)(vision_model|vision_tower)\.head\.(probe|attention|layernorm|mlp)\b|^head\.(probe|attention|layernorm|mlp)\b/,
+		reason: "it pools the patches of SigLIP to one row, and the model reads all of them",
+	},
+	{
 		name: /^(sound_encoder|sound_projection|audio_tower|embed_audio)\./,
 		reason: "it belongs to a sound encoder, which is not trained",
 		module: true,

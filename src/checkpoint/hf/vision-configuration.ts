@@ -4,12 +4,16 @@
  * config.json of RADIO's own code, which keeps timm's model name and its arguments in `args`.
  */
 
+import type { TrainingConfiguration } from "../../config/schema.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
+import { refusalAt } from "./families/family.ts";
 import {
 	affineName,
+	biasOf,
 	blockPrefix,
 	detectProjector,
+	finalNormOf,
 	outsideNames,
 	type ProjectorSizes,
 	type ProjectorStyle,
@@ -18,6 +22,7 @@ import {
 	type TowerSpelling,
 	towerPrefix,
 } from "./vision-names.ts";
+import { isTowerType, readTower, tappedTower, towerTypes } from "./vision-towers.ts";
 
 /** The keys that decide a tower's function. */
 export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {
@@ -26,8 +31,12 @@ export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {
 	readonly visionMaxImgH: number;
 	readonly visionMaxImgW: number;
 	readonly visionActivation: "gelu" | "gelu-tanh";
-	readonly visionPositionMode: "cpe";
-	readonly visionFinalLayernorm: false;
+	readonly visionPositionMode: TrainingConfiguration["visionPositionMode"];
+	readonly visionNormEpsilon: number;
+	readonly visionFinalLayernorm: boolean;
+	readonly visionPatchBias: boolean;
+	readonly visionClassTokenPositions: boolean;
+	readonly visionLayerScale: number | null;
 }
 
 type Json = Readonly<Record<string, unknown>>;
@@ -60,6 +69,7 @@ function isObject(value: unknown): value is Json {
 /** The part of a config.json that describes the tower: of a model with one, or of the tower alone. */
 export function towerConfig(json: Json): Json {
 	if (isObject(json.vision_config)) return json.vision_config;
+	if (isTowerType(json.model_type)) return json;
 	return /radio/i.test(String(json.model_type ?? json.architectures)) || isObject(json.args) ? json : {};
 }
 
@@ -72,9 +82,17 @@ export function towerConfiguration(
 ): TowerConfiguration & TowerSizes {
 	const section = towerConfig(json);
 	const values: Json = { ...section, ...(isObject(section.args) ? section.args : {}) };
-	const bad = (sentence: string): never => {
-		throw new UserError(`${path}: ${sentence}.`);
-	};
+	const bad = refusalAt(path);
+	if (isTowerType(section.model_type)) {
+		const tower = readTower(section, activations, bad);
+		const { visionNumLayers: layers } = tower;
+		if (layers > stored.size) bad(`num_hidden_layers is ${layers}, and there are ${counted(stored.size, "tensor")}`);
+		return tappedTower(tower, json, bad);
+	}
+	if (finalNormOf(spelling) !== null) {
+		const known = ["radio", ...towerTypes].map((type) => JSON.stringify(type)).join(", ");
+		bad(`model_type of the vision tower is ${JSON.stringify(section.model_type ?? null)}; ${known} can be read`);
+	}
 	for (const [name, only] of Object.entries(fixed)) {
 		const value = values[name];
 		if (value !== undefined && value !== null && value !== only) {
@@ -108,11 +126,28 @@ export function towerConfiguration(
 		visionMaxImgW: pixels,
 		visionActivation: activations[act as string]!,
 		visionPositionMode: "cpe",
+		visionNormEpsilon: 1e-6,
 		visionFinalLayernorm: false,
+		visionPatchBias: false,
+		visionClassTokenPositions: false,
+		visionLayerScale: null,
 		classTokenLen: classTokens,
 		patchDim: patch,
 		positions,
 	};
+}
+
+/** Whether a folder's tensor belongs to layers, or the norm, behind the one that a vision-language model reads. */
+export function behindTap(json: Json, spelling: TowerSpelling | null, path: string): (name: string) => boolean {
+	const section = towerConfig(json);
+	if (spelling === null || !isTowerType(section.model_type)) return () => false;
+	const whole = readTower(section, activations, refusalAt(path));
+	const read = tappedTower(whole, json, refusalAt(path));
+	const unread = Array.from({ length: whole.visionNumLayers - read.visionNumLayers }, (_, index) =>
+		blockPrefix(spelling, read.visionNumLayers + index),
+	);
+	if (whole.visionFinalLayernorm && !read.visionFinalLayernorm) unread.push(`${finalNormOf(spelling)}.`);
+	return (name) => unread.some((prefix) => name.startsWith(prefix));
 }
 
 /** What the readers of single sizes share. */
@@ -237,6 +272,7 @@ export function towerOfLogical(
 	const width = embedder[0]!;
 	const layer = new RegExp(`^${RegExp.escape(towerPrefix)}decoder\\.layers\\.(\\d{1,9})\\.`);
 	const layers = new Set([...tensors.keys()].flatMap((name) => layer.exec(name)?.[1] ?? []));
+	const has = (name: string) => shapeOf(name) !== undefined;
 	const named = described.visionNumAttentionHeads;
 	const positions = shapeOf("position_embeddings")?.[1];
 	if (positions === undefined) throw new UserError(`${path} has no tensor ${towerPrefix}position_embeddings.`);
@@ -248,11 +284,15 @@ export function towerOfLogical(
 		classTokenLen: shapeOf("class_token")?.[0] ?? 0,
 		patchDim: Math.sqrt(embedder[1]! / 3),
 		positions,
+		visionPatchBias: has("embedder.bias"),
+		visionClassTokenPositions: has("class_position_embeddings"),
+		visionFinalLayernorm: has("decoder.final_layernorm.weight"),
+		visionLayerScale: has("decoder.layers.0.mlp.layer_scale") ? 1 : null,
 	};
 }
 
-/** The sizes of a projector, from its tensors. */
-export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: string): ProjectorSizes {
+/** The sizes of a projector, from its tensors; `json`: config.json, which names its activation. */
+export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: string, json: Json = {}): ProjectorSizes {
 	const matrix = (name: string): readonly number[] => {
 		const shape = stored.get(name)?.shape;
 		if (shape === undefined) throw new UserError(`${path} has no tensor ${name}.`);
@@ -269,10 +309,23 @@ export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: stri
 	return {
 		visionProjectionType: "mlp",
 		visionProjectionNorm: stored.has(norm),
+		visionProjectionNormalization: stored.has(biasOf(norm)) ? "LayerNorm" : "RMSNorm",
+		visionProjectionActivation: projectorActivation(json, path),
+		visionProjectionBias: stored.has(biasOf(first)),
 		visionProjectionFfnHiddenSize: hidden,
 		input,
 		output: matrix(second)[0]!,
 	};
+}
+
+/** Nemotron's models have no field for it. */
+function projectorActivation({ model_type: type, projector_hidden_act: act }: Json, path: string) {
+	const said = act ?? (type === "llava" || type === "internvl" ? "gelu" : "relu2");
+	const names = { gelu: "gelu", relu2: "squared-relu" } as const;
+	if (typeof said === "string" && Object.hasOwn(names, said)) return names[said as keyof typeof names];
+	throw new UserError(
+		`${path}: projector_hidden_act is ${JSON.stringify(said)}, a projector has ${Object.keys(names).join(" or ")}.`,
+	);
 }
 
 /** Whether a projector of `input` columns reads joined patches of a tower of width `width`. */

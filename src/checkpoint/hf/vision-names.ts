@@ -4,6 +4,7 @@
  */
 
 import { UserError } from "../../system/errors.ts";
+import { elementCount } from "../dtype.ts";
 import type { CorrespondenceBuilder } from "../mapping.ts";
 
 export const towerPrefix = "modality_submodules.radio_encoder.encoders.radio_encoder.radio_model.";
@@ -18,10 +19,13 @@ export interface TowerSizes {
 	readonly patchDim: number;
 	/** Rows of the table of positions. */
 	readonly positions: number;
+	/** Whether it has tensors that RADIO lacks; absent: it has not. */
+	readonly visionPatchBias?: boolean;
+	readonly visionClassTokenPositions?: boolean;
+	readonly visionFinalLayernorm?: boolean;
+	/** Absent or null: none. */
+	readonly visionLayerScale?: number | null;
 }
-
-/** Tower tensors outside the blocks, in the order of `outsideNames`. */
-const outside = ["class_token", "position_embeddings", "embedder.weight"] as const;
 
 interface Style {
 	readonly outsideNames: readonly [classToken: string, positions: string, embedder: string];
@@ -30,7 +34,36 @@ interface Style {
 	/** Query, key and value: one name where they are stored as one tensor. */
 	readonly attention: readonly [string] | readonly [string, string, string];
 	readonly projection: string;
+	readonly norms: readonly [string, string];
+	readonly mlp: readonly [string, string];
+	/** Factors of the columns that each half of a block adds, and the norm behind the blocks; absent: no place for them. */
+	readonly scales?: readonly [string, string];
+	readonly finalNorm?: string;
+	/** Axes of the table of positions before its rows. */
+	readonly tableAxes: readonly [1] | readonly [];
+	/** Axes of a patch in the embedder's weight, of patches of side p. */
+	readonly patchAxes: (p: number) => readonly number[];
+	/** Whether a patch's values are ordered by pixel, then channel; absent: by channel, then pixel. */
+	readonly channelsLast?: true;
 }
+
+/** The halves of a block as timm has them. */
+const timm = { norms: ["norm1", "norm2"], mlp: ["mlp.fc1", "mlp.fc2"] } as const;
+/** RADIO embeds patches that are rows of values, others convolve. */
+const rowPatches = { tableAxes: [1], patchAxes: (p: number) => [3 * p * p] } as const;
+const convolution = (p: number) => [3, p, p];
+
+const siglip = {
+	outsideNames: ["", "embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"],
+	blocks: "encoder.layers.",
+	attention: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+	projection: "self_attn.out_proj",
+	norms: ["layer_norm1", "layer_norm2"],
+	mlp: timm.mlp,
+	finalNorm: "post_layernorm",
+	tableAxes: [],
+	patchAxes: convolution,
+} as const satisfies Style;
 
 const transformersOutside = [
 	"embeddings.cls_register_token",
@@ -46,6 +79,7 @@ const towerStyles = {
 		blocks: "blocks.",
 		attention: ["attn.qkv"],
 		projection: "attn.proj",
+		...{ ...timm, ...rowPatches },
 	},
 	/** transformers' RadioModel in memory. */
 	transformers: {
@@ -53,6 +87,7 @@ const towerStyles = {
 		blocks: "encoder.layer.",
 		attention: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
 		projection: "attention.o_proj",
+		...{ ...timm, ...rowPatches },
 	},
 	/** transformers' RADIO before its attention was renamed. */
 	"transformers-bert": {
@@ -60,6 +95,26 @@ const towerStyles = {
 		blocks: "encoder.layer.",
 		attention: ["attention.attention.query", "attention.attention.key", "attention.attention.value"],
 		projection: "attention.output.dense",
+		...{ ...timm, ...rowPatches },
+	},
+	siglip,
+	/** SigLIP 2 of native sizes embeds rows of values, whose channels are neighbours. */
+	siglip2: { ...siglip, patchAxes: rowPatches.patchAxes, channelsLast: true },
+	internvit: {
+		outsideNames: [
+			"embeddings.cls_token",
+			"embeddings.position_embeddings",
+			"embeddings.patch_embeddings.projection.weight",
+		],
+		blocks: "encoder.layer.",
+		attention: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+		projection: "attention.projection_layer",
+		norms: ["layernorm_before", "layernorm_after"],
+		mlp: timm.mlp,
+		scales: ["lambda_1", "lambda_2"],
+		finalNorm: "layernorm",
+		tableAxes: [1],
+		patchAxes: convolution,
 	},
 } as const satisfies Record<string, Style>;
 
@@ -85,16 +140,24 @@ type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
 /** The spelling of the tower among a folder's tensors, or null if there is none. */
 export function detectTower(stored: Shapes): TowerSpelling | null {
-	for (const [style, { outsideNames, attention }] of Object.entries(towerStyles) as [TowerStyle, Style][]) {
+	for (const [style, { outsideNames, attention, patchAxes }] of Object.entries(towerStyles) as [TowerStyle, Style][]) {
 		const [classToken, , embedder] = outsideNames;
 		const found = [...stored.keys()].find((name) => name === embedder || name.endsWith(`.${embedder}`));
 		if (found === undefined) continue;
+		// A kernel and rows of values differ in axes; a wrong one of RADIO is named where it is read.
+		if (style.startsWith("siglip") && stored.get(found)!.shape.length !== patchAxes(1).length + 1) continue;
 		const old = [...stored.keys()].some((name) => name.includes(`.${towerStyles["transformers-bert"].attention[0]}.`));
 		if (old !== (attention[0] === towerStyles["transformers-bert"].attention[0])) continue;
 		const prefix = found.slice(0, -embedder.length);
 		return { prefix, style, classAxis: stored.get(prefix + classToken)?.shape.length === 3 };
 	}
 	return null;
+}
+
+/** The norm's name behind the blocks; null: the names have none, as RADIO's. */
+export function finalNormOf({ prefix, style }: TowerSpelling): string | null {
+	const { finalNorm }: Style = towerStyles[style];
+	return finalNorm === undefined ? null : prefix + finalNorm;
 }
 
 /** Names of a tower's tensors outside its blocks: class tokens, table of positions, embedder. */
@@ -119,52 +182,85 @@ export function addTower(
 	spelling: TowerSpelling,
 	path: string,
 ): void {
-	const { visionHiddenSize: c, visionNumLayers: layers, classTokenLen: k } = sizes;
+	const { visionHiddenSize: c, visionNumLayers: layers, classTokenLen: k, patchDim } = sizes;
+	const { tableAxes, patchAxes, finalNorm, channelsLast }: Style = towerStyles[spelling.style];
 	const names = outsideNames(spelling);
-	const shapes = [
-		[k, c],
-		[1, sizes.positions, c],
-		[c, 3 * sizes.patchDim ** 2],
-	] as const;
-	for (const [index, foreign] of [names.classToken, names.positions, names.embedder].entries()) {
-		if (index === 0 && k === 0) continue;
-		const logical = towerPrefix + outside[index]!;
-		const shape = shapes[index]!;
-		if (index > 0 || !spelling.classAxis) builder.same(logical, foreign, shape);
-		else {
-			builder.addLogical(logical, shape);
-			builder.addForeign(foreign, [1, ...shape]);
-			builder.link({ logical, foreign, count: 1, length: k * c });
-		}
-	}
+	const link = (logical: string, shape: readonly number[], foreign: string, other: readonly number[]) => {
+		builder.addLogical(towerPrefix + logical, shape);
+		builder.addForeign(foreign, other);
+		builder.link({ logical: towerPrefix + logical, foreign, count: 1, length: elementCount(shape)! });
+	};
+	if (k > 0) link("class_token", [k, c], names.classToken, spelling.classAxis ? [1, k, c] : [k, c]);
+	if (sizes.visionClassTokenPositions) addTable(builder, sizes, names.positions);
+	else link("position_embeddings", [1, sizes.positions, c], names.positions, [...tableAxes, sizes.positions, c]);
+	const pixels = patchDim ** 2;
+	if (!channelsLast) link("embedder.weight", [c, 3 * pixels], names.embedder, [c, ...patchAxes(patchDim)]);
+	else addByPixel(builder, names.embedder, c, pixels);
+	if (sizes.visionPatchBias) builder.same(`${towerPrefix}embedder.bias`, biasOf(names.embedder), [c]);
 	for (let layer = 0; layer < layers; layer++) addBlock(builder, sizes, spelling, layer, path);
+	if (!sizes.visionFinalLayernorm || finalNorm === undefined) return;
+	for (const kind of ["weight", "bias"]) {
+		builder.same(`${towerPrefix}decoder.final_layernorm.${kind}`, `${spelling.prefix}${finalNorm}.${kind}`, [c]);
+	}
+}
+
+/** The name of the bias beside a weight. */
+export const biasOf = (weight: string) => weight.replace(/weight$/, "bias");
+
+/** An embedder of patches whose channels are neighbours. */
+function addByPixel(builder: CorrespondenceBuilder, foreign: string, width: number, pixels: number): void {
+	const logical = `${towerPrefix}embedder.weight`;
+	builder.addLogical(logical, [width, 3 * pixels]);
+	builder.addForeign(foreign, [width, 3 * pixels]);
+	for (let channel = 0; channel < 3; channel++) {
+		const logicalRuns = { offset: channel * pixels, stride: 3 * pixels };
+		const foreignRuns = { offset: channel, stride: 3 * pixels, step: 3 };
+		builder.link({ logical, logicalRuns, foreign, foreignRuns, count: width, length: pixels });
+	}
+}
+
+/** A table whose first rows are the positions of class tokens. */
+function addTable(builder: CorrespondenceBuilder, sizes: TowerSizes, foreign: string): void {
+	const { visionHiddenSize: width, classTokenLen: classes, positions } = sizes;
+	builder.addForeign(foreign, [1, classes + positions, width]);
+	for (const [name, shape, foreignRow] of [
+		["class_position_embeddings", [classes, width], 0],
+		["position_embeddings", [1, positions, width], classes],
+	] as const) {
+		builder.addLogical(towerPrefix + name, shape);
+		builder.rows({ logical: towerPrefix + name, foreign, width, rows: shape.at(-2)!, foreignRow });
+	}
 }
 
 function addBlock(
 	builder: CorrespondenceBuilder,
-	{ visionHiddenSize: c, visionFfnHiddenSize: f, visionNumAttentionHeads: heads }: TowerSizes,
+	{ visionHiddenSize: c, visionFfnHiddenSize: f, visionNumAttentionHeads: heads, visionLayerScale: scale }: TowerSizes,
 	spelling: TowerSpelling,
 	layer: number,
 	path: string,
 ): void {
 	const logical = `${towerPrefix}decoder.layers.${layer}.`;
 	const foreign = blockPrefix(spelling, layer);
-	const { attention, projection } = towerStyles[spelling.style];
+	const { attention, projection, norms, mlp, scales } = towerStyles[spelling.style] as Style;
 	const same = (mine: string, theirs: string, shape: readonly number[]) =>
 		builder.same(logical + mine, foreign + theirs, shape);
 	for (const [norm, linear] of [
-		["norm1", "self_attention.linear_qkv"],
-		["norm2", "mlp.linear_fc1"],
+		[norms[0], "self_attention.linear_qkv"],
+		[norms[1], "mlp.linear_fc1"],
 	] as const) {
 		for (const kind of ["weight", "bias"]) same(`${linear}.layer_norm_${kind}`, `${norm}.${kind}`, [c]);
 	}
 	for (const [mine, theirs, out, width] of [
 		["self_attention.linear_proj", projection, c, c],
-		["mlp.linear_fc1", "mlp.fc1", f, c],
-		["mlp.linear_fc2", "mlp.fc2", c, f],
+		["mlp.linear_fc1", mlp[0], f, c],
+		["mlp.linear_fc2", mlp[1], c, f],
 	] as const) {
 		same(`${mine}.weight`, `${theirs}.weight`, [out, width]);
 		same(`${mine}.bias`, `${theirs}.bias`, [out]);
+	}
+	if (scale != null && scales !== undefined) {
+		same("self_attention.layer_scale", scales[0], [c]);
+		same("mlp.layer_scale", scales[1], [c]);
 	}
 	if (c % heads !== 0) throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${c}.`);
 	for (const kind of ["weight", "bias"]) {
@@ -193,14 +289,14 @@ function addBlock(
 
 export const projectorPrefix = "modality_submodules.radio_encoder.input_projections.0.encoder.";
 
-/** The projector of published models: an RMS norm, two projections. */
+/** The projector of published models: a norm, two projections. */
 const logical = ["linear_fc1.layer_norm_weight", "linear_fc1.weight", "linear_fc2.weight"] as const;
 
-/** Their names in folders, by style. */
+/** Their names in folders, by style; biases end with "bias" instead. */
 export const projectorStyles = {
 	/** Published models; mlp1.2 is the activation. */
 	published: ["mlp1.0.weight", "mlp1.1.weight", "mlp1.3.weight"],
-	/** transformers in memory. */
+	/** transformers, of Nemotron's in memory. */
 	transformers: [
 		"multi_modal_projector.layer_norm.weight",
 		"multi_modal_projector.linear_1.weight",
@@ -219,6 +315,10 @@ export const affineName = `${projectorPrefix}weight`;
 export interface ProjectorSizes {
 	readonly visionProjectionType: "affine" | "mlp";
 	readonly visionProjectionNorm: boolean;
+	/** mlp: absent: RMSNorm, squared-relu, no biases. */
+	readonly visionProjectionNormalization?: "RMSNorm" | "LayerNorm";
+	readonly visionProjectionActivation?: "squared-relu" | "gelu";
+	readonly visionProjectionBias?: boolean;
 	/** Width of the rows it reads. */
 	readonly input: number;
 	/** mlp: its hidden width. */
@@ -244,6 +344,9 @@ export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSiz
 	const shapes = [[input], [hidden, input], [output, hidden]] as const;
 	for (const [index, shape] of shapes.entries()) {
 		if (index === 0 && !sizes.visionProjectionNorm) continue;
-		builder.same(projectorPrefix + logical[index]!, projectorStyles[style][index]!, shape);
+		const [mine, theirs] = [projectorPrefix + logical[index]!, projectorStyles[style][index]!];
+		builder.same(mine, theirs, shape);
+		const biased = index === 0 ? sizes.visionProjectionNormalization === "LayerNorm" : sizes.visionProjectionBias;
+		if (biased) builder.same(biasOf(mine), biasOf(theirs), [shape[0]]);
 	}
 }

@@ -333,7 +333,9 @@ const other: readonly Check[] = [
 	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
 	(c) => {
-		const lacking = hasEncoder(c) && c.saveHf !== null ? lackingOfPublished(c) : null;
+		// A folder of a whole model, or a checkpoint that came from one, has a config.json of its own.
+		const described = c.load !== null || (c.loadHf !== null && c.loadVision === null);
+		const lacking = hasEncoder(c) && c.saveHf !== null && !described ? lackingOfPublished(c) : null;
 		return lacking === null ? null : { key: "save-hf", message: lacking };
 	},
 	(c) =>

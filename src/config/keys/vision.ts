@@ -1,5 +1,5 @@
 /** Vision encoder, projector, freezing (docs/spec/runtime.md §8, §9, docs/spec/vision.md). */
-import { boolean, choice, defaulting, derived, integer, off, optional } from "../field.ts";
+import { boolean, choice, defaulting, derived, integer, number, off, optional } from "../field.ts";
 
 export const visionKeys = {
 	"image-token-id": defaulting(integer(0), 511, "Placeholder id of an image token.", { model: false }),
@@ -27,9 +27,9 @@ export const visionKeys = {
 		megatron: "2048, fixed in code",
 	}),
 	"vision-position-mode": defaulting(
-		choice(["cpe", "direct", "window"]),
+		choice(["cpe", "direct", "window", "bicubic", "antialias"]),
 		"cpe",
-		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner).",
+		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner); bicubic and antialias, to its grid by these filters.",
 		{ megatron: "cpe, fixed in code" },
 	),
 	"vision-position-crop": defaulting(
@@ -47,6 +47,15 @@ export const visionKeys = {
 		"Activation of the tower: GELU by tanh as in Megatron, or exact as in transformers' RADIO.",
 		{ megatron: "gelu-tanh, fixed in code" },
 	),
+	"vision-norm-epsilon": defaulting(number(0), 1e-6, "Epsilon of the tower's norms.", {
+		megatron: "1e-6, fixed in code",
+	}),
+	"vision-patch-bias": off("A bias of the embedding of patches, as most towers but RADIO have."),
+	"vision-layer-scale": optional(
+		number(0),
+		"Initial value of a trained factor for every column that each half of a layer adds, as in InternViT; unset: none.",
+	),
+	"vision-class-token-positions": off("Learned positions of class tokens too."),
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),
@@ -59,9 +68,22 @@ export const visionKeys = {
 		"affine",
 		"Projector from encoder to language width.",
 	),
-	"vision-projection-norm": off("RMS norm before an mlp projector, as published models have it.", {
+	"vision-projection-norm": off("A norm before an mlp projector, as published models have it.", {
 		model: "MLP projector",
 	}),
+	"vision-projection-normalization": defaulting(
+		choice(["RMSNorm", "LayerNorm"]),
+		"RMSNorm",
+		"The norm of vision-projection-norm.",
+		{ model: "MLP projector" },
+	),
+	"vision-projection-activation": defaulting(
+		choice(["squared-relu", "gelu"]),
+		"squared-relu",
+		"Activation of an mlp projector.",
+		{ model: "MLP projector" },
+	),
+	"vision-projection-bias": off("Biases of an mlp projector.", { model: "MLP projector" }),
 	"vision-projection-ffn-hidden-size": derived(
 		integer(1),
 		"4 × width of the projector's input",

@@ -9,6 +9,7 @@ export type EncoderKeys = Pick<
 	TrainingConfiguration,
 	| "bf16"
 	| "classTokenLen"
+	| "visionClassTokenPositions"
 	| "disableVisionClassToken"
 	| "hiddenSize"
 	| "hybridLayerPattern"
@@ -18,6 +19,9 @@ export type EncoderKeys = Pick<
 	| "normEpsilon"
 	| "pixelShuffle"
 	| "visionActivation"
+	| "visionLayerScale"
+	| "visionNormEpsilon"
+	| "visionPatchBias"
 	| "visionFfnHiddenSize"
 	| "visionFinalLayernorm"
 	| "visionHiddenSize"
@@ -29,7 +33,10 @@ export type EncoderKeys = Pick<
 	| "visionPositionCrop"
 	| "visionPositionMode"
 	| "visionProjectionFfnHiddenSize"
+	| "visionProjectionActivation"
+	| "visionProjectionBias"
 	| "visionProjectionNorm"
+	| "visionProjectionNormalization"
 	| "visionProjectionType"
 >;
 
@@ -49,12 +56,15 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 			rows: Math.floor(c.visionMaxImgH / c.patchDim),
 			columns: Math.floor(c.visionMaxImgW / c.patchDim),
 		},
-		normEpsilon: 1e-6,
+		normEpsilon: c.visionNormEpsilon,
 		softmaxScale: 1 / Math.sqrt(c.visionKvChannels),
 		patchSize: c.patchDim,
+		patchBias: c.visionPatchBias,
 		classTokens: c.classTokenLen,
+		classPositions: c.visionClassTokenPositions,
 		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
 		activation: c.visionActivation === "gelu" ? "geluErf" : "geluTanh",
+		layerScale: c.visionLayerScale,
 		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,
 		pixelShuffle: c.pixelShuffle,
@@ -69,10 +79,32 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 			inputSize: outputWidth(tower),
 			outputSize: c.hiddenSize,
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
-			// The language model's epsilon, as in Megatron-Bridge; transformers has 1e-5, which published models also use for the
-			// language model.
-			normEpsilon: c.visionProjectionNorm ? c.normEpsilon : null,
+			normEpsilon: c.visionProjectionNorm ? projectionEpsilon(c) : null,
+			normalization: c.visionProjectionNormalization,
+			activation: c.visionProjectionActivation === "gelu" ? "geluErf" : "squaredRelu",
+			bias: c.visionProjectionBias,
 			lora: visionLora(c, "vision_projection"),
 		},
 	};
+}
+
+/** The encoder of a description that has no training keys. */
+export function describedEncoder(
+	description: Omit<EncoderKeys, "bf16" | keyof typeof untold>,
+	{ bf16 }: Pick<EncoderKeys, "bf16">,
+): EncoderConfig {
+	return encoderConfig({ ...description, ...untold, bf16 });
+}
+
+const untold = {
+	visionPositionCrop: false,
+	...{ loraRank: null, loraAlpha: 1, loraDropout: 0, loraTargetModules: [] },
+} satisfies Partial<EncoderKeys>;
+
+/**
+ * PyTorch's default for a LayerNorm. For an RMS norm the language model's epsilon, as in Megatron-Bridge; transformers has 1e-5, which
+ * published models also use for the language model.
+ */
+function projectionEpsilon({ normEpsilon, visionProjectionNormalization }: EncoderKeys): number {
+	return visionProjectionNormalization === "LayerNorm" ? 1e-5 : normEpsilon;
 }

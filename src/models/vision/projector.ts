@@ -1,6 +1,6 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
 import { columnParallelLinear, gatherColumns, type Shard } from "../../parallel/index.ts";
-import { activation, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
+import { activation, layerNorm, type Parameter, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
 import { adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import { type LoraConfig, withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
@@ -12,14 +12,28 @@ export interface ProjectorConfig {
 	readonly outputSize: number;
 	/** mlp: hidden width. */
 	readonly ffnHiddenSize: number;
-	/** mlp: epsilon of an RMS norm before the first projection; null: no norm, as in MIMO. */
+	/** mlp: epsilon of a norm before the first projection; null: no norm, as in MIMO. */
 	readonly normEpsilon: number | null;
+	/** mlp: the norm, whose LayerNorm has a bias. */
+	readonly normalization: "RMSNorm" | "LayerNorm";
+	/** mlp: between the projections. */
+	readonly activation: "squaredRelu" | "geluErf";
+	/** mlp: whether its projections have biases. */
+	readonly bias: boolean;
 	readonly initMethodStd: number;
 	/** mlp: standard deviation of the second projection's initial values. */
 	readonly outputInitMethodStd: number;
 	/** mlp: adapters of its projections, beside weights that are frozen; null: none. */
 	readonly lora: LoraConfig | null;
 }
+
+/** Without a norm, as in MIMO. */
+export const plainProjector = {
+	normEpsilon: null,
+	normalization: "RMSNorm",
+	activation: "squaredRelu",
+	bias: false,
+} as const satisfies Partial<ProjectorConfig>;
 
 /** A projector without norm and adapters. `inner`: width of its hidden layer; null: it is one linear layer. */
 export function newProjector({
@@ -30,7 +44,7 @@ export function newProjector({
 }): ProjectorConfig {
 	const type = inner === null ? "affine" : "mlp";
 	const outputInitMethodStd = sizes.initMethodStd;
-	return { ...sizes, type, ffnHiddenSize: inner ?? 0, normEpsilon: null, outputInitMethodStd, lora: null };
+	return { ...plainProjector, ...sizes, type, ffnHiddenSize: inner ?? 0, outputInitMethodStd, lora: null };
 }
 
 /** Prefix of the projector's names of an encoder. */
@@ -50,20 +64,25 @@ export function projectorParameters(config: ProjectorConfig, encoder: string): P
 		return [{ name: `${prefix}weight`, shape: [outputSize, inputSize], initialisation: inward, shard: rows }];
 	}
 	const outward: Initialisation = { kind: "normal", standardDeviation: config.outputInitMethodStd };
-	const norm: ParameterSpec = {
-		name: `${prefix}linear_fc1.layer_norm_weight`,
-		shape: [inputSize],
-		initialisation: { kind: "constant", value: 1 },
-		shard: { kind: "replicated" },
+	const replicated: Shard = { kind: "replicated" };
+	const constant = (name: string, size: number, value: number, shard: Shard = replicated): ParameterSpec => {
+		return { name: prefix + name, shape: [size], initialisation: { kind: "constant", value }, shard };
 	};
+	const norm = [
+		constant("linear_fc1.layer_norm_weight", inputSize, 1),
+		...(config.normalization === "LayerNorm" ? [constant("linear_fc1.layer_norm_bias", inputSize, 0)] : []),
+	];
+	const bias = (...spec: Parameters<typeof constant>) => (config.bias ? [constant(...spec)] : []);
 	const projections: ParameterSpec[] = [
 		{ name: `${prefix}linear_fc1.weight`, shape: [ffnHiddenSize, inputSize], initialisation: inward, shard: rows },
+		...bias("linear_fc1.bias", ffnHiddenSize, 0, rows),
 		{ name: `${prefix}linear_fc2.weight`, shape: [outputSize, ffnHiddenSize], initialisation: outward, shard: columns },
+		...bias("linear_fc2.bias", outputSize, 0),
 	];
-	return [...(config.normEpsilon === null ? [] : [norm]), ...withAdapters(projections, config.lora)];
+	return [...(config.normEpsilon === null ? [] : norm), ...withAdapters(projections, config.lora)];
 }
 
-/** affine: W x; mlp: W2 relu(W1 norm(x))². The result is equal on all tensor-parallel ranks. */
+/** affine: W x; mlp: W2 f(W1 norm(x) + b1) + b2, f(x) = relu(x)² or gelu(x). The result is equal on all tensor-parallel ranks. */
 export function project(
 	tape: Tape,
 	{ name: encoder, projector: config }: { readonly name: string; readonly projector: ProjectorConfig },
@@ -77,12 +96,17 @@ export function project(
 		using part = columnParallelLinear(tape, x, parameter("weight"), null, tp);
 		return gatherColumns(tape, part, tp);
 	}
-	using normed =
-		config.normEpsilon === null
-			? x.share()
-			: rmsNorm(tape, x, parameter("linear_fc1.layer_norm_weight"), config.normEpsilon);
-	const options = { lora: config.lora, bias: false };
-	using hidden = adaptedColumns(tape, normed, projectionOf(parameter, "linear_fc1", options), tp);
-	using activated = activation(tape, hidden, "squaredRelu");
-	return adaptedRows(tape, activated, projectionOf(parameter, "linear_fc2", options), tp);
+	using normed = normOf(tape, config, x, parameter);
+	const { lora, bias } = config;
+	using hidden = adaptedColumns(tape, normed, projectionOf(parameter, "linear_fc1", { lora, bias }), tp);
+	using activated = activation(tape, hidden, config.activation);
+	return adaptedRows(tape, activated, projectionOf(parameter, "linear_fc2", { lora, bias }), tp);
+}
+
+function normOf(tape: Tape, config: ProjectorConfig, x: Tensor, parameter: (name: string) => Parameter): Tensor {
+	const { normEpsilon: epsilon, normalization } = config;
+	if (epsilon === null) return x.share();
+	const weight = parameter("linear_fc1.layer_norm_weight");
+	if (normalization === "RMSNorm") return rmsNorm(tape, x, weight, epsilon);
+	return layerNorm(tape, x, weight, parameter("linear_fc1.layer_norm_bias"), epsilon);
 }

@@ -1,4 +1,4 @@
-/** Shape and options of the RADIO vision transformer (docs/spec/vision.md §1, §2). */
+/** Shape and options of the vision transformer (docs/spec/vision.md §1, §2): RADIO, SigLIP, InternViT. */
 import { UserError } from "../../system/errors.ts";
 import type { LoraConfig } from "../lora.ts";
 import type { PatchGrid } from "../tower.ts";
@@ -7,9 +7,10 @@ import type { PatchGrid } from "../tower.ts";
 export interface PositionOptions {
 	/**
 	 * cpe: the whole table to the square of the longer side, its top left corner kept. direct: straight to the grid.
-	 * window: the table's own top left corner, stretched only where the grid is larger.
+	 * window: the table's own top left corner, stretched only where the grid is larger. bicubic: straight to the grid, by the
+	 * bicubic filter; antialias: by the triangle, as wide as the table's entries that a patch covers.
 	 */
-	readonly mode: "cpe" | "direct" | "window";
+	readonly mode: "cpe" | "direct" | "window" | "bicubic" | "antialias";
 	/** First cut the table to the image's proportions. */
 	readonly aspectRatioSelect: boolean;
 	/** cpe: a random crop of the table for every image while a trainable tower trains. */
@@ -26,13 +27,19 @@ export interface VitConfig {
 	readonly softmaxScale: number;
 	/** Side of a square patch in pixels; a patch has 3 patchSize² values. */
 	readonly patchSize: number;
+	/** Whether the embedding of patches has a bias. */
+	readonly patchBias: boolean;
 	/** Tokens put before the patches of every image. */
 	readonly classTokens: number;
+	/** Whether they have positions of their own. */
+	readonly classPositions: boolean;
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
 	/** Activation of the MLP: Megatron's GELU by tanh, or transformers' exact GELU. */
 	readonly activation: "geluTanh" | "geluErf";
+	/** Initial value of a factor for every column that each half of a layer adds to the stream; null: there is none. */
+	readonly layerScale: number | null;
 	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (docs/spec/vision.md §1.6). */
 	readonly finalLayerNorm: boolean;
 	readonly dropClassTokens: boolean;

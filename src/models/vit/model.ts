@@ -1,5 +1,5 @@
 /**
- * The RADIO vision transformer (docs/spec/vision.md §1, §2): patches of images, image after image → rows of features.
+ * The vision transformer (docs/spec/vision.md §1, §2): patches of images, image after image → rows of features.
  * Its parameters belong to the module it is part of.
  */
 import { type Group, gatherColumns } from "../../parallel/index.ts";
@@ -7,6 +7,7 @@ import {
 	activation,
 	add,
 	addLater,
+	addScaledColumns,
 	attention,
 	layerNorm,
 	linear,
@@ -52,7 +53,8 @@ export class VitModel {
 
 	#embed(tape: Tape, patches: Tensor, packed: PackedEmbedding, observe: EncoderObserver | undefined): Tensor {
 		tape.begin("encoder.embedding");
-		using part = linear(tape, patches, this.#parameter("embedder.weight"));
+		const bias = this.config.patchBias ? this.#parameter("embedder.bias") : null;
+		using part = linear(tape, patches, this.#parameter("embedder.weight"), bias);
 		using embedded = gatherColumns(tape, part, this.tp);
 		observe?.("embedder", embedded);
 		using positions = spmm(tape, packed.positions, this.#parameter("position_embeddings"));
@@ -65,7 +67,9 @@ export class VitModel {
 	#addClassTokens(tape: Tape, patches: Tensor, packed: PackedEmbedding): Tensor {
 		if (this.config.classTokens === 0) return patches.share();
 		using base = spmm(tape, packed.patches, patches);
-		return spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
+		using tokens = spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
+		if (!this.config.classPositions) return tokens.share();
+		return spmm(tape, packed.classTokens, this.#parameter("class_position_embeddings"), { base: tokens });
 	}
 
 	#layers(tape: Tape, first: Tensor, packed: PackedImages, observe: EncoderObserver | undefined): ResidualSum {
@@ -95,7 +99,7 @@ export class VitModel {
 	}
 }
 
-// One pre-norm layer of the RADIO tower (docs/spec/vision.md §1.5). Every tensor-parallel rank holds all tokens between
+// One pre-norm layer of the tower (docs/spec/vision.md §1.5). Every tensor-parallel rank holds all tokens between
 // layers; inside it has its own heads and its own part of the feed-forward width.
 
 interface VitLayerContext {
@@ -110,9 +114,16 @@ interface VitLayerContext {
 /** x_TC → x + attention(norm(x)), then that + mlp(norm(that)): a sum that the next norm may write. */
 function vitLayer(tape: Tape, context: VitLayerContext, x: ResidualSum): ResidualSum {
 	using attended = selfAttention(tape, context, x);
-	using middle = addLater(tape, x.written(), attended);
+	using middle = addBranch(tape, context, x, attended, "self_attention.layer_scale");
 	using fed = feedForward(tape, context, middle);
-	return addLater(tape, middle.written(), fed);
+	return addBranch(tape, context, middle, fed, "mlp.layer_scale");
+}
+
+/** x + scale ⊙ branch; without layer scale x + branch. */
+function addBranch(tape: Tape, context: VitLayerContext, x: ResidualSum, branch: Tensor, scale: string): ResidualSum {
+	if (context.config.layerScale === null) return addLater(tape, x.written(), branch);
+	using sum = addScaledColumns(tape, x.written(), branch, context.weights(scale));
+	return ResidualSum.of(sum);
 }
 
 /**

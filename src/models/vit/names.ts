@@ -1,5 +1,5 @@
 /**
- * Every parameter of the RADIO tower: Megatron's logical names, shapes, initial values and sharding
+ * Every parameter of the tower: Megatron's logical names, shapes, initial values and sharding
  * (docs/spec/vision.md §1.2).
  */
 import type { Shard } from "../../parallel/index.ts";
@@ -42,6 +42,7 @@ function embeddingParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, positionTable: table } = config;
 	const specs: ParameterSpec[] = [
 		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
+		...(config.patchBias ? [{ name: "embedder.bias", shape: [c], initialisation: zeros, shard: rows }] : []),
 		{
 			name: "position_embeddings",
 			shape: [1, table.rows * table.columns, c],
@@ -49,10 +50,25 @@ function embeddingParameters(config: VitConfig): ParameterSpec[] {
 			shard: replicated,
 		},
 	];
-	if (config.classTokens > 0) {
-		specs.push({ name: "class_token", shape: [config.classTokens, c], initialisation: normal(1), shard: replicated });
+	for (const [name, std] of classTokens(config)) {
+		specs.push({ name, shape: [config.classTokens, c], initialisation: normal(std), shard: replicated });
 	}
 	return specs;
+}
+
+/** The class tokens and their positions, as far as the tower has them, with the deviation of their initial values. */
+function classTokens({ classTokens, classPositions, hiddenSize }: VitConfig): [name: string, std: number][] {
+	if (classTokens === 0) return [];
+	return [
+		["class_token", 1],
+		...(classPositions ? [["class_position_embeddings", hiddenSize ** -0.5] as [string, number]] : []),
+	];
+}
+
+/** The factors of a half of a layer. */
+function layerScale({ layerScale, hiddenSize }: VitConfig, name: string): ParameterSpec[] {
+	if (layerScale === null) return [];
+	return [{ name, shape: [hiddenSize], initialisation: { kind: "constant", value: layerScale }, shard: replicated }];
 }
 
 function normParameters(weight: string, bias: string, width: number): ParameterSpec[] {
@@ -78,8 +94,10 @@ function layerParameters(config: VitConfig): ParameterSpec[] {
 		...norm("self_attention.linear_qkv"),
 		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows),
 		...projection("self_attention.linear_proj", [c, attended], outward, columns),
+		...layerScale(config, "self_attention.layer_scale"),
 		...norm("mlp.linear_fc1"),
 		...projection("mlp.linear_fc1", [f, c], inward, rows),
 		...projection("mlp.linear_fc2", [c, f], outward, columns),
+		...layerScale(config, "mlp.layer_scale"),
 	];
 }

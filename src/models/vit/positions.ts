@@ -1,7 +1,7 @@
 /**
  * Learned positions fitted to an image's grid of patches: bilinear, half-pixel centres, no antialiasing, coordinates in
- * fp32 (docs/spec/vision.md §1.4). A patch's position is a weighted sum of at most four rows of the table; both axes
- * are independent.
+ * fp32, where the mode says nothing else (docs/spec/vision.md §1.4). A patch's position is a weighted sum of rows of the table; both
+ * axes are independent.
  */
 import type { SparseOutline, SparseRows } from "../../tensor/index.ts";
 import type { PatchGrid } from "../tower.ts";
@@ -9,11 +9,22 @@ import type { PositionOptions } from "./config.ts";
 
 const f32 = Math.fround;
 
-/** Along one axis: place d reads table indices first[d] and second[d] with weights 1 − λ and λ. */
+/** Along one axis: place d reads the table's indices from offsets[d] to offsets[d + 1] of `index`, each with its weight. */
 interface Taps {
-	readonly first: Int32Array;
-	readonly second: Int32Array;
-	readonly lambda: Float32Array;
+	readonly offsets: Int32Array;
+	readonly index: Int32Array;
+	readonly weight: Float32Array;
+}
+
+/** The taps of `count` places; `at`: index and weight of each tap of a place. Taps without a weight are left out. */
+function taps(count: number, at: (d: number) => readonly (readonly [index: number, weight: number])[]): Taps {
+	const offsets = new Int32Array(count + 1);
+	const all: (readonly [number, number])[] = [];
+	for (let d = 0; d < count; d++) {
+		all.push(...at(d).filter(([, weight]) => f32(weight) !== 0));
+		offsets[d + 1] = all.length;
+	}
+	return { offsets, index: Int32Array.from(all, ([i]) => i), weight: Float32Array.from(all, ([, w]) => w) };
 }
 
 /** A window of the table, in its own coordinates from 0 to 1: origin and size (docs/spec/vision.md §1.4). */
@@ -24,17 +35,46 @@ export interface PositionCrop {
 	readonly height: number;
 }
 
-/** Indices and weight at coordinates 0 … size − 1. */
+/** Bilinear, at coordinates in 0 … size − 1. */
 function tapsAt(count: number, size: number, coordinate: (d: number) => number): Taps {
-	const taps = { first: new Int32Array(count), second: new Int32Array(count), lambda: new Float32Array(count) };
-	for (let d = 0; d < count; d++) {
+	return taps(count, (d) => {
 		const u = Math.min(Math.max(0, f32(coordinate(d))), size - 1);
 		const first = Math.floor(u);
-		taps.first[d] = first;
-		taps.second[d] = Math.min(first + 1, size - 1);
-		taps.lambda[d] = f32(u - first);
-	}
-	return taps;
+		const lambda = f32(u - first);
+		return [
+			[first, f32(1 - lambda)],
+			[Math.min(first + 1, size - 1), lambda],
+		];
+	});
+}
+
+/** A resize of `size` entries to `count` by Keys' bicubic kernel of a = −3/4, half-pixel centres, no antialiasing. */
+function bicubic(size: number, count: number): Taps {
+	const scale = f32(size / count);
+	const a = -0.75;
+	const near = (x: number) => ((a + 2) * x - (a + 3)) * x * x + 1;
+	const far = (x: number) => ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
+	return taps(count, (d) => {
+		const u = f32(f32((d + 0.5) * scale) - 0.5);
+		const first = Math.floor(u);
+		const t = f32(u - first);
+		const weights = [far(1 + t), near(t), near(1 - t), far(2 - t)];
+		return weights.map((weight, k) => [Math.min(Math.max(0, first - 1 + k), size - 1), weight]);
+	});
+}
+
+/** A resize of `size` entries to `count` by the triangle, widened where it shrinks, half-pixel centres. */
+function antialiased(size: number, count: number): Taps {
+	const scale = size / count;
+	const support = Math.max(scale, 1);
+	return taps(count, (d) => {
+		const centre = scale * (d + 0.5);
+		const first = Math.max(0, Math.trunc(centre - support + 0.5));
+		const end = Math.min(size, Math.trunc(centre + support + 0.5));
+		const own = Array.from({ length: end - first }, (_, k) => 1 - Math.abs(first + k + 0.5 - centre) / support);
+		const sum = own.reduce((all, weight) => all + Math.max(0, weight), 0);
+		return own.map((weight, k) => [first + k, Math.max(0, weight) / sum]);
+	});
 }
 
 /** The first `count` places of a resize of `size` entries to `resized`. */
@@ -74,6 +114,10 @@ function axes(
 	switch (options.mode) {
 		case "direct":
 			return fit(select ? aspectCrop(table, grid) : table);
+		case "bicubic":
+			return { y: bicubic(table.rows, grid.rows), x: bicubic(table.columns, grid.columns) };
+		case "antialias":
+			return { y: antialiased(table.rows, grid.rows), x: antialiased(table.columns, grid.columns) };
 		case "window":
 			return fit(
 				select
@@ -97,8 +141,6 @@ function axes(
 /** The matrix of positionRows(), whose entries are counted axis by axis before they are made. */
 export function positionMatrix(...given: Parameters<typeof positionRows>): SparseOutline {
 	const [table, grids, options, crops = null] = given;
-	/** Table entries that places along an axis read: those with a weight. */
-	const read = ({ lambda }: Taps) => lambda.reduce((sum, along) => sum + (along === 0 || along === 1 ? 1 : 2), 0);
 	let [patches, entries] = [0, 0];
 	const known = new Map<PatchGrid, number>();
 	for (const [image, grid] of grids.entries()) {
@@ -106,7 +148,7 @@ export function positionMatrix(...given: Parameters<typeof positionRows>): Spars
 		const counted = crop === null ? known.get(grid) : undefined;
 		const count = () => {
 			const { y, x } = axes(table, grid, options, crop);
-			return read(y) * read(x);
+			return y.index.length * x.index.length;
 		};
 		const own = counted ?? count();
 		if (crop === null) known.set(grid, own);
@@ -128,29 +170,24 @@ export function positionRows(
 	crops: readonly PositionCrop[] | null = null,
 ): SparseRows {
 	const patches = grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0);
+	const fitted = grids.map((grid, image) => axes(table, grid, options, crops?.[image] ?? null));
+	const entries = fitted.reduce((sum, { y, x }) => sum + y.index.length * x.index.length, 0);
 	const offsets = new Int32Array(patches + 1);
-	const column = new Int32Array(4 * patches);
-	const value = new Float32Array(4 * patches);
+	const column = new Int32Array(entries);
+	const value = new Float32Array(entries);
 	let [patch, entry] = [0, 0];
-	const push = (row: number, tableColumn: number, weight: number) => {
-		if (weight === 0) return;
-		column[entry] = row * table.columns + tableColumn;
-		value[entry++] = weight;
-	};
-	for (const [image, grid] of grids.entries()) {
-		const { y, x } = axes(table, grid, options, crops?.[image] ?? null);
-		for (let i = 0; i < grid.rows; i++) {
-			const [top, bottom, down] = [y.first[i]!, y.second[i]!, y.lambda[i]!];
-			for (let j = 0; j < grid.columns; j++) {
-				const [left, right, along] = [x.first[j]!, x.second[j]!, x.lambda[j]!];
-				push(top, left, f32(1 - down) * f32(1 - along));
-				push(top, right, f32(1 - down) * along);
-				push(bottom, left, down * f32(1 - along));
-				push(bottom, right, down * along);
+	for (const { y, x } of fitted) {
+		for (let i = 0; i + 1 < y.offsets.length; i++) {
+			for (let j = 0; j + 1 < x.offsets.length; j++) {
+				for (let down = y.offsets[i]!; down < y.offsets[i + 1]!; down++) {
+					for (let along = x.offsets[j]!; along < x.offsets[j + 1]!; along++) {
+						column[entry] = y.index[down]! * table.columns + x.index[along]!;
+						value[entry++] = y.weight[down]! * x.weight[along]!;
+					}
+				}
 				offsets[++patch] = entry;
 			}
 		}
 	}
-	const rows = table.rows * table.columns;
-	return { columns: rows, offsets, column: column.subarray(0, entry), value: value.subarray(0, entry) };
+	return { columns: table.rows * table.columns, offsets, column, value };
 }

@@ -24,7 +24,7 @@ import { describedConfig } from "../../models/language/from-configuration.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import { pooledCoefficient } from "../../models/language/pooled-balancing.ts";
 import { loggedName } from "../../models/language/router-state.ts";
-import { decays } from "../../models/parameter-spec.ts";
+import { decays, type ParameterSpec } from "../../models/parameter-spec.ts";
 import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -64,7 +64,7 @@ export const languageReference: ReferenceFormat = {
 		const batches = readBatches(path, golden);
 		const kept = opened.move();
 		return {
-			specification: { ...run, adam: { ...run.adam, ...decayRule(names, config, golden) } },
+			specification: { ...run, adam: { ...run.adam, ...decayRule(names, hybridParameters(config), golden.optimizer) } },
 			optimizer: golden.optimizer,
 			steps: batches.length,
 			batch: (step) => batches[step]!,
@@ -161,19 +161,19 @@ function depthChecks(
 }
 
 /** Weight decay factors of the reference's optimizer; those of `mimo train` where they are equal. */
-function decayRule(
+export function decayRule(
 	names: Correspondence,
-	config: HybridConfig,
-	golden: LanguageGolden,
+	parameters: readonly ParameterSpec[],
+	{ no_weight_decay }: LanguageGolden["optimizer"],
 ): Pick<AdamWOptions, "weightDecayMultiplier"> {
-	const excluded = new Set(golden.optimizer.no_weight_decay);
+	const excluded = new Set(no_weight_decay);
 	const foreignOf = new Map(names.links.map(({ logical, foreign }) => [logical, foreign]));
 	const rule = (name: string) => {
 		const foreign = foreignOf.get(name) ?? foreignOf.get(`${name}0`);
 		if (foreign === undefined) throw new Error(`No Hugging Face tensor corresponds to ${name}.`);
 		return excluded.has(foreign) ? 0 : 1;
 	};
-	const same = hybridParameters(config).every((spec) => rule(spec.name) === decayMultiplier(decays(spec)));
+	const same = parameters.every((spec) => rule(spec.name) === decayMultiplier(decays(spec)));
 	return same ? {} : { weightDecayMultiplier: rule };
 }
 
@@ -201,7 +201,8 @@ function readBatches(folder: string, golden: LanguageGolden): ImageTextMicrobatc
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
 
-const languageGoldenSchema = v.object({
+/** What transformers' references of any kind have. */
+export const transformersRun = {
 	dtype: v.literal("float32"),
 	optimizer: v.object({
 		...adamW,
@@ -211,6 +212,10 @@ const languageGoldenSchema = v.object({
 	exact_steps: v.number(),
 	batch: v.number(),
 	seq: v.number(),
+};
+
+const languageGoldenSchema = v.object({
+	...transformersRun,
 	/** What was differentiated; absent: the loss. */
 	objective: v.optional(v.string()),
 	steps: v.array(
@@ -248,7 +253,7 @@ export function readLanguageGolden(folder: string): LanguageGolden {
  * least time_step_min (whatever use_mamba_kernels says: transformers 5 ignores it).
  */
 export function huggingFaceConfig(
-	{ configuration, configText }: HuggingFaceModel,
+	{ configuration, configText }: Pick<HuggingFaceModel, "configuration" | "configText">,
 	path: string,
 	precision: Precision,
 ): HybridConfig {

@@ -5,6 +5,7 @@ import { symbolsOf } from "../../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
+import { plainProjector } from "../../models/vision/projector.ts";
 import { visionEncoder } from "../../models/vit/tower.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -161,10 +162,13 @@ export function goldenEncoderConfig(
 			normEpsilon: vision.norm_epsilon,
 			softmaxScale: vision.softmax_scale,
 			patchSize: vision.patch_size,
+			patchBias: false,
 			classTokens: vision.class_tokens,
+			classPositions: false,
 			positionTable: vision.position_table,
 			positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: false },
 			activation: "geluTanh",
+			layerScale: null,
 			finalLayerNorm: vision.final_layernorm,
 			dropClassTokens: vision.class_tokens_dropped,
 			pixelShuffle: vision.pixel_shuffle,
@@ -178,7 +182,7 @@ export function goldenEncoderConfig(
 			inputSize: projector.input_size,
 			outputSize: projector.output_size,
 			ffnHiddenSize: 4 * projector.input_size,
-			normEpsilon: null,
+			...plainProjector,
 			initMethodStd: std,
 			outputInitMethodStd: outward,
 			lora: null,

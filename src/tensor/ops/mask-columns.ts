@@ -13,7 +13,7 @@ import {
 import type { Parameter } from "../parameter.ts";
 import { ResidualSum } from "../residual-sum.ts";
 import type { Tape } from "../tape.ts";
-import { contiguous, type FloatDtype, Tensor } from "../tensor.ts";
+import { cast, contiguous, type FloatDtype, Tensor } from "../tensor.ts";
 
 /** y_RW = mask_W x_RW, x f32 or bf16. Only the live rows are computed. */
 export function maskColumns(tape: Tape, x: Tensor, mask: Mask): Tensor {
@@ -23,6 +23,15 @@ export function maskColumns(tape: Tape, x: Tensor, mask: Mask): Tensor {
 /** y_RW = a_RW + mask_W x_RW: the residual connection of a masked branch. One rounding; a's gradient is y's own, shared. */
 export function addMaskedColumns(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): Tensor {
 	const y = recordMaskedSum(tape, a, x, mask);
+	writeMaskedSum(y, a, x, mask);
+	return y;
+}
+
+/** y_RW = a_RW + scale_W x_RW: the residual connection of a branch with layer scale, a trained factor for every column. */
+export function addScaledColumns(tape: Tape, a: Tensor, x: Tensor, scale: Parameter): Tensor {
+	using factors = scale.value.dtype === "f32" ? scale.value.share() : cast(scale.value, "f32");
+	const mask = { columns: { factors, gradients: scale.mainGradient }, scale: null };
+	const y = recordMaskedSum(tape, a, x, mask, [scale]);
 	writeMaskedSum(y, a, x, mask);
 	return y;
 }
@@ -43,8 +52,14 @@ function writeMaskedSum(y: Tensor, a: Tensor | null, x: Tensor, mask: Mask): voi
 	x.device.run("mask_columns_forward", { ...maskArguments(mask, width), ...sizes, ...strides, x, addend: a, y });
 }
 
-/** The sum's place on the tape; its values are still to be written. */
-function recordMaskedSum(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): Tensor {
+/** The sum's place on the tape; its values are still to be written. `parameters`: those whose gradients the mask's are. */
+function recordMaskedSum(
+	tape: Tape,
+	a: Tensor | null,
+	x: Tensor,
+	mask: Mask,
+	parameters: readonly Parameter[] = [],
+): Tensor {
 	if (a !== null && (a.elements !== x.elements || a.width !== x.width || a.dtype !== x.dtype)) {
 		throw new RangeError(`A masked ${x.dtype} [${x.shape}] cannot be added to ${a.dtype} [${a.shape}].`);
 	}
@@ -62,6 +77,7 @@ function recordMaskedSum(tape: Tape, a: Tensor | null, x: Tensor, mask: Mask): T
 		name: "mask_columns",
 		outputs: [y],
 		keep: [sums ? x : null, ...maskTensors(mask), x.rowCount],
+		parameters,
 		backward: ([dy]) => {
 			a?.gradient?.accumulate(dy!.share());
 			const dx = x.gradient?.target() ?? null;

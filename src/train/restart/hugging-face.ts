@@ -11,6 +11,7 @@ import {
 	keptOf,
 	type LanguageModelConfiguration,
 	lackingOfImages,
+	languageKey,
 	loadModel,
 	mayWrite,
 	mergeAdapters,
@@ -20,6 +21,7 @@ import {
 	ownershipText,
 	type Pretrained,
 	type ProjectorSizes,
+	parsePythonJson,
 	planFolder,
 	projectorPrefix,
 	scaleOf,
@@ -33,6 +35,7 @@ import {
 } from "../../checkpoint/index.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
+import { lackingOfPublished } from "../../config/published-model.ts";
 import { requireSameModel } from "../../config/same-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
@@ -58,8 +61,10 @@ export function openFolders(c: TrainingConfiguration): Pretrained | null {
 /** The projector of a run; null: one that published models do not have. */
 export function projectorSizesOf(c: TrainingConfiguration): ProjectorSizes | null {
 	if (c.visionProjectionType !== "mlp") return null;
+	const { visionProjectionNorm, visionProjectionNormalization, visionProjectionActivation, visionProjectionBias } = c;
 	return {
-		...({ visionProjectionType: "mlp", visionProjectionNorm: c.visionProjectionNorm, output: c.hiddenSize } as const),
+		...({ visionProjectionType: "mlp", visionProjectionNorm, visionProjectionNormalization } as const),
+		...{ visionProjectionActivation, visionProjectionBias, output: c.hiddenSize },
 		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
 	};
 }
@@ -209,11 +214,12 @@ function partsOf(module: NamedTensors, wanted: (name: string) => boolean): Named
 	};
 }
 
-/** Throws a UserError where the folder of --save-hf could not say how images were made. `kept`: of the folder it comes from. */
+/** Throws a UserError where the folder of --save-hf could not say what the model is, or how images were made. `kept`: of the folder it comes from. */
 export function requireImages(c: TrainingConfiguration, kept: KeptFolder | null): void {
 	if (c.saveHf === null || !hasEncoder(c)) return;
 	const files = { configText: kept?.configText ?? "{}", companions: kept?.companions ?? new Map() };
-	const lacking = lackingOfImages(files, c, c.saveHf);
+	const isWhole = kept !== null && languageKey(parsePythonJson(kept.configText, c.saveHf)) !== null;
+	const lacking = (isWhole ? null : lackingOfPublished(c)) ?? lackingOfImages(files, c, c.saveHf);
 	if (lacking !== null) throw new UserError(`--save-hf ${c.saveHf}: ${lacking}.`);
 }
 

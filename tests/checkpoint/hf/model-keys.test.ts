@@ -260,7 +260,7 @@ describe("folders that are refused, in one sentence", () => {
 
 	test("a folder without the part that a flag is for", () => {
 		expect(both(tower, tower)).toThrow(`${tower} (--load-hf) holds no language model.`);
-		expect(both(language, language)).toThrow(`${language} (--load-vision) holds no RADIO tower.`);
+		expect(both(language, language)).toThrow(`${language} (--load-vision) holds no vision tower.`);
 		expect(both(language, tower, "--load-projector", tower)).toThrow(`${tower} (--load-projector) holds no projector.`);
 		expect(both(language, join(folder, "nowhere"))).toThrow("nowhere: it does not exist.");
 	});

@@ -1,0 +1,157 @@
+/** Vision towers that transformers' config.json describes wholly, by its model_type: SigLIP, SigLIP 2, InternViT. */
+import { type Json, type Refuse, whole } from "./families/family.ts";
+import type { TowerConfiguration } from "./vision-configuration.ts";
+import type { TowerSizes } from "./vision-names.ts";
+
+type Tower = TowerConfiguration & TowerSizes;
+
+/** A tower's own fields, and how it is read. */
+interface TowerType {
+	/** transformers' sizes of a field that config.json leaves out. */
+	readonly sizes: Readonly<Record<string, number>>;
+	/** Fields with the only value that this program's tower has, which an absent one has; of `required` an absent one has another. */
+	readonly only: Json;
+	readonly required?: Json;
+	readonly activation: string;
+	/** Side of the square table of positions, in patches. */
+	readonly side: (values: Json, patch: number, bad: Refuse) => number;
+	readonly read: (values: Json, bad: Refuse) => Pick<Tower, (typeof own)[number]>;
+}
+
+const own = [
+	"visionFinalLayernorm",
+	"visionPositionMode",
+	"classTokenLen",
+	"visionClassTokenPositions",
+	"visionLayerScale",
+] as const;
+
+const siglipSizes = {
+	...{ hidden_size: 768, intermediate_size: 3072, num_hidden_layers: 12, num_attention_heads: 12 },
+	...{ patch_size: 16, image_size: 224 },
+};
+const noClassToken = { classTokenLen: 0, visionClassTokenPositions: false, visionLayerScale: null } as const;
+
+const types: Readonly<Record<string, TowerType>> = {
+	siglip_vision_model: {
+		sizes: siglipSizes,
+		only: { num_channels: 3, attention_dropout: 0 },
+		activation: "gelu_pytorch_tanh",
+		side: sideOfImage,
+		read: () => ({ ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "direct" }),
+	},
+	siglip2_vision_model: {
+		sizes: { ...siglipSizes, num_patches: 256 },
+		only: { num_channels: 3, attention_dropout: 0 },
+		activation: "gelu_pytorch_tanh",
+		side: (values, _, bad) => sideOf(whole(values, "num_patches", 256, bad), bad),
+		read: () => ({ ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "antialias" }),
+	},
+	internvl_vision: {
+		sizes: {
+			...{ hidden_size: 1024, intermediate_size: 4096, num_hidden_layers: 24, num_attention_heads: 16 },
+			...{ patch_size: 14, image_size: 448 },
+		},
+		only: {
+			...{ num_channels: 3, attention_dropout: 0, hidden_dropout_prob: 0, projection_dropout: 0 },
+			...{ use_qk_norm: false, use_mask_token: false, use_absolute_position_embeddings: true, norm_type: "layer_norm" },
+		},
+		required: { attention_bias: true },
+		activation: "gelu",
+		side: sideOfImage,
+		read: ({ layer_scale_init_value: scale = 0.1, use_mean_pooling: pooled = true }) => ({
+			...{ classTokenLen: 1, visionClassTokenPositions: true, visionLayerScale: Number(scale) },
+			...{ visionFinalLayernorm: pooled === false, visionPositionMode: "bicubic" },
+		}),
+	},
+};
+
+export const towerTypes: readonly string[] = Object.keys(types);
+
+/** Whether a config.json's model_type is of one of these towers. */
+export function isTowerType(type: unknown): type is string {
+	return typeof type === "string" && Object.hasOwn(types, type);
+}
+
+/** The tower of a config.json's vision section, all of its layers. `activations`: their names in config.json. */
+export function readTower(
+	section: Json,
+	activations: Readonly<Record<string, Tower["visionActivation"]>>,
+	bad: Refuse,
+): Tower {
+	const { sizes, only, required = {}, activation, side, read } = types[section.model_type as string]!;
+	for (const [name, value] of [...Object.entries(only), ...Object.entries(required)]) {
+		const said = section[name] ?? (name in required ? undefined : value);
+		if (said === value) continue;
+		bad(`${name} is ${JSON.stringify(said ?? null)}, this program's vision tower has only ${JSON.stringify(value)}`);
+	}
+	const size = (name: string) => whole(section, name, sizes[name]!, bad);
+	const [width, heads] = [size("hidden_size"), size("num_attention_heads")];
+	if (width % heads !== 0) bad(`hidden_size is ${width}, no multiple of num_attention_heads (${heads})`);
+	const act = section.hidden_act ?? activation;
+	if (typeof act !== "string" || !Object.hasOwn(activations, act)) {
+		bad(`hidden_act is ${JSON.stringify(act)}, this program's vision tower has ${Object.keys(activations).join(", ")}`);
+	}
+	const epsilon = section.layer_norm_eps ?? 1e-6;
+	if (typeof epsilon !== "number" || !(epsilon > 0))
+		bad(`layer_norm_eps is ${JSON.stringify(epsilon)}, expected a number`);
+	const patchDim = squareOf(section, "patch_size", sizes, bad);
+	const patches = side(section, patchDim, bad);
+	return {
+		visionNumLayers: size("num_hidden_layers"),
+		visionHiddenSize: width,
+		visionNumAttentionHeads: heads,
+		visionKvChannels: width / heads,
+		visionFfnHiddenSize: size("intermediate_size"),
+		visionMaxImgH: patches * patchDim,
+		visionMaxImgW: patches * patchDim,
+		visionActivation: activations[act as string]!,
+		visionNormEpsilon: epsilon as number,
+		visionPatchBias: true,
+		patchDim,
+		positions: patches ** 2,
+		...read(section, bad),
+	};
+}
+
+/**
+ * The part of a tower that a vision-language model reads: the layers up to the one that it names, and the norm behind the last only
+ * where it reads that one (transformers' vision_feature_layer).
+ */
+export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
+	const { model_type: type, vision_feature_layer: said, vision_feature_select_strategy: strategy = "default" } = json;
+	if (type !== "llava" && type !== "internvl") return tower;
+	const layer = said ?? (type === "llava" ? -2 : -1);
+	const layers = tower.visionNumLayers;
+	const index = Number(layer) < 0 ? layers + 1 + Number(layer) : Number(layer);
+	if (!Number.isSafeInteger(layer) || index < 0 || index > layers) {
+		bad(`vision_feature_layer is ${JSON.stringify(layer)}, expected one of ${layers} layers`);
+	}
+	const needed = tower.classTokenLen > 0 ? "default" : "full";
+	if (strategy !== needed) {
+		const why = needed === "full" ? "the tower has no class token to drop" : "its class token makes no row";
+		bad(
+			`vision_feature_select_strategy is ${JSON.stringify(strategy)}, only ${JSON.stringify(needed)} can be read: ${why}`,
+		);
+	}
+	if (index === layers) return tower;
+	return { ...tower, visionNumLayers: index, visionFinalLayernorm: false };
+}
+
+function sideOfImage(values: Json, patch: number, bad: Refuse): number {
+	const pixels = squareOf(values, "image_size", types[values.model_type as string]!.sizes, bad);
+	return Math.floor(pixels / patch);
+}
+
+function sideOf(positions: number, bad: Refuse): number {
+	const side = Math.sqrt(positions);
+	return Number.isInteger(side) ? side : bad(`num_patches is ${positions}, which is no square`);
+}
+
+/** A side of squares, which config.json gives once or for both directions. */
+function squareOf(values: Json, name: string, sizes: TowerType["sizes"], bad: Refuse): number {
+	const given = [values[name] ?? sizes[name]].flat();
+	if (given.length > 2 || given.some((side) => side !== given[0]))
+		bad(`${name} is ${JSON.stringify(given)}, no square`);
+	return whole({ [name]: given[0] }, name, 1, bad);
+}

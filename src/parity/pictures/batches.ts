@@ -1,0 +1,71 @@
+/** batches.safetensors of a vision-language model's reference: tokens, and pictures in the order of their placeholders. */
+import { join } from "node:path";
+import { openSafetensors, type SafetensorsFile } from "../../checkpoint/index.ts";
+import { type ImageSet, joinImages, patchify } from "../../data/images.ts";
+import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import type { PatchGrid, Tower } from "../../models/tower.ts";
+import { visionModule } from "../../parallel/index.ts";
+import { UserError } from "../../system/errors.ts";
+
+interface Sizes {
+	readonly steps: number;
+	/** Samples of a step, and tokens of a sample. */
+	readonly batch: number;
+	readonly seq: number;
+	readonly placeholder: number;
+	readonly tower: Tower;
+	readonly patchSize: number;
+}
+
+/** The samples of every step, of one sequence each. Throws a UserError for a tensor of another shape. */
+export function readPictureBatches(folder: string, sizes: Sizes): ImageTextMicrobatch[][] {
+	using file = openSafetensors(join(folder, "batches.safetensors"));
+	return Array.from({ length: sizes.steps }, (_, step) => readStep(file, step + 1, sizes));
+}
+
+function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder, tower, patchSize }: Sizes) {
+	const tokens = (name: string) => {
+		const { dtype, shape } = file.information(`${step}.${name}`);
+		if (dtype === "I32" && String(shape) === String([batch, seq])) return file.read(`${step}.${name}`) as Int32Array;
+		throw new UserError(
+			`${step}.${name} in ${file.path} is ${dtype} [${shape}]; golden.json needs I32 [${[batch, seq]}].`,
+		);
+	};
+	const [ids, labels] = [tokens("input_ids"), tokens("labels")];
+	const pictures = readPictures(file, step, patchSize);
+	let picture = 0;
+	return Array.from({ length: batch }, (_, sample): ImageTextMicrobatch => {
+		const part = (values: Int32Array) => values.slice(sample * seq, (sample + 1) * seq);
+		const text = part(ids);
+		let left = text.reduce((sum, id) => sum + Number(id === placeholder), 0);
+		const first = picture;
+		while (left > 0 && picture < pictures.length) left -= tower.rowsOf(pictures[picture++]!.grids[0]!);
+		const own = pictures.slice(first, picture);
+		const images: ImageSet = {
+			...(own.length === 0 ? { patches: new Float32Array(0), grids: [] } : joinImages(own)),
+			imagesPerSample: [own.length],
+		};
+		const targets = part(labels);
+		return {
+			text: {
+				ids: text,
+				labels: targets,
+				lossMask: Float32Array.from(targets, (id) => Number(id >= 0)),
+				lengths: [seq],
+			},
+			features: { [visionModule]: images },
+		};
+	});
+}
+
+/** Every picture of a step by itself. */
+function readPictures(file: SafetensorsFile, step: number, patchSize: number): ImageSet[] {
+	const name = `${step}.pixel_values`;
+	const values = file.read(name) as Float32Array;
+	const [count, , height, width] = file.information(name).shape as [number, number, number, number];
+	const grid: PatchGrid = { rows: height / patchSize, columns: width / patchSize };
+	return Array.from({ length: count }, (_, picture) => {
+		const pixels = values.subarray(picture * 3 * height * width, (picture + 1) * 3 * height * width);
+		return { patches: patchify(pixels, height, width, patchSize), grids: [grid], imagesPerSample: [1] };
+	});
+}

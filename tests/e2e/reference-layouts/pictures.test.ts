@@ -1,0 +1,15 @@
+/** `mimo parity` on processes: vision-language models that transformers trained. */
+import { describe, test } from "bun:test";
+import { golden } from "../../golden.ts";
+import { expectAgreement } from "./agreement.ts";
+
+const full = process.env.MIMO_TEST_FULL === "1";
+
+describe.each([
+	["llava-siglip-qwen2", ["1|1", "dp3|dp3", "1+pp3"], ["tp2+tp2"]],
+	["internvl-qwen3", ["1+1", "tp2|tp2", "dp3+1"], ["tp2+pp3"]],
+] as const)("%s agrees on processes", (name, more, quick) => {
+	for (const layout of full ? [...quick, ...more] : quick) {
+		test(layout, () => expectAgreement(golden(name), layout), 120_000);
+	}
+});
