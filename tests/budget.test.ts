@@ -9,25 +9,25 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15380, 79],
+	checkpoint: [15773, 80],
 	commands: [4500, 34],
-	config: [7030, 50],
+	config: [7051, 50],
 	data: [20410, 105],
 	decode: [686, 3],
 	guests: [4150, 29],
 	inference: [1611, 9],
 	launch: [2550, 14],
-	models: [5440, 57],
+	models: [5567, 57],
 	native: [3558, 16],
 	observe: [5060, 30],
 	optim: [480, 4],
 	parallel: [2760, 19],
-	parity: [5860, 31],
+	parity: [6205, 34],
 	plan: [2597, 14],
 	schedule: [1040, 8],
 	system: [680, 12],
-	tensor: [5013, 39],
-	train: [6052, 40],
+	tensor: [5030, 39],
+	train: [6058, 40],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -236,7 +236,7 @@ test("a checkpoint of a model that Hugging Face's would compute otherwise is ref
 
 test("what does not fit is one sentence before step 1", () => {
 	for (const [flags, sentence] of [
-		[["--load-vision", parts.language], "(--load-vision) holds no RADIO tower."],
+		[["--load-vision", parts.language], "(--load-vision) holds no vision tower."],
 		[["--load-vision", parts.tower, "--vocab-size", "200"], "--vocab-size: the value is 200; "],
 		[["--load-vision", parts.tower, "--llm-only"], "allowed only with an encoder"],
 	] as const) {
