@@ -75,7 +75,7 @@
 #include "mimo/ops/grouped_mlp.h"   /* grouped_mlp */
 #include "mimo/ops/elastic_masks.h" /* mask_factors, mask_columns, mask_scores, masked_rms_norm, masked_activation */
 #include "mimo/ops/embedding.h"     /* embedding */
-#include "mimo/ops/loss.h"          /* cross_entropy, kl */
+#include "mimo/ops/loss.h"          /* cross_entropy, kl, hidden_loss */
 #include "mimo/ops/elementwise.h"   /* axpby, add, fill, scale */
 #include "mimo/ops/reductions.h"    /* column_sum, masked_sum, sum_of_squares, count_zeros, find_nonfinite */
 #include "mimo/ops/philox.h"        /* philox_fill, dropout */

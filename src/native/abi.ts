@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 27;
+export const ABI_VERSION = 28;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -1161,6 +1161,28 @@ export const operations = {
 		vocabulary_rows: "i64",
 		vocabulary_live: "i64",
 		inverse_temperature: "f32",
+		student_dtype: "i32",
+		teacher_dtype: "i32",
+	},
+	hidden_loss_forward: {
+		student: "ptr",
+		teacher: "ptr",
+		loss: "ptr",
+		tokens: "i64",
+		width: "i64",
+		cosine: "i32",
+		student_dtype: "i32",
+		teacher_dtype: "i32",
+	},
+	hidden_loss_backward: {
+		student: "ptr",
+		teacher: "ptr",
+		dloss: "ptr",
+		dstudent: "ptr",
+		tokens: "i64",
+		width: "i64",
+		factor: "f32",
+		cosine: "i32",
 		student_dtype: "i32",
 		teacher_dtype: "i32",
 	},

@@ -111,6 +111,8 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	kl_statistics: 2,
 	kl_loss: 1,
 	kl_backward: 3,
+	hidden_loss_forward: 2,
+	hidden_loss_backward: 3,
 	cross_entropy_statistics: 1,
 	cross_entropy_backward: 2,
 	axpby: 3,

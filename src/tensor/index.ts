@@ -23,6 +23,7 @@ export { addBias } from "./ops/grouped-bias.ts";
 export { groupedLinear } from "./ops/grouped-linear.ts";
 export { e4m3FormOf, groupedMlp } from "./ops/grouped-mlp.ts";
 export { headNorm } from "./ops/head-norm.ts";
+export { type HiddenLossName, hiddenLoss } from "./ops/hidden-loss.ts";
 export { klDivergence, type TeacherLogits } from "./ops/kl-divergence.ts";
 export { type LatentHeads, type LatentStep, latentAttentionStep, latentHeads } from "./ops/latent-attention.ts";
 export { layerNorm } from "./ops/layer-norm.ts";

@@ -243,6 +243,29 @@ void divergence(Run& run, int64_t tokens, int64_t rows, int64_t live) {
   run.compare("dlogits", b.dlogits, tokens * rows);
 }
 
+void hidden_loss(Run& run, int64_t tokens, int64_t width, bool cosine) {
+  mimo_hidden_loss_forward_args f{};
+  f.student = run.tensor(tokens * width, 3);
+  f.teacher = run.tensor(tokens * width, 3);
+  f.loss = run.floats(tokens);
+  f.tokens = tokens, f.width = width;
+  f.cosine = cosine;
+  f.student_dtype = f.teacher_dtype = run.dtype();
+  run.call("mimo_hidden_loss_forward", f);
+  run.compare("loss", f.loss, tokens, MIMO_DTYPE_F32);
+
+  mimo_hidden_loss_backward_args b{};
+  b.student = f.student, b.teacher = f.teacher;
+  b.dloss = run.floats(tokens);
+  b.dstudent = run.tensor(tokens * width);
+  b.tokens = tokens, b.width = width;
+  b.factor = 0.7f;
+  b.cosine = cosine;
+  b.student_dtype = b.teacher_dtype = run.dtype();
+  run.call("mimo_hidden_loss_backward", b);
+  run.compare("dstudent", b.dstudent, tokens * width);
+}
+
 }  // namespace
 
 void add_elastic(Cases& cases, bool large) {
@@ -290,6 +313,8 @@ void add_elastic(Cases& cases, bool large) {
   cases.push_back({"mask scores logits", [](Run& run) { mask_scores(run, 65, 9, false, false); }});
   cases.push_back({"kl divergence", [](Run& run) { divergence(run, 40, 512, 512); }});
   cases.push_back({"kl divergence odd, padded", [](Run& run) { divergence(run, 7, 333, 301); }});
+  cases.push_back({"hidden loss, cosine", [](Run& run) { hidden_loss(run, 33, 517, true); }});
+  cases.push_back({"hidden loss, squares", [](Run& run) { hidden_loss(run, 7, 96, false); }});
 }
 
 }  // namespace check

@@ -96,3 +96,32 @@ typedef struct mimo_kl_backward_args {
   int32_t teacher_dtype;
 } mimo_kl_backward_args;
 MIMO_API int32_t mimo_kl_backward(mimo_stream* stream, const mimo_kl_backward_args* args);
+
+/* How far a student's hidden states are from a teacher's (docs/spec/elastic.md §11), for each token: with `cosine`
+ * 1 - s·t / sqrt((s·s + 1e-12) (t·t + 1e-12)), without it the mean of (s - t)². */
+typedef struct mimo_hidden_loss_forward_args {
+  const void* student; /* [T, width] */
+  const void* teacher; /* [T, width] */
+  float* loss;         /* [T] */
+  int64_t tokens;
+  int64_t width;
+  int32_t cosine;
+  int32_t student_dtype;
+  int32_t teacher_dtype;
+} mimo_hidden_loss_forward_args;
+MIMO_API int32_t mimo_hidden_loss_forward(mimo_stream* stream, const mimo_hidden_loss_forward_args* args);
+
+/* dstudent = factor dloss times the loss's derivative. */
+typedef struct mimo_hidden_loss_backward_args {
+  const void* student; /* [T, width] */
+  const void* teacher; /* [T, width] */
+  const float* dloss;  /* [T] */
+  void* dstudent;      /* [T, width], in student_dtype */
+  int64_t tokens;
+  int64_t width;
+  float factor;
+  int32_t cosine;
+  int32_t student_dtype;
+  int32_t teacher_dtype;
+} mimo_hidden_loss_backward_args;
+MIMO_API int32_t mimo_hidden_loss_backward(mimo_stream* stream, const mimo_hidden_loss_backward_args* args);
