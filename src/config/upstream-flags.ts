@@ -137,7 +137,6 @@ const flags: Readonly<Record<string, Reading>> = {
 	),
 	...each(["distillation", "distill-coeff", "distill-only"], accepted(`${unread}; ${distilled}`)),
 	"curr-iteration": accepted("the run's own step counts"),
-	"export-kd-cfg": refused(`layers in between are not distilled; here ${distilled}`),
 	// The branch's model and its parts.
 	"training-stage": trainingStage,
 	"correct-encoder-grad-for-partial-participation": keys(["encoder-grad-participation", "corrected"]),

@@ -11,11 +11,12 @@ import type { HybridConfig } from "../models/language/config.ts";
 import type { ModelMasks } from "../models/language/masks.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { EncoderObserver } from "../models/tower.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
 import type { RunEvent } from "../observe/step-report.ts";
-import type { DataParallel, ModuleGroups, Topology } from "../parallel/index.ts";
+import type { Companion, DataParallel, ModuleGroups, Topology } from "../parallel/index.ts";
 import type { Action } from "../schedule/actions.ts";
 import type { Tape, Tensor } from "../tensor/index.ts";
 
@@ -23,6 +24,8 @@ import type { Tape, Tensor } from "../tensor/index.ts";
 export interface Guest {
 	/** Whether it wants to know a step's microbatches in the step before; default: no. */
 	readonly readsAhead?: boolean;
+	/** Why results depend on which samples share a microbatch; absent: they do not. */
+	readonly pools?: string;
 	/** Its losses, in the order of the log. */
 	readonly losses?: (model: HybridConfig) => readonly LossName[];
 	/** What evaluations run beside the model itself. */
@@ -48,6 +51,8 @@ export interface RankModules {
 	readonly encoders: readonly (Held<EncoderModule> & { readonly name: string })[];
 	/** null on ranks without it. */
 	readonly language: Held<HybridModel> | null;
+	/** The layers of each of the language model's chunks, on all stages. */
+	readonly segments: readonly PipelineSegment[];
 }
 
 interface Held<Module> {
@@ -116,10 +121,12 @@ export interface StepGuest {
 	encode?(encoder: EncoderModule, microbatch: number): EncodeImages | null;
 	/** What a microbatch runs of the language model; null: as without the guest. */
 	variant?(microbatch: number): Variant | null;
-	/** Widths of matrices [rows, width] that travel beside a microbatch's hidden states from chunk to chunk; default: none. */
-	companions?(microbatch: number): readonly number[];
+	/** Matrices [rows, width] that travel beside a microbatch's hidden states from chunk to chunk; default: none. */
+	companions?(microbatch: number): readonly Companion[];
 	/** Called before a chunk of the language model runs a microbatch. Returns the companions, which the pass disposes. */
 	beforeChunk?(pass: LanguageView): readonly Tensor[];
+	/** What is called with the chunk's activations as `tape` records them, first with "entered", its input; null: nothing. */
+	observer?(pass: RecordedView): Observer | null;
 	/** Weight of the next-token loss; those of several guests are multiplied. Default: 1. */
 	share?(microbatch: number): number;
 	/** Further losses of a microbatch, on the rank with the output layer. They are asked guest by guest. */
@@ -182,12 +189,16 @@ export interface LanguageView {
 	readonly own: <Owned extends Disposable>(owned: Owned) => Owned;
 }
 
-/** The end of a microbatch's last chunk. */
-export interface HeadView extends Omit<LanguageView, "input"> {
+/** A chunk that runs a microbatch. */
+export interface RecordedView extends Omit<LanguageView, "input"> {
 	readonly tape: Tape;
-	/** Normed hidden states_(T/tp)H of the main part, and the input that it had. */
-	readonly hidden: Tensor;
 	readonly forward: ForwardInput;
+}
+
+/** The end of a microbatch's last chunk. */
+export interface HeadView extends RecordedView {
+	/** Normed hidden states_(T/tp)H of the main part. */
+	readonly hidden: Tensor;
 	readonly input: Pick<DeviceInput, "labels" | "mask">;
 	/** f32 [T]: the weight of each token's loss in the sum that is differentiated. */
 	readonly tokenWeights: Tensor;

@@ -21,8 +21,14 @@ export interface Rows {
 export interface Passage {
 	/** Whether their gradient is sent back. */
 	readonly returns: boolean;
-	/** Widths of the matrices that are sent along without a gradient; default: none. */
-	readonly companions?: readonly number[];
+	/** The matrices that are sent along without a gradient; default: none. */
+	readonly companions?: readonly Companion[];
+}
+
+/** A matrix that is sent along with rows: its width, and its type where that is not the rows'. */
+export interface Companion {
+	readonly width: number;
+	readonly dtype?: FloatDtype;
 }
 
 export interface EdgeOptions {
@@ -201,9 +207,9 @@ export class Edge implements Disposable {
 		this.#backward = new Line(options, linksOf(reversed(layout), rank), groups?.backward ?? null, device);
 	}
 
-	#companion(place: number, width: number): Line {
+	#companion(place: number, form: Companion): Line {
 		const { options, links, group, device } = this.#forward;
-		this.#companions[place] ??= new Line({ ...options, width }, links, group, device);
+		this.#companions[place] ??= new Line({ ...options, ...form }, links, group, device);
 		return this.#companions[place];
 	}
 
@@ -230,7 +236,10 @@ export class Edge implements Disposable {
 		const counts = headers?.map(sum) ?? [rows.rows];
 		if (returns) this.#sent.push(counts);
 		this.#forward.send(rows, counts, headers);
-		for (const [place, own] of companions.entries()) this.#companion(place, own.width).send(own, counts, null);
+		for (const [place, own] of companions.entries()) {
+			const { width, dtype } = own;
+			this.#companion(place, { width, dtype: dtype as FloatDtype }).send(own, counts, null);
+		}
 	}
 
 	/** Number of ranks that rows come from, including this rank if it passes them to itself. */
@@ -250,7 +259,7 @@ export class Edge implements Disposable {
 		return {
 			rows: rows!,
 			rowsPerSample: perPart.flat(),
-			companions: companions.map((width, place) => this.#companion(place, width).receive(counts, []).rows!),
+			companions: companions.map((form, place) => this.#companion(place, form).receive(counts, []).rows!),
 		};
 	}
 

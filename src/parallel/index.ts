@@ -6,7 +6,7 @@ export {
 	type NamedGroups,
 	type TopologyDescription,
 } from "./describe-topology.ts";
-export { Edge, type EdgeOptions, type Rows } from "./edge.ts";
+export { type Companion, Edge, type EdgeOptions, type Rows } from "./edge.ts";
 export { type EdgeLayout, ranksOf } from "./edge-layout.ts";
 export { type Gathering, startGather, startSum } from "./experts/all-gather.ts";
 export { Exchange, startCombine, startDispatch } from "./experts/all-to-all.ts";

@@ -1,5 +1,5 @@
 /** One microbatch's pass through a chunk of a module: forward, then backward when the gradient of its output has arrived. */
-import type { Rows } from "../parallel/index.ts";
+import type { Companion, Rows } from "../parallel/index.ts";
 import type { Tensor, WeightGradients } from "../tensor/index.ts";
 import type { ChunkEdge } from "./actions.ts";
 
@@ -41,6 +41,6 @@ export interface ModulePasses {
 	begin(chunk: number, microbatch: number, inputs: readonly Input[]): Pass;
 	/** Sizes for the receive of an edge's rows: on a counted edge the samples of each source, otherwise the rows of each. */
 	expected(edge: ChunkEdge, microbatch: number): readonly number[];
-	/** Widths of matrices without a gradient that travel with a microbatch's rows between its chunks; default: none. */
-	companions?(microbatch: number): readonly number[];
+	/** Matrices without a gradient that travel with a microbatch's rows between its chunks; default: none. */
+	companions?(microbatch: number): readonly Companion[];
 }

@@ -84,8 +84,9 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const pooled = language && (await poolStages(specification, topology, world, shape, language.groups.tpDp));
 	const modules = [...encoders, ...(language ? [language] : [])];
 	const configured = guestsOfRun(specification.language, specification.guests ?? []);
+	const { segments = [wholeModel(specification.language.pattern.length)] } = specification;
 	const guests = configured
-		.map((guest) => guest.open({ topology, encoders, language }))
+		.map((guest) => guest.open({ topology, encoders, language, segments }))
 		.filter((guest) => guest !== null);
 	const guestModules = guests.flatMap(({ modules = [] }) => modules);
 	const ofGuests = guestModules.flatMap(({ module, trained }) => (trained ? [{ ...trained, module }] : []));

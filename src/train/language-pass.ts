@@ -4,7 +4,7 @@ import { DeviceInput } from "../data/device-input.ts";
 import { type Microbatch, sampleLengths } from "../data/microbatch.ts";
 import type { LanguageView, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
-import type { ModelChunk, Observer } from "../models/language/model-chunk.ts";
+import type { ForwardInput, ModelChunk, Observer } from "../models/language/model-chunk.ts";
 import type { Nodes } from "../models/language/nodes.ts";
 import { PooledBalancing, type PooledLinks } from "../models/language/pooled-balancing.ts";
 import { checkImageRows, findImagePlaces, placement, placingRows } from "../models/vision/merge.ts";
@@ -114,7 +114,8 @@ export class LanguagePass implements Pass {
 		};
 		const before = chunk.segment.embeds ? null : leaves[0]!;
 		const companions = companionsOf(options.guests, view, before && inputs[0]!.rows.companions);
-		using hidden = yield* chunk.hidden(this.#tape, forward, before, options.observe);
+		const observe = this.#observer({ ...view, forward }, companions, before);
+		using hidden = yield* chunk.hidden(this.#tape, forward, before, observe);
 		if (!chunk.segment.hasHead) {
 			const sent = [...companions.values()].flat();
 			this.#output = { rows: this.#own(hidden.share()), rowsPerSample: [], companions: sent };
@@ -124,6 +125,23 @@ export class LanguagePass implements Pass {
 		using head = new LanguageHead(model, this.#tape, { ...view, hidden, forward, input });
 		this.#losses = head.losses(companions, losses);
 		this.#pooled?.pool();
+	}
+
+	/** Calls the pass's own observer and the guests', those with the chunk's input too. */
+	#observer(
+		view: Omit<LanguageView, "companions" | "input"> & { readonly forward: ForwardInput },
+		companions: ReadonlyMap<StepGuest, readonly Tensor[]>,
+		entered: Tensor | null,
+	): Observer | undefined {
+		const { observe } = this.options;
+		const guests = [...companions]
+			.map(([guest, own]) => guest.observer?.({ ...view, tape: this.#tape, companions: own }) ?? null)
+			.filter((observer) => observer !== null);
+		if (guests.length === 0) return observe;
+		if (entered) for (const observer of guests) observer("entered", entered);
+		return (name, value) => {
+			for (const observer of [...guests, observe]) observer?.(name, value);
+		};
 	}
 
 	/** A leaf of this tape; the sender's backward pass continues from its gradient. */

@@ -4,6 +4,8 @@ import { copyBlocks, loadModel, ValueStore } from "../../src/checkpoint/model-st
 import { configurationOf } from "../../src/config/resolve.ts";
 import { withoutImages } from "../../src/data/microbatch.ts";
 import { distillation, distillationLossName, RankDistillation } from "../../src/guests/distillation/distillation.ts";
+import type { Point } from "../../src/guests/distillation/settings.ts";
+import type { DistillationOptions } from "../../src/guests/distillation/teacher.ts";
 import type { Axis } from "../../src/guests/elastic/axes.ts";
 import { elastic as elasticGuest } from "../../src/guests/elastic/elastic.ts";
 import { elasticConfig } from "../../src/guests/elastic/from-configuration.ts";
@@ -13,6 +15,7 @@ import type { Device } from "../../src/native/device.ts";
 import { languageAlone, namedTopology } from "../../src/parallel/layout.ts";
 import { World } from "../../src/parallel/world.ts";
 import { languageMicrobatches, planOf } from "../../src/parity/verify/samples.ts";
+import { axpby, Tensor } from "../../src/tensor/index.ts";
 import { assemble, type Run } from "../../src/train/assemble.ts";
 import { trainStep } from "../../src/train/step.ts";
 import type { StepResult } from "../../src/train/step-state.ts";
@@ -34,12 +37,16 @@ const microbatches = languageMicrobatches(plan, samples, 0).map((text) => ({
 	features: {},
 }));
 
-/** A student of seed 1 and a teacher with the weights of another seed; `alpha` null: no teacher. */
-async function open(alpha: number | null, teacherSeed: number, temperature = 1): Promise<Run> {
+/** A student of seed 1 and a teacher with the weights of another seed; null: no teacher. */
+async function open(
+	options: Pick<DistillationOptions, "alpha" | "pairs"> | null,
+	teacherSeed: number,
+	temperature = 1,
+): Promise<Run> {
 	const specification = {
 		...{ encoders: [], clipGrad: 0, seed: 1, language, adam },
 		frozenLanguage: false,
-		guests: alpha === null ? [] : [distillation({ teacher: "frozen", alpha, temperature }, null)],
+		guests: options === null ? [] : [distillation({ teacher: "frozen", ...options, temperature }, null)],
 	};
 	const run = await assemble(specification, layout.topology, World.alone(device));
 	const guest = run.guests.find((guest) => guest instanceof RankDistillation);
@@ -71,11 +78,11 @@ function gradientsOf(run: Run): Float32Array {
 }
 
 test("a teacher of the same weights teaches nothing; the divergence from another one falls", async () => {
-	using same = await open(1, 1);
+	using same = await open({ alpha: 1 }, 1);
 	const nothing = step(same);
 	expect(Math.abs(nothing.losses[distillationLossName]!)).toBeLessThan(1e-6);
 	expect(nothing.gradientNorm).toBeLessThan(1e-4);
-	using other = await open(1, 2, 2);
+	using other = await open({ alpha: 1 }, 2, 2);
 	const first = step(other).losses[distillationLossName]!;
 	for (let count = 0; count < 6; count++) step(other);
 	const last = step(other).losses[distillationLossName]!;
@@ -87,7 +94,7 @@ test("the gradient is that of both losses by their weights", async () => {
 	const gradients: Float32Array[] = [];
 	// Without a teacher, of the divergence alone, and of both: a wrong weight in both of the latter would not cancel.
 	for (const alpha of [null, 1, 0.25]) {
-		using run = await open(alpha, 2);
+		using run = await open(alpha === null ? null : { alpha }, 2);
 		step(run, () => gradients.push(gradientsOf(run)));
 	}
 	const [plain, taught, mixed] = gradients as [Float32Array, Float32Array, Float32Array];
@@ -150,4 +157,45 @@ describe("a model that is its own teacher", () => {
 		using whole = await openAt(0.6, 0);
 		expect(Math.abs(trainOnce(whole).losses["logits distillation loss"]!)).toBeLessThan(1e-6);
 	});
+});
+
+test("layers in between weigh as much as the divergence, and the gradient is that of both", async () => {
+	const pair = (student: Point, teacher: Point, loss: "cosine" | "mse") => ({ student, teacher, loss });
+	const pairs = [
+		pair({ layer: 1, norm: null }, { layer: 0, norm: null }, "mse"),
+		pair({ layer: 2, norm: "input" }, { layer: 2, norm: "input" }, "cosine"),
+		pair({ layer: 3, norm: "final" }, { layer: 3, norm: "final" }, "cosine"),
+	];
+	/** Losses after a step of `length` against the gradient, and the gradient. */
+	const at = async (direction: readonly (Tensor | null)[], length: number) => {
+		using run = await open({ alpha: 1, pairs }, 2);
+		const tensors = [...run.language!.logicalTensors()];
+		for (const [index, { value }] of tensors.entries()) {
+			if (direction[index]) axpby(direction[index], value, length, 1);
+		}
+		const gradients: (Tensor | null)[] = [];
+		const { losses, gradientNorm } = step(run, () => {
+			for (const { value, gradient } of run.language!.logicalTensors()) {
+				gradients.push(gradient);
+				value[Symbol.dispose]();
+			}
+			for (const [index, gradient] of gradients.entries()) {
+				if (!gradient) continue;
+				const copy = Tensor.from(device, gradient.toFloat32(), gradient.shape);
+				gradient[Symbol.dispose]();
+				gradients[index] = copy;
+			}
+		});
+		for (const { value, gradient } of tensors) for (const one of [value, gradient]) one?.[Symbol.dispose]();
+		return { losses, gradients, norm: gradientNorm };
+	};
+	const here = await at([], 0);
+	const [divergence, hidden] = [here.losses[distillationLossName]!, here.losses["intermediate distillation loss"]!];
+	expect(here.losses["total loss"]).toBeCloseTo(2 * divergence, 5);
+	const sum = ({ losses }: typeof here) =>
+		losses[distillationLossName]! + (divergence / hidden) * losses["intermediate distillation loss"]!;
+	const length = 2e-3 / here.norm;
+	const slope = (sum(await at(here.gradients, length)) - sum(await at(here.gradients, -length))) / (2 * length);
+	expect(Math.abs(slope / here.norm ** 2 - 1)).toBeLessThan(0.01);
+	for (const gradient of here.gradients) gradient?.[Symbol.dispose]();
 });

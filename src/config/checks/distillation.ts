@@ -21,6 +21,12 @@ function teacherKey({ exportKdTeacherLoad, selfDistillation }: TrainingConfigura
 	return selfDistillation ? "self-distillation" : null;
 }
 
+/** The key that weighs the losses without a file; null: none does. */
+function weighed({ exportKdTemperature, exportKdAlpha }: TrainingConfiguration): Key | null {
+	if (exportKdTemperature !== 1) return "export-kd-temperature";
+	return exportKdAlpha === 1 ? null : "export-kd-alpha";
+}
+
 export const distillationChecks: readonly Check[] = [
 	...needs.map(
 		([what, holds]): Check =>
@@ -38,8 +44,9 @@ export const distillationChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			teacherKey(c) !== null || (c.exportKdTemperature === 1 && c.exportKdAlpha === 1),
-			c.exportKdTemperature === 1 ? "export-kd-alpha" : "export-kd-temperature",
+			teacherKey(c) !== null || (weighed(c) === null && c.exportKdCfg === null),
+			weighed(c) ?? "export-kd-cfg",
 			"it needs export-kd-teacher-load or self-distillation",
 		),
+	(c) => unless(weighed(c) === null || c.exportKdCfg === null, weighed(c)!, "allowed is one of it and export-kd-cfg"),
 ];

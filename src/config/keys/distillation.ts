@@ -11,6 +11,10 @@ export const distillationKeys = {
 		"The teacher's keys, where its checkpoint does not say them: a YAML file or a Hugging Face folder. Unset: model_config.yaml in the checkpoint's folder, if there is one.",
 		{ aliases: ["teacher-model-config"] },
 	),
+	"export-kd-cfg": optional(
+		path,
+		"YAML file of Model Optimizer's settings: temperature, weights of the losses, and pairs of layers whose hidden states are compared too.",
+	),
 	"self-distillation": off(
 		"With flextron: every budget but the parent's own learns from the parent's weights of the same step, the parent from labels.",
 	),

@@ -6,24 +6,31 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { languageModelPrefix } from "../../models/language/layer-numbering.ts";
 import type { HybridModel } from "../../models/language/model.ts";
-import type { ForwardInput } from "../../models/language/model-chunk.ts";
+import type { ForwardInput, Observer } from "../../models/language/model-chunk.ts";
 import { wordEmbedding } from "../../models/language/names.ts";
 import { exhaust } from "../../models/language/nodes.ts";
 import { gatherSequence } from "../../parallel/index.ts";
 import { type FloatDtype, gemm, klDivergence, Tape, type TeacherLogits, Tensor } from "../../tensor/index.ts";
+import type { HiddenPair } from "./settings.ts";
 import { openTeacher, teacherConfiguration } from "./teacher-model.ts";
 
 export interface DistillationOptions {
 	/** frozen: another model. self: the elastic model's own weights of this step, without masks. */
 	readonly teacher: "frozen" | "self";
 	readonly temperature: number;
-	/** Weight α of the divergence from the teacher; the language model loss has weight 1 − α. */
+	/** Weight α of the distillation; the language model's loss has weight 1 − α. */
 	readonly alpha: number;
+	/** A microbatch's distillation is made as large as its language model's loss, and multiplied by this; absent: it has weight α. */
+	readonly rescaled?: number | null;
+	/** Layers in between that learn from the teacher's; default: none. */
+	readonly pairs?: readonly HiddenPair[];
 	/** Of a frozen teacher with other layers or sizes than the student; absent: it has the student's. */
 	readonly model?: HybridConfig | null;
 }
 
-export interface Teacher extends Omit<DistillationOptions, "model"> {
+export interface Teacher extends Omit<DistillationOptions, "model" | "rescaled" | "pairs"> {
+	readonly rescaled: number | null;
+	readonly pairs: readonly HiddenPair[];
 	/** Sharded over the student's ranks; with self-distillation the student itself. */
 	readonly model: HybridModel;
 }
@@ -54,10 +61,12 @@ export function teacherHidden(
 	place: number,
 	input: (tape: Tape) => ForwardInput,
 	entered: Tensor | null,
+	observe?: Observer,
 ): Tensor {
 	const tape = new Tape(model.device, { recording: false });
 	const chunk = model.chunks[place]!;
-	const own = exhaust(chunk.hidden(tape, input(tape), entered));
+	if (entered) observe?.("entered", entered);
+	const own = exhaust(chunk.hidden(tape, input(tape), entered, observe));
 	if (!chunk.segment.hasHead) return own;
 	using normed = own;
 	return gatherSequence(tape, normed, model.parallel.tp);

@@ -173,14 +173,16 @@ export function specificationOn(subject: Subject, { language }: Topology): RunSp
 }
 
 /** Why a microbatch's losses depend on the samples that share it, as a sentence; null: they do not. */
-export function poolingReason(subject: Pick<Subject, "language" | "lossMean" | "samples">): string | null {
-	const { language, lossMean, samples } = subject;
+export function poolingReason(subject: Pick<Subject, "language" | "lossMean" | "samples" | "guests">): string | null {
+	const { language, lossMean, samples, guests } = subject;
 	if (lossMean === "microbatches" && new Set(samples.map(({ text }) => lossTokens(text))).size > 1) {
 		return "without calculate-per-token-loss a token weighs the less, the more loss tokens its microbatch has";
 	}
 	if (language.mtp !== null) {
 		return "multi-token prediction weighs the loss of a depth by the loss tokens that a microbatch has for it";
 	}
+	const ofGuest = guests.find(({ pools }) => pools !== undefined);
+	if (ofGuest) return ofGuest.pools!;
 	const has = (type: string) => language.moe.balancing.some((loss) => loss.type === type);
 	if (has("aux_loss")) {
 		return "moe-router-load-balancing-type aux_loss balances the samples of a microbatch together";

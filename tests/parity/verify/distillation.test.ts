@@ -22,6 +22,25 @@ afterAll(() => rmSync(dirname(file), { recursive: true }));
 // Four segments of the student's six layers, and of the teacher's four.
 const uneven = { "hybrid-layer-pattern": "M|E-*||M-" };
 const cut = { "hybrid-layer-pattern": "ME|*-" };
+const settings = (name: string, lines: readonly string[]) => {
+	const path = join(dirname(file), `${name}.yaml`);
+	writeFileSync(path, `${lines.join("\n")}\n`);
+	return { "export-kd-teacher-load": "teacher", "export-kd-cfg": path };
+};
+const pairs = settings("pairs", [
+	"logit_kl_temperature: 2",
+	"intermediate_layer_pairs:",
+	"  - [decoder.layers.0.norm, decoder.layers.0.norm]",
+	"  - [decoder.layers.1, decoder.layers.1, mse]",
+	"  - [decoder.layers.3.pre_mlp_layernorm, decoder.layers.0]",
+	"  - [decoder.final_layernorm, decoder.final_norm]",
+]);
+// The teacher's third layer comes to the student's first stage; the language model's loss stays.
+const across = settings("across", [
+	"skip_lm_loss: false",
+	"kd_loss_scale: 3",
+	"intermediate_layer_pairs: [[decoder.layers.1, decoder.layers.2], [decoder.layers.2, decoder.layers.0]]",
+]);
 
 describe("layouts give what one process gives", () => {
 	for (const [what, layout, keys] of [
@@ -33,6 +52,19 @@ describe("layouts give what one process gives", () => {
 		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
 		["a frozen teacher of an elastic model", "1+pp2", { ...frozen, ...encoder, ...elasticKeys, ...softMasks, ...cut }],
+		["layers in between", "tp2", { ...pairs, "llm-only": true, ...cut }],
+		["layers in between, and the labels", "pp2", { ...across, "llm-only": true, ...cut }],
+		[
+			"layers in between of interleaved stages",
+			"tp2pp2",
+			{ ...pairs, "llm-only": true, "hybrid-layer-pattern": "M|E|*|-" },
+		],
+		["layers in between of an elastic model", "1+pp2", { ...pairs, ...encoder, ...elasticKeys, ...softMasks, ...cut }],
+		[
+			"the model itself and its layers in between",
+			"1+pp2",
+			{ ...self, "export-kd-cfg": pairs["export-kd-cfg"], ...cut },
+		],
 		["the model itself", "2|tp2", self],
 		["the model itself", "1+tp2pp2", { ...self, ...cut, ...softMasks }],
 	] as const) {
