@@ -1,5 +1,5 @@
 /**
- * The test runner behind `npm test`: every tests/**/*.test.ts in a process of its own, so that a crash of the native
+ * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
  * library names its file. At most three files run at a time, one more than the processors of CI, as ranks wait for each
  * other; and beside them a file that mostly waits, then a fourth. Files that measure time run last, one at a time.
  *
