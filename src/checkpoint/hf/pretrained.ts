@@ -1,9 +1,11 @@
 /**
  * The Hugging Face folders that a training starts from (--load-hf, --load-vision, --load-projector) as one model: whose
- * tensors are whose, what they say of it, and the folder that it would be.
+ * tensors are whose, what they say of it, and the folder that it would be. The tower may be of Megatron's checkpoint.
  */
 import { UserError } from "../../system/errors.ts";
+import { detectFormat } from "../conversion/source.ts";
 import { joinStores, selectTensors, type TensorStore } from "../store.ts";
+import { openMegatronTower } from "../torch-dist/tower.ts";
 import { type Companions, preprocessorOf } from "./companions.ts";
 import { spellings } from "./families/nemotron-h-names.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";
@@ -11,7 +13,14 @@ import { type KeptFolder, keepFolder, ones } from "./kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
 import { readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
 import { towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
-import { blockPrefix, type ProjectorSizes, projectorPrefix, publishedTower, towerPrefix } from "./vision-names.ts";
+import {
+	blockPrefix,
+	type ProjectorSizes,
+	projectorPrefix,
+	publishedTower,
+	type TowerSizes,
+	towerPrefix,
+} from "./vision-names.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {
@@ -55,7 +64,10 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 		for (const parts of opened.values()) parts[Symbol.dispose]();
 	};
 	try {
-		const [main, vision, own] = [open(paths.loadHf), open(paths.loadVision), open(paths.loadProjector)];
+		const ofMegatron = paths.loadVision !== null && detectFormat(paths.loadVision) === "torch_dist";
+		const [main, own] = [open(paths.loadHf), open(paths.loadProjector)];
+		const vision = ofMegatron ? openMegatronTower(paths.loadVision!, { visionHeads }) : open(paths.loadVision);
+		if (ofMegatron) opened.set(vision!.path, vision!);
 		if (main === null && vision === null && own === null) return null;
 		const language = main;
 		requirePart(main?.language, paths.loadHf, "language model", "--load-hf");
@@ -86,6 +98,12 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 		throw error;
 	}
 }
+
+/** Keys of a tower that its tensors' names and shapes say. */
+const ofTensors: ReadonlySet<string> = new Set<keyof TowerSizes>([
+	...(["visionNumLayers", "visionHiddenSize", "visionFfnHiddenSize", "classTokenLen", "patchDim"] as const),
+	...(["visionPatchBias", "visionClassTokenPositions", "visionFinalLayernorm"] as const),
+]);
 
 function requirePart(part: object | null | undefined, path: string | null, what: string, flag: string): void {
 	if (path !== null && !part) throw new UserError(`${path} (${flag}) holds no ${what}.`);
@@ -132,7 +150,10 @@ function describe(
 	if (language) add(language, describeParts({ ...language, tower: null, projector: null }));
 	if (tower) {
 		// The token of pictures is the language model's.
-		add(tower, describeParts({ ...tower, language: null, projector: null, imageTokenId: null }));
+		const described = describeParts({ ...tower, language: null, projector: null, imageTokenId: null });
+		// Tensors alone do not say the rest.
+		const said = Object.entries(described).filter(([key]) => tower.configText !== null || ofTensors.has(key));
+		add(tower, Object.fromEntries(said));
 	}
 	if (projector) {
 		// Whether patches are joined follows from the widths of tower and projector.

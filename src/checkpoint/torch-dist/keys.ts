@@ -42,7 +42,7 @@ const towerRoot = "modality_submodules.radio_encoder.";
 const aliases: readonly (readonly [RegExp, string])[] = [
 	[/^(?:(?:model|module)\.)+/, ""],
 	[/^llava_model\./, ""],
-	[/^vision_model\./, `${towerRoot}encoders.radio_encoder.radio_model.`],
+	[/^(?:vision_model|radio_model)\./, `${towerRoot}encoders.radio_encoder.radio_model.`],
 	[/^vision_projection\./, `${towerRoot}input_projections.0.`],
 ];
 
@@ -61,6 +61,10 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 	const buffers: string[] = [];
 	const routers = new Set<string>();
 	let plain = false;
+	// A tower that was trained alone has no name in front of its tensors.
+	const ofTower = [...stored.keys()].some((key) => /^(?:(?:model|module)\.)*embedder\.weight$/.test(key));
+	const [wrapper, ...others] = aliases;
+	const names = ofTower ? [wrapper!, [/^/, "vision_model."] as const, ...others] : aliases;
 	for (const [key, { shape }] of stored) {
 		if (bufferKey.test(key)) {
 			buffers.push(key);
@@ -69,7 +73,7 @@ export function readKeys(stored: Shapes, path: string): ReadKeys {
 		const optimizer = optimizerKey.exec(key);
 		const state = optimizer ? `optimizer.state.${optimizer[1] === "fp32_param" ? "param" : optimizer[1]}.` : "";
 		let name = optimizer ? optimizer[2]! : key;
-		for (const [pattern, replacement] of aliases) name = name.replace(pattern, replacement);
+		for (const [pattern, replacement] of names) name = name.replace(pattern, replacement);
 		const root = /^(language_model\.|modality_submodules\.[^.]+\.)((?:module\.)*)/.exec(name);
 		if (root) {
 			name = root[1]! + name.slice(root[0].length);

@@ -212,7 +212,7 @@ export const checkpointKeys = {
 	),
 	"load-vision": optional(
 		path,
-		"Start the encoder from the RADIO tower of a Hugging Face folder, whose config.json gives its keys.",
+		"Start the encoder from the tower of a Hugging Face folder, whose config.json gives its keys, or of Megatron's torch_dist checkpoint, of an encoder alone or of a model with one.",
 		{ aliases: ["load-vision-from"] },
 	),
 	"load-projector": optional(

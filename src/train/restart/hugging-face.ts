@@ -48,7 +48,7 @@ import type { Provenance } from "./starting-point.ts";
 
 /** The folders that a run starts from, compared with its configuration; null: no folder is given. */
 export function openFolders(c: TrainingConfiguration): Pretrained | null {
-	const pretrained = openPretrained(c, null);
+	const pretrained = openPretrained(c, hasEncoder(c) ? c.visionNumAttentionHeads : null);
 	try {
 		for (const { from, keys } of pretrained?.descriptions ?? []) requireSameModel(from, keys, { ...c });
 	} catch (error) {
