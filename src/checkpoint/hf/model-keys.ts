@@ -4,7 +4,8 @@
  */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { describedKeys } from "../../config/same-model.ts";
+import { toldKeys } from "../../config/language-model.ts";
+import { describedKeys, modelPartOf } from "../../config/same-model.ts";
 import { fieldOf, type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
 import { readJsonText, tokenizerLimits } from "../../system/json.ts";
@@ -71,10 +72,11 @@ function defaults({ language, tower, projector }: Pretrained, given: Parameters<
 	if (language) {
 		const { configuration: c } = language.language!;
 		add(language.configPath, {
-			"init-method-std": c.initMethodStd,
-			"mamba-chunk-size": c.mambaChunkSize,
-			"hidden-dropout": c.hiddenDropout,
-			"attention-dropout": c.attentionDropout,
+			...Object.fromEntries(
+				toldKeys
+					.filter((key) => modelPartOf(key) === null && key !== "num-layers")
+					.map((key) => [key, c[propertyOf(key) as keyof typeof c]]),
+			),
 			"seq-length": Math.min(fieldOf("seq-length").default as number, c.maxPositionEmbeddings),
 		});
 		if (existsSync(join(language.path, "tokenizer.json"))) add(language.path, { tokenizer: language.path });

@@ -7,6 +7,7 @@ import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { openSafetensors, type TensorEntry, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
 import { describeOrigin } from "../../../src/config/sources.ts";
+import { golden } from "../../golden.ts";
 import { parts } from "../../train/restart/vision-language.ts";
 
 const { language, tower, projector } = parts;
@@ -44,6 +45,16 @@ function altered(
 }
 
 describe("keys", () => {
+	test("of the padding token, whose embedding gets no gradient, unless another one is given", () => {
+		const config = (text: string) => text.replace('"pad_token_id": null', '"pad_token_id": 7');
+		const padded = altered(golden("llama"), { config });
+		const { configuration: c, origins } = resolve("--load-hf", padded);
+		expect(c.embeddingPaddingIdx).toBe(7);
+		expect(describeOrigin(origins["embedding-padding-idx"])).toBe(join(padded, "config.json"));
+		expect(resolve("--load-hf", padded, "--embedding-padding-idx", "3").configuration.embeddingPaddingIdx).toBe(3);
+		expect(resolve("--load-hf", golden("llama")).configuration.embeddingPaddingIdx).toBeNull();
+	});
+
 	test("of a language model and a tower", () => {
 		const { configuration: c, origins } = resolve("--load-hf", language, "--load-vision", tower);
 		expect(c).toMatchObject({
