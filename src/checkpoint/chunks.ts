@@ -174,10 +174,11 @@ export class CheckedChunks<Chunk extends object> {
 		into.set(this.#kept.bytes.subarray(position, position + into.byteLength));
 	}
 
-	/** Reads a whole chunk and compares its checksum. */
-	check(chunk: Chunk, { size, readInto }: ChunkBytes, sum: ChunkSum): void {
+	/** Reads a whole chunk and compares its checksum. `whole`: room for all of its bytes; null: they are not kept. */
+	check(chunk: Chunk, { size, readInto }: ChunkBytes, sum: ChunkSum, whole: Uint8Array | null = null): void {
 		for (let position = 0; position < size; position += PIECE) {
-			const piece = this.#buffer.subarray(0, Math.min(PIECE, size - position));
+			const bytes = Math.min(PIECE, size - position);
+			const piece = whole?.subarray(position, position + bytes) ?? this.#buffer.subarray(0, bytes);
 			readInto(position, piece);
 			sum.update(piece);
 		}
@@ -190,17 +191,11 @@ export class CheckedChunks<Chunk extends object> {
 		this.#checked.add(chunk);
 	}
 
-	#keep(chunk: Chunk, { size, readInto }: ChunkBytes, sum: ChunkSum): void {
+	#keep(chunk: Chunk, stored: ChunkBytes, sum: ChunkSum): void {
 		this.#kept = null;
-		if (this.#room.length < size) this.#room = new Uint8Array(Math.min(KEPT, 2 * size));
-		const bytes = this.#room.subarray(0, size);
-		for (let position = 0; position < size; position += PIECE) {
-			const piece = bytes.subarray(position, Math.min(size, position + PIECE));
-			readInto(position, piece);
-			sum.update(piece);
-		}
-		sum.finish();
-		this.#checked.add(chunk);
+		if (this.#room.length < stored.size) this.#room = new Uint8Array(Math.min(KEPT, 2 * stored.size));
+		const bytes = this.#room.subarray(0, stored.size);
+		this.check(chunk, stored, sum, bytes);
 		this.#kept = { chunk, bytes };
 	}
 }

@@ -3,46 +3,40 @@
  * number for every layer of the kind in the pattern's main part replaces the size common to all. Windows of attention layers.
  */
 import { countLayers, type LayerKind, parseHybridPattern } from "./hybrid-pattern.ts";
+import { type CamelCase, camelCase } from "./names.ts";
+
+const sizes = [
+	["mamba", "mamba-num-heads"],
+	["attention", "num-attention-heads"],
+	["moe", "num-experts"],
+	["moe", "moe-ffn-hidden-size"],
+] as const satisfies readonly (readonly [LayerKind, string])[];
+
+type Size = (typeof sizes)[number][1];
 
 export interface PerLayerSize {
 	readonly kind: LayerKind;
 	/** Property with the size common to all layers; layers of MTP depths always have it. */
-	readonly size: "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
-	/** Property with the list. */
-	readonly list:
-		| "mambaNumHeadsPerLayer"
-		| "numAttentionHeadsPerLayer"
-		| "numExpertsPerLayer"
-		| "moeFfnHiddenSizePerLayer";
-	/** The list's key. */
-	readonly key:
-		| "mamba-num-heads-per-layer"
-		| "num-attention-heads-per-layer"
-		| "num-experts-per-layer"
-		| "moe-ffn-hidden-size-per-layer";
+	readonly size: CamelCase<Size>;
+	/** Property with the list, and its key. */
+	readonly list: CamelCase<`${Size}-per-layer`>;
+	readonly key: `${Size}-per-layer`;
 }
 
-export const perLayerSizes: readonly PerLayerSize[] = [
-	{ kind: "mamba", size: "mambaNumHeads", list: "mambaNumHeadsPerLayer", key: "mamba-num-heads-per-layer" },
-	{
-		kind: "attention",
-		size: "numAttentionHeads",
-		list: "numAttentionHeadsPerLayer",
-		key: "num-attention-heads-per-layer",
-	},
-	{ kind: "moe", size: "numExperts", list: "numExpertsPerLayer", key: "num-experts-per-layer" },
-	{ kind: "moe", size: "moeFfnHiddenSize", list: "moeFfnHiddenSizePerLayer", key: "moe-ffn-hidden-size-per-layer" },
-];
+export const perLayerSizes: readonly PerLayerSize[] = sizes.map(([kind, size]) => {
+	const key = `${size}-per-layer` as const;
+	return { kind, key, size: camelCase(size), list: camelCase(key) } as PerLayerSize;
+});
 
 /** A description of a model with these sizes; a list is absent or null if all layers of the kind are equal. */
 export type SizedModel = Readonly<Record<PerLayerSize["size"], number>> &
 	Readonly<Partial<Record<PerLayerSize["list"], readonly number[] | null>>> &
 	Windows & { readonly hybridLayerPattern: string };
 
-/** Megatron's windows: keys before and after a query, and the layers that have it; absent or null: none, and all. */
+/** Megatron's windows: keys before and after a query, and the layers that have it; null: none, and all. */
 interface Windows {
-	readonly windowSize?: readonly number[] | null;
-	readonly windowAttnSkipFreq?: readonly number[] | null;
+	readonly windowSize: readonly number[] | null;
+	readonly windowAttnSkipFreq: readonly number[] | null;
 }
 
 /** Keys that a query sees, its own among them; null: all before it. */

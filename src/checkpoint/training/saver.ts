@@ -24,11 +24,11 @@ export interface SaverOptions {
 	readonly copiedElements?: number;
 	readonly retention: Omit<Retention, "own">;
 	/** Folders' names of the checkpoints that may be replaced and deleted besides those it writes; null: any. */
-	readonly own?: readonly string[] | null;
+	readonly own: readonly string[] | null;
 	/** Name of the run; default: a new one. */
 	readonly run?: string;
 	/** The right to write, on rank 0; null: the folder has no lock. */
-	readonly lock?: WriterLock | null;
+	readonly lock: WriterLock | null;
 	/** Whether a save that fails is only said, and training goes on. */
 	readonly goesOnAfterFailure: boolean;
 	/** Hear of saves, and of those that fail; called on every rank. */

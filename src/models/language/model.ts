@@ -58,10 +58,9 @@ export class HybridModel implements Module {
 		this.parallel = options.parallel ?? noModelParallel("language", 0);
 		const segments = options.segments ?? [wholeModel(config.pattern.length)];
 		this.#parameters = new ModuleParameters(device, hybridParameters(config, segments), placeOf(this.parallel), {
+			...options,
 			dtype: config.dtype,
 			frozen: ({ name }) => options.frozen || (config.lora !== null && !isAdapterName(name)),
-			...(options.replicas ? { replicas: options.replicas } : {}),
-			...(options.buckets ? { buckets: options.buckets } : {}),
 		});
 		const routed = segments
 			.flatMap((segment) => layersOfSegment(config, segment))

@@ -80,8 +80,7 @@ export class EncoderModule implements Module {
 		const specs = [...tower.parameters(this.segment), ...(this.segment.hasHead ? ofProjector : [])];
 		const projectorNames = new Set(ofProjector.map(({ name }) => name));
 		this.#parameters = new ModuleParameters(device, specs, placeOf(this.parallel), {
-			...(options.replicas ? { replicas: options.replicas } : {}),
-			...(options.buckets ? { buckets: options.buckets } : {}),
+			...options,
 			dtype: tower.dtype,
 			frozen: ({ name }) => {
 				const projects = projectorNames.has(name);

@@ -49,7 +49,11 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 		[dtBias, aLog, d].some((weight) => weight.trainable);
 	const o = tape.output(Tensor.empty(device, z.shape, xBC.dtype), wanted);
 	const y = tape.recording && wanted ? Tensor.empty(device, z.shape, xBC.dtype) : null;
-	const shared = { ...sharedArguments(inputs), z_factors: maskArguments(zMask, z.width).factors, y };
+	const shared = {
+		...sharedArguments(inputs),
+		...{ cu_seqlens: sequences.cuSeqlens, sequences: sequences.count, tokens: sequences.tokens },
+		...{ chunk_size: inputs.chunkSize, z_factors: maskArguments(zMask, z.width).factors, y },
+	};
 	{
 		using windows = windowsOf(xBC, inputs);
 		const { x, b, c } = windows;
@@ -102,7 +106,7 @@ export function ssdScan(tape: Tape, inputs: SsdInputs): Tensor {
 }
 
 /** The windows x, B and C of the convolution's columns, or of their gradient's. */
-function windowsOf(xBC: Tensor, { heads, headDim, groups, stateDim }: SsdInputs) {
+function windowsOf(xBC: Tensor, { heads, headDim, groups, stateDim }: Omit<SsdInputs, "sequences">) {
 	const [inner, state] = [heads * headDim, groups * stateDim];
 	const x = xBC.columns(0, inner);
 	const b = xBC.columns(inner, state);
@@ -117,23 +121,19 @@ function windowsOf(xBC: Tensor, { heads, headDim, groups, stateDim }: SsdInputs)
 	};
 }
 
-/** Arguments that both directions have. */
-function sharedArguments(inputs: SsdInputs) {
-	const { xBC, z, dt, sequences } = inputs;
+/** Arguments that a scan's directions and a step have. */
+function sharedArguments(inputs: Omit<SsdInputs, "sequences">) {
+	const { xBC, z, dt } = inputs;
 	return {
 		z,
 		dt,
 		dt_bias: inputs.dtBias.value,
 		a_log: inputs.aLog.value,
 		d: inputs.d.value,
-		cu_seqlens: sequences.cuSeqlens,
-		sequences: sequences.count,
-		tokens: sequences.tokens,
 		heads: inputs.heads,
 		head_dim: inputs.headDim,
 		groups: inputs.groups,
 		state_dim: inputs.stateDim,
-		chunk_size: inputs.chunkSize,
 		xbc_stride: xBC.stride,
 		z_stride: z.stride,
 		dt_stride: dt.stride,
@@ -186,31 +186,8 @@ export function ssdStep(
 		);
 	}
 	const o = Tensor.empty(device, z.shape, xBC.dtype);
-	using x = xBC.columns(0, inner);
-	using b = xBC.columns(inner, width);
-	using c = xBC.columns(inner + width, width);
-	device.run("ssd_step", {
-		x,
-		b,
-		c,
-		z,
-		dt,
-		dt_bias: inputs.dtBias.value,
-		a_log: inputs.aLog.value,
-		d: inputs.d.value,
-		state,
-		slots,
-		o,
-		sequences: xBC.rows,
-		heads,
-		head_dim: headDim,
-		groups,
-		state_dim: stateDim,
-		xbc_stride: xBC.stride,
-		z_stride: z.stride,
-		dt_stride: dt.stride,
-		dt_minimum: inputs.dtMinimum ?? 0,
-		dtype: xBC.dtypeCode,
-	});
+	using windows = windowsOf(xBC, inputs);
+	const { x, b, c } = windows;
+	device.run("ssd_step", { ...sharedArguments(inputs), x, b, c, state, slots, o, sequences: xBC.rows });
 	return o;
 }

@@ -78,6 +78,7 @@ using saver =
 				// So few that the parameters of this small model take many copies.
 				copiedElements: 5000,
 				retention: {},
+				...{ own: null, lock: null },
 				goesOnAfterFailure: false,
 				note: () => {},
 				warn: () => {},

@@ -1,4 +1,5 @@
 /** The interface of a kind of layers, and the parameter specifications that kinds share. */
+import type { PerLayerSize } from "../../../config/per-layer.ts";
 import type { TrainingConfiguration } from "../../../config/schema.ts";
 import type { Shard } from "../../../parallel/index.ts";
 import type { ResidualSum, Tape, Tensor } from "../../../tensor/index.ts";
@@ -26,12 +27,10 @@ export interface Kind {
 	/** Forward FLOPs of `tokens` tokens by Megatron's formula (docs/spec/runtime.md §6.5). */
 	readonly megatronFlops: (c: TrainingConfiguration, tokens: number) => number;
 	/** The sizes that a layer may have of its own (config/per-layer.ts), from the configuration of the layer. */
-	readonly ownSizes: (
-		c: Pick<TrainingConfiguration, OwnSize> & Partial<Pick<TrainingConfiguration, "windowSize">>,
-	) => LayerDifference;
+	readonly ownSizes: (c: LayerSizes) => LayerDifference;
 }
 
-type OwnSize = "mambaNumHeads" | "numAttentionHeads" | "numExperts" | "moeFfnHiddenSize";
+type LayerSizes = Pick<TrainingConfiguration, PerLayerSize["size"] | "windowSize">;
 
 export const replicated: Shard = { kind: "replicated" };
 export const rows: Shard = { kind: "split", dimension: 0 };
