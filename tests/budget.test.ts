@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15848, 81],
+	checkpoint: [15845, 81],
 	commands: [4500, 34],
-	config: [7061, 50],
+	config: [7041, 50],
 	data: [20410, 105],
 	decode: [686, 3],
 	guests: [4634, 31],
 	inference: [1611, 9],
 	launch: [2550, 14],
-	models: [5567, 57],
+	models: [5564, 57],
 	native: [3580, 16],
 	observe: [5060, 30],
 	optim: [480, 4],
@@ -26,7 +26,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	plan: [2599, 14],
 	schedule: [1040, 8],
 	system: [680, 12],
-	tensor: [5074, 40],
+	tensor: [5051, 40],
 	train: [6077, 40],
 };
 
