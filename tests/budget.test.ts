@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [15845, 81],
 	commands: [4500, 34],
 	config: [7041, 50],
-	data: [20410, 105],
+	data: [20602, 106],
 	decode: [686, 3],
 	guests: [4634, 31],
 	inference: [1611, 9],

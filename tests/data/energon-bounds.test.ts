@@ -233,14 +233,18 @@ test("64-bit token ids are compared before they are narrowed", () => {
 	}
 });
 
-test("a blend of indexed text inside a metadataset is refused with the flag that trains on it", () => {
-	scratch.file("blend.json", JSON.stringify({ train: ["1.0", "./doc_text_document"] }));
-	scratch.file("wrap.yaml", "__module__: megatron.energon\n__class__: McoreBlend\nmcore_json: ./blend.json\n");
-	const outer = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    path: ./wrap.yaml\n";
-	scratch.file("outer.yaml", outer);
-	expect(() => read(join(scratch.path, "outer.yaml"))).toThrow(
-		new RegExp(
-			`wrap\\.yaml has the class McoreBlend, .*--per-split-data-args-path ${scratch.path}/blend\\.json trains on`,
-		),
+test("a McoreBlend names what its JSON file lacks", () => {
+	const wrap = (blend: unknown) => {
+		scratch.file("blend.json", typeof blend === "string" ? blend : JSON.stringify(blend));
+		scratch.file("wrap.yaml", "__module__: megatron.energon\n__class__: McoreBlend\nmcore_json: ./blend.json\n");
+		return () => read(join(scratch.path, "wrap.yaml"));
+	};
+	expect(wrap({ train: ["1.0", "./doc_text_document"] })).toThrow(
+		`train in ${scratch.path}/blend.json: there is no ${scratch.path}/doc_text_document.bin with its .idx`,
 	);
+	expect(wrap({ train: ["./doc_text_document"] })).toThrow("train has no weights");
+	expect(wrap({ train: ["0", "./doc_text_document"] })).toThrow("where a weight above 0 is allowed");
+	expect(wrap({ valid: 3 })).toThrow("valid is neither a text nor a list of weights and paths");
+	expect(wrap({})).toThrow("has none of the splits train, valid and test");
+	expect(wrap("{")).toThrow("blend.json is not JSON");
 });

@@ -8,6 +8,7 @@ import { SampleError, unprepared } from "./errors.ts";
 import { accessField, type DatasetConfig, matchesPart, readDatasetConfig } from "./format/dataset-config.ts";
 import { type FileStore, openFileStore } from "./format/file-store.ts";
 import { flatten, type Leaf } from "./format/flatten.ts";
+import { IndexedReader, tokenPart } from "./format/indexed.ts";
 import { JoinIndex, JoinReader, joinedDatasets, joinIndexPath } from "./format/join-index.ts";
 import { JsonlReader } from "./format/jsonl.ts";
 import { type DecodeOptions, decodeParts, isImageExtension, namedParts, withAux } from "./format/media.ts";
@@ -16,7 +17,7 @@ import { jsonlIndexName, tarIndexName } from "./format/names.ts";
 import { type PartFilter, SplitPartReader } from "./format/tar.ts";
 import { datasetKind, readSplitPart, type Shard } from "./format/webdataset.ts";
 import { type Hook, hook } from "./hook.ts";
-import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors } from "./sample.ts";
+import { joinSubflavors, type RawRecord, type RawSample, type Sample, type Subflavors, tokenSample } from "./sample.ts";
 import { type Subset, shardWorkers, sliceWorkers, subsetBounds } from "./sharder.ts";
 import { nameOf, type Storage } from "./storage/storage.ts";
 import type { BlendMode, LoadedDataset } from "./task-encoder.ts";
@@ -34,6 +35,8 @@ export interface LoadOptions {
 	readonly datasetConfig: string | null;
 	readonly splitConfig: string | null;
 	readonly subflavors: Subflavors;
+	/** Most tokens of a sample of indexed text, whose documents are cut; absent: whole documents. */
+	readonly tokensAtOnce?: number;
 }
 
 export const defaultLoadOptions: LoadOptions = {
@@ -138,6 +141,7 @@ function openLeaf(storage: Storage, leaf: Leaf, decode: DecodeOptions, options: 
 	if (datasetKind(storage, source.path) === "jsonl") {
 		return openJsonl(storage, leaf, source.path, stores, decode, options);
 	}
+	if (datasetKind(storage, source.path) === "indexed") return openIndexed(storage, leaf, source.path, options);
 	const config = readDatasetConfig(storage, source.path, source.datasetConfig);
 	if (config.sampleType !== null && stores.length > 0) {
 		throw new UserError(
@@ -185,7 +189,7 @@ function openJsonl(
 		path,
 		records: { length, read: (index) => recordOf(records.read(index)) },
 		identity: JSON.stringify([nameOf(path), order]),
-		contents: () => contentsOfJsonl(storage, path),
+		contents: () => contentsOf(storage, path, jsonlIndexName(path)),
 		aux: [...leaf.aux.keys()],
 		length,
 		samples: samplesOf(length, order),
@@ -196,6 +200,25 @@ function openJsonl(
 		build: buildWith(order, [() => new JsonlReader(storage, path)], [length], `load ${nameOf(path)}`, (record) =>
 			withAux(crudeSample(record.data[0]!, record, subflavors, { images: null }), stores, decode),
 		),
+	};
+}
+
+function openIndexed(storage: Storage, leaf: Leaf, path: string, options: LoadOptions): LoadedDataset {
+	const { subflavors, weight, repetitions } = leaf;
+	const { tokensAtOnce = null } = options;
+	const reader = new IndexedReader(path, tokensAtOnce);
+	const { length } = reader;
+	const order = orderOf(path, leaf, options, null);
+	return {
+		...{ path, records: null, identity: JSON.stringify([nameOf(path), tokensAtOnce, order]), aux: [] },
+		contents: () => contentsOf(storage, path, path.replace(/bin$/, "idx")),
+		...{ length, samples: samplesOf(length, order), subflavors, crude: false, weight, repetitions },
+		build: buildWith(order, [() => reader], [length], `load ${nameOf(path)}`, ({ data, restoreKey }) => {
+			const { key, sources, parts } = data[0]!;
+			const { buffer, byteOffset, byteLength } = parts.get(tokenPart)!;
+			const tokens = new Int32Array(buffer, byteOffset, byteLength / 4);
+			return { key, restoreKey, sources, subflavors, type: tokenSample, fields: { tokens } };
+		}),
 	};
 }
 
@@ -374,10 +397,10 @@ function contentsOfShards(storage: Storage, shards: readonly Shard[]): string {
 	return hash.digest("hex");
 }
 
-/** Hash of a JSONL file: of its size and of the offsets of its records. */
-function contentsOfJsonl(storage: Storage, path: string): string {
+/** Hash of a file of records: of its size and of its index. */
+function contentsOf(storage: Storage, path: string, index: string): string {
 	const hash = new CryptoHasher("sha256");
-	addFiles(hash, storage, path, jsonlIndexName(path));
+	addFiles(hash, storage, path, index);
 	return hash.digest("hex");
 }
 

@@ -58,6 +58,9 @@ export interface Sample {
 	readonly fields: Readonly<Record<string, unknown>>;
 }
 
+/** Type of a sample whose field "tokens" holds the ids of a text, an Int32Array: its tokens, and behind them the last one's next. */
+export const tokenSample = "TokenSample";
+
 /** The fields of an element that wrappers use. */
 export interface Keyed {
 	restoreKey: RestoreKey;

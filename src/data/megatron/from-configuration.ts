@@ -1,15 +1,21 @@
 /** The splits of indexed data that a configuration names, with as many samples as its run takes. */
-import { existsSync } from "node:fs";
 import { plannedIterations } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { UserError } from "../../system/errors.ts";
 import { readWholeText } from "../../system/input-file.ts";
 import { configuredTokenizer, nameOfTokenizer } from "../text/configured-tokenizer.ts";
 import type { TokenSource } from "../text/token-source.ts";
-import { type Blend, IndexedFiles, parseBlend, type SplitOptions, splitBounds } from "./splits.ts";
-
-const splits = ["train", "valid", "test"] as const;
-type Split = (typeof splits)[number];
+import {
+	type Blend,
+	IndexedFiles,
+	parseBlend,
+	type Split,
+	type SplitOptions,
+	splitBounds,
+	splits,
+	splitWords,
+	wordsOf,
+} from "./splits.ts";
 
 /** A split's blend, and the part of its files; null: the split has no data. */
 type Place = { readonly blend: Blend } & Pick<SplitOptions, "bounds" | "ownBlend">;
@@ -80,7 +86,7 @@ function samplesOf(c: TrainingConfiguration): Record<Split, number> {
 /** Which of the keys for data are given, and what they name (get_blend_and_blend_per_split in megatron/training/utils.py). */
 function placesOf(c: TrainingConfiguration): Readonly<Record<Split, Place | null>> {
 	if (c.perSplitDataArgsPath !== null) {
-		const own = perSplitArguments(c.perSplitDataArgsPath);
+		const own = splitWords(readWholeText(c.perSplitDataArgsPath, LARGEST_ARGUMENTS), c.perSplitDataArgsPath);
 		return bySplit((split) => ownPlace(own[split], `${split} in ${c.perSplitDataArgsPath}`));
 	}
 	const held = c.validDataPath ?? c.testDataPath;
@@ -102,28 +108,4 @@ function bySplit(place: (split: Split, index: number) => Place | null): Record<S
 
 function ownPlace(words: readonly string[], name: string): Place | null {
 	return words.length === 0 ? null : { blend: parseBlend(words, name), bounds: [0, 1], ownBlend: true };
-}
-
-/** The words of each split in a JSON file, where they are a list or one text. */
-function perSplitArguments(path: string): Record<Split, readonly string[]> {
-	let json: unknown;
-	try {
-		json = JSON.parse(readWholeText(path, LARGEST_ARGUMENTS));
-	} catch (error) {
-		throw error instanceof UserError ? error : new UserError(`${path} is not JSON: ${(error as Error).message}.`);
-	}
-	const words = (split: Split) => {
-		const value = (json as Partial<Record<Split, unknown>> | null)?.[split] ?? [];
-		if (typeof value === "string") return wordsOf(value);
-		if (Array.isArray(value)) return value.map(String);
-		throw new UserError(`${path}: ${split} is neither a text nor a list of weights and paths.`);
-	};
-	return { train: words("train"), valid: words("valid"), test: words("test") };
-}
-
-/** Words between blanks; the path of a data set is one word even with blanks in it, and may end in .bin or .idx. */
-function wordsOf(text: string): string[] {
-	const prefixOf = (word: string) => word.replace(/\.(?:bin|idx)$/, "");
-	if (existsSync(`${prefixOf(text)}.idx`)) return [prefixOf(text)];
-	return text.split(/\s+/).flatMap((word) => (word === "" ? [] : [prefixOf(word)]));
 }

@@ -1,4 +1,5 @@
 /** Splits of indexed data, alone or blended, as Megatron builds them (megatron/core/datasets/blended_megatron_dataset_builder.py). */
+import { existsSync } from "node:fs";
 import { UserError } from "../../system/errors.ts";
 import { MersenneTwister, seedByInteger } from "../energon/random/mersenne-twister.ts";
 import type { TokenSource } from "../text/token-source.ts";
@@ -231,6 +232,33 @@ export function parseBlend(words: readonly string[], name: string): Blend {
 	throw new UserError(
 		`${name}: ${pairs[wrong]![0]} stands before ${pairs[wrong]![1]}, where a weight above 0 is allowed.`,
 	);
+}
+
+export const splits = ["train", "valid", "test"] as const;
+export type Split = (typeof splits)[number];
+
+/** The words of each split in the text of a JSON file, where they are a list or one text. */
+export function splitWords(text: string, path: string): Record<Split, readonly string[]> {
+	let json: unknown;
+	try {
+		json = JSON.parse(text);
+	} catch (error) {
+		throw new UserError(`${path} is not JSON: ${(error as Error).message}.`);
+	}
+	const words = (split: Split) => {
+		const value = (json as Partial<Record<Split, unknown>> | null)?.[split] ?? [];
+		if (typeof value === "string") return wordsOf(value);
+		if (Array.isArray(value)) return value.map(String);
+		throw new UserError(`${path}: ${split} is neither a text nor a list of weights and paths.`);
+	};
+	return { train: words("train"), valid: words("valid"), test: words("test") };
+}
+
+/** Words between blanks; the path of a data set is one word even with blanks in it, and may end in .bin or .idx. */
+export function wordsOf(text: string): string[] {
+	const prefixOf = (word: string) => word.replace(/\.(?:bin|idx)$/, "");
+	if (existsSync(`${prefixOf(text)}.idx`)) return [prefixOf(text)];
+	return text.split(/\s+/).flatMap((word) => (word === "" ? [] : [prefixOf(word)]));
 }
 
 /** numpy's normalisation: values over their sum. */

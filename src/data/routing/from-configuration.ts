@@ -130,5 +130,6 @@ export function sourceOptions(
 /** Opens the data sets of the training, or of the evaluations, without reading a sample. Throws a UserError for a set that cannot be opened. */
 export function openDatasets(c: TrainingConfiguration, options: { readonly evaluation?: boolean } = {}) {
 	const { storage, path, load } = sourceOptions(c, oneRank, options).configuration;
-	return { ...loadDatasets(openStorage(storage), path, null, load), path, part: load.splitPart };
+	const own = { ...load, tokensAtOnce: c.seqLength };
+	return { ...loadDatasets(openStorage(storage), path, null, own), path, part: load.splitPart };
 }

@@ -5,7 +5,7 @@
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { mediaOfRecord } from "../energon/format/media.ts";
-import type { Sample } from "../energon/sample.ts";
+import { type Sample, tokenSample } from "../energon/sample.ts";
 import type { LoadedDataset } from "../energon/task-encoder.ts";
 import type { Chat } from "../text/chat/chat.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
@@ -67,7 +67,8 @@ export function cutOff(task: VisionLanguageTask, tokenizer: Tokenizer): (sample:
 
 function datasetCutOff(task: DatasetTask, tokenizer: Tokenizer): (sample: Sample) => string | null {
 	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
-	return (sample) => cutOffSample(sample, task, tokenizer, chat);
+	// Indexed text is cut into samples that fit.
+	return (sample) => (sample.type === tokenSample ? null : cutOffSample(sample, task, tokenizer, chat));
 }
 
 function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, chat: Chat | null): string | null {

@@ -4,8 +4,10 @@
  */
 import { counted } from "../../system/counted.ts";
 import { ExpectedLoss, SampleError } from "../energon/errors.ts";
+import type { Sample } from "../energon/sample.ts";
 import { type CountedPart, encodeCounted } from "../text/loss-parts.ts";
 import type { Tokenizer } from "../text/tokenizer.ts";
+import type { EncodedSample } from "./batch.ts";
 import {
 	type ImagePlan,
 	type ImageSizing,
@@ -125,6 +127,20 @@ export function encodePieces(
 		);
 	}
 	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
+}
+
+/** A sample of indexed text, of which every token's next one counts. Throws a SampleError for ids that no text can have. */
+export function encodeTokens(
+	{ key, restoreKey, sources, fields }: Sample,
+	{ imageTokenId, vocabularySize }: Pick<EncodingOptions, "imageTokenId"> & { readonly vocabularySize: number | null },
+): EncodedSample {
+	const tokens = fields.tokens as Int32Array;
+	const wrong = tokens.find((id) => id === imageTokenId || (vocabularySize !== null && id >= vocabularySize));
+	if (wrong !== undefined) {
+		const what = wrong === imageTokenId ? "the image token" : `outside of vocab-size ${vocabularySize}`;
+		throw new SampleError(`Sample ${key} has the token ${wrong}, ${what}.`, key);
+	}
+	return { restoreKey, key, sources, ids: tokens.slice(0, -1), labels: tokens.slice(1), images: [] };
 }
 
 /** Whether the last token of a run counts. */

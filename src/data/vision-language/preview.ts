@@ -36,7 +36,10 @@ export function previewSamples(
 	options: PreviewOptions,
 ): EncodedSample[] {
 	const steps = encodingSteps(options.task, tokenizer, images, options.remark);
-	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, options.load);
+	const { mode, datasets } = loadDatasets(storage, options.path, steps.decode, {
+		...options.load,
+		tokensAtOnce: options.task.sequenceLength,
+	});
 	checkTrainable(datasets, options.task);
 	const worker = new Worker(
 		{

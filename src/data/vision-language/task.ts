@@ -4,7 +4,7 @@ import type { ChannelStatistics, Images } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
 import { FatalSampleError, type Remark } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
-import type { Keyed, Sample } from "../energon/sample.ts";
+import { type Keyed, type Sample, tokenSample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
 import type { Microbatch } from "../microbatch.ts";
 import { type Share, wholeShare } from "../routing/image-share.ts";
@@ -24,7 +24,7 @@ import {
 } from "./batch.ts";
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
-import { type EncodingOptions, encodePieces } from "./encoding.ts";
+import { type EncodingOptions, encodePieces, encodeTokens } from "./encoding.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
 import { decodedAs, imagePatches, inspectImage, remarkOf } from "./pixels.ts";
 import { render, type TemplateName } from "./prompt.ts";
@@ -129,6 +129,7 @@ function sampleEncoder(
 function datasetEncoder(task: DatasetTask, tokenizer: Tokenizer, remark: Remark): (sample: Sample) => EncodedSample {
 	const chat = task.template === "jinja" ? chatOf(task, tokenizer) : null;
 	return (sample) => {
+		if (sample.type === tokenSample) return encodeTokens(sample, task);
 		const conversation = conversationOf(sample, task.prompts);
 		if (!task.acceptsImages && conversation.images.length > 0) {
 			throw new FatalSampleError(`Sample ${sampleName(sample)} has images, but the model has no encoder.`);

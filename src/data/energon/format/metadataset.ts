@@ -8,6 +8,7 @@ import type { Subflavors } from "../sample.ts";
 import type { Subset } from "../sharder.ts";
 import { folderOf, resolvePath, type Storage } from "../storage/storage.ts";
 import { type AuxReference, parseAux } from "./file-store.ts";
+import { mcoreSplits } from "./indexed.ts";
 import { toPlain, YamlFields, type YamlValue } from "./python-text.ts";
 import { datasetKind, readMap } from "./webdataset.ts";
 
@@ -92,10 +93,9 @@ function readFile(
 	fields.get("__module__");
 	const version = fields.optionalString("__class__") ?? "Metadataset";
 	if (version === "McoreBlend") {
-		const blend = resolvePath(folderOf(path), fields.string("mcore_json"));
-		throw new UserError(
-			`${path} has the class McoreBlend, a blend of Megatron's indexed text, which a metadataset does not take here; --per-split-data-args-path ${blend} trains on that text alone.`,
-		);
+		const metadataset = mcoreBlend(storage, path, fields);
+		files.set(path, metadataset);
+		return metadataset;
 	}
 	if (version !== "Metadataset" && version !== "MetadatasetV2") {
 		throw new UserError(`${path} has the class ${version}; a metadataset is Metadataset or MetadatasetV2.`);
@@ -110,6 +110,29 @@ function readFile(
 	};
 	files.set(path, metadataset);
 	return metadataset;
+}
+
+/** A blend of Megatron's indexed text. */
+function mcoreBlend(storage: Storage, path: string, fields: YamlFields): Metadataset {
+	const file = resolvePath(folderOf(path), fields.string("mcore_json"));
+	fields.end();
+	const splits = [...mcoreSplits(file, storage.readText(file))].map(([part, entries]): [string, Node] => {
+		const items = entries.map(({ path: text, weight }) => {
+			const where = `${part} in ${file}`;
+			if (datasetKind(storage, text) !== "indexed") throw new UserError(`${where}: there is no ${text} with its .idx.`);
+			const own = YamlFields.of(new Map([["weight", weight]]), where);
+			return { weight: readShare(own, "weight", where), node: referenceTo(text) };
+		});
+		return [part, { kind: "blend", items, subset: null }];
+	});
+	if (splits.length === 0) throw new UserError(`${file} has none of the splits train, valid and test.`);
+	return { path, splits: new Map(splits) };
+}
+
+function referenceTo(path: string): Node {
+	const none = { splitPart: null, datasetConfig: null, splitConfig: null, subset: null };
+	const reference = { ...none, path, subflavors: {}, shuffleOverEpochsMultiplier: 1, aux: new Map() };
+	return { kind: "reference", reference, nested: null };
 }
 
 /** Reads a weight or number of repetitions: above 0, and representable as a 32-bit float. */
@@ -183,7 +206,8 @@ class NodeReader {
 			const nested = readFile(this.storage, reference.path, this.parents, this.files);
 			return { kind: "reference", reference, nested };
 		}
-		if (kind === "webdataset" || kind === "jsonl") return { kind: "reference", reference, nested: null };
+		if (kind === "webdataset" || kind === "jsonl" || kind === "indexed")
+			return { kind: "reference", reference, nested: null };
 		if (kind === "filesystem") throw new UserError(`${where} names ${reference.path}, a folder that is only for aux.`);
 		throw new UserError(`${where} names data that cannot be read: ${unprepared(reference.path).message}`);
 	}

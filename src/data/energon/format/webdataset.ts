@@ -211,13 +211,14 @@ export interface SplitPart {
 	readonly allShards: readonly string[];
 }
 
-type DatasetKind = "webdataset" | "jsonl" | "metadataset" | "filesystem" | "invalid";
+type DatasetKind = "webdataset" | "jsonl" | "indexed" | "metadataset" | "filesystem" | "invalid";
 
 /** The kind of data set at a path (docs/spec/energon.md §1.1). */
 export function datasetKind(storage: Storage, path: string): DatasetKind {
 	if (path.endsWith(".jsonl") || path.endsWith(".yaml")) {
 		if (storage.isFile(path)) return path.endsWith(".jsonl") ? "jsonl" : "metadataset";
 	}
+	if (path.endsWith(".bin") && storage.isFile(path) && storage.isFile(path.replace(/bin$/, "idx"))) return "indexed";
 	const meta = (file: string) => storage.isFile(resolvePath(path, `${META_FOLDER}/${file}`));
 	if (meta(INFO_JSON) || meta(INFO_YAML)) return "webdataset";
 	return meta(INDEX_SQLITE) ? "filesystem" : "invalid";

@@ -75,7 +75,9 @@ export class Pipelines {
 	constructor(configuration: LoaderConfiguration, storage: Storage, images: Images, remark: Remark = () => {}) {
 		this.#configuration = configuration;
 		this.#task = buildTask(configuration.task, images, remark);
-		const { mode, datasets } = loadDatasets(storage, configuration.path, this.#task.decode, configuration.load);
+		const { path, load, task } = configuration;
+		const cut = task.kind === "vision-language" ? { tokensAtOnce: task.sequenceLength } : {};
+		const { mode, datasets } = loadDatasets(storage, path, this.#task.decode, { ...load, ...cut });
 		if (configuration.task.kind === "vision-language") checkTrainable(datasets, configuration.task);
 		this.#mode = mode;
 		this.#datasets = datasets;

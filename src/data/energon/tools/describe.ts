@@ -3,6 +3,7 @@
 import { unprepared } from "../errors.ts";
 import { readDatasetConfig } from "../format/dataset-config.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
+import { IndexedReader } from "../format/indexed.ts";
 import { joinedDatasets } from "../format/join-index.ts";
 import { JsonlReader } from "../format/jsonl.ts";
 import { readMetadataset } from "../format/metadataset.ts";
@@ -34,7 +35,7 @@ export interface LeafDescription {
 
 export interface DatasetDescription {
 	readonly path: string;
-	readonly kind: "webdataset" | "jsonl" | "metadataset";
+	readonly kind: "webdataset" | "jsonl" | "indexed" | "metadataset";
 	/** "crude", or the sample type's name. */
 	readonly sampleType: string | null;
 	readonly fields: Readonly<Record<string, string>>;
@@ -55,6 +56,10 @@ export function describeDataset(storage: Storage, path: string): DatasetDescript
 		case "jsonl": {
 			const samples = new JsonlReader(storage, path).length;
 			return { ...nothing, path, kind, sampleType: "crude", shards: 1, samples, bytes: sizeOf(storage, path) };
+		}
+		case "indexed": {
+			const samples = new IndexedReader(path, null).length;
+			return { ...nothing, path, kind, sampleType: "tokens", shards: 1, samples, bytes: sizeOf(storage, path) };
 		}
 		case "metadataset": {
 			const leaves = describeLeaves(storage, path);
@@ -111,7 +116,9 @@ function describeLeaves(storage: Storage, path: string): LeafDescription[] {
 function samplesOf(storage: Storage, { source, splitPart }: Leaf): number {
 	const sum = (shards: readonly { readonly count: number }[]) => shards.reduce((total, { count }) => total + count, 0);
 	if (source.kind === "join") return sum(joinedDatasets(storage, source.join, splitPart)[0]!.part.shards);
-	if (datasetKind(storage, source.path) === "jsonl") return new JsonlReader(storage, source.path).length;
+	const kind = datasetKind(storage, source.path);
+	if (kind === "jsonl") return new JsonlReader(storage, source.path).length;
+	if (kind === "indexed") return new IndexedReader(source.path, null).length;
 	return sum(readSplitPart(storage, source.path, splitPart, source.splitConfig).shards);
 }
 

@@ -9,6 +9,7 @@ import { BrokenSampleError, SampleError, unprepared } from "../errors.ts";
 import { type DatasetConfig, readDatasetConfig } from "../format/dataset-config.ts";
 import { type FileStore, openFileStore } from "../format/file-store.ts";
 import { flatten, type Leaf } from "../format/flatten.ts";
+import { IndexedReader } from "../format/indexed.ts";
 import { type KeyRow, keyRows } from "../format/join-index.ts";
 import { JsonlReader, OffsetIndex } from "../format/jsonl.ts";
 import { type ImageDecoder, mediaOfRecord, withAux } from "../format/media.ts";
@@ -95,6 +96,7 @@ class Linter {
 		const stores = [...aux].map(([name, reference]) => openFileStore(this.storage, name, reference));
 		this.#stores = isWhole ? stores : null;
 		if (kind === "jsonl") this.#jsonl(path);
+		else if (kind === "indexed") this.#indexed(path);
 		else if (kind === "webdataset") this.#folder(path);
 		else if (kind === "metadataset") this.#metadataset(path);
 		else throw unprepared(path);
@@ -113,6 +115,17 @@ class Linter {
 		for (const [inner, use] of paths) {
 			this.#keys.clear();
 			this.dataset(inner, use);
+		}
+	}
+
+	#indexed(path: string): void {
+		const reader = new IndexedReader(path, null);
+		this.#shards++;
+		for (let index = 0; index < reader.length; index++) {
+			this.#samples++;
+			this.#try(path, String(index), () => {
+				reader.read(index);
+			});
 		}
 	}
 
