@@ -47,8 +47,12 @@ function render(set: DatasetDescription): string {
 	return lines.join("\n");
 }
 
-const kinds = { webdataset: "WebDataset", jsonl: "JSONL file",
-	indexed: "indexed text", metadataset: "metadataset" } as const;
+const kinds = {
+	webdataset: "WebDataset",
+	jsonl: "JSONL file",
+	indexed: "indexed text",
+	metadataset: "metadataset",
+} as const;
 
 function size(bytes: number): string {
 	const units = ["bytes", "kB", "MB", "GB", "TB"];
