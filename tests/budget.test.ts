@@ -10,7 +10,7 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [15845, 81],
-	commands: [4500, 34],
+	commands: [4504, 34],
 	config: [7041, 50],
 	data: [20602, 106],
 	decode: [686, 3],
