@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15845, 81],
+	checkpoint: [15893, 81],
 	commands: [4504, 34],
 	config: [7041, 50],
 	data: [20602, 106],

@@ -53,6 +53,8 @@ export function planPeftFolder(
 	const { path, spelling } = options;
 	const weights = new Set([...adapters.tensors.keys()].map(adaptedWeight));
 	const { builder, copies, modules } = peftCorrespondence(weights, settings.rank, model, spelling, path);
+	const fused = convertedFamilies.includes(spelling.family ?? "");
+	if (spelling.family !== undefined) requireConvertible(modules, spelling.family, path);
 	const mapped = new MappedStore(adapters, planTensors(adapters, builder, "foreign"));
 	const logicalOf = new Map(copies.map(({ foreign, logical }) => [foreign, logical]));
 	const copied: TensorStore = {
@@ -81,14 +83,49 @@ export function planPeftFolder(
 			streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => onBytes?.(bytes.byteLength) });
 			output.close();
 			using config = new OutputFile(join(folder, adapterConfigName), options);
-			config.write(new TextEncoder().encode(formatPythonJson(peftConfig(settings, modules, options.base))));
+			config.write(new TextEncoder().encode(formatPythonJson(peftConfig(settings, modules, options.base, { fused }))));
 			config.close();
 		},
 	};
 }
 
-/** peft's own defaults for what is not said. */
-function peftConfig({ rank, alpha, dropout }: AdapterSettings, modules: readonly string[], base: string | null) {
+/**
+ * Families whose routed experts, which transformers stacks, peft 0.21 gives the adapters of a file that has them apart
+ * (utils/transformers_weight_conversion.py).
+ */
+const convertedFamilies: readonly string[] = ["qwen3_moe", "qwen3_next", "deepseek_v3"];
+
+/** Throws a UserError for adapters of routed experts that peft would leave out without a word. */
+function requireConvertible(modules: readonly string[], family: string, path: string): void {
+	const projections = new Set(modules.flatMap((module) => /\.experts\.\d+\.(\w+)$/.exec(module)?.[1] ?? []));
+	if (projections.size === 0) return;
+	if (!convertedFamilies.includes(family)) {
+		throw new UserError(
+			`${path}: peft does not load adapters of ${family}'s routed experts; --save-hf writes them merged.`,
+		);
+	}
+	if (projections.has("down_proj")) return;
+	throw new UserError(
+		`${path}: peft loads adapters of experts.linear_fc1 only beside those of experts.linear_fc2; --save-hf writes them merged.`,
+	);
+}
+
+/** Projections with the names of routed experts' beside these experts. */
+const expertLike = /^(?!.*\.experts\.\d+\.).*\.(gate_proj|up_proj|down_proj)$/;
+
+/**
+ * peft's own defaults for what is not said. `fused`: a model of a converted family, in which peft takes every module with the
+ * name of an expert's projection for that of the experts; shared experts and dense layers keep their adapters where their
+ * weights are named as parameters.
+ */
+function peftConfig(
+	{ rank, alpha, dropout }: AdapterSettings,
+	modules: readonly string[],
+	base: string | null,
+	{ fused }: { readonly fused: boolean },
+) {
+	const parameters = modules.filter((module) => fused && expertLike.test(module));
+	const others = modules.filter((module) => !parameters.includes(module));
 	return {
 		base_model_name_or_path: base,
 		bias: "none",
@@ -100,11 +137,17 @@ function peftConfig({ rank, alpha, dropout }: AdapterSettings, modules: readonly
 		modules_to_save: null,
 		peft_type: "LORA",
 		r: rank,
-		target_modules: targetExpression(modules),
+		target_modules: others.length > 0 ? targetExpression(others, { fused }) : [],
+		...(parameters.length > 0 && { target_parameters: parameters.map((module) => `${module}.weight`) }),
 		task_type: "CAUSAL_LM",
 		use_dora: false,
 		use_rslora: false,
 	};
+}
+
+/** Parameters that are weights of modules: an adapter of one is that of its module. */
+function areWeights(value: unknown): boolean {
+	return Array.isArray(value) && value.every((name) => typeof name === "string" && name.endsWith(".weight"));
 }
 
 /** false, null, 0, an empty list or object. */
@@ -121,10 +164,11 @@ const configSchema = v.looseObject({
 	...Object.fromEntries(
 		[
 			...["bias", "fan_in_fan_out", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"],
-			...["layer_replication", "lora_bias", "target_parameters", "trainable_token_indices", "alora_invocation_tokens"],
+			...["layer_replication", "lora_bias", "trainable_token_indices", "alora_invocation_tokens"],
 			...["use_qalora", "use_bdlora", "arrow_config", "monteclora_config"],
 		].map((key) => [key, v.optional(v.custom(isAbsent))]),
 	),
+	target_parameters: v.optional(v.custom((value) => isAbsent(value) || areWeights(value))),
 });
 
 export interface PeftAdapters extends Disposable {

@@ -263,14 +263,18 @@ function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "project
 	return { tower: { prefix, style, classAxis: false } };
 }
 
-/** A regular expression of Python's that matches the modules' whole names and no others of the model. */
-export function targetExpression(modules: readonly string[]): string {
+/**
+ * A regular expression of Python's that matches the modules' whole names and no others of the model. `fused`: also the names
+ * without an expert's number, by which peft finds experts that transformers stacks.
+ */
+export function targetExpression(modules: readonly string[], { fused }: { readonly fused: boolean }): string {
 	const escaped = (text: string) => text.replaceAll(".", "\\.");
+	const expert = fused ? "(\\.\\d+)?\\." : "\\.\\d+\\.";
 	const kinds = new Map<string, Set<string>>();
 	for (const module of modules) {
 		const [, container = "", rest = module] = /^.*?(layers|encoder\.layer|blocks)\.\d+\.(.*)$/.exec(module) ?? [];
 		const own = kinds.get(container) ?? new Set();
-		kinds.set(container, own.add(escaped(rest).replace(/\\\.\d+\\\./, "\\.\\d+\\.")));
+		kinds.set(container, own.add(escaped(rest).replace(/\\\.\d+\\\./, () => expert)));
 	}
 	const alternatives = [...kinds].map(([container, own]) => {
 		const names = `(${[...own].sort().join("|")})`;
