@@ -1,6 +1,6 @@
 /** Decides whether the experts of a layer run as one fused operation (docs/spec/moe-performance.md §1.4). */
 import type { ActivationName } from "../native/abi.ts";
-import { type ActivationKey, activationOf, activations, activationsThat } from "../native/activations.ts";
+import { activationOf, activations, activationsThat } from "../native/activations.ts";
 import { hasLayer } from "./hybrid-pattern.ts";
 import type { TrainingConfiguration } from "./schema.ts";
 
@@ -24,12 +24,7 @@ export function fusedMlpObstacle({ expertTensor, activation, adapters, masks }: 
 	return null;
 }
 
-type ExpertKeys = Pick<
-	TrainingConfiguration,
-	"flextron" | "llmExptTp" | "loraRank" | "loraTargetModules" | ActivationKey
->;
-
-export function expertLayerOf(c: ExpertKeys): ExpertLayer {
+export function expertLayerOf(c: TrainingConfiguration): ExpertLayer {
 	return {
 		expertTensor: c.llmExptTp,
 		activation: activationOf(c),
@@ -39,13 +34,7 @@ export function expertLayerOf(c: ExpertKeys): ExpertLayer {
 }
 
 /** A line that says how the experts run and why; null without experts. */
-export function describeExpertPath(
-	c: ExpertKeys &
-		Pick<
-			TrainingConfiguration,
-			"fp8Emulate" | "fp8Format" | "fp8Recipe" | "fp8Wgrad" | "hybridLayerPattern" | "moeFusedMlp"
-		>,
-): string | null {
+export function describeExpertPath(c: TrainingConfiguration): string | null {
 	if (!hasLayer(c.hybridLayerPattern, "moe")) return null;
 	if (c.moeFusedMlp === "off") return "Experts: one operation after the other (moe-fused-mlp is off).";
 	const obstacle = fusedMlpObstacle(expertLayerOf(c));

@@ -4,6 +4,7 @@
  */
 import { hasEncoder, sharesRanks } from "../config/derive.ts";
 import { type Block, parsePattern, symbolsOf } from "../config/hybrid-pattern.ts";
+import { gridKeys } from "../config/keys/parallel.ts";
 import { configurationOf, type ResolvedConfiguration } from "../config/resolve.ts";
 import { type Key, keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { countFlopsPerToken } from "../models/language/counts.ts";
@@ -20,20 +21,6 @@ export interface UncheckedLayout {
 	readonly language: { readonly tensor: number; readonly data: number; readonly expert: number };
 }
 
-/** The layout is the search's own. */
-const layoutKeys: readonly Key[] = [
-	"encoder-tp",
-	"encoder-dp",
-	"encoder-pp",
-	"llm-offset",
-	"llm-tp",
-	"llm-dp",
-	"llm-pp",
-	"llm-ep",
-	"llm-expt-tp",
-	"tensor-parallel-num-weight-shards",
-	"expert-tensor-parallel-num-weight-shards",
-];
 const tensorSizes = { language: [1, 2, 4, 8], colocatedEncoder: [1, 2, 4], disjointEncoder: [1, 2] };
 const expertSizes = [1, 2, 4, 8, 16, 32];
 const pipelines = [1, 2, 4, 8].flatMap((stages) =>
@@ -76,7 +63,9 @@ export function* layouts({ configuration: c }: ResolvedConfiguration, devices: n
 
 /** Keys that the user has set, but for the layout. */
 function givenKeys({ configuration, origins }: ResolvedConfiguration): Readonly<Partial<Record<Key, unknown>>> {
-	const set = keys.filter((key) => !layoutKeys.includes(key) && !["default", "derived"].includes(origins[key].source));
+	// The layout is the search's own.
+	const grids: readonly Key[] = gridKeys;
+	const set = keys.filter((key) => !grids.includes(key) && !["default", "derived"].includes(origins[key].source));
 	return {
 		...Object.fromEntries(set.map((key) => [key, configuration[propertyOf(key)]])),
 		"global-batch-size": configuration.globalBatchSize,

@@ -4,6 +4,7 @@ import { CryptoHasher } from "bun";
 import * as v from "valibot";
 import { type Companions, tokenizerOf } from "../../checkpoint/index.ts";
 import { tokenizerKeys } from "../../config/keys/tokenizer.ts";
+import type { CamelCase } from "../../config/names.ts";
 import { fieldOf, type Key, propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
 import type { FolderReader } from "../../config/sources.ts";
 import { UserError } from "../../system/errors.ts";
@@ -15,34 +16,13 @@ import { openSentencePiece } from "./sentencepiece/sentencepiece.ts";
 import { byteTokenizer, openGpt2Tokenizer, openTokenizer, readTokenizerFile, type Tokenizer } from "./tokenizer.ts";
 
 /** The keys that determine ids, as plain values. */
-export type TokenizerKeys = Pick<
-	TrainingConfiguration,
-	| "tokenizer"
-	| "tokenizerType"
-	| "vocabFile"
-	| "mergeFile"
-	| "tokenizerSpecialTokens"
-	| "tokenizerHfNoIncludeSpecialTokens"
-	| "tokenizerSentencepieceLegacy"
-	| "tiktokenPattern"
-	| "tiktokenNumSpecialTokens"
-	| "nullTokenizerEodId"
-> & { readonly vocabSize: number | null };
+export type TokenizerKeys = Pick<TrainingConfiguration, CamelCase<keyof typeof tokenizerKeys>> & {
+	readonly vocabSize: number | null;
+};
 
 export function tokenizerKeysOf(c: TokenizerKeys): TokenizerKeys {
-	return {
-		tokenizer: c.tokenizer,
-		tokenizerType: c.tokenizerType,
-		vocabFile: c.vocabFile,
-		mergeFile: c.mergeFile,
-		tokenizerSpecialTokens: c.tokenizerSpecialTokens,
-		tokenizerHfNoIncludeSpecialTokens: c.tokenizerHfNoIncludeSpecialTokens,
-		tokenizerSentencepieceLegacy: c.tokenizerSentencepieceLegacy,
-		tiktokenPattern: c.tiktokenPattern,
-		tiktokenNumSpecialTokens: c.tiktokenNumSpecialTokens,
-		nullTokenizerEodId: c.nullTokenizerEodId,
-		vocabSize: c.vocabSize,
-	};
+	const names = [...(Object.keys(tokenizerKeys) as (keyof typeof tokenizerKeys)[]).map(propertyOf), "vocabSize"];
+	return Object.fromEntries(names.map((name) => [name, c[name as keyof TokenizerKeys]])) as unknown as TokenizerKeys;
 }
 
 type Kind = "bytes" | "tokenizer.json" | "gpt2" | "tiktoken" | "sentencepiece" | "null";

@@ -203,14 +203,10 @@ function leave(tape: Tape, context: LayerContext, attended: Tensor): Tensor {
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, context.parallel.tp), output);
 }
 
-type Sizes = Pick<
-	TrainingConfiguration,
-	"hiddenSize" | "numAttentionHeads" | "qLoraRank" | "kvLoraRank" | "qkHeadDim" | "qkPosEmbHeadDim" | "vHeadDim"
->;
-
 /** Elements of the projections' weights. */
-function weightsOf({ hiddenSize: h, numAttentionHeads: heads, qLoraRank: a, kvLoraRank: c, ...widths }: Sizes): number {
-	const { qkHeadDim: content, qkPosEmbHeadDim: position, vHeadDim: value } = widths;
+function weightsOf(model: TrainingConfiguration): number {
+	const { hiddenSize: h, numAttentionHeads: heads, qLoraRank: a, kvLoraRank: c } = model;
+	const { qkHeadDim: content, qkPosEmbHeadDim: position, vHeadDim: value } = model;
 	const queryWidth = heads * (content + position);
 	const query = a === null ? h * queryWidth : a * (h + queryWidth);
 	return query + h * (c + position) + c * heads * (content + value) + heads * value * h;
