@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { recordingName } from "../launch/diagnosis.ts";
 import { identityOf, joinRun } from "../launch/join.ts";
-import { launch, type RankDescription } from "../launch/launcher.ts";
+import { type LaunchOptions, launch } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
@@ -24,9 +24,8 @@ import { ownProgram, programVersion } from "../system/program-version.ts";
 import { flagError } from "./arguments.ts";
 import { describeError, printStacks } from "./command.ts";
 
-export interface RankOptions {
-	/** Number of ranks. */
-	readonly ranks: number;
+export interface RankOptions
+	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings"> {
 	readonly device: DeviceChoice;
 	/** Communication backend between GPUs. */
 	readonly backend: BackendName;
@@ -38,12 +37,6 @@ export interface RankOptions {
 	readonly graphs?: boolean;
 	/** Settings that have to be equal on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
-	readonly describe: (rank: number) => RankDescription;
-	/** The rank whose output goes to the terminal as it is. */
-	readonly reporter: number;
-	readonly timeoutMinutes: number;
-	/** Folder for the ranks' recordings; null: nothing is recorded. */
-	readonly recordings?: string | null;
 	/** Whether to omit the line about the ranks' processes. */
 	readonly quiet?: boolean;
 }

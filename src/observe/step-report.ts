@@ -42,6 +42,16 @@ export interface RankMemory {
 /** Values by layer, from 0. */
 export type ByLayer<Value> = ReadonlyMap<number, Value>;
 
+/** A step's participation, as logged. */
+export interface ParticipationResult {
+	/** Encoder ranks (data-parallel) with an image in any microbatch of the step, and the number of all of them. */
+	readonly participants: number;
+	readonly ranks: number;
+	/** Global gradient norm under the exact and under the corrected policy. */
+	readonly exactNorm: number;
+	readonly correctedNorm: number;
+}
+
 export interface StepReport {
 	/** Number of the step, from 1. */
 	readonly iteration: number;
@@ -72,12 +82,7 @@ export interface StepReport {
 	/** Whether the update was skipped. */
 	readonly skipped: boolean;
 	/** Number of encoder ranks with images, and the gradient norm under either policy; null without an encoder. */
-	readonly participation: {
-		readonly participants: number;
-		readonly ranks: number;
-		readonly exactNorm: number;
-		readonly correctedNorm: number;
-	} | null;
+	readonly participation: ParticipationResult | null;
 	/** Absent if not measured. */
 	readonly modules?: readonly ModuleReport[];
 	/** Device memory by rank. */

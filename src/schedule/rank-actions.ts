@@ -129,16 +129,7 @@ function reductions({ forwardOnly, encoders, pipeline }: ScheduleShape, work: re
 // first chunk, then its second, …, before the next group begins. The bubble shrinks from P − 1 microbatches to (P − 1) / V, and
 // more microbatches are in flight.
 
-interface InterleavedShape {
-	/** Name of the module that is cut into stages. */
-	readonly pipeline: string;
-	/** P and V. */
-	readonly stages: number;
-	readonly virtualStages: number;
-	readonly microbatches: number;
-	/** G; microbatches left over at the end, if fewer than P, join the last group. */
-	readonly groupSize: number;
-}
+type InterleavedShape = Pick<ScheduleShape, "pipeline" | "stages" | "virtualStages" | "microbatches" | "groupSize">;
 
 /** Passes of one stage; it begins with `extra` forward passes beside those it needs. */
 function interleaved(shape: InterleavedShape, stage: number, extra = 0): PassAction[] {

@@ -3,6 +3,7 @@
  * exact: the gradient of the mean loss. corrected: multiplied by ranks / participants, as Megatron offers.
  */
 import { featuresOf, type ImageTextMicrobatch } from "../data/microbatch.ts";
+import type { ParticipationResult } from "../observe/step-report.ts";
 import { gradientSquares, scaleGradients } from "../optim/gradient-norm.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import type { DataParallel, Group } from "../parallel/index.ts";
@@ -17,16 +18,6 @@ export interface Participation {
 	readonly replica: DataParallel | null;
 	/** Participants among the encoder ranks that this rank votes for: those that saw an image in the step's microbatches. */
 	readonly votes: (microbatches: readonly ImageTextMicrobatch[]) => number;
-}
-
-/** A step's participation, as logged. */
-export interface ParticipationResult {
-	/** Encoder ranks (data-parallel) with an image in any microbatch of the step, and the number of all of them. */
-	readonly participants: number;
-	readonly ranks: number;
-	/** Global gradient norm under the exact and under the corrected policy. */
-	readonly exactNorm: number;
-	readonly correctedNorm: number;
 }
 
 /** A step's participation before its global norm is known. */

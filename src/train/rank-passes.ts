@@ -3,7 +3,7 @@ import { type PlacedImages, placesInStep } from "../data/images.ts";
 import { featuresOf, type ImageTextMicrobatch, sampleLengths } from "../data/microbatch.ts";
 import { samplesOfShares } from "../data/routing/image-share.ts";
 import { type Decoded, type DecodingOptions, type DecodingRanks, decode, splitIds } from "../decode/decode.ts";
-import type { EncodeImages, RankGuest, StepGuest, Variant } from "../guests/guest.ts";
+import type { EncodeImages, GuestStep, RankGuest, StepGuest, Variant } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { PooledLinks } from "../models/language/pooled-balancing.ts";
 import type { EncoderModule } from "../models/vision/encoder.ts";
@@ -280,15 +280,10 @@ export class RankPasses {
 	}
 }
 
-interface Common {
-	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** What each encoder reads of each microbatch. */
-	readonly features: ReadonlyMap<string, readonly PlacedImages[]>;
+interface Common extends Pick<GuestStep, "microbatches" | "features" | "training" | "variant"> {
 	readonly guests: readonly StepGuest[];
-	readonly variant: (microbatch: number) => Variant | null;
 	readonly context: StepContext;
 	readonly observe: MicrobatchObserver | undefined;
-	readonly training: boolean;
 	readonly listen: (microbatch: number) => { readonly onGradient?: (parameter: Parameter) => void };
 }
 

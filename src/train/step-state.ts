@@ -2,6 +2,7 @@
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { LossName } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
+import type { ParticipationResult } from "../observe/step-report.ts";
 import type { StepPart, StepTimers } from "../observe/timers.ts";
 import type { AdamW } from "../optim/adamw.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
@@ -10,7 +11,7 @@ import type { Action } from "../schedule/actions.ts";
 import type { TokenSlice } from "../tensor/index.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { LossOwner } from "./losses.ts";
-import type { Participation, ParticipationResult } from "./participation.ts";
+import type { Participation } from "./participation.ts";
 import type { MicrobatchObserver, RankPasses } from "./rank-passes.ts";
 import type { LossesByLayer } from "./report/router-report.ts";
 

@@ -25,25 +25,14 @@ import {
 	writeJournal,
 } from "./journal.ts";
 import loader from "./mimo_samples.py" with { type: "text" };
-import { openSource } from "./open-source.ts";
+import { openSource, type SourceOptions } from "./open-source.ts";
 import { type Draft, readRecord, type SampleRecord } from "./read-record.ts";
-import { type Columns, parts, type Row, SkippedRow, type Source } from "./row.ts";
+import { parts, type Row, SkippedRow, type Source } from "./row.ts";
 import { type SamplePart, Shards } from "./shards.ts";
-import type { TableOptions } from "./sources/table.ts";
 
-export interface ImportOptions extends FetchOptions {
-	/** Files or folders of one form. */
-	readonly paths: readonly string[];
+export interface ImportOptions extends FetchOptions, SourceOptions {
 	/** The folder of the new data set. */
 	readonly output: string;
-	/** Form of the data; null: detected. */
-	readonly from: ImportKind | null;
-	readonly columns: Columns;
-	readonly table: TableOptions;
-	/** Folder to which image paths are relative; null: the folder of their file. */
-	readonly imageRoot: string | null;
-	/** Name of a data set in a LLaMA-Factory folder; null: its only one. */
-	readonly dataset: string | null;
 	/** Shares of train, val and test; null: the parts of the source, else all rows are for training. */
 	readonly shares: readonly [number, number, number] | null;
 	readonly shardSamples: number;

@@ -24,10 +24,13 @@ import { type TableOptions, tableSource } from "./sources/table.ts";
 import { tarSource } from "./sources/tars.ts";
 
 export interface SourceOptions {
+	/** Files or folders of one form. */
 	readonly paths: readonly string[];
+	/** Form of the data; null: detected. */
 	readonly from: ImportKind | null;
 	readonly columns: Columns;
 	readonly table: TableOptions;
+	/** Folder to which image paths are relative; null: the folder of their file. */
 	readonly imageRoot: string | null;
 	/** Name of a data set in a LLaMA-Factory folder; null: its only one. */
 	readonly dataset: string | null;

@@ -110,12 +110,7 @@ export interface MemoryUse {
 const gigabyte = 2 ** 30;
 
 /** Parts of the memory, in GB. */
-export interface MemoryParts {
-	readonly parameters: number;
-	readonly kvCache: number;
-	readonly ssmCache: number;
-	readonly buffer: number;
-}
+export type MemoryParts = Omit<MemoryProfile, "target">;
 
 export function memoryOf(
 	model: HybridConfig,

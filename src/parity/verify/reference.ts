@@ -33,16 +33,7 @@ export const realSteps = 2;
 /** Runs with other rounding: the change of a tensor with few elements varies much from run to run. */
 const noiseRuns = 3;
 
-export interface Scalars {
-	/** The language model loss. */
-	readonly loss: number;
-	/** The other losses by name: of depths, budgets, divergence from a teacher. */
-	readonly losses: Readonly<Record<string, number>>;
-	readonly tokens: number;
-	readonly gradientNorm: number;
-	/** Balancing losses by Megatron's names. */
-	readonly balancing: Readonly<Record<string, number>>;
-}
+export type Scalars = Pick<StepResult, "loss" | "losses" | "tokens" | "gradientNorm" | "balancing">;
 
 export interface ReferenceTensor {
 	readonly name: string;

@@ -17,8 +17,7 @@ import type { PatchGrid } from "../../models/tower.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { outputRows, type VitConfig } from "../../models/vit/config.ts";
-import type { AdamWOptions } from "../../optim/adamw.ts";
-import type { Dispatcher, Topology } from "../../parallel/index.ts";
+import type { Topology } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { encoderKinds } from "../../train/encoder-kinds.ts";
 import {
@@ -29,8 +28,7 @@ import {
 	overlapOf,
 	visionOf,
 } from "../../train/from-configuration.ts";
-import type { LossMean } from "../../train/loss-weights.ts";
-import type { EncoderSpecification, RunSpecification } from "../../train/run-specification.ts";
+import type { RunSpecification } from "../../train/run-specification.ts";
 import { drawSamples, type ImageOptions, type Sample } from "./samples.ts";
 
 /** Options that change the order of work and no value. */
@@ -39,23 +37,23 @@ export type WorkOrder = Required<Pick<RunSpecification, "lateWeightGradients" | 
 /** Plain 1F1B without late weight gradients. */
 export const plainOrder: WorkOrder = { lateWeightGradients: false, overlap: null };
 
-export interface Subject {
-	/** Empty: the language model alone. */
-	readonly encoders: readonly EncoderSpecification[];
-	readonly language: HybridConfig;
+type Trained =
+	| "encoders"
+	| "language"
+	| "guests"
+	| "frozenLanguage"
+	| "adam"
+	| "clipGrad"
+	| "lossMean"
+	| "dispatcher"
+	| "seed";
+
+/** A frozen teacher among the guests has drawn weights. */
+export interface Subject extends Required<Pick<RunSpecification, Trained>> {
 	/** Layers, and where pipelines cut them. */
 	readonly pattern: string;
-	/** A frozen teacher has drawn weights. */
-	readonly guests: readonly Guest[];
-	readonly frozenLanguage: boolean;
-	readonly adam: AdamWOptions;
-	readonly clipGrad: number;
-	readonly lossMean: LossMean;
 	/** In which order layouts compute; the reference computes one pass after the other, weight gradients with the others. */
 	readonly order: WorkOrder;
-	/** How experts' rows reach other ranks. */
-	readonly dispatcher: Dispatcher;
-	readonly seed: number;
 	readonly learningRate: number;
 	readonly weightDecay: number;
 	/** As configured; a layout may need another. */
