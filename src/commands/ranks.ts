@@ -12,7 +12,14 @@ import { type LaunchOptions, launch } from "../launch/launcher.ts";
 import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
-import { type DeviceChoice, deviceCount, openDevice, openLibraryOf, requireGpus } from "../native/open-device.ts";
+import {
+	type DeviceChoice,
+	type DeviceOptions,
+	deviceCount,
+	openDevice,
+	openLibraryOf,
+	requireGpus,
+} from "../native/open-device.ts";
 import type { Run } from "../native/run.ts";
 import { beforeLine } from "../observe/progress.ts";
 import { type Topology, World } from "../parallel/index.ts";
@@ -25,16 +32,11 @@ import { flagError } from "./arguments.ts";
 import { describeError, printStacks } from "./command.ts";
 
 export interface RankOptions
-	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings"> {
+	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings">,
+		Pick<DeviceOptions, "threads" | "deterministic" | "graphs"> {
 	readonly device: DeviceChoice;
 	/** Communication backend between GPUs. */
 	readonly backend: BackendName;
-	/** CPU threads of each rank; 0: an equal share of the cores. */
-	readonly threads: number;
-	/** Whether results repeat bit for bit on CUDA too. */
-	readonly deterministic?: boolean;
-	/** Whether repeated runs of operations are launched as CUDA graphs. */
-	readonly graphs?: boolean;
 	/** Settings that have to be equal on all ranks, as text. */
 	readonly configuration: Readonly<Record<string, string>>;
 	/** Whether to omit the line about the ranks' processes. */

@@ -2,7 +2,7 @@
 
 import { join } from "node:path";
 import * as v from "valibot";
-import { adaptedWeight } from "../../models/lora.ts";
+import { adaptedWeight, type LoraConfig } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
@@ -26,11 +26,7 @@ export const adapterConfigName = "adapter_config.json";
 const valuesName = "adapter_model.safetensors";
 
 /** The settings that decide an adapter's function. */
-export interface AdapterSettings {
-	readonly rank: number;
-	readonly alpha: number;
-	readonly dropout: number;
-}
+export type AdapterSettings = Pick<LoraConfig, "rank" | "alpha" | "dropout">;
 
 export interface PlannedAdapters {
 	/** Under PEFT's names. */

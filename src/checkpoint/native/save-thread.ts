@@ -6,19 +6,13 @@
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { openWorker } from "../../system/worker.ts";
-import type { Box } from "../chunks.ts";
-import type { DtypeTag } from "../dtype.ts";
 import { indexName } from "./manifest.ts";
 import { latestIteration, listIterations } from "./reader.ts";
-import type { CheckpointDescription } from "./writer.ts";
+import type { CheckpointDescription, ShardEntry } from "./writer.ts";
 import type { LockReference } from "./writer-lock.ts";
 
 /** A box of a tensor whose values stand in shared memory, which stays unchanged until the job is done. */
-export interface SnapshotEntry extends Box {
-	readonly name: string;
-	readonly dtype: DtypeTag;
-	/** Shape of the whole tensor. */
-	readonly shape: readonly number[];
+export interface SnapshotEntry extends Omit<ShardEntry, "data"> {
 	readonly memory: SharedArrayBuffer;
 	/** Offset of the values in `memory`, in bytes. */
 	readonly byteOffset: number;

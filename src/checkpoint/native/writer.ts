@@ -34,14 +34,8 @@ import { newRunName } from "./writer-lock.ts";
 export const defaultFileBytes = 2 ** 32;
 export const objectsName = "objects.safetensors";
 
-/** A box of a tensor that a rank writes. `data` is called once, when its turn comes. */
-export interface ShardEntry extends Box {
-	readonly name: string;
-	readonly dtype: DtypeTag;
-	/** Shape of the whole tensor. */
-	readonly shape: readonly number[];
-	readonly data: () => ArrayBufferView | Iterable<ArrayBufferView>;
-}
+/** A box of a tensor of a shape, which a rank writes. `data` is called once, when its turn comes. */
+export interface ShardEntry extends Box, TensorEntry {}
 
 /** A rank's report of its files and chunks: plain data, to be sent to rank 0. */
 export interface ShardReport {

@@ -11,6 +11,7 @@ import { recordOf, routerOf, sizesOfBudget } from "../../guests/elastic/submodel
 import type { Submodel } from "../../guests/elastic/submodel/submodel.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { columns, print } from "../../observe/output.ts";
+import type { BudgetRecord } from "../../observe/run-log/family.ts";
 import { readRunLog } from "../../observe/run-log/reader.ts";
 import { UserError } from "../../system/errors.ts";
 import { exitCodes } from "../../system/exit-codes.ts";
@@ -31,14 +32,10 @@ const args = {
 	json: { type: "boolean", description: "Print the lines as JSON." },
 } as const;
 
-interface Row {
+interface Row extends Omit<BudgetRecord, "budget"> {
 	readonly name: string;
-	readonly sizes: Readonly<Record<string, number>>;
-	readonly total: number;
-	readonly active: number;
 	/** GB that generating one sequence takes, in bf16. */
 	readonly memory: number;
-	readonly loss: number | null;
 }
 
 /** What memory is computed for: one sequence of 8192 tokens. */
