@@ -1,6 +1,6 @@
 /** A microbatch in device memory. */
 
-import type { ForwardInput } from "../models/language/model-chunk.ts";
+import type { ForwardInput, TokenAxes } from "../models/language/model-chunk.ts";
 import type { Device } from "../native/device.ts";
 import type { Group } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
@@ -15,6 +15,7 @@ export class DeviceInput implements Disposable {
 	readonly sequences: Sequences;
 	/** The parts of the sequences among the tokens that this rank holds between layers. */
 	readonly localSequences: Sequences;
+	readonly #axes: TokenAxes | undefined;
 	#positions: Tensor | null = null;
 
 	constructor(
@@ -27,6 +28,7 @@ export class DeviceInput implements Disposable {
 		this.mask = Tensor.from(device, microbatch.lossMask);
 		this.sequences = Sequences.of(device, microbatch.lengths);
 		this.localSequences = Sequences.of(device, localLengths(microbatch.lengths, tp));
+		this.#axes = microbatch.positions && axesOf(device, microbatch.positions, microbatch.ids.length);
 	}
 
 	/** As ForwardInput.localPositions. Made when they are asked for. */
@@ -44,7 +46,8 @@ export class DeviceInput implements Disposable {
 	forward(dropoutKey: number, tokens: TokenSlice): ForwardInput {
 		const { ids, sequences, localSequences } = this;
 		const localPositions = () => this.#localPositions();
-		return { ids, sequences, localSequences, localPositions, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
+		const shared = { ids, sequences, localSequences, localPositions, axes: this.#axes };
+		return { ...shared, dropoutKey, tokens, localTokens: tokens.cut(this.tp) };
 	}
 
 	[Symbol.dispose](): void {
@@ -52,7 +55,17 @@ export class DeviceInput implements Disposable {
 			owned[Symbol.dispose]();
 		}
 		this.#positions?.[Symbol.dispose]();
+		for (const owned of this.#axes ? [this.#axes.tokens, ...this.#axes.positions] : []) owned[Symbol.dispose]();
 	}
+}
+
+function axesOf(device: Device, positions: Int32Array, tokens: number): TokenAxes {
+	return {
+		tokens: Sequences.batch(device, tokens, 1),
+		positions: Array.from({ length: positions.length / tokens }, (_, axis) =>
+			Tensor.from(device, positions.subarray(axis * tokens, (axis + 1) * tokens)),
+		),
+	};
 }
 
 /** Lengths of the parts of every sequence that lie in this rank's equal run of the tokens. */

@@ -8,7 +8,8 @@ import { cast, Tensor } from "../tensor/index.ts";
 
 export interface ImageSet {
 	/**
-	 * [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel. Empty where a device
+	 * [Σ rows · columns, 3p²]: patches row-major over an image's grid, a patch's values channel by channel, or of a channel frame by
+	 * frame where patches have several; a picture may have one, which the others repeat. Empty where a device
 	 * only counts (planning).
 	 */
 	readonly patches: Float32Array;
@@ -96,6 +97,16 @@ export function patchify(pixels: Float32Array, height: number, width: number, pa
 	return patches;
 }
 
+/** Patches of one frame, `width` values each, with every channel's values `frames` times. */
+function withFrames(patches: Float32Array, { width, frames }: { readonly width: number; readonly frames: number }) {
+	const channel = width / 3;
+	const all = new Float32Array(patches.length * frames);
+	for (let from = 0, to = 0; from < patches.length; from += channel) {
+		for (let frame = 0; frame < frames; frame++, to += channel) all.set(patches.subarray(from, from + channel), to);
+	}
+	return all;
+}
+
 /** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the tower's dtype. */
 export function patchTensor(
 	device: Device,
@@ -104,7 +115,11 @@ export function patchTensor(
 ): Tensor {
 	const { dtype } = tower;
 	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), tower.patchWidth];
-	if (!device.counts) return Tensor.from(device, patches, shape, { dtype });
+	if (!device.counts) {
+		const frames = (shape[0]! * shape[1]!) / Math.max(1, patches.length);
+		const values = frames > 1 ? withFrames(patches, { width: shape[1]! / frames, frames }) : patches;
+		return Tensor.from(device, values, shape, { dtype });
+	}
 	// A counting device has no values, and the data set no pixels: only the size matters.
 	const wide = Tensor.empty(device, shape, "f32", "data");
 	if (dtype === "f32") return wide;

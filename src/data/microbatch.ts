@@ -1,3 +1,4 @@
+import type { PatchGrid } from "../models/tower.ts";
 import { type ImageSet, noImages } from "./images.ts";
 
 /** Tokens that a language model trains on at once: `lengths.length` sequences laid one after the other. */
@@ -10,6 +11,11 @@ export interface Microbatch {
 	readonly lossMask: Float32Array;
 	/** Tokens of every sequence; they sum to T. */
 	readonly lengths: readonly number[];
+	/**
+	 * Positions on the axes time, row and column of multimodal rotary embedding, [3, T]; absent: a token's place in its sequence,
+	 * on each.
+	 */
+	readonly positions?: Int32Array;
 	/**
 	 * Tokens of every sample that the encoder counts image rows for, where that is not a sequence: packs of several
 	 * sequences. They sum to T too. All lanes have equally many of them, so that images can be dealt out.
@@ -72,7 +78,60 @@ export function joinTexts(texts: readonly Microbatch[]): Microbatch {
 		lengths: texts.flatMap(({ lengths }) => lengths),
 		samples: texts.flatMap(sampleLengths),
 		padding: texts.reduce((sum, { padding = 0 }) => sum + padding, 0),
+		...joinPositions(texts),
 	};
+}
+
+const axes = 3;
+
+/** The positions of several texts, if one of them has any. */
+export function joinPositions(texts: readonly Microbatch[]): Pick<Microbatch, "positions"> {
+	if (texts.every(({ positions }) => positions === undefined)) return {};
+	const parts = Array.from({ length: axes }, (_, axis) =>
+		texts.flatMap(({ ids, lengths, positions }) => [
+			...(positions?.subarray(axis * ids.length, (axis + 1) * ids.length) ?? placesIn(lengths)),
+		]),
+	);
+	return { positions: Int32Array.from(parts.flat()) };
+}
+
+function placesIn(lengths: readonly number[]): number[] {
+	return lengths.flatMap((length) => Array.from({ length }, (_, place) => place));
+}
+
+/**
+ * Positions of multimodal rotary embedding (docs/spec/vision.md §4.6): text counts on all axes; the rows of a picture, whose grid has
+ * `merge` patches a side in a row's block, have one time and their own rows and columns, and the text behind goes on beyond the
+ * largest. `grids`: of the pictures in the order of their placeholders. null: there are no pictures.
+ */
+export function mediaPositions(
+	{ ids, lengths }: Pick<Microbatch, "ids" | "lengths">,
+	grids: readonly PatchGrid[],
+	{ placeholder, merge }: { readonly placeholder: number; readonly merge: number },
+): Int32Array | null {
+	if (grids.length === 0) return null;
+	const positions = new Int32Array(axes * ids.length);
+	let [token, picture] = [0, 0];
+	const put = (time: number, row: number, column: number) => {
+		for (const [axis, position] of [time, row, column].entries()) positions[axis * ids.length + token] = position;
+		token++;
+	};
+	for (const length of lengths) {
+		let next = 0;
+		for (const end = token + length; token < end; ) {
+			const grid = ids[token] === placeholder ? grids[picture] : undefined;
+			if (grid === undefined) {
+				put(next, next, next++);
+				continue;
+			}
+			picture++;
+			const [rows, columns] = [grid.rows / merge, grid.columns / merge];
+			const last = Math.min(end, token + rows * columns);
+			for (let at = 0; token < last; at++) put(next, next + Math.floor(at / columns), next + (at % columns));
+			next += Math.max(rows, columns);
+		}
+	}
+	return positions;
 }
 
 /** Rows of S + 1 tokens become inputs [:, :-1] and labels [:, 1:]; every label counts. */

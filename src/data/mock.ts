@@ -13,7 +13,7 @@ import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { MersenneTwister, seedByInteger } from "./energon/random/mersenne-twister.ts";
 import type { ImageSet } from "./images.ts";
-import { type ImageTextMicrobatch, type Microbatch, noText } from "./microbatch.ts";
+import { type ImageTextMicrobatch, type Microbatch, mediaPositions, noText } from "./microbatch.ts";
 
 export interface MockOptions {
 	/** datasetSeed() of the lane that reads it. */
@@ -25,6 +25,8 @@ export interface MockOptions {
 	readonly imageTokenId: number;
 	/** Image tokens every sample begins with. */
 	readonly imageTokens: number;
+	/** The picture that they are of, where tokens have positions by it; default: they have their places alone. */
+	readonly picture?: { readonly grid: PatchGrid; readonly merge: number } | null;
 	/** Tokens of further encoders, which follow them; default: none. */
 	readonly placeholders?: readonly { readonly id: number; readonly count: number }[];
 }
@@ -99,7 +101,12 @@ export class MockData {
 		const rows = new Set([imageTokenId, ...(this.options.placeholders ?? []).map(({ id }) => id)]);
 		for (const [token, label] of labels.entries()) if (rows.has(label)) labels[token] = ignored;
 		const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
-		return { ids, labels, lossMask, lengths: new Array<number>(count).fill(sequenceLength) };
+		const text = { ids, labels, lossMask, lengths: new Array<number>(count).fill(sequenceLength) };
+		const { picture } = this.options;
+		if (!picture) return text;
+		const grids = new Array<PatchGrid>(count).fill(picture.grid);
+		const positions = mediaPositions(text, grids, { placeholder: imageTokenId, merge: picture.merge });
+		return { ...text, ...(positions && { positions }) };
 	}
 
 	#ids(sample: number): Int32Array {
@@ -144,6 +151,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 			vocabularySize: c.vocabSize,
 			imageTokenId: c.imageTokenId,
 			imageTokens: tokens,
+			picture: pictureOf(c, grid),
 			placeholders: placeholdersOf(c),
 		});
 		lanes.set(lane, opened);
@@ -158,6 +166,11 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 			features: visionModule in wants.features ? { [visionModule]: imagesOf(count) } : {},
 		}),
 	};
+}
+
+/** The picture by which tokens have positions; null: they have their places alone. */
+export function pictureOf(c: TrainingConfiguration, grid: PatchGrid): NonNullable<MockOptions["picture"]> | null {
+	return hasEncoder(c) && c.mropeSection !== null ? { grid, merge: c.pixelShuffle ? 2 : 1 } : null;
 }
 
 /** Placeholder tokens of a sample for the encoders of `modules`. */

@@ -8,6 +8,7 @@ import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput } from "../models/language/model-chunk.ts";
 import { placeImageRows, placement } from "../models/vision/merge.ts";
 import { type Edge, type Group, gatherColumns } from "../parallel/index.ts";
+import { UserError } from "../system/errors.ts";
 import { pickRows, Sequences, SparseMatrix, Tape, Tensor, TokenSlice } from "../tensor/index.ts";
 import { DecodingCache } from "./cache.ts";
 import { choose, type SamplingOptions, uniformsOf } from "./sampling.ts";
@@ -155,6 +156,9 @@ function fill(
 ): Logits | null {
 	const { device, parallel } = model;
 	const { tp } = parallel;
+	if (rows !== null && model.config.attention.mropeSection !== null) {
+		throw new UserError("A model with mrope-section generates from text alone yet, not from pictures.");
+	}
 	const tokens = lengths.reduce((sum, length) => sum + length, 0);
 	const ids = new Int32Array(tokens);
 	const rowOfToken = new Int32Array(tokens).fill(-1);

@@ -129,7 +129,8 @@ interface Bounds {
 
 const bounds: Readonly<Record<Banded, Bounds>> = {
 	loss: { least: 2e-6, exact: 1e-6, parted: 0.02 },
-	grad_norm: { least: 1e-5, exact: 2e-5, parted: 0.5 },
+	// Keys that Gated DeltaNet normalises move it most, by up to 4.4e-5 between equally right runs.
+	grad_norm: { least: 1e-5, exact: 5e-5, parted: 0.5 },
 	seq_load_balancing_loss: { least: 1e-5, exact: 1e-5, parted: 0.5 },
 };
 

@@ -7,7 +7,7 @@ import { type ModuleConfiguration, modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../data/microbatch.ts";
-import { MockData, mockImage, mockImages, placeholdersOf } from "../data/mock.ts";
+import { MockData, mockImage, mockImages, pictureOf, placeholdersOf } from "../data/mock.ts";
 import type { PatchGrid } from "../models/tower.ts";
 import { patchWidth } from "../models/vit/config.ts";
 import type { Device } from "../native/device.ts";
@@ -79,7 +79,7 @@ export async function openRank(
 	// Made once: a real run loads its data while it trains.
 	const made: ImageTextMicrobatch[] = [];
 	// Only sizes are counted: every microbatch has the same tokens.
-	const text = run.language ? mockTexts(c, tokens).microbatch(0, c.microBatchSize) : noText;
+	const text = run.language ? mockTexts(c, grid, tokens).microbatch(0, c.microBatchSize) : noText;
 	const batches = (count: number) => {
 		for (let index = made.length; index < count; index++) {
 			// The rank's first microbatch is its turn.
@@ -110,7 +110,7 @@ export async function openRank(
 }
 
 /** As many samples as a lane trains on in a step. */
-function mockTexts(c: TrainingConfiguration, imageTokens: number): MockData {
+function mockTexts(c: TrainingConfiguration, grid: PatchGrid, imageTokens: number): MockData {
 	return new MockData({
 		seed: c.seed,
 		size: microbatchesOf(c) * c.microBatchSize,
@@ -118,13 +118,18 @@ function mockTexts(c: TrainingConfiguration, imageTokens: number): MockData {
 		vocabularySize: c.vocabSize,
 		imageTokenId: c.imageTokenId,
 		imageTokens,
+		picture: pictureOf(c, grid),
 		placeholders: placeholdersOf(c),
 	});
 }
 
 /** An encoder may serve hundreds of lanes: where values are not needed no pixels are made. */
 function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device): ImageSet {
-	return mockImages(encoderMicroBatchSize(c), grid, counts ? 0 : patchWidth({ patchSize: c.patchDim }));
+	return mockImages(
+		encoderMicroBatchSize(c),
+		grid,
+		counts ? 0 : patchWidth({ patchSize: c.patchDim, temporalPatch: 1 }),
+	);
 }
 
 /** As imageSet, of an encoder of `modules`. */

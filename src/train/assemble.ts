@@ -15,6 +15,7 @@ import { pooledCoefficient } from "../models/language/pooled-balancing.ts";
 import type { Module } from "../models/module.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import { type EncoderModule, encoderPrefix } from "../models/vision/encoder.ts";
+import { rowWidth } from "../models/vision/projector.ts";
 import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
 import {
@@ -246,7 +247,7 @@ async function makeEdges(
 		const groups = await directionGroups(world, module, layout);
 		const edge = new Edge(world.device, {
 			...common,
-			width: language.hiddenSize,
+			width: rowWidth(encoders[index]!.parts.projector),
 			layout,
 			groups,
 			dtype,

@@ -10,6 +10,7 @@ import { PooledBalancing, type PooledLinks } from "../models/language/pooled-bal
 import { checkImageRows, findImagePlaces, placement, placingRows } from "../models/vision/merge.ts";
 import type { Rows } from "../parallel/index.ts";
 import type { Backward, Input, Pass } from "../schedule/pass.ts";
+import { UserError } from "../system/errors.ts";
 import {
 	cast,
 	type FloatDtype,
@@ -102,7 +103,13 @@ export class LanguagePass implements Pass {
 		const leaves = inputs.map((input) => this.#leaf(input));
 		const { ids, matrices } = chunk.segment.embeds ? this.#place(microbatch, inputs) : { ...microbatch, matrices: [] };
 		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel.tp));
-		const features = placingRows(this.#tape, leaves, matrices, parallel.tp);
+		const placing = {
+			matrices,
+			tp: parallel.tp,
+			config: model.config,
+			own: <O extends Disposable>(o: O) => this.#own(o),
+		};
+		const features = placingRows(this.#tape, leaves, placing);
 		const weights = losses.weights.of(microbatch);
 		const plain = { ...input.forward(options.dropoutKey, options.tokens), routerWeight: weights.routers };
 		const forward = { ...plain, ...features, masks: options.variant?.masks, pooled: this.#pooled };
@@ -110,7 +117,7 @@ export class LanguagePass implements Pass {
 		const view: Omit<LanguageView, "companions"> = {
 			...{ microbatch: options.microbatch, text: microbatch, chunk, place: model.chunks.indexOf(chunk) },
 			...{ weight: weights.loss, observe: options.observe, own: (owned) => this.#own(owned) },
-			input: (tape) => ({ ...plain, ...placingRows(tape, rows, matrices, parallel.tp) }),
+			input: (tape) => ({ ...plain, ...placingRows(tape, rows, placing) }),
 		};
 		const before = chunk.segment.embeds ? null : leaves[0]!;
 		const companions = companionsOf(options.guests, view, before && inputs[0]!.rows.companions);
@@ -210,7 +217,11 @@ export class LanguagePass implements Pass {
 
 	/** The text's ids without the tokens that stand for rows, and the matrices that place the rows. */
 	#place(text: Microbatch, inputs: readonly Input[]): { readonly ids: Int32Array; readonly matrices: SparseMatrix[] } {
-		const { device, parallel } = this.model;
+		const { device, parallel, config } = this.model;
+		const hasRows = inputs.some(({ rows: { rows } }) => rows.rows > 0);
+		if (hasRows && config.attention.mropeSection !== null && text.positions === undefined) {
+			throw new UserError("mrope-section: these data do not say where their pictures' tokens are in the picture.");
+		}
 		let { ids } = text;
 		const matrices = inputs.map(({ edge, rows: { rowsPerSample } }) => {
 			const { module } = edge.from;

@@ -136,14 +136,23 @@ interface Settings {
 }
 
 /** Sides of images in pixels, and their normalisation. */
-const sized = ({ size, image_mean: mean, image_std: deviation }: Json): Partial<Record<Key, unknown>> => ({
-	...{ "img-h": objectOf(size).height, "img-w": objectOf(size).width },
-	...{ "image-mean": mean, "image-std": deviation },
+const normalised = ({ image_mean: mean, image_std: deviation }: Json): Partial<Record<Key, unknown>> => ({
+	...{ "image-mean": mean, "image-std": deviation, "image-resampling": "torchvision" },
 });
+const sized = (settings: Json): Partial<Record<Key, unknown>> => {
+	const { height, width } = objectOf(settings.size);
+	return { ...normalised(settings), "img-h": height, "img-w": width };
+};
 
 /** Classes of transformers' processors of other models. */
 const others: Readonly<Record<string, NonNullable<Settings["read"]>>> = {
 	SiglipImageProcessor: sized,
+	// Areas in pixels, whatever they are called.
+	Qwen2VLImageProcessor: (settings) => {
+		const { shortest_edge: least, longest_edge: most } = objectOf(settings.size);
+		const limits = { "min-pixels": settings.min_pixels ?? least, "max-pixels": settings.max_pixels ?? most };
+		return { ...normalised(settings), ...limits, "dynamic-resolution": true };
+	},
 	// InternVL's processor cuts images into tiles whatever crop_to_patches says.
 	GotOcr2ImageProcessor: (settings) => ({
 		...sized(settings),

@@ -7,6 +7,7 @@ import { UserError } from "../../system/errors.ts";
 import { type Correspondence, CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
 import { openSafetensors } from "../safetensors.ts";
 import { readPieces, selectTensors, type TensorStore } from "../store.ts";
+import { withExpertLayout } from "./families/decoder.ts";
 import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
 import {
 	addLanguage,
@@ -93,6 +94,7 @@ export function languageConfig(
 /** Whether these models' output layer is the embedding stands beside the language model's section. */
 function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<string, unknown>>) {
 	if (type === "internvl") return { tie_word_embeddings: tied ?? true };
+	if (String(type).startsWith("qwen3_")) return tied === undefined ? {} : { tie_word_embeddings: tied };
 	return type === "llava" && tied === true ? { tie_word_embeddings: true } : {};
 }
 
@@ -171,8 +173,9 @@ function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: 
 	if (configuration === null) {
 		throw new UserError(`${configPath} describes no language model of ${modelTypes.join(", ")} (model_type).`);
 	}
-	familyOf(spelling).requireCounts(configuration, spelling, stored.tensors, configPath);
-	return { configuration, spelling };
+	const stacked = withExpertLayout(spelling, configuration, stored.tensors);
+	familyOf(stacked).requireCounts(configuration, stacked, stored.tensors, configPath);
+	return { configuration, spelling: stacked };
 }
 
 function towerOf(
@@ -255,7 +258,7 @@ export function describeParts({ language, tower, projector, imageTokenId }: Fold
 		Object.assign(described, configuration);
 	}
 	if (projector) {
-		const { input, output: _, ...sizes } = projector.sizes;
+		const { input, output: _, deepstack: __, ...sizes } = projector.sizes;
 		Object.assign(described, sizes.visionProjectionType === "mlp" ? sizes : { visionProjectionType: "affine" });
 		if (tower) {
 			described.pixelShuffle = input === 4 * tower.configuration.visionHiddenSize;

@@ -49,11 +49,6 @@ const table: readonly LeftOut[] = [
 		module: true,
 	},
 	{
-		name: /^model\.visual\./,
-		reason: "it belongs to Qwen's vision tower, which is not read",
-		module: true,
-	},
-	{
 		name: /^mtp\.(fc|norm|pre_fc_norm_\w+|layers\.\d+\.(input_layernorm|post_attention_layernorm|self_attn|mlp))\./,
 		reason: "it predicts further tokens, which Qwen's text models are trained without, as in transformers",
 		module: true,

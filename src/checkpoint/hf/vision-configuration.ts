@@ -12,6 +12,7 @@ import {
 	affineName,
 	biasOf,
 	blockPrefix,
+	countDeepProjectors,
 	detectProjector,
 	finalNormOf,
 	outsideNames,
@@ -37,6 +38,9 @@ export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {
 	readonly visionPatchBias: boolean;
 	readonly visionClassTokenPositions: boolean;
 	readonly visionLayerScale: number | null;
+	readonly visionTemporalPatchSize: number;
+	readonly visionRotaryBase: number | null;
+	readonly deepstackVisualIndexes: readonly number[] | null;
 }
 
 type Json = Readonly<Record<string, unknown>>;
@@ -131,6 +135,7 @@ export function towerConfiguration(
 		visionPatchBias: false,
 		visionClassTokenPositions: false,
 		visionLayerScale: null,
+		...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
 		classTokenLen: classTokens,
 		patchDim: patch,
 		positions,
@@ -273,6 +278,7 @@ export function towerOfLogical(
 	const layer = new RegExp(`^${RegExp.escape(towerPrefix)}decoder\\.layers\\.(\\d{1,9})\\.`);
 	const layers = new Set([...tensors.keys()].flatMap((name) => layer.exec(name)?.[1] ?? []));
 	const has = (name: string) => shapeOf(name) !== undefined;
+	const frames = Number(described.visionTemporalPatchSize ?? 1);
 	const named = described.visionNumAttentionHeads;
 	const positions = shapeOf("position_embeddings")?.[1];
 	if (positions === undefined) throw new UserError(`${path} has no tensor ${towerPrefix}position_embeddings.`);
@@ -282,8 +288,9 @@ export function towerOfLogical(
 		visionNumAttentionHeads: headsOf({}, width, typeof named === "number" ? named : null, target),
 		visionFfnHiddenSize: shapeOf("decoder.layers.0.mlp.linear_fc1.weight")?.[0] ?? 4 * width,
 		classTokenLen: shapeOf("class_token")?.[0] ?? 0,
-		patchDim: Math.sqrt(embedder[1]! / 3),
+		patchDim: Math.sqrt(embedder[1]! / 3 / frames),
 		positions,
+		visionTemporalPatchSize: frames,
 		visionPatchBias: has("embedder.bias"),
 		visionClassTokenPositions: has("class_position_embeddings"),
 		visionFinalLayernorm: has("decoder.final_layernorm.weight"),
@@ -312,6 +319,7 @@ export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: stri
 		visionProjectionNormalization: stored.has(biasOf(norm)) ? "LayerNorm" : "RMSNorm",
 		visionProjectionActivation: projectorActivation(json, path),
 		visionProjectionBias: stored.has(biasOf(first)),
+		deepstack: countDeepProjectors(stored),
 		visionProjectionFfnHiddenSize: hidden,
 		input,
 		output: matrix(second)[0]!,
@@ -320,7 +328,7 @@ export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: stri
 
 /** Nemotron's models have no field for it. */
 function projectorActivation({ model_type: type, projector_hidden_act: act }: Json, path: string) {
-	const said = act ?? (type === "llava" || type === "internvl" ? "gelu" : "relu2");
+	const said = act ?? (/^(llava|internvl|qwen3_)/.test(String(type)) ? "gelu" : "relu2");
 	const names = { gelu: "gelu", relu2: "squared-relu" } as const;
 	if (typeof said === "string" && Object.hasOwn(names, said)) return names[said as keyof typeof names];
 	throw new UserError(

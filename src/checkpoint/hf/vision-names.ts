@@ -23,6 +23,8 @@ export interface TowerSizes {
 	readonly visionPatchBias?: boolean;
 	readonly visionClassTokenPositions?: boolean;
 	readonly visionFinalLayernorm?: boolean;
+	/** Frames of a patch; absent: one. */
+	readonly visionTemporalPatchSize?: number;
 	/** Absent or null: none. */
 	readonly visionLayerScale?: number | null;
 }
@@ -41,8 +43,8 @@ interface Style {
 	readonly finalNorm?: string;
 	/** Axes of the table of positions before its rows. */
 	readonly tableAxes: readonly [1] | readonly [];
-	/** Axes of a patch in the embedder's weight, of patches of side p. */
-	readonly patchAxes: (p: number) => readonly number[];
+	/** Axes of a patch in the embedder's weight, of patches of side p and of so many frames. */
+	readonly patchAxes: (p: number, frames: number) => readonly number[];
 	/** Whether a patch's values are ordered by pixel, then channel; absent: by channel, then pixel. */
 	readonly channelsLast?: true;
 }
@@ -116,6 +118,18 @@ const towerStyles = {
 		tableAxes: [1],
 		patchAxes: convolution,
 	},
+	/** Qwen3-VL and Qwen3.5: the norm of the projector is of single patches, as one behind the layers. */
+	qwen: {
+		outsideNames: ["", "pos_embed.weight", "patch_embed.proj.weight"],
+		blocks: "blocks.",
+		attention: ["attn.qkv"],
+		projection: "attn.proj",
+		norms: timm.norms,
+		mlp: ["mlp.linear_fc1", "mlp.linear_fc2"],
+		finalNorm: "merger.norm",
+		tableAxes: [],
+		patchAxes: (p: number, frames: number) => [3, frames, p, p],
+	},
 } as const satisfies Record<string, Style>;
 
 type TowerStyle = keyof typeof towerStyles;
@@ -145,7 +159,7 @@ export function detectTower(stored: Shapes): TowerSpelling | null {
 		const found = [...stored.keys()].find((name) => name === embedder || name.endsWith(`.${embedder}`));
 		if (found === undefined) continue;
 		// A kernel and rows of values differ in axes; a wrong one of RADIO is named where it is read.
-		if (style.startsWith("siglip") && stored.get(found)!.shape.length !== patchAxes(1).length + 1) continue;
+		if (style.startsWith("siglip") && stored.get(found)!.shape.length !== patchAxes(1, 1).length + 1) continue;
 		const old = [...stored.keys()].some((name) => name.includes(`.${towerStyles["transformers-bert"].attention[0]}.`));
 		if (old !== (attention[0] === towerStyles["transformers-bert"].attention[0])) continue;
 		const prefix = found.slice(0, -embedder.length);
@@ -183,6 +197,7 @@ export function addTower(
 	path: string,
 ): void {
 	const { visionHiddenSize: c, visionNumLayers: layers, classTokenLen: k, patchDim } = sizes;
+	const { visionTemporalPatchSize: frames = 1 } = sizes;
 	const { tableAxes, patchAxes, finalNorm, channelsLast }: Style = towerStyles[spelling.style];
 	const names = outsideNames(spelling);
 	const link = (logical: string, shape: readonly number[], foreign: string, other: readonly number[]) => {
@@ -193,8 +208,8 @@ export function addTower(
 	if (k > 0) link("class_token", [k, c], names.classToken, spelling.classAxis ? [1, k, c] : [k, c]);
 	if (sizes.visionClassTokenPositions) addTable(builder, sizes, names.positions);
 	else link("position_embeddings", [1, sizes.positions, c], names.positions, [...tableAxes, sizes.positions, c]);
-	const pixels = patchDim ** 2;
-	if (!channelsLast) link("embedder.weight", [c, 3 * pixels], names.embedder, [c, ...patchAxes(patchDim)]);
+	const pixels = frames * patchDim ** 2;
+	if (!channelsLast) link("embedder.weight", [c, 3 * pixels], names.embedder, [c, ...patchAxes(patchDim, frames)]);
 	else addByPixel(builder, names.embedder, c, pixels);
 	if (sizes.visionPatchBias) builder.same(`${towerPrefix}embedder.bias`, biasOf(names.embedder), [c]);
 	for (let layer = 0; layer < layers; layer++) addBlock(builder, sizes, spelling, layer, path);
@@ -302,9 +317,25 @@ export const projectorStyles = {
 		"multi_modal_projector.linear_1.weight",
 		"multi_modal_projector.linear_2.weight",
 	],
+	/** Qwen3-VL and Qwen3.5, whose norm is the tower's. */
+	qwen: ["", "model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc2.weight"],
 	/** Megatron's and this program's own, for a projector in a file of its own. */
 	logical: logical.map((name) => projectorPrefix + name) as unknown as readonly [string, string, string],
 } as const satisfies Record<string, readonly [norm: string, first: string, second: string]>;
+
+/** Names of Qwen's projector of tap `index`. */
+function deepNames(index: number): string[] {
+	return ["norm", "linear_fc1", "linear_fc2"].map(
+		(name) => `model.visual.deepstack_merger_list.${index}.${name}.weight`,
+	);
+}
+
+/** Projectors of taps among these tensors. */
+export function countDeepProjectors(stored: Shapes): number {
+	let count = 0;
+	while (stored.has(deepNames(count)[1]!) || stored.has(`${projectorPrefix}deepstack.${count}.${logical[1]}`)) count++;
+	return count;
+}
 
 export type ProjectorStyle = keyof typeof projectorStyles;
 
@@ -319,6 +350,8 @@ export interface ProjectorSizes {
 	readonly visionProjectionNormalization?: "RMSNorm" | "LayerNorm";
 	readonly visionProjectionActivation?: "squared-relu" | "gelu";
 	readonly visionProjectionBias?: boolean;
+	/** Further projectors of layers of the tower (DeepStack); absent: none. */
+	readonly deepstack?: number;
 	/** Width of the rows it reads. */
 	readonly input: number;
 	/** mlp: its hidden width. */
@@ -342,11 +375,24 @@ export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSiz
 		return;
 	}
 	const shapes = [[input], [hidden, input], [output, hidden]] as const;
-	for (const [index, shape] of shapes.entries()) {
-		if (index === 0 && !sizes.visionProjectionNorm) continue;
-		const [mine, theirs] = [projectorPrefix + logical[index]!, projectorStyles[style][index]!];
-		builder.same(mine, theirs, shape);
-		const biased = index === 0 ? sizes.visionProjectionNormalization === "LayerNorm" : sizes.visionProjectionBias;
-		if (biased) builder.same(biasOf(mine), biasOf(theirs), [shape[0]]);
+	const add = (
+		prefix: string,
+		names: readonly string[],
+		norm: ProjectorSizes["visionProjectionNormalization"] | null,
+	) => {
+		for (const [index, shape] of shapes.entries()) {
+			if (index === 0 && norm === null) continue;
+			const [mine, theirs] = [prefix + logical[index]!, names[index]!];
+			builder.same(mine, theirs, shape);
+			const biased = index === 0 ? norm === "LayerNorm" : sizes.visionProjectionBias;
+			if (biased) builder.same(biasOf(mine), biasOf(theirs), [shape[0]]);
+		}
+	};
+	const { visionProjectionNorm: normed, visionProjectionNormalization: norm } = sizes;
+	add(projectorPrefix, projectorStyles[style], normed ? norm : null);
+	for (let tap = 0; tap < (sizes.deepstack ?? 0); tap++) {
+		const prefix = `${projectorPrefix}deepstack.${tap}.`;
+		const theirs = style === "logical" ? logical.map((name) => prefix + name) : deepNames(tap);
+		add(prefix, theirs, "LayerNorm");
 	}
 }

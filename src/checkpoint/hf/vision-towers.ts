@@ -13,6 +13,8 @@ interface TowerType {
 	readonly only: Json;
 	readonly required?: Json;
 	readonly activation: string;
+	/** The tower's own names of fields, by those of others; absent: it has the same. */
+	readonly names?: Readonly<Record<string, string>>;
 	/** Side of the square table of positions, in patches. */
 	readonly side: (values: Json, patch: number, bad: Refuse) => number;
 	readonly read: (values: Json, bad: Refuse) => Pick<Tower, (typeof own)[number]>;
@@ -24,13 +26,48 @@ const own = [
 	"classTokenLen",
 	"visionClassTokenPositions",
 	"visionLayerScale",
+	"visionTemporalPatchSize",
+	"visionRotaryBase",
+	"deepstackVisualIndexes",
 ] as const;
 
 const siglipSizes = {
 	...{ hidden_size: 768, intermediate_size: 3072, num_hidden_layers: 12, num_attention_heads: 12 },
 	...{ patch_size: 16, image_size: 224 },
 };
+const pictures = { visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null } as const;
 const noClassToken = { classTokenLen: 0, visionClassTokenPositions: false, visionLayerScale: null } as const;
+
+/** Qwen3-VL's; `taps`: of DeepStack where config.json has none. */
+const qwen = (taps: readonly number[]): TowerType => ({
+	sizes: {
+		...{ hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, num_attention_heads: 16 },
+		...{ patch_size: 16, num_patches: 2304 },
+	},
+	names: {
+		...{ num_hidden_layers: "depth", num_attention_heads: "num_heads", num_channels: "in_channels" },
+		num_patches: "num_position_embeddings",
+	},
+	only: { num_channels: 3, spatial_merge_size: 2 },
+	activation: "gelu_pytorch_tanh",
+	side: (values, _, bad) => sideOf(whole(values, "num_patches", 2304, bad), bad),
+	read: (values, bad) => ({
+		...noClassToken,
+		...{ visionFinalLayernorm: true, visionPositionMode: "aligned" },
+		visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
+		visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
+		deepstackVisualIndexes: tapsOf(values.deepstack_visual_indexes ?? taps, bad),
+	}),
+});
+
+function tapsOf(taps: unknown, bad: Refuse): readonly number[] | null {
+	if (Array.isArray(taps) && taps.every((tap, at) => Number.isSafeInteger(tap) && tap > (taps[at - 1] ?? -1))) {
+		return taps.length === 0 ? null : taps;
+	}
+	return bad(`deepstack_visual_indexes is ${JSON.stringify(taps)}, expected layers in ascending order`);
+}
+
+const [qwen3, qwen35] = [qwen([8, 16, 24]), qwen([])];
 
 const types: Readonly<Record<string, TowerType>> = {
 	siglip_vision_model: {
@@ -38,14 +75,14 @@ const types: Readonly<Record<string, TowerType>> = {
 		only: { num_channels: 3, attention_dropout: 0 },
 		activation: "gelu_pytorch_tanh",
 		side: sideOfImage,
-		read: () => ({ ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "direct" }),
+		read: () => ({ ...pictures, ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "direct" }),
 	},
 	siglip2_vision_model: {
 		sizes: { ...siglipSizes, num_patches: 256 },
 		only: { num_channels: 3, attention_dropout: 0 },
 		activation: "gelu_pytorch_tanh",
 		side: (values, _, bad) => sideOf(whole(values, "num_patches", 256, bad), bad),
-		read: () => ({ ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "antialias" }),
+		read: () => ({ ...pictures, ...noClassToken, visionFinalLayernorm: true, visionPositionMode: "antialias" }),
 	},
 	internvl_vision: {
 		sizes: {
@@ -60,10 +97,13 @@ const types: Readonly<Record<string, TowerType>> = {
 		activation: "gelu",
 		side: sideOfImage,
 		read: ({ layer_scale_init_value: scale = 0.1, use_mean_pooling: pooled = true }) => ({
+			...pictures,
 			...{ classTokenLen: 1, visionClassTokenPositions: true, visionLayerScale: Number(scale) },
 			...{ visionFinalLayernorm: pooled === false, visionPositionMode: "bicubic" },
 		}),
 	},
+	...{ qwen3_vl: qwen3, qwen3_vl_vision: qwen3, qwen3_vl_moe: qwen3, qwen3_vl_moe_vision: qwen3 },
+	...{ qwen3_5: qwen35, qwen3_5_vision: qwen35, qwen3_5_moe: qwen35, qwen3_5_moe_vision: qwen35 },
 };
 
 export const towerTypes: readonly string[] = Object.keys(types);
@@ -75,11 +115,14 @@ export function isTowerType(type: unknown): type is string {
 
 /** The tower of a config.json's vision section, all of its layers. `activations`: their names in config.json. */
 export function readTower(
-	section: Json,
+	given: Json,
 	activations: Readonly<Record<string, Tower["visionActivation"]>>,
-	bad: Refuse,
+	refuse: Refuse,
 ): Tower {
-	const { sizes, only, required = {}, activation, side, read } = types[section.model_type as string]!;
+	const { sizes, only, required = {}, activation, names = {}, side, read } = types[given.model_type as string]!;
+	const renamed = Object.entries(names).map(([name, own]) => [name, given[own]]);
+	const section: Json = { ...given, ...Object.fromEntries(renamed) };
+	const bad: Refuse = (sentence) => refuse(sentence.replace(/\b(num_\w+)/g, (name) => names[name] ?? name));
 	for (const [name, value] of [...Object.entries(only), ...Object.entries(required)]) {
 		const said = section[name] ?? (name in required ? undefined : value);
 		if (said === value) continue;

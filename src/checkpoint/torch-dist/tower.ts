@@ -29,6 +29,7 @@ export function openMegatronTower(path: string, { visionHeads }: { readonly visi
 		const { visionPatchBias = false, visionClassTokenPositions = false, visionFinalLayernorm = false } = sizes;
 		const configuration = {
 			...{ ...sizes, visionPatchBias, visionClassTokenPositions, visionFinalLayernorm, visionLayerScale: null },
+			...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
 			...{ visionKvChannels: sizes.visionHiddenSize / sizes.visionNumAttentionHeads, visionNormEpsilon: 1e-6 },
 			...{ visionMaxImgH: side, visionMaxImgW: side },
 			...({ visionActivation: "gelu", visionPositionMode: "cpe" } as const),

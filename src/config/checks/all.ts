@@ -350,6 +350,25 @@ const other: readonly Check[] = [
 			"vision-projection-norm",
 			"allowed only with vision-projection-type mlp",
 		),
+	(c) => {
+		const taps = c.deepstackVisualIndexes ?? [];
+		const ascend = taps.every((tap, at) => tap > (taps[at - 1] ?? -1) && tap < c.visionNumLayers);
+		return unless(
+			taps.length === 0 || (ascend && c.visionProjectionType === "mlp"),
+			"deepstack-visual-indexes",
+			`allowed with vision-projection-type mlp is an ascending list of layers below vision-num-layers (${c.visionNumLayers})`,
+		);
+	},
+	(c) => {
+		const pairs = Math.floor(c.kvChannels * c.rotaryPercent) / 2;
+		const sum = c.mropeSection?.reduce((all, count) => all + count, 0);
+		return unless(
+			c.mropeSection === null ||
+				(c.mropeSection.length === 3 && sum === pairs && c.positionEmbeddingType === "rope" && !c.rotaryInterleaved),
+			"mrope-section",
+			`allowed with position-embedding-type rope are three numbers, of time, row and column, that sum to the ${pairs} frequencies of a head`,
+		);
+	},
 	(c) =>
 		unless(
 			c.datasetProvider === "mock" || c.datasetProvider === "indexed" || c.dataPath !== null,

@@ -85,6 +85,14 @@ export const energonChecks: readonly Check[] = [
 	energon((c) =>
 		unless(!(c.useTiling && c.dynamicResolution), "use-tiling", "allowed only without dynamic-resolution"),
 	),
+	energon((c) => unless(c.maxPixels === null || c.dynamicResolution, "max-pixels", "it needs dynamic-resolution")),
+	energon((c) =>
+		unless(
+			c.maxPixels === null || c.minPixels <= c.maxPixels,
+			"min-pixels",
+			`allowed is at most max-pixels (${c.maxPixels})`,
+		),
+	),
 	energon((c) =>
 		unless(
 			!c.useTiling || c.imgH === c.imgW,

@@ -3,7 +3,7 @@
  */
 import { counted } from "../../system/counted.ts";
 import { dataLanes, encoderRanks, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
-import { hasLayer, type LayerKind, pipelineObjection } from "../hybrid-pattern.ts";
+import { hasLayer, type LayerKind, parseHybridPattern, pipelineObjection, segmentLengths } from "../hybrid-pattern.ts";
 import { moduleRanks } from "../modules.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
@@ -222,6 +222,24 @@ export const layoutChecks: readonly Check[] = [
 		),
 	(c) =>
 		unless(c.encoderPp === 1 || c.encoderBalance === "number", "encoder-pp", "above 1 it needs encoder-balance number"),
+	(c) =>
+		unless(
+			c.encoderPp === 1 || c.deepstackVisualIndexes === null,
+			"encoder-pp",
+			"allowed with deepstack-visual-indexes is 1: their rows come of several stages",
+		),
+	(c) => {
+		const taps = hasEncoder(c) ? (c.deepstackVisualIndexes?.length ?? 0) : 0;
+		if (taps === 0 || pipelineObjection(c.hybridLayerPattern, c.llmPp) !== null) return null;
+		const layers = parseHybridPattern(c.hybridLayerPattern);
+		const [first] = segmentLengths(c.hybridLayerPattern, c.llmPp);
+		const feedForward = (end: number) => layers.slice(0, end).filter((kind) => kind === "mlp" || kind === "moe").length;
+		return unless(
+			feedForward(first!) >= Math.min(taps, feedForward(layers.length)),
+			"deepstack-visual-indexes",
+			`rows of ${counted(taps, "layer")} are added behind the first MLPs or experts, of which the first pipeline stage has ${feedForward(first!)}`,
+		);
+	},
 	cuts(
 		"encoder-pp",
 		(c) => c.encoderPp,

@@ -109,6 +109,16 @@ export const energonKeys = {
 	),
 	"dynamic-resolution-max-patches": defaulting(integer(0), 0, "Most patches of an image; 0: what the sequence holds."),
 	"dynamic-resolution-min-side": defaulting(integer(0), 0, "Pixels the shorter side is enlarged to; 0: none."),
+	"max-pixels": optional(
+		integer(1),
+		"Most pixels of an image: with dynamic-resolution both sides become the nearest multiples of a row's block of patches, and an image of more or fewer pixels is resized in proportion, as Qwen's processors do; unset: limits in patches.",
+	),
+	"min-pixels": defaulting(integer(1), 3136, "Fewest pixels of an image, with max-pixels."),
+	"image-resampling": defaulting(
+		choice(["pillow", "torchvision"]),
+		"pillow",
+		"The bicubic filter's arithmetic: pillow's, or torchvision's on 8 bits, as transformers' processors of Qwen-VL, InternVL and SigLIP have it.",
+	),
 	"image-mean": defaulting(
 		perChannel(0, 1),
 		[0.48145466, 0.4578275, 0.40821073],

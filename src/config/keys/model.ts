@@ -215,6 +215,18 @@ export const modelKeys = {
 		"Rotary embeddings turn pairs of neighbouring channels, instead of channels half of the rotated ones apart.",
 		{ model: "rotary embedding", megatron: "false, and + turns neighbours" },
 	),
+	"mrope-section": optional(
+		list(integer(0)),
+		"Multimodal rotary embedding: how many of a head's frequencies turn by time, row and column of pictures' tokens; unset: all by the place in the sequence.",
+		{ place: "attention.mropeSection", model: "rotary embedding" },
+	),
+	"mrope-interleaved": off(
+		"The three axes of mrope-section take turns, as in Qwen3-VL, instead of running one after another.",
+		{
+			place: "attention.mropeInterleaved",
+			model: "rotary embedding",
+		},
+	),
 	"rotary-percent": defaulting(number(0, 1), 1, "Share of a head's channels that rotary embeddings turn.", {
 		model: "rotary embedding",
 	}),

@@ -1,5 +1,16 @@
 /** Vision encoder, projector, freezing (docs/spec/runtime.md §8, §9, docs/spec/vision.md). */
-import { boolean, choice, defaulting, derived, integer, number, off, optional } from "../field.ts";
+import {
+	boolean,
+	choice,
+	defaulting,
+	derived,
+	integer,
+	list,
+	number,
+	off,
+	optional,
+	positiveNumber,
+} from "../field.ts";
 
 export const visionKeys = {
 	"image-token-id": defaulting(integer(0), 511, "Placeholder id of an image token.", { model: false }),
@@ -27,9 +38,9 @@ export const visionKeys = {
 		megatron: "2048, fixed in code",
 	}),
 	"vision-position-mode": defaulting(
-		choice(["cpe", "direct", "window", "bicubic", "antialias"]),
+		choice(["cpe", "direct", "window", "bicubic", "antialias", "aligned"]),
 		"cpe",
-		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner); bicubic and antialias, to its grid by these filters.",
+		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner); bicubic and antialias, to its grid by these filters; aligned, to its grid with the corners of both at one place.",
 		{ megatron: "cpe, fixed in code" },
 	),
 	"vision-position-crop": defaulting(
@@ -56,6 +67,19 @@ export const visionKeys = {
 		"Initial value of a trained factor for every column that each half of a layer adds, as in InternViT; unset: none.",
 	),
 	"vision-class-token-positions": off("Learned positions of class tokens too."),
+	"vision-temporal-patch-size": defaulting(
+		integer(1),
+		1,
+		"Frames of a patch, which a picture repeats; more than 1 in Qwen's towers, whose patches are convolved in 3-D.",
+	),
+	"vision-rotary-base": optional(
+		positiveNumber,
+		"Base of rotary embeddings by the row and column of a patch, beside the table of positions; unset: none.",
+	),
+	"deepstack-visual-indexes": optional(
+		list(integer(0)),
+		"Layers of the tower, from 0, whose rows are added behind the first MLPs or experts of the language model too; unset: none.",
+	),
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),

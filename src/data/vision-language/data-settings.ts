@@ -110,6 +110,7 @@ function chatTemplate(path: string, { tokenizer }: VisionLanguageTask, dataset: 
 function sizingOf(sizing: ImageSizing, own: OwnValues): ImageSizing {
 	switch (sizing.mode) {
 		case "fixed":
+		case "blocks":
 			return sizing;
 		case "tiles":
 			return {

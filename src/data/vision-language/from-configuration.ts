@@ -40,11 +40,16 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		sizing: sizingOf(c),
 		tower: encoderConfig(c).tower,
 		imageDecoding: c.imageDecoding,
+		mrope: c.mropeSection !== null,
+		resampling: c.imageResampling,
 		statistics: { mean: c.imageMean, deviation: c.imageStd },
 	};
 }
 
 function sizingOf(c: TrainingConfiguration): ImageSizing {
+	if (c.dynamicResolution && c.maxPixels !== null) {
+		return { mode: "blocks", minPixels: c.minPixels, maxPixels: c.maxPixels };
+	}
 	if (c.dynamicResolution) {
 		return {
 			mode: "dynamic",

@@ -3,6 +3,7 @@
 import type { PatchGrid } from "../../models/tower.ts";
 import { outputRows, type VitConfig } from "../../models/vit/config.ts";
 import type { ImageSize } from "../../native/images.ts";
+import { UserError } from "../../system/errors.ts";
 
 /*
  * Fixed tiles (docs/spec/vision.md §5.3), as InternVL and NVLM have them: an image is resized to a grid of square tiles whose
@@ -184,6 +185,31 @@ export function imageGrids(sizes: readonly ImageSize[], budget: number, options:
 	return grids;
 }
 
+/** An edge of this many times the other makes no picture, as in transformers. */
+const longestRatio = 200;
+
+/** Both sides multiples of `unit`, between the least and the most pixels, in about the image's proportions (docs/spec/vision.md §5.6). */
+export function blockSize(
+	{ width, height }: ImageSize,
+	unit: number,
+	{ minPixels, maxPixels }: { readonly minPixels: number; readonly maxPixels: number },
+): ImageSize {
+	if (Math.max(width, height) > longestRatio * Math.min(width, height)) {
+		throw new UserError(`An image of ${width} x ${height} pixels is more than ${longestRatio} times as long as wide.`);
+	}
+	const nearest = (side: number) => roundHalfEven(side / unit) * unit;
+	const [wide, high] = [nearest(width), nearest(height)];
+	if (wide * high > maxPixels) {
+		const by = Math.sqrt((height * width) / maxPixels);
+		const fit = (side: number) => Math.max(unit, Math.floor(side / by / unit) * unit);
+		return { width: fit(width), height: fit(height) };
+	}
+	if (wide * high >= minPixels) return { width: wide, height: high };
+	const by = Math.sqrt(minPixels / (height * width));
+	const fit = (side: number) => Math.ceil((side * by) / unit) * unit;
+	return { width: fit(width), height: fit(height) };
+}
+
 /** The tower's settings that decide the numbers of patches and rows. */
 export type TowerGeometry = Pick<VitConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
 
@@ -194,6 +220,8 @@ export type TowerGeometry = Pick<VitConfig, "patchSize" | "pixelShuffle" | "drop
 export type ImageSizing =
 	| { readonly mode: "dynamic"; readonly minPatches: number; readonly maxPatches: number; readonly minSide: number }
 	| ({ readonly mode: "fixed" } & ImageSize)
+	/** Multiples of a row's block of patches, limited in pixels (docs/spec/vision.md §5.6). */
+	| { readonly mode: "blocks"; readonly minPixels: number; readonly maxPixels: number }
 	| ({
 			readonly mode: "tiles";
 			/** Write a tag before the rows of every tile. */
@@ -228,6 +256,8 @@ export function planImages(
 	switch (sizing.mode) {
 		case "fixed":
 			return sizes.map(() => whole("fixed", { width: sizing.width, height: sizing.height }));
+		case "blocks":
+			return sizes.map((size) => whole("blocks", blockSize(size, patchSize * (pixelShuffle ? 2 : 1), sizing)));
 		case "dynamic": {
 			const options = { ...sizing, patchSize, divisor: pixelShuffle ? 2 : 1 };
 			const grids = imageGrids(sizes, rows * (pixelShuffle ? 4 : 1), options);

@@ -8,6 +8,7 @@ import type { PatchGrid } from "../../models/tower.ts";
 import type { ImageDecodingName } from "../../native/abi.ts";
 import type { ChannelStatistics, Image, ImageHeader, ImageSize, Images } from "../../native/images.ts";
 import { type ImagePlan, patchGrids } from "./image-plan.ts";
+import { patchesAsTorchvision, resizeAsTorchvision } from "./torchvision.ts";
 
 /** With the size of its pixels as they are stored. */
 export interface EncodedImage extends Pick<ImageHeader, "width" | "height" | "orientation" | "grey16"> {
@@ -51,25 +52,34 @@ function cut(image: Image, left: number, top: number, { width, height }: ImageSi
 	return { width, height, channels: 3, pixels };
 }
 
+/** The arithmetic of the bicubic filter, and of normalising. */
+export type Resampling = "pillow" | "torchvision";
+
 /** What decides the patches of an image. */
 export interface PlannedImage extends Pick<DecodableImage, "file" | "decoding"> {
 	readonly plan: ImagePlan;
+	/** Default: pillow. */
+	readonly resampling?: Resampling;
 	readonly statistics: ChannelStatistics;
 }
 
 /** The patches of every tile of a plan, in order; each [rows · columns of patches, 3p²]. */
 export function imagePatches(
 	images: Images,
-	{ file, decoding, plan, statistics }: PlannedImage,
+	{ file, decoding, plan, statistics, resampling = "pillow" }: PlannedImage,
 	patchSize: number,
 ): Float32Array[] {
 	const { mode, size, columns, rows, thumbnail } = plan;
+	const asTorchvision = resampling === "torchvision";
 	// transformers' processor of models with dynamic resolution does not round resized values.
-	if (decoding === "transformers" && mode === "dynamic") {
+	if (decoding === "transformers" && mode === "dynamic" && !asTorchvision) {
 		return [images.decodePatches(file, size, patchSize, statistics)];
 	}
 	const sizes = thumbnail === null ? [size] : [size, thumbnail];
-	const [image, small] = images.decodeResized(file, sizes, decoding) as [Image, Image?];
+	const decoded = asTorchvision
+		? inAllSizes(wholeImage(images, file, decoding), sizes)
+		: images.decodeResized(file, sizes, decoding);
+	const [image, small] = decoded as [Image, Image?];
 	const tile = { width: size.width / columns, height: size.height / rows };
 	const tiles: Image[] = [];
 	for (let row = 0; row < rows; row++) {
@@ -78,7 +88,16 @@ export function imagePatches(
 		}
 	}
 	if (small !== undefined) tiles.push(small);
-	return tiles.map((part) => images.patches(part, patchSize, statistics));
+	const patches = asTorchvision ? patchesAsTorchvision : images.patches.bind(images);
+	return tiles.map((part) => patches(part, patchSize, statistics));
+}
+
+const inAllSizes = (image: Image, sizes: readonly ImageSize[]) => sizes.map((size) => resizeAsTorchvision(image, size));
+
+/** In its own size. */
+function wholeImage(images: Images, file: Uint8Array, decoding: ImageDecodingName): Image {
+	const { width, height } = decodedAs(inspectImage(images, file), decoding);
+	return images.decodeResized(file, [{ width, height }], decoding)[0]!;
 }
 
 /** The pictures that the encoder gets of an image, before they are normalised, as RGB of 8 bits: its tiles, then the thumbnail. */

@@ -6,7 +6,7 @@ import { FatalSampleError, type Remark } from "../energon/errors.ts";
 import { hook } from "../energon/hook.ts";
 import { type Keyed, type Sample, tokenSample } from "../energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../energon/task-encoder.ts";
-import type { Microbatch } from "../microbatch.ts";
+import { type Microbatch, mediaPositions } from "../microbatch.ts";
 import { type Share, wholeShare } from "../routing/image-share.ts";
 import { Chat } from "../text/chat/chat.ts";
 import type { ChatTemplateText } from "../text/chat/template-file.ts";
@@ -26,7 +26,7 @@ import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { type EncodingOptions, encodePieces, encodeTokens } from "./encoding.ts";
 import { choosePacks, type PackingMethod } from "./packing.ts";
-import { decodedAs, imagePatches, inspectImage, remarkOf } from "./pixels.ts";
+import { decodedAs, imagePatches, inspectImage, type Resampling, remarkOf } from "./pixels.ts";
 import { render, type TemplateName } from "./prompt.ts";
 
 /** Settings of a Jinja chat template. */
@@ -58,6 +58,9 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** null: Energon's for data sets that do not set their own, transformers' for other image files. */
 	readonly imageDecoding: ImageDecodingName | null;
 	readonly statistics: ChannelStatistics;
+	readonly resampling: Resampling;
+	/** Whether tokens have positions by the pictures among them (multimodal rotary embedding). */
+	readonly mrope: boolean;
 	readonly packing: PackingMethod;
 	/** Fill every sample or pack up to the sequence length. */
 	readonly pad: boolean;
@@ -86,6 +89,8 @@ export const visionLanguageDefaults = {
 	prompts: noPrompts,
 	beginId: null,
 	endId: null,
+	resampling: "pillow",
+	mrope: false,
 	packing: "carry-over",
 	pad: true,
 	padId: 0,
@@ -179,11 +184,17 @@ export function buildVisionLanguageTask(
 	const { tower, sequenceLength } = task;
 	const lengthOf = ({ ids }: EncodedSample) => ids.length;
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
-	const decode: Decode = (image) => imagePatches(images, image, tower.patchSize);
+	const { resampling } = task;
+	const decode: Decode = (image) => imagePatches(images, { ...image, resampling }, tower.patchSize);
 	const batch = (elements: readonly Keyed[]): ImageTextBatch => {
 		const packs = elements.map((element) => ("samples" in element ? element : { samples: [element] }) as Pack);
-		const { text, ...samples } = buildBatch(packs, padding);
+		const { text: plain, ...samples } = buildBatch(packs, padding);
 		const places = placesOfImages(packs, tower.patchSize);
+		const merge = tower.pixelShuffle ? 2 : 1;
+		const positions = task.mrope
+			? mediaPositions(plain, places.grids, { placeholder: task.imageTokenId, merge })
+			: null;
+		const text = positions === null ? plain : { ...plain, positions };
 		const read = { restoreKey: [], ...samples, imageCount: places.grids.length };
 		if (task.keep === "text") return { ...read, text, images: places, damaged: [] };
 		const decoded = decodeImages(packs, task.share, tower.patchSize, decode);
@@ -200,7 +211,7 @@ export function buildVisionLanguageTask(
 }
 
 /** The text of a receiver that has no use for it; arrays of its own, since they move to other threads. */
-function nothing(): Pick<Microbatch, "ids" | "labels" | "lossMask"> {
+function nothing(): Pick<Microbatch, "ids" | "labels" | "lossMask" | "positions"> {
 	return { ids: new Int32Array(0), labels: new Int32Array(0), lossMask: new Float32Array(0) };
 }
 

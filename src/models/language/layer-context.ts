@@ -3,6 +3,7 @@ import type { ModelParallel } from "../../parallel/index.ts";
 import type { Parameter, Sequences, Tensor, TokenSlice } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
 import type { LayerMasks, ModelMasks } from "./masks.ts";
+import type { TokenAxes } from "./model-chunk.ts";
 import type { PooledBalancing } from "./pooled-balancing.ts";
 import type { RouterState } from "./router-state.ts";
 import type { Mixing } from "./sequence-mixing.ts";
@@ -58,6 +59,8 @@ export interface LayerContext {
 	readonly router: RouterState | null;
 	/** Frequencies of rotary embeddings, f64, where they are no geometric series; else null. */
 	readonly ropeFrequencies: Tensor | null;
+	/** Positions on several axes, with the frequencies of each; null: tokens turn by their places in the sequences. */
+	readonly axes: (TokenAxes & { readonly frequencies: readonly Tensor[] }) | null;
 	/** Weight of the microbatch's router losses, each a mean over its tokens, in the sum that is differentiated. */
 	readonly routerWeight: number;
 	/** Takes the routers' statistics for the pooled balancing loss; null: the model has none, or no backward pass follows. */

@@ -1,5 +1,5 @@
 /** Runs a layer of any kind with its residual and hidden dropout (docs/spec/language-model.md §1.5). */
-import { dropout, type ResidualSum, type Tape, Tensor } from "../../tensor/index.ts";
+import { dropout, ResidualSum, type Tape, Tensor } from "../../tensor/index.ts";
 import { philoxKey } from "../initialise.ts";
 import { configOfLayer } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
@@ -32,6 +32,7 @@ export function* runLayer(
 		sequences: input.sequences,
 		localSequences: input.localSequences,
 		ropeFrequencies: parts.ropeFrequencies.get(place.kind) ?? null,
+		axes: input.axes ? { ...input.axes, frequencies: parts.axisFrequencies } : null,
 		router: parts.routers.get(place.index) ?? null,
 		routerWeight: input.routerWeight ?? input.sequences.tokens,
 		pooled: input.pooled ?? null,
@@ -47,7 +48,12 @@ export function* runLayer(
 	const { postNorm } = kinds[place.kind];
 	using normed = context.config.postNorms && postNorm ? norm(tape, context, branch, postNorm) : branch.share();
 	using dropped = hiddenDropout(tape, parts, normed, input, name);
-	return addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
+	const sum = addBranch(tape, x.written(), dropped, context.masks?.hidden, context.layerMasks?.keep);
+	const more = input.behind?.get(place.index);
+	if (more === undefined) return sum;
+	using without = sum;
+	using whole = more(tape, without.written());
+	return ResidualSum.of(whole);
 }
 
 /** Hidden dropout of this rank's tokens; `place` keys the mask. */

@@ -52,6 +52,10 @@ export interface ForwardInput {
 	readonly tokens: TokenSlice;
 	/** The tokens in this rank's run between layers. */
 	readonly localTokens: TokenSlice;
+	/** Positions of the tokens on every axis of multimodal rotary embedding; absent: the places in the sequences, on each. */
+	readonly axes?: TokenAxes | undefined;
+	/** Adds rows to the hidden states behind layers, by layer index: DeepStack. */
+	readonly behind?: ReadonlyMap<number, (tape: Tape, hidden: Tensor) => Tensor>;
 	/** Adds the image rows to the embedding of this rank's tokens, [T / tp, H]. */
 	readonly addToEmbedding?: (embedded: Tensor) => Tensor;
 	/** Masks of an elastic model's sampled submodel; default: none. */
@@ -66,6 +70,12 @@ export interface ForwardInput {
 	readonly wanted?: SparseMatrix;
 }
 
+/** Every token of a microbatch as a sequence of its own, and its position on each axis, i32 [T]. */
+export interface TokenAxes {
+	readonly tokens: Sequences;
+	readonly positions: readonly Tensor[];
+}
+
 /** The parts of the model that a chunk uses. */
 export interface ModelChunkParts {
 	readonly config: HybridConfig;
@@ -75,6 +85,8 @@ export interface ModelChunkParts {
 	readonly routers: ReadonlyMap<number, RouterState>;
 	/** As in LayerContext. */
 	readonly ropeFrequencies: ReadonlyMap<LayerKind, Tensor>;
+	/** Frequencies of every axis of positions, f64; empty: there is one axis. */
+	readonly axisFrequencies: readonly Tensor[];
 	/** First row of this rank's vocabulary shard. */
 	readonly vocabularyStart: number;
 	/** Returns the probe of the pass to come, or null; absent: layers are never observed. */

@@ -21,7 +21,7 @@ import { layersOfSegment } from "./layer-numbering.ts";
 import { ModelChunk } from "./model-chunk.ts";
 import { hybridParameters } from "./names.ts";
 import { type PipelineSegment, wholeModel } from "./pipeline-segments.ts";
-import { ropeFrequencies } from "./rope-frequencies.ts";
+import { axisFrequencies, ropeFrequencies } from "./rope-frequencies.ts";
 import { RouterState } from "./router-state.ts";
 
 export class HybridModel implements Module {
@@ -36,6 +36,8 @@ export class HybridModel implements Module {
 	readonly #overflow: ExpertOverflow | null;
 	/** Frequencies of rotary embeddings by the kind of layers, where they are no geometric series. */
 	readonly #ropeFrequencies = new Map<LayerKind, Tensor>();
+	/** Those of every axis of positions; empty: there is one. */
+	readonly #axisFrequencies: Tensor[] = [];
 	/** Observes the layers of every later pass; null: none. */
 	probe: LayerProbe | null = null;
 	/** The model chunks on this rank, in the order of layers. */
@@ -85,12 +87,18 @@ export class HybridModel implements Module {
 			if (!rope?.scaling) continue;
 			this.#ropeFrequencies.set(kind, Tensor.from(device, ropeFrequencies(rope, columns!)));
 		}
+		const { mropeSection: sections, mropeInterleaved: interleaved } = attention;
+		if (sections !== null && attention.rope !== null) {
+			const axes = axisFrequencies(attention.rope, attention.headDim, { sections, interleaved });
+			this.#axisFrequencies.push(...axes.map((frequencies) => Tensor.from(device, frequencies)));
+		}
 		const parts = {
 			config,
 			parallel: this.parallel,
 			parameter: (name: string) => this.parameters.get(name),
 			routers: this.routers,
 			ropeFrequencies: this.#ropeFrequencies,
+			axisFrequencies: this.#axisFrequencies,
 			vocabularyStart: this.vocabularyShard.start,
 			probe: () => this.probe,
 		};
@@ -145,6 +153,8 @@ export class HybridModel implements Module {
 		this.#parameters[Symbol.dispose]();
 		for (const router of this.routers.values()) router[Symbol.dispose]();
 		this.#overflow?.[Symbol.dispose]();
-		for (const frequencies of this.#ropeFrequencies.values()) frequencies[Symbol.dispose]();
+		for (const frequencies of [...this.#ropeFrequencies.values(), ...this.#axisFrequencies]) {
+			frequencies[Symbol.dispose]();
+		}
 	}
 }

@@ -2,11 +2,41 @@
 import type { Rope, RopeScaling } from "./config.ts";
 
 /** Radians a position for every pair of columns that turns, f64 [rotary columns / 2]: base^(-2i / columns), scaled. */
-export function ropeFrequencies({ base, percent, scaling }: Rope, headDim: number): Float64Array {
-	const columns = Math.floor(headDim * percent);
-	const frequencies = Float64Array.from({ length: columns / 2 }, (_, pair) => base ** ((-2 * pair) / columns));
+export function ropeFrequencies(rope: Rope, headDim: number): Float64Array {
+	const { base, scaling } = rope;
+	const frequencies = series(rope, headDim);
 	const kept = keptShares(frequencies, base, scaling!);
 	return frequencies.map((frequency, pair) => frequency * (kept[pair]! + (1 - kept[pair]!) / scaling!.factor));
+}
+
+/**
+ * Multimodal rotary embedding: the frequencies of every axis of positions, each with zeros for the pairs that turn by another
+ * (docs/spec/families.md §2.2). Turns of a pair add up, so that the axes may turn one after another.
+ */
+export function axisFrequencies(rope: Rope, headDim: number, { sections, interleaved }: MropeAxes): Float64Array[] {
+	const all = rope.scaling === null ? series(rope, headDim) : ropeFrequencies(rope, headDim);
+	const ends = sections.map((_, axis) => sections.slice(0, axis + 1).reduce((sum, count) => sum + count, 0));
+	const axisOf = (pair: number) => {
+		if (!interleaved)
+			return Math.max(
+				0,
+				ends.findIndex((end) => pair < end),
+			);
+		const axis = pair % sections.length;
+		return pair < sections.length * sections[axis]! ? axis : 0;
+	};
+	return sections.map((_, axis) => all.map((frequency, pair) => (axisOf(pair) === axis ? frequency : 0)));
+}
+
+interface MropeAxes {
+	/** Pairs of every axis. */
+	readonly sections: readonly number[];
+	readonly interleaved: boolean;
+}
+
+function series({ base, percent }: Rope, headDim: number): Float64Array {
+	const columns = Math.floor(headDim * percent);
+	return Float64Array.from({ length: columns / 2 }, (_, pair) => base ** ((-2 * pair) / columns));
 }
 
 /** The share of every frequency that is not divided by the factor. */

@@ -17,7 +17,7 @@ import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import type { EncoderObserver, PatchGrid, Tower } from "../tower.ts";
 import type { VitConfig } from "../vit/config.ts";
-import { type ProjectorConfig, project, projectorParameters } from "./projector.ts";
+import { type ProjectorConfig, project, projectorParameters, rowWidth } from "./projector.ts";
 
 /** What the names of an encoder's tensors begin with. */
 export function encoderPrefix(name: string): string {
@@ -71,7 +71,7 @@ export class EncoderModule implements Module {
 		},
 	) {
 		const { name: encoder, tower, projector } = config;
-		if (projector.inputSize !== tower.outputWidth) {
+		if (projector.inputSize * (1 + projector.deepstack.count) !== tower.outputWidth) {
 			throw new RangeError(`A projector of ${projector.inputSize} inputs cannot read ${tower.outputWidth} features.`);
 		}
 		this.parallel = options.parallel ?? noModelParallel("encoder", 0);
@@ -98,7 +98,7 @@ export class EncoderModule implements Module {
 	/** Width of the rows that this rank's stage gives. */
 	get width(): number {
 		const { tower, projector } = this.config;
-		return this.segment.hasHead ? projector.outputSize : tower.stream!.width;
+		return this.segment.hasHead ? rowWidth(projector) : tower.stream!.width;
 	}
 
 	/** Draws initial values from `seed`. */
@@ -133,9 +133,7 @@ export class EncoderModule implements Module {
 
 	/** Projects the tower's features to rows of the language model's width; the features stay the caller's. */
 	project(tape: Tape, features: Tensor, observe?: EncoderObserver): Tensor {
-		const rows = project(tape, this.config, this.#place, features);
-		observe?.("projector", rows);
-		return rows;
+		return project(tape, this.config, this.#place, features, observe);
 	}
 
 	get #place() {

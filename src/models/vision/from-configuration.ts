@@ -2,7 +2,7 @@
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { type LoraKeys, visionLora } from "../lora.ts";
-import { outputWidth, type VitConfig } from "../vit/config.ts";
+import { featureWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
 export type EncoderKeys = Pick<
@@ -19,7 +19,10 @@ export type EncoderKeys = Pick<
 	| "normEpsilon"
 	| "pixelShuffle"
 	| "visionActivation"
+	| "deepstackVisualIndexes"
 	| "visionLayerScale"
+	| "visionRotaryBase"
+	| "visionTemporalPatchSize"
 	| "visionNormEpsilon"
 	| "visionPatchBias"
 	| "visionFfnHiddenSize"
@@ -59,6 +62,9 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 		normEpsilon: c.visionNormEpsilon,
 		softmaxScale: 1 / Math.sqrt(c.visionKvChannels),
 		patchSize: c.patchDim,
+		temporalPatch: c.visionTemporalPatchSize,
+		rotaryBase: c.visionRotaryBase,
+		taps: c.deepstackVisualIndexes ?? [],
 		patchBias: c.visionPatchBias,
 		classTokens: c.classTokenLen,
 		classPositions: c.visionClassTokenPositions,
@@ -76,13 +82,14 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 		projector: {
 			...initialisation,
 			type: c.visionProjectionType,
-			inputSize: outputWidth(tower),
+			inputSize: featureWidth(tower),
 			outputSize: c.hiddenSize,
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
 			normEpsilon: c.visionProjectionNorm ? projectionEpsilon(c) : null,
 			normalization: c.visionProjectionNormalization,
 			activation: c.visionProjectionActivation === "gelu" ? "geluErf" : "squaredRelu",
 			bias: c.visionProjectionBias,
+			deepstack: { count: tower.taps.length, normEpsilon: tower.normEpsilon },
 			lora: visionLora(c, "vision_projection"),
 		},
 	};

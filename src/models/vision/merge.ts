@@ -7,7 +7,18 @@ import type { Device } from "../../native/device.ts";
 import { copyToTensorParallel, type Group, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
-import { pickRows, SparseMatrix, spmm, type Tape, type Tensor, TokenSlice } from "../../tensor/index.ts";
+import {
+	joinColumns,
+	pickRows,
+	SparseMatrix,
+	splitColumns,
+	spmm,
+	type Tape,
+	type Tensor,
+	TokenSlice,
+} from "../../tensor/index.ts";
+import type { HybridConfig } from "../language/config.ts";
+import type { ForwardInput } from "../language/model-chunk.ts";
 
 /** An id outside any vocabulary, which embeds as zeros. */
 const noToken = -1;
@@ -77,19 +88,55 @@ export function placeImageRows(tape: Tape, embedded: Tensor, rows: Tensor, place
 	return spmm(tape, placement, entered, { base: embedded });
 }
 
-/** Adds rows of several sources to the embedding, each by its matrix; nothing without sources. */
+/** Where rows enter the language model, and by what they are read. */
+interface Placing {
+	readonly matrices: readonly SparseMatrix[];
+	readonly tp: Group;
+	readonly config: Pick<HybridConfig, "hiddenSize" | "pattern">;
+	/** Takes over what is needed until the pass ends. */
+	readonly own: <Owned extends Disposable>(owned: Owned) => Owned;
+}
+
+/**
+ * Adds rows of several sources to the embedding, each by its matrix; nothing without sources. Of rows that are several times as wide
+ * as the model the first part goes there, and the j-th other one to the hidden states behind the j-th MLP or layer of experts
+ * (DeepStack, docs/spec/vision.md §4.7).
+ */
 export function placingRows(
 	tape: Tape,
-	rows: readonly Tensor[],
-	matrices: readonly SparseMatrix[],
-	tp: Group,
-): { readonly addToEmbedding?: (embedded: Tensor) => Tensor } {
+	sources: readonly Tensor[],
+	{ matrices, tp, config, own }: Placing,
+): Pick<ForwardInput, "addToEmbedding" | "behind"> {
 	if (matrices.length === 0) return {};
+	const parts = sources.map((rows) => partsOf(tape, rows, config.hiddenSize, own));
+	const rows = parts.map(([first]) => first!);
+	const layers = feedForwardLayers(config);
+	const behind = new Map<number, (tape: Tape, hidden: Tensor) => Tensor>();
+	for (const [source, [, ...deep]] of parts.entries()) {
+		for (const [j, part] of deep.slice(0, layers.length).entries()) {
+			behind.set(layers[j]!, (on, hidden) => placeImageRows(on, hidden, part, matrices[source]!, tp));
+		}
+	}
 	const add = (embedded: Tensor, index: number): Tensor => {
 		const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, tp);
 		if (index + 1 === matrices.length) return placed;
 		using _placed = placed;
 		return add(placed, index + 1);
 	};
-	return { addToEmbedding: (embedded) => add(embedded, 0) };
+	return { addToEmbedding: (embedded) => add(embedded, 0), ...(behind.size > 0 && { behind }) };
+}
+
+/** Runs of columns of the model's width, each contiguous. */
+function partsOf(tape: Tape, rows: Tensor, width: number, own: Placing["own"]): Tensor[] {
+	if (rows.width === width) return [rows];
+	const windows = splitColumns(tape, rows, new Array<number>(rows.width / width).fill(width));
+	return windows.map((window) => {
+		using _window = window;
+		return own(joinColumns(tape, [window]));
+	});
+}
+
+/** Indices of the main layers with an MLP or experts. */
+function feedForwardLayers({ pattern }: Pick<HybridConfig, "pattern">): number[] {
+	return pattern.flatMap((kind, layer) => (kind === "mlp" || kind === "moe" ? [layer] : []));
 }

@@ -1,10 +1,19 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
 import { columnParallelLinear, gatherColumns, type Shard } from "../../parallel/index.ts";
-import { activation, layerNorm, type Parameter, rmsNorm, type Tape, type Tensor } from "../../tensor/index.ts";
+import {
+	activation,
+	joinColumns,
+	layerNorm,
+	type Parameter,
+	rmsNorm,
+	splitColumns,
+	type Tape,
+	type Tensor,
+} from "../../tensor/index.ts";
 import { adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import { type LoraConfig, withAdapters } from "../lora.ts";
 import type { Initialisation, ParameterSpec } from "../parameter-spec.ts";
-import type { TowerPlace } from "../tower.ts";
+import type { EncoderObserver, TowerPlace } from "../tower.ts";
 
 export interface ProjectorConfig {
 	readonly type: "affine" | "mlp";
@@ -23,6 +32,8 @@ export interface ProjectorConfig {
 	readonly initMethodStd: number;
 	/** mlp: standard deviation of the second projection's initial values. */
 	readonly outputInitMethodStd: number;
+	/** mlp: further projectors of the tower's taps, each with a LayerNorm of this epsilon (DeepStack). */
+	readonly deepstack: { readonly count: number; readonly normEpsilon: number };
 	/** mlp: adapters of its projections, beside weights that are frozen; null: none. */
 	readonly lora: LoraConfig | null;
 }
@@ -33,6 +44,7 @@ export const plainProjector = {
 	normalization: "RMSNorm",
 	activation: "squaredRelu",
 	bias: false,
+	deepstack: { count: 0, normEpsilon: 0 },
 } as const satisfies Partial<ProjectorConfig>;
 
 /** A projector without norm and adapters. `inner`: width of its hidden layer; null: it is one linear layer. */
@@ -55,10 +67,26 @@ function projectorPrefix(encoder: string): string {
 const rows: Shard = { kind: "split", dimension: 0 };
 const columns: Shard = { kind: "split", dimension: 1 };
 
+/** The projector of tap `index`, from 0, and the beginning of its parameters' names. */
+function deepProjector(config: ProjectorConfig, prefix: string, index: number): [string, ProjectorConfig] {
+	const { normEpsilon } = config.deepstack;
+	return [`${prefix}deepstack.${index}.`, { ...config, normEpsilon, normalization: "LayerNorm" }];
+}
+
+/** Width of a row that goes to the language model. */
+export function rowWidth({ outputSize, deepstack }: ProjectorConfig): number {
+	return outputSize * (1 + deepstack.count);
+}
+
 /** `encoder`: its name. */
 export function projectorParameters(config: ProjectorConfig, encoder: string): ParameterSpec[] {
-	const { inputSize, outputSize, ffnHiddenSize } = config;
 	const prefix = projectorPrefix(encoder);
+	const deep = Array.from({ length: config.deepstack.count }, (_, index) => deepProjector(config, prefix, index));
+	return [parametersOf(prefix, config), ...deep.map((one) => parametersOf(...one))].flat();
+}
+
+function parametersOf(prefix: string, config: ProjectorConfig): ParameterSpec[] {
+	const { inputSize, outputSize, ffnHiddenSize } = config;
 	const inward: Initialisation = { kind: "normal", standardDeviation: config.initMethodStd };
 	if (config.type === "affine") {
 		return [{ name: `${prefix}weight`, shape: [outputSize, inputSize], initialisation: inward, shard: rows }];
@@ -86,12 +114,36 @@ export function projectorParameters(config: ProjectorConfig, encoder: string): P
 export function project(
 	tape: Tape,
 	{ name: encoder, projector: config }: { readonly name: string; readonly projector: ProjectorConfig },
+	place: Pick<TowerPlace, "parameters" | "tp">,
+	x: Tensor,
+	observe?: EncoderObserver,
+): Tensor {
+	const prefix = projectorPrefix(encoder);
+	tape.begin("projector");
+	const { count } = config.deepstack;
+	using own = new DisposableStack();
+	const windows = count === 0 ? [x] : splitColumns(tape, x, new Array<number>(count + 1).fill(config.inputSize));
+	const parts = windows.map((window, part) => {
+		if (count === 0) return own.use(projectOne(tape, prefix, config, place, window));
+		using _window = window;
+		using rows = joinColumns(tape, [window]);
+		const one = part === 0 ? ([prefix, config] as const) : deepProjector(config, prefix, part - 1);
+		const projected = own.use(projectOne(tape, ...one, place, rows));
+		if (part > 0) observe?.(`deepstack.${part - 1}`, projected);
+		return projected;
+	});
+	observe?.("projector", parts[0]!);
+	return count === 0 ? parts[0]!.share() : joinColumns(tape, parts);
+}
+
+function projectOne(
+	tape: Tape,
+	prefix: string,
+	config: ProjectorConfig,
 	{ parameters, tp }: Pick<TowerPlace, "parameters" | "tp">,
 	x: Tensor,
 ): Tensor {
-	const prefix = projectorPrefix(encoder);
 	const parameter = (name: string) => parameters.get(prefix + name);
-	tape.begin("projector");
 	if (config.type === "affine") {
 		using part = columnParallelLinear(tape, x, parameter("weight"), null, tp);
 		return gatherColumns(tape, part, tp);

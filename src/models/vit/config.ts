@@ -8,9 +8,9 @@ export interface PositionOptions {
 	/**
 	 * cpe: the whole table to the square of the longer side, its top left corner kept. direct: straight to the grid.
 	 * window: the table's own top left corner, stretched only where the grid is larger. bicubic: straight to the grid, by the
-	 * bicubic filter; antialias: by the triangle, as wide as the table's entries that a patch covers.
+	 * bicubic filter; aligned: bilinear, its corners on the image's; antialias: by the triangle, as wide as the table's entries that a patch covers.
 	 */
-	readonly mode: "cpe" | "direct" | "window" | "bicubic" | "antialias";
+	readonly mode: "cpe" | "direct" | "window" | "bicubic" | "antialias" | "aligned";
 	/** First cut the table to the image's proportions. */
 	readonly aspectRatioSelect: boolean;
 	/** cpe: a random crop of the table for every image while a trainable tower trains. */
@@ -25,14 +25,19 @@ export interface VitConfig {
 	readonly ffnHiddenSize: number;
 	readonly normEpsilon: number;
 	readonly softmaxScale: number;
-	/** Side of a square patch in pixels; a patch has 3 patchSize² values. */
+	/** Side of a square patch in pixels, and its frames; a patch has 3 temporalPatch patchSize² values. */
 	readonly patchSize: number;
+	readonly temporalPatch: number;
 	/** Whether the embedding of patches has a bias. */
 	readonly patchBias: boolean;
 	/** Tokens put before the patches of every image. */
 	readonly classTokens: number;
 	/** Whether they have positions of their own. */
 	readonly classPositions: boolean;
+	/** Base of rotary embeddings of queries and keys by a patch's row and column; null: none. */
+	readonly rotaryBase: number | null;
+	/** Layers whose outputs become rows too, beside those of the last: DeepStack. */
+	readonly taps: readonly number[];
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
@@ -53,14 +58,25 @@ export interface VitConfig {
 	readonly dtype: "f32" | "bf16";
 }
 
+/** RADIO's values of the options that other towers have. */
+export const plainTower = {
+	...{ patchBias: false, classPositions: false, layerScale: null },
+	...{ temporalPatch: 1, rotaryBase: null, taps: [] },
+} as const satisfies Partial<VitConfig>;
+
 /** Values of a patch. */
-export function patchWidth({ patchSize }: Pick<VitConfig, "patchSize">): number {
-	return 3 * patchSize * patchSize;
+export function patchWidth({ patchSize, temporalPatch }: Pick<VitConfig, "patchSize" | "temporalPatch">): number {
+	return 3 * temporalPatch * patchSize * patchSize;
 }
 
-/** Width of the rows the tower gives. */
-export function outputWidth({ hiddenSize, pixelShuffle }: VitConfig): number {
+/** Width of the rows that come of one layer. */
+export function featureWidth({ hiddenSize, pixelShuffle }: VitConfig): number {
 	return pixelShuffle ? 4 * hiddenSize : hiddenSize;
+}
+
+/** Width of the rows the tower gives: those of the last layer, then those of the taps. */
+export function outputWidth(config: VitConfig): number {
+	return featureWidth(config) * (1 + config.taps.length);
 }
 
 /** Rows the tower gives for an image (docs/spec/vision.md §2.4). */

@@ -9,10 +9,12 @@ import {
 	addLater,
 	addScaledColumns,
 	attention,
+	joinColumns,
 	layerNorm,
 	linear,
 	type Parameter,
 	ResidualSum,
+	rope,
 	type Sequences,
 	spmm,
 	type Tape,
@@ -21,11 +23,14 @@ import {
 import { type AdaptedProjection, adaptedColumns, adaptedRows, projectionOf } from "../adapted-linear.ts";
 import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { EncoderObserver } from "../tower.ts";
-import { outputWidth, type VitConfig } from "./config.ts";
+import { featureWidth, type VitConfig } from "./config.ts";
 import { vitLayerPrefix, vitPrefix } from "./names.ts";
-import type { PackedEmbedding, PackedImages } from "./packing.ts";
+import type { PackedEmbedding, PackedImages, PatchPlaces } from "./packing.ts";
 
 export class VitModel {
+	/** Rows of the layers that are tapped, until the last ones join them. */
+	readonly #taps: Tensor[] = [];
+
 	constructor(
 		readonly config: VitConfig,
 		/** Ranks that cut the tower. */
@@ -45,10 +50,18 @@ export class VitModel {
 		if (!this.segment.hasHead) return last.written().share();
 		using normed = this.#finalNorm(tape, last);
 		observe?.("radio_out", normed);
-		const shape = [packed.rows, outputWidth(this.config)];
-		const features = packed.output ? spmm(tape, packed.output, normed, { shape }) : normed.share();
+		using features = this.#rows(tape, normed, packed);
 		observe?.("encoder_out", features);
-		return features;
+		if (this.#taps.length === 0) return features.share();
+		using taps = new DisposableStack();
+		const all = this.#taps.splice(0).map((tap) => taps.use(tap));
+		return joinColumns(tape, [features, ...all]);
+	}
+
+	/** The rows that the language model sees of a layer's output. */
+	#rows(tape: Tape, x: Tensor, packed: PackedImages): Tensor {
+		const shape = [packed.rows, featureWidth(this.config)];
+		return packed.output ? spmm(tape, packed.output, x, { shape }) : x.share();
 	}
 
 	#embed(tape: Tape, patches: Tensor, packed: PackedEmbedding, observe: EncoderObserver | undefined): Tensor {
@@ -78,8 +91,10 @@ export class VitModel {
 			using previous = x;
 			tape.begin(`encoder.layer.${index}`);
 			const weights = (name: string) => this.parameters.get(vitLayerPrefix(index) + name);
-			x = vitLayer(tape, { config: this.config, tp: this.tp, weights, sequences: packed.sequences }, previous);
+			const { sequences, rotary } = packed;
+			x = vitLayer(tape, { config: this.config, tp: this.tp, weights, sequences, rotary }, previous);
 			observe?.(`layer.${index}`, x.written());
+			if (this.config.taps.includes(index)) this.#taps.push(this.#rows(tape, x.written(), packed));
 		}
 		tape.begin("encoder.output");
 		return x;
@@ -109,6 +124,7 @@ interface VitLayerContext {
 	readonly weights: (name: string) => Parameter;
 	/** Images with their class tokens. */
 	readonly sequences: Sequences;
+	readonly rotary: PatchPlaces | null;
 }
 
 /** x_TC → x + attention(norm(x)), then that + mlp(norm(that)): a sum that the next norm may write. */
@@ -149,17 +165,30 @@ function projection({ config: { lora }, weights }: VitLayerContext, name: string
 
 function selfAttention(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, sequences } = context;
-	using qkv = normedLinear(tape, context, x, "self_attention.linear_qkv");
-	const heads = config.heads / tp.size;
+	using projected = normedLinear(tape, context, x, "self_attention.linear_qkv");
+	const heads = { queryHeads: config.heads / tp.size, keyHeads: config.heads / tp.size, headDim: config.headDim };
+	using qkv = turned(tape, context, projected, heads);
 	using attended = attention(tape, qkv, {
-		queryHeads: heads,
-		keyHeads: heads,
-		headDim: config.headDim,
+		...heads,
 		sequences,
 		mask: "full",
 		softmaxScale: config.softmaxScale,
 	});
 	return adaptedRows(tape, attended, projection(context, "self_attention.linear_proj"), tp);
+}
+
+/** Query and key heads turned by their patches' rows and columns. */
+function turned(
+	tape: Tape,
+	{ rotary }: VitLayerContext,
+	qkv: Tensor,
+	heads: { readonly queryHeads: number; readonly keyHeads: number; readonly headDim: number },
+): Tensor {
+	return (rotary?.axes ?? []).reduce((before, { positions, frequencies }) => {
+		using _before = before;
+		const place = { sequences: rotary!.tokens, firstPositions: positions, frequencies, base: 1, percent: 1 };
+		return rope(tape, before, { ...heads, ...place });
+	}, qkv.share());
 }
 
 function feedForward(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {

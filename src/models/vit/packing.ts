@@ -5,7 +5,7 @@
  */
 import type { Device } from "../../native/device.ts";
 import { UserError } from "../../system/errors.ts";
-import { pickRows, Sequences, SparseMatrix, type SparseOutline } from "../../tensor/index.ts";
+import { pickRows, Sequences, SparseMatrix, type SparseOutline, Tensor } from "../../tensor/index.ts";
 import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { PatchGrid } from "../tower.ts";
 import { outputRows, type VitConfig } from "./config.ts";
@@ -29,6 +29,8 @@ export class PackedImages implements Disposable {
 	readonly embedding: PackedEmbedding | null;
 	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream, or the next stage's. */
 	readonly output: SparseMatrix | null;
+	/** null: patches do not turn by their places. */
+	readonly rotary: PatchPlaces | null;
 	/** Rows the tower gives for every image. */
 	readonly rowsPerImage: readonly number[];
 
@@ -59,6 +61,8 @@ export class PackedImages implements Disposable {
 					classTokens: new SparseMatrix(device, stream.classTokens),
 				}
 			: null;
+		this.rotary =
+			config.rotaryBase === null ? null : placesOf(device, { ...config, rotaryBase: config.rotaryBase }, grids);
 		const dropped = config.dropClassTokens && config.classTokens > 0;
 		const make = () => pickRows(outputOrder(config, grids), tokens);
 		this.output =
@@ -72,9 +76,39 @@ export class PackedImages implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const owned of [this.sequences, ...Object.values(this.embedding ?? {}), this.output])
+		const { tokens, axes } = this.rotary ?? { tokens: null, axes: [] };
+		const places = [tokens, ...axes.flatMap(({ positions, frequencies }) => [positions, frequencies])];
+		for (const owned of [this.sequences, ...Object.values(this.embedding ?? {}), this.output, ...places])
 			owned?.[Symbol.dispose]();
 	}
+}
+
+/** The row and the column of every patch, with the frequencies of the pairs that turn by it, f64, and zeros for others. */
+export interface PatchPlaces {
+	/** Every row of the stream by itself. */
+	readonly tokens: Sequences;
+	readonly axes: readonly { readonly positions: Tensor; readonly frequencies: Tensor }[];
+}
+
+/** A half of a head's pairs turns by the row, the other by the column (docs/spec/vision.md §1.11); class tokens do not turn. */
+function placesOf(
+	device: Device,
+	{ headDim, rotaryBase, classTokens }: Pick<VitConfig, "headDim" | "classTokens"> & { readonly rotaryBase: number },
+	grids: readonly PatchGrid[],
+): PatchPlaces {
+	const pairs = headDim / 2;
+	const placed = grids.flatMap(({ rows, columns }) => [
+		...Array.from({ length: classTokens }, () => [0, 0] as const),
+		...Array.from({ length: rows * columns }, (_, at) => [Math.floor(at / columns), at % columns] as const),
+	]);
+	const axes = [0, 1].map((axis) => {
+		const own = (pair: number) => Math.floor((2 * pair) / pairs) === axis;
+		const frequency = (pair: number) => rotaryBase ** ((-2 * (pair % (pairs / 2))) / pairs);
+		const frequencies = Float64Array.from({ length: pairs }, (_, pair) => (own(pair) ? frequency(pair) : 0));
+		const positions = Int32Array.from(placed, (place) => place[axis]!);
+		return { positions: Tensor.from(device, positions), frequencies: Tensor.from(device, frequencies) };
+	});
+	return { tokens: Sequences.batch(device, placed.length, 1), axes };
 }
 
 function checkGrid(config: VitConfig, { rows, columns }: PatchGrid, image: number): void {

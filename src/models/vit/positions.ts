@@ -114,6 +114,8 @@ function axes(
 	switch (options.mode) {
 		case "direct":
 			return fit(select ? aspectCrop(table, grid) : table);
+		case "aligned":
+			return { y: spread(table.rows, grid.rows, 0, 1), x: spread(table.columns, grid.columns, 0, 1) };
 		case "bicubic":
 			return { y: bicubic(table.rows, grid.rows), x: bicubic(table.columns, grid.columns) };
 		case "antialias":

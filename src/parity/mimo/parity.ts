@@ -6,6 +6,7 @@ import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridConfig } from "../../models/language/from-configuration.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { plainProjector } from "../../models/vision/projector.ts";
+import { plainTower } from "../../models/vit/config.ts";
 import { visionEncoder } from "../../models/vit/tower.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
@@ -162,13 +163,11 @@ export function goldenEncoderConfig(
 			normEpsilon: vision.norm_epsilon,
 			softmaxScale: vision.softmax_scale,
 			patchSize: vision.patch_size,
-			patchBias: false,
+			...plainTower,
 			classTokens: vision.class_tokens,
-			classPositions: false,
 			positionTable: vision.position_table,
 			positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: false },
 			activation: "geluTanh",
-			layerScale: null,
 			finalLayerNorm: vision.final_layernorm,
 			dropClassTokens: vision.class_tokens_dropped,
 			pixelShuffle: vision.pixel_shuffle,

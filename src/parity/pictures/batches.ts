@@ -2,8 +2,9 @@
 import { join } from "node:path";
 import { openSafetensors, type SafetensorsFile } from "../../checkpoint/index.ts";
 import { type ImageSet, joinImages, patchify } from "../../data/images.ts";
-import type { ImageTextMicrobatch } from "../../data/microbatch.ts";
+import { type ImageTextMicrobatch, mediaPositions } from "../../data/microbatch.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
+import { patchWidth, type VitConfig } from "../../models/vit/config.ts";
 import { visionModule } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 
@@ -14,7 +15,9 @@ interface Sizes {
 	readonly seq: number;
 	readonly placeholder: number;
 	readonly tower: Tower;
-	readonly patchSize: number;
+	readonly config: VitConfig;
+	/** Whether tokens have positions on three axes. */
+	readonly mrope: boolean;
 }
 
 /** The samples of every step, of one sequence each. Throws a UserError for a tensor of another shape. */
@@ -23,7 +26,7 @@ export function readPictureBatches(folder: string, sizes: Sizes): ImageTextMicro
 	return Array.from({ length: sizes.steps }, (_, step) => readStep(file, step + 1, sizes));
 }
 
-function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder, tower, patchSize }: Sizes) {
+function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder, tower, config, mrope }: Sizes) {
 	const tokens = (name: string) => {
 		const { dtype, shape } = file.information(`${step}.${name}`);
 		if (dtype === "I32" && String(shape) === String([batch, seq])) return file.read(`${step}.${name}`) as Int32Array;
@@ -32,7 +35,7 @@ function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder
 		);
 	};
 	const [ids, labels] = [tokens("input_ids"), tokens("labels")];
-	const pictures = readPictures(file, step, patchSize);
+	const pictures = readPictures(file, step, config);
 	let picture = 0;
 	return Array.from({ length: batch }, (_, sample): ImageTextMicrobatch => {
 		const part = (values: Int32Array) => values.slice(sample * seq, (sample + 1) * seq);
@@ -46,26 +49,51 @@ function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder
 			imagesPerSample: [own.length],
 		};
 		const targets = part(labels);
+		const lossMask = Float32Array.from(targets, (id) => Number(id >= 0));
+		const plain = { ids: text, labels: targets, lossMask, lengths: [seq] };
+		const merge = config.pixelShuffle ? 2 : 1;
+		const positions = mrope ? mediaPositions(plain, images.grids, { placeholder, merge }) : null;
 		return {
-			text: {
-				ids: text,
-				labels: targets,
-				lossMask: Float32Array.from(targets, (id) => Number(id >= 0)),
-				lengths: [seq],
-			},
+			text: { ...plain, ...(positions && { positions }) },
 			features: { [visionModule]: images },
 		};
 	});
 }
 
 /** Every picture of a step by itself. */
-function readPictures(file: SafetensorsFile, step: number, patchSize: number): ImageSet[] {
+function readPictures(file: SafetensorsFile, step: number, config: VitConfig): ImageSet[] {
 	const name = `${step}.pixel_values`;
 	const values = file.read(name) as Float32Array;
+	const { patchSize } = config;
+	if (file.tensors.has(`${step}.image_grid_thw`)) return readMerged(file, step, values, patchWidth(config));
 	const [count, , height, width] = file.information(name).shape as [number, number, number, number];
 	const grid: PatchGrid = { rows: height / patchSize, columns: width / patchSize };
 	return Array.from({ length: count }, (_, picture) => {
 		const pixels = values.subarray(picture * 3 * height * width, (picture + 1) * 3 * height * width);
 		return { patches: patchify(pixels, height, width, patchSize), grids: [grid], imagesPerSample: [1] };
+	});
+}
+
+/** Patches in Qwen's order: blocks of 2 × 2 row by row, those of a block row by row. */
+function readMerged(file: SafetensorsFile, step: number, values: Float32Array, width: number): ImageSet[] {
+	const sizes = file.read(`${step}.image_grid_thw`) as Int32Array;
+	let row = 0;
+	return Array.from({ length: sizes.length / 3 }, (_, picture) => {
+		const [, rows, columns] = sizes.subarray(3 * picture) as unknown as [number, number, number];
+		const patches = new Float32Array(rows * columns * width);
+		for (const place of mergedOrder({ rows, columns })) {
+			patches.set(values.subarray(row * width, (row + 1) * width), place * width);
+			row++;
+		}
+		return { patches, grids: [{ rows, columns }], imagesPerSample: [1] };
+	});
+}
+
+/** Places row by row of the patches in Qwen's order. */
+export function mergedOrder({ rows, columns }: PatchGrid): number[] {
+	return Array.from({ length: rows * columns }, (_, at) => {
+		const block = Math.floor(at / 4);
+		const [down, along] = [2 * Math.floor(block / (columns / 2)), 2 * (block % (columns / 2))];
+		return (down + ((at >> 1) & 1)) * columns + along + (at & 1);
 	});
 }

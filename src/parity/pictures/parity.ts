@@ -62,7 +62,7 @@ export const picturesReference: ReferenceFormat = {
 		const { batch, seq, optimizer } = golden;
 		const batches = readPictureBatches(path, {
 			...{ steps: golden.steps.length, batch, seq, placeholder: parts.imageTokenId!, tower: encoderParts.tower },
-			patchSize: encoder.tower.patchSize,
+			...{ config: encoder.tower, mrope: language.attention.mropeSection !== null },
 		});
 		const run = trainedBy(optimizer);
 		const stepOne = {
@@ -143,9 +143,11 @@ function languageValues({ step1_probe: { activations } }: PicturesGolden, { patt
 	const blocks = 2;
 	const known: [theirs: string, ours: string][] = [
 		["language.layer.0.input", "embedding"],
-		...pattern.flatMap((_, layer): [string, string][] =>
-			layer % blocks === blocks - 1 ? [[`language.layer.${(layer + 1) / blocks - 1}`, `layer.${layer}`]] : [],
-		),
+		// DeepStack's rows are in the next layer's input.
+		...Array.from({ length: pattern.length / blocks }, (_, layer): [string, string] => {
+			const next = `language.layer.${layer + 1}.input`;
+			return [next in activations ? next : `language.layer.${layer}`, `layer.${(layer + 1) * blocks - 1}`];
+		}),
 		["language.norm", "final_norm"],
 		["logits", "logits"],
 	];

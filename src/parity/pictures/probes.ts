@@ -7,13 +7,16 @@ import type { MicrobatchObserver } from "../../train/rank-passes.ts";
 import type { Check } from "../comparison.ts";
 import { type Probe, ProbeSums } from "../probe-sums.ts";
 import { encoderSamples, type Plan } from "../verify/samples.ts";
+import { mergedOrder } from "./batches.ts";
 
 /** transformers' values by the encoder's names for them, but for layers; the tower's before its rows are joined. */
-const names: Readonly<Record<string, string>> = {
-	decoder_input: "vision.layer.0.input",
-	radio_out: "vision.norm",
-	encoder_out: "projector.input",
-	projector: "projector",
+const names: Readonly<Record<string, readonly string[]>> = {
+	embedder: ["vision.patch_embed"],
+	decoder_input: ["vision.layer.0.input"],
+	radio_out: ["vision.norm"],
+	encoder_out: ["projector.input"],
+	// Qwen's names, and those of others.
+	projector: ["vision.merger", "projector"],
 };
 
 type Recorded = Readonly<Record<string, Omit<Probe, "name" | "elements"> & { readonly shape: readonly number[] }>>;
@@ -30,6 +33,8 @@ export class EncoderProbes {
 	readonly #index = new Map<string, number>();
 	/** Grids of each sample's pictures. */
 	readonly #grids: readonly (readonly PatchGrid[])[];
+	/** Whether patches are recorded in Qwen's order. */
+	readonly #merged: boolean;
 
 	/** The tower has the layers that the model reads; a reference may record more. */
 	constructor(
@@ -39,8 +44,11 @@ export class EncoderProbes {
 	) {
 		this.#grids = samples.map((sample) => featuresOf(sample, visionModule).grids);
 		const layers = Array.from({ length: place.tower.stream!.layers }, (_, layer) => `vision.layer.${layer}`);
-		const computed = [...Object.values(names), ...layers];
-		const wanted = Object.keys(recorded).filter((name) => computed.includes(name));
+		const computed = [...Object.values(names).flat(), ...layers];
+		this.#merged = "vision.merger" in recorded;
+		const wanted = Object.keys(recorded).filter(
+			(name) => computed.includes(name) || /^vision\.deepstack\.\d+$/.test(name),
+		);
 		for (const [index, name] of wanted.entries()) this.#index.set(name, index);
 		this.#probes = new ProbeSums(
 			wanted.map((name) => {
@@ -55,11 +63,11 @@ export class EncoderProbes {
 		const prefix = `${visionModule}.`;
 		if (!name.startsWith(prefix)) return;
 		const own = name.slice(prefix.length);
-		const probe = this.#index.get(names[own] ?? `vision.${own}`);
+		const probe = (names[own] ?? [`vision.${own}`]).map((name) => this.#index.get(name)).find((at) => at !== undefined);
 		const { run, plan, tower } = this.place;
 		const encoder = run.encoders.find(({ name }) => name === visionModule)!;
 		if (probe === undefined || encoder.groups.model.tp.rank !== 0) return;
-		const joined = own === "encoder_out" || own === "projector";
+		const joined = own === "encoder_out" || own === "projector" || own.startsWith("deepstack");
 		const rowsOf = (grid: PatchGrid) => (joined ? tower.rowsOf(grid) : tower.stream!.rowsOf(grid));
 		const rowsOfSample = this.#grids.map((grids) => grids.reduce((sum, grid) => sum + rowsOf(grid), 0));
 		const edge = plan.topology.featureEdges[0]!;
@@ -69,7 +77,9 @@ export class EncoderProbes {
 		for (const sample of encoderSamples(plan, [...rowsOfSample.keys()], edge, lane, microbatch)) {
 			const first = rowsOfSample.slice(0, sample).reduce((sum, rows) => sum + rows, 0);
 			const end = row + rowsOfSample[sample]!;
-			this.#probes.add(probe, values.subarray(row * value.width, end * value.width), first * value.width);
+			const rows = values.subarray(row * value.width, end * value.width);
+			const order = this.#merged && !joined ? rowsInOrder(rows, value.width, this.#grids[sample]!) : rows;
+			this.#probes.add(probe, order, first * value.width);
 			row = end;
 		}
 	};
@@ -79,4 +89,18 @@ export class EncoderProbes {
 		const { world, scalars } = this.place.run.state;
 		return this.#probes.checks(world, scalars.device);
 	}
+}
+
+/** Rows of a sample's pictures, row by row, in Qwen's order. */
+function rowsInOrder(values: Float32Array, width: number, grids: readonly PatchGrid[]): Float32Array {
+	const ordered = new Float32Array(values.length);
+	let [first, to] = [0, 0];
+	for (const grid of grids) {
+		for (const place of mergedOrder(grid)) {
+			ordered.set(values.subarray((first + place) * width, (first + place + 1) * width), to);
+			to += width;
+		}
+		first += grid.rows * grid.columns;
+	}
+	return ordered;
 }

@@ -4,7 +4,14 @@
  * that lanes and microbatches are uneven.
  */
 import { type ImageSet, joinImages } from "../../data/images.ts";
-import { featuresOf, type ImageTextMicrobatch, type Microbatch, noText } from "../../data/microbatch.ts";
+import {
+	featuresOf,
+	type ImageTextMicrobatch,
+	joinPositions,
+	type Microbatch,
+	mediaPositions,
+	noText,
+} from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
 import type { PatchGrid } from "../../models/tower.ts";
 import { outputRows, patchWidth, type VitConfig } from "../../models/vit/config.ts";
@@ -41,6 +48,8 @@ export interface ImageOptions {
 	readonly imageTokenId: number;
 	/** Largest image, in patches. */
 	readonly grid: PatchGrid;
+	/** Whether tokens have positions by the pictures among them. */
+	readonly mrope: boolean;
 	/** Images of different sizes, and samples of two. */
 	readonly dynamic: boolean;
 	/** The last samples, which are text alone; so is sample 2, where there are more than four. */
@@ -111,8 +120,12 @@ function drawSample(
 	});
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	const patches = grids.reduce((sum, grid) => sum + grid.rows * grid.columns, 0);
+	const lengths = ends.map((end, at) => end - (ends[at - 1] ?? 0));
+	const merge = images?.tower.pixelShuffle ? 2 : 1;
+	const places = { placeholder: images?.imageTokenId ?? 0, merge };
+	const positions = images?.mrope ? mediaPositions({ ids, lengths }, grids, places) : null;
 	return {
-		text: { ids, labels, lossMask, lengths: ends.map((end, at) => end - (ends[at - 1] ?? 0)) },
+		text: { ids, labels, lossMask, lengths, ...(positions && { positions }) },
 		images: {
 			patches: Float32Array.from({ length: pictured ? patches * patchWidth(pictured.tower) : 0 }, () => 2 * next() - 1),
 			grids,
@@ -167,6 +180,7 @@ function joinText(samples: readonly Sample[]): Microbatch {
 		...joined,
 		lengths: samples.flatMap(({ text }) => text.lengths),
 		...(packed && { samples: samples.map(({ text }) => text.ids.length) }),
+		...joinPositions(samples.map(({ text }) => text)),
 	};
 }
 

@@ -144,7 +144,7 @@ function drawnEncoder({ tower, projector }: EncoderConfig): EncoderConfig {
 function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions {
 	const { tower } = encoderConfig(c);
 	const { imageTokenId, dynamicResolution: dynamic } = c;
-	return { tower, imageTokenId, grid: largestGrid(c, tower), dynamic, textOnly };
+	return { tower, imageTokenId, grid: largestGrid(c, tower), mrope: c.mropeSection !== null, dynamic, textOnly };
 }
 
 /** The configured image; with dynamic resolution one whose rows take at most half of a sequence. */

@@ -98,6 +98,7 @@ function turn(tape: Tape, x: Tensor, options: RopePositions, layout: Layout): Te
 	tape.record({
 		name: "rope",
 		outputs: [y],
+		keep: [options.firstPositions ?? null, options.frequencies ?? null],
 		own: [cuSeqlens],
 		backward: ([dy]) => {
 			if (!x.gradient) return;

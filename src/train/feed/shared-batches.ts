@@ -44,6 +44,8 @@ interface Outline {
 	readonly lengths: readonly number[];
 	readonly samples?: readonly number[];
 	readonly padding?: number;
+	/** Positions that its tokens have on several axes; absent: none. */
+	readonly placed?: number;
 	/** By the encoder's name, in the order of their arrays. */
 	readonly features: readonly (readonly [
 		module: string,
@@ -54,15 +56,15 @@ interface Outline {
 /** Serialises microbatches: a JSON outline of all, then the raw ids, labels, masks and patches of each. */
 export function packMicrobatches(microbatches: readonly ImageTextMicrobatch[]): Uint8Array {
 	const outlines = microbatches.map(({ text, features }): Outline => {
-		const { ids, labels: _, lossMask: __, ...rest } = text;
+		const { ids, labels: _, lossMask: __, positions, ...rest } = text;
 		const sets = Object.entries(features).map(
 			([module, { patches, ...places }]) => [module, { ...places, values: patches.length }] as const,
 		);
-		return { ...rest, tokens: ids.length, features: sets };
+		return { ...rest, tokens: ids.length, ...(positions && { placed: positions.length }), features: sets };
 	});
 	const outline = new TextEncoder().encode(JSON.stringify(outlines));
 	const arrays = microbatches.flatMap(({ text, features }) => [
-		...[text.ids, text.labels, text.lossMask],
+		...[text.ids, text.labels, text.lossMask, ...(text.positions ? [text.positions] : [])],
 		...Object.values(features).map(({ patches }) => patches),
 	]);
 	const begin = 4 * Math.ceil(outline.length / 4) + 4;
@@ -87,11 +89,12 @@ export function unpackMicrobatches(bytes: Uint8Array): ImageTextMicrobatch[] {
 		at += 4 * count;
 		return [buffer, at - 4 * count, count];
 	};
-	return outlines.map(({ tokens, lengths, samples, padding, features }) => ({
+	return outlines.map(({ tokens, lengths, samples, padding, placed, features }) => ({
 		text: {
 			ids: new Int32Array(...place(tokens)),
 			labels: new Int32Array(...place(tokens)),
 			lossMask: new Float32Array(...place(tokens)),
+			...(placed !== undefined && { positions: new Int32Array(...place(placed)) }),
 			lengths,
 			...(samples && { samples }),
 			...(padding !== undefined && { padding }),

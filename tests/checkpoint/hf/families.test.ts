@@ -50,9 +50,10 @@ const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
 function olderForm({ rope_parameters: positions, ...json }: Json): Json {
 	const { full_attention: global, sliding_attention: local } = positions as { [kind: string]: Json | undefined };
 	const { rope_theta: theta, rope_type: type, ...scaling } = global ?? (positions as Json);
+	const plain = type === "default" && !("mrope_section" in scaling);
 	return {
 		...{ ...json, ...(local && { rope_local_base_freq: local.rope_theta }) },
-		...{ rope_theta: theta, rope_scaling: type === "default" ? null : { type, ...scaling } },
+		...{ rope_theta: theta, rope_scaling: plain ? null : { type, ...scaling } },
 	};
 }
 

@@ -4,7 +4,10 @@ import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:f
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
+import { folderTexts, readImageProcessor } from "../../../src/checkpoint/hf/image-processor.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
+import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
+import { readTensor } from "../../../src/checkpoint/store.ts";
 import { golden } from "../../golden.ts";
 import { conversionOptions } from "../conversion/options.ts";
 
@@ -19,6 +22,9 @@ const keysOf = (folder: string) => {
 test.each([
 	["llava-siglip-qwen2", ["config.json", "model.safetensors", "preprocessor_config.json"]],
 	["internvl-qwen3", ["config.json", "model.safetensors", "processor_config.json", "tokenizer.json"]],
+	["qwen3-vl-images", ["config.json", "model.safetensors", "processor_config.json"]],
+	["qwen3-vl-moe", ["config.json", "model.safetensors", "processor_config.json"]],
+	["qwen3-5-images", ["config.json", "model.safetensors", "processor_config.json"]],
 ])("%s goes through a checkpoint and back unchanged", async (name, files) => {
 	const [native, back] = [join(scratch, `${name}-native`), join(scratch, `${name}-back`)];
 	for (const [from, to, source, target] of [
@@ -59,6 +65,42 @@ test("InternVL's class token has a position, and its projector a LayerNorm", () 
 	expect(tensors.get(name)!.shape).toEqual([1, 32]);
 });
 
+test("Qwen3-VL's experts lie as published or as transformers writes them, which their shapes tell", () => {
+	const folder = join(scratch, "odd");
+	cpSync(golden("qwen3-vl-moe"), folder, { recursive: true });
+	using source = openSafetensors(join(golden("qwen3-vl-moe"), "model.safetensors"));
+	const isStack = (name: string) => name.includes(".mlp.experts.");
+	const entries = [...source.tensors].map(([name, { dtype, shape }]) => {
+		const values = source.read(name) as Float32Array;
+		if (!isStack(name)) return { name, dtype, shape, data: () => values };
+		const [experts, rows, columns] = shape as [number, number, number];
+		const turned = Float32Array.from(values, (_, at) => {
+			const [expert, within] = [Math.floor(at / (rows * columns)), at % (rows * columns)];
+			return values[expert * rows * columns + (within % rows) * columns + Math.floor(within / rows)]!;
+		});
+		return { name, dtype, shape: [experts, columns, rows], data: () => turned };
+	});
+	writeSafetensors(join(folder, "model.safetensors"), entries);
+	using published = openParts(golden("qwen3-vl-moe"), { visionHeads: null });
+	using written = openParts(folder, { visionHeads: null });
+	expect([published, written].map(({ language }) => language!.spelling.experts)).toEqual(["transposed", "packed"]);
+	for (const name of published.weights.tensors.keys()) {
+		expect([name, readTensor(written.weights, name)]).toEqual([name, readTensor(published.weights, name)]);
+	}
+});
+
+test("Qwen's processor says the limits of a picture in pixels", () => {
+	const folder = golden("qwen3-vl-images");
+	using parts = openParts(folder, { visionHeads: null });
+	const { kind, keys } = readImageProcessor(folderTexts(parts));
+	expect(kind).toBeNull();
+	const values = Object.fromEntries(Object.entries(keys).map(([key, said]) => [key, said!.value]));
+	expect(values).toMatchObject({
+		...{ "min-pixels": 256, "max-pixels": 1536, "dynamic-resolution": true, "image-resampling": "torchvision" },
+		"image-mean": [0.5, 0.5, 0.5],
+	});
+});
+
 type Json = Record<string, unknown>;
 /** What reading a folder with a changed config.json says. */
 function refusalOf(name: string, change: (json: Json & { vision_config: Json }) => void): string {
@@ -93,7 +135,7 @@ describe("is refused by name", () => {
 			(json) => Object.assign(json, { projector_hidden_act: "silu" }),
 		],
 		[
-			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision" can be read.',
+			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision", "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision" can be read.',
 			"llava-siglip-qwen2",
 			(json) => Object.assign(json.vision_config, { model_type: "clip_vision_model" }),
 		],
@@ -106,6 +148,22 @@ describe("is refused by name", () => {
 			'norm_type is "rms_norm", this program\'s vision tower has only "layer_norm".',
 			"internvl-qwen3",
 			(json) => Object.assign(json.vision_config, { norm_type: "rms_norm" }),
+		],
+		[
+			"deepstack_visual_indexes is [2,0], expected layers in ascending order.",
+			"qwen3-vl-images",
+			(json) => Object.assign(json.vision_config, { deepstack_visual_indexes: [2, 0] }),
+		],
+		[
+			"depth is 0, expected a whole number from 1.",
+			"qwen3-vl-images",
+			(json) => Object.assign(json.vision_config, { depth: 0 }),
+		],
+		[
+			"mrope_section is [3,3], expected numbers of frequencies for time, row and column.",
+			"qwen3-vl-images",
+			(json) =>
+				Object.assign(json.text_config as Json, { rope_parameters: { rope_theta: 1e4, mrope_section: [3, 3] } }),
 		],
 		[
 			"image_size is [24,28], no square.",

@@ -1,7 +1,8 @@
 /** A tower and its projector, small enough for tests. */
 
 import type { EncoderConfig } from "../../../src/models/vision/encoder.ts";
-import type { VitConfig } from "../../../src/models/vit/config.ts";
+import { plainProjector } from "../../../src/models/vision/projector.ts";
+import { plainTower, type VitConfig } from "../../../src/models/vit/config.ts";
 
 export const tinyTower: VitConfig = {
 	layers: 2,
@@ -12,13 +13,11 @@ export const tinyTower: VitConfig = {
 	normEpsilon: 1e-6,
 	softmaxScale: 8 ** -0.5,
 	patchSize: 2,
-	patchBias: false,
+	...plainTower,
 	classTokens: 3,
-	classPositions: false,
 	positionTable: { rows: 6, columns: 6 },
 	positions: { mode: "cpe", aspectRatioSelect: false, randomCrop: false },
 	activation: "geluTanh",
-	layerScale: null,
 	finalLayerNorm: true,
 	dropClassTokens: true,
 	pixelShuffle: true,
@@ -35,7 +34,7 @@ export const tinyProjector = (outputSize: number) =>
 		inputSize: 64,
 		outputSize,
 		ffnHiddenSize: 32,
-		...{ normEpsilon: 1e-5, normalization: "RMSNorm", activation: "squaredRelu", bias: false },
+		...{ ...plainProjector, normEpsilon: 1e-5 },
 		initMethodStd: 0.2,
 		outputInitMethodStd: 0.1,
 		lora: null,

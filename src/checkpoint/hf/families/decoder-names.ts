@@ -1,6 +1,6 @@
 /** Names and shapes of the blocks that most families have, Megatron's logical ones and Hugging Face's (docs/spec/families.md §3). */
 
-import { addQueryKeyValue, type LayerNames } from "./family.ts";
+import { addQueryKeyValue, type LayerNames, type Spelling } from "./family.ts";
 
 export function attention({ builder, c, logical, foreign }: LayerNames): void {
 	const { hiddenSize: h, numAttentionHeads: heads, kvChannels: d } = c;
@@ -35,7 +35,10 @@ export function denseMlp(names: LayerNames): void {
 /** `addStacks`: adds router and experts in the family's own way. */
 export function experts(
 	names: LayerNames,
-	{ addStacks, packed }: { readonly addStacks: ((names: LayerNames) => void) | undefined; readonly packed: boolean },
+	{
+		addStacks,
+		spelled,
+	}: { readonly addStacks: ((names: LayerNames) => void) | undefined; readonly spelled: Spelling["experts"] },
 ): void {
 	const { builder, c, logical, foreign } = names;
 	builder.same(`${logical}pre_mlp_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [c.hiddenSize]);
@@ -63,26 +66,32 @@ export function experts(
 			]);
 		}
 	}
-	if (packed) packedExperts(names);
-	for (let expert = 0; !packed && expert < c.numExperts; expert++) {
+	if (spelled !== "separate") packedExperts(names, spelled === "transposed");
+	for (let expert = 0; spelled === "separate" && expert < c.numExperts; expert++) {
 		gatedMlp(names, "mlp.experts.", String(expert), `mlp.experts.${expert}.`, c.moeFfnHiddenSize);
 	}
 }
 
 /** All experts of a layer in one tensor of each projection. */
-function packedExperts({ builder, c, logical, foreign }: LayerNames): void {
+function packedExperts({ builder, c, logical, foreign }: LayerNames, transposed: boolean): void {
 	for (const [part, theirs, shape] of [
 		["fc1", "gate_up_proj", [2 * c.moeFfnHiddenSize, c.hiddenSize]],
 		["fc2", "down_proj", [c.hiddenSize, c.moeFfnHiddenSize]],
 	] as const) {
 		const other = `${foreign}mlp.experts.${theirs}`;
 		const length = shape[0] * shape[1];
-		builder.addForeign(other, [c.numExperts, ...shape]);
+		const [rows, columns] = shape;
+		builder.addForeign(other, [c.numExperts, ...(transposed ? [columns, rows] : shape)]);
 		for (let expert = 0; expert < c.numExperts; expert++) {
 			const name = `${logical}mlp.experts.linear_${part}.weight${expert}`;
 			builder.addLogical(name, shape);
-			const foreignRuns = { offset: expert * length, stride: length };
-			builder.link({ logical: name, foreign: other, foreignRuns, count: 1, length });
+			const offset = expert * length;
+			if (!transposed) {
+				builder.link({ logical: name, foreign: other, foreignRuns: { offset, stride: length }, count: 1, length });
+				continue;
+			}
+			const runs = { logicalRuns: { offset: 0, stride: columns }, foreignRuns: { offset, stride: 1, step: rows } };
+			builder.link({ logical: name, foreign: other, ...runs, count: rows, length: columns });
 		}
 	}
 }

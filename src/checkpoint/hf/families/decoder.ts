@@ -31,6 +31,18 @@ import { readPositions, writtenPositions } from "./positions.ts";
 /** The end of the name of a tensor that holds all experts of a layer. */
 const stackOfExperts = ".mlp.experts.gate_up_proj";
 
+/** A spelling with stacks of experts, whose shapes tell how each matrix lies; where both ways have one shape, as transformers writes it. */
+export function withExpertLayout<S extends Spelling>(
+	spelling: S,
+	{ hiddenSize, moeFfnHiddenSize }: Pick<LanguageModelConfiguration, "hiddenSize" | "moeFfnHiddenSize">,
+	stored: ReadonlyMap<string, { readonly shape: readonly number[] }>,
+): S {
+	const [, stack] =
+		spelling.experts === "packed" ? ([...stored].find(([name]) => name.endsWith(stackOfExperts)) ?? []) : [];
+	const transposed = stack?.shape[1] === hiddenSize && stack.shape[2] === 2 * moeFfnHiddenSize;
+	return transposed && hiddenSize !== 2 * moeFfnHiddenSize ? { ...spelling, experts: "transposed" } : spelling;
+}
+
 /**
  * The spelling of a folder with tensors …embed_tokens.weight and …layers.N.self_attn or linear_attn; null: the names are of another
  * form. `layout`: of the family's Gated DeltaNet; null: it has none.
@@ -61,7 +73,7 @@ function requireDecoderCounts(
 	const tooMany = (
 		[
 			["num_hidden_layers", numLayers / 2],
-			["num_experts", spelled === "packed" ? 0 : numExperts],
+			["num_experts", spelled === "separate" ? numExperts : 0],
 		] as const
 	).find(([, count]) => count > stored.size);
 	if (tooMany !== undefined) {
@@ -88,7 +100,7 @@ function addDecoderNames(
 	const standing: Partial<Record<LayerKind, (names: LayerNames) => void>> = {
 		attention,
 		gdn: (names) => addGatedDelta(names, rules.gatedDelta ?? "joined"),
-		moe: (names) => experts(names, { addStacks: rules.stacks, packed: spelled === "packed" }),
+		moe: (names) => experts(names, { addStacks: rules.stacks, spelled }),
 		mlp: denseMlp,
 	};
 	const addLayer = (kind: LayerKind, logical: string, foreign: string) =>

@@ -15,8 +15,11 @@ export interface Spelling {
 	readonly base: string;
 	/** In front of lm_head.weight. */
 	readonly head: string;
-	/** separate: a tensor for each expert (published checkpoints); packed: all experts of a layer stacked (transformers). */
-	readonly experts: "separate" | "packed";
+	/**
+	 * separate: a tensor for each expert (published checkpoints); packed: all experts of a layer stacked (transformers); transposed: so,
+	 * each matrix [in, out] (Qwen3-VL's published ones).
+	 */
+	readonly experts: "separate" | "packed" | "transposed";
 	/** In front of `mtp.layers.`; absent: nothing, also in vision-language models. */
 	readonly mtp?: string;
 }

@@ -21,11 +21,22 @@ export function readPositions(values: Json, bad: Refuse) {
 		rotaryBase: fraction(theta, "rope_theta", 10000, bad),
 		rotaryPercent: fraction(part, "partial_rotary_factor", 1, bad),
 		useRopeScaling: false,
+		...multimodal(given, bad),
 		...scalings[type as keyof typeof scalings](given, bad, values.max_position_embeddings as number | undefined),
 	};
 }
 
 const standing = withDefaults({});
+
+/** The axes of multimodal rotary embeddings, if there are any. */
+function multimodal({ mrope_section: section, mrope_interleaved: interleaved }: Json, bad: Refuse) {
+	if (section === undefined || section === null) return {};
+	const counts =
+		Array.isArray(section) && section.length === 3 && section.every((n) => Number.isSafeInteger(n) && n >= 0);
+	if (!counts)
+		bad(`mrope_section is ${JSON.stringify(section)}, expected numbers of frequencies for time, row and column`);
+	return { mropeSection: section as readonly number[], mropeInterleaved: interleaved === true };
+}
 
 /** The keys of a kind of scaling. `length`: max_position_embeddings. */
 type Scaling = (given: Json, bad: Refuse, length: number | undefined) => Partial<LanguageModelConfiguration>;
@@ -78,6 +89,9 @@ export function writtenPositions(description: LanguageModelConfiguration): Json 
 }
 
 function writtenScaling(c: ReturnType<typeof withDefaults<LanguageModelConfiguration>>): Json | null {
+	if (c.mropeSection) {
+		return { rope_type: "default", mrope_section: c.mropeSection, mrope_interleaved: c.mropeInterleaved ?? false };
+	}
 	if (c.positionEmbeddingType === "yarn") {
 		return {
 			rope_type: "yarn",

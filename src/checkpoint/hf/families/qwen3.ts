@@ -22,6 +22,46 @@ export const qwen3 = decoderFamily({
 	describes: ({ qkLayernorm, numExperts }) => qkLayernorm === true && numExperts === 0,
 });
 
+/** The base that transformers' class has where config.json has none. */
+const basis = (values: Json): Json => ({ ...values, rope_theta: values.rope_theta ?? 500_000 });
+
+/** The text of Qwen3-VL: Qwen3, whose rotary embeddings turn by time, row and column. */
+export const qwen3VlText = decoderFamily({
+	modelType: "qwen3_vl_text",
+	architecture: "Qwen3VLTextModel",
+	sizes: { intermediate_size: 22016, num_hidden_layers: 32, num_attention_heads: 32, vocab_size: 151936 },
+	maxPositionEmbeddings: 128_000,
+	headDim: 128,
+	positions: basis,
+	only: { attention_bias: false },
+	read: () => ({ qkLayernorm: true }),
+	write: () => ({}),
+	describes: (c) => isQwen3Vl(c) && c.numExperts === 0,
+});
+
+export const qwen3VlMoeText = decoderFamily({
+	modelType: "qwen3_vl_moe_text",
+	architecture: "Qwen3VLMoeTextModel",
+	sizes: {
+		...{ hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: 24, num_attention_heads: 16 },
+		...{ num_key_value_heads: 16, vocab_size: 151936 },
+	},
+	maxPositionEmbeddings: 128_000,
+	positions: basis,
+	only: { attention_bias: false },
+	read: (values, bad) => ({
+		qkLayernorm: true,
+		...readExperts(values, bad, { experts: 60, topk: 4, width: 1408, normalised: true }),
+	}),
+	hasExperts,
+	write: writtenExperts,
+	describes: (c) => isQwen3Vl(c) && c.numExperts > 0,
+});
+
+function isQwen3Vl({ qkLayernorm, mropeSection }: LanguageModelConfiguration): boolean {
+	return qkLayernorm === true && (mropeSection ?? null) !== null;
+}
+
 export const qwen3Moe = decoderFamily({
 	...common,
 	modelType: "qwen3_moe",

@@ -87,9 +87,7 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using normalised = shape.qkNorm
 		? headNorm(tape, projected, { ...heads, ...headWeights(context) })
 		: projected.share();
-	const rope = ropeOf(shape);
-	const frequencies = rope?.scaling ? context.ropeFrequencies : null;
-	using qkv = rope ? mixing.rope(tape, normalised, { ...heads, ...rope, frequencies, sequences }) : normalised.share();
+	using qkv = turned(tape, context, normalised, heads);
 	using attended = runModule(tape, config, "core_attn", [qkv], (on, fused) => {
 		using ofHeads = mixing.attention(on, fused, {
 			...heads,
@@ -112,6 +110,27 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	using partial = project(tape, context, weighed, output);
 	attended.drop();
 	return addOutputBias(tape, context, reduceScatterSequence(tape, partial, tp), output);
+}
+
+/** This rank's heads. */
+interface HeadCounts {
+	readonly queryHeads: number;
+	readonly keyHeads: number;
+	readonly headDim: number;
+}
+
+/** Query and key heads turned by their tokens' positions: by those of one axis after another where there are several. */
+function turned(tape: Tape, context: LayerContext, qkv: Tensor, heads: HeadCounts): Tensor {
+	const { axes, mixing, sequences } = context;
+	const rope = ropeOf(context.config.attention);
+	if (rope === null) return qkv.share();
+	const frequencies = rope.scaling ? context.ropeFrequencies : null;
+	if (axes === null) return mixing.rope(tape, qkv, { ...heads, ...rope, frequencies, sequences });
+	return axes.positions.reduce((before, firstPositions, axis) => {
+		using _before = before;
+		const place = { sequences: axes.tokens, firstPositions, frequencies: axes.frequencies[axis]! };
+		return mixing.rope(tape, before, { ...heads, ...rope, ...place });
+	}, qkv.share());
 }
 
 function ropeOf({ rope, window, localRopeBase }: HybridConfig["attention"]) {
