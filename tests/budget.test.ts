@@ -9,25 +9,25 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [15877, 81],
+	checkpoint: [16060, 81],
 	commands: [4496, 34],
-	config: [7030, 50],
-	data: [20574, 106],
-	decode: [686, 3],
+	config: [7121, 50],
+	data: [20860, 107],
+	decode: [690, 3],
 	guests: [4629, 31],
 	inference: [1611, 9],
 	launch: [2550, 14],
-	models: [5560, 57],
+	models: [5825, 57],
 	native: [3580, 16],
 	observe: [5057, 30],
 	optim: [472, 4],
 	parallel: [2768, 19],
-	parity: [6196, 34],
-	plan: [2588, 14],
+	parity: [6264, 34],
+	plan: [2593, 14],
 	schedule: [1030, 8],
 	system: [678, 12],
-	tensor: [5051, 40],
-	train: [6064, 40],
+	tensor: [5052, 40],
+	train: [6079, 40],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();
