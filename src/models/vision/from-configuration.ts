@@ -1,50 +1,13 @@
 /** EncoderConfig of a training configuration (docs/spec/vision.md §1.1, §1.2, §3). */
 import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
+import { withDefaults } from "../../config/language-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { type LoraKeys, visionLora } from "../lora.ts";
+import { visionLora } from "../lora.ts";
 import { featureWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
-export type EncoderKeys = Pick<
-	TrainingConfiguration,
-	| "bf16"
-	| "classTokenLen"
-	| "visionClassTokenPositions"
-	| "disableVisionClassToken"
-	| "hiddenSize"
-	| "hybridLayerPattern"
-	| "initMethodStd"
-	| keyof LoraKeys
-	| "patchDim"
-	| "normEpsilon"
-	| "pixelShuffle"
-	| "visionActivation"
-	| "deepstackVisualIndexes"
-	| "visionLayerScale"
-	| "visionRotaryBase"
-	| "visionTemporalPatchSize"
-	| "visionNormEpsilon"
-	| "visionPatchBias"
-	| "visionFfnHiddenSize"
-	| "visionFinalLayernorm"
-	| "visionHiddenSize"
-	| "visionKvChannels"
-	| "visionMaxImgH"
-	| "visionMaxImgW"
-	| "visionNumAttentionHeads"
-	| "visionNumLayers"
-	| "visionPositionCrop"
-	| "visionPositionMode"
-	| "visionProjectionFfnHiddenSize"
-	| "visionProjectionActivation"
-	| "visionProjectionBias"
-	| "visionProjectionNorm"
-	| "visionProjectionNormalization"
-	| "visionProjectionType"
->;
-
 /** Uses MIMO's choices where no key decides, such as class tokens without positions. */
-export function encoderConfig(c: EncoderKeys): EncoderConfig {
+export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 	// Upstream copies the language model's initialisation, including the number of its layers.
 	const outputInitMethodStd = c.initMethodStd / Math.sqrt(parseHybridPattern(c.hybridLayerPattern).length);
 	const initialisation = { initMethodStd: c.initMethodStd, outputInitMethodStd };
@@ -97,21 +60,17 @@ export function encoderConfig(c: EncoderKeys): EncoderConfig {
 
 /** The encoder of a description that has no training keys. */
 export function describedEncoder(
-	description: Omit<EncoderKeys, "bf16" | keyof typeof untold>,
-	{ bf16 }: Pick<EncoderKeys, "bf16">,
+	description: Partial<TrainingConfiguration>,
+	{ bf16 }: Pick<TrainingConfiguration, "bf16">,
 ): EncoderConfig {
-	return encoderConfig({ ...description, ...untold, bf16 });
+	const untold = { visionPositionCrop: false, loraRank: null, loraTargetModules: [], bf16 };
+	return encoderConfig({ ...withDefaults(description), ...untold } as TrainingConfiguration);
 }
-
-const untold = {
-	visionPositionCrop: false,
-	...{ loraRank: null, loraAlpha: 1, loraDropout: 0, loraTargetModules: [] },
-} satisfies Partial<EncoderKeys>;
 
 /**
  * PyTorch's default for a LayerNorm. For an RMS norm the language model's epsilon, as in Megatron-Bridge; transformers has 1e-5, which
  * published models also use for the language model.
  */
-function projectionEpsilon({ normEpsilon, visionProjectionNormalization }: EncoderKeys): number {
+function projectionEpsilon({ normEpsilon, visionProjectionNormalization }: TrainingConfiguration): number {
 	return visionProjectionNormalization === "LayerNorm" ? 1e-5 : normEpsilon;
 }

@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { configurationOf } from "../../../src/config/resolve.ts";
 import { fields } from "../../../src/config/schema.ts";
 import { encoderConfig } from "../../../src/models/vision/from-configuration.ts";
 import { projectorParameters } from "../../../src/models/vision/projector.ts";
@@ -6,6 +7,7 @@ import { vitParameters } from "../../../src/models/vit/names.ts";
 import { elementCount } from "../../../src/tensor/tensor.ts";
 
 const keys = {
+	...configurationOf({ preset: "nemotron-tiny" }),
 	bf16: true,
 	classTokenLen: 8,
 	disableVisionClassToken: true,
