@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [16060, 81],
 	commands: [4496, 34],
-	config: [7121, 50],
+	config: [7122, 50],
 	data: [20860, 107],
 	decode: [690, 3],
 	guests: [4629, 31],

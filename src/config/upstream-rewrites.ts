@@ -303,7 +303,8 @@ function imageTokenId(aside: Aside, tokenizer: unknown): number {
 	if (typeof tokenizer !== "string")
 		throw new RewriteError(aside, "it needs tokenizer; here image-token-id is the token's id");
 	const file = tokenizer.endsWith(".json") ? tokenizer : join(tokenizer, "tokenizer.json");
-	const text = existsSync(file) ? readJsonText(file, tokenizerLimits) : "{}";
+	if (!existsSync(file)) throw new RewriteError(aside, `${file} does not exist; here image-token-id is the token's id`);
+	const text = readJsonText(file, tokenizerLimits);
 	const { added_tokens: added } = JSON.parse(text) as { added_tokens?: readonly { id: number; content: string }[] };
 	const id = added?.find(({ content }) => content === token)?.id;
 	if (id === undefined)
