@@ -1,6 +1,7 @@
 /** Near ties of a router are found, can be swapped, and a comparison takes them only where that makes values agree. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import type { HybridConfig } from "../../src/models/language/config.ts";
+import { configurationOf } from "../../src/config/resolve.ts";
+import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { RouterState } from "../../src/models/language/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
 import type { AdamW } from "../../src/optim/adamw.ts";
@@ -18,30 +19,10 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-const moe: HybridConfig["moe"] = {
-	experts: 4,
-	topk: 2,
-	ffnHiddenSize: 8,
-	latentSize: null,
-	sharedExpertGate: false,
-	sharedExpertSize: 0,
-	scoreFunction: "sigmoid",
-	preSoftmax: false,
-	scalingFactor: 1,
-	groups: 1,
-	groupTopk: 1,
-	groupScoreTopk: 1,
-	expertBias: true,
-	biasUpdateRate: 0,
-	forceLoadBalancing: false,
-	balancing: [],
-	zLossCoefficient: 0,
-	sinkhorn: false,
-	interleave: 0,
-	fused: "auto",
-	recipe: "plain",
-	weightGradientRecipe: "plain",
-};
+const experts = { "num-experts": 4, "moe-router-topk": 2, "moe-ffn-hidden-size": 8 };
+const { moe } = hybridConfig(
+	configurationOf({ preset: "nemotron-tiny", ...experts, "moe-router-bias-update-rate": 0 }),
+);
 
 /** Experts of three tokens; the second token's experts 0 and 3 differ by 1e-6 in their logits. */
 function choose(swapped: readonly NearTie[]): { experts: number[][]; found: NearTie[] } {
