@@ -21,12 +21,7 @@ type Values = { readonly [K in LanguageKey as CamelCase<K>]: ValueOf<Table[K]> }
 type PropertyOf<FieldType> = { [K in LanguageKey]: Table[K] extends FieldType ? CamelCase<K> : never }[LanguageKey];
 
 /** Parts that few families have; a family with one tells its keys. */
-const rareParts = [
-	"rotary embedding",
-	"YaRN",
-	"latent attention",
-	"Gated DeltaNet",
-] as const satisfies readonly ModelPart[];
+const rareParts = ["rotary embedding", "YaRN", "latent attention", "Gated DeltaNet"] as const;
 
 type Rare =
 	| PropertyOf<{ readonly model: (typeof rareParts)[number] }>
@@ -91,15 +86,19 @@ export type At<Prefix extends string> = {
 		: never]: ValueOf<Table[K]>;
 };
 
+/** By the prefix of their places. */
+const placed = Map.groupBy(
+	(Object.keys(table) as LanguageKey[]).flatMap((key) => {
+		const { place = "", default: standing } = fieldOf(key);
+		const [, prefix, name] = /^(.*\.|)(\w+)$/.exec(place) ?? [];
+		return name === undefined ? [] : [{ prefix, name, property: propertyOf(key), standing }];
+	}),
+	({ prefix }) => prefix,
+);
+
 /** The values at a place of the model's configuration; absent keys have their defaults. */
-export function valuesAt<Prefix extends string>(
-	prefix: Prefix,
-	description: Partial<TrainingConfiguration>,
-): At<Prefix> {
-	const placed = (Object.keys(table) as LanguageKey[]).flatMap((key) => {
-		const { place, default: standing } = fieldOf(key);
-		const name = place?.startsWith(prefix) ? place.slice(prefix.length) : ".";
-		return name.includes(".") ? [] : [[name, description[propertyOf(key)] ?? standing] as const];
-	});
-	return Object.fromEntries(placed) as unknown as At<Prefix>;
+export function valuesAt<Prefix extends string>(prefix: Prefix, c: Partial<TrainingConfiguration>): At<Prefix> {
+	const values: Record<string, unknown> = {};
+	for (const { name, property, standing } of placed.get(prefix) ?? []) values[name] = c[property] ?? standing;
+	return values as unknown as At<Prefix>;
 }
