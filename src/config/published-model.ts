@@ -84,6 +84,26 @@ export function lackingOfProcessor(c: Model, kind: ProcessorKind): string | null
 	return lacking === null ? null : `Hugging Face's image processor of ${model} needs ${lacking}`;
 }
 
+const llavaNeeds: readonly Need[] = [
+	need("vision-projection-type mlp", "visionProjectionType", (type) => type === "mlp"),
+	need("no vision-projection-norm", "visionProjectionNorm", (norm) => !norm),
+	need("vision-projection-activation gelu", "visionProjectionActivation", (of) => of === "gelu"),
+	need("vision-projection-bias", "visionProjectionBias", (bias) => bias),
+	need("no pixel-shuffle", "pixelShuffle", (shuffle) => !shuffle),
+	need("vision-patch-bias", "visionPatchBias", (bias) => bias),
+	need("class-token-len 0", "classTokenLen", (tokens) => tokens === 0),
+	[
+		"vision-projection-ffn-hidden-size of hidden-size",
+		({ visionProjectionFfnHiddenSize: inner, hiddenSize: width }) =>
+			inner === undefined || width === undefined ? null : inner === width,
+	],
+];
+
+/** Whether a model with an encoder can be LLaVA with a SigLIP tower, as far as its description tells. */
+export function isLlava(model: Model): boolean {
+	return lackingOf(llavaNeeds, model) === null;
+}
+
 /** A clause that names the properties that a model with an encoder lacks to be saved as such a model; null: none is known. */
 export function lackingOfPublished(model: Model): string | null {
 	const lacking = lackingOf(needs, model);

@@ -13,6 +13,8 @@ import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
 import { folderTexts, readImageProcessor } from "./image-processor.ts";
 import type { FolderParts } from "./parts.ts";
 import { openPretrained, type Pretrained, type PretrainedPaths } from "./pretrained.ts";
+import { towerConfig } from "./vision-configuration.ts";
+import { isTowerType } from "./vision-towers.ts";
 
 /** Reads config.json and the names and shapes of tensors; throws a UserError where folders do not fit together. */
 export const readModelKeys: FolderReader = (given) => {
@@ -88,7 +90,14 @@ function defaults({ language, tower, projector }: Pretrained, given: Parameters<
 		// transformers' processor of these models writes them around every image.
 		if (added.has("<img>") && added.has("</img>")) add(language.path, { "image-tag-type": "internvl" });
 	}
-	if (projector === null) {
+	if (projector === null && isTowerType(towerConfig(tower.json).model_type)) {
+		// LLaVA's, whose inner width is the language model's.
+		add(tower.configPath, {
+			...{ "vision-projection-type": "mlp", "vision-projection-activation": "gelu", "vision-projection-bias": true },
+			...{ "disable-vision-class-token": true },
+			"vision-projection-ffn-hidden-size": language?.language?.configuration.hiddenSize,
+		});
+	} else if (projector === null) {
 		// The shape of published models, which a Hugging Face folder has a place for.
 		add(tower.configPath, {
 			"vision-projection-type": "mlp",

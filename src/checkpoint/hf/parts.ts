@@ -39,6 +39,7 @@ import {
 	type TowerSizes,
 	type TowerSpelling,
 } from "./vision-names.ts";
+import { asLlava } from "./vision-towers.ts";
 
 export interface FolderParts extends Disposable {
 	/** Folder or file. */
@@ -98,14 +99,21 @@ function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<
 	return type === "llava" && tied === true ? { tie_word_embeddings: true } : {};
 }
 
-/** Opens a folder, or a .safetensors file with a projector, and checks names and shapes; no weights are read yet. */
-export function openParts(path: string, options: { readonly visionHeads: number | null }): FolderParts {
+/**
+ * Opens a folder, or a .safetensors file with a projector, and checks names and shapes; no weights are read yet. `use`: of a folder that is
+ * opened for its tower, which another language model reads.
+ */
+export function openParts(
+	path: string,
+	options: { readonly visionHeads: number | null; readonly use?: "whole" | "tower" },
+): FolderParts {
 	const file = path.endsWith(".safetensors") ? openSafetensors(path) : null;
 	const folder = file === null ? HuggingFaceFolder.open(path) : null;
 	const stored: TensorStore = (file ?? folder)!;
 	try {
 		const configPath = folder?.configPath ?? path;
-		const json = folder === null ? {} : parsePythonJson(folder.configText, configPath);
+		const said = folder === null ? {} : parsePythonJson(folder.configText, configPath);
+		const json = options.use === "tower" ? asLlava(said) : said;
 		const language = languageOf(json, stored, configPath);
 		const tower = towerOf(json, stored, options.visionHeads, configPath);
 		const style = detectProjector(stored.tensors);

@@ -11,8 +11,8 @@ import { spellings } from "./families/nemotron-h-names.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";
 import { type KeptFolder, keepFolder, ones } from "./kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
-import { readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
-import { towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
+import { behindTap, readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
+import { llavaJson, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
 import {
 	blockPrefix,
 	type ProjectorSizes,
@@ -21,6 +21,7 @@ import {
 	type TowerSizes,
 	towerPrefix,
 } from "./vision-names.ts";
+import { defaultFeatureLayer, isTowerType } from "./vision-towers.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {
@@ -56,7 +57,8 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 	const opened = new Map<string, FolderParts>();
 	const open = (path: string | null): FolderParts | null => {
 		if (path === null) return null;
-		const parts = opened.get(path) ?? openParts(path, { visionHeads });
+		const use = path === paths.loadVision && path !== paths.loadHf ? "tower" : "whole";
+		const parts = opened.get(path) ?? openParts(path, { visionHeads, use });
 		opened.set(path, parts);
 		return parts;
 	};
@@ -183,6 +185,9 @@ export function keptOf(
 	const own = keepFolder(tower, { beside: true });
 	const main = keepFolder(language, { beside: true });
 	const style = tower.tower!.spelling;
+	const section = towerConfig(jsonOf(tower));
+	if (section.model_type === "siglip_vision_model") return llavaOf({ language, tower }, options, main);
+	if (isTowerType(section.model_type)) return null;
 	const renamedScale = (name: string) =>
 		name.replace(
 			/^.*?(\d+)\.(layer_scale[12]\.lambda1)$/,
@@ -198,7 +203,7 @@ export function keptOf(
 	const dtype = String(language.json.dtype ?? language.json.torch_dtype ?? "float32");
 	const config = wholeJson({
 		language: jsonOf(language),
-		tower: towerJson(sizes, sizes.visionActivation, dtype, towerConfig(jsonOf(tower))),
+		tower: towerJson(sizes, sizes.visionActivation, dtype, section),
 		...{ projector: options.projector, imageTokenId: options.imageTokenId, dtype },
 	});
 	return {
@@ -212,6 +217,36 @@ export function keptOf(
 			renamedTensors(tower.stored, renamed),
 			ones(tower.stored, tower.scales, renamedScale),
 		]),
+		companions: withVision(main.companions, tower.path),
+	};
+}
+
+/** LLaVA of a SigLIP tower and a language model of folders of their own. */
+function llavaOf(
+	{ language, tower }: { readonly language: FolderParts; readonly tower: FolderParts },
+	{ imageTokenId }: { readonly imageTokenId: number },
+	main: KeptFolder,
+): KeptFolder {
+	const dtype = String(language.json.dtype ?? language.json.torch_dtype ?? "float32");
+	const layer = Number(tower.json.vision_feature_layer ?? defaultFeatureLayer);
+	const parts = { language: jsonOf(language), tower: towerConfig(jsonOf(tower)), layer, imageTokenId, dtype };
+	const { spelling } = language.language!;
+	const { prefix } = tower.tower!.spelling;
+	const behind = [...tower.stored.tensors.keys()].filter(
+		behindTap(tower.json, tower.tower!.spelling, tower.configPath),
+	);
+	const inner = spelling.base.slice(spelling.head.length);
+	return {
+		configText: formatPythonJson(llavaJson({ ...parts, rows: tower.tower!.configuration.positions })),
+		spelling: {
+			language: { ...spelling, base: `language_model.${inner}`, head: "language_model." },
+			tower: { ...tower.tower!.spelling, prefix: "vision_tower." },
+			projector: "transformers",
+		},
+		leftOut: renamedTensors(
+			tower.stored,
+			new Map(behind.map((name) => [name, `vision_tower.${name.slice(prefix.length)}`])),
+		),
 		companions: withVision(main.companions, tower.path),
 	};
 }

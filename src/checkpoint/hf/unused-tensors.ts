@@ -44,6 +44,11 @@ const table: readonly LeftOut[] = [
 		reason: "it pools the patches of SigLIP to one row, and the model reads all of them",
 	},
 	{
+		name: /^(text_model\.|logit_(scale|bias)$)/,
+		reason: "it belongs to SigLIP's tower of text, and the model has a language model of its own",
+		module: true,
+	},
+	{
 		name: /^(sound_encoder|sound_projection|audio_tower|embed_audio)\./,
 		reason: "it belongs to a sound encoder, which is not trained",
 		module: true,

@@ -72,6 +72,30 @@ export function wholeJson(parts: {
 	};
 }
 
+/** LLaVA, of a SigLIP tower and a language model. */
+export function llavaJson(parts: {
+	readonly language: Json;
+	readonly tower: Json;
+	/** The layer whose output makes the rows; −1: the last. */
+	readonly layer: number;
+	/** Rows of a picture. */
+	readonly rows: number;
+	readonly imageTokenId: number | null;
+	readonly dtype: string;
+}): Json {
+	const { architectures: _, transformers_version: __, ...tower } = parts.tower;
+	return {
+		architectures: ["LlavaForConditionalGeneration"],
+		model_type: "llava",
+		text_config: parts.language,
+		vision_config: tower,
+		...{ vision_feature_layer: parts.layer, vision_feature_select_strategy: "full" },
+		...{ projector_hidden_act: "gelu", multimodal_projector_bias: true },
+		...{ image_seq_length: parts.rows, image_token_index: parts.imageTokenId, dtype: parts.dtype },
+		tie_word_embeddings: parts.language.tie_word_embeddings === true,
+	};
+}
+
 // The embedder of videos that transformers' class has beside that of pictures. A model that was made without one gets
 // it from the picture's: tiled over the frames that are joined and divided by their number (docs/spec/vision.md
 // §1.9), so that frames of one picture look as the picture does.

@@ -157,14 +157,23 @@ export function readTower(
 	};
 }
 
+/** A config.json of a SigLIP tower alone, as that of a LLaVA which reads its last layer; any other as it is. */
+export function asLlava(json: Json): Json {
+	if (json.model_type !== "siglip_vision_model") return json;
+	return { model_type: "llava", vision_config: json, vision_feature_layer: -1, vision_feature_select_strategy: "full" };
+}
+
+/** LLaVA's, where config.json has none. */
+export const defaultFeatureLayer = -2;
+
 /**
- * The part of a tower that a vision-language model reads: the layers up to the one that it names, and the norm behind the last only
- * where it reads that one (transformers' vision_feature_layer).
+ * The part of a tower that a vision-language model reads: the layers up to the one that it names (transformers'
+ * vision_feature_layer), and the norm behind the last where it reads that too.
  */
 export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
 	const { model_type: type, vision_feature_layer: said, vision_feature_select_strategy: strategy = "default" } = json;
 	if (type !== "llava" && type !== "internvl") return tower;
-	const layer = said ?? (type === "llava" ? -2 : -1);
+	const layer = said ?? (type === "llava" ? defaultFeatureLayer : -1);
 	const layers = tower.visionNumLayers;
 	const index = Number(layer) < 0 ? layers + 1 + Number(layer) : Number(layer);
 	if (!Number.isSafeInteger(layer) || index < 0 || index > layers) {
@@ -177,7 +186,8 @@ export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
 			`vision_feature_select_strategy is ${JSON.stringify(strategy)}, only ${JSON.stringify(needed)} can be read: ${why}`,
 		);
 	}
-	if (index === layers) return tower;
+	// InternVL reads its tower's end; LLaVA the output of a layer, which no norm follows.
+	if (index === layers && type === "internvl") return tower;
 	return { ...tower, visionNumLayers: index, visionFinalLayernorm: false };
 }
 

@@ -2,7 +2,7 @@
 import { activationsThat, flaggedActivations } from "../../native/activations.ts";
 import { dataLanes, hasEncoder, hasGatedActivation, sharesRanks, wandbFolder } from "../derive.ts";
 import { hasLayer, PatternError, parseHybridPattern } from "../hybrid-pattern.ts";
-import { lackingOfPublished } from "../published-model.ts";
+import { isLlava, lackingOfPublished } from "../published-model.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
 import { energonChecks, indexedChecks, tokenizerChecks } from "./data.ts";
@@ -335,7 +335,7 @@ const other: readonly Check[] = [
 	(c) => {
 		// A folder of a whole model, or a checkpoint that came from one, has a config.json of its own.
 		const described = c.load !== null || (c.loadHf !== null && c.loadVision === null);
-		const lacking = hasEncoder(c) && c.saveHf !== null && !described ? lackingOfPublished(c) : null;
+		const lacking = hasEncoder(c) && c.saveHf !== null && !described && !isLlava(c) ? lackingOfPublished(c) : null;
 		return lacking === null ? null : { key: "save-hf", message: lacking };
 	},
 	(c) =>

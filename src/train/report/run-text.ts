@@ -62,6 +62,10 @@ function templateText({ conversationTemplate, chatTemplate, tokenizer }: Trainin
 }
 
 function imageText(c: TrainingConfiguration): string {
+	if (c.dynamicResolution && c.maxPixels !== null) {
+		const unit = c.patchDim * (c.pixelShuffle ? 2 : 1);
+		return `resized to multiples of ${unit} pixels, of ${c.minPixels} to ${c.maxPixels} together (max-pixels)`;
+	}
 	if (c.dynamicResolution) {
 		const { dynamicResolutionMinPatches: least, dynamicResolutionMaxPatches: most } = c;
 		const count = most === 0 ? `at least ${least}` : `${least} to ${most}`;

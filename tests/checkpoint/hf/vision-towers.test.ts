@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { folderTexts, readImageProcessor } from "../../../src/checkpoint/hf/image-processor.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
+import { keptOf, openPretrained } from "../../../src/checkpoint/hf/pretrained.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { golden } from "../../golden.ts";
@@ -87,6 +88,34 @@ test("Qwen3-VL's experts lie as published or as transformers writes them, which 
 	for (const name of published.weights.tensors.keys()) {
 		expect([name, readTensor(written.weights, name)]).toEqual([name, readTensor(published.weights, name)]);
 	}
+});
+
+test("a SigLIP tower and a language model of their own folders become LLaVA with a new projector", () => {
+	const paths = { loadHf: golden("qwen2"), loadVision: golden("encoder-siglip"), loadProjector: null };
+	using pretrained = openPretrained(paths)!;
+	const { language, tower } = pretrained;
+	expect(tower!.tower!.configuration).toMatchObject({ visionNumLayers: 3, visionFinalLayernorm: false });
+	const kept = keptOf(pretrained, { beside: false, imageTokenId: 7, projector: null })!;
+	const json = JSON.parse(kept.configText);
+	expect(json).toMatchObject({
+		...{ model_type: "llava", vision_feature_layer: -1, vision_feature_select_strategy: "full", image_token_index: 7 },
+		...{
+			text_config: { model_type: "qwen2" },
+			vision_config: { model_type: "siglip_vision_model", num_hidden_layers: 3 },
+		},
+	});
+	expect(kept.spelling).toMatchObject({
+		...{ language: { base: "language_model.model.", head: "language_model." }, projector: "transformers" },
+		tower: { prefix: "vision_tower.", style: "siglip" },
+	});
+	// The norm that LLaVA's class has and does not use goes with it.
+	expect([...kept.leftOut.tensors.keys()].sort()).toEqual([
+		"vision_tower.post_layernorm.bias",
+		"vision_tower.post_layernorm.weight",
+	]);
+	expect(language!.language!.configuration.untieEmbeddingsAndOutputWeights).toBeFalse();
+	using other = openPretrained({ ...paths, loadVision: golden("encoder-siglip2") })!;
+	expect(keptOf(other, { beside: false, imageTokenId: 7, projector: null })).toBeNull();
 });
 
 test("Qwen's processor says the limits of a picture in pixels", () => {
