@@ -317,6 +317,12 @@ export const projectorStyles = {
 		"multi_modal_projector.linear_1.weight",
 		"multi_modal_projector.linear_2.weight",
 	],
+	/** LLaVA's and InternVL's in memory. */
+	modules: [
+		"model.multi_modal_projector.layer_norm.weight",
+		"model.multi_modal_projector.linear_1.weight",
+		"model.multi_modal_projector.linear_2.weight",
+	],
 	/** Qwen3-VL and Qwen3.5, whose norm is the tower's. */
 	qwen: ["", "model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc2.weight"],
 	/** Megatron's and this program's own, for a projector in a file of its own. */

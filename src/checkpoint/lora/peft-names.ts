@@ -89,6 +89,11 @@ export interface AdaptedBase {
  */
 export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): ModuleSpelling {
 	const stored: ModuleSpelling = base.stored ?? spellings.published;
+	// transformers' classes of LLaVA and InternVL have their parts in `model`, which their files do not say.
+	if (stored.family && stored.tower && stored.base === "language_model.model.") {
+		const tower = { ...stored.tower, prefix: `model.${stored.tower.prefix}` };
+		return { ...stored, base: "model.language_model.", head: "", tower, projector: "modules" };
+	}
 	const place = stored.base.replace(/(backbone|model)\.$/, "");
 	const inside = base.stored === null && base.whole ? languageModelPrefix : place;
 	const ownCode = base.configText !== null && "auto_map" in parsePythonJson(base.configText, "config.json");
@@ -233,7 +238,8 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 	for (const name of names) {
 		const [, place, module] =
 			/^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|linear_attn|mlp)\./.exec(name) ?? [];
-		if (place === undefined) {
+		// SigLIP's layers are named as a language model's, within an encoder.
+		if (place === undefined || place.endsWith("encoder.")) {
 			vision = { ...vision, ...visionSpelling(moduleOf(name)) };
 			continue;
 		}
@@ -253,14 +259,16 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 
 /** What the name of a module says of the spelling of the tower or the projector that it belongs to. */
 function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "projector"> {
-	const projector = (["published", "transformers"] as const).find((style) =>
+	const projector = (["published", "transformers", "modules", "qwen"] as const).find((style) =>
 		projectorStyles[style].includes(`${module}.weight` as never),
 	);
 	if (projector !== undefined) return { projector };
-	const [, prefix, container] = /^(.*?)(encoder\.layer|blocks)\.\d+\./.exec(module) ?? [];
+	const [, prefix, container] = /^(.*?)(encoder\.layers?|blocks)\.\d+\./.exec(module) ?? [];
 	if (prefix === undefined) return {};
-	const style = container === "blocks" ? "published" : "transformers";
-	return { tower: { prefix, style, classAxis: false } };
+	const siglipOrInternVit = container === "encoder.layers" ? "siglip" : "internvit";
+	const radio = container === "blocks" ? "published" : "transformers";
+	const style = prefix.endsWith("visual.") ? "qwen" : prefix.endsWith("vision_tower.") ? siglipOrInternVit : radio;
+	return { tower: { prefix, style, classAxis: style === "internvit" } };
 }
 
 /**

@@ -65,6 +65,7 @@ export function projectorSizesOf(c: TrainingConfiguration): ProjectorSizes | nul
 	return {
 		...({ visionProjectionType: "mlp", visionProjectionNorm, visionProjectionNormalization } as const),
 		...{ visionProjectionActivation, visionProjectionBias, output: c.hiddenSize },
+		deepstack: c.deepstackVisualIndexes?.length ?? 0,
 		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
 	};
 }

@@ -7,6 +7,12 @@ import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { folderTexts, readImageProcessor } from "../../../src/checkpoint/hf/image-processor.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
 import { keptOf, openPretrained } from "../../../src/checkpoint/hf/pretrained.ts";
+import {
+	moduleSpelling,
+	peftCorrespondence,
+	peftSpelling,
+	storedSpelling,
+} from "../../../src/checkpoint/lora/peft-names.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { golden } from "../../golden.ts";
@@ -116,6 +122,32 @@ test("a SigLIP tower and a language model of their own folders become LLaVA with
 	expect(language!.language!.configuration.untieEmbeddingsAndOutputWeights).toBeFalse();
 	using other = openPretrained({ ...paths, loadVision: golden("encoder-siglip2") })!;
 	expect(keptOf(other, { beside: false, imageTokenId: 7, projector: null })).toBeNull();
+});
+
+test.each([
+	[
+		"llava-siglip-qwen2",
+		"model.vision_tower.encoder.layers.0.self_attn.q_proj",
+		"model.multi_modal_projector.linear_1",
+	],
+	["internvl-qwen3", "model.vision_tower.encoder.layer.0.attention.q_proj", "model.multi_modal_projector.linear_1"],
+	["qwen3-vl-images", "model.visual.blocks.0.attn.qkv", "model.visual.deepstack_merger_list.1.linear_fc1"],
+])("adapters of %s have the names of transformers' modules, and are told by them", (name, ofTower, ofProjector) => {
+	using parts = openParts(golden(name), { visionHeads: null });
+	const { language, tower, projector, configText } = parts;
+	const stored = storedSpelling(language!.spelling, { tower: tower!.spelling, projector: projector!.style });
+	const spelling = moduleSpelling({ stored, configText, whole: true });
+	const model = {
+		...language!.configuration,
+		vision: { tower: tower!.configuration, projector: projector!.sizes },
+	};
+	const weights = [...parts.weights.tensors.keys()].filter((weight) => /linear_\w+\.weight$/.test(weight));
+	const { builder, modules } = peftCorrespondence(weights, 2, model, spelling, "here");
+	expect(modules).toContain(ofTower);
+	expect(modules).toContain(ofProjector);
+	expect(modules).toContain("model.language_model.layers.0.self_attn.o_proj");
+	const { base, tower: told, projector: style } = peftSpelling(builder.foreign.keys())!;
+	expect([base, told, style]).toEqual([spelling.base, spelling.tower, spelling.projector]);
 });
 
 test("Qwen's processor says the limits of a picture in pixels", () => {
