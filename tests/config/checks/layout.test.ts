@@ -29,6 +29,22 @@ test.each([
 		tiny,
 		"--global-batch-size: the value is 9007199254740990; with it every data lane has 4503599627370495 microbatches, and at most 65536 are allowed.",
 	],
+	// DeepStack and positions of three axes.
+	[
+		"--deepstack-visual-indexes 0 --vision-projection-type mlp --encoder-pp 2 --encoder-balance number --llm-offset 2",
+		vision,
+		"--encoder-pp: the value is 2; allowed with deepstack-visual-indexes is 1: their rows come of several stages.",
+	],
+	[
+		"--deepstack-visual-indexes 1 0 --vision-projection-type mlp",
+		vision,
+		"--deepstack-visual-indexes: the value is [1,0]; allowed with vision-projection-type mlp is an ascending list of layers below vision-num-layers (32).",
+	],
+	[
+		"--mrope-section 3 3 3 --position-embedding-type rope",
+		vision,
+		"--mrope-section: the value is [3,3,3]; allowed with position-embedding-type rope are three numbers, of time, row and column, that sum to the 16 frequencies of a head.",
+	],
 	// Spans.
 	["--llm-offset 2", tiny, "--llm-offset: the value is 2; allowed is 0 without an encoder."],
 	["--llm-only --llm-offset 4", vision, "--llm-offset: the value is 4; allowed is 0 with llm-only."],

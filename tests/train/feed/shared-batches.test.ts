@@ -11,12 +11,12 @@ const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
 const path = captions(scratch, "lane", [17, 9]);
 
-async function read(keep: "text" | "images" | "both"): Promise<ImageTextMicrobatch[]> {
+async function read(keep: "text" | "images" | "both", mrope = false): Promise<ImageTextMicrobatch[]> {
 	await using source = await EnergonSource.open({
 		configuration: {
 			...defaultLoaderConfiguration,
 			path,
-			task: { ...smallTask, keep },
+			task: { ...smallTask, keep, mrope },
 			batchSize: 2,
 			packingBufferSize: 5,
 		},
@@ -43,6 +43,9 @@ test("microbatches arrive as they were sent", async () => {
 		expect(unpackMicrobatches(shifted)).toEqual(sent);
 	}
 	expect(unpackMicrobatches(packMicrobatches([]))).toEqual([]);
+	const placed = await read("text", true);
+	expect(placed[0]!.text.positions!.length).toBe(3 * placed[0]!.text.ids.length);
+	expect(unpackMicrobatches(packMicrobatches(placed))).toEqual(placed);
 });
 
 test("no pixel is among the bytes that language ranks send each other, no token among those of encoder ranks", async () => {
