@@ -1,7 +1,8 @@
 /**
  * The test runner behind `npm test`: every tests/**\/*.test.ts in a process of its own, so that a crash of the native
- * library names its file. At most three files run at a time, one more than the processors of CI, as ranks wait for each
- * other; and beside them a file that mostly waits, then a fourth. Files that measure time run last, one at a time.
+ * library names its file. At most two files run at a time, and beside them a file that mostly waits; a third file takes the
+ * place of these once they are done and the processors have no release to build. Files that measure time run last, one at a
+ * time.
  *
  * Files that need a release build come at the end: where MIMO_RELEASE_LOG names a file, they wait for its last line, "done" or
  * "failed" (.ci/run).
@@ -197,6 +198,7 @@ async function runAll(files: readonly string[], width: number, beside: readonly 
 	};
 	const runBeside = async () => {
 		await run([...beside]);
+		while (queue.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 		await run(queue);
 	};
 	const lanes = Array.from({ length: width }, () => run(queue));
@@ -232,7 +234,7 @@ const last = ofRelease.filter((file) => files.includes(file));
 const first = long.filter((file) => files.includes(file));
 const apart = new Set([...alone, ...beside, ...last]);
 const together = [...new Set([...first, ...files])].filter((file) => !apart.has(file));
-const width = Math.min(3, availableParallelism() + 1);
+const width = Math.min(2, availableParallelism());
 const outcomes = await runAll(together, width, beside);
 while (last.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));

@@ -115,7 +115,7 @@ describe.skipIf(!megatron)("a Megatron checkpoint", () => {
 			expect(loaded.sharding).toBe("fully_reshardable");
 			expect(loaded.hashes).toEqual(hashes(stored));
 		},
-		60_000,
+		120_000,
 	);
 
 	test("without the optimizer, in bf16, with padding rows", async () => {
