@@ -113,15 +113,14 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
     __syncthreads();
     if (threadIdx.x < count) {
       const int i = static_cast<int>(threadIdx.x);
-      // A pair's term leaves one row for another and cancels in their running sum: exact products, summed in FP64.
-      double difference = 0, own_pairs = 0;
+      float difference = 0, own_pairs = 0;
       for (int j = 0; j < count; ++j) {
-        difference += double(pair.at(i, j)) * t.qk.at(i, j) - double(pair.at(j, i)) * t.qk.at(j, i);
-        difference -= t.beta[j] * (double(mixed.at(j, i)) * t.kk.at(j, i));
-        own_pairs += double(mixed.at(i, j)) * t.kk.at(i, j);
+        difference += pair.at(i, j) * t.qk.at(i, j) - pair.at(j, i) * t.qk.at(j, i);
+        difference -= t.beta[j] * mixed.at(j, i) * t.kk.at(j, i);
+        own_pairs += mixed.at(i, j) * t.kk.at(i, j);
       }
-      dbeta[i] += static_cast<float>(own_pairs);
-      dsum[i] += static_cast<float>(difference + t.beta[i] * own_pairs);
+      dbeta[i] += own_pairs;
+      dsum[i] += difference + t.beta[i] * own_pairs;
     }
     __syncthreads();
     // dwritten becomes the gradient of V - e^b K S.
@@ -165,8 +164,8 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
       dstate.at(r, c) = sum;
     });
     if (threadIdx.x == 0) {
-      double running = 0;
-      for (int i = count - 1; i >= 0; --i) dsum[i] = static_cast<float>(running += dsum[i]);
+      float running = 0;
+      for (int i = count - 1; i >= 0; --i) dsum[i] = running += dsum[i];
     }
     __syncthreads();
     if (threadIdx.x < count) {
@@ -181,10 +180,10 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
 /// Gradients of b, a, dt_bias and A_log; a block owns a head.
 template <class T>
 __global__ void decays_kernel(mimo_gated_delta_backward_args args, int64_t blocks, Partials partials) {
-  __shared__ double block_sums[64];
+  __shared__ float block_sums[64];
   const int64_t head = blockIdx.x;
   const float rate = -expf(args.a_log[head]), bias = args.dt_bias[head];
-  double sums[2] = {0, 0};
+  float sums[2] = {0, 0};
   for (int64_t token = threadIdx.x; token < args.tokens; token += blockDim.x) {
     float dg = 0, dbeta = 0;
     for (int64_t block = 0; block < blocks; ++block) {
@@ -203,8 +202,8 @@ __global__ void decays_kernel(mimo_gated_delta_backward_args args, int64_t block
   }
   block_sum(sums, block_sums);
   if (threadIdx.x != 0) return;
-  if (args.ddt_bias != nullptr) args.ddt_bias[head] += static_cast<float>(sums[0]);
-  if (args.da_log != nullptr) args.da_log[head] += static_cast<float>(sums[1]);
+  if (args.ddt_bias != nullptr) args.ddt_bias[head] += sums[0];
+  if (args.da_log != nullptr) args.da_log[head] += sums[1];
 }
 
 /// Gradients of q and k through their normalisation: dx = f (dx̂ - x̂ (x̂·dx̂)), x̂ = x f. A warp owns a token and key head.
