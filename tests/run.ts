@@ -79,7 +79,6 @@ const long = [
 	"tests/attack/configurations.test.ts", // 40
 	"tests/fuzz/fuzz.test.ts", // 40
 	"tests/e2e/checkpoint-failures.test.ts", // 40
-	"tests/plan/large.test.ts", // 35
 	"tests/e2e/reference-layouts/fixed.test.ts", // 35
 	"tests/inference/generate.test.ts", // 30
 	"tests/e2e/sanitizer.test.ts", // 30

@@ -54,7 +54,7 @@ function defaultsOf(which: readonly Key[]): object {
 	return Object.fromEntries(which.filter(hasDefault).map((key) => [propertyOf(key), fieldOf(key).default]));
 }
 
-/** What a family states where it differs: the keys that every description tells, with their defaults. */
+/** Defaults of the keys that every description tells; a family states only those that differ. */
 export const familyDefaults = defaultsOf(toldKeys.filter((key) => !isRare(key))) as Pick<Values, Told & Standing>;
 
 type AllFields = typeof fields;

@@ -213,7 +213,7 @@ function gptOss(layers: number, experts: number): Preset {
 	};
 }
 
-/** What the models share that train in a minute or two on two CPU cores. */
+/** Options of all models that train in a minute or two on two CPU cores. */
 const tiny: Preset = {
 	...biasedRouter,
 	"num-attention-heads": 4,

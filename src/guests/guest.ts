@@ -125,7 +125,7 @@ export interface StepGuest {
 	companions?(microbatch: number): readonly Companion[];
 	/** Called before a chunk of the language model runs a microbatch. Returns the companions, which the pass disposes. */
 	beforeChunk?(pass: LanguageView): readonly Tensor[];
-	/** What is called with the chunk's activations as `tape` records them, first with "entered", its input; null: nothing. */
+	/** Called with the chunk's activations as `tape` records them, first with "entered", its input; null: nothing. */
 	observer?(pass: RecordedView): Observer | null;
 	/** Weight of the next-token loss; those of several guests are multiplied. Default: 1. */
 	share?(microbatch: number): number;

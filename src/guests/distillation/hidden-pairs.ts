@@ -121,7 +121,7 @@ export class HiddenPairs {
 	}
 
 	/**
-	 * What it does in a step. `taught`: the microbatches that the teacher teaches, ascending, which are known when the step has begun.
+	 * Work of a step. `taught`: the microbatches that the teacher teaches, ascending, which are known when the step has begun.
 	 * Collective over the stages in the first step.
 	 */
 	inStep(taught: () => readonly number[]): PairsInStep {

@@ -201,7 +201,7 @@ function readBatches(folder: string, golden: LanguageGolden): ImageTextMicrobatc
 
 const probe = v.object({ mean: v.number(), rms: v.number(), head: v.array(v.number()) });
 
-/** What transformers' references of any kind have. */
+/** Fields that transformers' references of any kind have. */
 export const transformersRun = {
 	dtype: v.literal("float32"),
 	optimizer: v.object({
