@@ -190,7 +190,7 @@ test("the image token's id comes from the tokenizer", () => {
 	const line = `--model-provider nemotron-moe-vlm-20l --train-iters 1 --tokenizer ${tokenizer} --image-token`;
 	expect(resolve(`${line} <image>`).configuration.imageTokenId).toBe(18);
 	expect(mistakes(`${line} <video>`)[0]).toContain("has no special token <video>");
-	expect(mistakes(line.replace(tokenizer, "nowhere") + " <image>")[0]).toContain(
+	expect(mistakes(`${line.replace(tokenizer, "nowhere")} <image>`)[0]).toContain(
 		"nowhere/tokenizer.json does not exist",
 	);
 });
