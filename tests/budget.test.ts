@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [16165, 81],
+	checkpoint: [16169, 81],
 	commands: [4496, 34],
 	config: [7141, 50],
 	data: [20860, 107],

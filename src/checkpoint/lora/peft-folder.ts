@@ -6,6 +6,7 @@ import { adaptedWeight, type LoraConfig } from "../../models/lora.ts";
 import { UserError } from "../../system/errors.ts";
 import { configLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
+import { familyFor } from "../hf/families/index.ts";
 import { formatPythonJson, parsePythonJson, pythonFloat } from "../hf/json.ts";
 import { compareTensors, MappedStore, planTensors, requireMatch } from "../mapping.ts";
 import { openSafetensors, streamSafetensors } from "../safetensors.ts";
@@ -180,12 +181,15 @@ export function openPeftFolder(path: string, model: AdaptedModel): PeftAdapters 
 	const settings = readAdapterSettings(path);
 	const file = openSafetensors(join(path, valuesName), { inside: path });
 	try {
-		const spelling = peftSpelling(file.tensors.keys());
-		if (spelling === null) {
+		const named = peftSpelling(file.tensors.keys());
+		if (named === null) {
 			throw new UserError(
 				`${file.path} holds no adapters of a language model (base_model.model.….layers.N.(mixer|self_attn|mlp).….lora_A.weight).`,
 			);
 		}
+		const own = familyFor(model).modelType;
+		// Names alone do not tell a family without Gated DeltaNet from Llama.
+		const spelling = named.family === "llama" && own !== "nemotron_h" ? { ...named, family: own } : named;
 		const modules = new Set([...file.tensors.keys()].map(moduleOf));
 		const weights = weightsOf(modules, model, spelling, file.path);
 		const stacked: string[] = [];

@@ -251,7 +251,7 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 	if (base === null && mtp === null && Object.keys(vision).length === 0) return null;
 	const own = base ?? spellings.published.base;
 	const ahead = mtp ? { mtp } : {};
-	// Names of all families of two blocks a layer are the same, but for the projections of Gated DeltaNet.
+	// Most families of two blocks a layer have Llama's names; Gated DeltaNet's projections differ.
 	const family = apart ? { family: "qwen3_5_text" } : decoder ? { family: "llama" } : {};
 	const head = own.replace(/(backbone|model)\.$/, "");
 	return { ...family, base: own, head, experts: "separate", ...ahead, ...vision };
