@@ -22,7 +22,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	observe: [5057, 30],
 	optim: [472, 4],
 	parallel: [2768, 19],
-	parity: [6264, 34],
+	parity: [6275, 34],
 	plan: [2593, 14],
 	schedule: [1030, 8],
 	system: [678, 12],
