@@ -65,7 +65,7 @@ type Defaults = {
 };
 const defaults = defaultsOf(keys) as Defaults;
 
-/** A configuration of which only the keys without a default have to be there. */
+/** A configuration that may lack any key with a default. */
 export type SparseConfiguration = Pick<
 	TrainingConfiguration,
 	Exclude<PropertyOf<{ readonly presence: "required" | "derived" }> & Told, "numLayers" | "maxPositionEmbeddings">

@@ -129,7 +129,7 @@ export function encodePieces(
 	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
 }
 
-/** A sample of indexed text, of which every token's next one counts. Throws a SampleError for ids that no text can have. */
+/** A sample of indexed text; the prediction of every next token counts in the loss. Throws a SampleError for ids that no text can have. */
 export function encodeTokens(
 	{ key, restoreKey, sources, fields }: Sample,
 	{ imageTokenId, vocabularySize }: Pick<EncodingOptions, "imageTokenId"> & { readonly vocabularySize: number | null },

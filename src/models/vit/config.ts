@@ -43,7 +43,7 @@ export interface VitConfig {
 	readonly positions: PositionOptions;
 	/** Activation of the MLP: Megatron's GELU by tanh, or transformers' exact GELU. */
 	readonly activation: "geluTanh" | "geluErf";
-	/** Initial value of a factor for every column that each half of a layer adds to the stream; null: there is none. */
+	/** Layer scale: initial value of a trained factor for each column of the outputs of attention and MLP; null: no such factors. */
 	readonly layerScale: number | null;
 	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (docs/spec/vision.md §1.6). */
 	readonly finalLayerNorm: boolean;
