@@ -102,7 +102,7 @@ function turnOf(entry: unknown): Turn | string {
 	if (!Array.isArray(said)) return "its conversation has a turn without text";
 	let text = "";
 	for (const part of said as (Record<string, unknown> | null)[]) {
-		if (part?.type === "image") text += imageTag;
+		if (part?.type === "image" || part?.type === "image_url") text += imageTag;
 		else if (part?.type === "text" && typeof part.text === "string") text += part.text;
 		else {
 			const type = JSON.stringify(String(part?.type).slice(0, 40));

@@ -138,6 +138,13 @@ describe("conversations", async () => {
 				messages: talk.map(({ role, content }) => ({ role, content: role === "user" ? parts(content) : content })),
 			};
 		});
+	const talkTar = (json: (messages: Message[]) => unknown) =>
+		tar(
+			talks.flatMap((messages, i) => [
+				...pictures[i]!.map((name, j) => [`${i}.${j}.${name.split(".")[1]}`, bytesOf(name)] as const),
+				[`${i}.json`, JSON.stringify(json(messages))] as const,
+			]),
+		);
 	const uri = (name: string) => `data:image/png;base64,${bytesOf(name).toString("base64")}`;
 	const expected = await samples(join(golden, "talk.parquet"));
 	const forms: readonly (readonly [string, string | Uint8Array])[] = [
@@ -160,15 +167,8 @@ describe("conversations", async () => {
 			"talk.csv",
 			`messages,images\n${talks.map((talk, i) => `${quoted(JSON.stringify(talk))},${quoted(JSON.stringify(paths[i]))}`).join("\n")}\n`,
 		],
-		[
-			"talk.tar",
-			tar(
-				talks.flatMap((messages, i) => [
-					...pictures[i]!.map((name, j) => [`${i}.${j}.${name.split(".")[1]}`, bytesOf(name)] as const),
-					[`${i}.json`, JSON.stringify({ messages })] as const,
-				]),
-			),
-		],
+		["talk.tar", talkTar((messages) => ({ messages }))],
+		["turns.tar", talkTar(llava)],
 	];
 	for (const [name, content] of forms) {
 		test(name, async () => expect(await samples(scratch.file(name, content))).toEqual(expected));

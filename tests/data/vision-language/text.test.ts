@@ -64,6 +64,22 @@ describe("conversations", () => {
 		expect(shown(of, { template: "pretraining" })).toBe("·system: Be short.\nuser: ·[0]·\nAnd ·[1]·\nassistant: Yes.·");
 	});
 
+	test("a JSON part may be the list of turns, and an image a part with its URL", () => {
+		const images = { "0.jpg": image(1), "1.jpg": image(2) };
+		expect(shown(crude(conversation, images), chatml)).toBe(
+			shown(crude({ conversations: conversation }, images), chatml),
+		);
+		const parts = [
+			{ type: "image_url", image_url: { url: "1.jpg" } },
+			{ type: "text", text: "What?" },
+		];
+		const messages = [
+			{ role: "user", content: parts },
+			{ role: "assistant", content: "A dot." },
+		];
+		expect(shown(crude({ messages }, { "1.jpg": image(2) }), chatml)).toContain("user\n[0]What?<|im_end|>");
+	});
+
 	test("a record may name the images that it has, and whole numbers are exact", () => {
 		expect(shown(crude({ caption: "x", image: "v.jpg" }, { "v.jpg": image(1) }))).toBe("[0]·\n\nx·");
 		const label = sample("ImageClassificationSample", { image: image(1), label: 2n ** 60n + 1n });
@@ -120,8 +136,8 @@ describe("conversations", () => {
 		["a tool's turn", crude({ messages: [{ role: "tool", content: "x" }] }), 'a turn of "tool"; speakers of plain are'],
 		[
 			"content of another type",
-			crude({ messages: [{ role: "user", content: [{ type: "image_url", image_url: "x" }] }] }, { "a.jpg": image(1) }),
-			'content of type "image_url"; it is made of text and image',
+			crude({ messages: [{ role: "user", content: [{ type: "file", file: "x" }] }] }, { "a.jpg": image(1) }),
+			'content of type "file"; it is made of text and image',
 		],
 		["a video", sample("VidQASample", { video: 1, context: "?" }), "no text"],
 	] as const) {

@@ -80,9 +80,10 @@ function namesInPart(part: unknown): string[] {
 	return name === null ? [] : [name];
 }
 
-/** The JSON record of a crude sample; empty where it has none. */
+/** The JSON record of a crude sample; empty where it has none. A list holds turns, as Megatron's LLaVA example writes them. */
 export function recordOf(fields: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
 	const json = Object.entries(fields).find(([name]) => name === "json" || name.endsWith(".json"))?.[1];
+	if (Array.isArray(json)) return { conversations: json };
 	return typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
 }
 

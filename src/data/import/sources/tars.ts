@@ -112,12 +112,14 @@ function textOf(bytes: Uint8Array): string {
 	return new TextDecoder().decode(bytes).trimEnd();
 }
 
-/** The object of a JSON part, or a SkippedRow for other content. */
+/** The object of a JSON part, a list of turns as `conversations`, or a SkippedRow for other content. */
 export function recordOf(bytes: Uint8Array): Record<string, unknown> | SkippedRow {
 	try {
 		const value = parseJsonBytes(bytes);
-		if (typeof value === "object" && value !== null && !Array.isArray(value)) return { ...value };
-		return new SkippedRow("its JSON is not an object");
+		if (Array.isArray(value)) return { conversations: value };
+		return typeof value === "object" && value !== null
+			? { ...value }
+			: new SkippedRow("its JSON is neither an object nor a list of turns");
 	} catch (error) {
 		return new SkippedRow(`its JSON cannot be read (${(error as Error).message.slice(0, 200).replace(/\.$/, "")})`);
 	}
