@@ -87,8 +87,10 @@ function defaults({ language, tower, projector }: Pretrained, given: Parameters<
 	if (language) {
 		const added = addedTokensOf(language.path);
 		if (language.imageTokenId === null) add(language.path, { "image-token-id": added.get("<image>") });
-		// transformers' processor of these models writes them around every image.
-		if (added.has("<img>") && added.has("</img>")) add(language.path, { "image-tag-type": "internvl" });
+		// transformers' processors of Nemotron's and InternVL's models write them around every image, others none.
+		const type = towerConfig(tower.json).model_type;
+		const tagged = !isTowerType(type) || type === "internvl_vision";
+		if (tagged && added.has("<img>") && added.has("</img>")) add(language.path, { "image-tag-type": "internvl" });
 	}
 	if (projector === null && isTowerType(towerConfig(tower.json).model_type)) {
 		// LLaVA's, whose inner width is the language model's.

@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
 import { folderTexts, readImageProcessor } from "../../../src/checkpoint/hf/image-processor.ts";
+import { readModelKeys } from "../../../src/checkpoint/hf/model-keys.ts";
 import { describeParts, openParts } from "../../../src/checkpoint/hf/parts.ts";
 import { keptOf, openPretrained } from "../../../src/checkpoint/hf/pretrained.ts";
 import {
@@ -160,6 +161,19 @@ test("Qwen's processor says the limits of a picture in pixels", () => {
 		...{ "min-pixels": 256, "max-pixels": 1536, "dynamic-resolution": true, "image-resampling": "torchvision" },
 		"image-mean": [0.5, 0.5, 0.5],
 	});
+});
+
+test.each([
+	["qwen3-vl-images", []],
+	["llava-siglip-qwen2", []],
+	["internvl-qwen3", ["internvl"]],
+])("around the pictures of %s its processor writes %j", (name, tags) => {
+	const folder = mkdtempSync(join(scratch, "tags-"));
+	cpSync(golden(name), folder, { recursive: true });
+	const added = ["<img>", "</img>"].map((content, at) => ({ id: 8 + at, content }));
+	writeFileSync(join(folder, "tokenizer.json"), JSON.stringify({ added_tokens: added }));
+	const values = readModelKeys((key) => (key === "load-hf" ? folder : undefined));
+	expect(values.filter(({ key }) => key === "image-tag-type").map(({ value }) => value)).toEqual(tags);
 });
 
 type Json = Record<string, unknown>;
