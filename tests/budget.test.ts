@@ -9,13 +9,13 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [16169, 81],
+	checkpoint: [16171, 81],
 	commands: [4496, 34],
 	config: [7141, 50],
-	data: [20860, 107],
-	decode: [690, 3],
+	data: [20865, 107],
+	decode: [720, 3],
 	guests: [4629, 31],
-	inference: [1611, 9],
+	inference: [1615, 9],
 	launch: [2550, 14],
 	models: [5784, 57],
 	native: [3580, 16],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [678, 12],
 	tensor: [5052, 40],
-	train: [6084, 40],
+	train: [6085, 40],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

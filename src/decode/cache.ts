@@ -31,6 +31,8 @@ import {
 export interface StepPlaces extends CachePlaces {
 	/** Number of every sequence in the cache, i32 [S]. */
 	readonly slots: Tensor;
+	/** Position of every new token for rotary embeddings, i32 [S]. */
+	readonly positions: Tensor;
 }
 
 export class DecodingCache implements Disposable {
@@ -67,8 +69,8 @@ export class DecodingCache implements Disposable {
 	/** The operations of `layer` over the next token of some sequences. */
 	step(layer: number, places: StepPlaces): Mixing {
 		return {
-			rope: (tape, qkv, options) => rope(tape, qkv, { ...options, firstPositions: places.lengths }),
-			ropeLast: (tape, x, options) => ropeLast(tape, x, { ...options, firstPositions: places.lengths }),
+			rope: (tape, qkv, options) => rope(tape, qkv, { ...options, firstPositions: places.positions }),
+			ropeLast: (tape, x, options) => ropeLast(tape, x, { ...options, firstPositions: places.positions }),
 			latentStep: (token, options) => latentAttentionStep(token, options, this.#latents.get(layer)!, places),
 			attention: (_, qkv, { queryHeads, keyHeads, headDim, softmaxScale, window, sinks }: AttentionOptions) =>
 				attentionStep(qkv, this.#attention.get(layer)!, places, {

@@ -6,9 +6,8 @@ import { DeviceInput } from "../data/device-input.ts";
 import type { Microbatch } from "../data/microbatch.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput } from "../models/language/model-chunk.ts";
-import { placeImageRows, placement } from "../models/vision/merge.ts";
+import { placement, placingRows } from "../models/vision/merge.ts";
 import { type Edge, type Group, gatherColumns } from "../parallel/index.ts";
-import { UserError } from "../system/errors.ts";
 import { pickRows, Sequences, SparseMatrix, Tape, Tensor, TokenSlice } from "../tensor/index.ts";
 import { DecodingCache } from "./cache.ts";
 import { choose, type SamplingOptions, uniformsOf } from "./sampling.ts";
@@ -16,8 +15,10 @@ import { choose, type SamplingOptions, uniformsOf } from "./sampling.ts";
 export interface Prompts {
 	/** Token ids of every sequence; an image token stands for each of its image rows. */
 	readonly ids: readonly (readonly number[])[];
-	/** [R, H]: rows of all image tokens, in order, on every tensor-parallel rank; null: text alone. */
+	/** [R, H] or with DeepStack's rows beside: rows of all image tokens, in order, on every tensor-parallel rank; null: text alone. */
 	readonly rows: Tensor | null;
+	/** As in Microbatch, of the tokens of all sequences. */
+	readonly positions?: Int32Array | undefined;
 	readonly imageTokenId: number;
 	/**
 	 * Number of every sequence in its run, which random numbers follow; default: its place here. Sequences past them fill up
@@ -108,6 +109,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 	const filled = performance.now();
 	let steps = 0;
 	using step = new StepInput(model, cache, prompts.ids.length);
+	const shifts = positionShifts(prompts);
 	// A rank whose sequences are finished still runs the model, with the other ranks of its experts.
 	while (ranks.group.exchange(Int32Array.of(active.length)).some(([count]) => count! > 0)) {
 		steps += active.length;
@@ -116,6 +118,7 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 				sequence,
 				id: continued[sequence]!.at(-1)!,
 				length: prompts.ids[sequence]!.length + continued[sequence]!.length - 1,
+				shift: shifts[sequence]!,
 			})),
 		);
 		const logits = passThrough(model, input.forward, input.rows, active.length, ranks);
@@ -129,6 +132,24 @@ export function decode(model: HybridModel, prompts: Prompts, options: DecodingOp
 			decode: { tokens: steps, seconds: (performance.now() - filled) / 1000 },
 		},
 	};
+}
+
+/**
+ * By how much the position of a sequence's next token differs from the number of tokens before it: on multimodal axes text goes on
+ * behind a picture's largest row or column, however many rows the picture has (rope_deltas of transformers).
+ */
+function positionShifts({ ids, positions }: Prompts): number[] {
+	if (positions === undefined) return ids.map(() => 0);
+	const tokens = ids.reduce((sum, { length }) => sum + length, 0);
+	let begin = 0;
+	return ids.map(({ length }) => {
+		begin += length;
+		let largest = -1;
+		for (let axis = 0; axis < positions.length; axis += tokens) {
+			for (let at = axis + begin - length; at < axis + begin; at++) largest = Math.max(largest, positions[at]!);
+		}
+		return largest + 1 - length;
+	});
 }
 
 /**
@@ -149,16 +170,13 @@ interface Logits {
 /** The pass over the prompts. */
 function fill(
 	model: HybridModel,
-	{ ids: sequences, rows, imageTokenId }: Prompts,
+	{ ids: sequences, rows, imageTokenId, positions }: Prompts,
 	lengths: readonly number[],
 	cache: DecodingCache,
 	ranks: DecodingRanks,
 ): Logits | null {
 	const { device, parallel } = model;
 	const { tp } = parallel;
-	if (rows !== null && model.config.attention.mropeSection !== null) {
-		throw new UserError("A model with mrope-section generates from text alone yet, not from pictures.");
-	}
 	const tokens = lengths.reduce((sum, length) => sum + length, 0);
 	const ids = new Int32Array(tokens);
 	const rowOfToken = new Int32Array(tokens).fill(-1);
@@ -175,23 +193,30 @@ function fill(
 		last.push(at - 1);
 	}
 	const tape = new Tape(device, { recording: false });
-	using input = new DeviceInput(
-		device,
-		{ ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths },
-		tp,
-	);
-	using places = rows && placement(device, { ids, rowOfToken, placesPerSample: [rows.rows] }, tp);
+	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths };
+	// Spare sequences take any position.
+	const axes = positions && { positions: widened(positions, at, tokens) };
+	using input = new DeviceInput(device, { ...text, ...axes }, tp);
+	using owned = new DisposableStack();
+	const own = <O extends Disposable>(one: O) => owned.use(one);
+	const matrices = rows === null ? [] : [own(placement(device, { ids, rowOfToken, placesPerSample: [rows.rows] }, tp))];
 	using wanted = new SparseMatrix(device, pickRows(last.length > 0 ? last : [0], tokens));
 	using filling = cache.fill(lengths);
 	const forward: ForwardInput = {
 		...input.forward(0, TokenSlice.of(0, tokens)),
-		...(rows && {
-			addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows, places!, tp),
-		}),
+		...placingRows(tape, rows === null ? [] : [rows], { matrices, tp, config: model.config, own }),
 		mixing: (layer) => filling.of(layer),
 		wanted,
 	};
 	return passThrough(model, forward, tokens, sequences.length, ranks);
+}
+
+/** Rows of `from` values as rows of `to`, the new ones zero. */
+function widened(values: Int32Array, from: number, to: number): Int32Array {
+	const wide = new Int32Array((values.length / from) * to);
+	for (let row = 0; row * from < values.length; row++)
+		wide.set(values.subarray(row * from, (row + 1) * from), row * to);
+	return wide;
 }
 
 /** This rank's model chunks, from the ids to the logits of the first `wanted` rows; null on a stage without a head. */
@@ -234,16 +259,18 @@ interface NewToken {
 	readonly id: number;
 	/** Tokens before it. */
 	readonly length: number;
+	/** Its position less `length`. */
+	readonly shift: number;
 }
 
 /** Buffers of steps of one number of tokens. */
 interface Buffers extends Disposable {
-	/** ids, slots, firstRows and lengths, i32 [4, tokens]. */
+	/** ids, slots, firstRows, lengths and positions, i32 [5, tokens]. */
 	readonly all: Tensor;
 	readonly sequences: Sequences;
 	readonly localSequences: Sequences;
 	readonly localPositions: Tensor;
-	readonly parts: readonly [ids: Tensor, slots: Tensor, firstRows: Tensor, lengths: Tensor];
+	readonly parts: readonly [ids: Tensor, slots: Tensor, firstRows: Tensor, lengths: Tensor, positions: Tensor];
 }
 
 /** Bounds of lengths are multiples of this: steps ask for the same calls again and again, and CUDA graphs repeat. */
@@ -268,8 +295,7 @@ export class StepInput implements Disposable {
 		const rows = Math.max(1, Math.ceil(tokens.length / tp.size)) * tp.size;
 		const spares = Array.from({ length: rows - tokens.length }, (_, index) => ({
 			sequence: this.firstSpare + index,
-			id: 0,
-			length: 0,
+			...{ id: 0, length: 0, shift: 0 },
 		}));
 		const all = [...tokens, ...spares];
 		const buffers = this.#of(rows);
@@ -281,11 +307,13 @@ export class StepInput implements Disposable {
 				...all.map(({ sequence }) => sequence),
 				...all.map(({ sequence }) => this.cache.firstRows[sequence]!),
 				...all.map(({ length }) => length),
+				...all.map(({ length, shift }) => length + shift),
 			]),
 		);
-		const [ids, slots, firstRows, lengths] = buffers.parts;
+		const [ids, slots, firstRows, lengths, positions] = buffers.parts;
 		const longest = Math.max(...all.map(({ length }) => length));
-		const places = { slots, firstRows, lengths, maxLength: Math.ceil((longest + 1) / lengthUnit) * lengthUnit - 1 };
+		const maxLength = Math.ceil((longest + 1) / lengthUnit) * lengthUnit - 1;
+		const places = { slots, firstRows, lengths, positions, maxLength };
 		const slice = TokenSlice.of(0, rows);
 		return {
 			rows,
@@ -306,14 +334,14 @@ export class StepInput implements Disposable {
 		const found = this.#buffers.get(rows);
 		if (found) return found;
 		const { device, parallel } = this.model;
-		const all = Tensor.empty(device, [4, rows], "i32", "data");
+		const all = Tensor.empty(device, [5, rows], "i32", "data");
 		const sequences = Sequences.batch(device, rows, 1);
 		const localSequences = Sequences.batch(device, rows / parallel.tp.size, 1);
 		const part = (row: number) => {
 			using own = all.rowsFrom(row, 1);
 			return own.view([rows]);
 		};
-		const parts = [part(0), part(1), part(2), part(3)] as const;
+		const parts = [part(0), part(1), part(2), part(3), part(4)] as const;
 		const { first, count } = TokenSlice.of(0, rows).cut(parallel.tp);
 		using positions = parts[3].view([rows, 1]);
 		using own = positions.rowsFrom(first, count);

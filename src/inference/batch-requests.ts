@@ -1,6 +1,6 @@
 /** Splits requests over the lanes of a layout, in rounds: one round is a microbatch a rank. */
 import { type ImageSet, joinImages } from "../data/images.ts";
-import { type ImageTextMicrobatch, type Microbatch, noText } from "../data/microbatch.ts";
+import { type ImageTextMicrobatch, type Microbatch, mediaPositions, noText } from "../data/microbatch.ts";
 import { shareOfImages } from "../data/routing/image-share.ts";
 import { joined } from "../data/vision-language/batch.ts";
 import { ignored } from "../data/vision-language/encoding.ts";
@@ -52,14 +52,14 @@ export function deal(
 		textLane === null
 			? []
 			: Array.from({ length: perLane }, (_, index) => textLane * perLane + index).filter((at) => at < prompts.length);
-	const text = textLane === null ? noText : textOf(laneOf(textLane), unit);
+	const text = textLane === null ? noText : textOf(laneOf(textLane), unit, task);
 	const all = () => joinImages(place.lanes.map((lane) => imagesOf(laneOf(lane), task, images)));
 	const features = place.wantsImages ? { [visionModule]: shareOfImages(all(), place.share, 0) } : {};
 	return { microbatch: { text, features }, places };
 }
 
 /** One sequence a prompt, and one of padding where the tokens are no multiple of `unit`. */
-function textOf(prompts: readonly LabelledPrompt[], unit: number): Microbatch {
+function textOf(prompts: readonly LabelledPrompt[], unit: number, task: VisionLanguageTask): Microbatch {
 	const own = prompts.map(({ ids }) => ids.length);
 	const used = own.reduce((sum, length) => sum + length, 0);
 	const padding = (unit - (used % unit)) % unit;
@@ -76,8 +76,14 @@ function textOf(prompts: readonly LabelledPrompt[], unit: number): Microbatch {
 	const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 	// Image rows are counted by prompt: padding belongs to the last one.
 	const samples = own.map((length, index) => (index === own.length - 1 ? length + padding : length));
-	return { ids, labels, lossMask, lengths, samples };
+	const { mrope, tower, imageTokenId: placeholder } = task;
+	const grids = mrope ? prompts.flatMap((prompt) => gridsOf(prompt, tower)) : [];
+	const positions = mediaPositions({ ids, lengths }, grids, { placeholder, merge: tower.pixelShuffle ? 2 : 1 });
+	return { ids, labels, lossMask, lengths, samples, ...(positions && { positions }) };
 }
+
+const gridsOf = ({ images }: EncodedPrompt, { patchSize }: VisionLanguageTask["tower"]) =>
+	images.flatMap(({ plan }) => patchGrids(plan, patchSize));
 
 function imagesOf(
 	prompts: readonly EncodedPrompt[],
@@ -86,12 +92,10 @@ function imagesOf(
 ): ImageSet {
 	const all = prompts.flatMap((prompt) => prompt.images);
 	const patches = all.flatMap((image) => imagePatches(images, { ...image, statistics }, tower.patchSize));
-	const grids = all.map(({ plan }) => patchGrids(plan, tower.patchSize));
+	const grids = prompts.map((prompt) => gridsOf(prompt, tower));
 	return {
 		patches: joined(patches),
 		grids: grids.flat(),
-		imagesPerSample: prompts.map((prompt) =>
-			prompt.images.reduce((sum, { plan }) => sum + patchGrids(plan, tower.patchSize).length, 0),
-		),
+		imagesPerSample: grids.map(({ length }) => length),
 	};
 }

@@ -151,7 +151,8 @@ export class RankPasses {
 		for (const { edge } of ofEncoders) edge.settle();
 		if (language === null) return null;
 		const imageTokenId = entering === undefined ? -1 : placeholders.get(entering.from.module)!;
-		const text = { ids: splitIds(prompts.text), rows, imageTokenId, ...(numbers && { numbers }) };
+		const { positions } = prompts.text;
+		const text = { ids: splitIds(prompts.text), rows, imageTokenId, positions, ...(numbers && { numbers }) };
 		const stages = new Map(
 			edges.filter(({ from }) => from.module === shape.pipeline).map(({ to, edge }) => [to.index, edge]),
 		);

@@ -87,7 +87,7 @@ function cachedSteps(model: HybridModel, until: (sequence: number) => number = (
 	for (let taken = 0; taken < steps; taken++) {
 		const active = sequences.flatMap((ids, s) => {
 			const length = prompts[s]! + taken;
-			return taken < until(s) ? [{ sequence: s, id: ids[length]!, length }] : [];
+			return taken < until(s) ? [{ sequence: s, id: ids[length]!, length, shift: 0 }] : [];
 		});
 		const row = logitsOf(model, step.of(active).forward);
 		for (const [index, { sequence }] of active.entries()) found[sequence]!.push(row(index).slice());

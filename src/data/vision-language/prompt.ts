@@ -125,31 +125,33 @@ interface CaptionPrompts {
 }
 
 /** Cuts the sequences of a microbatch, a sample each, before the first run of tokens that count; a damaged one has none. */
-export function captionPrompts({ ids, labels, lengths }: Microbatch, endId: number): CaptionPrompts {
-	const prompts: Int32Array[] = [];
+export function captionPrompts({ ids, labels, lengths, positions }: Microbatch, endId: number): CaptionPrompts {
+	const kept: number[] = [];
 	const truths: number[][] = [];
 	let begin = 0;
-	for (const length of lengths) {
+	const cut = lengths.map((length) => {
 		const own = labels.subarray(begin, begin + length);
 		const first = own.findIndex((label) => label !== ignored);
 		const end = own.findIndex((label, i) => i >= first && (label === ignored || label === endId));
-		if (first === -1) {
-			prompts.push(ids.subarray(begin, begin + length));
-			truths.push([]);
-			begin += length;
-			continue;
-		}
-		prompts.push(ids.subarray(begin, begin + first + 1));
-		truths.push([...own.subarray(first, end === -1 ? length : end)]);
+		truths.push(first === -1 ? [] : [...own.subarray(first, end === -1 ? length : end)]);
+		const asked = first === -1 ? length : first + 1;
+		for (let token = begin; token < begin + asked; token++) kept.push(token);
 		begin += length;
-	}
-	const all = Int32Array.from(prompts.flatMap((prompt) => [...prompt]));
+		return asked;
+	});
+	const axes =
+		positions &&
+		Int32Array.from({ length: (positions.length / ids.length) * kept.length }, (_, at) => {
+			const axis = Math.floor(at / kept.length);
+			return positions[axis * ids.length + kept[at % kept.length]!]!;
+		});
 	return {
 		prompts: {
-			ids: all,
-			labels: new Int32Array(all.length).fill(ignored),
-			lossMask: new Float32Array(all.length),
-			lengths: prompts.map(({ length }) => length),
+			ids: Int32Array.from(kept, (token) => ids[token]!),
+			labels: new Int32Array(kept.length).fill(ignored),
+			lossMask: new Float32Array(kept.length),
+			lengths: cut,
+			...(axes && { positions: axes }),
 		},
 		truths,
 	};
