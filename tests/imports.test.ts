@@ -166,7 +166,7 @@ const readThemselves = [
 	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/line-connection.ts"],
 	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/library.ts"],
 	...[
-		"checkpoint/native/save-worker.ts",
+		"checkpoint/remote/checkpoint-store.ts",
 		"observe/trace/tracer.ts",
 		"parity/verify/reference.ts",
 		"parity/verify/verify.ts",

@@ -88,6 +88,8 @@ export { canonicalLayout, type Json, type Manifest, type NativeLayout } from "./
 export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
 export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
 export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
+export { type CheckpointStore, localFolder, openStore } from "./remote/checkpoint-store.ts";
+export { isStoreUrl, requireFolder } from "./remote/object-store.ts";
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
 export {
@@ -100,6 +102,7 @@ export {
 	typeOf,
 } from "./store.ts";
 export {
+	bringChosen,
 	openChecked,
 	readStoredDataKeys,
 	requireOwnSteps,

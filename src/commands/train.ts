@@ -2,11 +2,12 @@
 import { availableParallelism, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { defaultOffset } from "../config/derive.ts";
+import { parseFlags } from "../config/flags.ts";
 import { configurationJson, configurationTable } from "../config/print.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
-import type { TrainingConfiguration } from "../config/schema.ts";
+import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
-import type { Place } from "../launch/place.ts";
+import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import type { Topology, World } from "../parallel/index.ts";
@@ -46,31 +47,54 @@ export default configuredCommand({
 	run: async (args) => {
 		const { sequencesOfEpoch } = await import("../train/feed/data-room.ts");
 		let stored: readonly Entry[] = [];
-		const { placeFromEnvironment } = await import("../launch/place.ts");
 		const ranks = placeFromEnvironment()?.worldSize ?? null;
-		const resolved = await onThisMachine((gpus) =>
-			configurationOfArguments(args, ownFlags, {
-				beneath: (given) => {
-					stored = storedEntries(given);
-					return stored;
-				},
-				epoch: sequencesOfEpoch,
-				gpus,
-				ranks,
-			}),
-		);
+		const resolve = () =>
+			onThisMachine((gpus) =>
+				configurationOfArguments(args, ownFlags, {
+					beneath: (given) => {
+						stored = storedEntries(given);
+						return stored;
+					},
+					epoch: sequencesOfEpoch,
+					gpus,
+					ranks,
+				}),
+			);
+		await bringLists(args);
+		let resolved = await resolve();
+		// A file may name a store too.
+		const { refreshStores } = await import("../train/restart/object-stores.ts");
+		if (!hasLauncher() && (await refreshStores(resolved.configuration))) resolved = await resolve();
 		const text = await printout(resolved);
 		if (text === null) await train({ ...resolved, notes: [...resolved.notes, ...changesSince(stored, resolved)] });
 		else print(text);
 	},
 });
 
+function hasLauncher(): boolean {
+	return (placeFromEnvironment()?.launcher ?? null) !== null;
+}
+
+/** Brings the list of checkpoints in a store that a flag names, whose newest describes the run; a launcher does so for its ranks. */
+async function bringLists(args: readonly string[]): Promise<void> {
+	const values = parseFlags(args, ownFlags).entries;
+	const given = (key: Key) => {
+		const value = values.findLast((entry) => entry.key === key)?.value;
+		return typeof value === "string" ? value : null;
+	};
+	if (hasLauncher() || !given("load")?.includes("://")) return;
+	const { refreshStores } = await import("../train/restart/object-stores.ts");
+	await refreshStores({
+		...{ load: given("load"), stagingDir: given("staging-dir") },
+		...{ save: null, pretrainedCheckpoint: null },
+	});
+}
+
 /** Resolves the configuration with the number of visible GPUs where a default depends on it. */
 async function onThisMachine(resolve: (gpus: number | null) => ResolvedConfiguration): Promise<ResolvedConfiguration> {
 	const resolved = resolve(null);
 	const { configuration: c, origins, command } = resolved;
 	const decides = origins["llm-offset"].source === "derived" && defaultOffset(c, 1) !== c.llmOffset;
-	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const several = (placeFromEnvironment()?.worldSize ?? 1) > 1 || command.nproc !== undefined;
 	if (!decides || several) return resolved;
 	const { visibleGpus } = await import("../native/open-device.ts");
@@ -110,7 +134,6 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	checkRankCount(topology, command.nproc);
 	await checkHost(configuration, topology, startsTheRun());
 	const options = rankOptions(configuration, topology, topology.worldSize - 1);
-	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const { requireMemory } = await import("../plan/require-memory.ts");
 	const { requireStart } = await import("../train/restart/before-training.ts");
 	const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
@@ -132,7 +155,6 @@ async function checkHost(c: TrainingConfiguration, topology: Topology, startsThe
 		warn(`threads ${c.threads}: this process may use ${counted(cores, "core")}, and more threads only wait for them.`);
 	}
 	const { requireDataRoom } = await import("../train/feed/data-room.ts");
-	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const here = ranksOfHost(placeFromEnvironment(), topology.worldSize);
 	const crowded = here === null ? null : requireDataRoom(c, topology, here, { memory: totalmem(), cores });
 	if (crowded !== null) warn(crowded);
@@ -164,7 +186,6 @@ function ranksOfHost(place: Place | null, worldSize: number): number[] | null {
 
 /** Checks the starting checkpoint and every folder and file that the run will write; a launcher checks for its ranks. */
 async function tryStart(c: TrainingConfiguration): Promise<void> {
-	const { placeFromEnvironment } = await import("../launch/place.ts");
 	const place = placeFromEnvironment();
 	if (place !== null && place.launcher !== null) return;
 	const { requireStart } = await import("../train/restart/before-training.ts");
@@ -172,7 +193,12 @@ async function tryStart(c: TrainingConfiguration): Promise<void> {
 	if (place === null) requireStart(c);
 	const { save, saveHf, flightRecorderDir, dataSkippedFile, profileFile } = c;
 	const { tryFile, tryFolder } = await import("../checkpoint/save-folder.ts");
-	if (save !== null) tryFolder(`--save ${save}`, save);
+	if (save !== null) {
+		const { openStore } = await import("../checkpoint/index.ts");
+		const store = openStore(save, c.stagingDir);
+		await store.probe();
+		tryFolder(`--save ${save}`, store.folder);
+	}
 	// --save-hf is built beside its final path.
 	if (saveHf !== null) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
 	if (flightRecorderDir !== null) tryFolder(`--flight-recorder-dir ${flightRecorderDir}`, flightRecorderDir);

@@ -127,7 +127,7 @@ export function wandbFolder({
 	wandbProject,
 	save,
 }: Pick<TrainingConfiguration, "wandbSaveDir" | "wandbProject" | "save">): string | null {
-	return wandbSaveDir ?? (wandbProject === null || save === null ? null : join(save, "wandb"));
+	return wandbSaveDir ?? (wandbProject === null || save === null || save.includes("://") ? null : join(save, "wandb"));
 }
 
 /** Whether only Energon data have such a path: a URL, folder, JSONL file or metadataset. */

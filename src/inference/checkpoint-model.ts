@@ -16,6 +16,7 @@ import {
 	openPretrained,
 	type Pretrained,
 	readImageProcessor,
+	requireFolder,
 	requireTensors,
 	restoreTensors,
 	TrainingTensors,
@@ -96,6 +97,7 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 }
 
 function requireNative(path: string): void {
+	requireFolder(path);
 	if (isCheckpoint(path)) return;
 	const format = detectFormat(path);
 	const hint =

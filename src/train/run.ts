@@ -1,6 +1,7 @@
 /** `mimo train` on one rank: from the resolved configuration to the finished training. */
 import { createHash } from "node:crypto";
 import { resolve } from "node:path";
+import { isStoreUrl } from "../checkpoint/index.ts";
 import { plannedIterations, wandbFolder } from "../config/derive.ts";
 import { describeExpertPath } from "../config/fused-mlp.ts";
 import { shownConfiguration } from "../config/print.ts";
@@ -212,7 +213,7 @@ async function requeue(): Promise<void> {
  * another folder, or saves none, is a training of its own.
  */
 function trainingName(lineage: string, save: string | null): string {
-	const folder = save === null ? crypto.randomUUID() : resolve(save);
+	const folder = save === null ? crypto.randomUUID() : isStoreUrl(save) ? save : resolve(save);
 	return createHash("sha256").update(`${lineage}\n${folder}`).digest("hex");
 }
 

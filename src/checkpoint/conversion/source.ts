@@ -8,6 +8,7 @@ import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { Manifest, NativeObject } from "../native/manifest.ts";
 import { isCheckpoint } from "../native/reader.ts";
+import { requireFolder } from "../remote/object-store.ts";
 import type { TensorStore } from "../store.ts";
 
 export const formats = ["hf", "native", "torch_dist"] as const;
@@ -78,6 +79,7 @@ export function detectFormat(path: string): FormatName | null {
 
 /** The format of a path, which must be what `expected` says if it is given. */
 export function requireFormat(path: string, expected: FormatName | null): FormatName {
+	requireFolder(path);
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	const found = detectFormat(path);
 	if (expected !== null) {

@@ -20,7 +20,13 @@ import {
 	type NativeTensor,
 	parseManifest,
 } from "./manifest.ts";
-import { leftoverPattern, objectsName } from "./writer.ts";
+import { leftoverPattern } from "./writer.ts";
+
+/**
+ * A file beside an index that says that the folder is a local copy of a checkpoint in an object store, and may have the index alone. Its
+ * text is the tag of the index there.
+ */
+export const copyTagName = "index.etag";
 
 /** latest.json has five short fields. */
 const latestLimits: JsonLimits = { bytes: 2 ** 16, values: 64, depth: 4 };
@@ -87,7 +93,8 @@ export class NativeCheckpoint implements TensorStore {
 			throw new UserError(`${index} is damaged: its checksum is not the one in ${latestName}.`);
 		}
 		const manifest = parseManifest(text, index);
-		for (const [name, { bytes }] of Object.entries(manifest.files)) {
+		const copy = existsSync(join(folder, copyTagName));
+		for (const [name, { bytes }] of copy ? [] : Object.entries(manifest.files)) {
 			const file = join(folder, name);
 			if (!existsSync(file)) throw new UserError(`${folder} is torn: ${name} is missing.`);
 			const { size } = statSync(file);
@@ -130,7 +137,7 @@ export class NativeCheckpoint implements TensorStore {
 	readObject(name: string): Uint8Array {
 		const object = this.manifest.objects[name];
 		if (!object) throw new UserError(`${this.path} has no object ${name}.`);
-		const file = this.#files.get(objectsName);
+		const file = this.#files.get(objectsFile(this.manifest));
 		const { bytes: stored } = file.information(name);
 		if (stored !== object.bytes) {
 			throw new UserError(`${file.path}: object ${name} has ${stored} bytes, ${indexName} says ${object.bytes}.`);
@@ -195,15 +202,53 @@ export class NativeCheckpoint implements TensorStore {
 	}
 
 	#openFile(name: string): SafetensorsFile {
-		const file = openSafetensors(join(this.path, name), { followLinks: false });
-		const sum = new Bun.CryptoHasher("sha256").update(file.readHeader()).digest("hex");
-		if (sum === this.manifest.files[name]?.headerSha256) return file;
-		file[Symbol.dispose]();
-		throw new UserError(`${join(this.path, name)} is damaged: the checksum of its header differs.`);
+		return openFile(this.path, name, this.manifest);
 	}
 
 	[Symbol.dispose](): void {
 		this.#files[Symbol.dispose]();
+	}
+}
+
+/** Opens a file of a checkpoint; its header has the checksum that the index says. */
+function openFile(folder: string, name: string, { files }: Pick<Manifest, "files">): SafetensorsFile {
+	const file = openSafetensors(join(folder, name), { followLinks: false });
+	const sum = new Bun.CryptoHasher("sha256").update(file.readHeader()).digest("hex");
+	if (sum === files[name]?.headerSha256) return file;
+	file[Symbol.dispose]();
+	throw new UserError(`${join(folder, name)} is damaged: the checksum of its header differs.`);
+}
+
+/** The file that holds the objects: the only one outside data/. */
+function objectsFile({ files }: Pick<Manifest, "files">): string {
+	return Object.keys(files).find((name) => !name.startsWith("data/")) ?? "objects.safetensors";
+}
+
+/** Compares every value in a file of a checkpoint with its checksum; the sentence about the first that differs, or null. */
+export function fileDamage(folder: string, name: string, manifest: Manifest): string | null {
+	const chunks = Object.values(manifest.tensors).flatMap(({ chunks }) => chunks.filter(({ file }) => file === name));
+	const objects = name === objectsFile(manifest) ? Object.entries(manifest.objects) : [];
+	const sums = new Map([
+		...chunks.map(({ name, sha256 }) => [name, sha256] as const),
+		...objects.map(([name, { sha256 }]) => [name, sha256] as const),
+	]);
+	try {
+		using file = openFile(folder, name, manifest);
+		const buffer = new Uint8Array(2 ** 20);
+		for (const [tensor, sha256] of sums) {
+			const { bytes } = file.information(tensor);
+			const hasher = new Bun.CryptoHasher("sha256");
+			for (let at = 0; at < bytes; at += buffer.length) {
+				const piece = buffer.subarray(0, Math.min(buffer.length, bytes - at));
+				file.readInto(tensor, at, piece);
+				hasher.update(piece);
+			}
+			if (hasher.digest("hex") !== sha256) return `the checksum of ${tensor} differs`;
+		}
+		return null;
+	} catch (error) {
+		if (!(error instanceof UserError)) throw error;
+		return error.message.replace(/\.$/, "");
 	}
 }
 

@@ -6,6 +6,7 @@
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { openWorker } from "../../system/worker.ts";
+import type { CheckpointStore, StoreReference } from "../remote/checkpoint-store.ts";
 import { indexName } from "./manifest.ts";
 import { latestIteration, listIterations } from "./reader.ts";
 import type { CheckpointDescription, ShardEntry } from "./writer.ts";
@@ -21,7 +22,10 @@ export interface SnapshotEntry extends Omit<ShardEntry, "data"> {
 /** Writes a rank's boxes and its report into the folder of a save. */
 export interface WriteJob {
 	readonly kind: "write";
+	readonly store: StoreReference;
+	/** On this host. */
 	readonly folder: string;
+	readonly iteration: number;
 	readonly rank: number;
 	readonly entries: readonly SnapshotEntry[];
 	readonly fileBytes?: number;
@@ -30,7 +34,7 @@ export interface WriteJob {
 /** Makes a checkpoint of the files that all ranks have written, and deletes checkpoints that are not to be kept. */
 export interface PublishJob {
 	readonly kind: "publish";
-	readonly root: string;
+	readonly store: StoreReference;
 	readonly folder: string;
 	readonly iteration: number;
 	readonly ranks: number;
@@ -141,8 +145,12 @@ export interface Retention {
  * Deletes the checkpoints that the policy does not keep, never the one that `latest` names. The index is deleted first,
  * so that a half-deleted checkpoint is not taken for a whole one. Returns the deleted folders' names.
  */
-export function applyRetention(root: string, { keep, retainInterval, own = null }: Retention): string[] {
+export async function applyRetention(
+	store: Pick<CheckpointStore, "folder" | "remove">,
+	{ keep, retainInterval, own = null }: Retention,
+): Promise<string[]> {
 	if (!keep && !retainInterval) return [];
+	const root = store.folder;
 	const latest = latestIteration(root);
 	const iterations = listIterations(root).filter((name) => name !== "release" && (own === null || own.includes(name)));
 	const newest = new Set(iterations.slice(-(keep || 1)));
@@ -152,6 +160,7 @@ export function applyRetention(root: string, { keep, retainInterval, own = null 
 		return !newest.has(name) && !retained && iteration !== latest;
 	});
 	for (const name of deleted) {
+		await store.remove(name);
 		const index = join(root, name, indexName);
 		if (existsSync(index)) rmSync(index);
 		rmSync(join(root, name), { recursive: true, force: true });

@@ -1,9 +1,9 @@
 /** The thread of SaveThread: an entry point of its own. */
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { type Library, openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
-import { fileError } from "../../system/system-errors.ts";
+import { storeOf } from "../remote/checkpoint-store.ts";
 import { bytesOfType } from "../store.ts";
 import { indexName } from "./manifest.ts";
 import {
@@ -14,7 +14,7 @@ import {
 	setState,
 	type WriteJob,
 } from "./save-thread.ts";
-import { iterationName, NativeSave, type ShardReport, writeShard } from "./writer.ts";
+import { iterationName, NativeSave, writeShard } from "./writer.ts";
 import { lockLost } from "./writer-lock.ts";
 
 declare const self: Worker;
@@ -25,59 +25,50 @@ const library = openLibrary("cpu");
 self.onmessage = async ({ data: { job, status } }: MessageEvent<SaveMessage>) => {
 	setState(status, "running");
 	try {
-		runSaveJob(job, await library);
+		await runSaveJob(job, await library);
 		setState(status, "done");
 	} catch (error) {
 		setState(status, "failed", (error as Error).message);
 	}
 };
 
-// The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report through files of the save's folder.
+// The two jobs of a save: every rank writes, then rank 0 publishes. Ranks report by way of the store.
 
 /** Runs a job. `library` hashes the written bytes. */
-function runSaveJob(job: SaveJob, library: Library): void {
-	if (job.kind === "write") write(job, library);
-	else publish(job);
+async function runSaveJob(job: SaveJob, library: Library): Promise<void> {
+	if (job.kind === "write") await write(job, library);
+	else await publish(job);
 }
 
-const reportsName = "reports";
-
-function reportPath(folder: string, rank: number): string {
-	return join(folder, reportsName, `r${String(rank).padStart(5, "0")}.json`);
-}
-
-function write({ folder, rank, entries, fileBytes }: WriteJob, library: Library): void {
+async function write({ store: reference, folder, iteration, rank, entries, fileBytes }: WriteJob, library: Library) {
+	const store = storeOf(reference);
+	const save = { folder, name: iterationName(iteration) };
 	const boxes = entries.map(({ memory, byteOffset, ...entry }) => ({
 		...entry,
 		data: () => new Uint8Array(memory, byteOffset, bytesOfType({ dtype: entry.dtype, shape: entry.sizes })),
 	}));
-	const report = writeShard(folder, rank, boxes, { library, ...(fileBytes ? { fileBytes } : {}) });
-	const path = reportPath(folder, rank);
-	try {
-		mkdirSync(join(folder, reportsName), { recursive: true });
-		writeFileSync(path, JSON.stringify(report));
-	} catch (error) {
-		throw fileError("write", path, error);
-	}
+	// A host that shares no disk with rank 0's has no such folder yet.
+	if (store.staged) mkdirSync(join(folder, "data"), { recursive: true });
+	const suffix = store.suffix(save);
+	const report = writeShard(folder, rank, boxes, { library, suffix, ...(fileBytes ? { fileBytes } : {}) });
+	await store.deliver(save, rank, report);
 }
 
-function publish({ root, folder, iteration, ranks, description, retention, lock }: PublishJob): void {
-	const reports = Array.from({ length: ranks }, (_, rank): ShardReport => {
-		const path = reportPath(folder, rank);
-		try {
-			return JSON.parse(readFileSync(path, "utf8"));
-		} catch (error) {
-			throw fileError("read", path, error);
-		}
-	});
+async function publish({ store: reference, folder, iteration, ranks, description, retention, lock }: PublishJob) {
+	const store = storeOf(reference);
+	const name = iterationName(iteration);
+	const save = { folder, name };
+	const root = store.folder;
+	const reports = await store.collect(save, ranks);
 	const lost = lock === null ? null : lockLost(lock);
 	if (lost !== null) throw new UserError(lost);
 	const { own = null } = retention;
-	const name = iterationName(iteration);
 	if (own !== null && !own.includes(name) && existsSync(join(root, name, indexName))) {
 		throw new UserError(`${join(root, name)} was put there while this run trained; --save-over replaces it.`);
 	}
-	rmSync(join(folder, reportsName), { recursive: true });
-	new NativeSave(root, iteration, folder).publish(reports, description);
-	applyRetention(root, { ...retention, own: own === null ? null : [...own, name] });
+	await new NativeSave(root, iteration, folder).publish(reports, description, {
+		suffix: store.suffix(save),
+		commit: async (latest) => await store.commit(save, latest, { foreign: own === null }),
+	});
+	await applyRetention(store, { ...retention, own: own === null ? null : [...own, name] });
 }

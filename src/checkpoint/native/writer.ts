@@ -32,7 +32,6 @@ import {
 import { newRunName } from "./writer-lock.ts";
 
 export const defaultFileBytes = 2 ** 32;
-export const objectsName = "objects.safetensors";
 
 /** A box of a tensor of a shape, which a rank writes. `data` is called once, when its turn comes. */
 export interface ShardEntry extends Box, TensorEntry {}
@@ -74,12 +73,14 @@ export function writeShard(
 		readonly fileBytes?: number;
 		readonly onBytes?: (bytes: number) => void;
 		readonly library?: Library | undefined;
+		/** End of the files' names. */
+		readonly suffix?: string;
 	} & Durability = {},
 ): ShardReport {
 	const files: Record<string, NativeFile> = {};
 	const chunks: ShardReport["chunks"][number][] = [];
 	splitFiles(entries, options.fileBytes ?? defaultFileBytes).forEach((group, index) => {
-		const file = `data/r${String(rank).padStart(5, "0")}-${String(index).padStart(3, "0")}.safetensors`;
+		const file = `data/${rankName(rank)}-${String(index).padStart(3, "0")}${options.suffix ?? ""}.safetensors`;
 		using output = new OutputFile(join(folder, file), options);
 		const boxes = group.map((entry) => ({ ...entry, shape: entry.sizes, name: chunkName(entry) }));
 		const { headerSha256, sums } = streamHashed(output, boxes, options);
@@ -91,6 +92,11 @@ export function writeShard(
 		}
 	});
 	return { files, chunks };
+}
+
+/** How the names of a rank's files begin. */
+export function rankName(rank: number): string {
+	return `r${String(rank).padStart(5, "0")}`;
 }
 
 /** Name of a chunk inside its file: the tensor's, "@", the offsets. */
@@ -245,20 +251,25 @@ export class NativeSave {
 
 	/**
 	 * Makes a checkpoint from the reports of all ranks and lets `latest` point at it. An older checkpoint of the same
-	 * iteration is replaced. Returns its folder.
+	 * iteration is replaced. `commit` is called with the text of `latest` when the folder is complete and before it gets its name;
+	 * `suffix` ends the name of the objects' file. Returns the checkpoint's folder.
 	 */
-	publish(reports: readonly ShardReport[], description: Omit<CheckpointDescription, "iteration">): string {
+	async publish(
+		reports: readonly ShardReport[],
+		description: Omit<CheckpointDescription, "iteration">,
+		{ commit, suffix }: { readonly commit?: (latest: string) => Promise<void>; readonly suffix?: string } = {},
+	): Promise<string> {
 		const target = join(this.root, iterationName(this.iteration));
 		try {
-			const indexSha256 = writeIndex(this.folder, reports, { ...description, iteration: this.iteration });
+			const indexSha256 = writeIndex(this.folder, reports, { ...description, iteration: this.iteration }, { suffix });
+			const latest = { format: formatName, iteration: this.iteration, dir: basename(target), indexSha256 };
+			const text = `${sortedJson(latest)}\n`;
+			await commit?.(text);
 			const old = existsSync(target) ? `${this.folder}-old` : null;
 			if (old) renameSync(target, old);
 			renameSync(this.folder, target);
 			syncFolder(this.root);
-			const latest = { format: formatName, iteration: this.iteration, dir: basename(target), indexSha256 };
-			writeFileAtomically(join(this.root, latestName), (file) =>
-				file.write(new TextEncoder().encode(`${sortedJson(latest)}\n`)),
-			);
+			writeFileAtomically(join(this.root, latestName), (file) => file.write(new TextEncoder().encode(text)));
 			if (old) rmSync(old, { recursive: true, force: true });
 		} catch (error) {
 			if (error instanceof UserError || (error as NodeJS.ErrnoException).code === undefined) throw error;
@@ -311,20 +322,21 @@ export function writeIndex(
 	folder: string,
 	reports: readonly ShardReport[],
 	description: CheckpointDescription,
-	durability: Durability = {},
+	{ suffix = "", ...durability }: Durability & { readonly suffix?: string | undefined } = {},
 ): string {
 	const tensors = joinReports(folder, reports);
 	const objects: Record<string, NativeObject> = {};
 	const files = Object.assign({}, ...reports.map((report) => report.files)) as Record<string, NativeFile>;
 	const entries = Object.entries(description.objects ?? {});
 	if (entries.length > 0) {
-		using output = new OutputFile(join(folder, objectsName), durability);
+		const file = `objects${suffix}.safetensors`;
+		using output = new OutputFile(join(folder, file), durability);
 		const { headerSha256, sums } = streamHashed(
 			output,
 			entries.map(([name, { bytes }]) => ({ name, dtype: "U8", shape: [bytes.byteLength], data: () => bytes })),
 		);
 		output.close();
-		files[objectsName] = { bytes: output.position, headerSha256 };
+		files[file] = { bytes: output.position, headerSha256 };
 		for (const [name, { encoding, bytes }] of entries) {
 			objects[name] = { encoding, bytes: bytes.byteLength, sha256: sums.get(name)! };
 		}

@@ -12,6 +12,7 @@ import { UserError } from "../../system/errors.ts";
 import { indexName } from "../native/manifest.ts";
 import { isCheckpoint, latestIteration, listIterations, NativeCheckpoint } from "../native/reader.ts";
 import { iterationName } from "../native/writer.ts";
+import { type CheckpointStore, localFolder, type Share } from "../remote/checkpoint-store.ts";
 import { describedModel } from "./record.ts";
 
 interface Choice {
@@ -72,6 +73,54 @@ function candidates({ path, iteration }: Choice): string[] {
 			.reverse()
 			.map((name) => join(path, name)),
 	];
+}
+
+/** Ranks that wait for files of a store look together this often, in milliseconds: a run without progress counts as stuck. */
+const longestWait = 5000;
+
+/**
+ * Brings the checkpoint that `openChecked` will open from a store to every host, each rank a `share` of its host's files. Every rank
+ * of `world` calls this together. Throws the same UserError everywhere.
+ */
+export async function bringChosen(store: CheckpointStore, choice: Choice, world: Group, share: Share): Promise<void> {
+	if (!store.staged) return;
+	const [text] = exchangeTexts(world, world.rank === 0 ? JSON.stringify(stagedNames(choice)) : "") as [string];
+	let damage = "";
+	for (const name of JSON.parse(text) as string[]) {
+		let failure: string | null = null;
+		const work = store.bring(name, share).then(
+			() => {
+				failure = "";
+			},
+			(error) => {
+				if (!(error instanceof UserError)) throw error;
+				failure = error.message;
+			},
+		);
+		const look = () => exchangeTexts(world, JSON.stringify(failure)).map((text) => JSON.parse(text) as string | null);
+		let states: (string | null)[];
+		do {
+			await Promise.race([work, Bun.sleep(longestWait)]);
+			states = look();
+		} while (states.includes(null));
+		const failed = states.find((state) => state !== "");
+		if (failed === undefined) return;
+		damage ||= failed!;
+		if (!choice.allowFallback) throw new UserError(`${damage} An older checkpoint is taken with --allow-fallback.`);
+	}
+	if (damage !== "") throw new UserError(`${damage} There is no good checkpoint in ${store.path}.`);
+}
+
+/** Names of the candidates below their folder; "" is the folder itself. */
+function stagedNames(choice: Choice): string[] {
+	const { path } = choice;
+	const names = candidates(choice).map((candidate) => (candidate === path ? newestName(path) : basename(candidate)));
+	return [...new Set(names)];
+}
+
+function newestName(path: string): string {
+	if (existsSync(join(path, indexName))) return "";
+	return latestName(path) || (listIterations(path).at(-1) ?? "");
 }
 
 /** Opens a checkpoint and checks this rank's share of its bytes; damage that any rank finds counts for all. */
@@ -183,10 +232,14 @@ interface StoredConfiguration {
  * its weights are loaded, and where it is damaged: the ranks name the damage, or take an older one.
  */
 export function storedConfiguration(given: (key: Key) => unknown): StoredConfiguration | null {
-	const [load, step] = [given("load"), given("ckpt-step")];
-	if (typeof load !== "string" || given("finetune") === true || !isCheckpoint(load)) return null;
+	const [load, step, staging] = [given("load"), given("ckpt-step"), given("staging-dir")];
+	if (typeof load !== "string" || given("finetune") === true) return null;
+	const folder = localFolder(load, typeof staging === "string" ? staging : null);
+	if (!isCheckpoint(folder)) return null;
 	try {
-		using checkpoint = NativeCheckpoint.openExactly(typeof step === "number" ? join(load, iterationName(step)) : load);
+		using checkpoint = NativeCheckpoint.openExactly(
+			typeof step === "number" ? join(folder, iterationName(step)) : folder,
+		);
 		return { path: checkpoint.path, values: describedModel(checkpoint.manifest) };
 	} catch (error) {
 		if (error instanceof UserError) return null;

@@ -3,19 +3,20 @@
  * all have written rank 0's thread publishes. Ranks agree on how far they are by looking together, once a step.
  */
 import { mkdirSync } from "node:fs";
+import { hostname } from "node:os";
 import { basename, join } from "node:path";
 import { exchangeTexts, type Group } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import { type Retention, SaveThread } from "../native/save-thread.ts";
 import { type CheckpointDescription, iterationName, NativeSave } from "../native/writer.ts";
-import { lockLost, type WriterLock } from "../native/writer-lock.ts";
+import { lockLost, newRunName, type WriterLock } from "../native/writer-lock.ts";
+import type { CheckpointStore } from "../remote/checkpoint-store.ts";
 import { roomProblem } from "../save-folder.ts";
 import { SnapshotMemory, takeSnapshot } from "./snapshot.ts";
 import type { TrainingTensors } from "./tensors.ts";
 
 export interface SaverOptions {
-	/** Folder of the checkpoints. */
-	readonly root: string;
+	readonly store: CheckpointStore;
 	/** Every rank of the run. */
 	readonly world: Group;
 	readonly tensors: TrainingTensors;
@@ -82,15 +83,22 @@ export class CheckpointSaver implements Disposable {
 	 * with a sentence of rank 0, or is a warning where a save may fail. Every rank calls this together.
 	 */
 	requireRoom(): void {
-		const { root, world, tensors, withOptimizer, goesOnAfterFailure, warn } = this.options;
-		const all = exchangeTexts(world, String(tensors.writtenBytes(withOptimizer)));
-		const bytes = all.reduce((sum, own) => sum + Number(own), 0);
-		const own = world.rank === 0 ? roomProblem(`--save ${root}: a checkpoint`, root, bytes) : null;
-		const [problem] = exchangeTexts(world, own ?? "") as [string];
-		if (problem === "") return;
+		const { store, world, tensors, withOptimizer, goesOnAfterFailure, warn } = this.options;
+		const { path, folder, staged } = store;
+		// The disk of a host holds what is on its way to an object store from its ranks.
+		const host = staged ? hostname() : "";
+		const all = exchangeTexts(world, `${tensors.writtenBytes(withOptimizer)} ${host}`).map((text) => text.split(" "));
+		const bytes = all.reduce((sum, [own, where]) => sum + (where === host ? Number(own) : 0), 0);
+		const looks = staged || world.rank === 0;
+		const own = looks
+			? roomProblem(`--save ${path}: a checkpoint${staged ? ` on its way, in ${folder},` : ""}`, folder, bytes)
+			: null;
+		const problems = exchangeTexts(world, own ?? "");
+		const problem = problems.find((text) => text !== "");
+		if (problem === undefined) return;
 		if (goesOnAfterFailure) warn(problem);
-		else if (world.rank === 0) throw new UserError(problem);
-		// Ends when rank 0 does.
+		else if (world.rank === problems.indexOf(problem)) throw new UserError(problem);
+		// Ends when that rank does.
 		else world.barrier();
 	}
 
@@ -98,7 +106,7 @@ export class CheckpointSaver implements Disposable {
 	start(iteration: number, description: Omit<CheckpointDescription, "iteration">): void {
 		const started = performance.now();
 		if (this.#saving) this.finish();
-		const { root, world, tensors, withOptimizer } = this.options;
+		const { store, world, tensors, withOptimizer } = this.options;
 		this.#failed = false;
 		const [begun] = exchangeTexts(world, world.rank === 0 ? this.#begin(iteration) : "") as [string];
 		const { folder, failure } = JSON.parse(begun) as { folder: string | null; failure: string | null };
@@ -107,8 +115,8 @@ export class CheckpointSaver implements Disposable {
 			return;
 		}
 		const entries = takeSnapshot(tensors, this.#memory, withOptimizer);
-		const own = join(root, basename(folder));
-		this.#thread.start({ kind: "write", folder: own, rank: world.rank, entries });
+		const own = join(store.folder, basename(folder));
+		this.#thread.start({ ...this.#job(), kind: "write", folder: own, iteration, rank: world.rank, entries });
 		this.#saving = {
 			iteration,
 			folder: own,
@@ -137,13 +145,20 @@ export class CheckpointSaver implements Disposable {
 		}
 	}
 
+	#job(): { readonly store: { readonly path: string; readonly folder: string; readonly staged: boolean } } {
+		const { path, folder, staged } = this.options.store;
+		return { store: { path, folder, staged } };
+	}
+
 	/** Rank 0's answer to all ranks: the folder to write to, or the reason why there is none. */
 	#begin(iteration: number): string {
-		const { root, run, lock = null } = this.options;
+		const { store, run, lock = null } = this.options;
 		try {
-			mkdirSync(root, { recursive: true });
+			mkdirSync(store.folder, { recursive: true });
 			lock?.require();
-			return JSON.stringify({ folder: NativeSave.begin(root, iteration, run).folder, failure: null });
+			// Objects in a store are named after the folder, anew in every save.
+			const name = store.staged ? newRunName() : run;
+			return JSON.stringify({ folder: NativeSave.begin(store.folder, iteration, name).folder, failure: null });
 		} catch (error) {
 			return JSON.stringify({ folder: null, failure: (error as Error).message });
 		}
@@ -169,7 +184,7 @@ export class CheckpointSaver implements Disposable {
 			const lost = lock === null ? null : lockLost(lock.reference);
 			if (lost !== null) saving.failure = lost;
 			const failures = exchangeTexts(world, saving.failure ?? "");
-			if (world.rank === 0) new NativeSave(this.options.root, saving.iteration, saving.folder).abort();
+			if (world.rank === 0) new NativeSave(this.options.store.folder, saving.iteration, saving.folder).abort();
 			this.#saving = null;
 			this.#conclude(saving.iteration, saving.failure, failures.find((text) => text !== "")!);
 			return;
@@ -178,18 +193,18 @@ export class CheckpointSaver implements Disposable {
 			saving.phase = "publish";
 			if (world.rank !== 0) return;
 			saving.progress = Progress.working;
-			const { root, lock = null, own = null } = this.options;
+			const { lock = null, own = null } = this.options;
 			const retention = { ...this.options.retention, own: own === null ? null : [...own, ...this.#written] };
 			this.#written.push(iterationName(saving.iteration));
 			const { folder, iteration, description } = saving;
-			const job = { root, folder, iteration, ranks: world.size, description, retention };
-			this.#thread.start({ kind: "publish", ...job, lock: lock?.reference ?? null });
+			const job = { folder, iteration, ranks: world.size, description, retention };
+			this.#thread.start({ ...this.#job(), kind: "publish", ...job, lock: lock?.reference ?? null });
 			return;
 		}
 		this.#saving = null;
 		const seconds = (performance.now() - saving.started) / 1000;
 		this.options.note(
-			`Saved the checkpoint of step ${saving.iteration} to ${join(this.options.root, iterationName(saving.iteration))} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(3)} s).`,
+			`Saved the checkpoint of step ${saving.iteration} to ${this.options.store.path}/${iterationName(saving.iteration)} (${seconds.toFixed(2)} s, training waited ${this.#stall.toFixed(3)} s).`,
 		);
 	}
 

@@ -330,6 +330,24 @@ const other: readonly Check[] = [
 			"profile-step-end",
 			`allowed is at least profile-step-start, which is ${c.profileStepStart}`,
 		),
+	(c) => {
+		const stores = [
+			["save", c.save],
+			["load", c.load],
+			["pretrained-checkpoint", c.pretrainedCheckpoint],
+		] as const;
+		const [key] = stores.find(([, path]) => path !== null && /^(?!s3:|https?:)[\w+.-]+:\/\//.test(path)) ?? [];
+		const places = "allowed are a folder, s3://BUCKET/PREFIX and https://HOST/PATH";
+		return unless(key === undefined, key!, places);
+	},
+	(c) => {
+		const folders = [
+			["save-hf", c.saveHf],
+			["save-peft", c.savePeft],
+		] as const;
+		const [key] = folders.find(([, path]) => path?.includes("://")) ?? [];
+		return unless(key === undefined, key!, "allowed is a folder: object stores hold the checkpoints of save alone");
+	},
 	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),
 	(c) => {

@@ -158,7 +158,10 @@ export const loggingKeys = {
 
 /** Saving and loading (docs/spec/runtime.md §10). */
 export const checkpointKeys = {
-	save: optional(path, "Folder that checkpoints are written to: of the last step, and every save-interval."),
+	save: optional(
+		path,
+		"Folder, or s3://BUCKET/PREFIX, that checkpoints are written to: of the last step, and every save-interval.",
+	),
 	"save-interval": optional(integer(1), "Steps between checkpoints."),
 	"save-retain-interval": optional(
 		integer(1),
@@ -167,7 +170,14 @@ export const checkpointKeys = {
 	keep: optional(integer(1), "Keep this many of the newest checkpoints, and those of save-retain-interval."),
 	"save-retry": off("Go on training when a checkpoint cannot be written, and try again at the next one."),
 	"save-over": off("Replace and delete checkpoints in save that this run neither goes on from nor has written."),
-	load: optional(path, "Folder to resume from; an absent one means a fresh start."),
+	load: optional(
+		path,
+		"Folder, s3://BUCKET/PREFIX or https://HOST/PATH to resume from; an absent one means a fresh start.",
+	),
+	"staging-dir": optional(
+		path,
+		"Folder on a disk of each host for copies of checkpoints in object stores; unset: the user's cache folder.",
+	),
 	"allow-fallback": off("Take the newest good checkpoint when the newest one is damaged."),
 	"ckpt-step": optional(integer(0), "Step to load instead of the newest."),
 	"pretrained-checkpoint": optional(path, "Weights to start from when load has no checkpoint.", {

@@ -45,7 +45,7 @@ export const oneRank: LanePlace = {
 const mebibyte = 2 ** 20;
 
 function skippedFile({ dataSkippedFile, save }: TrainingConfiguration): string | null {
-	return dataSkippedFile ?? (save === null ? null : join(save, "skipped.jsonl"));
+	return dataSkippedFile ?? (save === null || save.includes("://") ? null : join(save, "skipped.jsonl"));
 }
 
 /** How a run reads its data's files. */

@@ -7,6 +7,7 @@ import { dirname, join, resolve } from "node:path";
 import {
 	configurationToHuggingFace,
 	iterationName,
+	localFolder,
 	NativeCheckpoint,
 	requireOwnSteps,
 	requireWritable,
@@ -30,8 +31,9 @@ export function requireStart(c: TrainingConfiguration): void {
 	guestsOf(c, 0);
 	const start = startOf(c);
 	const lineage = start === null ? null : lineageOf(c, start);
-	requireOtherFolder(c.save);
-	if (c.save !== null && !c.saveOver) requireOwnSteps(c.save, start);
+	const save = c.save === null ? null : localFolder(c.save, c.stagingDir);
+	requireOtherFolder(save);
+	if (save !== null && !c.saveOver) requireOwnSteps(save, start);
 	using pretrained = openFolders(c);
 	using _adapters = openAdapters(c);
 	requirePeftNames(c);

@@ -5,6 +5,7 @@ import {
 	dataObject,
 	type Json,
 	type Manifest,
+	openStore,
 	TrainingTensors,
 } from "../../checkpoint/index.ts";
 import { hasEncoder } from "../../config/derive.ts";
@@ -83,7 +84,7 @@ export class Checkpoints implements Listener {
 			c.save === null
 				? null
 				: new CheckpointSaver({
-						root: c.save,
+						store: openStore(c.save, c.stagingDir),
 						world: state.world,
 						tensors: this.#tensors,
 						withOptimizer: !c.noSaveOptim,

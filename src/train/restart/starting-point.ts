@@ -1,6 +1,7 @@
 /** The start of a run: a checkpoint's state on this rank, or nothing (docs/spec/runtime.md §10.3). */
 import { existsSync, statSync } from "node:fs";
 import {
+	bringChosen,
 	type CheckpointDescription,
 	canonicalCheckpoint,
 	dataObject,
@@ -8,6 +9,7 @@ import {
 	detectFormat,
 	isCheckpoint,
 	isKeptObject,
+	localFolder,
 	type Manifest,
 	objectsOf,
 	openChecked,
@@ -32,6 +34,7 @@ import { UserError } from "../../system/errors.ts";
 import { atTheStart, type Progress } from "../listeners.ts";
 import { keptOfFolders, openFolders } from "./hugging-face.ts";
 import { isMegatron, openMegatron, type StoredTraining } from "./megatron-checkpoint.ts";
+import { shareOfHost, storesOf } from "./object-stores.ts";
 
 export interface StartingPoint {
 	readonly progress: Progress;
@@ -53,22 +56,24 @@ interface Printers {
 
 /** The checkpoint that the configuration says to start from; null: none. */
 export function startOf(c: TrainingConfiguration, warn: Printers["warn"] = () => {}): Start | null {
-	if (c.load !== null && holdsCheckpoint(c.load)) {
-		return { path: c.load, iteration: c.ckptStep, finetune: c.finetune };
+	const load = c.load === null ? null : localFolder(c.load, c.stagingDir);
+	if (load !== null && holdsCheckpoint(load)) {
+		return { path: load, iteration: c.ckptStep, finetune: c.finetune };
 	}
 	if (c.pretrainedCheckpoint !== null) {
-		if (!holdsCheckpoint(c.pretrainedCheckpoint)) {
+		const weights = localFolder(c.pretrainedCheckpoint, c.stagingDir);
+		if (!holdsCheckpoint(weights)) {
 			throw new UserError(
 				`${c.pretrainedCheckpoint} (pretrained-checkpoint) holds no native or torch_dist checkpoint.`,
 			);
 		}
-		return { path: c.pretrainedCheckpoint, iteration: null, finetune: true };
+		return { path: weights, iteration: null, finetune: true };
 	}
-	if (c.load === null) return null;
-	if (existsSync(c.load) && !statSync(c.load).isDirectory()) {
+	if (load === null) return null;
+	if (existsSync(load) && !statSync(load).isDirectory()) {
 		throw new UserError(`${c.load} (load) is no folder of checkpoints.`);
 	}
-	const format = detectFormat(c.load);
+	const format = detectFormat(load);
 	if (format !== null) {
 		throw new UserError(
 			`${c.load} (load) is a ${format} checkpoint; \`mimo convert-ckpt --to native ${c.load} TARGET\` makes one to resume from.`,
@@ -154,7 +159,10 @@ async function openStart(
 	{ say, warn }: Printers,
 ): Promise<StoredTraining> {
 	if (!isMegatron(source.path)) {
-		return canonicalCheckpoint(openChecked({ ...source, allowFallback: c.allowFallback }, world, warn));
+		const choice = { ...source, allowFallback: c.allowFallback };
+		const store = storesOf(c).find(({ folder }) => folder === source.path);
+		if (store !== undefined) await bringChosen(store, choice, world, shareOfHost());
+		return canonicalCheckpoint(openChecked(choice, world, warn));
 	}
 	const checkpoint = openMegatron(c, source, optimizer);
 	for (const sentence of checkpoint.notices) say(sentence);

@@ -15,6 +15,7 @@ import { join } from "node:path";
 import { isCheckpoint, NativeCheckpoint } from "../../../src/checkpoint/native/reader.ts";
 import { applyRetention, SaveThread } from "../../../src/checkpoint/native/save-thread.ts";
 import { NativeSave, type ShardEntry, writeShard } from "../../../src/checkpoint/native/writer.ts";
+import { openStore } from "../../../src/checkpoint/remote/checkpoint-store.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
 import { randomValues } from "../../support.ts";
 
@@ -52,10 +53,10 @@ const description = {
 	objects: { "rng/0": { encoding: "raw" as const, bytes: Uint8Array.of(1, 2, 3) } },
 };
 
-function save(root: string, iteration: number | null, ranks = [0, 1]): string {
+async function save(root: string, iteration: number | null, ranks = [0, 1]): Promise<string> {
 	const saving = NativeSave.begin(root, iteration);
 	const reports = ranks.map((rank) => writeShard(saving.folder, rank, entriesOf(rank)));
-	return saving.publish(JSON.parse(JSON.stringify(reports)), description);
+	return await saving.publish(JSON.parse(JSON.stringify(reports)), description);
 }
 
 /** Overwrites one byte. */
@@ -65,9 +66,9 @@ function flip(path: string, position: number): void {
 	writeFileSync(path, bytes);
 }
 
-test("tensors that several ranks write in parallel read back equal", () => {
+test("tensors that several ranks write in parallel read back equal", async () => {
 	const root = newRoot();
-	const saved = save(root, 100);
+	const saved = await save(root, 100);
 	expect(saved).toBe(join(root, "iter_0000100"));
 	using checkpoint = NativeCheckpoint.open(root);
 	expect(checkpoint.notice).toBeNull();
@@ -83,7 +84,7 @@ test("tensors that several ranks write in parallel read back equal", () => {
 	expect(direct.path).toBe(saved);
 });
 
-test("any range of a tensor in uneven chunks", () => {
+test("any range of a tensor in uneven chunks", async () => {
 	const root = newRoot();
 	const shape = [5, 7, 3];
 	const values = randomValues(105, 9);
@@ -103,7 +104,7 @@ test("any range of a tensor in uneven chunks", () => {
 		const data = () => Float32Array.from(box);
 		return writeShard(saving.folder, rank, [{ name: "w", dtype: "F32", shape, offsets, sizes, data }]);
 	});
-	saving.publish(reports, { generator: "test", model: {}, common: {} });
+	await saving.publish(reports, { generator: "test", model: {}, common: {} });
 	using checkpoint = NativeCheckpoint.open(root);
 	expect(readTensor(checkpoint, "w")).toEqual(values);
 	const whole = new Uint8Array(values.buffer);
@@ -114,14 +115,14 @@ test("any range of a tensor in uneven chunks", () => {
 	}
 });
 
-test("the manifest does not depend on the order of the reports, but for its date", () => {
-	const text = (order: number[]) =>
+test("the manifest does not depend on the order of the reports, but for its date", async () => {
+	const text = async (order: number[]) =>
 		// The date of the save is all that may differ.
-		readFileSync(join(save(newRoot(), 3, order), "index.json"), "utf8").replace(/"created": "[^"]*"/, "");
-	expect(text([1, 0])).toEqual(text([0, 1]));
+		readFileSync(join(await save(newRoot(), 3, order), "index.json"), "utf8").replace(/"created": "[^"]*"/, "");
+	expect(await text([1, 0])).toEqual(await text([0, 1]));
 });
 
-test("files are cut at the size asked for", () => {
+test("files are cut at the size asked for", async () => {
 	const saving = NativeSave.begin(newRoot(), 1);
 	const report = writeShard(saving.folder, 0, entriesOf(0), { fileBytes: 64 });
 	expect(Object.keys(report.files).length).toBe(2);
@@ -129,7 +130,7 @@ test("files are cut at the size asked for", () => {
 	expect(existsSync(saving.folder)).toBe(false);
 });
 
-test("a thread writes snapshots and publishes", () => {
+test("a thread writes snapshots and publishes", async () => {
 	const root = newRoot();
 	const saving = NativeSave.begin(root, 7);
 	const memory = new SharedArrayBuffer(8 + matrix.byteLength);
@@ -137,7 +138,9 @@ test("a thread writes snapshots and publishes", () => {
 	using thread = new SaveThread();
 	const box = { name: "matrix", dtype: "F32" as const, shape: [6, 8], offsets: [0, 0], sizes: [6, 8] };
 	const entries = [{ ...box, memory, byteOffset: 8 }];
-	const write = { kind: "write" as const, folder: saving.folder, rank: 0, entries };
+	const { path, folder: root_, staged } = openStore(root, null);
+	const store = { path, folder: root_, staged };
+	const write = { kind: "write" as const, store, folder: saving.folder, iteration: 7, rank: 0, entries };
 	thread.start(write);
 	expect(thread.busy).toBe(true);
 	expect(() => thread.start(write)).toThrow("is busy");
@@ -145,7 +148,7 @@ test("a thread writes snapshots and publishes", () => {
 	thread.start({
 		kind: "publish",
 		lock: null,
-		root,
+		store,
 		folder: saving.folder,
 		iteration: 7,
 		ranks: 1,
@@ -161,37 +164,37 @@ test("a thread writes snapshots and publishes", () => {
 });
 
 describe("a save that does not finish", () => {
-	test("reports that make no whole tensor are refused and nothing is published", () => {
+	test("reports that make no whole tensor are refused and nothing is published", async () => {
 		const root = newRoot();
-		save(root, 1);
+		await save(root, 1);
 		const saving = NativeSave.begin(root, 2);
 		const reports = [writeShard(saving.folder, 0, entriesOf(0))];
-		expect(() => saving.publish(reports, description)).toThrow("has chunks for 24 of 48 elements");
+		await expect(saving.publish(reports, description)).rejects.toThrow("has chunks for 24 of 48 elements");
 		const twice = [...reports, ...reports];
-		expect(() => saving.publish(twice, description)).toThrow("has overlapping chunks at [0,0] and [0,0]");
+		await expect(saving.publish(twice, description)).rejects.toThrow("has overlapping chunks at [0,0] and [0,0]");
 		saving.abort();
 		using checkpoint = NativeCheckpoint.open(root);
 		expect(checkpoint.manifest.iteration).toBe(1);
 	});
 
-	test("killed at any point: the previous checkpoint is read, and unfinished files are removed", () => {
+	test("killed at any point: the previous checkpoint is read, and unfinished files are removed", async () => {
 		const root = newRoot();
-		save(root, 1);
+		await save(root, 1);
 		const first = NativeSave.begin(root, 2);
 		writeShard(first.folder, 0, entriesOf(0));
 		expect(NativeCheckpoint.open(root).manifest.iteration).toBe(1);
 		expect(readdirSync(root).length).toBe(3);
 		// Renamed, but `latest` not yet written.
 		const latest = readFileSync(join(root, "latest.json"));
-		save(root, 2);
+		await save(root, 2);
 		writeFileSync(join(root, "latest.json"), latest);
 		expect(NativeCheckpoint.open(root).manifest.iteration).toBe(1);
 		expect(readdirSync(root).sort()).toEqual(["iter_0000001", "iter_0000002", "latest.json"]);
 	});
 
-	test("killed before the first `latest`: the newest whole checkpoint is read, with a notice", () => {
+	test("killed before the first `latest`: the newest whole checkpoint is read, with a notice", async () => {
 		const root = newRoot();
-		for (const iteration of [null, 9, 10]) save(root, iteration);
+		for (const iteration of [null, 9, 10]) await save(root, iteration);
 		rmSync(join(root, "latest.json"));
 		expect(isCheckpoint(root)).toBeTrue();
 		const newest = () => NativeCheckpoint.open(root);
@@ -213,24 +216,24 @@ describe("a save that does not finish", () => {
 		expect(newest).toThrow(`${root} is not a checkpoint: it has neither latest.json nor index.json.`);
 	});
 
-	test("killed while a checkpoint of the same iteration was replaced", () => {
+	test("killed while a checkpoint of the same iteration was replaced", async () => {
 		const root = newRoot();
-		save(root, 1);
+		await save(root, 1);
 		cpSync(join(root, "iter_0000001"), join(root, "iter_0000001.tmp-abc-old"), { recursive: true });
 		rmSync(join(root, "iter_0000001"), { recursive: true });
 		expect(NativeCheckpoint.open(root).path).toBe(join(root, "iter_0000001.tmp-abc-old"));
 		NativeSave.begin(root, 1).abort();
 		expect(NativeCheckpoint.open(root).path).toBe(join(root, "iter_0000001"));
-		save(root, 1);
+		await save(root, 1);
 		expect(readdirSync(root).sort()).toEqual(["iter_0000001", "latest.json"]);
 	});
 });
 
 describe("damage is named", () => {
-	const damaged = (change: (checkpoint: string, root: string) => void): string => {
+	const damaged = async (change: (checkpoint: string, root: string) => void): Promise<string> => {
 		const root = newRoot();
-		save(root, 1);
-		change(save(root, 2), root);
+		await save(root, 1);
+		change(await save(root, 2), root);
 		return root;
 	};
 	const cases: [string, (checkpoint: string, root: string) => void, string][] = [
@@ -255,8 +258,8 @@ describe("damage is named", () => {
 		["a missing folder", (path) => rmSync(path, { recursive: true }), "it does not exist"],
 	];
 	for (const [what, change, sentence] of cases) {
-		test(what, () => {
-			const root = damaged(change);
+		test(what, async () => {
+			const root = await damaged(change);
 			expect(() => NativeCheckpoint.open(root)).toThrow(sentence);
 			expect(() => NativeCheckpoint.open(root)).toThrow("--allow-fallback takes it");
 			using fallback = NativeCheckpoint.open(root, { allowFallback: true });
@@ -265,43 +268,44 @@ describe("damage is named", () => {
 		});
 	}
 
-	test("an altered value, header or object", () => {
+	test("an altered value, header or object", async () => {
 		const root = newRoot();
-		const path = save(root, 1);
+		const path = await save(root, 1);
 		const file = join(path, "data/r00001-000.safetensors");
 		flip(file, readFileSync(file).length - 1);
 		using checkpoint = NativeCheckpoint.open(root);
 		expect(() => checkpoint.verify()).toThrow(`${file} is damaged: the checksum of tensor matrix differs`);
-		const other = save(newRoot(), 1);
+		const other = await save(newRoot(), 1);
 		const header = join(other, "data/r00000-000.safetensors");
 		flip(header, 12);
 		expect(() => NativeCheckpoint.open(other).verify()).toThrow(header);
-		const third = save(newRoot(), 1);
+		const third = await save(newRoot(), 1);
 		const objects = join(third, "objects.safetensors");
 		flip(objects, readFileSync(objects).length - 1);
 		expect(() => NativeCheckpoint.open(third).readObject("rng/0")).toThrow("object rng/0 is damaged");
 	});
 
-	test("a folder without a good checkpoint, or without any", () => {
+	test("a folder without a good checkpoint, or without any", async () => {
 		const root = newRoot();
-		truncateSync(join(save(root, 1), "data/r00000-000.safetensors"), 40);
+		truncateSync(join(await save(root, 1), "data/r00000-000.safetensors"), 40);
 		expect(() => NativeCheckpoint.open(root, { allowFallback: true })).toThrow("There is no other good checkpoint");
 		expect(() => NativeCheckpoint.open(folder)).toThrow("is not a checkpoint");
 		expect(() => NativeCheckpoint.open(join(folder, "none"))).toThrow("it does not exist");
 	});
 });
 
-test("retention never deletes the newest", () => {
+test("retention never deletes the newest", async () => {
 	const root = newRoot();
 	const left = () =>
 		readdirSync(root)
 			.filter((name) => name.startsWith("iter_"))
 			.sort();
-	for (const iteration of [10, 20, 25, 30]) save(root, iteration);
-	expect(applyRetention(root, {})).toEqual([]);
-	expect(applyRetention(root, { keep: 3 })).toEqual(["iter_0000010"]);
-	expect(applyRetention(root, { retainInterval: 20 })).toEqual(["iter_0000025"]);
+	const store = openStore(root, null);
+	for (const iteration of [10, 20, 25, 30]) await save(root, iteration);
+	expect(await applyRetention(store, {})).toEqual([]);
+	expect(await applyRetention(store, { keep: 3 })).toEqual(["iter_0000010"]);
+	expect(await applyRetention(store, { retainInterval: 20 })).toEqual(["iter_0000025"]);
 	expect(left()).toEqual(["iter_0000020", "iter_0000030"]);
-	expect(applyRetention(root, { keep: 1, retainInterval: 7 })).toEqual(["iter_0000020"]);
+	expect(await applyRetention(store, { keep: 1, retainInterval: 7 })).toEqual(["iter_0000020"]);
 	expect(left()).toEqual(["iter_0000030"]);
 });

@@ -2,6 +2,7 @@
  * Rank program of language.test.ts: a small language model on a layout, from a checkpoint or from the start, trained on
  * samples that are the same whatever the layout. Prints losses and a digest of the parameters and optimizer of this rank.
  */
+import { openStore } from "../../../src/checkpoint/remote/checkpoint-store.ts";
 import { openChecked } from "../../../src/checkpoint/training/choose-checkpoint.ts";
 import { restoreTensors } from "../../../src/checkpoint/training/restore.ts";
 import { CheckpointSaver } from "../../../src/checkpoint/training/saver.ts";
@@ -71,7 +72,7 @@ using saver =
 	options.save === null
 		? null
 		: new CheckpointSaver({
-				root: options.save,
+				store: openStore(options.save, null),
 				world: everyone,
 				tensors,
 				withOptimizer: true,
