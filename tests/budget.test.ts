@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17328, 86],
+	checkpoint: [17339, 86],
 	commands: [4522, 34],
 	config: [7169, 50],
 	data: [20865, 107],
 	decode: [720, 3],
 	guests: [4629, 31],
-	inference: [1617, 9],
+	inference: [1619, 9],
 	launch: [2550, 14],
-	models: [5784, 57],
+	models: [5792, 57],
 	native: [3580, 16],
 	observe: [5057, 30],
 	optim: [472, 4],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [678, 12],
 	tensor: [5052, 40],
-	train: [6147, 41],
+	train: [6151, 41],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -33,6 +33,7 @@ import { exitCodes } from "../system/exit-codes.ts";
 import { assemble, type Run } from "../train/assemble.ts";
 import { specificationOf } from "../train/from-configuration.ts";
 import { loadFolders, openFolders } from "../train/restart/hugging-face.ts";
+import { loadAdapters } from "../train/restart/peft.ts";
 
 /** How a training on ranks of their own encodes ahead: keys of the subject Vision that other layouts refuse. */
 const encodingAhead: readonly Key[] = [
@@ -168,6 +169,7 @@ export async function openModel(c: TrainingConfiguration, world: World, say: (se
 		requireWhole(c, pretrained);
 		loadFolders(run, pretrained);
 	}
+	loadAdapters(c, run);
 	return run;
 }
 

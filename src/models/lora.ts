@@ -84,6 +84,14 @@ export function isTarget({ targets }: LoraConfig, weight: string): boolean {
 	return targets.some((wanted) => wanted === module);
 }
 
+/** The module of --lora-target-modules that a weight belongs to; null: none. */
+export function targetOf(weight: string): string | null {
+	const [, module] = target.exec(weight) ?? [];
+	const part = /\.(encoders|input_projections)\./.exec(weight)?.[1];
+	if (module === undefined || part === undefined) return module ?? null;
+	return `${part === "encoders" ? "vision_model" : "vision_projection"}.${module}`;
+}
+
 /** The model's parameters, each followed by those of its adapter. */
 export function withAdapters(specs: readonly ParameterSpec[], lora: LoraConfig | null): ParameterSpec[] {
 	if (lora === null) return [...specs];

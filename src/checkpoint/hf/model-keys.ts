@@ -8,8 +8,9 @@ import { toldKeys } from "../../config/language-model.ts";
 import { describedKeys, modelPartOf } from "../../config/same-model.ts";
 import { fieldOf, type Key, propertyOf } from "../../config/schema.ts";
 import type { FolderReader, FolderValue } from "../../config/sources.ts";
+import { adaptedWeight, targetOf } from "../../models/lora.ts";
 import { readJsonText, tokenizerLimits } from "../../system/json.ts";
-import { adapterConfigName, readAdapterSettings } from "../lora/peft-folder.ts";
+import { adapterConfigName, openPeftFolder, readAdapterSettings } from "../lora/peft-folder.ts";
 import { folderTexts, readImageProcessor } from "./image-processor.ts";
 import type { FolderParts } from "./parts.ts";
 import { openPretrained, type Pretrained, type PretrainedPaths } from "./pretrained.ts";
@@ -32,18 +33,28 @@ export const readModelKeys: FolderReader = (given) => {
 	const adapters = path("load-peft");
 	return [
 		...(pretrained === null ? [] : [...fixedValues(pretrained, given), ...defaults(pretrained, given)]),
-		...(adapters === null ? [] : adapterValues(adapters)),
+		...(adapters === null ? [] : adapterValues(adapters, pretrained)),
 	];
 };
 
-function adapterValues(folder: string): FolderValue[] {
+/** Rank, α and, where the base is known, the modules that have adapters. */
+function adapterValues(folder: string, base: Pretrained | null): FolderValue[] {
 	const { rank, alpha, dropout } = readAdapterSettings(folder);
 	const from = join(folder, adapterConfigName);
+	const modules = base?.language ? adaptedModules(folder, base) : null;
 	return [
+		...(modules === null ? [] : [{ key: "lora-target-modules" as Key, value: modules, from, fixed: false }]),
 		{ key: "lora-rank", value: rank, from, fixed: true },
 		{ key: "lora-alpha", value: alpha, from, fixed: true },
 		{ key: "lora-dropout", value: dropout, from, fixed: false },
 	];
+}
+
+function adaptedModules(folder: string, { language, tower, projector }: Pretrained): string[] {
+	const sizes = tower?.tower && { tower: tower.tower.configuration, projector: projector?.projector?.sizes ?? null };
+	using adapters = openPeftFolder(folder, { ...language!.language!.configuration, vision: sizes ?? null });
+	const modules = [...adapters.weights.tensors.keys()].map((name) => targetOf(adaptedWeight(name)));
+	return [...new Set(modules)].filter((module) => module !== null);
 }
 
 function fixedValues({ descriptions, tower }: Pretrained, given: Parameters<FolderReader>[0]): FolderValue[] {

@@ -83,6 +83,18 @@ function adaptsEncoder(c: TrainingConfiguration): boolean {
 	return visionLora(c, "vision_model") !== null || visionLora(c, "vision_projection") !== null;
 }
 
+/** Fills this rank's adapters from the folder of --load-peft; nothing without one. */
+export function loadAdapters(c: TrainingConfiguration, { language, encoder, topology }: Run): void {
+	using adapters = openAdapters(c);
+	if (adapters === null) return;
+	const ofLanguage = (name: string) => name.startsWith(languageModelPrefix);
+	const others = selectTensors(adapters.weights, (name) => !ofLanguage(name));
+	if (encoder !== null) loadModel(adaptersOf(encoder), others);
+	if (language === null) return;
+	const own = selectTensors(adapters.weights, ofLanguage);
+	loadModel(adaptersOf(language), own, topology.language.size > 1);
+}
+
 export class PeftWeights {
 	private constructor(
 		private readonly c: TrainingConfiguration,
@@ -101,15 +113,7 @@ export class PeftWeights {
 
 	/** Initial values of --load-peft, where that is given. */
 	load(): void {
-		using adapters = openAdapters(this.c);
-		if (adapters === null) return;
-		const { language, encoder, topology } = this.run;
-		const ofLanguage = (name: string) => name.startsWith(languageModelPrefix);
-		const others = selectTensors(adapters.weights, (name) => !ofLanguage(name));
-		if (encoder !== null) loadModel(adaptersOf(encoder), others);
-		if (language === null) return;
-		const own = selectTensors(adapters.weights, ofLanguage);
-		loadModel(adaptersOf(language), own, topology.language.size > 1);
+		loadAdapters(this.c, this.run);
 	}
 
 	/**
