@@ -90,6 +90,7 @@ const long = [
 	"tests/e2e/train.test.ts", // 20
 	"tests/native/image-bounds.test.ts", // 20
 	"tests/data/tokenizer-bounds.test.ts", // 20
+	"tests/e2e/fine-tune-pictures.test.ts", // 15
 	"tests/commands/plan.test.ts", // 15
 	"tests/parallel/mimo.test.ts", // 15
 	"tests/parallel/language.test.ts", // 15

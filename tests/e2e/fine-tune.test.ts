@@ -4,20 +4,19 @@
  * tests/train/restart/hugging-face.test.ts holds the untrained folders to what transformers gave.
  */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
+import { join } from "node:path";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
 import { World } from "../../src/parallel/world.ts";
 import { openRun } from "../../src/train/from-configuration.ts";
 import { HuggingFaceWeights } from "../../src/train/restart/hugging-face.ts";
-import { executable } from "../commands/mimo.ts";
 import { membersOf } from "../data/import/importing.ts";
 import { referencePython, runPython } from "../reference/python.ts";
 import { testDevice } from "../support.ts";
 import { encodedPictures, largestDifference, logitsOf } from "../train/restart/forward.ts";
 import { expectedFile, resolved } from "../train/restart/vision-language.ts";
-import { blocksOf, commandsOf, missingLines } from "./page-commands.ts";
+import { blocksOf, missingLines, pageCommands, type Ran, runPage } from "./page-commands.ts";
 
 const root = join(import.meta.dir, "../..");
 const page = readFileSync(join(root, "docs/fine-tune.md"), "utf8");
@@ -26,42 +25,16 @@ afterAll(() => rmSync(folder, { recursive: true }));
 
 const python = referencePython("torch", "torchvision", "transformers");
 
-interface Ran {
-	readonly command: string;
-	readonly exitCode: number;
-	/** Both streams. */
-	readonly printed: string;
-}
-
-const environment = {
-	...process.env,
-	PATH: `${dirname(executable)}:${process.env.PATH}`,
-	MIMO_DEBUG: "0",
-};
-
-function run(command: readonly string[], name: string): Ran {
-	const options = { cwd: folder, env: environment, stdin: "ignore", stdout: "pipe", stderr: "pipe" } as const;
-	const { exitCode, stdout, stderr } = Bun.spawnSync([...command], options);
-	return { command: name, exitCode, printed: `${stdout}${stderr}` };
-}
-
-const ran: Ran[] = [];
+let ran: readonly Ran[] = [];
 /** Output of the command that begins so. */
 const printed = (begin: string) => ran.find(({ command }) => command.startsWith(begin))?.printed ?? "";
 
 beforeAll(() => {
-	cpSync(join(root, "examples"), join(folder, "examples"), { recursive: true });
-	for (const block of blocksOf(page)) {
-		if (block.language !== "sh") continue;
-		for (const command of commandsOf(block)) {
-			ran.push(run(["bash", "-ec", command], command));
-			if (ran.at(-1)!.exitCode !== 0) return;
-		}
-	}
+	ran = runPage(page, folder);
 }, 240_000);
 
 test("every command ends well, without a warning", () => {
-	const commands = blocksOf(page).flatMap((block) => (block.language === "sh" ? commandsOf(block) : []));
+	const commands = pageCommands(page);
 	expect(ran.filter(({ exitCode }) => exitCode !== 0)).toEqual([]);
 	expect(ran.map(({ command }) => command)).toEqual(commands);
 	expect(blocksOf(page).filter(({ language }) => !["sh", "text", "python"].includes(language))).toEqual([]);

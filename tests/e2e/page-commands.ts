@@ -1,4 +1,7 @@
 /** The fenced blocks of a page of the documentation, and what their commands print. */
+import { cpSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { executable } from "../commands/mimo.ts";
 
 export interface Block {
 	/** "sh" is run; "text" is what the block before it prints, in part. */
@@ -40,4 +43,31 @@ export function missingLines({ text }: Block, printed: string): string[] {
 		});
 	};
 	return text.split("\n").filter((line) => line.trim() !== "" && !isPrinted(line));
+}
+
+/** A command of a page that was run. */
+export interface Ran {
+	readonly command: string;
+	readonly exitCode: number;
+	/** Both streams. */
+	readonly printed: string;
+}
+
+/** Runs the commands of a page in `folder`, which gets the examples, one after another up to the first that fails. */
+export function runPage(page: string, folder: string): Ran[] {
+	const ran: Ran[] = [];
+	cpSync(join(import.meta.dir, "../../examples"), join(folder, "examples"), { recursive: true });
+	const env = { ...process.env, PATH: `${dirname(executable)}:${process.env.PATH}`, MIMO_DEBUG: "0" };
+	const options = { cwd: folder, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" } as const;
+	for (const command of pageCommands(page)) {
+		const { exitCode, stdout, stderr } = Bun.spawnSync(["bash", "-ec", command], options);
+		ran.push({ command, exitCode, printed: `${stdout}${stderr}` });
+		if (exitCode !== 0) break;
+	}
+	return ran;
+}
+
+/** The commands of a page in their order. */
+export function pageCommands(page: string): string[] {
+	return blocksOf(page).flatMap((block) => (block.language === "sh" ? commandsOf(block) : []));
 }
