@@ -25,6 +25,7 @@ export function planText(plan: RunPlan, machine: Machine): string {
 		"",
 		"# Memory of a rank",
 		...memoryTable(plan.modules, machine),
+		...keptSentence(plan),
 		"",
 		"# Floating-point operations of a step",
 		...flopsTable(plan),
@@ -59,6 +60,16 @@ function memoryTable(modules: readonly ModulePlan[], { memoryBytes }: Machine): 
 			...(withoutAdapters ? [row("  without adapters", "", withoutAdapters)] : []),
 		]),
 	]);
+}
+
+/** What --max-restarts with --non-persistent-save-interval takes. */
+function keptSentence({ modules, keptInterval }: RunPlan): string[] {
+	if (keptInterval === null) return [];
+	const each = modules.map(({ plan, memory }) => `${plan.module} ${bytesText(memory.kept)}`).join(", ");
+	const often = keptInterval === 1 ? "after every step" : `every ${keptInterval} steps`;
+	return [
+		`In the host's memory, for restarts: two copies of a rank's state, one written ${often}; bytes of each: ${each}.`,
+	];
 }
 
 function flopsTable({ modules }: RunPlan): string[] {

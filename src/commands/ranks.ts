@@ -9,7 +9,7 @@ import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { recordingName } from "../launch/diagnosis.ts";
 import { identityOf, joinRun } from "../launch/join.ts";
 import { type LaunchOptions, launch } from "../launch/launcher.ts";
-import { launcherErrors, type Place, placeFromEnvironment } from "../launch/place.ts";
+import { launcherErrors, nextPlace, type Place, placeFromEnvironment } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
 import {
@@ -32,7 +32,7 @@ import { flagError } from "./arguments.ts";
 import { describeError, printStacks } from "./command.ts";
 
 export interface RankOptions
-	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings">,
+	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings" | "restarts">,
 		Pick<DeviceOptions, "threads" | "deterministic" | "graphs"> {
 	readonly device: DeviceChoice;
 	/** Communication backend between GPUs. */
@@ -114,12 +114,14 @@ async function workEverywhere(options: RankOptions, work: Work): Promise<number>
 			exitCodes.usage,
 		);
 	}
-	if (options.ranks === 1) {
+	const launches = place === null && (options.ranks > 1 || (options.restarts ?? null) !== null);
+	if (launches) return await launchRanks(options);
+	if (place === null || (options.ranks === 1 && place.launcher === null)) {
 		using device = await openDevice(options.device, options);
 		using world = World.alone(device);
 		return (await work(world)) ?? 0;
 	}
-	return place === null ? await launchRanks(options) : await workAsRank(place, options, work);
+	return await workAsRank(place, options, work);
 }
 
 /** Refuses more ranks than this host, of `memory` bytes, could ever hold: starting them would bring it to a stop. */
@@ -153,9 +155,20 @@ export async function launchRanks(
 	});
 }
 
-async function workAsRank(place: Place, options: RankOptions, work: Work): Promise<number> {
+/** Works as the rank of a place, and after a failure of its run as that of the next place which the launcher names. */
+async function workAsRank(first: Place, options: RankOptions, work: Work): Promise<number> {
+	for (let place: Place | null = first; place !== null; place = nextPlace(place)) {
+		const exitCode = await workUntilFailure(place, options, work);
+		if (exitCode !== null) return exitCode;
+		debug(1, "the run has failed, this process waits for its next place");
+	}
+	process.exit(exitCodes.endedByAnother);
+}
+
+/** null: the run has failed, not by this rank, and is perhaps restarted. Whatever the work has left on the device is freed. */
+async function workUntilFailure(place: Place, options: RankOptions, work: Work): Promise<number | null> {
 	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
-	const { localRank, localSize } = place;
+	const { localRank, localSize, restarts = null } = place;
 	using device = await openDevice(options.device, { ...options, threads, localRank, localSize });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
@@ -167,13 +180,15 @@ async function workAsRank(place: Place, options: RankOptions, work: Work): Promi
 	run.describe(place.rank, module, coordinates);
 	if (place.launcher !== null) run.printTo(launcherErrors);
 	try {
-		using world = World.join(device, run, place.rank, options.backend);
+		using world = World.join(device, run, place.rank, options.backend, restarts);
 		if (options.recordings) record(run, options.recordings, place.rank);
 		const exitCode = (await work(world)) ?? 0;
 		world.leave();
 		return exitCode;
 	} catch (error) {
-		process.exit(await endRank(run, place, error));
+		const code = await endRank(run, place, error);
+		if (code === exitCodes.endedByAnother && restarts !== null) return null;
+		process.exit(code);
 	}
 }
 

@@ -133,7 +133,14 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	}
 	checkRankCount(topology, command.nproc);
 	await checkHost(configuration, topology, startsTheRun());
-	const options = rankOptions(configuration, topology, topology.worldSize - 1);
+	const { maxRestarts: most, restartWindowMins: windowMinutes } = configuration;
+	const options = {
+		...rankOptions(configuration, topology, topology.worldSize - 1),
+		restarts: most === 0 ? null : { most, windowMinutes },
+	};
+	if (most > 0 && placeFromEnvironment()?.launcher === null && printsForTheRun()) {
+		warn(`max-restarts ${most}: another program has started these ranks, and a failure ends them all.`);
+	}
 	const { requireMemory } = await import("../plan/require-memory.ts");
 	const { requireStart } = await import("../train/restart/before-training.ts");
 	const { AlgorithmCache } = await import("../train/algorithm-cache.ts");

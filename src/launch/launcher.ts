@@ -1,21 +1,23 @@
 /**
  * Starts the ranks of a run on this host as child processes, watches them, and ends all if one fails: within ten seconds every
- * rank has ended and one diagnosis is printed.
+ * rank has ended and one diagnosis is printed. Where restarts are asked for, the ranks meet again instead: processes that the
+ * failure has not ended stay, others are replaced (docs/decisions/restarts.md).
  */
 import { randomBytes } from "node:crypto";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import type { Subprocess } from "bun";
 import type { Library } from "../native/library.ts";
-import { Run } from "../native/run.ts";
-import { beforeLine, type TerminalStream } from "../observe/progress.ts";
+import { Run, type RunFailure } from "../native/run.ts";
 import { messageOf, type UserError } from "../system/errors.ts";
 import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
-import { environmentOf } from "./place.ts";
+import type { NextPlace } from "./place.ts";
+import { RankMemory } from "./rank-memory.ts";
+import { RankProcess } from "./rank-process.ts";
 import { loopback } from "./rendezvous/line-connection.ts";
 import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
+import { type Failure, type RestartOptions, RestartPolicy } from "./restart-policy.ts";
 
 /** How diagnoses and prefixed output name a rank. */
 export interface RankDescription {
@@ -39,6 +41,8 @@ export interface LaunchOptions {
 	readonly timeoutMinutes: number;
 	/** Folder for the ranks' recordings; null: no recordings. */
 	readonly recordings?: string | null;
+	/** null: a failure ends the run. */
+	readonly restarts?: RestartOptions | null;
 	/** Called with lines about the run itself: its processes, the diagnosis. */
 	readonly log: (line: string, kind: "information" | "failure") => void;
 }
@@ -64,16 +68,31 @@ export async function launch(options: LaunchOptions): Promise<number> {
 	return await job.run();
 }
 
-interface Child {
-	readonly process: Subprocess;
-	/** Resolves when the process has ended and all its output has been read. */
-	readonly ended: Promise<unknown>;
-	exited: boolean;
+/** The ranks from a rendezvous to the next failure, or to the end. */
+interface Generation {
+	readonly number: number;
+	readonly run: Run;
+	readonly server: RendezvousServer;
+	/** Processes of the generation before that have been told to go on in this one and have not come yet. */
+	readonly awaited: Set<RankProcess>;
+	/** Ranks with a new process. */
+	readonly replaced: number[];
+	/** Resolves with the time of a failure that a restart may follow; with null when every process has ended. */
+	readonly over: PromiseWithResolvers<number | null>;
 }
 
 class Job implements Disposable {
-	readonly #run: Run;
-	readonly #children: Child[] = [];
+	/** null: no shared memory was made. */
+	#current: Generation | null = null;
+	/** The generation before, until all ranks have met in this one: its ranks look whether the launcher lives. */
+	#before: Generation | null = null;
+	readonly #secret = randomBytes(32).toString("hex");
+	/** By rank. */
+	readonly #processes: RankProcess[] = [];
+	readonly #policy: RestartPolicy | null;
+	readonly #memory: RankMemory | null;
+	/** Why the run is not restarted; null: no restart was asked for. */
+	#refusal: string | null = null;
 	/** The latest signal that this process received. */
 	#interrupted: NodeJS.Signals | null = null;
 	#interruptedAt = 0;
@@ -88,36 +107,38 @@ class Job implements Disposable {
 	#over = false;
 
 	constructor(private readonly options: LaunchOptions) {
-		const { library, ranks, timeoutMinutes } = options;
-		this.#run = Run.create(library, { ranks, supervised: true, timeoutMinutes });
+		const { restarts = null, ranks } = options;
+		this.#policy = restarts && new RestartPolicy(restarts);
+		this.#memory = restarts && new RankMemory(ranks);
+	}
+
+	get #generation(): Generation {
+		return this.#current!;
+	}
+
+	get #run(): Run {
+		return this.#generation.run;
 	}
 
 	async run(): Promise<number> {
-		const { identity, ranks, timeoutMinutes, log } = this.options;
-		const secret = randomBytes(32).toString("hex");
-		using server = await RendezvousServer.open(loopback, 0, secret, identity);
+		await this.#open(0);
 		const stopListening = this.#listenToSignals();
 		const watch = setInterval(() => this.#poll(), watchInterval);
 		try {
-			for (let rank = 0; rank < ranks && this.#interrupted === null; rank++) {
-				this.#start(rank, server.port, secret);
+			for (let rank = 0; rank < this.options.ranks && this.#interrupted === null; rank++) {
+				this.#start(rank);
 				// Signals are handled in turns of the event loop.
 				if (rank % startsBetweenTurns === startsBetweenTurns - 1) await Bun.sleep(0);
 			}
-			this.#children.forEach(({ process }, rank) => {
-				const { module, coordinates } = this.options.describe(rank);
-				log(`rank ${rank}: pid ${process.pid} (${module}, ${coordinates})`, "information");
-			});
-			const allRanks = this.#children.map((_, rank) => rank);
-			void server.waitForRanks(allRanks, timeoutMinutes * 60_000).then(
-				() => server.announceRun(this.#run.path),
-				(error: UserError) => {
-					if (this.#over || this.#run.watch() !== null) return;
-					if (server.disconnected === null) this.#run.fail(null, error.message);
-					else void this.#blameDisconnected(server.disconnected);
-				},
-			);
-			await Promise.all(this.#children.map(({ ended }) => ended));
+			for (const rank of this.#processes.keys()) this.#announce(rank);
+			this.#meet();
+			this.#noteEnd();
+			for (let failedAt: number | null; ; ) {
+				failedAt = await this.#generation.over.promise;
+				if (failedAt === null || !(await this.#restart(failedAt))) break;
+			}
+			for (const process of this.#processes) void process.goOn(null);
+			await Promise.all(this.#processes.map(({ ended }) => ended));
 		} finally {
 			this.#over = true;
 			clearInterval(watch);
@@ -128,13 +149,50 @@ class Job implements Disposable {
 
 	/** Kills all ranks, so that none outlives the launcher. */
 	[Symbol.dispose](): void {
-		for (const { process, exited } of this.#children) if (!exited) process.kill("SIGKILL");
-		this.#run[Symbol.dispose]();
+		for (const process of this.#processes) process.kill("SIGKILL");
+		this.#closeBefore();
+		for (const owned of [this.#current?.server, this.#current?.run, this.#memory]) owned?.[Symbol.dispose]();
 	}
 
-	#start(rank: number, port: number, secret: string): void {
+	/** Makes the shared memory and the rendezvous of a generation. */
+	async #open(number: number): Promise<void> {
+		const { library, ranks, timeoutMinutes, identity } = this.options;
+		const run = Run.create(library, { ranks, supervised: true, timeoutMinutes });
+		const server = await RendezvousServer.open(loopback, 0, this.#secret, identity);
+		this.#current = { number, run, server, awaited: new Set(), replaced: [], over: Promise.withResolvers() };
+	}
+
+	#closeBefore(): void {
+		this.#before?.server[Symbol.dispose]();
+		this.#before?.run[Symbol.dispose]();
+		this.#before = null;
+	}
+
+	/** Lets the ranks meet, and tells them the path of their shared memory; `met` is called when all are there. */
+	#meet(met: () => void = () => {}): void {
+		const { run, server } = this.#generation;
+		const allRanks = this.#processes.map((_, rank) => rank);
+		void server.waitForRanks(allRanks, this.options.timeoutMinutes * 60_000).then(
+			() => {
+				server.announceRun(run.path);
+				met();
+			},
+			(error: UserError) => {
+				if (this.#over || run !== this.#run || run.watch() !== null) return;
+				if (server.disconnected === null) run.fail(null, error.message);
+				else void this.#blameDisconnected(server.disconnected);
+			},
+		);
+	}
+
+	#placeOf(rank: number): NextPlace {
+		const { number, server } = this.#generation;
+		return { rank, port: server.port, generation: number, memory: this.#memory?.pathOf(rank) ?? "" };
+	}
+
+	#start(rank: number): void {
 		const { command, ranks, reporter } = this.options;
-		const isReporter = rank === reporter;
+		const { port, generation, memory } = this.#placeOf(rank);
 		const place = {
 			rank,
 			worldSize: ranks,
@@ -142,73 +200,147 @@ class Job implements Disposable {
 			localSize: ranks,
 			address: loopback,
 			port,
-			secret,
+			secret: this.#secret,
 			launcher: process.pid,
+			...(this.#memory && { restarts: { generation, memory } }),
 		};
-		const to = isReporter ? "inherit" : "pipe";
-		const child = Bun.spawn([...command], {
-			argv0: process.argv0,
-			env: { ...process.env, ...environmentOf(place) },
-			// The last descriptor is `launcherErrors`.
-			stdio: ["ignore", to, to, process.stderr.fd],
-		});
 		const { module, coordinates } = this.options.describe(rank);
+		const prefix = rank === reporter ? null : `[rank ${rank} ${module}] `;
+		const onExit = (ended: RankProcess) => this.#exited(rank, ended);
+		const started = new RankProcess({ command, place, prefix, onExit });
 		this.#run.describe(rank, module, coordinates);
-		this.#run.expect(rank, child.pid);
-		const prefix = `[rank ${rank} ${module}] `;
-		const output = isReporter
-			? Promise.resolve()
-			: Promise.all([
-					forwardLines(child.stdout as ReadableStream<Uint8Array>, process.stdout, prefix),
-					forwardLines(child.stderr as ReadableStream<Uint8Array>, process.stderr, prefix),
-				]);
-		const exited = child.exited.then(() => this.#exited(rank, child.exitCode, child.signalCode));
-		this.#children.push({ process: child, ended: Promise.all([exited, output]), exited: false });
+		this.#run.expect(rank, started.pid);
+		this.#processes[rank] = started;
+	}
+
+	#announce(rank: number): void {
+		const { module, coordinates } = this.options.describe(rank);
+		this.options.log(`rank ${rank}: pid ${this.#processes[rank]!.pid} (${module}, ${coordinates})`, "information");
+	}
+
+	/** Starts a new process for a rank whose process has ended. */
+	#replace(rank: number): void {
+		this.#generation.awaited.delete(this.#processes[rank]!);
+		this.#generation.replaced.push(rank);
+		this.#start(rank);
+		this.#announce(rank);
 	}
 
 	/** Reports a rank that disconnected before all had joined; its process's end, if it comes in time, says more (#exited). */
 	async #blameDisconnected(rank: number): Promise<void> {
-		await Promise.race([this.#children[rank]!.process.exited, Bun.sleep(exitTime)]);
-		if (!this.#over && this.#run.watch() === null) this.#run.fail(rank, "it ended before all had joined");
+		const { run } = this.#generation;
+		await this.#processes[rank]!.endedWithin(exitTime);
+		if (!this.#over && run === this.#run && run.watch() === null) run.fail(rank, "it ended before all had joined");
 	}
 
-	async #exited(rank: number, code: number | null, signal: Subprocess["signalCode"]): Promise<void> {
-		this.#children[rank]!.exited = true;
+	async #exited(rank: number, ended: RankProcess): Promise<void> {
+		const { code, signal } = ended;
 		// A terminal sends Ctrl-C to ranks and launcher alike; a rank that has not installed its handler dies of it at once.
 		if (this.#interrupted === null && forwardedSignals.some((forwarded) => forwarded === signal))
 			await Bun.sleep(groupDelivery);
-		const { phase, error } = this.#run.rankState(rank);
+		if (this.#processes[rank] !== ended) return;
+		const { run, server, awaited } = this.#generation;
+		if (awaited.has(ended) && !server.members.has(rank) && this.#interrupted === null) {
+			// It could not leave the failed generation in time, or ended with it.
+			this.#replace(rank);
+			return;
+		}
+		const { phase, error } = run.rankState(rank);
 		const finished = phase === "finished" && code !== null && finishedCodes.includes(code);
 		if (finished) this.#finished = Math.max(this.#finished, code);
-		if (this.#run.watch() === null && !finished) {
+		if (run.watch() === null && !finished) {
 			if (this.#interrupted !== null && signal === this.#interrupted) {
-				this.#run.fail(null, `interrupted by ${signal}`);
+				run.fail(null, `interrupted by ${signal}`);
 			} else if (code === exitCodes.unread) {
 				this.#outputClosed = true;
-				this.#run.fail(null, "nobody reads its output");
+				run.fail(null, "nobody reads its output");
 			} else if (signal !== null) {
-				this.#run.fail(rank, `it was killed by ${signal}`);
+				run.fail(rank, `it was killed by ${signal}`);
 			} else {
-				this.#run.fail(rank, code === 0 ? "it ended before its work was done" : `it ended with exit code ${code}`);
+				run.fail(rank, code === 0 ? "it ended before its work was done" : `it ended with exit code ${code}`);
 			}
 		}
 		// A rank that fails by itself reports its error before it ends.
-		if (error !== "" && this.#run.watch()?.rank === rank) this.#exitCode = code ?? 0;
+		if (error !== "" && run.watch()?.rank === rank) this.#exitCode = code ?? 0;
 		this.#poll();
+		this.#noteEnd();
+	}
+
+	/** Ends the generation when every process has ended. */
+	#noteEnd(): void {
+		if (this.#processes.every(({ exited }) => exited)) this.#generation.over.resolve(null);
 	}
 
 	/** Polls the run; after a failure gives its ranks the grace period and then kills them. */
 	#poll(): void {
+		this.#before?.run.watch();
 		const failure = this.#run.watch();
 		if (failure === null) return;
 		this.#failedAt ??= performance.now();
+		if (this.#policy !== null && this.#interrupted === null) this.#generation.over.resolve(this.#failedAt);
 		const since = performance.now() - this.#failedAt;
-		this.#children.forEach(({ process, exited }, rank) => {
+		this.#processes.forEach((process, rank) => {
 			// A rank that has not joined cannot notice the failure.
 			const joined = this.#run.rankState(rank).host !== "";
 			const patience = !joined ? 0 : failure.rank === rank ? grace.blamed : grace.others;
-			if (!exited && since >= patience) process.kill("SIGKILL");
+			if (since >= patience) process.kill("SIGKILL");
 		});
+	}
+
+	/**
+	 * Begins the next generation after a failure: processes that the failure has left alive are told where to meet, others are
+	 * replaced. Returns false where the run ends: it is interrupted, or the policy refuses.
+	 */
+	async #restart(failedAt: number): Promise<boolean> {
+		const failure = this.#run.watch()!;
+		const blamed = failure.rank === null ? null : this.#processes[failure.rank]!;
+		// #poll() kills it.
+		while (blamed?.exited === false) await blamed.endedWithin(watchInterval);
+		if (this.#interrupted !== null || this.#outputClosed) return false;
+		this.#refusal = this.#policy!.refusal(this.#describe(failure, blamed), performance.now());
+		if (this.#refusal !== null) return false;
+		this.#record();
+		this.#report();
+		const { number } = this.#generation;
+		this.#closeBefore();
+		this.#before = this.#generation;
+		await this.#open(number + 1);
+		this.#failedAt = null;
+		this.#exitCode = 0;
+		const { awaited, server, replaced } = this.#generation;
+		this.#processes.forEach((process, rank) => {
+			if (process.exited) this.#replace(rank);
+			else {
+				awaited.add(process);
+				void process.goOn(this.#placeOf(rank));
+			}
+		});
+		const late = setTimeout(
+			() => {
+				this.#processes.forEach((process, rank) => {
+					const current = server === this.#generation.server;
+					if (current && awaited.has(process) && !server.members.has(rank)) process.kill("SIGKILL");
+				});
+			},
+			Math.max(0, grace.others - (performance.now() - failedAt)),
+		);
+		this.#meet(() => {
+			clearTimeout(late);
+			awaited.clear();
+			this.#closeBefore();
+			const seconds = ((performance.now() - failedAt) / 1000).toFixed(2);
+			this.options.log(
+				`${this.#policy!.sentence(replaced)}; all ranks have met ${seconds} s after the failure.`,
+				"failure",
+			);
+		});
+		return true;
+	}
+
+	#describe({ rank, reason }: RunFailure, blamed: RankProcess | null): Failure {
+		const ranks = rank === null ? this.#processes.map((_, one) => one) : [rank];
+		const step = Math.min(...ranks.map((one) => this.#run.rankState(one).step));
+		return { rank, reason, step, own: blamed === null || blamed.code !== null };
 	}
 
 	/** Forwards signals to the ranks; the same signal again kills them. Returns a function that stops forwarding. */
@@ -221,7 +353,7 @@ class Job implements Disposable {
 				this.#interrupted = signal;
 				this.#interruptedAt = now;
 				if (repeated) this.#run.fail(null, `interrupted by ${signal}`);
-				for (const { process, exited } of this.#children) if (!exited) process.kill(repeated ? "SIGKILL" : signal);
+				for (const process of this.#processes) process.kill(repeated ? "SIGKILL" : signal);
 			};
 			process.on(signal, listener);
 			return { signal, listener };
@@ -240,11 +372,16 @@ class Job implements Disposable {
 			this.options.log(`The run was interrupted by ${this.#interrupted}.`, "failure");
 			return signalExit(this.#interrupted);
 		}
-		// The ranks print the diagnosis themselves if this process was stopped meanwhile.
-		if (this.#run.claimDiagnosis()) {
-			for (const line of this.#run.diagnosis().split("\n")) this.options.log(line, "failure");
-		}
+		this.#report();
+		if (this.#refusal !== null) this.options.log(this.#refusal, "failure");
 		return this.#exitCode || exitCodes.failure;
+	}
+
+	/** Prints the diagnosis. */
+	#report(): void {
+		// The ranks print the diagnosis themselves if this process was stopped meanwhile.
+		if (!this.#run.claimDiagnosis()) return;
+		for (const line of this.#run.diagnosis().split("\n")) this.options.log(line, "failure");
 	}
 
 	/** Writes the recording of every rank, if ranks record: a killed rank could not write its own. */
@@ -257,17 +394,4 @@ class Job implements Disposable {
 			this.options.log(messageOf(error), "failure");
 		}
 	}
-}
-
-/** Writes each line of `from` to `to` with `prefix`; resolves at the end of `from`. */
-async function forwardLines(from: ReadableStream<Uint8Array>, to: TerminalStream, prefix: string): Promise<void> {
-	const decoder = new TextDecoder();
-	let rest = "";
-	for await (const bytes of from) {
-		const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
-		rest = lines.pop()!;
-		for (const line of lines) to.write(`${beforeLine(to)}${prefix}${line}\n`);
-	}
-	rest += decoder.decode();
-	if (rest !== "") to.write(`${beforeLine(to)}${prefix}${rest}\n`);
 }

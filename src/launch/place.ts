@@ -2,6 +2,7 @@
  * This process's rank and world size, from the environment: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
  * MASTER_PORT), which our launcher sets too, or those of a Slurm job step.
  */
+import { readSync } from "node:fs";
 import { UserError } from "../system/errors.ts";
 import { loopback } from "./rendezvous/line-connection.ts";
 import { secretFromEnvironment, secretVariable } from "./secret.ts";
@@ -24,12 +25,29 @@ export interface Place {
 	readonly secret: string | null;
 	/** Process of our launcher, which then is the rendezvous server; null: rank 0 is. */
 	readonly launcher: number | null;
+	/** Absent: a failure ends the run. */
+	readonly restarts?: Restarts;
+}
+
+/** A rank's part in a run that its launcher restarts after a failure. */
+export interface Restarts {
+	/** Number of restarts before this one. */
+	readonly generation: number;
+	/** Path of the rank's file in the host's memory, which outlives the rank's process. */
+	readonly memory: string;
+}
+
+/** Where a process goes on after a failure of its run. */
+export interface NextPlace extends Restarts {
+	readonly rank: number;
+	readonly port: number;
 }
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Variables that our launcher sets. */
 const launcherVariable = "MIMO_LAUNCHER_PID";
+const restartsVariable = "MIMO_RESTARTS";
 /** File descriptor at which ranks inherit the launcher's standard error; their own may be a pipe to it. */
 export const launcherErrors = 3;
 
@@ -40,6 +58,7 @@ export function placeFromEnvironment(environment: Environment = process.env): Pl
 	const rank = integer(environment, "RANK", 0, worldSize - 1);
 	const localSize = integer(environment, "LOCAL_WORLD_SIZE", 1, worldSize, worldSize);
 	const launcher = environment[launcherVariable];
+	const restarts = environment[restartsVariable];
 	const port = integer(environment, "MASTER_PORT", 1, 65535);
 	const address = given(environment, "MASTER_ADDR");
 	return {
@@ -54,6 +73,7 @@ export function placeFromEnvironment(environment: Environment = process.env): Pl
 		port: environment.TORCHELASTIC_USE_AGENT_STORE === "True" ? port + 1 : port,
 		secret: secretFromEnvironment(environment, environment.TORCHELASTIC_RUN_ID ?? ""),
 		launcher: launcher === undefined ? null : integer(environment, launcherVariable, 1),
+		...(restarts === undefined ? {} : { restarts: JSON.parse(restarts) as Restarts }),
 	};
 }
 
@@ -68,7 +88,26 @@ export function environmentOf(place: Place): Record<string, string> {
 		MASTER_PORT: String(place.port),
 		...(place.secret === null ? {} : { [secretVariable]: place.secret }),
 		...(place.launcher === null ? {} : { [launcherVariable]: String(place.launcher) }),
+		...(place.restarts === undefined ? {} : { [restartsVariable]: JSON.stringify(place.restarts) }),
 	};
+}
+
+/**
+ * Waits until the launcher names, on standard input, the place at which this process goes on after a failure; null: the run is over.
+ * Blocks the event loop.
+ */
+export function nextPlace(place: Place): Place | null {
+	const byte = Buffer.alloc(1);
+	let line = "";
+	while (readSync(0, byte) === 1) {
+		const character = byte.toString("latin1");
+		if (character === "\n") {
+			const { rank, port, ...restarts } = JSON.parse(line) as NextPlace;
+			return { ...place, rank, localRank: rank, port, restarts };
+		}
+		line += character;
+	}
+	return null;
 }
 
 function given(environment: Environment, name: string): string {

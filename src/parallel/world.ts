@@ -1,4 +1,5 @@
 /** The ranks of a run as one of them sees it: its rank, the world size, and the groups that it creates. */
+import type { Restarts } from "../launch/place.ts";
 import type { BackendName } from "../native/abi.ts";
 import type { Device } from "../native/device.ts";
 import type { Run } from "../native/run.ts";
@@ -18,6 +19,8 @@ export class World implements Disposable {
 		/** Transport of a run between GPUs. */
 		private readonly backend: BackendName | null = null,
 		private readonly imagine: ((name: string, ranks: readonly number[]) => Group) | null = null,
+		/** null: a failure ends the run. */
+		readonly restarts: Restarts | null = null,
 	) {}
 
 	/** Whether reductions add in rank order. NCCL's order depends on the element's place in the buffer. */
@@ -41,10 +44,16 @@ export class World implements Disposable {
 	}
 
 	/** Joins a run as `rank`. `backend`: transport between GPUs, equal on all ranks. */
-	static join(device: Device, run: Run, rank: number, backend: BackendName = "nccl"): World {
+	static join(
+		device: Device,
+		run: Run,
+		rank: number,
+		backend: BackendName = "nccl",
+		restarts: Restarts | null = null,
+	): World {
 		run.join(rank);
 		run.setBackend(device, backend);
-		return new World(device, rank, run.ranks, run, backend);
+		return new World(device, rank, run.ranks, run, backend, null, restarts);
 	}
 
 	/**

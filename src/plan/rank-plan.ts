@@ -42,6 +42,8 @@ export interface RankMemoryPlan {
 	/** Largest number of live bytes beyond these three: activations, workspace, data, transfers in flight. */
 	readonly activations: number;
 	readonly peak: number;
+	/** A copy of the rank's training state in the host's memory, for a restart. */
+	readonly kept: number;
 }
 
 export interface RankPlan {
@@ -211,7 +213,7 @@ export async function planRank(
 		rank,
 		module: run.module,
 		language: run.language,
-		memory: { parameters, gradients, optimizer, activations, peak: peakBytes },
+		memory: { parameters, gradients, optimizer, activations, peak: peakBytes, kept: run.keptBytes },
 		phases,
 		work,
 		overlapped,

@@ -16,6 +16,7 @@ import { type Action, type Chunk, isWork, type Work } from "../schedule/actions.
 import { encoderKinds } from "../train/encoder-kinds.ts";
 import { openRun } from "../train/from-configuration.ts";
 import type { RankPasses } from "../train/rank-passes.ts";
+import { keptBytes } from "../train/restart/kept-state.ts";
 import { trainStep } from "../train/step.ts";
 import type { TrainingState } from "../train/step-state.ts";
 import { SimulatedGroup, type Transfer } from "./simulated-group.ts";
@@ -32,6 +33,8 @@ export interface RankRun extends Disposable {
 	/** Whether the language model is among them. */
 	readonly language: boolean;
 	readonly passes: RankPasses;
+	/** Bytes of a copy of the rank's training state for a restart. */
+	readonly keptBytes: number;
 	/** Draws the model's initial values: for a run on a real device. */
 	initialise(): void;
 	/** Trains one step on `microbatches` of this rank's. */
@@ -100,6 +103,7 @@ export async function openRank(
 		module: topology.moduleOf(rank) + stage,
 		language: run.language !== null,
 		passes: run.state.passes,
+		keptBytes: run.state.optimizer.shards.reduce((sum, shard) => sum + keptBytes(shard), 0),
 		initialise: () => {
 			run.initialise(c.seed);
 			run.state.optimizer.refreshMasters();

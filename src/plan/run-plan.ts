@@ -59,6 +59,8 @@ export interface RunPlan {
 	readonly modules: readonly ModulePlan[];
 	readonly step: StepEstimate;
 	readonly bound: StepBound;
+	/** Steps between copies of the training's state in the host's memory; null: none are made. */
+	readonly keptInterval: number | null;
 }
 
 /** The actors of a configuration's step and their ranks, ascending. */
@@ -136,6 +138,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		worldSize: topologyOf(c).worldSize,
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
+		keptInterval: c.maxRestarts > 0 ? c.nonPersistentSaveInterval : null,
 		modules,
 		step,
 		bound: boundOf(modules, step, conditions, machine.memoryBytes),

@@ -63,6 +63,7 @@ export async function trainingLoop(
 	{ world, data, skippedReport, observer, records, listeners, start, schedules }: LoopParts,
 ): Promise<TrainingSummary> {
 	const iterations = plannedIterations(c);
+	if (start.iteration > 0) world.progress(start.iteration);
 	const metrics = new StepMetrics(c, run, world);
 	const profile = openProfile(c, run, { world, clock: metrics.clock, records, say: (text) => observer.note(text) });
 	const timing = openTiming(c, run, world, observer);

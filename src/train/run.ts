@@ -33,16 +33,22 @@ import { dataSentences, introduction, rowTransports, summarise } from "./report/
 import { SkippedReport } from "./report/skipped-samples.ts";
 import { Checkpoints } from "./restart/checkpoints.ts";
 import { HuggingFaceWeights } from "./restart/hugging-face.ts";
+import { KeptState } from "./restart/kept-state.ts";
 import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
+import type { StartingPoint } from "./restart/starting-point.ts";
 
 /**
  * Trains on this rank. Collective over the world, with equal configurations. Returns the exit code; not 0 if the training is to
  * be started again, or was interrupted.
  */
-export async function runTraining(c: TrainingConfiguration, world: World): Promise<number> {
+export async function runTraining(given: TrainingConfiguration, world: World): Promise<number> {
+	const everyone = await world.group("world", [...Array(world.size).keys()]);
+	using kept = KeptState.open(given, world, warn);
+	const again = (kept?.generation ?? 0) > 0;
 	const say = world.rank === world.size - 1 ? note : () => {};
-	const claim = await claimSaveFolder(c, await world.group("world", [...Array(world.size).keys()]), say);
+	const c = kept?.configuration(given, everyone) ?? given;
+	const claim = await claimSaveFolder(c, everyone, say);
 	using _lock = claim.lock;
 	using run = await openRun(c, world);
 	debug(1, "modules, their weights and groups are made");
@@ -57,21 +63,26 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 	const trackers = isReportingRank(run) ? openTrackers(c) : null;
 	const observer = isReportingRank(run) ? openReporter(c, world.size, records, trackers) : silent;
 	let data: RunData | null = null;
+	const dataState = async () => await data?.training.save?.();
 	const checkpoints = new Checkpoints(c, run, {
 		say: (sentence) => {
 			observer.note(sentence);
 			if (data !== null) observer.event?.({ kind: "save", step: null, sentence });
 		},
 		warn: reportWarning,
-		dataState: async () => await data?.training.save?.(),
+		dataState,
+		saves: () => kept?.saves(),
 		claim,
 	});
-	const listeners: readonly Listener[] = [checkpoints];
+	const listeners: readonly Listener[] = kept === null ? [checkpoints] : [checkpoints, kept];
 	let exitCode = 0;
 	try {
 		checkpoints.requireRoom();
-		introduce(c, run, world, origins, observer);
-		const restored = await checkpoints.restore();
+		introduce(c, run, world, origins, again ? silent : observer);
+		kept?.hold({ checkpoints, optimizerSteps: () => run.state.scalars.step.item(), dataState });
+		const stored = await checkpoints.restore(again);
+		const restored = kept === null ? stored : kept.restore(stored, everyone);
+		if (restored !== stored) goOnFrom(restored!, checkpoints, run);
 		weights.requireImages(checkpoints.provenance);
 		for (const guest of run.guests) await guest.load?.(c);
 		const start = restored?.progress ?? atTheStart;
@@ -84,7 +95,9 @@ export async function runTraining(c: TrainingConfiguration, world: World): Promi
 			onUnlisted: (sentence) => records.miss("list of skipped samples", null, sentence),
 		});
 		debug(1, "the weights stand, the data are open");
-		recordStart(observer, c, run, world, { step: start.iteration, lineage: checkpoints.lineage });
+		const own = trainingName(checkpoints.lineage, c.save);
+		const training = kept?.training(own) ?? own;
+		recordStart(observer, c, run, world, { step: start.iteration, training, restarts: kept?.generation ?? 0 });
 		await trackers?.record.begun();
 		const skippedReport = new SkippedReport(run.state.world, data.skipped ?? null);
 		const summary = await trainingLoop(c, run, {
@@ -180,10 +193,10 @@ function recordStart(
 	c: TrainingConfiguration,
 	run: Run,
 	world: World,
-	{ step, lineage }: { readonly step: number; readonly lineage: string },
+	{ step, training, restarts }: { readonly step: number; readonly training: string; readonly restarts: number },
 ): void {
 	const start = {
-		training: trainingName(lineage, c.save),
+		training,
 		configuration: configurationDetails(c),
 		arguments: process.argv.slice(2).map(shownAddress),
 	};
@@ -191,16 +204,24 @@ function recordStart(
 	observer.event?.({
 		kind: "start",
 		step,
-		sentence: step === 0 ? "A new training." : `Goes on after step ${step}.`,
+		sentence: step > 0 ? `Goes on after step ${step}.` : restarts > 0 ? "Begins anew." : "A new training.",
 		details: {
 			train_iterations: plannedIterations(c),
 			world_size: world.size,
 			device: world.device.describe().name,
 			flops_per_step: flopsPerStep(c),
 			topology: topologyDetails(run),
+			...(restarts > 0 && { restarts }),
 			...start,
 		},
 	});
+}
+
+/** Takes over a state that a restart has copied back into this rank's tensors. */
+function goOnFrom(start: StartingPoint, checkpoints: Checkpoints, { state }: Run): void {
+	checkpoints.goOnFrom(start);
+	for (const replica of state.replicas) replica.gather();
+	for (const { buffer } of state.optimizer.shards) buffer.valuesChanged();
 }
 
 async function requeue(): Promise<void> {

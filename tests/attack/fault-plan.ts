@@ -104,7 +104,7 @@ const moments: readonly Moment[] = ["start", "first", "random", "random", "save"
 const momentsAfterMeeting: readonly Moment[] = ["first", "random", "save", "async save", "evaluation", "last"];
 
 /** Numbers that repeat, in [0, 1). */
-function numbers(seed: number): () => number {
+export function numbers(seed: number): () => number {
 	let state = (seed % 2147483646) + 1;
 	return () => {
 		state = (state * 48271) % 2147483647;

@@ -56,6 +56,15 @@ export class Launched {
 		return Launched.run([...wrapper, process.execPath, program, ...args.map(String)], { env });
 	}
 
+	/** What it has written so far. */
+	get output(): string {
+		return this.#stdout;
+	}
+
+	get errors(): string {
+		return this.#stderr;
+	}
+
 	/** Seconds since the start or the test's last action. */
 	get seconds(): number {
 		return (performance.now() - this.#acted) / 1000;

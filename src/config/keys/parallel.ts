@@ -82,6 +82,16 @@ export const parallelKeys = {
 		"Communication between GPUs: nccl, with a GPU for each rank; shm, through the host's shared memory, where ranks share GPUs. CPUs use shm.",
 	),
 	"distributed-timeout-minutes": defaulting(size, 10, "Minutes without progress after which a rank counts as stuck."),
+	"max-restarts": defaulting(
+		integer(0),
+		0,
+		"Most restarts of a failed run in its job within restart-window-mins: ranks that live keep their processes; 0: a failure ends the run.",
+	),
+	"restart-window-mins": defaulting(size, 60, "Minutes over which max-restarts counts."),
+	"non-persistent-save-interval": optional(
+		size,
+		"Steps between copies of the training's state in the host's memory, from which restarts go on; unset: they go on from the newest checkpoint.",
+	),
 } as const;
 
 /** Keys of the grids: which ranks hold which modules and parts. */

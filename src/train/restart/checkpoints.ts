@@ -47,6 +47,8 @@ export interface CheckpointOptions {
 	readonly warn: (sentence: string) => void;
 	/** State of this rank's data, as JSON; undefined: the step's number suffices to resume. */
 	readonly dataState: () => Promise<unknown>;
+	/** Called before the first save of this run begins. */
+	readonly saves: () => void;
 	/** The run's claim to its --save folder. */
 	readonly claim: SaveClaim;
 }
@@ -102,6 +104,11 @@ export class Checkpoints implements Listener {
 		return this.#schedules;
 	}
 
+	/** This rank's tensors. */
+	get tensors(): TrainingTensors {
+		return this.#tensors;
+	}
+
 	/** Throws a UserError if the first checkpoint would not fit on the disk. Collective over the world. */
 	requireRoom(): void {
 		this.#saver?.requireRoom();
@@ -117,17 +124,25 @@ export class Checkpoints implements Listener {
 		return this.#provenance;
 	}
 
-	/** Restores the checkpoint that the configuration names; null if it names none. Collective over the world. */
-	async restore(): Promise<StartingPoint | null> {
-		const { state } = this.run;
-		const start = await restoreTraining(this.c, this.#tensors, this.#schedules, state.world, this.options);
-		if (start === null) return null;
+	/**
+	 * Restores the checkpoint that the configuration names; null if it names none. `again`: as a part of a restart, which says
+	 * nothing of it. Collective over the world.
+	 */
+	async restore(again: boolean): Promise<StartingPoint | null> {
+		const { world } = this.run.state;
+		const printers = again ? { say: () => {}, warn: () => {} } : this.options;
+		const start = await restoreTraining(this.c, this.#tensors, this.#schedules, world, printers);
+		if (start !== null && this.c.load === this.c.save) this.#latest = start.progress.iteration;
+		if (start !== null) this.goOnFrom(start);
+		return start;
+	}
+
+	/** Takes over what a starting point says beside its tensors. */
+	goOnFrom(start: StartingPoint): void {
 		this.#schedules = start.schedules;
 		this.#provenance = start.provenance;
 		this.#lineage = start.lineage ?? this.#lineage;
-		if (this.c.load === this.c.save) this.#latest = start.progress.iteration;
-		state.scalars.setStep(start.optimizerSteps);
-		return start;
+		this.run.state.scalars.setStep(start.optimizerSteps);
 	}
 
 	async beforeUpdate(): Promise<void> {
@@ -180,6 +195,7 @@ export class Checkpoints implements Listener {
 	/** Starts a save unless this step has one; waits for it unless saves are asynchronous. */
 	async #save(progress: Progress): Promise<void> {
 		if (this.#saver === null || this.#latest === progress.iteration) return;
+		this.options.saves();
 		this.#latest = progress.iteration;
 		const { c, run } = this;
 		const optimizerSteps = run.state.scalars.step.item();

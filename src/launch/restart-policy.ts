@@ -1,0 +1,56 @@
+/** Whether a failed run goes on in its job: how often, and after which failures. */
+
+export interface RestartOptions {
+	/** Most restarts within the window; 0: none. */
+	readonly most: number;
+	readonly windowMinutes: number;
+}
+
+/** A run's failure, as the decision needs it. */
+export interface Failure {
+	/** null: no rank is to blame. */
+	readonly rank: number | null;
+	readonly reason: string;
+	/** The last step that the rank has finished, counted in the training; 0: none. */
+	readonly step: number;
+	/** Whether the rank's program has ended by an error of its own, not by a signal or in silence. */
+	readonly own: boolean;
+}
+
+export class RestartPolicy {
+	/** Times of the restarts in the window, in milliseconds. */
+	#times: number[] = [];
+	#last: Failure | null = null;
+
+	constructor(private readonly options: RestartOptions) {}
+
+	/** Notes a failure. Returns why the run ends, a sentence, or null if it is restarted. `now`: in milliseconds. */
+	refusal(failure: Failure, now: number): string | null {
+		const { most, windowMinutes } = this.options;
+		const last = this.#last;
+		this.#last = failure;
+		this.#times = this.#times.filter((time) => now - time < windowMinutes * 60_000);
+		if (failure.own && failure.step === 0) return "The run is not restarted: it failed before its first step was done.";
+		const repeats = last !== null && last.rank === failure.rank && last.step === failure.step;
+		if (repeats && last.reason === failure.reason && failure.own) {
+			return `The run is not restarted: rank ${failure.rank} has failed twice after step ${failure.step} for the same reason.`;
+		}
+		if (this.#times.length >= most) {
+			return `The run is not restarted: it was restarted ${most === 1 ? "once" : `${most} times`} within ${windowMinutes} minutes (max-restarts).`;
+		}
+		this.#times.push(now);
+		return null;
+	}
+
+	/** Tells of a restart: "Restart 1 of at most 3 within 60 minutes: new processes for ranks 1 and 2". */
+	sentence(replaced: readonly number[]): string {
+		const { most, windowMinutes } = this.options;
+		const count = `Restart ${this.#times.length} of at most ${most} within ${windowMinutes} minutes`;
+		const list = replaced
+			.toSorted((a, b) => a - b)
+			.join(", ")
+			.replace(/, (\d+)$/, " and $1");
+		const what = replaced.length === 1 ? `a new process for rank ${list}` : `new processes for ranks ${list}`;
+		return replaced.length === 0 ? `${count}: every rank keeps its process` : `${count}: ${what}`;
+	}
+}
