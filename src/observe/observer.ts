@@ -1,6 +1,7 @@
 /** The observer of a training run: log lines, a view on a terminal, a JSON log, TensorBoard, the process of trackers. */
 
 import { LogLine, type LogLineOptions } from "./log-line.ts";
+import type { MetricsServer } from "./metrics/server.ts";
 import { Terminal, type TerminalStream } from "./progress.ts";
 import { JsonLog } from "./run-log/writer.ts";
 import type { RunRecords } from "./run-records.ts";
@@ -19,6 +20,8 @@ export interface ObserverOptions
 	readonly tensorBoard: string | null;
 	/** The process that records the run for trackers, and how messages name its records; null: no tracker is configured. */
 	readonly trackers: { readonly record: TrackerProcess; readonly name: string } | null;
+	/** The server of metrics; null: none is configured. */
+	readonly metrics: MetricsServer | null;
 	/** Handles records that cannot be written. */
 	readonly records: RunRecords;
 	/** Whether a terminal shows the run in a block with short lines above it. */
@@ -36,7 +39,7 @@ export function openObserver(options: ObserverOptions): Observer {
 		write: (text) => terminal.line(text),
 		now: () => new Date(),
 	});
-	const { logJson, tensorBoard, trackers, caution, records } = options;
+	const { logJson, tensorBoard, trackers, caution, records, metrics } = options;
 	const opened = [
 		logJson === null ? null : { name: `log ${logJson}`, record: openLog(logJson, caution, terminal) },
 		tensorBoard === null
@@ -47,6 +50,7 @@ export function openObserver(options: ObserverOptions): Observer {
 	return together([
 		...opened.map(({ name, record }) => records.keep(name, record)),
 		line,
+		...(metrics === null ? [] : [metrics]),
 		...(hasView ? [viewOf(terminal, options)] : []),
 	]);
 }

@@ -12,6 +12,7 @@ export const workerModules = [
 	"data/energon/storage/fetcher",
 	"data/megatron/encode-worker",
 	"native/read-guard-worker",
+	"observe/metrics/server-worker",
 	"plan/concurrent-rank-worker",
 ] as const;
 

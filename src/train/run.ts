@@ -10,6 +10,7 @@ import { decodesAsEnergon } from "../data/check.ts";
 import { requeueJob } from "../launch/slurm.ts";
 import { megatronFlopsPerStep } from "../models/language/counts.ts";
 import { note, warn } from "../observe/messages.ts";
+import { MetricsServer } from "../observe/metrics/server.ts";
 import { type ObserverOptions, openObserver } from "../observe/observer.ts";
 import { samplesEvent } from "../observe/run-log/writer.ts";
 import { RunRecords } from "../observe/run-records.ts";
@@ -21,6 +22,7 @@ import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
 import { messageOf } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
+import { programVersion } from "../system/program-version.ts";
 import { isReportingRank, type Run } from "./assemble.ts";
 import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/shared-batches.ts";
@@ -61,7 +63,8 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 	// Other ranks write lists of skipped samples.
 	const records = new RunRecords(warn);
 	const trackers = isReportingRank(run) ? openTrackers(c) : null;
-	const observer = isReportingRank(run) ? openReporter(c, world.size, records, trackers) : silent;
+	const metrics = isReportingRank(run) ? await openMetrics(c, world.size) : null;
+	const observer = isReportingRank(run) ? openReporter(c, world.size, records, { trackers, metrics }) : silent;
 	let data: RunData | null = null;
 	const dataState = async () => await data?.training.save?.();
 	const checkpoints = new Checkpoints(c, run, {
@@ -79,6 +82,7 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 	try {
 		checkpoints.requireRoom();
 		introduce(c, run, world, origins, again ? silent : observer);
+		if (metrics !== null && !again) observer.note(`Metrics: ${metrics.url}.`);
 		kept?.hold({ checkpoints, optimizerSteps: () => run.state.scalars.step.item(), dataState });
 		const stored = await checkpoints.restore(again);
 		const restored = kept === null ? stored : kept.restore(stored, everyone);
@@ -267,17 +271,24 @@ function openTrackers(c: TrainingConfiguration): ObserverOptions["trackers"] {
 	return { record, name: all.map(([, name]) => name).join(" and ") };
 }
 
+/** Opens the server of metrics; null: none is configured. */
+async function openMetrics(c: TrainingConfiguration, worldSize: number): Promise<MetricsServer | null> {
+	if (c.metricsPort === null) return null;
+	const facts = { version: programVersion(), worldSize, trainIterations: plannedIterations(c) };
+	return await MetricsServer.open(c.metricsAddress, c.metricsPort, facts);
+}
+
 function openReporter(
 	c: TrainingConfiguration,
 	worldSize: number,
 	records: RunRecords,
-	trackers: ObserverOptions["trackers"],
+	sinks: Pick<ObserverOptions, "trackers" | "metrics">,
 ): Observer {
 	return openObserver({
 		logInterval: c.logInterval,
 		logJson: c.logJson,
 		tensorBoard: c.tensorboardDir,
-		trackers,
+		...sinks,
 		interval: c.tensorboardLogInterval,
 		timers: c.logTimersToTensorboard,
 		trainIterations: plannedIterations(c),

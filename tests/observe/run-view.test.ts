@@ -95,7 +95,7 @@ test("the curve's heights are the logarithms of positive values", () => {
 function observerOn(output: TerminalStream, view = true) {
 	return openObserver({
 		...{ logInterval: 1, trainIterations: 2, flopsPerStep: null, worldSize: 1, caution: null, interval: 1 },
-		...{ logJson: null, tensorBoard: null, trackers: null, timers: false, view, output },
+		...{ logJson: null, tensorBoard: null, trackers: null, metrics: null, timers: false, view, output },
 		records: new RunRecords(() => {}),
 	});
 }

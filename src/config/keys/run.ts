@@ -117,6 +117,15 @@ export const loggingKeys = {
 		path,
 		"Write one JSON object a step to this file, numbers at full precision. A run that goes on appends.",
 	),
+	"metrics-port": optional(
+		integer(0, 65535),
+		"Serve the run's metrics in Prometheus' text format at /metrics of this port; 0: any free one, which is printed.",
+	),
+	"metrics-address": defaulting(
+		text,
+		"127.0.0.1",
+		"Address that metrics-port is opened on, of the host whose rank prints the log; 0.0.0.0: all of its addresses.",
+	),
 	"log-throughput": off("Add TFLOP/s per device to the log line."),
 	"log-num-zeros-in-grad": off("Add the number of zero gradients to the log line."),
 	"log-params-norm": off("Add the norm of all parameters to the log line."),

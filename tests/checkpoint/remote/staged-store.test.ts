@@ -28,7 +28,7 @@ afterAll(async () => await server?.[Symbol.asyncDispose]());
 /** Quick to give up on a silent connection; of parts so small that every rank sends three. */
 const requests = {
 	...defaultRequests,
-	...{ backoffMilliseconds: 1, longestBackoff: 10, stallMilliseconds: 400, partBytes: 4096, parallelParts: 2 },
+	...{ backoffMilliseconds: 1, longestBackoff: 10, stallMilliseconds: 1000, partBytes: 4096, parallelParts: 2 },
 };
 const ranks = 2;
 const elements = 2500;
@@ -37,7 +37,7 @@ let count = 0;
 /** A store of this test, with a local folder of its own; `direct`: not through the gate. */
 function open(url: string, direct = false): StagedStore {
 	const environment = direct ? { ...server.environment, AWS_ENDPOINT_URL: server.direct } : server.environment;
-	return new StagedStore(url, join(folder, String(count++)), requests, environment);
+	return new StagedStore(url, join(folder, String(count++)), direct ? defaultRequests : requests, environment);
 }
 
 /** The values of a tensor of a step. */
