@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17339, 86],
+	checkpoint: [17340, 86],
 	commands: [4555, 34],
 	config: [7188, 50],
 	data: [20865, 107],
@@ -22,7 +22,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	observe: [5387, 33],
 	optim: [472, 4],
 	parallel: [2777, 19],
-	parity: [6275, 34],
+	parity: [6516, 35],
 	plan: [2602, 14],
 	schedule: [1030, 8],
 	system: [679, 12],

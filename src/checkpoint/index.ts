@@ -70,6 +70,7 @@ export {
 	projectorPrefix,
 	towerPrefix,
 } from "./hf/vision-names.ts";
+export { isTowerType } from "./hf/vision-towers.ts";
 export { planFolder } from "./hf/written-folder.ts";
 export { adaptersOf, mergeAdapters, scaleOf, withoutAdapters } from "./lora/adapters.ts";
 export { openPeftFolder, type PeftAdapters, planPeftFolder } from "./lora/peft-folder.ts";

@@ -5,6 +5,7 @@ import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import type { ParityReport } from "./comparison.ts";
 import { elasticReference } from "./elastic/parity.ts";
+import { compareEncoder, isEncoderReference } from "./encoder/parity.ts";
 import { languageReference } from "./language/parity.ts";
 import { mimoReference } from "./mimo/parity.ts";
 import { mtpReference } from "./mtp/parity.ts";
@@ -25,6 +26,20 @@ export function layoutOf(
 	folder: string,
 	asked: { readonly layout: string | null; readonly weights: string | null; readonly bf16: boolean },
 ): NamedTopology | null {
+	if (isEncoderReference(folder)) {
+		const flag = (
+			[
+				["--layout", asked.layout],
+				["--weights", asked.weights],
+				["--bf16", asked.bf16 || null],
+			] as const
+		).find(([, value]) => value !== null);
+		if (flag === undefined || (flag[0] === "--layout" && flag[1] === "1")) return null;
+		throw new UserError(
+			`${flag[0]}: ${folder} is the reference of an encoder alone, which is compared in one process, in fp32 and with its own weights.`,
+			exitCodes.usage,
+		);
+	}
 	const format = formatOf(folder);
 	const name = asked.layout ?? format.layout(folder);
 	if (name === null) return null;
@@ -45,6 +60,7 @@ export async function compareAlone(
 	folder: string,
 	options: CompareOptions = {},
 ): Promise<ParityReport> {
+	if (isEncoderReference(folder)) return compareEncoder(device, folder, options);
 	const format = formatOf(folder);
 	const layout = namedTopology(layoutFor(parseLayout("1"), { encoders: format.hasEncoder ? 1 : 0 }));
 	return await compareTraining(World.alone(device), layout, format, folder, options);

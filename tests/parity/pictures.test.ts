@@ -1,5 +1,6 @@
-/** Vision-language models against Hugging Face's: every probe, loss and gradient norm, and that a wrong term is noticed. */
+/** Vision-language models, and vision towers alone, against Hugging Face's: every probe, loss and gradient norm, and that a wrong term is noticed. */
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { openParts } from "../../src/checkpoint/hf/parts.ts";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
@@ -8,9 +9,10 @@ import type { EncoderConfig } from "../../src/models/vision/encoder.ts";
 import { visionEncoder } from "../../src/models/vit/tower.ts";
 import type { Device } from "../../src/native/device.ts";
 import { firstFailure, renderReport } from "../../src/parity/comparison.ts";
-import { compareAlone } from "../../src/parity/formats.ts";
+import { compareAlone, layoutOf } from "../../src/parity/formats.ts";
 import { readPictureBatches } from "../../src/parity/pictures/batches.ts";
 import { modelOf } from "../../src/parity/pictures/parity.ts";
+import { Scratch } from "../data/fixtures.ts";
 import { golden } from "../golden.ts";
 import { testDevice } from "../support.ts";
 import { changed } from "./changed.ts";
@@ -21,13 +23,30 @@ beforeAll(async () => {
 });
 afterAll(() => device[Symbol.dispose]());
 
-const folders = ["llava-siglip-qwen2", "internvl-qwen3", "qwen3-vl-images", "qwen3-vl-moe", "qwen3-5-images"];
+const folders = [
+	...["encoder-siglip", "encoder-siglip2"],
+	...["llava-siglip-qwen2", "internvl-qwen3", "qwen3-vl-images", "qwen3-vl-moe", "qwen3-5-images"],
+];
 
 test.each(folders)("%s", async (name) => {
 	const before = device.memoryStatistics().liveBytes;
 	const report = await compareAlone(device, golden(name));
 	expect(renderReport(report)).toEndWith(`all ${report.checks.length} values agree.`);
 	expect(device.memoryStatistics().liveBytes).toBe(before);
+});
+
+test("encoder-siglip with the exact GELU is noticed at the first layer, and it runs on no other layout", async () => {
+	using scratch = new Scratch();
+	const folder = join(scratch.path, "reference");
+	cpSync(golden("encoder-siglip"), folder, { recursive: true });
+	const config = join(folder, "config.json");
+	const text = readFileSync(config, "utf8");
+	writeFileSync(config, text.replace("gelu_pytorch_tanh", "gelu"));
+	const report = await compareAlone(device, folder, { steps: 1 });
+	expect(firstFailure(report)?.name).toBe("step 1 vision.layer.0");
+	const asked = { layout: null, weights: null, bf16: false };
+	expect(layoutOf(folder, asked)).toBeNull();
+	expect(() => layoutOf(folder, { ...asked, layout: "tp2" })).toThrow("--layout: ");
 });
 
 type Tower = EncoderConfig["tower"];

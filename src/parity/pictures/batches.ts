@@ -61,16 +61,32 @@ function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder
 }
 
 /** Every picture of a step by itself. */
-function readPictures(file: SafetensorsFile, step: number, config: VitConfig): ImageSet[] {
+export function readPictures(file: SafetensorsFile, step: number, config: VitConfig): ImageSet[] {
 	const name = `${step}.pixel_values`;
 	const values = file.read(name) as Float32Array;
 	const { patchSize } = config;
 	if (file.tensors.has(`${step}.image_grid_thw`)) return readMerged(file, step, values, patchWidth(config));
+	if (file.tensors.has(`${step}.spatial_shapes`)) return readPadded(file, step, values);
 	const [count, , height, width] = file.information(name).shape as [number, number, number, number];
 	const grid: PatchGrid = { rows: height / patchSize, columns: width / patchSize };
 	return Array.from({ length: count }, (_, picture) => {
 		const pixels = values.subarray(picture * 3 * height * width, (picture + 1) * 3 * height * width);
 		return { patches: patchify(pixels, height, width, patchSize), grids: [grid], imagesPerSample: [1] };
+	});
+}
+
+/** SigLIP 2's rows of patches, channels last, padded to a common number. */
+function readPadded(file: SafetensorsFile, step: number, values: Float32Array): ImageSet[] {
+	const [, most, width] = file.information(`${step}.pixel_values`).shape as [number, number, number];
+	const sides = file.read(`${step}.spatial_shapes`) as Int32Array;
+	const pixels = width / 3;
+	return Array.from({ length: sides.length / 2 }, (_, picture) => {
+		const [rows, columns] = sides.subarray(2 * picture) as unknown as [number, number];
+		const patches = Float32Array.from({ length: rows * columns * width }, (_, at) => {
+			const [row, channel, pixel] = [Math.floor(at / width), Math.floor((at % width) / pixels), at % pixels];
+			return values[(picture * most + row) * width + pixel * 3 + channel]!;
+		});
+		return { patches, grids: [{ rows, columns }], imagesPerSample: [1] };
 	});
 }
 

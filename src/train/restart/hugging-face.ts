@@ -196,7 +196,7 @@ export class HuggingFaceWeights implements Disposable {
 }
 
 /** The tensors of a module whose names begin so. */
-function partOf(module: NamedTensors, prefix: string): NamedTensors {
+export function partOf(module: NamedTensors, prefix: string): NamedTensors {
 	return partsOf(module, (name) => name.startsWith(prefix));
 }
 
