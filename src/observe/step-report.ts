@@ -130,7 +130,7 @@ export interface TrainingStart {
 
 /** An event between steps, for the log from which a report is made. */
 export interface RunEvent {
-	readonly kind: "start" | "save" | "stop" | "data" | "budgets" | "samples" | "failure" | "end";
+	readonly kind: "start" | "save" | "stop" | "data" | "budgets" | "samples" | "failure" | "slow" | "end";
 	/** Number of steps done before; null: of the latest report. */
 	readonly step: number | null;
 	readonly sentence: string;

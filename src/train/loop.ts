@@ -212,7 +212,11 @@ class TrainingLoop {
 		const { input, result, seconds } = done;
 		const { learningRate, weightDecay } = input;
 		const nextLearningRate = learningRateAt(schedules.learningRate, this.#progress.scheduledSamples);
-		const measured = metrics.collect(input.microbatches, result, done.partSeconds);
+		const measured = metrics.collect(iteration, input.microbatches, result, done.partSeconds);
+		for (const sentence of metrics.slowRanks) {
+			observer.note(sentence);
+			observer.event?.({ kind: "slow", step: iteration, sentence });
+		}
 		if (done.skippedSamples) skippedReport.tell(observer, iteration);
 		observer.step({
 			...measured,

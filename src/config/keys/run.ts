@@ -154,6 +154,10 @@ export const loggingKeys = {
 	"profile-step-start": optional(integer(1), "First step to trace."),
 	"profile-step-end": optional(integer(1), "Last step to trace; unset: the first one alone."),
 	"profile-file": defaulting(path, "trace.json", "Trace of all ranks for Chrome's and Perfetto's viewers."),
+	"slow-rank-steps": optional(
+		integer(1),
+		"Steps in a row after which a rank that works longer than those with the same work is named; unset: none is.",
+	),
 	"timing-log-level": defaulting(
 		integer(0, 2),
 		0,

@@ -22,6 +22,7 @@ import { isReportingRank, type Run } from "../assemble.ts";
 import type { Listener } from "../listeners.ts";
 import type { StepResult } from "../step-state.ts";
 import { stepTokensOf } from "./router-report.ts";
+import { SlowRanks } from "./slow-ranks.ts";
 
 const parts: readonly StepPart[] = ["compute", "bridge", "wait", "gradients", "optimizer", "data", "other"];
 /** Units of the exchanged integers: microseconds, MFLOP in two halves, KiB. */
@@ -60,6 +61,9 @@ export type Collected = Pick<StepReport, "modules" | "memory" | "layerLosses" | 
 export class StepMetrics {
 	readonly clock: StepClock;
 	readonly #flopsPerToken: number;
+	readonly #slow: SlowRanks | null;
+	/** Sentences about ranks that turned out to be slow in the latest step. */
+	slowRanks: readonly string[] = [];
 
 	constructor(
 		c: TrainingConfiguration,
@@ -69,13 +73,22 @@ export class StepMetrics {
 		const { device } = world;
 		this.clock = new StepClock(timestampsOf(device));
 		this.#flopsPerToken = run.language ? flopsPerToken(c, run.language) : 0;
+		const stages = this.#grids.flatMap((grid) =>
+			Array.from({ length: grid.shape.pipeline }, (_, stage) => grid.lanesOf(stage).flat()),
+		);
+		this.#slow = c.slowRankSteps === null ? null : new SlowRanks(stages, c.slowRankSteps);
 	}
 
 	/**
-	 * Collects the metrics of a step, whose clock has been stopped. Collective over the world. Returns the collected fields on
+	 * Collects the metrics of step `iteration`, whose clock has been stopped. Collective over the world. Returns the collected fields on
 	 * the reporting rank, null on others.
 	 */
-	collect(microbatches: readonly ImageTextMicrobatch[], result: StepResult, seconds: StepSeconds): Collected | null {
+	collect(
+		iteration: number,
+		microbatches: readonly ImageTextMicrobatch[],
+		result: StepResult,
+		seconds: StepSeconds,
+	): Collected | null {
 		const statistics = this.world.device.memoryStatistics();
 		const megaFlops = Math.round(this.#flopsOf(microbatches) / unit.flops);
 		// Ranks of a lane have the same samples, so one of them counts padding.
@@ -97,6 +110,8 @@ export class StepMetrics {
 			return null;
 		}
 		const everyone = world.exchange(own).map(readRank);
+		const busy = everyone.map((one) => busyOf(one.seconds));
+		this.slowRanks = this.#slow?.step(iteration, busy) ?? [];
 		const total = (what: "padding" | "filled") => everyone.reduce((sum, one) => sum + one[what], 0);
 		return {
 			...(total("filled") > 0 && { padding: total("padding") / total("filled") }),
@@ -122,9 +137,13 @@ export class StepMetrics {
 	}
 
 	#modules(everyone: readonly RankStep[]): ModuleReport[] {
+		return this.#grids.map((grid) => moduleReport(grid, everyone));
+	}
+
+	/** Colocated modules share ranks and times, so they are one report. */
+	get #grids(): readonly Grid[] {
 		const { modules, language, colocated } = this.run.topology;
-		// Colocated modules share ranks and times, so they are one report.
-		return (colocated ? [language] : modules).map((grid) => moduleReport(grid, everyone));
+		return colocated ? [language] : modules;
 	}
 
 	/** Fields about experts; `tokensPerExpert` is null on ranks that do not report. */
