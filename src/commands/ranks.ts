@@ -139,7 +139,7 @@ export async function launchRanks(
 	options: RankOptions,
 	args: readonly string[] = process.argv.slice(2),
 ): Promise<number> {
-	requireRoom(options.ranks, totalmem());
+	requireRoom(options.ranks + (options.restarts?.spares ?? 0), totalmem());
 	const library = await openLibraryOf(options.device);
 	if (library.kind === "cuda" && options.backend === "nccl") requireGpus(deviceCount(library), options.ranks);
 	return await launch({
@@ -157,7 +157,8 @@ export async function launchRanks(
 
 /** Works as the rank of a place, and after a failure of its run as that of the next place which the launcher names. */
 async function workAsRank(first: Place, options: RankOptions, work: Work): Promise<number> {
-	for (let place: Place | null = first; place !== null; place = nextPlace(place)) {
+	if (first.restarts?.spare) await openLibraryOf(options.device);
+	for (let place = first.restarts?.spare ? nextPlace(first) : first; place !== null; place = nextPlace(place)) {
 		const exitCode = await workUntilFailure(place, options, work);
 		if (exitCode !== null) return exitCode;
 		debug(1, "the run has failed, this process waits for its next place");

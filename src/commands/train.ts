@@ -133,10 +133,10 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	}
 	checkRankCount(topology, command.nproc);
 	await checkHost(configuration, topology, startsTheRun());
-	const { maxRestarts: most, restartWindowMins: windowMinutes } = configuration;
+	const { maxRestarts: most, restartWindowMins: windowMinutes, spares } = configuration;
 	const options = {
 		...rankOptions(configuration, topology, topology.worldSize - 1),
-		restarts: most === 0 ? null : { most, windowMinutes },
+		restarts: most === 0 ? null : { most, windowMinutes, spares },
 	};
 	if (most > 0 && placeFromEnvironment()?.launcher === null && printsForTheRun()) {
 		warn(`max-restarts ${most}: another program has started these ranks, and a failure ends them all.`);

@@ -18,6 +18,7 @@ import { loopback } from "./rendezvous/line-connection.ts";
 import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
 import { type Failure, type RestartOptions, RestartPolicy } from "./restart-policy.ts";
+import { Spares } from "./spares.ts";
 
 /** How diagnoses and prefixed output name a rank. */
 export interface RankDescription {
@@ -91,6 +92,7 @@ class Job implements Disposable {
 	readonly #processes: RankProcess[] = [];
 	readonly #policy: RestartPolicy | null;
 	readonly #memory: RankMemory | null;
+	readonly #spares: Spares;
 	/** Why the run is not restarted; null: no restart was asked for. */
 	#refusal: string | null = null;
 	/** The latest signal that this process received. */
@@ -110,6 +112,7 @@ class Job implements Disposable {
 		const { restarts = null, ranks } = options;
 		this.#policy = restarts && new RestartPolicy(restarts);
 		this.#memory = restarts && new RankMemory(ranks);
+		this.#spares = new Spares(restarts?.spares ?? 0, () => this.#startProcess(null));
 	}
 
 	get #generation(): Generation {
@@ -131,6 +134,7 @@ class Job implements Disposable {
 				if (rank % startsBetweenTurns === startsBetweenTurns - 1) await Bun.sleep(0);
 			}
 			for (const rank of this.#processes.keys()) this.#announce(rank);
+			this.#spares.fill();
 			this.#meet();
 			this.#noteEnd();
 			for (let failedAt: number | null; ; ) {
@@ -151,7 +155,8 @@ class Job implements Disposable {
 	[Symbol.dispose](): void {
 		for (const process of this.#processes) process.kill("SIGKILL");
 		this.#closeBefore();
-		for (const owned of [this.#current?.server, this.#current?.run, this.#memory]) owned?.[Symbol.dispose]();
+		for (const owned of [this.#spares, this.#current?.server, this.#current?.run, this.#memory])
+			owned?.[Symbol.dispose]();
 	}
 
 	/** Makes the shared memory and the rendezvous of a generation. */
@@ -190,27 +195,31 @@ class Job implements Disposable {
 		return { rank, port: server.port, generation: number, memory: this.#memory?.pathOf(rank) ?? "" };
 	}
 
-	#start(rank: number): void {
+	/** Starts a rank's process; `rank` null: a spare one, which waits for the place of a rank. */
+	#startProcess(rank: number | null): RankProcess {
 		const { command, ranks, reporter } = this.options;
-		const { port, generation, memory } = this.#placeOf(rank);
+		const { port, generation, memory } = this.#placeOf(rank ?? 0);
 		const place = {
-			rank,
+			rank: rank ?? 0,
 			worldSize: ranks,
-			localRank: rank,
+			localRank: rank ?? 0,
 			localSize: ranks,
 			address: loopback,
 			port,
 			secret: this.#secret,
 			launcher: process.pid,
-			...(this.#memory && { restarts: { generation, memory } }),
+			...(this.#memory && { restarts: { generation, memory, spare: rank === null } }),
 		};
+		const onExit = async (ended: RankProcess) => await this.#exited(this.#processes.indexOf(ended), ended);
+		return new RankProcess({ command, place, inherits: rank === reporter, onExit });
+	}
+
+	#start(rank: number, process = this.#startProcess(rank)): void {
 		const { module, coordinates } = this.options.describe(rank);
-		const prefix = rank === reporter ? null : `[rank ${rank} ${module}] `;
-		const onExit = (ended: RankProcess) => this.#exited(rank, ended);
-		const started = new RankProcess({ command, place, prefix, onExit });
+		process.prefix = rank === this.options.reporter ? "" : `[rank ${rank} ${module}] `;
 		this.#run.describe(rank, module, coordinates);
-		this.#run.expect(rank, started.pid);
-		this.#processes[rank] = started;
+		this.#run.expect(rank, process.pid);
+		this.#processes[rank] = process;
 	}
 
 	#announce(rank: number): void {
@@ -218,11 +227,14 @@ class Job implements Disposable {
 		this.options.log(`rank ${rank}: pid ${this.#processes[rank]!.pid} (${module}, ${coordinates})`, "information");
 	}
 
-	/** Starts a new process for a rank whose process has ended. */
+	/** Gives a rank whose process has ended a spare process or a new one. */
 	#replace(rank: number): void {
 		this.#generation.awaited.delete(this.#processes[rank]!);
 		this.#generation.replaced.push(rank);
-		this.#start(rank);
+		// A terminal's view is drawn by a process that writes to it.
+		const spare = rank === this.options.reporter && process.stdout.isTTY ? null : this.#spares.take();
+		this.#start(rank, spare ?? undefined);
+		void spare?.goOn(this.#placeOf(rank));
 		this.#announce(rank);
 	}
 
@@ -238,6 +250,7 @@ class Job implements Disposable {
 		// A terminal sends Ctrl-C to ranks and launcher alike; a rank that has not installed its handler dies of it at once.
 		if (this.#interrupted === null && forwardedSignals.some((forwarded) => forwarded === signal))
 			await Bun.sleep(groupDelivery);
+		// A spare process, or one that was replaced.
 		if (this.#processes[rank] !== ended) return;
 		const { run, server, awaited } = this.#generation;
 		if (awaited.has(ended) && !server.members.has(rank) && this.#interrupted === null) {
@@ -327,6 +340,7 @@ class Job implements Disposable {
 		this.#meet(() => {
 			clearTimeout(late);
 			awaited.clear();
+			this.#spares.fill();
 			this.#closeBefore();
 			const seconds = ((performance.now() - failedAt) / 1000).toFixed(2);
 			this.options.log(

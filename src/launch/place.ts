@@ -35,6 +35,8 @@ export interface Restarts {
 	readonly generation: number;
 	/** Path of the rank's file in the host's memory, which outlives the rank's process. */
 	readonly memory: string;
+	/** Whether the process has no place yet, and waits for that of a lost one. */
+	readonly spare?: boolean;
 }
 
 /** Where a process goes on after a failure of its run. */

@@ -6,8 +6,8 @@ import { environmentOf, type NextPlace, type Place } from "./place.ts";
 export interface RankProcessOptions {
 	readonly command: readonly string[];
 	readonly place: Place;
-	/** Begins every line that the process prints; null: it writes to the launcher's own output. */
-	readonly prefix: string | null;
+	/** Whether it writes to the launcher's own output, such as a terminal. */
+	readonly inherits: boolean;
 	/** Called when the process has ended. */
 	readonly onExit: (process: RankProcess) => Promise<void>;
 }
@@ -17,10 +17,12 @@ export class RankProcess {
 	/** Resolves when the process has ended, `onExit` too, and all its output has been read. */
 	readonly ended: Promise<unknown>;
 	#exited = false;
+	/** Begins every line that the process prints. */
+	prefix = "";
 
 	/** `restarts`: the process may be told to take another place. */
-	constructor({ command, place, prefix, onExit }: RankProcessOptions) {
-		const to = prefix === null ? "inherit" : "pipe";
+	constructor({ command, place, inherits, onExit }: RankProcessOptions) {
+		const to = inherits ? "inherit" : "pipe";
 		this.#process = Bun.spawn([...command], {
 			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
@@ -28,15 +30,14 @@ export class RankProcess {
 			stdio: [place.restarts ? "pipe" : "ignore", to, to, process.stderr.fd],
 		});
 		const { stdout, stderr } = this.#process;
-		const output = prefix !== null && [
-			forwardLines(stdout as ReadableStream<Uint8Array>, process.stdout, prefix),
-			forwardLines(stderr as ReadableStream<Uint8Array>, process.stderr, prefix),
-		];
+		const forward = (from: typeof stdout, to: TerminalStream) =>
+			forwardLines(from as ReadableStream<Uint8Array>, to, () => this.prefix);
+		const output = inherits ? [] : [forward(stdout, process.stdout), forward(stderr as typeof stdout, process.stderr)];
 		const exited = this.#process.exited.then(async () => {
 			this.#exited = true;
 			await onExit(this);
 		});
-		this.ended = Promise.all([exited, ...(output || [])]);
+		this.ended = Promise.all([exited, ...output]);
 	}
 
 	get pid(): number {
@@ -79,14 +80,14 @@ export class RankProcess {
 }
 
 /** Writes each line of `from` to `to` with `prefix`; resolves at the end of `from`. */
-async function forwardLines(from: ReadableStream<Uint8Array>, to: TerminalStream, prefix: string): Promise<void> {
+async function forwardLines(from: ReadableStream<Uint8Array>, to: TerminalStream, prefix: () => string): Promise<void> {
 	const decoder = new TextDecoder();
 	let rest = "";
 	for await (const bytes of from) {
 		const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
 		rest = lines.pop()!;
-		for (const line of lines) to.write(`${beforeLine(to)}${prefix}${line}\n`);
+		for (const line of lines) to.write(`${beforeLine(to)}${prefix()}${line}\n`);
 	}
 	rest += decoder.decode();
-	if (rest !== "") to.write(`${beforeLine(to)}${prefix}${rest}\n`);
+	if (rest !== "") to.write(`${beforeLine(to)}${prefix()}${rest}\n`);
 }

@@ -4,6 +4,8 @@ export interface RestartOptions {
 	/** Most restarts within the window; 0: none. */
 	readonly most: number;
 	readonly windowMinutes: number;
+	/** Processes that wait for the place of a lost one. */
+	readonly spares: number;
 }
 
 /** A run's failure, as the decision needs it. */
@@ -21,8 +23,10 @@ export class RestartPolicy {
 	/** Times of the restarts in the window, in milliseconds. */
 	#times: number[] = [];
 	#last: Failure | null = null;
+	/** Whether a step was done before any failure so far. */
+	#stepped = false;
 
-	constructor(private readonly options: RestartOptions) {}
+	constructor(private readonly options: Pick<RestartOptions, "most" | "windowMinutes">) {}
 
 	/** Notes a failure. Returns why the run ends, a sentence, or null if it is restarted. `now`: in milliseconds. */
 	refusal(failure: Failure, now: number): string | null {
@@ -30,7 +34,8 @@ export class RestartPolicy {
 		const last = this.#last;
 		this.#last = failure;
 		this.#times = this.#times.filter((time) => now - time < windowMinutes * 60_000);
-		if (failure.own && failure.step === 0) return "The run is not restarted: it failed before its first step was done.";
+		this.#stepped ||= failure.step > 0;
+		if (failure.own && !this.#stepped) return "The run is not restarted: it failed before its first step was done.";
 		const repeats = last !== null && last.rank === failure.rank && last.step === failure.step;
 		if (repeats && last.reason === failure.reason && failure.own) {
 			return `The run is not restarted: rank ${failure.rank} has failed twice after step ${failure.step} for the same reason.`;

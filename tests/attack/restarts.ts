@@ -54,12 +54,11 @@ const gap = 4;
 /** A part of the book: less to evaluate in the end. */
 const text = "text.txt";
 
-/** Flags of a run with room for `faults` faults, that keeps its state after every step. */
+/** Flags of a run with room for `faults` faults. */
 function flagsOf(layout: Layout, name: string, faults: number): string {
 	const steps = gap * (faults + 1);
-	const keeps = "--max-restarts 10000 --non-persistent-save-interval 1";
 	const saves = `--save ${name} --load ${name} --save-interval ${gap} --keep 1`;
-	return `${layout.flags.replace(book, text)} ${common} --train-iters ${steps} --lr-decay-iters 1000 ${saves} --log-json ${name}.jsonl ${keeps}`;
+	return `${layout.flags.replace(book, text)} ${common} --train-iters ${steps} --lr-decay-iters 1000 ${saves} --log-json ${name}.jsonl`;
 }
 
 /** What a log says: the values of every step, and the latest step. */
@@ -96,6 +95,8 @@ function digests(folder: string): string[] {
 class FaultedRun {
 	#run: Launched;
 	readonly #log: string;
+	/** What it said when it did not go on. */
+	readonly stops: string[] = [];
 
 	constructor(
 		private readonly scene: Scene,
@@ -122,6 +123,7 @@ class FaultedRun {
 		const lines = countSteps(this.#log);
 		await this.#until(() => countSteps(this.#log) > lines, longest);
 		const seconds = countSteps(this.#log) > lines ? (performance.now() - began) / 1000 : Number.NaN;
+		if (Number.isNaN(seconds)) this.stops.push(`after ${cause} it did not go on: ${this.#run.errors.slice(-3000)}`);
 		const from = this.#starts().at(-1) ?? seen.at(-1) ?? 0;
 		return { cause, seconds, lost: Math.max(0, finished - from) };
 	}
@@ -208,20 +210,25 @@ function hit(pid: number, signal: NodeJS.Signals): void {
 	}
 }
 
-/** Lets one run meet the faults, in order. */
-export async function meetRestarts(layout: Layout, faults: readonly RestartCause[], seed: number): Promise<Met> {
+/** Lets one run meet the faults, in order. It keeps its state after every step, and has so many spare processes. */
+export async function meetRestarts(
+	layout: Layout,
+	faults: readonly RestartCause[],
+	{ seed, spares }: { readonly seed: number; readonly spares: number },
+): Promise<Met> {
 	using scene = new Scene();
 	writeFileSync(scene.path(text), readFileSync(book, "utf8").slice(0, 30_000));
 	const whole = Launched.run(command(flagsOf(layout, "whole", faults.length)), scene.options);
 	const ended = await whole.end();
 	if (ended.exitCode !== 0) throw new Error(ended.stderr);
-	const run = new FaultedRun(scene, flagsOf(layout, "faulted", faults.length), numbers(seed));
+	const keeps = `--max-restarts 10000 --non-persistent-save-interval 1 --spares ${spares}`;
+	const run = new FaultedRun(scene, `${flagsOf(layout, "faulted", faults.length)} ${keeps}`, numbers(seed));
 	const recoveries: Recovery[] = [];
 	for (const cause of faults) recoveries.push(await run.meet(cause));
 	const { exitCode, stderr, stdout } = await run.end();
 	const problems = scene.leftovers();
 	if (exitCode !== 0) problems.push(`exit code ${exitCode}: ${stderr.slice(-2000)}${stdout.slice(-500)}`);
-	if (recoveries.some(({ seconds }) => Number.isNaN(seconds))) problems.push("it did not go on after a fault");
+	problems.push(...run.stops);
 	const [expected, got] = [readSteps(scene.path("whole.jsonl")), readSteps(scene.path("faulted.jsonl"))];
 	problems.push(...got.contradictions);
 	for (const [step, value] of expected.values) {
@@ -278,7 +285,10 @@ if (import.meta.main) {
 		const number = Math.min(Number(values.each), Number(values.count) - all.length);
 		const drawn = drawCauses(number, random);
 		const faults = values.only === undefined ? drawn : drawn.map(() => values.only as RestartCause);
-		const { recoveries, problems } = await meetRestarts(layout, faults, Number(values.seed) + run);
+		const { recoveries, problems } = await meetRestarts(layout, faults, {
+			seed: Number(values.seed) + run,
+			spares: run % 2,
+		});
 		all.push(...recoveries);
 		wrong += problems.length > 0 ? 1 : 0;
 		console.log(

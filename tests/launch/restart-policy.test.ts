@@ -31,10 +31,15 @@ test("an error of the program itself ends the run when it comes again", () => {
 	expect(policy.refusal(killed, 0)).toBeNull();
 });
 
-test("an error before the first step ends the run at once, as missing data do", () => {
+test("an error before the job's first step ends the run at once, as missing data do", () => {
 	const policy = new RestartPolicy({ most: 9, windowMinutes: 10 });
+	expect(policy.refusal({ ...killed, step: 0 }, 0)).toBeNull();
 	expect(policy.refusal({ ...threw, step: 0 }, 0)).toBe(
 		"The run is not restarted: it failed before its first step was done.",
 	);
-	expect(policy.refusal({ ...killed, step: 0 }, 0)).toBeNull();
+	expect(policy.refusal(killed, 0)).toBeNull();
+	expect(policy.refusal({ ...threw, step: 0 }, 0)).toBeNull();
+	expect(policy.refusal({ ...threw, step: 0 }, 0)).toBe(
+		"The run is not restarted: rank 1 has failed twice after step 0 for the same reason.",
+	);
 });

@@ -87,6 +87,11 @@ export const parallelKeys = {
 		0,
 		"Most restarts of a failed run in its job within restart-window-mins: ranks that live keep their processes; 0: a failure ends the run.",
 	),
+	spares: defaulting(
+		integer(0, 1024),
+		0,
+		"Processes that are started and idle, to take the place of a lost one in a restart.",
+	),
 	"restart-window-mins": defaulting(size, 60, "Minutes over which max-restarts counts."),
 	"non-persistent-save-interval": optional(
 		size,
