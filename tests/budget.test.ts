@@ -10,12 +10,12 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17340, 86],
-	commands: [4556, 34],
+	commands: [4579, 34],
 	config: [7197, 50],
 	data: [20865, 107],
 	decode: [720, 3],
 	guests: [4629, 31],
-	inference: [1619, 9],
+	inference: [1738, 10],
 	launch: [2942, 18],
 	models: [5792, 57],
 	native: [3580, 16],

@@ -10,6 +10,7 @@ import { evaluate } from "../train/evaluate.ts";
 import { dataPlaceOf } from "../train/feed/batch-source.ts";
 import { deal, type LabelledPrompt, sequencesPerLane } from "./batch-requests.ts";
 import { generate } from "./generate.ts";
+import { type Metric, scoreOf } from "./metrics.ts";
 import { type ReadRequest, type Request, type RequestReader, readJsonl, requestOf } from "./requests.ts";
 
 export interface Answered {
@@ -17,8 +18,17 @@ export interface Answered {
 	/** Text that the model wrote, or the choice it took. */
 	readonly text: string;
 	readonly right: boolean;
+	/** What the metrics that were asked for give a text, from 0 to 1. */
+	readonly scores?: Readonly<Partial<Record<Metric, number>>>;
 	/** Mean token loss of every choice. */
 	readonly losses?: readonly number[];
+}
+
+export interface AnsweringOptions {
+	readonly batchSize: number;
+	readonly metrics: readonly Metric[];
+	/** Tokens of a text at most; null: as many as the longest right one has, and an end. */
+	readonly maxNewTokens: number | null;
 }
 
 /** Answers in the order of the questions. Every rank of the world calls this together. */
@@ -27,16 +37,19 @@ export function answer(
 	world: World,
 	reader: RequestReader,
 	questions: readonly Question[],
-	batchSize: number,
+	options: AnsweringOptions,
 ): Answered[] {
+	const { batchSize } = options;
 	const read = questions.map(({ request }) => reader.read(request));
 	const answers: Answered[] = [];
 	const exact = questions.flatMap((question, index) => (question.kind === "exact" ? [index] : []));
 	if (exact.length > 0) {
-		const texts = write(run, world, reader, questions, exact, read, batchSize);
+		const texts = write(run, world, reader, questions, exact, read, options);
 		for (const [at, index] of exact.entries()) {
 			const { answers: allowed } = questions[index] as Question & { kind: "exact" };
-			answers[index] = { kind: "exact", text: texts[at]!, right: isRight(texts[at]!, allowed) };
+			const text = texts[at]!;
+			const scores = Object.fromEntries(options.metrics.map((metric) => [metric, scoreOf(metric, text, allowed)]));
+			answers[index] = { kind: "exact", text, right: scoreOf("exact_match", text, allowed) === 1, scores };
 		}
 	}
 	const sequences = questions.flatMap((question, index) =>
@@ -60,7 +73,7 @@ export function answer(
 	return answers;
 }
 
-/** The texts that the model writes after the questions at `exact`: as many tokens as the longest answer and an end. */
+/** The texts that the model writes after the questions at `exact`. */
 function write(
 	run: Run,
 	world: World,
@@ -68,20 +81,21 @@ function write(
 	questions: readonly Question[],
 	exact: readonly number[],
 	read: readonly ReadRequest[],
-	batchSize: number,
+	{ batchSize, maxNewTokens }: AnsweringOptions,
 ): string[] {
 	const lengths = exact.flatMap((index) =>
 		(questions[index] as Question & { kind: "exact" }).answers.map(
 			(text) => reader.tokenizer.encodeParts([{ text, markup: false }]).length,
 		),
 	);
+	const most = maxNewTokens ?? 1 + lengths.reduce((longest, one) => Math.max(longest, one), 0);
 	const texts: string[] = [];
 	generate(
 		run,
 		world,
 		reader,
 		() => exact.map((index) => read[index]!),
-		{ maxNewTokens: 1 + lengths.reduce((most, one) => Math.max(most, one), 0), sampling: greedy, batchSize },
+		{ maxNewTokens: most, sampling: greedy, batchSize },
 		(answers) => texts.push(...answers.map(({ ids }) => reader.decode(ids))),
 	);
 	return texts;
@@ -183,9 +197,4 @@ function rightOne(choices: readonly string[], answer: unknown): number | null {
 					? String(answer).charCodeAt(0) - 65
 					: -1;
 	return Number.isInteger(place) && place >= 0 && place < choices.length ? place : null;
-}
-
-/** Whether an answer equals one of the allowed answers, ignoring surrounding space. */
-function isRight(text: string, answers: readonly string[]): boolean {
-	return answers.some((answer) => answer.trim() === text.trim());
 }

@@ -1,6 +1,9 @@
 /** `mimo evaluate` as a user runs it: losses of data sets and answers to questions, the same on every layout. */
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import type { DatasetLoss } from "../../src/inference/losses.ts";
+import { scoreOf } from "../../src/inference/metrics.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { captions, png, Scratch } from "../data/fixtures.ts";
 
@@ -142,6 +145,36 @@ describe("questions", () => {
 					for (const [at, loss] of losses.entries()) expect(Math.abs(loss / there.losses![at]! - 1)).toBeLessThan(1e-4);
 				}
 			}
+		}
+	}, 60_000);
+
+	test("by other metrics, with a line of samples for every question", () => {
+		write();
+		const asked = "--load text --questions q.jsonl --metric anls --metric exact_match --max-new-tokens 12";
+		const [exact] = evaluated(`${asked} --output samples.jsonl`).questions;
+		const lines = readFileSync(join(folder.path, "samples.jsonl"), "utf8").trimEnd().split("\n");
+		const samples = lines.map((line) => JSON.parse(line));
+		expect(samples.map(({ doc_id, doc, target }) => [doc_id, doc, target])).toEqual(
+			["lazy dog", ["mouse", "cat"], "fox", "zebra", "dog"].map((target, at) => [at, questions[at], target]),
+		);
+		expect(samples.slice(2).map(({ acc, filtered_resps: [text] }) => [acc, text])).toEqual([
+			[1, "fox"],
+			[0, "fox"],
+			[1, "dog"],
+		]);
+		for (const [at, { exact_match, anls, filtered_resps, resps }] of samples.slice(0, 2).entries()) {
+			const { text, right } = exact!.answers[at]!;
+			expect([exact_match, filtered_resps, resps]).toEqual([Number(right), [text], [[text]]]);
+			expect(anls).toBe(scoreOf("anls", text, [samples[at].target].flat()));
+			expect(text.length).toBeGreaterThan(8);
+		}
+		for (const [flags, said] of [
+			["--output samples.jsonl", "--output samples.jsonl exists already: name a new file."],
+			["--metric bleu", '--metric is "bleu"; allowed is exact_match, accuracy, anls.'],
+		]) {
+			const { exitCode, stderr } = run(`evaluate --load text --questions q.jsonl ${flags} ${deviceFlags}`);
+			expect(exitCode).toBeGreaterThan(0);
+			expect(stderr).toBe(`mimo: ${said}\n`);
 		}
 	}, 60_000);
 
