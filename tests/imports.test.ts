@@ -164,7 +164,7 @@ test("bun:ffi stays inside src/native", () => {
 const readThemselves = [
 	// What the system and this program's own processes and folders hold.
 	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/line-connection.ts"],
-	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/library.ts"],
+	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/affinity.ts", "native/library.ts"],
 	...[
 		"checkpoint/remote/checkpoint-store.ts",
 		"observe/trace/tracer.ts",

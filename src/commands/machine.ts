@@ -3,9 +3,10 @@ import { accessSync, constants, existsSync, readFileSync, statfsSync, statSync }
 import { availableParallelism, freemem, totalmem } from "node:os";
 import { dirname, resolve } from "node:path";
 import { ABI_VERSION } from "../native/abi.ts";
+import { allowedCpus, formatCpuList, gpuAddresses, LEAST_SHARE, numaNodes, shareOf } from "../native/affinity.ts";
 import { Device } from "../native/device.ts";
 import { type DeviceKind, embeddedLibraries, openLibrary } from "../native/library.ts";
-import { deviceCount } from "../native/open-device.ts";
+import { deviceCount, visibleGpus } from "../native/open-device.ts";
 import { counted } from "../system/counted.ts";
 import { programVersion } from "../system/program-version.ts";
 
@@ -53,6 +54,35 @@ function cores(): Finding {
 	const limit = allowed === null ? "" : `, ${allowed} by the control group`;
 	const details = { usable, online, controlGroupLimit: allowed };
 	return { name: "cores", value: `${usable} usable of ${online}${limit}`, state: "information", details };
+}
+
+/** How ranks will be bound to CPUs (cpu-affinity auto). */
+async function affinity(): Promise<Finding> {
+	const name = "cpu affinity";
+	const allowed = allowedCpus();
+	const nodes = numaNodes();
+	const gpus = await visibleGpus("auto");
+	const addresses = gpuAddresses(Array.from({ length: gpus }, (_, index) => index));
+	const ranks = Math.max(2, gpus);
+	const shares = addresses.map((_, localRank) =>
+		shareOf({
+			allowed,
+			localRank,
+			localSize: ranks,
+			threads: 1,
+			bound: false,
+			gpus: gpus > 1 ? addresses : [...addresses, null],
+		}),
+	);
+	const details = { allowed: formatCpuList(allowed), nodes, gpus: addresses, shares };
+	const where = `${counted(allowed.length, "CPU")} of ${counted(Math.max(1, nodes.length), "NUMA node")}`;
+	if (shares.some((share) => share !== null)) {
+		const each = shares.map((share, gpu) => `GPU ${gpu}: ${share === null ? "any" : formatCpuList(share.cpus)}`);
+		return { name, value: `${where}; ranks run on ${each.join(", ")}`, state: "information", details };
+	}
+	const most = Math.floor(allowed.length / LEAST_SHARE);
+	const value = most < 2 ? "too few to bind ranks to" : `up to ${most} ranks run on cores of their own`;
+	return { name, value: `${where}, ${value}`, state: "information", details };
 }
 
 function memory(): Finding {
@@ -170,6 +200,7 @@ export async function inspectMachine(folder: string): Promise<Finding[]> {
 		{ name: "mimo", value: programVersion(), state: "information" },
 		processor(),
 		cores(),
+		await affinity(),
 		memory(),
 		sharedMemory(),
 		openFiles(),

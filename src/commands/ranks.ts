@@ -33,7 +33,7 @@ import { describeError, printStacks } from "./command.ts";
 
 export interface RankOptions
 	extends Pick<LaunchOptions, "ranks" | "describe" | "reporter" | "timeoutMinutes" | "recordings" | "restarts">,
-		Pick<DeviceOptions, "threads" | "deterministic" | "graphs"> {
+		Pick<DeviceOptions, "threads" | "deterministic" | "graphs" | "pin"> {
 	readonly device: DeviceChoice;
 	/** Communication backend between GPUs. */
 	readonly backend: BackendName;
@@ -71,6 +71,7 @@ export function rankOptions(c: TrainingConfiguration, topology: Topology, report
 		threads: c.threads,
 		deterministic: c.deterministicMode,
 		graphs: c.cudaGraphImpl === "local",
+		pin: c.cpuAffinity === "auto",
 		configuration: textOf(c),
 		describe: (rank) => topology.describe(rank),
 		reporter,
@@ -157,9 +158,11 @@ export async function launchRanks(
 
 /** Works as the rank of a place, and after a failure of its run as that of the next place which the launcher names. */
 async function workAsRank(first: Place, options: RankOptions, work: Work): Promise<number> {
+	// Later this process may be bound to fewer cores.
+	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / first.localSize));
 	if (first.restarts?.spare) await openLibraryOf(options.device);
 	for (let place = first.restarts?.spare ? nextPlace(first) : first; place !== null; place = nextPlace(place)) {
-		const exitCode = await workUntilFailure(place, options, work);
+		const exitCode = await workUntilFailure(place, { ...options, threads }, work);
 		if (exitCode !== null) return exitCode;
 		debug(1, "the run has failed, this process waits for its next place");
 	}
@@ -168,9 +171,8 @@ async function workAsRank(first: Place, options: RankOptions, work: Work): Promi
 
 /** null: the run has failed, not by this rank, and is perhaps restarted. Whatever the work has left on the device is freed. */
 async function workUntilFailure(place: Place, options: RankOptions, work: Work): Promise<number | null> {
-	const threads = options.threads || Math.max(1, Math.floor(availableParallelism() / place.localSize));
 	const { localRank, localSize, restarts = null } = place;
-	using device = await openDevice(options.device, { ...options, threads, localRank, localSize });
+	using device = await openDevice(options.device, { ...options, localRank, localSize });
 	const { library } = device;
 	const identity = identityOf(place.rank, place.worldSize, { ...options, library, version: programVersion() });
 	using run = await joinRun(place, identity, library, options.timeoutMinutes).catch((error: Error) =>

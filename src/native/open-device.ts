@@ -3,6 +3,7 @@ import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
 import { NativeError, UserError } from "../system/errors.ts";
 import type { BackendName } from "./abi.ts";
+import { formatCpuList, gpuAddresses, pinRank } from "./affinity.ts";
 import { check, Device } from "./device.ts";
 import { embeddedLibraries, type Library, openLibrary } from "./library.ts";
 
@@ -48,6 +49,8 @@ export interface DeviceOptions {
 	readonly deterministic?: boolean;
 	/** Runs of operations that repeat are launched as CUDA graphs. */
 	readonly graphs?: boolean;
+	/** Whether the calling thread, and those that it starts, may be bound to CPUs (affinity.ts). */
+	readonly pin?: boolean;
 }
 
 /**
@@ -75,6 +78,15 @@ export async function openDevice(kind: DeviceChoice, options: DeviceOptions): Pr
 	const library = await openLibraryOf(kind);
 	const gpus = library.kind === "cuda" ? deviceCount(library) : 0;
 	const index = gpus > 0 ? gpuOf(gpus, options) : 0;
+	if (options.pin) {
+		const { localRank = 0, localSize = 1, threads } = options;
+		const known = Array.from({ length: localSize }, (_, rank) => rank === localRank || gpus > 1);
+		const indexOf = (rank: number) => (known[rank] ? gpuOf(gpus, { ...options, localRank: rank }) : -1);
+		const addresses = () => gpuAddresses(known.map((_, rank) => indexOf(rank)));
+		const near = gpus > 0 ? { threads: 1, gpus: addresses() } : { threads, gpus: null };
+		const cpus = pinRank({ localRank, localSize, ...near });
+		if (cpus !== null) debug(1, `pinned to the CPUs ${formatCpuList(cpus)}`);
+	}
 	const device = Device.open(library, { index, threads: options.threads });
 	debug(1, `device ${index} is open`);
 	if (options.deterministic) device.setDeterministic(true);

@@ -29,6 +29,11 @@ export const runKeys = {
 	preset: optional(choice(presetNames), "A known model and recipe; files and flags override it."),
 	device: defaulting(choice(["auto", "cpu", "cuda"]), "auto", "Native library: auto takes CUDA where it works."),
 	threads: defaulting(integer(0, 1024), 0, "CPU threads of a rank; 0: an equal share of the host's cores."),
+	"cpu-affinity": defaulting(
+		choice(["auto", "none"]),
+		"auto",
+		"auto: each rank runs on cores of its own near its GPU, its data threads beside, where a host has four CPUs a rank or more and no batch system has bound the ranks; none: wherever the kernel puts it.",
+	),
 	seed: defaulting(integer(1), 1234, "Seed of initial weights, dropout and data order."),
 	"data-parallel-random-init": off("Other initial weights on every data-parallel rank.", {
 		noEffect: "initial weights never depend on the layout",

@@ -3,6 +3,8 @@
  * consumer. The order of their outputs does not depend on the threads' speed; the memory of waiting outputs is bounded; a state
  * that is saved at any moment continues exactly after the last output that the consumer has taken.
  */
+
+import { dataCpus } from "../../../native/affinity.ts";
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import { newReadWatch, ReadObserver } from "../../../system/read-watch.ts";
@@ -160,7 +162,7 @@ export class DataLoader implements AsyncDisposable {
 			opened.push(this.#opened(thread));
 			const { onFailure, decodingBytes } = this.#options;
 			const configuration = this.#configuration;
-			const shared = { configuration, storage, watch, onFailure, decodingBytes };
+			const shared = { configuration, storage, watch, onFailure, decodingBytes, cpus: dataCpus() };
 			this.#post(thread, { type: "open", ...shared, workers: own, saved });
 		}
 		for (const number of starts.keys()) {

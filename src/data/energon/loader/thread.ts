@@ -1,4 +1,5 @@
 /** Entry point of a data thread: runs some of a rank's logical workers and sends their events to the loader. */
+import { runOn } from "../../../native/affinity.ts";
 import { Images } from "../../../native/images.ts";
 import { openLibrary } from "../../../native/library.ts";
 import { UserError } from "../../../system/errors.ts";
@@ -21,6 +22,7 @@ function send(message: FromThread, transfer: ArrayBuffer[] = []): void {
 
 async function open(message: Extract<ToThread, { type: "open" }>): Promise<void> {
 	const { configuration, workers, onFailure } = message;
+	if (message.cpus !== null) runOn(message.cpus);
 	showReads(message.watch);
 	const images = new Images(await openLibrary("cpu"));
 	images.boundMemory(message.decodingBytes);
@@ -229,6 +231,8 @@ export type ToThread =
 			readonly storage: StorageConfiguration;
 			/** Shows which local file the thread reads. */
 			readonly watch: SharedArrayBuffer;
+			/** CPUs that the thread runs on; null: wherever its process does. */
+			readonly cpus: readonly number[] | null;
 			/** Logical workers that the thread runs. */
 			readonly workers: readonly OpenedWorker[];
 			readonly onFailure: "skip" | "raise";
