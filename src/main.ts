@@ -8,6 +8,7 @@ import { exitCodes } from "./system/exit-codes.ts";
 
 const commands: CommandTable = {
 	train: ["Train a model.", () => import("./commands/train.ts")],
+	launch: ["Print what an engine needs to start a run.", () => import("./commands/launch.ts")],
 	generate: ["Continue prompts with a trained model.", () => import("./commands/generate.ts")],
 	chat: ["Talk with a trained model, about pictures too.", () => import("./commands/chat.ts")],
 	evaluate: [

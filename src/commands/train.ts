@@ -7,12 +7,14 @@ import { configurationJson, configurationTable } from "../config/print.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
+import { nodeFromEnvironment, startNode } from "../launch/node.ts";
 import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { note, warn } from "../observe/messages.ts";
 import { print } from "../observe/output.ts";
 import type { Topology, World } from "../parallel/index.ts";
 import type { SharedDevice } from "../plan/require-memory.ts";
 import { counted } from "../system/counted.ts";
+import { ownProgram } from "../system/program-version.ts";
 import { changesSince, storedEntries } from "../train/restart/stored-configuration.ts";
 import { configurationOfArguments, configuredCommand } from "./arguments.ts";
 
@@ -45,6 +47,10 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
+		const node = nodeFromEnvironment();
+		if (node !== null && !args.some((argument) => argument.startsWith("--print-"))) {
+			process.exit(await startNode(node, [...ownProgram(), ...process.argv.slice(2)]));
+		}
 		const { sequencesOfEpoch } = await import("../train/feed/data-room.ts");
 		let stored: readonly Entry[] = [];
 		const ranks = placeFromEnvironment()?.worldSize ?? null;
