@@ -17,7 +17,9 @@ struct BackwardTiles {
   float *dstates;                    // [heads, D_k, D_v]
   float *d_o, *dwritten, *value;     // [C, D_v]
   float *pair, *mixed, *key;         // [C, C], [C, C], [C, D_k]
-  float *dsum, *dbeta;               // [C]
+  float* dbeta;                      // [C]
+  // Gradients of the cumulative sum. A pair's term counts once for, once against; in double the two cancel.
+  double dsum[delta_chunk];
   float *states;                     // [chunks, heads, D_k, D_v]
 
   template <class Args>
@@ -33,7 +35,6 @@ struct BackwardTiles {
         pair(scratch->take(delta_chunk * delta_chunk)),
         mixed(scratch->take(delta_chunk * delta_chunk)),
         key(scratch->take(delta_chunk * args.key_dim)),
-        dsum(scratch->take(delta_chunk)),
         dbeta(scratch->take(delta_chunk)),
         states(scratch->take(chunks * args.value_heads / args.key_heads * args.key_dim * args.value_dim)) {}
 };
@@ -85,13 +86,13 @@ struct Backward {
     DeltaHead& own = t.head;
     own.write<T>(args, t.keys, head, begin, count, state);
     load_tile(static_cast<const T*>(args.d_o) + (begin * args.value_heads + head) * dv, args.value_heads * dv, count, dv, t.d_o);
-    std::memset(t.dsum, 0, static_cast<size_t>(count) * sizeof(float));
+    std::memset(t.dsum, 0, sizeof t.dsum);
 
     // W: from O through Q Kᵀ ⊙ Γ, and from the state at the end.
     times(t.keys.qk, own.gamma, count, t.mixed);
     delta_product({t.mixed, delta_chunk, true}, {t.d_o, dv}, count, count, dv, t.dwritten, dv);
     delta_product({t.keys.k, dk}, {dstate, dv}, count, dk, dv, t.value, dv);
-    float at_end = own.total * short_dot(dstate, state, dk * dv);
+    double at_end = own.total * short_dot(dstate, state, dk * dv);
     for (int64_t i = 0; i < count; ++i) {
       const float share = own.to_end[i] * short_dot(t.value + i * dv, own.written + i * dv, dv);
       at_end += share;
@@ -154,12 +155,13 @@ struct Backward {
   /// db of row i from its terms x_ij = dP_ij P_ij / factor; returns Σ_j x_ij.
   float differ(int64_t i, int64_t count, float factor) {
     const float* const row = t.pair + i * delta_chunk;
-    float* const sums_of_columns = t.dsum;
-    float total = 0;
+    double* const sums_of_columns = t.dsum;
+    const double exact = factor;
+    double total = 0;
     for (int64_t j = 0; j <= i; ++j) total += row[j];
-    short_loop(count, [=](int64_t j) { sums_of_columns[j] -= factor * row[j]; });
-    t.dsum[i] += factor * total;
-    return total;
+    short_loop(count, [=](int64_t j) { sums_of_columns[j] -= exact * row[j]; });
+    t.dsum[i] += exact * total;
+    return static_cast<float>(total);
   }
 
   /// mixed_ij = factor_i pair_ij.
@@ -188,12 +190,12 @@ struct Backward {
   void store_decays(int64_t head, int64_t begin, int64_t count) {
     const float rate = -std::exp(args.a_log[head]);
     DeltaSums& sum = sums[head];
-    float running = 0;
+    double running = 0;
     for (int64_t i = count - 1; i >= 0; --i) {
       const DeltaHead& own = t.head;
       const int64_t at = (begin + i) * args.dba_stride + head;
       running += t.dsum[i];
-      const float da = running * rate * sigmoid(own.argument[i]);
+      const float da = static_cast<float>(running) * rate * sigmoid(own.argument[i]);
       store(static_cast<T*>(args.da) + at, da);
       store(static_cast<T*>(args.db) + at, t.dbeta[i] * own.beta[i] * (1.0f - own.beta[i]));
       sum.dt_bias += da;

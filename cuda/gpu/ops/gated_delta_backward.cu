@@ -6,6 +6,7 @@ namespace mimo::cuda {
 namespace {
 
 constexpr int64_t block_columns = 64;
+constexpr int most_chunk = 32;
 
 /// fp32 results of a block of columns: gradients of the scaled unit queries and of the unit keys, [blocks, T, H_v, D_k]; of g and β,
 /// [blocks, T, H_v].
@@ -44,14 +45,15 @@ template <class T>
 __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t width, int chunk, float* states, Partials partials) {
   extern __shared__ float shared_tiles[];
   __shared__ float block_sums[32];
+  // Gradients of the cumulative sum. A pair's term counts once for, once against; in double the two cancel.
+  __shared__ double dsum[most_chunk];
   SsdShared shared{shared_tiles};
   const int dk = static_cast<int>(args.key_dim), columns = static_cast<int>(width);
   const DeltaColumns own = delta_columns(args.value_dim, width);
   const DeltaTiles t(shared, chunk, dk, columns);
   const SsdTile dstate = shared.tile(dk, columns), d_o = shared.tile(chunk, columns), dwritten = shared.tile(chunk, columns);
   const SsdTile value = shared.tile(chunk, columns), pair = shared.tile(chunk, chunk), mixed = shared.tile(chunk, chunk);
-  float* const dsum = shared.next;
-  float* const dbeta = dsum + chunk;
+  float* const dbeta = shared.next;
   const int64_t sequence = blockIdx.z, first = args.cu_seqlens[sequence], last = args.cu_seqlens[sequence + 1];
   const int64_t chunks = ceil_div(last - first, chunk), block = blockIdx.x * args.tokens;
   for_each_element(dk, own.count, [&](int r, int c) { dstate.at(r, c) = 0; });
@@ -88,7 +90,7 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
                      [&](int i, float sum) { dsum[i] = sum; });
     __syncthreads();
     if (threadIdx.x == 0) {
-      float at_end = t.from_start[count - 1] * end[0];
+      double at_end = t.from_start[count - 1] * end[0];
       for (int i = 0; i < count; ++i) at_end += dsum[i], dsum[i] = -dsum[i];
       dsum[count - 1] += at_end;
     }
@@ -113,13 +115,14 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
     __syncthreads();
     if (threadIdx.x < count) {
       const int i = static_cast<int>(threadIdx.x);
-      float difference = 0, own_pairs = 0;
+      const auto product = [](double x, double y) { return x * y; };
+      double difference = 0, own_pairs = 0;
       for (int j = 0; j < count; ++j) {
-        difference += pair.at(i, j) * t.qk.at(i, j) - pair.at(j, i) * t.qk.at(j, i);
-        difference -= t.beta[j] * mixed.at(j, i) * t.kk.at(j, i);
+        difference += product(pair.at(i, j), t.qk.at(i, j)) - product(pair.at(j, i), t.qk.at(j, i));
+        difference -= t.beta[j] * static_cast<double>(mixed.at(j, i) * t.kk.at(j, i));
         own_pairs += mixed.at(i, j) * t.kk.at(i, j);
       }
-      dbeta[i] += own_pairs;
+      dbeta[i] += static_cast<float>(own_pairs);
       dsum[i] += difference + t.beta[i] * own_pairs;
     }
     __syncthreads();
@@ -164,13 +167,13 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
       dstate.at(r, c) = sum;
     });
     if (threadIdx.x == 0) {
-      float running = 0;
+      double running = 0;
       for (int i = count - 1; i >= 0; --i) dsum[i] = running += dsum[i];
     }
     __syncthreads();
     if (threadIdx.x < count) {
       const int64_t at = (block + begin + threadIdx.x) * args.value_heads + own.head;
-      partials.dg[at] = dsum[threadIdx.x];
+      partials.dg[at] = static_cast<float>(dsum[threadIdx.x]);
       partials.dbeta[at] = dbeta[threadIdx.x];
     }
     __syncthreads();
@@ -180,10 +183,10 @@ __global__ void backward_kernel(mimo_gated_delta_backward_args args, int64_t wid
 /// Gradients of b, a, dt_bias and A_log; a block owns a head.
 template <class T>
 __global__ void decays_kernel(mimo_gated_delta_backward_args args, int64_t blocks, Partials partials) {
-  __shared__ float block_sums[64];
+  __shared__ double block_sums[64];
   const int64_t head = blockIdx.x;
   const float rate = -expf(args.a_log[head]), bias = args.dt_bias[head];
-  float sums[2] = {0, 0};
+  double sums[2] = {0, 0};
   for (int64_t token = threadIdx.x; token < args.tokens; token += blockDim.x) {
     float dg = 0, dbeta = 0;
     for (int64_t block = 0; block < blocks; ++block) {
@@ -202,8 +205,8 @@ __global__ void decays_kernel(mimo_gated_delta_backward_args args, int64_t block
   }
   block_sum(sums, block_sums);
   if (threadIdx.x != 0) return;
-  if (args.ddt_bias != nullptr) args.ddt_bias[head] += sums[0];
-  if (args.da_log != nullptr) args.da_log[head] += sums[1];
+  if (args.ddt_bias != nullptr) args.ddt_bias[head] += static_cast<float>(sums[0]);
+  if (args.da_log != nullptr) args.da_log[head] += static_cast<float>(sums[1]);
 }
 
 /// Gradients of q and k through their normalisation: dx = f (dx̂ - x̂ (x̂·dx̂)), x̂ = x f. A warp owns a token and key head.
@@ -247,8 +250,8 @@ void gated_delta_backward(mimo_stream& stream, const mimo_gated_delta_backward_a
   if (args.tokens == 0) return;
   const int64_t dk = args.key_dim, width = smaller(args.value_dim, block_columns), blocks = ceil_div(args.value_dim, width);
   const int64_t state = tile_floats(dk, width), shared_token = delta_floats_of_token(dk, width);
-  const int64_t per_token = shared_token + 3 * (width + 1) + 2, per_pair = delta_floats_of_pair + 2;
-  const int64_t chunk = ssd_plain_chunk(*stream.device, 32, per_token, per_pair, 2 * state);
+  const int64_t per_token = shared_token + 3 * (width + 1) + 1, per_pair = delta_floats_of_pair + 2;
+  const int64_t chunk = ssd_plain_chunk(*stream.device, most_chunk, per_token, per_pair, 2 * state);
   const int64_t pairs = tile_floats(chunk, chunk), pieces = piece_count(args.tokens, args.sequences, chunk);
   const int64_t rows = blocks * args.tokens * args.value_heads;
   Workspace state_space(&stream, pieces * args.value_heads * dk * args.value_dim * 4);
