@@ -2,9 +2,35 @@
 // output element. A block carries some columns of a value head's state, which are independent of the others, through a sequence.
 // Symbols and products as in ../../cpu/ops/gated_delta.h.
 #pragma once
+#include <initializer_list>
+#include <utility>
+
+#include "gated_delta.h"
 #include "ssd_plain.cuh"
+#include "tensor_map.h"
 
 namespace mimo::cuda {
+
+/// Whether the tensor-core kernels support these arguments; `rows` are the matrices that need 16-byte aligned rows.
+template <class Args>
+bool fits_sm80_bf16(const mimo_stream& stream, const Args& args, std::initializer_list<std::pair<const void*, int64_t>> rows) {
+  if (args.dtype != MIMO_DTYPE_BF16 || args.key_dim != 128 || args.value_dim != 128 || args.sequences > 65535) return false;
+  if (stream.device->shared_bytes_per_block < gated_delta_shared_bytes) return false;
+  for (const auto& [pointer, stride] : rows) {
+    if (!packs_fit<bf16>(pointer, 128, stride, 8)) return false;
+  }
+  return true;
+}
+
+/// Whether Hopper's kernels support arguments that fit tensor cores: TMA coordinates stay below ragged_end rows.
+template <class Args>
+bool fits_sm90(const mimo_stream& stream, const Args& args) {
+#ifdef MIMO_HAS_SM90A
+  return stream.device->compute_major == 9 && args.tokens < ragged_end;
+#else
+  return false;
+#endif
+}
 
 /// Tiles of a chunk that both directions have, and per-token values.
 struct DeltaTiles {

@@ -248,6 +248,11 @@ void gated_delta_backward(mimo_stream& stream, const mimo_gated_delta_backward_a
   MIMO_REQUIRE(args.key_heads > 0 && args.value_heads % args.key_heads == 0, "gated_delta_backward");
   MIMO_REQUIRE(args.key_dim > 0 && args.value_dim > 0, "gated_delta_backward");
   if (args.tokens == 0) return;
+  const int64_t qkv = args.qkv_stride, dqkv = args.dqkv_stride;
+  if (fits_sm80_bf16(stream, args, {{args.q, qkv}, {args.k, qkv}, {args.v, qkv}, {args.d_o, args.value_heads * args.value_dim},
+                                    {args.dq, dqkv}, {args.dk, dqkv}, {args.dv, dqkv}})) {
+    return fits_sm90(stream, args) ? sm90_bf16_gated_delta_backward(stream, args) : sm80_bf16_gated_delta_backward(stream, args);
+  }
   const int64_t dk = args.key_dim, width = smaller(args.value_dim, block_columns), blocks = ceil_div(args.value_dim, width);
   const int64_t state = tile_floats(dk, width), shared_token = delta_floats_of_token(dk, width);
   const int64_t per_token = shared_token + 3 * (width + 1) + 1, per_pair = delta_floats_of_pair + 2;

@@ -1,4 +1,4 @@
-// The gated delta rule, forward (docs/spec/families.md §2.5).
+// The gated delta rule, forward (docs/spec/families.md §2.5): the choice of kernels, and those without tensor cores.
 #include "gated_delta.cuh"
 
 namespace mimo::cuda {
@@ -41,6 +41,10 @@ __global__ void forward_kernel(mimo_gated_delta_forward_args args, int64_t width
 void gated_delta_forward(mimo_stream& stream, const mimo_gated_delta_forward_args& args) {
   MIMO_REQUIRE(args.key_heads > 0 && args.value_heads % args.key_heads == 0, "gated_delta_forward");
   MIMO_REQUIRE(args.key_dim > 0 && args.value_dim > 0, "gated_delta_forward");
+  const int64_t qkv = args.qkv_stride;
+  if (fits_sm80_bf16(stream, args, {{args.q, qkv}, {args.k, qkv}, {args.v, qkv}, {args.o, args.value_heads * args.value_dim}})) {
+    return fits_sm90(stream, args) ? sm90_bf16_gated_delta_forward(stream, args) : sm80_bf16_gated_delta_forward(stream, args);
+  }
   const int64_t width = smaller(args.value_dim, block_columns), fixed = tile_floats(args.key_dim, width);
   const int64_t per_token = delta_floats_of_token(args.key_dim, width);
   const int64_t chunk = ssd_plain_chunk(*stream.device, 32, per_token, delta_floats_of_pair, fixed);

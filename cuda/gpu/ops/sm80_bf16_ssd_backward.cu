@@ -33,18 +33,6 @@ struct Parts {
   float x_dot[2][ssd_chunk], b_dot[2][ssd_chunk], c_dot[2][ssd_chunk];
 };
 
-/// Sums this warp's columns over its 16 rows and writes them to to[warp / 2][column].
-__device__ __forceinline__ void put_column_sums(const float (&sum)[8], float (&to)[4][ssd_chunk]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float value = sum[j];
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) value += __shfl_xor_sync(all_lanes, value, offset);
-    if (lane < 4) to[threadIdx.x / 64][own_column<64>() + j / 2 * 8 + lane * 2 + j % 2] = value;
-  }
-}
-
 /// Computes the gradients of a head's Δ, dt_bias and A_log over a chunk. One warp; lane l handles tokens 2 l and 2 l +
 /// 1.
 __device__ __forceinline__ void finish_steps(const mimo_ssd_backward_args& args, const Piece& piece, int64_t head,

@@ -51,10 +51,11 @@ __device__ __forceinline__ int own_column() {
 template <int W>
 using SsdSums = float[W / 16][4];
 
-/// sum += left right over K. left_rows, right_rows: whether that operand's tile rows run along k.
+/// sum += left right over K. left_rows, right_rows: whether that operand's tile rows run along k. Rows beyond 64 of such an operand
+/// of up to 64 columns follow the first 64.
 template <int K, int W, bool left_rows, bool right_rows>
 __device__ __forceinline__ void add_product(const char* left, const char* right, SsdSums<W>& sum) {
-  static_assert(!(left_rows || right_rows) || K == 64);
+  static_assert(K == 64 || !(left_rows || (right_rows && W > 64)));
   const int row = own_row(), column = own_column<W>();
 #pragma unroll
   for (int k = 0; k < K; k += 16) {
@@ -109,6 +110,18 @@ __device__ __forceinline__ void put_row_sums(float first, float second, float (&
   if (lane % 4 == 0) {
     to[threadIdx.x / 32 % 2][row] = first;
     to[threadIdx.x / 32 % 2][row + 8] = second;
+  }
+}
+
+/// Sums this warp's columns over its 16 rows and writes them to to[warp / 2][column].
+__device__ __forceinline__ void put_column_sums(const float (&sum)[8], float (&to)[4][ssd_chunk]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float value = sum[j];
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) value += __shfl_xor_sync(all_lanes, value, offset);
+    if (lane < 4) to[threadIdx.x / 64][own_column<64>() + j / 2 * 8 + lane * 2 + j % 2] = value;
   }
 }
 
