@@ -5,7 +5,7 @@
  *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
  *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
  *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others;
- *             MIMO_CUDA_OPTIMIZATION=1 is for checks that it compiles, not for GPUs
+ *             MIMO_CUDA_OPTIMIZATION=1 and MIMO_AVX512_OPTIMIZATION=0 are for checks that it compiles
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
  *   tables    the files generated from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     the downloads that a release build needs
@@ -52,7 +52,7 @@ const kinds: Readonly<Record<string, () => Promise<void>>> = {
 	},
 	release: async () => {
 		makeLinker();
-		const cuda = { ...cudaOptions("80;90a;100"), MIMO_LINKER: linker };
+		const cuda = { ...cudaOptions("80;90a;100"), MIMO_CUDA_UNITY: "ON", MIMO_LINKER: linker };
 		const [cpuLibrary, cudaLibrary] = await Promise.all([
 			buildLibrary("cpu", cpuOptions(), "release"),
 			buildLibrary("cuda-release", cuda, "cuda"),
@@ -162,7 +162,13 @@ function cpuOptions(): Record<string, string> {
 		"g++": () => Bun.which("c++") !== null || Bun.which("g++") !== null,
 		"libopenblas-dev": () => findOpenblas() !== undefined,
 	});
-	return { CMAKE_BUILD_TYPE: "Release", OPENBLAS: findOpenblas()!, MIMO_LINKER: linker, ...imageOptions() };
+	return {
+		CMAKE_BUILD_TYPE: "Release",
+		MIMO_AVX512_OPTIMIZATION: process.env.MIMO_AVX512_OPTIMIZATION || "3",
+		OPENBLAS: findOpenblas()!,
+		MIMO_LINKER: linker,
+		...imageOptions(),
+	};
 }
 
 /** Writes the linker of releases: zig's C compiler, which links against the symbols of the oldest glibc. */
