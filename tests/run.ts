@@ -101,10 +101,13 @@ const measuring = [
 	"tests/observe/report.test.ts",
 ];
 
+/** Files whose programs compute for long in JavaScript. */
+const computing = ["tests/fuzz/fuzz.test.ts"];
+
 /**
  * Calls and loops after which JavaScriptCore compiles a function anew with its optimising compilers, later than by default:
- * most processes of the tests end within seconds, before optimised code pays for its compilation. --full and files that
- * measure keep the defaults.
+ * most processes of the tests end within seconds, before optimised code pays for its compilation, and those that a test
+ * starts do without (plain-children.ts). --full and files that measure keep the defaults.
  */
 const lateOptimisation = Object.fromEntries(
 	["AfterWarmUp", "Soon", "AfterLongWarmUp"].map((when) => [`BUN_JSC_thresholdForOptimize${when}`, "20000"]),
@@ -114,12 +117,15 @@ const running = new Set<number>();
 
 async function runFile(file: string): Promise<Outcome> {
 	const started = performance.now();
-	const child = Bun.spawn([process.execPath, "test", `--timeout=${testLimit * 1000}`, `./${file}`], {
+	const usual = flags.full || measuring.includes(file);
+	const preload = usual || computing.includes(file) ? [] : ["--preload=./tests/plain-children.ts"];
+	const child = Bun.spawn([process.execPath, "test", `--timeout=${testLimit * 1000}`, ...preload, `./${file}`], {
 		cwd: root,
 		env: {
 			...process.env,
 			NO_COLOR: "1",
-			...(flags.full ? { MIMO_TEST_FULL: "1" } : measuring.includes(file) ? {} : lateOptimisation),
+			...(flags.full && { MIMO_TEST_FULL: "1" }),
+			...(!usual && lateOptimisation),
 			...(flags.sanitize ? sanitizerEnvironment(root) : {}),
 		},
 		stdin: "ignore",

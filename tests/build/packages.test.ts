@@ -77,8 +77,9 @@ describe.skipIf(!built)("a release", () => {
 
 	test("installs from the wheel by pip, with the command mimo, which trains", () => {
 		const target = join(folder, "venv");
-		expect(Bun.spawnSync(["python3", "-m", "venv", target]).exitCode).toBe(0);
-		const install = [join(target, "bin/pip"), "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel];
+		expect(Bun.spawnSync(["python3", "-m", "venv", "--without-pip", target]).exitCode).toBe(0);
+		const pip = ["python3", "-m", "pip", "--python", join(target, "bin/python")];
+		const install = [...pip, "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel];
 		const installed = Bun.spawnSync(install, { stderr: "pipe" });
 		expect([installed.exitCode, installed.stderr.toString()]).toEqual([0, ""]);
 		const mimo = join(target, "bin/mimo");

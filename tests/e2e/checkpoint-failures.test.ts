@@ -6,7 +6,7 @@ import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { canMount, mountNamespace } from "../absent.ts";
 import { executable } from "../commands/mimo.ts";
 import { Launched, survivors } from "../launch/launched.ts";
-import { CheckpointRuns, reference } from "./checkpoint-runs.ts";
+import { CheckpointRuns, type LayoutName, reference } from "./checkpoint-runs.ts";
 
 const runs = new CheckpointRuns();
 beforeAll(() => runs.trainWhole(), 120_000);
@@ -45,13 +45,13 @@ test("old checkpoints go: --keep and --save-retain-interval", () => {
 
 describe("processes that end", () => {
 	let started: Launched | null = null;
-	const start = (more: string) => {
-		started = Launched.run([executable, ...runs.flags(reference, more)], { cwd: runs.folder });
+	const start = (layout: LayoutName, more: string) => {
+		started = Launched.run([executable, ...runs.flags(layout, more)], { cwd: runs.folder });
 		return started;
 	};
 	/** Signals a run that computes, and waits for its end. */
-	const interrupted = async (common: string, signal: "SIGTERM" | "SIGINT") => {
-		const launched = start(`--train-iters 100000 ${common}`);
+	const interrupted = async (layout: LayoutName, common: string, signal: "SIGTERM" | "SIGINT") => {
+		const launched = start(layout, `--train-iters 100000 ${common}`);
 		await launched.said(/ iteration +2\//);
 		launched.signal(launched.process.pid, signal);
 		return await launched.end();
@@ -62,7 +62,7 @@ describe("processes that end", () => {
 
 	test("SIGTERM saves and exits with 75; the next run goes on", async () => {
 		const common = "--save asked --load asked --save-interval 100 --exit-signal-handler --log-json asked.jsonl";
-		const ended = await interrupted(common, "SIGTERM");
+		const ended = await interrupted(reference, common, "SIGTERM");
 		expect(ended.exitCode).toBe(75);
 		const last = Number(/Stopped by SIG\w+ after step (\d+)\./.exec(ended.stdout)![1]) + 2;
 		runs.trainWell(reference, `--train-iters ${last} ${common}`);
@@ -72,25 +72,26 @@ describe("processes that end", () => {
 
 	test("SIGINT saves and exits with 130; the next run goes on", async () => {
 		const common = "--save broken --load broken --save-interval 100 --log-json broken.jsonl";
-		const ended = await interrupted(common, "SIGINT");
+		const ended = await interrupted("1+1", common, "SIGINT");
 		expect([ended.exitCode, ended.stderr]).toEqual([
 			130,
 			expect.stringContaining(" and saves a checkpoint; Ctrl-C again "),
 		]);
 		const stopped = /^Saved the checkpoint of step (\d+)[\s\S]*^Interrupted: stopped after step \1\.$/m;
 		const last = Number(stopped.exec(ended.stdout)![1]) + 2;
-		runs.trainWell(reference, `--train-iters ${last} ${common}`);
-		runs.trainWell(reference, `--train-iters ${last} --log-json unbroken.jsonl`);
+		runs.trainWell("1+1", `--train-iters ${last} ${common}`);
+		runs.trainWell("1+1", `--train-iters ${last} --log-json unbroken.jsonl`);
 		expect(runs.steps("broken.jsonl")).toEqual(runs.steps("unbroken.jsonl"));
 	}, 120_000);
 
 	const kills = process.env.MIMO_TEST_FULL ? 50 : 2;
-	const iterations = process.env.MIMO_TEST_FULL ? 400 : 20;
+	const iterations = process.env.MIMO_TEST_FULL ? 400 : 12;
 	test(`${kills} kills at random moments of steps and saves: nothing is lost, the log is that of one run`, async () => {
 		runs.trainWell(reference, `--train-iters ${iterations} --log-json unkilled.jsonl`);
 		let state = 11;
 		for (let kill = 0; kill < kills; kill++) {
 			const launched = start(
+				reference,
 				`--train-iters ${iterations} --save killed --load killed --save-interval 1 --keep 2 --async-save --log-json killed.jsonl`,
 			);
 			await launched.said(/ iteration +\d+\//);

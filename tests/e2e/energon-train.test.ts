@@ -46,11 +46,11 @@ describe("the loss trail", () => {
 	const full = process.env.MIMO_TEST_FULL === "1";
 	const quick: readonly (readonly [name: string, flags: readonly string[]])[] = [
 		["dp2+dp2ep2", ["--encoder-dp", "2", "--llm-dp", "2", "--llm-ep", "2"]],
-		["4+2", ["--encoder-dp", "4", "--llm-dp", "2"]],
 		["dp4|tp2pp2", ["--encoder-dp", "4", "--llm-offset", "0", "--llm-tp", "2", "--llm-pp", "2", "--num-workers", "4"]],
 		["tp2+tp2ep2", ["--encoder-tp", "2", "--llm-tp", "2", "--llm-ep", "2", "--num-workers", "4"]],
 	];
 	const more: typeof quick = [
+		["4+2", ["--encoder-dp", "4", "--llm-dp", "2"]],
 		["2+4", ["--encoder-dp", "2", "--llm-dp", "4", "--num-workers", "1"]],
 		["dp4|dp2pp2", ["--encoder-dp", "4", "--llm-offset", "0", "--llm-dp", "2", "--llm-pp", "2"]],
 		["tp2|dp2ep2", ["--encoder-tp", "2", "--llm-offset", "0", "--llm-dp", "2", "--llm-ep", "2"]],

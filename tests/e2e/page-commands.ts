@@ -53,14 +53,20 @@ export interface Ran {
 	readonly printed: string;
 }
 
-/** Runs the commands of a page in `folder`, which gets the examples, one after another up to the first that fails. */
-export function runPage(page: string, folder: string): Ran[] {
+/**
+ * Runs the commands of a page in `folder`, which gets the examples, one after another up to the first that fails. Trainings get
+ * `trainingFlags` too.
+ */
+export function runPage(page: string, folder: string, trainingFlags = ""): Ran[] {
 	const ran: Ran[] = [];
 	cpSync(join(import.meta.dir, "../../examples"), join(folder, "examples"), { recursive: true });
 	const env = { ...process.env, PATH: `${dirname(executable)}:${process.env.PATH}`, MIMO_DEBUG: "0" };
 	const options = { cwd: folder, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" } as const;
 	for (const command of pageCommands(page)) {
-		const { exitCode, stdout, stderr } = Bun.spawnSync(["bash", "-ec", command], options);
+		const { exitCode, stdout, stderr } = Bun.spawnSync(
+			["bash", "-ec", command.startsWith("mimo train ") ? `${command} ${trainingFlags}` : command],
+			options,
+		);
 		ran.push({ command, exitCode, printed: `${stdout}${stderr}` });
 		if (exitCode !== 0) break;
 	}

@@ -13,6 +13,7 @@ afterAll(() => scratch[Symbol.dispose]());
 
 const common = [
 	...["train", "--preset", "nemotron-tiny", ...deviceFlags.split(" "), "--lr-warmup-iters", "0", "--train-iters", "6"],
+	...["--hidden-size", "64", "--seq-length", "64", "--micro-batch-size", "2", "--global-batch-size", "4"],
 	...["--save-interval", "2", "--eval-iters", "1", "--eval-interval", "3", "--log-json", "log.jsonl"],
 	...[
 		"--data-path",

@@ -31,11 +31,11 @@ test("prints a line for every layout and ends with 0", () => {
 }, 60_000);
 
 test("pipelines and shared ranks give what one process gives", () => {
-	const more = full ? ",tp2|dp2ep2,dp2+pp2dp2ep2,1+pp2,tp2+pp2,dp2|pp2,dp4|tp2dp2ep2" : "";
-	const layouts = `1+pp4,dp4|tp2pp2,dp2pp2+pp2${more}`;
+	const more = full ? ",1+pp4,tp2|dp2ep2,dp2+pp2dp2ep2,1+pp2,tp2+pp2,dp2|pp2,dp4|tp2dp2ep2" : "";
+	const layouts = `dp4|tp2pp2,dp2pp2+pp2${more}`;
 	const model = ["--hybrid-layer-pattern", "ME|*-||E", "--vision-num-layers", "2"];
 	const { exitCode, stdout } = verify("--layouts", layouts, ...model);
-	for (const layout of ["1+pp4", "dp2pp2+pp2"]) expect(stdout).toContain(layout);
+	for (const layout of ["dp4|tp2pp2", "dp2pp2+pp2"]) expect(stdout).toContain(layout);
 	expect(exitCode).toBe(0);
 }, 120_000);
 
@@ -43,12 +43,18 @@ test("modules are recomputed beside passes in turns and late weight gradients, b
 	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";
 	const modules = ["core_attn", "layernorm", "mamba", "mlp", "moe_act", "shared_experts"];
 	const { exitCode, stdout } = verify(
-		...["--layouts", "1+dp2ep2pp2,dp4|tp2ep2dp2", "--hybrid-layer-pattern", "ME|*-ME", ...turns.split(" ")],
+		...[
+			"--layouts",
+			`1+dp2ep2pp2${full ? ",dp4|tp2ep2dp2" : ""}`,
+			"--hybrid-layer-pattern",
+			"ME|*-ME",
+			...turns.split(" "),
+		],
 		...["--recompute-granularity", "selective", "--recompute-modules", ...modules],
 	);
 	expect(stdout).toContain("in turns = apart");
 	expect(stdout).toMatch(/^1\+dp2ep2pp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
-	expect(stdout).toMatch(/^dp4\|tp2ep2dp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
+	if (full) expect(stdout).toMatch(/^dp4\|tp2ep2dp2 .* bitwise equal +bitwise +bitwise .* ok\b/m);
 	expect(exitCode).toBe(0);
 }, 120_000);
 
@@ -115,12 +121,13 @@ test("--samples data compares the first batch of the configured data, packs of s
 		fieldMap: '{"image": "png", "caption": "txt"}',
 	});
 	const data = ["--data-path", path, "--packing-buffer-size", "8", "--data-end-id", "10", "--num-workers", "1"];
-	const { exitCode, stdout, stderr } = verify(...data, "--samples", "data", "--layouts", "1+tp2,4+2,dp4|tp2pp2");
+	const layouts = ["1+tp2", "dp4|tp2pp2", ...(full ? ["4+2"] : [])];
+	const { exitCode, stdout, stderr } = verify(...data, "--samples", "data", "--layouts", layouts.join(","));
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	expect(stdout).toMatch(
 		/ 8 samples of 64 tokens of the energon data \(\/.*\/set\), 0 of them text alone, the others /,
 	);
-	expect(stdout).toEndWith("All 3 layouts give what one process gives.\n");
+	expect(stdout).toEndWith(`All ${layouts.length} layouts give what one process gives.\n`);
 }, 60_000);
 
 test("a folder for temporary files that cannot be written is named", () => {

@@ -140,7 +140,11 @@ describe("captions of held-out pictures", () => {
 	const layouts = [
 		["one process", "--llm-offset 0 --num-workers 2"],
 		["tensor-parallel encoder, data- and expert-parallel language model", "--encoder-tp 2 --llm-dp 2 --llm-ep 2"],
-		["two encoder lanes, two language lanes in tensor parallel", "--encoder-dp 2 --llm-dp 2 --llm-tp 2"],
+		...(full
+			? ([
+					["two encoder lanes, two language lanes in tensor parallel", "--encoder-dp 2 --llm-dp 2 --llm-tp 2"],
+				] as const)
+			: []),
 		["two encoder lanes of two stages, two pipelines of three", "--encoder-dp 2 --encoder-pp 2 --llm-dp 2 --llm-pp 3"],
 	] as const;
 	const data = captions(scratch, "captions", [20, 10, 12], "2,1,0");

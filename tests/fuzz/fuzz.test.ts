@@ -7,7 +7,7 @@ import { fuzz, parsersIn, resultTable } from "./driver.ts";
 import { jsonSpans } from "./json-spans.ts";
 import { Mutator } from "./mutate.ts";
 
-const cases = process.env.MIMO_TEST_FULL ? 50_000 : 700;
+const cases = process.env.MIMO_TEST_FULL ? 50_000 : 350;
 
 let folder: string;
 beforeAll(() => {

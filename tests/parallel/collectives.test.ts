@@ -3,7 +3,8 @@ import { expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
 import { runRanks } from "./ranks.ts";
 
-for (const ranks of [1, 2, 3, 5]) {
+// The work grows with the square of the ranks.
+for (const ranks of process.env.MIMO_TEST_FULL === "1" ? [1, 2, 3, 5] : [1, 2, 3]) {
 	test(`every collective on ${ranks} ranks gives the serial result, twice the same`, async () => {
 		const runs = [await runRanks("collectives-rank.ts", ranks), await runRanks("collectives-rank.ts", ranks)];
 		for (const outcomes of runs) {

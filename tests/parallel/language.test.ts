@@ -139,6 +139,7 @@ describe("a pipeline gives what one process gives", () => {
 			for (const cut of cuts) {
 				const plain = await train({ ...same, ...cut });
 				expectEqualTraining(plain, reference);
+				if (cut !== cuts[0] && process.env.MIMO_TEST_FULL !== "1") continue;
 				const sharded = await train({ ...same, ...cut, data: 2, zero: true });
 				const whole = await train({ ...same, ...cut, data: 2 });
 				expect(sharded.map(({ weights }) => weights)).toEqual(whole.map(({ weights }) => weights));

@@ -139,16 +139,17 @@ test("no pixel reaches a language rank", async () => {
 });
 
 describe("resuming", () => {
+	const full = process.env.MIMO_TEST_FULL === "1";
 	const names = (batches: readonly ImageTextBatch[]) => batches.map((batch) => batch.names);
 
-	test("a state of either routing continues the other exactly, from every microbatch", async () => {
+	test("a state of either routing continues the other exactly, from any microbatch", async () => {
 		await using whole = await open({ lanes: [2, 3] });
 		const trail = names(await take(whole, 14));
 		for (const [routing, other] of [
 			["lane", "routed"],
 			["routed", "lane"],
 		] as const) {
-			for (const stop of routing === "lane" ? [0, 3] : [1, 4]) {
+			for (const stop of routing === "lane" ? [3, ...(full ? [0] : [])] : [1, ...(full ? [4] : [])]) {
 				await using first = await open({ lanes: [2, 3], routing });
 				await using rest = await open({ lanes: [0, 1], routing });
 				expect(names(await take(first, stop))).toEqual(trail.slice(0, stop));
@@ -161,18 +162,24 @@ describe("resuming", () => {
 		}
 	});
 
-	/** State of all `ranks` lanes after `count` microbatches each. */
-	async function stopped(ranks: number, workers: number, count: number): Promise<SourceState> {
-		await using source = await open({ lanes: [...new Array(ranks).keys()], ranks, workers, routing: "routed" });
+	const states = new Map<number, SourceState>();
+
+	/** State of four lanes of two workers each after `count` microbatches each. */
+	async function stopped(count: number): Promise<SourceState> {
+		const known = states.get(count);
+		if (known !== undefined) return known;
+		await using source = await open({ lanes: [0, 1, 2, 3], routing: "routed" });
 		await take(source, count);
-		return await source.save();
+		const state = await source.save();
+		states.set(count, state);
+		return state;
 	}
 
 	test("half as many data ranks with twice the workers continue with the same samples in a round", async () => {
 		await using whole = await open({ lanes: [0, 1, 2, 3], routing: "routed" });
 		const before = names(await take(whole, 4)).flat();
 		const after = names(await take(whole, 6)).flat();
-		const state = await stopped(4, 2, 4);
+		const state = await stopped(4);
 		await using resumed = await open({ lanes: [0, 1], ranks: 2, workers: 4, state });
 		// A round of all eight workers is two microbatches of four lanes, or four of two.
 		const rest = names(await take(resumed, 12)).flat();
@@ -186,13 +193,13 @@ describe("resuming", () => {
 		["the middle of a round", 2, 4, 3, "in the middle of a round of the 2 workers"],
 	] as const) {
 		test(`${what} is refused, with what to do`, async () => {
-			const state = await stopped(4, 2, count);
+			const state = await stopped(count);
 			await expect(open({ lanes: [0], ranks, workers, state })).rejects.toThrow(message);
 		});
 	}
 
 	test("a state of some ranks only, or of a later version, is refused", async () => {
-		const state = await stopped(4, 2, 1);
+		const state = await stopped(1);
 		const part = { ...state, lanes: state.lanes.slice(1) };
 		await expect(open({ lanes: [0], state: part })).rejects.toThrow("has data ranks 1, 2, 3 of 4; all are needed");
 		const damaged = { ...state, lanes: state.lanes.map(({ trail: _, ...lane }) => lane) } as unknown as SourceState;

@@ -43,12 +43,15 @@ const across = settings("across", [
 ]);
 
 describe("layouts give what one process gives", () => {
+	const more = [
+		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
+		["the model itself", "2|tp2", self],
+	] as const;
 	for (const [what, layout, keys] of [
 		["a frozen teacher", "dp2", alone],
 		["a frozen teacher", "tp2", { ...alone, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of other sizes", "tp2", { ...alone, "export-kd-teacher-model-config": file }],
 		["a frozen teacher of other sizes", "pp2", { ...alone, ...uneven, "export-kd-teacher-model-config": file }],
-		["a frozen teacher of an elastic model", "tp2ep2", { ...alone, ...elasticKeys, ...softMasks }],
 		["a frozen teacher", "pp2", { ...alone, ...cut, "untie-embeddings-and-output-weights": false }],
 		["a frozen teacher of interleaved stages", "pp2", { ...alone, "hybrid-layer-pattern": "M|E|*|-" }],
 		["a frozen teacher of an elastic model", "1+pp2", { ...frozen, ...encoder, ...elasticKeys, ...softMasks, ...cut }],
@@ -65,8 +68,8 @@ describe("layouts give what one process gives", () => {
 			"1+pp2",
 			{ ...self, "export-kd-cfg": pairs["export-kd-cfg"], ...cut },
 		],
-		["the model itself", "2|tp2", self],
 		["the model itself", "1+tp2pp2", { ...self, ...cut, ...softMasks }],
+		...(process.env.MIMO_TEST_FULL === "1" ? more : []),
 	] as const) {
 		test(`${what}: ${layout}`, async () => {
 			const report = await run.reportOf(layout, keys);
