@@ -55,11 +55,10 @@ const losses = (lines: readonly Line[]) => lines.map((line) => line["lm loss"]);
 
 test("text and pictures are trained on in one order, which a resumed run goes on with", () => {
 	const policy = ["--encoder-grad-participation", "corrected"];
-	const whole = train("whole", "--train-iters", "4", ...policy);
-	expect(losses(whole)).toHaveLength(4);
 	const save = ["--save", "checkpoints", "--save-interval", "2"];
-	expect(losses(train("begun", "--train-iters", "2", ...policy, ...save))).toEqual(losses(whole).slice(0, 2));
-	const rest = train("resumed", "--train-iters", "4", ...policy, "--load", "checkpoints");
+	const whole = train("whole", "--train-iters", "4", ...policy, ...save);
+	expect(losses(whole)).toHaveLength(4);
+	const rest = train("resumed", "--train-iters", "4", ...policy, "--load", "checkpoints", "--ckpt-step", "2");
 	expect(losses(rest)).toEqual(losses(whole).slice(2));
 }, 60_000);
 

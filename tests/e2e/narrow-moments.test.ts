@@ -21,7 +21,8 @@ function train(name: string, flags: string, warnings: readonly string[] = []): n
 test("the loss falls as in fp32, and ZeRO-1 changes no bit", () => {
 	const fp32 = train("fp32", "--train-iters 20");
 	const bf16 = train("bf16", `--train-iters 20 ${narrow}`);
-	expect(train("zero", `--train-iters 20 ${narrow} --use-distributed-optimizer --overlap-grad-reduce`)).toEqual(bf16);
+	const zero = `--use-distributed-optimizer --overlap-grad-reduce --lr-decay-iters 20`;
+	expect(train("zero", `--train-iters 6 ${narrow} ${zero}`)).toEqual(bf16.slice(0, 6));
 	expect(bf16).not.toEqual(fp32);
 	expect(bf16.at(-1)!).toBeLessThan(bf16[0]! - 1);
 	for (const [step, loss] of bf16.entries()) expect(Math.abs(loss / fp32[step]! - 1)).toBeLessThan(0.01);

@@ -6,7 +6,7 @@ import { readScalars } from "../../src/observe/tensorboard.ts";
 import { deviceFlags, executable, mimo } from "../commands/mimo.ts";
 import { Scratch } from "../data/fixtures.ts";
 import { decodeLog, itemsOf, kindsOf, messagesOf } from "../observe/wandb-decoder.ts";
-import { referencePython, runPython } from "../reference/python.ts";
+import { pythonEnvironment, referencePython, runPython } from "../reference/python.ts";
 
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
@@ -227,7 +227,10 @@ print(json.dumps([steps, unknown]))
 			[1, 2, 3, 4, 5, 6].map((step) => [step, step]),
 			0,
 		]);
-		const sync = Bun.spawnSync([wandb!, "-m", "wandb", "sync", "--dry-run", "wb/wandb"], { cwd: scratch.path });
+		const sync = Bun.spawnSync([wandb!, "-m", "wandb", "sync", "--dry-run", "wb/wandb"], {
+			cwd: scratch.path,
+			env: pythonEnvironment,
+		});
 		expect(sync.stderr.toString() + sync.stdout.toString()).toContain("Would sync");
 	},
 	120_000,

@@ -149,8 +149,8 @@ for (const signal of ["SIGINT", "SIGKILL"] as const) {
 		test(`${signal} while ${when} leaves no files behind`, async () => {
 			const folder = mkdtempSync(join(tmpdir(), "mimo-verify-ends-"));
 			try {
-				// Ranks compute for seconds after a reference of a few; making one for longer only delays the signal.
-				const samples = printed ? "128" : "512";
+				// Ranks take a second to start after a short reference; making one for longer only delays the signal.
+				const samples = printed ? "32" : "512";
 				const words = ["verify", ...small.split(" "), "--global-batch-size", samples, "--layouts", "1+1,2+1"];
 				const launched = Launched.run([executable, ...words], { env: { TMPDIR: folder } });
 				if (printed) await launched.said(printed);

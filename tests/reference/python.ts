@@ -29,11 +29,14 @@ function canImport(python: string, name: string): boolean {
 	return Bun.which(python) !== null && Bun.spawnSync([python, "-c", script, name]).success;
 }
 
+/** Environment of the interpreter. What it compiles of its packages, it keeps: PyTorch and transformers take it half a minute. */
+export const pythonEnvironment = { ...process.env, PYTHONDONTWRITEBYTECODE: "" };
+
 /** Standard output of the interpreter, without access to Hugging Face's hub; an error with its messages when it fails. */
 export function runPython(python: string, args: readonly string[], options: { readonly cwd?: string } = {}): string {
 	const { exitCode, stdout, stderr } = Bun.spawnSync([python, ...args], {
 		...options,
-		env: { ...process.env, HF_HUB_OFFLINE: "1", MLFLOW_ALLOW_FILE_STORE: "true" },
+		env: { ...pythonEnvironment, HF_HUB_OFFLINE: "1", MLFLOW_ALLOW_FILE_STORE: "true" },
 		stdin: "ignore",
 		stdout: "pipe",
 		stderr: "pipe",
