@@ -66,34 +66,34 @@ const ofRelease = [
 ];
 /** Longest computations, with their seconds of processor time. They start first, so that no core is idle at the end. */
 const long = [
-	"tests/e2e/verify.test.ts", // 85
-	"tests/e2e/fine-tune.test.ts", // 80
-	"tests/e2e/vision-language-weights.test.ts", // 75
-	"tests/e2e/plain-folders.test.ts", // 75
-	"tests/e2e/checkpoints.test.ts", // 60
+	"tests/e2e/verify.test.ts", // 60
+	"tests/e2e/fine-tune.test.ts", // 60
+	"tests/e2e/plain-folders.test.ts", // 55
 	"tests/guests/elastic/commands.test.ts", // 55
-	"tests/e2e/energon-train.test.ts", // 55
-	"tests/parity/mimo.test.ts", // 55
-	"tests/e2e/vision-language.test.ts", // 45
-	"tests/e2e/killed-saves.test.ts", // 45
-	"tests/attack/configurations.test.ts", // 40
-	"tests/fuzz/fuzz.test.ts", // 40
-	"tests/e2e/checkpoint-failures.test.ts", // 40
-	"tests/e2e/reference-layouts/fixed.test.ts", // 35
-	"tests/inference/generate.test.ts", // 30
-	"tests/e2e/sanitizer.test.ts", // 30
-	"tests/e2e/reference-layouts/participation.test.ts", // 30
+	"tests/e2e/vision-language-weights.test.ts", // 45
+	"tests/e2e/checkpoints.test.ts", // 45
+	"tests/e2e/energon-train.test.ts", // 45
+	"tests/e2e/vision-language.test.ts", // 40
+	"tests/e2e/killed-saves.test.ts", // 40
+	"tests/e2e/checkpoint-failures.test.ts", // 35
+	"tests/inference/generate.test.ts", // 35
+	"tests/parallel/language.test.ts", // 35
+	"tests/fuzz/fuzz.test.ts", // 30
+	"tests/parallel/mimo.test.ts", // 30
+	"tests/e2e/reference-layouts/fixed.test.ts", // 25
 	"tests/inference/evaluate.test.ts", // 25
+	"tests/attack/configurations.test.ts", // 20
+	"tests/e2e/reference-layouts/participation.test.ts", // 20
 	"tests/native/transformers-images.test.ts", // 20
-	"tests/e2e/trackers.test.ts", // 20
 	"tests/e2e/reference-layouts/dynamic.test.ts", // 20
-	"tests/e2e/train.test.ts", // 20
 	"tests/native/image-bounds.test.ts", // 20
-	"tests/data/tokenizer-bounds.test.ts", // 20
+	"tests/parity/mimo.test.ts", // 15
+	"tests/e2e/trackers.test.ts", // 15
+	"tests/e2e/train.test.ts", // 15
+	"tests/data/tokenizer-bounds.test.ts", // 15
 	"tests/e2e/fine-tune-pictures.test.ts", // 15
 	"tests/commands/plan.test.ts", // 15
-	"tests/parallel/mimo.test.ts", // 15
-	"tests/parallel/language.test.ts", // 15
+	"tests/e2e/sanitizer.test.ts", // 10
 ];
 /** Files that check times or rates. */
 const measuring = [

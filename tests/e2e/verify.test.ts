@@ -150,7 +150,7 @@ for (const signal of ["SIGINT", "SIGKILL"] as const) {
 			const folder = mkdtempSync(join(tmpdir(), "mimo-verify-ends-"));
 			try {
 				// Ranks take a second to start after a short reference; making one for longer only delays the signal.
-				const samples = printed ? "32" : "512";
+				const samples = printed ? "32" : "128";
 				const words = ["verify", ...small.split(" "), "--global-batch-size", samples, "--layouts", "1+1,2+1"];
 				const launched = Launched.run([executable, ...words], { env: { TMPDIR: folder } });
 				if (printed) await launched.said(printed);
