@@ -66,25 +66,6 @@ test.skipIf(python === null)(
 	120_000,
 );
 
-test("a run goes on from a plain HTTP server, and saves to none", async () => {
-	if (python === null) expect((await mimo(runs.flags("1+1", "--train-iters 4 --save whole"), {})).exitCode).toBe(0);
-	using files = Bun.serve({
-		port: 0,
-		hostname: "127.0.0.1",
-		fetch: async (request) => {
-			const file = Bun.file(runs.path(new URL(request.url).pathname));
-			return (await file.exists()) ? new Response(file) : new Response("no", { status: 404 });
-		},
-	});
-	const url = `http://127.0.0.1:${files.port}/whole`;
-	const { exitCode, stdout, stderr } = await mimo(["train", "--load", url, "--save", "own", "--train-iters", "5"], {});
-	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
-	expect(stdout).toContain("going on after step 4.");
-	const saves = await mimo(["train", "--load", url, "--save", url, "--train-iters", "5"], {});
-	const refusal = "cannot be written: a plain HTTP server keeps no checkpoints, s3://BUCKET/PREFIX does.";
-	expect(saves).toMatchObject({ exitCode: 1, stderr: `mimo: --save ${url} ${refusal}\n` });
-}, 120_000);
-
 test.each([
 	[
 		"--save s3://bucket/a",
@@ -92,6 +73,7 @@ test.each([
 	],
 	["--load s3://", "s3:// is no address of checkpoints; those are s3://BUCKET/PREFIX and https://HOST/PATH."],
 	["--save gs://bucket/a", "gs://"],
+	["--load http://me:word@127.0.0.1:9/a?key=1", "http://127.0.0.1:9/a is no address of checkpoints"],
 	["--save-hf s3://bucket/a", "save-hf"],
 ])("%s is refused", async (flags, sentence) => {
 	const { exitCode, stdout, stderr } = await mimo(runs.flags("1+1", `--train-iters 1 ${flags}`), {});

@@ -4,6 +4,7 @@
  * endpoint come from the standard AWS variables and are in no message.
  */
 import { closeSync, ftruncateSync, openSync, readSync, renameSync, statSync, writeSync } from "node:fs";
+import { shownAddress } from "../../system/addresses.ts";
 import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { ask, defaultRequests, failWith, piecesOf, type RequestOptions, retried } from "./requests.ts";
@@ -69,9 +70,10 @@ export function requireFolder(path: string): void {
 function targetOf(url: string, environment: Environment): Target {
 	const [, bucket, rest] = /^s3:\/\/([a-z0-9][a-z0-9.-]*)((?:\/.*)?)$/.exec(url) ?? [];
 	if (bucket === undefined) {
-		const { origin, pathname, search, hash } = URL.parse(url) ?? {};
-		if (origin === undefined || url.startsWith("s3:") || search || hash) {
-			throw new UserError(`${url} is no address of checkpoints; those are s3://BUCKET/PREFIX and https://HOST/PATH.`);
+		const { origin, pathname, search, hash, username, password } = URL.parse(url) ?? {};
+		if (origin === undefined || url.startsWith("s3:") || search || hash || username || password) {
+			const sentence = `${url} is no address of checkpoints; those are s3://BUCKET/PREFIX and https://HOST/PATH.`;
+			throw new UserError(shownAddress(sentence));
 		}
 		const base = `${pathname!.replace(/\/+$/, "")}/`;
 		return { origin, base, root: base, prefix: "", credentials: null };

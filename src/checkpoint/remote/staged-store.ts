@@ -236,12 +236,9 @@ export class StagedStore implements CheckpointStore {
 		const before = await this.#knownLatest();
 		if (before === undefined && !foreign) this.#refuse(latestName);
 		const tag = join(this.folder, name, copyTagName);
-		const replaced: Condition = existsSync(tag) ? { etag: readWholeText(tag, LARGEST_LATEST) } : { absent: true };
-		const indexTag = await this.#store.put(
-			`${name}/${indexName}`,
-			new TextEncoder().encode(index),
-			foreign ? null : replaced,
-		);
+		const known: Condition = existsSync(tag) ? { etag: readWholeText(tag, LARGEST_LATEST) } : { absent: true };
+		const replaced = foreign ? null : known;
+		const indexTag = await this.#store.put(`${name}/${indexName}`, new TextEncoder().encode(index), replaced);
 		if (indexTag === null) return this.#refuse(name);
 		const unchanged: Condition = before?.etag === undefined ? { absent: true } : { etag: before.etag };
 		const done = await this.#store.put(latestName, new TextEncoder().encode(latest), foreign ? null : unchanged);
