@@ -87,11 +87,11 @@ const gridsOf = ({ images }: EncodedPrompt, { patchSize }: VisionLanguageTask["t
 
 function imagesOf(
 	prompts: readonly EncodedPrompt[],
-	{ tower, statistics }: VisionLanguageTask,
+	{ tower, statistics, resampling }: VisionLanguageTask,
 	images: Images,
 ): ImageSet {
 	const all = prompts.flatMap((prompt) => prompt.images);
-	const patches = all.flatMap((image) => imagePatches(images, { ...image, statistics }, tower.patchSize));
+	const patches = all.flatMap((image) => imagePatches(images, { ...image, statistics, resampling }, tower.patchSize));
 	const grids = prompts.map((prompt) => gridsOf(prompt, tower));
 	return {
 		patches: joined(patches),

@@ -4,13 +4,18 @@
  */
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { configurationOfArguments } from "../../src/commands/arguments.ts";
+import { featuresOf } from "../../src/data/microbatch.ts";
+import { imagePatches } from "../../src/data/vision-language/pixels.ts";
 import { greedy } from "../../src/decode/sampling.ts";
+import { deal } from "../../src/inference/batch-requests.ts";
 import { checkpointEntries, openModel } from "../../src/inference/checkpoint-model.ts";
 import { generate } from "../../src/inference/generate.ts";
 import { type ReadRequest, type Request, RequestReader } from "../../src/inference/requests.ts";
 import type { Device } from "../../src/native/device.ts";
 import { Images } from "../../src/native/images.ts";
+import { visionModule } from "../../src/parallel/index.ts";
 import { World } from "../../src/parallel/world.ts";
+import { dataPlaceOf } from "../../src/train/feed/batch-source.ts";
 import { deviceFlags, mimo } from "../commands/mimo.ts";
 import { png, Scratch } from "../data/fixtures.ts";
 import { golden } from "../golden.ts";
@@ -79,6 +84,16 @@ test.each([
 		);
 		return ids;
 	};
+	// Pixels are those of the folder's processor.
+	const { task, library } = { task: reader.task, library: new Images(device.library) };
+	const dealt = deal(read.slice(2), 1, dataPlaceOf(run.topology, 0), task, library).microbatch;
+	const [picture] = read[2]!.images;
+	const resized = (resampling: typeof task.resampling) =>
+		imagePatches(library, { ...picture!, statistics: task.statistics, resampling }, task.tower.patchSize).flatMap(
+			(one) => [...one],
+		);
+	expect([...featuresOf(dealt, visionModule).patches]).toEqual(resized("torchvision"));
+	expect(resized("torchvision")).not.toEqual(resized("pillow"));
 	expect(answers(read)).toEqual(expected);
 	expect(read.flatMap((one) => answers([one]))).toEqual(expected);
 });
