@@ -7,7 +7,7 @@ import { executable, mimo } from "../commands/mimo.ts";
 import { canRunSlurm, LocalSlurm } from "./local-slurm.ts";
 import { loggedSteps } from "./small-run.ts";
 
-const steps = 2;
+const steps = 4;
 
 /** Flags that make a recipe's model small; its grids stay of the same kind, on two nodes of two tasks. */
 const tiny = ["--device", "cpu", "--threads", "1", "--global-batch-size", "8", "--log-interval", "1"];
@@ -91,14 +91,14 @@ PATH=${bin}/none exec ${Bun.which("srun")} "\${args[@]}"
 		writeFileSync(join(bin, "srun"), srun);
 		chmodSync(join(bin, "srun"), 0o755);
 		const environment = { IMAGE: "/images/mimo.sqsh", PATH: `${bin}:${process.env.PATH}` };
-		const { job, said, log } = submit("nodes-2-disjoint", "image", environment, 20);
+		const { job, said, log } = submit("nodes-2-disjoint", "image", environment, 40);
 		await slurm.until(() => / iteration +2\//.test(said()));
 		slurm.run(["scancel", "--signal=USR1", job]);
 		await slurm.until(() => slurm.state(job) === "PENDING");
 		expect(said()).toContain("Stopped by SIGUSR1 after step ");
 		slurm.run(["scontrol", "update", `JobId=${job}`, "StartTime=now"]);
 		expect([await slurm.ended(job), said()]).toEqual(["COMPLETED", expect.stringMatching(/going on after step \d+\./)]);
-		expect(loggedSteps(log)).toHaveLength(20);
+		expect(loggedSteps(log)).toHaveLength(40);
 	}, 180_000);
 });
 
