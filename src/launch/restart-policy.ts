@@ -36,9 +36,9 @@ export class RestartPolicy {
 		this.#times = this.#times.filter((time) => now - time < windowMinutes * 60_000);
 		this.#stepped ||= failure.step > 0;
 		if (failure.own && !this.#stepped) return "The run is not restarted: it failed before its first step was done.";
-		const repeats = last !== null && last.rank === failure.rank && last.step === failure.step;
-		if (repeats && last.reason === failure.reason && failure.own) {
-			return `The run is not restarted: rank ${failure.rank} has failed twice after step ${failure.step} for the same reason.`;
+		// Which rank says first what all find, such as a loss that is not finite, is chance.
+		if (failure.own && last !== null && last.step === failure.step && last.reason === failure.reason) {
+			return `The run is not restarted: it has failed twice after step ${failure.step} for the same reason.`;
 		}
 		if (this.#times.length >= most) {
 			return `The run is not restarted: it was restarted ${most === 1 ? "once" : `${most} times`} within ${windowMinutes} minutes (max-restarts).`;

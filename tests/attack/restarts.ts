@@ -19,6 +19,27 @@ import { Scene } from "./fault-scene.ts";
 const causes = ["kill", "crash", "two ranks", "stop", "error", "again", "all ranks", "launcher"] as const;
 export type RestartCause = (typeof causes)[number];
 
+const words = (more: string) => `--preset nemotron-tiny --data-path ${book} --hidden-size 64 --seq-length 32 ${more}`;
+/** Layouts with states of other kinds: masters apart from their values, frozen weights, moments in bf16, evaluations, a single rank. */
+export const kinds: readonly Layout[] = [
+	{
+		name: "pp2dp2, bf16, ZeRO-1, evaluations",
+		flags: words(
+			"--hybrid-layer-pattern M*-|ME- --llm-pp 2 --llm-dp 2 --bf16 --use-distributed-optimizer --eval-iters 1 --eval-interval 3",
+		),
+		ranks: 4,
+	},
+	{ name: "dp2, adapters", flags: words("--llm-dp 2 --lora-rank 4"), ranks: 2 },
+	{ name: "tp2, bf16 moments", flags: words("--llm-tp 2 --bf16 --exp-avg-dtype bf16 --grad-reduce-in-bf16"), ranks: 2 },
+	{ name: "one rank, asynchronous saves", flags: words("--async-save"), ranks: 1 },
+	{
+		name: "1+dp2, frozen tower",
+		flags:
+			"--preset nemotron-vlm-tiny --hidden-size 64 --vision-num-layers 1 --vision-hidden-size 32 --seq-length 32 --freeze-vit --llm-dp 2",
+		ranks: 3,
+	},
+];
+
 /** How often a cause comes among twenty. */
 const shares: Readonly<Record<RestartCause, number>> = {
 	kill: 8,
@@ -186,7 +207,7 @@ class FaultedRun {
 	/** Puts a file in the place of the folder of checkpoints, until a rank has failed of it. */
 	async #failToSave(): Promise<void> {
 		const [folder, away] = [this.scene.path("faulted"), this.scene.path("away")];
-		const said = () => this.#run.errors.match(/failed: The checkpoint of step /g)?.length ?? 0;
+		const said = () => this.#run.errors.match(/^mimo: rank \d+ .* failed: /gm)?.length ?? 0;
 		const before = said();
 		renameSync(folder, away);
 		writeFileSync(folder, "");
@@ -210,18 +231,18 @@ function hit(pid: number, signal: NodeJS.Signals): void {
 	}
 }
 
-/** Lets one run meet the faults, in order. It keeps its state after every step, and has so many spare processes. */
+/** Lets one run meet the faults, in order. `copies`: it keeps its state after every step, not only in checkpoints. */
 export async function meetRestarts(
 	layout: Layout,
 	faults: readonly RestartCause[],
-	{ seed, spares }: { readonly seed: number; readonly spares: number },
+	{ seed, spares, copies = true }: { readonly seed: number; readonly spares: number; readonly copies?: boolean },
 ): Promise<Met> {
 	using scene = new Scene();
 	writeFileSync(scene.path(text), readFileSync(book, "utf8").slice(0, 30_000));
 	const whole = Launched.run(command(flagsOf(layout, "whole", faults.length)), scene.options);
 	const ended = await whole.end();
 	if (ended.exitCode !== 0) throw new Error(ended.stderr);
-	const keeps = `--max-restarts 10000 --non-persistent-save-interval 1 --spares ${spares}`;
+	const keeps = `--max-restarts 10000 --spares ${spares}${copies ? " --non-persistent-save-interval 1" : ""}`;
 	const run = new FaultedRun(scene, `${flagsOf(layout, "faulted", faults.length)} ${keeps}`, numbers(seed));
 	const recoveries: Recovery[] = [];
 	for (const cause of faults) recoveries.push(await run.meet(cause));

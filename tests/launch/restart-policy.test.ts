@@ -23,9 +23,10 @@ test("an error of the program itself ends the run when it comes again", () => {
 	const policy = new RestartPolicy({ most: 9, windowMinutes: 10 });
 	expect(policy.refusal(threw, 0)).toBeNull();
 	expect(policy.refusal({ ...threw, step: 8 }, 0)).toBeNull();
-	expect(policy.refusal({ ...threw, step: 8, rank: 0 }, 0)).toBeNull();
+	expect(policy.refusal({ ...threw, step: 8, reason: "Sample 18 of images.tar holds no image." }, 0)).toBeNull();
+	expect(policy.refusal({ ...threw, step: 8 }, 0)).toBeNull();
 	expect(policy.refusal({ ...threw, step: 8, rank: 0 }, 0)).toBe(
-		"The run is not restarted: rank 0 has failed twice after step 8 for the same reason.",
+		"The run is not restarted: it has failed twice after step 8 for the same reason.",
 	);
 	expect(policy.refusal(killed, 0)).toBeNull();
 	expect(policy.refusal(killed, 0)).toBeNull();
@@ -40,6 +41,6 @@ test("an error before the job's first step ends the run at once, as missing data
 	expect(policy.refusal(killed, 0)).toBeNull();
 	expect(policy.refusal({ ...threw, step: 0 }, 0)).toBeNull();
 	expect(policy.refusal({ ...threw, step: 0 }, 0)).toBe(
-		"The run is not restarted: rank 1 has failed twice after step 0 for the same reason.",
+		"The run is not restarted: it has failed twice after step 0 for the same reason.",
 	);
 });
