@@ -13,19 +13,11 @@ import type { Listener, Progress } from "../listeners.ts";
 import type { Checkpoints } from "./checkpoints.ts";
 import type { StartingPoint } from "./starting-point.ts";
 
-/** What the copy of a step says beside its tensors. */
-interface StepRecord extends Pick<StartingPoint, "progress" | "optimizerSteps" | "schedules" | "lineage"> {
-	/** State of this rank's data. */
-	readonly data: unknown;
-}
+/** What the copy of a step says beside its tensors; `data`: the state of this rank's. */
+type StepRecord = Omit<StartingPoint, "provenance" | "data"> & { readonly data: unknown };
 
-/** What holds for the whole job. */
-interface JobRecord {
-	/** Name of the training in its logs. */
-	readonly training: string;
-	/** Whether the job has begun to save checkpoints. */
-	readonly saves: boolean;
-}
+/** What holds for the whole job: the name of the training in its logs, and whether checkpoints are being saved. */
+type JobRecord = { readonly training: string; readonly saves: boolean };
 
 /** The state that is kept. */
 interface TrainedState {
@@ -34,15 +26,18 @@ interface TrainedState {
 	readonly dataState: () => Promise<unknown>;
 }
 
-/** Words at the beginning of the file: for each slot its step (0: none) and the bytes of its record; the bytes of the job's record. */
+/** Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's; whether slots have memory. */
 const wordBytes = 4;
-const wordOf = { step: (slot: number) => 2 * slot, record: (slot: number) => 2 * slot + 1, job: 4 };
+const wordOf = { step: (slot: number) => 2 * slot, record: (slot: number) => 2 * slot + 1, job: 4, room: 5 };
 const jobOffset = 64;
 const slots = [0, 1] as const;
 const firstSlot = 4096;
+/** Slots begin at multiples of this, so that no element lies in two windows. */
+const alignment = 64;
 /** Room of a step's record: where nothing is written the file has a hole. */
 const recordRoom = 2 ** 26;
-const staging = new Uint8Array(2 ** 23);
+/** Bytes of the file that are mapped at once: an array of JavaScript's ends at 4 GiB. */
+const windowBytes = 2 ** 30;
 
 export class KeptState implements Listener, Disposable {
 	readonly #file: number;
@@ -51,9 +46,10 @@ export class KeptState implements Listener, Disposable {
 	#parts: readonly Tensor[] = [];
 	/** Whether steps are copied: not after a copy that failed. */
 	#copies: boolean;
-
+	/** Parts of the file in this process's memory, by their number. */
+	readonly #windows = new Map<number, Uint8Array>();
 	private constructor(
-		path: string,
+		private readonly path: string,
 		/** Number of restarts before this one. */
 		readonly generation: number,
 		private readonly interval: number | null,
@@ -76,17 +72,14 @@ export class KeptState implements Listener, Disposable {
 		if (this.generation === 0 || c.save === null) return c;
 		const saved = this.#job?.saves === true && isCheckpoint(localFolder(c.save, c.stagingDir));
 		if (!world.exchange(Int32Array.of(saved ? 1 : 0)).some(([one]) => one === 1)) return c;
-		return {
-			...c,
+		const start = {
 			load: c.save,
 			pretrainedCheckpoint: null,
 			finetune: false,
 			ckptStep: null,
 			overrideCkptIteration: null,
-			noLoadOptim: false,
-			noLoadScheduler: false,
-			noLoadRng: false,
 		};
+		return { ...c, ...start, noLoadOptim: false, noLoadScheduler: false, noLoadRng: false };
 	}
 
 	/** Name of the training in its logs: that of the job's first start, which is `own` now. */
@@ -128,20 +121,14 @@ export class KeptState implements Listener, Disposable {
 	#copyBack(step: number, world: Group): StartingPoint {
 		const slot = slots.find((one) => this.#word(wordOf.step(one)) === step)!;
 		const bytes = this.#word(wordOf.record(slot));
-		const { data, ...record } = this.#read(this.#recordOffset(slot), bytes) as StepRecord;
+		const { data: own, ...record } = this.#read(this.#recordOffset(slot), bytes) as StepRecord;
 		let position = this.#slotOffset(slot);
 		for (const part of this.#parts) {
-			position = this.#pieces(part, position, (piece, at, into) => {
-				readSync(this.#file, into, 0, into.byteLength, at);
-				piece.device.copyToDevice(piece, into);
-			});
+			position = this.#pieces(part, position, (piece, kept) => piece.device.copyToDevice(piece, kept));
 		}
-		const states = exchangeTexts(world, JSON.stringify(data ?? null)).map((text) => JSON.parse(text) as unknown);
-		return {
-			...record,
-			provenance: this.#state!.checkpoints.provenance,
-			data: states.every((state) => state === null) ? null : states,
-		};
+		const states = exchangeTexts(world, JSON.stringify(own ?? null)).map((text) => JSON.parse(text) as unknown);
+		const data = states.every((state) => state === null) ? null : states;
+		return { ...record, provenance: this.#state!.checkpoints.provenance, data };
 	}
 
 	/** Copies the state after a step. */
@@ -149,10 +136,9 @@ export class KeptState implements Listener, Disposable {
 		const { iteration } = progress;
 		if (this.#state === null || !this.#copies || iteration % this.interval! !== 0) return;
 		const { schedules, lineage } = this.#state.checkpoints;
-		const optimizerSteps = this.#state.optimizerSteps();
 		const data = await this.#state.dataState();
 		try {
-			this.#copy({ progress, optimizerSteps, schedules, lineage, data });
+			this.#copy({ progress, optimizerSteps: this.#state.optimizerSteps(), schedules, lineage, data });
 		} catch (error) {
 			this.#copies = false;
 			this.warn(
@@ -163,40 +149,57 @@ export class KeptState implements Listener, Disposable {
 
 	/** A slot has no step while it is written, so that a process may end at any time. */
 	#copy(record: StepRecord): void {
+		this.#makeRoom();
 		const slot = this.#word(wordOf.step(0)) > this.#word(wordOf.step(1)) ? 1 : 0;
 		this.#setWord(wordOf.step(slot), 0);
 		let position = this.#slotOffset(slot);
 		for (const part of this.#parts) {
-			position = this.#pieces(part, position, (piece, at, from) => {
-				piece.device.copyToHost(from, piece);
-				this.#write(from, at);
-			});
+			position = this.#pieces(part, position, (piece, kept) => piece.device.copyToHost(kept, piece));
 		}
 		this.#setWord(wordOf.record(slot), this.#writeText(this.#recordOffset(slot), record));
 		this.#setWord(wordOf.step(slot), record.progress.iteration);
 	}
 
-	/** Calls `move` for pieces of a tensor with their places in the file and as many bytes of the host. Returns the place after them. */
-	#pieces(part: Tensor, position: number, move: (piece: Tensor, at: number, bytes: Uint8Array) => void): number {
+	/** Writes to the slots once: where the host's memory is full that is an error, in a mapped file it would be the process's end. */
+	#makeRoom(): void {
+		if (this.#word(wordOf.room) === 1) return;
+		const end = this.#slotOffset(slots.length);
+		const zeros = new Uint8Array(Math.min(end, 2 ** 23));
+		for (let at = firstSlot; at < end; at += zeros.length) this.#write(zeros.subarray(0, end - at), at);
+		this.#setWord(wordOf.room, 1);
+	}
+
+	/** Calls `move` for pieces of a tensor and as many bytes of the file. Returns the place behind them. */
+	#pieces(part: Tensor, position: number, move: (piece: Tensor, kept: Uint8Array) => void): number {
 		const size = dtypeBytes[part.dtype];
-		const most = staging.byteLength / size;
 		using flat = part.view([part.elements]);
-		for (let from = 0; from < part.elements; from += most) {
-			const elements = Math.min(most, part.elements - from);
+		for (let from = 0; from < part.elements; ) {
+			const at = position + from * size;
+			const window = Math.floor(at / windowBytes);
+			const begin = window * windowBytes;
+			const elements = Math.min(part.elements - from, (begin + windowBytes - at) / size);
 			using piece = flat.columns(from, elements);
-			move(piece, position + from * size, staging.subarray(0, elements * size));
+			move(piece, this.#mapped(window).subarray(at - begin, at - begin + elements * size));
+			from += elements;
 		}
 		return position + part.bytes;
 	}
 
-	#slotOffset(slot: number): number {
-		const bytes = this.#parts.reduce((sum, part) => sum + part.bytes, 0);
-		return firstSlot + slot * bytes;
+	#mapped(window: number): Uint8Array {
+		const known = this.#windows.get(window);
+		if (known) return known;
+		const offset = window * windowBytes;
+		const size = Math.min(windowBytes, this.#slotOffset(slots.length) - offset);
+		this.#windows.set(window, Bun.mmap(this.path, { shared: true, offset, size }));
+		return this.#mapped(window);
 	}
 
-	#recordOffset(slot: number): number {
-		return this.#slotOffset(slots.length) + slot * recordRoom;
+	#slotOffset(slot: number): number {
+		const bytes = this.#parts.reduce((sum, part) => sum + part.bytes, 0);
+		return firstSlot + slot * Math.ceil(bytes / alignment) * alignment;
 	}
+
+	readonly #recordOffset = (slot: number) => this.#slotOffset(slots.length) + slot * recordRoom;
 
 	get #job(): JobRecord | null {
 		const bytes = this.#word(wordOf.job);
@@ -213,9 +216,8 @@ export class KeptState implements Listener, Disposable {
 		return bytes[0]!;
 	}
 
-	#setWord(index: number, value: number): void {
+	readonly #setWord = (index: number, value: number) =>
 		this.#write(new Uint8Array(Int32Array.of(value).buffer), index * wordBytes);
-	}
 
 	#read(position: number, length: number): unknown {
 		const bytes = new Uint8Array(length);
@@ -223,7 +225,6 @@ export class KeptState implements Listener, Disposable {
 		return JSON.parse(new TextDecoder().decode(bytes));
 	}
 
-	/** Returns the number of bytes. */
 	#writeText(position: number, value: StepRecord | JobRecord): number {
 		const bytes = new TextEncoder().encode(JSON.stringify(value));
 		this.#write(bytes, position);
@@ -251,8 +252,7 @@ function tensorsOf({ buffer, master, expAvg, expAvgSq, begin, end }: OptimizerSh
 
 /** Bytes that a copy of a shard takes. */
 export function keptBytes(shard: OptimizerShard): number {
-	return tensorsOf(shard).reduce((sum, part) => {
-		using _ = part;
-		return sum + part.bytes;
-	}, 0);
+	const parts = tensorsOf(shard);
+	for (const part of parts) part[Symbol.dispose]();
+	return parts.reduce((sum, { bytes }) => sum + bytes, 0);
 }
