@@ -246,12 +246,10 @@ __device__ __forceinline__ void carry_back(const Problem& problem, const Work& w
     KeysAndQueries& stage = shared.stage[slot];
     const DeltaSteps& steps = shared.steps[slot];
     uint32_t packed[2][16], through_q[16], left[16];
+    pack_state(dstate, packed);
     wait(&shared.full[slot], i / stages & 1);
     begin_products();
     queue_product<4, true, true>(within, stage.values, stage.pairs, false);
-    commit_products();
-    pack_state(dstate, packed);
-    begin_products();
     queue_through_state(sum, packed, stage.k);
     commit_products();
     store_state(packed, own, i, shared);
