@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17340, 86],
 	commands: [4784, 36],
-	config: [7202, 50],
+	config: [7364, 51],
 	data: [20871, 107],
 	decode: [720, 3],
 	guests: [4629, 31],

@@ -2,6 +2,7 @@
  * Known models (docs/spec/language-model.md §9.1) and their recipes as far as they were published. Layout is never part
  * of a preset: one process is the default.
  */
+import { decoderPresets } from "./decoder-presets.ts";
 import { type PresetName, presetNames } from "./keys/run.ts";
 import type { Key } from "./schema.ts";
 
@@ -213,6 +214,16 @@ function gptOss(layers: number, experts: number): Preset {
 	};
 }
 
+/** What DeepSeek-V3 and Moonlight share. */
+const deepseek: Preset = {
+	"qk-layernorm": true,
+	"latent-norm-epsilon": 1e-6,
+	"init-method-std": 0.02,
+	swiglu: true,
+	...biasedRouter,
+	...recipe,
+};
+
 /** Options of all models that train in a minute or two on two CPU cores. */
 const tiny: Preset = {
 	...biasedRouter,
@@ -320,6 +331,7 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"moe-expert-int-list": [128, 112, 96, 64],
 		"budget-list": [1, 0.73, 0.38],
 	},
+	...decoderPresets,
 	"qwen3-next-80b-a3b": qwenOfExperts({
 		layers: 48,
 		...{ "vocab-size": 151936, "ffn-hidden-size": 5120, "num-experts": 512, "moe-router-topk": 10 },
@@ -340,15 +352,13 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		...{ "kv-channels": 128, "softmax-scale": 1 / Math.sqrt(168) },
 	},
 	"deepseek-v3": {
+		...deepseek,
 		"hybrid-layer-pattern": `${"+-".repeat(3)}${"+E".repeat(58)}/+E`,
 		"hidden-size": 7168,
 		"ffn-hidden-size": 18432,
 		"num-attention-heads": 128,
 		"q-lora-rank": 1536,
-		"qk-layernorm": true,
-		"latent-norm-epsilon": 1e-6,
 		"norm-epsilon": 1e-6,
-		"init-method-std": 0.02,
 		"rotary-base": 10000,
 		"rotary-scaling-factor": 40,
 		"yarn-original-max-position-embeddings": 4096,
@@ -356,15 +366,31 @@ export const presets: Readonly<Record<PresetName, Preset>> = {
 		"mscale-all-dim": 1,
 		"max-position-embeddings": 163840,
 		"vocab-size": 129280,
-		swiglu: true,
 		"num-experts": 256,
 		"moe-router-topk": 8,
 		"moe-ffn-hidden-size": 2048,
 		"moe-shared-expert-intermediate-size": 2048,
-		...biasedRouter,
 		"moe-router-num-groups": 8,
 		"moe-router-group-topk": 4,
-		...recipe,
+	},
+	// The same blocks at other sizes, positions without scaling.
+	"moonlight-16b-a3b": {
+		...deepseek,
+		"hybrid-layer-pattern": `+-${"+E".repeat(26)}`,
+		"hidden-size": 2048,
+		"ffn-hidden-size": 11264,
+		"num-attention-heads": 16,
+		"norm-epsilon": 1e-5,
+		"rope-type": "rope",
+		"rotary-base": 50000,
+		"max-position-embeddings": 8192,
+		"vocab-size": 163840,
+		"num-experts": 64,
+		"moe-router-topk": 6,
+		"moe-ffn-hidden-size": 1408,
+		"moe-shared-expert-intermediate-size": 2816,
+		"moe-router-topk-scaling-factor": 2.446,
+		"moe-aux-loss-coeff": [1e-3],
 	},
 };
 

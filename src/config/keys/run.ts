@@ -13,6 +13,16 @@ export const presetNames = [
 	"nemotron-nano-12b-v2",
 	"nemotron-elastic-12b",
 	"nemotron-elastic-30b-a3b",
+	"llama-3.2-1b",
+	"llama-3.1-8b",
+	"llama-3.1-70b",
+	"mistral-7b-v0.3",
+	"qwen2.5-7b",
+	"qwen3-0.6b",
+	"qwen3-8b",
+	"qwen3-32b",
+	"qwen3-30b-a3b",
+	"qwen3-235b-a22b",
 	"qwen3-next-80b-a3b",
 	"qwen3.5-35b-a3b",
 	"gemma-3-1b",
@@ -22,6 +32,7 @@ export const presetNames = [
 	"gpt-oss-20b",
 	"gpt-oss-120b",
 	"deepseek-v3",
+	"moonlight-16b-a3b",
 ] as const;
 export type PresetName = (typeof presetNames)[number];
 
