@@ -62,14 +62,8 @@ export {
 	openParts,
 } from "./hf/parts.ts";
 export { keptOf, openPretrained, type Pretrained } from "./hf/pretrained.ts";
-export {
-	affineName,
-	detectProjector,
-	detectTower,
-	type ProjectorSizes,
-	projectorPrefix,
-	towerPrefix,
-} from "./hf/vision-names.ts";
+export { affineName, detectProjector, type ProjectorSizes, projectorPrefix } from "./hf/projector-names.ts";
+export { detectTower, towerPrefix } from "./hf/vision-names.ts";
 export { isTowerType } from "./hf/vision-towers.ts";
 export { planFolder } from "./hf/written-folder.ts";
 export { adaptersOf, mergeAdapters, scaleOf, withoutAdapters } from "./lora/adapters.ts";

@@ -34,6 +34,9 @@ const needs: readonly Need[] = [
 	need("disable-vision-class-token", "disableVisionClassToken", (disabled) => disabled),
 	need("no vision-final-layernorm", "visionFinalLayernorm", (norm) => !norm),
 	need("vision-position-mode cpe", "visionPositionMode", (mode) => mode === "cpe"),
+	need("vision-normalization LayerNorm", "visionNormalization", (norm) => norm === "LayerNorm"),
+	need("vision-activation gelu or gelu-tanh", "visionActivation", (kind) => kind !== "swiglu"),
+	need("no vision-window-size", "visionWindowSize", (size) => size === null),
 	[
 		"vision-max-img-h as large as vision-max-img-w",
 		({ visionMaxImgH: height, visionMaxImgW: width }) =>

@@ -45,6 +45,8 @@ export interface TowerPlace {
 export interface TowerStream {
 	readonly layers: number;
 	readonly width: number;
+	/** Whether they lie window after window, in a window by blocks that become a row; else row by row. */
+	readonly windowed: boolean;
 	/** Rows of an item. */
 	rowsOf(grid: PatchGrid): number;
 }

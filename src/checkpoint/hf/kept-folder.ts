@@ -12,9 +12,10 @@ import { joinStores, readPieces, selectTensors, type TensorStore, type TensorTyp
 import { type Companions, companionsOf } from "./companions.ts";
 import type { Spelling } from "./families/family.ts";
 import type { FolderParts } from "./parts.ts";
+import type { ProjectorStyle } from "./projector-names.ts";
 import { isKept } from "./unused-tensors.ts";
 import { behindTap } from "./vision-configuration.ts";
-import type { ProjectorStyle, TowerSpelling } from "./vision-names.ts";
+import type { TowerSpelling } from "./vision-names.ts";
 
 /** Object of a native checkpoint that keeps config.json. */
 export const configObject = "huggingface/config.json";

@@ -20,6 +20,7 @@ import {
 import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
 import { LayerScaledStore } from "./layer-scale.ts";
+import { addProjector, detectProjector, type ProjectorSizes, type ProjectorStyle } from "./projector-names.ts";
 import { describeLeftOut, isLeftOut } from "./unused-tensors.ts";
 import {
 	behindTap,
@@ -29,17 +30,8 @@ import {
 	towerConfig,
 	towerConfiguration,
 } from "./vision-configuration.ts";
-import {
-	addProjector,
-	addTower,
-	detectProjector,
-	detectTower,
-	type ProjectorSizes,
-	type ProjectorStyle,
-	type TowerSizes,
-	type TowerSpelling,
-} from "./vision-names.ts";
-import { asLlava } from "./vision-towers.ts";
+import { addTower, detectTower, type TowerSizes, type TowerSpelling } from "./vision-names.ts";
+import { asLlava, asNested } from "./vision-towers.ts";
 
 export interface FolderParts extends Disposable {
 	/** Folder or file. */
@@ -95,7 +87,7 @@ export function languageConfig(
 /** Whether these models' output layer is the embedding stands beside the language model's section. */
 function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<string, unknown>>) {
 	if (type === "internvl") return { tie_word_embeddings: tied ?? true };
-	if (String(type).startsWith("qwen3_")) return tied === undefined ? {} : { tie_word_embeddings: tied };
+	if (/^qwen[\d_]+/.test(String(type))) return tied === undefined ? {} : { tie_word_embeddings: tied };
 	return type === "llava" && tied === true ? { tie_word_embeddings: true } : {};
 }
 
@@ -113,7 +105,7 @@ export function openParts(
 	try {
 		const configPath = folder?.configPath ?? path;
 		const said = folder === null ? {} : parsePythonJson(folder.configText, configPath);
-		const json = options.use === "tower" ? asLlava(said) : said;
+		const json = options.use === "tower" ? asLlava(said) : asNested(said);
 		const language = languageOf(json, stored, configPath);
 		const tower = towerOf(json, stored, options.visionHeads, configPath);
 		const style = detectProjector(stored.tensors);

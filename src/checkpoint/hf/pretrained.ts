@@ -11,16 +11,10 @@ import { spellings } from "./families/nemotron-h-names.ts";
 import { formatPythonJson, parseKeepingFloats } from "./json.ts";
 import { type KeptFolder, keepFolder, ones } from "./kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "./parts.ts";
+import { type ProjectorSizes, projectorPrefix } from "./projector-names.ts";
 import { behindTap, readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
 import { llavaJson, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
-import {
-	blockPrefix,
-	type ProjectorSizes,
-	projectorPrefix,
-	publishedTower,
-	type TowerSizes,
-	towerPrefix,
-} from "./vision-names.ts";
+import { blockPrefix, publishedTower, type TowerSizes, towerPrefix } from "./vision-names.ts";
 import { defaultFeatureLayer, isTowerType } from "./vision-towers.ts";
 
 /** Paths; null: not given. */
@@ -203,7 +197,8 @@ export function keptOf(
 	const dtype = String(language.json.dtype ?? language.json.torch_dtype ?? "float32");
 	const config = wholeJson({
 		language: jsonOf(language),
-		tower: towerJson(sizes, sizes.visionActivation, dtype, section),
+		// A projector of RADIO's kind is written for RADIO, whose MLPs have no gate.
+		tower: towerJson(sizes, sizes.visionActivation === "gelu" ? "gelu" : "gelu-tanh", dtype, section),
 		...{ projector: options.projector, imageTokenId: options.imageTokenId, dtype },
 	});
 	return {

@@ -10,15 +10,17 @@ import { UserError } from "../../system/errors.ts";
 import { refusalAt } from "./families/family.ts";
 import {
 	affineName,
-	biasOf,
-	blockPrefix,
 	countDeepProjectors,
 	detectProjector,
-	finalNormOf,
-	outsideNames,
 	type ProjectorSizes,
 	type ProjectorStyle,
 	projectorStyles,
+} from "./projector-names.ts";
+import {
+	biasOf,
+	blockPrefix,
+	finalNormOf,
+	outsideNames,
 	type TowerSizes,
 	type TowerSpelling,
 	towerPrefix,
@@ -26,12 +28,15 @@ import {
 import { isTowerType, readTower, tappedTower, towerTypes } from "./vision-towers.ts";
 
 /** The keys that decide a tower's function. */
-export interface TowerConfiguration extends Omit<TowerSizes, "positions"> {
+export interface TowerConfiguration extends Omit<TowerSizes, "positions" | "visionActivation" | "visionNormalization"> {
 	readonly visionKvChannels: number;
 	/** Pixels that the square table of positions covers. */
 	readonly visionMaxImgH: number;
 	readonly visionMaxImgW: number;
-	readonly visionActivation: "gelu" | "gelu-tanh";
+	readonly visionActivation: "gelu" | "gelu-tanh" | "swiglu";
+	readonly visionNormalization: TrainingConfiguration["visionNormalization"];
+	readonly visionWindowSize: number | null;
+	readonly fullattBlockIndexes: readonly number[] | null;
 	readonly visionPositionMode: TrainingConfiguration["visionPositionMode"];
 	readonly visionNormEpsilon: number;
 	readonly visionFinalLayernorm: boolean;
@@ -50,7 +55,7 @@ type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 const headsOfWidth: Readonly<Record<number, number>> = { 384: 6, 768: 12, 1024: 16, 1280: 16 };
 
 /** Names of activations in config.json. */
-const activations: Readonly<Record<string, TowerConfiguration["visionActivation"]>> = {
+const activations: Readonly<Record<string, "gelu" | "gelu-tanh">> = {
 	gelu: "gelu",
 	gelu_pytorch_tanh: "gelu-tanh",
 	gelu_new: "gelu-tanh",
@@ -135,6 +140,7 @@ export function towerConfiguration(
 		visionPatchBias: false,
 		visionClassTokenPositions: false,
 		visionLayerScale: null,
+		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
 		...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
 		classTokenLen: classTokens,
 		patchDim: patch,
@@ -280,13 +286,18 @@ export function towerOfLogical(
 	const has = (name: string) => shapeOf(name) !== undefined;
 	const frames = Number(described.visionTemporalPatchSize ?? 1);
 	const named = described.visionNumAttentionHeads;
-	const positions = shapeOf("position_embeddings")?.[1];
+	const untabled = described.visionPositionMode === "none";
+	const positions = untabled ? 0 : shapeOf("position_embeddings")?.[1];
+	const gated = described.visionActivation === "swiglu";
+	const first = shapeOf("decoder.layers.0.mlp.linear_fc1.weight")?.[0] ?? (gated ? 8 : 4) * width;
 	if (positions === undefined) throw new UserError(`${path} has no tensor ${towerPrefix}position_embeddings.`);
 	return {
 		visionNumLayers: layers.size,
 		visionHiddenSize: width,
 		visionNumAttentionHeads: headsOf({}, width, typeof named === "number" ? named : null, target),
-		visionFfnHiddenSize: shapeOf("decoder.layers.0.mlp.linear_fc1.weight")?.[0] ?? 4 * width,
+		visionFfnHiddenSize: gated ? first / 2 : first,
+		...(gated && ({ visionActivation: "swiglu" } as const)),
+		...(described.visionNormalization === "RMSNorm" && ({ visionNormalization: "RMSNorm" } as const)),
 		classTokenLen: shapeOf("class_token")?.[0] ?? 0,
 		patchDim: Math.sqrt(embedder[1]! / 3 / frames),
 		positions,
@@ -328,7 +339,7 @@ export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: stri
 
 /** Nemotron's models have no field for it. */
 function projectorActivation({ model_type: type, projector_hidden_act: act }: Json, path: string) {
-	const said = act ?? (/^(llava|internvl|qwen3_)/.test(String(type)) ? "gelu" : "relu2");
+	const said = act ?? (/^(llava|internvl|qwen)/.test(String(type)) ? "gelu" : "relu2");
 	const names = { gelu: "gelu", relu2: "squared-relu" } as const;
 	if (typeof said === "string" && Object.hasOwn(names, said)) return names[said as keyof typeof names];
 	throw new UserError(

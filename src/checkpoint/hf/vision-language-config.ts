@@ -5,7 +5,8 @@
 import { decodeFloats, dtypes, encodeFloats } from "../dtype.ts";
 import { type TensorStore, typeOf } from "../store.ts";
 import { pythonFloat } from "./json.ts";
-import { outsideNames, type ProjectorSizes, type TowerSizes, type TowerSpelling } from "./vision-names.ts";
+import type { ProjectorSizes } from "./projector-names.ts";
+import { outsideNames, type TowerSizes, type TowerSpelling } from "./vision-names.ts";
 
 /** Frames that the class joins; it cannot be told that there are no videos. */
 const temporalPatch = 2;

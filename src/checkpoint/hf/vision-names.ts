@@ -17,8 +17,12 @@ export interface TowerSizes {
 	readonly visionFfnHiddenSize: number;
 	readonly classTokenLen: number;
 	readonly patchDim: number;
-	/** Rows of the table of positions. */
+	/** Rows of the table of positions; 0: there is no table. */
 	readonly positions: number;
+	/** Absent: LayerNorm. */
+	readonly visionNormalization?: "LayerNorm" | "RMSNorm";
+	/** Absent: one that is not gated. */
+	readonly visionActivation?: "gelu" | "gelu-tanh" | "swiglu";
 	/** Whether it has tensors that RADIO lacks; absent: it has not. */
 	readonly visionPatchBias?: boolean;
 	readonly visionClassTokenPositions?: boolean;
@@ -37,7 +41,8 @@ interface Style {
 	readonly attention: readonly [string] | readonly [string, string, string];
 	readonly projection: string;
 	readonly norms: readonly [string, string];
-	readonly mlp: readonly [string, string];
+	/** The projections in order: of a gated MLP gate, up and down. */
+	readonly mlp: readonly [string, string] | readonly [string, string, string];
 	/** Factors of the columns that each half of a block adds, and the norm behind the blocks; absent: no place for them. */
 	readonly scales?: readonly [string, string];
 	readonly finalNorm?: string;
@@ -118,6 +123,18 @@ const towerStyles = {
 		tableAxes: [1],
 		patchAxes: convolution,
 	},
+	/** Qwen2.5-VL, which has no table of positions. */
+	qwen25: {
+		outsideNames: ["", "", "patch_embed.proj.weight"],
+		blocks: "blocks.",
+		attention: ["attn.qkv"],
+		projection: "attn.proj",
+		norms: timm.norms,
+		mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+		finalNorm: "merger.ln_q",
+		tableAxes: [],
+		patchAxes: (p: number, frames: number) => [3, frames, p, p],
+	},
 	/** Qwen3-VL and Qwen3.5: the norm of the projector is of single patches, as one behind the layers. */
 	qwen: {
 		outsideNames: ["", "pos_embed.weight", "patch_embed.proj.weight"],
@@ -154,13 +171,19 @@ type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
 /** The spelling of the tower among a folder's tensors, or null if there is none. */
 export function detectTower(stored: Shapes): TowerSpelling | null {
-	for (const [style, { outsideNames, attention, patchAxes }] of Object.entries(towerStyles) as [TowerStyle, Style][]) {
+	for (const [style, { outsideNames, attention, patchAxes, finalNorm }] of Object.entries(towerStyles) as [
+		TowerStyle,
+		Style,
+	][]) {
 		const [classToken, , embedder] = outsideNames;
 		const found = [...stored.keys()].find((name) => name === embedder || name.endsWith(`.${embedder}`));
 		if (found === undefined) continue;
 		// A kernel and rows of values differ in axes; a wrong one of RADIO is named where it is read.
 		if (style.startsWith("siglip") && stored.get(found)!.shape.length !== patchAxes(1, 1).length + 1) continue;
 		const old = [...stored.keys()].some((name) => name.includes(`.${towerStyles["transformers-bert"].attention[0]}.`));
+		// Both generations of Qwen's towers embed under one name.
+		if (finalNorm?.startsWith("merger.") && !stored.has(`${found.slice(0, -embedder.length)}${finalNorm}.weight`))
+			continue;
 		if (old !== (attention[0] === towerStyles["transformers-bert"].attention[0])) continue;
 		const prefix = found.slice(0, -embedder.length);
 		return { prefix, style, classAxis: stored.get(prefix + classToken)?.shape.length === 3 };
@@ -207,17 +230,20 @@ export function addTower(
 	};
 	if (k > 0) link("class_token", [k, c], names.classToken, spelling.classAxis ? [1, k, c] : [k, c]);
 	if (sizes.visionClassTokenPositions) addTable(builder, sizes, names.positions);
-	else link("position_embeddings", [1, sizes.positions, c], names.positions, [...tableAxes, sizes.positions, c]);
+	else if (sizes.positions > 0)
+		link("position_embeddings", [1, sizes.positions, c], names.positions, [...tableAxes, sizes.positions, c]);
 	const pixels = frames * patchDim ** 2;
 	if (!channelsLast) link("embedder.weight", [c, 3 * pixels], names.embedder, [c, ...patchAxes(patchDim, frames)]);
 	else addByPixel(builder, names.embedder, c, pixels);
 	if (sizes.visionPatchBias) builder.same(`${towerPrefix}embedder.bias`, biasOf(names.embedder), [c]);
 	for (let layer = 0; layer < layers; layer++) addBlock(builder, sizes, spelling, layer, path);
 	if (!sizes.visionFinalLayernorm || finalNorm === undefined) return;
-	for (const kind of ["weight", "bias"]) {
+	for (const kind of normKinds(sizes)) {
 		builder.same(`${towerPrefix}decoder.final_layernorm.${kind}`, `${spelling.prefix}${finalNorm}.${kind}`, [c]);
 	}
 }
+
+const normKinds = ({ visionNormalization: kind }: TowerSizes) => (kind === "RMSNorm" ? ["weight"] : ["weight", "bias"]);
 
 /** The name of the bias beside a weight. */
 export const biasOf = (weight: string) => weight.replace(/weight$/, "bias");
@@ -249,11 +275,17 @@ function addTable(builder: CorrespondenceBuilder, sizes: TowerSizes, foreign: st
 
 function addBlock(
 	builder: CorrespondenceBuilder,
-	{ visionHiddenSize: c, visionFfnHiddenSize: f, visionNumAttentionHeads: heads, visionLayerScale: scale }: TowerSizes,
+	sizes: TowerSizes,
 	spelling: TowerSpelling,
 	layer: number,
 	path: string,
 ): void {
+	const {
+		visionHiddenSize: c,
+		visionFfnHiddenSize: f,
+		visionNumAttentionHeads: heads,
+		visionLayerScale: scale,
+	} = sizes;
 	const logical = `${towerPrefix}decoder.layers.${layer}.`;
 	const foreign = blockPrefix(spelling, layer);
 	const { attention, projection, norms, mlp, scales } = towerStyles[spelling.style] as Style;
@@ -263,16 +295,24 @@ function addBlock(
 		[norms[0], "self_attention.linear_qkv"],
 		[norms[1], "mlp.linear_fc1"],
 	] as const) {
-		for (const kind of ["weight", "bias"]) same(`${linear}.layer_norm_${kind}`, `${norm}.${kind}`, [c]);
+		for (const kind of normKinds(sizes)) same(`${linear}.layer_norm_${kind}`, `${norm}.${kind}`, [c]);
 	}
+	const gated = mlp.length === 3;
 	for (const [mine, theirs, out, width] of [
 		["self_attention.linear_proj", projection, c, c],
-		["mlp.linear_fc1", mlp[0], f, c],
-		["mlp.linear_fc2", mlp[1], c, f],
+		...(gated ? [] : [["mlp.linear_fc1", mlp[0], f, c] as const]),
+		["mlp.linear_fc2", mlp.at(-1)!, c, f],
 	] as const) {
 		same(`${mine}.weight`, `${theirs}.weight`, [out, width]);
 		same(`${mine}.bias`, `${theirs}.bias`, [out]);
 	}
+	if (gated)
+		addGated(
+			builder,
+			`${logical}mlp.linear_fc1`,
+			[mlp[0], mlp[1]].map((name) => foreign + name),
+			[f, c],
+		);
 	if (scale != null && scales !== undefined) {
 		same("self_attention.layer_scale", scales[0], [c]);
 		same("mlp.layer_scale", scales[1], [c]);
@@ -302,103 +342,22 @@ function addBlock(
 	}
 }
 
-export const projectorPrefix = "modality_submodules.radio_encoder.input_projections.0.encoder.";
-
-/** The projector of published models: a norm, two projections. */
-const logical = ["linear_fc1.layer_norm_weight", "linear_fc1.weight", "linear_fc2.weight"] as const;
-
-/** Their names in folders, by style; biases end with "bias" instead. */
-export const projectorStyles = {
-	/** Published models; mlp1.2 is the activation. */
-	published: ["mlp1.0.weight", "mlp1.1.weight", "mlp1.3.weight"],
-	/** transformers, of Nemotron's in memory. */
-	transformers: [
-		"multi_modal_projector.layer_norm.weight",
-		"multi_modal_projector.linear_1.weight",
-		"multi_modal_projector.linear_2.weight",
-	],
-	/** LLaVA's and InternVL's in memory. */
-	modules: [
-		"model.multi_modal_projector.layer_norm.weight",
-		"model.multi_modal_projector.linear_1.weight",
-		"model.multi_modal_projector.linear_2.weight",
-	],
-	/** Qwen3-VL and Qwen3.5, whose norm is the tower's. */
-	qwen: ["", "model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc2.weight"],
-	/** Megatron's and this program's own, for a projector in a file of its own. */
-	logical: logical.map((name) => projectorPrefix + name) as unknown as readonly [string, string, string],
-} as const satisfies Record<string, readonly [norm: string, first: string, second: string]>;
-
-/** Names of Qwen's projector of tap `index`. */
-function deepNames(index: number): string[] {
-	return ["norm", "linear_fc1", "linear_fc2"].map(
-		(name) => `model.visual.deepstack_merger_list.${index}.${name}.weight`,
-	);
-}
-
-/** Projectors of taps among these tensors. */
-export function countDeepProjectors(stored: Shapes): number {
-	let count = 0;
-	while (stored.has(deepNames(count)[1]!) || stored.has(`${projectorPrefix}deepstack.${count}.${logical[1]}`)) count++;
-	return count;
-}
-
-export type ProjectorStyle = keyof typeof projectorStyles;
-
-/** The one projection of an affine projector, which published models do not have. */
-export const affineName = `${projectorPrefix}weight`;
-
-/** The projector of a model or a file, under the program's keys. */
-export interface ProjectorSizes {
-	readonly visionProjectionType: "affine" | "mlp";
-	readonly visionProjectionNorm: boolean;
-	/** mlp: absent: RMSNorm, squared-relu, no biases. */
-	readonly visionProjectionNormalization?: "RMSNorm" | "LayerNorm";
-	readonly visionProjectionActivation?: "squared-relu" | "gelu";
-	readonly visionProjectionBias?: boolean;
-	/** Further projectors of layers of the tower (DeepStack); absent: none. */
-	readonly deepstack?: number;
-	/** Width of the rows it reads. */
-	readonly input: number;
-	/** mlp: its hidden width. */
-	readonly visionProjectionFfnHiddenSize: number;
-	/** Width of the rows it gives. */
-	readonly output: number;
-}
-
-/** The spelling of the projector's names among these tensors; null: they have no projector. */
-export function detectProjector(stored: Shapes): ProjectorStyle | null {
-	if (stored.has(affineName)) return "logical";
-	const styles = Object.entries(projectorStyles) as [ProjectorStyle, readonly string[]][];
-	return styles.find(([, names]) => names.some((name) => stored.has(name)))?.[0] ?? null;
-}
-
-/** Links every tensor of a projector. */
-export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSizes, style: ProjectorStyle): void {
-	const { input, output, visionProjectionFfnHiddenSize: hidden } = sizes;
-	if (sizes.visionProjectionType === "affine") {
-		builder.same(affineName, affineName, [output, input]);
-		return;
-	}
-	const shapes = [[input], [hidden, input], [output, hidden]] as const;
-	const add = (
-		prefix: string,
-		names: readonly string[],
-		norm: ProjectorSizes["visionProjectionNormalization"] | null,
-	) => {
-		for (const [index, shape] of shapes.entries()) {
-			if (index === 0 && norm === null) continue;
-			const [mine, theirs] = [prefix + logical[index]!, names[index]!];
-			builder.same(mine, theirs, shape);
-			const biased = index === 0 ? norm === "LayerNorm" : sizes.visionProjectionBias;
-			if (biased) builder.same(biasOf(mine), biasOf(theirs), [shape[0]]);
+/** The first projection of a gated MLP: the gate's rows, then the linear ones. */
+function addGated(
+	builder: CorrespondenceBuilder,
+	logical: string,
+	foreign: readonly string[],
+	[rows, columns]: readonly [number, number],
+): void {
+	for (const [kind, width] of [
+		["weight", columns],
+		["bias", 1],
+	] as const) {
+		const shape = (count: number) => (kind === "weight" ? [count, columns] : [count]);
+		builder.addLogical(`${logical}.${kind}`, shape(foreign.length * rows));
+		for (const [half, name] of foreign.entries()) {
+			builder.addForeign(`${name}.${kind}`, shape(rows));
+			builder.rows({ logical: `${logical}.${kind}`, foreign: `${name}.${kind}`, width, rows, logicalRow: half * rows });
 		}
-	};
-	const { visionProjectionNorm: normed, visionProjectionNormalization: norm } = sizes;
-	add(projectorPrefix, projectorStyles[style], normed ? norm : null);
-	for (let tap = 0; tap < (sizes.deepstack ?? 0); tap++) {
-		const prefix = `${projectorPrefix}deepstack.${tap}.`;
-		const theirs = style === "logical" ? logical.map((name) => prefix + name) : deepNames(tap);
-		add(prefix, theirs, "LayerNorm");
 	}
 }

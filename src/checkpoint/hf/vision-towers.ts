@@ -17,7 +17,7 @@ interface TowerType {
 	readonly names?: Readonly<Record<string, string>>;
 	/** Side of the square table of positions, in patches. */
 	readonly side: (values: Json, patch: number, bad: Refuse) => number;
-	readonly read: (values: Json, bad: Refuse) => Pick<Tower, (typeof own)[number]>;
+	readonly read: (values: Json, bad: Refuse) => Pick<Tower, (typeof own)[number]> & Partial<Tower>;
 }
 
 const own = [
@@ -56,16 +56,37 @@ const qwen = (taps: readonly number[]): TowerType => ({
 		...{ visionFinalLayernorm: true, visionPositionMode: "aligned" },
 		visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
 		visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
-		deepstackVisualIndexes: tapsOf(values.deepstack_visual_indexes ?? taps, bad),
+		deepstackVisualIndexes: layersOf("deepstack_visual_indexes", values.deepstack_visual_indexes ?? taps, bad),
 	}),
 });
 
-function tapsOf(taps: unknown, bad: Refuse): readonly number[] | null {
-	if (Array.isArray(taps) && taps.every((tap, at) => Number.isSafeInteger(tap) && tap > (taps[at - 1] ?? -1))) {
-		return taps.length === 0 ? null : taps;
-	}
-	return bad(`deepstack_visual_indexes is ${JSON.stringify(taps)}, expected layers in ascending order`);
+/** Layers that a field lists; null: none. */
+function layersOf(name: string, layers: unknown, bad: Refuse): readonly number[] | null {
+	const ascends = (layer: unknown, at: number, all: unknown[]) =>
+		Number.isSafeInteger(layer) && (layer as number) > ((all[at - 1] as number | undefined) ?? -1);
+	if (Array.isArray(layers) && layers.every(ascends)) return layers.length === 0 ? null : (layers as number[]);
+	return bad(`${name} is ${JSON.stringify(layers)}, expected layers in ascending order`);
 }
+
+/** Qwen2.5-VL's: no table of positions, windows, RMSNorm, gated MLP. */
+const qwen25: TowerType = {
+	sizes: {
+		...{ hidden_size: 3584, intermediate_size: 3420, num_hidden_layers: 32, num_attention_heads: 16, patch_size: 14 },
+	},
+	names: { num_hidden_layers: "depth", num_attention_heads: "num_heads", num_channels: "in_channels" },
+	only: { num_channels: 3, spatial_merge_size: 2 },
+	activation: "silu",
+	side: () => 0,
+	read: (values, bad) => ({
+		...noClassToken,
+		...({ visionFinalLayernorm: true, visionPositionMode: "none", visionNormalization: "RMSNorm" } as const),
+		...{ visionPatchBias: false, deepstackVisualIndexes: null },
+		visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
+		visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
+		visionWindowSize: whole(values, "window_size", 112, bad),
+		fullattBlockIndexes: layersOf("fullatt_block_indexes", values.fullatt_block_indexes ?? [7, 15, 23, 31], bad),
+	}),
+};
 
 const [qwen3, qwen35] = [qwen([8, 16, 24]), qwen([])];
 
@@ -102,6 +123,7 @@ const types: Readonly<Record<string, TowerType>> = {
 			...{ visionFinalLayernorm: pooled === false, visionPositionMode: "bicubic" },
 		}),
 	},
+	...{ qwen2_5_vl: qwen25, qwen2_5_vl_vision: qwen25 },
 	...{ qwen3_vl: qwen3, qwen3_vl_vision: qwen3, qwen3_vl_moe: qwen3, qwen3_vl_moe_vision: qwen3 },
 	...{ qwen3_5: qwen35, qwen3_5_vision: qwen35, qwen3_5_moe: qwen35, qwen3_5_moe_vision: qwen35 },
 };
@@ -113,13 +135,14 @@ export function isTowerType(type: unknown): type is string {
 	return typeof type === "string" && Object.hasOwn(types, type);
 }
 
-/** The tower of a config.json's vision section, all of its layers. `activations`: their names in config.json. */
+/** The tower of a config.json's vision section, all of its layers. `named`: activations by their names in config.json. */
 export function readTower(
 	given: Json,
-	activations: Readonly<Record<string, Tower["visionActivation"]>>,
+	named: Readonly<Record<string, Tower["visionActivation"]>>,
 	refuse: Refuse,
 ): Tower {
 	const { sizes, only, required = {}, activation, names = {}, side, read } = types[given.model_type as string]!;
+	const activations = activation === "silu" ? { silu: "swiglu" as const } : named;
 	const renamed = Object.entries(names).map(([name, own]) => [name, given[own]]);
 	const section: Json = { ...given, ...Object.fromEntries(renamed) };
 	const bad: Refuse = (sentence) => refuse(sentence.replace(/\b(num_\w+)/g, (name) => names[name] ?? name));
@@ -146,11 +169,12 @@ export function readTower(
 		visionNumAttentionHeads: heads,
 		visionKvChannels: width / heads,
 		visionFfnHiddenSize: size("intermediate_size"),
-		visionMaxImgH: patches * patchDim,
-		visionMaxImgW: patches * patchDim,
-		visionActivation: activations[act as string]!,
+		visionMaxImgH: Math.max(1, patches) * patchDim,
+		visionMaxImgW: Math.max(1, patches) * patchDim,
+		visionActivation: (activations as typeof named)[act as string]!,
 		visionNormEpsilon: epsilon as number,
 		visionPatchBias: true,
+		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
 		patchDim,
 		positions: patches ** 2,
 		...read(section, bad),
@@ -161,6 +185,14 @@ export function readTower(
 export function asLlava(json: Json): Json {
 	if (json.model_type !== "siglip_vision_model") return json;
 	return { model_type: "llava", vision_config: json, vision_feature_layer: -1, vision_feature_select_strategy: "full" };
+}
+
+/** A config.json of Qwen2.5-VL as published, whose language model's fields stand beside the tower's section, in the form of transformers 5. */
+export function asNested(json: Json): Json {
+	if (json.model_type !== "qwen2_5_vl" || json.text_config !== undefined) return json;
+	const { vision_config: vision, architectures: _, model_type: type, ...text } = json;
+	const nested = { text_config: { ...text, model_type: "qwen2_5_vl_text" } };
+	return { ...json, ...nested, vision_config: { model_type: type, ...(vision as object | undefined) } };
 }
 
 /** LLaVA's, where config.json has none. */

@@ -17,16 +17,10 @@ import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-p
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
 import { languageConfig, languageKey } from "./parts.ts";
+import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
 import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
 import { grownVideoEmbedder, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
-import {
-	addProjector,
-	addTower,
-	detectProjector,
-	type ProjectorSizes,
-	publishedTower,
-	type TowerSizes,
-} from "./vision-names.ts";
+import { addTower, publishedTower, type TowerSizes } from "./vision-names.ts";
 
 export interface WritableModel {
 	/** Path of the source, for errors. */

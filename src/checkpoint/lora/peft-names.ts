@@ -13,16 +13,8 @@ import { gatedDeltaLayoutOf } from "../hf/families/gated-delta-names.ts";
 import { addLanguage } from "../hf/families/index.ts";
 import { type SpellingName, spellings } from "../hf/families/nemotron-h-names.ts";
 import { parsePythonJson } from "../hf/json.ts";
-import {
-	addProjector,
-	addTower,
-	type ProjectorSizes,
-	type ProjectorStyle,
-	projectorStyles,
-	publishedTower,
-	type TowerSizes,
-	type TowerSpelling,
-} from "../hf/vision-names.ts";
+import { addProjector, type ProjectorSizes, type ProjectorStyle, projectorStyles } from "../hf/projector-names.ts";
+import { addTower, publishedTower, type TowerSizes, type TowerSpelling } from "../hf/vision-names.ts";
 import { CorrespondenceBuilder, type Link } from "../mapping.ts";
 
 const peftPrefix = "base_model.model.";
@@ -89,6 +81,10 @@ export interface AdaptedBase {
  */
 export function moduleSpelling(base: AdaptedBase, names: SpellingName | null = null): ModuleSpelling {
 	const stored: ModuleSpelling = base.stored ?? spellings.published;
+	if (stored.tower?.style === "qwen25" && stored.base === "model.") {
+		const tower = { ...stored.tower, prefix: "model.visual." };
+		return { ...stored, base: "model.language_model.", head: "", tower, projector: "qwen25Modules" };
+	}
 	// transformers' classes of LLaVA and InternVL have their parts in `model`, which their files do not say.
 	if (stored.family && stored.tower && stored.base === "language_model.model.") {
 		const tower = { ...stored.tower, prefix: `model.${stored.tower.prefix}` };
@@ -240,7 +236,9 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 			/^base_model\.model\.(.*?)layers\.\d+\.(mixer|self_attn|linear_attn|mlp)\./.exec(name) ?? [];
 		// SigLIP's layers are named as a language model's, within an encoder.
 		if (place === undefined || place.endsWith("encoder.")) {
-			vision = { ...vision, ...visionSpelling(moduleOf(name)) };
+			const found = visionSpelling(moduleOf(name));
+			// Qwen's towers have one name of attention; the gated MLP tells Qwen2.5-VL's.
+			if (found.tower?.style !== "qwen" || vision.tower === undefined) vision = { ...vision, ...found };
 			continue;
 		}
 		if (/(^|\.)mtp\.$/.test(place)) mtp = place.replace(/mtp\.$/, "");
@@ -259,7 +257,7 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 
 /** What the name of a module says of the spelling of the tower or the projector that it belongs to. */
 function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "projector"> {
-	const projector = (["published", "transformers", "modules", "qwen"] as const).find((style) =>
+	const projector = (["published", "transformers", "modules", "qwen", "qwen25Modules"] as const).find((style) =>
 		projectorStyles[style].includes(`${module}.weight` as never),
 	);
 	if (projector !== undefined) return { projector };
@@ -267,7 +265,8 @@ function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "project
 	if (prefix === undefined) return {};
 	const siglipOrInternVit = container === "encoder.layers" ? "siglip" : "internvit";
 	const radio = container === "blocks" ? "published" : "transformers";
-	const style = prefix.endsWith("visual.") ? "qwen" : prefix.endsWith("vision_tower.") ? siglipOrInternVit : radio;
+	const qwen = /\.mlp\.(?:gate|up|down)_proj$/.test(module) ? "qwen25" : "qwen";
+	const style = prefix.endsWith("visual.") ? qwen : prefix.endsWith("vision_tower.") ? siglipOrInternVit : radio;
 	return { tower: { prefix, style, classAxis: style === "internvit" } };
 }
 

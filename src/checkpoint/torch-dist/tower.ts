@@ -32,7 +32,8 @@ export function openMegatronTower(path: string, { visionHeads }: { readonly visi
 			...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
 			...{ visionKvChannels: sizes.visionHiddenSize / sizes.visionNumAttentionHeads, visionNormEpsilon: 1e-6 },
 			...{ visionMaxImgH: side, visionMaxImgW: side },
-			...({ visionActivation: "gelu", visionPositionMode: "cpe" } as const),
+			...({ visionActivation: "gelu", visionPositionMode: "cpe", visionNormalization: "LayerNorm" } as const),
+			...{ visionWindowSize: null, fullattBlockIndexes: null },
 		};
 		const left = all.tensors.has(videoEmbedder)
 			? [`${folder.path}: ${videoEmbedder} is left out: it embeds frames of videos, which are not trained on.`]

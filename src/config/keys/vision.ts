@@ -38,9 +38,9 @@ export const visionKeys = {
 		megatron: "2048, fixed in code",
 	}),
 	"vision-position-mode": defaulting(
-		choice(["cpe", "direct", "window", "bicubic", "antialias", "aligned"]),
+		choice(["cpe", "direct", "window", "bicubic", "antialias", "aligned", "none"]),
 		"cpe",
-		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner); bicubic and antialias, to its grid by these filters; aligned, to its grid with the corners of both at one place.",
+		"Fit of the table of positions to an image: cpe, to the square of its longer side; direct, to its grid; window, none (its top left corner); bicubic and antialias, to its grid by these filters; aligned, to its grid with the corners of both at one place. none: there is no table.",
 		{ megatron: "cpe, fixed in code" },
 	),
 	"vision-position-crop": defaulting(
@@ -53,10 +53,23 @@ export const visionKeys = {
 		megatron: "true in MIMO, false in Megatron-Bridge",
 	}),
 	"vision-activation": defaulting(
-		choice(["gelu-tanh", "gelu"]),
+		choice(["gelu-tanh", "gelu", "swiglu"]),
 		"gelu-tanh",
-		"Activation of the tower: GELU by tanh as in Megatron, or exact as in transformers' RADIO.",
+		"Activation of the tower: GELU by tanh as in Megatron, exact as in transformers' RADIO, or SiLU of a gate as in Qwen2.5-VL.",
 		{ megatron: "gelu-tanh, fixed in code" },
+	),
+	"vision-normalization": defaulting(
+		choice(["LayerNorm", "RMSNorm"]),
+		"LayerNorm",
+		"The tower's norms; RMSNorm has no biases.",
+	),
+	"vision-window-size": optional(
+		integer(1),
+		"Side in pixels of the windows of an image in which the tower's layers attend, as in Qwen2.5-VL; unset: they attend over images.",
+	),
+	"fullatt-block-indexes": optional(
+		list(integer(0)),
+		"Layers of the tower, from 0, that attend over images although there is a vision-window-size; unset: none.",
 	),
 	"vision-norm-epsilon": defaulting(number(0), 1e-6, "Epsilon of the tower's norms.", {
 		megatron: "1e-6, fixed in code",
@@ -74,7 +87,7 @@ export const visionKeys = {
 	),
 	"vision-rotary-base": optional(
 		positiveNumber,
-		"Base of rotary embeddings by the row and column of a patch, beside the table of positions; unset: none.",
+		"Base of rotary embeddings by the row and column of a patch, beside the table of positions or in its place; unset: none.",
 	),
 	"deepstack-visual-indexes": optional(
 		list(integer(0)),

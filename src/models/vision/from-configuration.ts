@@ -6,6 +6,14 @@ import { visionLora } from "../lora.ts";
 import { featureWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
+const activations = { gelu: "geluErf", "gelu-tanh": "geluTanh", swiglu: "swiglu" } as const;
+
+/** Patches of a window's side: whole blocks of those that become a row, as transformers counts them. */
+function windowSide(pixels: number, { pixelShuffle, patchDim }: TrainingConfiguration): number {
+	const block = pixelShuffle ? 2 : 1;
+	return block * Math.max(1, Math.floor(pixels / block / patchDim));
+}
+
 /** Uses MIMO's choices where no key decides, such as class tokens without positions. */
 export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 	// Upstream copies the language model's initialisation, including the number of its layers.
@@ -23,6 +31,11 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 			columns: Math.floor(c.visionMaxImgW / c.patchDim),
 		},
 		normEpsilon: c.visionNormEpsilon,
+		normalization: c.visionNormalization,
+		windows:
+			c.visionWindowSize === null
+				? null
+				: { side: windowSide(c.visionWindowSize, c), full: c.fullattBlockIndexes ?? [] },
 		softmaxScale: 1 / Math.sqrt(c.visionKvChannels),
 		patchSize: c.patchDim,
 		temporalPatch: c.visionTemporalPatchSize,
@@ -32,7 +45,7 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 		classTokens: c.classTokenLen,
 		classPositions: c.visionClassTokenPositions,
 		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
-		activation: c.visionActivation === "gelu" ? "geluErf" : "geluTanh",
+		activation: activations[c.visionActivation],
 		layerScale: c.visionLayerScale,
 		finalLayerNorm: c.visionFinalLayernorm,
 		dropClassTokens: c.disableVisionClassToken,

@@ -8,13 +8,21 @@ export interface PositionOptions {
 	/**
 	 * cpe: the whole table to the square of the longer side, its top left corner kept. direct: straight to the grid.
 	 * window: the table's own top left corner, stretched only where the grid is larger. bicubic: straight to the grid, by the
-	 * bicubic filter; aligned: bilinear, its corners on the image's; antialias: by the triangle, as wide as the table's entries that a patch covers.
+	 * bicubic filter; aligned: bilinear, its corners on the image's; antialias: by the triangle, as wide as the table's entries that a patch covers;
+	 * none: there is no table.
 	 */
-	readonly mode: "cpe" | "direct" | "window" | "bicubic" | "antialias" | "aligned";
+	readonly mode: "cpe" | "direct" | "window" | "bicubic" | "antialias" | "aligned" | "none";
 	/** First cut the table to the image's proportions. */
 	readonly aspectRatioSelect: boolean;
 	/** cpe: a random crop of the table for every image while a trainable tower trains. */
 	readonly randomCrop: boolean;
+}
+
+/** Square windows of `side` patches from the top left corner on, which end with the image. */
+export interface Windows {
+	readonly side: number;
+	/** Layers, from 0, that attend over whole images. */
+	readonly full: readonly number[];
 }
 
 export interface VitConfig {
@@ -24,6 +32,8 @@ export interface VitConfig {
 	readonly headDim: number;
 	readonly ffnHiddenSize: number;
 	readonly normEpsilon: number;
+	/** The norms of the layers and behind them; RMSNorm has no bias. */
+	readonly normalization: "LayerNorm" | "RMSNorm";
 	readonly softmaxScale: number;
 	/** Side of a square patch in pixels, and its frames; a patch has 3 temporalPatch patchSize² values. */
 	readonly patchSize: number;
@@ -36,13 +46,15 @@ export interface VitConfig {
 	readonly classPositions: boolean;
 	/** Base of rotary embeddings of queries and keys by a patch's row and column; null: none. */
 	readonly rotaryBase: number | null;
+	/** Windows of the image in which the layers attend, but for the full ones; null: all attend over whole images. */
+	readonly windows: Windows | null;
 	/** Layers whose outputs become rows too, beside those of the last: DeepStack. */
 	readonly taps: readonly number[];
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
-	/** Activation of the MLP: Megatron's GELU by tanh, or transformers' exact GELU. */
-	readonly activation: "geluTanh" | "geluErf";
+	/** Activation of the MLP: Megatron's GELU by tanh, transformers' exact GELU, or SiLU of a gate. */
+	readonly activation: "geluTanh" | "geluErf" | "swiglu";
 	/** Layer scale: initial value of a trained factor for each column of the outputs of attention and MLP; null: no such factors. */
 	readonly layerScale: number | null;
 	/** MIMO has a norm after the last layer, Megatron-Bridge and Hugging Face have none (docs/spec/vision.md §1.6). */
@@ -61,7 +73,7 @@ export interface VitConfig {
 /** RADIO's values of the options that other towers have. */
 export const plainTower = {
 	...{ patchBias: false, classPositions: false, layerScale: null },
-	...{ temporalPatch: 1, rotaryBase: null, taps: [] },
+	...{ temporalPatch: 1, rotaryBase: null, taps: [], normalization: "LayerNorm", windows: null },
 } as const satisfies Partial<VitConfig>;
 
 /** Values of a patch. */
@@ -93,5 +105,10 @@ export function outputRows(
 export function checkVitConfig(config: VitConfig): void {
 	if (config.pixelShuffle && !config.dropClassTokens && config.classTokens > 0) {
 		throw new UserError("--pixel-shuffle joins patches alone: it needs --disable-vision-class-token.");
+	}
+	if (config.windows !== null && (config.classTokens > 0 || config.windows.side % (config.pixelShuffle ? 2 : 1) > 0)) {
+		throw new UserError(
+			"--vision-window-size: windows hold whole blocks of patches that become a row, and no class tokens (--class-token-len 0).",
+		);
 	}
 }

@@ -14,6 +14,7 @@ import {
 	linear,
 	type Parameter,
 	ResidualSum,
+	rmsNorm,
 	rope,
 	type Sequences,
 	spmm,
@@ -70,16 +71,24 @@ export class VitModel {
 		using part = linear(tape, patches, this.#parameter("embedder.weight"), bias);
 		using embedded = gatherColumns(tape, part, this.tp);
 		observe?.("embedder", embedded);
-		using positions = spmm(tape, packed.positions, this.#parameter("position_embeddings"));
-		using placed = add(tape, embedded, positions);
+		using placed = this.#addPositions(tape, embedded, packed);
 		using stream = this.#addClassTokens(tape, placed, packed);
 		observe?.("decoder_input", stream);
 		return stream.share();
 	}
 
+	#addPositions(tape: Tape, embedded: Tensor, packed: PackedEmbedding): Tensor {
+		if (packed.positions === null) return embedded.share();
+		using positions = spmm(tape, packed.positions, this.#parameter("position_embeddings"));
+		return add(tape, embedded, positions);
+	}
+
+	/** The stream: patches in its order, behind their image's class tokens. */
 	#addClassTokens(tape: Tape, patches: Tensor, packed: PackedEmbedding): Tensor {
-		if (this.config.classTokens === 0) return patches.share();
+		const { classTokens, windows } = this.config;
+		if (classTokens === 0 && windows === null) return patches.share();
 		using base = spmm(tape, packed.patches, patches);
+		if (classTokens === 0) return base.share();
 		using tokens = spmm(tape, packed.classTokens, this.#parameter("class_token"), { base });
 		if (!this.config.classPositions) return tokens.share();
 		return spmm(tape, packed.classTokens, this.#parameter("class_position_embeddings"), { base: tokens });
@@ -91,7 +100,9 @@ export class VitModel {
 			using previous = x;
 			tape.begin(`encoder.layer.${index}`);
 			const weights = (name: string) => this.parameters.get(vitLayerPrefix(index) + name);
-			const { sequences, rotary } = packed;
+			const { rotary } = packed;
+			const whole = this.config.windows === null || this.config.windows.full.includes(index);
+			const sequences = whole ? packed.sequences : packed.windows!;
 			x = vitLayer(tape, { config: this.config, tp: this.tp, weights, sequences, rotary }, previous);
 			observe?.(`layer.${index}`, x.written());
 			if (this.config.taps.includes(index)) this.#taps.push(this.#rows(tape, x.written(), packed));
@@ -102,11 +113,7 @@ export class VitModel {
 
 	#finalNorm(tape: Tape, x: ResidualSum): Tensor {
 		if (!this.config.finalLayerNorm) return x.written().share();
-		const [weight, bias] = [
-			this.#parameter("decoder.final_layernorm.weight"),
-			this.#parameter("decoder.final_layernorm.bias"),
-		];
-		return layerNorm(tape, x.tensor, weight, bias, this.config.normEpsilon, { sum: x });
+		return norm(tape, this.config, (name) => this.#parameter(name), "decoder.final_layernorm.", x);
 	}
 
 	#parameter(name: string): Parameter {
@@ -122,7 +129,7 @@ interface VitLayerContext {
 	readonly tp: Group;
 	/** A parameter of this layer by the end of its name, such as "mlp.linear_fc1.bias". */
 	readonly weights: (name: string) => Parameter;
-	/** Images with their class tokens. */
+	/** Images with their class tokens, or windows. */
 	readonly sequences: Sequences;
 	readonly rotary: PatchPlaces | null;
 }
@@ -154,9 +161,21 @@ function normedLinear(
 	gelu: Tensor | null = null,
 ): Tensor {
 	const { config, tp, weights } = context;
-	const [gamma, beta] = [weights(`${name}.layer_norm_weight`), weights(`${name}.layer_norm_bias`)];
-	using normed = layerNorm(tape, x.tensor, gamma, beta, config.normEpsilon, { sum: x });
+	using normed = norm(tape, config, weights, `${name}.layer_norm_`, x);
 	return adaptedColumns(tape, normed, projection(context, name), tp, { gelu });
+}
+
+/** The norm whose parameters have these names up to "weight" and "bias". */
+function norm(
+	tape: Tape,
+	{ normalization, normEpsilon }: VitConfig,
+	weights: (name: string) => Parameter,
+	name: string,
+	x: ResidualSum,
+): Tensor {
+	const weight = weights(`${name}weight`);
+	if (normalization === "RMSNorm") return rmsNorm(tape, x.tensor, weight, normEpsilon, { sum: x });
+	return layerNorm(tape, x.tensor, weight, weights(`${name}bias`), normEpsilon, { sum: x });
 }
 
 function projection({ config: { lora }, weights }: VitLayerContext, name: string): AdaptedProjection {

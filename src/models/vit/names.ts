@@ -33,8 +33,7 @@ export function vitParameters(config: VitConfig, segment = wholeModel(config.lay
 		const layerSpecs = withAdapters(layerParameters(config), config.lora);
 		specs.push(...layerSpecs.map((spec) => ({ ...spec, name: `decoder.layers.${layer}.${spec.name}` })));
 	}
-	if (segment.hasHead && config.finalLayerNorm)
-		specs.push(...normParameters("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", config.hiddenSize));
+	if (segment.hasHead && config.finalLayerNorm) specs.push(...normParameters(config, "decoder.final_layernorm."));
 	return specs.map((spec) => ({ ...spec, name: vitPrefix + spec.name }));
 }
 
@@ -43,13 +42,11 @@ function embeddingParameters(config: VitConfig): ParameterSpec[] {
 	const specs: ParameterSpec[] = [
 		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
 		...(config.patchBias ? [{ name: "embedder.bias", shape: [c], initialisation: zeros, shard: rows }] : []),
-		{
-			name: "position_embeddings",
-			shape: [1, table.rows * table.columns, c],
-			initialisation: normal(c ** -0.5),
-			shard: replicated,
-		},
 	];
+	if (config.positions.mode !== "none") {
+		const shape = [1, table.rows * table.columns, c];
+		specs.push({ name: "position_embeddings", shape, initialisation: normal(c ** -0.5), shard: replicated });
+	}
 	for (const [name, std] of classTokens(config)) {
 		specs.push({ name, shape: [config.classTokens, c], initialisation: normal(std), shard: replicated });
 	}
@@ -71,10 +68,14 @@ function layerScale({ layerScale, hiddenSize }: VitConfig, name: string): Parame
 	return [{ name, shape: [hiddenSize], initialisation: { kind: "constant", value: layerScale }, shard: replicated }];
 }
 
-function normParameters(weight: string, bias: string, width: number): ParameterSpec[] {
+/** A norm of the tower's kind and width; `name`: up to "weight" or "bias". */
+function normParameters({ normalization, hiddenSize }: VitConfig, name: string): ParameterSpec[] {
+	const shape = [hiddenSize];
 	return [
-		{ name: weight, shape: [width], initialisation: ones, shard: replicated },
-		{ name: bias, shape: [width], initialisation: zeros, shard: replicated },
+		{ name: `${name}weight`, shape, initialisation: ones, shard: replicated },
+		...(normalization === "LayerNorm"
+			? [{ name: `${name}bias`, shape, initialisation: zeros, shard: replicated } as const]
+			: []),
 	];
 }
 
@@ -82,21 +83,24 @@ function normParameters(weight: string, bias: string, width: number): ParameterS
 function projection(name: string, shape: readonly [number, number], std: number, shard: Shard): ParameterSpec[] {
 	return [
 		{ name: `${name}.weight`, shape, initialisation: normal(std), shard },
-		{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros, shard: shard === rows ? rows : replicated },
+		{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros, shard: shard === columns ? replicated : shard },
 	];
 }
 
 function layerParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, ffnHiddenSize: f, initMethodStd: inward, outputInitMethodStd: outward } = config;
 	const attended = config.heads * config.headDim;
-	const norm = (linear: string) => normParameters(`${linear}.layer_norm_weight`, `${linear}.layer_norm_bias`, c);
+	const norm = (linear: string) => normParameters(config, `${linear}.layer_norm_`);
+	// The gate's half, then the linear one.
+	const gated: Shard = { kind: "split", dimension: 0, blocks: [f, f] };
+	const [first, shard] = config.activation === "swiglu" ? [2 * f, gated] : [f, rows];
 	return [
 		...norm("self_attention.linear_qkv"),
 		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows),
 		...projection("self_attention.linear_proj", [c, attended], outward, columns),
 		...layerScale(config, "self_attention.layer_scale"),
 		...norm("mlp.linear_fc1"),
-		...projection("mlp.linear_fc1", [f, c], inward, rows),
+		...projection("mlp.linear_fc1", [first, c], inward, shard),
 		...projection("mlp.linear_fc2", [c, f], outward, columns),
 		...layerScale(config, "mlp.layer_scale"),
 	];

@@ -13,8 +13,8 @@ import { type PositionCrop, positionMatrix } from "./positions.ts";
 
 /** The matrices that make the stream. */
 export interface PackedEmbedding {
-	/** Table of positions → patches. */
-	readonly positions: SparseMatrix;
+	/** Table of positions → patches; null: there is no table. */
+	readonly positions: SparseMatrix | null;
 	/** Patches → stream. */
 	readonly patches: SparseMatrix;
 	/** Class tokens → stream. */
@@ -25,6 +25,8 @@ export interface PackedEmbedding {
 export class PackedImages implements Disposable {
 	/** Images with their class tokens. */
 	readonly sequences: Sequences;
+	/** Windows of the images; null: layers attend over whole images. */
+	readonly windows: Sequences | null;
 	/** null: the stage before makes the stream. */
 	readonly embedding: PackedEmbedding | null;
 	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream, or the next stage's. */
@@ -52,19 +54,29 @@ export class PackedImages implements Disposable {
 		const { positionTable, hiddenSize } = config;
 		const all = patches.reduce((sum, count) => sum + count, 0);
 		const { tokens } = this.sequences;
-		const stream = streamMatrices(config.classTokens, patches, all);
+		const orders = grids.map((grid) => streamOrder(config, grid));
+		const stream = streamMatrices(config.classTokens, orders, all);
+		this.windows =
+			config.windows &&
+			Sequences.of(
+				device,
+				orders.flatMap(({ lengths }) => lengths),
+			);
 		const positions = { ...config.positions, width: hiddenSize };
 		this.embedding = embeds
 			? {
-					positions: new SparseMatrix(device, positionMatrix(positionTable, grids, positions, crops)),
+					positions:
+						config.positions.mode === "none"
+							? null
+							: new SparseMatrix(device, positionMatrix(positionTable, grids, positions, crops)),
 					patches: new SparseMatrix(device, stream.patches),
 					classTokens: new SparseMatrix(device, stream.classTokens),
 				}
 			: null;
 		this.rotary =
-			config.rotaryBase === null ? null : placesOf(device, { ...config, rotaryBase: config.rotaryBase }, grids);
+			config.rotaryBase === null ? null : placesOf(device, { ...config, rotaryBase: config.rotaryBase }, grids, orders);
 		const dropped = config.dropClassTokens && config.classTokens > 0;
-		const make = () => pickRows(outputOrder(config, grids), tokens);
+		const make = () => pickRows(outputOrder(config, grids, orders), tokens);
 		this.output =
 			hasHead && (config.pixelShuffle || dropped)
 				? new SparseMatrix(device, { rows: all, columns: tokens, entries: all, weighted: false, make })
@@ -78,7 +90,7 @@ export class PackedImages implements Disposable {
 	[Symbol.dispose](): void {
 		const { tokens, axes } = this.rotary ?? { tokens: null, axes: [] };
 		const places = [tokens, ...axes.flatMap(({ positions, frequencies }) => [positions, frequencies])];
-		for (const owned of [this.sequences, ...Object.values(this.embedding ?? {}), this.output, ...places])
+		for (const owned of [this.sequences, this.windows, ...Object.values(this.embedding ?? {}), this.output, ...places])
 			owned?.[Symbol.dispose]();
 	}
 }
@@ -95,11 +107,12 @@ function placesOf(
 	device: Device,
 	{ headDim, rotaryBase, classTokens }: Pick<VitConfig, "headDim" | "classTokens"> & { readonly rotaryBase: number },
 	grids: readonly PatchGrid[],
+	orders: readonly StreamOrder[],
 ): PatchPlaces {
 	const pairs = headDim / 2;
-	const placed = grids.flatMap(({ rows, columns }) => [
+	const placed = grids.flatMap(({ columns }, image) => [
 		...Array.from({ length: classTokens }, () => [0, 0] as const),
-		...Array.from({ length: rows * columns }, (_, at) => [Math.floor(at / columns), at % columns] as const),
+		...orders[image]!.patches.map((at) => [Math.floor(at / columns), at % columns] as const),
 	]);
 	const axes = [0, 1].map((axis) => {
 		const own = (pair: number) => Math.floor((2 * pair) / pairs) === axis;
@@ -121,29 +134,59 @@ function checkGrid(config: VitConfig, { rows, columns }: PatchGrid, image: numbe
 	}
 }
 
+/** How an image's patches follow each other in the stream. */
+interface StreamOrder {
+	/** Numbers of the patches, row by row in the image. */
+	readonly patches: readonly number[];
+	/** Patches of each run of the stream that attends by itself in a layer of windows. */
+	readonly lengths: readonly number[];
+}
+
+/** Row by row; with windows one after the other, and in a window by blocks of patches that become a row (docs/spec/vision.md §1.12). */
+function streamOrder({ windows, pixelShuffle }: VitConfig, { rows, columns }: PatchGrid): StreamOrder {
+	const count = rows * columns;
+	if (windows === null) return { patches: Array.from({ length: count }, (_, at) => at), lengths: [count] };
+	const block = pixelShuffle ? 2 : 1;
+	const patches: number[] = [];
+	const lengths: number[] = [];
+	for (let top = 0; top < rows; top += windows.side) {
+		for (let left = 0; left < columns; left += windows.side) {
+			const before = patches.length;
+			for (let i = top; i < Math.min(rows, top + windows.side); i += block) {
+				for (let j = left; j < Math.min(columns, left + windows.side); j += block) {
+					for (let q = 0; q < block * block; q++) patches.push((i + (q >> 1)) * columns + j + (q & 1));
+				}
+			}
+			lengths.push(patches.length - before);
+		}
+	}
+	return { patches, lengths };
+}
+
 /** The patch, and the class token, of every row of the stream. `all`: patches of all images. */
 function streamMatrices(
 	classTokens: number,
-	patches: readonly number[],
+	orders: readonly StreamOrder[],
 	all: number,
 ): { readonly patches: SparseOutline; readonly classTokens: SparseOutline } {
-	const classes = classTokens * patches.length;
+	const classes = classTokens * orders.length;
 	const rows = all + classes;
 	const ofPatches = () => {
 		const picked = new Int32Array(rows).fill(-1);
-		let [row, patch] = [0, 0];
-		for (const count of patches) {
+		let [row, first] = [0, 0];
+		for (const { patches } of orders) {
 			row += classTokens;
-			for (let i = 0; i < count; i++) picked[row++] = patch++;
+			for (const patch of patches) picked[row++] = first + patch;
+			first += patches.length;
 		}
 		return pickRows(picked, all);
 	};
 	const ofClassTokens = () => {
 		const picked = new Int32Array(rows).fill(-1);
 		let row = 0;
-		for (const count of patches) {
+		for (const { patches } of orders) {
 			for (let token = 0; token < classTokens; token++) picked[row++] = token;
-			row += count;
+			row += patches.length;
 		}
 		return pickRows(picked, classTokens);
 	};
@@ -157,15 +200,21 @@ function streamMatrices(
  * Rows of the stream in output order (docs/spec/vision.md §2.4): row-major over 2 × 2 blocks, within one TL, TR, BL,
  * BR.
  */
-function outputOrder({ classTokens, pixelShuffle }: VitConfig, grids: readonly PatchGrid[]): number[] {
+function outputOrder(
+	{ classTokens, pixelShuffle }: VitConfig,
+	grids: readonly PatchGrid[],
+	orders: readonly StreamOrder[],
+): number[] {
 	const order: number[] = [];
 	let start = 0;
-	for (const { rows, columns } of grids) {
+	for (const [image, { rows, columns }] of grids.entries()) {
+		const place = new Int32Array(rows * columns);
+		for (const [at, patch] of orders[image]!.patches.entries()) place[patch] = at;
 		start += classTokens;
 		const step = pixelShuffle ? 2 : 1;
 		for (let i = 0; i < rows; i += step) {
 			for (let j = 0; j < columns; j += step) {
-				for (let q = 0; q < step * step; q++) order.push(start + (i + (q >> 1)) * columns + j + (q & 1));
+				for (let q = 0; q < step * step; q++) order.push(start + place[(i + (q >> 1)) * columns + j + (q & 1)]!);
 			}
 		}
 		start += rows * columns;

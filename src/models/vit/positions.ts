@@ -120,6 +120,8 @@ function axes(
 			return { y: bicubic(table.rows, grid.rows), x: bicubic(table.columns, grid.columns) };
 		case "antialias":
 			return { y: antialiased(table.rows, grid.rows), x: antialiased(table.columns, grid.columns) };
+		case "none":
+			throw new Error("A tower without a table of positions has none to fit.");
 		case "window":
 			return fit(
 				select

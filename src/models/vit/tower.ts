@@ -27,6 +27,7 @@ function vitTower(config: VitConfig): Tower {
 			layers: config.layers,
 			width: config.hiddenSize,
 			rowsOf: ({ rows, columns }) => config.classTokens + rows * columns,
+			windowed: config.windows !== null,
 		},
 		parameters: (segment) => vitParameters(config, segment),
 		lora: config.lora,
@@ -72,13 +73,17 @@ export function cropOfImage(stepKey: number, image: number): PositionCrop {
 
 /** Attention grows with the square of the patches, products with their number. */
 function vitWork(config: VitConfig, grid: PatchGrid): TowerWork {
-	const { hiddenSize: c, heads, headDim, ffnHiddenSize: f, layers } = config;
+	const { hiddenSize: c, heads, headDim, ffnHiddenSize: f, layers, windows } = config;
 	const patches = grid.rows * grid.columns;
 	const tokens = patches + config.classTokens;
 	const attended = heads * headDim;
+	// Columns of scores of a token, over all layers: those of its window, or of its image.
+	const full = windows?.full.filter((layer) => layer < layers).length ?? layers;
+	const scores = full * tokens + (layers - full) * Math.min(tokens, (windows?.side ?? 0) ** 2);
+	const fed = config.activation === "swiglu" ? 3 * c * f : 2 * c * f;
 	return {
-		attention: layers * 4 * tokens * tokens * attended,
-		products: 2 * patches * patchWidth(config) * c + layers * 2 * tokens * (4 * c * attended + 2 * c * f),
+		attention: 4 * tokens * scores * attended,
+		products: 2 * patches * patchWidth(config) * c + layers * 2 * tokens * (4 * c * attended + fed),
 	};
 }
 

@@ -78,7 +78,9 @@ export class EncoderProbes {
 			const first = rowsOfSample.slice(0, sample).reduce((sum, rows) => sum + rows, 0);
 			const end = row + rowsOfSample[sample]!;
 			const rows = values.subarray(row * value.width, end * value.width);
-			const order = this.#merged && !joined ? rowsInOrder(rows, value.width, this.#grids[sample]!) : rows;
+			// Layers of windows have their reference's order.
+			const reordered = this.#merged && !joined && (own === "embedder" || !tower.stream!.windowed);
+			const order = reordered ? rowsInOrder(rows, value.width, this.#grids[sample]!) : rows;
 			this.#probes.add(probe, order, first * value.width);
 			row = end;
 		}

@@ -1,10 +1,8 @@
 import { describe, expect, test } from "bun:test";
+import { addProjector, detectProjector, projectorPrefix } from "../../../src/checkpoint/hf/projector-names.ts";
 import {
-	addProjector,
 	addTower,
-	detectProjector,
 	detectTower,
-	projectorPrefix,
 	publishedTower,
 	type TowerSpelling,
 	towerPrefix,

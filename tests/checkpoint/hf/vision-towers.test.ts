@@ -30,6 +30,7 @@ const keysOf = (folder: string) => {
 test.each([
 	["llava-siglip-qwen2", ["config.json", "model.safetensors", "preprocessor_config.json"]],
 	["internvl-qwen3", ["config.json", "model.safetensors", "processor_config.json", "tokenizer.json"]],
+	["qwen2-5-vl", ["config.json", "model.safetensors", "preprocessor_config.json"]],
 	["qwen3-vl-images", ["config.json", "model.safetensors", "processor_config.json"]],
 	["qwen3-vl-moe", ["config.json", "model.safetensors", "processor_config.json"]],
 	["qwen3-5-images", ["config.json", "model.safetensors", "processor_config.json"]],
@@ -132,6 +133,7 @@ test.each([
 		"model.multi_modal_projector.linear_1",
 	],
 	["internvl-qwen3", "model.vision_tower.encoder.layer.0.attention.q_proj", "model.multi_modal_projector.linear_1"],
+	["qwen2-5-vl", "model.visual.blocks.0.mlp.gate_proj", "model.visual.merger.mlp.0"],
 	["qwen3-vl-images", "model.visual.blocks.0.attn.qkv", "model.visual.deepstack_merger_list.1.linear_fc1"],
 ])("adapters of %s have the names of transformers' modules, and are told by them", (name, ofTower, ofProjector) => {
 	using parts = openParts(golden(name), { visionHeads: null });
@@ -149,6 +151,24 @@ test.each([
 	expect(modules).toContain("model.language_model.layers.0.self_attn.o_proj");
 	const { base, tower: told, projector: style } = peftSpelling(builder.foreign.keys())!;
 	expect([base, told, style]).toEqual([spelling.base, spelling.tower, spelling.projector]);
+});
+
+test("Qwen2.5-VL's config.json as published is the same model as that of transformers 5", () => {
+	const folder = mkdtempSync(join(scratch, "published-"));
+	cpSync(golden("qwen2-5-vl"), folder, { recursive: true });
+	const path = join(folder, "config.json");
+	const { text_config: text, vision_config: vision, ...json } = JSON.parse(readFileSync(path, "utf8"));
+	const { rope_parameters: rope, model_type: _, layer_types: __, ...flat } = text;
+	const { model_type: ___, rope_parameters: ____, ...tower } = vision;
+	const scaling = { type: "mrope", mrope_section: rope.mrope_section };
+	const published = { ...flat, ...json, vision_config: tower, rope_theta: rope.rope_theta, rope_scaling: scaling };
+	writeFileSync(path, JSON.stringify(published));
+	expect(keysOf(folder).keys).toEqual(keysOf(golden("qwen2-5-vl")).keys);
+	expect(keysOf(folder).keys).toMatchObject({
+		visionWindowSize: 16,
+		fullattBlockIndexes: [1],
+		mropeSection: [2, 1, 1],
+	});
 });
 
 test("Qwen's processor says the limits of a picture in pixels", () => {
@@ -210,7 +230,7 @@ describe("is refused by name", () => {
 			(json) => Object.assign(json, { projector_hidden_act: "silu" }),
 		],
 		[
-			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision", "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision" can be read.',
+			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision", "qwen2_5_vl", "qwen2_5_vl_vision", "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision" can be read.',
 			"llava-siglip-qwen2",
 			(json) => Object.assign(json.vision_config, { model_type: "clip_vision_model" }),
 		],
@@ -228,6 +248,16 @@ describe("is refused by name", () => {
 			"deepstack_visual_indexes is [2,0], expected layers in ascending order.",
 			"qwen3-vl-images",
 			(json) => Object.assign(json.vision_config, { deepstack_visual_indexes: [2, 0] }),
+		],
+		[
+			"fullatt_block_indexes is [2,1], expected layers in ascending order.",
+			"qwen2-5-vl",
+			(json) => Object.assign(json.vision_config, { fullatt_block_indexes: [2, 1] }),
+		],
+		[
+			'hidden_act is "gelu", this program\'s vision tower has silu.',
+			"qwen2-5-vl",
+			(json) => Object.assign(json.vision_config, { hidden_act: "gelu" }),
 		],
 		[
 			"depth is 0, expected a whole number from 1.",

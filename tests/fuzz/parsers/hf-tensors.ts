@@ -1,8 +1,9 @@
 import { detectSpelling } from "../../../src/checkpoint/hf/families/index.ts";
 import { LayerScaledStore } from "../../../src/checkpoint/hf/layer-scale.ts";
+import { addProjector, detectProjector } from "../../../src/checkpoint/hf/projector-names.ts";
 import { isLeftOut } from "../../../src/checkpoint/hf/unused-tensors.ts";
 import { projectorSizes, towerConfiguration, towerOfLogical } from "../../../src/checkpoint/hf/vision-configuration.ts";
-import { addProjector, addTower, detectProjector, detectTower } from "../../../src/checkpoint/hf/vision-names.ts";
+import { addTower, detectTower } from "../../../src/checkpoint/hf/vision-names.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
 import { parseSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { selectTensors } from "../../../src/checkpoint/store.ts";

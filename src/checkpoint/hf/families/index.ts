@@ -10,12 +10,12 @@ import { llama } from "./llama.ts";
 import { mistral } from "./mistral.ts";
 import { nemotronH } from "./nemotron-h.ts";
 import { type SpellingName, spellings } from "./nemotron-h-names.ts";
-import { qwen2 } from "./qwen2.ts";
+import { qwen2, qwen25VlText } from "./qwen2.ts";
 import { qwen3, qwen3Moe, qwen3VlMoeText, qwen3VlText } from "./qwen3.ts";
 import { qwen3Next, qwen35MoeText, qwen35Text } from "./qwen3-next.ts";
 
 const families: readonly Family[] = [
-	...[nemotronH, llama, mistral, qwen2, qwen3VlText, qwen3VlMoeText, qwen3, qwen3Moe, gptOss, gemma3],
+	...[nemotronH, llama, mistral, qwen25VlText, qwen2, qwen3VlText, qwen3VlMoeText, qwen3, qwen3Moe, gptOss, gemma3],
 	...[qwen3Next, qwen35Text, qwen35MoeText, deepseekV3],
 ];
 

@@ -14,6 +14,29 @@ export const qwen2 = decoderFamily({
 	describes: ({ addQkvBias, qkLayernorm, numExperts }) => addQkvBias === true && !qkLayernorm && numExperts === 0,
 });
 
+/** The text of Qwen2.5-VL: Qwen2, whose rotary embeddings turn by time, row and column. */
+export const qwen25VlText = decoderFamily({
+	modelType: "qwen2_5_vl_text",
+	architecture: "Qwen2_5_VLTextModel",
+	sizes: {
+		...{ hidden_size: 8192, intermediate_size: 29568, num_hidden_layers: 80, num_attention_heads: 64 },
+		...{ num_key_value_heads: 8, vocab_size: 152064 },
+	},
+	maxPositionEmbeddings: 32768,
+	headDim: "derived",
+	positions: ({ rope_scaling: scaling, ...values }) => {
+		const base = { ...values, rope_theta: values.rope_theta ?? 1_000_000 };
+		if (scaling === undefined || scaling === null) return base;
+		const { type, rope_type: named = type, ...rest } = scaling as Json;
+		// Published files call sections a type of their own.
+		return { ...base, rope_scaling: { ...rest, rope_type: named === "mrope" ? "default" : named } };
+	},
+	only: {},
+	read: (values, bad, layers) => ({ addQkvBias: true, ...readSlidingWindow(values, bad, layers) }),
+	write: writtenSlidingWindow,
+	describes: (c) => qwen2.describes(c) && (c.mropeSection ?? null) !== null,
+});
+
 /** Windows of Qwen2 and Qwen3: of the layers from max_window_layers on, if use_sliding_window is true. */
 export function readSlidingWindow(values: Json, bad: Refuse, layers: number) {
 	const first = values.max_window_layers ?? 28;
