@@ -3,6 +3,16 @@ import type { Key } from "./schema.ts";
 
 type Values = Readonly<Partial<Record<Key, unknown>>>;
 
+/** How the published recipes of Nemotron train; presets of other models do the same. */
+export const recipe: Values = {
+	"seq-length": 8192,
+	"micro-batch-size": 1,
+	bf16: true,
+	"adam-beta1": 0.9,
+	"adam-beta2": 0.95,
+	"clip-grad": 1,
+};
+
 interface Sizes {
 	readonly layers: number;
 	readonly hidden: number;
@@ -44,12 +54,7 @@ function decoder({
 		"vocab-size": vocabulary,
 		"init-method-std": 0.02,
 		swiglu: true,
-		"seq-length": 8192,
-		"micro-batch-size": 1,
-		bf16: true,
-		"adam-beta1": 0.9,
-		"adam-beta2": 0.95,
-		"clip-grad": 1,
+		...recipe,
 		...more,
 	};
 }

@@ -2,21 +2,11 @@
  * Known models (docs/spec/language-model.md §9.1) and their recipes as far as they were published. Layout is never part
  * of a preset: one process is the default.
  */
-import { decoderPresets } from "./decoder-presets.ts";
+import { decoderPresets, recipe } from "./decoder-presets.ts";
 import { type PresetName, presetNames } from "./keys/run.ts";
 import type { Key } from "./schema.ts";
 
 type Preset = Readonly<Partial<Record<Key, unknown>>>;
-
-/** What the published Nemotron recipes train with. */
-const recipe: Preset = {
-	"seq-length": 8192,
-	"micro-batch-size": 1,
-	bf16: true,
-	"adam-beta1": 0.9,
-	"adam-beta2": 0.95,
-	"clip-grad": 1,
-};
 
 /** DeepSeek's router, which Nemotron has too. */
 const biasedRouter: Preset = {
