@@ -15,7 +15,7 @@ export class Spares implements Disposable {
 		while (this.#idle.size < this.number) this.#idle.add(this.start());
 	}
 
-	/** A process that has not ended; null: there is none. */
+	/** Takes an idle process that still runs; null: all have ended. */
 	take(): RankProcess | null {
 		for (const process of this.#idle) {
 			this.#idle.delete(process);

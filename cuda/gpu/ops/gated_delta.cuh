@@ -15,6 +15,8 @@ namespace mimo::cuda {
 template <class Args>
 bool fits_sm80_bf16(const mimo_stream& stream, const Args& args, std::initializer_list<std::pair<const void*, int64_t>> rows) {
   if (args.dtype != MIMO_DTYPE_BF16 || args.key_dim != 128 || args.value_dim != 128 || args.sequences > 65535) return false;
+  // Descriptors of TMA need addresses, which empty tensors lack.
+  if (args.tokens == 0) return false;
   if (stream.device->shared_bytes_per_block < gated_delta_shared_bytes) return false;
   for (const auto& [pointer, stride] : rows) {
     if (!packs_fit<bf16>(pointer, 128, stride, 8)) return false;

@@ -1,6 +1,6 @@
 /**
- * Where checkpoints are kept: a folder that every rank sees, or an object store, of which each host keeps a local copy of what it
- * reads and writes. A checkpoint is there when its index is, and the newest is the one that `latest` names; both are single
+ * Where checkpoints are kept: a folder that every rank sees, or an object store. Each host has a local copy of the files that it
+ * reads from the store or writes to it. A checkpoint is there when its index is, and the newest is the one that `latest` names; both are single
  * files or objects, whose writing is atomic.
  */
 import { createHash } from "node:crypto";

@@ -178,7 +178,7 @@ export class ObjectStore {
 		});
 	}
 
-	/** A small object with its tag; null: there is none. */
+	/** Reads a small object with its tag; null: the store does not have it. */
 	async get(
 		key: string,
 		limit = LARGEST_ANSWER,

@@ -86,7 +86,7 @@ export async function* piecesOf(response: Response, { stallMilliseconds }: Reque
 	}
 }
 
-/** The answer to one request, of which the body has not been read. */
+/** Sends one request; the caller reads the body of the answer. */
 export async function ask(url: string, init: BunFetchRequestInit, options: RequestOptions): Promise<Response> {
 	const bytes = (init.body as Uint8Array | undefined)?.byteLength ?? 0;
 	const abort = new AbortController();

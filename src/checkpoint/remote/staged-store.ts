@@ -250,7 +250,7 @@ export class StagedStore implements CheckpointStore {
 		await this.#removeAbandoned().catch(() => {});
 	}
 
-	/** latest.json in the store, null where there is none; undefined: it is not what this run has loaded or written. */
+	/** latest.json as the store has it: null without one, undefined if another run has written it. */
 	async #knownLatest(): Promise<{ readonly etag: string } | null | undefined> {
 		const path = join(this.folder, latestName);
 		const known = existsSync(path) ? readWholeFile(path, LARGEST_LATEST) : Buffer.of();

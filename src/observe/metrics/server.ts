@@ -8,7 +8,7 @@ export type ServerMessage =
 	| { readonly kind: "listen"; readonly address: string; readonly port: number; readonly facts: RunFacts }
 	| MetricsEvent;
 
-/** The port that is listened at, or why there is none. */
+/** The port of the server, or why it could not be opened. */
 export interface ServerAnswer {
 	readonly port: number;
 	readonly failure: string | null;
