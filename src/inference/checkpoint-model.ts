@@ -150,6 +150,12 @@ export async function openModel(c: TrainingConfiguration, world: World, say: (se
 			"The model has further encoders (modules); it can be trained and verified, but not decoded yet.",
 		);
 	}
+	if (c.loraRank !== null && c.load === null && c.loadPeft === null) {
+		throw new UserError(
+			"--lora-rank asks for adapters, which a Hugging Face folder does not have: give --load-peft.",
+			exitCodes.usage,
+		);
+	}
 	const specification = specificationOf(c, world.rank);
 	const frozen = { tower: true, projector: true };
 	const run = await assemble(

@@ -78,6 +78,9 @@ describe("a text", () => {
 		const own = said("--load text", ...prompt);
 		expect(said("--load-hf hf --tokenizer bytes.json", ...prompt)).toBe(own);
 		expect(said("--load-hf hf --bytes", ...prompt)).toBe(own);
+		const untrained = run(`generate ${deviceFlags} --load-hf hf --bytes --lora-rank 2`, ...prompt);
+		expect(untrained.stderr).toContain("--lora-rank asks for adapters, which a Hugging Face folder does not have");
+		expect(untrained.exitCode).not.toBe(0);
 	}, 30_000);
 });
 
