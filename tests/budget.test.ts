@@ -9,25 +9,25 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17451, 87],
+	checkpoint: [17501, 87],
 	commands: [4784, 36],
-	config: [7380, 51],
-	data: [20871, 107],
+	config: [7442, 51],
+	data: [21020, 107],
 	decode: [720, 3],
 	guests: [4629, 31],
 	inference: [1744, 10],
 	launch: [3211, 20],
-	models: [5903, 57],
+	models: [6036, 58],
 	native: [3772, 17],
 	observe: [5387, 33],
 	optim: [472, 4],
 	parallel: [2777, 19],
-	parity: [6518, 35],
+	parity: [6610, 35],
 	plan: [2602, 14],
 	schedule: [1030, 8],
 	system: [679, 12],
 	tensor: [5052, 40],
-	train: [6533, 43],
+	train: [6537, 43],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

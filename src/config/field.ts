@@ -200,6 +200,14 @@ export const boolean: ValueType<boolean> = valueType("boolean", "", "true or fal
 
 export const text: ValueType<string> = valueType("text", "TEXT", "text", v.pipe(v.string(), v.nonEmpty()));
 
+/** Height and width of an image in pixels. */
+export const imageSize: ValueType<string> = valueType(
+	"text",
+	"HxW",
+	"a height and a width in pixels, such as 384x768",
+	v.pipe(v.string(), v.regex(/^[1-9]\d{0,4}x[1-9]\d{0,4}$/)),
+);
+
 /** A name in parameters' names and in messages. */
 export const moduleName: ValueType<string> = valueType(
 	"text",

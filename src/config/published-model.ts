@@ -28,6 +28,7 @@ const needs: readonly Need[] = [
 	need("no vision-projection-bias", "visionProjectionBias", (bias) => !bias),
 	need("no vision-patch-bias", "visionPatchBias", (bias) => !bias),
 	need("no vision-class-token-positions", "visionClassTokenPositions", (positions) => !positions),
+	need("no vision-image-newline", "visionImageNewline", (newline) => !newline),
 	need("no vision-layer-scale", "visionLayerScale", (scale) => scale === null),
 	need("norm-epsilon 1e-5", "normEpsilon", (epsilon) => epsilon === 1e-5),
 	need("pixel-shuffle", "pixelShuffle", (shuffle) => shuffle),
@@ -95,6 +96,7 @@ const llavaNeeds: readonly Need[] = [
 	need("no pixel-shuffle", "pixelShuffle", (shuffle) => !shuffle),
 	need("vision-patch-bias", "visionPatchBias", (bias) => bias),
 	need("class-token-len 0", "classTokenLen", (tokens) => tokens === 0),
+	need("no vision-image-newline", "visionImageNewline", (newline) => !newline),
 	[
 		"vision-projection-ffn-hidden-size of hidden-size",
 		({ visionProjectionFfnHiddenSize: inner, hiddenSize: width }) =>

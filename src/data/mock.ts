@@ -196,7 +196,7 @@ export function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid;
 			`--pixel-shuffle needs an even number of rows and of columns of patches; img-h × img-w and patch-dim make ${grid.rows} × ${grid.columns}.`,
 		);
 	}
-	const tokens = outputRows(tower, grid);
+	const tokens = outputRows(tower, grid) + Number(c.visionImageNewline);
 	if (c.imageSeqLength !== null && c.imageSeqLength !== tokens) {
 		throw new UserError(
 			`image-seq-length is ${c.imageSeqLength}, but an image of img-h × img-w makes ${tokens} image tokens.`,

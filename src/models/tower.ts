@@ -10,6 +10,17 @@ import type { ParameterSpec } from "./parameter-spec.ts";
 export interface PatchGrid {
 	readonly rows: number;
 	readonly columns: number;
+	/** How the picture stands in the text whose first tile this is; absent: the item is a picture, or a tile behind a first one. */
+	readonly picture?: Picture;
+}
+
+/** A picture's tiles, all of one grid of patches: the whole picture, and `tiles.rows` × `tiles.columns` of it at a larger size. */
+export interface Picture {
+	readonly tiles: PatchGrid;
+	/** The patches of the tiles together that are no padding. */
+	readonly window: PatchGrid & { readonly top: number; readonly left: number };
+	/** Size to which the window is resized, in rows of the text. */
+	readonly kept: PatchGrid;
 }
 
 /** Called with values as they arise, such as RADIO's "embedder" or the projector's "projector". */

@@ -42,8 +42,8 @@ export class EncoderPass implements Pass {
 			this.#slot = new GradientSlot(device, entered.rows.rows.shape, encoder.config.tower.dtype);
 		}
 		try {
-			const rows = this.#encode(images);
-			const rowsPerImage = images.grids.map((grid) => encoder.config.tower.rowsOf(grid));
+			const rows = encoder.arrange(this.#tape, this.#encode(images), images.grids);
+			const rowsPerImage = encoder.rowsPerItem(images.grids);
 			this.output = { rows, rowsPerSample: encoder.segment.hasHead ? rowsOfSamples(images, rowsPerImage) : [] };
 		} catch (error) {
 			this.#tape.discard();

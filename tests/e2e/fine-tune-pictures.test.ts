@@ -7,16 +7,8 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { configurationOfArguments } from "../../src/commands/arguments.ts";
-import { deal } from "../../src/inference/batch-requests.ts";
-import { checkpointEntries, openModel } from "../../src/inference/checkpoint-model.ts";
-import { RequestReader } from "../../src/inference/requests.ts";
-import { Images } from "../../src/native/images.ts";
-import { World } from "../../src/parallel/world.ts";
-import { evaluate } from "../../src/train/evaluate.ts";
-import { dataPlaceOf } from "../../src/train/feed/batch-source.ts";
+import { logitsOf } from "../reference/picture-logits.ts";
 import { referencePython, runPython } from "../reference/python.ts";
-import { testDevice } from "../support.ts";
 import { largestDifference } from "../train/restart/forward.ts";
 import { blocksOf, missingLines, pageCommands, type Ran, runPage } from "./page-commands.ts";
 
@@ -48,27 +40,6 @@ test("of held-out pictures most are named exactly: not before, by the whole mode
 	for (const count of right.slice(1)) expect(count).toBeGreaterThanOrEqual(40);
 });
 
-/** Ids of a question about a picture, and the logits of all its tokens, by a model that the flags name. */
-async function logitsOf(flags: readonly string[], image: string, question: string) {
-	using device = await testDevice();
-	const { configuration: c } = configurationOfArguments(flags, {}, { trains: false, beneath: checkpointEntries });
-	const world = World.alone(device);
-	using run = await openModel(c, world, () => {});
-	const images = new Images(device.library);
-	const reader = new RequestReader(c, images, false);
-	const prompt = reader.read({ name: "It", record: {}, kind: "conversation", text: question, images: [image] });
-	const { microbatch } = deal([prompt], 1, dataPlaceOf(run.topology, 0), reader.task, images);
-	const logits: number[] = [];
-	evaluate(run.state, [microbatch], (name, value) => {
-		if (name !== "logits") return;
-		const padded = value.toFloat32();
-		for (let row = 0; row < padded.length; row += value.width) {
-			logits.push(...padded.subarray(row, row + c.vocabSize));
-		}
-	});
-	return { ids: [...prompt.ids], logits: Float32Array.from(logits) };
-}
-
 const python = referencePython("torch", "torchvision", "transformers", "peft");
 describe.skipIf(python === null)("transformers", () => {
 	test("says the same of the picture, by the page's own lines", () => {
@@ -87,13 +58,17 @@ describe.skipIf(python === null)("transformers", () => {
 			const [image, out] = ["runs/shapes/held-out/301.png", "logits.safetensors"].map((name) => join(folder, name));
 			const script = join(import.meta.dir, "../reference/picture_logits.py");
 			const question = "What is it?";
-			const args = [script, base, adapters, image!, question, out!];
+			const args = [script, base, adapters, question, out!, image!];
 			expect(runPython(python!, args, { cwd: folder })).toContain("Qwen3VLForConditionalGeneration {}");
 			using reference = openSafetensors(out!);
 			const peft = adapters === "-" ? [] : ["--load-peft", join(folder, adapters)];
-			const { ids, logits } = await logitsOf(["--load-hf", join(folder, base), ...peft, "--no-bf16"], image!, question);
-			expect(ids).toEqual([...(reference.read("ids") as Int32Array)]);
-			const difference = largestDifference(logits, reference.read("logits") as Float32Array);
+			const { ids, logits } = await logitsOf(
+				["--load-hf", join(folder, base), ...peft, "--no-bf16"],
+				[image!],
+				question,
+			);
+			expect(ids).toEqual([...(reference.read("ids.0") as Int32Array)]);
+			const difference = largestDifference(logits, reference.read("logits.0") as Float32Array);
 			console.log(`largest difference of logits: ${difference}`);
 			expect(difference).toBeLessThan(2e-5);
 		},

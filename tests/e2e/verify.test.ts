@@ -98,6 +98,12 @@ test("experts' rows that all ranks gather give what one process gives, in turns 
 	}
 }, 120_000);
 
+test("pictures of several tiles, with a learned row behind their lines", () => {
+	const rows = ["--vision-image-newline", "--no-pixel-shuffle", "--disable-vision-class-token"];
+	const { exitCode, stdout } = verify("--layouts", "tp2+tp2,dp2|dp2,1+pp2", ...rows);
+	expect([exitCode, stdout]).toEqual([0, expect.stringContaining("All 3 layouts give what one process gives.")]);
+}, 120_000);
+
 test("--json holds every parameter", () => {
 	const { exitCode, stdout, stderr } = verify("--layouts", "1", "--json");
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });

@@ -25,7 +25,7 @@ afterAll(() => device[Symbol.dispose]());
 
 const folders = [
 	...["encoder-siglip", "encoder-siglip2"],
-	"qwen2-5-vl",
+	...["qwen2-5-vl", "llava-onevision"],
 	...["llava-siglip-qwen2", "internvl-qwen3", "qwen3-vl-images", "qwen3-vl-moe", "qwen3-5-images"],
 ];
 
@@ -100,7 +100,16 @@ test.each(["qwen3-vl-images", "qwen3-vl-moe", "qwen3-5-images"])("%s: positions 
 	expect(language.attention.mropeSection).not.toBeNull();
 	const { tower } = visionEncoder(encoder);
 	const [batch, seq] = file.information("1.input_ids").shape as [number, number];
-	const sizes = { steps, batch, seq, placeholder: parts.imageTokenId!, tower, config: encoder.tower, mrope: true };
+	const sizes = {
+		steps,
+		batch,
+		seq,
+		placeholder: parts.imageTokenId!,
+		tower,
+		config: encoder.tower,
+		mrope: true,
+		sizing: null,
+	};
 	for (const [step, samples] of readPictureBatches(golden(name), sizes).entries()) {
 		// [axis, sample, token]; of text alone a token's place.
 		const wanted = file.read(`${step + 1}.position_ids`) as Int32Array;

@@ -82,7 +82,7 @@ export function readImageProcessor(folder: FolderTexts): ImageProcessor {
 	const own = found?.settings ?? {};
 	if (found !== null && found.read !== null) {
 		const from = `${folder.path}/${found.name}`;
-		const keys = Object.entries(found.read(own)).map(([key, value]) => [key, { value, from }] as const);
+		const keys = Object.entries(found.read(own, config)).map(([key, value]) => [key, { value, from }] as const);
 		return { kind: null, keys: Object.fromEntries(keys), contextLength: null };
 	}
 	const file = found === null ? configPath : `${folder.path}/${found.name}`;
@@ -132,7 +132,7 @@ interface Settings {
 	readonly json: Json;
 	readonly settings: Json;
 	/** The keys that settings of another class than Nemotron's have; null: they are Nemotron's. */
-	readonly read: ((settings: Json) => Partial<Record<Key, unknown>>) | null;
+	readonly read: ((settings: Json, config: Json) => Partial<Record<Key, unknown>>) | null;
 }
 
 /** Sides of images in pixels, and their normalisation. */
@@ -144,9 +144,41 @@ const sized = (settings: Json): Partial<Record<Key, unknown>> => {
 	return { ...normalised(settings), "img-h": height, "img-w": width };
 };
 
+/** transformers' sizes where no file has any: all of 1 to 6 tiles of 384 pixels a side. */
+const tileSides = Array.from({ length: 6 }, (_, tile) => 384 * (tile + 1));
+const allSizes = tileSides.flatMap((height) => tileSides.map((width) => [height, width]));
+
+/** The sizes of LLaVA-OneVision's images, which config.json has too. Throws a UserError where both differ. */
+function pinpointsOf({ image_grid_pinpoints: own = allSizes }: Json, config: Json): unknown {
+	const models = config.image_grid_pinpoints ?? allSizes;
+	if (!Bun.deepEquals(own, models)) {
+		throw new UserError(
+			"image_grid_pinpoints of the image processor differs from that of config.json, by which the model counts a picture's rows.",
+		);
+	}
+	const isSize = (size: unknown) => Array.isArray(size) && size.length === 2 && size.every(countOf);
+	return Array.isArray(own) && own.every(isSize) ? own.map((size) => size.join("x")) : own;
+}
+
+/** Of vision_aspect_ratio, such as anyres_max_9. */
+function mostTiles({ vision_aspect_ratio: said = "anyres_max_9" }: Json): number {
+	const most = /^anyres_max_(\d+)$/.exec(String(said))?.[1];
+	if (most !== undefined && Number(most) > 0) return Number(most);
+	throw new UserError(
+		`vision_aspect_ratio is ${JSON.stringify(said)} in config.json, expected one such as "anyres_max_9".`,
+	);
+}
+
 /** Classes of transformers' processors of other models. */
 const others: Readonly<Record<string, NonNullable<Settings["read"]>>> = {
 	SiglipImageProcessor: sized,
+	LlavaOnevisionImageProcessor: (settings, config) => ({
+		...sized(settings),
+		"image-mean": settings.image_mean ?? clipStatistics.mean,
+		"image-std": settings.image_std ?? clipStatistics.deviation,
+		"image-grid-pinpoints": pinpointsOf(settings, config),
+		"max-anyres-tiles": mostTiles(config),
+	}),
 	// Areas in pixels, whatever they are called.
 	Qwen2VLImageProcessor: (settings) => {
 		const { shortest_edge: least, longest_edge: most } = objectOf(settings.size);

@@ -88,7 +88,7 @@ export function languageConfig(
 function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<string, unknown>>) {
 	if (type === "internvl") return { tie_word_embeddings: tied ?? true };
 	if (/^qwen[\d_]+/.test(String(type))) return tied === undefined ? {} : { tie_word_embeddings: tied };
-	return type === "llava" && tied === true ? { tie_word_embeddings: true } : {};
+	return /^llava/.test(String(type)) && tied === true ? { tie_word_embeddings: true } : {};
 }
 
 /**

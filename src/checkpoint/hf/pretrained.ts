@@ -154,7 +154,9 @@ function describe(
 	if (projector) {
 		// Whether patches are joined follows from the widths of tower and projector.
 		const described = describeParts({ ...projector, language: null, tower: tower?.tower ?? null });
-		const own = Object.entries(described).filter(([key]) => /^(visionProjection|pixelShuffle|disableVision)/.test(key));
+		const own = Object.entries(described).filter(([key]) =>
+			/^(visionProjection|visionImageNewline|pixelShuffle|disableVision)/.test(key),
+		);
 		add(projector, Object.fromEntries(own));
 	}
 	return list;

@@ -35,6 +35,16 @@ export const projectorStyles = {
 	logical: logical.map((name) => projectorPrefix + name) as unknown as readonly [string, string, string],
 } as const satisfies Record<string, readonly [norm: string, first: string, second: string]>;
 
+/** The learned row behind pictures, which LLaVA-OneVision has. */
+const newline = "image_newline";
+const newlineName = (style: ProjectorStyle) =>
+	style === "logical" ? projectorPrefix + newline : style === "modules" ? `model.${newline}` : newline;
+
+/** Whether it is among these tensors. */
+export function hasNewline(stored: Shapes): boolean {
+	return (["logical", "transformers", "modules"] as const).some((style) => stored.has(newlineName(style)));
+}
+
 /** Names of Qwen's projector of tap `index`. */
 function deepNames(index: number): string[] {
 	return ["norm", "linear_fc1", "linear_fc2"].map(
@@ -62,6 +72,8 @@ export interface ProjectorSizes {
 	readonly visionProjectionNormalization?: "RMSNorm" | "LayerNorm";
 	readonly visionProjectionActivation?: "squared-relu" | "gelu";
 	readonly visionProjectionBias?: boolean;
+	/** Whether a learned row stands behind pictures; absent: none does. */
+	readonly visionImageNewline?: boolean;
 	/** Further projectors of layers of the tower (DeepStack); absent: none. */
 	readonly deepstack?: number;
 	/** Width of the rows it reads. */
@@ -102,6 +114,7 @@ export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSiz
 	};
 	const { visionProjectionNorm: normed, visionProjectionNormalization: norm } = sizes;
 	add(projectorPrefix, projectorStyles[style], normed ? norm : null);
+	if (sizes.visionImageNewline) builder.same(newlineName("logical"), newlineName(style), [output]);
 	for (let tap = 0; tap < (sizes.deepstack ?? 0); tap++) {
 		const prefix = `${projectorPrefix}deepstack.${tap}.`;
 		const theirs = style === "logical" ? logical.map((name) => prefix + name) : deepNames(tap);

@@ -203,8 +203,9 @@ export const defaultFeatureLayer = -2;
  * vision_feature_layer), and the norm behind the last where it reads that too.
  */
 export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
-	const { model_type: type, vision_feature_layer: said, vision_feature_select_strategy: strategy = "default" } = json;
-	if (type !== "llava" && type !== "internvl") return tower;
+	const { model_type: type, vision_feature_layer: said } = json;
+	if (type !== "llava" && type !== "internvl" && type !== "llava_onevision") return tower;
+	const { vision_feature_select_strategy: strategy = type === "llava_onevision" ? "full" : "default" } = json;
 	const layer = said ?? (type === "llava" ? defaultFeatureLayer : -1);
 	const layers = tower.visionNumLayers;
 	const index = Number(layer) < 0 ? layers + 1 + Number(layer) : Number(layer);

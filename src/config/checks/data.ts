@@ -13,7 +13,9 @@ function sideFits(key: Key, side: (c: TrainingConfiguration) => number): Check {
 	return energon((c) => {
 		const unit = c.patchDim * (c.pixelShuffle ? 2 : 1);
 		const fixed = hasEncoder(c) && !c.dynamicResolution;
-		return unless(!fixed || side(c) % unit === 0, key, `allowed is a multiple of ${unit}`);
+		// torchvision's patches leave the rest out, as a convolution does.
+		const fits = side(c) % unit === 0 || (c.imageResampling === "torchvision" && !c.pixelShuffle && side(c) >= unit);
+		return unless(!fixed || fits, key, `allowed is a multiple of ${unit}`);
 	});
 }
 
@@ -35,7 +37,8 @@ function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly 
 		return { rows: Math.ceil(rowsOf(c, patches)), fixed: false };
 	}
 	const patches = Math.floor(c.imgH / c.patchDim) * Math.floor(c.imgW / c.patchDim);
-	return { rows: rowsOf(c, patches), fixed: !c.useTiling };
+	const rows = rowsOf(c, patches) + Number(c.visionImageNewline);
+	return { rows, fixed: !c.useTiling && c.imageGridPinpoints === null };
 }
 
 /** Whether a text is a JSON object, or not given. */
@@ -55,6 +58,19 @@ function isDay(text: string): boolean {
 	return /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(day.getTime()) && day.toISOString().startsWith(text);
 }
 
+/** What image-grid-pinpoints needs. */
+const anyResolution: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
+	["vision-image-newline", (c) => !hasEncoder(c) || c.visionImageNewline],
+	["image-resampling torchvision", (c) => c.imageResampling === "torchvision"],
+	["neither dynamic-resolution nor use-tiling", (c) => !c.dynamicResolution && !c.useTiling],
+	["img-w equal to img-h", (c) => c.imgH === c.imgW],
+	[
+		"sizes that are multiples of img-h",
+		(c) => c.imageGridPinpoints!.every((size) => size.split("x").every((side) => Number(side) % c.imgH === 0)),
+	],
+	["no mrope-section", (c) => c.mropeSection === null],
+];
+
 export const energonChecks: readonly Check[] = [
 	energon((c) => {
 		if (!hasEncoder(c)) return null;
@@ -70,7 +86,8 @@ export const energonChecks: readonly Check[] = [
 		if (!hasEncoder(c) || c.imageSeqLength === null) return null;
 		const { rows, fixed } = imageRows(c);
 		if (!fixed) {
-			const key = c.dynamicResolution ? "dynamic-resolution" : "use-tiling";
+			const tiles = c.useTiling ? "use-tiling" : "image-grid-pinpoints";
+			const key = c.dynamicResolution ? "dynamic-resolution" : tiles;
 			return unless(false, "image-seq-length", `allowed only without ${key}: images have different numbers of tokens`);
 		}
 		return unless(c.imageSeqLength === rows, "image-seq-length", `allowed is ${rows}, the tokens of img-h × img-w`);
@@ -100,6 +117,22 @@ export const energonChecks: readonly Check[] = [
 			`allowed with use-tiling is img-h (${c.imgH}): tiles are square`,
 		),
 	),
+	...anyResolution.map(([what, holds]) =>
+		energon((c) => unless(c.imageGridPinpoints === null || holds(c), "image-grid-pinpoints", `it needs ${what}`)),
+	),
+	energon((c) =>
+		unless(
+			!hasEncoder(c) || !c.visionImageNewline || c.imageGridPinpoints !== null,
+			"vision-image-newline",
+			"it needs image-grid-pinpoints, the sizes of images",
+		),
+	),
+	(c) =>
+		unless(
+			!c.visionImageNewline || (!c.pixelShuffle && (c.classTokenLen === 0 || c.disableVisionClassToken)),
+			"vision-image-newline",
+			"allowed without pixel-shuffle, and without class tokens (class-token-len 0 or disable-vision-class-token)",
+		),
 	energon((c) =>
 		unless(c.minNumTiles <= c.maxNumTiles, "min-num-tiles", `allowed is at most max-num-tiles (${c.maxNumTiles})`),
 	),

@@ -1,5 +1,17 @@
 /** How Energon data sets are read and turned into sequences (docs/spec/energon.md, docs/spec/vision.md §5). */
-import { choice, defaulting, derived, integer, list, off, optional, path, perChannel, text } from "../field.ts";
+import {
+	choice,
+	defaulting,
+	derived,
+	imageSize,
+	integer,
+	list,
+	off,
+	optional,
+	path,
+	perChannel,
+	text,
+} from "../field.ts";
 
 export const energonKeys = {
 	"data-split-part": defaulting(text, "train", "Part of the data set to train on."),
@@ -117,7 +129,7 @@ export const energonKeys = {
 	"image-resampling": defaulting(
 		choice(["pillow", "torchvision"]),
 		"pillow",
-		"The bicubic filter's arithmetic: pillow's, or torchvision's on 8 bits, as transformers' processors of Qwen-VL, InternVL and SigLIP have it.",
+		"The bicubic filter's arithmetic: pillow's, or torchvision's on 8 bits, as transformers' processors of Qwen-VL, InternVL, SigLIP and LLaVA-OneVision have it.",
 	),
 	"image-mean": defaulting(
 		perChannel(0, 1),
@@ -128,6 +140,15 @@ export const energonKeys = {
 		perChannel(0.001, 1),
 		[0.26862954, 0.26130258, 0.27577711],
 		"Standard deviation of red, green and blue in images; the default is CLIP's, as of RADIO.",
+	),
+	"image-grid-pinpoints": optional(
+		list(imageSize),
+		"Sizes in pixels, such as 384x768 (height by width), of which a sample's only image takes the one that keeps most of it, and becomes tiles of img-h × img-w; images of samples with several become squares. As in LLaVA-OneVision, needs vision-image-newline; unset: images are cut as use-tiling says.",
+	),
+	"max-anyres-tiles": defaulting(
+		integer(1),
+		9,
+		"Tiles whose rows an image may have with image-grid-pinpoints; rows of larger ones are resized (vision_aspect_ratio anyres_max_9).",
 	),
 	"use-tiling": off("Cut images into tiles of img-h × img-h."),
 	"min-num-tiles": defaulting(integer(1), 1, "Fewest tiles of an image."),

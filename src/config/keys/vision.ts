@@ -93,6 +93,9 @@ export const visionKeys = {
 		list(integer(0)),
 		"Layers of the tower, from 0, whose rows are added behind the first MLPs or experts of the language model too; unset: none.",
 	),
+	"vision-image-newline": off(
+		"A learned row behind every line of a picture's tiles, and behind a picture of one tile, as in LLaVA-OneVision.",
+	),
 	"class-token-len": defaulting(integer(0), 8, "Class tokens of the encoder."),
 	"pixel-shuffle": off("Join 2 × 2 patches of the encoder's output into one token."),
 	"disable-vision-class-token": off("Drop class tokens after the encoder."),

@@ -111,6 +111,7 @@ function sizingOf(sizing: ImageSizing, own: OwnValues): ImageSizing {
 	switch (sizing.mode) {
 		case "fixed":
 		case "blocks":
+		case "anyres":
 			return sizing;
 		case "tiles":
 			return {

@@ -46,6 +46,21 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 	};
 }
 
+/** Tiles of the sizes that keep most of an image. */
+export function anyResolution({
+	imageGridPinpoints,
+	imgH: tileSize,
+	maxAnyresTiles: maxTiles,
+}: Pick<TrainingConfiguration, "imgH" | "maxAnyresTiles"> & {
+	readonly imageGridPinpoints: readonly string[];
+}): ImageSizing {
+	const pinpoints = imageGridPinpoints.map((size) => {
+		const [height, width] = size.split("x").map(Number) as [number, number];
+		return { height, width };
+	});
+	return { mode: "anyres", tileSize, pinpoints, maxTiles };
+}
+
 function sizingOf(c: TrainingConfiguration): ImageSizing {
 	if (c.dynamicResolution && c.maxPixels !== null) {
 		return { mode: "blocks", minPixels: c.minPixels, maxPixels: c.maxPixels };
@@ -58,6 +73,8 @@ function sizingOf(c: TrainingConfiguration): ImageSizing {
 			minSide: c.dynamicResolutionMinSide,
 		};
 	}
+	const { imageGridPinpoints } = c;
+	if (imageGridPinpoints !== null) return anyResolution({ ...c, imageGridPinpoints });
 	if (c.useTiling) {
 		return {
 			mode: "tiles",

@@ -1,6 +1,7 @@
 /** Plans of a sample's images: the size each is resized to, and the tiles it is cut into. */
 
-import type { PatchGrid } from "../../models/tower.ts";
+import type { PatchGrid, Picture } from "../../models/tower.ts";
+import { rowsOfPicture } from "../../models/vision/pictures.ts";
 import { outputRows, type VitConfig } from "../../models/vit/config.ts";
 import type { ImageSize } from "../../native/images.ts";
 import { UserError } from "../../system/errors.ts";
@@ -210,6 +211,73 @@ export function blockSize(
 	return { width: fit(width), height: fit(height) };
 }
 
+/*
+ * Any resolution (docs/spec/vision.md §5.7), as LLaVA-OneVision has it: of given sizes the one that keeps most of the image, cut into
+ * tiles, whose rows are resized where they are too many.
+ */
+
+interface AnyResolution {
+	readonly tileSize: number;
+	/** Sizes in whole tiles. */
+	readonly pinpoints: readonly ImageSize[];
+	/** Tiles whose rows an image may have. */
+	readonly maxTiles: number;
+}
+
+interface Inset extends ImageSize {
+	readonly left: number;
+	readonly top: number;
+}
+
+/** Throws a UserError for an image so narrow that nothing of it is left in any size. */
+function bestResolution({ width, height }: ImageSize, pinpoints: readonly ImageSize[]): ImageSize {
+	let best: ImageSize | null = null;
+	let [most, least] = [0, Number.POSITIVE_INFINITY];
+	for (const size of pinpoints) {
+		const scale = Math.min(size.width / width, size.height / height);
+		const kept = Math.min(Math.trunc(width * scale) * Math.trunc(height * scale), width * height);
+		const wasted = size.width * size.height - kept;
+		if (kept > most || (kept === most && wasted < least)) [best, most, least] = [size, kept, wasted];
+	}
+	if (best !== null) return best;
+	throw new UserError(`An image of ${width} x ${height} pixels is too narrow for every size of image-grid-pinpoints.`);
+}
+
+/** The image in proportion within `size`, in its middle. */
+function insetOf({ width, height }: ImageSize, size: ImageSize): Inset {
+	const [wide, high] = [size.width / width, size.height / height];
+	const fit =
+		wide < high
+			? { width: size.width, height: Math.min(Math.ceil(height * wide), size.height) }
+			: { width: Math.min(Math.ceil(width * high), size.width), height: size.height };
+	return { ...fit, left: Math.floor((size.width - fit.width) / 2), top: Math.floor((size.height - fit.height) / 2) };
+}
+
+/** A size in patches from which this many more make transformers resize, and Python's float // of it. */
+const resizeAbove = 1.1;
+function floorDivide(a: number, b: number): number {
+	const quotient = (a - (a % b)) / b;
+	return quotient - Math.floor(quotient) > 0.5 ? Math.floor(quotient) + 1 : Math.floor(quotient);
+}
+
+function pictureOf({ width, height }: ImageSize, tiles: PatchGrid, tile: PatchGrid, maxTiles: number): Picture {
+	const all = { rows: tiles.rows * tile.rows, columns: tiles.columns * tile.columns };
+	const whole = (side: number) => Math.trunc(Number(side.toFixed(7)));
+	let window = { ...all, top: 0, left: 0 };
+	if (width / height > all.columns / all.rows) {
+		const top = Math.floor((all.rows - whole(height * (all.columns / width))) / 2);
+		window = { ...window, top, rows: all.rows - 2 * top };
+	} else {
+		const left = Math.floor((all.columns - whole(width * (all.rows / height))) / 2);
+		window = { ...window, left, columns: all.columns - 2 * left };
+	}
+	const { rows, columns } = window;
+	const ratio = Math.sqrt((rows * columns) / (maxTiles * tile.rows ** 2));
+	const kept =
+		ratio > resizeAbove ? { rows: floorDivide(rows, ratio), columns: floorDivide(columns, ratio) } : { rows, columns };
+	return { tiles, window, kept };
+}
+
 /** The tower's settings that decide the numbers of patches and rows. */
 export type TowerGeometry = Pick<VitConfig, "patchSize" | "pixelShuffle" | "dropClassTokens" | "classTokens">;
 
@@ -222,6 +290,7 @@ export type ImageSizing =
 	| ({ readonly mode: "fixed" } & ImageSize)
 	/** Multiples of a row's block of patches, limited in pixels (docs/spec/vision.md §5.6). */
 	| { readonly mode: "blocks"; readonly minPixels: number; readonly maxPixels: number }
+	| ({ readonly mode: "anyres" } & AnyResolution)
 	| ({
 			readonly mode: "tiles";
 			/** Write a tag before the rows of every tile. */
@@ -235,8 +304,16 @@ export interface ImagePlan {
 	/** Tiles it is cut into, row-major, all of one size. */
 	readonly columns: number;
 	readonly rows: number;
-	/** Size of the whole image that follows the tiles, or null. */
+	/** Size of the whole image beside the tiles, or null. */
 	readonly thumbnail: ImageSize | null;
+	/** Where the resized image lies within `size`, on black; absent: it fills it. */
+	readonly inset?: Inset;
+	/** Whether it is padded to a square of the mean colour before it is resized. */
+	readonly squared?: true;
+	/** How its rows stand in the text; its first tile is the whole image. Absent: one after the other. */
+	readonly picture?: Picture;
+	/** Whether a learned row stands behind its rows; absent: no. */
+	readonly newline?: true;
 }
 
 const whole = (mode: ImagePlan["mode"], size: ImageSize): ImagePlan => ({
@@ -258,6 +335,10 @@ export function planImages(
 			return sizes.map(() => whole("fixed", { width: sizing.width, height: sizing.height }));
 		case "blocks":
 			return sizes.map((size) => whole("blocks", blockSize(size, patchSize * (pixelShuffle ? 2 : 1), sizing)));
+		case "anyres":
+			return sizes.length === 1
+				? sizes.map((size) => anyResolution(size, sizing, patchSize))
+				: sizes.map(() => ({ ...whole("anyres", tileOf(sizing)), squared: true, newline: true }));
 		case "dynamic": {
 			const options = { ...sizing, patchSize, divisor: pixelShuffle ? 2 : 1 };
 			const grids = imageGrids(sizes, rows * (pixelShuffle ? 4 : 1), options);
@@ -276,20 +357,39 @@ export function planImages(
 	}
 }
 
+/** Pixels that make no whole patch are left out at the right and at the bottom. */
 function gridOf({ width, height }: ImageSize, patchSize: number): PatchGrid {
-	return { rows: height / patchSize, columns: width / patchSize };
+	return { rows: Math.floor(height / patchSize), columns: Math.floor(width / patchSize) };
 }
 
-/** Grids of patches of the images the encoder sees: the tiles, then the thumbnail. */
-export function patchGrids({ size, columns, rows, thumbnail }: ImagePlan, patchSize: number): PatchGrid[] {
+const tileOf = ({ tileSize }: Pick<Tiling, "tileSize">): ImageSize => ({ width: tileSize, height: tileSize });
+
+/** The whole image, and tiles of the size that it is resized to in proportion. */
+function anyResolution(own: ImageSize, sizing: AnyResolution, patchSize: number): ImagePlan {
+	const { tileSize } = sizing;
+	const size = bestResolution(own, sizing.pinpoints);
+	const tile = gridOf(tileOf(sizing), patchSize);
+	const tiles = { rows: size.height / tileSize, columns: size.width / tileSize };
+	const { rows, columns } = tiles;
+	return {
+		...{ mode: "anyres", size, rows, columns, thumbnail: tileOf(sizing), inset: insetOf(own, size), newline: true },
+		picture: pictureOf(own, tiles, tile, sizing.maxTiles),
+	};
+}
+
+/** Grids of patches of the images the encoder sees: the tiles, then the thumbnail; of a picture that first. */
+export function patchGrids({ size, columns, rows, thumbnail, picture }: ImagePlan, patchSize: number): PatchGrid[] {
 	const tile = gridOf({ width: size.width / columns, height: size.height / rows }, patchSize);
 	const tiles = new Array<PatchGrid>(columns * rows).fill(tile);
+	if (picture && thumbnail) return [{ ...gridOf(thumbnail, patchSize), picture }, ...tiles];
 	return thumbnail === null ? tiles : [...tiles, gridOf(thumbnail, patchSize)];
 }
 
-/** Image rows of every image the encoder sees. */
+/** Image rows of every image the encoder sees; of a picture with learned rows all together. */
 export function rowsOfTiles(plan: ImagePlan, tower: TowerGeometry): number[] {
-	return patchGrids(plan, tower.patchSize).map((grid) => outputRows(tower, grid));
+	const grids = patchGrids(plan, tower.patchSize);
+	if (plan.newline) return [rowsOfPicture(plan.picture, outputRows(tower, grids[0]!))];
+	return grids.map((grid) => outputRows(tower, grid));
 }
 
 /** Image rows of a plan: tokens it takes in the sequence, without tags. */

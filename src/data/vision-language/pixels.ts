@@ -69,17 +69,20 @@ export function imagePatches(
 	{ file, decoding, plan, statistics, resampling = "pillow" }: PlannedImage,
 	patchSize: number,
 ): Float32Array[] {
-	const { mode, size, columns, rows, thumbnail } = plan;
+	const { mode, size, columns, rows, thumbnail, inset, picture } = plan;
 	const asTorchvision = resampling === "torchvision";
 	// transformers' processor of models with dynamic resolution does not round resized values.
 	if (decoding === "transformers" && mode === "dynamic" && !asTorchvision) {
 		return [images.decodePatches(file, size, patchSize, statistics)];
 	}
-	const sizes = thumbnail === null ? [size] : [size, thumbnail];
+	const own = inset ?? size;
+	const sizes = thumbnail === null ? [own] : [own, thumbnail];
+	const square = (image: Image) => (plan.squared ? onSquare(image, statistics) : image);
 	const decoded = asTorchvision
-		? inAllSizes(wholeImage(images, file, decoding), sizes)
+		? inAllSizes(square(wholeImage(images, file, decoding)), sizes)
 		: images.decodeResized(file, sizes, decoding);
-	const [image, small] = decoded as [Image, Image?];
+	const [resized, small] = decoded as [Image, Image?];
+	const image = inset ? onCanvas(resized, size, inset, [0, 0, 0]) : resized;
 	const tile = { width: size.width / columns, height: size.height / rows };
 	const tiles: Image[] = [];
 	for (let row = 0; row < rows; row++) {
@@ -87,9 +90,37 @@ export function imagePatches(
 			tiles.push(rows * columns === 1 ? image : cut(image, column * tile.width, row * tile.height, tile));
 		}
 	}
-	if (small !== undefined) tiles.push(small);
+	if (small !== undefined && picture) tiles.unshift(small);
+	else if (small !== undefined) tiles.push(small);
 	const patches = asTorchvision ? patchesAsTorchvision : images.patches.bind(images);
 	return tiles.map((part) => patches(part, patchSize, statistics));
+}
+
+/** An RGB image at a place of a larger one of one colour. */
+function onCanvas(
+	image: Image,
+	{ width, height }: ImageSize,
+	{ left, top }: { readonly left: number; readonly top: number },
+	colour: readonly number[],
+): Image {
+	const pixels = Uint8Array.from({ length: 3 * width * height }, (_, at) => colour[at % 3]!);
+	const row = 3 * image.width;
+	for (let y = 0; y < image.height; y++) {
+		pixels.set(image.pixels.subarray(y * row, (y + 1) * row), 3 * ((top + y) * width + left));
+	}
+	return { width, height, channels: 3, pixels };
+}
+
+/** An image in the middle of a square of the mean colour. */
+function onSquare(image: Image, { mean }: ChannelStatistics): Image {
+	const side = Math.max(image.width, image.height);
+	const place = { left: Math.floor((side - image.width) / 2), top: Math.floor((side - image.height) / 2) };
+	return onCanvas(
+		image,
+		{ width: side, height: side },
+		place,
+		mean.map((average) => Math.trunc(average * 255)),
+	);
 }
 
 const inAllSizes = (image: Image, sizes: readonly ImageSize[]) => sizes.map((size) => resizeAsTorchvision(image, size));

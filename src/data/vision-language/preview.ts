@@ -110,7 +110,7 @@ export function imageLines({ images }: EncodedSample, spans: readonly Span[], { 
 		const last = own.at(-1)!;
 		const { size, columns, rows, thumbnail } = plan;
 		const tiles = columns * rows > 1 ? `, ${columns} x ${rows} tiles${thumbnail ? " and a thumbnail" : ""}` : "";
-		const patches = `${size.width / patchSize} x ${size.height / patchSize} patches`;
+		const patches = `${Math.floor(size.width / patchSize)} x ${Math.floor(size.height / patchSize)} patches`;
 		const turned = decoding === "transformers" ? "turned by" : "not turned by";
 		const exif = orientation === 1 ? "" : ` (${turned} its EXIF orientation ${orientation})`;
 		return `image ${image}: ${width} x ${height}${exif} -> ${size.width} x ${size.height} pixels, ${patches}${tiles}, ${counted(rowsOfAll, "row")} at tokens ${own[0]!.begin} to ${last.begin + last.rows - 1}`;

@@ -93,7 +93,7 @@ const f32 = Math.fround;
 
 /**
  * Patches of an RGB image, row by row, channel by channel: (v − 255 mean)/(255 deviation) in fp32, each product and the quotient
- * rounded.
+ * rounded. Pixels that make no whole patch are left out at the right and at the bottom.
  */
 export function patchesAsTorchvision(
 	image: Image,
@@ -105,10 +105,10 @@ export function patchesAsTorchvision(
 		const [middle, spread] = [f32(f32(average) * 255), f32(f32(deviation[channel]!) * 255)];
 		return Float32Array.from({ length: 256 }, (_, v) => f32(v - middle) / spread);
 	});
-	const patches = new Float32Array(pixels.length);
+	const patches = new Float32Array(3 * (height - (height % patch)) * (width - (width % patch)));
 	let at = 0;
-	for (let top = 0; top < height; top += patch) {
-		for (let left = 0; left < width; left += patch) {
+	for (let top = 0; top + patch <= height; top += patch) {
+		for (let left = 0; left + patch <= width; left += patch) {
 			for (const [channel, table] of values.entries()) {
 				for (let y = top; y < top + patch; y++) {
 					for (let x = left; x < left + patch; x++) patches[at++] = table[pixels[3 * (y * width + x) + channel]!]!;

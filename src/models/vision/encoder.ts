@@ -17,7 +17,8 @@ import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
 import type { EncoderObserver, PatchGrid, Tower } from "../tower.ts";
 import type { VitConfig } from "../vit/config.ts";
-import { type ProjectorConfig, project, projectorParameters, rowWidth } from "./projector.ts";
+import { arrangeRows, rowsByItem } from "./pictures.ts";
+import { newlineName, type ProjectorConfig, project, projectorParameters, rowWidth } from "./projector.ts";
 
 /** What the names of an encoder's tensors begin with. */
 export function encoderPrefix(name: string): string {
@@ -134,6 +135,22 @@ export class EncoderModule implements Module {
 	/** Projects the tower's features to rows of the language model's width; the features stay the caller's. */
 	project(tape: Tape, features: Tensor, observe?: EncoderObserver): Tensor {
 		return project(tape, this.config, this.#place, features, observe);
+	}
+
+	/** Rows of the text of every item, in which a picture's stand with its first. */
+	rowsPerItem(grids: readonly PatchGrid[]): number[] {
+		const { tower, projector } = this.config;
+		return projector.newline
+			? rowsByItem(grids, (grid) => tower.rowsOf(grid))
+			: grids.map((grid) => tower.rowsOf(grid));
+	}
+
+	/** The projected rows of all items, which are taken over, as rows of the text. */
+	arrange(tape: Tape, rows: Tensor, grids: readonly PatchGrid[]): Tensor {
+		const { name, projector } = this.config;
+		if (!projector.newline || !this.segment.hasHead || grids.length === 0) return rows;
+		using _rows = rows;
+		return arrangeRows(tape, rows, this.#parameters.get(newlineName(name)), grids);
 	}
 
 	get #place() {

@@ -67,6 +67,7 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 			bias: c.visionProjectionBias,
 			deepstack: { count: tower.taps.length, normEpsilon: tower.normEpsilon },
 			lora: visionLora(c, "vision_projection"),
+			newline: c.visionImageNewline,
 		},
 	};
 }

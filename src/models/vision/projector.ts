@@ -36,6 +36,8 @@ export interface ProjectorConfig {
 	readonly deepstack: { readonly count: number; readonly normEpsilon: number };
 	/** mlp: adapters of its projections, beside weights that are frozen; null: none. */
 	readonly lora: LoraConfig | null;
+	/** A learned row behind pictures and their lines (pictures.ts). */
+	readonly newline: boolean;
 }
 
 /** Without a norm, as in MIMO. */
@@ -45,6 +47,7 @@ export const plainProjector = {
 	activation: "squaredRelu",
 	bias: false,
 	deepstack: { count: 0, normEpsilon: 0 },
+	newline: false,
 } as const satisfies Partial<ProjectorConfig>;
 
 /** A projector without norm and adapters. `inner`: width of its hidden layer; null: it is one linear layer. */
@@ -82,7 +85,21 @@ export function rowWidth({ outputSize, deepstack }: ProjectorConfig): number {
 export function projectorParameters(config: ProjectorConfig, encoder: string): ParameterSpec[] {
 	const prefix = projectorPrefix(encoder);
 	const deep = Array.from({ length: config.deepstack.count }, (_, index) => deepProjector(config, prefix, index));
-	return [parametersOf(prefix, config), ...deep.map((one) => parametersOf(...one))].flat();
+	const newline: ParameterSpec = {
+		name: newlineName(encoder),
+		shape: [config.outputSize],
+		initialisation: { kind: "normal", standardDeviation: config.outputSize ** -0.5 },
+		shard: { kind: "replicated" },
+	};
+	return [
+		...[parametersOf(prefix, config), ...deep.map((one) => parametersOf(...one))].flat(),
+		...(config.newline ? [newline] : []),
+	];
+}
+
+/** The learned row behind an encoder's pictures. */
+export function newlineName(encoder: string): string {
+	return `${projectorPrefix(encoder)}image_newline`;
 }
 
 function parametersOf(prefix: string, config: ProjectorConfig): ParameterSpec[] {

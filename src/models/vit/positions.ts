@@ -78,7 +78,7 @@ function antialiased(size: number, count: number): Taps {
 }
 
 /** The first `count` places of a resize of `size` entries to `resized`. */
-function resize(size: number, resized: number, count: number): Taps {
+export function resize(size: number, resized: number, count: number): Taps {
 	const scale = f32(size / resized);
 	return tapsAt(count, size, (d) => f32((d + 0.5) * scale) - 0.5);
 }

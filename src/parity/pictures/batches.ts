@@ -1,9 +1,12 @@
 /** batches.safetensors of a vision-language model's reference: tokens, and pictures in the order of their placeholders. */
 import { join } from "node:path";
 import { openSafetensors, type SafetensorsFile } from "../../checkpoint/index.ts";
-import { type ImageSet, joinImages, patchify } from "../../data/images.ts";
+import { type ImageSet, joinImages, noImages, patchify } from "../../data/images.ts";
 import { type ImageTextMicrobatch, mediaPositions } from "../../data/microbatch.ts";
+import { joined } from "../../data/vision-language/batch.ts";
+import { type ImageSizing, patchGrids, planImages } from "../../data/vision-language/image-plan.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
+import { rowsByItem } from "../../models/vision/pictures.ts";
 import { patchWidth, type VitConfig } from "../../models/vit/config.ts";
 import { visionModule } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
@@ -18,6 +21,8 @@ interface Sizes {
 	readonly config: VitConfig;
 	/** Whether tokens have positions on three axes. */
 	readonly mrope: boolean;
+	/** Sizes of images whose rows are arranged as pictures; null: they stand as they come. */
+	readonly sizing: ImageSizing | null;
 }
 
 /** The samples of every step, of one sequence each. Throws a UserError for a tensor of another shape. */
@@ -26,7 +31,15 @@ export function readPictureBatches(folder: string, sizes: Sizes): ImageTextMicro
 	return Array.from({ length: sizes.steps }, (_, step) => readStep(file, step + 1, sizes));
 }
 
-function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder, tower, config, mrope }: Sizes) {
+/** Rows of a picture in the text. */
+function rowsOf({ grids }: ImageSet, { tower, sizing }: Pick<Sizes, "tower" | "sizing">): number {
+	const rows = (grid: PatchGrid) => tower.rowsOf(grid);
+	const counts = sizing === null ? grids.map(rows) : rowsByItem(grids, rows);
+	return counts.reduce((sum, count) => sum + count, 0);
+}
+
+function readStep(file: SafetensorsFile, step: number, sizes: Sizes) {
+	const { batch, seq, placeholder, config, mrope } = sizes;
 	const tokens = (name: string) => {
 		const { dtype, shape } = file.information(`${step}.${name}`);
 		if (dtype === "I32" && String(shape) === String([batch, seq])) return file.read(`${step}.${name}`) as Int32Array;
@@ -35,19 +48,17 @@ function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder
 		);
 	};
 	const [ids, labels] = [tokens("input_ids"), tokens("labels")];
-	const pictures = readPictures(file, step, config);
+	const pictures = readPictures(file, step, config, sizes.sizing);
 	let picture = 0;
 	return Array.from({ length: batch }, (_, sample): ImageTextMicrobatch => {
 		const part = (values: Int32Array) => values.slice(sample * seq, (sample + 1) * seq);
 		const text = part(ids);
 		let left = text.reduce((sum, id) => sum + Number(id === placeholder), 0);
 		const first = picture;
-		while (left > 0 && picture < pictures.length) left -= tower.rowsOf(pictures[picture++]!.grids[0]!);
+		while (left > 0 && picture < pictures.length) left -= rowsOf(pictures[picture++]!, sizes);
 		const own = pictures.slice(first, picture);
-		const images: ImageSet = {
-			...(own.length === 0 ? { patches: new Float32Array(0), grids: [] } : joinImages(own)),
-			imagesPerSample: [own.length],
-		};
+		const all = own.length === 0 ? noImages(1) : joinImages(own);
+		const images: ImageSet = { ...all, imagesPerSample: [all.grids.length] };
 		const targets = part(labels);
 		const lossMask = Float32Array.from(targets, (id) => Number(id >= 0));
 		const plain = { ids: text, labels: targets, lossMask, lengths: [seq] };
@@ -61,17 +72,62 @@ function readStep(file: SafetensorsFile, step: number, { batch, seq, placeholder
 }
 
 /** Every picture of a step by itself. */
-export function readPictures(file: SafetensorsFile, step: number, config: VitConfig): ImageSet[] {
+export function readPictures(
+	file: SafetensorsFile,
+	step: number,
+	config: VitConfig,
+	sizing: ImageSizing | null = null,
+): ImageSet[] {
 	const name = `${step}.pixel_values`;
 	const values = file.read(name) as Float32Array;
 	const { patchSize } = config;
 	if (file.tensors.has(`${step}.image_grid_thw`)) return readMerged(file, step, values, patchWidth(config));
 	if (file.tensors.has(`${step}.spatial_shapes`)) return readPadded(file, step, values);
+	if (sizing !== null) return readTiles(file, step, values, { config, sizing });
 	const [count, , height, width] = file.information(name).shape as [number, number, number, number];
 	const grid: PatchGrid = { rows: height / patchSize, columns: width / patchSize };
 	return Array.from({ length: count }, (_, picture) => {
 		const pixels = values.subarray(picture * 3 * height * width, (picture + 1) * 3 * height * width);
 		return { patches: patchify(pixels, height, width, patchSize), grids: [grid], imagesPerSample: [1] };
+	});
+}
+
+/** Tiles of LLaVA-OneVision, padded to a common number, with the sizes of pictures and how many each sample has. */
+function readTiles(
+	file: SafetensorsFile,
+	step: number,
+	values: Float32Array,
+	{ config, sizing }: { readonly config: VitConfig; readonly sizing: ImageSizing },
+): ImageSet[] {
+	const { patchSize } = config;
+	const [, most, , height, width] = file.information(`${step}.pixel_values`).shape as [
+		number,
+		number,
+		3,
+		number,
+		number,
+	];
+	const sizes = file.read(`${step}.image_sizes`) as Int32Array;
+	let first = 0;
+	return [...(file.read(`${step}.batch_num_images`) as Int32Array)].flatMap((count) => {
+		const own = Array.from({ length: count }, (_, at) => {
+			const [high, wide] = sizes.subarray(2 * (first + at)) as unknown as [number, number];
+			return { height: high, width: wide };
+		});
+		first += count;
+		return planImages(own, Number.POSITIVE_INFINITY, sizing, config).map((plan, at): ImageSet => {
+			const grids = patchGrids(plan, patchSize);
+			const patches = grids.map(({ rows, columns }, tile) => {
+				const begin = ((first - count + at) * most + tile) * 3 * height * width;
+				const [whole, wide] = [rows * patchSize, columns * patchSize];
+				const pixels = Float32Array.from({ length: 3 * whole * wide }, (_, pixel) => {
+					const [row, column] = [Math.floor(pixel / wide), pixel % wide];
+					return values[begin + (Math.floor(row / whole) * height + (row % whole)) * width + column]!;
+				});
+				return patchify(pixels, whole, wide, patchSize);
+			});
+			return { patches: joined(patches), grids, imagesPerSample: [grids.length] };
+		});
 	});
 }
 

@@ -5,12 +5,16 @@ import * as v from "valibot";
 import {
 	describeParts,
 	type FolderParts,
+	folderTexts,
 	languageKey,
 	loadModel,
 	namesOf,
 	openParts,
 	openWeights,
+	readImageProcessor,
 } from "../../checkpoint/index.ts";
+import { anyResolution } from "../../data/vision-language/from-configuration.ts";
+import type { ImageSizing } from "../../data/vision-language/image-plan.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { hybridParameters } from "../../models/language/names.ts";
 import type { EncoderConfig } from "../../models/vision/encoder.ts";
@@ -66,6 +70,7 @@ export const picturesReference: ReferenceFormat = {
 		const batches = readPictureBatches(path, {
 			...{ steps: golden.steps.length, batch, seq, placeholder: parts.imageTokenId!, tower: encoderParts.tower },
 			...{ config: encoder.tower, mrope: language.attention.mropeSection !== null },
+			sizing: encoder.projector.newline ? sizingOf(parts) : null,
 		});
 		const run = trainedBy(optimizer);
 		const stepOne = {
@@ -139,6 +144,17 @@ export function modelOf(
 			bf16: precision === "bf16",
 		}),
 	};
+}
+
+/** Sizes of images as the folder's processor says them. */
+export function sizingOf(parts: FolderParts): ImageSizing {
+	const { keys } = readImageProcessor(folderTexts(parts));
+	const value = (key: keyof typeof keys) => keys[key]!.value;
+	return anyResolution({
+		imageGridPinpoints: value("image-grid-pinpoints") as readonly string[],
+		imgH: value("img-h") as number,
+		maxAnyresTiles: value("max-anyres-tiles") as number,
+	});
 }
 
 /** The language model's recorded values by the names that it observes. */

@@ -14,6 +14,7 @@ import {
 } from "../../data/microbatch.ts";
 import { shareOf } from "../../data/routing/image-share.ts";
 import type { PatchGrid } from "../../models/tower.ts";
+import { rowsByItem } from "../../models/vision/pictures.ts";
 import { outputRows, patchWidth, type VitConfig } from "../../models/vit/config.ts";
 import { type FeatureEdge, type NamedTopology, visionModule } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
@@ -52,6 +53,8 @@ export interface ImageOptions {
 	readonly mrope: boolean;
 	/** Images of different sizes, and samples of two. */
 	readonly dynamic: boolean;
+	/** Whether a learned row stands behind pictures; some then have several tiles. */
+	readonly newline: boolean;
 	/** The last samples, which are text alone; so is sample 2, where there are more than four. */
 	readonly textOnly: number;
 }
@@ -96,7 +99,7 @@ function drawSample(
 	const chance = numbersFrom(options.seed * 7919 - 1 - index);
 	const pictured = images !== null && !isTextOnly(count, images.textOnly, index) ? images : null;
 	const grids = pictured === null ? [] : gridsOf(pictured, sequenceLength, index);
-	const rows = grids.reduce((sum, grid) => sum + outputRows(pictured!.tower, grid), 0);
+	const rows = pictured === null ? 0 : rowsOf(pictured, grids);
 	// Of every three samples one has no item of a further encoder, each encoder another one.
 	const heard = others.filter((_, at) => (index + at) % 3 !== 1);
 	const more = heard.flatMap(({ id, grid }) => new Array<number>(grid.rows * grid.columns).fill(id));
@@ -154,8 +157,24 @@ function drawEnds(tokens: number, next: () => number): number[] {
 	return [...ends].sort((a, b) => a - b);
 }
 
+/** Rows of a sample's images in its text. */
+function rowsOf({ tower, newline }: ImageOptions, grids: readonly PatchGrid[]): number {
+	const one = (grid: PatchGrid) => outputRows(tower, grid);
+	return (newline ? rowsByItem(grids, one) : grids.map(one)).reduce((sum, rows) => sum + rows, 0);
+}
+
+/** A picture of three tiles, the last two beside each other and without their outer rows, resized. */
+function tiled(grid: PatchGrid): PatchGrid[] {
+	const top = Math.min(1, Math.floor((grid.rows - 1) / 2));
+	const window = { top, left: 0, rows: grid.rows - 2 * top, columns: 2 * grid.columns };
+	const kept = { rows: Math.max(1, window.rows - 1), columns: grid.columns + 1 };
+	return [{ ...grid, picture: { tiles: { rows: 1, columns: 2 }, window, kept } }, grid, grid];
+}
+
 /** One image of the largest grid; with dynamic resolution smaller ones, and two where they leave half of the text. */
-function gridsOf({ tower, grid, dynamic }: ImageOptions, sequenceLength: number, index: number): PatchGrid[] {
+function gridsOf(options: ImageOptions, sequenceLength: number, index: number): PatchGrid[] {
+	const { tower, grid, dynamic, newline } = options;
+	if (newline && index % 3 !== 1 && 2 * rowsOf(options, tiled(grid)) <= sequenceLength) return tiled(grid);
 	if (!dynamic) return [grid];
 	const shrunk = (size: number, by: number) => Math.max(2, size - 2 * by);
 	const one = { rows: shrunk(grid.rows, index % 3), columns: shrunk(grid.columns, (index + 1) % 2) };

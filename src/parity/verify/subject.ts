@@ -143,8 +143,9 @@ function drawnEncoder({ tower, projector }: EncoderConfig): EncoderConfig {
 
 function imageOptions(c: TrainingConfiguration, textOnly: number): ImageOptions {
 	const { tower } = encoderConfig(c);
-	const { imageTokenId, dynamicResolution: dynamic } = c;
-	return { tower, imageTokenId, grid: largestGrid(c, tower), mrope: c.mropeSection !== null, dynamic, textOnly };
+	const { imageTokenId, dynamicResolution: dynamic, visionImageNewline: newline } = c;
+	const grid = largestGrid(c, tower);
+	return { tower, imageTokenId, grid, mrope: c.mropeSection !== null, dynamic, newline, textOnly };
 }
 
 /** The configured image; with dynamic resolution one whose rows take at most half of a sequence. */

@@ -71,6 +71,10 @@ function imageText(c: TrainingConfiguration): string {
 		const count = most === 0 ? `at least ${least}` : `${least} to ${most}`;
 		return `resized to ${count} patches of ${c.patchDim} × ${c.patchDim} pixels (dynamic-resolution)`;
 	}
+	if (c.imageGridPinpoints !== null) {
+		const whole = `whole in ${c.imgW} × ${c.imgH} pixels`;
+		return `${whole} and in tiles of it, by the best of ${counted(c.imageGridPinpoints.length, "size")}; of samples with several, each in one square`;
+	}
 	if (!c.useTiling) return `resized to ${c.imgW} × ${c.imgH} pixels, whatever their proportions`;
 	const thumbnail = c.useThumbnail ? " and a thumbnail" : "";
 	return `cut into ${c.minNumTiles} to ${c.maxNumTiles} tiles of ${c.imgH} × ${c.imgH} pixels${thumbnail} (use-tiling)`;

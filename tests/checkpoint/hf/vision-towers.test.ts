@@ -31,6 +31,7 @@ test.each([
 	["llava-siglip-qwen2", ["config.json", "model.safetensors", "preprocessor_config.json"]],
 	["internvl-qwen3", ["config.json", "model.safetensors", "processor_config.json", "tokenizer.json"]],
 	["qwen2-5-vl", ["config.json", "model.safetensors", "preprocessor_config.json"]],
+	["llava-onevision", ["config.json", "model.safetensors", "processor_config.json", "chat_template.jinja"]],
 	["qwen3-vl-images", ["config.json", "model.safetensors", "processor_config.json"]],
 	["qwen3-vl-moe", ["config.json", "model.safetensors", "processor_config.json"]],
 	["qwen3-5-images", ["config.json", "model.safetensors", "processor_config.json"]],
@@ -132,6 +133,7 @@ test.each([
 		"model.vision_tower.encoder.layers.0.self_attn.q_proj",
 		"model.multi_modal_projector.linear_1",
 	],
+	["llava-onevision", "model.vision_tower.encoder.layers.0.self_attn.q_proj", "model.multi_modal_projector.linear_1"],
 	["internvl-qwen3", "model.vision_tower.encoder.layer.0.attention.q_proj", "model.multi_modal_projector.linear_1"],
 	["qwen2-5-vl", "model.visual.blocks.0.mlp.gate_proj", "model.visual.merger.mlp.0"],
 	["qwen3-vl-images", "model.visual.blocks.0.attn.qkv", "model.visual.deepstack_merger_list.1.linear_fc1"],
@@ -194,6 +196,23 @@ test.each([
 	writeFileSync(join(folder, "tokenizer.json"), JSON.stringify({ added_tokens: added }));
 	const values = readModelKeys((key) => (key === "load-hf" ? folder : undefined));
 	expect(values.filter(({ key }) => key === "image-tag-type").map(({ value }) => value)).toEqual(tags);
+});
+
+test("LLaVA-OneVision's sizes of pictures are its processor's and its model's", () => {
+	using parts = openParts(golden("llava-onevision"), { visionHeads: null });
+	expect(describeParts(parts)).toMatchObject({ visionImageNewline: true, visionNumLayers: 2, imageTokenId: 10 });
+	const { keys } = readImageProcessor(folderTexts(parts));
+	const values = Object.fromEntries(Object.entries(keys).map(([key, said]) => [key, said!.value]));
+	expect(values).toMatchObject({
+		...{ "img-h": 26, "img-w": 26, "max-anyres-tiles": 2, "image-resampling": "torchvision" },
+		"image-grid-pinpoints": ["26x26", "26x52", "52x26", "52x52", "26x78", "78x26"],
+	});
+	const saying = (change: object) => {
+		const texts = folderTexts({ path: parts.path, configText: JSON.stringify({ ...parts.json, ...change }) });
+		return () => readImageProcessor(texts);
+	};
+	expect(saying({ image_grid_pinpoints: [[26, 26]] })).toThrow("differs from that of config.json");
+	expect(saying({ vision_aspect_ratio: "pad" })).toThrow('vision_aspect_ratio is "pad" in config.json');
 });
 
 type Json = Record<string, unknown>;

@@ -1,11 +1,11 @@
-/** Pictures of odd sizes as transformers' processors of SigLIP, InternVL and Qwen-VL make them: sizes, tiles and every value. */
+/** Pictures of odd sizes as transformers' processors of SigLIP, InternVL, Qwen-VL and LLaVA-OneVision make them: sizes, tiles and every value. */
 import { beforeAll, expect, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { blockSize, type ImageSizing, patchGrids, planImages } from "../../../src/data/vision-language/image-plan.ts";
 import { encodePng, imagePatches } from "../../../src/data/vision-language/pixels.ts";
-import { type ChannelStatistics, Images } from "../../../src/native/images.ts";
+import { type ChannelStatistics, clipStatistics, Images } from "../../../src/native/images.ts";
 import { openLibrary } from "../../../src/native/library.ts";
 import { mergedOrder } from "../../../src/parity/pictures/batches.ts";
 
@@ -19,6 +19,8 @@ interface Case {
 	readonly width: number;
 	readonly siglip: string;
 	readonly tiles: readonly [count: number, digest: string];
+	/** Of the image alone, and of a sample with two. */
+	readonly anyres: readonly [count: number, alone: string, one: string];
 	readonly blocks: readonly [rows: number, columns: number, digest: string];
 }
 const { cases } = JSON.parse(readFileSync(join(import.meta.dir, "../../golden/processors.json"), "utf8")) as {
@@ -51,13 +53,20 @@ const tiling: ImageSizing = {
 	...{ areaWeighted: false, thumbnail: true, tags: false },
 };
 
+const anyres: ImageSizing = {
+	...{ mode: "anyres", tileSize: side, maxTiles: 9 },
+	pinpoints: [1, 2, 3, 4].flatMap((rows) =>
+		[1, 2, 3, 4].map((columns) => ({ height: side * rows, width: side * columns })),
+	),
+};
+
 test.each(cases.map((one, number) => [`${one.width} x ${one.height}`, number, one] as const))(
 	"%s",
 	(_, number, one) => {
 		const { width, height } = one;
 		const file = encodePng({ width, height, channels: 3, pixels: picture(number, one) });
-		const made = (sizing: ImageSizing, tower: typeof planes, statistics: ChannelStatistics) => {
-			const [plan] = planImages([{ width, height }], 1_000_000, sizing, tower);
+		const made = (sizing: ImageSizing, tower: typeof planes, statistics: ChannelStatistics, count = 1) => {
+			const [plan] = planImages(new Array(count).fill({ width, height }), 1_000_000, sizing, tower);
 			const common = { file, decoding: "transformers", statistics, resampling: "torchvision" } as const;
 			return { plan: plan!, patches: imagePatches(images, { ...common, plan: plan! }, tower.patchSize) };
 		};
@@ -65,6 +74,9 @@ test.each(cases.map((one, number) => [`${one.width} x ${one.height}`, number, on
 		expect(digest(...fixed.patches)).toBe(one.siglip);
 		const tiles = made(tiling, planes, imageNet);
 		expect([tiles.patches.length, digest(...tiles.patches)]).toEqual([...one.tiles]);
+		const alone = made(anyres, planes, clipStatistics);
+		const ofTwo = made(anyres, planes, clipStatistics, 2);
+		expect([alone.patches.length, digest(...alone.patches), digest(...ofTwo.patches)]).toEqual([...one.anyres]);
 		const tower = { ...planes, patchSize: 4, pixelShuffle: true };
 		const blocks = made({ mode: "blocks", minPixels: 256, maxPixels: 6144 }, tower, half);
 		const [grid] = patchGrids(blocks.plan, 4);
