@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17501, 87],
+	checkpoint: [17512, 87],
 	commands: [4784, 36],
 	config: [7442, 51],
 	data: [21020, 107],

@@ -15,7 +15,7 @@ import { type ProjectorSizes, projectorPrefix } from "./projector-names.ts";
 import { behindTap, readsJoinedPatches, towerConfig } from "./vision-configuration.ts";
 import { llavaJson, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
 import { blockPrefix, publishedTower, type TowerSizes, towerPrefix } from "./vision-names.ts";
-import { defaultFeatureLayer, isTowerType } from "./vision-towers.ts";
+import { asLlava, defaultFeatureLayer, isTowerType } from "./vision-towers.ts";
 
 /** Paths; null: not given. */
 export interface PretrainedPaths {
@@ -181,7 +181,7 @@ export function keptOf(
 	const own = keepFolder(tower, { beside: true });
 	const main = keepFolder(language, { beside: true });
 	const style = tower.tower!.spelling;
-	const section = towerConfig(jsonOf(tower));
+	const section = towerConfig(asLlava(jsonOf(tower)));
 	if (section.model_type === "siglip_vision_model") return llavaOf({ language, tower }, options, main);
 	if (isTowerType(section.model_type)) return null;
 	const renamedScale = (name: string) =>
@@ -226,7 +226,7 @@ function llavaOf(
 ): KeptFolder {
 	const dtype = String(language.json.dtype ?? language.json.torch_dtype ?? "float32");
 	const layer = Number(tower.json.vision_feature_layer ?? defaultFeatureLayer);
-	const parts = { language: jsonOf(language), tower: towerConfig(jsonOf(tower)), layer, imageTokenId, dtype };
+	const parts = { language: jsonOf(language), tower: towerConfig(asLlava(jsonOf(tower))), layer, imageTokenId, dtype };
 	const { spelling } = language.language!;
 	const { prefix } = tower.tower!.spelling;
 	const behind = [...tower.stored.tensors.keys()].filter(

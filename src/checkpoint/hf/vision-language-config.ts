@@ -89,7 +89,8 @@ export function llavaJson(parts: {
 		architectures: ["LlavaForConditionalGeneration"],
 		model_type: "llava",
 		text_config: parts.language,
-		vision_config: tower,
+		// The head that pools patches to one row is not written.
+		vision_config: { ...tower, vision_use_head: false },
 		...{ vision_feature_layer: parts.layer, vision_feature_select_strategy: "full" },
 		...{ projector_hidden_act: "gelu", multimodal_projector_bias: true },
 		...{ image_seq_length: parts.rows, image_token_index: parts.imageTokenId, dtype: parts.dtype },

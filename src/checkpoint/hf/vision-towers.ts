@@ -181,10 +181,20 @@ export function readTower(
 	};
 }
 
-/** A config.json of a SigLIP tower alone, as that of a LLaVA which reads its last layer; any other as it is. */
+/**
+ * A config.json of a SigLIP tower, alone or beside that of text, as that of a LLaVA which reads its last layer; any other as it is.
+ * SigLIP 2 of fixed sizes is of the same type.
+ */
 export function asLlava(json: Json): Json {
-	if (json.model_type !== "siglip_vision_model") return json;
-	return { model_type: "llava", vision_config: json, vision_feature_layer: -1, vision_feature_select_strategy: "full" };
+	const whole = json.model_type === "siglip";
+	if (!whole && json.model_type !== "siglip_vision_model") return json;
+	const vision = whole ? { model_type: "siglip_vision_model", ...(json.vision_config as object | undefined) } : json;
+	return {
+		model_type: "llava",
+		vision_config: vision,
+		vision_feature_layer: -1,
+		vision_feature_select_strategy: "full",
+	};
 }
 
 /** A config.json of Qwen2.5-VL as published, whose language model's fields stand beside the tower's section, in the form of transformers 5. */

@@ -127,6 +127,38 @@ test("a SigLIP tower and a language model of their own folders become LLaVA with
 	expect(keptOf(other, { beside: false, imageTokenId: 7, projector: null })).toBeNull();
 });
 
+test("SigLIP as published, a tower of text beside it, is read and written as its tower alone is", () => {
+	const folder = mkdtempSync(join(scratch, "siglip-"));
+	const alone = golden("encoder-siglip");
+	const { architectures: _, ...vision } = JSON.parse(readFileSync(join(alone, "config.json"), "utf8"));
+	const { vision_use_head: __, model_type: ___, ...published } = vision;
+	const text = { model_type: "siglip_text_model", hidden_size: 32 };
+	const config = { model_type: "siglip", text_config: text, vision_config: published };
+	writeFileSync(join(folder, "config.json"), JSON.stringify(config));
+	using source = openSafetensors(join(alone, "model.safetensors"));
+	const entries = [...source.tensors].map(([name, { dtype, shape }]) => ({
+		...{
+			name: `vision_model.${name.replace(/^vision_model\./, "")}`,
+			dtype,
+			shape,
+			data: () => source.read(name) as Float32Array,
+		},
+	}));
+	const scale = { name: "logit_scale", dtype: "F32", shape: [1], data: () => Float32Array.of(2) } as const;
+	writeSafetensors(join(folder, "model.safetensors"), [...entries, scale]);
+	const paths = { loadHf: golden("qwen2"), loadProjector: null };
+	using whole = openPretrained({ ...paths, loadVision: folder })!;
+	using tower = openPretrained({ ...paths, loadVision: alone })!;
+	expect(whole.tower!.tower!.configuration).toEqual(tower.tower!.tower!.configuration);
+	const options = { beside: false, imageTokenId: 7, projector: null };
+	const [one, two] = [whole, tower].map((parts) => keptOf(parts, options)!);
+	expect(JSON.parse(one!.configText)).toMatchObject({
+		vision_feature_layer: -1,
+		vision_config: { vision_use_head: false },
+	});
+	expect([...one!.leftOut.tensors.keys()].sort()).toEqual([...two!.leftOut.tensors.keys()].sort());
+});
+
 test.each([
 	[
 		"llava-siglip-qwen2",
