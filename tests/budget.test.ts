@@ -21,13 +21,13 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	native: [3772, 17],
 	observe: [5387, 33],
 	optim: [472, 4],
-	parallel: [2777, 19],
+	parallel: [2841, 20],
 	parity: [6610, 35],
 	plan: [2602, 14],
 	schedule: [1030, 8],
 	system: [679, 12],
 	tensor: [5052, 40],
-	train: [6537, 43],
+	train: [6555, 43],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -10,6 +10,7 @@ export { type Companion, Edge, type EdgeOptions, type Rows } from "./edge.ts";
 export { type EdgeLayout, ranksOf } from "./edge-layout.ts";
 export { type Gathering, startGather, startSum } from "./experts/all-gather.ts";
 export { Exchange, startCombine, startDispatch } from "./experts/all-to-all.ts";
+export { type DispatcherChoice, describeChoice, isChoice } from "./experts/choose-dispatcher.ts";
 export type { ExpertCapacity } from "./experts/members.ts";
 export {
 	type Dispatcher,

@@ -1,5 +1,6 @@
 /** The process groups of one module that a rank is in (docs/spec/runtime.md §1.2). */
 import type { ReplicaGroups } from "./data-parallel.ts";
+import { chooseDispatcher, type DispatcherChoice, isChoice } from "./experts/choose-dispatcher.ts";
 import type { Dispatcher, ExpertCapacity, ExpertNodes, ExpertParallel } from "./experts/members.ts";
 import { type Grid, type GroupKind, groupWith, kindsOf } from "./grid.ts";
 import { type Group, groupOfOne } from "./group.ts";
@@ -27,7 +28,7 @@ export interface ModuleGroups {
 /**
  * Creates this rank's groups of its module. `experts`: number of routed experts of the language model, 0 for the encoder.
  * `sequenceParallel`: tensor-parallel ranks hold different tokens between layers. `copies`: the first and the last stage hold
- * copies of one parameter. `expertCapacity`: default unbounded. `dispatcher`: default alltoall.
+ * copies of one parameter. `expertCapacity`: default unbounded. `dispatcher`: the dispatcher or what to choose it by; default alltoall.
  */
 export async function moduleGroups(
 	factory: GroupFactory,
@@ -37,7 +38,7 @@ export async function moduleGroups(
 		readonly sequenceParallel: boolean;
 		readonly copies?: boolean;
 		readonly expertCapacity?: ExpertCapacity;
-		readonly dispatcher?: Dispatcher;
+		readonly dispatcher?: Dispatcher | DispatcherChoice;
 	},
 ): Promise<ModuleGroups> {
 	const made: Partial<Record<GroupKind, Group>> = {};
@@ -46,7 +47,9 @@ export async function moduleGroups(
 	}
 	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = made as Record<GroupKind, Group>;
 	const stages = made.pp ?? groupOfOne(`${grid.name}.pp`, factory.rank);
-	const { dispatcher = "alltoall" } = options;
+	const { dispatcher: wanted = "alltoall" } = options;
+	const ranks = { ranks: dispatch.ranks, expertTensor: grid.shape.expertTensor };
+	const dispatcher = isChoice(wanted) ? chooseDispatcher(ranks, wanted) : wanted;
 	const experts: ExpertParallel | null =
 		options.experts > 0 && dispatch.size > 1
 			? {

@@ -9,7 +9,14 @@ import type { EncoderConfig } from "../models/vision/encoder.ts";
 import { encoderConfig } from "../models/vision/from-configuration.ts";
 import { visionEncoder } from "../models/vit/tower.ts";
 import type { Moments } from "../optim/adamw.ts";
-import { type BucketSize, type Dispatcher, languageModule, topologyOf, type World } from "../parallel/index.ts";
+import {
+	type BucketSize,
+	type Dispatcher,
+	type DispatcherChoice,
+	languageModule,
+	topologyOf,
+	type World,
+} from "../parallel/index.ts";
 import { assemble, type Run } from "./assemble.ts";
 import { partsOf } from "./encoder-kinds.ts";
 import type { LossMean } from "./loss-weights.ts";
@@ -105,9 +112,16 @@ export function overlapOf(c: TrainingConfiguration): { readonly earlyRelease: bo
 	return c.overlapMoeExpertParallelComm ? { earlyRelease: c.epOverlapEarlyAttnMemoryRelease } : null;
 }
 
+/** What --moe-token-dispatcher-type auto chooses by. */
+function dispatcherChoiceOf(c: TrainingConfiguration): DispatcherChoice {
+	const bounded = c.moeExpertCapacityBound !== null;
+	return { topk: c.moeRouterTopk, ranksPerNode: c.moeHybridepRanksPerNvlinkDomain, bounded };
+}
+
 /** The token dispatcher of --moe-token-dispatcher-type. */
-export function dispatcherOf(c: TrainingConfiguration): Dispatcher {
+export function dispatcherOf(c: TrainingConfiguration): Dispatcher | DispatcherChoice {
 	const { moeTokenDispatcherType: type } = c;
+	if (type === "auto") return dispatcherChoiceOf(c);
 	return type === "flex" ? { ranksPerNode: c.moeHybridepRanksPerNvlinkDomain } : type;
 }
 

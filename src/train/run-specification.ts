@@ -4,7 +4,7 @@ import type { HybridConfig } from "../models/language/config.ts";
 import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
 import type { EncoderParts } from "../models/vision/encoder.ts";
 import type { AdamWOptions } from "../optim/adamw.ts";
-import type { BucketSize, Dispatcher, ExpertCapacity } from "../parallel/index.ts";
+import type { BucketSize, Dispatcher, DispatcherChoice, ExpertCapacity } from "../parallel/index.ts";
 import type { FloatDtype } from "../tensor/index.ts";
 import type { LossMean } from "./loss-weights.ts";
 import type { Participation } from "./participation.ts";
@@ -53,8 +53,8 @@ export interface RunSpecification {
 	readonly guests?: readonly Guest[];
 	/** Rows that are reserved for a rank's experts; default: as many as can ever be routed there. */
 	readonly expertCapacity?: ExpertCapacity;
-	/** Token dispatcher; default: alltoall. */
-	readonly dispatcher?: Dispatcher;
+	/** Token dispatcher, or what to choose it by; default: alltoall. */
+	readonly dispatcher?: Dispatcher | DispatcherChoice;
 	readonly logNumZeros?: boolean;
 	readonly logParametersNorm?: boolean;
 }

@@ -16,7 +16,7 @@ import { samplesEvent } from "../observe/run-log/writer.ts";
 import { RunRecords } from "../observe/run-records.ts";
 import type { Observer } from "../observe/step-report.ts";
 import { TrackerProcess } from "../observe/tracker-process.ts";
-import { describeTopology, type World } from "../parallel/index.ts";
+import { describeChoice, describeTopology, isChoice, type World } from "../parallel/index.ts";
 import { shownAddress } from "../system/addresses.ts";
 import { counted } from "../system/counted.ts";
 import { debug } from "../system/debug.ts";
@@ -27,7 +27,7 @@ import { isReportingRank, type Run } from "./assemble.ts";
 import { dataPlaceOf, type RunData, readersWith } from "./feed/batch-source.ts";
 import { laneOf } from "./feed/shared-batches.ts";
 import { openSources } from "./feed/sources.ts";
-import { openRun } from "./from-configuration.ts";
+import { dispatcherOf, openRun } from "./from-configuration.ts";
 import { atTheStart, type Listener } from "./listeners.ts";
 import { type TrainingSummary, trainingLoop } from "./loop.ts";
 import { describeCaptions, readCaptions } from "./report/captions.ts";
@@ -150,7 +150,11 @@ function introduce(
 		);
 	}
 	const experts = run.languageGroups?.model.experts;
-	if (experts) observer.note(rowTransports[experts.group.rowTransport()]);
+	if (experts) {
+		const choice = dispatcherOf(c);
+		if (isChoice(choice)) observer.note(describeChoice(experts, choice));
+		observer.note(rowTransports[experts.group.rowTransport()]);
+	}
 	const expertPath = describeExpertPath(c);
 	if (expertPath !== null) observer.note(expertPath);
 }

@@ -80,6 +80,13 @@ test("experts' rows that go to a node of two ranks once give what one process gi
 	expect(exitCode).toBe(0);
 }, 60_000);
 
+test("the dispatcher that is chosen by rows gives what one process gives", () => {
+	const chosen = "--moe-token-dispatcher-type auto --moe-hybridep-ranks-per-nvlink-domain 2";
+	const { exitCode, stdout } = verify("--layouts", "dp2|dp2ep2,dp4|dp4ep4", ...chosen.split(" "));
+	expect(stdout).toEndWith("All 2 layouts give what one process gives.\n");
+	expect(exitCode).toBe(0);
+}, 60_000);
+
 test("experts' rows that all ranks gather give what one process gives, in turns too", () => {
 	const gathered = ["--moe-token-dispatcher-type", "allgather"];
 	const turns = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute";

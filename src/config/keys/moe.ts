@@ -135,9 +135,9 @@ export const moeKeys = {
 		noEffect: "it orders work and changes no value",
 	}),
 	"moe-token-dispatcher-type": defaulting(
-		choice(["alltoall", "allgather", "flex"]),
+		choice(["alltoall", "allgather", "flex", "auto"]),
 		"alltoall",
-		"Exchange of tokens with experts of other ranks: alltoall sends a row for each expert; allgather, all rows to all ranks, which is less where ranks are fewer than moe-router-topk; flex, a row to each node, which forwards it to its ranks.",
+		"Exchange of tokens with experts of other ranks: alltoall sends a row for each expert; allgather, all rows to all ranks, which is less where ranks are fewer than moe-router-topk; flex, a row to each node, which forwards it to its ranks; auto, what sends the fewest rows.",
 		{ model: false, megatron: "allgather" },
 	),
 	"moe-flex-dispatcher-backend": defaulting(
