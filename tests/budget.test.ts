@@ -10,13 +10,13 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17512, 87],
-	commands: [4784, 36],
+	commands: [4827, 36],
 	config: [7442, 51],
 	data: [21020, 107],
 	decode: [720, 3],
 	guests: [4629, 31],
 	inference: [1744, 10],
-	launch: [3211, 20],
+	launch: [4203, 25],
 	models: [6036, 58],
 	native: [3772, 17],
 	observe: [5387, 33],

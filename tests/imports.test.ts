@@ -163,7 +163,7 @@ test("bun:ffi stays inside src/native", () => {
 /** Files that read others than through InputFile, which refuses pipes, devices and links out of a folder. */
 const readThemselves = [
 	// What the system and this program's own processes and folders hold.
-	...["commands/machine.ts", "launch/join.ts", "launch/rendezvous/line-connection.ts"],
+	...["commands/machine.ts", "launch/join.ts", "launch/rank-process.ts", "launch/rendezvous/line-connection.ts"],
 	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/affinity.ts", "native/library.ts"],
 	...[
 		"checkpoint/remote/checkpoint-store.ts",

@@ -6,10 +6,12 @@ import { mkdirSync } from "node:fs";
 import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
+import { superviseRanks } from "../launch/agents/agent.ts";
+import type { AgentPlace } from "../launch/agents/place.ts";
 import { recordingName } from "../launch/diagnosis.ts";
 import { identityOf, joinRun } from "../launch/join.ts";
 import { type LaunchOptions, launch } from "../launch/launcher.ts";
-import { launcherErrors, nextPlace, type Place, placeFromEnvironment } from "../launch/place.ts";
+import { launcherErrors, nextPlace, type Place, placeFromEnvironment, reportToAgent } from "../launch/place.ts";
 import { RefusedError } from "../launch/rendezvous/client.ts";
 import { type BackendName, Status } from "../native/abi.ts";
 import {
@@ -156,6 +158,29 @@ export async function launchRanks(
 	});
 }
 
+/** Starts the ranks of an agent's place in a run over several hosts, as often as its failures ask for. Returns the exit code. */
+export async function superviseAsAgent(place: AgentPlace, options: RankOptions): Promise<number> {
+	const seats = place.agents * place.seats;
+	const spare = options.restarts!.spares * place.localSize;
+	if (seats !== options.ranks + spare) {
+		const hosts = spare === 0 ? "" : ` and spares ${counted(options.restarts!.spares, "host")} of ${place.localSize}`;
+		throw new UserError(
+			`The configuration needs ${counted(options.ranks, "rank")}${hosts}, but ${seats} are started.`,
+			exitCodes.usage,
+		);
+	}
+	return await superviseRanks({
+		place,
+		command: [...ownProgram(), ...process.argv.slice(2)],
+		library: await openLibraryOf(options.device),
+		ranks: options.ranks,
+		restarts: options.restarts!,
+		program: JSON.stringify([programVersion(), options.configuration]),
+		timeoutMinutes: options.timeoutMinutes,
+		log: (line) => process.stderr.write(`mimo: ${line}\n`),
+	});
+}
+
 /** Works as the rank of a place, and after a failure of its run as that of the next place which the launcher names. */
 async function workAsRank(first: Place, options: RankOptions, work: Work): Promise<number> {
 	// Later this process may be bound to fewer cores.
@@ -179,6 +204,7 @@ async function workUntilFailure(place: Place, options: RankOptions, work: Work):
 		leaveToLauncher(place, error),
 	);
 	debug(1, "all ranks have met");
+	reportToAgent(place, { met: run.path });
 	const { module, coordinates } = options.describe(place.rank);
 	run.describe(place.rank, module, coordinates);
 	if (place.launcher !== null) run.printTo(launcherErrors);
@@ -190,7 +216,10 @@ async function workUntilFailure(place: Place, options: RankOptions, work: Work):
 		return exitCode;
 	} catch (error) {
 		const code = await endRank(run, place, error);
-		if (code === exitCodes.endedByAnother && restarts !== null) return null;
+		if (code === exitCodes.endedByAnother && restarts !== null) {
+			reportToAgent(place, { waits: restarts.generation });
+			return null;
+		}
 		process.exit(code);
 	}
 }

@@ -7,6 +7,7 @@ import { configurationJson, configurationTable } from "../config/print.ts";
 import type { ResolvedConfiguration } from "../config/resolve.ts";
 import type { Key, TrainingConfiguration } from "../config/schema.ts";
 import type { Entry } from "../config/sources.ts";
+import { type AgentPlace, agentFromEnvironment } from "../launch/agents/place.ts";
 import { nodeFromEnvironment, startNode } from "../launch/node.ts";
 import { type Place, placeFromEnvironment } from "../launch/place.ts";
 import { note, warn } from "../observe/messages.ts";
@@ -47,14 +48,11 @@ export default configuredCommand({
 	help,
 	ownFlags,
 	run: async (args) => {
-		const node = nodeFromEnvironment();
-		if (node !== null && !args.some((argument) => argument.startsWith("--print-"))) {
-			process.exit(await startNode(node, [...ownProgram(), ...process.argv.slice(2)]));
-		}
+		const node = args.some((argument) => argument.startsWith("--print-")) ? null : nodeFromEnvironment();
 		const { sequencesOfEpoch } = await import("../train/feed/data-room.ts");
 		let stored: readonly Entry[] = [];
-		const ranks = placeFromEnvironment()?.worldSize ?? null;
-		const resolve = () =>
+		const seats = node === null ? (placeFromEnvironment()?.worldSize ?? null) : node.nodes * node.ranksPerNode;
+		const resolve = (ranks = seats) =>
 			onThisMachine((gpus) =>
 				configurationOfArguments(args, ownFlags, {
 					beneath: (given) => {
@@ -66,8 +64,15 @@ export default configuredCommand({
 					ranks,
 				}),
 			);
-		await bringLists(args);
+		if (node === null) await bringLists(args);
 		let resolved = await resolve();
+		const { maxRestarts, spares } = resolved.configuration;
+		const agent = maxRestarts > 0 ? agentFromEnvironment(node) : null;
+		if (agent !== null) {
+			if (spares > 0) resolved = await resolve(seats! - spares * agent.localSize);
+			return await supervise(resolved.configuration, agent);
+		}
+		if (node !== null) process.exit(await startNode(node, [...ownProgram(), ...process.argv.slice(2)]));
 		// A file may name a store too.
 		const { refreshStores } = await import("../train/restart/object-stores.ts");
 		if (!hasLauncher() && (await refreshStores(resolved.configuration))) resolved = await resolve();
@@ -76,6 +81,19 @@ export default configuredCommand({
 		else print(text);
 	},
 });
+
+/** Starts this process's ranks and lets them go on after failures; ends the process with the run's exit code. */
+async function supervise(configuration: TrainingConfiguration, place: AgentPlace): Promise<never> {
+	const { topologyOf } = await import("../parallel/topology.ts");
+	const { rankOptions, superviseAsAgent } = await import("./ranks.ts");
+	const topology = topologyOf(configuration);
+	const options = rankOptions(configuration, topology, topology.worldSize - 1);
+	return process.exit(await superviseAsAgent(place, { ...options, restarts: restartsOf(configuration) }));
+}
+
+function restartsOf({ maxRestarts: most, restartWindowMins: windowMinutes, spares }: TrainingConfiguration) {
+	return most === 0 ? null : { most, windowMinutes, spares };
+}
 
 function hasLauncher(): boolean {
 	return (placeFromEnvironment()?.launcher ?? null) !== null;
@@ -139,14 +157,10 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	}
 	checkRankCount(topology, command.nproc);
 	await checkHost(configuration, topology, startsTheRun());
-	const { maxRestarts: most, restartWindowMins: windowMinutes, spares } = configuration;
 	const options = {
 		...rankOptions(configuration, topology, topology.worldSize - 1),
-		restarts: most === 0 ? null : { most, windowMinutes, spares },
+		restarts: restartsOf(configuration),
 	};
-	if (most > 0 && placeFromEnvironment()?.launcher === null && printsForTheRun()) {
-		warn(`max-restarts ${most}: another program has started these ranks, and a failure ends them all.`);
-	}
 	const { requireMemory } = await import("../plan/require-memory.ts");
 	const { requireStart } = await import("../train/restart/before-training.ts");
 	const { AlgorithmCache } = await import("../train/algorithm-cache.ts");

@@ -55,7 +55,8 @@ export async function joinRun(
 	library: Library,
 	timeoutMinutes: number,
 ): Promise<Run> {
-	if (place.launcher !== null) endWithParent(library, place.launcher);
+	const parent = place.launcher ?? place.restarts?.agent;
+	if (parent !== undefined) endWithParent(library, parent);
 	const milliseconds = timeoutMinutes * 60_000;
 	const address = await rendezvousAddress(place, milliseconds);
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };

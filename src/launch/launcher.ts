@@ -13,7 +13,7 @@ import { exitCodes, signalExit } from "../system/exit-codes.ts";
 import { recordingName } from "./diagnosis.ts";
 import type { NextPlace } from "./place.ts";
 import { RankMemory } from "./rank-memory.ts";
-import { RankProcess } from "./rank-process.ts";
+import { finishedCodes, grace, RankProcess } from "./rank-process.ts";
 import { loopback } from "./rendezvous/line-connection.ts";
 import type { Identity } from "./rendezvous/messages.ts";
 import { RendezvousServer } from "./rendezvous/server.ts";
@@ -48,8 +48,6 @@ export interface LaunchOptions {
 	readonly log: (line: string, kind: "information" | "failure") => void;
 }
 
-/** Exit codes of a rank that has finished, successfully or with a negative result. */
-const finishedCodes: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
 const forwardedSignals = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"] as const;
 const watchInterval = 200;
 /** Milliseconds after a rank's disconnection in which its process may end and so report a crash. */
@@ -60,8 +58,6 @@ const groupDelivery = 100;
 const sameKeyPress = 500;
 /** Ranks that are started between two turns of the event loop. */
 const startsBetweenTurns = 16;
-/** Milliseconds for ranks to end by themselves after a failure before they are killed; the rank to blame may be hung. */
-const grace = { blamed: 500, others: 2500 };
 
 /** Returns the exit code: 0 if every rank has finished, `exitCodes.runAgain` if they ask to be started again. */
 export async function launch(options: LaunchOptions): Promise<number> {
@@ -192,7 +188,8 @@ class Job implements Disposable {
 
 	#placeOf(rank: number): NextPlace {
 		const { number, server } = this.#generation;
-		return { rank, port: server.port, generation: number, memory: this.#memory?.pathOf(rank) ?? "" };
+		const meeting = { address: loopback, port: server.port };
+		return { rank, localRank: rank, ...meeting, generation: number, memory: this.#memory?.pathOf(rank) ?? "" };
 	}
 
 	/** Starts a rank's process; `rank` null: a spare one, which waits for the place of a rank. */

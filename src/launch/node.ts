@@ -55,10 +55,10 @@ export async function startNode(place: NodePlace, command: readonly string[]): P
 	await waitForName(address);
 	const children = Array.from({ length: localSize }, (_, localRank) => {
 		const ranks = { rank: node * localSize + localRank, worldSize: nodes * localSize, localRank, localSize };
-		const own = environmentOf({ ...ranks, address, port, secret: null, launcher: null });
+		const own = environmentOf({ ...ranks, node: String(node), address, port, secret: null, launcher: null });
 		return Bun.spawn([...command], {
 			argv0: process.argv0,
-			env: { ...process.env, GROUP_RANK: String(node), ...own },
+			env: { ...process.env, ...own },
 			stdio: ["ignore", "inherit", "inherit"],
 		});
 	});

@@ -2,7 +2,7 @@
  * This process's rank and world size, from the environment: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
  * MASTER_PORT), which our launcher sets too, or those of a Slurm job step.
  */
-import { readSync } from "node:fs";
+import { readSync, writeSync } from "node:fs";
 import { UserError } from "../system/errors.ts";
 import { loopback } from "./rendezvous/line-connection.ts";
 import { secretFromEnvironment, secretVariable } from "./secret.ts";
@@ -37,13 +37,12 @@ export interface Restarts {
 	readonly memory: string;
 	/** Whether the process has no place yet, and waits for that of a lost one. */
 	readonly spare?: boolean;
+	/** In a run over several hosts: the process that has started this one (agents/agent.ts), which takes reports. */
+	readonly agent?: number;
 }
 
 /** Where a process goes on after a failure of its run. */
-export interface NextPlace extends Restarts {
-	readonly rank: number;
-	readonly port: number;
-}
+export interface NextPlace extends Restarts, Pick<Place, "rank" | "localRank" | "address" | "port"> {}
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
@@ -52,6 +51,13 @@ const launcherVariable = "MIMO_LAUNCHER_PID";
 const restartsVariable = "MIMO_RESTARTS";
 /** File descriptor at which ranks inherit the launcher's standard error; their own may be a pipe to it. */
 export const launcherErrors = 3;
+/** File descriptor at which a rank reports to its agent. */
+export const agentReports = 4;
+
+/** Tells the agent that the rank has met the others, with the path of their shared memory, or that it waits for its next place. */
+export function reportToAgent(place: Place, report: { readonly met: string } | { readonly waits: number }): void {
+	if (place.restarts?.agent !== undefined) writeSync(agentReports, `${JSON.stringify(report)}\n`);
+}
 
 /** null: no launcher has started this process. Throws a UserError that names a wrong or missing variable. */
 export function placeFromEnvironment(environment: Environment = process.env): Place | null {
@@ -88,6 +94,8 @@ export function environmentOf(place: Place): Record<string, string> {
 		LOCAL_WORLD_SIZE: String(place.localSize),
 		MASTER_ADDR: place.address,
 		MASTER_PORT: String(place.port),
+		...(place.restarts?.agent === undefined ? {} : { TORCHELASTIC_USE_AGENT_STORE: "" }),
+		...(place.node === undefined ? {} : { GROUP_RANK: place.node }),
 		...(place.secret === null ? {} : { [secretVariable]: place.secret }),
 		...(place.launcher === null ? {} : { [launcherVariable]: String(place.launcher) }),
 		...(place.restarts === undefined ? {} : { [restartsVariable]: JSON.stringify(place.restarts) }),
@@ -104,8 +112,8 @@ export function nextPlace(place: Place): Place | null {
 	while (readSync(0, byte) === 1) {
 		const character = byte.toString("latin1");
 		if (character === "\n") {
-			const { rank, port, ...restarts } = JSON.parse(line) as NextPlace;
-			return { ...place, rank, localRank: rank, port, restarts };
+			const { rank, localRank, address, port, ...restarts } = JSON.parse(line) as NextPlace;
+			return { ...place, rank, localRank, address, port, restarts };
 		}
 		line += character;
 	}

@@ -1,7 +1,13 @@
 /** A rank's process as its launcher holds it: its output, its end, and the places that it is told to take. */
 import type { Subprocess } from "bun";
 import { beforeLine, type TerminalStream } from "../observe/progress.ts";
-import { environmentOf, type NextPlace, type Place } from "./place.ts";
+import { exitCodes } from "../system/exit-codes.ts";
+import { agentReports, environmentOf, type NextPlace, type Place } from "./place.ts";
+
+/** Exit codes of a rank that has finished, successfully or with a negative result. */
+export const finishedCodes: readonly number[] = [0, exitCodes.failure, exitCodes.interrupted, exitCodes.runAgain];
+/** Milliseconds for ranks to end by themselves after a failure before they are killed; the rank to blame may be hung. */
+export const grace = { blamed: 500, others: 2500 };
 
 export interface RankProcessOptions {
 	readonly command: readonly string[];
@@ -10,6 +16,8 @@ export interface RankProcessOptions {
 	readonly inherits: boolean;
 	/** Called when the process has ended. */
 	readonly onExit: (process: RankProcess) => Promise<void>;
+	/** Called with what the process reports to its agent (place.ts). */
+	readonly onReport?: (process: RankProcess, report: unknown) => void;
 }
 
 export class RankProcess {
@@ -21,15 +29,16 @@ export class RankProcess {
 	prefix = "";
 
 	/** `restarts`: the process may be told to take another place. */
-	constructor({ command, place, inherits, onExit }: RankProcessOptions) {
+	constructor({ command, place, inherits, onExit, onReport }: RankProcessOptions) {
 		const to = inherits ? "inherit" : "pipe";
 		this.#process = Bun.spawn([...command], {
 			argv0: process.argv0,
 			env: { ...process.env, ...environmentOf(place) },
-			// The last descriptor is `launcherErrors`.
-			stdio: [place.restarts ? "pipe" : "ignore", to, to, process.stderr.fd],
+			// The last two descriptors are `launcherErrors` and `agentReports`.
+			stdio: [place.restarts ? "pipe" : "ignore", to, to, process.stderr.fd, onReport ? "pipe" : "ignore"],
 		});
-		const { stdout, stderr } = this.#process;
+		const { stdout, stderr, stdio } = this.#process;
+		if (onReport) void readReports(stdio[agentReports] as number, (report) => onReport(this, report));
 		const forward = (from: typeof stdout, to: TerminalStream) =>
 			forwardLines(from as ReadableStream<Uint8Array>, to, () => this.prefix);
 		const output = inherits ? [] : [forward(stdout, process.stdout), forward(stderr as typeof stdout, process.stderr)];
@@ -76,6 +85,17 @@ export class RankProcess {
 		} catch {
 			// It has ended meanwhile, as onExit tells.
 		}
+	}
+}
+
+/** Calls `take` with each line that a process writes, as JSON. */
+async function readReports(descriptor: number, take: (report: unknown) => void): Promise<void> {
+	const decoder = new TextDecoder();
+	let rest = "";
+	for await (const bytes of Bun.file(descriptor).stream()) {
+		const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
+		rest = lines.pop()!;
+		for (const line of lines) take(JSON.parse(line));
 	}
 }
 

@@ -47,10 +47,26 @@ export class RestartPolicy {
 		return null;
 	}
 
+	/** What another process needs to go on with: how long ago the restarts in the window were, in milliseconds. */
+	history(now: number): { ages: number[]; stepped: boolean } {
+		return { ages: this.#times.map((time) => now - time), stepped: this.#stepped };
+	}
+
+	/** Goes on with the history of another process. */
+	take({ ages, stepped }: { readonly ages: readonly number[]; readonly stepped: boolean }, now: number): void {
+		this.#times = ages.map((age) => now - age);
+		this.#stepped = stepped;
+	}
+
+	/** "Restart 1 of at most 3 within 60 minutes". */
+	count(): string {
+		const { most, windowMinutes } = this.options;
+		return `Restart ${this.#times.length} of at most ${most} within ${windowMinutes} minutes`;
+	}
+
 	/** Tells of a restart: "Restart 1 of at most 3 within 60 minutes: new processes for ranks 1 and 2". */
 	sentence(replaced: readonly number[]): string {
-		const { most, windowMinutes } = this.options;
-		const count = `Restart ${this.#times.length} of at most ${most} within ${windowMinutes} minutes`;
+		const count = this.count();
 		const list = replaced
 			.toSorted((a, b) => a - b)
 			.join(", ")

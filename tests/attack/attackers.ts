@@ -22,6 +22,7 @@
  */
 import { parseArgs } from "node:util";
 import { hearingRank, type Outcome, type Played, play, realTime, type Step } from "./played-run.ts";
+import { quantile } from "./summary.ts";
 
 const kinds = ["flood", "half-open", "slow", "lying"];
 const period = 500;
@@ -93,12 +94,6 @@ function measure(steps: readonly Step[]): Measured {
 
 function latenessOf(late: readonly number[]): Lateness {
 	return { median: quantile(late, 0.5), high: quantile(late, 0.99), latest: quantile(late, 1) };
-}
-
-/** NaN of nothing. */
-function quantile(values: readonly number[], share: number): number {
-	const sorted = values.toSorted((a, b) => a - b);
-	return sorted[Math.ceil(share * sorted.length) - 1] ?? Number.NaN;
 }
 
 /** Milliseconds by which `attacked` is later than the steps at rest, the first of `others`, or its latest than any of theirs. */

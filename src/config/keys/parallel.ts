@@ -90,7 +90,7 @@ export const parallelKeys = {
 	spares: defaulting(
 		integer(0, 1024),
 		0,
-		"Processes that are started and idle, to take the place of a lost one in a restart.",
+		"Processes that are started and idle, to take the place of a lost one in a restart; where an engine starts the ranks of several hosts, whole hosts.",
 	),
 	"restart-window-mins": defaulting(size, 60, "Minutes over which max-restarts counts."),
 	"non-persistent-save-interval": optional(

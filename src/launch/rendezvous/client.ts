@@ -152,7 +152,7 @@ async function exchangeMessages(
 }
 
 /** Connects and authenticates, with retries until `end`: unauthenticated connections of other processes may crowd this one out. */
-async function connectAuthenticated(
+export async function connectAuthenticated(
 	endpoint: Endpoint,
 	secret: string | null,
 	end: number,

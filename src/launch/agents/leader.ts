@@ -1,0 +1,279 @@
+/**
+ * The leader of a run over several hosts: one agent decides, from what all tell it, which host has which ranks in each generation,
+ * and when a failure ends the run. It knows no sockets: agents are added, heard and lost.
+ */
+import { counted } from "../../system/counted.ts";
+import { exitCodes } from "../../system/exit-codes.ts";
+import { type RestartOptions, RestartPolicy } from "../restart-policy.ts";
+import type { AgentFailure, AgentMessage, Hello, History, LeaderMessage } from "./messages.ts";
+
+export interface LeaderOptions {
+	/** Agents that the engine has started. */
+	readonly agents: number;
+	/** Ranks of the run, and of a host. */
+	readonly ranks: number;
+	readonly perHost: number;
+	readonly restarts: RestartOptions;
+	/** For all agents to come. */
+	readonly timeoutMinutes: number;
+	readonly log: (line: string) => void;
+}
+
+/** Where a new leader goes on: the generation, the agents that were in it, and the restarts so far. */
+export interface Succession {
+	readonly generation: number;
+	/** Numbers of the agents that may be alive, without this one hearing them either. */
+	readonly agents: readonly number[];
+	readonly former: number;
+	readonly history: History;
+	readonly reason: string;
+}
+
+/** An agent as the leader sees it. */
+interface Follower {
+	readonly hello: Hello;
+	/** First of its ranks; null: it is spare. */
+	first: number | null;
+	/** A port at which its ranks may meet next. */
+	meeting: number;
+	readonly send: (message: LeaderMessage) => void;
+}
+
+/** Milliseconds for the agents of a lost leader to come to the next one. */
+const successionTime = 8000;
+/** Milliseconds after which a run with enough hosts begins without those that have not come. */
+const longestGathering = 60_000;
+
+export class Leader {
+	readonly #followers = new Map<number, Follower>();
+	readonly #policy: RestartPolicy;
+	#phase: "gathering" | "running" | "stopping" | "over" = "gathering";
+	#generation: number;
+	/** Agents of the generation that have not ended; more than half of them must be here. */
+	#agents: readonly number[];
+	readonly #stopping = new Set<number>();
+	readonly #met = new Set<number>();
+	readonly #finished = new Map<number, number>();
+	#failure: AgentFailure | null = null;
+	#failedAt = 0;
+	/** Whether another agent led the generation. */
+	#takesOver: boolean;
+	/** Ranks that a restart gives new hosts. */
+	#moved: string[] = [];
+	#timer: ReturnType<typeof setTimeout>;
+
+	constructor(
+		private readonly options: LeaderOptions,
+		private readonly own: number,
+		succession: Succession | null,
+	) {
+		this.#policy = new RestartPolicy(options.restarts);
+		this.#takesOver = succession !== null;
+		this.#generation = succession?.generation ?? -1;
+		this.#agents = succession?.agents ?? Array.from({ length: options.agents }, (_, agent) => agent);
+		if (succession !== null) {
+			this.#policy.take(succession.history, performance.now());
+			this.#phase = "stopping";
+			this.#failedAt = performance.now();
+			this.#failure = lost(null, succession.reason);
+			for (const agent of succession.agents) if (agent !== succession.former) this.#stopping.add(agent);
+		}
+		this.#timer = setTimeout(() => this.#waited(), succession === null ? longestGathering : successionTime);
+	}
+
+	get over(): boolean {
+		return this.#phase === "over";
+	}
+
+	/** An agent has come. Returns why it is refused, or null. */
+	add(hello: Hello, send: Follower["send"]): string | null {
+		const { agent, program, first, meeting, host } = hello;
+		const reference = this.#followers.get(this.own)?.hello.program ?? program;
+		if (program !== reference)
+			return `The agent of host ${host} has another program or configuration than the leader's.`;
+		if (this.#followers.has(agent)) return `There are two agents ${agent}.`;
+		const belongs = hello.generation === this.#generation && this.#phase === "stopping";
+		this.#followers.set(agent, { hello, first: belongs ? first : null, meeting, send });
+		if (this.#phase === "running") {
+			this.options.log(`Host ${host} has joined and is spare.`);
+			this.#tellMembers();
+		}
+		if (this.#phase === "gathering") this.#beginFirst(this.#followers.size === this.options.agents);
+		if (belongs && this.#stopping.has(agent)) {
+			if (first === null) this.#stopping.delete(agent);
+			else send({ stop: { generation: this.#generation, rank: null, reason: this.#failure!.reason } });
+			this.#goOn();
+		}
+		return null;
+	}
+
+	hear(agent: number, message: AgentMessage): void {
+		const follower = this.#followers.get(agent);
+		if (follower === undefined || this.#phase === "over") return;
+		if ("failed" in message && message.failed.generation === this.#generation) this.#fail(message.failed.failure);
+		if ("stopped" in message && message.stopped.generation === this.#generation) {
+			const { meeting, failure } = message.stopped;
+			follower.meeting = meeting;
+			// The agent of the rank to blame knows how its process has ended.
+			const blamed = failure !== null && (failure.interrupted || (failure.own && failure.rank === this.#failure?.rank));
+			if (blamed || (failure !== null && this.#failure?.rank === null && failure.own)) this.#failure = failure;
+			this.#stopping.delete(agent);
+			this.#goOn();
+		}
+		if ("met" in message && message.met.generation === this.#generation) {
+			this.#met.add(agent);
+			if (this.#generation > 0 && this.#working().every((one) => this.#met.has(one.hello.agent))) this.#tellOfRestart();
+		}
+		if ("finished" in message && message.finished.generation === this.#generation) {
+			this.#finished.set(agent, message.finished.code);
+			if (this.#phase === "running" && this.#working().every((one) => this.#finished.has(one.hello.agent)))
+				this.#end(Math.max(...this.#finished.values()), null);
+		}
+	}
+
+	/** An agent is lost. `ended`: its process has ended; else it may live and not be heard. */
+	lose(agent: number, why: string, ended: boolean): void {
+		const follower = this.#followers.get(agent);
+		this.#followers.delete(agent);
+		if (ended) this.#agents = this.#agents.filter((one) => one !== agent);
+		if (follower === undefined || this.#phase === "over" || this.#phase === "gathering") return;
+		const { host } = follower.hello;
+		if (follower.first === null) this.options.log(`The spare host ${host} is lost: ${why}.`);
+		else if (this.#phase === "running") this.#fail(lost(follower.first, `its host ${host} is lost: ${why}`));
+		this.#stopping.delete(agent);
+		this.#goOn();
+	}
+
+	/** Agents that have ranks, in the order of these. */
+	#working(): Follower[] {
+		return [...this.#followers.values()].filter(({ first }) => first !== null).sort((a, b) => a.first! - b.first!);
+	}
+
+	#waited(): void {
+		if (this.#phase === "gathering") {
+			this.#beginFirst(true);
+			const { timeoutMinutes, agents } = this.options;
+			const reason = `Only ${this.#followers.size} of ${counted(agents, "agent")} have come within ${counted(timeoutMinutes, "minute")}.`;
+			const left = timeoutMinutes * 60_000 - longestGathering;
+			if (this.#generation < 0) this.#timer = setTimeout(() => this.#end(exitCodes.failure, reason), left);
+		}
+		if (this.#phase !== "stopping") return;
+		// The time of a succession is over.
+		for (const agent of this.#stopping) if (!this.#followers.has(agent)) this.#stopping.delete(agent);
+		this.#goOn();
+	}
+
+	#beginFirst(all: boolean): void {
+		if (!all || !this.#assign()) return;
+		this.#begin();
+	}
+
+	#fail(failure: AgentFailure): void {
+		if (this.#phase !== "running") return;
+		this.#phase = "stopping";
+		this.#failure = failure;
+		this.#failedAt = performance.now();
+		const { rank, reason } = failure;
+		for (const { hello, send } of this.#working()) {
+			this.#stopping.add(hello.agent);
+			send({ stop: { generation: this.#generation, rank, reason } });
+		}
+	}
+
+	/** Begins the next generation when all agents have stopped, or ends the run. */
+	#goOn(): void {
+		if (this.#phase !== "stopping" || this.#stopping.size > 0) return;
+		const end = this.#endOfRun(this.#failure!);
+		if (end === null) this.#begin();
+		else this.#end(end.code, end.reason);
+	}
+
+	/** Why the run ends with its failure, and with which code; null: it goes on, and every rank has a host. */
+	#endOfRun(failure: AgentFailure): { readonly code: number; readonly reason: string } | null {
+		if (failure.interrupted) return failure;
+		const left = this.#agents.filter((agent) => this.#followers.has(agent)).length;
+		// Of two halves that do not hear each other one goes on: that of the leader.
+		if (2 * left + (this.#takesOver ? 0 : 1) <= this.#agents.length) {
+			const reason = `The run is not restarted: ${left} of ${counted(this.#agents.length, "agent")} are left, and the others may go on by themselves; start it again.`;
+			return { code: exitCodes.runAgain, reason };
+		}
+		const refusal = this.#policy.refusal(failure, performance.now());
+		if (refusal !== null) return { code: failure.code, reason: refusal };
+		if (this.#assign()) return null;
+		return { code: exitCodes.failure, reason: "The run is not restarted: a host is lost, and no other is spare." };
+	}
+
+	/** Gives every block of a host's ranks a host whose agents are all there. Returns false if hosts are wanting. */
+	#assign(): boolean {
+		const { ranks, perHost } = this.options;
+		const nodes = Map.groupBy(
+			[...this.#followers.values()].sort((a, b) => a.hello.agent - b.hello.agent),
+			({ hello }) => hello.node,
+		);
+		const whole = [...nodes.values()].filter((of) => of.reduce((sum, { hello }) => sum + hello.seats, 0) === perHost);
+		const blocks = new Map<number, Follower[]>();
+		const free: Follower[][] = [];
+		for (const of of whole) {
+			const firsts = of.map(({ first, hello }) => (first === null ? null : first - hello.localRank));
+			const [block] = firsts;
+			if (block === null || block === undefined || firsts.some((one) => one !== block)) free.push(of);
+			else blocks.set(block, of);
+		}
+		this.#moved = [];
+		for (const follower of this.#followers.values()) follower.first = null;
+		for (let block = 0; block < ranks; block += perHost) {
+			const of = blocks.get(block) ?? free.shift();
+			if (of === undefined) return false;
+			if (!blocks.has(block))
+				this.#moved.push(`host ${of[0]!.hello.host} takes ranks ${block} to ${block + perHost - 1}`);
+			for (const follower of of) follower.first = block + follower.hello.localRank;
+		}
+		return true;
+	}
+
+	#begin(): void {
+		clearTimeout(this.#timer);
+		this.#generation++;
+		this.#phase = "running";
+		this.#takesOver = false;
+		this.#met.clear();
+		this.#finished.clear();
+		this.#stopping.clear();
+		this.#tellMembers();
+		const [zero] = this.#working();
+		const address = zero!.hello.agent === this.own ? null : zero!.hello.address;
+		for (const { first, send } of this.#working()) {
+			send({ begin: { generation: this.#generation, first: first!, meeting: { address, port: zero!.meeting } } });
+		}
+	}
+
+	#tellMembers(): void {
+		this.#agents = [...this.#followers.keys()].sort((a, b) => a - b);
+		const members = this.#agents.map((agent) => {
+			const { address, port } = this.#followers.get(agent)!.hello;
+			return { agent, address, port };
+		});
+		const history = this.#policy.history(performance.now());
+		for (const { send } of this.#followers.values()) {
+			send({ members: { generation: this.#generation, members, history } });
+		}
+	}
+
+	#tellOfRestart(): void {
+		const seconds = ((performance.now() - this.#failedAt) / 1000).toFixed(2);
+		const moved = this.#moved.length === 0 ? "every host keeps its ranks" : this.#moved.join(", ");
+		this.options.log(`${this.#policy.count()}: ${moved}; all ranks have met ${seconds} s after the failure.`);
+	}
+
+	/** `reason`: a sentence; null: all is done. */
+	#end(code: number, reason: string | null): void {
+		clearTimeout(this.#timer);
+		this.#phase = "over";
+		if (reason !== null) this.options.log(reason);
+		for (const { send } of this.#followers.values()) send({ end: { code } });
+	}
+}
+
+function lost(rank: number | null, reason: string): AgentFailure {
+	return { rank, reason, step: 0, own: false, code: exitCodes.failure, interrupted: false };
+}

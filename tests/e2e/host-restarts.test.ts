@@ -1,0 +1,28 @@
+/** Runs over three played hosts, of which one is spare, that restart after faults (tests/attack/restarts.ts). */
+import { describe, expect, test } from "bun:test";
+import { layouts, numbers } from "../attack/fault-plan.ts";
+import { drawCauses, meetRestarts } from "../attack/restarts.ts";
+import { canPlayHosts } from "../launch/played-hosts.ts";
+
+describe.skipIf(!canPlayHosts())("on three hosts", () => {
+	const options = { seed: 1, spares: 1, hosts: 3 };
+
+	test("a rank is killed, a link is cut, and the first host is lost", async () => {
+		const { problems, recoveries } = await meetRestarts(layouts[1]!, ["kill", "cut", "first host"], options);
+		expect(problems).toEqual([]);
+		expect(recoveries[0]!.lost).toBe(0);
+	}, 300_000);
+
+	if (process.env.MIMO_TEST_FULL === "1") {
+		test.each(layouts.filter(({ ranks }) => ranks === 4))(
+			"25 faults of $name",
+			async (layout) => {
+				const faults = drawCauses(25, numbers(20261129), "three");
+				const { problems, recoveries } = await meetRestarts(layout, faults, options);
+				expect(problems).toEqual([]);
+				expect(recoveries).toHaveLength(25);
+			},
+			1_800_000,
+		);
+	}
+});
