@@ -171,7 +171,7 @@ const readThemselves = [
 		"parity/verify/reference.ts",
 		"parity/verify/verify.ts",
 	],
-	...["system/private-folder.ts", "data/energon/storage/block-cache.ts", "train/restart/kept-state.ts"],
+	...["system/private-folder.ts", "data/energon/storage/block-cache.ts", "train/restart/kept-file.ts"],
 	// After checks of their own.
 	...["launch/secret.ts", "data/energon/storage/open.ts", "data/import/sources/table.ts"],
 	// A configuration may be a pipe of the shell.

@@ -63,13 +63,17 @@ function memoryTable(modules: readonly ModulePlan[], { memoryBytes }: Machine): 
 }
 
 /** What --max-restarts with --non-persistent-save-interval takes. */
-function keptSentence({ modules, keptInterval }: RunPlan): string[] {
+function keptSentence({ modules, keptInterval, replicated }: RunPlan): string[] {
 	if (keptInterval === null) return [];
 	const each = modules.map(({ plan, memory }) => `${plan.module} ${bytesText(memory.kept)}`).join(", ");
 	const often = keptInterval === 1 ? "after every step" : `every ${keptInterval} steps`;
-	return [
-		`In the host's memory, for restarts: two copies of a rank's state, one written ${often}; bytes of each: ${each}.`,
-	];
+	const kept = `In the host's memory, for restarts: two copies of a rank's state, one written ${often}; bytes of each: ${each}.`;
+	return replicated
+		? [
+				kept,
+				"Another host keeps each copy too (replication): as many bytes again in its memory, sent when they are written.",
+			]
+		: [kept];
 }
 
 function flopsTable({ modules }: RunPlan): string[] {

@@ -189,13 +189,14 @@ class Job implements Disposable {
 	#placeOf(rank: number): NextPlace {
 		const { number, server } = this.#generation;
 		const meeting = { address: loopback, port: server.port };
-		return { rank, localRank: rank, ...meeting, generation: number, memory: this.#memory?.pathOf(rank) ?? "" };
+		const files = this.#memory?.pathsOf(rank) ?? { memory: "", replica: "" };
+		return { rank, localRank: rank, ...meeting, generation: number, ...files };
 	}
 
 	/** Starts a rank's process; `rank` null: a spare one, which waits for the place of a rank. */
 	#startProcess(rank: number | null): RankProcess {
 		const { command, ranks, reporter } = this.options;
-		const { port, generation, memory } = this.#placeOf(rank ?? 0);
+		const { port, generation, memory, replica } = this.#placeOf(rank ?? 0);
 		const place = {
 			rank: rank ?? 0,
 			worldSize: ranks,
@@ -205,7 +206,7 @@ class Job implements Disposable {
 			port,
 			secret: this.#secret,
 			launcher: process.pid,
-			...(this.#memory && { restarts: { generation, memory, spare: rank === null } }),
+			...(this.#memory && { restarts: { generation, memory, replica, spare: rank === null } }),
 		};
 		const onExit = async (ended: RankProcess) => await this.#exited(this.#processes.indexOf(ended), ended);
 		return new RankProcess({ command, place, inherits: rank === reporter, onExit });

@@ -35,6 +35,8 @@ export interface Restarts {
 	readonly generation: number;
 	/** Path of the rank's file in the host's memory, which outlives the rank's process. */
 	readonly memory: string;
+	/** The same of its file for the copy of another rank's state. */
+	readonly replica: string;
 	/** Whether the process has no place yet, and waits for that of a lost one. */
 	readonly spare?: boolean;
 	/** In a run over several hosts: the process that has started this one (agents/agent.ts), which takes reports. */

@@ -1,4 +1,4 @@
-/** A file for each rank in the host's memory that lives as long as the launcher, whatever becomes of the rank's process. */
+/** Two files for each rank in the host's memory that live as long as the launcher, whatever becomes of the rank's process. */
 import { closeSync, constants, openSync } from "node:fs";
 import { fileError } from "../system/system-errors.ts";
 
@@ -12,15 +12,16 @@ export class RankMemory implements Disposable {
 	/** Throws a UserError if the host's memory has no files. */
 	constructor(ranks: number) {
 		try {
-			this.#descriptors = Array.from({ length: ranks }, () => openSync(folder, constants.O_RDWR | unnamed, 0o600));
+			this.#descriptors = Array.from({ length: 2 * ranks }, () => openSync(folder, constants.O_RDWR | unnamed, 0o600));
 		} catch (error) {
 			throw fileError("write", folder, error);
 		}
 	}
 
-	/** The path by which processes of this host open a rank's file. */
-	pathOf(rank: number): string {
-		return `/proc/${process.pid}/fd/${this.#descriptors[rank]}`;
+	/** The paths by which processes of this host open a rank's files: of its own state, and of another rank's. */
+	pathsOf(rank: number): { readonly memory: string; readonly replica: string } {
+		const path = (file: number) => `/proc/${process.pid}/fd/${this.#descriptors[2 * rank + file]}`;
+		return { memory: path(0), replica: path(1) };
 	}
 
 	[Symbol.dispose](): void {

@@ -61,6 +61,8 @@ export interface RunPlan {
 	readonly bound: StepBound;
 	/** Steps between copies of the training's state in the host's memory; null: none are made. */
 	readonly keptInterval: number | null;
+	/** Whether another host keeps each copy too. */
+	readonly replicated: boolean;
 }
 
 /** The actors of a configuration's step and their ranks, ascending. */
@@ -139,6 +141,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
 		keptInterval: c.maxRestarts > 0 ? c.nonPersistentSaveInterval : null,
+		replicated: c.replication,
 		modules,
 		step,
 		bound: boundOf(modules, step, conditions, machine.memoryBytes),

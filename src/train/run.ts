@@ -83,7 +83,8 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 		checkpoints.requireRoom();
 		introduce(c, run, world, origins, again ? silent : observer);
 		if (metrics !== null && !again) observer.note(`Metrics: ${metrics.url}.`);
-		kept?.hold({ checkpoints, optimizerSteps: () => run.state.scalars.step.item(), dataState });
+		const optimizerSteps = () => run.state.scalars.step.item();
+		await kept?.hold({ checkpoints, optimizerSteps, dataState }, world, c);
 		const stored = await checkpoints.restore(again);
 		const restored = kept === null ? stored : kept.restore(stored, everyone);
 		if (restored !== stored) goOnFrom(restored!, checkpoints, run);

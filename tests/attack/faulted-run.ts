@@ -114,6 +114,11 @@ class Launchers implements Disposable {
 
 	/** Processes of ranks, and the host of each. */
 	ranks(): { readonly pid: number; readonly host: number }[] {
+		// A launcher of all ranks tells which of its processes are not spare.
+		if (this.hosts === 1) {
+			const said = [...this.#latest[0]!.output.matchAll(/^rank (\d+): pid (\d+)/gm)];
+			return [...new Map(said.map(([, rank, pid]) => [rank, Number(pid)])).values()].map((pid) => ({ pid, host: 0 }));
+		}
 		const launchers = this.#all.map(({ process }) => process.pid);
 		return this.scene
 			.processes()
@@ -128,7 +133,7 @@ class Launchers implements Disposable {
 	async end(lost: readonly number[]): Promise<{ readonly exitCode: number | null; readonly text: string }> {
 		const late = setTimeout(() => {
 			for (const { process } of this.#latest) process.kill("SIGKILL");
-		}, 1000 * longest);
+		}, 5000 * longest);
 		const ended = await Promise.all(this.#latest.map((launched) => launched.end()));
 		clearTimeout(late);
 		const code = ended.filter((_, host) => !lost.includes(host)).find(({ exitCode }) => exitCode !== 0)?.exitCode;

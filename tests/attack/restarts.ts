@@ -61,7 +61,7 @@ interface Met {
 
 /** Steps between two saves, and least steps between two faults, on one host and where a host has to come back. */
 const saveInterval = 4;
-const gaps = { one: 4, several: 24 };
+const gaps = { one: 4, several: 16 };
 
 /** A part of the book: less to evaluate in the end. */
 const text = "text.txt";
@@ -93,7 +93,8 @@ export async function meetRestarts(
 	const whole = Launched.run(command(flagsOf(layout, "whole", faults.length, hosts)), scene.options);
 	const ended = await whole.end();
 	if (ended.exitCode !== 0) throw new Error(ended.stderr);
-	const keeps = `--max-restarts 10000 --spares ${spares}${copies ? " --non-persistent-save-interval 1" : ""}`;
+	const copying = ` --non-persistent-save-interval 1${hosts > 1 ? " --replication" : ""}`;
+	const keeps = `--max-restarts 10000 --spares ${spares}${copies ? copying : ""}`;
 	using run = new FaultedRun(
 		scene,
 		`${flagsOf(layout, "faulted", faults.length, hosts)} ${keeps}`,

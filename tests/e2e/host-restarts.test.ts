@@ -10,7 +10,7 @@ describe.skipIf(!canPlayHosts())("on three hosts", () => {
 	test("a rank is killed, a link is cut, and the first host is lost", async () => {
 		const { problems, recoveries } = await meetRestarts(layouts[1]!, ["kill", "cut", "first host"], options);
 		expect(problems).toEqual([]);
-		expect(recoveries[0]!.lost).toBe(0);
+		expect(recoveries.map(({ lost }) => lost)).toEqual([0, 0, 0]);
 	}, 300_000);
 
 	if (process.env.MIMO_TEST_FULL === "1") {
@@ -19,7 +19,7 @@ describe.skipIf(!canPlayHosts())("on three hosts", () => {
 			async (layout) => {
 				const faults = drawCauses(25, numbers(20261129), "three");
 				const { problems, recoveries } = await meetRestarts(layout, faults, options);
-				expect(problems).toEqual([]);
+				expect([problems, recoveries.filter(({ lost }) => lost > 0)]).toEqual([[], []]);
 				expect(recoveries).toHaveLength(25);
 			},
 			1_800_000,

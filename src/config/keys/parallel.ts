@@ -93,6 +93,10 @@ export const parallelKeys = {
 		"Processes that are started and idle, to take the place of a lost one in a restart; where an engine starts the ranks of several hosts, whole hosts.",
 	),
 	"restart-window-mins": defaulting(size, 60, "Minutes over which max-restarts counts."),
+	replication: off(
+		"Keep each rank's copy of non-persistent-save-interval on another host too, so that a lost host loses no step.",
+	),
+	"replication-jump": optional(size, "Ranks from a rank to that which keeps its copy; unset: the ranks of a host."),
 	"non-persistent-save-interval": optional(
 		size,
 		"Steps between copies of the training's state in the host's memory, from which restarts go on; unset: they go on from the newest checkpoint.",

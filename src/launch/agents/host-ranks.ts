@@ -98,7 +98,7 @@ export class HostRanks implements Disposable {
 			port,
 			secret,
 			launcher: null,
-			restarts: { generation, memory: this.#memory.pathOf(seat), agent: process.pid },
+			restarts: { generation, ...this.#memory.pathsOf(seat), agent: process.pid },
 		};
 	}
 

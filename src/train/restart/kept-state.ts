@@ -2,15 +2,17 @@
  * What a rank keeps for a restart in its job, in a file that outlives its process (src/launch/rank-memory.ts): a copy of its
  * part of the training after a step, of the two latest such steps. docs/decisions/restarts.md says why that is enough.
  */
-import { closeSync, openSync, readSync, writeSync } from "node:fs";
 import { isCheckpoint, localFolder } from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { placeFromEnvironment } from "../../launch/place.ts";
 import type { OptimizerShard } from "../../optim/adamw.ts";
 import { exchangeTexts, type Group, type World } from "../../parallel/index.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { Listener, Progress } from "../listeners.ts";
 import type { Checkpoints } from "./checkpoints.ts";
+import { KeptFile, slots, windowBytes } from "./kept-file.ts";
+import { Replicas } from "./replicas.ts";
 import type { StartingPoint } from "./starting-point.ts";
 
 /** What the copy of a step says beside its tensors; `data`: the state of this rank's. */
@@ -26,36 +28,24 @@ interface TrainedState {
 	readonly dataState: () => Promise<unknown>;
 }
 
-/** Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's; whether slots have memory. */
-const wordBytes = 4;
-const wordOf = { step: (slot: number) => 2 * slot, record: (slot: number) => 2 * slot + 1, job: 4, room: 5 };
-const jobOffset = 64;
-const slots = [0, 1] as const;
-const firstSlot = 4096;
-/** Slots begin at multiples of this, so that no element lies in two windows. */
-const alignment = 64;
-/** Room of a step's record: where nothing is written the file has a hole. */
-const recordRoom = 2 ** 26;
-/** Bytes of the file that are mapped at once: an array of JavaScript's ends at 4 GiB. */
-const windowBytes = 2 ** 30;
-
 export class KeptState implements Listener, Disposable {
-	readonly #file: number;
+	readonly #file: KeptFile;
+	/** Copies of other ranks' state, and theirs of this one's; null: there are none. */
+	#replicas: Replicas | null = null;
 	#state: TrainedState | null = null;
 	/** This rank's tensors in the order of a slot. */
 	#parts: readonly Tensor[] = [];
 	/** Whether steps are copied: not after a copy that failed. */
 	#copies: boolean;
-	/** Parts of the file in this process's memory, by their number. */
-	readonly #windows = new Map<number, Uint8Array>();
+
 	private constructor(
-		private readonly path: string,
+		path: string,
 		/** Number of restarts before this one. */
 		readonly generation: number,
 		private readonly interval: number | null,
 		private readonly warn: (sentence: string) => void,
 	) {
-		this.#file = openSync(path, "r+");
+		this.#file = new KeptFile(path);
 		this.#copies = interval !== null;
 	}
 
@@ -93,14 +83,20 @@ export class KeptState implements Listener, Disposable {
 		if (this.#job?.saves === false) this.#job = { ...this.#job, saves: true };
 	}
 
-	/** Takes the state to copy from, and to copy to. */
-	hold(state: TrainedState): void {
+	/** Takes the state to copy from, and to copy to. Collective over the world. */
+	async hold(state: TrainedState, world: World, c: TrainingConfiguration): Promise<void> {
 		this.#state = state;
 		const { buffers, loose } = state.checkpoints.tensors;
 		this.#parts = [
 			...buffers.flatMap(({ shard }) => (shard === null ? [] : tensorsOf(shard))),
 			...loose.map(({ value }) => value.share()),
 		];
+		this.#file.size(this.#parts.reduce((sum, { bytes }) => sum + bytes, 0));
+		if (!c.replication || !this.#copies) return;
+		const jump = c.replicationJump ?? placeFromEnvironment()!.localSize;
+		this.#replicas = await Replicas.open(this.#file, world, jump);
+		if (this.#replicas === null && world.rank === 0)
+			this.warn("replication: all ranks are on one host, which keeps no second copy.");
 	}
 
 	/**
@@ -109,20 +105,25 @@ export class KeptState implements Listener, Disposable {
 	 */
 	restore(stored: StartingPoint | null, world: Group): StartingPoint | null {
 		if (this.generation === 0 || !this.#copies) return stored;
-		const own = slots.map((slot) => this.#word(wordOf.step(slot)));
-		const all = world.exchange(Int32Array.from(own));
-		const common = Math.max(0, ...own.filter((step) => all.every((steps) => steps.includes(step))));
+		const replicas = this.#replicas;
+		const own = Int32Array.from(slots, (slot) => this.#file.step(slot));
+		const all = world.exchange(replicas?.knownSteps() ?? own);
+		const stepsOf = (rank: number) => replicas?.stepsOf(all, rank) ?? [...all[rank]!];
+		const common = Math.max(0, ...stepsOf(0).filter((step) => all.every((_, rank) => stepsOf(rank).includes(step))));
 		const step = Math.max(common, stored?.progress.iteration ?? 0);
 		// Steps that are done again take the slots of their first copies.
-		for (const slot of slots) if (own[slot]! > step) this.#setWord(wordOf.step(slot), 0);
-		return step > (stored?.progress.iteration ?? 0) ? this.#copyBack(step, world) : stored;
+		for (const slot of slots) if (own[slot]! > step) this.#file.empty(slot);
+		replicas?.forgetAfter(step);
+		if (step <= (stored?.progress.iteration ?? 0)) return stored;
+		// The host of a rank that was brought back has no copy of another's yet.
+		if (replicas?.bringBack(step)) replicas.spread(this.#file.slotOf(step));
+		return this.#copyBack(step, world);
 	}
 
 	#copyBack(step: number, world: Group): StartingPoint {
-		const slot = slots.find((one) => this.#word(wordOf.step(one)) === step)!;
-		const bytes = this.#word(wordOf.record(slot));
-		const { data: own, ...record } = this.#read(this.#recordOffset(slot), bytes) as StepRecord;
-		let position = this.#slotOffset(slot);
+		const slot = this.#file.slotOf(step)!;
+		const { data: own, ...record } = this.#file.record(slot) as StepRecord;
+		let position = this.#file.offsetOf(slot);
 		for (const part of this.#parts) {
 			position = this.#pieces(part, position, (piece, kept) => piece.device.copyToDevice(piece, kept));
 		}
@@ -134,39 +135,37 @@ export class KeptState implements Listener, Disposable {
 	/** Copies the state after a step. */
 	async betweenSteps(progress: Progress): Promise<void> {
 		const { iteration } = progress;
-		if (this.#state === null || !this.#copies || iteration % this.interval! !== 0) return;
+		if (this.#state === null || this.interval === null || iteration % this.interval !== 0) return;
+		if (!this.#copies) {
+			this.#replicas?.spread(null);
+			return;
+		}
 		const { schedules, lineage } = this.#state.checkpoints;
 		const data = await this.#state.dataState();
+		let slot: number | null = null;
 		try {
-			this.#copy({ progress, optimizerSteps: this.#state.optimizerSteps(), schedules, lineage, data });
+			slot = this.#copy({ progress, optimizerSteps: this.#state.optimizerSteps(), schedules, lineage, data });
 		} catch (error) {
 			this.#copies = false;
 			this.warn(
 				`The state of step ${iteration} cannot be kept in the host's memory (${systemReason(error)}): a restart goes on from the newest checkpoint.`,
 			);
 		}
+		this.#replicas?.spread(slot);
 	}
 
-	/** A slot has no step while it is written, so that a process may end at any time. */
-	#copy(record: StepRecord): void {
-		this.#makeRoom();
-		const slot = this.#word(wordOf.step(0)) > this.#word(wordOf.step(1)) ? 1 : 0;
-		this.#setWord(wordOf.step(slot), 0);
-		let position = this.#slotOffset(slot);
+	/** Returns the slot. */
+	#copy(record: StepRecord): number {
+		this.#file.makeRoom();
+		const slot = this.#file.nextSlot;
+		this.#file.empty(slot);
+		let position = this.#file.offsetOf(slot);
 		for (const part of this.#parts) {
 			position = this.#pieces(part, position, (piece, kept) => piece.device.copyToHost(kept, piece));
 		}
-		this.#setWord(wordOf.record(slot), this.#writeText(this.#recordOffset(slot), record));
-		this.#setWord(wordOf.step(slot), record.progress.iteration);
-	}
-
-	/** Writes to the slots once: where the host's memory is full that is an error, in a mapped file it would be the process's end. */
-	#makeRoom(): void {
-		if (this.#word(wordOf.room) === 1) return;
-		const end = this.#slotOffset(slots.length);
-		const zeros = new Uint8Array(Math.min(end, 2 ** 23));
-		for (let at = firstSlot; at < end; at += zeros.length) this.#write(zeros.subarray(0, end - at), at);
-		this.#setWord(wordOf.room, 1);
+		this.#file.setRecord(slot, record);
+		this.#file.finish(slot, record.progress.iteration);
+		return slot;
 	}
 
 	/** Calls `move` for pieces of a tensor and as many bytes of the file. Returns the place behind them. */
@@ -179,67 +178,24 @@ export class KeptState implements Listener, Disposable {
 			const begin = window * windowBytes;
 			const elements = Math.min(part.elements - from, (begin + windowBytes - at) / size);
 			using piece = flat.columns(from, elements);
-			move(piece, this.#mapped(window).subarray(at - begin, at - begin + elements * size));
+			move(piece, this.#file.mapped(window).subarray(at - begin, at - begin + elements * size));
 			from += elements;
 		}
 		return position + part.bytes;
 	}
 
-	#mapped(window: number): Uint8Array {
-		const known = this.#windows.get(window);
-		if (known) return known;
-		const offset = window * windowBytes;
-		const size = Math.min(windowBytes, this.#slotOffset(slots.length) - offset);
-		this.#windows.set(window, Bun.mmap(this.path, { shared: true, offset, size }));
-		return this.#mapped(window);
-	}
-
-	#slotOffset(slot: number): number {
-		const bytes = this.#parts.reduce((sum, part) => sum + part.bytes, 0);
-		return firstSlot + slot * Math.ceil(bytes / alignment) * alignment;
-	}
-
-	readonly #recordOffset = (slot: number) => this.#slotOffset(slots.length) + slot * recordRoom;
-
 	get #job(): JobRecord | null {
-		const bytes = this.#word(wordOf.job);
-		return bytes === 0 ? null : (this.#read(jobOffset, bytes) as JobRecord);
+		return this.#file.job as JobRecord | null;
 	}
 
 	set #job(job: JobRecord) {
-		this.#setWord(wordOf.job, this.#writeText(jobOffset, job));
-	}
-
-	#word(index: number): number {
-		const bytes = new Int32Array(1);
-		readSync(this.#file, bytes, 0, wordBytes, index * wordBytes);
-		return bytes[0]!;
-	}
-
-	readonly #setWord = (index: number, value: number) =>
-		this.#write(new Uint8Array(Int32Array.of(value).buffer), index * wordBytes);
-
-	#read(position: number, length: number): unknown {
-		const bytes = new Uint8Array(length);
-		readSync(this.#file, bytes, 0, length, position);
-		return JSON.parse(new TextDecoder().decode(bytes));
-	}
-
-	#writeText(position: number, value: StepRecord | JobRecord): number {
-		const bytes = new TextEncoder().encode(JSON.stringify(value));
-		this.#write(bytes, position);
-		return bytes.byteLength;
-	}
-
-	#write(bytes: Uint8Array, position: number): void {
-		for (let done = 0; done < bytes.byteLength; ) {
-			done += writeSync(this.#file, bytes, done, bytes.byteLength - done, position + done);
-		}
+		this.#file.job = job;
 	}
 
 	[Symbol.dispose](): void {
 		for (const part of this.#parts) part[Symbol.dispose]();
-		closeSync(this.#file);
+		this.#replicas?.[Symbol.dispose]();
+		this.#file[Symbol.dispose]();
 	}
 }
 
