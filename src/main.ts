@@ -18,6 +18,7 @@ const commands: CommandTable = {
 	plan: ["Estimate a run's memory, operations, traffic and step time.", () => import("./commands/plan.ts")],
 	report: ["Draw a run's log as one HTML page.", () => import("./commands/report.ts")],
 	trace: ["Summarise traces of training steps.", () => import("./commands/trace.ts")],
+	bench: ["Step a known model and say how fast.", () => import("./commands/bench.ts")],
 	parity: ["Compare training with reference runs.", () => import("./commands/parity.ts")],
 	verify: ["Check that layouts of ranks compute what one process computes.", () => import("./commands/verify.ts")],
 	"convert-ckpt": ["Convert a checkpoint between formats, or list one.", () => import("./commands/convert-ckpt.ts")],

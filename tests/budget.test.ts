@@ -10,7 +10,7 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17512, 87],
-	commands: [4831, 36],
+	commands: [5160, 39],
 	config: [7446, 51],
 	data: [21020, 107],
 	decode: [720, 3],
