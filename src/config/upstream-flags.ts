@@ -45,7 +45,6 @@ const shardedOptimizer = "there is no FSDP; use-distributed-optimizer shards the
 const trace = "profile-step-start writes a trace of all ranks to profile-file";
 const distilled = "export-kd-alpha and export-kd-temperature weigh the distillation from export-kd-teacher-load";
 const graphs = "cuda-graph-impl local decides by itself what becomes a graph";
-const muon = "the optimizer is adam";
 const alwaysLogged = "tensorboard-dir always has it";
 
 const freezing: Readonly<Record<string, readonly [tower: boolean, language: boolean]>> = {
@@ -237,7 +236,11 @@ const flags: Readonly<Record<string, Reading>> = {
 		["first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"],
 		accepted("experts alone run in FP8"),
 	),
-	...each(["muon-momentum", "muon-scale-mode", "muon-extra-scale-factor"], refused(muon)),
+	"muon-use-syrk": accepted("it only chooses a kernel"),
+	...each(
+		["qk-clip", "qk-clip-alpha", "qk-clip-threshold", "log-max-attention-logit"],
+		refused("attention's kernels keep the sums of softmax and no largest logit"),
+	),
 	// Logs.
 	...each(
 		[
@@ -343,6 +346,12 @@ export function takeUpstream(name: string, values: readonly string[], origin: Or
 /** Upstream's values of keys: a key's value → the entries that it stands for. */
 const values: Readonly<Partial<Record<Key, Readonly<Record<string, readonly (readonly [Key, unknown])[]>>>>> = {
 	"dataset-provider": { energon_multimodal: [["dataset-provider", "energon"]] },
+	optimizer: {
+		dist_muon: [
+			["optimizer", "muon"],
+			["use-distributed-optimizer", true],
+		],
+	},
 	"model-provider": {
 		"nemotron-moe-vlm-20l": [["preset", "nemotron-moe-vlm-20l"]],
 		"nemotron-moe-vlm-54l": [["preset", "nemotron-moe-vlm-54l"]],

@@ -13,7 +13,14 @@ import {
 } from "../parallel/index.ts";
 import { elementCount, type FloatDtype, type Parameter, type Tensor } from "../tensor/index.ts";
 import { initialise, philoxKey } from "./initialise.ts";
-import { decays, logicalNames, logicalShape, type ParameterSpec } from "./parameter-spec.ts";
+import {
+	decays,
+	logicalNames,
+	logicalShape,
+	type MatrixOptions,
+	matrixLayout,
+	type ParameterSpec,
+} from "./parameter-spec.ts";
 
 /** A rank's position among the shards of a module. */
 export interface ModulePlace {
@@ -52,6 +59,8 @@ export class ModuleParameters implements Disposable {
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
+			/** How an optimizer of whole matrices reads them; null, and by default: there is none. */
+			readonly matrices?: MatrixOptions | null;
 		},
 	) {
 		this.set = new ParameterSet(
@@ -67,6 +76,7 @@ export class ModuleParameters implements Disposable {
 					replicated: spec.shard.kind === "replicated" && spec.experts === undefined,
 					copy: spec.copy === undefined ? "none" : spec.copy.counted ? "counted" : "uncounted",
 					frozen: options.frozen(spec),
+					matrix: options.matrices && !options.frozen(spec) ? matrixLayout(spec, options.matrices) : null,
 				}),
 			),
 			options.replicas,

@@ -1,5 +1,5 @@
 /** Descriptions of a model's parameters, from which their memory is made. */
-import type { Shard } from "../parallel/index.ts";
+import type { MatrixLayout, Shard } from "../parallel/index.ts";
 
 /** Distribution of initial values (docs/spec/language-model.md §6.1). */
 export type Initialisation =
@@ -26,11 +26,28 @@ export interface ParameterSpec {
 	readonly copy?: { readonly counted: boolean };
 	/** Whether it is fp32 even in bf16 training. */
 	readonly alwaysF32?: boolean;
+	/** Whether Muon leaves it to AdamW though it has two axes: a table of embeddings, the output layer, Mamba-2's fused in_proj. */
+	readonly elementwise?: boolean;
+	/** Heights of the blocks of rows that alternate in a fused projection (query, key and value heads of a group): Muon's matrices. */
+	readonly parts?: readonly number[];
 }
 
 /** Whether weight decay applies; by Megatron's rule not to vectors and biases (docs/spec/language-model.md §7.2). */
 export function decays(spec: ParameterSpec): boolean {
 	return spec.shape.length > 1 && !spec.name.endsWith(".bias");
+}
+
+/** How Muon's options read parameters (docs/spec/runtime.md §4.5). */
+export interface MatrixOptions {
+	/** Whether the blocks of fused projections are matrices of their own. */
+	readonly splits: boolean;
+}
+
+/** How the matrices of a parameter lie, for an optimizer that updates each as a whole; null: it updates elements. */
+export function matrixLayout(spec: ParameterSpec, { splits }: MatrixOptions): MatrixLayout | null {
+	if (spec.shape.length !== 2 || spec.elementwise === true || spec.liveRows !== undefined) return null;
+	const cut = spec.shard.kind === "replicated" ? null : spec.shard.dimension;
+	return { cut, parts: (splits && spec.parts) || null };
 }
 
 /** Unsharded shape without padding. */

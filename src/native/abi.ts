@@ -1263,6 +1263,28 @@ export const operations = {
 		exp_avg_dtype: "i32",
 		exp_avg_sq_dtype: "i32",
 	},
+	muon_momentum: {
+		momentum: "ptr",
+		gradient: "ptr",
+		clip_factor: "ptr",
+		found_inf: "ptr",
+		elements: "i64",
+		beta: "f32",
+		nesterov: "i32",
+	},
+	muon_normalize: { x: "ptr", y: "ptr", matrices: "i64", elements: "i64", epsilon: "f32", dtype: "i32" },
+	muon_update: {
+		master: "ptr",
+		model: "ptr",
+		update: "ptr",
+		learning_rate: "ptr",
+		weight_decay: "ptr",
+		found_inf: "ptr",
+		elements: "i64",
+		weight_decay_multiplier: "f32",
+		learning_rate_multiplier: "f32",
+		model_dtype: "i32",
+	},
 } as const satisfies Record<string, Record<string, ScalarType>>;
 export type OperationName = keyof typeof operations;
 

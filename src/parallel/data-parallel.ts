@@ -20,6 +20,8 @@ export interface ReplicaGroups {
 	readonly sequenceParallel: Group | null;
 	/** This rank and the rank of another pipeline stage that holds copies of its parameters; null: no copies. */
 	readonly copies: Group | null;
+	/** Ranks that together hold the same dense matrices, and the same experts', tensor-parallel ranks in turn; absent: the replicas. */
+	readonly matrices?: { readonly dense: Group; readonly expert: Group };
 }
 
 export interface OwnedRange {
@@ -104,6 +106,13 @@ export class DataParallel {
 
 	groupOf(buffer: ParameterBuffer): Group {
 		return buffer.kind.expert ? this.groups.expert : this.groups.dense;
+	}
+
+	/** Ranks that together hold a buffer's whole matrices: tensor-parallel ranks in turn, of one replica after the other. */
+	matrixGroupOf(buffer: ParameterBuffer): Group {
+		const { matrices } = this.groups;
+		if (buffer.kind.replicated || matrices === undefined) return this.groupOf(buffer);
+		return buffer.kind.expert ? matrices.expert : matrices.dense;
 	}
 
 	/** The elements of a buffer whose gradients are final on this rank after reduce(), and which this rank updates. */

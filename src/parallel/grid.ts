@@ -125,6 +125,7 @@ const groupKinds = {
 	dp: ["dense", ["dp"]],
 	tp_dp: ["dense", ["tp", "dp"]],
 	expt_dp: ["expert", ["expt_dp"]],
+	expt_tp_dp: ["expert", ["expt_tp", "expt_dp"]],
 	tp_ep: ["expert", ["expt_tp", "ep"]],
 	pp: ["dense", ["pp"]],
 	mp: ["dense", ["tp", "pp"]],
@@ -132,10 +133,13 @@ const groupKinds = {
 } as const;
 export type GroupKind = keyof typeof groupKinds;
 
-/** The kinds of groups in a grid; those over stages only if there are several stages. */
+/** The kinds of groups in a grid; those over stages, or an expert's tensor-parallel ranks, only if there are several. */
 export function kindsOf({ shape }: Grid): GroupKind[] {
-	const kinds = Object.keys(groupKinds) as GroupKind[];
-	return kinds.filter((kind) => shape.pipeline > 1 || !(groupKinds[kind][1] as readonly string[]).includes("pp"));
+	const absent = [...(shape.pipeline > 1 ? [] : ["pp"]), ...(shape.expertTensor > 1 ? [] : ["expt_tp"])];
+	const varies = (kind: GroupKind) => groupKinds[kind][1] as readonly string[];
+	return (Object.keys(groupKinds) as GroupKind[]).filter(
+		(kind) => kind === "tp_ep" || !varies(kind).some((dimension) => absent.includes(dimension)),
+	);
 }
 
 /** All groups of a kind in a grid. */

@@ -35,7 +35,14 @@ export {
 } from "./group.ts";
 export { type Layout, languageAlone, layoutFor, type NamedTopology, namedTopology, parseLayout } from "./layout.ts";
 export { type ModelParallel, type ModuleGroups, moduleGroups, noModelParallel, placeOf } from "./module-groups.ts";
-export { type BucketSize, type ParameterBuffer, type ParameterRequest, ParameterSet } from "./parameter-set.ts";
+export {
+	type BucketSize,
+	type BufferEntry,
+	type MatrixLayout,
+	type ParameterBuffer,
+	type ParameterRequest,
+	ParameterSet,
+} from "./parameter-set.ts";
 export { RunGroup } from "./run-group.ts";
 export { localShape, type Shard, type ShardBlock, type ShardPlace, shardBlocks } from "./shard.ts";
 export {

@@ -46,6 +46,7 @@ export async function moduleGroups(
 		made[kind] = await factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
 	}
 	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = made as Record<GroupKind, Group>;
+	const matrices = { dense: tpDp, expert: made.expt_tp_dp ?? expert };
 	const stages = made.pp ?? groupOfOne(`${grid.name}.pp`, factory.rank);
 	const { dispatcher: wanted = "alltoall" } = options;
 	const ranks = { ranks: dispatch.ranks, expertTensor: grid.shape.expertTensor };
@@ -72,6 +73,7 @@ export async function moduleGroups(
 		replicas: {
 			dense,
 			expert,
+			matrices,
 			sequenceParallel: options.sequenceParallel && tp.size > 1 ? tp : null,
 			copies: copied ? await factory.group(`${grid.name}.embd`, ends) : null,
 		},

@@ -5,6 +5,14 @@
 import type { Device } from "../native/device.ts";
 import { elementCount, type FloatDtype, Parameter, Tensor } from "../tensor/index.ts";
 
+/** How whole matrices lie in a parameter, for an optimizer that updates each as a whole. */
+export interface MatrixLayout {
+	/** Axis along which tensor-parallel ranks hold equal parts of each; null: every rank holds it whole. */
+	readonly cut: 0 | 1 | null;
+	/** Heights of the blocks of rows that alternate, of each of which all repetitions make a matrix; null: one matrix. */
+	readonly parts: readonly number[] | null;
+}
+
 /** A parameter's place in its buffer. */
 export interface BufferEntry {
 	readonly name: string;
@@ -14,6 +22,7 @@ export interface BufferEntry {
 	readonly offset: number;
 	readonly elements: number;
 	readonly decays: boolean;
+	readonly matrix: MatrixLayout | null;
 }
 
 interface ElementRun {
@@ -33,6 +42,8 @@ export interface ParameterRequest {
 	/** Whether another pipeline stage holds a copy: then both gradients are summed, and exactly one copy counts in norms. */
 	readonly copy: "none" | "counted" | "uncounted";
 	readonly frozen: boolean;
+	/** null: an optimizer updates its elements one by one. Others lie in buffers of their own. Default null. */
+	readonly matrix?: MatrixLayout | null;
 }
 
 /** How a module's gradients are bucketed: by the least number of elements, or by the number of buckets. */
@@ -54,7 +65,7 @@ export class ParameterBuffer implements Disposable {
 
 	constructor(
 		device: Device,
-		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "copy" | "frozen">,
+		readonly kind: Pick<ParameterRequest, "dtype" | "expert" | "replicated" | "copy" | "frozen" | "matrix">,
 		requests: readonly ParameterRequest[],
 		slices: number,
 		/** Index of its first parameter in the module's forward order. */
@@ -63,8 +74,8 @@ export class ParameterBuffer implements Disposable {
 		// Parameters with weight decay first, so that the optimizer makes two calls a buffer, not one a parameter.
 		const ordered = [...requests.filter((r) => r.decays), ...requests.filter((r) => !r.decays)];
 		let offset = 0;
-		this.entries = ordered.map(({ name, shape, decays }) => {
-			const entry = { name, shape, offset, elements: elementCount(shape), decays };
+		this.entries = ordered.map(({ name, shape, decays, matrix = null }) => {
+			const entry = { name, shape, offset, elements: elementCount(shape), decays, matrix };
 			offset = Math.ceil((offset + entry.elements) / alignment) * alignment;
 			return entry;
 		});
@@ -93,6 +104,11 @@ export class ParameterBuffer implements Disposable {
 
 	get dtype(): FloatDtype {
 		return this.kind.dtype;
+	}
+
+	/** Whether its parameters are whole matrices to the optimizer. */
+	get matrices(): boolean {
+		return (this.kind.matrix ?? null) !== null;
 	}
 
 	get frozen(): boolean {
@@ -168,7 +184,9 @@ export class ParameterSet implements Disposable {
 	) {
 		const flag = (value: boolean) => (value ? 1 : 0);
 		const kinds = Map.groupBy(requests, (r) =>
-			[flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype, r.copy].join(" "),
+			[flag(r.frozen), flag(r.expert), flag(r.replicated), r.dtype, r.copy, flag((r.matrix ?? null) !== null)].join(
+				" ",
+			),
 		);
 		const least = elementsOfBucket(requests, buckets);
 		this.buffers = [...kinds.keys()].sort().flatMap((kind) =>

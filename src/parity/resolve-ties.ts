@@ -168,10 +168,9 @@ function tensorsOf({ replicas, language, optimizer, scalars }: Trained): Tensor[
 		...replicas
 			.flatMap(({ parameters }) => parameters.buffers.filter(({ frozen }) => !frozen))
 			.map(({ values }) => values),
-		...optimizer.shards.flatMap(({ buffer, master, expAvg, expAvgSq }) => [
+		...optimizer.shards.flatMap(({ buffer, master, states }) => [
 			...(buffer.dtype === "f32" ? [] : [master]),
-			expAvg,
-			expAvgSq,
+			...states.values(),
 		]),
 		...[...(language?.model.routers.values() ?? [])].map(({ expertBias }) => expertBias),
 		scalars.step,

@@ -71,7 +71,8 @@ type OwnFormula =
 	| "ssd_backward"
 	| "gated_delta_forward"
 	| "gated_delta_backward"
-	| "adamw";
+	| "adamw"
+	| "muon_update";
 
 /** Elements read and written by all other operations: operands of rows × width. */
 const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
@@ -138,13 +139,15 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	philox_fill: 1,
 	clip_factor: 1,
 	adam_advance: 1,
+	muon_momentum: 4,
+	muon_normalize: 3,
 };
 
 /** Rows × width, in elements. */
 function elementsOf(name: OperationName, v: OperationValues): number {
 	// Its field named rows is a pointer.
 	if (name === "moe_unpermute") return v.tokens! * v.topk! * v.width!;
-	if (v.elements !== undefined) return v.elements;
+	if (v.elements !== undefined) return v.elements * (v.matrices ?? 1);
 	if (name === "moe_token_nodes" || name === "moe_node_experts") return (v.tokens ?? v.rows!) * v.topk!;
 	const rows = v.rows ?? v.tokens ?? 0;
 	const width = v.width && v.channels === undefined ? v.width : (v.channels ?? v.vocabulary_rows ?? v.experts ?? 1);
@@ -230,6 +233,8 @@ export function workOf(name: OperationName, v: OperationValues): Work {
 			const flops = 2 * v.tokens! * v.channels! * v.width! * (name === "causal_conv1d_forward" ? 1 : 2);
 			return { flops, bytes: operands[name] * v.tokens! * v.channels! * size(v.dtype) };
 		}
+		case "muon_update":
+			return { flops: 0, bytes: v.elements! * (4 * 3 + (v.model === 0 ? 0 : size(v.model_dtype))) };
 		case "adamw": {
 			// Masters and moments are read and written.
 			const moments = 2 * (size(v.exp_avg_dtype) + size(v.exp_avg_sq_dtype));

@@ -16,7 +16,7 @@ import type { Module } from "../models/module.ts";
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import { type EncoderModule, encoderPrefix } from "../models/vision/encoder.ts";
 import { rowWidth } from "../models/vision/projector.ts";
-import { AdamW, type AdamWOptions } from "../optim/adamw.ts";
+import { Optimizer, type OptimizerOptions } from "../optim/optimizer.ts";
 import { StepScalars } from "../optim/step-scalars.ts";
 import {
 	Edge,
@@ -94,7 +94,7 @@ export async function assemble(specification: RunSpecification, topology: Topolo
 	const held = [...modules, ...ofGuests];
 	const replicas = held.map(({ replica }) => replica);
 	const scalars = new StepScalars(world.device);
-	const optimizer = new AdamW(replicas, scalars, optimizerOptions(specification, ofGuests));
+	const optimizer = new Optimizer(replicas, scalars, optimizerOptions(specification, ofGuests));
 	const own = topology.gridOf(world.rank);
 	const { pp: stage } = own.coordinates(world.rank);
 	const passes = new RankPasses({
@@ -181,16 +181,17 @@ function stateOf(
 
 /** The optimizer's options; encoders and modules of guests have learning-rate multipliers of their own. */
 function optimizerOptions(
-	{ adam, encoders }: RunSpecification,
+	{ adam, muon = null, encoders }: RunSpecification,
 	ofGuests: readonly { readonly prefix: string; readonly learningRateMultiplier: number }[],
-): AdamWOptions {
+): OptimizerOptions {
 	const ofEncoders = encoders.flatMap(({ parts, learningRateMultiplier = 1 }) =>
 		learningRateMultiplier === 1 ? [] : [{ prefix: encoderPrefix(parts.name), learningRateMultiplier }],
 	);
 	const all = [...ofEncoders, ...ofGuests];
-	if (all.length === 0) return adam;
+	const options = { ...adam, muon };
+	if (all.length === 0) return options;
 	const of = (name: string) => all.find(({ prefix }) => name.startsWith(prefix));
-	return { ...adam, learningRateMultiplier: (name) => of(name)?.learningRateMultiplier ?? 1 };
+	return { ...options, learningRateMultiplier: (name) => of(name)?.learningRateMultiplier ?? 1 };
 }
 
 export function shapeOf(specification: RunSpecification, topology: Topology): StepShape {

@@ -33,6 +33,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		overlap: overlapOf(c),
 		frozenLanguage: freezesLanguage(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps, moments: momentsOf(c) },
+		muon: muonOf(c),
 		lossMean: lossMeanOf(c),
 		gradientSums: c.gradReduceInBf16 ? "bf16" : "f32",
 		clipGrad: c.clipGrad,
@@ -100,6 +101,21 @@ export function lossMeanOf({ calculatePerTokenLoss }: TrainingConfiguration): Lo
 function momentsOf(c: TrainingConfiguration): Moments {
 	const dtypes = { fp32: "f32", bf16: "bf16" } as const;
 	return { expAvg: dtypes[c.expAvgDtype], expAvgSq: dtypes[c.expAvgSqDtype] };
+}
+
+/** Options of --optimizer muon; null: the optimizer is another. */
+export function muonOf(c: TrainingConfiguration): NonNullable<RunSpecification["muon"]> | null {
+	if (c.optimizer !== "muon") return null;
+	return {
+		momentum: c.muonMomentum,
+		nesterov: c.muonNesterov,
+		splits: !c.muonNoSplitQkv,
+		coefficients: c.muonCoefficientType,
+		steps: c.muonNumNsSteps,
+		scale: c.muonScaleMode,
+		extraScale: c.muonExtraScaleFactor,
+		precision: c.muonFp32MatmulPrec,
+	};
 }
 
 /** Builds a configuration's run on this rank. Collective over the world. */

@@ -3,6 +3,7 @@ import { HybridModel } from "../models/language/model.ts";
 import { rereadsEmbedding } from "../models/language/names.ts";
 import { type PipelineSegment, segmentsOf, segmentsOfStage, wholeModel } from "../models/language/pipeline-segments.ts";
 import type { Module } from "../models/module.ts";
+import type { MatrixOptions } from "../models/parameter-spec.ts";
 import { EncoderModule, type EncoderParts } from "../models/vision/encoder.ts";
 import {
 	type BucketSize,
@@ -24,11 +25,17 @@ export interface HeldModule<Own extends Module> {
 	readonly replica: DataParallel;
 }
 
+/** How a module's parameters lie in buffers. */
+interface BufferOptions {
+	readonly buckets?: BucketSize;
+	readonly matrices: MatrixOptions | null;
+}
+
 /** How a rank's part of a module is built. */
 interface Blueprint<Own extends Module> {
 	/** Options of its process groups. */
 	readonly groups: Parameters<typeof moduleGroups>[2];
-	readonly open: (groups: ModuleGroups, buckets: { readonly buckets?: BucketSize }) => Own;
+	readonly open: (groups: ModuleGroups, buffers: BufferOptions) => Own;
 }
 
 /** This rank's part of a module on `grid`; null: the grid does not contain the rank. */
@@ -41,7 +48,8 @@ async function hold<Own extends Module>(
 	if (!grid.contains(world.rank)) return null;
 	const groups = await moduleGroups(world, grid, wanted);
 	const buckets = specification.buckets?.(grid.name, groups.replicas.dense.size) ?? null;
-	const module = open(groups, buckets ? { buckets } : {});
+	const { muon: matrices = null } = specification;
+	const module = open(groups, { matrices, ...(buckets && { buckets }) });
 	return { name: grid.name, module, groups, replica: replicaOf(specification, module, groups, buckets !== null) };
 }
 
@@ -55,9 +63,9 @@ export async function holdEncoders(
 	for (const [index, encoder] of specification.encoders.entries()) {
 		const one = await hold(specification, topology.encoders[index]!, world, {
 			groups: { experts: 0, sequenceParallel: false },
-			open: (groups, buckets) =>
+			open: (groups, buffers) =>
 				new EncoderModule(world.device, encoder.parts, {
-					...buckets,
+					...buffers,
 					frozenTower: encoder.frozen.tower,
 					frozenProjector: encoder.frozen.projector,
 					parallel: groups.model,
@@ -90,9 +98,9 @@ export async function holdLanguage(
 			...(specification.expertCapacity && { expertCapacity: specification.expertCapacity }),
 			...(specification.dispatcher && { dispatcher: specification.dispatcher }),
 		},
-		open: (groups, buckets) =>
+		open: (groups, buffers) =>
 			new HybridModel(world.device, config, {
-				...buckets,
+				...buffers,
 				frozen: frozenLanguage,
 				parallel: groups.model,
 				segments: segmentsOfStage(segments, groups.stages.rank, groups.stages.size),

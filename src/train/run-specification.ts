@@ -2,8 +2,10 @@
 import type { Guest } from "../guests/guest.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { PipelineSegment } from "../models/language/pipeline-segments.ts";
+import type { MatrixOptions } from "../models/parameter-spec.ts";
 import type { EncoderParts } from "../models/vision/encoder.ts";
-import type { AdamWOptions } from "../optim/adamw.ts";
+import type { MuonOptions } from "../optim/muon.ts";
+import type { OptimizerOptions } from "../optim/optimizer.ts";
 import type { BucketSize, Dispatcher, DispatcherChoice, ExpertCapacity } from "../parallel/index.ts";
 import type { FloatDtype } from "../tensor/index.ts";
 import type { LossMean } from "./loss-weights.ts";
@@ -31,7 +33,9 @@ export interface RunSpecification {
 	/** Microbatch group size of interleaved 1F1B; default: the number of stages. */
 	readonly microbatchGroup?: number | null;
 	readonly frozenLanguage: boolean;
-	readonly adam: AdamWOptions;
+	readonly adam: OptimizerOptions;
+	/** Of the matrices of linear layers; null, and by default: AdamW updates them too. */
+	readonly muon?: (MuonOptions & MatrixOptions) | null;
 	/** What mean the gradient is of (--calculate-per-token-loss); default: tokens. */
 	readonly lossMean?: LossMean;
 	readonly clipGrad: number;

@@ -4,7 +4,7 @@ import type { LossName } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
 import type { ParticipationResult } from "../observe/step-report.ts";
 import type { StepPart, StepTimers } from "../observe/timers.ts";
-import type { AdamW } from "../optim/adamw.ts";
+import type { Optimizer } from "../optim/optimizer.ts";
 import type { StepScalars } from "../optim/step-scalars.ts";
 import type { DataParallel, Group } from "../parallel/index.ts";
 import type { Action } from "../schedule/actions.ts";
@@ -35,7 +35,7 @@ export interface TrainingState {
 	readonly lossMean: LossMean;
 	/** Data lanes of the language model. */
 	readonly lanes: number;
-	readonly optimizer: AdamW;
+	readonly optimizer: Optimizer;
 	readonly scalars: StepScalars;
 	/** Maximum global gradient norm; 0: no clipping. */
 	readonly clipGrad: number;
@@ -87,7 +87,7 @@ export interface StepObserver {
 	readonly forward?: MicrobatchObserver;
 	/**
 	 * Called when gradients are final: those of the mean loss, not clipped. With it the scaling is done in memory rather than inside
-	 * AdamW, so the update may differ in its last bit.
+	 * the optimizer, so the update may differ in its last bit.
 	 */
 	readonly gradients?: () => void;
 	/** Called at the start of each part of the step. */

@@ -6,9 +6,9 @@
  *                   gradient sync: sums over the data-parallel replicas
  *                   routers: expert biases, balancing losses
  *                   global gradient norm and clip factor
- *   update          AdamW, parameter gather
+ *   update          AdamW, Muon, parameter gather
  *
- * The loss of a microbatch is a sum over its tokens, and the norm and AdamW divide gradients by the loss tokens of the step: the
+ * The loss of a microbatch is a sum over its tokens, and the norm and the optimizer divide gradients by the loss tokens of the step: the
  * gradient is that of the token mean, however the step is cut into microbatches and ranks (loss-weights.ts also has the mean of
  * the microbatches' means). Every rank of the run calls this together, whatever modules it holds; a rank takes part in what
  * concerns its modules.
@@ -85,6 +85,8 @@ export function update(
 	const { replicas, world, optimizer, scalars } = state;
 	scalars.set("learningRate", learningRate);
 	scalars.set("weightDecay", weightDecay);
+	// Before the update, which may overwrite gradients.
+	const zeros = state.logNumZeros ? timed(timers, "optimizer-count-zeros", () => countZeros(replicas, world)) : null;
 	timed(timers, "optimizer-inner-step", () => optimizer.step());
 	part?.("gradients");
 	timed(timers, "params-all-gather", () => {
@@ -94,7 +96,7 @@ export function update(
 	part?.("other");
 	return {
 		...gradients,
-		zeroGradients: state.logNumZeros ? timed(timers, "optimizer-count-zeros", () => countZeros(replicas, world)) : null,
+		zeroGradients: zeros,
 		parametersNorm: state.logParametersNorm ? parametersNorm(replicas, world) : null,
 	};
 }

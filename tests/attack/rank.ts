@@ -27,7 +27,7 @@ import { HybridModel } from "../../src/models/language/model.ts";
 import { Status } from "../../src/native/abi.ts";
 import { Device } from "../../src/native/device.ts";
 import { Run } from "../../src/native/run.ts";
-import { AdamW } from "../../src/optim/adamw.ts";
+import { Optimizer } from "../../src/optim/optimizer.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { DataParallel } from "../../src/parallel/data-parallel.ts";
 import { Grid } from "../../src/parallel/grid.ts";
@@ -99,7 +99,7 @@ async function train(): Promise<void> {
 	model.initialise(7 + host);
 	const replica = new DataParallel(model.parameters, groups.replicas);
 	using scalars = new StepScalars(device);
-	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
+	using optimizer = new Optimizer([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-6 });
 	const parts = {
 		replicas: [replica],
 		language: { model, routers: groups.tpDp, stages: groups.stages },

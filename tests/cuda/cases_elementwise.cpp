@@ -134,6 +134,35 @@ void optimizer(Run& run, int64_t elements, bool model, bool clip, float found) {
   if (model) run.compare("model", args.model, elements);
 }
 
+void muon(Run& run, int64_t matrices, int64_t size, bool model, float found) {
+  const int64_t elements = matrices * size;
+  float* scalars = run.upload(std::vector<float>{0.02f, 0.1f, 0.5f, found});
+  mimo_muon_momentum_args momentum{};
+  momentum.momentum = run.floats(elements, 0.1);
+  momentum.gradient = run.floats(elements);
+  momentum.clip_factor = model ? scalars + 2 : nullptr, momentum.found_inf = scalars + 3;
+  momentum.elements = elements, momentum.beta = 0.9f, momentum.nesterov = model ? 1 : 0;
+  run.call("mimo_muon_momentum", momentum);
+  run.compare("momentum", momentum.momentum, elements, MIMO_DTYPE_F32);
+  run.compare("direction", momentum.gradient, elements, MIMO_DTYPE_F32);
+  mimo_muon_normalize_args normalize{};
+  normalize.x = momentum.gradient;
+  normalize.y = run.output(elements);
+  normalize.matrices = matrices, normalize.elements = size, normalize.epsilon = 1e-15f, normalize.dtype = run.dtype();
+  run.call("mimo_muon_normalize", normalize);
+  run.compare("y", normalize.y, elements);
+  mimo_muon_update_args update{};
+  update.master = run.floats(elements, 0.1);
+  update.model = model ? (found != 0 ? run.tensor(elements) : run.output(elements)) : nullptr;
+  update.update = momentum.gradient;
+  update.learning_rate = scalars, update.weight_decay = scalars + 1, update.found_inf = scalars + 3;
+  update.elements = elements, update.weight_decay_multiplier = 1, update.learning_rate_multiplier = 0.5f;
+  update.model_dtype = run.dtype();
+  run.call("mimo_muon_update", update);
+  run.compare("master", update.master, elements, MIMO_DTYPE_F32);
+  if (model) run.compare("model", update.model, elements);
+}
+
 }  // namespace
 
 void add_elementwise(Cases& cases, bool) {
@@ -152,6 +181,9 @@ void add_elementwise(Cases& cases, bool) {
   cases.push_back({"adamw", [](Run& run) { optimizer(run, 4096, true, true, 0); }});
   cases.push_back({"adamw odd, no model", [](Run& run) { optimizer(run, 333, false, false, 0); }});
   cases.push_back({"adamw found_inf", [](Run& run) { optimizer(run, 64, true, true, 1); }});
+  cases.push_back({"muon", [](Run& run) { muon(run, 3, 70000, true, 0); }});
+  cases.push_back({"muon odd, no model", [](Run& run) { muon(run, 5, 333, false, 0); }});
+  cases.push_back({"muon found_inf", [](Run& run) { muon(run, 1, 64, true, 1); }});
 }
 
 }  // namespace check

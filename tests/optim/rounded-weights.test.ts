@@ -1,6 +1,6 @@
 /** Matrices in e4m3 are made once and follow their weights: after an update, and after weights were loaded. */
 import { expect, test } from "bun:test";
-import { AdamW } from "../../src/optim/adamw.ts";
+import { Optimizer } from "../../src/optim/optimizer.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { singleReplica } from "../../src/parallel/data-parallel.ts";
 import { ParameterSet } from "../../src/parallel/parameter-set.ts";
@@ -16,7 +16,7 @@ test("matrices in e4m3 follow the weights", async () => {
 	const weights = parameters.get("experts");
 	using scalars = new StepScalars(device);
 	const replica = singleReplica(parameters);
-	using optimizer = new AdamW([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
+	using optimizer = new Optimizer([replica], scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
 	for (const [name, value] of [
 		["foundInf", 0],
 		["clipFactor", 1],

@@ -9,7 +9,7 @@ import { HybridModel } from "../../src/models/language/model.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { encoderConfig } from "../../src/models/vision/from-configuration.ts";
 import { visionEncoder } from "../../src/models/vit/tower.ts";
-import { AdamW } from "../../src/optim/adamw.ts";
+import { Optimizer } from "../../src/optim/optimizer.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { singleReplica } from "../../src/parallel/data-parallel.ts";
 import { testDevice } from "../support.ts";
@@ -92,7 +92,7 @@ test("vectors and biases do not decay, everything else does", async () => {
 		}
 	}
 	using scalars = new StepScalars(device);
-	using optimizer = new AdamW(replicas, scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
+	using optimizer = new Optimizer(replicas, scalars, { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
 	scalars.set("foundInf", 0);
 	scalars.set("clipFactor", 1);
 	scalars.set("learningRate", 0.5);

@@ -4,7 +4,7 @@ import { configurationOf } from "../../src/config/resolve.ts";
 import { hybridConfig } from "../../src/models/language/from-configuration.ts";
 import { RouterState } from "../../src/models/language/router-state.ts";
 import type { Device } from "../../src/native/device.ts";
-import type { AdamW } from "../../src/optim/adamw.ts";
+import type { Optimizer } from "../../src/optim/optimizer.ts";
 import { StepScalars } from "../../src/optim/step-scalars.ts";
 import { renderReport } from "../../src/parity/comparison.ts";
 import { type ComparedRun, compareSteps, type NearTie, NearTies } from "../../src/parity/resolve-ties.ts";
@@ -71,7 +71,7 @@ function training(steps: number, off: (step: number, value: number) => boolean) 
 		folder: "x",
 		steps,
 		precision: "f32",
-		state: { replicas: [], language: null, optimizer: { shards: [] } as unknown as AdamW, scalars },
+		state: { replicas: [], language: null, optimizer: { shards: [] } as unknown as Optimizer, scalars },
 		routers: new Map([[7, router]]),
 		step: (step) => {
 			trained.push(step);

@@ -16,7 +16,7 @@ import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors, type TensorStore, type TensorType } from "../store.ts";
 import { patternOfArguments } from "../torch-dist/arguments.ts";
 import type { JsonObject } from "../torch-dist/common.ts";
-import { optimizerName, optimizerStates } from "../training/tensors.ts";
+import { optimizerName } from "../training/tensors.ts";
 import {
 	type LayerNames,
 	layerOf,
@@ -248,7 +248,8 @@ export class NewLayers implements TensorStore {
 		for (const { name, shape, alwaysF32 } of specs) {
 			types.set(name, { dtype: alwaysF32 ? "F32" : dtype, shape });
 			if (!optimizer) continue;
-			for (const state of optimizerStates) types.set(optimizerName(state, name), { dtype: "F32", shape });
+			for (const state of ["param", "exp_avg", "exp_avg_sq"] as const)
+				types.set(optimizerName(state, name), { dtype: "F32", shape });
 		}
 		return new NewLayers(path, specs, seed, types);
 	}

@@ -187,6 +187,11 @@ export function torchDistTarget(
 	// The arguments that stay beside the tensors say how gated rows lie.
 	const laid = isJsonObject(kept) ? toLayout(canonical, layoutOfArguments(kept, source.path), source.path) : canonical;
 	const { tensors: weights, leftOut } = namesToWrite(laid, layers, source.path);
+	if ([...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state.momentum_buffer."))) {
+		throw new UserError(
+			`${source.path} was trained with optimizer muon, whose momenta torch_dist checkpoints do not get here; convert without the optimizer (--no-optimizer).`,
+		);
+	}
 	const style = styleFor(source, weights, options.wrapper);
 	const keys = writeKeys(weights.tensors, style, path, stacksLayers(layers));
 	const tensors = new MappedStore(weights, planTensors(weights, keys, "foreign"));

@@ -35,6 +35,8 @@ const recordSchema = v.object({
 		expAvgSq: "fp32",
 		gradientSums: "fp32",
 	}),
+	/** --optimizer; older checkpoints, and Megatron's, do not say: adam. */
+	updates: v.optional(v.string(), "adam"),
 	/** Name of the run that began the training, kept by those that go on with it; older checkpoints have none. */
 	lineage: v.optional(v.nullable(v.string()), null),
 	/** Grids, for people. */

@@ -81,18 +81,10 @@ function restoreRange(
 		if (optimizer) compareRounded(buffer.values, exact, from, parts, differing);
 	}
 	if (!optimizer) return;
-	fill(
-		shard.expAvg,
-		shard.begin,
-		from,
-		read(from, to, (name) => optimizerName("exp_avg", name)),
-	);
-	fill(
-		shard.expAvgSq,
-		shard.begin,
-		from,
-		read(from, to, (name) => optimizerName("exp_avg_sq", name)),
-	);
+	for (const [state, tensor] of shard.states) {
+		const values = read(from, to, (name) => optimizerName(state, name));
+		fill(tensor, shard.begin, from, values);
+	}
 }
 
 /** Elements [begin, end) of a flat buffer; elements between tensors are zero. */

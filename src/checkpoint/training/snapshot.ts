@@ -90,11 +90,10 @@ function snapshotOf(
 	// Weights in fp32 are their own masters.
 	const master = buffer.dtype === "f32" ? values : copyRange(shard.master, shard.begin);
 	const states = [
-		["param", master],
+		["param", master] as const,
 		// Moments are fp32 in every checkpoint, whatever a run stores them in (docs/spec/checkpoint.md §3.6).
-		["exp_avg", copyRange(shard.expAvg, shard.begin, "f32")],
-		["exp_avg_sq", copyRange(shard.expAvgSq, shard.begin, "f32")],
-	] as const;
+		...[...shard.states].map(([name, state]) => [name, copyRange(state, shard.begin, "f32")] as const),
+	];
 	for (const [state, copy] of states) {
 		const nameOf = (name: string) => optimizerName(state, name);
 		entries.push(...entriesIn({ dtype: "F32", memory: copy, nameOf }));

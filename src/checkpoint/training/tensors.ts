@@ -5,7 +5,7 @@
  */
 import { isAdapterName } from "../../models/lora.ts";
 import type { LogicalTensor } from "../../models/module-parameters.ts";
-import type { AdamW, OptimizerShard } from "../../optim/adamw.ts";
+import type { Optimizer, OptimizerShard, StateName } from "../../optim/optimizer.ts";
 import {
 	type DataParallel,
 	exchangeTexts,
@@ -49,7 +49,7 @@ function shapesOf({ buffers, loose }: StoredTensors, optimizer: boolean): Map<st
 		for (const { name, shape } of parts) {
 			shapes.set(name, shape);
 			if (!optimizer || shard === null) continue;
-			for (const state of optimizerStates) shapes.set(optimizerName(state, name), shape);
+			for (const state of ["param", ...shard.states.keys()] as const) shapes.set(optimizerName(state, name), shape);
 		}
 	}
 	return shapes;
@@ -60,7 +60,7 @@ export interface TrainedModules {
 	/** This rank's part of every tensor of those modules; the receiver disposes values and gradients. */
 	logicalTensors(): Iterable<LogicalTensor>;
 	/** null: weights alone are saved and loaded. */
-	readonly optimizer: AdamW | null;
+	readonly optimizer: Optimizer | null;
 	/** Whether this rank writes the tensors outside of buffers: one rank of a module does. */
 	readonly writesLoose: boolean;
 }
@@ -104,7 +104,7 @@ export class TrainingTensors implements Disposable {
 	/** Bytes that this rank writes of them. */
 	writtenBytes(optimizer: boolean): number {
 		const buffers = this.buffers.map(({ buffer, shard, begin, end }) => {
-			const states = optimizer && shard !== null ? optimizerStates.length * dtypeBytes.f32 : 0;
+			const states = optimizer && shard !== null ? (1 + shard.states.size) * dtypeBytes.f32 : 0;
 			return (end - begin) * (dtypeBytes[buffer.dtype] + states);
 		});
 		const loose = this.writesLoose ? this.loose.map(({ value }) => value.elements * dtypeBytes.f32) : [];
@@ -159,11 +159,10 @@ function isPadded(name: string, stored: readonly number[], wanted: readonly numb
 
 // Names of optimizer tensors in a checkpoint (docs/spec/checkpoint.md §8.3).
 
-export const optimizerStates = ["param", "exp_avg", "exp_avg_sq"] as const;
-type OptimizerStateName = (typeof optimizerStates)[number];
+type StoredState = "param" | StateName;
 
 /** fp32, of the weight's logical shape. */
-export function optimizerName(state: OptimizerStateName, name: string): string {
+export function optimizerName(state: StoredState, name: string): string {
 	return `optimizer.state.${state}.${name}`;
 }
 

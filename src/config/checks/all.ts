@@ -142,6 +142,12 @@ const model: readonly Check[] = [
 
 const optimizer: readonly Check[] = [
 	(c) => unless(c.minLr <= c.lr, "min-lr", `allowed is at most lr (${c.lr})`),
+	(c) =>
+		unless(
+			c.optimizer !== "muon" || c.loraRank === null,
+			"optimizer",
+			"allowed with lora-rank is adam: an adapter is a product, which steps along each of its factors do not make orthogonal",
+		),
 	(c) => unless(c.lrWarmupInit <= c.lr, "lr-warmup-init", `allowed is at most lr (${c.lr})`),
 	(c) =>
 		unless(

@@ -15,7 +15,11 @@ import {
 const fp16 = "there is no fp16 training and so no loss scaling";
 
 export const optimizerKeys = {
-	optimizer: defaulting(choice(["adam"], ["sgd", "muon", "dist_muon"]), "adam", "Optimizer: AdamW."),
+	optimizer: defaulting(
+		choice(["adam", "muon"], ["sgd", "lion", "soap", "adaptive_muon"]),
+		"adam",
+		"adam: AdamW; muon: Muon for the matrices of linear layers, AdamW for the rest.",
+	),
 	lr: derived(
 		number(0),
 		"1e-4 with lora-rank, 2e-5 from load-hf or pretrained-checkpoint, else 3e-4",
@@ -33,6 +37,36 @@ export const optimizerKeys = {
 	"adam-beta1": defaulting(fraction, 0.9, "Decay of the first moment."),
 	"adam-beta2": defaulting(fraction, 0.999, "Decay of the second moment."),
 	"adam-eps": defaulting(positiveNumber, 1e-8, "Added to the root of the second moment."),
+	"muon-momentum": defaulting(fraction, 0.9, "Decay of Muon's momentum."),
+	"muon-nesterov": off("Nesterov's momentum in Muon.", { aliases: ["muon-use-nesterov"] }),
+	"muon-no-split-qkv": off("Take fused query, key and value projections as one matrix in Muon, not as three."),
+	"muon-scale-mode": defaulting(
+		choice(["spectral", "unit_rms_norm", "shape_scaling"]),
+		"spectral",
+		"Factor of Muon's updates of matrices [out, in]: √max(out, in), √(out / in) or √max(1, out / in).",
+	),
+	"muon-extra-scale-factor": defaulting(
+		positiveNumber,
+		1,
+		"Further factor of Muon's updates; with spectral, 0.2 makes them as large as AdamW's.",
+	),
+	"muon-coefficient-type": defaulting(
+		choice(["simple", "quintic", "polar_express", "cans", "aol"], ["deepseekv4", "cubic5", "custom"]),
+		"quintic",
+		"Coefficients of the Newton-Schulz iteration.",
+	),
+	"muon-num-ns-steps": defaulting(integer(1), 5, "Steps of the Newton-Schulz iteration."),
+	"muon-fp32-matmul-prec": defaulting(
+		choice(["medium", "high"], ["low"]),
+		"medium",
+		"Products of the Newton-Schulz iteration; medium: in bf16 on GPUs, fp32 on processors; high: fp32.",
+	),
+	"muon-tp-mode": defaulting(
+		choice(["duplicated"], ["blockwise", "distributed"]),
+		"duplicated",
+		"Matrices of tensor-parallel ranks are put together for the Newton-Schulz iteration, each on one rank.",
+	),
+	"muon-scalar-optimizer": defaulting(choice(["adam"], ["lion"]), "adam", "Optimizer of what Muon does not update."),
 	"clip-grad": defaulting(number(0), 1, "Global gradient norm above which gradients are scaled down; 0: never."),
 	bf16: off("Parameters and activations in bf16 with fp32 master weights, moments and gradients."),
 	"fp8-format": optional(

@@ -13,6 +13,7 @@ import { Tensor } from "../../tensor/index.ts";
 import { isAdapterName } from "../lora.ts";
 import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
+import type { MatrixOptions } from "../parameter-spec.ts";
 import { configOfLayer, type HybridConfig } from "./config.ts";
 import { ExpertOverflow } from "./expert-overflow.ts";
 import { kinds } from "./kinds/index.ts";
@@ -55,6 +56,8 @@ export class HybridModel implements Module {
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Gradient buckets; default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
+			/** How an optimizer of whole matrices reads weights; null, and by default: there is none. */
+			readonly matrices?: MatrixOptions | null;
 		},
 	) {
 		this.parallel = options.parallel ?? noModelParallel("language", 0);

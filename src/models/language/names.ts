@@ -50,7 +50,13 @@ export function hybridParameters(
 	const specs: ParameterSpec[] = embeds ? [embeddingTable] : [];
 	if (embeds && learnedPositions !== null) {
 		const initialisation = { kind: "normal", standardDeviation: config.embeddingInitMethodStd } as const;
-		specs.push({ name: positionEmbedding, shape: [learnedPositions, h], initialisation, shard: replicated });
+		specs.push({
+			name: positionEmbedding,
+			shape: [learnedPositions, h],
+			initialisation,
+			shard: replicated,
+			elementwise: true,
+		});
 	}
 	for (const segment of segments) {
 		for (const { index, prefix, kind } of layersOfSegment(config, segment)) {

@@ -15,6 +15,7 @@ import { type PipelineSegment, wholeModel } from "../language/pipeline-segments.
 import { isAdapterName } from "../lora.ts";
 import type { Module } from "../module.ts";
 import { type LogicalTensor, ModuleParameters } from "../module-parameters.ts";
+import type { MatrixOptions } from "../parameter-spec.ts";
 import type { EncoderObserver, PatchGrid, Tower } from "../tower.ts";
 import type { VitConfig } from "../vit/config.ts";
 import { arrangeRows, rowsByItem } from "./pictures.ts";
@@ -69,6 +70,8 @@ export class EncoderModule implements Module {
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Gradient buckets; default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
+			/** How an optimizer of whole matrices reads weights; null, and by default: there is none. */
+			readonly matrices?: MatrixOptions | null;
 		},
 	) {
 		const { name: encoder, tower, projector } = config;

@@ -48,7 +48,8 @@ function embeddingParameters(config: VitConfig): ParameterSpec[] {
 		specs.push({ name: "position_embeddings", shape, initialisation: normal(c ** -0.5), shard: replicated });
 	}
 	for (const [name, std] of classTokens(config)) {
-		specs.push({ name, shape: [config.classTokens, c], initialisation: normal(std), shard: replicated });
+		const shape = [config.classTokens, c];
+		specs.push({ name, shape, initialisation: normal(std), shard: replicated, elementwise: true });
 	}
 	return specs;
 }
@@ -88,15 +89,18 @@ function projection(name: string, shape: readonly [number, number], std: number,
 }
 
 function layerParameters(config: VitConfig): ParameterSpec[] {
-	const { hiddenSize: c, ffnHiddenSize: f, initMethodStd: inward, outputInitMethodStd: outward } = config;
-	const attended = config.heads * config.headDim;
+	const { hiddenSize: c, ffnHiddenSize: f, headDim, initMethodStd: inward, outputInitMethodStd: outward } = config;
+	const attended = config.heads * headDim;
 	const norm = (linear: string) => normParameters(config, `${linear}.layer_norm_`);
 	// The gate's half, then the linear one.
 	const gated: Shard = { kind: "split", dimension: 0, blocks: [f, f] };
 	const [first, shard] = config.activation === "swiglu" ? [2 * f, gated] : [f, rows];
 	return [
 		...norm("self_attention.linear_qkv"),
-		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows),
+		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows).map((spec) => ({
+			...spec,
+			parts: [headDim, headDim, headDim],
+		})),
 		...projection("self_attention.linear_proj", [c, attended], outward, columns),
 		...layerScale(config, "self_attention.layer_scale"),
 		...norm("mlp.linear_fc1"),

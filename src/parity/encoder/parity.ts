@@ -27,8 +27,8 @@ import { describedEncoder } from "../../models/vision/from-configuration.ts";
 import { newProjector, projectorParameters } from "../../models/vision/projector.ts";
 import { visionEncoder } from "../../models/vit/tower.ts";
 import type { Device } from "../../native/device.ts";
-import { AdamW } from "../../optim/adamw.ts";
 import { clipGradients, sumSquares } from "../../optim/gradient-norm.ts";
+import { Optimizer } from "../../optim/optimizer.ts";
 import { StepScalars } from "../../optim/step-scalars.ts";
 import { DataParallel, groupOfOne, visionModule } from "../../parallel/index.ts";
 import { Tape, Tensor } from "../../tensor/index.ts";
@@ -98,7 +98,7 @@ export function compareEncoder(device: Device, folder: string, options: CompareO
 	const scalars = owned.use(new StepScalars(device));
 	const { adam, clipGrad } = trainedBy(golden.optimizer);
 	const decay = decayRule(correspondence, encoder.config.tower.parameters(), golden.optimizer);
-	const optimizer = owned.use(new AdamW([replica], scalars, { ...adam, ...decay }));
+	const optimizer = owned.use(new Optimizer([replica], scalars, { ...adam, ...decay }));
 	scalars.set("learningRate", golden.optimizer.lr);
 	scalars.set("weightDecay", golden.optimizer.weight_decay);
 	const steps = Math.min(options.steps ?? golden.steps.length, golden.steps.length);

@@ -25,7 +25,7 @@ import { hybridParameters } from "../../models/language/names.ts";
 import { pooledCoefficient } from "../../models/language/pooled-balancing.ts";
 import { loggedName } from "../../models/language/router-state.ts";
 import { decays, type ParameterSpec } from "../../models/parameter-spec.ts";
-import { type AdamWOptions, decayMultiplier } from "../../optim/adamw.ts";
+import { decayMultiplier, type OptimizerOptions } from "../../optim/optimizer.ts";
 import { counted } from "../../system/counted.ts";
 import { UserError } from "../../system/errors.ts";
 import { bandLimit, type Check, type Precision, requireBands } from "../comparison.ts";
@@ -165,7 +165,7 @@ export function decayRule(
 	names: Correspondence,
 	parameters: readonly ParameterSpec[],
 	{ no_weight_decay }: LanguageGolden["optimizer"],
-): Pick<AdamWOptions, "weightDecayMultiplier"> {
+): Pick<OptimizerOptions, "weightDecayMultiplier"> {
 	const excluded = new Set(no_weight_decay);
 	const foreignOf = new Map(names.links.map(({ logical, foreign }) => [logical, foreign]));
 	const rule = (name: string) => {

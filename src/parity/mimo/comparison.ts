@@ -3,7 +3,7 @@
  * of every step the loss, norms and balancing losses. One process and many compare the same values.
  */
 import { requireMatch, type TensorStore } from "../../checkpoint/index.ts";
-import { decayMultiplier } from "../../optim/adamw.ts";
+import { decayMultiplier } from "../../optim/optimizer.ts";
 import { exchangeTexts, type Topology } from "../../parallel/index.ts";
 import type { Run } from "../../train/assemble.ts";
 import type { StepResult } from "../../train/step-state.ts";

@@ -74,8 +74,8 @@ export async function openEngine(
 			run.initialise(subject.seed);
 			for (const { module, trained } of run.guests.flatMap(({ modules = [] }) => modules))
 				if (trained === null) module.initialise(subject.seed + 1);
-			for (const { expAvg, expAvgSq } of optimizer.shards) {
-				for (const moment of [expAvg, expAvgSq]) scalars.device.setZero(moment, moment.bytes);
+			for (const { states } of optimizer.shards) {
+				for (const state of states.values()) scalars.device.setZero(state, state.bytes);
 			}
 			scalars.device.setZero(scalars.step, scalars.step.bytes);
 			optimizer.refreshMasters();

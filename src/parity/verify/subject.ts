@@ -25,6 +25,7 @@ import {
 	freezesLanguage,
 	lossMeanOf,
 	moreEncoders,
+	muonOf,
 	overlapOf,
 	visionOf,
 } from "../../train/from-configuration.ts";
@@ -43,6 +44,7 @@ type Trained =
 	| "guests"
 	| "frozenLanguage"
 	| "adam"
+	| "muon"
 	| "clipGrad"
 	| "lossMean"
 	| "dispatcher"
@@ -101,6 +103,8 @@ function subjectWith(c: TrainingConfiguration, samples: readonly Sample[], origi
 		guests: guestsOfSubject(c),
 		frozenLanguage: freezesLanguage(c),
 		adam: { beta1: c.adamBeta1, beta2: c.adamBeta2, epsilon: c.adamEps },
+		// Products in bf16 would round the same matrix, put together in another order, in another way.
+		muon: muonOf({ ...c, muonFp32MatmulPrec: "high" }),
 		clipGrad: c.clipGrad,
 		lossMean: lossMeanOf(c),
 		order: { lateWeightGradients: c.delayWgradCompute, overlap: overlapOf(c) },

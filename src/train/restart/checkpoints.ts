@@ -223,6 +223,7 @@ export class Checkpoints implements Listener {
 			rng: c.noSaveRng ? null : { seed: c.seed },
 			participation: c.encoderGradParticipation,
 			precision: precisionOf(c),
+			updates: c.optimizer,
 			lineage: this.#lineage,
 			topology: {
 				encoder: encoders[0]?.shape ?? null,

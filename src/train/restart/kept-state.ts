@@ -5,7 +5,7 @@
 import { isCheckpoint, localFolder } from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeFromEnvironment } from "../../launch/place.ts";
-import type { OptimizerShard } from "../../optim/adamw.ts";
+import type { OptimizerShard } from "../../optim/optimizer.ts";
 import { exchangeTexts, type Group, type World } from "../../parallel/index.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
@@ -200,10 +200,10 @@ export class KeptState implements Listener, Disposable {
 }
 
 /** What is kept of a shard; the receiver disposes them. */
-function tensorsOf({ buffer, master, expAvg, expAvgSq, begin, end }: OptimizerShard): Tensor[] {
+function tensorsOf({ buffer, master, states, begin, end }: OptimizerShard): Tensor[] {
 	// Values in fp32 are their own masters.
 	const values = buffer.dtype === "f32" ? [] : [buffer.values.columns(begin, end - begin)];
-	return [master, expAvg, expAvgSq].map((one) => one.share()).concat(values);
+	return [master, ...states.values()].map((one) => one.share()).concat(values);
 }
 
 /** Bytes that a copy of a shard takes. */

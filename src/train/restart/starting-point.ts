@@ -204,7 +204,7 @@ export function requireAgreement(
 	}
 	const record = readRecord(manifest, path);
 	const optimizer = restoresOptimizer(c, source);
-	if (optimizer) requireOptimizer(record, path);
+	if (optimizer) requireOptimizer(record, c, path);
 	if (!c.noLoadRng) requireSeed(record, c, path);
 	requireBatchSize(record, c, path);
 	if (record.schedules && optimizer && !c.noLoadScheduler) agreedSchedules(c, schedulesOf(c), record.schedules, path);
@@ -230,9 +230,14 @@ function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, opti
 	};
 }
 
-function requireOptimizer({ schedules }: TrainingRecord, path: string): void {
-	if (schedules !== null) return;
-	throw new UserError(`${path} was saved without its optimizer; --no-load-optim goes on with a new one.`);
+function requireOptimizer({ schedules, updates }: TrainingRecord, c: TrainingConfiguration, path: string): void {
+	if (schedules === null) {
+		throw new UserError(`${path} was saved without its optimizer; --no-load-optim goes on with a new one.`);
+	}
+	if (updates === c.optimizer) return;
+	throw new UserError(
+		`${path} was trained with optimizer ${updates}, this run has ${c.optimizer}; --no-load-optim goes on with a new one.`,
+	);
 }
 
 function requireSeed({ rng }: TrainingRecord, c: TrainingConfiguration, path: string): void {

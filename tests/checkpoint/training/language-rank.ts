@@ -101,8 +101,8 @@ saver?.finish();
 
 const digest = new Bun.CryptoHasher("sha256");
 for (const { buffer } of tensors.buffers) digest.update(buffer.values.toFloat32());
-for (const { master, expAvg, expAvgSq } of state.optimizer.shards) {
-	for (const tensor of [master, expAvg, expAvgSq]) digest.update(tensor.toFloat32());
+for (const { master, states } of state.optimizer.shards) {
+	for (const tensor of [master, ...states.values()]) digest.update(tensor.toFloat32());
 }
 for (const { value } of tensors.loose) digest.update(value.toFloat32());
 console.log(JSON.stringify({ losses, state: digest.digest("hex") }));

@@ -1,4 +1,4 @@
-/* Gradient clipping and AdamW. Scalars that change with every step are device memory of one element. */
+/* Gradient clipping, AdamW and Muon. Scalars that change with every step are device memory of one element. */
 #pragma once
 
 #include "../stream.h"
@@ -53,3 +53,43 @@ typedef struct mimo_adamw_args {
   int32_t exp_avg_sq_dtype;
 } mimo_adamw_args;
 MIMO_API int32_t mimo_adamw(mimo_stream* stream, const mimo_adamw_args* args);
+
+/* Muon's momentum over flat buffers: g = gradient * clip_factor; m = beta m + (1 - beta) g; gradient receives the direction of the
+ * update: m, or with `nesterov` beta m + (1 - beta) g. No effect if found_inf is not 0. */
+typedef struct mimo_muon_momentum_args {
+  float* momentum;          /* m */
+  float* gradient;          /* fp32; overwritten with the direction */
+  const float* clip_factor; /* or null = 1 */
+  const float* found_inf;   /* or null */
+  int64_t elements;
+  float beta;
+  int32_t nesterov; /* 0 or 1 */
+} mimo_muon_momentum_args;
+MIMO_API int32_t mimo_muon_momentum(mimo_stream* stream, const mimo_muon_momentum_args* args);
+
+/* y_i = x_i / max(||x_i||, epsilon) for each of `matrices` matrices x_i of `elements` numbers, by their Frobenius norms. */
+typedef struct mimo_muon_normalize_args {
+  const float* x; /* [matrices, elements] */
+  void* y;        /* [matrices, elements], in dtype: f32 or bf16 */
+  int64_t matrices;
+  int64_t elements;
+  float epsilon;
+  int32_t dtype;
+} mimo_muon_normalize_args;
+MIMO_API int32_t mimo_muon_normalize(mimo_stream* stream, const mimo_muon_normalize_args* args);
+
+/* p -= learning_rate * learning_rate_multiplier * (weight_decay * weight_decay_multiplier * p + update), in fp32. No effect if
+ * found_inf is not 0. */
+typedef struct mimo_muon_update_args {
+  float* master;       /* p: the fp32 parameters */
+  void* model;         /* receives p in model_dtype; or null if the model reads master */
+  const float* update; /* fp32 */
+  const float* learning_rate;
+  const float* weight_decay;
+  const float* found_inf; /* or null */
+  int64_t elements;
+  float weight_decay_multiplier;
+  float learning_rate_multiplier;
+  int32_t model_dtype;
+} mimo_muon_update_args;
+MIMO_API int32_t mimo_muon_update(mimo_stream* stream, const mimo_muon_update_args* args);

@@ -51,7 +51,13 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 	const fused = ((outputGate ? 2 : 1) * heads + 2 * queryGroups) * headDim;
 	return [
 		...hiddenNorm(config, "self_attention.linear_qkv.layer_norm_weight"),
-		{ name: "self_attention.linear_qkv.weight", shape: [fused, h], initialisation: inward, shard: rows },
+		{
+			name: "self_attention.linear_qkv.weight",
+			shape: [fused, h],
+			initialisation: inward,
+			shard: rows,
+			parts: [...new Array(outputGate ? 2 : 1).fill((heads / queryGroups) * headDim), headDim, headDim],
+		},
 		{
 			name: "self_attention.linear_proj.weight",
 			shape: [h, heads * headDim],

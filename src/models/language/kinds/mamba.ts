@@ -38,6 +38,7 @@ function parameters(config: HybridConfig): ParameterSpec[] {
 			shape: [projection, h],
 			initialisation: inward,
 			shard: { kind: "split", dimension: 0, blocks: [inner, inner, groupState, groupState, mamba.heads] },
+			elementwise: true,
 		},
 		{
 			name: "mixer.conv1d_weight",
