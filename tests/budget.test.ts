@@ -9,24 +9,24 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17512, 87],
-	commands: [5160, 39],
-	config: [7495, 51],
-	data: [21020, 107],
-	decode: [720, 3],
+	checkpoint: [17510, 87],
+	commands: [5161, 39],
+	config: [7578, 52],
+	data: [21037, 107],
+	decode: [724, 3],
 	guests: [4629, 31],
 	inference: [1744, 10],
 	launch: [4207, 25],
-	models: [6086, 58],
+	models: [6400, 59],
 	native: [3794, 17],
 	observe: [5387, 33],
 	optim: [990, 8],
-	parallel: [2881, 20],
-	parity: [6613, 35],
+	parallel: [3095, 21],
+	parity: [6635, 35],
 	plan: [2610, 14],
 	schedule: [1030, 8],
 	system: [679, 12],
-	tensor: [5052, 40],
+	tensor: [5071, 40],
 	train: [6875, 45],
 };
 

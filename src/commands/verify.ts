@@ -19,8 +19,8 @@ and compares losses, gradient norm, every parameter's gradient, the optimizer on
 
   --layouts LIST       Layouts separated by commas: ENCODER+LANGUAGE on ranks of their own, ENCODER|LANGUAGE on the same
                        ranks, LANGUAGE alone where there is no encoder; several encoders have a side each
-                       (1+2|tp2). A side is any of tpN dpN ppN epN etpN written together, or a number, which means
-                       dp; ranks of a side = tp × dp × pp. 1: one process.
+                       (1+2|tp2). A side is any of tpN cpN dpN ppN epN etpN written together, or a number, which means
+                       dp; ranks of a side = tp × cp × dp × pp. 1: one process.
   --tolerance NUMBER   Largest difference, relative to the reference (of tensors: root mean square over root mean
                        square). Three times the noise of this machine is allowed too, up to 1e-4. Default 1e-5.
   --samples KIND       random (default): packs of three sequences of random text, images of different sizes, and text
@@ -130,6 +130,7 @@ function checkLayout(
 		}),
 		"llm-offset": topology.language.offset,
 		"llm-tp": language.tensor,
+		"llm-cp": language.context ?? 1,
 		"llm-dp": language.data,
 		"llm-ep": language.expert,
 		"llm-pp": language.pipeline,

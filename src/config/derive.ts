@@ -38,6 +38,11 @@ export function dataLanes(c: TrainingConfiguration): number {
 	return (c.llmDp * c.tensorParallelNumWeightShards) / c.llmTp;
 }
 
+/** Ranks of the language model's grid. */
+export function languageRanks(c: TrainingConfiguration): number {
+	return c.llmTp * c.llmCp * c.llmPp * dataLanes(c);
+}
+
 /**
  * Number of encoder lanes that take whole microbatches of one language lane in turn, where several encoder lanes cannot
  * share a microbatch's samples equally. 1: each has a part of every microbatch.
@@ -59,7 +64,7 @@ export function encoderRanks(c: TrainingConfiguration): number {
 
 /** Whether vision encoder and language model live on the same ranks: both start at one rank and have equally many. */
 export function sharesRanks(c: TrainingConfiguration): boolean {
-	const equal = encoderRanks(c) === c.llmTp * c.llmPp * dataLanes(c);
+	const equal = encoderRanks(c) === languageRanks(c);
 	return hasEncoder(c) && c.llmOffset === moduleRanks(c) && equal;
 }
 
@@ -70,8 +75,7 @@ export function sharesRanks(c: TrainingConfiguration): boolean {
 export function defaultOffset(c: TrainingConfiguration, gpus: number | null = null): number {
 	const others = moduleRanks(c);
 	if (!hasEncoder(c)) return others;
-	const together =
-		others === 0 && encoderRanks(c) === 1 && c.llmTp * c.llmPp * dataLanes(c) === 1 && !c.mimoEncoderPrefetch;
+	const together = others === 0 && encoderRanks(c) === 1 && languageRanks(c) === 1 && !c.mimoEncoderPrefetch;
 	return together && gpus === 1 && c.device !== "cpu" && c.distributedBackend === "nccl" ? 0 : encoderRanks(c) + others;
 }
 
@@ -82,7 +86,7 @@ export function defaultOffset(c: TrainingConfiguration, gpus: number | null = nu
 function languageReplicas(c: TrainingConfiguration, { ranks } = unknownSurroundings): number {
 	const others = moduleRanks(c) + (hasEncoder(c) ? encoderRanks(c) : 0);
 	const first = "llmOffset" in c ? c.llmOffset : others;
-	const replicas = ranks === null ? 1 : (ranks - first) / (c.tensorParallelNumWeightShards * c.llmPp);
+	const replicas = ranks === null ? 1 : (ranks - first) / (c.tensorParallelNumWeightShards * c.llmCp * c.llmPp);
 	return Number.isSafeInteger(replicas) && replicas > 0 ? replicas : 1;
 }
 

@@ -8,6 +8,8 @@ import type { HybridModel } from "../models/language/model.ts";
 import type { ForwardInput } from "../models/language/model-chunk.ts";
 import { placement, placingRows } from "../models/vision/merge.ts";
 import { type Edge, type Group, gatherColumns } from "../parallel/index.ts";
+import { UserError } from "../system/errors.ts";
+import { exitCodes } from "../system/exit-codes.ts";
 import { pickRows, Sequences, SparseMatrix, Tape, Tensor, TokenSlice } from "../tensor/index.ts";
 import { DecodingCache } from "./cache.ts";
 import { choose, type SamplingOptions, uniformsOf } from "./sampling.ts";
@@ -74,6 +76,8 @@ export function splitIds({ ids, lengths }: Pick<Microbatch, "ids" | "lengths">):
 export function decode(model: HybridModel, prompts: Prompts, options: DecodingOptions, ranks: DecodingRanks): Decoded {
 	const { endIds, most, sampling } = options;
 	const { device, parallel } = model;
+	if (parallel.cp.size > 1)
+		throw new UserError(`llm-cp is ${parallel.cp.size}; text is continued with 1.`, exitCodes.usage);
 	const numbers = prompts.numbers ?? prompts.ids.map((_, index) => index);
 	const uniforms =
 		sampling.temperature === 0 ? null : numbers.map((number) => uniformsOf(device, sampling.seed, number, most));
@@ -176,7 +180,6 @@ function fill(
 	ranks: DecodingRanks,
 ): Logits | null {
 	const { device, parallel } = model;
-	const { tp } = parallel;
 	const tokens = lengths.reduce((sum, length) => sum + length, 0);
 	const ids = new Int32Array(tokens);
 	const rowOfToken = new Int32Array(tokens).fill(-1);
@@ -196,15 +199,16 @@ function fill(
 	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths };
 	// Spare sequences take any position.
 	const axes = positions && { positions: widened(positions, at, tokens) };
-	using input = new DeviceInput(device, { ...text, ...axes }, tp);
+	using input = new DeviceInput(device, { ...text, ...axes }, parallel);
 	using owned = new DisposableStack();
 	const own = <O extends Disposable>(one: O) => owned.use(one);
-	const matrices = rows === null ? [] : [own(placement(device, { ids, rowOfToken, placesPerSample: [rows.rows] }, tp))];
+	const matrices =
+		rows === null ? [] : [own(placement(device, { ids, rowOfToken, placesPerSample: [rows.rows] }, parallel.tokens))];
 	using wanted = new SparseMatrix(device, pickRows(last.length > 0 ? last : [0], tokens));
 	using filling = cache.fill(lengths);
 	const forward: ForwardInput = {
 		...input.forward(0, TokenSlice.of(0, tokens)),
-		...placingRows(tape, rows === null ? [] : [rows], { matrices, tp, config: model.config, own }),
+		...placingRows(tape, rows === null ? [] : [rows], { matrices, ranks: parallel.tokens, config: model.config, own }),
 		mixing: (layer) => filling.of(layer),
 		wanted,
 	};

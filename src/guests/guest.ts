@@ -199,8 +199,8 @@ export interface RecordedView extends Omit<LanguageView, "input"> {
 export interface HeadView extends RecordedView {
 	/** Normed hidden states_(T/tp)H of the main part. */
 	readonly hidden: Tensor;
-	readonly input: Pick<DeviceInput, "labels" | "mask">;
-	/** f32 [T]: the weight of each token's loss in the sum that is differentiated. */
+	readonly input: Pick<DeviceInput, "labels" | "mask" | "cut">;
+	/** f32 [T / cp]: the weight of each token's loss in the sum that is differentiated. */
 	readonly tokenWeights: Tensor;
 	/** Logits_T(V/tp) and loss_T of the next token, recorded at the first call, in their place among the losses. */
 	nextToken(): { readonly logits: Tensor; readonly loss: Tensor };

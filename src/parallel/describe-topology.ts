@@ -89,8 +89,16 @@ function describeModule(grid: Grid): ModuleDescription {
 		name: grid.name,
 		offset: grid.offset,
 		size: grid.size,
-		sizes: { tp: tensor, dp: data, pp: pipeline, expt_tp: expertTensor, ep: expert, expt_dp: grid.expertData },
-		lanes: grid.groups("dense", ["tp", "pp"]),
+		sizes: {
+			tp: tensor,
+			cp: grid.context,
+			dp: data,
+			pp: pipeline,
+			expt_tp: expertTensor,
+			ep: expert,
+			expt_dp: grid.expertData,
+		},
+		lanes: grid.groups("dense", ["tp", "cp", "pp"]),
 		groups: kindsOf(grid).map((kind) => ({ name: kind, groups: groupsOf(grid, kind) })),
 	};
 }

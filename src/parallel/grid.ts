@@ -10,18 +10,21 @@ import type { EdgeLayout } from "./edge-layout.ts";
 /** Sizes of a grid's dimensions. */
 export interface GridShape {
 	readonly tensor: number;
+	/** Ranks that hold runs of one microbatch's tokens; default 1. */
+	readonly context?: number;
 	readonly data: number;
 	readonly pipeline: number;
 	readonly expert: number;
 	readonly expertTensor: number;
 }
 
-export type DenseDimension = "tp" | "dp" | "pp";
+export type DenseDimension = "tp" | "cp" | "dp" | "pp";
 export type ExpertDimension = "expt_tp" | "ep" | "expt_dp" | "pp";
 
 /** Position of a rank in its grid. */
 export interface Coordinates {
 	readonly tp: number;
+	readonly cp: number;
 	readonly dp: number;
 	readonly pp: number;
 	readonly expt_tp: number;
@@ -30,6 +33,8 @@ export interface Coordinates {
 }
 
 export class Grid {
+	/** Context parallelism. */
+	readonly context: number;
 	/** Expert data parallelism: the ranks of the span divided by all other sizes. */
 	readonly expertData: number;
 
@@ -39,12 +44,13 @@ export class Grid {
 		readonly offset: number,
 		readonly shape: GridShape,
 	) {
-		const { tensor, data, pipeline, expert, expertTensor } = shape;
+		const { tensor, context = 1, data, pipeline, expert, expertTensor } = shape;
+		this.context = context;
 		if (!Number.isSafeInteger(offset) || offset < 0) throw new RangeError(`${name} grid: offset is ${offset}.`);
-		for (const [dimension, size] of Object.entries({ tensor, data, pipeline, expert, expertTensor })) {
+		for (const [dimension, size] of Object.entries({ tensor, context, data, pipeline, expert, expertTensor })) {
 			if (!Number.isSafeInteger(size) || size < 1) throw new RangeError(`${name} grid: ${dimension} is ${size}.`);
 		}
-		const [stage, expertRanks] = [tensor * data, expert * expertTensor];
+		const [stage, expertRanks] = [tensor * context * data, expert * expertTensor];
 		if (stage % expertRanks !== 0) {
 			throw new RangeError(`${name} grid: ${expertRanks} ranks of an expert view do not divide ${stage}.`);
 		}
@@ -53,7 +59,7 @@ export class Grid {
 
 	/** Ranks of the grid. */
 	get size(): number {
-		return this.shape.tensor * this.shape.data * this.shape.pipeline;
+		return this.shape.tensor * this.context * this.shape.data * this.shape.pipeline;
 	}
 
 	/** Global ranks, ascending. */
@@ -74,10 +80,12 @@ export class Grid {
 		if (!this.contains(rank)) throw new RangeError(`Rank ${rank} is not in the ${this.name} grid.`);
 		const { tensor, data, expert, expertTensor } = this.shape;
 		const index = rank - this.offset;
-		const stage = tensor * data;
+		const lane = tensor * this.context;
+		const stage = lane * data;
 		return {
 			tp: index % tensor,
-			dp: Math.floor(index / tensor) % data,
+			cp: Math.floor(index / tensor) % this.context,
+			dp: Math.floor(index / lane) % data,
 			pp: Math.floor(index / stage),
 			expt_tp: index % expertTensor,
 			ep: Math.floor(index / expertTensor) % expert,
@@ -92,7 +100,8 @@ export class Grid {
 	groups(view: "dense", varying: readonly DenseDimension[]): number[][];
 	groups(view: "expert", varying: readonly ExpertDimension[]): number[][];
 	groups(view: "dense" | "expert", varying: readonly string[]): number[][] {
-		const dimensions = view === "dense" ? (["tp", "dp", "pp"] as const) : (["expt_tp", "ep", "expt_dp", "pp"] as const);
+		const dimensions =
+			view === "dense" ? (["tp", "cp", "dp", "pp"] as const) : (["expt_tp", "ep", "expt_dp", "pp"] as const);
 		const fixed = dimensions.filter((dimension) => !varying.includes(dimension));
 		const byKey = Map.groupBy(this.ranks, (rank) => {
 			const at = this.coordinates(rank);
@@ -103,9 +112,9 @@ export class Grid {
 
 	/** Ranks of a lane in one pipeline stage, ascending. */
 	lane(lane: number, stage: number): number[] {
-		const { tensor, data } = this.shape;
-		const first = this.offset + tensor * (lane + data * stage);
-		return Array.from({ length: tensor }, (_, index) => first + index);
+		const length = this.shape.tensor * this.context;
+		const first = this.offset + length * (lane + this.shape.data * stage);
+		return Array.from({ length }, (_, index) => first + index);
 	}
 
 	/** Ranks of each lane in one pipeline stage. */
@@ -119,27 +128,30 @@ export class Grid {
 	}
 }
 
-/** The kinds of groups of a module's ranks (docs/spec/runtime.md §1.2). */
+/** The kinds of groups of a module's ranks (docs/spec/runtime.md §1.2). Context-parallel ranks are replicas, as those of dp are. */
 const groupKinds = {
 	tp: ["dense", ["tp"]],
-	dp: ["dense", ["dp"]],
-	tp_dp: ["dense", ["tp", "dp"]],
+	cp: ["dense", ["cp"]],
+	tp_cp: ["dense", ["tp", "cp"]],
+	dp: ["dense", ["cp", "dp"]],
+	tp_dp: ["dense", ["tp", "cp", "dp"]],
 	expt_dp: ["expert", ["expt_dp"]],
 	expt_tp_dp: ["expert", ["expt_tp", "expt_dp"]],
 	tp_ep: ["expert", ["expt_tp", "ep"]],
 	pp: ["dense", ["pp"]],
-	mp: ["dense", ["tp", "pp"]],
-	module: ["dense", ["tp", "dp", "pp"]],
+	mp: ["dense", ["tp", "cp", "pp"]],
+	module: ["dense", ["tp", "cp", "dp", "pp"]],
 } as const;
 export type GroupKind = keyof typeof groupKinds;
 
-/** The kinds of groups in a grid; those over stages, or an expert's tensor-parallel ranks, only if there are several. */
-export function kindsOf({ shape }: Grid): GroupKind[] {
+/** The kinds of groups in a grid; those over stages, parts of a context or an expert's tensor-parallel ranks only if there are several. */
+export function kindsOf({ shape, context }: Grid): GroupKind[] {
 	const absent = [...(shape.pipeline > 1 ? [] : ["pp"]), ...(shape.expertTensor > 1 ? [] : ["expt_tp"])];
 	const varies = (kind: GroupKind) => groupKinds[kind][1] as readonly string[];
-	return (Object.keys(groupKinds) as GroupKind[]).filter(
-		(kind) => kind === "tp_ep" || !varies(kind).some((dimension) => absent.includes(dimension)),
-	);
+	return (Object.keys(groupKinds) as GroupKind[]).filter((kind) => {
+		if (kind === "cp" || kind === "tp_cp") return context > 1;
+		return kind === "tp_ep" || !varies(kind).some((dimension) => absent.includes(dimension));
+	});
 }
 
 /** All groups of a kind in a grid. */

@@ -1,4 +1,11 @@
 /** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+export {
+	type ColumnRange,
+	columnsForTokens,
+	type Dealt,
+	tokensForColumns,
+	withRowsBefore,
+} from "./context-parallel.ts";
 export { DataParallel } from "./data-parallel.ts";
 export {
 	describeTopology,

@@ -1,8 +1,8 @@
 /**
  * Layout strings: `ENCODER+LANGUAGE` on ranks of their own, `ENCODER|LANGUAGE` on the same ranks. Several encoders stand one after the
- * other, and the sign behind each says whether it is on ranks of its own or on the language model's: `2+1|tp2`. A side is any of tpN, dpN,
- * ppN, epN and etpN written together, or a bare number, which means dp. It has tp × dp × pp ranks; ep and etp divide those
- * of a pipeline stage again. An encoder with pp is on ranks of its own. A language side alone is a language model without an encoder; `1` alone
+ * other, and the sign behind each says whether it is on ranks of its own or on the language model's: `2+1|tp2`. A side is any of tpN, cpN,
+ * dpN, ppN, epN and etpN written together, or a bare number, which means dp. It has tp × cp × dp × pp ranks; ep and etp divide those
+ * of a pipeline stage again. Encoders have no cp; one with pp is on ranks of its own. A language side alone is a language model without an encoder; `1` alone
  * is one process that holds all modules.
  */
 import { counted } from "../system/counted.ts";
@@ -19,7 +19,7 @@ export interface Layout {
 	readonly language: SideLayout;
 }
 
-type Piece = "tp" | "dp" | "pp" | "ep" | "etp";
+type Piece = "tp" | "cp" | "dp" | "pp" | "ep" | "etp";
 
 /** A part of the text and its offset. */
 interface Part {
@@ -111,6 +111,7 @@ function parse(layout: Part, whole: string): Layout {
 	const encoders = shapes.slice(0, -1).map((shape, index) => {
 		const [side, last] = [sides[index]!, sides.at(-1)!];
 		const colocated = signs[index] === "|";
+		if (shape.context !== undefined) throw refusal(whole, side, "an encoder has no context parallelism");
 		if (colocated && shape.pipeline > 1) {
 			throw refusal(whole, side, "an encoder in pipeline stages needs ranks of its own (+)");
 		}
@@ -127,14 +128,14 @@ function parse(layout: Part, whole: string): Layout {
 	return { text: layout.text, encoders, language };
 }
 
-function ranksOfSide({ tensor, data, pipeline }: SideLayout): number {
-	return tensor * data * pipeline;
+function ranksOfSide({ tensor, context = 1, data, pipeline }: SideLayout): number {
+	return tensor * context * data * pipeline;
 }
 
 type Sizes = Partial<Record<Piece, number>>;
 
-function sideOf({ tp = 1, dp = 1, pp = 1, ep = 1, etp = 1 }: Sizes): SideLayout {
-	return { tensor: tp, data: dp, pipeline: pp, expert: ep, expertTensor: etp };
+function sideOf({ tp = 1, cp = 1, dp = 1, pp = 1, ep = 1, etp = 1 }: Sizes): SideLayout {
+	return { tensor: tp, ...(cp > 1 && { context: cp }), data: dp, pipeline: pp, expert: ep, expertTensor: etp };
 }
 
 function parseSide(side: Part, whole: string): SideLayout {
@@ -145,13 +146,12 @@ function parseSide(side: Part, whole: string): SideLayout {
 	for (const { 0: text, index } of side.text.matchAll(/[a-z]*[^a-z]*/g)) {
 		if (text === "") break;
 		const piece = { text, offset: side.offset + index };
-		const [, name, size] = /^(tp|dp|pp|ep|etp)([1-9]\d{0,4})$/.exec(text) ?? [];
-		if (/^cp\d/.test(text)) throw refusal(whole, piece, "context parallelism is not built");
+		const [, name, size] = /^(tp|cp|dp|pp|ep|etp)([1-9]\d{0,4})$/.exec(text) ?? [];
 		if (name === undefined) {
 			throw refusal(
 				whole,
 				piece,
-				"a piece is tp, dp, pp, ep or etp and a whole number from 1; a bare number stands alone",
+				"a piece is tp, cp, dp, pp, ep or etp and a whole number from 1; a bare number stands alone",
 			);
 		}
 		if (sizes[name as Piece] !== undefined) throw refusal(whole, piece, `${name} is given a second time`);
@@ -159,9 +159,9 @@ function parseSide(side: Part, whole: string): SideLayout {
 		if (name === "ep" || name === "etp") last = piece;
 	}
 	const found = sideOf(sizes);
-	const [ranks, experts] = [found.tensor * found.data, found.expert * found.expertTensor];
+	const [ranks, experts] = [ranksOfSide({ ...found, pipeline: 1 }), found.expert * found.expertTensor];
 	if (ranks % experts !== 0) {
-		throw refusal(whole, last, `ep × etp (${experts}) has to divide the ${ranks} ranks of tp × dp`);
+		throw refusal(whole, last, `ep × etp (${experts}) has to divide the ${ranks} ranks of tp × cp × dp`);
 	}
 	return found;
 }

@@ -15,11 +15,11 @@ export interface GroupFactory {
 export interface ModuleGroups {
 	readonly model: ModelParallel;
 	readonly replicas: ReplicaGroups;
-	/** Ranks over which a router is replicated: tensor-parallel ranks and data-parallel replicas. */
+	/** Ranks over which a router is replicated: tensor- and context-parallel ranks and data-parallel replicas. */
 	readonly tpDp: Group;
 	/** The pipeline stages, one rank of each. */
 	readonly stages: Group;
-	/** Ranks that take the same microbatches: tensor-parallel ranks of all stages. */
+	/** Ranks that take the same microbatches: tensor- and context-parallel ranks of all stages. */
 	readonly lane: Group;
 	/** Every rank of the module. */
 	readonly module: Group;
@@ -45,7 +45,15 @@ export async function moduleGroups(
 	for (const kind of kindsOf(grid)) {
 		made[kind] = await factory.group(`${grid.name}.${kind}`, groupWith(grid, kind, factory.rank));
 	}
-	const { tp, dp: dense, tp_dp: tpDp, expt_dp: expert, tp_ep: dispatch } = made as Record<GroupKind, Group>;
+	const {
+		tp,
+		cp = groupOfOne(`${grid.name}.cp`, factory.rank),
+		tp_cp: tokens = tp,
+		dp: dense,
+		tp_dp: tpDp,
+		expt_dp: expert,
+		tp_ep: dispatch,
+	} = made as Record<GroupKind, Group>;
 	const matrices = { dense: tpDp, expert: made.expt_tp_dp ?? expert };
 	const stages = made.pp ?? groupOfOne(`${grid.name}.pp`, factory.rank);
 	const { dispatcher: wanted = "alltoall" } = options;
@@ -69,7 +77,7 @@ export async function moduleGroups(
 	const ends = [stages.ranks[0]!, stages.ranks.at(-1)!];
 	const copied = options.copies === true && stages.size > 1 && ends.includes(factory.rank);
 	return {
-		model: { tp, experts },
+		model: { tp, cp, tokens, experts },
 		replicas: {
 			dense,
 			expert,
@@ -79,7 +87,7 @@ export async function moduleGroups(
 		},
 		tpDp,
 		stages,
-		lane: made.mp ?? tp,
+		lane: made.mp ?? tokens,
 		module: made.module ?? tpDp,
 	};
 }
@@ -113,13 +121,18 @@ async function expertNodes(
 export interface ModelParallel {
 	/** Tensor-parallel ranks; with sequence parallelism each holds its own run of tokens between the language model's layers. */
 	readonly tp: Group;
+	/** Context-parallel ranks: each holds a run of a microbatch's tokens, within layers too. */
+	readonly cp: Group;
+	/** The ranks among which a microbatch's tokens are cut between layers: those of tp of every rank of cp. */
+	readonly tokens: Group;
 	/** null: this rank holds every expert whole. */
 	readonly experts: ExpertParallel | null;
 }
 
 /** The whole module on one rank. */
 export function noModelParallel(module: string, rank: number): ModelParallel {
-	return { tp: groupOfOne(`${module}.tp`, rank), experts: null };
+	const tp = groupOfOne(`${module}.tp`, rank);
+	return { tp, cp: groupOfOne(`${module}.cp`, rank), tokens: tp, experts: null };
 }
 
 /** This rank's position among the shards of dense parameters, of an expert, and of the set of experts. */

@@ -105,6 +105,7 @@ export class Topology {
 		const { pipeline, expert, expertTensor } = grid.shape;
 		const parts = [
 			`tp ${at.tp}`,
+			...(grid.context > 1 ? [`cp ${at.cp}`] : []),
 			`dp ${at.dp}`,
 			...(pipeline > 1 ? [`pp ${at.pp}`] : []),
 			...(expert > 1 ? [`ep ${at.ep}`] : []),
@@ -152,6 +153,7 @@ export function topologyOf(c: TrainingConfiguration): Topology {
 	const shape = { tensor: c.encoderTp, data: c.encoderDp, pipeline: c.encoderPp, expert: 1, expertTensor: 1 };
 	const language = {
 		tensor: c.llmTp,
+		context: c.llmCp,
 		data: dataLanes(c),
 		pipeline: c.llmPp,
 		expert: c.llmEp,

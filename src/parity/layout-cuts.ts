@@ -1,4 +1,5 @@
 /** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
+import { dealsHeads } from "../config/context-parallel.ts";
 import type { LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
@@ -14,7 +15,7 @@ export function requireCuts(
 	language: HybridConfig,
 	encoder: EncoderConfig | null,
 ): void {
-	const { tensor, expert, expertTensor } = topology.language.shape;
+	const { tensor, context = 1, expert, expertTensor } = topology.language.shape;
 	const { moe } = language;
 	const experts = language.pattern.includes("moe");
 	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
@@ -36,6 +37,24 @@ export function requireCuts(
 			exitCodes.usage,
 		);
 	}
+	for (const [what, heads, groups] of headsOf(language)) {
+		if (dealsHeads({ heads: heads / tensor, groups: groups / tensor }, context)) continue;
+		throw new UserError(
+			`Layout ${name}: cp is ${context}; allowed with this reference is a size that deals out the ${what} of a tensor-parallel rank evenly (${heads} in ${groups} groups).`,
+			exitCodes.usage,
+		);
+	}
+}
+
+/** Heads of the kinds of layers that mix tokens, and the groups of them that share keys or states. */
+function headsOf({ pattern, attention, mamba, linearAttention }: HybridConfig) {
+	const all = [
+		["attention", "attention heads", attention.heads, attention.queryGroups],
+		["latentAttention", "attention heads", attention.heads, attention.heads],
+		["mamba", "Mamba heads", mamba.heads, mamba.groups],
+		["gdn", "value heads of Gated DeltaNet", linearAttention.valueHeads, linearAttention.keyHeads],
+	] as const;
+	return all.flatMap(([kind, ...heads]) => (pattern.includes(kind) ? [heads] : []));
 }
 
 function languageCuts({

@@ -68,11 +68,12 @@ export class MicrobatchLosses {
 		if (name !== "per_token_loss" || !this.run.state.lossOwner!.counts) return;
 		const { topology, microbatches, microBatchSize } = this.plan;
 		const { batch, seq } = this.sizes;
-		const lane = topology.language.coordinates(this.run.rank).dp;
-		const first = (lane * microbatches + microbatch) * microBatchSize * seq;
+		const { dp: lane, cp } = topology.language.coordinates(this.run.rank);
+		const before = cp * value.elements;
+		const first = (lane * microbatches + microbatch) * microBatchSize * seq + before;
 		const { lossMask } = this.microbatches[microbatch]!.text;
 		for (const [token, loss] of value.toFloat32().entries())
-			this.#sums[Math.floor((first + token) / (batch * seq))]! += loss * lossMask[token]!;
+			this.#sums[Math.floor((first + token) / (batch * seq))]! += loss * lossMask[before + token]!;
 	};
 
 	/** Σ mask · loss / Σ mask of each. `tokens`: Σ mask of each. Every rank of the run calls this together, once. */

@@ -46,7 +46,7 @@ export function* layouts({ configuration: c }: ResolvedConfiguration, devices: n
 				if (lanes % data !== 0) continue;
 				for (const expert of expertSizes.filter((size) => (tensor * data) % size === 0)) {
 					for (const { flags, modules } of encoders(c, tensor * data * stages, data, devices)) {
-						const language = { "llm-tp": tensor, "llm-dp": data, "llm-pp": stages, "llm-ep": expert };
+						const language = { "llm-tp": tensor, "llm-cp": 1, "llm-dp": data, "llm-pp": stages, "llm-ep": expert };
 						const [encoderTensor, encoderData] = [Number(flags["encoder-tp"] ?? 0), Number(flags["encoder-dp"] ?? 0)];
 						yield {
 							layout: { ...flags, ...language, "hybrid-layer-pattern": pattern },

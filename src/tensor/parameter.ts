@@ -18,8 +18,25 @@ export class Parameter implements Disposable {
 		readonly value: Tensor,
 		/** fp32 gradient; null: frozen. */
 		gradient: Tensor | null,
+		/** The parameter that this is a part of: its gradient is settled, and its uses are counted; null: it is whole. */
+		private readonly of: Parameter | null = null,
 	) {
 		this.#gradient = gradient;
+	}
+
+	/** This parameter, or the one that it is a part of. */
+	get whole(): Parameter {
+		return this.of ?? this;
+	}
+
+	/** Elements [first, first + count) of a vector, with their gradient. The caller disposes it. */
+	part(first: number, count: number): Parameter {
+		const cut = (vector: Tensor) => {
+			using column = vector.view([vector.elements, 1]);
+			using rows = column.rowsFrom(first, count);
+			return rows.view([count]);
+		};
+		return new Parameter(this.name, cut(this.value), this.#gradient && cut(this.#gradient), this);
 	}
 
 	get shape(): readonly number[] {
@@ -42,6 +59,7 @@ export class Parameter implements Disposable {
 	 */
 	addToGradient(product: (into: Tensor, accumulate: boolean) => void): void {
 		if (this.#gradient === null) return;
+		this.of?.settleGradient();
 		product(this.#gradient, !this.#unwritten);
 		this.#unwritten = false;
 	}
@@ -53,6 +71,7 @@ export class Parameter implements Disposable {
 
 	/** Writes the zeros of a forgotten gradient to which no product was added. */
 	settleGradient(): void {
+		this.of?.settleGradient();
 		if (!this.#unwritten) return;
 		this.#gradient!.device.setZero(this.#gradient!, this.#gradient!.bytes);
 		this.#unwritten = false;

@@ -163,7 +163,7 @@ export class Tape {
 	record(operation: Operation): void {
 		const slots = operation.outputs.map((output) => output.gradient);
 		const own = (operation.own ?? []).filter((item) => item !== null);
-		const parameters = (operation.parameters ?? []).filter((parameter) => parameter?.trainable ?? false) as Parameter[];
+		const parameters = (operation.parameters ?? []).flatMap((used) => (used?.trainable ? [used.whole] : []));
 		if (!this.recording || slots.every((slot) => slot === null)) {
 			if (!this.recording) this.#uses.add(parameters);
 			for (const item of own) item[Symbol.dispose]();

@@ -274,7 +274,8 @@ async function stageEdges(
 	if (stages === 1 || !grid.contains(world.rank)) return [];
 	const ends = grid.coordinates(world.rank);
 	const line = Array.from({ length: stages }, (_, stage) => grid.stageEdge(stage));
-	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ends.tp]!]), to: [] };
+	const ofLane = ends.tp + grid.shape.tensor * ends.cp;
+	const pipeline = { from: line.map(({ from }) => [from[ends.dp]![ofLane]!]), to: [] };
 	const common = { ...rows, counted: false };
 	const groups = await directionGroups(world, name, pipeline);
 	return Array.from({ length: stages * virtualStages - 1 }, (_, from) => ({ from, layout: line[from % stages]! }))

@@ -43,7 +43,7 @@ export function specificationOf(c: TrainingConfiguration, rank = 0): RunSpecific
 		guests: guestsOf(c, rank),
 		expertCapacity: {
 			bound: c.moeExpertCapacityBound,
-			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / c.llmTp),
+			mostTokens: Math.ceil((c.microBatchSize * c.seqLength) / (c.llmTp * c.llmCp)),
 		},
 		dispatcher: dispatcherOf(c),
 		logNumZeros: c.logNumZerosInGrad,

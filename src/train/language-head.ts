@@ -95,8 +95,7 @@ export class LanguageHead implements Disposable {
 		const { input, text, weight } = this.basis;
 		const tokens = lossTokens(text);
 		if (weight === tokens) return input.mask.share();
-		const weights = text.lossMask.map((counts) => counts * (weight / tokens));
-		return Tensor.from(input.mask.device, weights);
+		return input.cut(text.lossMask.map((counts) => counts * (weight / tokens)));
 	}
 
 	[Symbol.dispose](): void {

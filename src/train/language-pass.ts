@@ -102,10 +102,10 @@ export class LanguagePass implements Pass {
 		const { device, parallel } = model;
 		const leaves = inputs.map((input) => this.#leaf(input));
 		const { ids, matrices } = chunk.segment.embeds ? this.#place(microbatch, inputs) : { ...microbatch, matrices: [] };
-		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel.tp));
+		const input = this.#own(new DeviceInput(device, { ...microbatch, ids }, parallel));
 		const placing = {
 			matrices,
-			tp: parallel.tp,
+			ranks: parallel.tokens,
 			config: model.config,
 			own: <O extends Disposable>(o: O) => this.#own(o),
 		};
@@ -228,7 +228,7 @@ export class LanguagePass implements Pass {
 			const places = findImagePlaces(ids, sampleLengths(text), this.options.placeholders.get(module)!);
 			checkImageRows(places, rowsPerSample, { module, place: `microbatch ${this.options.microbatch}` });
 			ids = places.ids;
-			return this.#own(placement(device, places, parallel.tp));
+			return this.#own(placement(device, places, parallel.tokens));
 		});
 		return { ids, matrices };
 	}

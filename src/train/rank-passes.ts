@@ -275,7 +275,7 @@ export class RankPasses {
 				),
 			expected: ({ from }, index) =>
 				from.module === shape.pipeline
-					? [lengths[index]! / model.parallel.tp.size]
+					? [lengths[index]! / model.parallel.tokens.size]
 					: samplesFrom(edges.find((one) => one.from.module === from.module)!.edge, microbatches[index]!, index),
 		};
 	}

@@ -14,20 +14,20 @@ test("the table of a fan-in with pipeline stages", () => {
 8 ranks: radio_encoder 0-3, language 4-7.
 
 # Grids
-module         ranks  tp  dp  pp  expt_tp  ep  expt_dp  lanes  micro-batch-size
-radio_encoder  0-3    2   2   1   1        1   4        2      1
-language       4-7    2   1   2   1        1   2        1      2
+module         ranks  tp  cp  dp  pp  expt_tp  ep  expt_dp  lanes  micro-batch-size
+radio_encoder  0-3    2   1   2   1   1        1   4        2      1
+language       4-7    2   1   1   2   1        1   2        1      2
 
 # Ranks
-rank  module         tp  dp  pp  expt_tp  ep  expt_dp
-0     radio_encoder  0   0   0   0        0   0
-1     radio_encoder  1   0   0   0        0   1
-2     radio_encoder  0   1   0   0        0   2
-3     radio_encoder  1   1   0   0        0   3
-4     language       0   0   0   0        0   0
-5     language       1   0   0   0        0   1
-6     language       0   0   1   0        0   0
-7     language       1   0   1   0        0   1
+rank  module         tp  cp  dp  pp  expt_tp  ep  expt_dp
+0     radio_encoder  0   0   0   0   0        0   0
+1     radio_encoder  1   0   0   0   0        0   1
+2     radio_encoder  0   0   1   0   0        0   2
+3     radio_encoder  1   0   1   0   0        0   3
+4     language       0   0   0   0   0        0   0
+5     language       1   0   0   0   0        0   1
+6     language       0   0   0   1   0        0   0
+7     language       1   0   0   1   0        0   1
 
 # Groups of radio_encoder
 tp       [0,1] [2,3]
@@ -70,6 +70,18 @@ test("many groups and large groups are cut short in the table and whole in JSON"
 	expect(json.groups["edge.radio_encoder"][0]).toHaveLength(36);
 });
 
+test("context-parallel ranks are replicas that share a lane", () => {
+	const table = topologyTable(resolved("--llm-tp 2 --llm-cp 2 --llm-dp 2 --seq-length 16"));
+	const groups = [
+		"tp       [0,1] [2,3] [4,5] [6,7]",
+		"cp       [0,2] [1,3] [4,6] [5,7]",
+		"tp_cp    [0,1,2,3] [4,5,6,7]",
+	];
+	expect(table.split("\n")).toEqual(
+		expect.arrayContaining([...groups, "dp       [0,2,4,6] [1,3,5,7]", "lanes    [0,1,2,3] [4,5,6,7]"]),
+	);
+});
+
 test("JSON has every group by name, every rank, and the notes", () => {
 	const json = JSON.parse(topologyJson(resolved("--llm-dp 1 --tensor-parallel-num-weight-shards 2")));
 	expect(json).toMatchObject({
@@ -83,7 +95,7 @@ test("JSON has every group by name, every rank, and the notes", () => {
 	expect(Object.keys(json.modules[0].groups)).toEqual(["tp", "dp", "tp_dp", "expt_dp", "tp_ep"]);
 	expect(json.ranks[1]).toEqual({
 		...{ rank: 1, module: "language" },
-		...{ tp: 0, dp: 1, pp: 0, expt_tp: 0, ep: 0, expt_dp: 1 },
+		...{ tp: 0, cp: 0, dp: 1, pp: 0, expt_tp: 0, ep: 0, expt_dp: 1 },
 	});
 	expect(json.notes).toHaveLength(1);
 });

@@ -243,7 +243,7 @@ test("constraints between keys are checked", () => {
 	expect(blamed("--weight-decay-incr-style", "linear")).toEqual(["--weight-decay-incr-style"]);
 	expect(blamed("--moe-aux-loss-coeff", "1", "2")).toEqual(["--moe-aux-loss-coeff"]);
 	expect(blamed("--overlap-param-gather")).toEqual(["--overlap-param-gather"]);
-	expect(blamed("--llm-cp", "2")).toEqual(["--llm-cp"]);
+	expect(blamed("--llm-cp", "3")).toEqual(["--llm-cp"]);
 	expect(blamed("--profile-step-end", "2")).toEqual(["--profile-step-end"]);
 	expect(blamed("--profile-step-start", "3", "--profile-step-end", "2")).toEqual(["--profile-step-end"]);
 	expect(blamed("--split", "0,0,0")).toEqual(["--split"]);

@@ -52,7 +52,7 @@ function inputOf(model: HybridModel, texts: readonly (readonly number[])[]): Dev
 	const tokens = ids.length;
 	const lengths = texts.map(({ length }) => length);
 	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths };
-	return new DeviceInput(device, text, model.parallel.tp);
+	return new DeviceInput(device, text, model.parallel);
 }
 
 /** Logits that follow every prompt and every token after it, from passes over whole sequences. */

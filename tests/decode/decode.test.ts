@@ -46,7 +46,7 @@ function likeliest(ids: readonly number[], images: Float32Array | null): number[
 		lossMask: new Float32Array(tokens),
 		lengths: [tokens],
 	};
-	using input = new DeviceInput(device, text, model.parallel.tp);
+	using input = new DeviceInput(device, text, model.parallel);
 	const addToEmbedding = (embedded: Tensor) => {
 		const values = embedded.toFloat32();
 		for (const [row, at] of places.entries()) {

@@ -8,6 +8,7 @@ import { readTensor } from "../../src/checkpoint/store.ts";
 import { EncoderModule } from "../../src/models/vision/encoder.ts";
 import { findImagePlaces, placeImageRows, placement } from "../../src/models/vision/merge.ts";
 import { visionEncoder } from "../../src/models/vit/tower.ts";
+import { noModelParallel } from "../../src/parallel/module-groups.ts";
 import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
@@ -29,7 +30,11 @@ const config = {
 	tower: tinyTower,
 	projector: { ...tinyProjector(width), type },
 };
-const options = { frozenTower: false, frozenProjector: false, parallel: { tp, experts: null } };
+const options = {
+	frozenTower: false,
+	frozenProjector: false,
+	parallel: { ...noModelParallel("encoder", world.rank), tp, tokens: tp },
+};
 using encoder = new EncoderModule(device, visionEncoder(config), options);
 encoder.initialise(7);
 // Biases start at zero; these, which every rank holds, must be added once.

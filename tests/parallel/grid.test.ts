@@ -238,7 +238,7 @@ test("links join ranks at the same place of their lanes; what a rank holds itsel
 
 test("expert tensor parallelism varies fastest in the expert view", () => {
 	const grid = new Grid("language", 4, { tensor: 2, data: 4, pipeline: 1, expert: 2, expertTensor: 2 });
-	expect(grid.coordinates(4 + 7)).toEqual({ tp: 1, dp: 3, pp: 0, expt_tp: 1, ep: 1, expt_dp: 1 });
+	expect(grid.coordinates(4 + 7)).toEqual({ tp: 1, cp: 0, dp: 3, pp: 0, expt_tp: 1, ep: 1, expt_dp: 1 });
 	expect(groupWith(grid, "expt_dp", 7)).toEqual([7, 11]);
 	expect(groupWith(grid, "tp_ep", 7)).toEqual([4, 5, 6, 7]);
 });

@@ -23,6 +23,7 @@ test("pieces in any order, bare numbers are dp", () => {
 	expect(parseLayout("dp2|pp2").encoders.map(({ colocated }) => colocated)).toEqual([true]);
 	expect(parseLayout("tp2pp2")).toMatchObject({ encoders: [], language: { ...one, tensor: 2, pipeline: 2 } });
 	expect(parseLayout("1+ep2tp2").language).toEqual({ ...one, tensor: 2, expert: 2 });
+	expect(parseLayout("cp2ep4dp2").language).toEqual({ ...one, context: 2, data: 2, expert: 4 });
 	expect(parseLayout("2+4")).toMatchObject({
 		encoders: [{ shape: { ...one, data: 2 } }],
 		language: { ...one, data: 4 },
@@ -77,8 +78,8 @@ test("a mistake is named with its piece and position", () => {
 	expect(refusal("1+")).toBe('Layout "1+": at position 3: a side is missing.');
 	expect(refusal("+1")).toContain("at position 1: a side is missing");
 	expect(refusal("")).toContain("at position 1: a layout is ENCODER+LANGUAGE");
-	const piece = "a piece is tp, dp, pp, ep or etp and a whole number from 1; a bare number stands alone";
-	expect(refusal("cp2+1")).toContain("cp2 at position 1: context parallelism is not built");
+	const piece = "a piece is tp, cp, dp, pp, ep or etp and a whole number from 1; a bare number stands alone";
+	expect(refusal("cp2+1")).toContain("cp2 at position 1: an encoder has no context parallelism");
 	expect(refusal("1+tp2xp3")).toBe(`Layout "1+tp2xp3": xp3 at position 6: ${piece}.`);
 	expect(refusal("1+tp0")).toContain(`tp0 at position 3: ${piece}`);
 	expect(refusal("1+tp")).toContain(`tp at position 3: ${piece}`);
@@ -88,8 +89,10 @@ test("a mistake is named with its piece and position", () => {
 	expect(refusal("1+0")).toContain(`0 at position 3: ${piece}`);
 	expect(refusal("1+TP2")).toContain(`TP2 at position 3: ${piece}`);
 	expect(refusal("1+1, tp2tp4+1")).toContain("tp4 at position 9: tp is given a second time");
-	expect(refusal("1+tp2ep3")).toContain("ep3 at position 6: ep × etp (3) has to divide the 2 ranks of tp × dp");
-	expect(refusal("1+ep2etp2tp2")).toContain("etp2 at position 6: ep × etp (4) has to divide the 2 ranks of tp × dp");
+	expect(refusal("1+tp2ep3")).toContain("ep3 at position 6: ep × etp (3) has to divide the 2 ranks of tp × cp × dp");
+	expect(refusal("1+ep2etp2tp2")).toContain(
+		"etp2 at position 6: ep × etp (4) has to divide the 2 ranks of tp × cp × dp",
+	);
 	expect(refusal("3+tp2dp2")).toContain(
 		"tp2dp2 at position 3: 2 data lanes do not match the encoder's 3: one number has to be a multiple of the other",
 	);

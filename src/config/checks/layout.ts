@@ -2,7 +2,16 @@
  * Checks of the layout of ranks (docs/spec/runtime.md §1.3): spans of modules, divisors of sizes, batches over data lanes.
  */
 import { counted } from "../../system/counted.ts";
-import { dataLanes, encoderRanks, hasEncoder, paddedVocabularySize, sharesRanks, weightShards } from "../derive.ts";
+import { dealsHeads } from "../context-parallel.ts";
+import {
+	dataLanes,
+	encoderRanks,
+	hasEncoder,
+	languageRanks,
+	paddedVocabularySize,
+	sharesRanks,
+	weightShards,
+} from "../derive.ts";
 import { hasLayer, type LayerKind, parseHybridPattern, pipelineObjection, segmentLengths } from "../hybrid-pattern.ts";
 import { moduleRanks } from "../modules.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
@@ -37,7 +46,7 @@ const spansMeet: Check = (c) => {
 	}
 	if (sharesRanks(c)) return null;
 	const end = encoderRanks(c) + others;
-	const languageEnd = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	const languageEnd = c.llmOffset + languageRanks(c);
 	const trouble =
 		c.llmOffset < end
 			? `on ${rankSpan(c.llmOffset, Math.min(end, languageEnd))} both modules would run`
@@ -53,7 +62,7 @@ const spansMeet: Check = (c) => {
 export const mostRanks = 65_536;
 
 const ranksAreFew: Check = (c) => {
-	const ranks = c.llmOffset + c.llmTp * c.llmPp * dataLanes(c);
+	const ranks = c.llmOffset + languageRanks(c);
 	return unless(
 		ranks <= mostRanks,
 		"llm-dp",
@@ -76,23 +85,27 @@ const microbatchesAreFew =
 		);
 	};
 
+/** "4 ranks of llm-tp × data lanes": those of a pipeline stage. */
+const stageOf = (c: TrainingConfiguration) =>
+	`${languageRanks(c) / c.llmPp} ranks of llm-tp × ${c.llmCp === 1 ? "" : "llm-cp × "}data lanes`;
+
 /** llm-ep × llm-expt-tp has to divide the ranks of a pipeline stage. */
 const expertsDivideStage: Check = (c) => {
-	const stage = c.llmTp * dataLanes(c);
+	const stage = languageRanks(c) / c.llmPp;
 	return unless(
 		stage % (c.llmEp * c.llmExptTp) === 0,
 		"llm-ep",
-		`times llm-expt-tp (${c.llmExptTp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+		`times llm-expt-tp (${c.llmExptTp}) it has to divide the ${stageOf(c)}`,
 	);
 };
 
 const expertShardsDivideStage: Check = (c) => {
-	const stage = c.llmTp * dataLanes(c);
+	const stage = languageRanks(c) / c.llmPp;
 	const inner = c.llmEp * c.llmExptTp;
 	return unless(
 		stage % inner !== 0 || (stage / inner) % weightShards(c).expert === 0,
 		"expert-tensor-parallel-num-weight-shards",
-		`times llm-ep (${c.llmEp}) it has to divide the ${stage} ranks of llm-tp × data lanes`,
+		`times llm-ep (${c.llmEp}) it has to divide the ${stageOf(c)}`,
 	);
 };
 
@@ -125,6 +138,52 @@ const lanesNest: Check = (c) =>
 		`allowed is a divisor or a multiple of the language model's data lanes (${dataLanes(c)})`,
 	);
 
+/** Heads of each kind of layer that mixes tokens, and the heads that several of them share. */
+const sharedHeads = (c: TrainingConfiguration) =>
+	[
+		["num-attention-heads", c.numAttentionHeads, c.numQueryGroups, has(c, "attention")],
+		["num-attention-heads", c.numAttentionHeads, c.numAttentionHeads, has(c, "latentAttention")],
+		["mamba-num-heads", c.mambaNumHeads, c.mambaNumGroups, has(c, "mamba")],
+		["linear-num-value-heads", c.linearNumValueHeads, c.linearNumKeyHeads, has(c, "gdn")],
+	] as const;
+
+/** Every context-parallel rank takes equally many heads of a tensor-parallel rank's, whole groups of them or equal parts of one. */
+const contextDealsHeads: Check = (c) => {
+	const uneven = sharedHeads(c).find(
+		([, heads, groups, used]) => used && !dealsHeads({ heads: heads / c.llmTp, groups: groups / c.llmTp }, c.llmCp),
+	);
+	const [name, heads, groups] = uneven ?? [];
+	return unless(
+		uneven === undefined,
+		"llm-cp",
+		`allowed is a size that deals out the heads of a tensor-parallel rank evenly: ${name} is ${heads} in ${groups} groups, llm-tp ${c.llmTp}`,
+	);
+};
+
+/** What does not run under context parallelism. */
+const contextAlone: Check = (c) => {
+	const others = [
+		["flextron", c.flextron],
+		["export-kd-teacher-load", c.exportKdTeacherLoad !== null],
+		["self-distillation", c.selfDistillation],
+		["eval-captions", c.evalCaptions > 0],
+	] as const;
+	const used = others.flatMap(([name, on]) => (on ? [name] : []));
+	return unless(c.llmCp === 1 || used.length === 0, "llm-cp", `allowed is 1 with ${used.join(" and ")}`);
+};
+
+/** A rank's tokens of a microbatch: equally many, and as many as a convolution reads of the rank before. */
+const contextCutsTokens: Check = (c) => {
+	const tokens = c.microBatchSize * c.seqLength;
+	const taps = [has(c, "mamba") ? c.mambaConvKernelDim : 1, has(c, "gdn") ? c.linearConvKernelDim : 1];
+	const least = Math.max(...taps) - 1;
+	return unless(
+		c.llmCp === 1 || (tokens % (c.llmTp * c.llmCp) === 0 && tokens / c.llmCp >= least),
+		"llm-cp",
+		`times llm-tp it has to divide micro-batch-size × seq-length (${tokens}), and a rank needs at least ${counted(least, "token")}`,
+	);
+};
+
 /** Checked before everything that reads the number of data lanes, which these make whole. */
 export const weightShardChecks: readonly Check[] = [
 	divides(
@@ -149,7 +208,6 @@ export const layoutChecks: readonly Check[] = [
 		c.evalGlobalBatchSize === c.globalBatchSize
 			? null
 			: microbatchesAreFew("evalGlobalBatchSize", "evalMicroBatchSize", "eval-global-batch-size")(c),
-	(c) => unless(c.llmCp === 1, "llm-cp", "allowed is 1: context parallelism is not built"),
 	(c) => {
 		const objection = pipelineObjection(c.hybridLayerPattern, c.llmPp);
 		return unless(objection === null, "llm-pp", `allowed is ${objection}`);
@@ -214,6 +272,9 @@ export const layoutChecks: readonly Check[] = [
 			],
 		],
 	),
+	contextDealsHeads,
+	contextAlone,
+	contextCutsTokens,
 	(c) =>
 		unless(
 			c.encoderPp === 1 || (hasEncoder(c) && !sharesRanks(c)),

@@ -1,5 +1,5 @@
 /** Checks of `modules`: names, placeholder tokens, grids and data of further encoders. */
-import { dataLanes, hasEncoder } from "../derive.ts";
+import { dataLanes, hasEncoder, languageRanks } from "../derive.ts";
 import { type ModuleConfiguration, moduleObjection, modulesOf } from "../modules.ts";
 import type { TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
@@ -39,7 +39,7 @@ export const moduleChecks: readonly Check[] = [
 		return other ? `placeholder-token-id ${id} of ${name} is that of ${other.name}` : null;
 	}),
 	each(({ name, ranks, tp, dp }, c) => {
-		const language = c.llmTp * c.llmPp * dataLanes(c);
+		const language = languageRanks(c);
 		if (ranks === "own" || tp * dp === language) return null;
 		return `tp × dp of ${name} is ${tp * dp}; on the language model's ranks allowed is their number (${language})`;
 	}),

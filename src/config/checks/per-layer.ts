@@ -5,18 +5,18 @@ import { type PerLayerSize, perLayerSizes } from "../per-layer.ts";
 import type { TrainingConfiguration } from "../schema.ts";
 import { type Check, unless } from "./check.ts";
 
-/** The divisors that every size of a list must have. */
-const conditions: Readonly<
-	Record<PerLayerSize["list"], readonly (readonly [key: string, divisor: (c: TrainingConfiguration) => number])[]>
-> = {
-	mambaNumHeadsPerLayer: [
-		["mamba-num-groups", (c) => c.mambaNumGroups],
-		["llm-tp", (c) => c.llmTp],
-	],
-	numAttentionHeadsPerLayer: [
-		["num-query-groups", (c) => c.numQueryGroups],
-		["llm-tp", (c) => c.llmTp],
-	],
+/** A divisor that every size of a list must have. */
+type Condition = readonly [key: string, divisor: (c: TrainingConfiguration) => number];
+
+/** Of numbers of heads. */
+const parallelSizes: readonly Condition[] = [
+	["llm-tp", (c) => c.llmTp],
+	["llm-tp × llm-cp", (c) => (c.llmCp === 1 ? 1 : c.llmTp * c.llmCp)],
+];
+
+const conditions: Readonly<Record<PerLayerSize["list"], readonly Condition[]>> = {
+	mambaNumHeadsPerLayer: [["mamba-num-groups", (c) => c.mambaNumGroups], ...parallelSizes],
+	numAttentionHeadsPerLayer: [["num-query-groups", (c) => c.numQueryGroups], ...parallelSizes],
 	numExpertsPerLayer: [
 		["moe-router-num-groups", (c) => c.moeRouterNumGroups],
 		["llm-ep", (c) => c.llmEp],

@@ -25,9 +25,14 @@ export const parallelKeys = {
 		aliases: ["tensor-model-parallel-size"],
 	}),
 	"sequence-parallel": alwaysOn("Between tensor-parallel projections every rank holds a part of the tokens."),
-	"llm-cp": defaulting(size, 1, "Context-parallel size of the language model; only 1 is built.", {
-		aliases: ["context-parallel-size"],
-	}),
+	"llm-cp": defaulting(
+		size,
+		1,
+		"Ranks that hold runs of one microbatch's tokens; attention and scans exchange them for heads.",
+		{
+			aliases: ["context-parallel-size"],
+		},
+	),
 	"llm-pp": defaulting(size, 1, "Pipeline stages of the language model.", {
 		aliases: ["pipeline-model-parallel-size"],
 	}),
@@ -111,6 +116,7 @@ export const gridKeys = [
 		"encoder-pp",
 		"llm-offset",
 		"llm-tp",
+		"llm-cp",
 		"llm-dp",
 		"llm-ep",
 		"llm-pp",

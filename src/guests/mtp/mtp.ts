@@ -2,7 +2,7 @@
 import { lossTokens, type Microbatch } from "../../data/microbatch.ts";
 import type { HybridConfig } from "../../models/language/config.ts";
 import { mtpDepth } from "../../models/language/mtp.ts";
-import { Tensor } from "../../tensor/index.ts";
+import type { Tensor } from "../../tensor/index.ts";
 import type { Guest, HeadView, LossTerm } from "../guest.ts";
 
 /** null: the model has no depths. */
@@ -24,10 +24,10 @@ function* depthLosses(pass: HeadView): Generator<LossTerm> {
 	for (let depth = 0; depth < mtp.depths; depth++) {
 		using previous = hidden;
 		const later = rolled(text, depth + 1);
-		using ids = Tensor.from(tape.device, later.ids);
+		using ids = pass.input.cut(later.ids);
 		hidden = mtpDepth(tape, chunk.parts, depth, ids, previous, forward, observe);
 		const watch = observe && ((value: string, logits: Tensor) => observe(`mtp.${depth}.${value}`, logits));
-		const labels = pass.own(Tensor.from(tape.device, later.labels));
+		const labels = pass.own(pass.input.cut(later.labels));
 		const { mask, gradient } = weightsOf(pass, later, (mtp.lossScalingFactor / mtp.depths) * pass.weight);
 		yield { name: depthLoss(depth), loss: pass.tokenLoss(hidden, labels, watch), mask, gradient };
 	}
@@ -35,18 +35,18 @@ function* depthLosses(pass: HeadView): Generator<LossTerm> {
 }
 
 /**
- * f32 [T] each, n being the number of labels that count. mask: 1 / n where one counts, so that the logged loss is a microbatch mean.
+ * f32 [T / cp] each, n being the number of labels that count. mask: 1 / n where one counts, so that the logged loss is a microbatch mean.
  * gradient: `weight` / n there, with weight = (factor / depths) · (weight of the microbatch's mean loss): a depth's mean has factor /
  * depths times the weight of the next-token loss.
  */
 function weightsOf(
-	{ own, tape }: Pick<HeadView, "own" | "tape">,
+	{ own, input }: Pick<HeadView, "own" | "input">,
 	later: Pick<Microbatch, "labels" | "lossMask">,
 	weight: number,
 ) {
 	const counted = lossTokens(later);
 	const mean = (of: number) => later.lossMask.map((mask) => (counted === 0 ? 0 : (mask * of) / counted));
-	return { mask: own(Tensor.from(tape.device, mean(1))), gradient: own(Tensor.from(tape.device, mean(weight))) };
+	return { mask: own(input.cut(mean(1))), gradient: own(input.cut(mean(weight))) };
 }
 
 // A microbatch as an MTP depth reads it.

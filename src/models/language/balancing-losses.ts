@@ -7,7 +7,7 @@ import { axpby, balancingLoss, type RouterStatistics, type Tape } from "../../te
 import type { RouterState } from "./router-state.ts";
 
 /**
- * Adds the gradients of the configured losses, times `weight`, to the routing's. Ranks that share the microbatch sum their token
+ * Adds the gradients of the configured losses, times `weight`, to the routing's. `ranks`, which share the microbatch, sum their token
  * counts; each computes the loss of its own scores, and these add up to the loss.
  */
 export function addBalancingLosses(
@@ -15,11 +15,11 @@ export function addBalancingLosses(
 	router: RouterState,
 	statistics: RouterStatistics,
 	weight: number,
-	tp: Group,
+	ranks: Group,
 ): void {
-	if (tp.size > 1) {
-		tp.allReduce(statistics.counts).wait();
-		tp.allReduce(statistics.tokens).wait();
+	if (ranks.size > 1) {
+		ranks.allReduce(statistics.counts).wait();
+		ranks.allReduce(statistics.tokens).wait();
 	}
 	for (const { type, coefficient } of router.moe.balancing) {
 		if (type === "pooled_aux_loss") continue;

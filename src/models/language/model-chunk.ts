@@ -1,7 +1,7 @@
 /**
  * A model chunk of the hybrid Mamba-2 / attention / MLP / MoE language model (docs/spec/language-model.md §1–§5): all layers, or
  * those of a virtual pipeline stage. The tokens of a microbatch's sequences are packed: activations are x_TH. With tensor parallelism each
- * rank holds an equal run of the tokens between layers.
+ * rank holds an equal run of the tokens between layers. With context parallelism T is the tokens of a rank's run within layers.
  */
 import type { LayerKind } from "../../config/hybrid-pattern.ts";
 import { gatherSequence, type ModelParallel, reduceScatterSequence } from "../../parallel/index.ts";
@@ -39,7 +39,7 @@ import type { Mixing } from "./sequence-mixing.ts";
 export type Observer = (name: string, value: Tensor) => void;
 
 export interface ForwardInput {
-	/** Token ids of the whole microbatch, i32 [T]; an id outside the vocabulary embeds as zeros. */
+	/** Token ids of this rank's run of the tokens within layers, i32 [T / cp]; an id outside the vocabulary embeds as zeros. */
 	readonly ids: Tensor;
 	readonly sequences: Sequences;
 	/** The parts of the sequences in this rank's run of tokens between layers. */
@@ -48,7 +48,7 @@ export interface ForwardInput {
 	readonly localPositions: () => Tensor;
 	/** Philox key of the step's dropout masks. */
 	readonly dropoutKey: number;
-	/** Indices of the microbatch's tokens in the step's global batch. */
+	/** Indices of this rank's run of the tokens within layers in the step's global batch. */
 	readonly tokens: TokenSlice;
 	/** The tokens in this rank's run between layers. */
 	readonly localTokens: TokenSlice;

@@ -76,7 +76,7 @@ export class HybridModel implements Module {
 				const passes = config.mtp?.repeated && index >= config.pattern.length ? config.mtp.depths : 1;
 				return [
 					index,
-					new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tp.size, passes }),
+					new RouterState(device, configOfLayer(config, index).moe, { tokenShards: this.parallel.tokens.size, passes }),
 				];
 			}),
 		);

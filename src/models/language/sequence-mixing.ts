@@ -17,6 +17,8 @@ export interface Mixing {
 	readonly rope: typeof rope;
 	readonly ropeLast: typeof ropeLast;
 	readonly attention: typeof attention;
+	/** Attention of the heads that multi-latent attention makes of its latents; default: attention, since a cache keeps the latents. */
+	readonly latentAttention?: typeof attention;
 	/** Takes the latents and turned shared key columns of all tokens of multi-latent attention, which runs as ever. */
 	readonly keepLatent?: (latent: Tensor, position: Tensor) => void;
 	/** Multi-latent attention of one more token of each sequence to the kept latents. */

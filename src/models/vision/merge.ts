@@ -72,8 +72,8 @@ export function checkImageRows(
 }
 
 /** The sparse matrix that places a microbatch's image rows in this rank's run of tokens. */
-export function placement(device: Device, { rowOfToken, placesPerSample }: ImagePlaces, tp: Group): SparseMatrix {
-	const { ranges } = TokenSlice.of(0, rowOfToken.length).cut(tp);
+export function placement(device: Device, { rowOfToken, placesPerSample }: ImagePlaces, ranks: Group): SparseMatrix {
+	const { ranges } = TokenSlice.of(0, rowOfToken.length).cut(ranks);
 	const own = Int32Array.from(ranges.flatMap(({ first, count }) => [...rowOfToken.subarray(first, first + count)]));
 	const rows = placesPerSample.reduce((sum, count) => sum + count, 0);
 	return new SparseMatrix(device, pickRows(own, rows));
@@ -81,17 +81,24 @@ export function placement(device: Device, { rowOfToken, placesPerSample }: Image
 
 /**
  * y = embedded with each image row at its token; embedded_(T/tp)H is zero there. rows_RH are all rows of the microbatch; their
- * gradient is all-reduced over the ranks that each hold a run of the tokens.
+ * gradient is all-reduced over `ranks`, which each hold a run of the tokens.
  */
-export function placeImageRows(tape: Tape, embedded: Tensor, rows: Tensor, placement: SparseMatrix, tp: Group): Tensor {
-	using entered = copyToTensorParallel(tape, rows, tp);
+export function placeImageRows(
+	tape: Tape,
+	embedded: Tensor,
+	rows: Tensor,
+	placement: SparseMatrix,
+	ranks: Group,
+): Tensor {
+	using entered = copyToTensorParallel(tape, rows, ranks);
 	return spmm(tape, placement, entered, { base: embedded });
 }
 
 /** Where rows enter the language model, and by what they are read. */
 interface Placing {
 	readonly matrices: readonly SparseMatrix[];
-	readonly tp: Group;
+	/** The ranks that each hold a run of the tokens. */
+	readonly ranks: Group;
 	readonly config: Pick<HybridConfig, "hiddenSize" | "pattern">;
 	/** Takes over what is needed until the pass ends. */
 	readonly own: <Owned extends Disposable>(owned: Owned) => Owned;
@@ -105,7 +112,7 @@ interface Placing {
 export function placingRows(
 	tape: Tape,
 	sources: readonly Tensor[],
-	{ matrices, tp, config, own }: Placing,
+	{ matrices, ranks, config, own }: Placing,
 ): Pick<ForwardInput, "addToEmbedding" | "behind"> {
 	if (matrices.length === 0) return {};
 	const parts = sources.map((rows) => partsOf(tape, rows, config.hiddenSize, own));
@@ -114,11 +121,11 @@ export function placingRows(
 	const behind = new Map<number, (tape: Tape, hidden: Tensor) => Tensor>();
 	for (const [source, [, ...deep]] of parts.entries()) {
 		for (const [j, part] of deep.slice(0, layers.length).entries()) {
-			behind.set(layers[j]!, (on, hidden) => placeImageRows(on, hidden, part, matrices[source]!, tp));
+			behind.set(layers[j]!, (on, hidden) => placeImageRows(on, hidden, part, matrices[source]!, ranks));
 		}
 	}
 	const add = (embedded: Tensor, index: number): Tensor => {
-		const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, tp);
+		const placed = placeImageRows(tape, embedded, rows[index]!, matrices[index]!, ranks);
 		if (index + 1 === matrices.length) return placed;
 		using _placed = placed;
 		return add(placed, index + 1);

@@ -71,16 +71,16 @@ export class LanguageProbes {
 		const sample = (lane * microbatches + microbatch) * microBatchSize;
 		const index = probe + Math.floor(sample / batch);
 		const first = (sample % batch) * seq;
-		// Tensor-parallel ranks hold a run of the tokens each.
+		// Ranks hold a run of the tokens each: between layers those of tp and cp, of logits those of cp.
 		if (!isLogits(name)) {
-			this.#probes.add(index, value.toFloat32(), (first + parallel.tp.rank * value.rows) * value.width);
+			this.#probes.add(index, value.toFloat32(), (first + parallel.tokens.rank * value.rows) * value.width);
 			return;
 		}
 		const { start, live } = vocabularyShard;
 		const values = value.toFloat32();
 		for (let row = 0; row < value.rows; row++) {
 			const own = values.subarray(row * value.width, row * value.width + live);
-			this.#probes.add(index, own, (first + row) * config.vocabularySize + start);
+			this.#probes.add(index, own, (first + parallel.cp.rank * value.rows + row) * config.vocabularySize + start);
 		}
 	};
 

@@ -127,20 +127,20 @@ export class MimoProbes {
 
 	#addLanguage(name: string, value: Tensor, microbatch: number): void {
 		const { model } = this.rank.language!;
-		const { tp } = model.parallel;
+		const { tp, cp, tokens } = model.parallel;
 		const values = value.toFloat32();
 		if (name === "logits") {
 			const { start, live } = model.vocabularyShard;
 			const columns = { first: start, live, all: this.config.language_model.vocab_size };
-			this.#add("logits", { values, width: value.width }, columns, this.#tokenPlaces(microbatch, 0));
+			this.#add("logits", { values, width: value.width }, columns, this.#tokenPlaces(microbatch, cp.rank * value.rows));
 			return;
 		}
 		if (name === "per_token_loss") {
-			const places = this.#tokenPlaces(microbatch, 0);
+			const places = this.#tokenPlaces(microbatch, cp.rank * value.elements);
 			if (tp.rank === 0) this.#add("lm.per_token_loss", { values, width: 1 }, wholeRows(1), places);
 			return;
 		}
-		const places = this.#tokenPlaces(microbatch, tp.rank * value.rows);
+		const places = this.#tokenPlaces(microbatch, tokens.rank * value.rows);
 		const layer = /^layer\.(\d+)$/.exec(name)?.[1];
 		const known: Readonly<Record<string, string>> = {
 			text_embedding: "lm.embedding",
@@ -189,7 +189,7 @@ export class MimoProbes {
 				const chosen = expertIndex.toInt32();
 				const weights = probabilities.toFloat32();
 				const tokens = chosen.length / topk;
-				const places = this.#tokenPlaces(microbatch++, language!.model.parallel.tp.rank * tokens);
+				const places = this.#tokenPlaces(microbatch++, language!.model.parallel.tokens.rank * tokens);
 				const dense = new Float32Array(tokens * experts);
 				for (const [slot, expert] of chosen.entries()) {
 					const token = Math.floor(slot / topk);

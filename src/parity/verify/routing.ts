@@ -59,7 +59,7 @@ export class RoutingRecorder {
 	*decisions(firstToken: number): Generator<Decision & Run & Pass> {
 		const { model } = this;
 		if (model === null) return;
-		const { tp } = model.parallel;
+		const { tokens } = model.parallel;
 		for (const [layer, found] of this.#decisions) {
 			const { passes } = model.routers.get(layer)!.options;
 			const microbatches = Array.from({ length: found.length / passes }, (_, at) =>
@@ -69,9 +69,9 @@ export class RoutingRecorder {
 			for (const decisions of this.order === "first first" ? microbatches : microbatches.toReversed()) {
 				const count = decisions[0]!.experts.length / model.config.moe.topk;
 				for (const [pass, decision] of decisions.entries()) {
-					yield { ...decision, layer, pass, first: first + tp.rank * count, count };
+					yield { ...decision, layer, pass, first: first + tokens.rank * count, count };
 				}
-				first += tp.size * count;
+				first += tokens.size * count;
 			}
 		}
 	}

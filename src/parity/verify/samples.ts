@@ -239,13 +239,15 @@ export function planOf(
 	if (samples % lanes !== 0) {
 		refuse(`global-batch-size ${samples} cannot be dealt out to ${counted(lanes, "data lane")} of the language model.`);
 	}
-	const fits = (size: number) => (size * sequenceLength) % topology.language.shape.tensor === 0;
+	const { shape, context } = topology.language;
+	const shards = shape.tensor * context;
+	const fits = (size: number) => (size * sequenceLength) % shards === 0;
 	const sizes = divisors(samples / lanes).filter(fits);
 	const best = sizes.find((size) => size >= microBatchSize) ?? sizes.at(-1);
 	if (best === undefined) {
 		const perLane = samples / lanes;
 		return refuse(
-			`no micro-batch size divides a lane's ${counted(perLane, "sample")} (global-batch-size ${samples}) and can be cut over ${counted(topology.language.shape.tensor, "tensor-parallel rank")}.`,
+			`no micro-batch size divides a lane's ${counted(perLane, "sample")} (global-batch-size ${samples}) and can be cut over ${counted(shards, "rank")}.`,
 		);
 	}
 	return { name, topology, microBatchSize: best, microbatches: samples / lanes / best };

@@ -127,7 +127,7 @@ export class StepMetrics {
 		let flops = 0;
 		for (const batch of microbatches) {
 			const { text } = batch;
-			flops += (text.ids.length * this.#flopsPerToken) / (languageGroups?.model.tp.size ?? 1);
+			flops += (text.ids.length * this.#flopsPerToken) / (languageGroups?.model.tokens.size ?? 1);
 			for (const { name, module } of encoders) {
 				const { grids } = featuresOf(batch, name);
 				for (const grid of grids) flops += (3 * encoderFlops(module.config, grid)) / module.parallel.tp.size;

@@ -65,7 +65,21 @@ test.each([
 	],
 	["--llm-offset -1", vision, "--llm-offset: the value is -1; allowed is an integer of at least 0."],
 	// Sizes.
-	["--llm-cp 2", tiny, "--llm-cp: the value is 2; allowed is 1: context parallelism is not built."],
+	[
+		"--llm-cp 3 --seq-length 12",
+		tiny,
+		"--llm-cp: the value is 3; allowed is a size that deals out the heads of a tensor-parallel rank evenly: num-attention-heads is 4 in 2 groups, llm-tp 1.",
+	],
+	[
+		"--llm-cp 2 --seq-length 5 --micro-batch-size 1 --global-batch-size 1",
+		tiny,
+		"--llm-cp: the value is 2; times llm-tp it has to divide micro-batch-size × seq-length (5), and a rank needs at least 3 tokens.",
+	],
+	[
+		"--llm-cp 2 --export-kd-teacher-load teacher",
+		tiny,
+		"--llm-cp: the value is 2; allowed is 1 with export-kd-teacher-load.",
+	],
 	["--llm-dp 0", tiny, "--llm-dp: the value is 0; allowed is an integer of at least 1."],
 	[
 		"--llm-tp 2 --tensor-parallel-num-weight-shards 3",

@@ -15,11 +15,11 @@ describe("a language model alone agrees on processes", () => {
 		"mtp-repeated-small": ["dp3ep3"],
 		qwen3: ["tp2"],
 		llama: ["pp2"],
-		"deepseek-v3-mtp": ["tp2"],
-		"qwen3-next-delta": ["tp2"],
+		"deepseek-v3-mtp": ["tp2", "cp2"],
+		"qwen3-next-delta": ["tp2", "cp2"],
 	};
-	const decoder = ["tp2", "pp2", "dp2"];
-	const all = ["pp2", "pp4", "tp2pp2", "dp2", "tp2dp2ep2", "pp2dp2ep2"];
+	const decoder = ["tp2", "cp2", "pp2", "dp2"];
+	const all = ["cp2", "pp2", "pp4", "tp2pp2", "cp2pp2", "dp2", "tp2dp2ep2", "cp2dp2ep2", "pp2dp2ep2"];
 	const every = {
 		...{ "hybrid-tiny": all, "hybrid-text": all },
 		"mtp-repeated-small": ["tp2", "pp2", "dp3ep3", "tp2dp3ep2", "pp2dp3"],
@@ -27,8 +27,8 @@ describe("a language model alone agrees on processes", () => {
 		...{ llama: decoder, mistral: decoder, qwen3: decoder, qwen2: decoder },
 		"gpt-oss": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"],
 		gemma3: [...decoder, "tp2pp2"],
-		...{ "deepseek-v3-noq": ["tp2", "dp2"], "deepseek-v3-mtp": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"] },
-		"qwen3-next-delta": ["tp2", "dp2"],
+		...{ "deepseek-v3-noq": ["tp2", "cp2", "dp2"], "deepseek-v3-mtp": [...decoder, "tp2dp2ep2", "tp2pp2", "dp2ep2"] },
+		"qwen3-next-delta": ["tp2", "cp2", "dp2"],
 		...{ "qwen3-next": [...decoder, "dp2ep2", "tp2pp2"], "qwen35-moe": [...decoder, "dp2ep2", "tp2pp2"] },
 	};
 	for (const [name, layouts] of Object.entries(full ? every : quick)) {
@@ -83,10 +83,10 @@ describe("refuses before a rank starts", () => {
 			/^mimo: Layout tp4: .* is a divisor of query groups \(2\) and of Mamba groups \(2\)\.\n$/,
 		],
 		[
-			"context parallelism",
+			"heads that cannot be dealt out",
 			"mimo-1x1-fixed-small",
-			["--layout", "1+tp2cp2"],
-			/^mimo: Layout "1\+tp2cp2": cp2 at position 6: context parallelism is not built\.\n$/,
+			["--layout", "1+tp2cp3"],
+			/^mimo: Layout 1\+tp2cp3: cp is 3; allowed .* deals out the attention heads of a tensor-parallel rank evenly \(\d+ in \d+ groups\)\.\n$/,
 		],
 	];
 	for (const [name, reference, flags, message] of cases) {

@@ -51,7 +51,7 @@ const ids = Int32Array.from({ length: tokens }, (_, t) => (7 * t + ((t * t) % 13
 
 function logitsOf(model: HybridModel): Float32Array {
 	const text = { ids, labels: new Int32Array(tokens), lossMask: new Float32Array(tokens), lengths: [25, 15] };
-	using input = new DeviceInput(device, text, model.parallel.tp);
+	using input = new DeviceInput(device, text, model.parallel);
 	const forward = input.forward(0, TokenSlice.of(0, tokens));
 	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	const values = logits.toFloat32();

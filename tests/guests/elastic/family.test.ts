@@ -50,7 +50,7 @@ const limit = 1e-5;
 const tokens = text.text.ids.length;
 
 function logitsOf(one: HybridModel, masks?: ModelMasks): Float32Array {
-	using input = new DeviceInput(device, text.text, one.parallel.tp);
+	using input = new DeviceInput(device, text.text, one.parallel);
 	const forward = { ...input.forward(0, TokenSlice.of(0, tokens)), masks };
 	using logits = one.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	return live(logits.toFloat32(), logits.width);

@@ -70,7 +70,7 @@ function measured(model: HybridModel, lengths: readonly number[], lossMask: Floa
 	const ids = Int32Array.from({ length: count }, (_, t) => (7 * t + ((t * t) % 13)) % 61);
 	const text = { ids, labels: new Int32Array(count), lossMask, lengths };
 	model.probe = meter.probeOf(model, countedTokens(text));
-	using input = new DeviceInput(device, text, model.parallel.tp);
+	using input = new DeviceInput(device, text, model.parallel);
 	const forward = input.forward(0, TokenSlice.of(0, count));
 	model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null)[Symbol.dispose]();
 	return meter.finish(device, groupOfOne("world", 0));

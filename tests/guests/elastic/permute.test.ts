@@ -28,7 +28,7 @@ const sizes = {
 } as const;
 
 function logitsOf(model: HybridModel): Float32Array {
-	using input = new DeviceInput(device, text.text, model.parallel.tp);
+	using input = new DeviceInput(device, text.text, model.parallel);
 	const forward = input.forward(0, TokenSlice.of(0, text.text.ids.length));
 	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	return logits.toFloat32();

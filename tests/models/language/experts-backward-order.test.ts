@@ -3,6 +3,7 @@ import { expect, spyOn, test } from "bun:test";
 import { DeviceInput } from "../../../src/data/device-input.ts";
 import { HybridModel } from "../../../src/models/language/model.ts";
 import { type Group, groupOfOne } from "../../../src/parallel/group.ts";
+import { noModelParallel } from "../../../src/parallel/module-groups.ts";
 import { TokenSlice } from "../../../src/tensor/sequences.ts";
 import { Tape } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
@@ -27,16 +28,12 @@ for (const fused of ["on", "off"]) {
 		};
 		const experts = { group, dispatcher: "alltoall", expertTensor: 1, localExperts: config.moe.experts } as const;
 		const capacity = { bound: null, mostTokens: null };
-		const parallel = { tp: groupOfOne("language.tp", 0), experts: { ...experts, capacity } };
+		const parallel = { ...noModelParallel("language", 0), experts: { ...experts, capacity } };
 		using model = new HybridModel(device, config, { frozen: false, parallel });
 		model.initialise(3);
 		const tokens = 10;
 		const text = { ids: new Int32Array(tokens).map((_, t) => 3 * t), labels: new Int32Array(tokens) };
-		using input = new DeviceInput(
-			device,
-			{ ...text, lossMask: new Float32Array(tokens), lengths: [tokens] },
-			parallel.tp,
-		);
+		using input = new DeviceInput(device, { ...text, lossMask: new Float32Array(tokens), lengths: [tokens] }, parallel);
 		const tape = new Tape(device, { recording: true });
 		using logits = model.chunks[0]!.forward(tape, input.forward(0, TokenSlice.of(0, tokens)), null);
 		expect(events).toEqual(["leave", "arrive", "leave", "arrive"]);

@@ -52,7 +52,7 @@ function microbatch(ids: readonly number[], lengths: readonly number[]) {
 
 /** Logits of every token, [T, padded vocabulary]. */
 function logitsOf(model: HybridModel, ids: readonly number[], lengths: readonly number[]): Float32Array {
-	using input = new DeviceInput(device, microbatch(ids, lengths), model.parallel.tp);
+	using input = new DeviceInput(device, microbatch(ids, lengths), model.parallel);
 	const forward = input.forward(0, TokenSlice.of(0, ids.length));
 	using logits = model.chunks[0]!.forward(new Tape(device, { recording: false }), forward, null);
 	return logits.toFloat32();

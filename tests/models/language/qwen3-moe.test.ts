@@ -79,7 +79,7 @@ for (const keys of [{}, { "moe-fused-mlp": "off" }, { "moe-mlp-glu-interleave-si
 			lossMask: new Float32Array(tokens),
 			lengths: [tokens],
 		};
-		using input = new DeviceInput(device, text, model.parallel.tp);
+		using input = new DeviceInput(device, text, model.parallel);
 		let output: Float32Array = new Float32Array();
 		using _ = model.chunks[0]!.forward(
 			new Tape(device, { recording: false }),

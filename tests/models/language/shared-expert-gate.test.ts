@@ -25,7 +25,7 @@ test("the shared expert times the sigmoid of a linear layer", async () => {
 			device.setZero(value, value.bytes);
 		}
 		const texts = { labels: new Int32Array(ids.length), lossMask: new Float32Array(ids.length), lengths: [ids.length] };
-		using input = new DeviceInput(device, { ids: Int32Array.from(ids), ...texts }, model.parallel.tp);
+		using input = new DeviceInput(device, { ids: Int32Array.from(ids), ...texts }, model.parallel);
 		const seen = new Map<string, Float32Array>();
 		const forward = input.forward(0, TokenSlice.of(0, ids.length));
 		const observe = (name: string, value: { toFloat32(): Float32Array }) => void seen.set(name, value.toFloat32());

@@ -70,7 +70,7 @@ export function logitsOf(
 	};
 	const tape = new Tape(device, { recording: false });
 	const { tp } = model.parallel;
-	using input = new DeviceInput(device, text, tp);
+	using input = new DeviceInput(device, text, model.parallel);
 	using matrix = rows && placement(device, { ids: text.ids, rowOfToken, placesPerSample: [rows.rows] }, tp);
 	const images = rows && {
 		addToEmbedding: (embedded: Tensor) => placeImageRows(tape, embedded, rows, matrix!, tp),

@@ -108,7 +108,7 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 		fuseHeads(on, context, ...(from as [Tensor, Tensor, Tensor])),
 	);
 	using attended = runModule(tape, config, "core_attn", [fused.y], (on, qkv) =>
-		attention(on, qkv, {
+		(mixing.latentAttention ?? attention)(on, qkv, {
 			queryHeads: sizes.heads,
 			keyHeads: sizes.heads,
 			headDim: sizes.contentDim + sizes.positionDim,

@@ -213,12 +213,12 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	using logits = scores?.logits ?? everyExpert.share();
 	using expertBias = scores ? scores.bias : (bias?.share() ?? null);
 	router.onLogits?.(logits);
-	const { tp } = context.parallel;
+	const { tokens } = context.parallel;
 	using logitOffsets =
 		moe.sinkhorn && tape.training && !forced
 			? sinkhornOffsets(logits, {
 					tokens: context.sequences.tokens,
-					sumOverRanks: (columns) => tp.allReduce(columns).wait(),
+					sumOverRanks: (columns) => tokens.allReduce(columns).wait(),
 				})
 			: null;
 	const zLoss = router.sums.get("z_loss");
@@ -239,7 +239,7 @@ function routeTokens(tape: Tape, context: LayerContext, router: RouterState, u: 
 	if (tape.training && !tape.replaying) router.onRouting?.(routing.expertIndex, logits, routing.probabilities);
 	if (routing.statistics) {
 		context.pooled?.add(tape, router, routing.statistics, context.routerWeight);
-		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, tp);
+		addBalancingLosses(tape, router, routing.statistics, context.routerWeight, tokens);
 	}
 	return routing;
 }
