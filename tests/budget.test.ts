@@ -9,14 +9,14 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17510, 87],
-	commands: [5161, 39],
-	config: [7578, 52],
+	checkpoint: [17512, 87],
+	commands: [5223, 40],
+	config: [7582, 52],
 	data: [21037, 107],
 	decode: [724, 3],
 	guests: [4629, 31],
 	inference: [1744, 10],
-	launch: [4207, 25],
+	launch: [4271, 25],
 	models: [6400, 59],
 	native: [3794, 17],
 	observe: [5387, 33],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [679, 12],
 	tensor: [5071, 40],
-	train: [6875, 45],
+	train: [6897, 45],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

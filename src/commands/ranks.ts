@@ -7,6 +7,7 @@ import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import { type TrainingConfiguration, textOf } from "../config/schema.ts";
 import { superviseRanks } from "../launch/agents/agent.ts";
+import type { Layout } from "../launch/agents/leader.ts";
 import type { AgentPlace } from "../launch/agents/place.ts";
 import { recordingName } from "../launch/diagnosis.ts";
 import { identityOf, joinRun } from "../launch/join.ts";
@@ -158,8 +159,15 @@ export async function launchRanks(
 	});
 }
 
-/** Starts the ranks of an agent's place in a run over several hosts, as often as its failures ask for. Returns the exit code. */
-export async function superviseAsAgent(place: AgentPlace, options: RankOptions): Promise<number> {
+/**
+ * Starts the ranks of an agent's place in a run over several hosts, as often as its failures ask for. `fewer`: the run's forms with
+ * fewer ranks, where hosts are wanting. Returns the exit code.
+ */
+export async function superviseAsAgent(
+	place: AgentPlace,
+	options: RankOptions,
+	fewer: readonly Layout[],
+): Promise<number> {
 	const seats = place.agents * place.seats;
 	const spare = options.restarts!.spares * place.localSize;
 	if (seats !== options.ranks + spare) {
@@ -173,7 +181,7 @@ export async function superviseAsAgent(place: AgentPlace, options: RankOptions):
 		place,
 		command: [...ownProgram(), ...process.argv.slice(2)],
 		library: await openLibraryOf(options.device),
-		ranks: options.ranks,
+		layouts: [{ ranks: options.ranks, flags: [] }, ...fewer],
 		restarts: options.restarts!,
 		program: JSON.stringify([programVersion(), options.configuration]),
 		timeoutMinutes: options.timeoutMinutes,

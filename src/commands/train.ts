@@ -70,7 +70,7 @@ export default configuredCommand({
 		const agent = maxRestarts > 0 ? agentFromEnvironment(node) : null;
 		if (agent !== null) {
 			if (spares > 0) resolved = await resolve(seats! - spares * agent.localSize);
-			return await supervise(resolved.configuration, agent);
+			return await supervise(resolved.configuration, agent, args);
 		}
 		if (node !== null) process.exit(await startNode(node, [...ownProgram(), ...process.argv.slice(2)]));
 		// A file may name a store too.
@@ -83,12 +83,21 @@ export default configuredCommand({
 });
 
 /** Starts this process's ranks and lets them go on after failures; ends the process with the run's exit code. */
-async function supervise(configuration: TrainingConfiguration, place: AgentPlace): Promise<never> {
+async function supervise(
+	configuration: TrainingConfiguration,
+	place: AgentPlace,
+	args: readonly string[],
+): Promise<never> {
 	const { topologyOf } = await import("../parallel/topology.ts");
 	const { rankOptions, superviseAsAgent } = await import("./ranks.ts");
 	const topology = topologyOf(configuration);
 	const options = rankOptions(configuration, topology, topology.worldSize - 1);
-	return process.exit(await superviseAsAgent(place, { ...options, restarts: restartsOf(configuration) }));
+	const { fewerLanes } = await import("./fewer-lanes.ts");
+	const fewer = await fewerLanes(configuration, place.localSize, async (flags) => {
+		const resolved = await configurationOfArguments([...args, ...flags], ownFlags, { beneath: storedEntries });
+		return resolved.configuration;
+	});
+	return process.exit(await superviseAsAgent(place, { ...options, restarts: restartsOf(configuration) }, fewer));
 }
 
 function restartsOf({ maxRestarts: most, restartWindowMins: windowMinutes, spares }: TrainingConfiguration) {
@@ -166,7 +175,8 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	const { AlgorithmCache } = await import("../train/algorithm-cache.ts");
 	await onEveryRank(options, async (world) => {
 		await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
-		if (placeFromEnvironment()?.launcher === null && world.rank === 0) requireStart(configuration);
+		const begins = placeFromEnvironment()?.launcher === null && (world.restarts?.generation ?? 0) === 0;
+		if (begins && world.rank === 0) requireStart(configuration);
 		const algorithms = await AlgorithmCache.open(configuration, world);
 		const exitCode = await runTraining(configuration, world);
 		const kept = exitCode === 0 ? (algorithms?.keep() ?? null) : null;

@@ -190,7 +190,7 @@ class Job implements Disposable {
 		const { number, server } = this.#generation;
 		const meeting = { address: loopback, port: server.port };
 		const files = this.#memory?.pathsOf(rank) ?? { memory: "", replica: "" };
-		return { rank, localRank: rank, ...meeting, generation: number, ...files };
+		return { rank, localRank: rank, ...meeting, generation: number, layout: 0, ...files };
 	}
 
 	/** Starts a rank's process; `rank` null: a spare one, which waits for the place of a rank. */
@@ -206,7 +206,7 @@ class Job implements Disposable {
 			port,
 			secret: this.#secret,
 			launcher: process.pid,
-			...(this.#memory && { restarts: { generation, memory, replica, spare: rank === null } }),
+			...(this.#memory && { restarts: { generation, layout: 0, memory, replica, spare: rank === null } }),
 		};
 		const onExit = async (ended: RankProcess) => await this.#exited(this.#processes.indexOf(ended), ended);
 		return new RankProcess({ command, place, inherits: rank === reporter, onExit });

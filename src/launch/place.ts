@@ -33,6 +33,8 @@ export interface Place {
 export interface Restarts {
 	/** Number of restarts before this one. */
 	readonly generation: number;
+	/** Index of the run's layout: what was kept in another cannot be gone on from. */
+	readonly layout: number;
 	/** Path of the rank's file in the host's memory, which outlives the rank's process. */
 	readonly memory: string;
 	/** The same of its file for the copy of another rank's state. */

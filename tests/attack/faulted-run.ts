@@ -32,16 +32,24 @@ const slowLink = 6;
 /** Ranks of a played host. */
 const perHost = 2;
 
+/** Whether values of a step are equal, or differ by no more than a share of them. */
+export function agree(a: readonly number[] | undefined, b: readonly number[], tolerance: number): boolean {
+	return a !== undefined && b.every((value, index) => Math.abs(value - a[index]!) <= tolerance * Math.abs(value));
+}
+
 /** What a log says: the values of every step, and the latest step. */
-export function readSteps(file: string): { values: Map<number, string>; last: number; contradictions: string[] } {
-	const values = new Map<number, string>();
+export function readSteps(
+	file: string,
+	tolerance = 0,
+): { values: Map<number, readonly number[]>; last: number; contradictions: string[] } {
+	const values = new Map<number, readonly number[]>();
 	const contradictions: string[] = [];
 	let last = 0;
 	for (const line of existsSync(file) ? readFileSync(file, "utf8").trim().split("\n") : []) {
 		const { iteration, event, split, grad_norm: norm, consumed_samples: consumed, ...rest } = JSON.parse(line || "{}");
 		if (iteration === undefined || event !== undefined || split !== undefined) continue;
-		const value = JSON.stringify([rest["lm loss"], norm, consumed, rest.learning_rate, rest.tokens]);
-		if ((values.get(iteration) ?? value) !== value)
+		const value = [rest["lm loss"], norm, consumed, rest.learning_rate, rest.tokens];
+		if (!agree(values.get(iteration) ?? value, value, tolerance))
 			contradictions.push(`step ${iteration} was ${values.get(iteration)}, then ${value}`);
 		values.set(iteration, value);
 		last = iteration;

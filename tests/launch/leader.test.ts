@@ -10,9 +10,14 @@ class Scene {
 	readonly told = new Map<number, LeaderMessage[]>();
 	readonly leader: Leader;
 
-	constructor(hosts: number, { spares = 0, own = 0, succession = null as Succession | null } = {}) {
+	/** `fewer`: hosts that the run can do with. */
+	constructor(
+		hosts: number,
+		{ spares = 0, own = 0, succession = null as Succession | null, fewer = [] as readonly number[] } = {},
+	) {
 		const restarts = { most: 3, windowMinutes: 60, spares };
-		const options = { agents: hosts, ranks: 2 * (hosts - spares), perHost: 2, restarts, timeoutMinutes: 1 };
+		const layouts = [hosts - spares, ...fewer].map((count) => ({ ranks: 2 * count, flags: [] }));
+		const options = { agents: hosts, layouts, perHost: 2, restarts, timeoutMinutes: 1 };
 		this.leader = new Leader({ ...options, log: (line) => this.said.push(line) }, own, succession);
 	}
 
@@ -54,7 +59,9 @@ test("a run begins when all hosts have come, the last of which are spare", () =>
 	expect([...scene.told.keys()]).toEqual([2, 0, 1]);
 	expect(scene.firsts()).toEqual([null, 0, 2]);
 	// Ranks meet at the host of rank 0, which is the leader's.
-	expect(scene.last(1)).toEqual({ begin: { generation: 0, first: 2, meeting: { address: null, port: 100 } } });
+	expect(scene.last(1)).toEqual({
+		begin: { generation: 0, layout: 0, first: 2, meeting: { address: null, port: 100 } },
+	});
 });
 
 test("a lost rank keeps its host; the next generation begins when all have stopped", () => {
@@ -65,7 +72,9 @@ test("a lost rank keeps its host; the next generation begins when all have stopp
 	scene.stopped(1, 0, killed(3));
 	expect(scene.last(0)).toHaveProperty("stop");
 	scene.stopped(0, 0);
-	expect(scene.last(1)).toEqual({ begin: { generation: 1, first: 2, meeting: { address: null, port: 200 } } });
+	expect(scene.last(1)).toEqual({
+		begin: { generation: 1, layout: 0, first: 2, meeting: { address: null, port: 200 } },
+	});
 	for (const agent of [0, 1]) scene.leader.hear(agent, { met: { generation: 1 } });
 	expect(scene.said.at(-1)).toMatch(/^Restart 1 of at most 3 within 60 minutes: every host keeps its ranks; all ranks/);
 	for (const agent of [0, 1]) scene.leader.hear(agent, { finished: { generation: 1, code: 0 } });
@@ -104,6 +113,31 @@ test("without a spare host, and after too many restarts, the run ends", () => {
 	expect(often.said.at(-1)).toMatch(/^The run is not restarted: it was restarted 3 times within 60 minutes/);
 });
 
+test("with fewer lanes the run goes on without a lost host, and takes it in when it returns", () => {
+	const scene = new Scene(3, { fewer: [2, 1] });
+	for (const agent of [0, 1, 2]) scene.join(agent);
+	scene.leader.lose(1, "its connection has ended", true);
+	for (const agent of [0, 2]) scene.stopped(agent, 0);
+	expect([0, 2].map((agent) => scene.last(agent))).toMatchObject([
+		{ begin: { generation: 1, layout: 1, first: 0 } },
+		{ begin: { generation: 1, layout: 1, first: 2 } },
+	]);
+	for (const agent of [0, 2]) scene.leader.hear(agent, { met: { generation: 1 } });
+	expect(scene.said.at(-1)).toMatch(/: the run has 4 of 6 ranks, host h2 takes ranks 2 to 3; all ranks have met/);
+	scene.join(1);
+	expect(scene.last(0)).toMatchObject({ stop: { reason: "host h1 has come, and the run takes its ranks in" } });
+	for (const agent of [0, 2]) scene.stopped(agent, 1);
+	expect([0, 1, 2].map((agent) => scene.last(agent))).toMatchObject([
+		{ begin: { generation: 2, layout: 0, first: 0 } },
+		{ begin: { generation: 2, layout: 0, first: 4 } },
+		{ begin: { generation: 2, layout: 0, first: 2 } },
+	]);
+	for (const agent of [0, 1, 2]) scene.leader.hear(agent, { met: { generation: 2 } });
+	expect(scene.said.at(-1)).toMatch(
+		/^More hosts: the run has 6 of 6 ranks, host h1 takes ranks 4 to 5; all ranks have/,
+	);
+});
+
 test("an error of the rank's own program ends the run with its code, before its first step", () => {
 	const scene = new Scene(2);
 	for (const agent of [0, 1]) scene.join(agent);
@@ -116,7 +150,13 @@ test("an error of the rank's own program ends the run with its code, before its 
 });
 
 test("a new leader goes on with more than half of the agents, or with all that can be alive", () => {
-	const begun = { generation: 4, history: { ages: [1000], stepped: true }, former: 0, reason: "the leader is lost" };
+	const begun = {
+		generation: 4,
+		layout: 0,
+		history: { ages: [1000], stepped: true },
+		former: 0,
+		reason: "the leader is lost",
+	};
 	const scene = new Scene(3, { spares: 1, own: 1, succession: { ...begun, agents: [0, 1, 2] } });
 	scene.join(1, 4, 2);
 	expect(scene.last(1)).toHaveProperty("stop.generation", 4);

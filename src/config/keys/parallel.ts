@@ -97,6 +97,10 @@ export const parallelKeys = {
 		0,
 		"Processes that are started and idle, to take the place of a lost one in a restart; where an engine starts the ranks of several hosts, whole hosts.",
 	),
+	"min-lanes": optional(
+		size,
+		"Least llm-dp with which a run over several hosts goes on, from its newest checkpoint, while hosts are lost and none is spare; unset: it ends.",
+	),
 	"restart-window-mins": defaulting(size, 60, "Minutes over which max-restarts counts."),
 	replication: off(
 		"Keep each rank's copy of non-persistent-save-interval on another host too, so that a lost host loses no step.",

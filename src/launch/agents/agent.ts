@@ -27,7 +27,7 @@ import {
 import type { AgentPlace } from "./place.ts";
 
 export interface AgentOptions
-	extends Pick<HostRanksOptions, "command" | "library" | "ranks">,
+	extends Pick<HostRanksOptions, "command" | "library" | "layouts">,
 		Pick<LeaderOptions, "restarts" | "timeoutMinutes" | "log"> {
 	readonly place: AgentPlace;
 	/** Text that is equal for agents of one program and configuration. */
@@ -69,12 +69,12 @@ class Agent implements Disposable {
 	readonly #led = new Set<AuthenticatedConnection>();
 
 	constructor(private readonly options: AgentOptions) {
-		const { place, command, library, ranks } = options;
+		const { place, command, library, layouts } = options;
 		const { seats, localRank, localSize, secret, node } = place;
 		this.#address = place.address;
 		const tell = (message: AgentMessage) => this.#tell(message);
 		this.#ranks = new HostRanks({
-			...{ command, library, ranks, seats, localRank, localSize, secret, node },
+			...{ command, library, layouts, seats, localRank, localSize, secret, node },
 			met: () => tell({ met: { generation: this.#ranks.generation } }),
 			failed: (failure) => tell({ failed: { generation: this.#ranks.generation, failure } }),
 			finished: (code) => tell({ finished: { generation: this.#ranks.generation, code } }),
@@ -141,8 +141,7 @@ class Agent implements Disposable {
 	#take(message: LeaderMessage): void {
 		if ("members" in message) this.#members = message.members;
 		else if ("begin" in message) {
-			const { generation, first, meeting } = message.begin;
-			this.#ranks.begin(generation, first, meeting.address ?? this.#address, meeting.port);
+			this.#ranks.begin(message.begin, message.begin.meeting.address ?? this.#address);
 		} else if ("stop" in message) {
 			const { generation, rank, reason } = message.stop;
 			if (generation === this.#ranks.generation) void this.#stop(generation, rank, reason);
@@ -234,9 +233,13 @@ class Agent implements Disposable {
 	}
 
 	async #lead(succession: Succession | null): Promise<void> {
-		const { place, ranks, restarts, timeoutMinutes, log } = this.options;
+		const { place, layouts, restarts, timeoutMinutes, log } = this.options;
 		const { agent, agents, localSize } = place;
-		const leader = new Leader({ agents, ranks, perHost: localSize, restarts, timeoutMinutes, log }, agent, succession);
+		const leader = new Leader(
+			{ agents, layouts, perHost: localSize, restarts, timeoutMinutes, log },
+			agent,
+			succession,
+		);
 		this.#leader = leader;
 		if (succession !== null) log(`Agent ${agent} leads the run from now on: ${succession.reason}.`);
 		leader.add(await this.#hello(this.#address), (message) => queueMicrotask(() => this.#take(message)));

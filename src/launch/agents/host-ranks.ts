@@ -9,13 +9,13 @@ import { exitCodes } from "../../system/exit-codes.ts";
 import type { Place } from "../place.ts";
 import { RankMemory } from "../rank-memory.ts";
 import { finishedCodes, grace, RankProcess } from "../rank-process.ts";
-import type { AgentFailure } from "./messages.ts";
+import type { Layout } from "./leader.ts";
+import type { AgentFailure, Begin } from "./messages.ts";
 
 export interface HostRanksOptions {
 	readonly command: readonly string[];
 	readonly library: Library;
-	/** Ranks of the run. */
-	readonly ranks: number;
+	readonly layouts: readonly Layout[];
 	/** Ranks of this agent. */
 	readonly seats: number;
 	/** Of its first rank, and of all agents of the host. */
@@ -31,6 +31,8 @@ export interface HostRanksOptions {
 /** The generation that the ranks are in. */
 interface Current {
 	readonly generation: number;
+	/** Index of the run's layout. */
+	readonly layout: number;
 	/** Of the agent's first rank. */
 	readonly first: number;
 	/** Its host's shared memory; null: not all ranks have met. */
@@ -70,10 +72,23 @@ export class HostRanks implements Disposable {
 		return this.#current?.first ?? null;
 	}
 
-	/** Lets the ranks from `first` on meet the others: processes that wait go on, others are started. */
-	begin(generation: number, first: number, address: string, port: number): void {
+	/**
+	 * Lets the ranks from `first` on meet the others: processes that wait go on, others are started. Processes of another layout
+	 * end: their configuration is another.
+	 */
+	begin({ generation, first, layout, meeting: { port } }: Begin, address: string): void {
 		this.#current?.run?.[Symbol.dispose]();
-		const current = { generation, first, run: null, met: new Set<RankProcess>(), waiting: new Set<RankProcess>() };
+		if (this.#current !== null && this.#current.layout !== layout) {
+			for (const process of this.#processes.splice(0)) process.kill("SIGKILL");
+		}
+		const current = {
+			generation,
+			first,
+			layout,
+			run: null,
+			met: new Set<RankProcess>(),
+			waiting: new Set<RankProcess>(),
+		};
 		this.#current = { ...current, failure: null, stopping: false, code: 0 };
 		for (let seat = 0; seat < this.options.seats; seat++) {
 			const place = this.#placeOf(seat, address, port);
@@ -86,8 +101,9 @@ export class HostRanks implements Disposable {
 	}
 
 	#placeOf(seat: number, address: string, port: number): Place {
-		const { ranks, localSize, secret, node } = this.options;
-		const { generation, first } = this.#current!;
+		const { layouts, localSize, secret, node } = this.options;
+		const { generation, first, layout } = this.#current!;
+		const { ranks } = layouts[layout]!;
 		return {
 			rank: first + seat,
 			worldSize: ranks,
@@ -98,13 +114,13 @@ export class HostRanks implements Disposable {
 			port,
 			secret,
 			launcher: null,
-			restarts: { generation, ...this.#memory.pathsOf(seat), agent: process.pid },
+			restarts: { generation, layout, ...this.#memory.pathsOf(seat), agent: process.pid },
 		};
 	}
 
 	#start(seat: number, place: Place): void {
 		this.#processes[seat] = new RankProcess({
-			command: this.options.command,
+			command: [...this.options.command, ...this.options.layouts[this.#current!.layout]!.flags],
 			place,
 			inherits: true,
 			onExit: async (ended) => this.#exited(seat, ended),
@@ -114,20 +130,20 @@ export class HostRanks implements Disposable {
 
 	#reported(from: RankProcess, report: RankReport): void {
 		const current = this.#current;
-		if (current === null || from.exited) return;
+		if (current === null || from.exited || !this.#processes.includes(from)) return;
 		if ("waits" in report) {
 			if (report.waits === current.generation) current.waiting.add(from);
 			return;
 		}
-		current.run ??= this.#open(report.met);
+		current.run ??= this.#open(report.met, this.options.layouts[current.layout]!.ranks);
 		current.met.add(from);
 		if (current.met.size === this.options.seats) this.options.met();
 	}
 
 	/** null: the process that has made it is gone. */
-	#open(path: string): Run | null {
+	#open(path: string, ranks: number): Run | null {
 		try {
-			return Run.open(this.options.library, path, this.options.ranks);
+			return Run.open(this.options.library, path, ranks);
 		} catch {
 			return null;
 		}

@@ -7,11 +7,18 @@ import { exitCodes } from "../../system/exit-codes.ts";
 import { type RestartOptions, RestartPolicy } from "../restart-policy.ts";
 import type { AgentFailure, AgentMessage, Hello, History, LeaderMessage } from "./messages.ts";
 
+/** A form of the run: its ranks, which fill whole hosts, and the flags by which its configuration differs from the given one. */
+export interface Layout {
+	readonly ranks: number;
+	readonly flags: readonly string[];
+}
+
 export interface LeaderOptions {
 	/** Agents that the engine has started. */
 	readonly agents: number;
-	/** Ranks of the run, and of a host. */
-	readonly ranks: number;
+	/** The run's forms, with fewer and fewer ranks: the first that the hosts suffice for is taken. */
+	readonly layouts: readonly Layout[];
+	/** Ranks of a host. */
 	readonly perHost: number;
 	readonly restarts: RestartOptions;
 	/** For all agents to come. */
@@ -22,6 +29,7 @@ export interface LeaderOptions {
 /** Where a new leader goes on: the generation, the agents that were in it, and the restarts so far. */
 export interface Succession {
 	readonly generation: number;
+	readonly layout: number;
 	/** Numbers of the agents that may be alive, without this one hearing them either. */
 	readonly agents: readonly number[];
 	readonly former: number;
@@ -56,6 +64,10 @@ export class Leader {
 	readonly #finished = new Map<number, number>();
 	#failure: AgentFailure | null = null;
 	#failedAt = 0;
+	#layout: number;
+	/** Whether the generation is stopped for more ranks, not for a failure, and whether the one before was. */
+	#grows = false;
+	#grown = false;
 	/** Whether another agent led the generation. */
 	#takesOver: boolean;
 	/** Ranks that a restart gives new hosts. */
@@ -69,6 +81,7 @@ export class Leader {
 	) {
 		this.#policy = new RestartPolicy(options.restarts);
 		this.#takesOver = succession !== null;
+		this.#layout = succession?.layout ?? 0;
 		this.#generation = succession?.generation ?? -1;
 		this.#agents = succession?.agents ?? Array.from({ length: options.agents }, (_, agent) => agent);
 		if (succession !== null) {
@@ -97,6 +110,10 @@ export class Leader {
 		if (this.#phase === "running") {
 			this.options.log(`Host ${host} has joined and is spare.`);
 			this.#tellMembers();
+			if (this.#bestLayout() < this.#layout) {
+				this.#grows = true;
+				this.#fail(lost(null, `host ${host} has come, and the run takes its ranks in`));
+			}
 		}
 		if (this.#phase === "gathering") this.#beginFirst(this.#followers.size === this.options.agents);
 		if (belongs && this.#stopping.has(agent)) {
@@ -197,29 +214,46 @@ export class Leader {
 			const reason = `The run is not restarted: ${left} of ${counted(this.#agents.length, "agent")} are left, and the others may go on by themselves; start it again.`;
 			return { code: exitCodes.runAgain, reason };
 		}
-		const refusal = this.#policy.refusal(failure, performance.now());
+		const refusal = this.#grows ? null : this.#policy.refusal(failure, performance.now());
 		if (refusal !== null) return { code: failure.code, reason: refusal };
 		if (this.#assign()) return null;
 		return { code: exitCodes.failure, reason: "The run is not restarted: a host is lost, and no other is spare." };
 	}
 
+	/** Hosts all of whose agents are there, in the order of these. */
+	#wholeHosts(): Follower[][] {
+		const followers = [...this.#followers.values()].sort((a, b) => a.hello.agent - b.hello.agent);
+		const seats = (of: readonly Follower[]) => of.reduce((sum, { hello }) => sum + hello.seats, 0);
+		return [...Map.groupBy(followers, ({ hello }) => hello.node).values()].filter(
+			(of) => seats(of) === this.options.perHost,
+		);
+	}
+
+	/** Index of the layout with the most ranks that hosts suffice for; the number of layouts: none. */
+	#bestLayout(): number {
+		const { layouts, perHost } = this.options;
+		const seats = this.#wholeHosts().length * perHost;
+		const best = layouts.findIndex(({ ranks }) => ranks <= seats);
+		return best < 0 ? layouts.length : best;
+	}
+
 	/** Gives every block of a host's ranks a host whose agents are all there. Returns false if hosts are wanting. */
 	#assign(): boolean {
-		const { ranks, perHost } = this.options;
-		const nodes = Map.groupBy(
-			[...this.#followers.values()].sort((a, b) => a.hello.agent - b.hello.agent),
-			({ hello }) => hello.node,
-		);
-		const whole = [...nodes.values()].filter((of) => of.reduce((sum, { hello }) => sum + hello.seats, 0) === perHost);
+		const { layouts, perHost } = this.options;
+		const layout = this.#bestLayout();
+		if (layout === layouts.length) return false;
+		const { ranks } = layouts[layout]!;
+		const whole = this.#wholeHosts();
 		const blocks = new Map<number, Follower[]>();
 		const free: Follower[][] = [];
 		for (const of of whole) {
 			const firsts = of.map(({ first, hello }) => (first === null ? null : first - hello.localRank));
 			const [block] = firsts;
-			if (block === null || block === undefined || firsts.some((one) => one !== block)) free.push(of);
+			if (block == null || block >= ranks || firsts.some((one) => one !== block)) free.push(of);
 			else blocks.set(block, of);
 		}
-		this.#moved = [];
+		this.#moved = layout === this.#layout ? [] : [`the run has ${ranks} of ${layouts[0]!.ranks} ranks`];
+		this.#layout = layout;
 		for (const follower of this.#followers.values()) follower.first = null;
 		for (let block = 0; block < ranks; block += perHost) {
 			const of = blocks.get(block) ?? free.shift();
@@ -235,6 +269,8 @@ export class Leader {
 		clearTimeout(this.#timer);
 		this.#generation++;
 		this.#phase = "running";
+		this.#grown = this.#grows;
+		this.#grows = false;
 		this.#takesOver = false;
 		this.#met.clear();
 		this.#finished.clear();
@@ -242,9 +278,8 @@ export class Leader {
 		this.#tellMembers();
 		const [zero] = this.#working();
 		const address = zero!.hello.agent === this.own ? null : zero!.hello.address;
-		for (const { first, send } of this.#working()) {
-			send({ begin: { generation: this.#generation, first: first!, meeting: { address, port: zero!.meeting } } });
-		}
+		const about = { generation: this.#generation, layout: this.#layout, meeting: { address, port: zero!.meeting } };
+		for (const { first, send } of this.#working()) send({ begin: { ...about, first: first! } });
 	}
 
 	#tellMembers(): void {
@@ -255,14 +290,16 @@ export class Leader {
 		});
 		const history = this.#policy.history(performance.now());
 		for (const { send } of this.#followers.values()) {
-			send({ members: { generation: this.#generation, members, history } });
+			send({ members: { generation: this.#generation, layout: this.#layout, members, history } });
 		}
 	}
 
 	#tellOfRestart(): void {
 		const seconds = ((performance.now() - this.#failedAt) / 1000).toFixed(2);
 		const moved = this.#moved.length === 0 ? "every host keeps its ranks" : this.#moved.join(", ");
-		this.options.log(`${this.#policy.count()}: ${moved}; all ranks have met ${seconds} s after the failure.`);
+		const why = this.#grown ? "More hosts" : this.#policy.count();
+		const since = this.#grown ? "one has come" : "the failure";
+		this.options.log(`${why}: ${moved}; all ranks have met ${seconds} s after ${since}.`);
 	}
 
 	/** `reason`: a sentence; null: all is done. */

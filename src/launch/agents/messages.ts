@@ -85,12 +85,18 @@ const beginSchema = v.strictObject({
 	...generationOnly,
 	/** First rank of this agent. */
 	first: index,
+	/** Index of the run's layout (Layout in leader.ts). */
+	layout: index,
 	/** Where the ranks meet. address null: the host of the leader. */
 	meeting: v.strictObject({ address: v.nullable(v.string()), port: index }),
 });
 
+/** A generation as an agent has to know it. */
+export type Begin = v.InferOutput<typeof beginSchema>;
+
 const membersSchema = v.strictObject({
 	...generationOnly,
+	layout: index,
 	/** All agents, in the order in which they lead. */
 	members: v.array(memberSchema),
 	history: historySchema,

@@ -6,7 +6,14 @@ import { closeSync, openSync, readSync, writeSync } from "node:fs";
 
 /** Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's; whether slots have memory. */
 const wordBytes = 4;
-const wordOf = { step: (slot: number) => 2 * slot, record: (slot: number) => 2 * slot + 1, job: 4, room: 5, pages: 6 };
+const wordOf = {
+	step: (slot: number) => 2 * slot,
+	record: (slot: number) => 2 * slot + 1,
+	job: 4,
+	room: 5,
+	pages: 6,
+	layout: 7,
+};
 const jobOffset = 64;
 export const slots = [0, 1] as const;
 const firstSlot = 4096;
@@ -28,8 +35,16 @@ export class KeptFile implements Disposable {
 	/** Parts of the file in this process's memory, by their number. */
 	readonly #windows = new Map<number, Uint8Array>();
 
-	constructor(private readonly path: string) {
+	/** `layout`: the run's; steps that were kept in another are void. */
+	constructor(
+		private readonly path: string,
+		layout: number,
+	) {
 		this.#file = openSync(path, "r+");
+		if (this.#word(wordOf.layout) === layout + 1) return;
+		for (const slot of slots) this.empty(slot);
+		this.#setWord(wordOf.room, 0);
+		this.#setWord(wordOf.layout, layout + 1);
 	}
 
 	/** The step in a slot; 0: none. */

@@ -4,7 +4,7 @@
  */
 import { isCheckpoint, localFolder } from "../../checkpoint/index.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { placeFromEnvironment } from "../../launch/place.ts";
+import { placeFromEnvironment, type Restarts } from "../../launch/place.ts";
 import type { OptimizerShard } from "../../optim/optimizer.ts";
 import { exchangeTexts, type Group, type World } from "../../parallel/index.ts";
 import { systemReason } from "../../system/system-errors.ts";
@@ -38,20 +38,22 @@ export class KeptState implements Listener, Disposable {
 	/** Whether steps are copied: not after a copy that failed. */
 	#copies: boolean;
 
+	/** Number of restarts before this one. */
+	readonly generation: number;
+
 	private constructor(
-		path: string,
-		/** Number of restarts before this one. */
-		readonly generation: number,
+		{ memory, generation, layout }: Restarts,
 		private readonly interval: number | null,
 		private readonly warn: (sentence: string) => void,
 	) {
-		this.#file = new KeptFile(path);
+		this.generation = generation;
+		this.#file = new KeptFile(memory, layout);
 		this.#copies = interval !== null;
 	}
 
 	/** null: a failure ends the run. */
 	static open(c: TrainingConfiguration, { restarts }: World, warn: (sentence: string) => void): KeptState | null {
-		return restarts && new KeptState(restarts.memory, restarts.generation, c.nonPersistentSaveInterval, warn);
+		return restarts && new KeptState(restarts, c.nonPersistentSaveInterval, warn);
 	}
 
 	/**

@@ -37,7 +37,7 @@ export class Replicas implements Disposable {
 		const first = world.rank % jump;
 		const ranks = Array.from({ length: world.size / jump }, (_, index) => first + index * jump);
 		const ring = await world.group("replicas", ranks);
-		return new Replicas(own, new KeptFile(world.restarts!.replica), ring, world.device);
+		return new Replicas(own, new KeptFile(world.restarts!.replica, world.restarts!.layout), ring, world.device);
 	}
 
 	/** Gives the next rank a copy of this one's slot, and takes that of the one before. null: this rank has none. Collective. */
