@@ -84,7 +84,7 @@ export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
 export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
 export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
 export { type CheckpointStore, localFolder, openStore } from "./remote/checkpoint-store.ts";
-export { isStoreUrl, requireFolder } from "./remote/object-store.ts";
+export { isStoreUrl, requireFolder } from "./remote/store-address.ts";
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
 export {

@@ -8,7 +8,7 @@ import { UserError } from "../../system/errors.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { Manifest, NativeObject } from "../native/manifest.ts";
 import { isCheckpoint } from "../native/reader.ts";
-import { requireFolder } from "../remote/object-store.ts";
+import { requireFolder } from "../remote/store-address.ts";
 import type { TensorStore } from "../store.ts";
 
 export const formats = ["hf", "native", "torch_dist"] as const;

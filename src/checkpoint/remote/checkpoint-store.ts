@@ -9,8 +9,8 @@ import { join } from "node:path";
 import { defaultCacheFolder, openOwnFolder } from "../../system/private-folder.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { rankName, type ShardReport } from "../native/writer.ts";
-import { isStoreUrl } from "./object-store.ts";
 import { StagedStore } from "./staged-store.ts";
+import { isStoreUrl } from "./store-address.ts";
 
 /** A save on its way: the local folder that the ranks of this host write to, and the iteration's name. */
 export interface PendingSave {
