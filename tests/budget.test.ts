@@ -11,10 +11,10 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17517, 88],
 	commands: [5223, 40],
-	config: [7582, 52],
+	config: [7588, 52],
 	data: [21037, 107],
 	decode: [724, 3],
-	guests: [4629, 31],
+	guests: [4775, 32],
 	inference: [1744, 10],
 	launch: [4271, 25],
 	models: [6400, 59],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [679, 12],
 	tensor: [5071, 40],
-	train: [6897, 45],
+	train: [6899, 45],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

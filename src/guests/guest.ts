@@ -60,11 +60,18 @@ interface Held<Module> {
 	readonly groups: ModuleGroups;
 }
 
+/** Numbers by name, equal on all ranks that have them. */
+export type Kept = Readonly<Record<string, number[]>>;
+
 /** A guest on one rank. */
 export interface RankGuest {
 	readonly modules?: readonly GuestModule[];
 	/** Reads what it needs before the first step. Throws a UserError that names the path. */
 	load?(c: TrainingConfiguration): Promise<void>;
+	/** Numbers that a checkpoint has to keep for the training to go on as it would have, by names of its own; default: none. */
+	keep?(): Kept;
+	/** Takes what a checkpoint kept; {}: the training begins, or its checkpoint kept nothing. */
+	restore?(kept: Kept): void;
 	/** Called before the passes of a step, an evaluation or a decoding; null: nothing to do in them. */
 	beforeStep?(step: GuestStep): StepGuest | null;
 	/** Called before every action of a step. */

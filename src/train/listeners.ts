@@ -2,6 +2,7 @@
  * Callbacks between the steps of a training, which may end it: checkpoints, exit conditions, profiling. Every rank has the same
  * listeners and calls them in the same order, so they may communicate.
  */
+import type { Kept } from "../guests/guest.ts";
 import type { StepResult } from "./step-state.ts";
 
 /** Progress of a training. */
@@ -14,6 +15,8 @@ export interface Progress {
 	readonly scheduledSamples: number;
 	/** Samples consumed by evaluations. */
 	readonly consumedValidSamples: number;
+	/** What guests keep for the steps that follow. */
+	readonly kept: Kept;
 }
 
 /** Progress of a training that has not started. */
@@ -22,6 +25,7 @@ export const atTheStart: Progress = {
 	consumedSamples: 0,
 	scheduledSamples: 0,
 	consumedValidSamples: 0,
+	kept: {},
 };
 
 export interface StepEvent {

@@ -200,6 +200,7 @@ class TrainingLoop {
 			iteration,
 			consumedSamples: consumedSamples + globalBatchSize,
 			scheduledSamples: scheduledSamples + (result.updated ? globalBatchSize : 0),
+			kept: Object.assign({}, ...this.state.run.guests.map((guest) => guest.keep?.() ?? {})),
 		};
 		this.#seconds += seconds;
 		this.#tokens += result.tokens;

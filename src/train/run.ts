@@ -91,6 +91,7 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 		weights.requireImages(checkpoints.provenance);
 		for (const guest of run.guests) await guest.load?.(c);
 		const start = restored?.progress ?? atTheStart;
+		for (const guest of run.guests) guest.restore?.(start.kept);
 		const readers = await world.group("readers", readersWith(run.topology, world.rank));
 		data = await openSources(c, dataPlaceOf(run.topology, world.rank), {
 			world: run.state.world,

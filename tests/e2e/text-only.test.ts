@@ -65,3 +65,25 @@ test("tp2dp2 + tp2dp2ep2 trains what one process trains, and counts who saw imag
 	expect(Math.abs(changed.grad_norm_corrected / unchanged.grad_norm_corrected - 1)).toBeLessThan(1e-5);
 	expect(Math.abs(changed.grad_norm_exact / unchanged.grad_norm_exact - 1)).toBeLessThan(1e-5);
 }, 120_000);
+
+test("a step of text alone runs the collectives of one with pictures, sends and computes less, and so holds up no rank", () => {
+	/** How often ranks call the native library in two steps, by name; "encoder": all calls of encoder ranks. */
+	const callsOf = (data: string) => {
+		const grids = "--encoder-dp 2 --llm-dp 2 --encoder-balance number --train-iters 2".split(" ");
+		const own = [...common, ...grids].map((flag) => (flag === "blend.yaml" ? data : flag));
+		const { exitCode, stderr } = mimo(["train", ...own], scratch.path, { MIMO_DEBUG: "4" });
+		expect(exitCode).toBe(0);
+		const count = (pattern: RegExp) => stderr.match(pattern)?.length ?? 0;
+		const collectives = ["all_gather", "all_reduce", "reduce_scatter", "exchange"];
+		return {
+			collectives: collectives.map((name) => count(new RegExp(`mimo_group_${name}\\b`, "g"))),
+			sent: count(/mimo_group_send\b/g),
+			encoder: count(/^\[rank \d+ radio_encoder\]/gm),
+		};
+	};
+	const [text, pictures] = [callsOf("facts.jsonl"), callsOf("pictures")];
+	expect(text.collectives).toEqual(pictures.collectives);
+	expect(Math.min(...text.collectives)).toBeGreaterThan(0);
+	expect(text.sent).toBeLessThan(pictures.sent);
+	expect(2 * text.encoder).toBeLessThan(pictures.encoder);
+}, 120_000);

@@ -139,6 +139,12 @@ export const visionKeys = {
 		"number: the encoder's data-parallel ranks get equally many samples; cost: images with about equally many operations.",
 		{ model: false },
 	),
+	"encoder-cost-steps": defaulting(
+		integer(0),
+		0,
+		"With encoder-balance cost: steps, from the second, in which the time of images is measured; from then on an image costs what a·p² + b·p + c of its patches, fitted to these times, says. 0: its operations.",
+		{ model: false },
+	),
 	"encoder-grad-participation": defaulting(
 		choice(["exact", "corrected"]),
 		"exact",

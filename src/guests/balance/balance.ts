@@ -4,16 +4,24 @@
  * reverse path. The edge to the language model, the order of samples and the data sets are not affected.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { ImageSet, PlacedImages } from "../../data/images.ts";
+import { type ImageSet, type PlacedImages, patchTensor } from "../../data/images.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
 import { imageCost } from "../../models/vit/tower.ts";
 import { consecutive, type Group, type RowRanges, type Topology, visionModule } from "../../parallel/index.ts";
 import { cast, copyInto, type FloatDtype, type Tape, Tensor } from "../../tensor/index.ts";
 import type { EncodeImages, Guest } from "../guest.ts";
+import { type FittedCost, fittedCost, MeasuredTimes } from "./fitted-cost.ts";
+
+/** Under this name a training keeps the fitted cost. */
+const keptName = "encoder-cost";
 
 /** --encoder-balance; with `number` each lane encodes the images that it has read. */
-export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encoderBalance">): Guest | null {
+export function balanceOf({
+	encoderBalance,
+	encoderCostSteps,
+}: Pick<TrainingConfiguration, "encoderBalance"> &
+	Partial<Pick<TrainingConfiguration, "encoderCostSteps">>): Guest | null {
 	if (encoderBalance !== "cost") return null;
 	return {
 		open: ({ encoders, topology }) => {
@@ -23,10 +31,25 @@ export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encod
 			const lanes = sharingLanes(encoder.groups.replicas.dense, topology);
 			if (!lanes) return null;
 			const { module } = encoder;
+			const times = new MeasuredTimes();
+			let fit: FittedCost | null = null;
+			const cost = (grid: PatchGrid) =>
+				fit === null ? imageCost(module.config, grid, module.options.frozenTower) : fittedCost(fit, grid);
 			return {
-				beforeStep: ({ features }) => {
-					const deals = balanceImages(module, lanes, features.get(encoder.name)!).map(
-						(deal) => deal && dealt(module, deal),
+				keep: () => (fit === null ? {} : { [keptName]: fit }),
+				restore: (kept) => {
+					fit = kept[keptName] ?? null;
+				},
+				beforeStep: ({ features, iteration, training }) => {
+					const steps = encoderCostSteps ?? 0;
+					// A first step is longer than others: kernels are chosen in it.
+					const measures = training && fit === null && iteration > 0 && iteration <= steps;
+					if (training && fit === null && steps > 0 && iteration === steps + 1) {
+						fit = times.fit(lanes.group, encoder.groups.model.tp);
+					}
+					const measured: Measured = measures ? (grids, run) => timed(module, times, grids, run) : (_, run) => run();
+					const deals = balanceImages(module, lanes, features.get(encoder.name)!, cost).map((deal) =>
+						deal === null ? (measures ? asReadOf(module, measured) : null) : dealt(module, deal, measured),
 					);
 					return { encode: (encoder, microbatch) => (encoder === module ? deals[microbatch]! : null) };
 				},
@@ -35,13 +58,41 @@ export function balanceOf({ encoderBalance }: Pick<TrainingConfiguration, "encod
 	};
 }
 
+/** Runs the encoder on images, and may note how long it took. */
+type Measured = (grids: readonly PatchGrid[], run: () => Tensor) => Tensor;
+
+/** Adds the milliseconds of a run to `times`; waits for the device. */
+function timed(
+	{ device }: EncoderModule,
+	times: MeasuredTimes,
+	grids: readonly PatchGrid[],
+	run: () => Tensor,
+): Tensor {
+	if (grids.length === 0) return run();
+	device.synchronize();
+	const started = performance.now();
+	const rows = run();
+	device.synchronize();
+	times.add(grids, performance.now() - started);
+	return rows;
+}
+
 /** Encodes the images that this lane was assigned. */
-function dealt(encoder: EncoderModule, deal: EncoderBalance): EncodeImages {
+function dealt(encoder: EncoderModule, deal: EncoderBalance, measured: Measured): EncodeImages {
 	return (tape, images, { cropKey, observe }) => {
 		using patches = deal.exchangePatches(encoder, images);
 		const { grids, indices } = deal;
-		using encoded = encoder.forward(tape, { patches, grids, indices, cropKey }, observe);
+		using encoded = measured(grids, () => encoder.forward(tape, { patches, grids, indices, cropKey }, observe));
 		return deal.returnRows(tape, encoded);
+	};
+}
+
+/** Encodes the images that this lane has read. */
+function asReadOf(encoder: EncoderModule, measured: Measured): EncodeImages {
+	return (tape, images, { cropKey, observe }) => {
+		const { grids, indices } = images;
+		using patches = patchTensor(encoder.device, encoder.config.tower, images);
+		return measured(grids, () => encoder.forward(tape, { patches, grids, indices, cropKey }, observe));
 	};
 }
 
@@ -78,12 +129,11 @@ function balanceImages(
 	encoder: EncoderModule,
 	{ group, meet }: EncoderLanes,
 	microbatches: readonly PlacedImages[],
+	cost: (grid: PatchGrid) => number,
 ): (EncoderBalance | null)[] {
-	const { config, options } = encoder;
+	const { config } = encoder;
 	const read = readByAll(group, microbatches);
-	const costs = read.map((lanes) =>
-		lanes.map((own) => own.map(({ grid }) => imageCost(config, grid, options.frozenTower))),
-	);
+	const costs = read.map((lanes) => lanes.map((own) => own.map(({ grid }) => cost(grid))));
 	return balanceStep(costs, meet).map((to, index) => {
 		const moves = to.some((own, home) => own.some((lane) => lane !== home));
 		return moves ? new EncoderBalance(group, config.tower, read[index]!, to) : null;

@@ -220,13 +220,14 @@ function requireBatchSize({ training: { globalBatchSize } }: TrainingRecord, c: 
 }
 
 function progressOf(c: TrainingConfiguration, { training }: TrainingRecord, optimizer: boolean): Progress {
-	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples } = training;
+	const { iteration, consumedSamples, scheduledSamples, consumedValidSamples, kept = {} } = training;
 	const override = c.overrideCkptIteration;
 	return {
 		iteration: override ?? iteration,
 		consumedSamples: override === null ? consumedSamples : override * c.globalBatchSize,
 		scheduledSamples: optimizer && !c.noLoadScheduler ? scheduledSamples : 0,
 		consumedValidSamples,
+		kept,
 	};
 }
 
