@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17519, 88],
+	checkpoint: [17653, 88],
 	commands: [5223, 40],
-	config: [7588, 52],
+	config: [7590, 52],
 	data: [21037, 107],
 	decode: [724, 3],
 	guests: [4775, 32],
 	inference: [1744, 10],
 	launch: [4271, 25],
-	models: [6400, 59],
+	models: [6409, 59],
 	native: [3794, 17],
 	observe: [5387, 33],
 	optim: [990, 8],

@@ -17,7 +17,7 @@ export function requireCuts(
 ): void {
 	const { tensor, context = 1, expert, expertTensor } = topology.language.shape;
 	const { moe } = language;
-	const experts = language.pattern.includes("moe");
+	const experts = kindsOf(language).includes("moe");
 	const all: readonly (readonly [what: string, size: number, cuts: readonly Cut[]])[] = [
 		["the encoder's tp", topology.encoders[0]?.shape.tensor ?? 1, encoder ? encoderCuts(encoder) : []],
 		[
@@ -57,16 +57,13 @@ function headsOf({ pattern, attention, mamba, linearAttention }: HybridConfig) {
 	return all.flatMap(([kind, ...heads]) => (pattern.includes(kind) ? [heads] : []));
 }
 
-function languageCuts({
-	pattern,
-	paddedVocabularySize,
-	attention,
-	mamba,
-	linearAttention,
-	mlp,
-	moe,
-}: HybridConfig): readonly Cut[] {
-	const where = (kind: LayerKind, ...cuts: Cut[]) => (pattern.includes(kind) ? cuts : []);
+/** Of the main part and of its prediction depths. */
+const kindsOf = ({ pattern, mtp }: HybridConfig): readonly LayerKind[] => [...pattern, ...(mtp?.pattern ?? [])];
+
+function languageCuts(config: HybridConfig): readonly Cut[] {
+	const { paddedVocabularySize, attention, mamba, linearAttention, mlp, moe } = config;
+	const there = kindsOf(config);
+	const where = (kind: LayerKind, ...cuts: Cut[]) => (there.includes(kind) ? cuts : []);
 	return [
 		["the padded vocabulary", paddedVocabularySize],
 		...where("attention", ["attention heads", attention.heads], ["query groups", attention.queryGroups]),

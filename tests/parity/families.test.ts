@@ -26,6 +26,7 @@ test.each([
 	"gemma3",
 	"qwen3-next",
 	"qwen3-next-delta",
+	"qwen3-next-mtp",
 	"qwen35-moe",
 	"deepseek-v3-noq",
 	"deepseek-v3-mtp",

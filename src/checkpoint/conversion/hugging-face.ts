@@ -21,7 +21,7 @@ import {
 	objectsOf,
 } from "../hf/kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
-import { isKept } from "../hf/unused-tensors.ts";
+import { isKept, isLeftOut } from "../hf/unused-tensors.ts";
 import { behindTap, visionOfLogical } from "../hf/vision-configuration.ts";
 import { towerPrefix } from "../hf/vision-names.ts";
 import { type PlannedFolder, planFolder } from "../hf/written-folder.ts";
@@ -130,7 +130,10 @@ function referenceFolder(path: string, spelling: FolderSpelling): KeptFolder {
 	const behind = behindTap(parsePythonJson(configText, configPath), spelling.tower, configPath);
 	const filled = [singleFile, indexFile].some((name) => existsSync(join(path, name)));
 	const leftOut = filled
-		? selectTensors(HuggingFaceFolder.open(path), (name) => isKept(name, { beside: false }) || behind(name))
+		? selectTensors(
+				HuggingFaceFolder.open(path),
+				(name) => (isLeftOut(name) && isKept(name, { beside: false })) || behind(name),
+			)
 		: joinStores(path, []);
 	return { configText, spelling, leftOut, companions: companionsOf(path) };
 }

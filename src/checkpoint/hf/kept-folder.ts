@@ -45,6 +45,7 @@ export interface KeptObject {
 /** Keeps what is needed of an open folder, which it goes on reading from. `beside`: false leaves out modules of gigabytes. */
 export function keepFolder(parts: FolderParts, { beside }: { readonly beside: boolean }): KeptFolder {
 	const { stored, scales, language, tower, projector } = parts;
+	const leftOut = new Set(parts.leftOut);
 	const behind = behindTap(parts.json, tower?.spelling ?? null, parts.configPath);
 	return {
 		configText: parts.configText ?? "{}",
@@ -54,7 +55,7 @@ export function keepFolder(parts: FolderParts, { beside }: { readonly beside: bo
 			projector: projector?.style ?? null,
 		},
 		leftOut: joinStores(stored.path, [
-			selectTensors(stored, (name) => isKept(name, { beside }) || behind(name)),
+			selectTensors(stored, (name) => (leftOut.has(name) && isKept(name, { beside })) || behind(name)),
 			ones(stored, scales),
 		]),
 		companions: companionsOf(parts.path),

@@ -27,6 +27,7 @@ export const readModelKeys: FolderReader = (given) => {
 		loadHf: path("load-hf"),
 		loadVision: path("load-vision"),
 		loadProjector: path("load-projector"),
+		mtpNumLayers: given("mtp-num-layers") === 0 ? 0 : undefined,
 	};
 	const heads = given("vision-num-attention-heads");
 	using pretrained = openPretrained(paths, Number.isSafeInteger(heads) ? (heads as number) : null);

@@ -16,6 +16,7 @@ import {
 	familyOf,
 	familyOfType,
 	modelTypes,
+	withDepths,
 } from "./families/index.ts";
 import { HuggingFaceFolder } from "./folder.ts";
 import { parsePythonJson } from "./json.ts";
@@ -52,6 +53,8 @@ export interface FolderParts extends Disposable {
 	readonly weights: TensorStore;
 	/** Tensors as stored. */
 	readonly stored: TensorStore;
+	/** Names of those that have no place in the model (unused-tensors.ts). */
+	readonly leftOut: readonly string[];
 	/** Names of the layer scales there. */
 	readonly scales: readonly string[];
 	/** Sentences about the folder, by which nothing is lost. */
@@ -70,18 +73,20 @@ export function languageKey(json: Readonly<Record<string, unknown>>): string | n
 	return languageConfigs.find((key) => isObject(json[key])) ?? null;
 }
 
-/** The language model that a config.json describes; null: it describes no model of these families. */
+/**
+ * The language model that a config.json describes; null: it describes no model of these families. `depths`: of multi-token prediction that
+ * there are tensors of; beside a tower they are not trained.
+ */
 export function languageConfig(
 	json: Readonly<Record<string, unknown>>,
 	path: string,
+	depths: number,
 ): LanguageModelConfiguration | null {
-	if (familyOfType(json.model_type) !== null) return configurationFromHuggingFace(json, path);
+	if (familyOfType(json.model_type) !== null) return configurationFromHuggingFace(withDepths(json, depths), path);
 	const key = languageKey(json);
 	if (key === null) return null;
-	return configurationFromHuggingFace(
-		{ model_type: "nemotron_h", ...(json[key] as object), ...tying(json) },
-		`${path} (${key})`,
-	);
+	const own = { model_type: "nemotron_h", ...(json[key] as object), ...tying(json) };
+	return configurationFromHuggingFace(withDepths(own, 0), `${path} (${key})`);
 }
 
 /** Whether these models' output layer is the embedding stands beside the language model's section. */
@@ -97,7 +102,12 @@ function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<
  */
 export function openParts(
 	path: string,
-	options: { readonly visionHeads: number | null; readonly use?: "whole" | "tower" },
+	options: {
+		readonly visionHeads: number | null;
+		readonly use?: "whole" | "tower";
+		/** Whether layers of multi-token prediction are left out; default: they are a part of the model. */
+		readonly withoutDepths?: boolean;
+	},
 ): FolderParts {
 	const file = path.endsWith(".safetensors") ? openSafetensors(path) : null;
 	const folder = file === null ? HuggingFaceFolder.open(path) : null;
@@ -106,7 +116,8 @@ export function openParts(
 		const configPath = folder?.configPath ?? path;
 		const said = folder === null ? {} : parsePythonJson(folder.configText, configPath);
 		const json = options.use === "tower" ? asLlava(said) : asNested(said);
-		const language = languageOf(json, stored, configPath);
+		const depthOf = familyOfType(json.model_type)?.ahead?.depthOf(json) ?? (() => null);
+		const language = languageOf(json, stored, configPath, options.withoutDepths ? () => null : depthOf);
 		const tower = towerOf(json, stored, options.visionHeads, configPath);
 		const style = detectProjector(stored.tensors);
 		const projector = style === null ? null : { sizes: projectorSizes(stored.tensors, style, path, json), style };
@@ -117,7 +128,11 @@ export function openParts(
 		}
 		const names = namesOf({ language, tower, projector, path });
 		requireConfig(json, projector?.sizes ?? null, tower?.configuration ?? null, configPath);
-		const { notices, warnings } = describeLeftOut(stored, towerConfig(json));
+		const isAhead = (name: string) => options.withoutDepths === true && depthOf(name) !== null;
+		const leftOut = [...stored.tensors.keys()].filter(
+			(name) => !names.foreign.has(name) && (isAhead(name) || isLeftOut(name)),
+		);
+		const { notices, warnings } = describeLeftOut(stored, leftOut, towerConfig(json));
 		const unread = behindTap(json, tower?.spelling ?? null, configPath);
 		const behind = [...stored.tensors.keys()].filter(unread);
 		if (behind.length > 0) {
@@ -127,7 +142,8 @@ export function openParts(
 		}
 		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
 		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
-		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !isLeftOut(name) && !unread(name)));
+		const unused = new Set(leftOut);
+		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !unused.has(name) && !unread(name)));
 		if (scaled.scales.length > 0) {
 			notices.push(`${path}: ${scaled.scales.length} layer scales are multiplied into the projections before them.`);
 		}
@@ -137,7 +153,7 @@ export function openParts(
 		const imageTokenId = imageTokenOf(json, configPath);
 		return {
 			...{ path, configPath, configText: folder?.configText ?? null, json, language, tower, projector },
-			...{ imageTokenId, weights, stored, scales, notices, warnings },
+			...{ imageTokenId, weights, stored, leftOut, scales, notices, warnings },
 			[Symbol.dispose]: () => stored[Symbol.dispose](),
 		};
 	} catch (error) {
@@ -166,10 +182,17 @@ export function languageType(json: Readonly<Record<string, unknown>>): unknown {
 	return (key === null ? json : (json[key] as typeof json)).model_type;
 }
 
-function languageOf(json: FolderParts["json"], stored: TensorStore, configPath: string): FolderParts["language"] {
+function languageOf(
+	json: FolderParts["json"],
+	stored: TensorStore,
+	configPath: string,
+	depthOf: (name: string) => number | null,
+): FolderParts["language"] {
 	const spelling = detectSpelling(stored.tensors.keys(), languageType(json));
 	if (spelling === null) return null;
-	const configuration = languageConfig(json, configPath);
+	let depths = 0;
+	for (const name of stored.tensors.keys()) depths = Math.max(depths, (depthOf(name) ?? -1) + 1);
+	const configuration = languageConfig(json, configPath, depths);
 	if (configuration === null) {
 		throw new UserError(`${configPath} describes no language model of ${modelTypes.join(", ")} (model_type).`);
 	}

@@ -22,6 +22,8 @@ export interface PretrainedPaths {
 	readonly loadHf: string | null;
 	readonly loadVision: string | null;
 	readonly loadProjector: string | null;
+	/** 0: layers of multi-token prediction are left out; absent: they are a part of the model. */
+	readonly mtpNumLayers?: number | undefined;
 }
 
 /** Values that a folder states for a model, under the program's keys, and the file that states them. */
@@ -52,7 +54,7 @@ export function openPretrained(paths: PretrainedPaths, visionHeads: number | nul
 	const open = (path: string | null): FolderParts | null => {
 		if (path === null) return null;
 		const use = path === paths.loadVision && path !== paths.loadHf ? "tower" : "whole";
-		const parts = opened.get(path) ?? openParts(path, { visionHeads, use });
+		const parts = opened.get(path) ?? openParts(path, { visionHeads, use, withoutDepths: paths.mtpNumLayers === 0 });
 		opened.set(path, parts);
 		return parts;
 	};

@@ -20,6 +20,12 @@ interface LeftOut {
 	readonly module?: boolean;
 }
 
+/** A layer of multi-token prediction in a model that is trained without. */
+const ahead: Omit<LeftOut, "name"> = {
+	reason: "it predicts further tokens, which the model is trained without",
+	module: true,
+};
+
 const table: readonly LeftOut[] = [
 	{
 		name: /(^|\.)summary_idxs$/,
@@ -55,8 +61,7 @@ const table: readonly LeftOut[] = [
 	},
 	{
 		name: /^mtp\.(fc|norm|pre_fc_norm_\w+|layers\.\d+\.(input_layernorm|post_attention_layernorm|self_attn|mlp))\./,
-		reason: "it predicts further tokens, which Qwen's text models are trained without, as in transformers",
-		module: true,
+		...ahead,
 	},
 	{
 		name: /(^|\.)layers\.\d+\.embed_tokens\.weight$/,
@@ -79,28 +84,36 @@ export function isLeftOut(name: string): boolean {
 	return entryOf(name) !== undefined;
 }
 
-/** Whether a folder that is written later gets it back; `beside`: from a checkpoint of another format. */
+/** Whether a folder that is written later gets one that is left out back; `beside`: from a checkpoint of another format. */
 export function isKept(name: string, { beside }: { readonly beside: boolean }): boolean {
-	const entry = entryOf(name);
-	return entry !== undefined && entry.repeats === undefined && !(beside && entry.module === true);
+	const { repeats, module } = entryOf(name) ?? ahead;
+	return repeats === undefined && !(beside && module === true);
 }
 
 /**
- * A sentence for each kind of tensor of the store that is left out, apart for those of modules, which are lost; values that would
- * change the model are an error. `tower`: the tower's part of config.json.
+ * A sentence for each kind of the tensors that are left out, apart for those of modules, which are lost; values that would change the
+ * model are an error. `tower`: the tower's part of config.json.
  */
 export function describeLeftOut(
 	store: TensorStore,
+	leftOut: readonly string[],
 	tower: Readonly<Record<string, unknown>>,
 ): { readonly notices: string[]; readonly warnings: string[] } {
+	const kinds = [...Map.groupBy(leftOut, (name) => entryOf(name) ?? ahead)];
 	const sentences = (isModule: boolean) =>
-		table.filter(({ module = false }) => module === isModule).flatMap((entry) => sentencesOf(entry, store, tower));
+		kinds
+			.filter(([{ module = false }]) => module === isModule)
+			.map(([entry, names]) => sentenceOf(entry, names, store, tower));
 	return { notices: sentences(false), warnings: sentences(true) };
 }
 
-function sentencesOf(entry: LeftOut, store: TensorStore, tower: Readonly<Record<string, unknown>>): string[] {
-	const [first, ...more] = [...store.tensors.keys()].filter((name) => entry.name.test(name));
-	if (first === undefined) return [];
+function sentenceOf(
+	entry: Omit<LeftOut, "name">,
+	names: readonly string[],
+	store: TensorStore,
+	tower: Readonly<Record<string, unknown>>,
+): string {
+	const [first, ...more] = names as [string, ...string[]];
 	if (entry.values) {
 		const [key, otherwise] = entry.values;
 		const said = tower[key];
@@ -109,7 +122,7 @@ function sentencesOf(entry: LeftOut, store: TensorStore, tower: Readonly<Record<
 	}
 	if (entry.repeats) for (const name of [first, ...more]) requireEqual(store, name, entry.repeats(name));
 	const others = more.length === 0 ? "" : ` (as are ${more.length} more)`;
-	return [`${store.path}: ${first} is left out${others}: ${entry.reason}.`];
+	return `${store.path}: ${first} is left out${others}: ${entry.reason}.`;
 }
 
 function requireEqual(store: TensorStore, name: string, other: string): void {

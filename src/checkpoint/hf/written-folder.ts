@@ -7,7 +7,7 @@ import { lackingOfPublished } from "../../config/published-model.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Durability } from "../files.ts";
 import { CorrespondenceBuilder, MappedStore, planTensors } from "../mapping.ts";
-import { joinStores, type TensorStore } from "../store.ts";
+import { joinStores, selectTensors, type TensorStore } from "../store.ts";
 import { type Companions, writeCompanions } from "./companions.ts";
 import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
 import { addLanguage, configurationToHuggingFace, familyOfType, spellingFor } from "./families/index.ts";
@@ -70,7 +70,9 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	const fits = original !== null && describesAll(original, present);
 
 	const builder = new CorrespondenceBuilder(path);
-	const language = (original === null ? null : languageConfig(original, path)) ?? model.language;
+	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
+	depths.delete(undefined);
+	const language = (original === null ? null : languageConfig(original, path, depths.size)) ?? model.language;
 	const ownNames = options.names === null ? (kept?.spelling.language ?? null) : null;
 	const spelling = folderSpelling(
 		kept,
@@ -98,7 +100,8 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	const config = fits ? original! : makeConfig(model, language, present, dtypeOf(weights), path);
 	requireHomes(names, builder);
 	const mapped = new MappedStore(weights, planTensors(weights, builder, "foreign"));
-	const leftOut = kept !== null && fits ? kept.leftOut : joinStores(path, []);
+	const leftOut =
+		kept !== null && fits ? selectTensors(kept.leftOut, (name) => !builder.foreign.has(name)) : joinStores(path, []);
 	requireModules(config, leftOut, model.path);
 	const frames = (config.vision_config as Json | undefined)?.video_temporal_patch_size;
 	const more = [leftOut];

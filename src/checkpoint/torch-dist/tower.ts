@@ -41,7 +41,7 @@ export function openMegatronTower(path: string, { visionHeads }: { readonly visi
 		return {
 			...{ path: folder.path, configPath: folder.path, configText: null, json: {} },
 			...{ language: null, tower: { configuration, spelling: publishedTower }, projector: null, imageTokenId: null },
-			...{ weights, stored: weights, scales: [], notices: folder.notice === null ? [] : [folder.notice] },
+			...{ weights, stored: weights, leftOut: [], scales: [], notices: folder.notice === null ? [] : [folder.notice] },
 			warnings: left,
 			[Symbol.dispose]: () => folder[Symbol.dispose](),
 		};

@@ -62,6 +62,7 @@ const refused: readonly (readonly [Key, (c: TrainingConfiguration) => boolean, s
 		"allowed only without freeze-model, which leaves no weight to recompute for",
 	],
 	["add-bias-linear", (c) => c.addBiasLinear, "allowed with flextron is false: a mask cannot scale a bias away"],
+	["add-attention-bias", (c) => c.addAttentionBias, "allowed with flextron is false: a mask cannot scale a bias away"],
 	["add-qkv-bias", (c) => c.addQkvBias, "allowed with flextron is false: a mask cannot scale a bias away"],
 	["normalization", (c) => c.normalization !== "RMSNorm", "allowed with flextron is RMSNorm"],
 	[

@@ -75,7 +75,7 @@ export const modelKeys = {
 	"mtp-num-layers": derived(
 		integer(0),
 		"parts after / in hybrid-layer-pattern",
-		"Depths of multi-token prediction (MTP); the pattern wins.",
+		"Depths of multi-token prediction (MTP); the pattern wins. 0 with load-hf: those of the folder are left out.",
 		{
 			model: false,
 		},
@@ -160,6 +160,7 @@ export const modelKeys = {
 		megatron: "true",
 	}),
 	"add-qkv-bias": off("Biases in the query, key and value projections of attention.", { model: "attention" }),
+	"add-attention-bias": off("Biases in all projections of attention.", { model: "attention" }),
 	"disable-bias-linear": off("Linear layers of the language model without bias.", {
 		noEffect: "biases come with add-bias-linear alone",
 	}),

@@ -39,9 +39,9 @@ export interface SelectiveRecompute {
 	readonly modules: readonly RecomputeModule[];
 }
 
-/** Which projections have biases: none, those of queries, keys and values, or all of attention, MLPs, experts and routers. */
+/** Which projections have biases: none, those of queries, keys and values, all of attention, or all of attention, MLPs, experts and routers. */
 export interface Biases {
-	readonly of: "none" | "qkv" | "all";
+	readonly of: "none" | "qkv" | "attention" | "all";
 	/** Initial values: `mimo verify` draws them, so that they affect every gradient. */
 	readonly start: "zero" | "drawn";
 }

@@ -13,7 +13,7 @@ import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import { propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
 import { activationOf } from "../../native/activations.ts";
 import { languageLora } from "../lora.ts";
-import type { BalancingLoss, HybridConfig, LayerDifference, MtpConfig, Rope, RopeScaling } from "./config.ts";
+import type { BalancingLoss, Biases, HybridConfig, LayerDifference, MtpConfig, Rope, RopeScaling } from "./config.ts";
 import { kinds } from "./kinds/index.ts";
 import { type PipelineSegment, segmentsOf } from "./pipeline-segments.ts";
 import { yarnAmplitude } from "./rope-frequencies.ts";
@@ -50,7 +50,7 @@ export function hybridConfig(given: SparseConfiguration): HybridConfig {
 		// The norm's epsilon is a constant in Megatron (docs/spec/language-model.md §2.1).
 		mamba: { ...valuesAt("mamba.", c), gatedNormEpsilon: 1e-5, timeStepMinimum: 0 },
 		linearAttention: valuesAt("linearAttention.", c),
-		biases: { of: c.addBiasLinear ? "all" : c.addQkvBias ? "qkv" : "none", start: "zero" },
+		biases: { of: biasedProjections(c), start: "zero" },
 		mlp: {
 			...valuesAt("mlp.", c),
 			activation: activationOf(c),
@@ -64,6 +64,14 @@ export function hybridConfig(given: SparseConfiguration): HybridConfig {
 			? { modules: c.offloadModules ?? [], leastElements: c.minOffloadedTensorSize }
 			: null,
 	};
+}
+
+function biasedProjections(
+	c: Pick<TrainingConfiguration, "addBiasLinear" | "addAttentionBias" | "addQkvBias">,
+): Biases["of"] {
+	if (c.addBiasLinear) return "all";
+	if (c.addAttentionBias) return "attention";
+	return c.addQkvBias ? "qkv" : "none";
 }
 
 /** As transformers, which multiplies a bf16 embedding by a bf16 factor. */

@@ -1,6 +1,6 @@
 /** Families beyond NemotronH: config.json in both its forms, fields that are refused, and folders that come back byte for byte. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { planConversion } from "../../../src/checkpoint/conversion/convert.ts";
@@ -13,6 +13,7 @@ import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/js
 import { keepFolder } from "../../../src/checkpoint/hf/kept-folder.ts";
 import { openParts } from "../../../src/checkpoint/hf/parts.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
+import { readTensor } from "../../../src/checkpoint/store.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 import { modelDifferences } from "../../../src/config/same-model.ts";
 import { countParameters } from "../../../src/models/language/counts.ts";
@@ -34,6 +35,7 @@ const names = [
 	"gemma3",
 	"qwen3-next",
 	"qwen3-next-delta",
+	"qwen3-next-mtp",
 	"qwen35-moe",
 	"deepseek-v3-noq",
 	"deepseek-v3-mtp",
@@ -49,11 +51,12 @@ const read = (json: Json) => configurationFromHuggingFace(json, "config.json");
 /** The form of transformers 4, which nearly all published folders have. */
 function olderForm({ rope_parameters: positions, ...json }: Json): Json {
 	const { full_attention: global, sliding_attention: local } = positions as { [kind: string]: Json | undefined };
-	const { rope_theta: theta, rope_type: type, ...scaling } = global ?? (positions as Json);
+	const { rope_theta: theta, rope_type: type, partial_rotary_factor: part, ...scaling } = global ?? (positions as Json);
 	const plain = type === "default" && !("mrope_section" in scaling);
 	return {
 		...{ ...json, ...(local && { rope_local_base_freq: local.rope_theta }) },
 		...{ rope_theta: theta, rope_scaling: plain ? null : { type, ...scaling } },
+		...(part !== undefined && { partial_rotary_factor: part }),
 	};
 }
 
@@ -116,6 +119,65 @@ test("copies of embedding and output layer in DeepSeek's prediction layers are d
 	);
 });
 
+test.each(["deepseek-v3-mtp", "qwen3-next-mtp"] as const)(
+	"%s has the depths that tensors are of, whatever config.json counts",
+	async (name) => {
+		const isAhead = (tensor: string) => /^(mtp|model\.layers\.2)\./.test(tensor);
+		const [field] = Object.keys(configOf(name)).filter((key) =>
+			/^(mtp_num_hidden|num_nextn_predict)_layers$/.test(key),
+		);
+		const pattern = read(configOf(name)).hybridLayerPattern;
+		const [main] = pattern.split("/");
+		using whole = openParts(golden(name), { visionHeads: null });
+		expect([whole.language!.configuration.hybridLayerPattern, whole.warnings]).toEqual([pattern, []]);
+		const folder = (at: string, config: Json, there: (tensor: string) => boolean) => {
+			const path = join(scratch, `${name}-${at}`);
+			cpSync(golden(name), path, { recursive: true });
+			writeFileSync(join(path, "config.json"), JSON.stringify(config));
+			writeSafetensors(
+				join(path, "model.safetensors"),
+				[...whole.stored.tensors]
+					.filter(([tensor]) => there(tensor))
+					.map(([tensor, type]) => ({ name: tensor, ...type, data: () => readTensor(whole.stored, tensor) })),
+				{ format: "pt" },
+			);
+			return path;
+		};
+		// As transformers writes a model that it has trained, and as Qwen3-Next is published.
+		const without = folder("without", configOf(name), (tensor) => !isAhead(tensor));
+		using trained = openParts(without, { visionHeads: null });
+		expect(trained.language!.configuration.hybridLayerPattern).toBe(main!);
+		const { [field!]: _, ...uncounted } = configOf(name);
+		using published = openParts(
+			folder("uncounted", uncounted, () => true),
+			{ visionHeads: null },
+		);
+		expect(published.language!.configuration.hybridLayerPattern).toBe(pattern);
+
+		// What transformers has trained goes back without the depths too.
+		const [native, back] = ["native", "hf"].map((format) => join(scratch, `${name}-without-${format}`));
+		for (const way of [
+			{ from: "hf", to: "native", source: without, target: native! },
+			{ from: "native", to: "hf", source: native!, target: back! },
+		] as const) {
+			using plan = planConversion(conversionOptions({ ...way, optimizer: false }));
+			await plan.run(() => {});
+		}
+		for (const file of ["config.json", "model.safetensors"]) {
+			expect(readFileSync(join(back!, file)).equals(readFileSync(join(without, file)))).toBeTrue();
+		}
+
+		// --mtp-num-layers 0 leaves them out, and a folder that is written has them unchanged.
+		using left = openParts(golden(name), { visionHeads: null, withoutDepths: true });
+		expect(left.language!.configuration.hybridLayerPattern).toBe(main!);
+		expect(left.warnings.join()).toMatch(
+			/ is left out .*: it predicts further tokens, which the model is trained without/,
+		);
+		const kept = [...keepFolder(left, { beside: false }).leftOut.tensors.keys()];
+		expect(kept.sort()).toEqual([...whole.stored.tensors.keys()].filter(isAhead).sort());
+	},
+);
+
 test("DeepSeek-V3 comes back from a hybrid and from a GPT model with Megatron's names", async () => {
 	const source = golden("deepseek-v3-mtp");
 	for (const [names, layer, mtp] of [
@@ -174,7 +236,7 @@ test("Gemma 3 comes back from a GPT model with Megatron-Bridge's names", async (
 test.each([
 	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],
-	["llama", { attention_bias: true }, /attention_bias is true and mlp_bias false/],
+	["llama", { mlp_bias: true }, /mlp_bias is true and attention_bias false/],
 	[
 		"llama",
 		{ rope_parameters: { rope_type: "longrope" } },

@@ -78,7 +78,7 @@ test("the depths of multi-token prediction are left out by name", () => {
 	});
 	using parts = openParts(folder, { visionHeads: null });
 	expect(parts.warnings).toEqual([
-		`${folder}: mtp.fc.weight is left out (as are 1 more): it predicts further tokens, which Qwen's text models are trained without, as in transformers.`,
+		`${folder}: mtp.fc.weight is left out (as are 1 more): it predicts further tokens, which the model is trained without.`,
 	]);
 });
 

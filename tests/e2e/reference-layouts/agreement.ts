@@ -27,9 +27,9 @@ export function agreesOnProcesses(
 	});
 }
 
-export function expectAgreement(folder: string, layout: string | null): void {
+export function expectAgreement(folder: string, layout: string | null, flags: readonly string[] = []): void {
 	const { exitCode, stdout, stderr } = mimo([
-		...["parity", "--golden", folder, ...deviceFlags.split(" ")],
+		...["parity", "--golden", folder, ...deviceFlags.split(" "), ...flags],
 		...(layout === null ? [] : ["--layout", layout]),
 	]);
 	expect([exitCode, stderr]).toEqual([0, ""]);

@@ -34,7 +34,7 @@ const { hybrid_override_pattern: _, num_hidden_layers: __, ...listed } = config;
 export default {
 	about: "config.json of a NemotronH folder, and the plan of its tensors",
 	open: () => {
-		const configuration = languageConfig(parsePythonJson(JSON.stringify(config), inputName), inputName)!;
+		const configuration = languageConfig(parsePythonJson(JSON.stringify(config), inputName), inputName, 0)!;
 		const folders = [spellings.published, spellings.transformers].map((spelling) => {
 			const { foreign } = languageCorrespondence(configuration, spelling, inputName);
 			const tensors = new Map(
@@ -60,7 +60,7 @@ export default {
 			],
 			parse: (bytes) => {
 				const json = parsePythonJson(jsonText(bytes, inputName, configLimits), inputName);
-				const read = languageConfig(json, inputName);
+				const read = languageConfig(json, inputName, 0);
 				if (read === null) return;
 				for (const { spelling, store } of folders) {
 					requireCounts(read, spelling, store.tensors, inputName);

@@ -10,9 +10,10 @@ export function attention({ builder, c, logical, foreign }: LayerNames): void {
 		builder.same(`${mine}linear_proj.post_layernorm.weight`, `${foreign}post_attention_layernorm.weight`, [h]);
 	}
 	addQueryKeyValue(builder, c, "weight", { logical: mine, foreign: theirs });
-	if (c.addBiasLinear || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
+	const biased = c.addBiasLinear || c.addAttentionBias;
+	if (biased || c.addQkvBias) addQueryKeyValue(builder, c, "bias", { logical: mine, foreign: theirs });
 	builder.same(`${mine}linear_proj.weight`, `${theirs}o_proj.weight`, [h, heads * d]);
-	if (c.addBiasLinear) builder.same(`${mine}linear_proj.bias`, `${theirs}o_proj.bias`, [h]);
+	if (biased) builder.same(`${mine}linear_proj.bias`, `${theirs}o_proj.bias`, [h]);
 	if (c.softmaxType === "learnable") builder.same(`${mine}core_attention.softmax_offset`, `${theirs}sinks`, [heads]);
 	if (!c.qkLayernorm) return;
 	for (const part of ["q", "k"]) {

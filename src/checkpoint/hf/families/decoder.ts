@@ -7,12 +7,15 @@ import { hasLayer, type LayerKind, parsePattern, symbolsOf } from "../../../conf
 import { familyDefaults } from "../../../config/language-model.ts";
 import { keysOfWindow, windowedLayers } from "../../../config/per-layer.ts";
 import { type ActivationKey, activationKeys } from "../../../native/activations.ts";
+import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CorrespondenceBuilder } from "../../mapping.ts";
 import { pythonFloat } from "../json.ts";
 import { attention, denseMlp, experts } from "./decoder-names.ts";
 import {
+	type Ahead,
 	addVocabulary,
+	count,
 	type Family,
 	fraction,
 	type Json,
@@ -109,13 +112,17 @@ function addDecoderNames(
 		addLayer(kind, `language_model.decoder.layers.${index}.`, `${base}layers.${Math.floor(index / 2)}.`);
 	});
 	for (let depth = 0; depth < (mtp?.depths ?? 0); depth++) {
-		const [logical, foreign] = [`language_model.mtp.layers.${depth}.`, `${base}layers.${layers.length / 2 + depth}.`];
+		const logical = `language_model.mtp.layers.${depth}.`;
+		const { own, layer, names } = rules.ahead!.places(base, layers.length / 2 + depth, depth);
 		const h = c.hiddenSize;
-		for (const norm of ["enorm", "hnorm"]) builder.same(`${logical}${norm}.weight`, `${foreign}${norm}.weight`, [h]);
-		builder.same(`${logical}eh_proj.weight`, `${foreign}eh_proj.weight`, [h, 2 * h]);
-		builder.same(`${logical}final_layernorm.weight`, `${foreign}shared_head.norm.weight`, [h]);
+		const same = (name: keyof typeof names, shape: readonly number[]) =>
+			builder.same(`${logical}${name}.weight`, `${own}${names[name]}.weight`, shape);
+		same("enorm", [h]);
+		same("hnorm", [h]);
+		same("eh_proj", [h, 2 * h]);
+		same("final_layernorm", [h]);
 		mtp!.layers.forEach((kind, at) => {
-			addLayer(kind, `${logical}mtp_model_layer.layers.${at}.`, foreign);
+			addLayer(kind, `${logical}mtp_model_layer.layers.${at}.`, layer);
 		});
 	}
 	builder.same("language_model.decoder.final_norm.weight", `${base}norm.weight`, [c.hiddenSize]);
@@ -147,8 +154,13 @@ interface DecoderRules {
 	readonly mixer?: LayerKind;
 	/** Adds the tensors of a block of this kind; absent: attention as Llama's, experts as Qwen3-MoE's. */
 	readonly names?: Partial<Record<LayerKind, (names: LayerNames) => void>>;
-	/** Depths of multi-token prediction, each a layer with experts after the main part's; absent: none. */
-	readonly depths?: (values: Json, bad: Refuse) => number;
+	/** Depths of multi-token prediction, each a layer as the main part's, with experts where the family has them; absent: none. */
+	readonly ahead?: Ahead & {
+		/** The most that are read. */
+		readonly most: number;
+		/** Where a depth's own tensors and its layer's stand. `index`: of the layer, behind the main part's. */
+		readonly places: (base: string, index: number, depth: number) => DepthNames;
+	};
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
 	/** A clause that says where weights that are not quantised come from. */
@@ -160,6 +172,13 @@ interface DecoderRules {
 	/** `kinds`: of every layer's second block. */
 	readonly write: (configuration: LanguageModelConfiguration, kinds: readonly LayerKind[]) => Json;
 	readonly describes: (configuration: LanguageModelConfiguration) => boolean;
+}
+
+interface DepthNames {
+	/** In front of the names. */
+	readonly own: string;
+	readonly layer: string;
+	readonly names: Readonly<Record<"enorm" | "hnorm" | "eh_proj" | "final_layernorm", string>>;
 }
 
 const silu: Json = { hidden_act: "silu" };
@@ -176,7 +195,6 @@ const sizes = {
 
 /** More layers than any model has; bounds the names that a config.json can ask for. */
 const mostLayers = 2048;
-const mostDepths = 64;
 
 export function decoderFamily(rules: DecoderRules): Family {
 	const { modelType, architecture, activation = "swiglu" } = rules;
@@ -200,22 +218,26 @@ export function decoderFamily(rules: DecoderRules): Family {
 			return spelling && { ...spelling, family: modelType };
 		},
 		spelling: { family: modelType, base: "model.", head: "", experts: "separate" },
+		...(rules.ahead && { ahead: rules.ahead }),
 		requireCounts: requireDecoderCounts,
 		addNames: (...names) => addDecoderNames(rules, ...names),
 	};
 }
 
 /** The kinds of every layer's second block; null: the model's layers are no such pairs. */
-function kindsOf(
-	{ mixer = "attention", depths }: DecoderRules,
-	{ hybridLayerPattern }: LanguageModelConfiguration,
-): LayerKind[] | null {
+function kindsOf(rules: DecoderRules, { hybridLayerPattern }: LanguageModelConfiguration): LayerKind[] | null {
+	const { mixer = "attention", ahead: depths } = rules;
 	const { segments, mtp } = parsePattern(hybridLayerPattern);
 	const layers = segments.flat(2);
 	const mixes = (kind: LayerKind) => kind === mixer || (mixer === "attention" && kind === "gdn");
 	const paired = layers.every((kind, at) => (at % 2 === 0 ? mixes(kind) : kind === "mlp" || kind === "moe"));
-	const ahead = mtp === null || (depths !== undefined && symbolsOf(mtp.layers) === symbolsOf([mixer, "moe"]));
+	const ahead = mtp === null || (depths !== undefined && symbolsOf(mtp.layers) === layerAhead(rules));
 	return ahead && paired && layers.length % 2 === 0 ? layers.filter((_, at) => at % 2 === 1) : null;
+}
+
+/** The layer of a prediction depth, in letters. */
+function layerAhead({ mixer = "attention", hasExperts }: DecoderRules): string {
+	return symbolsOf([mixer, hasExperts ? "moe" : "mlp"]);
 }
 
 /** Whether the mixers are those of Qwen3-Next. */
@@ -276,7 +298,9 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 	const groups = size("num_key_value_heads", heads);
 	if (heads % groups !== 0) bad("num_attention_heads is not a multiple of num_key_value_heads");
 	const derived = typeof rules.headDim === "number" ? rules.headDim : hidden / heads;
-	const headDim = rules.headDim === "derived" ? hidden / heads : whole(values, "head_dim", derived, bad);
+	// Latent attention has sizes of its own.
+	const unused = rules.mixer === "latentAttention" ? Math.ceil(derived) : derived;
+	const headDim = rules.headDim === "derived" ? unused : whole(values, "head_dim", derived, bad);
 	if (!Number.isSafeInteger(headDim)) bad(`hidden_size is ${hidden}, no multiple of num_attention_heads (${heads})`);
 	const vocabulary = size("vocab_size", 1);
 	const layers = size("num_hidden_layers", 1);
@@ -287,15 +311,17 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 		linear?.[layer] ? "gdn" : mixer,
 		rules.hasExperts?.(values, layer) ? "moe" : "mlp",
 	]);
-	const depths = rules.depths?.(values, bad) ?? 0;
-	if (depths > mostDepths) bad(`num_nextn_predict_layers is ${depths}, at most ${mostDepths} are read`);
+	const { ahead } = rules;
+	const depths = ahead ? count(values, ahead.field, 0, bad) : 0;
+	if (ahead && depths > ahead.most)
+		bad(`${ahead.field} is ${depths}, at most ${counted(ahead.most, "depth")} can be read`);
 	return {
 		...familyDefaults,
 		// Of layers that these models may lack.
 		...{ mambaNumHeads: 8, numExperts: 0, moeFfnHiddenSize: 1, rotaryBaseLocal: null },
 		positionEmbeddingType: "rope",
 		...activationKeys(rules.activation ?? "swiglu"),
-		hybridLayerPattern: symbolsOf(pairs.flat()) + `/${symbolsOf([mixer, "moe"])}`.repeat(depths),
+		hybridLayerPattern: symbolsOf(pairs.flat()) + `/${layerAhead(rules)}`.repeat(depths),
 		numLayers: 2 * layers,
 		hiddenSize: hidden,
 		ffnHiddenSize: size("intermediate_size", 1),
@@ -343,6 +369,7 @@ function writeDecoder(rules: DecoderRules, c: LanguageModelConfiguration, dtype:
 		pad_token_id: c.embeddingPaddingIdx ?? null,
 		...rules.only,
 		...rules.write(c, kinds),
+		...(rules.ahead && { [rules.ahead.field]: c.hybridLayerPattern.split("/").length - 1 }),
 		torch_dtype: dtype,
 	};
 }

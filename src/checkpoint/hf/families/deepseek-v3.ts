@@ -5,7 +5,15 @@
 
 import { hasLayer } from "../../../config/hybrid-pattern.ts";
 import { decoderFamily } from "./decoder.ts";
-import { fraction, type Json, type LanguageModelConfiguration, type LayerNames, type Refuse, whole } from "./family.ts";
+import {
+	count,
+	fraction,
+	type Json,
+	type LanguageModelConfiguration,
+	type LayerNames,
+	type Refuse,
+	whole,
+} from "./family.ts";
 import { readPositions, writtenPositions } from "./positions.ts";
 
 /** Norms of the latents have this ε, whatever rms_norm_eps is. */
@@ -40,7 +48,21 @@ export const deepseekV3 = decoderFamily({
 	mixer: "latentAttention",
 	names: { latentAttention: latentAttentionNames },
 	hasExperts: (values, layer) => layer >= Number(values.first_k_dense_replace ?? 3),
-	depths: (values, bad) => count(values, "num_nextn_predict_layers", 0, bad),
+	ahead: {
+		field: "num_nextn_predict_layers",
+		depthOf:
+			({ num_hidden_layers: layers = 61 }) =>
+			(name) => {
+				const index = Number(/^model\.layers\.(\d+)\./.exec(name)?.[1] ?? -1);
+				return index >= Number(layers) ? index - Number(layers) : null;
+			},
+		most: 64,
+		places: (base, index) => ({
+			own: `${base}layers.${index}.`,
+			layer: `${base}layers.${index}.`,
+			names: { enorm: "enorm", hnorm: "hnorm", eh_proj: "eh_proj", final_layernorm: "shared_head.norm" },
+		}),
+	},
 	read,
 	write: (c, kinds) => ({
 		...writtenPositions({ ...c, positionEmbeddingType: c.ropeType ?? "yarn" }),
@@ -55,17 +77,10 @@ export const deepseekV3 = decoderFamily({
 		n_shared_experts: Math.floor(c.moeSharedExpertIntermediateSize / c.moeFfnHiddenSize),
 		norm_topk_prob: c.moeRouterTopk > 1,
 		routed_scaling_factor: c.moeRouterTopkScalingFactor,
-		num_nextn_predict_layers: c.hybridLayerPattern.split("/").length - 1,
 	}),
 	describes: ({ qkLayernorm, hybridLayerPattern, moeRouterScoreFunction: score, moeRouterEnableExpertBias: bias }) =>
 		qkLayernorm === true && (!hasLayer(hybridLayerPattern, "moe") || (score === "sigmoid" && bias)),
 });
-
-/** A whole number from 0. */
-function count(values: Json, name: string, missing: number, bad: Refuse): number {
-	const value = values[name] ?? missing;
-	return value === 0 ? 0 : whole({ [name]: value }, name, missing, bad);
-}
 
 function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelConfiguration> {
 	const { q_lora_rank: queryRank, rope_interleave: interleaved = true, num_attention_heads: heads = 128 } = values;
@@ -80,6 +95,7 @@ function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelC
 	const sizes = (table: Readonly<Record<string, readonly [string, number]>>) =>
 		Object.fromEntries(Object.entries(table).map(([key, [name, missing]]) => [key, whole(values, name, missing, bad)]));
 	const dense = count(values, "first_k_dense_replace", 3, bad);
+	const routed = dense < layers || count(values, "num_nextn_predict_layers", 0, bad) > 0;
 	return {
 		qkLayernorm: true,
 		latentNormEpsilon,
@@ -87,7 +103,7 @@ function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelC
 		ropeType: ropeTypeOf(values, bad),
 		qLoraRank: queryRank === null ? null : whole(values, "q_lora_rank", 1536, bad),
 		...sizes(latentSizes),
-		...(dense < layers && experts(values, bad, sizes(expertSizes) as Record<keyof typeof expertSizes, number>)),
+		...(routed && experts(values, bad, sizes(expertSizes) as Record<keyof typeof expertSizes, number>)),
 	};
 }
 

@@ -53,6 +53,8 @@ export interface Family {
 	readonly detect: (names: Iterable<string>) => Spelling | null;
 	/** The spelling of a model that comes from no folder. */
 	readonly spelling: Spelling;
+	/** Layers of multi-token prediction; absent: the family has none, or config.json alone says them. */
+	readonly ahead?: Ahead;
 	/** Compares the layers and experts of a config.json with the tensors that are there, before names are made from them. */
 	readonly requireCounts: (
 		configuration: LanguageModelConfiguration,
@@ -67,6 +69,14 @@ export interface Family {
 		spelling: Spelling,
 		options: NameOptions,
 	) => void;
+}
+
+/** Layers of multi-token prediction, of which a folder may lack the tensors that config.json counts, or have some that it does not. */
+export interface Ahead {
+	/** The field that counts them. */
+	readonly field: string;
+	/** The depth that a tensor is of, counted from 0; null: it is of the main part. */
+	readonly depthOf: (json: Json) => (name: string) => number | null;
 }
 
 /** Where the tensors of a layer go. */
@@ -98,6 +108,12 @@ export function whole(values: Json, name: string, missing: number, bad: Refuse):
 	const value = values[name] ?? missing;
 	if (Number.isSafeInteger(value) && (value as number) > 0) return value as number;
 	return bad(`${name} is ${JSON.stringify(value)}, expected a whole number from 1`);
+}
+
+/** A whole number of a config.json from 0. */
+export function count(values: Json, name: string, missing: number, bad: Refuse): number {
+	const value = values[name] ?? missing;
+	return value === 0 ? 0 : whole({ [name]: value }, name, missing, bad);
 }
 
 /** The config.json that was made of a model, which describes the same model to every reader; otherwise throws a UserError. */

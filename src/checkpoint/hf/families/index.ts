@@ -37,6 +37,12 @@ export function familyFor(configuration: LanguageModelConfiguration): Family {
 	return families.find(({ describes }) => describes(configuration)) ?? nemotronH;
 }
 
+/** config.json with this many depths of multi-token prediction, where that is for tensors to say. */
+export function withDepths(json: Json, depths: number): Json {
+	const { ahead } = familyOfType(json.model_type) ?? {};
+	return ahead === undefined ? json : { ...json, [ahead.field]: depths };
+}
+
 /** Reads config.json of any of the families; `path` is for errors. */
 export function configurationFromHuggingFace(json: Json, path: string): LanguageModelConfiguration {
 	const family = familyOfType(json.model_type);

@@ -1,4 +1,4 @@
-/** Llama: grouped-query attention and SwiGLU, rotary embeddings with Llama 3's scaling, biases in all projections or none. */
+/** Llama: grouped-query attention and SwiGLU, rotary embeddings with Llama 3's scaling, biases in all projections, in attention's or in none. */
 import { decoderFamily } from "./decoder.ts";
 
 export const llama = decoderFamily({
@@ -9,12 +9,17 @@ export const llama = decoderFamily({
 	only: { pretraining_tp: 1 },
 	read: (values, bad) => {
 		const { attention_bias: attention = false, mlp_bias: mlp = false } = values;
-		if (attention !== mlp) {
-			bad(`attention_bias is ${attention} and mlp_bias ${mlp}; this program's model has both or neither`);
+		if (mlp === true && attention !== true) {
+			bad(
+				`mlp_bias is true and attention_bias ${attention}; this program's model has the former's only beside the latter's`,
+			);
 		}
-		return { addBiasLinear: attention === true };
+		return { addBiasLinear: mlp === true, addAttentionBias: attention === true && mlp !== true };
 	},
-	write: ({ addBiasLinear }) => ({ attention_bias: addBiasLinear, mlp_bias: addBiasLinear }),
+	write: ({ addBiasLinear, addAttentionBias }) => ({
+		attention_bias: addBiasLinear || addAttentionBias === true,
+		mlp_bias: addBiasLinear,
+	}),
 	describes: ({ addQkvBias, qkLayernorm, windowSize, numExperts }) =>
 		!addQkvBias && !qkLayernorm && !windowSize && numExperts === 0,
 });

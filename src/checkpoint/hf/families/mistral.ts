@@ -19,6 +19,6 @@ export const mistral = decoderFamily({
 			rule: () => true,
 		}),
 	write: ({ windowSize }) => ({ sliding_window: keysOfWindow(windowSize) }),
-	describes: ({ windowSize, addBiasLinear, addQkvBias, qkLayernorm, numExperts }) =>
-		Boolean(windowSize) && !addBiasLinear && !addQkvBias && !qkLayernorm && numExperts === 0,
+	describes: ({ windowSize, addBiasLinear, addAttentionBias, addQkvBias, qkLayernorm, numExperts }) =>
+		Boolean(windowSize) && !addBiasLinear && !addAttentionBias && !addQkvBias && !qkLayernorm && numExperts === 0,
 });

@@ -12,7 +12,24 @@ const sizes = {
 	vocab_size: 151936,
 };
 
+/** Depths of multi-token prediction as Qwen's files have them; transformers knows neither the field nor the tensors. */
+const ahead = {
+	field: "mtp_num_hidden_layers",
+	depthOf: () => (name: string) => {
+		const [, layer] = /^mtp\.(?:layers\.(\d+)\.)?/.exec(name) ?? [];
+		return name.startsWith("mtp.") ? Number(layer ?? 0) : null;
+	},
+	// Further ones would share all but their layers.
+	most: 1,
+	places: (_: string, __: number, depth: number) => ({
+		own: "mtp.",
+		layer: `mtp.layers.${depth}.`,
+		names: { enorm: "pre_fc_norm_embedding", hnorm: "pre_fc_norm_hidden", eh_proj: "fc", final_layernorm: "norm" },
+	}),
+};
+
 const common = {
+	ahead,
 	maxPositionEmbeddings: 32768,
 	headDim: 256,
 	defaults: { partial_rotary_factor: 0.25 },

@@ -82,5 +82,6 @@ export function biases(config: HybridConfig, name: string, width: number, shard:
 /** Whether the projection of this weight has a bias; those of Megatron's Mamba-2 and Gated DeltaNet layers, and to and from latents have none. */
 export function hasBias({ biases }: HybridConfig, weight: string): boolean {
 	if (biases.of === "qkv") return weight.endsWith("linear_qkv.weight");
+	if (biases.of === "attention") return /self_attention\.linear_(qkv|proj)\.weight$/.test(weight);
 	return biases.of === "all" && !/\.((in|out)_proj|linear_(q|kv)_.*)\.weight$/.test(weight);
 }
