@@ -72,12 +72,16 @@ export function splitIds({ ids, lengths }: Pick<Microbatch, "ids" | "lengths">):
 	});
 }
 
+/** Throws a UserError if this rank holds a part of a microbatch's tokens within layers. */
+export function requireAllTokens({ parallel: { cp } }: Pick<HybridModel, "parallel">): void {
+	if (cp.size > 1) throw new UserError(`llm-cp is ${cp.size}; allowed here is 1.`, exitCodes.usage);
+}
+
 /** Continues prompts of at least one token each. Every rank of the groups, in every stage, calls this together. */
 export function decode(model: HybridModel, prompts: Prompts, options: DecodingOptions, ranks: DecodingRanks): Decoded {
 	const { endIds, most, sampling } = options;
 	const { device, parallel } = model;
-	if (parallel.cp.size > 1)
-		throw new UserError(`llm-cp is ${parallel.cp.size}; text is continued with 1.`, exitCodes.usage);
+	requireAllTokens(model);
 	const numbers = prompts.numbers ?? prompts.ids.map((_, index) => index);
 	const uniforms =
 		sampling.temperature === 0 ? null : numbers.map((number) => uniformsOf(device, sampling.seed, number, most));

@@ -1,5 +1,6 @@
 /** Answers questions with a model: by generated text, or by the choice of lowest loss. */
 import { ignored } from "../data/vision-language/encoding.ts";
+import { requireAllTokens } from "../decode/decode.ts";
 import { greedy } from "../decode/sampling.ts";
 import { Images } from "../native/images.ts";
 import { exchangeTexts, type World } from "../parallel/index.ts";
@@ -120,6 +121,7 @@ function lossesOf(
 	batchSize: number,
 ): number[] {
 	const { topology, rank, state } = run;
+	if (run.language) requireAllTokens(run.language);
 	const images = new Images(world.device.library);
 	const place = dataPlaceOf(topology, rank);
 	const perLane = sequencesPerLane(topology, prompts.length, batchSize);

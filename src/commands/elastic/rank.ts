@@ -33,6 +33,7 @@ export default configuredCommand({
 		if (data.values.length === 0 || output === undefined) {
 			throw new UserError("mimo elastic rank needs --data PATH and --output FILE.", exitCodes.usage);
 		}
+		if (c.llmCp > 1) throw new UserError(`--llm-cp ${c.llmCp}: allowed here is 1.`, exitCodes.usage);
 		if (c.llmExptTp > 1) {
 			throw new UserError(
 				`--llm-expt-tp ${c.llmExptTp}: ranks that cut an expert's channels have no whole output of it; --llm-ep spreads experts.`,
