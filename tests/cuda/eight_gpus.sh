@@ -11,15 +11,8 @@ shift 2
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(layouts nano routed e4m3 context)
 here=$(dirname "$0")
-failed=0
-
-run() {
-	local seconds=$1 began=$SECONDS
-	shift
-	echo "== $*"
-	if ! timeout "$seconds" "$@" 2>&1; then failed=1 && echo FAILED; fi
-	echo "   $((SECONDS - began)) s"
-}
+# shellcheck source=tests/cuda/parts.sh
+source "$here/parts.sh"
 
 steps=10
 # measure FOLDER FLAG…
@@ -56,5 +49,4 @@ context() {
 	done
 }
 
-for part in "${parts[@]}"; do "$part"; done
-exit $failed
+run_parts "${parts[@]}"

@@ -9,15 +9,8 @@ shift 3
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(layouts references hosts disjoint colocated)
 here=$(dirname "$0")
-failed=0
-
-run() {
-	local seconds=$1 began=$SECONDS
-	shift
-	echo "== $*"
-	if ! timeout "$seconds" "$@" 2>&1; then failed=1 && echo FAILED; fi
-	echo "   $((SECONDS - began)) s"
-}
+# shellcheck source=tests/cuda/parts.sh
+source "$here/parts.sh"
 
 layouts() {
 	local deep=(--num-query-groups 4 --mamba-num-groups 4 --num-layers 8 --hybrid-layer-pattern 'ME|M*|ME|M-|ME|M*|ME|M-')
@@ -42,5 +35,4 @@ memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | hea
 disjoint() { run 120 bash "$here/twenty_layers.sh" "$mimo" "$folder/disjoint" tp2+tp2ep2 12 "${few[@]}"; }
 colocated() { run 120 bash "$here/twenty_layers.sh" "$mimo" "$folder/colocated" 'dp4|dp4ep4' 12 "${fewer[@]}"; }
 
-for part in "${parts[@]}"; do "$part"; done
-exit $failed
+run_parts "${parts[@]}"
