@@ -62,7 +62,7 @@ families = {
 
 
 class Depths(torch.nn.Module):
-    """Multi-token prediction (docs/spec/families.md §2.10), of which transformers trains none."""
+    """Multi-token prediction (docs/spec/language-model.md §5.4), of which transformers trains none."""
 
     def __init__(self, model, config, depths):
         super().__init__()

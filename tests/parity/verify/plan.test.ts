@@ -134,7 +134,7 @@ describe("the micro-batch size", () => {
 			"Layout 1+3: global-batch-size 8 cannot be dealt out to 3 data lanes of the language model.",
 		);
 		expect(() => plan("1+tp8dp8", { sequenceLength: 4 })).toThrow(
-			/^Layout 1\+tp8dp8: no micro-batch size divides a lane's 1 sample .* cut over 8 tensor-parallel ranks\.$/,
+			/^Layout 1\+tp8dp8: no micro-batch size divides a lane's 1 sample .* cut over 8 ranks\.$/,
 		);
 	});
 });
