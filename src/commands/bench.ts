@@ -121,7 +121,7 @@ function readRun(path: string): MeasuredRun {
 }
 
 interface Outcome {
-	/** Steps whose losses were compared with the trail; 0: there is none. */
+	/** Steps whose losses were compared with the trail; 0: no trail is stored. */
 	readonly compared: number;
 	readonly tolerance: number;
 	readonly load: string | null;
@@ -173,7 +173,7 @@ function medianOf(values: readonly number[]): number {
 	return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
-/** GPUs that the NVIDIA driver lists; 0 where there is none. */
+/** Number of GPUs that the NVIDIA driver lists. */
 function gpuCount(): number {
 	if (!Bun.which("nvidia-smi")) return 0;
 	const { stdout, success } = Bun.spawnSync(["nvidia-smi", "--list-gpus"], { stderr: "ignore", timeout: 20_000 });

@@ -59,7 +59,7 @@ export class ModuleParameters implements Disposable {
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
-			/** How an optimizer of whole matrices reads them; null, and by default: there is none. */
+			/** How Muon reads them as matrices; null or absent: AdamW updates all of them. */
 			readonly matrices?: MatrixOptions | null;
 		},
 	) {

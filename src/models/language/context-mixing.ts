@@ -93,7 +93,7 @@ interface Context {
 	readonly firstToken: number;
 }
 
-/** This rank's part of `count` heads that read `groups` shared ones, in order. */
+/** A rank's part of heads in order, and of the groups whose keys or states these heads share. */
 interface HeadPart {
 	readonly heads: number;
 	readonly firstHead: number;
@@ -101,7 +101,7 @@ interface HeadPart {
 	readonly firstGroup: number;
 }
 
-/** Ranks of one group take it all. Throws a RangeError where heads or groups cannot be dealt to `size` ranks. */
+/** Where ranks outnumber groups, several ranks take the same group. Throws a RangeError where heads cannot be dealt to `size` ranks. */
 function headPart({ heads, groups }: { heads: number; groups: number }, rank: number, size: number): HeadPart {
 	if (!dealsHeads({ heads, groups }, size)) {
 		throw new RangeError(`${heads} heads of ${groups} groups cannot be dealt to ${size} context-parallel ranks.`);
@@ -111,7 +111,7 @@ function headPart({ heads, groups }: { heads: number; groups: number }, rank: nu
 	return { heads: own, firstHead: rank * own, groups: Math.max(1, groups / size), firstGroup: first };
 }
 
-/** The operations of a pass of `tokens`, the first of which is `firstToken` among those of the step's global batch. */
+/** The operations of a pass. `firstToken`: index of the microbatch's first token in the step's global batch. */
 export function contextMixing(tokens: ContextTokens, firstToken: number): Mixing {
 	const context = { tokens, firstToken };
 	const placed = { sequences: tokens.own, firstPositions: tokens.firstPositions };

@@ -70,7 +70,7 @@ export class EncoderModule implements Module {
 			readonly replicas?: { readonly dense: number; readonly expert: number };
 			/** Gradient buckets; default: one buffer for each kind. */
 			readonly buckets?: BucketSize;
-			/** How an optimizer of whole matrices reads weights; null, and by default: there is none. */
+			/** How Muon reads weights as matrices; null or absent: AdamW updates all of them. */
 			readonly matrices?: MatrixOptions | null;
 		},
 	) {

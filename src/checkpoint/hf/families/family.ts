@@ -71,7 +71,7 @@ export interface Family {
 	) => void;
 }
 
-/** Layers of multi-token prediction, of which a folder may lack the tensors that config.json counts, or have some that it does not. */
+/** Layers of multi-token prediction. Their number is that of a folder's tensors, which may differ from the number in config.json. */
 export interface Ahead {
 	/** The field that counts them. */
 	readonly field: string;
