@@ -12,9 +12,11 @@
  * --full: more steps, cases and sizes, and some longer tests (MIMO_TEST_FULL=1). --sanitize: with the ASan/UBSan library of
  * `bun build.ts sanitize`. The last line is "N passed, N failed" (and ", N skipped"); the exit code is 1 after a failure.
  */
-import { availableParallelism } from "node:os";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { availableParallelism, tmpdir } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
+import { startReference } from "./reference/python.ts";
 import { sanitizerEnvironment } from "./sanitizer.ts";
 
 const root = join(import.meta.dir, "..");
@@ -156,7 +158,7 @@ async function runFile(file: string): Promise<Outcome> {
 	else if (counts.passed + counts.failed + counts.skipped === 0) problem = "holds no test";
 	else if (child.exitCode !== 0 && counts.failed === 0) problem = `exit code ${child.exitCode}`;
 	const seconds = (performance.now() - started) / 1000;
-	const processorSeconds = Number(child.resourceUsage()?.cpuTime.total ?? 0) / 1e6;
+	const processorSeconds = processorSecondsOf(child);
 	return {
 		file,
 		...counts,
@@ -166,6 +168,10 @@ async function runFile(file: string): Promise<Outcome> {
 		problem,
 		output,
 	};
+}
+
+function processorSecondsOf(ended: Bun.Subprocess): number {
+	return Number(ended.resourceUsage()?.cpuTime.total ?? 0) / 1e6;
 }
 
 /** Kills a test process and the processes that it has started. */
@@ -234,6 +240,9 @@ if (files.length === 0) {
 	process.exit(1);
 }
 const started = performance.now();
+const folder = mkdtempSync(join(tmpdir(), "mimo-tests-"));
+const asksReference = files.some((file) => readFileSync(join(root, file), "utf8").includes("reference/python.ts"));
+const reference = asksReference && !flags.sanitize ? await startReference(join(folder, "reference")) : null;
 const alone = files.filter((file) => measuring.includes(file));
 const beside = waiting.filter((file) => files.includes(file));
 const last = ofRelease.filter((file) => files.includes(file));
@@ -244,11 +253,16 @@ const width = Math.min(2, availableParallelism());
 const outcomes = await runAll(together, width, beside);
 while (last.length > 0 && !(await releaseIsBuilt())) await Bun.sleep(1000);
 outcomes.push(...(await runAll(last, width)), ...(await runAll(alone, 1)));
+reference?.kill();
+await reference?.exited;
+rmSync(folder, { recursive: true });
 
 const failures = outcomes.filter(({ failed }) => failed > 0);
 const sum = (of: (outcome: Outcome) => number) => outcomes.reduce((total, outcome) => total + of(outcome), 0);
 const skipped = sum((outcome) => outcome.skipped);
 console.log(`${files.length} files in ${((performance.now() - started) / 1000).toFixed(0)} s`);
+if (reference)
+	console.log(`programs of the reference Python: ${processorSecondsOf(reference).toFixed(1)} s of processors`);
 if (failures.length > 0) console.log(`failed: ${failures.map(({ file }) => file).join(", ")}`);
 console.log(
 	`${sum(({ passed }) => passed)} passed, ${sum(({ failed }) => failed)} failed${skipped > 0 ? `, ${skipped} skipped` : ""}`,

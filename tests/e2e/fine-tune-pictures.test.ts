@@ -42,9 +42,9 @@ test("of held-out pictures most are named exactly: not before, by the whole mode
 
 const python = referencePython("torch", "torchvision", "transformers", "peft");
 describe.skipIf(python === null)("transformers", () => {
-	test("says the same of the picture, by the page's own lines", () => {
+	test("says the same of the picture, by the page's own lines", async () => {
 		const [block] = blocksOf(page).filter(({ language }) => language === "python");
-		const said = runPython(python!, ["-W", "ignore", "-c", block!.text], { cwd: folder });
+		const said = await runPython(python!, ["-W", "ignore", "-c", block!.text], { cwd: folder });
 		const generated = ran.find(({ command }) => command.startsWith("mimo generate"))!;
 		expect(said.split("\n")).toEqual(expect.arrayContaining(generated.printed.split("\n", 1)));
 	}, 120_000);
@@ -59,7 +59,7 @@ describe.skipIf(python === null)("transformers", () => {
 			const script = join(import.meta.dir, "../reference/picture_logits.py");
 			const question = "What is it?";
 			const args = [script, base, adapters, question, out!, image!];
-			expect(runPython(python!, args, { cwd: folder })).toContain("Qwen3VLForConditionalGeneration {}");
+			expect(await runPython(python!, args, { cwd: folder })).toContain("Qwen3VLForConditionalGeneration {}");
 			using reference = openSafetensors(out!);
 			const peft = adapters === "-" ? [] : ["--load-peft", join(folder, adapters)];
 			const { ids, logits } = await logitsOf(

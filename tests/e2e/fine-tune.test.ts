@@ -84,15 +84,15 @@ describe.skipIf(python === null)("transformers", () => {
 	const out = join(folder, "expected.safetensors");
 	const expected = JSON.parse(readFileSync(expectedFile, "utf8"));
 
-	test("says the same of the picture, by the page's own lines", () => {
+	test("says the same of the picture, by the page's own lines", async () => {
 		const [block] = blocksOf(page).filter(({ language }) => language === "python");
-		const said = runPython(python!, ["-W", "ignore", "-c", block!.text], { cwd: folder });
+		const said = await runPython(python!, ["-W", "ignore", "-c", block!.text], { cwd: folder });
 		expect(said.split("\n")).toEqual(expect.arrayContaining(printed("mimo generate").split("\n", 1)));
 	}, 120_000);
 
 	test("gives the same features and logits with the trained folder", async () => {
 		const script = join(import.meta.dir, "../reference/fine_tune.py");
-		expect(runPython(python!, [script, model, expectedFile, out])).toContain("NemotronH_Omni_Reasoning_V3 {}");
+		expect(await runPython(python!, [script, model, expectedFile, out])).toContain("NemotronH_Omni_Reasoning_V3 {}");
 		using reference = openSafetensors(out);
 		const device = await testDevice();
 		const { configuration } = resolved("--load-hf", model, "--llm-offset", "0");

@@ -53,7 +53,7 @@ const families = {
 };
 const python = referencePython("torch", "transformers", "peft");
 
-test.skipIf(python === null)("logits of peft are those of the merged folder, without a warning", () => {
+test.skipIf(python === null)("logits of peft are those of the merged folder, without a warning", async () => {
 	expect(prepared.exitCode).toBe(0);
 	for (const [name, targets] of Object.entries(families)) {
 		const { exitCode, stderr } = train(name, targets);
@@ -61,7 +61,7 @@ test.skipIf(python === null)("logits of peft are those of the merged folder, wit
 	}
 	const script = join(import.meta.dir, "../reference/text_adapters.py");
 	const models = Object.keys(families).map((name) => `${name}=${golden(name)}`);
-	const found = JSON.parse(runPython(python!, ["-W", "ignore", script, folder, ...models])) as Record<
+	const found = JSON.parse(await runPython(python!, ["-W", "ignore", script, folder, ...models])) as Record<
 		keyof typeof families,
 		{ readonly warnings: string[]; readonly difference: number; readonly change: number }
 	>;

@@ -187,7 +187,9 @@ describe("plain folders", () => {
 		"are the same text and images to transformers",
 		async () => {
 			const script = join(import.meta.dir, "plain_folders_reference.py");
-			const output = runPython(python!, ["-W", "ignore", script, "samples.json", "plain", "other"], { cwd: folder });
+			const output = await runPython(python!, ["-W", "ignore", script, "samples.json", "plain", "other"], {
+				cwd: folder,
+			});
 			const [first, second] = output
 				.trim()
 				.split("\n")

@@ -181,7 +181,7 @@ test("keys that need another one are refused together", () => {
 const mlflow = referencePython("mlflow");
 test.skipIf(mlflow === null)(
 	"MLflow's own client opens the store",
-	() => {
+	async () => {
 		const script = `
 import json
 from pathlib import Path
@@ -192,7 +192,7 @@ run = client.search_runs([experiment.experiment_id], "params.\`save\` = 'ck'")[0
 history = client.get_metric_history(run.info.run_id, "lm loss")
 print(json.dumps([run.info.status, run.info.run_name, run.data.params["train-iters"], [m.step for m in history], run.data.metrics["lm loss"] == history[-1].value]))
 `;
-		expect(JSON.parse(runPython(mlflow!, ["-c", script], { cwd: scratch.path }))).toEqual([
+		expect(JSON.parse(await runPython(mlflow!, ["-c", script], { cwd: scratch.path }))).toEqual([
 			"FINISHED",
 			"ck",
 			"6",
@@ -206,7 +206,7 @@ print(json.dumps([run.info.status, run.info.run_name, run.data.params["train-ite
 const wandb = referencePython("wandb");
 test.skipIf(wandb === null)(
 	"W&B's own messages parse every record, and wandb sync would upload the runs",
-	() => {
+	async () => {
 		// The packages' generated classes; what they do not know they keep aside.
 		const script = `
 import json
@@ -223,7 +223,7 @@ print(json.dumps([steps, unknown]))
 `;
 		const file = readFileSync(join(scratch.path, firstWandbFile));
 		scratch.file("records.json", JSON.stringify(decodeLog(file).raw.map((bytes) => [...bytes])));
-		expect(JSON.parse(runPython(wandb!, ["-c", script], { cwd: scratch.path }))).toEqual([
+		expect(JSON.parse(await runPython(wandb!, ["-c", script], { cwd: scratch.path }))).toEqual([
 			[1, 2, 3, 4, 5, 6].map((step) => [step, step]),
 			0,
 		]);

@@ -164,15 +164,10 @@ describe.each(checkedParts)("adapters of %s", (_, kind, flags, parts) => {
 	const python = referencePython("torch", "transformers", "peft");
 	test.skipIf(python === null)(
 		"are read by PEFT without a warning, and compute what the merged folder computes",
-		() => {
+		async () => {
 			const files = ["whole", peft, merged].map((name) => join(folder, name));
 			const script = join(import.meta.dir, "../reference/adapters.py");
-			const said = JSON.parse(
-				runPython(python!, [script, ...files, expectedFile])
-					.trim()
-					.split("\n")
-					.at(-1)!,
-			);
+			const said = JSON.parse((await runPython(python!, [script, ...files, expectedFile])).trim().split("\n").at(-1)!);
 			expect(said.warnings).toEqual([]);
 			expect(said.difference).toBeLessThan(2e-5);
 			expect(said.change).toBeGreaterThan(1e-3);

@@ -91,11 +91,11 @@ describe("recorded files", () => {
 const python = sanitized ? null : referencePython("PIL");
 test.skipIf(python === null)(
 	"files that Pillow makes now",
-	() => {
+	async () => {
 		const folder = mkdtempSync(join(tmpdir(), "mimo-images-"));
 		try {
 			const output = join(folder, "images.json");
-			runPython(python!, [join(import.meta.dir, "transformers_images.py"), output, "2"]);
+			await runPython(python!, [join(import.meta.dir, "transformers_images.py"), output, "2"]);
 			const made = JSON.parse(readFileSync(output, "utf8")) as Expected;
 			expect(made.files.map(({ name }) => name.replaceAll(/\d+/g, ""))).toEqual(
 				recorded.files.map(({ name }) => name.replaceAll(/\d+/g, "")),

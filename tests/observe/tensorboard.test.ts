@@ -97,7 +97,7 @@ test("an incomplete last record of a killed run loses only that record", () => {
 });
 
 const tensorboard = referencePython("tensorboard");
-test.skipIf(tensorboard === null)("TensorBoard's own loader reads scalars and histograms", () => {
+test.skipIf(tensorboard === null)("TensorBoard's own loader reads scalars and histograms", async () => {
 	const { folder, board } = open();
 	for (let iteration = 1; iteration <= 3; iteration++) {
 		board.step(step({ iteration, losses: { "lm loss": 8 / iteration }, ...rich }));
@@ -112,7 +112,7 @@ histograms = {tag: [(e.step, e.histogram_value.num, list(e.histogram_value.bucke
 print(json.dumps({"scalars": scalars, "histograms": histograms}))
 `;
 	// The writer is still open: TensorBoard shows the run as it goes.
-	const { scalars, histograms } = JSON.parse(runPython(tensorboard!, ["-c", script, folder]));
+	const { scalars, histograms } = JSON.parse(await runPython(tensorboard!, ["-c", script, folder]));
 	expect(scalars["lm loss"].map(([at]: [number]) => at)).toEqual([1, 2, 3]);
 	expect(scalars["lm loss"][1][1]).toBe(4);
 	expect(scalars["moe/seq_load_balancing_loss_layer_1"][0][1]).toBe(1.25);

@@ -241,9 +241,7 @@ test.skipIf(python === null)(
 			const weights = [...randomValues(elements, 1)];
 			return { shape, weights, gradients: [0, 1, 2].map(halved), rate, decay, momentum: muon.momentum, nesterov };
 		});
-		const lines = runPython(python!, ["-c", script, JSON.stringify(given)])
-			.trim()
-			.split("\n");
+		const lines = (await runPython(python!, ["-c", script, JSON.stringify(given)])).trim().split("\n");
 		expect(lines).toHaveLength(cases.length);
 		for (const [index, { form, nesterov }] of cases.entries()) {
 			using model = await open(form, options(nesterov));

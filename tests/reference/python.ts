@@ -32,15 +32,54 @@ function canImport(python: string, name: string): boolean {
 /** Environment of the interpreter. What it compiles of its packages, it keeps: PyTorch and transformers take it half a minute. */
 export const pythonEnvironment = { ...process.env, PYTHONDONTWRITEBYTECODE: "" };
 
+/** Variables of the tests' programs: Hugging Face's hub is not asked. */
+const programEnvironment = { ...pythonEnvironment, HF_HUB_OFFLINE: "1", MLFLOW_ALLOW_FILE_STORE: "true" };
+
+/**
+ * Starts server.py, whose programs share one import of the packages: 5 seconds of a processor that each would take. The tests of
+ * this process and its children ask it; null, where there is no reference Python.
+ */
+export async function startReference(socket: string): Promise<Bun.Subprocess | null> {
+	const python = process.env.MIMO_PYTHON ?? installed;
+	if (!existsSync(python)) return null;
+	const command = [python, join(import.meta.dir, "server.py"), socket];
+	const server = Bun.spawn(command, { env: programEnvironment, stdin: "ignore", stdout: "ignore", stderr: "inherit" });
+	while (!existsSync(socket) && server.exitCode === null) await Bun.sleep(10);
+	if (server.exitCode !== null) return null;
+	process.env.MIMO_REFERENCE = socket;
+	return server;
+}
+
 /** Standard output of the interpreter, without access to Hugging Face's hub; an error with its messages when it fails. */
-export function runPython(python: string, args: readonly string[], options: { readonly cwd?: string } = {}): string {
-	const { exitCode, stdout, stderr } = Bun.spawnSync([python, ...args], {
-		...options,
-		env: { ...pythonEnvironment, HF_HUB_OFFLINE: "1", MLFLOW_ALLOW_FILE_STORE: "true" },
-		stdin: "ignore",
-		stdout: "pipe",
-		stderr: "pipe",
-	});
+export async function runPython(
+	python: string,
+	args: readonly string[],
+	{ cwd = process.cwd() }: { readonly cwd?: string } = {},
+): Promise<string> {
+	const { exitCode, stdout, stderr } = await ended(python, { args, cwd, env: programEnvironment });
 	if (exitCode !== 0) throw new Error(`${python} ended with ${exitCode}:\n${stdout}${stderr}`);
-	return stdout.toString();
+	return stdout;
+}
+
+interface Program {
+	readonly args: readonly string[];
+	readonly cwd: string;
+	readonly env: NodeJS.ProcessEnv;
+}
+
+interface Ended {
+	readonly exitCode: number;
+	readonly stdout: string;
+	readonly stderr: string;
+}
+
+async function ended(python: string, { args, cwd, env }: Program): Promise<Ended> {
+	const server = process.env.MIMO_REFERENCE;
+	if (server !== undefined) {
+		const request = { method: "POST", body: JSON.stringify({ args, cwd, env }), unix: server, timeout: false };
+		return (await (await fetch("http://localhost/", request as RequestInit)).json()) as Ended;
+	}
+	const child = Bun.spawn([python, ...args], { cwd, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+	const [stdout, stderr, exitCode] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+	return { exitCode, stdout, stderr };
 }

@@ -110,7 +110,7 @@ describe.skipIf(!megatron)("a Megatron checkpoint", () => {
 		async () => {
 			const back = await convert({ from: "native", to: "torch_dist", source: native });
 			using stored = TorchDistFolder.open(back);
-			const loaded = JSON.parse(runPython(torch!, ["-W", "ignore", "-c", loadScript, back]));
+			const loaded = JSON.parse(await runPython(torch!, ["-W", "ignore", "-c", loadScript, back]));
 			expect(loaded.iteration).toBe(3);
 			expect(loaded.sharding).toBe("fully_reshardable");
 			expect(loaded.hashes).toEqual(hashes(stored));

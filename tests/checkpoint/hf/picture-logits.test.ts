@@ -45,7 +45,14 @@ describe.skipIf(python === null)("transformers has the same ids, and logits to 2
 			const questions = asked.map((sizes) => sizes.map(([width, height]) => picture(width, height)));
 			const out = join(folder, "logits.safetensors");
 			const script = join(import.meta.dir, "../../reference/picture_logits.py");
-			runPython(python!, [script, golden(name), "-", "What is it?", out, ...questions.map((paths) => paths.join())]);
+			await runPython(python!, [
+				script,
+				golden(name),
+				"-",
+				"What is it?",
+				out,
+				...questions.map((paths) => paths.join()),
+			]);
 			using reference = openSafetensors(out);
 			for (const [k, paths] of questions.entries()) {
 				const { ids, logits } = await logitsOf(["--load-hf", golden(name), "--no-bf16"], paths, "What is it?");

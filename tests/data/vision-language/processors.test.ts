@@ -69,11 +69,11 @@ const full = process.env.MIMO_TEST_FULL === "1" && !sanitized;
 const python = full ? referencePython("PIL", "torch", "torchvision", "transformers") : null;
 test.skipIf(python === null)(
 	"three hundred odd files, from one pixel to very wide, of every kind",
-	() => {
+	async () => {
 		const folder = mkdtempSync(join(tmpdir(), "mimo-processors-"));
 		try {
 			const out = join(folder, "made.json");
-			runPython(python!, [join(import.meta.dir, "../../reference/picture_processors.py"), "5", out]);
+			await runPython(python!, [join(import.meta.dir, "../../reference/picture_processors.py"), "5", out]);
 			const odd = JSON.parse(readFileSync(out, "utf8")) as Odd[];
 			expect(odd.length).toBeGreaterThan(300);
 			let worst = 0;
