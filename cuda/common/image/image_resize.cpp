@@ -14,12 +14,18 @@ namespace {
 
 constexpr int fraction_bits = 22;
 
+/// a b + c; in single precision rounded once, as processors do for PyTorch. Files of this folder are compiled for x86-64 alone, which
+/// joins no products and sums by itself.
+double multiply_add(double a, double b, double c) { return a * b + c; }
+float multiply_add(float a, float b, float c) { return static_cast<float>(static_cast<double>(a) * b + c); }
+
 /// Keys' cubic with a = -0.5.
-double cubic(double x) {
+template <class Real>
+Real cubic(Real x) {
   x = std::fabs(x);
-  if (x < 1.0) return ((1.5 * x) - 2.5) * x * x + 1.0;
-  if (x < 2.0) return ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0;
-  return 0.0;
+  if (x < 1) return multiply_add(multiply_add(Real(1.5), x, Real(-2.5)) * x, x, Real(1));
+  if (x < 2) return multiply_add(multiply_add(multiply_add(Real(-0.5), x, Real(2.5)), x, Real(-4)), x, Real(2));
+  return 0;
 }
 
 /// Filter taps of each output pixel of an axis: `count` taps from input `first` on.
@@ -36,25 +42,28 @@ struct Taps {
   const Weight* of(int output) const { return weights.data() + static_cast<size_t>(output) * longest; }
 };
 
-Taps<double> make_taps(int from, int to) {
-  const double scale = static_cast<double>(from) / to;
-  const double filter_scale = scale < 1.0 ? 1.0 : scale;
-  const double support = 2.0 * filter_scale;
-  Taps<double> taps;
+/// In double precision as Pillow, in single as PyTorch, where 0.5 is a double.
+template <class Real>
+Taps<Real> make_taps(int from, int to) {
+  const Real scale = static_cast<Real>(from) / static_cast<Real>(to);
+  const Real filter_scale = scale < 1 ? 1 : scale;
+  const Real support = 2 * filter_scale;
+  const Real inverse = 1 / filter_scale;
+  Taps<Real> taps;
   taps.longest = static_cast<int>(std::ceil(support)) * 2 + 1;
   taps.runs.resize(static_cast<size_t>(to));
   taps.weights.assign(static_cast<size_t>(to) * taps.longest, 0);
   for (int o = 0; o < to; ++o) {
-    const double centre = (o + 0.5) * scale;
+    const auto centre = static_cast<Real>((o + 0.5) * scale);
     const int first = std::max(static_cast<int>(centre - support + 0.5), 0);
     const int end = std::min(static_cast<int>(centre + support + 0.5), from);
-    double* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
-    double sum = 0.0;
+    Real* weights = taps.weights.data() + static_cast<size_t>(o) * taps.longest;
+    Real sum = 0;
     for (int x = first; x < end; ++x) {
-      weights[x - first] = cubic((x - centre + 0.5) * (1.0 / filter_scale));
+      weights[x - first] = cubic(static_cast<Real>((static_cast<Real>(x) - centre + 0.5) * inverse));
       sum += weights[x - first];
     }
-    if (sum != 0.0) {
+    if (sum != 0) {
       for (int k = 0; k < end - first; ++k) weights[k] /= sum;
     }
     taps.runs[static_cast<size_t>(o)] = {first, end - first};
@@ -62,22 +71,16 @@ Taps<double> make_taps(int from, int to) {
   return taps;
 }
 
-/// The taps of make_taps with weights of another type.
-template <class Weight, class Convert>
-Taps<Weight> converted_taps(int from, int to, Convert convert) {
-  const Taps<double> exact = make_taps(from, to);
-  Taps<Weight> taps{{}, std::vector<Weight>(exact.weights.size()), exact.longest};
-  for (const auto& run : exact.runs) taps.runs.push_back({run.first, run.count});
-  std::transform(exact.weights.begin(), exact.weights.end(), taps.weights.begin(), convert);
-  return taps;
-}
-
 /// The taps of make_taps in fixed point.
 Taps<int32_t> make_integer_taps(int from, int to) {
-  return converted_taps<int32_t>(from, to, [](double exact) {
-    const double weight = exact * (1 << fraction_bits);
+  const auto exact = make_taps<double>(from, to);
+  Taps<int32_t> taps{{}, std::vector<int32_t>(exact.weights.size()), exact.longest};
+  for (const auto& run : exact.runs) taps.runs.push_back({run.first, run.count});
+  std::transform(exact.weights.begin(), exact.weights.end(), taps.weights.begin(), [](double each) {
+    const double weight = each * (1 << fraction_bits);
     return static_cast<int32_t>(weight < 0 ? weight - 0.5 : weight + 0.5);
   });
+  return taps;
 }
 
 uint8_t clamp(int32_t value) {
@@ -139,13 +142,13 @@ struct BytePasses {
 struct WordPasses {
   int64_t pixel_bytes() const { return 2; }
   void rows(const uint8_t* in, int from, uint8_t* out, int to, int64_t height) const {
-    const auto taps = make_taps(from, to);
+    const auto taps = make_taps<double>(from, to);
     for (int64_t y = 0; y < height; ++y) {
       for (int o = 0; o < to; ++o) sum(in + 2 * y * from, 1, taps, o, out + 2 * (y * to + o));
     }
   }
   void columns(const uint8_t* in, int from, uint8_t* out, int to, int64_t width) const {
-    const auto taps = make_taps(from, to);
+    const auto taps = make_taps<double>(from, to);
     for (int o = 0; o < to; ++o) {
       for (int64_t x = 0; x < width; ++x) sum(in + 2 * x, width, taps, o, out + 2 * (o * width + x));
     }
@@ -249,10 +252,16 @@ void resize_pixels(PixelMode mode, const uint8_t* in, ResizedSize from, uint8_t*
   }
 }
 
+namespace {
+
+/// How many of the taps' products PyTorch adds apart from their multiplication: the first, then runs of four; it fuses the rest.
+int added_apart(int taps) { return 1 + (taps - 1) / 4 * 4; }
+
+}  // namespace
+
 void resize_rgb_unrounded(const uint8_t* in, ResizedSize from, ResizedSize to, const TakeRow& take) {
-  const auto as_float = [](double weight) { return static_cast<float>(weight); };
-  const auto across = converted_taps<float>(from.width, to.width, as_float);
-  const auto down = converted_taps<float>(from.height, to.height, as_float);
+  const auto across = make_taps<float>(from.width, to.width);
+  const auto down = make_taps<float>(from.height, to.height);
   const size_t values = 3 * static_cast<size_t>(to.width);
   // Of the rows resized horizontally, those that the next output row may need, each at its number modulo their count.
   const int kept = std::min(down.longest, from.height);
@@ -270,17 +279,26 @@ void resize_rgb_unrounded(const uint8_t* in, ResizedSize from, ResizedSize to, c
         const float* weights = across.of(x);
         const uint8_t* pixel = line + int64_t{3} * columns.first;
         float pixel_sums[3] = {0, 0, 0};
-        for (int k = 0; k < columns.count; ++k, pixel += 3) {
+        const int apart = added_apart(columns.count);
+        for (int k = 0; k < apart; ++k, pixel += 3) {
           for (int c = 0; c < 3; ++c) pixel_sums[c] += weights[k] * static_cast<float>(pixel[c]);
+        }
+        for (int k = apart; k < columns.count; ++k, pixel += 3) {
+          for (int c = 0; c < 3; ++c) pixel_sums[c] = multiply_add(weights[k], static_cast<float>(pixel[c]), pixel_sums[c]);
         }
         row = std::copy_n(pixel_sums, 3, row);
       }
     }
     std::fill(sums.begin(), sums.end(), 0.0f);
+    const int apart = added_apart(run.count);
     for (int k = 0; k < run.count; ++k) {
       const float* row = kept_row(run.first + k);
       const float weight = down.of(o)[k];
-      for (size_t i = 0; i < values; ++i) sums[i] += weight * row[i];
+      if (k < apart) {
+        for (size_t i = 0; i < values; ++i) sums[i] += weight * row[i];
+      } else {
+        for (size_t i = 0; i < values; ++i) sums[i] = multiply_add(weight, row[i], sums[i]);
+      }
     }
     take(o, sums.data());
   }
