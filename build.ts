@@ -5,7 +5,7 @@
  *   cuda      the CUDA library for sm_90a (MIMO_CUDA_ARCH names others), and dist/mimo with both inside
  *   release   dist/release/mimo with both inside, which zig links for glibc 2.28 or later: the CPU library from the objects of
  *             the cpu build, the CUDA library for sm_80, sm_90a and sm_100, unless MIMO_CUDA_ARCH names others;
- *             MIMO_CUDA_OPTIMIZATION=1 and MIMO_AVX512_OPTIMIZATION=2 are for checks that it compiles
+ *             MIMO_CUDA_OPTIMIZATION=0 and MIMO_AVX512_OPTIMIZATION=2 are for checks that it compiles
  *   sanitize  the CPU library under ASan and UBSan, in build/lib-sanitize; `bun tests/run.ts --sanitize` uses it
  *   tables    the files generated from the headers of the ABI: src/native/abi.ts, cuda/common/operations.def
  *   tools     the downloads that a release build needs
