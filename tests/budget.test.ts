@@ -10,13 +10,13 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [17653, 88],
-	commands: [5224, 40],
+	commands: [5225, 40],
 	config: [7590, 52],
 	data: [21037, 107],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1746, 10],
-	launch: [4271, 25],
+	launch: [4291, 25],
 	models: [6409, 59],
 	native: [3794, 17],
 	observe: [5387, 33],

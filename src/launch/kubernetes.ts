@@ -1,12 +1,16 @@
 /**
- * Manifests of a run on Kubernetes, one pod a host: a JobSet (jobset.x-k8s.io/v1alpha2), or an indexed Job with its headless service.
+ * Manifests of a run on Kubernetes, one pod a host: a JobSet (jobset.x-k8s.io/v1alpha2), a TrainJob of Kubeflow with its runtime, of
+ * which its Trainer makes a JobSet (trainer.kubeflow.org/v1alpha1), or an indexed Job with its headless service.
  * Each pod starts the ranks of its host (node.ts); the first pod's name is where they meet. All pods or none are admitted by
  * Kueue, and after a failure all are made anew.
  */
 import { exitCodes } from "../system/exit-codes.ts";
 
+export const podRunKinds = ["jobset", "trainjob", "job"] as const;
+export type PodRunKind = (typeof podRunKinds)[number];
+
 export interface PodRun {
-	readonly kind: "jobset" | "job";
+	readonly kind: PodRunKind;
 	readonly name: string;
 	/** null: that of the context. */
 	readonly namespace: string | null;
@@ -41,8 +45,10 @@ export interface PodRun {
 export const port = 29500;
 /** Where the file that travels along is. */
 export const fileFolder = "/etc/mimo";
-const container = "mimo";
-const role = "ranks";
+/** Names of the container and of a JobSet's job; Kubeflow's Trainer looks for its own. */
+const namesOf = (kind: PodRunKind) =>
+	kind === "trainjob" ? { container: "node", role: "node" } : { container: "mimo", role: "ranks" };
+const trainer = "trainer.kubeflow.org";
 
 type Json = null | boolean | number | string | readonly Json[] | { readonly [key: string]: Json };
 type JsonObject = { readonly [key: string]: Json };
@@ -64,29 +70,43 @@ export function manifestsOf(run: PodRun): JsonObject[] {
 		};
 		own.push({ apiVersion: "v1", kind: "Service", metadata, spec });
 	}
-	return [...own, kind === "job" ? jobOf(run, metadata) : jobSetOf(run, metadata)];
+	if (kind === "job") return [...own, jobOf(run, metadata)];
+	if (kind === "trainjob") return [...own, ...trainJobOf(run, metadata)];
+	const labelled = { ...metadata, ...queueLabel(run) };
+	return [...own, { apiVersion: "jobset.x-k8s.io/v1alpha2", kind: "JobSet", metadata: labelled, spec: jobSetOf(run) }];
 }
 
 function queueLabel({ queue }: PodRun): JsonObject {
 	return queue === null ? {} : { labels: { "kueue.x-k8s.io/queue-name": queue } };
 }
 
-function jobSetOf(run: PodRun, metadata: JsonObject): JsonObject {
-	const { name, restarts } = run;
+/** The specification of a JobSet. */
+function jobSetOf(run: PodRun): JsonObject {
+	const { name, restarts, kind } = run;
+	const { role } = namesOf(kind);
 	const rules = [{ name: "usageError", action: "FailJobSet", onJobFailureReasons: ["PodFailurePolicy"] }];
+	const label =
+		kind === "trainjob" ? { metadata: { labels: { [`${trainer}/trainjob-ancestor-step`]: "trainer" } } } : {};
 	return {
-		apiVersion: "jobset.x-k8s.io/v1alpha2",
-		kind: "JobSet",
-		metadata: { ...metadata, ...queueLabel(run) },
-		spec: {
-			network: { enableDNSHostnames: true, publishNotReadyAddresses: true, subdomain: name },
-			failurePolicy: { maxRestarts: restarts, rules },
-			successPolicy: { operator: "All" },
-			replicatedJobs: [
-				{ name: role, replicas: 1, template: { spec: jobSpecOf(run, `${name}-${role}-0-0.${name}`, 0) } },
-			],
-		},
+		network: { enableDNSHostnames: true, publishNotReadyAddresses: true, subdomain: name },
+		failurePolicy: { maxRestarts: restarts, rules },
+		successPolicy: { operator: "All" },
+		replicatedJobs: [
+			{ name: role, replicas: 1, template: { ...label, spec: jobSpecOf(run, `${name}-${role}-0-0.${name}`, 0) } },
+		],
 	};
+}
+
+/** The run's own runtime, whose JobSet gets the TrainJob's name, and the TrainJob. */
+function trainJobOf(run: PodRun, metadata: JsonObject): JsonObject[] {
+	const { name, nodes } = run;
+	const apiVersion = `${trainer}/v1alpha1`;
+	const runtimeSpec = { mlPolicy: { numNodes: nodes }, template: { spec: jobSetOf(run) } };
+	const spec = { runtimeRef: { apiGroup: trainer, kind: "TrainingRuntime", name }, trainer: { numNodes: nodes } };
+	return [
+		{ apiVersion, kind: "TrainingRuntime", metadata, spec: runtimeSpec },
+		{ apiVersion, kind: "TrainJob", metadata: { ...metadata, ...queueLabel(run) }, spec },
+	];
 }
 
 function jobOf(run: PodRun, metadata: JsonObject): JsonObject {
@@ -102,8 +122,8 @@ function jobOf(run: PodRun, metadata: JsonObject): JsonObject {
 
 /** `subdomain`: the headless service, where no JobSet names it. */
 function jobSpecOf(run: PodRun, address: string, backoffLimit: number, subdomain: string | null = null): JsonObject {
-	const { nodes, gracePeriod } = run;
-	const onExitCodes = { containerName: container, operator: "In", values: [exitCodes.usage] };
+	const { nodes, gracePeriod, kind } = run;
+	const onExitCodes = { containerName: namesOf(kind).container, operator: "In", values: [exitCodes.usage] };
 	return {
 		parallelism: nodes,
 		completions: nodes,
@@ -127,7 +147,7 @@ function containerOf(run: PodRun, address: string): JsonObject {
 	const { image, arguments: args, nodes, ranksPerNode, gpus, resources, secret, variables, volumes, file } = run;
 	const all = { ...(gpus > 0 && { "nvidia.com/gpu": gpus }), ...resources };
 	return {
-		name: container,
+		name: namesOf(run.kind).container,
 		image,
 		args,
 		env: [

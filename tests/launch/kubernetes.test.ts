@@ -1,8 +1,8 @@
 /**
  * `mimo launch kubernetes` against the published schemas, and hosts that start their ranks by the variables which its pods have.
  * kubernetes-schemas.json holds the parts of the schemas that the manifests use, where every other field is refused: of JobSet's CRD
- * (github.com/kubernetes-sigs/jobset, 08dfbdfd, config/components/crd/bases) and of Kubernetes 1.37 (PyPI's kubernetes-validate
- * 1.37.0), both under the Apache License 2.0.
+ * (github.com/kubernetes-sigs/jobset, 08dfbdfd, config/components/crd/bases), of Kubeflow Trainer's (github.com/kubeflow/trainer,
+ * 8c0f5059, manifests/base/crds) and of Kubernetes 1.37 (PyPI's kubernetes-validate 1.37.0), all under the Apache License 2.0.
  */
 import { afterAll, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -77,13 +77,18 @@ function faults(value: unknown, schema: Schema, at: string): string[] {
 // biome-ignore lint/suspicious/noExplicitAny: manifests of any kind
 type Manifest = any;
 
+const ofJobSet: Schema = { type: "object", properties: { spec: schemas.JobSet.properties.spec as Schema } };
+
 /** The manifests that a command prints, each checked against its schema. */
 function manifests(args: readonly string[], cwd = "."): Manifest[] {
 	const { exitCode, stdout, stderr } = mimo(["launch", "kubernetes", ...args], cwd);
 	expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	const all: Manifest[] = parseAllDocuments(stdout).map((document) => document.toJS());
-	for (const one of all)
+	for (const one of all) {
 		expect(faults(one, (schemas as Readonly<Record<string, Schema>>)[one.kind]!, one.kind)).toEqual([]);
+		// A runtime holds the specification of a JobSet.
+		if (one.kind === "TrainingRuntime") expect(faults(one.spec.template, ofJobSet, one.kind)).toEqual([]);
+	}
 	return all;
 }
 
@@ -136,6 +141,33 @@ test("a JobSet has as many pods as hosts, Kueue's queue, a secret, and the name 
 	expect(mounted.toSorted()).toEqual(spec.template.spec.volumes.map(({ name }: Manifest) => name).toSorted());
 });
 
+test("a TrainJob has a runtime of its own, whose JobSet is as one without Kubeflow but for the names that its Trainer looks for", () => {
+	const [file, runtime, job, ...rest] = manifests([...several.split(" "), "--kind", "trainjob"], folder);
+	const [, set] = manifests(several.split(" "), folder);
+	expect([file.kind, rest]).toEqual(["ConfigMap", []]);
+	expect(job).toEqual({
+		apiVersion: "trainer.kubeflow.org/v1alpha1",
+		kind: "TrainJob",
+		metadata: set.metadata,
+		spec: {
+			runtimeRef: { apiGroup: "trainer.kubeflow.org", kind: "TrainingRuntime", name: "run-1" },
+			trainer: { numNodes: 2 },
+		},
+	});
+	expect([runtime.metadata, runtime.spec.mlPolicy]).toEqual([{ name: "run-1", namespace: "ml" }, { numNodes: 2 }]);
+	const renamed = JSON.stringify(set.spec)
+		.replaceAll("run-1-ranks-", "run-1-node-")
+		.replaceAll('"name":"ranks"', '"name":"node"')
+		.replaceAll('"name":"mimo"', '"name":"node"')
+		.replaceAll('"containerName":"mimo"', '"containerName":"node"');
+	const { template, ...replicated } = JSON.parse(renamed).replicatedJobs[0];
+	const labels = { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" };
+	expect(runtime.spec.template.spec).toEqual({
+		...JSON.parse(renamed),
+		replicatedJobs: [{ ...replicated, template: { metadata: { labels }, ...template } }],
+	});
+});
+
 test("a plain Job has its headless service, and a run of one pod needs no secret", () => {
 	const [, service, job] = manifests([...several.split(" "), "--kind", "job", "--job-restarts", "2"], folder);
 	expect(service.spec).toMatchObject({ clusterIP: "None", publishNotReadyAddresses: true });
@@ -159,7 +191,7 @@ test.each([
 		'--name is "Run_1"; allowed is a name of small letters, digits and -, at most 40 characters.',
 	],
 	[`--image ${image} ${tiny} --volume data`, '--volume is "data"; allowed is NAME:VALUE.'],
-	[`--image ${image} ${tiny} --kind pod`, '--kind is "pod"; allowed is jobset, job.'],
+	[`--image ${image} ${tiny} --kind pod`, '--kind is "pod"; allowed is jobset, trainjob, job.'],
 	[`--image ${image} --config run.yaml`, "A run of 2 pods needs a secret"],
 	[
 		`--image ${image} --config run.yaml --gpus-per-node 6`,

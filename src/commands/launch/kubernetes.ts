@@ -1,7 +1,7 @@
 /** `mimo launch kubernetes`: prints the manifests of a training, to be piped to `kubectl apply -f -`. */
 import { basename } from "node:path";
 import { stringify } from "yaml";
-import { fileFolder, manifestsOf, type PodRun } from "../../launch/kubernetes.ts";
+import { fileFolder, manifestsOf, type PodRun, podRunKinds } from "../../launch/kubernetes.ts";
 import { print } from "../../observe/output.ts";
 import { topologyOf } from "../../parallel/index.ts";
 import { counted } from "../../system/counted.ts";
@@ -15,7 +15,7 @@ const help = `mimo launch kubernetes --image IMAGE@sha256:… [FLAGS] [FLAGS OF 
   --image NAME         Image of mimo by its digest.
   --name NAME          Name of the run's objects; default: mimo.
   --namespace NAME     Their namespace.
-  --kind KIND          jobset (default), or job: an indexed Job and its headless service.
+  --kind KIND          jobset (default), trainjob: Kubeflow's, with a runtime, or job: an indexed Job and its headless service.
   --queue NAME         Kueue's local queue: all pods are admitted together.
   --gpus-per-node N    GPUs, and so ranks, of a pod; default 8.
   --resource NAME=N    A further resource of a pod, such as rdma/ib=8; may be repeated.
@@ -117,8 +117,9 @@ function takeFlags(args: readonly string[]) {
 		},
 		kind: () => {
 			const given = text("kind") ?? "jobset";
-			if (given !== "jobset" && given !== "job") throw flagError("kind", given, "jobset, job");
-			return given;
+			const kind = podRunKinds.find((one) => one === given);
+			if (kind === undefined) throw flagError("kind", given, podRunKinds.join(", "));
+			return kind;
 		},
 	};
 }
