@@ -133,9 +133,9 @@ export class KeptFile implements Disposable {
 	/** Prepares for the content of another file's slot. */
 	expect(slot: number, [pages, record, job]: readonly number[]): void {
 		this.pages = pages!;
-		this.makeRoom();
 		this.#setWord(wordOf.record(slot), record!);
 		this.#setWord(wordOf.job, job!);
+		this.makeRoom();
 	}
 
 	/** Where all that belongs to a slot lies. */

@@ -96,7 +96,7 @@ export class KeptState implements Listener, Disposable {
 		this.#file.size(this.#parts.reduce((sum, { bytes }) => sum + bytes, 0));
 		if (!c.replication || !this.#copies) return;
 		const jump = c.replicationJump ?? placeFromEnvironment()!.localSize;
-		this.#replicas = await Replicas.open(this.#file, world, jump);
+		this.#replicas = await Replicas.open(this.#file, world, jump, this.warn);
 		if (this.#replicas === null && world.rank === 0)
 			this.warn("replication: all ranks are on one host, which keeps no second copy.");
 	}

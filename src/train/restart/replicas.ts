@@ -4,6 +4,7 @@
  */
 import type { Group, World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
+import { systemReason } from "../../system/system-errors.ts";
 import { Tensor } from "../../tensor/index.ts";
 import { KeptFile, type Range, slots } from "./kept-file.ts";
 
@@ -13,12 +14,15 @@ const row = { bytes: 4096, most: 4096 };
 export class Replicas implements Disposable {
 	readonly #sent: Tensor;
 	readonly #received: Tensor;
+	/** Whether a copy had no room here. */
+	#lacks = false;
 
 	private constructor(
 		private readonly own: KeptFile,
 		/** That of the rank before this one. */
 		private readonly other: KeptFile,
 		private readonly ring: Group,
+		private readonly warn: (sentence: string) => void,
 		device: World["device"],
 	) {
 		const shape = [row.most, row.bytes / 4];
@@ -27,7 +31,12 @@ export class Replicas implements Disposable {
 	}
 
 	/** null: all ranks are on one host. Throws a UserError if `jump` does not divide the ranks. Collective over the world. */
-	static async open(own: KeptFile, world: World, jump: number): Promise<Replicas | null> {
+	static async open(
+		own: KeptFile,
+		world: World,
+		jump: number,
+		warn: (sentence: string) => void,
+	): Promise<Replicas | null> {
 		if (world.size <= jump) return null;
 		if (world.size % jump !== 0) {
 			throw new UserError(
@@ -37,7 +46,8 @@ export class Replicas implements Disposable {
 		const first = world.rank % jump;
 		const ranks = Array.from({ length: world.size / jump }, (_, index) => first + index * jump);
 		const ring = await world.group("replicas", ranks);
-		return new Replicas(own, new KeptFile(world.restarts!.replica, world.restarts!.layout), ring, world.device);
+		const other = new KeptFile(world.restarts!.replica, world.restarts!.layout);
+		return new Replicas(own, other, ring, warn, world.device);
 	}
 
 	/** Gives the next rank a copy of this one's slot, and takes that of the one before. null: this rank has none. Collective. */
@@ -49,9 +59,16 @@ export class Replicas implements Disposable {
 		if (all.some(([one]) => one === 0)) return;
 		const [theirs, at, ...expected] = all[this.#before]!;
 		this.other.empty(at!);
-		this.other.expect(at!, expected);
-		this.#move(this.own, this.own.rangesOf(slot!), this.#next, this.other, this.other.rangesOf(at!), this.#before);
-		this.other.finish(at!, theirs!);
+		const room = attempt(() => this.other.expect(at!, expected));
+		const taken = this.other.rangesOf(at!);
+		const problem = this.#move(this.own, this.own.rangesOf(slot!), this.#next, this.other, taken, this.#before) ?? room;
+		if (problem === null) this.other.finish(at!, theirs!);
+		else if (!this.#lacks) {
+			this.#lacks = true;
+			this.warn(
+				`What rank ${this.ring.ranks[this.#before]} keeps of step ${theirs} has no room in the memory of the next host (${problem}): with its host it is lost.`,
+			);
+		}
 	}
 
 	/** Steps of which a rank has its own copy, or the next one has it: of ranks in their order. `all`: what knownSteps() told. */
@@ -79,7 +96,9 @@ export class Replicas implements Disposable {
 			this.own.expect(slot, [...lengths[this.#next]!]);
 		}
 		const given = held === null ? [] : this.other.rangesOf(held);
-		this.#move(this.other, given, this.#before, this.own, has ? [] : this.own.rangesOf(slot), this.#next);
+		const taken = has ? [] : this.own.rangesOf(slot);
+		const problem = this.#move(this.other, given, this.#before, this.own, taken, this.#next);
+		if (!has && problem !== null) throw new UserError(`The state of step ${step} cannot be brought back: ${problem}.`);
 		if (!has) this.own.finish(slot, step);
 		return true;
 	}
@@ -97,8 +116,12 @@ export class Replicas implements Disposable {
 		return (this.ring.rank + this.ring.size - 1) % this.ring.size;
 	}
 
-	/** Sends ranges of a file to a member, and writes what another sends into ranges of a file. Collective over the ring. */
-	#move(from: KeptFile, given: Range[], to: number, into: KeptFile, taken: Range[], source: number): void {
+	/**
+	 * Sends ranges of a file to a member, and writes what another sends into ranges of a file. Collective over the ring. Returns why
+	 * not all was written, or null.
+	 */
+	#move(from: KeptFile, given: Range[], to: number, into: KeptFile, taken: Range[], source: number): string | null {
+		let problem: string | null = null;
 		const rows = (ranges: Range[]) => Math.ceil(ranges.reduce((sum, { bytes }) => sum + bytes, 0) / row.bytes);
 		const [out, back] = [rows(given), rows(taken)];
 		const rounds = Math.max(...this.ring.exchange(Int32Array.of(out)).map(([one]) => Math.ceil(one! / row.most)));
@@ -113,9 +136,10 @@ export class Replicas implements Disposable {
 			this.ring.allToAll(this.#sent, this.#only(to, part(out)), this.#received, this.#only(source, part(back))).wait();
 			if (part(back) > 0) {
 				this.#received.device.copyToHost(bytes, this.#received);
-				for (const { piece, at } of pieces(taken, first, bytes)) into.write(piece, at);
+				for (const { piece, at } of pieces(taken, first, bytes)) problem ??= attempt(() => into.write(piece, at));
 			}
 		}
+		return problem;
 	}
 
 	/** So many rows for one member, from the first on. */
@@ -128,6 +152,16 @@ export class Replicas implements Disposable {
 		this.other[Symbol.dispose]();
 		this.#sent[Symbol.dispose]();
 		this.#received[Symbol.dispose]();
+	}
+}
+
+/** Why the system refuses a write; null: it does not. */
+function attempt(write: () => void): string | null {
+	try {
+		write();
+		return null;
+	} catch (error) {
+		return systemReason(error);
 	}
 }
 
