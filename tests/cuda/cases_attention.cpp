@@ -160,11 +160,11 @@ void latent_heads(Run& run, int64_t tokens, int64_t heads, int64_t content, int6
 }
 
 void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool later = false, bool table = false,
-          float amplitude = 1, int64_t first_column = 0, int32_t interleaved = 0) {
+          float amplitude = 1, int64_t first_column = 0, int32_t interleaved = 0, int64_t pad = 3) {
   const std::vector<int32_t> cu_seqlens = cumulative({30, 0, 41});
   const int64_t tokens = 71, groups = 2, heads = 4, width = groups * heads * head_dim;
   mimo_rope_forward_args args{};
-  args.x = run.tensor(tokens * (width + 3));
+  args.x = run.tensor(tokens * (width + pad));
   args.y = run.output(tokens * width);
   args.cu_seqlens = run.upload(cu_seqlens);
   if (later) args.first_positions = run.upload(std::vector<int32_t>{7, 3, 100});
@@ -173,7 +173,7 @@ void rope(Run& run, int64_t head_dim, int64_t rotary_dim, float scale, bool late
   if (table) args.frequencies = run.upload(frequencies);
   args.sequences = 3, args.tokens = tokens, args.max_seqlen = 41;
   args.groups = groups, args.heads_per_group = heads, args.rotated_per_group = 3;
-  args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + 3, args.y_stride = width;
+  args.head_dim = head_dim, args.rotary_dim = rotary_dim, args.x_stride = width + pad, args.y_stride = width;
   args.base = 10000, args.angle_scale = scale, args.amplitude = amplitude;
   args.first_column = first_column, args.interleaved = interleaved;
   args.dtype = run.dtype();
@@ -208,6 +208,27 @@ void add_attention(Cases& cases, bool large) {
   add("narrower values", {{70, 1, 0, 33}, 4, 4, 24, true, 0, 0, false, 20});
   add("wider values", {{45, 30}, 4, 2, 40, false, 0, 0, false, 72});
   add("widths of DeepSeek", {{150, 1, 0, 77}, 4, 4, 192, true, 0, 0, false, 128});
+  // Around tiles of 128 queries and keys, more of them than a block has stages, and many short sequences between.
+  add("grouped queries", {{300, 1, 0, 129, 128, 127, 900}, 8, 2, 128, true, 0});
+  add("grouped queries, full", {{300, 1, 0, 129, 128, 127, 900}, 6, 2, 128, false, 0});
+  add("one key head of 128", {{512, 512}, 4, 1, 128, true, 0});
+  add("as many key heads of 128", {{700}, 3, 3, 128, true, 0});
+  std::vector<int32_t> mixed(40, 20);
+  mixed.push_back(6000), mixed.push_back(130);
+  add("short and long sequences of 128", {mixed, 2, 1, 128, true, 0});
+  add("heads of 256", {{150, 1, 0, 77}, 4, 2, 256, true, 0});
+  add("heads of 256, one sequence", {{300}, 4, 2, 256, true, 0});
+  add("heads of 256, equal sequences", {{256, 256}, 4, 2, 256, true, 0});
+  add("heads of 256, equal, in a window", {{320, 320}, 4, 4, 256, true, 0, 100});
+  add("heads of 136", {{150, 1, 0, 77}, 2, 2, 136, true, 0});
+  add("heads of 192, full", {{150, 77}, 2, 1, 192, false, 0});
+  std::vector<int32_t> short_ones(40, 20);
+  short_ones.push_back(400);
+  add("heads of 256, more padding than tokens", {short_ones, 2, 1, 256, true, 0});
+  add("heads of 256, full", {{256, 256}, 2, 2, 256, false, 0});
+  add("heads of 256 in a window", {{300, 2, 40}, 4, 2, 256, true, 0, 100});
+  add("a window of 128 in equal sequences", {{512, 512}, 8, 1, 64, true, 0, 128});
+  add("a window longer than the sequences", {{200, 300}, 4, 2, 128, true, 0, 300});
   add("dropout", {{45, 30}, 4, 2, 32, true, 0.2f});
   add("window", {{300, 1, 0, 77}, 4, 2, 64, true, 0, 50});
   add("window of a token", {{70}, 2, 1, 32, true, 0, 1});
@@ -244,6 +265,8 @@ void add_attention(Cases& cases, bool large) {
   if (large) step("large", {9000, 3000, 1, 600}, 32, 2, 128);
   cases.push_back({"rope from later positions", [](Run& run) { rope(run, 32, 32, 1, true); }});
   cases.push_back({"rope of given frequencies", [](Run& run) { rope(run, 32, 24, 1, true, true); }});
+  cases.push_back({"rope in packs", [](Run& run) { rope(run, 128, 128, 1, false, false, 1, 0, 0, 8); }});
+  cases.push_back({"rope in packs of parts", [](Run& run) { rope(run, 80, 32, -1, true, true, 1.35f, 16, 0, 16); }});
   cases.push_back({"rope part, back", [](Run& run) { rope(run, 24, 16, -1); }});
   cases.push_back({"rope of neighbours", [](Run& run) { rope(run, 24, 16, 1, true, false, 1, 0, 1); }});
   cases.push_back({"rope of last columns", [](Run& run) { rope(run, 24, 10, -1, false, true, 1, 14, 1); }});

@@ -24,7 +24,7 @@ void attention_backward(mimo_stream& stream, const mimo_attention_backward_args&
   if (args.tokens == 0) return;
   if (sm90_attention_backward_fits(stream, args)) {
     (args.max_seqlen <= sm90_short_sequence ? sm90_bf16_short_attention_backward : sm90_bf16_attention_backward)(stream, args);
-  } else if (Cudnn::takes(stream, args)) {
+  } else if (Cudnn::takes_gradient(stream, args)) {
     stream.device->cudnn().attention_backward(stream, args);
   } else {
     attention_backward_plain(stream, args);

@@ -33,7 +33,34 @@ __global__ void offsets_kernel(const int32_t* cu_seqlens, int64_t sequences, int
   });
 }
 
+template <class Word>
+__global__ void pad_kernel(bool back, AttentionRows packed, AttentionRows padded, PackedSequences sequences, int64_t groups,
+                           int64_t words) {
+  for_each_pack(sequences.tokens, groups * words, [&](int64_t token, int64_t index) {
+    const int64_t sequence = sequence_of(sequences.cu_seqlens, sequences.sequences, token);
+    const int64_t row = sequence * sequences.length + token - sequences.cu_seqlens[sequence];
+    const int64_t group = index / words, word = index % words;
+    Word* const one = reinterpret_cast<Word*>(static_cast<char*>(packed.data) + token * packed.token + group * packed.group) + word;
+    Word* const two = reinterpret_cast<Word*>(static_cast<char*>(padded.data) + row * padded.token + group * padded.group) + word;
+    back ? void(*one = *two) : void(*two = *one);
+  });
+}
+
 }  // namespace
+
+void attention_pad(mimo_stream& stream, bool back, const AttentionRows& packed, const AttentionRows& padded,
+                   const PackedSequences& sequences, int64_t groups, int64_t bytes) {
+  const auto run = [&](auto word) {
+    constexpr int64_t size = static_cast<int64_t>(sizeof(word));
+    const auto [grid, block] = cover(sequences.tokens, groups * bytes / size);
+    launch(stream, pad_kernel<decltype(word)>, grid, block, 0, back, packed, padded, sequences, groups, bytes / size);
+  };
+  int64_t all = bytes;
+  for (const AttentionRows* rows : {&packed, &padded}) {
+    all |= rows->token | rows->group | static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows->data));
+  }
+  all % 16 == 0 ? run(uint4{}) : run(uint32_t{});
+}
 
 void attention_stats_to_lse(mimo_stream& stream, const float* stats, int64_t tokens, int64_t heads, int64_t length,
                             float* lse) {

@@ -50,7 +50,7 @@ class Builder {
     if (!key_.backward) {
       fe::graph::SDPA_attributes attributes;
       attributes.set_name("attention").set_generate_stats(true).set_attn_scale(key_.scale);
-      attributes.set_causal_mask(key_.causal);
+      add_mask(attributes);
       add_lengths(attributes);
       auto [o, stats] = graph_->sdpa(q, k, v, attributes);
       output(o, o_uid, key_.query_heads, key_.value_dim, key_.o);
@@ -68,7 +68,8 @@ class Builder {
                                       .set_stride({key_.query_heads * key_.length, key_.length, 1, 1}));
     describe_stats(stats);
     fe::graph::SDPA_backward_attributes attributes;
-    attributes.set_name("attention_backward").set_attn_scale(key_.scale).set_causal_mask(key_.causal);
+    attributes.set_name("attention_backward").set_attn_scale(key_.scale);
+    add_mask(attributes);
     attributes.set_deterministic_algorithm(key_.deterministic);
     add_lengths(attributes);
     if (key_.ragged) attributes.set_max_total_seq_len_q(key_.tokens).set_max_total_seq_len_kv(key_.tokens);
@@ -114,6 +115,12 @@ class Builder {
   }
 
   template <class Attributes>
+  void add_mask(Attributes& attributes) const {
+    attributes.set_causal_mask(key_.causal);
+    if (key_.window > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(key_.window));
+  }
+
+  template <class Attributes>
   void add_lengths(Attributes& attributes) {
     if (!key_.lengths) return;
     const Tensor lengths = graph_->tensor(fe::graph::Tensor_attributes()
@@ -134,6 +141,7 @@ std::string text_of(const GraphKey& key) {
   std::string text = key.backward ? "attention backward" : "attention";
   if (key.ragged) add_values(text, "packed", {key.tokens});
   if (key.causal) text += " causal";
+  if (key.window > 0) add_values(text, "window", {key.window});
   if (key.deterministic) text += " deterministic";
   add_values(text, "sequences", {key.batch});
   add_values(text, "length", {key.length});
@@ -387,11 +395,12 @@ SequenceArrays::SequenceArrays(mimo_stream& stream, const int32_t* cu_seqlens, i
   if (!key.lengths) return;
   int32_t* array = memory_.as<int32_t>();
   pointers[length_uid] = array;
-  if (!key.ragged) {
+  if (cu_seqlens == nullptr) {
     attention_equal_lengths(stream, key.length, key.batch, array);
     return;
   }
   attention_lengths(stream, cu_seqlens, sequences, key.batch, array);
+  if (!key.ragged) return;
   for (const auto& [uid, stride] : token_strides(key)) {
     if (tokens * stride > INT32_MAX) {
       throw Error(MIMO_ERROR_UNSUPPORTED, "Packed attention takes at most 2^31 elements a tensor; use shorter packs.");

@@ -21,12 +21,13 @@ enum Uid : int64_t { q_uid = 1, k_uid, v_uid, o_uid, stats_uid, do_uid, dq_uid, 
 struct GraphKey {
   /// `lengths`: the graph takes the length of each sequence.
   bool backward, ragged, lengths, causal, deterministic;
-  int64_t batch, query_heads, key_heads, length, head_dim, value_dim, tokens;
+  /// `window`: keys that a query sees at most, its own included; 0: all that the mask leaves.
+  int64_t batch, query_heads, key_heads, length, head_dim, value_dim, tokens, window;
   AttentionStrides q, k, o, d_o, dq, dk;
   float scale;
 
   auto tied() const {
-    return std::tie(backward, ragged, lengths, causal, deterministic, batch, query_heads, key_heads, length, head_dim, value_dim, tokens, q.batch,
+    return std::tie(backward, ragged, lengths, causal, deterministic, batch, query_heads, key_heads, length, head_dim, value_dim, tokens, window, q.batch,
                     q.head, q.token, k.batch, k.head, k.token, o.batch, o.head, o.token, d_o.batch, d_o.head, d_o.token,
                     dq.batch, dq.head, dq.token, dk.batch, dk.head, dk.token, scale);
   }
@@ -55,7 +56,7 @@ class CudnnGraphs {
 bool gradient_takes_lengths(int64_t length);
 
 /// Owns the lengths and offsets of sequences on the device and sets `pointers` to them. cu_seqlens [sequences + 1] is on
-/// the device.
+/// the device; null: all are of the graph's length.
 class SequenceArrays {
  public:
   SequenceArrays(mimo_stream& stream, const int32_t* cu_seqlens, int64_t sequences, int64_t tokens, const GraphKey& key,
