@@ -12,6 +12,8 @@ void attention_forward(mimo_stream& stream, const mimo_attention_forward_args& a
   if (args.tokens == 0) return;
   if (sm90_attention_forward_fits(stream, args)) {
     (args.max_seqlen < sm90_long_sequence ? sm90_bf16_packed_attention_forward : sm90_bf16_attention_forward)(stream, args);
+  } else if (sm90_grouped_query_attention_fits(stream, args)) {
+    sm90_bf16_grouped_query_attention_forward(stream, args);
   } else if (Cudnn::takes(stream, args)) {
     stream.device->cudnn().attention_forward(stream, args);
   } else {

@@ -31,6 +31,10 @@ __device__ __forceinline__ uint64_t head_along_k(const char* tile, int rows, int
   return step < 4 ? operand(tile, false, 0) + step * operand_step<false>
                   : operand(tile + half_tile_bytes(rows), false, 0);
 }
+/// The same for heads of 128, two whole tiles; `step` 0 .. 7.
+__device__ __forceinline__ uint64_t wide_head_along_k(const char* tile, int rows, int step) {
+  return operand(tile + step / 4 * half_tile_bytes(rows), false, 0) + step % 4 * operand_step<false>;
+}
 /// Descriptor of a head tile as an operand whose k runs down the rows, 16 a step; its columns are the head dimension.
 __device__ __forceinline__ uint64_t head_along_columns(const char* tile, int rows, int step) {
   return operand(tile, true, half_tile_bytes(rows)) + step * operand_step<true>;
@@ -67,6 +71,10 @@ __device__ __forceinline__ uint64_t narrow_head_along_k(const char* tile, int ro
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
   "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55}"
+#define MIMO_SUMS_64                                                                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 // Accumulators have the layout of multiply_64x192. A left operand in registers has mma's layout, 16 rows for each warp.
 
@@ -106,6 +114,26 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
                : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
 #endif
 }
+/// sum[64, 128] (+)= left[64, 16] right[16, 128], both k-major.
+__device__ __forceinline__ void multiply_64x128(float (&sum)[64], uint64_t left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MIMO_SUMS_64 ", %64, %65, p, 1, 1, 0, 0;\n}"
+               : MIMO_16(0), MIMO_16(16), MIMO_16(32), MIMO_16(48)
+               : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+/// The same, the left operand in registers and the right k-rows.
+__device__ __forceinline__ void multiply_64x128(float (&sum)[64], const uint32_t* left, uint64_t right, bool add) {
+#ifdef MIMO_ON_SM90A
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MIMO_SUMS_64
+               ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+               : MIMO_16(0), MIMO_16(16), MIMO_16(32), MIMO_16(48)
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
+#endif
+}
+#undef MIMO_SUMS_64
 #undef MIMO_SUMS_56
 #undef MIMO_SUMS_40
 #undef MIMO_SUMS_32
@@ -116,6 +144,14 @@ __device__ __forceinline__ void multiply_64x80(float (&sum)[40], const uint32_t*
 __device__ __forceinline__ void synchronise_warpgroup(int number) {
   asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
+
+// Ping-pong of two warpgroups: they compute their exponentials in turn. At the same time they would share the
+// exponential unit and then both wait for the tensor cores; in turn, the wgmma of one overlaps the exponentials of the
+// other.
+
+/// Waits on the named barrier until the other warpgroup passes the turn to warpgroup `own`.
+__device__ __forceinline__ void await_turn(int own) { asm volatile("bar.sync %0, 256;" ::"r"(4 + own) : "memory"); }
+__device__ __forceinline__ void pass_turn(int own) { asm volatile("bar.arrive %0, 256;" ::"r"(5 - own) : "memory"); }
 
 /// Shared memory through which a warp stores 16 rows of a head, and bytes of each row.
 constexpr int room_row_bytes = 2 * head_dim, room_bytes = 16 * room_row_bytes;
@@ -154,10 +190,11 @@ __device__ __forceinline__ uint4 exchange_in_fours(const uint32_t (&word)[4]) {
   return high ? make_uint4(c, d, z, w) : make_uint4(x, y, c, d);
 }
 
-/// store_head_rows without shared memory, at the cost of registers. Four lanes hold two rows of ten 16-byte pieces:
-/// each lane stores two pieces of both rows, then one of the four remaining pieces.
-__device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], float factor, bf16* to, int64_t stride,
-                                                int count) {
+/// store_head_rows without shared memory, at the cost of registers. Four lanes hold two rows of N / 4 16-byte pieces:
+/// each lane stores every fourth piece of both rows, then, of heads of 80, one of the four remaining pieces.
+template <int N>
+__device__ __forceinline__ void store_head_rows(const float (&sum)[N], float factor, bf16* to, int64_t stride, int count) {
+  constexpr int pieces = N / 4;
   const int lane = threadIdx.x % 32, row = lane / 4, piece = lane % 4;
   const auto packed = [&](int half, int n) {
     return pack_bf16(factor * sum[4 * n + 2 * half], factor * sum[4 * n + 2 * half + 1]);
@@ -169,11 +206,14 @@ __device__ __forceinline__ void store_head_rows(const float (&sum)[head_sums], f
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int n = 0; n < 8; n += 4) {
+    for (int n = 0; n + 4 <= pieces; n += 4) {
       store({packed(half, n), packed(half, n + 1), packed(half, n + 2), packed(half, n + 3)}, row + 8 * half, n + piece);
     }
   }
-  store({packed(0, 8), packed(0, 9), packed(1, 8), packed(1, 9)}, row + piece / 2 * 8, 8 + piece % 2);
+  if constexpr (pieces % 4 == 2) {
+    constexpr int n = pieces - 2;
+    store({packed(0, n), packed(0, n + 1), packed(1, n), packed(1, n + 1)}, row + piece / 2 * 8, n + piece % 2);
+  }
 }
 
 }  // namespace mimo::cuda::sm90

@@ -1,4 +1,5 @@
-// Attention kernels for Hopper: bf16, head dimension 80, no mask, no dropout, as many key heads as query heads.
+// Attention kernels for Hopper: bf16, no dropout, no window; head dimension 80 without mask and with as many key heads as
+// query heads, and, forward alone, head dimension 128.
 #pragma once
 #include "device.h"
 
@@ -13,20 +14,32 @@ inline bool in_pieces_of_16(const void* pointer, int64_t stride) {
 
 /// Conditions on a call that forward and backward share.
 template <class Args>
-bool attention_fits(const mimo_stream& stream, const Args& args) {
+bool heads_fit(const mimo_stream& stream, const Args& args, int64_t head_dim) {
 #ifdef MIMO_HAS_SM90A
-  return stream.device->compute_major == 9 && args.dtype == MIMO_DTYPE_BF16 && args.head_dim == 80 && args.value_dim == 80 && args.dropout == 0 &&
-         args.mask == MIMO_ATTENTION_FULL && args.query_heads == args.key_heads && args.query_heads < 65536 &&
+  return stream.device->compute_major == 9 && args.dtype == MIMO_DTYPE_BF16 && args.head_dim == head_dim &&
+         args.value_dim == head_dim && args.dropout == 0 && args.query_heads < 65536 &&
          (args.tokens / 128 + args.sequences) * args.query_heads < INT32_MAX && args.tokens < int64_t{1} << 30 &&
          in_pieces_of_16(args.q, args.token_stride) && in_pieces_of_16(args.k, args.group_stride) &&
          in_pieces_of_16(args.v, 0) && in_pieces_of_16(args.o, 0);
 #else
-  (void)stream, (void)args;
+  (void)stream, (void)args, (void)head_dim;
   return false;
 #endif
 }
+template <class Args>
+bool attention_fits(const mimo_stream& stream, const Args& args) {
+  return heads_fit(stream, args, 80) && args.mask == MIMO_ATTENTION_FULL && args.query_heads == args.key_heads;
+}
+
+constexpr int grouped_head_dim = 128;
 
 }  // namespace sm90
+
+inline bool sm90_grouped_query_attention_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {
+  return sm90::heads_fit(stream, args, sm90::grouped_head_dim) && (args.window == 0 || args.window >= args.max_seqlen) &&
+         args.tokens >= 128 * args.sequences;
+}
+void sm90_bf16_grouped_query_attention_forward(mimo_stream& stream, const mimo_attention_forward_args& args);
 
 /// Sequences of fewer than 128 tokens on average are left to cuDNN.
 inline bool sm90_attention_forward_fits(const mimo_stream& stream, const mimo_attention_forward_args& args) {

@@ -125,14 +125,6 @@ __device__ __forceinline__ void copy_queries(char* stage, float* to, const CUten
 
 // ---- consumer warpgroups ---------------------------------------------------------------------------------------
 
-// Ping-pong of the two key warpgroups: they compute their exponentials in turn. At the same time they would share the
-// exponential unit and then both wait for the tensor cores; in turn, the wgmma of one overlaps the exponentials of the
-// other.
-
-/// Waits on the named barrier until the other warpgroup passes the turn to warpgroup `own`.
-__device__ __forceinline__ void await_turn(int own) { asm volatile("bar.sync %0, 256;" ::"r"(4 + own) : "memory"); }
-__device__ __forceinline__ void pass_turn(int own) { asm volatile("bar.arrive %0, 256;" ::"r"(5 - own) : "memory"); }
-
 /// Assigns roles: calls serve() (producer), multiply_dq() and, in two warpgroups, multiply_keys(own). Both
 /// multiply_keys must await and pass the same number of turns; `own` 0 goes first.
 template <class Serve, class MultiplyDq, class MultiplyKeys>

@@ -73,10 +73,55 @@ struct Softmax {
     changes = __any_sync(all_lanes, changes);
   }
   /// Rescales the output accumulators to the new maximum.
-  __device__ __forceinline__ void rescale(float (&o)[head_sums]) const {
+  template <int N>
+  __device__ __forceinline__ void rescale(float (&o)[N]) const {
     if (!changes) return;
 #pragma unroll
-    for (int j = 0; j < head_sums; ++j) o[j] *= factor[row_of(j)];
+    for (int j = 0; j < N; ++j) o[j] *= factor[row_of(j)];
+  }
+};
+
+/// A work item: queries row .. row + count - 1 of a head of the sequence with tokens first .. last - 1.
+struct Work {
+  int head, first, last, row, count;  // count 0: no more work
+};
+
+/// Maps item numbers, which must rise, to work items of `query_rows` queries; executed by a whole warp. Items of a
+/// sequence's later queries come first where `backwards`: under a causal mask they take longest.
+template <int query_rows, bool backwards>
+struct Walk {
+  const int32_t* cu_seqlens;
+  int sequences, base = 0, before = 0;  // before: items of the sequences below `base`
+
+  __device__ __forceinline__ Work find(int number, int heads) {
+    const int lane = threadIdx.x % 32, piece = number / heads;
+    for (; base < sequences; base += 32) {
+      const bool exists = base + lane < sequences;
+      const int sequence = backwards ? sequences - 1 - base - lane : base + lane;
+      const int first = exists ? cu_seqlens[sequence] : 0;
+      const int last = exists ? cu_seqlens[sequence + 1] : 0;
+      const int pieces = (last - first + query_rows - 1) / query_rows;
+      int through = pieces;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(all_lanes, through, offset);
+        if (lane >= offset) through += other;
+      }
+      through += before;
+      const unsigned here = __ballot_sync(all_lanes, piece < through);
+      if (here != 0) {
+        const int owner = __ffs(static_cast<int>(here)) - 1;
+        Work work;
+        work.head = number % heads;
+        work.first = __shfl_sync(all_lanes, first, owner), work.last = __shfl_sync(all_lanes, last, owner);
+        const int end = __shfl_sync(all_lanes, through, owner), begin = end - __shfl_sync(all_lanes, pieces, owner);
+        work.row = (backwards ? end - 1 - piece : piece - begin) * query_rows;
+        work.count = min(query_rows, work.last - work.first - work.row);
+        return work;
+      }
+      before = __shfl_sync(all_lanes, through, 31);
+    }
+    return {0, 0, 0, 0, 0};
   }
 };
 

@@ -23,10 +23,6 @@ constexpr int stages = 8, slots = 2, threads = 128 * (warpgroups + 1);
 /// setmaxnreg: 640 threads start with 96 registers each.
 constexpr int fetch_registers = 24, main_registers = 112;
 
-/// A work item: queries row .. row + count - 1 of a head of the sequence with tokens first .. last - 1.
-struct Work {
-  int head, first, last, row, count;  // count 0: no more work
-};
 struct Shared {
   char query[slots][warpgroups][narrow_bytes];
   char stage[stages][tile_bytes];  // k and v alternate
@@ -41,47 +37,12 @@ struct Problem {
   mimo_attention_forward_args args;
 };
 
-/// Maps item numbers, which must rise, to work items; executed by a whole warp.
-struct Walk {
-  const int32_t* cu_seqlens;
-  int sequences, base = 0, before = 0;  // before: items of the sequences below `base`
-
-  __device__ __forceinline__ Work find(int number, int heads) {
-    const int lane = threadIdx.x % 32, piece = number / heads;
-    for (; base < sequences; base += 32) {
-      const int sequence = base + lane;
-      const int first = sequence < sequences ? cu_seqlens[sequence] : 0;
-      const int last = sequence < sequences ? cu_seqlens[sequence + 1] : 0;
-      const int pieces = (last - first + query_rows - 1) / query_rows;
-      int through = pieces;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(all_lanes, through, offset);
-        if (lane >= offset) through += other;
-      }
-      through += before;
-      const unsigned here = __ballot_sync(all_lanes, piece < through);
-      if (here != 0) {
-        const int owner = __ffs(static_cast<int>(here)) - 1;
-        Work work;
-        work.head = number % heads;
-        work.first = __shfl_sync(all_lanes, first, owner), work.last = __shfl_sync(all_lanes, last, owner);
-        work.row = (piece - __shfl_sync(all_lanes, through - pieces, owner)) * query_rows;
-        work.count = min(query_rows, work.last - work.first - work.row);
-        return work;
-      }
-      before = __shfl_sync(all_lanes, through, 31);
-    }
-    return {0, 0, 0, 0, 0};
-  }
-};
-
 __device__ __forceinline__ int tiles_of(const Work& work) { return (work.last - work.first + key_rows - 1) / key_rows; }
 
 __device__ __forceinline__ void fetch(const Problem& problem, Shared& shared) {
   const mimo_attention_forward_args& args = problem.args;
   const bool leads = threadIdx.x % 32 == 0;
-  Walk walk{args.cu_seqlens, static_cast<int>(args.sequences)};
+  Walk<query_rows, false> walk{args.cu_seqlens, static_cast<int>(args.sequences)};
   int step = 0, count = 0;
   for (int number = static_cast<int>(blockIdx.x);; ++count) {
     const Work work = walk.find(number, static_cast<int>(args.query_heads));
