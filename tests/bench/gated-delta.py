@@ -10,12 +10,11 @@ once at 4.2 TB/s, whichever is longer.
 """
 
 import argparse
-import statistics
 import sys
-import time
 
 import torch
 from native_library import Library, own_header
+from turns import medians
 
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
@@ -101,33 +100,17 @@ else:
     print("".join(f", {name} {difference(x, y.squeeze(0)):.1e}" for name, x, y in zip(names, own, dparts, strict=True)))
 
 
-def milliseconds_of(run, seconds):
-    """Mean of the queued calls of so many seconds."""
-    torch.cuda.synchronize()
-    started, calls = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds or calls < 3:
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
-        calls += 3
-    return 1000 * (time.perf_counter() - started) / calls
-
-
 pairs = 64  # tokens of a chunk
 products = {"forward": 2 * (3 * width + 4 * pairs) * width, "backward": 2 * (12 * width + 12 * pairs) * width}
 moved = {"forward": 2 * (2 * keys + 2 * values), "backward": 2 * (4 * keys + 3 * values)}
 print(f"{torch.cuda.get_device_name()}, {tokens} tokens, {key_heads} key heads, {value_heads} value heads of {width}")
 for direction, runs in contenders.items():
-    times = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, run in runs.items():
-            milliseconds_of(run, 0.08)
-            times[name].append(milliseconds_of(run, 0.04))
-    own = statistics.median(times["mimo"])
+    times = medians(runs, options.rounds)
+    own = times["mimo"]
     limit = 1000 * tokens * max(value_heads * products[direction] / 690e12, moved[direction] / 4.2e12)
     line = f"{direction:9} mimo {own:7.3f} ms, limit {limit:.3f} ms ({limit / own:.0%})"
     if "fla" in times:
-        other = statistics.median(times["fla"])
+        other = times["fla"]
         line += f", fla {other:7.3f} ms: {other / own:.2f} x"
     print(line, flush=True)
 if options.kernels:

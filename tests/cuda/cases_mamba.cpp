@@ -276,6 +276,10 @@ void add_mamba(Cases& cases, bool large) {
   // Many heads, so that chance does not decide the sums of few that rounding leaves.
   const std::vector<int32_t> uneven = {37, 0, 1, 150, 64, 128, 65};
   add("minimum step of model sizes", {{128, 1}, 64, 64, 8, 128, 64, 0.2f});
+  add("heads of 80", {{150, 40}, 4, 80, 2, 128, 128, 0});
+  add("heads of 128", {{150, 40, 0, 1}, 4, 128, 2, 128, 128, 0});
+  add("many heads of 80", {uneven, 64, 80, 8, 64, 64, 0.2f});
+  cases.push_back({"ssd masked, heads of 80", [](Run& run) { ssd(run, {{150, 40}, 4, 80, 2, 128, 128, 0, true}); }});
   add("state of 64", {uneven, 64, 64, 8, 64, 64, 0});
   cases.push_back({"ssd masked, state of 64", [uneven](Run& run) { ssd(run, {uneven, 64, 64, 8, 64, 128, 0, true}); }});
   const auto add_delta = [&](const char* name, Delta s) {

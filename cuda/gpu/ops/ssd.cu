@@ -99,7 +99,8 @@ __global__ void add_head_sums_kernel(const SsdHeadSums* sums, const int32_t* cu_
 /// Whether the tensor-core kernels support these sizes; `rows` are the matrices that need 16-byte aligned rows.
 template <class Args>
 bool fits_tensor_cores(const Args& args, std::initializer_list<std::pair<const void*, int64_t>> rows) {
-  if (args.dtype != MIMO_DTYPE_BF16 || args.head_dim != 64 || args.chunk_size < 64) return false;
+  if (args.dtype != MIMO_DTYPE_BF16 || args.chunk_size < 64) return false;
+  if (args.head_dim != 64 && (args.head_dim < 72 || args.head_dim > 128 || args.head_dim % 8 != 0)) return false;
   if (args.state_dim != 64 && args.state_dim != 128) return false;
   for (const auto& [pointer, stride] : rows) {
     if (!packs_fit<bf16>(pointer, 64, stride, 8)) return false;
@@ -164,11 +165,9 @@ void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   const bool tensor_cores =
       fits_tensor_cores(args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride},
                                {args.z, args.z_stride}, {args.o, width}, {args.y, width}});
-  if (!tensor_cores) {
-    ssd_forward_plain(stream, args);
-  } else {
-    fits_sm90(stream, args) ? sm90_bf16_ssd_forward(stream, args) : sm80_bf16_ssd_forward(stream, args);
-  }
+  if (!tensor_cores) return ssd_forward_plain(stream, args);
+  const auto run = fits_sm90(stream, args) ? sm90_bf16_ssd_forward : sm80_bf16_ssd_forward;
+  args.head_dim == 64 ? run(stream, args) : ssd_wide_heads_forward(stream, args, run);
 }
 
 void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
@@ -180,11 +179,9 @@ void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
       args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride}, {args.z, args.z_stride},
              {args.y, width}, {args.d_o, width}, {args.dx, args.dxbc_stride}, {args.db, args.dxbc_stride},
              {args.dc, args.dxbc_stride}, {args.dz, args.dz_stride}});
-  if (!tensor_cores) {
-    ssd_backward_plain(stream, args);
-  } else {
-    fits_sm90(stream, args) ? sm90_bf16_ssd_backward(stream, args) : sm80_bf16_ssd_backward(stream, args);
-  }
+  if (!tensor_cores) return ssd_backward_plain(stream, args);
+  const auto run = fits_sm90(stream, args) ? sm90_bf16_ssd_backward : sm80_bf16_ssd_backward;
+  args.head_dim == 64 ? run(stream, args) : ssd_wide_heads_backward(stream, args, run);
 }
 
 }  // namespace mimo::cuda

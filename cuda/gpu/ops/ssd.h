@@ -22,4 +22,10 @@ void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& a
 void sm90_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
 
+/// Heads of 72 to 128, a multiple of 8: `run`, a kernel of the above, computes them as twice as many heads of 64.
+void ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& args,
+                            void (*run)(mimo_stream&, const mimo_ssd_forward_args&));
+void ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& args,
+                             void (*run)(mimo_stream&, const mimo_ssd_backward_args&));
+
 }  // namespace mimo::cuda
