@@ -12,5 +12,7 @@ void grouped_bias_forward(mimo_stream& stream, const mimo_grouped_bias_forward_a
 void grouped_bias_backward(mimo_stream& stream, const mimo_grouped_bias_backward_args& args);
 void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
 void philox_fill(mimo_stream& stream, const mimo_philox_fill_args& args);
+void rms_norm_forward(mimo_stream& stream, const mimo_rms_norm_forward_args& args);
+void rms_norm_backward(mimo_stream& stream, const mimo_rms_norm_backward_args& args);
 
 }  // namespace mimo::cuda

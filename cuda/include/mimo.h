@@ -62,7 +62,7 @@
 /* Operations, with the prefixes of their functions' names. */
 #include "mimo/ops/gemm.h"          /* gemm, gelu_gemm */
 #include "mimo/ops/spmm.h"          /* spmm */
-#include "mimo/ops/norms.h"         /* rms_norm, layer_norm */
+#include "mimo/ops/norms.h"         /* rms_norm, layer_norm, head_norm */
 #include "mimo/ops/activation.h"    /* activation */
 #include "mimo/ops/attention.h"     /* attention, latent_heads */
 #include "mimo/ops/rope.h"          /* rope */

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 28;
+export const ABI_VERSION = 29;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -263,6 +263,36 @@ export const operations = {
 		dbias: "ptr",
 		rows: "i64",
 		width: "i64",
+		dtype: "i32",
+		weight_dtype: "i32",
+	},
+	head_norm_forward: {
+		x: "ptr",
+		query_weight: "ptr",
+		key_weight: "ptr",
+		y: "ptr",
+		rstd: "ptr",
+		rows: "i64",
+		width: "i64",
+		head_dim: "i64",
+		epsilon: "f32",
+		weight_offset: "f32",
+		dtype: "i32",
+		weight_dtype: "i32",
+	},
+	head_norm_backward: {
+		dy: "ptr",
+		x: "ptr",
+		query_weight: "ptr",
+		key_weight: "ptr",
+		rstd: "ptr",
+		dx: "ptr",
+		dquery_weight: "ptr",
+		dkey_weight: "ptr",
+		rows: "i64",
+		width: "i64",
+		head_dim: "i64",
+		weight_offset: "f32",
 		dtype: "i32",
 		weight_dtype: "i32",
 	},

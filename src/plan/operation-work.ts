@@ -78,6 +78,8 @@ type OwnFormula =
 const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	rms_norm_forward: 2,
 	rms_norm_backward: 3,
+	head_norm_forward: 2,
+	head_norm_backward: 3,
 	layer_norm_forward: 2,
 	layer_norm_backward: 3,
 	activation_forward: 2,

@@ -46,6 +46,37 @@ void rms_norm(Run& run, int64_t rows, int64_t width, int64_t group, bool residua
   run.compare("dx with residual", b.dx, rows * width);
 }
 
+void head_norm(Run& run, int64_t rows, int64_t queries, int64_t head_dim, float offset, bool f32_weight) {
+  const int64_t width = (queries + 2) * head_dim;
+  const auto weights = [&] {
+    const std::vector<float> values = run.normal(head_dim, 0.2, 1 - offset);
+    return f32_weight ? static_cast<void*>(run.upload(values)) : run.tensor(values);
+  };
+  mimo_head_norm_forward_args f{};
+  f.x = run.tensor(rows * width), f.query_weight = weights(), f.key_weight = weights();
+  f.y = run.output(rows * width);
+  f.rstd = static_cast<float*>(run.output((queries + 1) * rows, MIMO_DTYPE_F32));
+  f.rows = rows, f.width = width, f.head_dim = head_dim, f.epsilon = 1e-5f, f.weight_offset = offset;
+  f.dtype = run.dtype(), f.weight_dtype = f32_weight ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
+  run.call("mimo_head_norm_forward", f);
+  run.compare("y", f.y, rows * width);
+  run.compare("rstd", f.rstd, (queries + 1) * rows, MIMO_DTYPE_F32);
+
+  mimo_head_norm_backward_args b{};
+  b.dy = run.tensor(rows * width), b.x = f.x, b.query_weight = f.query_weight, b.key_weight = f.key_weight, b.rstd = f.rstd;
+  b.dx = run.output(rows * width);
+  b.dquery_weight = run.floats(head_dim), b.dkey_weight = run.floats(head_dim);
+  b.rows = rows, b.width = width, b.head_dim = head_dim, b.weight_offset = offset;
+  b.dtype = f.dtype, b.weight_dtype = f.weight_dtype;
+  run.call("mimo_head_norm_backward", b);
+  run.compare("dx", b.dx, rows * width);
+  run.compare("dquery_weight", b.dquery_weight, head_dim, MIMO_DTYPE_F32);
+  run.compare("dkey_weight", b.dkey_weight, head_dim, MIMO_DTYPE_F32);
+  b.dquery_weight = nullptr;
+  run.call("mimo_head_norm_backward", b);
+  run.compare("dkey_weight alone", b.dkey_weight, head_dim, MIMO_DTYPE_F32);
+}
+
 void layer_norm(Run& run, int64_t rows, int64_t width, bool f32_weight, bool residual = false) {
   const int32_t weight_dtype = f32_weight ? static_cast<int32_t>(MIMO_DTYPE_F32) : run.dtype();
   const auto weights = [&](double mean) {
@@ -127,6 +158,11 @@ void add_norms(Cases& cases, bool large) {
   cases.push_back({"rms_norm zero-centred", [](Run& run) { rms_norm(run, 37, 96, 96, false, 0, false, 1); }});
   cases.push_back({"rms_norm zero-centred residual", [](Run& run) { rms_norm(run, 5, 320, 320, true, 0, true, 1); }});
   cases.push_back({"rms_norm odd", [](Run& run) { rms_norm(run, 19, 33, 11, false, 3, false); }});
+  cases.push_back({"head_norm", [](Run& run) { head_norm(run, 70, 4, 128, 0, false); }});
+  cases.push_back({"head_norm zero-centred of 256", [](Run& run) { head_norm(run, 67, 8, 256, 1, false); }});
+  cases.push_back({"head_norm of 64, f32 weight", [](Run& run) { head_norm(run, 33, 1, 64, 0, true); }});
+  cases.push_back({"head_norm of 80", [](Run& run) { head_norm(run, 300, 2, 80, 0, false); }});
+  cases.push_back({"head_norm odd", [](Run& run) { head_norm(run, 19, 2, 11, 0, false); }});
   cases.push_back({"layer_norm", [](Run& run) { layer_norm(run, 37, 1280, false); }});
   cases.push_back({"layer_norm wide", [](Run& run) { layer_norm(run, 13, 3072, false); }});
   cases.push_back({"layer_norm narrow", [](Run& run) { layer_norm(run, 50, 384, true); }});
@@ -135,6 +171,7 @@ void add_norms(Cases& cases, bool large) {
   cases.push_back({"layer_norm wide residual", [](Run& run) { layer_norm(run, 13, 3072, true, true); }});
   cases.push_back({"layer_norm odd residual", [](Run& run) { layer_norm(run, 21, 45, false, true); }});
   if (large) {
+    cases.push_back({"head_norm large", [](Run& run) { head_norm(run, 16384, 8, 128, 0, false); }});
     cases.push_back({"rms_norm large residual", [](Run& run) { rms_norm(run, 4096, 2688, 2688, true, 0, false); }});
     cases.push_back({"layer_norm large residual", [](Run& run) { layer_norm(run, 4096, 1280, false, true); }});
     cases.push_back({"rms_norm large", [](Run& run) { rms_norm(run, 4096, 2688, 2688, false, 0, false); }});

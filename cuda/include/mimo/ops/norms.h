@@ -1,4 +1,4 @@
-/* RMSNorm and LayerNorm, each with an optional residual sum before it. */
+/* RMSNorm and LayerNorm, each with an optional residual sum before it, and the norm of heads. */
 #pragma once
 
 #include "../stream.h"
@@ -81,3 +81,39 @@ typedef struct mimo_layer_norm_backward_args {
   int32_t weight_dtype;
 } mimo_layer_norm_backward_args;
 MIMO_API int32_t mimo_layer_norm_backward(mimo_stream* stream, const mimo_layer_norm_backward_args* args);
+
+/* RMSNorm of every query head and every key head of a fused projection: a row is a token's group, width / head_dim - 2 query
+ * heads, a key head and a value head of head_dim columns each, the last of which is copied. γ is weight_offset + weight. */
+typedef struct mimo_head_norm_forward_args {
+  const void* x;            /* [rows, width] contiguous */
+  const void* query_weight; /* [head_dim] */
+  const void* key_weight;   /* [head_dim] */
+  void* y;                  /* [rows, width] contiguous */
+  float* rstd;              /* [width / head_dim - 1, rows] */
+  int64_t rows;
+  int64_t width;
+  int64_t head_dim;
+  float epsilon;
+  float weight_offset;
+  int32_t dtype;
+  int32_t weight_dtype;
+} mimo_head_norm_forward_args;
+MIMO_API int32_t mimo_head_norm_forward(mimo_stream* stream, const mimo_head_norm_forward_args* args);
+
+typedef struct mimo_head_norm_backward_args {
+  const void* dy; /* [rows, width] contiguous */
+  const void* x;  /* of _forward, as are the weights */
+  const void* query_weight;
+  const void* key_weight;
+  const float* rstd;    /* of _forward */
+  void* dx;             /* [rows, width] contiguous */
+  float* dquery_weight; /* [head_dim], added to; or null */
+  float* dkey_weight;   /* [head_dim], added to; or null */
+  int64_t rows;
+  int64_t width;
+  int64_t head_dim;
+  float weight_offset;
+  int32_t dtype;
+  int32_t weight_dtype;
+} mimo_head_norm_backward_args;
+MIMO_API int32_t mimo_head_norm_backward(mimo_stream* stream, const mimo_head_norm_backward_args* args);
