@@ -125,7 +125,7 @@ export function huggingFaceTarget(
 
 /** Kept parts of a folder of --hf-reference; it may hold no weights at all. */
 function referenceFolder(path: string, spelling: FolderSpelling): KeptFolder {
-	const configText = readConfig(path);
+	const { configText } = readConfig(path);
 	const configPath = join(path, "config.json");
 	const behind = behindTap(parsePythonJson(configText, configPath), spelling.tower, configPath);
 	const filled = [singleFile, indexFile].some((name) => existsSync(join(path, name)));

@@ -10,7 +10,7 @@ import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
 import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
-import { configWithoutMxfp4, Mxfp4Stacks } from "./mxfp4.ts";
+import { type Unquantised, unquantised } from "./quantisation.ts";
 
 export const singleFile = "model.safetensors";
 export const indexFile = "model.safetensors.index.json";
@@ -21,20 +21,25 @@ export const defaultShardBytes = 5e9;
 export class HuggingFaceFolder implements TensorStore {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	readonly #files: readonly SafetensorsFile[];
-	readonly #decoded: Mxfp4Stacks;
+	readonly #stored: Pick<TensorStore, "tensors" | "readInto">;
+	/** config.json as it stands in the folder, but of weights that are quantised, which are read as bf16. */
+	readonly configText: string;
+	/** That they are; null: they are not. */
+	readonly notice: string | null;
 
 	private constructor(
 		readonly path: string,
-		/** config.json as it stands in the folder, but of stacks in MXFP4, which are read as bf16. */
-		readonly configText: string,
+		{ configText, decode, notice }: Unquantised,
 		files: readonly SafetensorsFile[],
 		fileOf: ReadonlyMap<string, SafetensorsFile>,
 	) {
 		this.#files = files;
+		this.configText = configText;
+		this.notice = notice;
 		const tensors = new Map([...fileOf].map(([name, file]) => [name, file.information(name)]));
 		const readInto = (name: string, offset: number, into: Uint8Array) => fileOf.get(name)!.readInto(name, offset, into);
-		this.#decoded = new Mxfp4Stacks({ path, tensors, readInto });
-		this.tensors = this.#decoded.tensors;
+		this.#stored = decode?.({ path, tensors, readInto }) ?? { tensors, readInto };
+		this.tensors = this.#stored.tensors;
 	}
 
 	get configPath(): string {
@@ -42,7 +47,7 @@ export class HuggingFaceFolder implements TensorStore {
 	}
 
 	static open(path: string): HuggingFaceFolder {
-		const configText = readConfig(path);
+		const configuration = readConfig(path);
 		const files: SafetensorsFile[] = [];
 		try {
 			const fileOf = new Map<string, SafetensorsFile>();
@@ -52,7 +57,7 @@ export class HuggingFaceFolder implements TensorStore {
 				files.push(file);
 				for (const name of file.tensors.keys()) fileOf.set(name, file);
 			}
-			return new HuggingFaceFolder(path, configText, files, fileOf);
+			return new HuggingFaceFolder(path, configuration, files, fileOf);
 		} catch (error) {
 			for (const file of files) file[Symbol.dispose]();
 			throw error;
@@ -61,7 +66,7 @@ export class HuggingFaceFolder implements TensorStore {
 
 	readInto(name: string, offset: number, into: Uint8Array): void {
 		if (!this.tensors.has(name)) throw new UserError(`${this.path} has no tensor ${name}.`);
-		this.#decoded.readInto(name, offset, into);
+		this.#stored.readInto(name, offset, into);
 	}
 
 	[Symbol.dispose](): void {
@@ -69,12 +74,12 @@ export class HuggingFaceFolder implements TensorStore {
 	}
 }
 
-/** The text of a folder's config.json, as if stacks in MXFP4 were in bf16. */
-export function readConfig(path: string): string {
+/** A folder's config.json, as if weights that are quantised were bf16. */
+export function readConfig(path: string): Unquantised {
 	if (!existsSync(path)) throw new UserError(`Cannot open ${path}: it does not exist.`);
 	if (!statSync(path).isDirectory()) throw new UserError(`Cannot open ${path}: it is not a folder.`);
 	const file = join(path, "config.json");
-	return configWithoutMxfp4(readJsonText(file, configLimits, { inside: path }), file);
+	return unquantised(readJsonText(file, configLimits, { inside: path }), file);
 }
 
 /** The file of every tensor, from the text of a model.safetensors.index.json; `path` is for errors. */

@@ -5,7 +5,6 @@
  */
 import { UserError } from "../../system/errors.ts";
 import type { TensorStore, TensorType } from "../store.ts";
-import { formatPythonJson, parseKeepingFloats } from "./json.ts";
 
 const magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6];
 const valuesOfBlock = 32;
@@ -85,12 +84,4 @@ export class Mxfp4Stacks implements Pick<TensorStore, "readInto"> {
 		this.#latest = { name, expert, bytes: new Uint8Array(values.buffer) };
 		return this.#latest.bytes;
 	}
-}
-
-/** A config.json as of the folder with bf16 stacks. */
-export function configWithoutMxfp4(text: string, path: string): string {
-	if (!text.includes('"mxfp4"')) return text;
-	const { quantization_config: quantised, ...config } = parseKeepingFloats(text, path);
-	const { quant_method: method } = (quantised ?? {}) as { readonly quant_method?: unknown };
-	return method === "mxfp4" ? formatPythonJson(config) : text;
 }

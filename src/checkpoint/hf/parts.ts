@@ -133,6 +133,7 @@ export function openParts(
 			(name) => !names.foreign.has(name) && (isAhead(name) || isLeftOut(name)),
 		);
 		const { notices, warnings } = describeLeftOut(stored, leftOut, towerConfig(json));
+		if (folder !== null && folder.notice !== null) notices.push(folder.notice);
 		const unread = behindTap(json, tower?.spelling ?? null, configPath);
 		const behind = [...stored.tensors.keys()].filter(unread);
 		if (behind.length > 0) {

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import type { DtypeTag } from "../../../src/checkpoint/dtype.ts";
 import { decodeFloats } from "../../../src/checkpoint/dtype.ts";
-import { configWithoutMxfp4, Mxfp4Stacks } from "../../../src/checkpoint/hf/mxfp4.ts";
+import { Mxfp4Stacks } from "../../../src/checkpoint/hf/mxfp4.ts";
 
 const [experts, outputs, inputs] = [3, 5, 64];
 /** Every code and exponent occurs. */
@@ -55,13 +55,4 @@ test("blocks without scales of their shape are refused by name", () => {
 	expect(() => new Mxfp4Stacks(source({ ...stored, "x.up_scales": scales }))).toThrow(
 		"folder: x.up_blocks [3,5,2,16] U8 with x.up_scales [3,5,1] U8 is no stack in MXFP4.",
 	);
-});
-
-test("config.json is that of bf16 stacks, and any other stays as it is", () => {
-	const quantised = '{"rms_norm_eps": 1e-05, "rope_theta": 150000.0, "quantization_config": {"quant_method": "mxfp4"}}';
-	expect(configWithoutMxfp4(quantised, "config.json")).toBe(
-		'{\n  "rms_norm_eps": 0.00001,\n  "rope_theta": 150000.0\n}\n',
-	);
-	for (const other of ['{"a": 1}', '{"quantization_config": {"quant_method": "fp8", "a": "mxfp4"}}'])
-		expect(configWithoutMxfp4(other, "config.json")).toBe(other);
 });

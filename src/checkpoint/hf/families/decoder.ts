@@ -163,8 +163,6 @@ interface DecoderRules {
 	};
 	/** Whether a layer has experts; absent: no layer. */
 	readonly hasExperts?: (values: Json, layer: number) => boolean;
-	/** A clause that says where weights that are not quantised come from. */
-	readonly quantised?: string;
 	/** Default: swiglu. */
 	readonly activation?: ActivationKey;
 	/** Adds a layer's router and experts, where they are no usual stacks nor tensors of each expert. */
@@ -289,9 +287,6 @@ function readDecoder(rules: DecoderRules, json: Json, path: string): LanguageMod
 		const value = values[name] ?? only;
 		if (value !== only)
 			bad(`${name} is ${JSON.stringify(value)}, this program's model has only ${JSON.stringify(only)}`);
-	}
-	if (values.quantization_config != null) {
-		bad(`quantization_config: only weights that are not quantised can be read${rules.quantised ?? ""}`);
 	}
 	const size = (name: keyof typeof sizes, missing: number) => whole(values, name, rules.sizes[name] ?? missing, bad);
 	const [hidden, heads] = [size("hidden_size", sizes.hidden_size), size("num_attention_heads", 1)];

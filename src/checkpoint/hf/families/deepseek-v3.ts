@@ -44,7 +44,6 @@ export const deepseekV3 = decoderFamily({
 	maxPositionEmbeddings: 4096,
 	headDim: "derived",
 	only: { attention_bias: false, scoring_func: "sigmoid", topk_method: "noaux_tc", moe_layer_freq: 1 },
-	quantised: "; inference/fp8_cast_bf16.py of DeepSeek's repository makes them of FP8",
 	mixer: "latentAttention",
 	names: { latentAttention: latentAttentionNames },
 	hasExperts: (values, layer) => layer >= Number(values.first_k_dense_replace ?? 3),

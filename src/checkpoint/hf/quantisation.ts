@@ -1,0 +1,49 @@
+/** What quantization_config of a config.json says of the weights, and the store in which they are bf16. */
+import { UserError } from "../../system/errors.ts";
+import type { TensorStore } from "../store.ts";
+import { Fp8Weights, type ScaledBlock } from "./fp8.ts";
+import { formatPythonJson, parseKeepingFloats } from "./json.ts";
+import { Mxfp4Stacks } from "./mxfp4.ts";
+
+type Stored = Pick<TensorStore, "path" | "tensors" | "readInto">;
+
+/** A config.json as of a folder whose weights are bf16. */
+export interface Unquantised {
+	/** As it stands in the folder where nothing is quantised. */
+	readonly configText: string;
+	/** The folder's tensors as bf16; null: nothing is quantised. */
+	readonly decode: ((source: Stored) => Pick<TensorStore, "tensors" | "readInto">) | null;
+	/** What a user should know; null: nothing is quantised. */
+	readonly notice: string | null;
+}
+
+/** Throws a UserError that names the method where weights that are quantised by it cannot be read. */
+export function unquantised(text: string, path: string): Unquantised {
+	const plain = { configText: text, decode: null, notice: null };
+	if (!text.includes('"quantization_config"')) return plain;
+	const { quantization_config: said, ...config } = parseKeepingFloats(text, path);
+	if (said == null) return plain;
+	const { quant_method: method, ...rest } = said as Readonly<Record<string, unknown>>;
+	const decode =
+		method === "mxfp4" ? (source: Stored) => new Mxfp4Stacks(source) : method === "fp8" ? fp8(rest, path) : null;
+	if (decode === null) {
+		throw new UserError(
+			`${path}: quantization_config.quant_method is ${JSON.stringify(method)}; weights in "fp8" and "mxfp4" can be read, and those that are not quantised.`,
+		);
+	}
+	const notice = `${path}: weights in ${String(method).toUpperCase()} are read as bf16, and written so, without quantization_config.`;
+	return { configText: formatPythonJson(config), decode, notice };
+}
+
+function fp8({ fmt = "e4m3", weight_block_size: block = null }: Readonly<Record<string, unknown>>, path: string) {
+	const isSize = (size: unknown) => Number.isSafeInteger(size) && (size as number) > 0;
+	if (block !== null && !(Array.isArray(block) && block.length === 2 && block.every(isSize))) {
+		throw new UserError(
+			`${path}: quantization_config.weight_block_size is ${JSON.stringify(block)}, expected two whole numbers from 1.`,
+		);
+	}
+	if (fmt !== "e4m3") {
+		throw new UserError(`${path}: quantization_config.fmt is ${JSON.stringify(fmt)}, and "e4m3" alone can be read.`);
+	}
+	return (source: Stored) => new Fp8Weights(source, block as ScaledBlock);
+}
