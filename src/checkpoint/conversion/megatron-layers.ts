@@ -1,5 +1,5 @@
 /** Numbering of layers in the keys of a torch_dist checkpoint: detected when it is read, chosen when it is written. */
-import { hasLayer, storedPattern } from "../../config/hybrid-pattern.ts";
+import { hasLayer, type LayerKind, storedPattern } from "../../config/hybrid-pattern.ts";
 import { initialise, philoxKey } from "../../models/initialise.ts";
 import { describedConfig } from "../../models/language/from-configuration.ts";
 import { layerPrefix } from "../../models/language/layer-numbering.ts";
@@ -77,7 +77,7 @@ export function requireSameLayers(own: string, given: string, repeated: boolean,
 
 /** Model tensors of a GPT model that have a place in this program's. */
 const gptLayer =
-	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight|core_attention\\.softmax_offset|linear_q_proj\\.weight|linear_(q|kv)_down_proj\\.weight|linear_(q|kv)_up_proj\\.(layer_norm_)?weight)|input_layernorm\\.weight|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|bias|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
+	"(self_attention\\.(linear_qkv\\.(layer_norm_)?(weight|bias)|linear_proj\\.(post_layernorm\\.)?(weight|bias)|[qk]_layernorm\\.weight|core_attention\\.softmax_offset|linear_q_proj\\.weight|linear_(q|kv)_down_proj\\.weight|linear_(q|kv)_up_proj\\.(layer_norm_)?weight|in_proj\\.(layer_norm_)?weight|conv1d\\.weight|A_log|dt_bias|out_(norm|proj)\\.weight)|input_layernorm\\.weight|pre_mlp_layernorm\\.(weight|bias)|mlp\\.(linear_fc1\\.layer_norm_(weight|bias)|linear_fc[12]\\.(post_layernorm\\.)?(weight|bias)|router\\.(weight|bias|expert_bias)|fc[12]_latent_proj\\.(weight|bias)|experts\\.linear_fc[12]\\.(weight|bias)\\d+|shared_experts\\.(linear_fc[12]\\.weight|gate_weight)))";
 const gptTensors = new RegExp(
 	`^language_model\\.(embedding\\.(word|position)_embeddings\\.weight|output_layer\\.weight|decoder\\.final_layernorm\\.(weight|bias)|decoder\\.layers\\.\\d+\\.${gptLayer}|mtp\\.layers\\.\\d+\\.((enorm|hnorm|final_layernorm)\\.(weight|bias)|eh_proj\\.weight|(mtp_model|transformer)_layer\\.${gptLayer}))$`,
 );
@@ -91,24 +91,31 @@ function requireGptTensors({ tensors }: Pick<TensorStore, "tensors">, path: stri
 	);
 }
 
-/** Numbers of the layers of a GPT model, and of those of them with experts. */
-function numberedLayers({ tensors }: Pick<TensorStore, "tensors">): {
-	readonly layers: ReadonlySet<number>;
-	readonly experts: ReadonlySet<number>;
-} {
-	const numbers = (names: readonly string[]) =>
+/** Numbers of the layers of a GPT model, of those of them with experts, and of those with Gated DeltaNet. */
+function numberedLayers({ tensors }: Pick<TensorStore, "tensors">) {
+	const numbers = (names: readonly string[]): ReadonlySet<number> =>
 		new Set(names.map(layerOf).filter((layer): layer is number => layer !== null));
 	const names = [...tensors.keys()];
-	return { layers: numbers(names), experts: numbers(names.filter((name) => /\.mlp\.router\./.test(name))) };
+	return {
+		layers: numbers(names),
+		experts: numbers(names.filter((name) => /\.mlp\.router\./.test(name))),
+		deltas: numbers(names.filter((name) => name.endsWith(".self_attention.A_log"))),
+	};
 }
 
-/** `[*-]` or `[*E]` for every layer, `/*-` or `/*E` for every depth of multi-token prediction; with + for * where keys have a latent. */
+/**
+ * `[*-]` or `[*E]` for every layer, `/*-` or `/*E` for every depth of multi-token prediction; with + for * where keys have a latent, and G
+ * in layers with Gated DeltaNet.
+ */
 function gptPattern(weights: Pick<TensorStore, "tensors">, path: string): string {
-	const { layers, experts } = numberedLayers(weights);
+	const { layers, experts, deltas } = numberedLayers(weights);
 	if (layers.size === 0) throw new UserError(`${path} has no layers.`);
 	const names = [...weights.tensors.keys()];
 	const mixer = names.some((name) => name.includes(".linear_kv_up_proj.")) ? "+" : "*";
-	const main = Array.from({ length: layers.size }, (_, layer) => (experts.has(layer) ? `[${mixer}E]` : `[${mixer}-]`));
+	const main = Array.from(
+		{ length: layers.size },
+		(_, layer) => `[${deltas.has(layer) ? "G" : mixer}${experts.has(layer) ? "E" : "-"}]`,
+	);
 	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
 	depths.delete(undefined);
 	const routed = names.some((name) => /^language_model\.mtp\..*\.mlp\.router\./.test(name));
@@ -189,6 +196,7 @@ export function layerArguments({ names, pattern, layers }: MegatronLayers): Json
 			hybrid_override_pattern: null,
 			num_layers: length,
 			...moeFrequency(layers),
+			...deltaFrequency(layers),
 		};
 	}
 	if (pattern === null) return {};
@@ -207,9 +215,16 @@ function moeFrequency(layers: readonly NumberedLayer[]): JsonObject {
 	return { moe_layer_freq: routed.includes(0) ? routed : 1 };
 }
 
+/** Megatron's argument that says which layers of a GPT model have Gated DeltaNet. */
+function deltaFrequency(layers: readonly NumberedLayer[]): JsonObject {
+	const mixers = layers.filter(({ kind }) => mixesTokens(kind)).map(({ kind }) => Number(kind === "gdn"));
+	return mixers.includes(1) ? { linear_attention_freq: mixers } : {};
+}
+
 /** Whether a checkpoint's keys stack layers along an axis: those of a GPT model whose layers are all of one kind. */
 export function stacksLayers({ names, layers }: MegatronLayers): boolean {
-	return names === "gpt" && !["mlp", "moe"].every((kind) => layers.some((layer) => layer.kind === kind));
+	const mixed = (...kinds: readonly LayerKind[]) => kinds.every((kind) => layers.some((layer) => layer.kind === kind));
+	return names === "gpt" && !mixed("mlp", "moe") && !mixed("gdn", "attention");
 }
 
 // Layers that a source has no counterpart for, Mamba-2 layers of a hybrid model that was a GPT model: initial values as a training

@@ -1,11 +1,12 @@
 /** Megatron torch_dist checkpoints as source and target of conversions (docs/spec/checkpoint.md §1–§3, §8.4). */
 import { hasLayer } from "../../config/hybrid-pattern.ts";
 import { UserError } from "../../system/errors.ts";
+import { decodeFloats, dtypes, encodeFloats } from "../dtype.ts";
 import type { Durability } from "../files.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import type { Json } from "../native/manifest.ts";
-import { joinStores, selectTensors, type TensorStore } from "../store.ts";
+import { joinStores, selectTensors, type TensorStore, typeOf } from "../store.ts";
 import {
 	argumentsOf,
 	configurationFromArguments,
@@ -86,6 +87,7 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 			add_bias_linear: [...model.tensors.keys()].some((name) => outputBias.test(name)),
 			untie_embeddings_and_output_weights: model.tensors.has("language_model.output_layer.weight"),
 		});
+		if (configuration?.applyLayernorm1p) weights = shiftedNorms(weights, 1);
 		const iteration = typeof common.iteration === "number" ? common.iteration : null;
 		const added = newLayers(folder.path, layers, configuration, weights, options.newLayers);
 		if (added !== null) {
@@ -114,6 +116,35 @@ export function openTorchDistSource(path: string, options: SourceOptions): Sourc
 		folder[Symbol.dispose]();
 		throw error;
 	}
+}
+
+/** The norm inside Gated DeltaNet, and its fp32 master. */
+const deltaNorm = /^(?:optimizer\.state\.param\.)?language_model\..*\.self_attention\.out_norm\.weight$/;
+
+/**
+ * With apply-layernorm-1p Megatron stores the norm inside Gated DeltaNet minus 1 too, which multiplies by γ here. `by` is added, and the
+ * sum rounded to the tensor's type: of a γ between 0.5 and 2 minus 1 nothing is lost.
+ */
+function shiftedNorms(store: TensorStore, by: number): TensorStore {
+	return {
+		path: store.path,
+		tensors: store.tensors,
+		originsOf: (name) => [{ store, name }],
+		readInto: (name, offset, into) => {
+			if (!deltaNorm.test(name)) return store.readInto(name, offset, into);
+			const { dtype } = typeOf(store, name);
+			const bytes = dtypes[dtype].bits / 8;
+			const first = Math.floor(offset / bytes);
+			const whole = new Uint8Array((Math.ceil((offset + into.byteLength) / bytes) - first) * bytes);
+			store.readInto(name, first * bytes, whole);
+			const shifted = encodeFloats(
+				dtype,
+				Float64Array.from(decodeFloats(dtype, whole), (value) => value + by),
+			);
+			into.set(shifted.subarray(offset - first * bytes, offset - first * bytes + into.byteLength));
+		},
+		[Symbol.dispose]: () => store[Symbol.dispose](),
+	};
 }
 
 /** A bias that a language model has with add_bias_linear alone. */
@@ -183,9 +214,10 @@ export function torchDistTarget(
 	options: TorchDistTargetOptions,
 ): TorchDistTarget {
 	const layers = layersFor(source, options);
+	const own = source.configuration?.applyLayernorm1p ? shiftedNorms(canonical, -1) : canonical;
 	const kept = isJsonObject(source.common.megatron) ? source.common.megatron.args : null;
 	// The arguments that stay beside the tensors say how gated rows lie.
-	const laid = isJsonObject(kept) ? toLayout(canonical, layoutOfArguments(kept, source.path), source.path) : canonical;
+	const laid = isJsonObject(kept) ? toLayout(own, layoutOfArguments(kept, source.path), source.path) : own;
 	const { tensors: weights, leftOut } = namesToWrite(laid, layers, source.path);
 	if ([...weights.tensors.keys()].some((name) => name.startsWith("optimizer.state.momentum_buffer."))) {
 		throw new UserError(

@@ -16,7 +16,7 @@ import { writeHuggingFaceFiles } from "./folder.ts";
 import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-processor.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
-import { languageConfig, languageKey } from "./parts.ts";
+import { languageConfig, languageKey, languageType } from "./parts.ts";
 import { addProjector, detectProjector, type ProjectorSizes } from "./projector-names.ts";
 import { projectorSizes, towerOfLogical } from "./vision-configuration.ts";
 import { grownVideoEmbedder, towerJson, videoEmbedderName, wholeJson } from "./vision-language-config.ts";
@@ -78,7 +78,10 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 		kept,
 		present,
 		fits,
-		ownNames ?? (language === null ? spellings.published : spellingFor(language, options.names)),
+		ownNames ??
+			(language === null
+				? spellings.published
+				: spellingFor(language, options.names, original && languageType(original))),
 	);
 	if (present.language) {
 		if (language === null) {

@@ -18,7 +18,6 @@ import {
 import { perLayerSizes } from "../../config/per-layer.ts";
 import { fieldOf, type Key, propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
 import { activationKeys, flaggedActivations } from "../../native/activations.ts";
-import { UserError } from "../../system/errors.ts";
 import type { Json } from "../native/manifest.ts";
 import type { JsonObject } from "./common.ts";
 
@@ -58,7 +57,6 @@ export function patternOfArguments(args: JsonObject): string | null {
 export function configurationFromArguments(args: JsonObject): LanguageModelConfiguration | null {
 	const pattern = patternOfArguments(args)?.replaceAll("|", "");
 	if (pattern === undefined) return null;
-	requireItsNorm({ hybridLayerPattern: pattern, applyLayernorm1p: args.apply_layernorm_1p === true });
 	const hasLatents = hasLayer(pattern, "latentAttention");
 	const told = toldKeys.filter((key) => {
 		if (key in latentAttentionKeys) return hasLatents;
@@ -99,14 +97,6 @@ export function configurationFromArguments(args: JsonObject): LanguageModelConfi
 	};
 }
 
-/** Throws a UserError for Gated DeltaNet whose own norm Megatron stores as another tensor. */
-function requireItsNorm(c: Pick<LanguageModelConfiguration, "hybridLayerPattern" | "applyLayernorm1p">): void {
-	if (!c.applyLayernorm1p || !hasLayer(c.hybridLayerPattern, "gdn")) return;
-	throw new UserError(
-		"With apply-layernorm-1p Megatron stores the norm inside Gated DeltaNet minus 1; such torch_dist checkpoints are not converted.",
-	);
-}
-
 /** An elastic model's keys by Megatron's arguments. Where sizes are given, Megatron's shares are its default. */
 export function elasticFromArguments(args: JsonObject): JsonObject {
 	const shares = (name: string) => name.endsWith("_per_list") && Array.isArray(args[name.replace("_per_", "_int_")]);
@@ -128,7 +118,6 @@ export function argumentsOf(description: LanguageModelConfiguration, paddedVocab
 	const { hybridLayerPattern: pattern, positionEmbeddingType: positions, windowAttnSkipFreq: skip } = c;
 	const [hasLatents, hasDelta] = [hasLayer(pattern, "latentAttention"), hasLayer(pattern, "gdn")];
 	const hasExperts = hasLayer(pattern, "moe");
-	if (hasDelta) requireItsNorm(c);
 	const depths = pattern.split("/").length - 1;
 	const yarn = Object.keys(yarnKeys) as (keyof typeof yarnKeys)[];
 	const rest = new Set(toldKeys);

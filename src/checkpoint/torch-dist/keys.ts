@@ -25,11 +25,16 @@ const optimizerKey = /^(?:mimo\.[^.]+\.)?optimizer\.state\.(param|fp32_param|exp
 export const bufferKey =
 	/^(?:mimo\.([^.]+)\.)?(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.*)\)\.bucket_idx_(\d+)\.(param|exp_avg|exp_avg_sq)$/;
 
+/** Parts of Gated DeltaNet's projection; its convolution has the first three (megatron/core/ssm/gated_delta_net/gdn.py). */
+const deltaParts = ["query", "key", "value", "z", "beta", "alpha"];
+
 /** Parts of a tensor in the order of its rows. */
 const parts: readonly (readonly [RegExp, string, readonly string[]])[] = [
 	[/mixer\.in_proj\.weight\.(z|x|B|C|dt)$/, "mixer.in_proj.weight", ["z", "x", "B", "C", "dt"]],
 	[/mixer\.conv1d\.weight\.(x|B|C)$/, "mixer.conv1d_weight", ["x", "B", "C"]],
 	[/mixer\.conv1d\.bias\.(x|B|C)$/, "mixer.conv1d_bias", ["x", "B", "C"]],
+	[/self_attention\.in_proj\.weight\.(query|key|value|z|beta|alpha)$/, "self_attention.in_proj.weight", deltaParts],
+	[/self_attention\.conv1d\.weight\.(query|key|value)$/, "self_attention.conv1d.weight", deltaParts.slice(0, 3)],
 	[/linear_fc1\.weight_(w|v)$/, "linear_fc1.weight", ["w", "v"]],
 ];
 
@@ -260,7 +265,7 @@ function pushTo<T>(map: Map<string, T[]>, key: string, value: T): void {
 	else map.set(key, [value]);
 }
 
-/** Cuts in_proj and conv1d into their parts; false for any other tensor. */
+/** Cuts in_proj and conv1d of Mamba-2 and of Gated DeltaNet into their parts; false for any other tensor. */
 function cut(
 	builder: CorrespondenceBuilder,
 	logical: Shapes,
@@ -269,29 +274,34 @@ function cut(
 	key: string,
 	shape: readonly number[],
 ): boolean {
-	const part = /^(.*mixer\.)(in_proj\.weight|conv1d_weight|conv1d_bias)$/.exec(parameter);
-	if (!part) return false;
-	const inner = logical.get(`${part[1]}norm.weight`)?.shape[0];
-	const heads = logical.get(`${part[1]}A_log`)?.shape[0];
-	if (inner === undefined || heads === undefined) {
-		throw new UserError(`${parameter} cannot be cut without ${part[1]}norm.weight and ${part[1]}A_log.`);
+	const [, module, tensor] =
+		/^(.*(?:mixer|self_attention)\.)(in_proj\.weight|conv1d[._]weight|conv1d_bias)$/.exec(parameter) ?? [];
+	if (module === undefined) return false;
+	const isDelta = module.endsWith("self_attention.");
+	const norm = `${module}${isDelta ? "out_norm" : "norm"}.weight`;
+	const heads = logical.get(`${module}A_log`)?.shape[0];
+	const ofNorm = logical.get(norm)?.shape[0];
+	if (ofNorm === undefined || heads === undefined) {
+		throw new UserError(`${parameter} cannot be cut without ${norm} and ${module}A_log.`);
 	}
-	const projection = part[2] === "in_proj.weight";
-	const state = (shape[0]! - (projection ? 2 * inner + heads : inner)) / 2;
-	const sizes: readonly (readonly [string, number])[] = projection
-		? [
-				["z", inner],
-				["x", inner],
-				["B", state],
-				["C", state],
-				["dt", heads],
-			]
-		: [
-				["x", inner],
-				["B", state],
-				["C", state],
-			];
+	const projection = tensor === "in_proj.weight";
+	// The norm of Gated DeltaNet is a head's.
+	const inner = isDelta ? heads * ofNorm : ofNorm;
+	const own = projection ? 2 * inner + (isDelta ? 2 : 1) * heads : inner;
+	const state = (shape[0]! - own) / 2;
 	if (!Number.isInteger(state) || state < 0) throw new UserError(`${name} has an invalid shape [${shape}].`);
+	const [names, all] = isDelta
+		? [deltaParts, [state, state, inner, inner, heads, heads]]
+		: projection
+			? [
+					["z", "x", "B", "C", "dt"],
+					[inner, inner, state, state, heads],
+				]
+			: [
+					["x", "B", "C"],
+					[inner, state, state],
+				];
+	const sizes = names.slice(0, projection ? undefined : 3).map((suffix, part) => [suffix, all[part]!] as const);
 	const width = elementCount(shape.slice(1))!;
 	let row = 0;
 	for (const [suffix, rows] of sizes) {

@@ -178,61 +178,6 @@ test.each(["deepseek-v3-mtp", "qwen3-next-mtp"] as const)(
 	},
 );
 
-test("DeepSeek-V3 comes back from a hybrid and from a GPT model with Megatron's names", async () => {
-	const source = golden("deepseek-v3-mtp");
-	for (const [names, layer, mtp] of [
-		["physical", 0, "layers.0"],
-		["gpt", 1, ""],
-	] as const) {
-		const [megatron, back] = ["to", "from"].map((way) => join(scratch, `deepseek-${names}-${way}`)) as [string, string];
-		const there = { from: "hf", to: "torch_dist", source, target: megatron, layerNames: names } as const;
-		const here = { from: "torch_dist", to: "hf", source: megatron, target: back } as const;
-		for (const way of [{ ...there, pattern: "[+-][+E]/+E" }, here]) {
-			using plan = planConversion(conversionOptions({ ...way, optimizer: false }));
-			await plan.run(() => {});
-		}
-		const metadata = readFileSync(join(megatron, "release/.metadata"), "latin1");
-		for (const module of [
-			"q_down_proj.weight",
-			"q_up_proj.layer_norm_weight",
-			"kv_down_proj.weight",
-			"kv_up_proj.weight",
-		]) {
-			expect(metadata).toContain(`decoder.layers.${layer}.self_attention.linear_${module}`);
-			expect(metadata).toContain(`mtp_model_layer.${mtp === "" ? "" : `${mtp}.`}self_attention.linear_${module}`);
-		}
-		for (const file of ["model.safetensors"]) {
-			expect(readFileSync(join(back, file)).equals(readFileSync(join(source, file)))).toBeTrue();
-		}
-		expect(read(JSON.parse(readFileSync(join(back, "config.json"), "utf8")))).toEqual(
-			read(configOf("deepseek-v3-mtp")),
-		);
-	}
-});
-
-test("Gemma 3 comes back from a GPT model with Megatron-Bridge's names", async () => {
-	const [megatron, back] = [join(scratch, "gemma-megatron"), join(scratch, "gemma-back")];
-	const there = {
-		from: "hf",
-		to: "torch_dist",
-		source: golden("gemma3"),
-		target: megatron,
-		layerNames: "gpt",
-	} as const;
-	const here = { from: "torch_dist", to: "hf", source: megatron, target: back } as const;
-	for (const way of [{ ...there, pattern: "[*-][*-][*-]" }, here]) {
-		using plan = planConversion(conversionOptions({ ...way, optimizer: false }));
-		await plan.run(() => {});
-	}
-	const metadata = readFileSync(join(megatron, "release/.metadata"), "latin1");
-	for (const module of ["self_attention.linear_proj", "mlp.linear_fc2"]) {
-		expect(metadata).toContain(`decoder.layers.${module}.post_layernorm.weight`);
-	}
-	const file = "model.safetensors";
-	expect(readFileSync(join(back, file)).equals(readFileSync(join(golden("gemma3"), file)))).toBeTrue();
-	expect(read(JSON.parse(readFileSync(join(back, "config.json"), "utf8")))).toEqual(read(configOf("gemma3")));
-});
-
 test.each([
 	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],

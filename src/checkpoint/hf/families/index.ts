@@ -61,9 +61,16 @@ export function configurationToHuggingFace(
 	return familyFor(configuration).write(configuration, dtype, path);
 }
 
-/** The spelling of a model that comes from no folder. `names`: as the user asks for, of NemotronH alone; null: the family's own. */
-export function spellingFor(configuration: LanguageModelConfiguration, names: SpellingName | null): Spelling {
-	const family = familyFor(configuration);
+/**
+ * The spelling of a model that comes from no folder. `names`: as the user asks for, of NemotronH alone; null: the family's own. `type`:
+ * model_type of the config.json that it gets; null: one is made for it.
+ */
+export function spellingFor(
+	configuration: LanguageModelConfiguration,
+	names: SpellingName | null,
+	type: unknown = null,
+): Spelling {
+	const family = familyOfType(type) ?? familyFor(configuration);
 	if (names === null) return family.spelling;
 	if (family === nemotronH) return spellings[names];
 	throw new UserError(
