@@ -16,7 +16,7 @@ import { type Check, firstFailure, type ParityReport } from "../../src/parity/co
 import { compareAlone } from "../../src/parity/formats.ts";
 import { UserError } from "../../src/system/errors.ts";
 import { mimo } from "../commands/mimo.ts";
-import { pythonEnvironment, referencePython } from "../reference/python.ts";
+import { referencePython, runPython } from "../reference/python.ts";
 import { testDevice } from "../support.ts";
 
 /** model_type of every family. */
@@ -44,32 +44,29 @@ export interface DrawOptions {
 	readonly keep: string | null;
 }
 
-/** Compares drawn models while the next ones are drawn. */
+/** Draws models, a family at a time, and compares them. */
 export async function* meetFamilies(python: string, options: DrawOptions): AsyncGenerator<Drawn> {
 	const { families, count, seed, first, onLayouts, keep } = options;
 	const place = mkdtempSync(join(tmpdir(), "mimo-drawn-"));
 	const script = join(import.meta.dir, "../reference/drawn_families.py");
-	const drawing = Bun.spawn([python, script, place, families.join(","), ...[seed, first, count].map(String)], {
-		...{ env: { ...pythonEnvironment, HF_HUB_OFFLINE: "1" }, stdin: "ignore", stdout: "pipe", stderr: "pipe" },
-	});
-	const said = new Response(drawing.stderr).text();
 	using device = await testDevice();
 	try {
-		for await (const line of linesOf(drawing.stdout)) {
-			const [name = "", noise] = line.split(" ");
-			const folder = join(place, name);
-			const number = Number(name.split("-").at(-1));
-			const outcome = await compared(device, folder, onLayouts ? layouts[number % layouts.length]! : null);
-			if (keep !== null && outcome.state === "WRONG") {
-				mkdirSync(keep, { recursive: true });
-				renameSync(folder, join(keep, name));
+		for (const family of families) {
+			const said = await runPython(python, [script, place, family, ...[seed, first, count].map(String)]);
+			for (const line of said.trim().split("\n")) {
+				const [name = "", noise] = line.split(" ");
+				const folder = join(place, name);
+				const number = Number(name.split("-").at(-1));
+				const outcome = await compared(device, folder, onLayouts ? layouts[number % layouts.length]! : null);
+				if (keep !== null && outcome.state === "WRONG") {
+					mkdirSync(keep, { recursive: true });
+					renameSync(folder, join(keep, name));
+				}
+				rmSync(folder, { recursive: true, force: true });
+				yield { name, ...outcome, said: outcome.said && `${outcome.said} (float32 in transformers: ${noise})` };
 			}
-			rmSync(folder, { recursive: true, force: true });
-			yield { name, ...outcome, said: outcome.said && `${outcome.said} (float32 in transformers: ${noise})` };
 		}
-		if ((await drawing.exited) !== 0) throw new Error(await said);
 	} finally {
-		drawing.kill();
 		rmSync(place, { recursive: true, force: true });
 	}
 }
@@ -102,16 +99,6 @@ function failureIn(report: ParityReport): Check | undefined {
 
 function describe({ name, actual, expected, error }: Check): string {
 	return `${name}: ${actual} instead of ${expected}, off by ${error.toExponential(1)}`;
-}
-
-async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
-	let rest = "";
-	const decoder = new TextDecoder();
-	for await (const chunk of stream) {
-		const lines = (rest + decoder.decode(chunk, { stream: true })).split("\n");
-		rest = lines.pop()!;
-		yield* lines;
-	}
 }
 
 if (import.meta.main) {
