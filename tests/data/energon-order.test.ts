@@ -5,9 +5,7 @@ import { cumulative, TorchGenerator } from "../../src/data/energon/random/torch-
 import type { RawRecord } from "../../src/data/energon/sample.ts";
 import { interleaving, roundHalfToEven, shardWorkers, splitShard } from "../../src/data/energon/sharder.ts";
 import { Worker, workerSeed } from "../../src/data/energon/worker.ts";
-import { GroupBatchDataset } from "../../src/data/energon/wrappers/batch.ts";
 import { BlendDataset } from "../../src/data/energon/wrappers/blend.ts";
-import { GeneratorState } from "../../src/data/energon/wrappers/dataset.ts";
 import { LimitDataset, RepeatDataset } from "../../src/data/energon/wrappers/limit.ts";
 import { MapDataset } from "../../src/data/energon/wrappers/map.ts";
 import { SampleLoaderDataset } from "../../src/data/energon/wrappers/sample-loader.ts";
@@ -204,36 +202,6 @@ describe("order (docs/spec/energon.md §9.4)", () => {
 		for (let pass = 0; pass < 2; pass++) expect([...limited.iterate()]).toHaveLength(3);
 		expect(made).toEqual([0, 1, 2, 3, 0, 1, 2, 3]);
 		expect(owner.config.numWorkers).toBe(1);
-	});
-
-	test("groups keep their order in a state, also with numeric keys", () => {
-		const groups = () =>
-			new GroupBatchDataset(
-				loader(0, { counts: [4, 3], limit: 10, shuffle: null, parallel: 1 }),
-				9,
-				hook("group", (record: RawRecord) => ({
-					key: String(9 - (record.restoreKey.at(-1) as number)),
-					batchSize: null,
-				})),
-				hook("batch", (records: readonly RawRecord[]) => ({
-					restoreKey: [],
-					data: records.flatMap(({ data }) => data),
-				})),
-				false,
-			);
-		const keysOf = (pass: Generator<RawRecord>) => [...pass].map(({ data }) => data[0]!.key);
-		const whole = groups();
-		const pass = whole.iterate();
-		const before = pass.next().value as RawRecord;
-		const resumed = groups();
-		resumed.restore(
-			JSON.parse(
-				JSON.stringify(whole.save(), (_, v) => (v instanceof GeneratorState ? { $: [...v.bytes] } : v)),
-				(_, v) => (v?.$ ? GeneratorState.fromBytes(Uint8Array.from(v.$)) : v),
-			),
-		);
-		expect([before.data[0]!.key, ...keysOf(resumed.iterate())]).toEqual(["0", "1", "2", "3", "4", "5", "6"]);
-		expect(keysOf(pass)).toEqual(["1", "2", "3", "4", "5", "6"]);
 	});
 
 	test("weights accumulate in double and round to float32 (docs/spec/energon.md §9.5)", () => {

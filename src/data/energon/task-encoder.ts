@@ -1,13 +1,13 @@
 /**
  * The functions of a task on samples, and the pipeline of these functions (docs/spec/energon.md §3.4, §5.1): cooking, encoding,
- * packing, grouping, batching. A step that the task lacks has no node in the pipeline.
+ * packing, batching. A step that the task lacks has no node in the pipeline.
  */
 import { UserError } from "../../system/errors.ts";
 import type { DecodeOptions } from "./format/media.ts";
-import { type FunctionHook, type Hook, hook } from "./hook.ts";
+import { type Hook, hook } from "./hook.ts";
 import type { Keyed, RawRecord, Sample, Subflavors } from "./sample.ts";
 import type { Worker } from "./worker.ts";
-import { BatchDataset, type Group, GroupBatchDataset } from "./wrappers/batch.ts";
+import { BatchDataset } from "./wrappers/batch.ts";
 import { BlendDataset, ConcatDataset } from "./wrappers/blend.ts";
 import type { Dataset } from "./wrappers/dataset.ts";
 import { EpochizeDataset, LimitDataset, RepeatDataset } from "./wrappers/limit.ts";
@@ -26,12 +26,9 @@ export interface Cooker {
 export interface TaskEncoder {
 	readonly decode: DecodeOptions;
 	readonly cookers: readonly Cooker[];
-	readonly encodeSample?: Hook<Sample, Keyed>;
 	readonly preencodeSample?: Hook<Sample, Keyed>;
-	readonly postencodeSample?: FunctionHook<Keyed, Keyed>;
-	readonly selectSamplesToPack?: FunctionHook<readonly Keyed[], Groups<Keyed> | Division<Keyed>>;
-	readonly packSelectedSamples?: FunctionHook<readonly Keyed[], Keyed>;
-	readonly batchGroupCriterion?: FunctionHook<Keyed, Group>;
+	readonly selectSamplesToPack?: Hook<readonly Keyed[], Groups<Keyed> | Division<Keyed>>;
+	readonly packSelectedSamples?: Hook<readonly Keyed[], Keyed>;
 	readonly batch: Hook<readonly Keyed[], Keyed>;
 	readonly encodeBatch?: Hook<Keyed, Keyed>;
 }
@@ -161,34 +158,22 @@ export function buildValidation(
 	return options.limit !== null && options.limit > 0 ? new LimitDataset(outputs, options.limit) : outputs;
 }
 
-function encode(samples: Dataset<Sample>, task: TaskEncoder): Dataset<Keyed> {
-	if (task.preencodeSample && task.encodeSample) {
-		throw new UserError("The task has both preencodeSample and encodeSample; it may have one of them.");
-	}
-	const encoder = task.preencodeSample ?? task.encodeSample;
-	return encoder === undefined ? samples : new MapDataset<Sample, Keyed>(samples, encoder);
+function encode(samples: Dataset<Sample>, { preencodeSample }: TaskEncoder): Dataset<Keyed> {
+	return preencodeSample === undefined ? samples : new MapDataset<Sample, Keyed>(samples, preencodeSample);
 }
 
 function batchUp(samples: Dataset<Keyed>, task: TaskEncoder, options: BatchOptions): Dataset<Keyed> {
 	const { batchSize, batchDropLast, packingBufferSize } = options;
-	const { postencodeSample, selectSamplesToPack: select, packSelectedSamples: pack } = task;
+	const { selectSamplesToPack: select, packSelectedSamples: pack } = task;
 	let outputs = samples;
 	if (packingBufferSize !== null) {
 		if (!select || !pack) {
 			throw new UserError("packing_buffer_size is set, but the task does not select and pack samples.");
 		}
-		outputs = new PackingDataset(outputs, packingBufferSize, { select, encode: postencodeSample ?? null, pack });
-	} else if (postencodeSample) {
-		outputs = new MapDataset<Keyed, Keyed>(outputs, postencodeSample);
+		outputs = new PackingDataset(outputs, packingBufferSize, { select, pack });
 	}
-	if (task.batchGroupCriterion) {
-		if (task.batch.kind !== "function") throw new UserError("Grouped batches have one output a batch.");
-		outputs = new GroupBatchDataset(outputs, batchSize, task.batchGroupCriterion, task.batch, batchDropLast);
-	} else if (batchSize !== null) {
-		outputs = new BatchDataset(outputs, batchSize, task.batch, batchDropLast);
-	} else {
-		return outputs;
-	}
+	if (batchSize === null) return outputs;
+	outputs = new BatchDataset(outputs, batchSize, task.batch, batchDropLast);
 	return task.encodeBatch ? new MapDataset<Keyed, Keyed>(outputs, task.encodeBatch) : outputs;
 }
 

@@ -280,9 +280,7 @@ def random_settings(sets, blends):
         packer = draw.choice(["next_fit", "first_fit_decreasing"])
         parameters["task_encoder_args"] = {"capacity": draw.choice([50, 90, 200]), "packer": packer}
         parameters["packing_buffer_size"] = draw.choice([2, 5, 9, 20, 33])
-    if task == "GroupingSizes":
-        pass
-    elif "Grouping" in task or "Batch" in task:
+    if "Batch" in task:
         parameters["batch_size"] = draw.choice([2, 3, 4, 7])
     else:
         some("batch_size", 0.5, [1, 2, 3, 5, 8])

@@ -102,14 +102,6 @@ class Failing(Plain):
         return item(sample)
 
 
-class Generating(Plain):
-    @stateless
-    def encode_sample(self, sample):
-        one = item(sample)
-        for copy in range(one.lengths[0] % 4):
-            yield Item(**basics(one), keys=one.keys, sources=one.sources, lengths=[1], extra=copy)
-
-
 def draws(task):
     values = [torch.rand(1).item(), np.random.random_sample(), random.random()]
     return values + [task.current_sample_index, task.current_batch_index]
@@ -138,16 +130,6 @@ class Stateful(Plain):
         return item(sample)
 
 
-class GeneratingSeeded(Plain):
-    """`encode_sample` is a generator that draws."""
-
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample):
-        one = item(sample)
-        for _ in range(one.lengths[0] % 3):
-            yield with_extra(one, draws(self))
-
-
 class BatchSkipping(Encode):
     """`batch` skips and `encode_batch` fails at some lengths of the first sample."""
 
@@ -162,24 +144,6 @@ class BatchSkipping(Encode):
         if batch.lengths[0] % 6 == 2:
             raise ValueError("length mod 6 is 2")
         return batch
-
-
-class BatchGenerating(Encode):
-    """`batch` is a generator of up to two copies."""
-
-    @stateless
-    def batch(self, samples):
-        for copy in range(item(samples[0]).lengths[0] % 3):
-            yield with_extra(together(samples, False), copy)
-
-
-class EncodeBatchGenerating(Encode):
-    """`encode_batch` is a generator of up to two copies."""
-
-    @stateless
-    def encode_batch(self, batch):
-        for copy in range(batch.lengths[0] % 3):
-            yield with_extra(batch, copy)
 
 
 class BatchSeeded(Encode):
@@ -217,32 +181,12 @@ class Packing(Encode):
         return together(samples, True)
 
 
-class PackingPost(Packing):
-    encode_sample = TaskEncoder.encode_sample
-
-    @stateless
-    def preencode_sample(self, sample):
-        return item(sample)
-
-    @stateless
-    def postencode_sample(self, sample):
-        return sample
-
-
-class PackingLossy(PackingPost):
-    """Leaves samples out while selecting, skips and fails while encoding the selected, skips packs."""
+class PackingLossy(Packing):
+    """Leaves samples out while selecting, skips packs."""
 
     def select_samples_to_pack(self, samples):
         groups = super().select_samples_to_pack(samples)
         return [[one for one in group if item(one).lengths[0] % 4 != 1] for group in groups]
-
-    @stateless
-    def postencode_sample(self, sample):
-        if item(sample).lengths[0] % 9 == 2:
-            raise SkipSample()
-        if item(sample).lengths[0] % 11 == 3:
-            raise ValueError("length mod 11 is 3")
-        return sample
 
     @stateless
     def pack_selected_samples(self, samples):
@@ -260,26 +204,8 @@ class PackingSeeded(Packing):
         return with_extra(one, one.extra + draws(self))
 
 
-class Grouping(Encode):
-    def batch_group_criterion(self, sample):
-        return item(sample).lengths[0] // 30, None
-
-
-class GroupingSizes(Encode):
-    def batch_group_criterion(self, sample):
-        return ("short", 5) if item(sample).lengths[0] < 40 else ("long", 3)
-
-
-class PackingGrouping(Packing):
-    """Packs are batched by the length of their first sample."""
-
-    def batch_group_criterion(self, sample):
-        return item(sample).lengths[0] // 30, None
-
-
-PACKING = {task.__name__: task for task in (Packing, PackingPost, PackingLossy, PackingSeeded, PackingGrouping)}
+PACKING = {task.__name__: task for task in (Packing, PackingLossy, PackingSeeded)}
 TASKS = PACKING | {
     task.__name__: task
-    for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Generating, GeneratingSeeded, Seeded, Unseeded, Stateful,
-                 BatchSkipping, BatchGenerating, EncodeBatchGenerating, BatchSeeded, Grouping, GroupingSizes)
-}  # fmt: skip
+    for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Seeded, Unseeded, Stateful, BatchSkipping, BatchSeeded)
+}

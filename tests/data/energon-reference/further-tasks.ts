@@ -1,11 +1,11 @@
 /**
  * Task encoders beyond those of the reference data, for comparisons with the Python package at random settings
- * (tests/data/energon-random/tasks.py has the same): failures, draws and several outputs in the later steps.
+ * (tests/data/energon-random/tasks.py has the same): failures and draws in the later steps.
  */
 
 import { SkipSample } from "../../../src/data/energon/errors.ts";
-import { generatorHook, type HookContext, hook } from "../../../src/data/energon/hook.ts";
-import type { Keyed, Sample } from "../../../src/data/energon/sample.ts";
+import { type HookContext, hook } from "../../../src/data/energon/hook.ts";
+import type { Keyed } from "../../../src/data/energon/sample.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
 import type { Groups } from "../../../src/data/energon/wrappers/packing.ts";
 import { byteLength, collect, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
@@ -21,32 +21,16 @@ function withDraws(element: Element, context: HookContext): Element {
 	return { ...element, extra: [...before, ...draws(context)] };
 }
 
-function* copies(element: Element, count: number): Generator<Element, void, void> {
-	for (let i = 0; i < count; i++) yield { ...element, extra: i };
-}
-
 /** Task encoder `name`, on the base of `encode`; null for other names. */
 export function furtherTask(
 	name: string,
 	encode: TaskEncoder,
 	args: Readonly<Record<string, unknown>>,
 ): TaskEncoder | null {
-	const { encodeSample: _, ...plain } = encode;
+	const { preencodeSample: _, ...plain } = encode;
 	switch (name) {
 		case "Stateful":
-			return { ...plain, encodeSample: hook("encode_sample", encoded, { stateless: false }) };
-		case "GeneratingSeeded":
-			return {
-				...plain,
-				encodeSample: generatorHook(
-					"encode_sample",
-					function* (sample: Sample, context) {
-						const element = elementOf(sample);
-						for (let i = byteLength(element) % 3; i > 0; i--) yield withDraws(element, context);
-					},
-					{ restoreSeeds: true },
-				),
-			};
+			return { ...plain, preencodeSample: hook("encode_sample", encoded, { stateless: false }) };
 		case "BatchSkipping":
 			return {
 				...encode,
@@ -58,18 +42,6 @@ export function furtherTask(
 					if (firstLength([batch]) % 6 === 2) throw new Error("length mod 6 is 2");
 					return batch;
 				}),
-			};
-		case "BatchGenerating":
-			return {
-				...encode,
-				batch: generatorHook("batch", (items: readonly Keyed[]) => copies(batchOf(items), firstLength(items) % 3)),
-			};
-		case "EncodeBatchGenerating":
-			return {
-				...encode,
-				encodeBatch: generatorHook("encode_batch", (batch: Keyed) =>
-					copies(elementOf(batch), firstLength([batch]) % 3),
-				),
 			};
 		case "BatchSeeded":
 			return {
@@ -88,21 +60,12 @@ export function furtherTask(
 					restoreSeeds: true,
 				}),
 			};
-		case "PackingGrouping":
-			return {
-				...encode,
-				...packing(args),
-				batchGroupCriterion: hook("batch_group_criterion", (item: Keyed) => ({
-					key: String(Math.floor(firstLength([item]) / 30)),
-					batchSize: null,
-				})),
-			};
 		default:
 			return null;
 	}
 }
 
-/** Leaves samples out while selecting, skips and fails while encoding the selected, skips packs. */
+/** Leaves samples out while selecting, skips packs. */
 function lossy(plain: TaskEncoder, { selectSamplesToPack: select, ...rest }: Partial<TaskEncoder>): TaskEncoder {
 	return {
 		...plain,
@@ -116,12 +79,6 @@ function lossy(plain: TaskEncoder, { selectSamplesToPack: select, ...rest }: Par
 				),
 			{ stateless: false },
 		),
-		postencodeSample: hook("postencode_sample", (item: Keyed) => {
-			const length = byteLength(elementOf(item));
-			if (length % 9 === 2) throw new SkipSample();
-			if (length % 11 === 3) throw new Error("length mod 11 is 3");
-			return item;
-		}),
 		packSelectedSamples: hook("pack_selected_samples", (items) => {
 			if (items.length % 3 === 0) throw new SkipSample();
 			return packOf(items);

@@ -5,14 +5,19 @@
 
 import { SkipSample } from "../../../src/data/energon/errors.ts";
 import type { DecodeOptions } from "../../../src/data/energon/format/media.ts";
-import { generatorHook, hook } from "../../../src/data/energon/hook.ts";
-import type { Keyed, Sample } from "../../../src/data/energon/sample.ts";
+import { hook } from "../../../src/data/energon/hook.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { byteLength, collect, cooker, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
 import { furtherTask } from "./further-tasks.ts";
 
-const encodeSample = hook("encode_sample", encoded);
+const preencodeSample = hook("encode_sample", encoded);
+
+/**
+ * Task encoders of the reference data of which no part is built here: several outputs of a function, groups of batches, and encoding
+ * after the selection of samples to pack. No task of the program has one.
+ */
+export const notBuilt: readonly string[] = ["Generating", "Grouping", "GroupingSizes", "PackingPost", "PreAndEncode"];
 
 /** Task encoder `name` of the reference data; `args` are its constructor's. */
 export function goldenTask(
@@ -25,7 +30,7 @@ export function goldenTask(
 		cookers: [cooker(null)],
 		batch: hook("batch", collect("batch")),
 	};
-	const encode: TaskEncoder = { ...plain, encodeSample };
+	const encode: TaskEncoder = { ...plain, preencodeSample };
 	switch (name) {
 		case "Plain":
 			return plain;
@@ -42,7 +47,7 @@ export function goldenTask(
 		case "Skipping":
 			return {
 				...plain,
-				encodeSample: hook("encode_sample", (sample) => {
+				preencodeSample: hook("encode_sample", (sample) => {
 					const element = elementOf(sample);
 					if (byteLength(element) % 5 === 2) throw new SkipSample();
 					return element;
@@ -51,57 +56,22 @@ export function goldenTask(
 		case "Failing":
 			return {
 				...plain,
-				encodeSample: hook("encode_sample", (sample) => {
+				preencodeSample: hook("encode_sample", (sample) => {
 					const element = elementOf(sample);
 					if (byteLength(element) % 7 === 3) throw new Error("length mod 7 is 3");
 					return element;
-				}),
-			};
-		case "Generating":
-			return {
-				...plain,
-				encodeSample: generatorHook("encode_sample", function* (sample: Sample) {
-					const element = elementOf(sample);
-					const copies = byteLength(element) % 4;
-					for (let i = 0; i < copies; i++) {
-						yield { ...element, restoreKey: sample.restoreKey, texts: [String(i)], extra: i };
-					}
 				}),
 			};
 		case "Seeded":
 		case "Unseeded":
 			return {
 				...plain,
-				encodeSample: hook("encode_sample", (sample, context) => ({ ...elementOf(sample), extra: draws(context) }), {
+				preencodeSample: hook("encode_sample", (sample, context) => ({ ...elementOf(sample), extra: draws(context) }), {
 					restoreSeeds: name === "Seeded",
 				}),
 			};
 		case "Packing":
 			return { ...encode, ...packing(args) };
-		case "PackingPost": {
-			const { encodeSample: _, ...rest } = encode;
-			return {
-				...rest,
-				preencodeSample: hook("preencode_sample", encoded),
-				postencodeSample: hook("postencode_sample", (item: Keyed) => item),
-				...packing(args),
-			};
-		}
-		case "Grouping":
-			return {
-				...encode,
-				batchGroupCriterion: hook("batch_group_criterion", (item: Keyed) => ({
-					key: String(Math.floor(byteLength(elementOf(item)) / 30)),
-					batchSize: null,
-				})),
-			};
-		case "GroupingSizes":
-			return {
-				...encode,
-				batchGroupCriterion: hook("batch_group_criterion", (item: Keyed) =>
-					byteLength(elementOf(item)) < 40 ? { key: "short", batchSize: 5 } : { key: "long", batchSize: 3 },
-				),
-			};
 		default:
 			return furtherTask(name, encode, args) ?? brokenTask(name, encode, decode);
 	}
@@ -131,21 +101,19 @@ function brokenTask(name: string, encode: TaskEncoder, decode: DecodeOptions): T
 		case "ThrowsSystem":
 			return {
 				...encode,
-				encodeSample: hook("encode_sample", (): Element => {
+				preencodeSample: hook("encode_sample", (): Element => {
 					throw new ReferenceError("undefined_name is not defined");
 				}),
 			};
 		case "ThrowsKey":
-			return { ...encode, encodeSample: hook("encode_sample", nothingWorks) };
+			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks) };
 		case "Tolerance3":
-			return { ...encode, encodeSample: hook("encode_sample", nothingWorks, { tolerance: 3 }) };
+			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks, { tolerance: 3 }) };
 		case "Tolerance3Seeds":
 			// Energon forgets a tolerance that is given together with restored seeds.
-			return { ...encode, encodeSample: hook("encode_sample", nothingWorks, { restoreSeeds: true }) };
-		case "PreAndEncode":
-			return { ...encode, preencodeSample: hook("preencode_sample", encoded) };
+			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks, { restoreSeeds: true }) };
 		case "StatefulEncode":
-			return { ...encode, encodeSample: hook("encode_sample", encoded, { stateless: false }) };
+			return { ...encode, preencodeSample: hook("encode_sample", encoded, { stateless: false }) };
 		case "NoCookers":
 			return { ...encode, cookers: [] };
 		case "TwoCookersNoMatch":

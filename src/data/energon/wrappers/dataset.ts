@@ -174,10 +174,6 @@ export class StateFields {
 		return [...this.list(name)] as unknown as RestoreKey[];
 	}
 
-	keyOrNull(name: string): RestoreKey | null {
-		return this.#get(name) === null ? null : (this.list(name) as unknown as RestoreKey);
-	}
-
 	record(name: string): Readonly<Record<string, StateValue>> {
 		const value = this.#get(name);
 		if (value === null || typeof value !== "object" || Array.isArray(value) || value instanceof GeneratorState) {

@@ -11,9 +11,6 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 	readonly #errors: ErrorContext;
 	/** Number of the next call. */
 	#calls = 0;
-	/** Input whose outputs are being returned one by one, and the number of outputs so far. */
-	#generatorKey: RestoreKey | null = null;
-	#generatorOffset: number | null = null;
 
 	constructor(source: Dataset<In>, hook: Hook<In, Out>) {
 		super(source.worker, [source]);
@@ -27,65 +24,29 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 	}
 
 	override *iterate(): Generator<Out, void, void> {
-		if (this.#generatorKey !== null) yield* this.#resumeGenerator(this.#generatorKey);
 		for (const sample of this.#source.iterate()) {
 			try {
 				const call = this.#calls++;
-				if (this.#hook.kind === "generator") {
-					this.#generatorKey = sample.restoreKey;
-					this.#generatorOffset = 0;
-					yield* this.#outputs(sample, call, 0);
-					this.#generatorKey = null;
-					this.#generatorOffset = null;
-				} else {
-					const mapped = runHook(this.worker, this.#hook, call, sample);
-					this.#errors.succeeded();
-					yield addKey(mapped, this.className, call);
-				}
+				const mapped = runHook(this.worker, this.#hook, call, sample);
+				this.#errors.succeeded();
+				yield addKey(mapped, this.className, call);
 			} catch (error) {
 				this.#errors.failed(error, sample);
 			}
 		}
 	}
 
-	*#outputs(sample: In, call: number, from: number): Generator<Out, void, void> {
-		let position = 0;
-		for (const output of runHook.generator(this.worker, this.#hook, call, sample)) {
-			if (position >= from) {
-				this.#generatorOffset = position + 1;
-				this.#errors.succeeded();
-				yield addKey(output, this.className, call, position);
-			}
-			position++;
-		}
-	}
-
-	/** The remaining outputs of an input. Energon counts them as the next call; exact states keep the call's number. */
-	*#resumeGenerator(key: RestoreKey): Generator<Out, void, void> {
-		const call = this.worker.compatibility === "energon" ? this.#calls : this.#calls - 1;
-		yield* this.#outputs(this.#source.restoreSample(key), call, this.#generatorOffset ?? 0);
-		this.#generatorKey = null;
-		this.#generatorOffset = null;
-	}
-
 	override resetOwn(): void {
 		this.#calls = 0;
-		this.#generatorKey = null;
-		this.#generatorOffset = null;
 	}
 
 	protected override ownState(): Record<string, StateValue> {
-		return {
-			_sample_index: this.#calls,
-			_generator_sample_key: this.#generatorKey as StateValue,
-			_generator_offset: this.#generatorOffset,
-		};
+		// Energon's fields of a function with several outputs for an input.
+		return { _sample_index: this.#calls, _generator_sample_key: null, _generator_offset: null };
 	}
 
 	protected override restoreOwn(fields: StateFields): void {
 		this.#calls = fields.number("_sample_index");
-		this.#generatorKey = fields.keyOrNull("_generator_sample_key");
-		this.#generatorOffset = fields.numberOrNull("_generator_offset");
 	}
 
 	override restorable(): string | null {
@@ -96,20 +57,11 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 		if (!this.#hook.stateless) {
 			throw new FatalSampleError(`Samples cannot be restored through ${this.#hook.name}: it is not stateless.`);
 		}
-		const generating = this.#hook.kind === "generator";
-		const [[call, position], rest] = this.takeKey(key, generating ? 2 : 1);
+		const [[call], rest] = this.takeKey(key, 1);
 		const sample = this.#source.restoreSample(rest);
-		return restoring(this.worker.config.restoreErrorHandler, sample, () => {
-			if (!generating) {
-				return addKey(runHook(this.worker, this.#hook, call!, sample), this.className, call!);
-			}
-			let at = 0;
-			for (const output of runHook.generator(this.worker, this.#hook, call!, sample)) {
-				if (at === position) return addKey(output, this.className, call!, position);
-				at++;
-			}
-			throw new FatalSampleError(`${this.#hook.name} made fewer outputs than when the sample was saved.`);
-		});
+		return restoring(this.worker.config.restoreErrorHandler, sample, () =>
+			addKey(runHook(this.worker, this.#hook, call!, sample), this.className, call!),
+		);
 	}
 }
 

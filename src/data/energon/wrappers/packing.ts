@@ -4,9 +4,9 @@
  * dropped.
  */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
-import { type FunctionHook, runHook } from "../hook.ts";
+import { type Hook, runHook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
-import { addKey, Dataset, type StateFields, type StateValue } from "./dataset.ts";
+import { Dataset, type StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
 import { SampleBuffer } from "./shuffle-buffer.ts";
 
@@ -20,22 +20,19 @@ export interface Division<Item> {
 	readonly carried: readonly Item[];
 }
 
-export interface PackingHooks<In extends Keyed, Encoded extends Keyed, Out extends Keyed> {
+export interface PackingHooks<In extends Keyed, Out extends Keyed> {
 	/** Divides a buffer, whose first samples were carried over; a plain list of groups carries no samples over. */
-	readonly select: FunctionHook<readonly In[], Groups<In> | Division<In>>;
-	/** Encodes each sample of a group before packing; null: no encoding. */
-	readonly encode: FunctionHook<In, Encoded> | null;
+	readonly select: Hook<readonly In[], Groups<In> | Division<In>>;
 	/** Packs a group into a single output, because a state between several outputs could not be saved. */
-	readonly pack: FunctionHook<readonly Encoded[], Out>;
+	readonly pack: Hook<readonly In[], Out>;
 }
 
-export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends Keyed> extends Dataset<Out> {
+export class PackingDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out> {
 	readonly className = "PackingDataset";
 	readonly #source: Dataset<In>;
 	readonly #size: number;
-	readonly #hooks: PackingHooks<In, Encoded, Out>;
+	readonly #hooks: PackingHooks<In, Out>;
 	readonly #selectErrors: ErrorContext;
-	readonly #encodeErrors: ErrorContext;
 	readonly #packErrors: ErrorContext;
 	/** Samples that are not divided yet. */
 	#reading: SampleBuffer<In>;
@@ -45,10 +42,9 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 	/** Whether the source has ended, so that only the samples in the buffers remain of this pass. */
 	#sourceEnded = false;
 	#selectCalls = 0;
-	#encodeCalls = 0;
 	#packCalls = 0;
 
-	constructor(source: Dataset<In>, size: number, hooks: PackingHooks<In, Encoded, Out>) {
+	constructor(source: Dataset<In>, size: number, hooks: PackingHooks<In, Out>) {
 		super(source.worker, [source]);
 		if (!(size > 0)) throw new FatalSampleError(`packing_buffer_size is ${size}; it must be above 0.`);
 		this.#source = source;
@@ -59,11 +55,6 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 		const { errorHandler } = this.worker.config;
 		this.#selectErrors = new ErrorContext(hooks.select.name, errorHandler, hooks.select.tolerance);
 		this.#packErrors = new ErrorContext(hooks.pack.name, errorHandler, hooks.pack.tolerance);
-		this.#encodeErrors = new ErrorContext(
-			hooks.encode?.name ?? "",
-			errorHandler,
-			hooks.encode?.tolerance ?? hooks.pack.tolerance,
-		);
 	}
 
 	override lengthOfWorker(worker: number): number {
@@ -134,7 +125,7 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 
 	*#nextPack(): Generator<Out, void, void> {
 		const length = this.#lengths[0]!;
-		const members = this.#encode(this.#prepared.first(length));
+		const members = this.#prepared.first(length);
 		this.#prepared.takeFirst(length);
 		this.#lengths.shift();
 		try {
@@ -149,30 +140,12 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 		}
 	}
 
-	#encode(members: readonly In[]): Encoded[] {
-		const { encode } = this.#hooks;
-		if (encode === null) return members as unknown as Encoded[];
-		const encoded: Encoded[] = [];
-		for (const sample of members) {
-			try {
-				const call = this.#encodeCalls++;
-				const output = runHook(this.worker, encode, call, sample);
-				this.#encodeErrors.succeeded();
-				encoded.push(addKey(output, this.className, call));
-			} catch (error) {
-				this.#encodeErrors.failed(error, sample);
-			}
-		}
-		return encoded;
-	}
-
 	override resetOwn(): void {
 		this.#sourceEnded = false;
 		this.#reading = new SampleBuffer(this.#source);
 		this.#prepared = new SampleBuffer(this.#source);
 		this.#lengths = [];
 		this.#selectCalls = 0;
-		this.#encodeCalls = 0;
 		this.#packCalls = 0;
 	}
 
@@ -182,7 +155,8 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 			_pre_packing_buffer: this.#prepared.state(),
 			_pre_packing_lengths: [...this.#lengths],
 			_pre_packing_sample_index: this.#selectCalls,
-			_sample_encoder_sample_index: this.#encodeCalls,
+			// Energon's, of samples that are encoded after the selection.
+			_sample_encoder_sample_index: 0,
 			_final_packing_sample_index: this.#packCalls,
 		};
 	}
@@ -197,35 +171,21 @@ export class PackingDataset<In extends Keyed, Encoded extends Keyed, Out extends
 		this.#prepared.restore(fields.node("_pre_packing_buffer"));
 		this.#lengths = [...fields.list<number>("_pre_packing_lengths")];
 		this.#selectCalls = fields.number("_pre_packing_sample_index");
-		this.#encodeCalls = fields.number("_sample_encoder_sample_index");
 		this.#packCalls = fields.number("_final_packing_sample_index");
 	}
 
 	override restorable(): string | null {
-		const { pack, encode } = this.#hooks;
-		if (!pack.stateless) return pack.name;
-		if (encode !== null && !encode.stateless) return encode.name;
-		return super.restorable();
+		const { pack } = this.#hooks;
+		return pack.stateless ? super.restorable() : pack.name;
 	}
 
 	override restoreSample(key: RestoreKey): Out {
-		const { encode, pack } = this.#hooks;
+		const { pack } = this.#hooks;
 		const reason = this.restorable();
 		if (reason !== null) throw new FatalSampleError(`Packs cannot be restored through ${reason}: it is not stateless.`);
-		if (this.worker.compatibility === "energon" && encode !== null) {
-			throw new FatalSampleError("Energon cannot restore a single pack whose members were encoded while packing.");
-		}
 		const [[call], rest] = this.takeKey(key, 1);
-		const { restoreErrorHandler } = this.worker.config;
-		const members = (rest as readonly RestoreKey[]).map((inner) => {
-			if (encode === null) return this.#source.restoreSample(inner) as unknown as Encoded;
-			const [[encodeCall], innermost] = this.takeKey(inner, 1);
-			const sample = this.#source.restoreSample(innermost);
-			return restoring(restoreErrorHandler, sample, () =>
-				addKey(runHook(this.worker, encode, encodeCall!, sample), this.className, encodeCall!),
-			);
-		});
-		return restoring(restoreErrorHandler, members, () => {
+		const members = (rest as readonly RestoreKey[]).map((inner) => this.#source.restoreSample(inner));
+		return restoring(this.worker.config.restoreErrorHandler, members, () => {
 			const output = runHook(this.worker, pack, call!, members);
 			output.restoreKey = key;
 			return output;
