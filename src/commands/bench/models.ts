@@ -18,7 +18,7 @@ const schedule = "--lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-decay-ite
 const benchmark = "--dataset-provider mock --eval-interval 1000 --log-interval 1 --log-throughput";
 
 /** A published language model's step on GPUs in bf16, four microbatches of 8,192 tokens a GPU, with moments in bf16. */
-const onGpus = (preset: string, ranks: number, more: readonly string[]) =>
+const published = (preset: string, ranks: number, more: readonly string[]) =>
 	[
 		`--device cuda --preset ${preset} --model-provider nemotron-moe-vlm --llm-only --llm-dp ${ranks} --seq-length 8192 --micro-batch-size 1`,
 		`--global-batch-size ${4 * ranks} --bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16`,
@@ -28,13 +28,21 @@ const onGpus = (preset: string, ranks: number, more: readonly string[]) =>
 
 /** The same of a mixture of experts, `experts` of them on a GPU, with as many rows each. */
 const experts = (preset: string, ranks: number, perGpu: number) =>
-	onGpus(preset, ranks, [
+	published(preset, ranks, [
 		`--llm-ep ${ranks} --num-experts ${perGpu * ranks} --moe-router-force-load-balancing --moe-token-dispatcher-type auto`,
 		...(ranks > 1 ? ["--overlap-moe-expert-parallel-comm"] : []),
 	]);
 
 /** Of losses of GPUs in bf16, whose kernels may change: runs have differed by up to 3e-3 within ten steps. */
 const gpuTolerance = 5e-3;
+
+/** A model that steps on GPUs, with the first losses on one. */
+const onGpu = <const Trail extends readonly number[]>(summary: string, flags: BenchModel["flags"], trail: Trail) => ({
+	summary,
+	flags,
+	trails: { 1: trail },
+	tolerance: gpuTolerance,
+});
 
 export const benchModels = {
 	laptop: {
@@ -49,55 +57,36 @@ export const benchModels = {
 		// What AVX2 and AVX-512 differ by is far smaller.
 		tolerance: 1e-4,
 	},
-	"nemotron-nano": {
-		summary:
-			"Nemotron-3-Nano's language model with 16 of its 128 experts a GPU, in bf16: the record's step, 4 × 8,192 tokens a GPU",
-		flags: (ranks) => experts("nemotron-nano-30b-a3b", ranks, 16),
-		trails: {
-			1: [12.182765, 12.195363, 12.187662, 12.20225, 12.190287, 12.1785, 12.171562, 12.158763, 12.134481, 12.134898],
-		},
-		tolerance: gpuTolerance,
-	},
-	"qwen3-30b-a3b": {
-		summary: "Qwen3-30B-A3B with 16 of its 128 experts a GPU, likewise",
-		flags: (ranks) => experts("qwen3-30b-a3b", ranks, 16),
-		trails: {
-			1: [12.338099, 12.335607, 12.339195, 12.340047, 12.307211, 12.257619, 12.222975, 12.168779, 12.148818, 12.137618],
-		},
-		tolerance: gpuTolerance,
-	},
-	"qwen3-next": {
-		summary: "Qwen3-Next-80B-A3B with 16 of its 512 experts a GPU, likewise",
-		flags: (ranks) => experts("qwen3-next-80b-a3b", ranks, 16),
-		trails: {
-			1: [12.343843, 12.345377, 12.344407, 12.344132, 12.341588, 12.345605, 12.330257, 12.325844, 12.312799, 12.303023],
-		},
-		tolerance: gpuTolerance,
-	},
-	"gpt-oss-20b": {
-		summary: "gpt-oss 20B with 8 of its 32 experts a GPU, likewise",
-		flags: (ranks) => experts("gpt-oss-20b", ranks, 8),
-		trails: {
-			1: [12.789948, 12.794264, 12.781123, 12.792912, 12.765521, 12.765196, 12.76563, 12.757349, 12.792578, 12.786847],
-		},
-		tolerance: gpuTolerance,
-	},
-	"llama-3.1-8b": {
-		summary: "20 of the 32 layers of Llama 3.1 8B, likewise",
-		flags: (ranks) => onGpus("llama-3.1-8b", ranks, [`--hybrid-layer-pattern ${"*-".repeat(20)}`]),
-		trails: {
-			1: [12.581549, 12.579295, 12.572185, 12.565259, 12.571311, 12.566448, 12.573964, 12.53732, 12.422175, 12.320642],
-		},
-		tolerance: gpuTolerance,
-	},
-	"gemma-3-4b": {
-		summary: "Gemma 3 4B's language model, likewise",
-		flags: (ranks) => onGpus("gemma-3-4b", ranks, []),
-		trails: {
-			1: [12.996583, 12.989103, 12.991209, 12.987661, 12.982402, 12.972957, 12.958283, 12.941652, 12.927144, 12.905237],
-		},
-		tolerance: gpuTolerance,
-	},
+	"nemotron-nano": onGpu(
+		"Nemotron-3-Nano's language model with 16 of its 128 experts a GPU, in bf16: the record's step, 4 × 8,192 tokens a GPU",
+		(ranks) => experts("nemotron-nano-30b-a3b", ranks, 16),
+		[12.182765, 12.195363, 12.187662, 12.20225, 12.190287, 12.1785, 12.171562, 12.158763, 12.134481, 12.134898],
+	),
+	"qwen3-30b-a3b": onGpu(
+		"Qwen3-30B-A3B with 16 of its 128 experts a GPU, likewise",
+		(ranks) => experts("qwen3-30b-a3b", ranks, 16),
+		[12.338099, 12.335607, 12.339195, 12.340047, 12.307211, 12.257619, 12.222975, 12.168779, 12.148818, 12.137618],
+	),
+	"qwen3-next": onGpu(
+		"Qwen3-Next-80B-A3B with 16 of its 512 experts a GPU, likewise",
+		(ranks) => experts("qwen3-next-80b-a3b", ranks, 16),
+		[12.343843, 12.345377, 12.344407, 12.344132, 12.341588, 12.345605, 12.330257, 12.325844, 12.312799, 12.303023],
+	),
+	"gpt-oss-20b": onGpu(
+		"gpt-oss 20B with 8 of its 32 experts a GPU, likewise",
+		(ranks) => experts("gpt-oss-20b", ranks, 8),
+		[12.789948, 12.794264, 12.781123, 12.792912, 12.765521, 12.765196, 12.76563, 12.757349, 12.792578, 12.786847],
+	),
+	"llama-3.1-8b": onGpu(
+		"20 of the 32 layers of Llama 3.1 8B, likewise",
+		(ranks) => published("llama-3.1-8b", ranks, [`--hybrid-layer-pattern ${"*-".repeat(20)}`]),
+		[12.581549, 12.579295, 12.572185, 12.565259, 12.571311, 12.566448, 12.573964, 12.53732, 12.422175, 12.320642],
+	),
+	"gemma-3-4b": onGpu(
+		"Gemma 3 4B's language model, likewise",
+		(ranks) => published("gemma-3-4b", ranks, []),
+		[12.996583, 12.989103, 12.991209, 12.987661, 12.982402, 12.972957, 12.958283, 12.941652, 12.927144, 12.905237],
+	),
 } as const satisfies Record<string, BenchModel>;
 export type BenchModelName = keyof typeof benchModels;
 
