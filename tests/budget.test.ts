@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [17873, 90],
+	checkpoint: [18210, 91],
 	commands: [5267, 40],
 	config: [7590, 52],
 	data: [20670, 107],

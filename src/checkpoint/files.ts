@@ -56,32 +56,36 @@ export interface Durability {
 	readonly sync?: boolean | undefined;
 }
 
-/** A new file, written from front to back. Must be closed (durably, unless `sync` is false) or disposed. */
+/** A file that is written from front to back, or from where it is sought. Must be closed (durably, unless `sync` is false) or disposed. */
 export class OutputFile implements Disposable {
 	#fd: number | null;
 	#position = 0;
+	#unsynced = 0;
 	/** Background write-back of a large file; null for a small one. */
 	#writeBack: WriteBack | null = null;
-	#asked = 0;
 
 	readonly #sync: boolean;
 
-	/** Creates `path`, which must not exist. */
+	/** Creates `path`, which must not exist; or opens it, where it is there as another process made it. */
 	constructor(
 		readonly path: string,
-		{ sync = true }: Durability = {},
+		{ sync = true, there = false }: Durability & { readonly there?: boolean } = {},
 	) {
 		this.#sync = sync;
 		try {
-			this.#fd = openSync(path, "wx+");
+			this.#fd = openSync(path, there ? "r+" : "wx+");
 		} catch (error) {
 			throw fileError("create", path, error);
 		}
 	}
 
-	/** Bytes written so far. */
+	/** Where the next byte goes. */
 	get position(): number {
 		return this.#position;
+	}
+
+	seek(position: number): void {
+		this.#position = position;
 	}
 
 	/** A descriptor with which written bytes are read back, until the file is closed. */
@@ -99,14 +103,16 @@ export class OutputFile implements Disposable {
 		if (this.#fd === null) throw new Error(`${this.path} is closed.`);
 		for (let done = 0; done < bytes.byteLength; ) {
 			try {
-				done += writeSync(this.#fd, bytes, done, Math.min(bytes.byteLength - done, LARGEST_TRANSFER));
+				const length = Math.min(bytes.byteLength - done, LARGEST_TRANSFER);
+				done += writeSync(this.#fd, bytes, done, length, this.#position + done);
 			} catch (error) {
 				throw fileError("write", this.path, error);
 			}
 		}
 		this.#position += bytes.byteLength;
-		if (this.#sync && this.#position - this.#asked >= WRITE_BACK) {
-			this.#asked = this.#position;
+		this.#unsynced += bytes.byteLength;
+		if (this.#sync && this.#unsynced >= WRITE_BACK) {
+			this.#unsynced = 0;
 			this.#writeBack ??= new WriteBack(this.#fd);
 			this.#writeBack.ask();
 		}

@@ -35,6 +35,7 @@ export {
 	requireWritable,
 	writeFolderAtomically,
 } from "./folders.ts";
+export { GatheredTensors, shareOf } from "./gathered-tensors.ts";
 export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
 export type { LanguageModelConfiguration } from "./hf/families/family.ts";
 export {

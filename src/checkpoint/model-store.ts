@@ -8,8 +8,10 @@ import type { Device } from "../native/device.ts";
 import { exchangeTexts, type Group, type ShardBlock } from "../parallel/index.ts";
 import { UserError } from "../system/errors.ts";
 import { copyInto, elementCount, Tensor } from "../tensor/index.ts";
+import { bytesOf } from "./dtype.ts";
 import { compareTensors, requireMatch } from "./mapping.ts";
-import { readTensor, type TensorStore, type TensorType } from "./store.ts";
+import type { TensorStore, TensorType } from "./store.ts";
+import { readRegion } from "./training/restore.ts";
 
 /** A model whose tensors have full names. */
 export interface NamedTensors {
@@ -60,7 +62,8 @@ export function gradientsOf(model: NamedTensors): NamedTensors {
 	};
 }
 
-function fullWidth(shape: readonly number[]): number {
+/** Elements of a row of a tensor that is seen as [shape[0], rest]. */
+export function fullWidth(shape: readonly number[]): number {
 	return elementCount(shape.slice(1));
 }
 
@@ -93,14 +96,12 @@ export function loadModel(model: NamedTensors, store: TensorStore, partial = fal
 		const found = compareTensors(store.tensors, new Map(tensors.map(({ name, shape }) => [name, shape])));
 		requireMatch(store.path, partial ? { ...found, unexpected: [] } : found);
 		for (const { name, shape, value, blocks } of tensors) {
-			const full = readTensor(store, name);
 			const { dtype } = store.tensors.get(name)!;
 			if (dtype !== "F32" && dtype !== "BF16") {
 				throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32 or BF16.`);
 			}
-			const values = full as Float32Array | Uint16Array;
-			const local = values instanceof Float32Array ? new Float32Array(value.elements) : new Uint16Array(value.elements);
-			copyBlocks(local, value.width, values, fullWidth(shape), blocks, "to local");
+			const local = dtype === "F32" ? new Float32Array(value.elements) : new Uint16Array(value.elements);
+			for (const block of blocks) readBlock(store, name, shape, block, local, value.width);
 			using loaded = Tensor.from(value.device, local, value.shape);
 			copyInto(loaded, value);
 		}
@@ -109,6 +110,32 @@ export function loadModel(model: NamedTensors, store: TensorStore, partial = fal
 			value[Symbol.dispose]();
 			gradient?.[Symbol.dispose]();
 		}
+	}
+}
+
+/** Reads a rectangle of a tensor, and no more than the rows that it is of, into local values in rows of `width`. */
+function readBlock(
+	store: TensorStore,
+	name: string,
+	shape: readonly number[],
+	{ localRow, fullRow, rows, localColumn, fullColumn, columns }: ShardBlock,
+	local: Float32Array | Uint16Array,
+	width: number,
+): void {
+	const whole = columns === fullWidth(shape);
+	const box = {
+		offsets: whole ? [fullRow, ...shape.slice(1).fill(0)] : [fullRow, fullColumn],
+		sizes: whole ? [rows, ...shape.slice(1)] : [rows, columns],
+	};
+	if (columns === width) {
+		readRegion(store, name, box, bytesOf(local.subarray(localRow * width, (localRow + rows) * width)));
+		return;
+	}
+	const values = local instanceof Float32Array ? new Float32Array(rows * columns) : new Uint16Array(rows * columns);
+	readRegion(store, name, box, bytesOf(values));
+	for (let row = 0; row < rows; row++) {
+		const own = values.subarray(row * columns, (row + 1) * columns);
+		local.set(own, (localRow + row) * width + localColumn);
 	}
 }
 
@@ -134,14 +161,7 @@ export function gatherTensors(
 			const full = new Float32Array(elementCount(shape));
 			const part = own.get(name);
 			if (part && counts(part)) {
-				copyBlocks(
-					part.value.toFloat32(),
-					part.value.width,
-					full,
-					elementCount(shape.slice(1)),
-					part.blocks,
-					"to full",
-				);
+				copyBlocks(part.value.toFloat32(), part.value.width, full, fullWidth(shape), part.blocks, "to full");
 			}
 			const whole = sum(full, device, group);
 			if (group.rank === 0) values.set(name, whole);

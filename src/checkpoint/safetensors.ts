@@ -257,12 +257,11 @@ export function streamSafetensors(
 	metadata: Readonly<Record<string, string>>,
 	observer: SafetensorsObserver = {},
 ): void {
-	const ordered = safetensorsOrder(entries);
-	const header = safetensorsHeader(file.path, ordered, metadata);
+	const { header, bytes: total, places } = safetensorsLayout(file.path, entries, metadata);
 	observer.header?.(header);
-	file.expect(header.byteLength + ordered.reduce((sum, { dtype, shape }) => sum + tensorBytes(dtype, shape)!, 0));
+	file.expect(total);
 	file.write(header);
-	for (const { name, dtype, shape, data } of ordered) {
+	for (const { name, dtype, shape, data } of places.keys()) {
 		const bytes = tensorBytes(dtype, shape)!;
 		observer.begin?.(name, bytes);
 		let written = 0;
@@ -278,19 +277,31 @@ export function streamSafetensors(
 	}
 }
 
-function safetensorsHeader(
+/** What a safetensors file of such tensors looks like. */
+export interface SafetensorsLayout<Entry> {
+	readonly header: Uint8Array;
+	/** Size of the file. */
+	readonly bytes: number;
+	/** Where the tensors begin in the file, in order. */
+	readonly places: ReadonlyMap<Entry, number>;
+}
+
+export function safetensorsLayout<Entry extends Pick<TensorEntry, "name" | "dtype" | "shape">>(
 	path: string,
-	ordered: readonly TensorEntry[],
+	entries: readonly Entry[],
 	metadata: Readonly<Record<string, string>>,
-): Uint8Array {
+): SafetensorsLayout<Entry> {
 	const header = new Map<string, unknown>();
+	const offsets = new Map<Entry, number>();
 	if (Object.keys(metadata).length > 0) header.set("__metadata__", metadata);
 	let offset = 0;
-	for (const { name, dtype, shape } of ordered) {
+	for (const entry of safetensorsOrder(entries)) {
+		const { name, dtype, shape } = entry;
 		const bytes = tensorBytes(dtype, shape);
 		if (bytes === null) throw new RangeError(`${name} of shape [${shape}] ${dtype} has an invalid size.`);
 		if (header.has(name)) throw new UserError(`Tensor ${name} would be written twice to ${path}.`);
 		header.set(name, { dtype, shape, data_offsets: [offset, offset + bytes] });
+		offsets.set(entry, offset);
 		offset += bytes;
 	}
 	// Object.fromEntries would sort names that look like integers to the front.
@@ -300,5 +311,6 @@ function safetensorsHeader(
 	const bytes = new Uint8Array(8 + length).fill(0x20);
 	new DataView(bytes.buffer).setBigUint64(0, BigInt(length), true);
 	bytes.set(text, 8);
-	return bytes;
+	const places = new Map([...offsets].map(([entry, at]) => [entry, bytes.length + at]));
+	return { header: bytes, bytes: bytes.length + offset, places };
 }

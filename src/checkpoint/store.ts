@@ -26,6 +26,11 @@ export interface TensorStore extends Disposable {
 	readInto(name: string, offset: number, into: Uint8Array): void;
 }
 
+/** The stored tensors that a tensor is made of, behind all mappings, and their stores. */
+export function sourcesOf(store: TensorStore, name: string): { readonly store: TensorStore; readonly name: string }[] {
+	return store.originsOf?.(name).flatMap((origin) => sourcesOf(origin.store, origin.name)) ?? [{ store, name }];
+}
+
 /** Dtype and shape of a tensor in a store; an absent tensor is an error that names both. */
 export function typeOf(store: Pick<TensorStore, "path" | "tensors">, name: string): TensorType {
 	const type = store.tensors.get(name);

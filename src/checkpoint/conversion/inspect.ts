@@ -9,7 +9,7 @@ import { firstNotFinite } from "../dtype.ts";
 import { HuggingFaceFolder } from "../hf/folder.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { openSafetensors } from "../safetensors.ts";
-import { bytesOfType, readPieces, type TensorStore, typeOf } from "../store.ts";
+import { bytesOfType, readPieces, sourcesOf, type TensorStore, typeOf } from "../store.ts";
 import { TorchDistFolder } from "../torch-dist/folder.ts";
 import { type FormatName, requireFormat } from "./source.ts";
 
@@ -150,18 +150,12 @@ interface PlanLine {
 /** Every tensor of the target with the stored tensors it is made of. */
 export function planLines(target: TensorStore): PlanLine[] {
 	return [...target.tensors].map(([name, type]) => ({
-		from: [...originsOf(target, name)],
+		from: [...new Set(sourcesOf(target, name).map((source) => source.name))],
 		to: name,
 		dtype: type.dtype,
 		shape: type.shape,
 		bytes: bytesOfType(type),
 	}));
-}
-
-/** Follows mappings down to the stored tensors. */
-function originsOf(store: TensorStore, name: string): Set<string> {
-	if (!store.originsOf) return new Set([name]);
-	return new Set(store.originsOf(name).flatMap((origin) => [...originsOf(origin.store, origin.name)]));
 }
 
 /** One line of the plan as text; many sources are abbreviated. */

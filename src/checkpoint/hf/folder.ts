@@ -8,7 +8,7 @@ import { UserError } from "../../system/errors.ts";
 import { configLimits, indexLimits, readJsonText } from "../../system/json.ts";
 import { type Durability, OutputFile } from "../files.ts";
 import { requirePlainName } from "../folders.ts";
-import { openSafetensors, type SafetensorsFile, streamSafetensors } from "../safetensors.ts";
+import { openSafetensors, type SafetensorsFile, safetensorsLayout } from "../safetensors.ts";
 import { bytesOfType, readPieces, type TensorStore, type TensorType } from "../store.ts";
 import { type Unquantised, unquantised } from "./quantisation.ts";
 
@@ -140,27 +140,59 @@ function planShards(
 	}));
 }
 
-/** Fills a new folder: shards, config.json, then the index. `onBytes` is called for every written piece. */
-export function writeHuggingFaceFiles(
-	folder: string,
-	store: TensorStore,
-	options: {
-		readonly configText: string;
-		readonly shardBytes?: number;
-		readonly onBytes?: (bytes: number) => void;
-	} & Durability,
-): void {
+/** The part of a folder's tensors that a process writes, where several write it together. */
+export interface Share {
+	/** Whether it makes the files, and writes what is no tensor. */
+	readonly first: boolean;
+	/** Names of its tensors, in turn; each can be read until the next are asked for. */
+	readonly rounds: Iterable<readonly string[]>;
+	/** Waits for the other processes. */
+	readonly barrier: () => void;
+}
+
+export interface FilesOptions extends Durability {
+	readonly configText: string;
+	readonly shardBytes?: number;
+	/** Called for every written piece. */
+	readonly onBytes?: (bytes: number) => void;
+	/** Default: all. */
+	readonly share?: Share | null;
+}
+
+/** Fills a new folder: shards, config.json, then the index. */
+export function writeHuggingFaceFiles(folder: string, store: TensorStore, options: FilesOptions): void {
 	const shards = planShards(store.tensors, options.shardBytes ?? defaultShardBytes);
-	for (const { file, names } of shards) {
-		using output = new OutputFile(join(folder, file), options);
-		const entries = names.map((name) => ({
-			name,
-			...store.tensors.get(name)!,
-			data: () => readPieces(store, name),
-		}));
-		streamSafetensors(output, entries, { format: "pt" }, { piece: (_, bytes) => options.onBytes?.(bytes.byteLength) });
-		output.close();
+	const layouts = shards.map(({ file, names }) => {
+		const path = join(folder, file);
+		const entries = names.map((name) => ({ name, ...store.tensors.get(name)! }));
+		return { path, ...safetensorsLayout(path, entries, { format: "pt" }) };
+	});
+	const places = new Map(
+		layouts.flatMap(({ path, places }) => [...places].map(([{ name }, position]) => [name, { path, position }])),
+	);
+	const { first, rounds, barrier } = options.share ?? { first: true, rounds: [places.keys()], barrier: () => {} };
+	if (first) {
+		for (const { path, header, bytes } of layouts) {
+			using output = new OutputFile(path, options);
+			output.expect(bytes);
+			output.write(header);
+			output.close();
+		}
 	}
+	barrier();
+	using output = new OutputOfOne(options);
+	for (const names of rounds) {
+		for (const name of names) {
+			const file = output.at(places.get(name)!);
+			for (const piece of readPieces(store, name)) {
+				file.write(piece);
+				options.onBytes?.(piece.byteLength);
+			}
+		}
+	}
+	output.close();
+	barrier();
+	if (!first) return;
 	const writeText = (name: string, text: string) => {
 		using file = new OutputFile(join(folder, name), options);
 		file.write(new TextEncoder().encode(text));
@@ -174,5 +206,29 @@ export function writeHuggingFaceFiles(
 			weight_map: Object.fromEntries(weights.sort(([a], [b]) => (a < b ? -1 : 1))),
 		};
 		writeText(indexFile, `${JSON.stringify(index, null, 2)}\n`);
+	}
+}
+
+/** The file of several that is written to. */
+class OutputOfOne implements Disposable {
+	#file: OutputFile | null = null;
+
+	constructor(private readonly options: Durability) {}
+
+	/** The file, to be written from `position` on; another is closed before. */
+	at({ path, position }: { readonly path: string; readonly position: number }): OutputFile {
+		if (this.#file?.path !== path) this.close();
+		this.#file ??= new OutputFile(path, { ...this.options, there: true });
+		this.#file.seek(position);
+		return this.#file;
+	}
+
+	close(): void {
+		this.#file?.close();
+		this.#file = null;
+	}
+
+	[Symbol.dispose](): void {
+		this.#file?.[Symbol.dispose]();
 	}
 }

@@ -115,6 +115,7 @@ export function grownVideoEmbedder(source: TensorStore, spelling: TowerSpelling,
 	return {
 		path: source.path,
 		tensors: new Map([[videoEmbedderName(spelling), { dtype, shape: [rows, frames * width] }]]),
+		originsOf: () => [{ store: source, name: picture }],
 		readInto: (_, offset, into) => {
 			const row = new Uint8Array(width * bytes);
 			for (let done = 0; done < into.byteLength; ) {

@@ -12,7 +12,7 @@ import { type Companions, writeCompanions } from "./companions.ts";
 import type { LanguageModelConfiguration, Spelling } from "./families/family.ts";
 import { addLanguage, configurationToHuggingFace, familyOfType, spellingFor } from "./families/index.ts";
 import { type SpellingName, spellings } from "./families/nemotron-h-names.ts";
-import { writeHuggingFaceFiles } from "./folder.ts";
+import { type Share, writeHuggingFaceFiles } from "./folder.ts";
 import { type ImageFiles, lackingOfImages, writeImageProcessor } from "./image-processor.ts";
 import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./json.ts";
 import type { FolderSpelling, KeptFolder } from "./kept-folder.ts";
@@ -46,7 +46,8 @@ export interface FolderOptions extends Durability {
 
 export interface PlannedFolder {
 	readonly tensors: TensorStore;
-	readonly write: (folder: string, onBytes: (bytes: number) => void) => void;
+	/** `share`: of several processes that write it together, what this one does; default: all. */
+	readonly write: (folder: string, onBytes?: (bytes: number) => void, share?: Share | null) => void;
 }
 
 type Json = Readonly<Record<string, unknown>>;
@@ -117,9 +118,9 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	const files = present.language && tower ? withImages(own, model, tower.patchDim) : own;
 	return {
 		tensors,
-		write: (folder, onBytes) => {
-			writeHuggingFaceFiles(folder, tensors, { ...options, configText: files.configText, onBytes });
-			writeCompanions(folder, files.companions, options);
+		write: (folder, onBytes = () => {}, share = null) => {
+			writeHuggingFaceFiles(folder, tensors, { ...options, configText: files.configText, onBytes, share });
+			if (share?.first !== false) writeCompanions(folder, files.companions, options);
 		},
 	};
 }

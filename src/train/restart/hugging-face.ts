@@ -4,7 +4,7 @@ import {
 	type Companions,
 	ConvertedStore,
 	defaultShardBytes,
-	gatherTensors,
+	GatheredTensors,
 	isFloatDtype,
 	type KeptFolder,
 	keptInSource,
@@ -25,9 +25,8 @@ import {
 	planFolder,
 	projectorPrefix,
 	scaleOf,
-	type TensorStore,
+	shareOf,
 	towerPrefix,
-	ValueStore,
 	withoutAdapters,
 	withoutTokenizer,
 	writeFileAtomically,
@@ -41,7 +40,7 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { readChatTemplate } from "../../data/text/chat/template-file.ts";
 import { savedTokenizer } from "../../data/text/configured-tokenizer.ts";
 import { routerPrefix } from "../../guests/elastic/router/network.ts";
-import type { Group, World } from "../../parallel/index.ts";
+import { exchangeTexts, type Group, groupOfOne, type World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import type { Provenance } from "./starting-point.ts";
@@ -98,8 +97,8 @@ export class HuggingFaceWeights implements Disposable {
 	private constructor(
 		private readonly c: TrainingConfiguration,
 		private readonly run: Run,
-		/** Ranks that hold the model, where it is to be saved from several; null on others. */
-		private readonly holders: Group | null,
+		/** Ranks that hold the model and write it together. */
+		private readonly holders: Group,
 	) {}
 
 	/** Every rank of the world calls this together. */
@@ -107,7 +106,11 @@ export class HuggingFaceWeights implements Disposable {
 		const { encoders, language } = run.topology;
 		const ranks = encoders.length === 0 ? language.ranks : [...Array(world.size).keys()];
 		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
-		return new HuggingFaceWeights(c, run, several ? await world.group("model", ranks) : null);
+		return new HuggingFaceWeights(
+			c,
+			run,
+			several ? await world.group("model", ranks) : groupOfOne("model", world.rank),
+		);
 	}
 
 	/** Initial values: drawn from the seed, those of the folders' parts from there. Returns what the user should know. */
@@ -135,11 +138,12 @@ export class HuggingFaceWeights implements Disposable {
 		if (c.saveHf === null) return;
 		if (run.topology.encoders.length === 0 && run.language === null) return;
 		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
-		if (path !== c.saveHf) warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
-		using weights = this.#mergedWeights(path);
-		if (weights !== null) await this.#write(path, weights, provenance, lineage);
-		// Every rank stays until the files are there.
-		this.holders?.barrier();
+		if (path !== c.saveHf && this.holders.rank === 0) {
+			warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
+		}
+		const parent = partsOf(run, (name) => !name.startsWith(routerPrefix));
+		using weights = new GatheredTensors(path, parent, this.holders, run.state.scalars.device);
+		await this.#write(path, weights, provenance, lineage);
 	}
 
 	/** Throws a UserError where the folder of --save-hf could not say how images were made. */
@@ -154,10 +158,12 @@ export class HuggingFaceWeights implements Disposable {
 		return pretrained === null ? keptInSource(provenance, c.saveHf ?? "") : keptOfFolders(c, pretrained, false);
 	}
 
-	async #write(path: string, weights: TensorStore, provenance: Provenance, lineage: string): Promise<void> {
-		const { c } = this;
+	/** Every rank writes a part, in a folder that the first makes and names. */
+	async #write(path: string, gathered: GatheredTensors, provenance: Provenance, lineage: string): Promise<void> {
+		const { c, holders } = this;
 		const pretrained = this.#pretrained;
 		const kept = this.#kept(provenance);
+		const weights = mergeAdapters(gathered, scaleOf(c));
 		const model = {
 			path,
 			weights: new ConvertedStore(weights, dtypesOf(pretrained, kept)),
@@ -168,26 +174,21 @@ export class HuggingFaceWeights implements Disposable {
 		};
 		const options = { names: null, visionHeads: null, shardBytes: defaultShardBytes };
 		const planned = planFolder(model, path, options);
-		await writeFolderAtomically(path, { replace: true }, (folder) => {
-			planned.write(folder, () => {});
-			const text = new TextEncoder().encode(ownershipText(lineage));
-			writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
-		});
-	}
-
-	/** The whole weights with the adapters merged; null on ranks that do not write. */
-	#mergedWeights(path: string): TensorStore | null {
-		const weights = this.#wholeWeights(path);
-		return weights && mergeAdapters(weights, scaleOf(this.c));
-	}
-
-	/** null on ranks that do not write. */
-	#wholeWeights(path: string): TensorStore | null {
-		const parent = partsOf(this.run, (name) => !name.startsWith(routerPrefix));
-		if (this.holders === null) return new ValueStore(path, parent);
-		return gatherTensors(path, parent, this.holders, this.run.state.scalars.device, (tensor) =>
-			this.run.counts(tensor),
-		);
+		const first = holders.rank === 0;
+		const write = (folder: string) => {
+			const [shared] = exchangeTexts(holders, first ? folder : "") as [string];
+			const rounds = shareOf(planned.tensors, gathered);
+			planned.write(shared, () => {}, { first, rounds, barrier: () => holders.barrier() });
+		};
+		if (first) {
+			await writeFolderAtomically(path, { replace: true }, (folder) => {
+				write(folder);
+				const text = new TextEncoder().encode(ownershipText(lineage));
+				writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
+			});
+		} else write("");
+		// Every rank stays until the folder has its name.
+		holders.barrier();
 	}
 
 	[Symbol.dispose](): void {

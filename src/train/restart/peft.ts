@@ -4,10 +4,11 @@ import { join } from "node:path";
 import {
 	type AdaptedModel,
 	adaptersOf,
+	ConvertedStore,
 	detectProjector,
 	detectSpelling,
 	detectTower,
-	gatherTensors,
+	GatheredTensors,
 	HuggingFaceFolder,
 	languageType,
 	loadModel,
@@ -22,7 +23,6 @@ import {
 	planPeftFolder,
 	selectTensors,
 	storedSpelling,
-	ValueStore,
 	writeFileAtomically,
 	writeFolderAtomically,
 } from "../../checkpoint/index.ts";
@@ -36,7 +36,7 @@ import { logicalNames, type ParameterSpec } from "../../models/parameter-spec.ts
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
 import { projectorParameters } from "../../models/vision/projector.ts";
 import { visionEncoder } from "../../models/vit/tower.ts";
-import type { Group, World } from "../../parallel/index.ts";
+import { type Group, groupOfOne, type World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import { languageKeys, projectorSizesOf } from "./hugging-face.ts";
@@ -99,8 +99,8 @@ export class PeftWeights {
 	private constructor(
 		private readonly c: TrainingConfiguration,
 		private readonly run: Run,
-		/** Ranks of the modules with adapters, where these are to be saved from several; null on others. */
-		private readonly holders: Group | null,
+		/** Ranks of the modules with adapters. */
+		private readonly holders: Group,
 	) {}
 
 	/** Every rank of the world calls this together. */
@@ -108,7 +108,7 @@ export class PeftWeights {
 		const { language, encoders } = run.topology;
 		const ranks = encoders.length > 0 && adaptsEncoder(c) ? [...Array(world.size).keys()] : language.ranks;
 		const several = c.savePeft !== null && ranks.length > 1 && ranks.includes(world.rank);
-		return new PeftWeights(c, run, several ? await world.group("adapters", ranks) : null);
+		return new PeftWeights(c, run, several ? await world.group("adapters", ranks) : groupOfOne("adapters", world.rank));
 	}
 
 	/** Initial values of --load-peft, where that is given. */
@@ -122,15 +122,16 @@ export class PeftWeights {
 	 */
 	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
-		if (c.savePeft === null || (run.language === null && this.holders === null)) return;
+		if (c.savePeft === null || (run.language === null && this.holders.size === 1)) return;
 		const path = mayWrite(c.savePeft, lineage) ? c.savePeft : `${c.savePeft}-${lineage}`;
-		if (path !== c.savePeft) warn(`--save-peft ${c.savePeft} came to exist while this run trained: writing ${path}.`);
-		const adapters = adaptersOf(run);
-		using weights =
-			this.holders === null
-				? new ValueStore(path, adapters)
-				: gatherTensors(path, adapters, this.holders, run.state.scalars.device, (tensor) => run.counts(tensor));
-		if (weights !== null) {
+		const first = this.holders.rank === 0;
+		if (path !== c.savePeft && first) {
+			warn(`--save-peft ${c.savePeft} came to exist while this run trained: writing ${path}.`);
+		}
+		using gathered = new GatheredTensors(path, adaptersOf(run), this.holders, run.state.scalars.device);
+		gathered.fetch(this.holders.ranks.map((_, member) => (member === 0 ? [...gathered.tensors.keys()] : [])));
+		if (first) {
+			const weights = new ConvertedStore(gathered, () => "F32");
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
 			const options = { spelling: spellingOf(c), base: c.loadHf, path };
 			const planned = planPeftFolder(weights, settings, adaptedModelOf(c), options);
@@ -142,7 +143,7 @@ export class PeftWeights {
 			});
 		}
 		// Every rank stays until the files are there.
-		this.holders?.barrier();
+		this.holders.barrier();
 	}
 }
 
