@@ -7,7 +7,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openSafetensors } from "../../src/checkpoint/safetensors.ts";
-import { logitsOf } from "../reference/picture-logits.ts";
+import { logitsOf } from "../reference/own-logits.ts";
 import { referencePython, runPython } from "../reference/python.ts";
 import { largestDifference } from "../train/restart/forward.ts";
 import { blocksOf, missingLines, pageCommands, type Ran, runPage } from "./page-commands.ts";

@@ -1,14 +1,16 @@
 """Adapters of language models in PEFT, beside the folders in which they are merged.
 
-    python text_adapters.py FOLDER NAME=BASE...      (needs torch, transformers >= 5.23 and peft)
+    python text_adapters.py FOLDER IDS NAME=BASE...      (needs numpy, torch, transformers >= 5.23 and peft)
 
 Loads FOLDER/NAME-adapters over BASE, and FOLDER/NAME-merged, by transformers' own class in float64, and prints as JSON by name
-the warnings of the load and the largest difference of logits and the largest change that the adapters make, over the largest logit.
+the warnings of the load and, over the largest logit of the ids (between commas), the largest difference of both's logits, of the second's
+and those of FOLDER/NAME-logits (float32), and the largest change that the adapters make.
 """
 import json
 import sys
 import warnings
 
+import numpy
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -21,20 +23,23 @@ def load(folder):
 
 
 @torch.no_grad()
-def compared(base, adapters, merged):
-    ids = torch.randint(0, 100, (1, 40), generator=torch.Generator().manual_seed(1))
+def compared(ids, base, adapters, merged, logits):
     plain, expected = (load(folder)(ids).logits for folder in (base, merged))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapted = PeftModel.from_pretrained(load(base), adapters).eval().double()
+    own = torch.from_numpy(numpy.fromfile(logits, "<f4")).reshape(expected.shape)
     scale = expected.abs().max()
     return {
         "warnings": [str(one.message) for one in caught if "adapter" in str(one.message)],
         "difference": float((adapted(ids).logits - expected).abs().max() / scale),
+        "own": float((own - expected).abs().max() / scale),
         "change": float((plain - expected).abs().max() / scale),
     }
 
 
-folder, *models = sys.argv[1:]
+folder, ids, *models = sys.argv[1:]
+ids = torch.tensor([[int(word) for word in ids.split(",")]])
 pairs = (model.split("=") for model in models)
-print(json.dumps({name: compared(base, f"{folder}/{name}-adapters", f"{folder}/{name}-merged") for name, base in pairs}))
+files = ("adapters", "merged", "logits")
+print(json.dumps({name: compared(ids, base, *(f"{folder}/{name}-{file}" for file in files)) for name, base in pairs}))

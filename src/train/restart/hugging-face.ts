@@ -106,11 +106,8 @@ export class HuggingFaceWeights implements Disposable {
 		const { encoders, language } = run.topology;
 		const ranks = encoders.length === 0 ? language.ranks : [...Array(world.size).keys()];
 		const several = c.saveHf !== null && ranks.length > 1 && ranks.includes(world.rank);
-		return new HuggingFaceWeights(
-			c,
-			run,
-			several ? await world.group("model", ranks) : groupOfOne("model", world.rank),
-		);
+		const holders = several ? await world.group("model", ranks) : groupOfOne("model", world.rank);
+		return new HuggingFaceWeights(c, run, holders);
 	}
 
 	/** Initial values: drawn from the seed, those of the folders' parts from there. Returns what the user should know. */
@@ -172,8 +169,7 @@ export class HuggingFaceWeights implements Disposable {
 			kept,
 			companions: withText(kept?.companions ?? new Map(), c),
 		};
-		const options = { names: null, visionHeads: null, shardBytes: defaultShardBytes };
-		const planned = planFolder(model, path, options);
+		const planned = planFolder(model, path, { names: null, visionHeads: null, shardBytes: defaultShardBytes });
 		const first = holders.rank === 0;
 		const write = (folder: string) => {
 			const [shared] = exchangeTexts(holders, first ? folder : "") as [string];

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { openSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { encodePng } from "../../../src/data/vision-language/pixels.ts";
 import { golden } from "../../golden.ts";
-import { logitsOf } from "../../reference/picture-logits.ts";
+import { logitsOf } from "../../reference/own-logits.ts";
 import { referencePython, runPython } from "../../reference/python.ts";
 import { largestDifference } from "../../train/restart/forward.ts";
 

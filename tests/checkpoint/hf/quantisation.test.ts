@@ -105,7 +105,7 @@ test("config.json is that of bf16 weights, and any other stays as it is", () => 
 const python = referencePython("torch", "transformers", "accelerate");
 test.skipIf(python === null)(
 	"a folder becomes what transformers makes of it, bit for bit",
-	() => {
+	async () => {
 		const bases = {
 			qwen3: "qwen3",
 			"qwen3-moe-bf16": "qwen3-moe",
@@ -113,7 +113,7 @@ test.skipIf(python === null)(
 			"gpt-oss": "gpt-oss",
 		};
 		const script = join(import.meta.dir, "../../reference/quantised.py");
-		runPython(python!, [
+		await runPython(python!, [
 			"-W",
 			"ignore",
 			script,
