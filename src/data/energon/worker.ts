@@ -6,8 +6,6 @@
 import { CryptoHasher } from "bun";
 import { UserError } from "../../system/errors.ts";
 import type { ErrorHandler } from "./errors.ts";
-import type { HookContext } from "./hook.ts";
-import { SystemRandom, type SystemRandomState } from "./random/system-random.ts";
 import { TorchGenerator } from "./random/torch-generator.ts";
 import type { Keyed, RestoreKey } from "./sample.ts";
 import { addKey, type Dataset, type NodeState } from "./wrappers/dataset.ts";
@@ -27,18 +25,11 @@ export interface WorkerConfig {
 
 /**
  * "exact": a restored loader continues as if it had never stopped. "energon": it deviates as the Python package does (after a
- * restart in the middle of a generator, with rotated workers in later epochs, with seeds of the first call in a process); only
- * the reference tests use it.
+ * restart in a pass, with rotated workers in later epochs); only the reference tests use it.
  */
 export type Compatibility = "exact" | "energon";
 
-export class Worker implements HookContext {
-	/** The generators of user code. */
-	readonly random: SystemRandom;
-	/** A stack: the number of outputs, then the call number of every running function. */
-	readonly #calls: number[] = [0];
-	/** Seeds that functions keep from their first call in a process; in Energon each worker is a process. */
-	readonly #remembered = new Map<object, number>();
+export class Worker {
 	/** Local id of another worker whose sample is being restored; null: no other worker's. */
 	#restoring: number | null = null;
 
@@ -47,19 +38,11 @@ export class Worker implements HookContext {
 		/** Local logical id, 0 … max(1, numWorkers) - 1. */
 		readonly id: number,
 		readonly compatibility: Compatibility = "exact",
-	) {
-		this.random = new SystemRandom(this.seed());
-	}
+	) {}
 
 	/** Id among all workers of all ranks, which restore keys hold. */
 	get globalId(): number {
 		return this.#restoring ?? this.config.rank * this.config.numWorkers + this.id;
-	}
-
-	/** Local id, or the local id of the worker whose sample is being restored. */
-	get localId(): number {
-		if (this.#restoring === null || this.config.numWorkers === 0) return this.id;
-		return this.#restoring % this.config.numWorkers;
 	}
 
 	seed(): number {
@@ -72,72 +55,21 @@ export class Worker implements HookContext {
 		return new TorchGenerator(this.seed());
 	}
 
-	/** Call number of the running function, unique over the rank's workers. */
-	get sampleIndex(): number {
-		return this.#calls[this.#calls.length - 1]! * Math.max(1, this.config.numWorkers) + this.localId;
-	}
-
-	/** Number of the current output, unique over the rank's workers. */
-	get batchIndex(): number {
-		return this.#calls[0]! * Math.max(1, this.config.numWorkers) + this.localId;
-	}
-
-	/** Begins output number `index`. */
-	beginOutput(index: number): void {
-		this.#calls.length = 1;
-		this.#calls[0] = index;
-	}
-
-	/** Runs a function as call number `call`. */
-	duringCall<Result>(call: number, run: () => Result): Result {
-		this.#calls.push(call);
-		try {
-			return run();
-		} finally {
-			this.#calls.pop();
-		}
-	}
-
-	/** Runs a restore as output `index` of the given global worker. */
-	duringRestore<Result>(index: number, globalWorker: number, run: () => Result): Result {
-		const saved = [...this.#calls];
+	/** Runs a restore as the given global worker. */
+	duringRestore<Result>(globalWorker: number, run: () => Result): Result {
 		this.#restoring = globalWorker;
-		this.beginOutput(index);
 		try {
 			return run();
 		} finally {
 			this.#restoring = null;
-			this.#calls.splice(0, this.#calls.length, ...saved);
 		}
-	}
-
-	/** Seed of the running call of `owner`, a function whose seeds are restored. */
-	callSeed(owner: object): number {
-		let seed = this.seed();
-		if (this.compatibility === "energon") {
-			const first = this.#remembered.get(owner);
-			if (first === undefined) this.#remembered.set(owner, seed);
-			else seed = first;
-		}
-		return callSeed(seed, this.sampleIndex);
 	}
 }
 
-// The two seeds Energon derives by SHA-1 (docs/spec/energon.md §2.1, §5.3).
-
-function sha1(text: string): DataView {
-	const digest = new CryptoHasher("sha1").update(text).digest();
-	return new DataView(digest.buffer, digest.byteOffset, digest.byteLength);
-}
-
-/** Seed of a global worker: the last four bytes, big endian, of SHA-1("<worker>,<offset>"). */
+/** Seed of a global worker: the last four bytes, big endian, of SHA-1("<worker>,<offset>") (docs/spec/energon.md §2.1). */
 export function workerSeed(globalWorkerId: number, seedOffset: number): number {
-	return sha1(`${globalWorkerId},${seedOffset}`).getUint32(16, false);
-}
-
-/** Seed of one call with `restoreSeeds`: the first four bytes, big endian, of SHA-1("<worker seed>|<sample index>"). */
-export function callSeed(seedOfWorker: number, sampleIndex: number): number {
-	return sha1(`${seedOfWorker}|${sampleIndex}`).getUint32(0, false);
+	const digest = new CryptoHasher("sha1").update(`${globalWorkerId},${seedOffset}`).digest();
+	return new DataView(digest.buffer, digest.byteOffset, digest.byteLength).getUint32(16, false);
 }
 
 /** Class name in the outermost entry of restore keys, for loaders with workers or without. */
@@ -147,8 +79,6 @@ export interface StreamState {
 	/** Number of the next output. */
 	readonly index: number;
 	readonly dataset: NodeState;
-	/** States of the generators of user code; null keeps the present states. */
-	readonly random: SystemRandomState | null;
 }
 
 export class WorkerStream<Item extends Keyed> {
@@ -167,22 +97,19 @@ export class WorkerStream<Item extends Keyed> {
 
 	/** One pass over the data. */
 	*pass(): Generator<Item, void, void> {
-		this.worker.beginOutput(this.#index);
 		for (const item of this.dataset.iterate()) {
 			addKey(item, this.className, this.worker.globalId, this.#index);
 			this.#index++;
 			yield item;
-			this.worker.beginOutput(this.#index);
 		}
 	}
 
 	save(): StreamState {
-		return { index: this.#index, dataset: this.dataset.save(), random: this.worker.random.state() };
+		return { index: this.#index, dataset: this.dataset.save() };
 	}
 
 	restore(state: StreamState): void {
 		this.dataset.restore(state.dataset);
-		if (state.random !== null) this.worker.random.restore(state.random);
 		this.#index = state.index;
 	}
 
@@ -192,7 +119,7 @@ export class WorkerStream<Item extends Keyed> {
 		if (name !== this.className || typeof globalWorker !== "number" || typeof index !== "number") {
 			throw new UserError(`The restore key ${JSON.stringify(key)} does not fit ${this.className}.`);
 		}
-		return this.worker.duringRestore(index, globalWorker, () => {
+		return this.worker.duringRestore(globalWorker, () => {
 			const item = this.dataset.restoreSample(rest);
 			return item === undefined ? item : addKey(item, this.className, globalWorker, index);
 		});

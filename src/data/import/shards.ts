@@ -20,7 +20,7 @@ import { CryptoHasher } from "bun";
 import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { indexShard } from "../energon/prepare/shard-index.ts";
-import { PythonRandom } from "../energon/random/system-random.ts";
+import { PythonRandom } from "../energon/random/python-random.ts";
 import { LocalFile } from "../energon/storage/open.ts";
 import { type Part, parts } from "./row.ts";
 

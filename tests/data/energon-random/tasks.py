@@ -1,9 +1,5 @@
 """The task encoders of the reference data, as its README lists them, and further ones, each with what it adds."""
 
-import random
-
-import numpy as np
-import torch
 from megatron.energon import Cooker, SampleDecoder, SkipSample, TaskEncoder, basic_sample_keys, edataclass, stateless
 from megatron.energon.flavors.base_dataset import Sample
 
@@ -102,27 +98,6 @@ class Failing(Plain):
         return item(sample)
 
 
-def draws(task):
-    values = [torch.rand(1).item(), np.random.random_sample(), random.random()]
-    return values + [task.current_sample_index, task.current_batch_index]
-
-
-def with_extra(one, extra):
-    return Item(**basics(one), keys=one.keys, sources=one.sources, lengths=one.lengths, extra=extra, pack=one.pack)
-
-
-class Seeded(Plain):
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample):
-        return with_extra(item(sample), draws(self))
-
-
-class Unseeded(Plain):
-    @stateless
-    def encode_sample(self, sample):
-        return with_extra(item(sample), draws(self))
-
-
 class Stateful(Plain):
     """`encode_sample` is not stateless."""
 
@@ -144,14 +119,6 @@ class BatchSkipping(Encode):
         if batch.lengths[0] % 6 == 2:
             raise ValueError("length mod 6 is 2")
         return batch
-
-
-class BatchSeeded(Encode):
-    """`encode_batch` draws."""
-
-    @stateless(restore_seeds=True)
-    def encode_batch(self, batch):
-        return with_extra(batch, draws(self))
 
 
 class Packing(Encode):
@@ -195,17 +162,8 @@ class PackingLossy(Packing):
         return together(samples, True)
 
 
-class PackingSeeded(Packing):
-    """`pack_selected_samples` draws."""
-
-    @stateless(restore_seeds=True)
-    def pack_selected_samples(self, samples):
-        one = together(samples, True)
-        return with_extra(one, one.extra + draws(self))
-
-
-PACKING = {task.__name__: task for task in (Packing, PackingLossy, PackingSeeded)}
+PACKING = {task.__name__: task for task in (Packing, PackingLossy)}
 TASKS = PACKING | {
     task.__name__: task
-    for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Seeded, Unseeded, Stateful, BatchSkipping, BatchSeeded)
+    for task in (Plain, Encode, EncodeBatch, Tagged, Skipping, Failing, Stateful, BatchSkipping)
 }

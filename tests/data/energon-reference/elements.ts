@@ -1,6 +1,6 @@
 /** The task encoders of the reference data: their results, and the pieces these are made of. */
 
-import { type HookContext, hook } from "../../../src/data/energon/hook.ts";
+import { hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed, RestoreKey, Sample, SourceInfo } from "../../../src/data/energon/sample.ts";
 import type { Cooker, TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
 import { UserError } from "../../../src/system/errors.ts";
@@ -87,11 +87,6 @@ export function collect(kind: "batch" | "pack") {
 
 /** Any sample as an element. */
 export const encoded = (sample: Sample): Element => elementOf(sample);
-
-/** torch.rand(1), numpy.random.random_sample(), random.random(), then the two call numbers. */
-export function draws({ random, sampleIndex, batchIndex }: HookContext): unknown[] {
-	return [random.torch.unit(), random.numpy.randomSample(), random.python.random(), sampleIndex, batchIndex];
-}
 
 function nextFit(items: readonly Element[], capacity: number): Element[][] {
 	const groups: Element[][] = [];

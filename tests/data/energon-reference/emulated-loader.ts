@@ -222,7 +222,7 @@ export class EmulatedLoader {
 		const microBatchSize = batchSizeOf(this.#streams[0]!.dataset);
 		if (this.#parameters.num_workers === 0) {
 			// Without workers the process's own generators are not saved.
-			const state = { ...this.#streams[0]!.save(), random: null };
+			const state = { ...this.#streams[0]!.save(), simple: true };
 			return { workers: [{ state, offset: 0 }], nextWorker: 0, microBatchSize };
 		}
 		if (!this.#hasWorkers) return this.#restored === null ? null : { ...this.#restored, microBatchSize };
@@ -243,14 +243,14 @@ export class EmulatedLoader {
 		const now = batchSizeOf(this.#streams[0]!.dataset);
 		if (this.#parameters.num_workers === 0) {
 			if (before !== now) throw new UserError("Without workers the micro-batch size cannot change.");
-			if (state.workers.length !== 1 || state.workers[0]!.state?.random !== null) {
+			if (state.workers.length !== 1 || !state.workers[0]!.state?.simple) {
 				throw new UserError("The state was saved with workers.");
 			}
 			this.#streams[0]!.restore(state.workers[0]!.state);
 			this.#pass = null;
 			return;
 		}
-		if (state.workers.length !== this.#workers.length || state.workers.some(({ state: s }) => s?.random === null)) {
+		if (state.workers.length !== this.#workers.length || state.workers.some(({ state: s }) => s?.simple)) {
 			throw new UserError(`The state has ${state.workers.length} workers, this loader ${this.#workers.length}.`);
 		}
 		const ratio = batchRatio(before, now);

@@ -1,25 +1,20 @@
 /**
  * Task encoders beyond those of the reference data, for comparisons with the Python package at random settings
- * (tests/data/energon-random/tasks.py has the same): failures and draws in the later steps.
+ * (tests/data/energon-random/tasks.py has the same): failures in the later steps.
  */
 
 import { SkipSample } from "../../../src/data/energon/errors.ts";
-import { type HookContext, hook } from "../../../src/data/energon/hook.ts";
+import { hook } from "../../../src/data/energon/hook.ts";
 import type { Keyed } from "../../../src/data/energon/sample.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
 import type { Groups } from "../../../src/data/energon/wrappers/packing.ts";
-import { byteLength, collect, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
+import { byteLength, collect, elementOf, encoded, packing } from "./elements.ts";
 
 const batchOf = collect("batch");
 const packOf = collect("pack");
 
 /** Length of the first sample of a batch. */
 const firstLength = (items: readonly Keyed[]) => byteLength(elementOf(items[0]!));
-
-function withDraws(element: Element, context: HookContext): Element {
-	const before = element.kind === "pack" ? (element.extra as unknown[]) : [];
-	return { ...element, extra: [...before, ...draws(context)] };
-}
 
 /** Task encoder `name`, on the base of `encode`; null for other names. */
 export function furtherTask(
@@ -43,23 +38,8 @@ export function furtherTask(
 					return batch;
 				}),
 			};
-		case "BatchSeeded":
-			return {
-				...encode,
-				encodeBatch: hook("encode_batch", (batch, context) => withDraws(elementOf(batch), context), {
-					restoreSeeds: true,
-				}),
-			};
 		case "PackingLossy":
 			return lossy(plain, packing(args));
-		case "PackingSeeded":
-			return {
-				...encode,
-				...packing(args),
-				packSelectedSamples: hook("pack_selected_samples", (items, context) => withDraws(packOf(items), context), {
-					restoreSeeds: true,
-				}),
-			};
 		default:
 			return null;
 	}
@@ -73,8 +53,8 @@ function lossy(plain: TaskEncoder, { selectSamplesToPack: select, ...rest }: Par
 		preencodeSample: hook("preencode_sample", encoded),
 		selectSamplesToPack: hook(
 			"select_samples_to_pack",
-			(items, context) =>
-				(select!.run(items, context) as Groups<Keyed>).map((group) =>
+			(items) =>
+				(select!.run(items) as Groups<Keyed>).map((group) =>
 					group.filter((item) => byteLength(elementOf(item)) % 4 !== 1),
 				),
 			{ stateless: false },

@@ -2,8 +2,6 @@
  * Loader states of the Python package: to and from this program's (docs/spec/energon.md §4.1). The values here are
  * those of its JSON dumps and unpickled files: records with `__type__`, bytes, lists, numbers.
  */
-import type { NumpyState, SystemRandomState } from "../../../src/data/energon/random/system-random.ts";
-import { TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import type { StreamState } from "../../../src/data/energon/worker.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../../../src/data/energon/wrappers/dataset.ts";
 import { UserError } from "../../../src/system/errors.ts";
@@ -25,8 +23,8 @@ export interface EnergonRecord {
 
 /** State of one logical worker: a stored position and how many outputs to go on from there. */
 export interface WorkerCheckpoint {
-	/** Null: the worker's beginning. */
-	readonly state: StreamState | null;
+	/** Null: the worker's beginning. `simple`: of a loader without workers. */
+	readonly state: (StreamState & { readonly simple?: boolean }) | null;
 	readonly offset: number;
 }
 
@@ -77,10 +75,10 @@ function readWorker(worker: EnergonRecord): WorkerCheckpoint {
 	if (worker.__type__ !== "SavableDatasetCheckpoint") {
 		// Without workers the tree stands alone, and the process's generators are not saved.
 		const root = record(worker, "dataset state");
-		const state: StreamState = {
+		const state = {
 			index: number(root._sample_index, "_sample_index"),
 			dataset: unwrap(root, ["SimpleSavableDatasetWrapper", ...wrappers]),
-			random: null,
+			simple: true,
 		};
 		return { state, offset: 0 };
 	}
@@ -92,7 +90,6 @@ function readWorker(worker: EnergonRecord): WorkerCheckpoint {
 		state: {
 			index: number(state.sample_index, "sample_index"),
 			dataset: unwrap(record(state.dataset_state, "dataset_state"), wrappers),
-			random: readRandom(record(state.rng, "rng")),
 		},
 	};
 }
@@ -115,39 +112,7 @@ function readValue(value: EnergonValue): StateValue {
 	if (value === null || value === undefined) return null;
 	if (typeof value !== "object") return value as StateValue;
 	const entries = Object.entries(value as EnergonRecord).filter(([name]) => name !== "__type__");
-	return Object.fromEntries(
-		entries.map(([name, item]) => [name, name === "buckets" ? readBuckets(record(item, "buckets")) : readValue(item)]),
-	);
-}
-
-/** The groups of a batch: a dictionary there, pairs in order here. */
-function readBuckets(buckets: EnergonRecord): StateValue {
-	return Object.entries(buckets).map(([key, bucket]) => [key, readValue(bucket)]);
-}
-
-function readRandom(rng: EnergonRecord): SystemRandomState {
-	if (!(rng.torch instanceof Uint8Array)) throw new UserError("The Energon state has no torch generator.");
-	const [, words, position, hasGauss, cachedGaussian] = list(rng.numpy, "numpy's generator");
-	const [, python, gauss] = list(rng.random, "Python's generator");
-	const pythonWords = list(python, "words of Python's generator").map((word) => number(word, "word"));
-	const numpyWords = words instanceof Uint32Array ? words : Uint32Array.from(list(words, "words") as number[]);
-	if (numpyWords.length !== 624 || pythonWords.length !== 625) {
-		throw new UserError("The Energon state has a damaged generator.");
-	}
-	return {
-		torch: TorchGenerator.fromState(rng.torch),
-		numpy: {
-			words: numpyWords.slice(),
-			position: number(position, "position"),
-			hasGauss: number(hasGauss, "has_gauss"),
-			cachedGaussian: number(cachedGaussian, "cached_gaussian"),
-		},
-		python: {
-			words: Uint32Array.from(pythonWords.slice(0, 624)),
-			position: pythonWords[624]!,
-			gaussNext: gauss === null ? null : number(gauss, "gauss_next"),
-		},
-	};
+	return Object.fromEntries(entries.map(([name, item]) => [name, readValue(item)]));
 }
 
 /** A rank's state as the Python package would hold it; `simple`: of a loader without workers. */
@@ -168,7 +133,6 @@ function writeWorker({ state, offset }: WorkerCheckpoint, simple: boolean): Ener
 	}
 	const inner = state && {
 		__type__: "SavableDatasetState",
-		rng: writeRandom(state.random!),
 		dataset_state: wrap(writeValue(state.dataset as unknown as StateValue) as EnergonRecord),
 		sample_index: state.index,
 	};
@@ -188,27 +152,9 @@ function writeValue(value: StateValue): EnergonValue {
 	if (value instanceof GeneratorState) return value.bytes;
 	if (Array.isArray(value)) return value.map(writeValue);
 	const fields = Object.entries(value as Readonly<Record<string, StateValue>>);
-	const written = Object.fromEntries(
-		fields.map(([name, item]) => [name, name === "buckets" ? writeBuckets(item) : writeValue(item)]),
-	);
+	const written = Object.fromEntries(fields.map(([name, item]) => [name, writeValue(item)]));
 	const names = new Set(Object.keys(written));
 	if (names.size === 2 && names.has("index") && names.has("current")) return { __type__: "SliceState", ...written };
 	const isNode = ["__class__", "rng", "batch_size"].some((name) => names.has(name));
 	return isNode ? flex(written) : written;
 }
-
-function writeBuckets(pairs: StateValue): EnergonValue {
-	const buckets = pairs as readonly (readonly [string, StateValue])[];
-	return Object.fromEntries(buckets.map(([key, bucket]) => [key, writeValue(bucket)]));
-}
-
-function writeRandom({ torch, numpy, python }: SystemRandomState): EnergonRecord {
-	return {
-		__type__: "SystemRngState",
-		torch: torch.state(),
-		numpy: ["MT19937", numpy.words, numpy.position, numpy.hasGauss, numpy.cachedGaussian] satisfies NumpyTuple,
-		random: [3, [...python.words, python.position], python.gaussNext],
-	};
-}
-
-type NumpyTuple = ["MT19937", NumpyState["words"], number, number, number];

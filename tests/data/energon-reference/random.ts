@@ -2,7 +2,6 @@
 import { CryptoHasher } from "bun";
 import { defaultLoadOptions, loadDatasets } from "../../../src/data/energon/dataset.ts";
 import { raiseError } from "../../../src/data/energon/errors.ts";
-import { NumpyGenerator, PythonRandom } from "../../../src/data/energon/random/system-random.ts";
 import { cumulative, TorchGenerator } from "../../../src/data/energon/random/torch-generator.ts";
 import {
 	interleaving,
@@ -12,7 +11,7 @@ import {
 	subsetBounds,
 } from "../../../src/data/energon/sharder.ts";
 import { resolvePath } from "../../../src/data/energon/storage/storage.ts";
-import { callSeed, Worker, type WorkerConfig, workerSeed } from "../../../src/data/energon/worker.ts";
+import { Worker, type WorkerConfig, workerSeed } from "../../../src/data/energon/worker.ts";
 import { UserError } from "../../../src/system/errors.ts";
 import { difference, revive } from "./golden.ts";
 import type { Setting } from "./setup.ts";
@@ -173,7 +172,7 @@ function drawDifference(name: string, value: unknown, seed: number, entry: Value
 function mixedDraws(generator: TorchGenerator, rounds: number): unknown[] {
 	return Array.from({ length: rounds }, () => [
 		generator.below(100),
-		generator.choice(Float32Array.of(1, 2, 3)),
+		generator.choiceByCumulative(cumulative(Float32Array.of(1, 2, 3))),
 		generator.permutation(4).map((i) => "abcd"[i]),
 	]).flat();
 }
@@ -181,62 +180,6 @@ function mixedDraws(generator: TorchGenerator, rounds: number): unknown[] {
 function floats(bits: readonly string[]): Float32Array {
 	const words = Uint32Array.from(bits, (hex) => Number.parseInt(hex, 16));
 	return new Float32Array(words.buffer);
-}
-
-export function checkCallDraws(file: { readonly cases: readonly Values[] }): string | null {
-	return eachCase(file.cases, (entry) => {
-		const seed = callSeed(entry.worker_seed as number, entry.current_sample_index as number);
-		const torch = new TorchGenerator(seed);
-		const numpy = new NumpyGenerator(seed);
-		const python = new PythonRandom(seed);
-		return (
-			difference(seed, entry.seed, "seed") ??
-			eachCase(Object.entries(entry), ([name, value]) => {
-				if (!/^(torch|numpy|random)\./.test(name)) return null;
-				return difference(callDraw(name, value as readonly unknown[], torch, numpy, python), value, name);
-			})
-		);
-	});
-}
-
-/** Draws of one call by its name, such as "numpy.random.randint(0,100,4)". */
-function callDraw(
-	name: string,
-	value: readonly unknown[],
-	torch: TorchGenerator,
-	numpy: NumpyGenerator,
-	python: PythonRandom,
-): unknown {
-	const numbers = (name.match(/\d+/g) ?? []).map(Number);
-	const [first = 0, second = 0] = numbers;
-	const list = <Draw>(draw: () => Draw) => Array.from({ length: value.length }, draw);
-	switch (name.replace(/\(.*$/, "")) {
-		case "torch.rand":
-			return list(() => torch.unit());
-		case "torch.randint":
-			return list(() => first + torch.below(second - first));
-		case "torch.randn":
-			return list(() => Math.fround(torch.normal()));
-		case "torch.randperm":
-			return torch.permutation(first);
-		case "numpy.random.random_sample":
-			return list(() => numpy.randomSample());
-		case "numpy.random.randint":
-			return list(() => numpy.randint(first, second));
-		case "numpy.random.permutation":
-			return numpy.permutation(first);
-		case "random.random":
-			return list(() => python.random());
-		case "random.randint":
-			return list(() => python.randint(first, second));
-		case "random.sample":
-			return python.sample(
-				Array.from({ length: first }, (_, i) => i),
-				second,
-			);
-		default:
-			throw new UserError(`The reference data have draws named "${name}", which are not known here.`);
-	}
 }
 
 type SharderRow = [

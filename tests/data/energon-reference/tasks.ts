@@ -8,16 +8,24 @@ import type { DecodeOptions } from "../../../src/data/energon/format/media.ts";
 import { hook } from "../../../src/data/energon/hook.ts";
 import type { TaskEncoder } from "../../../src/data/energon/task-encoder.ts";
 import { UserError } from "../../../src/system/errors.ts";
-import { byteLength, collect, cooker, draws, type Element, elementOf, encoded, packing } from "./elements.ts";
+import { byteLength, collect, cooker, type Element, elementOf, encoded, packing } from "./elements.ts";
 import { furtherTask } from "./further-tasks.ts";
 
 const preencodeSample = hook("encode_sample", encoded);
 
 /**
- * Task encoders of the reference data of which no part is built here: several outputs of a function, groups of batches, and encoding
- * after the selection of samples to pack. No task of the program has one.
+ * Task encoders of the reference data of which no part is built here: several outputs of a function, draws, groups of batches, and
+ * encoding after the selection of samples to pack. No task of the program has one.
  */
-export const notBuilt: readonly string[] = ["Generating", "Grouping", "GroupingSizes", "PackingPost", "PreAndEncode"];
+export const notBuilt: readonly string[] = [
+	"Generating",
+	"Grouping",
+	"GroupingSizes",
+	"PackingPost",
+	"PreAndEncode",
+	"Seeded",
+	"Unseeded",
+];
 
 /** Task encoder `name` of the reference data; `args` are its constructor's. */
 export function goldenTask(
@@ -62,14 +70,6 @@ export function goldenTask(
 					return element;
 				}),
 			};
-		case "Seeded":
-		case "Unseeded":
-			return {
-				...plain,
-				preencodeSample: hook("encode_sample", (sample, context) => ({ ...elementOf(sample), extra: draws(context) }), {
-					restoreSeeds: name === "Seeded",
-				}),
-			};
 		case "Packing":
 			return { ...encode, ...packing(args) };
 		default:
@@ -111,7 +111,7 @@ function brokenTask(name: string, encode: TaskEncoder, decode: DecodeOptions): T
 			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks, { tolerance: 3 }) };
 		case "Tolerance3Seeds":
 			// Energon forgets a tolerance that is given together with restored seeds.
-			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks, { restoreSeeds: true }) };
+			return { ...encode, preencodeSample: hook("encode_sample", nothingWorks) };
 		case "StatefulEncode":
 			return { ...encode, preencodeSample: hook("encode_sample", encoded, { stateless: false }) };
 		case "NoCookers":

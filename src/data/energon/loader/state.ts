@@ -1,7 +1,5 @@
 /** The state of a loader, from which it continues exactly: versioned JSON, compressed with zstd. */
 import { UserError } from "../../../system/errors.ts";
-import type { SystemRandomState } from "../random/system-random.ts";
-import { TorchGenerator } from "../random/torch-generator.ts";
 import { GeneratorState, type NodeState, type StateValue } from "../wrappers/dataset.ts";
 
 /** Position of a logical worker. */
@@ -9,8 +7,6 @@ export interface WorkerPosition {
 	/** Number of the worker's next output, counted over all passes. */
 	readonly index: number;
 	readonly dataset: NodeState;
-	/** States of the generators of user code; null: seeded with the worker's seed. */
-	readonly random: SystemRandomState | null;
 }
 
 export interface LoaderState {
@@ -31,48 +27,6 @@ const VERSION = 1;
 /** Bytes of the largest state. */
 const LARGEST_STATE = 2 ** 31;
 
-interface Words {
-	readonly words: string;
-	readonly position: number;
-}
-
-function encodeWords(words: Uint32Array, position: number): Words {
-	return { words: Buffer.from(words.buffer, words.byteOffset, words.byteLength).toString("base64"), position };
-}
-
-function decodeWords({ words, position }: Words): { words: Uint32Array; position: number } {
-	const bytes = new Uint8Array(Buffer.from(words, "base64"));
-	if (bytes.length !== 2496) throw new UserError("The loader state has a damaged generator.");
-	return { words: new Uint32Array(bytes.buffer), position };
-}
-
-function encodeRandom(random: SystemRandomState | null): unknown {
-	if (random === null) return null;
-	const { torch, numpy, python } = random;
-	return {
-		torch: Buffer.from(torch.state()).toString("base64"),
-		numpy: { ...encodeWords(numpy.words, numpy.position), gauss: numpy.hasGauss === 0 ? null : numpy.cachedGaussian },
-		python: { ...encodeWords(python.words, python.position), gauss: python.gaussNext },
-	};
-}
-
-type EncodedStream = Words & { readonly gauss: number | null };
-interface EncodedRandom {
-	readonly torch: string;
-	readonly numpy: EncodedStream;
-	readonly python: EncodedStream;
-}
-
-function decodeRandom(encoded: EncodedRandom | null): SystemRandomState | null {
-	if (encoded === null) return null;
-	const { torch, numpy, python } = encoded;
-	return {
-		torch: TorchGenerator.fromState(new Uint8Array(Buffer.from(torch, "base64"))),
-		numpy: { ...decodeWords(numpy), hasGauss: numpy.gauss === null ? 0 : 1, cachedGaussian: numpy.gauss ?? 0 },
-		python: { ...decodeWords(python), gaussNext: python.gauss },
-	};
-}
-
 /** Encodes a value; a generator becomes an object with the single key `$generator`. */
 function encodeValue(value: StateValue): unknown {
 	if (value instanceof GeneratorState) return { $generator: Buffer.from(value.bytes).toString("base64") };
@@ -91,20 +45,16 @@ function decodeValue(value: unknown): StateValue {
 }
 
 /** A position as JSON, for messages of threads and for states. */
-export function encodePosition({ index, dataset, random }: WorkerPosition): unknown {
-	return { index, dataset: encodeValue(dataset as unknown as StateValue), random: encodeRandom(random) };
+export function encodePosition({ index, dataset }: WorkerPosition): unknown {
+	return { index, dataset: encodeValue(dataset as unknown as StateValue) };
 }
 
 export function decodePosition(encoded: unknown): WorkerPosition {
-	const { index, dataset, random } = encoded as Record<string, unknown>;
+	const { index, dataset } = encoded as Record<string, unknown>;
 	if (typeof index !== "number" || typeof dataset !== "object" || dataset === null) {
 		throw new UserError("The loader state has a worker without a position.");
 	}
-	return {
-		index,
-		dataset: decodeValue(dataset) as unknown as NodeState,
-		random: decodeRandom((random ?? null) as EncodedRandom | null),
-	};
+	return { index, dataset: decodeValue(dataset) as unknown as NodeState };
 }
 
 /** The state's bytes. */

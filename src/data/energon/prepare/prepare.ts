@@ -26,7 +26,7 @@ import {
 import { parseJsonBytes } from "../format/python-text.ts";
 import { TarError } from "../format/tar.ts";
 import { collapseBraces, expandBraces, readShardCounts } from "../format/webdataset.ts";
-import { PythonRandom } from "../random/system-random.ts";
+import { PythonRandom } from "../random/python-random.ts";
 import { LocalFile, LocalStorage } from "../storage/open.ts";
 import { folderOf, type Storage } from "../storage/storage.ts";
 import { indexShard, prefixMembers, type ShardIndex, SqliteIndexWriter } from "./shard-index.ts";

@@ -72,13 +72,6 @@ export class MersenneTwister {
 		return y >>> 0;
 	}
 
-	/** A uniform number of [0, 1) with 53 bits from two outputs, as in numpy and Python. */
-	double53(): number {
-		const high = this.u32() >>> 5;
-		const low = this.u32() >>> 6;
-		return (high * 67108864 + low) / 9007199254740992;
-	}
-
 	#renew(): void {
 		const words = this.words.slice();
 		for (let k = 0; k < N; k++) {

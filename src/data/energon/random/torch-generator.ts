@@ -23,8 +23,6 @@ export function cumulative(weights: Float32Array): Float32Array {
 export class TorchGenerator {
 	#engine!: MersenneTwister;
 	#seed!: number;
-	/** Second value of the last pair of normal draws, which the next draw returns. */
-	#normal: number | null = null;
 
 	/** `seed` null: the state has to be set before use. */
 	constructor(seed: number | null) {
@@ -41,7 +39,6 @@ export class TorchGenerator {
 	manualSeed(seed: number): void {
 		this.#seed = seed;
 		this.#engine = new MersenneTwister(seedByInteger(seed));
-		this.#normal = null;
 	}
 
 	u32(): number {
@@ -73,38 +70,12 @@ export class TorchGenerator {
 		return order;
 	}
 
-	/** Index drawn with float32 weights, which need not sum to 1. A single weight costs no draw. */
-	choice(weights: Float32Array): number {
-		return weights.length === 1 ? 0 : this.choiceByCumulative(cumulative(weights));
-	}
-
 	/** Draws an index by cumulative weights: the first entry not below a uniform draw times the last one. */
 	choiceByCumulative(sums: Float32Array): number {
 		if (sums.length === 1) return 0;
 		const value = Math.fround(this.unit() * sums[sums.length - 1]!);
 		const drawn = sums.findIndex((sum) => sum >= value);
 		return drawn < 0 ? sums.length - 1 : drawn;
-	}
-
-	/** One value of `torch.randn` in float64 (tensors of fewer than 16 elements). */
-	normal(): number {
-		if (this.#normal !== null) {
-			const kept = this.#normal;
-			this.#normal = null;
-			return kept;
-		}
-		const first = this.#uniform53();
-		const second = this.#uniform53();
-		const radius = Math.sqrt(-2 * Math.log1p(-second));
-		const angle = 2 * Math.PI * first;
-		this.#normal = radius * Math.sin(angle);
-		return radius * Math.cos(angle);
-	}
-
-	#uniform53(): number {
-		const high = this.u32();
-		const low = this.u32();
-		return ((high & 0x1fffff) * 4294967296 + low) / 9007199254740992;
 	}
 
 	/** Another generator in the same state. */
@@ -118,7 +89,6 @@ export class TorchGenerator {
 	assign(other: TorchGenerator): void {
 		this.#seed = other.#seed;
 		this.#engine = other.#engine.clone();
-		this.#normal = other.#normal;
 	}
 
 	/** The generator's state in torch's format. */
@@ -133,10 +103,6 @@ export class TorchGenerator {
 		view.setInt32(12, 1, true);
 		view.setBigUint64(16, BigInt(fresh ? 0 : position), true);
 		for (let i = 0; i < 624; i++) view.setBigUint64(24 + 8 * i, BigInt(words[i]!), true);
-		if (this.#normal !== null) {
-			view.setFloat64(5024, this.#normal, true);
-			view.setInt32(5040, 1, true);
-		}
 		return bytes;
 	}
 
@@ -159,6 +125,5 @@ export class TorchGenerator {
 		for (let i = 0; i < 624; i++) words[i] = view.getUint32(24 + 8 * i, true);
 		this.#seed = Number(view.getBigUint64(0, true));
 		this.#engine = new MersenneTwister(words, left === 1 ? 624 : next);
-		this.#normal = view.getInt32(5040, true) === 0 ? null : view.getFloat64(5024, true);
 	}
 }

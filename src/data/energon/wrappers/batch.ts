@@ -1,6 +1,6 @@
 /** Batches of consecutive samples (docs/spec/energon.md §5.1). */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
-import { type Hook, runHook } from "../hook.ts";
+import type { Hook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { Dataset, type StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
@@ -50,7 +50,7 @@ export class BatchDataset<In extends Keyed, Out extends Keyed> extends Dataset<O
 		try {
 			const keys = batch.map((sample) => sample.restoreKey);
 			const call = this.#calls++;
-			const output = runHook(this.worker, this.#batcher, call, batch);
+			const output = this.#batcher.run(batch);
 			this.#errors.succeeded();
 			output.restoreKey = [this.className, call, ...keys];
 			yield output;
@@ -86,11 +86,11 @@ export class BatchDataset<In extends Keyed, Out extends Keyed> extends Dataset<O
 		if (!this.#batcher.stateless) {
 			throw new FatalSampleError(`Batches cannot be restored through ${this.#batcher.name}: it is not stateless.`);
 		}
-		const [[call], rest] = this.takeKey(key, 1);
+		const [, rest] = this.takeKey(key, 1);
 		const keys = rest as readonly RestoreKey[];
 		const batch = keys.map((inner) => this.#source.restoreSample(inner));
 		return restoring(this.worker.config.restoreErrorHandler, batch, () => {
-			const output = runHook(this.worker, this.#batcher, call!, batch);
+			const output = this.#batcher.run(batch);
 			output.restoreKey = key;
 			return output;
 		});

@@ -1,6 +1,6 @@
 /** Applies a function to every sample: loading, cooking, encoding (docs/spec/energon.md §4.1, §5.1). */
 import { ErrorContext, FatalSampleError, SkipSample } from "../errors.ts";
-import { type Hook, runHook } from "../hook.ts";
+import type { Hook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { addKey, Dataset, type StateFields, type StateValue } from "./dataset.ts";
 
@@ -27,7 +27,7 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 		for (const sample of this.#source.iterate()) {
 			try {
 				const call = this.#calls++;
-				const mapped = runHook(this.worker, this.#hook, call, sample);
+				const mapped = this.#hook.run(sample);
 				this.#errors.succeeded();
 				yield addKey(mapped, this.className, call);
 			} catch (error) {
@@ -60,7 +60,7 @@ export class MapDataset<In extends Keyed, Out extends Keyed> extends Dataset<Out
 		const [[call], rest] = this.takeKey(key, 1);
 		const sample = this.#source.restoreSample(rest);
 		return restoring(this.worker.config.restoreErrorHandler, sample, () =>
-			addKey(runHook(this.worker, this.#hook, call!, sample), this.className, call!),
+			addKey(this.#hook.run(sample), this.className, call!),
 		);
 	}
 }

@@ -4,7 +4,7 @@
  * dropped.
  */
 import { ErrorContext, FatalSampleError } from "../errors.ts";
-import { type Hook, runHook } from "../hook.ts";
+import type { Hook } from "../hook.ts";
 import type { Keyed, RestoreKey } from "../sample.ts";
 import { Dataset, type StateFields, type StateValue } from "./dataset.ts";
 import { restoring } from "./map.ts";
@@ -109,7 +109,8 @@ export class PackingDataset<In extends Keyed, Out extends Keyed> extends Dataset
 		const samples = this.#reading.takeFirst(this.#reading.length);
 		let division: Groups<In> | Division<In> = [];
 		try {
-			division = runHook(this.worker, this.#hooks.select, this.#selectCalls++, samples);
+			this.#selectCalls++;
+			division = this.#hooks.select.run(samples);
 			this.#selectErrors.succeeded();
 		} catch (error) {
 			this.#selectErrors.failed(error, samples);
@@ -131,7 +132,7 @@ export class PackingDataset<In extends Keyed, Out extends Keyed> extends Dataset
 		try {
 			const keys = members.map((sample) => sample.restoreKey);
 			const call = this.#packCalls++;
-			const output = runHook(this.worker, this.#hooks.pack, call, members);
+			const output = this.#hooks.pack.run(members);
 			this.#packErrors.succeeded();
 			output.restoreKey = [this.className, call, ...keys];
 			yield output;
@@ -183,10 +184,10 @@ export class PackingDataset<In extends Keyed, Out extends Keyed> extends Dataset
 		const { pack } = this.#hooks;
 		const reason = this.restorable();
 		if (reason !== null) throw new FatalSampleError(`Packs cannot be restored through ${reason}: it is not stateless.`);
-		const [[call], rest] = this.takeKey(key, 1);
+		const [, rest] = this.takeKey(key, 1);
 		const members = (rest as readonly RestoreKey[]).map((inner) => this.#source.restoreSample(inner));
 		return restoring(this.worker.config.restoreErrorHandler, members, () => {
-			const output = runHook(this.worker, pack, call!, members);
+			const output = pack.run(members);
 			output.restoreKey = key;
 			return output;
 		});
