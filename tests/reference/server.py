@@ -4,6 +4,7 @@
 
 A request is {"args": those of an interpreter, "cwd", "env"}, the answer {"exitCode", "stdout", "stderr"}, both JSON over HTTP.
 """
+import contextlib
 import http.server
 import json
 import os
@@ -17,8 +18,10 @@ import warnings
 
 def imported():
     """Packages whose import takes seconds; what is loaded lazily, such as the classes of a model, each fork loads."""
-    import peft, torchvision, transformers  # noqa: F401, E401
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor  # noqa: F401
+    # A program that needs an absent package says so itself.
+    with contextlib.suppress(ImportError):
+        import peft, torchvision, transformers  # noqa: F401, E401
+        from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor  # noqa: F401
 
 
 def run(args):
