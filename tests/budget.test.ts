@@ -10,24 +10,24 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [18210, 91],
-	commands: [5267, 40],
-	config: [7590, 52],
+	commands: [5268, 40],
+	config: [7593, 52],
 	data: [20287, 107],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1746, 10],
-	launch: [4291, 25],
+	launch: [4302, 25],
 	models: [6409, 59],
-	native: [3824, 17],
+	native: [3825, 17],
 	observe: [5387, 33],
 	optim: [990, 8],
 	parallel: [3095, 21],
 	parity: [6632, 35],
-	plan: [2612, 14],
+	plan: [2613, 14],
 	schedule: [1030, 8],
-	system: [679, 12],
+	system: [691, 12],
 	tensor: [5044, 40],
-	train: [6933, 45],
+	train: [7143, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -77,6 +77,6 @@
 #include "mimo/ops/embedding.h"     /* embedding */
 #include "mimo/ops/loss.h"          /* cross_entropy, kl, hidden_loss */
 #include "mimo/ops/elementwise.h"   /* axpby, add, fill, scale */
-#include "mimo/ops/reductions.h"    /* column_sum, masked_sum, sum_of_squares, count_zeros, find_nonfinite */
+#include "mimo/ops/reductions.h"    /* column_sum, masked_sum, sum_of_squares, count_zeros, checksum, find_nonfinite */
 #include "mimo/ops/philox.h"        /* philox_fill, dropout */
 #include "mimo/ops/optimizer.h"     /* clip_factor, adam_advance, adamw, muon */

@@ -28,7 +28,7 @@ import { beforeLine } from "../observe/progress.ts";
 import { type Topology, World } from "../parallel/index.ts";
 import { counted } from "../system/counted.ts";
 import { debug, debugging } from "../system/debug.ts";
-import { errorsOf, NativeError, UserError } from "../system/errors.ts";
+import { errorsOf, NativeError, UserError, WrongResult } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 import { ownProgram, programVersion } from "../system/program-version.ts";
 import { flagError } from "./arguments.ts";
@@ -252,10 +252,11 @@ function record(run: Run, folder: string, rank: number): void {
 export async function endRank(run: Run, place: Place, error: unknown): Promise<number> {
 	const { sentence, exitCode } = describeError(error);
 	const [first] = errorsOf(error);
-	const byAnother = first instanceof NativeError && first.status === Status.peer && run.watch() !== null;
-	if (!byAnother) run.fail(place.rank, sentence);
+	const blamed = first instanceof WrongResult ? first.rank : place.rank;
+	const heard = first instanceof NativeError && first.status === Status.peer && run.watch() !== null;
+	if (!heard) run.fail(blamed, sentence);
 	if (debugging(1)) printStacks(error);
-	const code = byAnother ? exitCodes.endedByAnother : exitCode;
+	const code = heard || blamed !== place.rank ? exitCodes.endedByAnother : exitCode;
 	// Lets earlier output be written first.
 	await Bun.sleep(0);
 	run.conclude(code);

@@ -254,9 +254,6 @@ const flags: Readonly<Record<string, Reading>> = {
 		["logging-level", "log-progress", "log-straggler", "straggler-minmax-count", "log-energy"],
 		accepted("timing-log-level and log-json say what is logged"),
 	),
-	"check-weight-hash-across-dp-replicas-interval": accepted(
-		"replicas add up gradients in the same order; mimo verify compares them",
-	),
 	// Checkpoints.
 	"ckpt-format": only(
 		["torch_dist"],

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 29;
+export const ABI_VERSION = 30;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -1236,6 +1236,7 @@ export const operations = {
 	masked_sum: { x: "ptr", mask: "ptr", sum: "ptr", count: "ptr", elements: "i64" },
 	sum_of_squares: { x: "ptr", sum: "ptr", elements: "i64", dtype: "i32" },
 	count_zeros: { x: "ptr", count: "ptr", elements: "i64" },
+	checksum: { x: "ptr", sum: "ptr", elements: "i64" },
 	find_nonfinite: { x: "ptr", flag: "ptr", elements: "i64", dtype: "i32" },
 	philox_fill: {
 		y: "ptr",

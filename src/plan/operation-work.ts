@@ -129,6 +129,7 @@ const operands: Readonly<Record<Exclude<OperationName, OwnFormula>, number>> = {
 	scale: 2,
 	sum_of_squares: 1,
 	count_zeros: 1,
+	checksum: 1,
 	find_nonfinite: 1,
 	router_forward: 4,
 	router_backward: 5,

@@ -15,6 +15,16 @@ export class UserError extends Error {
 	}
 }
 
+/** Results of ranks contradict each other. `rank`: whose are wrong; null: that cannot be told. Every rank may say it of another. */
+export class WrongResult extends UserError {
+	constructor(
+		readonly rank: number | null,
+		sentence: string,
+	) {
+		super(sentence, exitCodes.wrongResult);
+	}
+}
+
 /** Characters of the longest sentence; a hostile name may have millions. */
 const LONGEST_SENTENCE = 8192;
 

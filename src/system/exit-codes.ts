@@ -9,6 +9,8 @@ export const exitCodes = {
 	failure: 1,
 	/** An unknown or wrong command, flag or configuration. */
 	usage: 2,
+	/** A result of this rank must be wrong (Megatron's EXIT_CODE_FAILED_ON_RESULT_VALIDATION). */
+	wrongResult: 17,
 	/** A rank ended because another rank failed (BSD's EX_UNAVAILABLE). */
 	endedByAnother: 69,
 	/** A bug of this program (BSD's EX_SOFTWARE). */

@@ -25,6 +25,7 @@ import type { SkippedReport } from "./report/skipped-samples.ts";
 import { openTiming, StepMetrics } from "./report/step-metrics.ts";
 import { takeGradients, update } from "./step.ts";
 import type { StepGradients, StepInput, StepResult } from "./step-state.ts";
+import { LargeValues } from "./wrong-results.ts";
 
 export interface TrainingSummary {
 	readonly progress: Progress;
@@ -118,6 +119,8 @@ class TrainingLoop {
 	#seconds = 0;
 	#firstLoss = Number.NaN;
 	#lastLoss = Number.NaN;
+	readonly #losses = new LargeValues("loss");
+	readonly #norms = new LargeValues("gradient norm");
 
 	constructor(
 		private readonly state: LoopState,
@@ -157,9 +160,12 @@ class TrainingLoop {
 		if (this.#steps === 0) debug(1, "the first batch is here");
 		const gradients = takeGradients(run.state, input, watch);
 		if (this.#steps === 0) debug(1, "the first gradients are taken");
-		if (c.checkForNanInLossAndGrad) requireFinite(run, input.microbatches, iteration, gradients);
-		const { interrupted, skippedSamples } = await agree(run, interrupts, skippedReport.hasNews);
 		for (const listener of listeners) await listener.beforeUpdate?.();
+		const { interrupted, skippedSamples } = await agree(run, interrupts, skippedReport.hasNews);
+		// After what finds the rank to blame: here all say the same.
+		if (c.checkForNanInLossAndGrad) requireFinite(run, input.microbatches, iteration, gradients);
+		if (c.checkForSpikyLoss) this.#losses.require(iteration, gradients.loss);
+		if (c.checkForLargeGrads) this.#norms.require(iteration, gradients.gradientNorm);
 		const result = update(run.state, input, gradients, watch);
 		// Read while the GPU still works on the optimizer step.
 		metrics.clock.enter("data");

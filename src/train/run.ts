@@ -39,6 +39,7 @@ import { KeptState } from "./restart/kept-state.ts";
 import { PeftWeights } from "./restart/peft.ts";
 import { claimSaveFolder } from "./restart/save-claim.ts";
 import type { StartingPoint } from "./restart/starting-point.ts";
+import { StateCheck } from "./wrong-results.ts";
 
 /**
  * Trains on this rank. Collective over the world, with equal configurations. Returns the exit code; not 0 if the training is to
@@ -77,17 +78,21 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 		saves: () => kept?.saves(),
 		claim,
 	});
-	const listeners: readonly Listener[] = kept === null ? [checkpoints] : [checkpoints, kept];
+	const check = StateCheck.open(c, run);
+	const listeners: readonly Listener[] = [check, checkpoints, kept].filter((one) => one !== null);
 	let exitCode = 0;
 	try {
 		checkpoints.requireRoom();
 		introduce(c, run, world, origins, again ? silent : observer);
 		if (metrics !== null && !again) observer.note(`Metrics: ${metrics.url}.`);
 		const optimizerSteps = () => run.state.scalars.step.item();
-		await kept?.hold({ checkpoints, optimizerSteps, dataState }, world, c);
+		await kept?.hold({ checkpoints, optimizerSteps, dataState, check }, world, c);
 		const stored = await checkpoints.restore(again);
 		const restored = kept === null ? stored : kept.restore(stored, everyone);
-		if (restored !== stored) goOnFrom(restored!, checkpoints, run);
+		if (restored !== stored) {
+			goOnFrom(restored!, checkpoints, run);
+			kept!.confirm(restored!.progress.iteration, world.rank);
+		}
 		weights.requireImages(checkpoints.provenance);
 		for (const guest of run.guests) await guest.load?.(c);
 		const start = restored?.progress ?? atTheStart;

@@ -71,10 +71,10 @@ export class Scene implements Disposable {
 	}
 
 	/** Damage of the checkpoint from which a run would resume. */
-	checkpointFault(): string[] {
-		if (!existsSync(this.path("ck/latest.json"))) return [];
+	checkpointFault(folder = "ck"): string[] {
+		if (!existsSync(this.path(`${folder}/latest.json`))) return [];
 		try {
-			using checkpoint = NativeCheckpoint.openExactly(this.path("ck"));
+			using checkpoint = NativeCheckpoint.openExactly(this.path(folder));
 			checkpoint.verify();
 			return [];
 		} catch (error) {

@@ -4,15 +4,18 @@ import { Launched } from "../launch/launched.ts";
 import { PlayedHosts } from "../launch/played-hosts.ts";
 import { command } from "./fault-causes.ts";
 import type { Scene } from "./fault-scene.ts";
+import { turnBit } from "./wrong-bit.ts";
 
 /**
  * kill, crash, stop: a signal to a rank. error: of a rank, which cannot save for a moment. memory: a rank may take no more. two
  * ranks, all ranks: killed together. again: another rank is killed while the first is replaced. launcher: killed, and the command
- * is given again. On three hosts, of which one is spare: host: the launcher of one that has ranks is killed, and comes back; cut:
+ * is given again. wrong result: a bit of what a rank updates is another. disk: it is full until a save has failed, and the run goes
+ * on without a restart. On three hosts, of which one is spare: host: the launcher of one that has ranks is killed, and comes back; cut:
  * its link is cut, and it comes back; slow: its link is slow for a while; first host: the launcher of the first is killed.
  */
 export type RestartCause =
 	| ("kill" | "crash" | "two ranks" | "stop" | "error" | "memory" | "again" | "all ranks" | "launcher")
+	| ("wrong result" | "disk")
 	| HostCause;
 type HostCause = "host" | "cut" | "slow" | "first host";
 
@@ -166,6 +169,9 @@ function parentOf(pid: number): number {
 	}
 }
 
+/** Causes that a run meets without a restart. */
+const unnoticed: readonly RestartCause[] = ["slow", "disk"];
+
 /** Sends a signal to a process, if it still lives. */
 function hit(pid: number, signal: NodeJS.Signals): void {
 	try {
@@ -202,6 +208,8 @@ export class FaultedRun implements Disposable {
 	readonly #log: string;
 	/** Hosts that a fault has taken for good. */
 	readonly #lost: number[] = [];
+	/** When a fault came that waits for its moment, and the last step that all ranks had finished. */
+	#marked: readonly [began: number, finished: number] = [0, 0];
 	/** What it said when it did not go on. */
 	readonly stops: string[] = [];
 
@@ -211,6 +219,7 @@ export class FaultedRun implements Disposable {
 		flags: string,
 		hosts: number,
 		private readonly random: () => number,
+		private readonly saveInterval: number,
 	) {
 		this.#launchers = new Launchers(scene, flags, hosts);
 		this.#log = scene.path("faulted.jsonl");
@@ -226,18 +235,24 @@ export class FaultedRun implements Disposable {
 		let finished = readSteps(this.#log).last - 1;
 		let began = performance.now();
 		const undo = await this.#cause(cause);
-		if (cause === "error") [began, finished] = [performance.now(), readSteps(this.#log).last - 1];
-		if (cause !== "launcher" && cause !== "slow") await this.#until(() => this.#restarts() > restarts);
+		if (cause === "error") this.#mark();
+		if (cause === "error" || cause === "wrong result") [began, finished] = this.#marked;
+		const restarting = !unnoticed.includes(cause);
+		if (cause !== "launcher" && restarting) await this.#until(() => this.#restarts() > restarts);
 		const seen = this.#starts();
 		const lines = countSteps(this.#log);
 		await this.#until(() => countSteps(this.#log) > lines);
 		const seconds = countSteps(this.#log) > lines ? (performance.now() - began) / 1000 : Number.NaN;
 		if (Number.isNaN(seconds))
 			this.stops.push(`after ${cause} it did not go on: ${this.#launchers.errors.slice(-3000)}`);
-		if (cause === "slow" && this.#restarts() > restarts) this.stops.push("a slow link restarted the run");
+		if (!restarting && this.#restarts() > restarts) this.stops.push(`${cause} restarted the run`);
 		const from = this.#starts().at(-1) ?? seen.at(-1) ?? 0;
 		await undo?.();
-		return { cause, seconds, lost: cause === "slow" ? 0 : Math.max(0, finished - from) };
+		return { cause, seconds, lost: !restarting ? 0 : Math.max(0, finished - from) };
+	}
+
+	#mark(): void {
+		this.#marked = [performance.now(), readSteps(this.#log).last - 1];
 	}
 
 	async end() {
@@ -287,6 +302,12 @@ export class FaultedRun implements Disposable {
 				return;
 			case "error":
 				await this.#failToSave();
+				return;
+			case "wrong result":
+				await this.#turnBit(victim);
+				return;
+			case "disk":
+				await this.#fillDisk();
 				return;
 			case "again":
 				hit(victim, "SIGKILL");
@@ -341,6 +362,34 @@ export class FaultedRun implements Disposable {
 		await this.#until(() => said() > before);
 		rmSync(folder);
 		renameSync(away, folder);
+	}
+
+	/** Turns a bit of a process until the run has noticed it: an update may write over one that nothing has read. */
+	async #turnBit(pid: number): Promise<void> {
+		const restarts = this.#restarts();
+		const noticed = () => this.#restarts() > restarts;
+		let next = 0;
+		await this.#until(() => {
+			if (noticed()) return true;
+			if (countSteps(this.#log) < next) return false;
+			if (turnBit(pid, this.random, this.saveInterval)) {
+				this.#mark();
+				next = countSteps(this.#log) + 4;
+			}
+			return false;
+		});
+	}
+
+	/** Leaves no room on the disk of the checkpoints until one was not saved. */
+	async #fillDisk(): Promise<void> {
+		const said = () => this.#launchers.errors.match(/ was not saved, training goes on: .*no space left/g)?.length ?? 0;
+		const before = said();
+		const filler = this.scene.path("faulted/filler");
+		Bun.spawnSync(["dd", "if=/dev/zero", `of=${filler}`, "bs=64k"], { stderr: "ignore" });
+		await this.#until(() => said() > before);
+		if (said() === before) this.stops.push("a full disk was not noticed");
+		this.stops.push(...this.scene.checkpointFault("faulted"));
+		rmSync(filler);
 	}
 
 	async #until(condition: () => boolean): Promise<void> {

@@ -4,7 +4,7 @@
  *
  *   bun tests/attack/restarts.ts [--count 200] [--seed 1] [--each 20] [--hosts 3] [--only CAUSE]
  */
-import { readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
 import { readTensor } from "../../src/checkpoint/store.ts";
 import { Launched } from "../launch/launched.ts";
@@ -13,6 +13,7 @@ import { book, type Layout, layouts, numbers } from "./fault-plan.ts";
 import { Scene } from "./fault-scene.ts";
 import { agree, canLimitMemory, FaultedRun, type Recovery, type RestartCause, readSteps } from "./faulted-run.ts";
 import { attackFlags, tableOf } from "./summary.ts";
+import { canTurnBits } from "./wrong-bit.ts";
 
 const words = (more: string) => `--preset nemotron-tiny --data-path ${book} --hidden-size 64 --seq-length 32 ${more}`;
 /** Layouts with states of other kinds: masters apart from their values, frozen weights, moments in bf16, evaluations, a single rank. */
@@ -37,7 +38,18 @@ export const kinds: readonly Layout[] = [
 
 /** How often a cause comes among about twenty, on one host and on three. */
 const shares: Readonly<Record<"one" | "three", Readonly<Partial<Record<RestartCause, number>>>>> = {
-	one: { kill: 7, crash: 4, "two ranks": 2, stop: 1, error: 1, memory: 1, again: 2, "all ranks": 1, launcher: 1 },
+	one: {
+		kill: 5,
+		crash: 3,
+		"two ranks": 2,
+		stop: 1,
+		error: 1,
+		memory: 1,
+		again: 2,
+		"all ranks": 1,
+		launcher: 1,
+		"wrong result": 3,
+	},
 	three: {
 		kill: 5,
 		crash: 3,
@@ -47,6 +59,7 @@ const shares: Readonly<Record<"one" | "three", Readonly<Partial<Record<RestartCa
 		memory: 1,
 		again: 1,
 		"all ranks": 1,
+		"wrong result": 2,
 		host: 3,
 		cut: 2,
 		slow: 1,
@@ -62,13 +75,16 @@ interface Met {
 /** Steps between two saves, and least steps between two faults, on one host and where a host has to come back. */
 const saveInterval = 4;
 const gaps = { one: 4, several: 16 };
+/** Steps more until a turned bit is one that counts. */
+const bitGap = 12;
 
 /** A part of the book: less to evaluate in the end. */
 const text = "text.txt";
 
-/** Flags of a run with room for `faults` faults. */
-function flagsOf(layout: Layout, name: string, faults: number, hosts: number): string {
-	const steps = (hosts > 1 ? gaps.several : gaps.one) * (faults + 1);
+/** Flags of a run with room for faults. */
+function flagsOf(layout: Layout, name: string, faults: readonly RestartCause[], hosts: number): string {
+	const bits = faults.filter((cause) => cause === "wrong result").length;
+	const steps = (hosts > 1 ? gaps.several : gaps.one) * (faults.length + 1) + bitGap * bits;
 	const saves = `--save ${name} --load ${name} --save-interval ${saveInterval} --keep 1`;
 	return `${layout.flags.replace(book, text)} ${common} --train-iters ${steps} --lr-decay-iters 1000 ${saves} --log-json ${name}.jsonl`;
 }
@@ -95,22 +111,27 @@ export async function meetRestarts(
 		readonly hosts?: number;
 		readonly minLanes?: number;
 		readonly tolerance?: number;
+		/** Whether checkpoints have a small disk of their own, and one that cannot be saved is only said. */
+		readonly smallDisk?: boolean;
 	},
 ): Promise<Met> {
-	const { seed, spares, copies = true, hosts = 1, minLanes, tolerance = 0 } = options;
+	const { seed, spares, copies = true, hosts = 1, minLanes, tolerance = 0, smallDisk = false } = options;
 	using scene = new Scene();
+	using _disk = smallDisk ? new SmallDisk(scene.path("faulted")) : null;
 	writeFileSync(scene.path(text), readFileSync(book, "utf8").slice(0, 30_000));
-	const whole = Launched.run(command(flagsOf(layout, "whole", faults.length, hosts)), scene.options);
+	const whole = Launched.run(command(flagsOf(layout, "whole", faults, hosts)), scene.options);
 	const ended = await whole.end();
 	if (ended.exitCode !== 0) throw new Error(ended.stderr);
 	const copying = ` --non-persistent-save-interval 1${hosts > 1 ? " --replication" : ""}`;
 	const lanes = minLanes === undefined ? "" : ` --min-lanes ${minLanes}`;
-	const keeps = `--max-restarts 10000 --spares ${spares}${copies ? copying : ""}${lanes}`;
+	const checks = `--check-weight-hash-across-dp-replicas-interval 1${smallDisk ? " --save-retry" : ""}`;
+	const keeps = `--max-restarts 10000 --spares ${spares}${copies ? copying : ""}${lanes} ${checks}`;
 	using run = new FaultedRun(
 		scene,
-		`${flagsOf(layout, "faulted", faults.length, hosts)} ${keeps}`,
+		`${flagsOf(layout, "faulted", faults, hosts)} ${keeps}`,
 		hosts,
 		numbers(seed),
+		saveInterval,
 	);
 	const recoveries: Recovery[] = [];
 	for (const cause of faults) if (run.stops.length === 0) recoveries.push(await run.meet(cause));
@@ -137,11 +158,25 @@ export async function meetRestarts(
 	return { recoveries, problems };
 }
 
+/** A file system of 64 MB in memory. */
+class SmallDisk implements Disposable {
+	constructor(private readonly folder: string) {
+		mkdirSync(folder);
+		if (!Bun.spawnSync(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]).success)
+			throw new Error(`No file system can be mounted at ${folder}.`);
+	}
+
+	[Symbol.dispose](): void {
+		Bun.spawnSync(["umount", "--lazy", this.folder]);
+	}
+}
+
 /** `count` causes by their shares, in an order drawn from `random`. */
 export function drawCauses(count: number, random: () => number, hosts: "one" | "three" = "one"): RestartCause[] {
 	const entries = Object.entries(shares[hosts]) as [RestartCause, number][];
 	const limits = canLimitMemory();
-	const possible = entries.filter(([cause]) => cause !== "memory" || limits);
+	const bits = canTurnBits();
+	const possible = entries.filter(([cause]) => (cause !== "memory" || limits) && (cause !== "wrong result" || bits));
 	const deck = possible.flatMap(([cause, share]) => Array<RestartCause>(share).fill(cause));
 	return Array.from({ length: count }, () => deck[Math.floor(random() * deck.length)]!);
 }
@@ -157,7 +192,11 @@ if (import.meta.main) {
 		const layout = four[run % four.length]!;
 		const number = Math.min(Number(values.each), Number(values.count) - all.length);
 		const drawn = drawCauses(number, random, hosts > 1 ? "three" : "one");
-		const faults = drawn.map((cause) => (values.only as RestartCause | undefined) ?? cause);
+		const smallDisk = run % 2 === 1 || values.only === "disk";
+		const faults = drawn.map((cause) => {
+			const one = (values.only as RestartCause | undefined) ?? cause;
+			return one === "error" && smallDisk ? "disk" : one;
+		});
 		// The first host is lost once.
 		if (hosts > 1 && values.only === undefined) faults[faults.length - 1] = "first host";
 		const spares = hosts > 1 ? 1 : run % 2;
@@ -165,6 +204,7 @@ if (import.meta.main) {
 			seed: Number(values.seed) + run,
 			spares,
 			hosts,
+			smallDisk,
 		});
 		all.push(...recoveries);
 		wrong += problems.length > 0 ? 1 : 0;

@@ -75,6 +75,12 @@ void sums(Run& run, int64_t elements) {
   zeros.x = x, zeros.count = total + 3, zeros.elements = elements;
   run.call("mimo_count_zeros", zeros);
   run.compare("sums", total, 4, MIMO_DTYPE_F64);
+  mimo_checksum_args words{};
+  words.x = reinterpret_cast<const uint32_t*>(x);
+  int32_t* checksum = run.upload(std::vector<int32_t>{1, 2});
+  words.sum = reinterpret_cast<uint64_t*>(checksum), words.elements = elements;
+  run.call("mimo_checksum", words);
+  run.compare("checksum", checksum, 2, MIMO_DTYPE_I32, true);
 }
 
 void random_numbers(Run& run, bool normal, int64_t rows, int64_t width, int64_t full_width) {

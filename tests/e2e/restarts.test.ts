@@ -2,6 +2,7 @@
 import { expect, test } from "bun:test";
 import { layouts, numbers } from "../attack/fault-plan.ts";
 import { drawCauses, kinds, meetRestarts } from "../attack/restarts.ts";
+import { canTurnBits } from "../attack/wrong-bit.ts";
 import { SmallRun } from "./small-run.ts";
 
 test("two ranks: one is killed, and the other while it is replaced", async () => {
@@ -9,6 +10,16 @@ test("two ranks: one is killed, and the other while it is replaced", async () =>
 	expect(problems).toEqual([]);
 	expect(recoveries.map(({ lost }) => lost)).toEqual([0]);
 }, 120_000);
+
+test.skipIf(!canTurnBits())(
+	"a turned bit in a rank's memory is found, and the rank replaced",
+	async () => {
+		const { recoveries, problems } = await meetRestarts(layouts[0]!, ["wrong result"], { seed: 5, spares: 0 });
+		expect(problems).toEqual([]);
+		expect(recoveries.map(({ lost }) => lost)).toEqual([0]);
+	},
+	120_000,
+);
 
 test("an error that comes again in the same step ends the run", () => {
 	using run = new SmallRun();

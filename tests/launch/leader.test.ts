@@ -113,6 +113,32 @@ test("without a spare host, and after too many restarts, the run ends", () => {
 	expect(often.said.at(-1)).toMatch(/^The run is not restarted: it was restarted 3 times within 60 minutes/);
 });
 
+test("a host with a wrong result gives its ranks to a spare one, and gets none after a second", () => {
+	let step = 5;
+	const wrong = (rank: number) => ({ ...killed(rank), step: step++, own: true, code: 17 });
+	const scene = new Scene(3, { spares: 1 });
+	for (const agent of [0, 1, 2]) scene.join(agent);
+	const fail = (rank: number, agents: readonly [number, number], generation: number) => {
+		scene.leader.hear(agents[0], { failed: { generation, failure: wrong(rank) } });
+		for (const agent of agents) scene.stopped(agent, generation, agent === agents[0] ? wrong(rank) : null);
+		step++;
+	};
+	fail(3, [1, 0], 0);
+	expect(scene.firsts()).toEqual([0, 2, 2]);
+	for (const agent of [0, 2]) scene.leader.hear(agent, { met: { generation: 1 } });
+	expect(scene.said.at(-1)).toMatch(/: host h2 takes ranks 2 to 3; all ranks have met/);
+	// The only spare host is the suspect.
+	fail(2, [2, 0], 1);
+	expect(scene.last(1)).toMatchObject({ begin: { generation: 2, first: 2 } });
+	fail(3, [1, 0], 2);
+	expect(scene.last(2)).toMatchObject({ begin: { generation: 3, first: 2 } });
+	fail(2, [2, 0], 3);
+	expect([scene.last(0), scene.said.at(-1)]).toEqual([
+		{ end: { code: 17 } },
+		expect.stringContaining("within 60 minutes (max-restarts)"),
+	]);
+});
+
 test("with fewer lanes the run goes on without a lost host, and takes it in when it returns", () => {
 	const scene = new Scene(3, { fewer: [2, 1] });
 	for (const agent of [0, 1, 2]) scene.join(agent);

@@ -85,6 +85,46 @@ describe("sums of whole buffers", () => {
 	});
 });
 
+describe("checksum", () => {
+	const mask = (1n << 64n) - 1n;
+	/** SplitMix64's mixing of a word and its place. */
+	const mixed = (place: number, word: number) => {
+		let z = (BigInt(place) * 0x9e3779b97f4a7c15n + BigInt(word)) & mask;
+		z = ((z ^ (z >> 30n)) * 0xbf58476d1ce4e5b9n) & mask;
+		z = ((z ^ (z >> 27n)) * 0x94d049bb133111ebn) & mask;
+		return z ^ (z >> 31n);
+	};
+	const checksumOf = (on: Device, words: Uint32Array, start = 0n) => {
+		using x = Tensor.from(on, new Int32Array(words.buffer));
+		using total = Tensor.from(on, new Int32Array(BigUint64Array.of(start).buffer));
+		on.run("checksum", { x, sum: total, elements: words.length });
+		return new BigUint64Array(total.toInt32().buffer)[0]!;
+	};
+
+	test.each([0, 1, 31, 70_001])("%d words add to what is there", async (count) => {
+		const words = Uint32Array.from(randomValues(count, 5), (value) => value * 2 ** 32);
+		const expected = words.reduce((total, word, place) => (total + mixed(place, word)) & mask, mask);
+		expect(checksumOf(device, words, mask)).toBe(expected);
+		using single = await testDevice(1);
+		expect(checksumOf(single, words, mask)).toBe(expected);
+	});
+
+	test("every turned bit makes another sum, and so do two words that change places", () => {
+		const words = new Uint32Array(new Float32Array(1000).fill(0.5).buffer);
+		const sums = new Set([checksumOf(device, words)]);
+		for (let bit = 0; bit < 32; bit++) {
+			words[517]! ^= 1 << bit;
+			sums.add(checksumOf(device, words));
+			words[517]! ^= 1 << bit;
+		}
+		words[3] = 7;
+		sums.add(checksumOf(device, words));
+		[words[3], words[4]] = [words[4]!, words[3]];
+		sums.add(checksumOf(device, words));
+		expect(sums.size).toBe(35);
+	});
+});
+
 describe("find_nonfinite", () => {
 	const flagOf = (values: Float32Array, dtype: "f32" | "bf16", start: number) => {
 		using x = Tensor.from(device, values, [values.length], { dtype });

@@ -1,5 +1,8 @@
 // Sums over whole buffers and over rows. Partial sums depend on sizes alone and are added in order, so a result does
 // not depend on the number of threads.
+#include <atomic>
+
+#include "checksum.h"
 #include "kernel.h"
 
 namespace mimo::MIMO_ISA {
@@ -52,6 +55,13 @@ double part_zeros(const float* x, int64_t begin, int64_t end) {
 #pragma omp simd reduction(+ : count)
   for (int64_t i = begin; i < end; ++i) count += x[i] == 0.0f ? 1 : 0;
   return static_cast<double>(count);
+}
+
+uint64_t part_checksum(const uint32_t* x, int64_t begin, int64_t end) {
+  uint64_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = begin; i < end; ++i) sum += mixed(i, x[i]);
+  return sum;
 }
 
 bool is_nonfinite(float value) {
@@ -131,6 +141,15 @@ void count_zeros(mimo_stream& stream, const mimo_count_zeros_args& args) {
   MIMO_REQUIRE(args.elements >= 0, "count_zeros");
   args.count[0] += sum_of_parts(stream, args.elements,
                                 [&](int64_t begin, int64_t end) { return part_zeros(args.x, begin, end); });
+}
+
+void checksum(mimo_stream& stream, const mimo_checksum_args& args) {
+  MIMO_REQUIRE(args.elements >= 0, "checksum");
+  // Sums of integers do not depend on their order.
+  std::atomic<uint64_t> sum{0};
+  parallel_range(stream.device->threads, args.elements, elements_per_partial,
+                 [&](int64_t begin, int64_t end) { sum += part_checksum(args.x, begin, end); });
+  args.sum[0] += sum;
 }
 
 void find_nonfinite(mimo_stream& stream, const mimo_find_nonfinite_args& args) {

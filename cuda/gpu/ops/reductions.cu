@@ -1,4 +1,5 @@
 // Sums over whole buffers and over rows. Partial sums depend on sizes alone and are added in order.
+#include "checksum.h"
 #include "column_sums.cuh"
 #include "norm.cuh"
 
@@ -61,6 +62,17 @@ void add_sum(mimo_stream& stream, const T* x, const float* y, int64_t elements, 
            workspace.as<double>());
   });
   launch(stream, add_total_kernel, dim3(1), dim3(threads), 0, workspace.as<double>(), partials, 0.0, total);
+}
+
+/// sum[0] += Σ mixed(i, x[i]) over the block's range. Integer atomics: the order does not matter.
+__global__ void checksum_kernel(const uint32_t* x, int64_t elements, unsigned long long* sum) {
+  __shared__ unsigned long long shared[32];
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * elements_per_partial;
+  const int64_t end = smaller(begin + elements_per_partial, elements);
+  unsigned long long own[1] = {0};
+  for (int64_t at = begin + threadIdx.x; at < end; at += blockDim.x) own[0] += mixed(at, x[at]);
+  block_sum(own, shared);
+  if (threadIdx.x == 0) atomicAdd(sum, own[0]);
 }
 
 template <class T, int Width>
@@ -172,6 +184,13 @@ void sum_of_squares(mimo_stream& stream, const mimo_sum_of_squares_args& args) {
 void count_zeros(mimo_stream& stream, const mimo_count_zeros_args& args) {
   MIMO_REQUIRE(args.elements >= 0, "count_zeros");
   add_sum<IsZero>(stream, args.x, nullptr, args.elements, args.count);
+}
+
+void checksum(mimo_stream& stream, const mimo_checksum_args& args) {
+  MIMO_REQUIRE(args.elements >= 0, "checksum");
+  if (args.elements == 0) return;
+  launch(stream, checksum_kernel, grid_of(ceil_div(args.elements, elements_per_partial)), dim3(threads), 0, args.x,
+         args.elements, reinterpret_cast<unsigned long long*>(args.sum));
 }
 
 void find_nonfinite(mimo_stream& stream, const mimo_find_nonfinite_args& args) {

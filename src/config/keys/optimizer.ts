@@ -126,6 +126,12 @@ export const optimizerKeys = {
 		true,
 		"Stop at the first loss or gradient norm that is not finite.",
 	),
+	"check-for-spiky-loss": off("Stop at a loss of ten times the largest of the first hundred steps, or more."),
+	"check-for-large-grads": off("Stop at a gradient norm of ten times the largest of the first hundred steps, or more."),
+	"check-weight-hash-across-dp-replicas-interval": optional(
+		integer(1),
+		"Steps between comparisons of the parameters of data-parallel replicas, bit by bit, which name a rank with a wrong result; states that are saved or kept are compared too.",
+	),
 	"use-distributed-optimizer": off("Shard optimizer state over data-parallel ranks (ZeRO-1)."),
 	"loss-scale": defaulting(number(1, 1), 1, "Constant loss scale.", { megatron: "unset" }),
 	"initial-loss-scale": defaulting(positiveNumber, 2 ** 32, "First dynamic loss scale.", { noEffect: fp16 }),

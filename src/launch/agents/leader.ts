@@ -68,6 +68,8 @@ export class Leader {
 	/** Whether the generation is stopped for more ranks, not for a failure, and whether the one before was. */
 	#grows = false;
 	#grown = false;
+	/** Hosts of which a rank had a wrong result, and how often. */
+	readonly #suspects = new Map<string, number>();
 	/** Whether another agent led the generation. */
 	#takesOver: boolean;
 	/** Ranks that a restart gives new hosts. */
@@ -214,19 +216,27 @@ export class Leader {
 			const reason = `The run is not restarted: ${left} of ${counted(this.#agents.length, "agent")} are left, and the others may go on by themselves; start it again.`;
 			return { code: exitCodes.runAgain, reason };
 		}
+		if (failure.code === exitCodes.wrongResult) this.#suspect(failure.rank);
 		const refusal = this.#grows ? null : this.#policy.refusal(failure, performance.now());
 		if (refusal !== null) return { code: failure.code, reason: refusal };
 		if (this.#assign()) return null;
 		return { code: exitCodes.failure, reason: "The run is not restarted: a host is lost, and no other is spare." };
 	}
 
-	/** Hosts all of whose agents are there, in the order of these. */
+	/** A rank had a wrong result: its host gives its ranks to a spare one, and the second time has none any more. */
+	#suspect(rank: number | null): void {
+		const host = this.#working().find(({ first, hello }) => rank! >= first! && rank! < first! + hello.seats)?.hello;
+		if (host) this.#suspects.set(host.node, (this.#suspects.get(host.node) ?? 0) + 1);
+	}
+
+	/** Hosts all of whose agents are there, in the order of these, and those last that had a wrong result. */
 	#wholeHosts(): Follower[][] {
+		const wrong = (of: readonly Follower[]) => this.#suspects.get(of[0]!.hello.node) ?? 0;
 		const followers = [...this.#followers.values()].sort((a, b) => a.hello.agent - b.hello.agent);
 		const seats = (of: readonly Follower[]) => of.reduce((sum, { hello }) => sum + hello.seats, 0);
-		return [...Map.groupBy(followers, ({ hello }) => hello.node).values()].filter(
-			(of) => seats(of) === this.options.perHost,
-		);
+		return [...Map.groupBy(followers, ({ hello }) => hello.node).values()]
+			.filter((of) => seats(of) === this.options.perHost && wrong(of) < 2)
+			.sort((a, b) => wrong(a) - wrong(b));
 	}
 
 	/** Index of the layout with the most ranks that hosts suffice for; the number of layouts: none. */
@@ -243,24 +253,25 @@ export class Leader {
 		const layout = this.#bestLayout();
 		if (layout === layouts.length) return false;
 		const { ranks } = layouts[layout]!;
-		const whole = this.#wholeHosts();
 		const blocks = new Map<number, Follower[]>();
 		const free: Follower[][] = [];
-		for (const of of whole) {
+		for (const of of this.#wholeHosts()) {
 			const firsts = of.map(({ first, hello }) => (first === null ? null : first - hello.localRank));
 			const [block] = firsts;
-			if (block == null || block >= ranks || firsts.some((one) => one !== block)) free.push(of);
-			else blocks.set(block, of);
+			const keeps = block != null && block < ranks && firsts.every((one) => one === block);
+			if (keeps && !this.#suspects.has(of[0]!.hello.node)) blocks.set(block, of);
+			else free.push(of);
 		}
 		this.#moved = layout === this.#layout ? [] : [`the run has ${ranks} of ${layouts[0]!.ranks} ranks`];
 		this.#layout = layout;
+		const before = new Map([...this.#followers.values()].map((follower) => [follower, follower.first]));
 		for (const follower of this.#followers.values()) follower.first = null;
 		for (let block = 0; block < ranks; block += perHost) {
 			const of = blocks.get(block) ?? free.shift();
 			if (of === undefined) return false;
-			if (!blocks.has(block))
-				this.#moved.push(`host ${of[0]!.hello.host} takes ranks ${block} to ${block + perHost - 1}`);
 			for (const follower of of) follower.first = block + follower.hello.localRank;
+			if (of.some((follower) => before.get(follower) !== follower.first))
+				this.#moved.push(`host ${of[0]!.hello.host} takes ranks ${block} to ${block + perHost - 1}`);
 		}
 		return true;
 	}

@@ -7,16 +7,21 @@ import type { TrainingConfiguration } from "../../config/schema.ts";
 import { placeFromEnvironment, type Restarts } from "../../launch/place.ts";
 import type { OptimizerShard } from "../../optim/optimizer.ts";
 import { exchangeTexts, type Group, type World } from "../../parallel/index.ts";
+import { WrongResult } from "../../system/errors.ts";
 import { systemReason } from "../../system/system-errors.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { Listener, Progress } from "../listeners.ts";
+import type { StateCheck, StateWords } from "../wrong-results.ts";
 import type { Checkpoints } from "./checkpoints.ts";
 import { KeptFile, slots, windowBytes } from "./kept-file.ts";
 import { Replicas } from "./replicas.ts";
 import type { StartingPoint } from "./starting-point.ts";
 
-/** What the copy of a step says beside its tensors; `data`: the state of this rank's. */
-type StepRecord = Omit<StartingPoint, "provenance" | "data"> & { readonly data: unknown };
+/** What the copy of a step says beside its tensors; `data`: the state of this rank's; `words`: checksums of its state, if known. */
+type StepRecord = Omit<StartingPoint, "provenance" | "data"> & {
+	readonly data: unknown;
+	readonly words: StateWords | null;
+};
 
 /** What holds for the whole job: the name of the training in its logs, and whether checkpoints are being saved. */
 type JobRecord = { readonly training: string; readonly saves: boolean };
@@ -26,6 +31,8 @@ interface TrainedState {
 	readonly checkpoints: Pick<Checkpoints, "tensors" | "schedules" | "lineage" | "provenance">;
 	readonly optimizerSteps: () => number;
 	readonly dataState: () => Promise<unknown>;
+	/** null: parameters are not compared. */
+	readonly check: StateCheck | null;
 }
 
 export class KeptState implements Listener, Disposable {
@@ -124,7 +131,7 @@ export class KeptState implements Listener, Disposable {
 
 	#copyBack(step: number, world: Group): StartingPoint {
 		const slot = this.#file.slotOf(step)!;
-		const { data: own, ...record } = this.#file.record(slot) as StepRecord;
+		const { data: own, words: _, ...record } = this.#file.record(slot) as StepRecord;
 		let position = this.#file.offsetOf(slot);
 		for (const part of this.#parts) {
 			position = this.#pieces(part, position, (piece, kept) => piece.device.copyToDevice(piece, kept));
@@ -132,6 +139,18 @@ export class KeptState implements Listener, Disposable {
 		const states = exchangeTexts(world, JSON.stringify(own ?? null)).map((text) => JSON.parse(text) as unknown);
 		const data = states.every((state) => state === null) ? null : states;
 		return { ...record, provenance: this.#state!.checkpoints.provenance, data };
+	}
+
+	/** Compares the restored state, once it is whole, with what it was when it was copied. Throws a WrongResult, and forgets the copy. */
+	confirm(step: number, rank: number): void {
+		const { words } = this.#file.record(this.#file.slotOf(step)!) as StepRecord;
+		if (words === null || this.#state?.check?.resume(words) !== false) return;
+		for (const slot of slots) if (this.#file.step(slot) === step) this.#file.empty(slot);
+		this.#replicas?.forgetAfter(step - 1);
+		throw new WrongResult(
+			rank,
+			`What rank ${rank} has kept of step ${step} is not what it was: its memory is at fault.`,
+		);
 	}
 
 	/** Copies the state after a step. */
@@ -146,7 +165,8 @@ export class KeptState implements Listener, Disposable {
 		const data = await this.#state.dataState();
 		let slot: number | null = null;
 		try {
-			slot = this.#copy({ progress, optimizerSteps: this.#state.optimizerSteps(), schedules, lineage, data });
+			const words = this.#state.check?.known ?? null;
+			slot = this.#copy({ progress, optimizerSteps: this.#state.optimizerSteps(), schedules, lineage, data, words });
 		} catch (error) {
 			this.#copies = false;
 			this.warn(

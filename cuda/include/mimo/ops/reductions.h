@@ -42,6 +42,17 @@ typedef struct mimo_count_zeros_args {
 } mimo_count_zeros_args;
 MIMO_API int32_t mimo_count_zeros(mimo_stream* stream, const mimo_count_zeros_args* args);
 
+/*
+ * sum[0] += Σ h(i, x[i]) modulo 2^64. h is SplitMix64's mixing of i * 0x9E3779B97F4A7C15 + x[i], one to one in x[i], so another word
+ * somewhere makes another sum.
+ */
+typedef struct mimo_checksum_args {
+  const uint32_t* x;
+  uint64_t* sum;
+  int64_t elements;
+} mimo_checksum_args;
+MIMO_API int32_t mimo_checksum(mimo_stream* stream, const mimo_checksum_args* args);
+
 /* flag[0] = 1 if an element of x is NaN or infinite; else flag is unchanged. */
 typedef struct mimo_find_nonfinite_args {
   const void* x;
