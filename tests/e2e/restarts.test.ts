@@ -1,8 +1,12 @@
 /** Runs that restart in their job after faults (tests/attack/restarts.ts): nothing of their training is lost, and no bit is another. */
 import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { canMount, mountNamespace } from "../absent.ts";
 import { layouts, numbers } from "../attack/fault-plan.ts";
 import { drawCauses, kinds, meetRestarts } from "../attack/restarts.ts";
 import { canTurnBits } from "../attack/wrong-bit.ts";
+import { executable } from "../commands/mimo.ts";
+import { freePort } from "../launch/launched.ts";
 import { SmallRun } from "./small-run.ts";
 
 test("two ranks: one is killed, and the other while it is replaced", async () => {
@@ -17,6 +21,35 @@ test.skipIf(!canTurnBits())(
 		const { recoveries, problems } = await meetRestarts(layouts[0]!, ["wrong result"], { seed: 5, spares: 0 });
 		expect(problems).toEqual([]);
 		expect(recoveries.map(({ lost }) => lost)).toEqual([0]);
+	},
+	120_000,
+);
+
+test.skipIf(!canMount())(
+	"without room for a second copy the run goes on, and keeps the first ones",
+	async () => {
+		using run = new SmallRun();
+		const port = await freePort();
+		const small =
+			"--preset nemotron-tiny --hidden-size 64 --seq-length 32 --data-path text.txt --device cpu --threads 1";
+		const keeps = "--max-restarts 3 --non-persistent-save-interval 1 --replication";
+		// The copies of both ranks take 27 MB, and second ones as much.
+		const script = `mount -t tmpfs -o size=44m tmpfs /dev/shm && for host in 0 1; do
+		NODE_RANK=$host "$@" > out$host 2> errors$host & done; wait $! && wait`;
+		const flags = `train ${small} --llm-dp 2 --micro-batch-size 1 --global-batch-size 4 --train-iters 4 ${keeps}`.split(
+			" ",
+		);
+		const child = Bun.spawnSync([...mountNamespace, "sh", "-c", script, "sh", executable, ...flags], {
+			cwd: run.folder,
+			env: {
+				...process.env,
+				...{ NNODES: "2", NPROC_PER_NODE: "1", MASTER_ADDR: "127.0.0.1", MASTER_PORT: String(port), MIMO_SECRET: "a" },
+			},
+		});
+		const errors = ["errors0", "errors1"].map((name) => readFileSync(run.path(name), "utf8"));
+		const lacks = (rank: number) =>
+			`What rank ${rank} keeps has no room in the memory of the next host: from step 1 on it is lost with its host.\n`;
+		expect([child.exitCode, errors]).toEqual([0, [lacks(1), lacks(0)]]);
 	},
 	120_000,
 );

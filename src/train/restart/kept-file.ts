@@ -2,7 +2,7 @@
  * A file in the host's memory that outlives the process of its rank (src/launch/rank-memory.ts), with room for the state of two
  * steps: of each the bytes of tensors, a slot, and a record as text.
  */
-import { closeSync, openSync, readSync, writeSync } from "node:fs";
+import { closeSync, ftruncateSync, openSync, readSync, writeSync } from "node:fs";
 
 /** Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's; whether slots have memory. */
 const wordBytes = 4;
@@ -130,12 +130,18 @@ export class KeptFile implements Disposable {
 		return [this.pages, this.#word(wordOf.record(slot)), this.#word(wordOf.job)];
 	}
 
-	/** Prepares for the content of another file's slot. */
+	/** Takes the lengths of another file's slot. */
 	expect(slot: number, [pages, record, job]: readonly number[]): void {
 		this.pages = pages!;
 		this.#setWord(wordOf.record(slot), record!);
 		this.#setWord(wordOf.job, job!);
-		this.makeRoom();
+	}
+
+	/** Gives all slots' memory back. */
+	drop(): void {
+		for (const slot of slots) this.empty(slot);
+		this.#setWord(wordOf.room, 0);
+		ftruncateSync(this.#file, firstSlot);
 	}
 
 	/** Where all that belongs to a slot lies. */

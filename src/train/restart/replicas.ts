@@ -59,14 +59,18 @@ export class Replicas implements Disposable {
 		if (all.some(([one]) => one === 0)) return;
 		const [theirs, at, ...expected] = all[this.#before]!;
 		this.other.empty(at!);
-		const room = attempt(() => this.other.expect(at!, expected));
+		this.other.expect(at!, expected);
 		const taken = this.other.rangesOf(at!);
-		const problem = this.#move(this.own, this.own.rangesOf(slot!), this.#next, this.other, taken, this.#before) ?? room;
-		if (problem === null) this.other.finish(at!, theirs!);
-		else if (!this.#lacks) {
-			this.#lacks = true;
+		const known = this.#lacks;
+		this.#lacks ||= attempt(() => this.other.makeRoom()) !== null;
+		const into = this.#lacks ? null : this.other;
+		this.#lacks ||= this.#move(this.own, this.own.rangesOf(slot!), this.#next, into, taken, this.#before) !== null;
+		if (!this.#lacks) this.other.finish(at!, theirs!);
+		else if (!known) {
+			// What is left belongs to the copies of this host's own ranks.
+			this.other.drop();
 			this.warn(
-				`What rank ${this.ring.ranks[this.#before]} keeps of step ${theirs} has no room in the memory of the next host (${problem}): with its host it is lost.`,
+				`What rank ${this.ring.ranks[this.#before]} keeps has no room in the memory of the next host: from step ${theirs} on it is lost with its host.`,
 			);
 		}
 	}
@@ -94,6 +98,7 @@ export class Replicas implements Disposable {
 		if (!has) {
 			for (const one of slots) this.own.empty(one);
 			this.own.expect(slot, [...lengths[this.#next]!]);
+			this.own.makeRoom();
 		}
 		const given = held === null ? [] : this.other.rangesOf(held);
 		const taken = has ? [] : this.own.rangesOf(slot);
@@ -117,10 +122,17 @@ export class Replicas implements Disposable {
 	}
 
 	/**
-	 * Sends ranges of a file to a member, and writes what another sends into ranges of a file. Collective over the ring. Returns why
-	 * not all was written, or null.
+	 * Sends ranges of a file to a member, and writes what another sends into ranges of a file; null: it has no room. Collective over the
+	 * ring. Returns why not all was written, or null.
 	 */
-	#move(from: KeptFile, given: Range[], to: number, into: KeptFile, taken: Range[], source: number): string | null {
+	#move(
+		from: KeptFile,
+		given: Range[],
+		to: number,
+		into: KeptFile | null,
+		taken: Range[],
+		source: number,
+	): string | null {
 		let problem: string | null = null;
 		const rows = (ranges: Range[]) => Math.ceil(ranges.reduce((sum, { bytes }) => sum + bytes, 0) / row.bytes);
 		const [out, back] = [rows(given), rows(taken)];
@@ -136,7 +148,7 @@ export class Replicas implements Disposable {
 			this.ring.allToAll(this.#sent, this.#only(to, part(out)), this.#received, this.#only(source, part(back))).wait();
 			if (part(back) > 0) {
 				this.#received.device.copyToHost(bytes, this.#received);
-				for (const { piece, at } of pieces(taken, first, bytes)) problem ??= attempt(() => into.write(piece, at));
+				for (const { piece, at } of pieces(taken, first, bytes)) problem ??= attempt(() => into?.write(piece, at));
 			}
 		}
 		return problem;
