@@ -70,7 +70,8 @@ const ofRelease = [
 const long = [
 	"tests/e2e/verify.test.ts", // 60
 	"tests/e2e/fine-tune.test.ts", // 60
-	"tests/e2e/plain-folders.test.ts", // 55
+	"tests/e2e/host-restarts.test.ts", // 50
+	"tests/e2e/plain-folders.test.ts", // 40
 	"tests/guests/elastic/commands.test.ts", // 55
 	"tests/e2e/vision-language-weights.test.ts", // 45
 	"tests/e2e/checkpoints.test.ts", // 45
