@@ -9,25 +9,25 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [18210, 91],
+	checkpoint: [18261, 91],
 	commands: [5268, 40],
-	config: [7593, 52],
+	config: [7613, 52],
 	data: [20287, 107],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1746, 10],
 	launch: [4302, 25],
-	models: [6409, 59],
+	models: [6469, 59],
 	native: [3825, 17],
 	observe: [5387, 33],
 	optim: [990, 8],
-	parallel: [3095, 21],
-	parity: [6632, 35],
+	parallel: [3111, 21],
+	parity: [6656, 35],
 	plan: [2613, 14],
 	schedule: [1030, 8],
 	system: [691, 12],
-	tensor: [5044, 40],
-	train: [7161, 46],
+	tensor: [5059, 40],
+	train: [7169, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -55,7 +55,8 @@ export interface TowerPlace {
 /** The rows between layers, which pipeline stages pass on. */
 export interface TowerStream {
 	readonly layers: number;
-	readonly width: number;
+	/** Their width behind so many layers, with the tapped rows that they carry. */
+	widthBehind(layers: number): number;
 	/** Whether they lie window after window, in a window by blocks that become a row; else row by row. */
 	readonly windowed: boolean;
 	/** Rows of an item. */

@@ -61,6 +61,7 @@ export {
 	reduceFromTensorParallel,
 	reduceScatterSequence,
 	rowParallelLinear,
+	scatterColumns,
 	scatterSequence,
 } from "./tensor-parallel.ts";
 export { type FeatureEdge, languageModule, type Topology, topologyOf, visionModule } from "./topology.ts";

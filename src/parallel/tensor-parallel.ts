@@ -81,13 +81,7 @@ export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
 	const { device } = tape;
 	const width = x.width;
 	const y = tape.output(Tensor.empty(device, [x.rows, width * tp.size], x.dtype as FloatDtype), x.gradient !== null);
-	using parts = Tensor.empty(device, [tp.size * x.rows, width], x.dtype, "workspace");
-	tp.allGather(x, parts).wait();
-	for (let rank = 0; rank < tp.size; rank++) {
-		using part = parts.rowsFrom(rank * x.rows, x.rows);
-		using columns = y.columns(rank * width, width);
-		copyInto(part, columns);
-	}
+	joinRanks(x, y, tp);
 	tape.record({
 		name: "gather_columns",
 		outputs: [y],
@@ -99,6 +93,27 @@ export function gatherColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
 		},
 	});
 	return y;
+}
+
+/** Own columns: x_TC, equal on each rank → y_T(C/tp). Backward: all-gather of columns. */
+export function scatterColumns(tape: Tape, x: Tensor, tp: Group): Tensor {
+	if (tp.size === 1) return x.share();
+	const width = x.width / tp.size;
+	const y = tape.output(Tensor.empty(tape.device, [x.rows, width], x.dtype as FloatDtype), x.gradient !== null);
+	using own = x.columns(tp.rank * width, width);
+	copyInto(own, y);
+	return recordMove(tape, "scatter_columns", x, y, (dy, dx) => joinRanks(dy, dx, tp));
+}
+
+/** Writes the columns of all ranks side by side: part_T(C/tp) of each → whole_TC. */
+function joinRanks(part: Tensor, whole: Tensor, tp: Group): void {
+	using parts = Tensor.empty(part.device, [tp.size * part.rows, part.width], part.dtype, "workspace");
+	tp.allGather(part, parts).wait();
+	for (let rank = 0; rank < tp.size; rank++) {
+		using rows = parts.rowsFrom(rank * part.rows, part.rows);
+		using columns = whole.columns(rank * part.width, part.width);
+		copyInto(rows, columns);
+	}
 }
 
 /**

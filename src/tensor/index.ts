@@ -12,7 +12,7 @@ export {
 	type KeyValueCache,
 } from "./ops/attention.ts";
 export { type ChannelMask, causalConv1d, causalConv1dStep } from "./ops/causal-conv1d.ts";
-export { joinColumns, splitColumns } from "./ops/columns.ts";
+export { joinColumns, reshape, splitColumns } from "./ops/columns.ts";
 export { CrossEntropyStatistics, crossEntropy } from "./ops/cross-entropy.ts";
 export { dropout } from "./ops/dropout.ts";
 export { type E4m3Form, E4m3Rows } from "./ops/e4m3.ts";

@@ -241,8 +241,9 @@ async function makeEdges(
 		const { dtype, stream } = encoders[index]!.parts.tower;
 		const module = encoder.name;
 		if (stream) {
-			const rows = { ...common, width: stream.width, dtype, name: `${module}.stages` };
-			edges.push(...(await stageEdges(encoder, world, rows)));
+			const layers = stream.layers / encoder.shape.pipeline;
+			const width = (stage: number) => stream.widthBehind((stage + 1) * layers);
+			edges.push(...(await stageEdges(encoder, world, { ...common, width, dtype, name: `${module}.stages` })));
 		}
 		if (!ranksOf(layout).includes(world.rank)) continue;
 		const groups = await directionGroups(world, module, layout);
@@ -258,15 +259,22 @@ async function makeEdges(
 		edges.push({ from, to: { module: shape.pipeline, index: 0 }, edge });
 	}
 	const { hiddenSize: width, dtype } = language;
-	const rows = { ...common, width, dtype, name: shape.pipeline };
+	const rows = { ...common, width: () => width, dtype, name: shape.pipeline };
 	return connected([...edges, ...(await stageEdges(topology.language, world, rows, shape.virtualStages))]);
 }
 
-/** Edges from stage to stage of a module with an end on this rank, not connected yet; `name`: of their groups. */
+/** Edges from stage to stage of a module with an end on this rank, not connected yet; `width`: behind a stage; `name`: of their groups. */
 async function stageEdges(
 	grid: Grid,
 	world: World,
-	{ name, ...rows }: Pick<EdgeOptions, "width" | "dtype" | "rank" | "inFlight"> & { readonly name: string },
+	{
+		name,
+		width,
+		...rows
+	}: Pick<EdgeOptions, "dtype" | "rank" | "inFlight"> & {
+		readonly width: (stage: number) => number;
+		readonly name: string;
+	},
 	virtualStages = 1,
 ): Promise<HeldEdge[]> {
 	const { name: module } = grid;
@@ -281,7 +289,7 @@ async function stageEdges(
 	return Array.from({ length: stages * virtualStages - 1 }, (_, from) => ({ from, layout: line[from % stages]! }))
 		.filter(({ layout }) => ranksOf(layout).includes(world.rank))
 		.map(({ from, layout }) => {
-			const edge = new Edge(world.device, { ...common, layout, groups });
+			const edge = new Edge(world.device, { ...common, width: width(from), layout, groups });
 			return { from: { module, index: from }, to: { module, index: from + 1 }, edge };
 		});
 }
@@ -296,7 +304,7 @@ async function poolStages(
 ): Promise<PooledStages | null> {
 	if (pooledCoefficient(language) === null) return null;
 	const common = { rank: world.rank, inFlight: inFlight(shape), name: `${shape.pipeline}.routers` };
-	const rows = { ...common, width: language.moe.experts, dtype: "f32" as const };
+	const rows = { ...common, width: () => language.moe.experts, dtype: "f32" as const };
 	return { routers, edges: connected(await stageEdges(topology.language, world, rows, shape.virtualStages)) };
 }
 

@@ -1,30 +1,38 @@
 /**
- * Draws small models of every family of language models, which transformers writes and differentiates in float64
- * (tests/reference/drawn_families.py), and compares one step with each: layers, logits, losses and the gradient of every tensor.
+ * Draws small models of every family, which transformers writes and differentiates in float64 (tests/reference/drawn_families.py and
+ * drawn_pictures.py), and compares one step with each: layers, logits, losses and the gradient of every tensor. Each also goes through a
+ * checkpoint and comes back byte for byte.
  *
  *   bun tests/attack/families.ts [--full | --count 5] [--seed 1] [--first 0] [--families llama,qwen3] [--layouts] [--keep FOLDER]
  *
  * --full: 100 of a family. --layouts: each on a layout of ranks too, drawn among those that divide, by dist/mimo. --keep: the folder in
  * which those that differ stay; `mimo parity --golden` shows one of them again. Exits with 1 when one differs.
  */
-import { mkdirSync, mkdtempSync, renameSync, rmSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import { planConversion } from "../../src/checkpoint/conversion/convert.ts";
 import type { Device } from "../../src/native/device.ts";
 import { type Check, firstFailure, type ParityReport } from "../../src/parity/comparison.ts";
 import { compareAlone } from "../../src/parity/formats.ts";
 import { UserError } from "../../src/system/errors.ts";
+import { conversionOptions } from "../checkpoint/conversion/options.ts";
 import { mimo } from "../commands/mimo.ts";
 import { referencePython, runPython } from "../reference/python.ts";
 import { testDevice } from "../support.ts";
 
-/** model_type of every family. */
+/** model_type of every family: of language models, and of vision-language models. */
 export const drawnFamilies = [
 	...["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
 	...["gpt_oss", "deepseek_v3", "gemma3_text", "nemotron_h"],
 ];
-const layouts = ["tp2", "pp2", "dp2", "dp2ep2", "tp2pp2"];
+export const drawnPictures = [
+	...["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llava", "llava_onevision"],
+	"nemotron_h_omni",
+];
+const languageLayouts = ["tp2", "pp2", "dp2", "dp2ep2", "tp2pp2"];
+const pictureLayouts = ["1|1", "tp2|tp2", "1+pp2", "dp2|dp2", "1+tp2", "tp2+1"];
 
 export interface Drawn {
 	/** Family, seed and number. */
@@ -48,11 +56,14 @@ export interface DrawOptions {
 export async function* meetFamilies(python: string, options: DrawOptions): AsyncGenerator<Drawn> {
 	const { families, count, seed, first, onLayouts, keep } = options;
 	const place = mkdtempSync(join(tmpdir(), "mimo-drawn-"));
-	const script = join(import.meta.dir, "../reference/drawn_families.py");
 	using device = await testDevice();
 	try {
 		for (const family of families) {
-			const said = await runPython(python, [script, place, family, ...[seed, first, count].map(String)]);
+			const [script, layouts] = drawnPictures.includes(family)
+				? (["drawn_pictures.py", pictureLayouts] as const)
+				: (["drawn_families.py", languageLayouts] as const);
+			const path = join(import.meta.dir, "../reference", script);
+			const said = await runPython(python, [path, place, family, ...[seed, first, count].map(String)]);
 			for (const line of said.trim().split("\n")) {
 				const [name = "", noise] = line.split(" ");
 				const folder = join(place, name);
@@ -75,6 +86,8 @@ async function compared(device: Device, folder: string, layout: string | null): 
 	try {
 		const failure = failureIn(await compareAlone(device, folder));
 		if (failure !== undefined) return { state: "WRONG", said: describe(failure) };
+		const changed = await changedOnTheWay(folder);
+		if (changed.length > 0) return { state: "WRONG", said: `${changed.join(" and ")} came back otherwise` };
 	} catch (error) {
 		if (!(error instanceof UserError)) throw error;
 		return { state: "refused", said: error.message };
@@ -88,6 +101,24 @@ async function compared(device: Device, folder: string, layout: string | null): 
 	const failure = stdout === "" ? null : failureIn(JSON.parse(stdout));
 	if (stdout !== "" && failure === undefined) return { state: "ok", said: "" };
 	return { state: "WRONG", said: `${layout}: ${failure ? describe(failure) : stderr.trim()}` };
+}
+
+/** Files that a folder has otherwise when it went through a checkpoint. */
+async function changedOnTheWay(folder: string): Promise<string[]> {
+	const [native, back] = [`${folder}-native`, `${folder}-back`];
+	try {
+		for (const [from, to, source, target] of [
+			["hf", "native", folder, native],
+			["native", "hf", native, back],
+		] as const) {
+			using plan = planConversion(conversionOptions({ from, to, source, target, optimizer: false }));
+			await plan.run(() => {});
+		}
+		const same = (file: string) => readFileSync(join(back, file)).equals(readFileSync(join(folder, file)));
+		return ["config.json", "model.safetensors"].filter((file) => !same(file));
+	} finally {
+		for (const made of [native, back]) rmSync(made, { recursive: true, force: true });
+	}
 }
 
 /** Where a gradient is zero, rounding is what is left: relative to nothing, so it is held to the model's. */
@@ -108,7 +139,7 @@ if (import.meta.main) {
 			count: { type: "string", default: "5" },
 			seed: { type: "string", default: "1" },
 			first: { type: "string", default: "0" },
-			families: { type: "string", default: drawnFamilies.join(",") },
+			families: { type: "string", default: [...drawnFamilies, ...drawnPictures].join(",") },
 			layouts: { type: "boolean", default: false },
 			keep: { type: "string" },
 		},

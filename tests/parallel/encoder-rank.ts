@@ -13,11 +13,11 @@ import { World } from "../../src/parallel/world.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { tinyProjector, tinyTower } from "../models/vit/tower.ts";
+import { normedTower, tinyProjector, tinyTower } from "../models/vit/tower.ts";
 import { randomValues } from "../support.ts";
 import { deviceOfRank, placeOfRank } from "./ranks.ts";
 
-const type = process.argv[2] as "affine" | "mlp";
+const [type, tower] = process.argv.slice(2) as ["affine" | "mlp", "normed"?];
 using place = await placeOfRank();
 using device = await deviceOfRank();
 using world = World.join(device, place.run, place.rank, place.backend);
@@ -27,7 +27,7 @@ const tp = await world.group(
 );
 const width = 12;
 const config = {
-	tower: tinyTower,
+	tower: tower === "normed" ? normedTower : tinyTower,
 	projector: { ...tinyProjector(width), type },
 };
 const options = {

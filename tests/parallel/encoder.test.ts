@@ -9,17 +9,17 @@ interface RankResult extends PrintedGradients {
 	readonly tokens: readonly number[];
 }
 
-async function encode(ranks: number, projector: string): Promise<RankResult[]> {
-	const outcomes = await runRanks("encoder-rank.ts", ranks, [projector]);
+async function encode(ranks: number, kinds: readonly string[]): Promise<RankResult[]> {
+	const outcomes = await runRanks("encoder-rank.ts", ranks, kinds);
 	for (const { exitCode, stderr } of outcomes) expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: "" });
 	return outcomes.map(({ stdout }) => JSON.parse(stdout) as RankResult);
 }
 
 describe("tp2 equals one process", () => {
-	for (const projector of ["affine", "mlp"]) {
-		test(`with the ${projector} projector`, async () => {
-			const [alone] = await encode(1, projector);
-			const pair = await encode(2, projector);
+	for (const kinds of [["affine"], ["mlp"], ["mlp", "normed"]]) {
+		test(kinds.join(", "), async () => {
+			const [alone] = await encode(1, kinds);
+			const pair = await encode(2, kinds);
 			for (const { rows } of pair) expect(relativeRms(rows, alone!.rows)).toBeLessThan(1e-6);
 			const tokens = pair.flatMap((rank) => rank.tokens);
 			expect(relativeRms(tokens, alone!.tokens)).toBeLessThan(1e-6);

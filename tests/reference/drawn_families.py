@@ -141,7 +141,7 @@ def fill(modules, generator):
     for module in modules:
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             end, shape = name.rsplit(".", 1)[-1], value.shape
-            if "inv_freq" in name or end in ("original_inv_freq", "embed_scale"):
+            if "inv_freq" in name or end in ("original_inv_freq", "embed_scale") or not value.is_floating_point():
                 continue
             if end == "e_score_correction_bias":
                 new = uniform(shape, -0.05, 0.05)
@@ -155,6 +155,8 @@ def fill(modules, generator):
                 new = 1.5 + 0.5 * normal(shape)
             elif "conv1d" in name:
                 new = 0.4 * normal(shape)
+            elif "patch_embed" in name and value.dim() > 1:
+                new = normal(shape) / math.sqrt(value[0].numel())
             elif value.dim() == 1:
                 gain = end == "weight"
                 new = 0.2 * normal(shape)

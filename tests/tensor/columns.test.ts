@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { Device } from "../../src/native/device.ts";
 import { GradientSlot } from "../../src/tensor/gradient.ts";
-import { joinColumns, splitColumns } from "../../src/tensor/ops/columns.ts";
+import { joinColumns, reshape, splitColumns } from "../../src/tensor/ops/columns.ts";
 import { rmsNorm } from "../../src/tensor/ops/rms-norm.ts";
 import type { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
@@ -170,5 +170,19 @@ describe("joinColumns", () => {
 					return column < 2 ? a![row * 2 + column]! : b![row * 4 + column - 2]!;
 				}),
 		});
+	});
+});
+
+test("reshape has the same values, and the gradient of a window of them", () => {
+	checkGradients(device, {
+		inputs: { x: { values: randomValues(rows * 6, 1), shape: [rows, 6] } },
+		parameters: {},
+		forward: (tape, { x }) => {
+			using narrow = reshape(tape, x!, [3 * rows, 2]);
+			const [first, last] = splitColumns(tape, narrow, [1, 1]);
+			using _first = first!;
+			return last!;
+		},
+		reference: ({ x }) => Float64Array.from({ length: rows * 3 }, (_, at) => x![2 * at + 1]!),
 	});
 });

@@ -141,10 +141,9 @@ export function openParts(
 				`${path}: ${behind[0]} and ${behind.length - 1} more are left out: they are behind the layer of the tower that the model reads.`,
 			);
 		}
-		const untied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
-		const whole = untied ? withoutTiedHead(stored, language.spelling) : stored;
-		const unused = new Set(leftOut);
-		const scaled = new LayerScaledStore(selectTensors(whole, (name) => !unused.has(name) && !unread(name)));
+		const tied = language && !language.configuration.untieEmbeddingsAndOutputWeights;
+		const unused = new Set(tied ? [...leftOut, `${language.spelling.head}lm_head.weight`] : leftOut);
+		const scaled = new LayerScaledStore(selectTensors(stored, (name) => !unused.has(name) && !unread(name)));
 		if (scaled.scales.length > 0) {
 			notices.push(`${path}: ${scaled.scales.length} layer scales are multiplied into the projections before them.`);
 		}
@@ -199,7 +198,8 @@ function languageOf(
 	}
 	const stacked = withExpertLayout(spelling, configuration, stored.tensors);
 	familyOf(stacked).requireCounts(configuration, stacked, stored.tensors, configPath);
-	return { configuration, spelling: stacked };
+	const untied = configuration.untieEmbeddingsAndOutputWeights || hasOwnHead(stored, spelling);
+	return { configuration: { ...configuration, untieEmbeddingsAndOutputWeights: untied }, spelling: stacked };
 }
 
 function towerOf(
@@ -259,7 +259,7 @@ function requireConfig(
 		bad(`vision_hidden_size (vit_hidden_size) is ${width}, but the tower has ${tower.visionHiddenSize}`);
 	}
 	if (projector === null) return;
-	const joined = readsJoinedPatches(projector.input, tower.visionHiddenSize, path, path);
+	const joined = readsJoinedPatches(projector.input, tower, path, path);
 	if (typeof ratio === "number" && ratio !== (joined ? 0.5 : 1)) {
 		bad(`downsample_ratio is ${ratio}, but the projector reads rows of ${projector.input}`);
 	}
@@ -275,7 +275,13 @@ function imageTokenOf(json: FolderParts["json"], path: string): number | null {
 }
 
 /** The folder's description of its model, under the program's keys. */
-export function describeParts({ language, tower, projector, imageTokenId }: FolderParts): Record<string, unknown> {
+export function describeParts({
+	language,
+	tower,
+	projector,
+	imageTokenId,
+	path,
+}: FolderParts): Record<string, unknown> {
 	const described: Record<string, unknown> = { ...language?.configuration };
 	if (tower) {
 		const { positions: _, ...configuration } = tower.configuration;
@@ -285,7 +291,7 @@ export function describeParts({ language, tower, projector, imageTokenId }: Fold
 		const { input, output: _, deepstack: __, ...sizes } = projector.sizes;
 		Object.assign(described, sizes.visionProjectionType === "mlp" ? sizes : { visionProjectionType: "affine" });
 		if (tower) {
-			described.pixelShuffle = input === 4 * tower.configuration.visionHiddenSize;
+			described.pixelShuffle = readsJoinedPatches(input, tower.configuration, path, path);
 			// Published models drop the class tokens.
 			described.disableVisionClassToken = true;
 		}
@@ -294,17 +300,15 @@ export function describeParts({ language, tower, projector, imageTokenId }: Fold
 	return described;
 }
 
-/** A tied model's lm_head may be stored all the same; then it must be the embedding. */
-function withoutTiedHead(folder: TensorStore, spelling: Spelling): TensorStore {
+/** Whether a folder has another lm_head than its embedding: transformers then ties neither, whatever config.json says. */
+function hasOwnHead(folder: TensorStore, spelling: Spelling): boolean {
 	const [head, embedding] = [`${spelling.head}lm_head.weight`, spelling.base + familyOf(spelling).embedding];
-	if (!folder.tensors.has(head)) return folder;
+	if (!folder.tensors.has(head) || !folder.tensors.has(embedding)) return false;
 	const other = readPieces(folder, embedding);
 	for (const piece of readPieces(folder, head)) {
-		if (Buffer.compare(piece, other.next().value ?? new Uint8Array(0)) !== 0) {
-			throw new UserError(`${folder.path}: tie_word_embeddings is true, but ${head} differs from ${embedding}.`);
-		}
+		if (Buffer.compare(piece, other.next().value ?? new Uint8Array(0)) !== 0) return true;
 	}
-	return selectTensors(folder, (name) => name !== head);
+	return false;
 }
 
 export interface HuggingFaceModel extends Disposable {

@@ -121,7 +121,7 @@ function requireOnce(
 function requireWidths(language: FolderParts | null, tower: FolderParts | null, projector: FolderParts | null): void {
 	if (projector === null) return;
 	const { input, output } = projector.projector!.sizes;
-	if (tower) readsJoinedPatches(input, tower.tower!.configuration.visionHiddenSize, projector.path, tower.path);
+	if (tower) readsJoinedPatches(input, tower.tower!.configuration, projector.path, tower.path);
 	const width = language?.language?.configuration.hiddenSize ?? output;
 	if (output === width) return;
 	throw new UserError(

@@ -42,11 +42,14 @@ export interface TowerConfiguration extends Omit<TowerSizes, "positions" | "visi
 	readonly visionNormEpsilon: number;
 	readonly visionFinalLayernorm: boolean;
 	readonly visionPatchBias: boolean;
+	readonly visionAddQkvBias: boolean;
+	readonly visionQkNorm: boolean;
 	readonly visionClassTokenPositions: boolean;
 	readonly visionLayerScale: number | null;
 	readonly visionTemporalPatchSize: number;
 	readonly visionRotaryBase: number | null;
 	readonly deepstackVisualIndexes: readonly number[] | null;
+	readonly visionFeatureLayers: readonly number[] | null;
 }
 
 type Json = Readonly<Record<string, unknown>>;
@@ -138,11 +141,12 @@ export function towerConfiguration(
 		visionPositionMode: "cpe",
 		visionNormEpsilon: 1e-6,
 		visionFinalLayernorm: false,
-		visionPatchBias: false,
+		...{ visionPatchBias: false, visionAddQkvBias: true, visionQkNorm: false },
 		visionClassTokenPositions: false,
 		visionLayerScale: null,
 		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
 		...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
+		visionFeatureLayers: null,
 		classTokenLen: classTokens,
 		patchDim: patch,
 		positions,
@@ -304,6 +308,8 @@ export function towerOfLogical(
 		positions,
 		visionTemporalPatchSize: frames,
 		visionPatchBias: has("embedder.bias"),
+		visionAddQkvBias: layers.size === 0 || has("decoder.layers.0.self_attention.linear_qkv.bias"),
+		visionQkNorm: has("decoder.layers.0.self_attention.q_layernorm.weight"),
 		visionClassTokenPositions: has("class_position_embeddings"),
 		visionFinalLayernorm: has("decoder.final_layernorm.weight"),
 		visionLayerScale: has("decoder.layers.0.mlp.layer_scale") ? 1 : null,
@@ -349,8 +355,14 @@ function projectorActivation({ model_type: type, projector_hidden_act: act }: Js
 	);
 }
 
-/** Whether a projector of `input` columns reads joined patches of a tower of width `width`. */
-export function readsJoinedPatches(input: number, width: number, projector: string, tower: string): boolean {
+/** Whether a projector of `input` columns reads joined patches of a tower. */
+export function readsJoinedPatches(
+	input: number,
+	{ visionHiddenSize, visionFeatureLayers }: Pick<TowerConfiguration, "visionHiddenSize" | "visionFeatureLayers">,
+	projector: string,
+	tower: string,
+): boolean {
+	const width = visionHiddenSize * (1 + (visionFeatureLayers?.length ?? 0));
 	if (input === 4 * width) return true;
 	if (input === width) return false;
 	throw new UserError(

@@ -27,6 +27,10 @@ export interface TowerSizes {
 	readonly visionPatchBias?: boolean;
 	readonly visionClassTokenPositions?: boolean;
 	readonly visionFinalLayernorm?: boolean;
+	/** Whether queries, keys and values have biases; absent: they have. */
+	readonly visionAddQkvBias?: boolean;
+	/** Whether queries and keys have norms; absent: they have none. */
+	readonly visionQkNorm?: boolean;
 	/** Frames of a patch; absent: one. */
 	readonly visionTemporalPatchSize?: number;
 	/** Absent or null: none. */
@@ -46,6 +50,8 @@ interface Style {
 	/** Factors of the columns that each half of a block adds, and the norm behind the blocks; absent: no place for them. */
 	readonly scales?: readonly [string, string];
 	readonly finalNorm?: string;
+	/** The norms of queries and keys; absent: no place for them. */
+	readonly qkNorms?: readonly [string, string];
 	/** Axes of the table of positions before its rows. */
 	readonly tableAxes: readonly [1] | readonly [];
 	/** Axes of a patch in the embedder's weight, of patches of side p and of so many frames. */
@@ -119,6 +125,7 @@ const towerStyles = {
 		norms: ["layernorm_before", "layernorm_after"],
 		mlp: timm.mlp,
 		scales: ["lambda_1", "lambda_2"],
+		qkNorms: ["attention.q_norm", "attention.k_norm"],
 		finalNorm: "layernorm",
 		tableAxes: [1],
 		patchAxes: convolution,
@@ -288,7 +295,7 @@ function addBlock(
 	} = sizes;
 	const logical = `${towerPrefix}decoder.layers.${layer}.`;
 	const foreign = blockPrefix(spelling, layer);
-	const { attention, projection, norms, mlp, scales } = towerStyles[spelling.style] as Style;
+	const { attention, projection, norms, mlp, scales, qkNorms } = towerStyles[spelling.style] as Style;
 	const same = (mine: string, theirs: string, shape: readonly number[]) =>
 		builder.same(logical + mine, foreign + theirs, shape);
 	for (const [norm, linear] of [
@@ -317,8 +324,11 @@ function addBlock(
 		same("self_attention.layer_scale", scales[0], [c]);
 		same("mlp.layer_scale", scales[1], [c]);
 	}
+	for (const [at, name] of ((sizes.visionQkNorm ? qkNorms : null) ?? []).entries()) {
+		same(`self_attention.${"qk"[at]}_layernorm.weight`, `${name}.weight`, [c]);
+	}
 	if (c % heads !== 0) throw new UserError(`${path}: ${heads} heads do not divide a vision tower of width ${c}.`);
-	for (const kind of ["weight", "bias"]) {
+	for (const kind of sizes.visionAddQkvBias === false ? ["weight"] : ["weight", "bias"]) {
 		const fused = `${logical}self_attention.linear_qkv.${kind}`;
 		const width = kind === "weight" ? c : 1;
 		const shape = (rows: number) => (kind === "weight" ? [rows, c] : [rows]);

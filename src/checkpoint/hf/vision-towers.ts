@@ -9,9 +9,8 @@ type Tower = TowerConfiguration & TowerSizes;
 interface TowerType {
 	/** transformers' sizes of a field that config.json leaves out. */
 	readonly sizes: Readonly<Record<string, number>>;
-	/** Fields with the only value that this program's tower has, which an absent one has; of `required` an absent one has another. */
+	/** Fields with the only value that this program's tower has, which an absent one has. */
 	readonly only: Json;
-	readonly required?: Json;
 	readonly activation: string;
 	/** The tower's own names of fields, by those of others; absent: it has the same. */
 	readonly names?: Readonly<Record<string, string>>;
@@ -112,16 +111,27 @@ const types: Readonly<Record<string, TowerType>> = {
 		},
 		only: {
 			...{ num_channels: 3, attention_dropout: 0, hidden_dropout_prob: 0, projection_dropout: 0 },
-			...{ use_qk_norm: false, use_mask_token: false, use_absolute_position_embeddings: true, norm_type: "layer_norm" },
+			...{ use_mask_token: false, use_absolute_position_embeddings: true },
 		},
-		required: { attention_bias: true },
 		activation: "gelu",
 		side: sideOfImage,
-		read: ({ layer_scale_init_value: scale = 0.1, use_mean_pooling: pooled = true }) => ({
-			...pictures,
-			...{ classTokenLen: 1, visionClassTokenPositions: true, visionLayerScale: Number(scale) },
-			...{ visionFinalLayernorm: pooled === false, visionPositionMode: "bicubic" },
-		}),
+		read: ({ layer_scale_init_value: scale = 0.1, use_mean_pooling: pooled = true, ...values }, bad) => {
+			const { norm_type: norm = "layer_norm", attention_bias: biased = false, use_qk_norm: normed = false } = values;
+			const norms = { layer_norm: "LayerNorm", rms_norm: "RMSNorm" } as const;
+			if (typeof norm !== "string" || !Object.hasOwn(norms, norm)) {
+				bad(`norm_type is ${JSON.stringify(norm)}, this program's vision tower has ${Object.keys(norms).join(" or ")}`);
+			}
+			if (norm === "rms_norm" && pooled === false) {
+				bad("use_mean_pooling is false, which puts a LayerNorm behind layers of rms_norm");
+			}
+			return {
+				...pictures,
+				...{ classTokenLen: 1, visionClassTokenPositions: true, visionLayerScale: Number(scale) },
+				...{ visionFinalLayernorm: pooled === false, visionPositionMode: "bicubic" },
+				...{ visionAddQkvBias: biased === true, visionQkNorm: normed === true },
+				visionNormalization: norms[norm as keyof typeof norms],
+			};
+		},
 	},
 	...{ qwen2_5_vl: qwen25, qwen2_5_vl_vision: qwen25 },
 	...{ qwen3_vl: qwen3, qwen3_vl_vision: qwen3, qwen3_vl_moe: qwen3, qwen3_vl_moe_vision: qwen3 },
@@ -141,15 +151,15 @@ export function readTower(
 	named: Readonly<Record<string, Tower["visionActivation"]>>,
 	refuse: Refuse,
 ): Tower {
-	const { sizes, only, required = {}, activation, names = {}, side, read } = types[given.model_type as string]!;
+	const { sizes, only, activation, names = {}, side, read } = types[given.model_type as string]!;
 	const activations = activation === "silu" ? { silu: "swiglu" as const } : named;
 	const renamed = Object.entries(names).map(([name, own]) => [name, given[own]]);
 	const section: Json = { ...given, ...Object.fromEntries(renamed) };
 	const bad: Refuse = (sentence) => refuse(sentence.replace(/\b(num_\w+)/g, (name) => names[name] ?? name));
-	for (const [name, value] of [...Object.entries(only), ...Object.entries(required)]) {
-		const said = section[name] ?? (name in required ? undefined : value);
+	for (const [name, value] of Object.entries(only)) {
+		const said = section[name] ?? value;
 		if (said === value) continue;
-		bad(`${name} is ${JSON.stringify(said ?? null)}, this program's vision tower has only ${JSON.stringify(value)}`);
+		bad(`${name} is ${JSON.stringify(said)}, this program's vision tower has only ${JSON.stringify(value)}`);
 	}
 	const size = (name: string) => whole(section, name, sizes[name]!, bad);
 	const [width, heads] = [size("hidden_size"), size("num_attention_heads")];
@@ -173,7 +183,7 @@ export function readTower(
 		visionMaxImgW: Math.max(1, patches) * patchDim,
 		visionActivation: (activations as typeof named)[act as string]!,
 		visionNormEpsilon: epsilon as number,
-		visionPatchBias: true,
+		...{ visionPatchBias: true, visionAddQkvBias: true, visionQkNorm: false, visionFeatureLayers: null },
 		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
 		patchDim,
 		positions: patches ** 2,
@@ -218,9 +228,19 @@ export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
 	const { vision_feature_select_strategy: strategy = type === "llava_onevision" ? "full" : "default" } = json;
 	const layer = said ?? (type === "llava" ? defaultFeatureLayer : -1);
 	const layers = tower.visionNumLayers;
-	const index = Number(layer) < 0 ? layers + 1 + Number(layer) : Number(layer);
-	if (!Number.isSafeInteger(layer) || index < 0 || index > layers) {
+	const listed = [layer].flat();
+	const read = listed.map((one) => (Number(one) < 0 ? layers + 1 + Number(one) : Number(one)));
+	const index = read.at(-1) ?? -1;
+	if (
+		!listed.every(Number.isSafeInteger) ||
+		index < 0 ||
+		index > layers ||
+		(type === "internvl" && Array.isArray(layer))
+	) {
 		bad(`vision_feature_layer is ${JSON.stringify(layer)}, expected one of ${layers} layers`);
+	}
+	if (read.some((one, at) => at > 0 && !(one > read[at - 1]! && read[0]! > 0))) {
+		bad(`vision_feature_layer is ${JSON.stringify(layer)}, of several only layers in ascending order can be read`);
 	}
 	const needed = tower.classTokenLen > 0 ? "default" : "full";
 	if (strategy !== needed) {
@@ -231,7 +251,8 @@ export function tappedTower(tower: Tower, json: Json, bad: Refuse): Tower {
 	}
 	// InternVL reads its tower's end; LLaVA the output of a layer, which no norm follows.
 	if (index === layers && type === "internvl") return tower;
-	return { ...tower, visionNumLayers: index, visionFinalLayernorm: false };
+	const before = read.length > 1 ? read.slice(0, -1).map((one) => one - 1) : null;
+	return { ...tower, visionNumLayers: index, visionFinalLayernorm: false, visionFeatureLayers: before };
 }
 
 function sideOfImage(values: Json, patch: number, bad: Refuse): number {

@@ -73,7 +73,10 @@ export function planFolder(model: WritableModel, path: string, options: FolderOp
 	const builder = new CorrespondenceBuilder(path);
 	const depths = new Set(names.map((name) => /^language_model\.mtp\.layers\.(\d+)\./.exec(name)?.[1]));
 	depths.delete(undefined);
-	const language = (original === null ? null : languageConfig(original, path, depths.size)) ?? model.language;
+	const described = (original === null ? null : languageConfig(original, path, depths.size)) ?? model.language;
+	// A head of its own is written, whatever config.json says.
+	const headed = weights.tensors.has("language_model.output_layer.weight");
+	const language = described && headed ? { ...described, untieEmbeddingsAndOutputWeights: true } : described;
 	const ownNames = options.names === null ? (kept?.spelling.language ?? null) : null;
 	const spelling = folderSpelling(
 		kept,

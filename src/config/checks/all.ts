@@ -27,6 +27,9 @@ export const patternIsLegal: Check = (c) => {
 	}
 };
 
+const ascendBelow = (layers: readonly number[], end: number) =>
+	layers.every((layer, at) => layer > (layers[at - 1] ?? -1) && layer < end);
+
 const model: readonly Check[] = [
 	divides(
 		"num-attention-heads",
@@ -374,15 +377,20 @@ const other: readonly Check[] = [
 			"vision-projection-norm",
 			"allowed only with vision-projection-type mlp",
 		),
-	(c) => {
-		const taps = c.deepstackVisualIndexes ?? [];
-		const ascend = taps.every((tap, at) => tap > (taps[at - 1] ?? -1) && tap < c.visionNumLayers);
-		return unless(
-			taps.length === 0 || (ascend && c.visionProjectionType === "mlp"),
+	(c) =>
+		unless(
+			ascendBelow(c.deepstackVisualIndexes ?? [], c.visionNumLayers) &&
+				(c.deepstackVisualIndexes === null || c.visionProjectionType === "mlp"),
 			"deepstack-visual-indexes",
 			`allowed with vision-projection-type mlp is an ascending list of layers below vision-num-layers (${c.visionNumLayers})`,
-		);
-	},
+		),
+	(c) =>
+		unless(
+			ascendBelow(c.visionFeatureLayers ?? [], c.visionNumLayers - 1) &&
+				(c.visionFeatureLayers === null || (c.deepstackVisualIndexes === null && !c.pixelShuffle)),
+			"vision-feature-layers",
+			`allowed without deepstack-visual-indexes and pixel-shuffle is an ascending list of layers before the last of vision-num-layers (${c.visionNumLayers})`,
+		),
 	(c) => {
 		const pairs = Math.floor(c.kvChannels * c.rotaryPercent) / 2;
 		const sum = c.mropeSection?.reduce((all, count) => all + count, 0);

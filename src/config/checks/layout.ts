@@ -285,9 +285,9 @@ export const layoutChecks: readonly Check[] = [
 		unless(c.encoderPp === 1 || c.encoderBalance === "number", "encoder-pp", "above 1 it needs encoder-balance number"),
 	(c) =>
 		unless(
-			c.encoderPp === 1 || c.deepstackVisualIndexes === null,
+			c.encoderPp === 1 || (c.deepstackVisualIndexes ?? c.visionFeatureLayers) === null || c.classTokenLen === 0,
 			"encoder-pp",
-			"allowed with deepstack-visual-indexes is 1: their rows come of several stages",
+			"allowed with class tokens (--class-token-len) and deepstack-visual-indexes or vision-feature-layers is 1",
 		),
 	(c) => {
 		const taps = hasEncoder(c) ? (c.deepstackVisualIndexes?.length ?? 0) : 0;

@@ -75,6 +75,10 @@ export const visionKeys = {
 		megatron: "1e-6, fixed in code",
 	}),
 	"vision-patch-bias": off("A bias of the embedding of patches, as most towers but RADIO have."),
+	"vision-add-qkv-bias": defaulting(boolean, true, "Biases of the tower's queries, keys and values.", {
+		megatron: "true, fixed in code",
+	}),
+	"vision-qk-norm": off("An RMSNorm of the tower's queries and keys over all heads together, as in InternViT-6B."),
 	"vision-layer-scale": optional(
 		number(0),
 		"Initial value of a trained factor for every column that each half of a layer adds, as in InternViT; unset: none.",
@@ -92,6 +96,10 @@ export const visionKeys = {
 	"deepstack-visual-indexes": optional(
 		list(integer(0)),
 		"Layers of the tower, from 0, whose rows are added behind the first MLPs or experts of the language model too; unset: none.",
+	),
+	"vision-feature-layers": optional(
+		list(integer(0)),
+		"Layers of the tower, from 0, whose outputs stand before the last one's in the rows that the projector reads, as where LLaVA's vision_feature_layer lists several; unset: none.",
 	),
 	"vision-image-newline": off(
 		"A learned row behind every line of a picture's tiles, and behind a picture of one tile, as in LLaVA-OneVision.",

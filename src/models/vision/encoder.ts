@@ -102,7 +102,7 @@ export class EncoderModule implements Module {
 	/** Width of the rows that this rank's stage gives. */
 	get width(): number {
 		const { tower, projector } = this.config;
-		return this.segment.hasHead ? rowWidth(projector) : tower.stream!.width;
+		return this.segment.hasHead ? rowWidth(projector) : tower.stream!.widthBehind(this.segment.end);
 	}
 
 	/** Draws initial values from `seed`. */

@@ -3,7 +3,7 @@ import { parseHybridPattern } from "../../config/hybrid-pattern.ts";
 import { withDefaults } from "../../config/language-model.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
 import { visionLora } from "../lora.ts";
-import { featureWidth, type VitConfig } from "../vit/config.ts";
+import { featureWidth, outputWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
 const activations = { gelu: "geluErf", "gelu-tanh": "geluTanh", swiglu: "swiglu" } as const;
@@ -40,8 +40,9 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 		patchSize: c.patchDim,
 		temporalPatch: c.visionTemporalPatchSize,
 		rotaryBase: c.visionRotaryBase,
-		taps: c.deepstackVisualIndexes ?? [],
-		patchBias: c.visionPatchBias,
+		taps: c.deepstackVisualIndexes ?? c.visionFeatureLayers ?? [],
+		joinsTaps: c.visionFeatureLayers !== null,
+		...{ patchBias: c.visionPatchBias, qkvBias: c.visionAddQkvBias, qkNorm: c.visionQkNorm },
 		classTokens: c.classTokenLen,
 		classPositions: c.visionClassTokenPositions,
 		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
@@ -58,14 +59,14 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 		projector: {
 			...initialisation,
 			type: c.visionProjectionType,
-			inputSize: featureWidth(tower),
+			inputSize: tower.joinsTaps ? outputWidth(tower) : featureWidth(tower),
 			outputSize: c.hiddenSize,
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
 			normEpsilon: c.visionProjectionNorm ? projectionEpsilon(c) : null,
 			normalization: c.visionProjectionNormalization,
 			activation: c.visionProjectionActivation === "gelu" ? "geluErf" : "squaredRelu",
 			bias: c.visionProjectionBias,
-			deepstack: { count: tower.taps.length, normEpsilon: tower.normEpsilon },
+			deepstack: { count: tower.joinsTaps ? 0 : tower.taps.length, normEpsilon: tower.normEpsilon },
 			lora: visionLora(c, "vision_projection"),
 			newline: c.visionImageNewline,
 		},

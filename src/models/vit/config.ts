@@ -40,6 +40,10 @@ export interface VitConfig {
 	readonly temporalPatch: number;
 	/** Whether the embedding of patches has a bias. */
 	readonly patchBias: boolean;
+	/** Whether queries, keys and values have biases. */
+	readonly qkvBias: boolean;
+	/** Whether queries and keys go through an RMSNorm over the columns of all heads, of epsilon 1e-6. */
+	readonly qkNorm: boolean;
 	/** Tokens put before the patches of every image. */
 	readonly classTokens: number;
 	/** Whether they have positions of their own. */
@@ -48,8 +52,9 @@ export interface VitConfig {
 	readonly rotaryBase: number | null;
 	/** Windows of the image in which the layers attend, but for the full ones; null: all attend over whole images. */
 	readonly windows: Windows | null;
-	/** Layers whose outputs become rows too, beside those of the last: DeepStack. */
+	/** Layers whose outputs become rows too, beside those of the last: DeepStack; or, with `joinsTaps`, before them. */
 	readonly taps: readonly number[];
+	readonly joinsTaps: boolean;
 	/** Learned positions, in patches. */
 	readonly positionTable: { readonly rows: number; readonly columns: number };
 	readonly positions: PositionOptions;
@@ -72,8 +77,8 @@ export interface VitConfig {
 
 /** RADIO's values of the options that other towers have. */
 export const plainTower = {
-	...{ patchBias: false, classPositions: false, layerScale: null },
-	...{ temporalPatch: 1, rotaryBase: null, taps: [], normalization: "LayerNorm", windows: null },
+	...{ patchBias: false, qkvBias: true, qkNorm: false, classPositions: false, layerScale: null },
+	...{ temporalPatch: 1, rotaryBase: null, taps: [], joinsTaps: false, normalization: "LayerNorm", windows: null },
 } as const satisfies Partial<VitConfig>;
 
 /** Values of a patch. */
@@ -86,7 +91,7 @@ export function featureWidth({ hiddenSize, pixelShuffle }: VitConfig): number {
 	return pixelShuffle ? 4 * hiddenSize : hiddenSize;
 }
 
-/** Width of the rows the tower gives: those of the last layer, then those of the taps. */
+/** Width of the rows the tower gives: those of the last layer and of the taps. */
 export function outputWidth(config: VitConfig): number {
 	return featureWidth(config) * (1 + config.taps.length);
 }

@@ -2,7 +2,7 @@
  * The vision transformer (docs/spec/vision.md §1, §2): patches of images, image after image → rows of features.
  * Its parameters belong to the module it is part of.
  */
-import { type Group, gatherColumns } from "../../parallel/index.ts";
+import { type Group, gatherColumns, scatterColumns } from "../../parallel/index.ts";
 import {
 	activation,
 	add,
@@ -14,9 +14,11 @@ import {
 	linear,
 	type Parameter,
 	ResidualSum,
+	reshape,
 	rmsNorm,
 	rope,
 	type Sequences,
+	splitColumns,
 	spmm,
 	type Tape,
 	Tensor,
@@ -25,7 +27,7 @@ import { type AdaptedProjection, adaptedColumns, adaptedRows, projectionOf } fro
 import type { PipelineSegment } from "../language/pipeline-segments.ts";
 import type { EncoderObserver } from "../tower.ts";
 import { featureWidth, type VitConfig } from "./config.ts";
-import { vitLayerPrefix, vitPrefix } from "./names.ts";
+import { qkNorms, vitLayerPrefix, vitPrefix } from "./names.ts";
 import type { PackedEmbedding, PackedImages, PatchPlaces } from "./packing.ts";
 
 export class VitModel {
@@ -41,14 +43,15 @@ export class VitModel {
 	) {}
 
 	/**
-	 * patches_N(3p²) → features, [packed.rows, outputWidth]. A segment behind the first takes the stream, [tokens, hiddenSize], and one
-	 * before the last gives it. At least one image. Observed are "embedder", "decoder_input", "layer.0" …, "radio_out" and "encoder_out".
+	 * patches_N(3p²) → features, [packed.rows, outputWidth]. A segment behind the first takes the stream, [tokens, hiddenSize], with the
+	 * values of the layers tapped so far beside it, as wide each, and one before the last gives them. At least one image. Observed are "embedder", "decoder_input", "layer.0" …, "radio_out" and "encoder_out".
 	 */
 	forward(tape: Tape, entered: Tensor, packed: PackedImages, observe?: EncoderObserver): Tensor {
 		const { embedding } = packed;
-		using first = embedding === null ? entered.share() : this.#embed(tape, entered, embedding, observe);
+		using first =
+			embedding === null ? this.#enter(tape, entered, packed) : this.#embed(tape, entered, embedding, observe);
 		using last = this.#layers(tape, first, packed, observe);
-		if (!this.segment.hasHead) return last.written().share();
+		if (!this.segment.hasHead) return this.#leave(tape, last.written());
 		using normed = this.#finalNorm(tape, last);
 		observe?.("radio_out", normed);
 		using features = this.#rows(tape, normed, packed);
@@ -56,7 +59,28 @@ export class VitModel {
 		if (this.#taps.length === 0) return features.share();
 		using taps = new DisposableStack();
 		const all = this.#taps.splice(0).map((tap) => taps.use(tap));
-		return joinColumns(tape, [features, ...all]);
+		return joinColumns(tape, this.config.joinsTaps ? [...all, features] : [features, ...all]);
+	}
+
+	/** The stream of what the stage before gives; the tapped rows beside it stand in its shape. */
+	#enter(tape: Tape, entered: Tensor, { rows }: PackedImages): Tensor {
+		const { hiddenSize } = this.config;
+		if (entered.width === hiddenSize) return entered.share();
+		using owned = new DisposableStack();
+		const sizes = new Array<number>(entered.width / hiddenSize).fill(hiddenSize);
+		const [stream, ...taps] = splitColumns(tape, entered, sizes).map((window) =>
+			owned.use(joinColumns(tape, [owned.use(window)])),
+		);
+		this.#taps.push(...taps.map((tap) => reshape(tape, tap, [rows, featureWidth(this.config)])));
+		return stream!.share();
+	}
+
+	/** What the next stage enters with. */
+	#leave(tape: Tape, stream: Tensor): Tensor {
+		if (this.#taps.length === 0) return stream.share();
+		using owned = new DisposableStack();
+		const taps = this.#taps.splice(0).map((tap) => owned.use(reshape(tape, owned.use(tap), stream.shape)));
+		return joinColumns(tape, [stream, ...taps]);
 	}
 
 	/** The rows that the language model sees of a layer's output. */
@@ -178,15 +202,16 @@ function norm(
 	return layerNorm(tape, x.tensor, weight, weights(`${name}bias`), normEpsilon, { sum: x });
 }
 
-function projection({ config: { lora }, weights }: VitLayerContext, name: string): AdaptedProjection {
-	return projectionOf(weights, name, { lora, bias: true });
+function projection({ config: { lora, qkvBias }, weights }: VitLayerContext, name: string): AdaptedProjection {
+	return projectionOf(weights, name, { lora, bias: qkvBias || name !== "self_attention.linear_qkv" });
 }
 
 function selfAttention(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {
 	const { config, tp, sequences } = context;
 	using projected = normedLinear(tape, context, x, "self_attention.linear_qkv");
 	const heads = { queryHeads: config.heads / tp.size, keyHeads: config.heads / tp.size, headDim: config.headDim };
-	using qkv = turned(tape, context, projected, heads);
+	using normed = config.qkNorm ? normedHeads(tape, context, projected, heads.queryHeads) : projected.share();
+	using qkv = turned(tape, context, normed, heads);
 	using attended = attention(tape, qkv, {
 		...heads,
 		sequences,
@@ -194,6 +219,21 @@ function selfAttention(tape: Tape, context: VitLayerContext, x: ResidualSum): Te
 		softmaxScale: config.softmaxScale,
 	});
 	return adaptedRows(tape, attended, projection(context, "self_attention.linear_proj"), tp);
+}
+
+/** Of qkv_T(3hd), per head query, key and value: queries and keys under norms over those of all heads of all ranks. */
+function normedHeads(tape: Tape, { config, tp, weights }: VitLayerContext, qkv: Tensor, heads: number): Tensor {
+	const { headDim: d } = config;
+	using owned = new DisposableStack();
+	const own = (x: Tensor) => owned.use(x);
+	const byHead = own(reshape(tape, qkv, [qkv.rows * heads, 3 * d]));
+	const [query, key, value] = splitColumns(tape, byHead, [d, d, d]).map(own);
+	const normed = [query!, key!].map((part, at) => {
+		const rows = own(reshape(tape, own(joinColumns(tape, [part])), [qkv.rows, heads * d]));
+		const whole = own(rmsNorm(tape, own(gatherColumns(tape, rows, tp)), weights(qkNorms[at]!), 1e-6));
+		return own(reshape(tape, own(scatterColumns(tape, whole, tp)), [byHead.rows, d]));
+	});
+	return reshape(tape, own(joinColumns(tape, [...normed, value!])), qkv.shape);
 }
 
 /** Query and key heads turned by their patches' rows and columns. */

@@ -80,13 +80,23 @@ function normParameters({ normalization, hiddenSize }: VitConfig, name: string):
 	];
 }
 
-/** A projection with its bias; a bias of outputs that every rank completes is whole everywhere. */
-function projection(name: string, shape: readonly [number, number], std: number, shard: Shard): ParameterSpec[] {
-	return [
-		{ name: `${name}.weight`, shape, initialisation: normal(std), shard },
-		{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros, shard: shard === columns ? replicated : shard },
-	];
+/** A projection and its bias; a bias of outputs that every rank completes is whole everywhere. */
+function projection(
+	name: string,
+	shape: readonly [number, number],
+	std: number,
+	shard: Shard,
+	biased = true,
+): ParameterSpec[] {
+	const bias: ParameterSpec = {
+		...{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros },
+		shard: shard === columns ? replicated : shard,
+	};
+	return [{ name: `${name}.weight`, shape, initialisation: normal(std), shard }, ...(biased ? [bias] : [])];
 }
+
+/** Names of the norms of queries and keys. */
+export const qkNorms = ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] as const;
 
 function layerParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, ffnHiddenSize: f, headDim, initMethodStd: inward, outputInitMethodStd: outward } = config;
@@ -97,9 +107,12 @@ function layerParameters(config: VitConfig): ParameterSpec[] {
 	const [first, shard] = config.activation === "swiglu" ? [2 * f, gated] : [f, rows];
 	return [
 		...norm("self_attention.linear_qkv"),
-		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows).map((spec) => ({
+		...projection("self_attention.linear_qkv", [3 * attended, c], inward, rows, config.qkvBias).map((spec) => ({
 			...spec,
 			parts: [headDim, headDim, headDim],
+		})),
+		...(config.qkNorm ? qkNorms : []).map((name) => ({
+			...{ name, shape: [attended], initialisation: ones, shard: replicated },
 		})),
 		...projection("self_attention.linear_proj", [c, attended], outward, columns),
 		...layerScale(config, "self_attention.layer_scale"),

@@ -29,7 +29,7 @@ export class PackedImages implements Disposable {
 	readonly windows: Sequences | null;
 	/** null: the stage before makes the stream. */
 	readonly embedding: PackedEmbedding | null;
-	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream, or the next stage's. */
+	/** Stream → patches of the output in order, four a row with pixel shuffle; null: all of the stream, or no row is read here. */
 	readonly output: SparseMatrix | null;
 	/** null: patches do not turn by their places. */
 	readonly rotary: PatchPlaces | null;
@@ -78,7 +78,7 @@ export class PackedImages implements Disposable {
 		const dropped = config.dropClassTokens && config.classTokens > 0;
 		const make = () => pickRows(outputOrder(config, grids, orders), tokens);
 		this.output =
-			hasHead && (config.pixelShuffle || dropped)
+			(hasHead || config.taps.length > 0) && (config.pixelShuffle || dropped)
 				? new SparseMatrix(device, { rows: all, columns: tokens, entries: all, weighted: false, make })
 				: null;
 	}

@@ -25,7 +25,7 @@ function vitTower(config: VitConfig): Tower {
 		outputWidth: outputWidth(config),
 		stream: {
 			layers: config.layers,
-			width: config.hiddenSize,
+			widthBehind: (layers) => config.hiddenSize * (1 + config.taps.filter((tap) => tap < layers).length),
 			rowsOf: ({ rows, columns }) => config.classTokens + rows * columns,
 			windowed: config.windows !== null,
 		},

@@ -82,14 +82,29 @@ export function readPictures(
 	const values = file.read(name) as Float32Array;
 	const { patchSize } = config;
 	if (file.tensors.has(`${step}.image_grid_thw`)) return readMerged(file, step, values, patchWidth(config));
+	if (file.tensors.has(`${step}.image_grid_hw`)) return readRows(file, step, values, patchWidth(config));
 	if (file.tensors.has(`${step}.spatial_shapes`)) return readPadded(file, step, values);
 	if (sizing !== null) return readTiles(file, step, values, { config, sizing });
 	const [count, , height, width] = file.information(name).shape as [number, number, number, number];
-	const grid: PatchGrid = { rows: height / patchSize, columns: width / patchSize };
+	const grid: PatchGrid = { rows: Math.floor(height / patchSize), columns: Math.floor(width / patchSize) };
 	return Array.from({ length: count }, (_, picture) => {
 		const pixels = values.subarray(picture * 3 * height * width, (picture + 1) * 3 * height * width);
-		return { patches: patchify(pixels, height, width, patchSize), grids: [grid], imagesPerSample: [1] };
+		return { patches: wholePatches(pixels, { height, width, grid, patchSize }), grids: [grid], imagesPerSample: [1] };
 	});
+}
+
+/** Patches of a picture's planes; pixels behind the last whole ones, to the right and below, are left out. */
+function wholePatches(
+	pixels: Float32Array,
+	size: { readonly height: number; readonly width: number; readonly grid: PatchGrid; readonly patchSize: number },
+): Float32Array {
+	const { height, width, grid, patchSize } = size;
+	const [whole, wide] = [grid.rows * patchSize, grid.columns * patchSize];
+	const kept = Float32Array.from({ length: 3 * whole * wide }, (_, pixel) => {
+		const [row, column] = [Math.floor(pixel / wide), pixel % wide];
+		return pixels[(Math.floor(row / whole) * height + (row % whole)) * width + column]!;
+	});
+	return patchify(kept, whole, wide, patchSize);
 }
 
 /** Tiles of LLaVA-OneVision, padded to a common number, with the sizes of pictures and how many each sample has. */
@@ -117,14 +132,9 @@ function readTiles(
 		first += count;
 		return planImages(own, Number.POSITIVE_INFINITY, sizing, config).map((plan, at): ImageSet => {
 			const grids = patchGrids(plan, patchSize);
-			const patches = grids.map(({ rows, columns }, tile) => {
+			const patches = grids.map((grid, tile) => {
 				const begin = ((first - count + at) * most + tile) * 3 * height * width;
-				const [whole, wide] = [rows * patchSize, columns * patchSize];
-				const pixels = Float32Array.from({ length: 3 * whole * wide }, (_, pixel) => {
-					const [row, column] = [Math.floor(pixel / wide), pixel % wide];
-					return values[begin + (Math.floor(row / whole) * height + (row % whole)) * width + column]!;
-				});
-				return patchify(pixels, whole, wide, patchSize);
+				return wholePatches(values.subarray(begin), { height, width, grid, patchSize });
 			});
 			return { patches: joined(patches), grids, imagesPerSample: [grids.length] };
 		});
@@ -142,6 +152,18 @@ function readPadded(file: SafetensorsFile, step: number, values: Float32Array): 
 			const [row, channel, pixel] = [Math.floor(at / width), Math.floor((at % width) / pixels), at % pixels];
 			return values[(picture * most + row) * width + pixel * 3 + channel]!;
 		});
+		return { patches, grids: [{ rows, columns }], imagesPerSample: [1] };
+	});
+}
+
+/** Patches row by row, as Nemotron's processor has them. */
+function readRows(file: SafetensorsFile, step: number, values: Float32Array, width: number): ImageSet[] {
+	const sizes = file.read(`${step}.image_grid_hw`) as Int32Array;
+	let first = 0;
+	return Array.from({ length: sizes.length / 2 }, (_, picture) => {
+		const [rows, columns] = sizes.subarray(2 * picture) as unknown as [number, number];
+		const patches = values.slice(first, first + rows * columns * width);
+		first += patches.length;
 		return { patches, grids: [{ rows, columns }], imagesPerSample: [1] };
 	});
 }

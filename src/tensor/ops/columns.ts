@@ -1,10 +1,10 @@
 /**
  * Columns of one tensor as several: no copy forward, and one gradient that the parts' consumers fill in place. And the reverse,
- * several tensors side by side.
+ * several tensors side by side. And a tensor in another shape.
  */
 import { GradientSlot } from "../gradient.ts";
 import type { Tape } from "../tape.ts";
-import { axpby, copyInto, type FloatDtype, Tensor } from "../tensor.ts";
+import { axpby, contiguous, copyInto, type FloatDtype, Tensor } from "../tensor.ts";
 
 /** The gradient of the whole, allocated when the first part's consumer asks for its window. */
 class WholeGradient implements Disposable {
@@ -77,6 +77,21 @@ export function joinColumns(tape: Tape, parts: readonly Tensor[]): Tensor {
 				copyInto(columns, dx);
 				gradient.accumulate(dx);
 			}
+		},
+	});
+	return y;
+}
+
+/** x, contiguous, in another shape of as many elements: the same memory. Backward: the gradient in x's shape. */
+export function reshape(tape: Tape, x: Tensor, shape: readonly number[]): Tensor {
+	using seen = x.view(shape);
+	const y = tape.output(seen.withGradient(null), x.gradient !== null);
+	tape.record({
+		name: "reshape",
+		outputs: [y],
+		backward: ([dy]) => {
+			using whole = contiguous(dy!);
+			x.gradient!.accumulate(whole.view(x.shape));
 		},
 	});
 	return y;

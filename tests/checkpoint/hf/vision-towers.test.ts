@@ -286,14 +286,19 @@ describe("is refused by name", () => {
 			(json) => Object.assign(json.vision_config, { model_type: "clip_vision_model" }),
 		],
 		[
-			"attention_bias is null, this program's vision tower has only true.",
+			'norm_type is "group_norm", this program\'s vision tower has layer_norm or rms_norm.',
 			"internvl-qwen3",
-			({ vision_config: vision }) => delete vision.attention_bias,
+			(json) => Object.assign(json.vision_config, { norm_type: "group_norm" }),
 		],
 		[
-			'norm_type is "rms_norm", this program\'s vision tower has only "layer_norm".',
+			"use_mean_pooling is false, which puts a LayerNorm behind layers of rms_norm.",
 			"internvl-qwen3",
-			(json) => Object.assign(json.vision_config, { norm_type: "rms_norm" }),
+			(json) => Object.assign(json.vision_config, { norm_type: "rms_norm", use_mean_pooling: false }),
+		],
+		[
+			"vision_feature_layer is [2,1], of several only layers in ascending order can be read.",
+			"llava-siglip-qwen2",
+			(json) => Object.assign(json, { vision_feature_layer: [2, 1] }),
 		],
 		[
 			"deepstack_visual_indexes is [2,0], expected layers in ascending order.",

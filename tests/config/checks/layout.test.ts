@@ -33,12 +33,17 @@ test.each([
 	[
 		"--deepstack-visual-indexes 0 --vision-projection-type mlp --encoder-pp 2 --encoder-balance number --llm-offset 2",
 		vision,
-		"--encoder-pp: the value is 2; allowed with deepstack-visual-indexes is 1: their rows come of several stages.",
+		"--encoder-pp: the value is 2; allowed with class tokens (--class-token-len) and deepstack-visual-indexes or vision-feature-layers is 1.",
 	],
 	[
 		"--deepstack-visual-indexes 1 0 --vision-projection-type mlp",
 		vision,
 		"--deepstack-visual-indexes: the value is [1,0]; allowed with vision-projection-type mlp is an ascending list of layers below vision-num-layers (32).",
+	],
+	[
+		"--vision-feature-layers 30 31",
+		vision,
+		"--vision-feature-layers: the value is [30,31]; allowed without deepstack-visual-indexes and pixel-shuffle is an ascending list of layers before the last of vision-num-layers (32).",
 	],
 	[
 		"--mrope-section 3 3 3 --position-embedding-type rope",

@@ -11,7 +11,7 @@ import type { Device } from "../../../src/native/device.ts";
 import { Tape, type WeightGradients } from "../../../src/tensor/tape.ts";
 import { Tensor } from "../../../src/tensor/tensor.ts";
 import { randomValues, relativeRms, testDevice } from "../../support.ts";
-import { tinyProjector, tinyTower } from "../vit/tower.ts";
+import { normedTower, tinyProjector, tinyTower } from "../vit/tower.ts";
 
 let device: Device;
 beforeAll(async () => {
@@ -134,8 +134,10 @@ test("a frozen tower has no gradients, the projector does", () => {
 });
 
 test("gradients are those of differences, in every parameter of tower and projector", () => {
-	using encoder = open({ tower: { ...tinyTower, layers: 1 } });
-	expectGradients(encoder);
+	for (const tower of [tinyTower, normedTower]) {
+		using encoder = open({ tower: { ...tower, layers: 1 } });
+		expectGradients(encoder);
+	}
 });
 
 /** Compares the gradients of all trainable parameters, of a weighted sum of the rows, with central differences. */

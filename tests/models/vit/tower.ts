@@ -27,6 +27,9 @@ export const tinyTower: VitConfig = {
 	dtype: "f32",
 };
 
+/** The same with norms of queries and keys, and without biases of them. */
+export const normedTower: VitConfig = { ...tinyTower, qkNorm: true, qkvBias: false, normalization: "RMSNorm" };
+
 /** An MLP from the tiny tower's rows, whose pixels are shuffled, to rows of `outputSize`. */
 export const tinyProjector = (outputSize: number) =>
 	({

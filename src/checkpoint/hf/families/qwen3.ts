@@ -51,7 +51,7 @@ export const qwen3VlMoeText = decoderFamily({
 	only: { attention_bias: false },
 	read: (values, bad) => ({
 		qkLayernorm: true,
-		...readExperts(values, bad, { experts: 60, topk: 4, width: 1408, normalised: true }),
+		...readExperts({ ...values, norm_topk_prob: true }, bad, { experts: 60, topk: 4, width: 1408, normalised: true }),
 	}),
 	hasExperts,
 	write: writtenExperts,
