@@ -60,9 +60,9 @@ const families: Readonly<Record<string, readonly string[]>> = {
 	"qwen3-next": [...attention, ...dense, ...experts, "in_proj", "out_proj"],
 	...{ "qwen35-moe": [...attention, ...dense, "in_proj", "out_proj"], "gpt-oss": attention },
 	...{ "deepseek-v3-mtp": [...latent, ...dense, ...experts], "deepseek-v3-noq": ["linear_proj", ...dense] },
-	...{ "nemotron-latent": [...attention, ...dense, "in_proj"], "hybrid-tiny": [...attention, ...dense, "in_proj"] },
+	"nemotron-latent": [...attention, ...dense, "in_proj"],
 };
-const withExperts = /moe|next|oss|deepseek|latent|hybrid/;
+const withExperts = /moe|next|oss|deepseek|latent/;
 /** Runs by the folders' names: [family, layout]. */
 const runs: ReadonlyMap<string, readonly [string, Layout]> = new Map(
 	process.env.MIMO_TEST_FULL
