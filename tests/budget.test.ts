@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [18261, 91],
 	commands: [5268, 40],
 	config: [7613, 52],
-	data: [20287, 107],
+	data: [20312, 107],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1746, 10],

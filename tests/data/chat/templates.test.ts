@@ -68,3 +68,19 @@ describe("ids and loss spans equal those of transformers", () => {
 		}
 	}
 });
+
+test.each([
+	["{{ messages[0].content.lstrip('\\n') }}|", "\n\n  a\n", "  a\n|"],
+	["{{ messages[0].content.rstrip('\\n') }}|", "\n a \n\n", "\n a |"],
+	["{{ messages[0].content.strip('-*') }}|", "*-a-b-*", "a-b|"],
+	["{{ messages[0].content.strip('ab') }}|", "abba", "|"],
+	["{{ messages[0].content.strip() }}|", " \n a \n", "a|"],
+	["{{ none | string }}{{ none | trim }}|", "a", "NoneNone|"],
+])("%s is what Jinja writes", (template, content, written) => {
+	const text = { file: "t.jinja", text: template, specialTokens: {} };
+	const chat = new Chat(text, { specialTokens: [], dataSpecialTokens: [], imageText: "<image>", variables: {} });
+	const pieces = chat.render([{ role: "user", content: [content], fields: {} }], {});
+	expect(pieces.flatMap((piece) => ("parts" in piece ? piece.parts.map(({ text }) => text) : [])).join("")).toBe(
+		written,
+	);
+});

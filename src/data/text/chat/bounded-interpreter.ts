@@ -216,6 +216,11 @@ export class BoundedInterpreter extends Interpreter {
 		const property = callee.computed ? this.#known(callee.property!, environment) : callee.property!;
 		const name = property instanceof Known ? property.value.value : property.value;
 		this.#grow(String(name), object.value, args);
+		const text = object.value.value;
+		const characters = args[0] instanceof Known ? args[0].value.value : null;
+		if (typeof text === "string" && typeof characters === "string" && isStrip(name)) {
+			return copyOf(object.value, stripped(text, name, characters));
+		}
 		// The method is looked up in the object without being charged again.
 		const method = this.#run({ ...callee, object, property }, environment);
 		return this.#run({ ...node, args, callee: new Known(method) }, environment);
@@ -227,6 +232,10 @@ export class BoundedInterpreter extends Interpreter {
 		const name = String((filter.callee ?? filter).value);
 		const args = filter.args?.map((part) => this.#argument(part, environment)) ?? [];
 		this.#grow(name, operand.value, args);
+		// Jinja writes None as Python does; the library has no such filter of it.
+		if (operand.value.type === "NullValue" && (name === "string" || name === "trim")) {
+			return this.#run({ type: "StringLiteral", value: "None" }, environment);
+		}
 		// The arguments of selectattr and rejectattr have to be texts in the template.
 		const given = filter.args === undefined || name.endsWith("attr") ? filter : { ...filter, args };
 		return this.#run({ type: "FilterExpression", operand, filter: given }, environment);
@@ -284,6 +293,21 @@ export class BoundedInterpreter extends Interpreter {
 class Known implements Node {
 	readonly type = "Known";
 	constructor(readonly value: Value) {}
+}
+
+const strips = ["strip", "lstrip", "rstrip"] as const;
+
+function isStrip(name: unknown): name is (typeof strips)[number] {
+	return strips.includes(name as (typeof strips)[number]);
+}
+
+/** Python's strip of these characters, which the library takes for one of whitespace. */
+function stripped(text: string, name: (typeof strips)[number], characters: string): string {
+	const off = new Set(characters);
+	const every = [...text];
+	const begin = name === "rstrip" ? 0 : every.findIndex((character) => !off.has(character));
+	const end = name === "lstrip" ? every.length : every.findLastIndex((character) => !off.has(character)) + 1;
+	return begin < 0 ? "" : every.slice(begin, end).join("");
 }
 
 /** The statements of a block as a node. */

@@ -43,8 +43,9 @@ export const Use = {
 	counted: 16,
 } as const;
 
-/** Filters whose work or result may be larger than what they are given. */
+/** Filters whose work or result may be larger than what they are given, and trim, which the interpreter does of None itself. */
 const growing = [
+	"trim",
 	"replace",
 	"join",
 	"indent",
