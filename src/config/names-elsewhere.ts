@@ -3,6 +3,7 @@ import { nearestHint } from "./names.ts";
 
 /** Name elsewhere → key, or flag of a command. */
 export const counterparts: Readonly<Record<string, string>> = {
+	"vision-layers": "vision-num-layers",
 	// Steps and batches.
 	"max-steps": "train-iters",
 	"num-steps": "train-iters",

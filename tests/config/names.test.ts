@@ -50,7 +50,7 @@ test("a misspelt key is recognised, another one is not", () => {
 		["exit-signal", "; the nearest is exit-signal-handler"],
 		["moe-token-dispatcher", "; the nearest is moe-token-dispatcher-type"],
 		["deterministic", "; the nearest is deterministic-mode"],
-		["vision-layers", "; the nearest is vision-num-layers"],
+		["vision-layers", "; here this is vision-num-layers"],
 		["mamba-heads", "; the nearest is mamba-num-heads"],
 		["num-heads", "; the nearest is num-attention-heads"],
 		["learning_rate", "; here this is lr"],
