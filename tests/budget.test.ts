@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [18261, 91],
 	commands: [5268, 40],
-	config: [7613, 52],
+	config: [7614, 52],
 	data: [20312, 107],
 	decode: [728, 3],
 	guests: [4775, 32],
