@@ -1,6 +1,6 @@
 /**
- * A model's tensors as a checkpoint store on several ranks, each of which asks for the whole tensors that it is to write, some at a time. A
- * rank takes the part that it holds itself; the rest comes from ranks that hold it, in the type in which it is stored.
+ * A model's tensors as a checkpoint store on several ranks. Each rank writes some tensors whole and asks for a few of them at a time: it
+ * takes the part that it holds itself, and the other ranks send theirs, in the stored type.
  */
 import type { LogicalTensor } from "../models/module-parameters.ts";
 import type { Device } from "../native/device.ts";

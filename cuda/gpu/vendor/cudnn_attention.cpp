@@ -3,8 +3,8 @@
 // Query heads of several groups are not equidistant in memory (in a fused projection keys and values lie between them).
 // For a single sequence the groups become cuDNN's batch; otherwise the queries are copied to a contiguous tensor.
 // Sequences of different lengths are passed packed, with lengths and offsets on the device; their number and the
-// maximum length are rounded up, so that few graphs are built. Gradients of heads of more than 128, of which cuDNN leaves
-// columns of packed sequences unwritten (9.14), are of padded copies.
+// maximum length are rounded up, so that few graphs are built. cuDNN 9.14 computes wrong gradients of packed sequences
+// with heads wider than 128: such sequences are copied to padded ones first.
 #include "cudnn_attention.h"
 
 #include "attention_layout.h"
@@ -43,7 +43,7 @@ struct Plan {
     copies_queries = !in_line && !by_groups;
     key.ragged = key.lengths = !equal;
     key.causal = args.mask == MIMO_ATTENTION_CAUSAL;
-    // A window of all keys is none: sequences of different lengths share the graph without it.
+    // A window that no sequence exceeds changes nothing, and the call shares the graph without a window.
     key.window = args.window < args.max_seqlen ? args.window : 0;
     key.scale = args.softmax_scale;
     key.head_dim = d;

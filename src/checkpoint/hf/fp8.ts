@@ -24,7 +24,7 @@ const suffix = "_scale_inv";
 export class Fp8Weights implements Pick<TensorStore, "readInto"> {
 	readonly tensors: ReadonlyMap<string, TensorType>;
 	readonly #scaled = new Map<string, ScaledMatrix>();
-	/** Scales of the tensor that was read last, of which a reader asks for pieces. */
+	/** Scales of the tensor that was read last: a reader asks for its values in pieces. */
 	#latest: { readonly name: string; readonly scales: ArrayLike<number> } | null = null;
 
 	constructor(

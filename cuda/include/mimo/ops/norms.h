@@ -83,7 +83,7 @@ typedef struct mimo_layer_norm_backward_args {
 MIMO_API int32_t mimo_layer_norm_backward(mimo_stream* stream, const mimo_layer_norm_backward_args* args);
 
 /* RMSNorm of every query head and every key head of a fused projection: a row is a token's group, width / head_dim - 2 query
- * heads, a key head and a value head of head_dim columns each, the last of which is copied. γ is weight_offset + weight. */
+ * heads, a key head and a value head of head_dim columns each. The value head is copied. γ is weight_offset + weight. */
 typedef struct mimo_head_norm_forward_args {
   const void* x;            /* [rows, width] contiguous */
   const void* query_weight; /* [head_dim] */
