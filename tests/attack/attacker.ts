@@ -3,8 +3,8 @@
  *
  *   bun attacker.ts KIND PID
  *
- * Says "attacks" and does; a line of standard input ends it for a while, with all its connections, or begins it again. Answers
- * "rests" when no connection is left, and prints its counts when it is ended by SIGTERM.
+ * Says "attacks" when its first connection is open; a line of standard input ends the attack for a while, with all its
+ * connections, or begins it again. Answers "rests" when no connection is left, and prints its counts when it is ended by SIGTERM.
  *
  * Kinds: flood (as many bytes as are taken), half-open (connections that say nothing), slow (a byte a second of what could be a
  * proof), lying (whole messages with wrong proofs, lengths, versions, and what it has heard others say).
@@ -61,6 +61,7 @@ function knock(): Promise<Socket | null> {
 		socket.once("error", () => resolve(null));
 		socket.once("connect", () => {
 			connections++;
+			if (connections === 1) console.log("attacks");
 			resolve(socket);
 		});
 	});
@@ -150,7 +151,6 @@ setInterval(() => {
 	const now = openPorts();
 	if (now.length > 0) ports = now;
 }, pause.look);
-console.log("attacks");
 process.stdin.on("data", () => {
 	if (open === null) {
 		open = new Set();

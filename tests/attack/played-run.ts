@@ -88,6 +88,7 @@ export async function play(kind: string | null, { steps, hold, period, prefix }:
 	const late = setTimeout(
 		() => {
 			for (const child of children) child.kill("SIGKILL");
+			attacker?.kill();
 		},
 		steps * period * 3 + 60_000,
 	);
@@ -127,7 +128,7 @@ class Attacker {
 		this.#lines = linesOf(this.#process.stdout)[Symbol.asyncIterator]();
 	}
 
-	/** Resolves when its attack has begun. */
+	/** Resolves when it has connected to the process that it attacks: the others start then, however slowly that process came up. */
 	async begun(): Promise<void> {
 		await this.#lines.next();
 	}
