@@ -4,7 +4,7 @@ import { Launched } from "../launch/launched.ts";
 import { PlayedHosts } from "../launch/played-hosts.ts";
 import { command } from "./fault-causes.ts";
 import type { Scene } from "./fault-scene.ts";
-import { turnBit } from "./wrong-bit.ts";
+import { keptFile, turnBit } from "./wrong-bit.ts";
 
 /**
  * kill, crash, stop: a signal to a rank. error: of a rank, which cannot save for a moment. memory: a rank may take no more. two
@@ -133,7 +133,7 @@ class Launchers implements Disposable {
 		const launchers = this.#all.map(({ process }) => process.pid);
 		return this.scene
 			.processes()
-			.filter((pid) => !launchers.includes(pid))
+			.filter((pid) => !launchers.includes(pid) && keptFile(pid) !== null)
 			.flatMap((pid) => {
 				const host = this.#latest.findIndex(({ process }) => process.pid === parentOf(pid));
 				return host < 0 ? [] : [{ pid, host }];
@@ -364,7 +364,10 @@ export class FaultedRun implements Disposable {
 		renameSync(away, folder);
 	}
 
-	/** Turns a bit of a process until the run has noticed it: an update may write over one that nothing has read. */
+	/**
+	 * Turns a bit of a process until the run has noticed it: an update may write over one that nothing has read. A step that is saved is
+	 * left alone: its checkpoint would be another.
+	 */
 	async #turnBit(pid: number): Promise<void> {
 		const restarts = this.#restarts();
 		const noticed = () => this.#restarts() > restarts;
@@ -372,7 +375,8 @@ export class FaultedRun implements Disposable {
 		await this.#until(() => {
 			if (noticed()) return true;
 			if (countSteps(this.#log) < next) return false;
-			if (turnBit(pid, this.random, this.saveInterval)) {
+			const { last } = readSteps(this.#log);
+			if (last % this.saveInterval !== 0 && turnBit(pid, last, this.random)) {
 				this.#mark();
 				next = countSteps(this.#log) + 4;
 			}

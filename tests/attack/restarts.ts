@@ -72,6 +72,9 @@ interface Met {
 	readonly problems: readonly string[];
 }
 
+/** Most wrong results of a run on three hosts: a host that has had two gets no ranks any more, and one host is spare. */
+const mostWrongResults = 2;
+
 /** Steps between two saves, and least steps between two faults, on one host and where a host has to come back. */
 const saveInterval = 4;
 const gaps = { one: 4, several: 16 };
@@ -197,6 +200,8 @@ if (import.meta.main) {
 			const one = (values.only as RestartCause | undefined) ?? cause;
 			return one === "error" && smallDisk ? "disk" : one;
 		});
+		const bits = faults.flatMap((cause, index) => (cause === "wrong result" ? [index] : []));
+		if (hosts > 1) for (const index of bits.slice(mostWrongResults)) faults[index] = "kill";
 		// The first host is lost once.
 		if (hosts > 1 && values.only === undefined) faults[faults.length - 1] = "first host";
 		const spares = hosts > 1 ? 1 : run % 2;

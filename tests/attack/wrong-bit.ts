@@ -1,5 +1,5 @@
 /** Turns a bit of what a running rank keeps of its training, in the memory of its process, as a faulty device would. Needs root. */
-import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync, writeSync } from "node:fs";
+import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync, statSync, writeSync } from "node:fs";
 import { KeptFile, slots } from "../../src/train/restart/kept-file.ts";
 
 /** Bytes by which a place is found again. */
@@ -20,13 +20,14 @@ export function canTurnBits(): boolean {
 }
 
 /**
- * Stops the process, finds a piece of its newest copy (kept-state.ts) in its memory, turns a bit there and lets the process go on. Returns
- * false where there is none at this moment: no copy, an update, or a step that is saved, whose checkpoint would be another.
+ * Stops the process, finds a piece of its copy of `step` (kept-state.ts) in its memory, turns a bit there and lets the process go on.
+ * Returns false where there is none at this moment: that step has no copy yet, a later one has, or an update has begun.
  */
-export function turnBit(pid: number, random: () => number, saveInterval: number): boolean {
+export function turnBit(pid: number, step: number, random: () => number): boolean {
 	try {
 		process.kill(pid, "SIGSTOP");
-		return keptFiles(pid).some((path) => turnBitOf(pid, path, random, saveInterval));
+		const file = keptFile(pid);
+		return file !== null && turnBitOf(pid, file, step, random);
 	} catch {
 		// The process has ended.
 		return false;
@@ -39,17 +40,24 @@ export function turnBit(pid: number, random: () => number, saveInterval: number)
 	}
 }
 
-/** Files without a name in the host's memory that the process has open. */
-function keptFiles(pid: number): string[] {
-	return readdirSync(`/proc/${pid}/fd`)
+/**
+ * The file of the process's own state: of the files without a name in the host's memory that it has open, its agent's for that rank. A
+ * second such file is of another rank's state, which the process receives and never reads. null: none is open, as in a process that has no
+ * rank at the moment.
+ */
+export function keptFile(pid: number): string | null {
+	const open = readdirSync(`/proc/${pid}/fd`)
 		.map((name) => `/proc/${pid}/fd/${name}`)
 		.filter((path) => /^\/dev\/shm\/#\d+ \(deleted\)$/.test(readlinkSync(path)));
+	const memory = /"memory":"([^"]+)"/.exec(readFileSync(`/proc/${pid}/environ`, "latin1"))?.[1];
+	const own = open.find((path) => memory !== undefined && statSync(path).ino === statSync(memory).ino);
+	// A spare process of one host has taken the place of a lost one, and has no other rank's state.
+	return own ?? open[0] ?? null;
 }
 
-function turnBitOf(pid: number, path: string, random: () => number, saveInterval: number): boolean {
+function turnBitOf(pid: number, path: string, step: number, random: () => number): boolean {
 	using file = new KeptFile(path, 0);
-	const step = Math.max(...slots.map((slot) => file.step(slot)));
-	if (step === 0 || step % saveInterval === 0) return false;
+	if (Math.max(...slots.map((slot) => file.step(slot))) !== step) return false;
 	const bytes = new Uint8Array(file.pages * pageBytes);
 	file.read(bytes, file.offsetOf(file.slotOf(step)!));
 	const places = bytes.length / needleBytes;
@@ -65,7 +73,10 @@ function turnBitOf(pid: number, path: string, random: () => number, saveInterval
 	return false;
 }
 
-/** Addresses of bytes in the process's own memory. */
+/** Mappings of this size and more hold JavaScript's heap and the buffers through which copies go to another host. */
+const largeMapping = 2 ** 24;
+
+/** Addresses of bytes in the process's own memory, where a small model keeps its state. */
 function search(pid: number, needle: Uint8Array): number[] {
 	const memory = openSync(`/proc/${pid}/mem`, "r");
 	const pages = openSync(`/proc/${pid}/pagemap`, "r");
@@ -73,7 +84,9 @@ function search(pid: number, needle: Uint8Array): number[] {
 	for (const line of readFileSync(`/proc/${pid}/maps`, "utf8").split("\n")) {
 		const [, begin, end] = /^(\w+)-(\w+) rw-p \S+ \S+ 0\s*(?:\[heap\])?$/.exec(line) ?? [];
 		if (end === undefined) continue;
-		for (const [first, last] of presentPages(pages, Number.parseInt(begin!, 16), Number.parseInt(end, 16))) {
+		const [from, to] = [Number.parseInt(begin!, 16), Number.parseInt(end, 16)];
+		if (to - from >= largeMapping) continue;
+		for (const [first, last] of presentPages(pages, from, to)) {
 			const bytes = Buffer.alloc(last - first);
 			const there = bytes.subarray(0, readSync(memory, bytes, 0, bytes.length, first));
 			for (let at = there.indexOf(needle); at >= 0; at = there.indexOf(needle, at + 1)) found.push(first + at);
@@ -84,7 +97,7 @@ function search(pid: number, needle: Uint8Array): number[] {
 	return found;
 }
 
-/** Runs of pages that are in memory: most of a JavaScript engine's mappings are reserved alone. */
+/** Runs of pages that are in memory. */
 function* presentPages(pagemap: number, begin: number, end: number): Generator<readonly [first: number, last: number]> {
 	const entries = new BigUint64Array((end - begin) / pageBytes);
 	const read = readSync(pagemap, new Uint8Array(entries.buffer), 0, entries.byteLength, (begin / pageBytes) * 8) / 8;
