@@ -7,7 +7,7 @@ import type { Library } from "../native/library.ts";
 import { endWithParent, Run } from "../native/run.ts";
 import { UserError } from "../system/errors.ts";
 import { createHostMemory, createRun } from "./hosts.ts";
-import type { Place } from "./place.ts";
+import { launcherEnded, outlivesLauncher, type Place } from "./place.ts";
 import { type CreateHostMemory, joinLocalRendezvous, joinRendezvous } from "./rendezvous/client.ts";
 import { rendezvousAddress } from "./rendezvous/line-connection.ts";
 import type { Identity, LocalRanksMessage } from "./rendezvous/messages.ts";
@@ -56,7 +56,7 @@ export async function joinRun(
 	timeoutMinutes: number,
 ): Promise<Run> {
 	const parent = place.launcher ?? place.restarts?.agent;
-	if (parent !== undefined) endWithParent(library, parent);
+	if (parent !== undefined) endWithParent(library, parent, outlivesLauncher(place) ? launcherEnded : "SIGKILL");
 	const milliseconds = timeoutMinutes * 60_000;
 	const address = await rendezvousAddress(place, milliseconds);
 	const options = { secret: place.secret, address, ranks: place.worldSize, timeoutMinutes };

@@ -58,6 +58,17 @@ export const launcherErrors = 3;
 /** File descriptor at which a rank reports to its agent. */
 export const agentReports = 4;
 
+/** The signal by which a rank learns that its launcher has ended. It ends a process that does not listen to it. */
+export const launcherEnded = "SIGUSR2" satisfies NodeJS.Signals;
+
+/**
+ * Whether a rank may end its step and save when its launcher has ended. Ranks of an agent may not: the other hosts count them as lost
+ * with it.
+ */
+export function outlivesLauncher({ launcher, restarts }: Place): boolean {
+	return launcher !== null && restarts !== undefined;
+}
+
 /** Tells the agent that the rank has met the others, with the path of their shared memory, or that it waits for its next place. */
 export function reportToAgent(place: Place, report: { readonly met: string } | { readonly waits: number }): void {
 	if (place.restarts?.agent !== undefined) writeSync(agentReports, `${JSON.stringify(report)}\n`);

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 30;
+export const ABI_VERSION = 31;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -1376,7 +1376,7 @@ export const functions = {
 	mimo_run_read_recordings: { args: ["ptr", "i32", "ptr", "ptr"], returns: "i32" },
 	mimo_run_rank_state: { args: ["ptr", "i32", "ptr"], returns: "i32" },
 	mimo_run_calls: { args: ["ptr", "i32", "ptr", "i32", "ptr"], returns: "i32" },
-	mimo_end_with_parent: { args: ["i32", "i32"], returns: "i32" },
+	mimo_end_with_parent: { args: ["i32", "i32", "i32"], returns: "i32" },
 	mimo_run_create_part: { args: ["i32", "ptr", "i32", "i64", "ptr", "ptr"], returns: "i32" },
 	mimo_run_relay: { args: ["ptr", "ptr", "ptr", "i32", "ptr", "ptr"], returns: "i32" },
 	mimo_run_outlook: { args: ["ptr", "ptr", "ptr", "ptr"], returns: "i32" },

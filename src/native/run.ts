@@ -3,6 +3,7 @@
  * has failed. In a run of several hosts each has its own, and one process of each passes messages on (mimo/hosts.h).
  */
 
+import { constants } from "node:os";
 import { exitCodes } from "../system/exit-codes.ts";
 import {
 	Backend,
@@ -325,7 +326,7 @@ export class Run implements Disposable {
 	}
 }
 
-/** The system ends this process with `parent`, which must have started it; it ends now where that has ended. */
-export function endWithParent(library: Library, parent: number): void {
-	check(library, "mimo_end_with_parent", parent, exitCodes.endedByAnother);
+/** The system sends `signal` to this process when `parent` ends, which must have started it; it ends now where that has ended. */
+export function endWithParent(library: Library, parent: number, signal: NodeJS.Signals): void {
+	check(library, "mimo_end_with_parent", parent, constants.signals[signal], exitCodes.endedByAnother);
 }

@@ -53,7 +53,7 @@ function sayWaiting(world: World, name: string, members: readonly number[]): voi
 }
 
 async function work(world: World): Promise<number> {
-	using signals = scenario === "asked" || scenario === "deaf" ? new ExitSignals() : null;
+	using signals = scenario === "asked" || scenario === "deaf" ? new ExitSignals(["SIGTERM", "SIGUSR1"]) : null;
 	const everyone = Array.from({ length: world.size }, (_, rank) => rank);
 	const all = await world.group("world", everyone);
 	const half = everyone.filter((rank) => rank % 2 === world.rank % 2);

@@ -151,9 +151,9 @@ int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, i
   });
 }
 
-int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code) {
+int32_t mimo_end_with_parent(int32_t parent, int32_t signal, int32_t exit_code) {
   return guard([&] {
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+    if (prctl(PR_SET_PDEATHSIG, signal) != 0) {
       throw mimo::Error(MIMO_ERROR_DEVICE, std::string("The system refused to end this process with its launcher: ") +
                                                std::strerror(errno) + ".");
     }

@@ -123,6 +123,6 @@ MIMO_API int32_t mimo_run_rank_state(mimo_run* run, int32_t rank, mimo_rank_stat
 /* records [capacity] receives the latest calls of a rank, newest first, as far as they are still recorded; count: how many. */
 MIMO_API int32_t mimo_run_calls(mimo_run* run, int32_t rank, mimo_call_record* records, int32_t capacity,
                                 int32_t* count);
-/* From now on the system kills this process when its parent, the process `parent`, ends. If `parent` has ended already, this
- * process ends now with `exit_code`. */
-MIMO_API int32_t mimo_end_with_parent(int32_t parent, int32_t exit_code);
+/* From now on the system sends `signal` to this process when its parent, the process `parent`, ends. If `parent` has ended
+ * already, this process ends now with `exit_code`. */
+MIMO_API int32_t mimo_end_with_parent(int32_t parent, int32_t signal, int32_t exit_code);

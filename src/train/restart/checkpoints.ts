@@ -11,6 +11,7 @@ import {
 import { hasEncoder } from "../../config/derive.ts";
 import { shownConfiguration } from "../../config/print.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { launcherEnded, outlivesLauncher, placeFromEnvironment } from "../../launch/place.ts";
 import { languageLora, visionLora } from "../../models/lora.ts";
 import { learningRateAt, type Schedules, schedulesOf, weightDecayAt } from "../../optim/schedules.ts";
 import { exchangeTexts } from "../../parallel/index.ts";
@@ -30,7 +31,7 @@ import {
 } from "./starting-point.ts";
 
 /** Signals in ascending priority, if ranks received different ones; null: no signal. */
-const agreed: readonly (NodeJS.Signals | null)[] = [null, "SIGUSR1", "SIGTERM"];
+const agreed: readonly (NodeJS.Signals | null)[] = [null, launcherEnded, "SIGUSR1", "SIGTERM"];
 
 /** Requests to stop, over all ranks. */
 interface Wish {
@@ -96,7 +97,8 @@ export class Checkpoints implements Listener {
 						note: options.say,
 						warn: options.warn,
 					});
-		this.#signals = c.exitSignalHandler ? new ExitSignals() : null;
+		const signals = signalsOf(c);
+		this.#signals = signals.length === 0 ? null : new ExitSignals(signals);
 	}
 
 	/** The schedules of the training: the configuration's, or the checkpoint's if flags ask for them. */
@@ -156,7 +158,8 @@ export class Checkpoints implements Listener {
 		if (this.#saver?.busy) this.#saver.poll();
 		const saved = c.save === null ? ", without a checkpoint" : "";
 		if (asked.signal !== null) {
-			const reason = `Stopped by ${asked.signal} after step ${iteration}${saved}.`;
+			const cause = asked.signal === launcherEnded ? "with its launcher" : `by ${asked.signal}`;
+			const reason = `Stopped ${cause} after step ${iteration}${saved}.`;
 			// Batch systems send SIGUSR1 ahead of the time limit; SIGTERM ends a job for good.
 			return { exitCode: exitCodes.runAgain, reason, requeue: asked.signal === "SIGUSR1" && c.save !== null };
 		}
@@ -294,9 +297,12 @@ function parameterGroups(
 	};
 }
 
-// Signals that request a stop after the current step: SIGTERM and SIGUSR1, which batch systems send ahead of a time limit.
-
-const signals = ["SIGTERM", "SIGUSR1"] as const;
+/** Signals that request a stop after the current step: those that batch systems send ahead of a time limit, and the launcher's end. */
+function signalsOf(c: TrainingConfiguration): NodeJS.Signals[] {
+	const place = placeFromEnvironment();
+	const asked: NodeJS.Signals[] = c.exitSignalHandler ? ["SIGTERM", "SIGUSR1"] : [];
+	return c.save !== null && place !== null && outlivesLauncher(place) ? [...asked, launcherEnded] : asked;
+}
 
 /** Listens for signals until it is disposed. */
 export class ExitSignals implements Disposable {
@@ -305,7 +311,7 @@ export class ExitSignals implements Disposable {
 		this.#asked = signal;
 	};
 
-	constructor() {
+	constructor(private readonly signals: readonly NodeJS.Signals[]) {
 		for (const signal of signals) process.on(signal, this.#listener);
 	}
 
@@ -316,6 +322,6 @@ export class ExitSignals implements Disposable {
 	}
 
 	[Symbol.dispose](): void {
-		for (const signal of signals) process.off(signal, this.#listener);
+		for (const signal of this.signals) process.off(signal, this.#listener);
 	}
 }
