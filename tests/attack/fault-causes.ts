@@ -1,5 +1,5 @@
 /** Starts runs and causes their faults. */
-import { executable } from "../commands/mimo.ts";
+import { deviceFlags, executable } from "../commands/mimo.ts";
 import { freePort, Launched } from "../launch/launched.ts";
 import type { Fault, Layout, Moment } from "./fault-plan.ts";
 import type { Scene } from "./fault-scene.ts";
@@ -7,7 +7,7 @@ import type { Scene } from "./fault-scene.ts";
 /** Most seconds from a fault to the end of all processes. */
 export const timeLimit = 10;
 /** Flags of every run. */
-export const common = `--micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --device cpu --threads 1`;
+export const common = `--micro-batch-size 1 --global-batch-size 4 --lr-warmup-iters 1 --log-interval 1 --threads 1 ${deviceFlags}`;
 
 /** Flags of a run that reaches the moment. */
 export function flagsFor(moment: Moment, layout: Layout): string {

@@ -2,7 +2,9 @@
  * Faults in runs that restart in their job: each run meets one fault after the other and goes on to its end. Its losses, gradient
  * norms and last checkpoint are compared, bit by bit, with those of a run without faults.
  *
- *   bun tests/attack/restarts.ts [--count 200] [--seed 1] [--each 20] [--hosts 3] [--only CAUSE]
+ *   bun tests/attack/restarts.ts [--count 200] [--seed 1] [--each 20] [--hosts 3] [--ranks 4] [--only CAUSE]
+ *
+ * --ranks: 2 or 4. With MIMO_TEST_DEVICE=cuda ranks train on GPUs, and with MIMO_TEST_BACKEND=shm they share those that are there.
  */
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
@@ -185,14 +187,14 @@ export function drawCauses(count: number, random: () => number, hosts: "one" | "
 }
 
 if (import.meta.main) {
-	const values = attackFlags({ count: "200", seed: "1", each: "20", hosts: "1" });
+	const values = attackFlags({ count: "200", seed: "1", each: "20", hosts: "1", ranks: "4" });
 	const random = numbers(Number(values.seed));
 	const hosts = Number(values.hosts);
 	const all: Recovery[] = [];
 	let wrong = 0;
-	const four = layouts.filter(({ ranks }) => ranks === 4);
+	const drawnFrom = layouts.filter(({ ranks }) => ranks === Number(values.ranks));
 	for (let run = 0; all.length < Number(values.count); run++) {
-		const layout = four[run % four.length]!;
+		const layout = drawnFrom[run % drawnFrom.length]!;
 		const number = Math.min(Number(values.each), Number(values.count) - all.length);
 		const drawn = drawCauses(number, random, hosts > 1 ? "three" : "one");
 		const smallDisk = run % 2 === 1 || values.only === "disk";
