@@ -42,18 +42,26 @@ export function turnBit(pid: number, step: number, random: () => number): boolea
 }
 
 /**
- * The file of the process's own state: of the files without a name in the host's memory that it has open, its agent's for that rank. A
- * second such file is of another rank's state, which the process receives and never reads. null: none is open, as in a process that has no
- * rank at the moment.
+ * The file of the process's own state. Of the files without a name in the host's memory that it has open, others are the run's shared
+ * memory, and another rank's state, which it receives and maps nowhere. null: it has no rank at the moment.
  */
 export function keptFile(pid: number): string | null {
+	const maps = readFileSync(`/proc/${pid}/maps`, "utf8");
 	const open = readdirSync(`/proc/${pid}/fd`)
 		.map((name) => `/proc/${pid}/fd/${name}`)
 		.filter((path) => /^\/dev\/shm\/#\d+ \(deleted\)$/.test(readlinkSync(path)));
-	const memory = /"memory":"([^"]+)"/.exec(readFileSync(`/proc/${pid}/environ`, "latin1"))?.[1];
-	const own = open.find((path) => memory !== undefined && statSync(path).ino === statSync(memory).ino);
-	// A spare process of one host has taken the place of a lost one, and has no other rank's state.
-	return own ?? open[0] ?? null;
+	return open.find((path) => maps.includes(readlinkSync(path)) && isKeptFile(path)) ?? null;
+}
+
+/** Whether a file has the words and the size of one that holds steps of the run's first layout (kept-file.ts). */
+function isKeptFile(path: string): boolean {
+	const words = new Int32Array(8);
+	const file = openSync(path, "r");
+	readSync(file, words, 0, words.byteLength, 0);
+	closeSync(file);
+	const [step, room, pages, layout] = [0, 5, 6, 7].map((index) => words[index]!) as [number, number, number, number];
+	// The run's shared memory begins with a name, which is a large number.
+	return step < 2 ** 24 && room === 1 && layout === 1 && pages > 0 && statSync(path).size >= 2 * pages * pageBytes;
 }
 
 function turnBitOf(pid: number, path: string, step: number, random: () => number): boolean {
