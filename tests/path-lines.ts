@@ -27,7 +27,7 @@ const single = [
 ];
 /** Files that only a run with an encoder goes through. */
 const ofEncoder =
-	/^(models\/(vision|radio)\/.*|parallel\/(edge|edge-layout|bridge)\.ts|guests\/prefetch\/prefetch\.ts|train\/(encoder-pass|participation|encoder-microbatch|bridge-schedule|colocated-schedule|mimo-run|side-run|colocated-run)\.ts|data\/images\.ts)$/;
+	/^(models\/(vision|vit)\/.*|models\/tower\.ts|parallel\/(edge|edge-layout)\.ts|guests\/prefetch\/prefetch\.ts|train\/(encoder-pass|encoder-kinds|participation)\.ts|data\/images\.ts)$/;
 /** Reports, sources and restarts, in a tree whose train/ has no folders, and launching where parallel/ holds it. */
 const beside =
 	/^(train\/(batch-queue|batch-source|captions|checkpoints|energon-source|generate|hugging-face|indexed-source|lane|non-finite|profile|provenance|sources|starting-point|step-metrics|timing)|parallel\/(bandwidth|describe-topology|diagnosis|exchange-texts|exit-signals|gathering|hosts|identity|join|launcher|line-connection|output|place|rendezvous|slurm)|models\/.*\/counts)\.ts$/;
