@@ -23,7 +23,7 @@ export interface Signature {
 	readonly returns: ReturnType;
 }
 
-/** What a header declares. */
+/** The declarations of a header. */
 export interface Header {
 	/** Numbers of `#define MIMO_NAME number`, by NAME. */
 	readonly constants: Readonly<Record<string, number>>;
@@ -131,7 +131,7 @@ export function readHeaders(files = headerFiles()): ReadonlyMap<string, Header> 
 	return new Map(files.map((file) => [file.path, readHeader(file)]));
 }
 
-/** What all headers declare together. */
+/** The declarations of all headers together. */
 export function wholeAbi(headers = readHeaders()): Header {
 	const all = [...headers.values()];
 	const merged = <Part extends keyof Header>(part: Part) =>

@@ -62,7 +62,7 @@ void failures_arrive() {
     CHECK(!run->has_begun(2, "world", false, 3));
     CHECK(!run->has_begun(3, "world", true, 1));
   }
-  // What a rank records after the failure arrives at host 0.
+  // A call that a rank records after the failure arrives at host 0.
   hosts.of[3]->fail_call(2, {2});
   hosts.of[0]->settle();
   const mimo_call_record& record = hosts.of[0]->remote_calls(3).calls[0];

@@ -11,7 +11,7 @@ import { bytesOfType, sourcesOf, type TensorStore, type TensorType } from "./sto
 
 type Values = Float32Array | Uint16Array;
 
-/** What a member holds of a tensor: local elements, in rows of `width`, and their rectangles of the whole. */
+/** A member's part of a tensor: local elements, in rows of `width`, and their rectangles of the whole. */
 interface Part {
 	readonly member: number;
 	readonly dtype: FloatDtype;

@@ -277,7 +277,7 @@ export function streamSafetensors(
 	}
 }
 
-/** What a safetensors file of such tensors looks like. */
+/** The layout of a safetensors file of such tensors. */
 export interface SafetensorsLayout<Entry> {
 	readonly header: Uint8Array;
 	/** Size of the file. */

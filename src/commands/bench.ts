@@ -88,7 +88,7 @@ async function train(flags: readonly string[]): Promise<void> {
 /** Bytes of the largest log that is read. */
 const largestLog = 2 ** 28;
 
-/** What a run's JSON log says. */
+/** The contents of a run's JSON log. */
 interface MeasuredRun {
 	readonly device: string;
 	readonly ranks: number;

@@ -202,7 +202,7 @@ async function workAsRank(first: Place, options: RankOptions, work: Work): Promi
 	process.exit(exitCodes.endedByAnother);
 }
 
-/** null: the run has failed, not by this rank, and is perhaps restarted. Whatever the work has left on the device is freed. */
+/** null: the run has failed, not by this rank, and is perhaps restarted. Everything that the work has left on the device is freed. */
 async function workUntilFailure(place: Place, options: RankOptions, work: Work): Promise<number | null> {
 	const { localRank, localSize, restarts = null } = place;
 	using device = await openDevice(options.device, { ...options, localRank, localSize });

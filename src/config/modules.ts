@@ -99,7 +99,7 @@ export function moduleObjection(records: TrainingConfiguration["modules"]): stri
 	return null;
 }
 
-/** What makes the encoders of `modules` a model: their widths, not where and how they train; as text. */
+/** The encoders of `modules` as parts of a model: their widths, not where and how they train; as text. */
 export function modelOfModules(modules: TrainingConfiguration["modules"]): string {
 	const widths = modulesOf({ modules }).map(({ name, kind, frameWidth, hiddenSize, projectionFfnHiddenSize }) => ({
 		...{ name, kind, "frame-width": frameWidth, "hidden-size": hiddenSize },

@@ -64,7 +64,7 @@ const vision: Preset = {
 };
 
 /**
- * What the Nemotron VLM branch's loop gives a model provider: its stage 2 (the tower frozen), gradients of the encoder corrected
+ * Values that the Nemotron VLM branch's loop gives a model provider: its stage 2 (the tower frozen), gradients of the encoder corrected
  * for ranks without images, attention recomputed.
  */
 const providerOfLoop: Preset = {
@@ -105,7 +105,7 @@ const nano30: Preset = {
 	"weight-decay": 0.1,
 };
 
-/** What differs between the sizes of Gemma 3. */
+/** Differences between the sizes of Gemma 3. */
 interface GemmaSizes {
 	readonly layers: number;
 	readonly hidden: number;

@@ -48,7 +48,7 @@ export interface Problem {
 	readonly unlessGiven?: Key;
 }
 
-/** What a command line or a file gives. */
+/** Values that a command line or a file gives. */
 export interface Given {
 	readonly entries: readonly Entry[];
 	readonly asides: readonly Aside[];

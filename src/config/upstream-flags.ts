@@ -6,7 +6,7 @@
 import type { Key } from "./schema.ts";
 import { type Aside, describeOrigin, type Entry, type Origin } from "./sources.ts";
 
-/** What a flag with these values means. */
+/** Meaning of a flag with these values. */
 type Meaning =
 	| { readonly kind: "accepted"; readonly note: string }
 	| { readonly kind: "refused"; readonly message: string }
@@ -298,7 +298,7 @@ export function upstreamFlagTexts(): ReadonlyMap<string, readonly string[]> {
 	return Map.groupBy(Object.keys(flags), text);
 }
 
-/** What flags of upstream-rewrites.ts do, by their names. */
+/** Effects of the flags of upstream-rewrites.ts, by their names. */
 const rewriteTexts: readonly (readonly [names: RegExp, text: string])[] = [
 	[/ratio|moe-layer|linear-attention|override/, "with num-layers it makes hybrid-layer-pattern"],
 	[/stage|pipeline/, "writes | into hybrid-layer-pattern"],

@@ -29,11 +29,11 @@ export interface Microbatch {
 export interface ImageTextMicrobatch {
 	/** Ids hold an encoder's placeholder token wherever a row of it belongs. */
 	readonly text: Microbatch;
-	/** What each encoder reads, by its name; of an encoder that is absent nothing. */
+	/** Each encoder's input, by its name; an encoder that is absent reads nothing. */
 	readonly features: Readonly<Record<string, ImageSet>>;
 }
 
-/** What an encoder reads of a microbatch. */
+/** An encoder's input in a microbatch. */
 export function featuresOf({ text, features }: ImageTextMicrobatch, module: string): ImageSet {
 	return features[module] ?? noImages(sampleLengths(text).length);
 }

@@ -28,7 +28,7 @@ export interface Guest {
 	readonly pools?: string;
 	/** Its losses, in the order of the log. */
 	readonly losses?: (model: HybridConfig) => readonly LossName[];
-	/** What evaluations run beside the model itself. */
+	/** Models that evaluations run beside the model itself. */
 	readonly evaluations?: readonly Evaluation[];
 	/** Whether evaluations leave the model itself out; default: no. */
 	readonly evaluatedAlone?: boolean;
@@ -76,7 +76,7 @@ export interface RankGuest {
 	beforeStep?(step: GuestStep): StepGuest | null;
 	/** Called before every action of a step. */
 	beforeAction?(action: Action): void;
-	/** What an evaluation with these losses says of it. */
+	/** Sentences about an evaluation with these losses. */
 	report?(losses: Readonly<Record<string, number>>): GuestReport;
 	[Symbol.dispose]?(): void;
 }
@@ -110,7 +110,7 @@ export interface GuestReport {
 /** The microbatches of a rank that are about to run. */
 export interface GuestStep {
 	readonly microbatches: readonly ImageTextMicrobatch[];
-	/** What each encoder of this rank reads of each microbatch, with the items' places in the step. */
+	/** The input of each encoder of this rank in each microbatch, with the items' places in the step. */
 	readonly features: ReadonlyMap<string, readonly PlacedImages[]>;
 	/** Microbatches of the next step, where they are known. */
 	readonly upcoming: readonly ImageTextMicrobatch[];
@@ -118,15 +118,15 @@ export interface GuestStep {
 	readonly iteration: number;
 	/** Whether backward passes follow. */
 	readonly training: boolean;
-	/** What a microbatch runs, by the guest that says it; null: the language model as it is. Known when every guest has begun the step. */
+	/** The part of the model that a microbatch runs, by the guest that says it; null: all of it. Known when every guest has begun the step. */
 	readonly variant: (microbatch: number) => Variant | null;
 }
 
-/** What a guest does in one step. */
+/** A guest's work in one step. */
 export interface StepGuest {
 	/** How an encoder encodes a microbatch; null: as without the guest. Encoder ranks ask this before each pass. */
 	encode?(encoder: EncoderModule, microbatch: number): EncodeImages | null;
-	/** What a microbatch runs of the language model; null: as without the guest. */
+	/** The part of the language model that a microbatch runs; null: as without the guest. */
 	variant?(microbatch: number): Variant | null;
 	/** Matrices [rows, width] that travel beside a microbatch's hidden states from chunk to chunk; default: none. */
 	companions?(microbatch: number): readonly Companion[];

@@ -19,7 +19,7 @@ export interface Answered {
 	/** Text that the model wrote, or the choice it took. */
 	readonly text: string;
 	readonly right: boolean;
-	/** What the metrics that were asked for give a text, from 0 to 1. */
+	/** Scores of a text by the metrics that were asked for, from 0 to 1. */
 	readonly scores?: Readonly<Partial<Record<Metric, number>>>;
 	/** Mean token loss of every choice. */
 	readonly losses?: readonly number[];

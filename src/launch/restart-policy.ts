@@ -47,7 +47,7 @@ export class RestartPolicy {
 		return null;
 	}
 
-	/** What another process needs to go on with: how long ago the restarts in the window were, in milliseconds. */
+	/** The state that another process goes on with: how long ago the restarts in the window were, in milliseconds. */
 	history(now: number): { ages: number[]; stepped: boolean } {
 		return { ages: this.#times.map((time) => now - time), stepped: this.#stepped };
 	}

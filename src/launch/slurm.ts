@@ -12,7 +12,7 @@ const ports = { first: 20_000, count: 20_000 };
 /** Nodes that a list may name: more than any cluster has. */
 const MOST_NODES = 2 ** 20;
 
-/** What the parts of a list stand for, one after the other. Throws a UserError where that is more than there can be nodes. */
+/** The names that the parts of a list stand for. Throws a UserError where they are more than there can be nodes. */
 function expanded<Item>(list: string, parts: readonly string[], items: (part: string) => Iterable<Item>): Item[] {
 	const all: Item[] = [];
 	for (const part of parts) {

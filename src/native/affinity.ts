@@ -34,7 +34,7 @@ export function formatCpuList(cpus: readonly number[]): string {
 	return parts.map(([first, last]) => (first === last ? String(first) : `${first}-${last}`)).join(",");
 }
 
-/** What the kernel shows of the machine; "" for a file that is not there. */
+/** Text of the kernel's files about the machine; "" for a file that is not there. */
 export type ReadSystem = (path: string) => string;
 
 const readSystem: ReadSystem = (path) => {
@@ -147,7 +147,7 @@ export function gpuAddresses(indices: readonly number[]): (string | null)[] {
 	}
 }
 
-/** What the process had before it was pinned: a restarted rank shares this out again. */
+/** The process's cores before it was pinned: a restarted rank shares them out again. */
 let before: readonly number[] | null = null;
 let pinned: CpuShare | null = null;
 

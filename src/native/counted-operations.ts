@@ -1,4 +1,4 @@
-/** What operations on the counting library need: memory while they run, and the exchange of an even routing. */
+/** The needs of operations on the counting library: memory while they run, and the exchange of an even routing. */
 import { Dtype, MlpRecipe, type OperationName } from "./abi.ts";
 import { isGatedCode } from "./activations.ts";
 import type { OperationValues } from "./counting-library.ts";
@@ -22,7 +22,7 @@ export function workspaceBytes(name: OperationName, values: OperationValues, kin
 		// Kernels that know no runs write rows of bf16, which are rounded after them.
 		const inSteps = zWidth > width && (values.interleave !== 0 || width % 128 !== 0);
 		const steps = inSteps ? rows * (zWidth + width) * 2 : 0;
-		// What enters the layer may have been rounded where it was written.
+		// The layer's input may have been rounded where it was written.
 		const given = name === "grouped_mlp_backward" ? values.dy_e4m3 : values.x_e4m3;
 		const entering = given ? 0 : operand(hidden);
 		if (name === "grouped_mlp_backward") {

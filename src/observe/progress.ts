@@ -15,7 +15,7 @@ const clearRestOfRow = "\u001b[K";
 const clearBelow = "\u001b[J";
 
 /**
- * What a line begins with that is written past `Terminal`, by another process too: on a terminal it clears the block, which is
+ * The beginning of a line that is written past `Terminal`, by another process too: on a terminal it clears the block, which is
  * drawn anew below the line.
  */
 export const beforeLine = ({ isTTY }: Pick<TerminalStream, "isTTY">): string => (isTTY ? clearBelow : "");

@@ -7,7 +7,7 @@ import { UserError } from "../system/errors.ts";
 import { ownProgram } from "../system/program-version.ts";
 import { LogLines } from "./run-log/writer.ts";
 
-/** What the process sends when it has taken the start of the run: null, or why the run cannot be recorded. */
+/** The process's answer to the start of the run: null, or why the run cannot be recorded. */
 export type TrackerAnswer = { readonly refusal: string | null };
 
 export class TrackerProcess extends LogLines {

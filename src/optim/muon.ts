@@ -16,7 +16,7 @@ export interface MuonOptions {
 	readonly coefficients: CoefficientType;
 	/** Steps of the Newton-Schulz iteration. */
 	readonly steps: number;
-	/** What an update is multiplied by, by the whole matrix's shape. */
+	/** Factor of an update, by the whole matrix's shape. */
 	readonly scale: keyof typeof scales;
 	/** Further factor of every update. */
 	readonly extraScale: number;

@@ -17,7 +17,7 @@ export const describedRun = {
 	layernorm_epsilon: v.number(),
 };
 
-/** What decides a hybrid model and its objective in Megatron's `transformer_config`. */
+/** Fields of Megatron's `transformer_config` that decide a hybrid model and its objective. */
 const modelFields = {
 	hidden_size: v.number(),
 	num_attention_heads: v.number(),

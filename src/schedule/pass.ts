@@ -20,7 +20,7 @@ export interface Pass extends Disposable {
 }
 
 /**
- * What a backward pass has come to: its end, with the gradient of each input in the order of the edges that enter the chunk (null: it
+ * State of a backward pass: its end, with the gradient of each input in the order of the edges that enter the chunk (null: it
  * is not wanted), or a node after which others follow.
  */
 export type Backward =

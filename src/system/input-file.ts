@@ -28,7 +28,7 @@ export interface OpenOptions {
 	readonly inside?: string | undefined;
 	/** False refuses a symbolic link at the end of the path, wherever it leads. Default: true. */
 	readonly followLinks?: boolean;
-	/** What the sentence about a file that cannot be opened calls it, such as "the tokenizer a.json". Default: its path. */
+	/** The file's name in the sentence that it cannot be opened, such as "the tokenizer a.json". Default: its path. */
 	readonly called?: string;
 }
 

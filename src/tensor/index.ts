@@ -1,4 +1,4 @@
-/** What other folders use of this one; they import nothing else of it, but for modules that are loaded when they are asked for. */
+/** The part of this folder that others use; they import nothing else of it, but for modules that are loaded when they are asked for. */
 
 export type { ColumnMask, Mask, ScaleMask } from "./column-mask.ts";
 export { GradientSlot } from "./gradient.ts";

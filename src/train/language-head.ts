@@ -1,4 +1,4 @@
-/** What guests do in a pass of the language model: their companions, and at its end the losses, with the next token's. */
+/** The guests' part in a pass of the language model: their companions, and at its end the losses, with the next token's. */
 import { lossTokens } from "../data/microbatch.ts";
 import type { HeadView, LanguageView, LossTerm, StepGuest } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
@@ -29,7 +29,7 @@ export interface WeighedLoss {
 	readonly gradient: Tensor;
 }
 
-/** What the head's losses are computed from. */
+/** Inputs of the head's losses. */
 type Basis = Pick<HeadView, "microbatch" | "text" | "chunk" | "place" | "weight" | "observe" | "own"> &
 	Pick<HeadView, "hidden" | "forward" | "input">;
 

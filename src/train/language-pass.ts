@@ -32,7 +32,7 @@ export interface LanguagePassOptions {
 	readonly placeholders: ReadonlyMap<string, number>;
 	/** Index of the microbatch among those of this rank's step. */
 	readonly microbatch: number;
-	/** What the microbatch runs of the model; absent or null: all of it. */
+	/** The part of the model that the microbatch runs; absent or null: all of it. */
 	readonly variant?: Variant | null;
 	/** Guests that take part in the pass. */
 	readonly guests: readonly StepGuest[];

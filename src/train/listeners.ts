@@ -15,7 +15,7 @@ export interface Progress {
 	readonly scheduledSamples: number;
 	/** Samples consumed by evaluations. */
 	readonly consumedValidSamples: number;
-	/** What guests keep for the steps that follow. */
+	/** Values that guests keep for the steps that follow. */
 	readonly kept: Kept;
 }
 

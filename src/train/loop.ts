@@ -38,13 +38,13 @@ export interface TrainingSummary {
 	readonly seconds: number;
 	/** Mean loss of a held-out token after the training; null without validation data, or if the training was stopped. */
 	readonly heldOutLoss: number | null;
-	/** What guests say of the final evaluation. */
+	/** Guests' sentences about the final evaluation. */
 	readonly heldOutSentences: readonly string[];
 	/** Why the training ended before its last step; null: it reached the last step. */
 	readonly stop: Stop | null;
 }
 
-/** What the loop needs beside the configuration and the run. */
+/** Inputs of the loop beside the configuration and the run. */
 export interface LoopParts {
 	readonly world: World;
 	readonly data: RunData;
@@ -302,12 +302,12 @@ class TrainingLoop {
 	}
 }
 
-/** What guests of this rank say of an evaluation. */
+/** Sentences of this rank's guests about an evaluation. */
 function reportsOf({ guests }: Run, losses: Readonly<Record<string, number>>): GuestReport[] {
 	return guests.flatMap((guest) => guest.report?.(losses) ?? []);
 }
 
-/** What the first Ctrl-C prints. */
+/** The message of the first Ctrl-C. */
 function announcement({ save }: TrainingConfiguration): string {
 	const then = save === null ? ", without a checkpoint" : " and saves a checkpoint";
 	return `mimo: Interrupted: the run stops after this step${then}; Ctrl-C again ends it at once.`;

@@ -34,7 +34,7 @@ function pooledLinks(stages: PooledStages | null, chunk: number): PooledLinks | 
 	return { routers, before: edgeOf("to"), after: edgeOf("from") };
 }
 
-/** What the passes of a step depend on beside their microbatches. */
+/** Inputs of the passes of a step beside their microbatches. */
 export interface StepContext {
 	/** Philox key of the step's dropout masks and random crops. */
 	readonly dropoutKey: number;
@@ -42,7 +42,7 @@ export interface StepContext {
 	readonly tokens?: TokenSlice | undefined;
 	/** Number of steps before this one; default: 0. */
 	readonly iteration?: number;
-	/** What the microbatches run of the language model; default: as guests say. */
+	/** The part of the language model that the microbatches run; default: as guests say. */
 	readonly variants?: readonly Variant[] | undefined;
 	/** Microbatches of the next step, if known. */
 	readonly upcoming?: readonly ImageTextMicrobatch[] | undefined;
@@ -192,7 +192,7 @@ export class RankPasses {
 		for (const guest of step.guests) guest.afterBackward?.(weights);
 	}
 
-	/** What the encoders read of the microbatches of a step, and what guests do in it. Collective over each module. */
+	/** The encoders' input in the microbatches of a step, and the guests' work in it. Collective over each module. */
 	#begin(
 		microbatches: readonly ImageTextMicrobatch[],
 		{ iteration = 0, upcoming = [], variants }: StepContext,
@@ -213,7 +213,7 @@ export class RankPasses {
 		return { features, guests, variant };
 	}
 
-	/** What is called before every action; undefined: nothing. */
+	/** Function that is called before every action; undefined: none is. */
 	#beforeAction({ action }: StepContext): StepContext["action"] {
 		const guests = this.parts.guests.filter(({ beforeAction }) => beforeAction);
 		if (guests.length === 0) return action;

@@ -36,7 +36,7 @@ export interface RunSpecification {
 	readonly adam: OptimizerOptions;
 	/** Of the matrices of linear layers; null, and by default: AdamW updates them too. */
 	readonly muon?: (MuonOptions & MatrixOptions) | null;
-	/** What mean the gradient is of (--calculate-per-token-loss); default: tokens. */
+	/** The mean of which the gradient is taken (--calculate-per-token-loss); default: tokens. */
 	readonly lossMean?: LossMean;
 	readonly clipGrad: number;
 	readonly seed: number;

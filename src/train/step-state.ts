@@ -1,4 +1,4 @@
-/** What a training step reads, updates and returns. */
+/** The inputs, state and results of a training step. */
 import type { ImageTextMicrobatch } from "../data/microbatch.ts";
 import type { LossName } from "../guests/guest.ts";
 import type { HybridModel } from "../models/language/model.ts";
@@ -31,7 +31,7 @@ export interface TrainingState {
 	readonly lossOwner: LossOwner | null;
 	/** All losses, in the order of the log; equal on every rank. */
 	readonly lossNames: readonly LossName[];
-	/** What mean the gradient is of. */
+	/** The mean of which the gradient is taken. */
 	readonly lossMean: LossMean;
 	/** Data lanes of the language model. */
 	readonly lanes: number;

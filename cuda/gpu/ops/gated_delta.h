@@ -19,7 +19,7 @@ namespace mimo::cuda {
 constexpr int delta_head = 128, delta_chunk = 64;
 constexpr int64_t delta_tile = delta_chunk * delta_chunk;  // elements
 
-/// What both directions read. Pointers and strides as in the ABI.
+/// The inputs of both directions. Pointers and strides as in the ABI.
 struct DeltaInputs {
   const bf16 *q, *k, *v, *b, *a;
   const float *dt_bias, *a_log;
@@ -48,7 +48,7 @@ struct DeltaTokens : DeltaSteps {
   float q[delta_chunk], k[delta_chunk];  // factors that turn q and k into q̂ and k̂
 };
 
-/// What does not depend on the state, [pieces, H_v]. The pairs are tiles as mma.cuh and TMA swizzle them.
+/// The products that do not depend on the state, [pieces, H_v]. The pairs are tiles as mma.cuh and TMA swizzle them.
 struct DeltaChunks {
   DeltaTokens* tokens;
   bf16* inverse;  // (I + A)⁻¹ - I: what the ones on the diagonal multiply need not be rounded

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int block_columns = 64, keys_bytes = 2 * ssd_tile_bytes;
 
-/// What the reverse pass leaves: dS' of chunks [pieces, H_v, 128, 128] and R [T, H_v 128].
+/// Results of the reverse pass: dS' of chunks [pieces, H_v, 128, 128] and R [T, H_v 128].
 struct Reverse {
   bf16 *dstates, *solved;
 };

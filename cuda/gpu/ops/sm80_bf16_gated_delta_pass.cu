@@ -7,7 +7,7 @@ namespace {
 
 constexpr int block_columns = 64, keys_bytes = 2 * ssd_tile_bytes;
 
-/// What a step reads, fetched during the step before.
+/// A step's inputs, fetched during the step before.
 template <bool Output>
 struct Stage {
   char k[keys_bytes], inverse[ssd_tile_bytes], v[ssd_tile_bytes];

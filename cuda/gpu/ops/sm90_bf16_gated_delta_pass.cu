@@ -9,7 +9,7 @@ namespace {
 
 constexpr int stages = 3;
 
-/// What a pass leaves: the output; states and what chunks write; gradients of states, R and dV.
+/// Results of a pass: the output; states and what chunks write; gradients of states, R and dV.
 enum class Pass { output, keep, reverse };
 
 struct Keys {

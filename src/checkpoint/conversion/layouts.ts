@@ -91,7 +91,7 @@ function parseAt(pattern: string, path: string): HybridPattern {
 	}
 }
 
-/** What a layer is told by from others of its number. */
+/** The mark that tells a layer from others of its number. */
 const scopeOf = (kind: LayerKind) => kinds[kind].scopes[0]!;
 
 const layerName = /^((?:optimizer\.state\.[^.]+\.)?language_model\.decoder\.)layers\.(\d+)\.(.*)$/;

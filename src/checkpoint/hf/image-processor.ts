@@ -56,7 +56,7 @@ export interface ImageProcessor {
 	readonly contextLength: number | null;
 }
 
-/** What is known of a folder: its path, its config.json, and the text of its files, null for a file that is absent. */
+/** The known parts of a folder: its path, its config.json, and the text of its files, null for a file that is absent. */
 export interface FolderTexts {
 	readonly path: string;
 	readonly configText: string;

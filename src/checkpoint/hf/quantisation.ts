@@ -1,4 +1,4 @@
-/** What quantization_config of a config.json says of the weights, and the store in which they are bf16. */
+/** The meaning of a config.json's quantization_config for the weights, and the store in which they are bf16. */
 import { UserError } from "../../system/errors.ts";
 import type { TensorStore } from "../store.ts";
 import { Fp8Weights, type ScaledBlock } from "./fp8.ts";
@@ -13,7 +13,7 @@ export interface Unquantised {
 	readonly configText: string;
 	/** The folder's tensors as bf16; null: nothing is quantised. */
 	readonly decode: ((source: Stored) => Pick<TensorStore, "tensors" | "readInto">) | null;
-	/** What a user should know; null: nothing is quantised. */
+	/** A sentence for the user; null: nothing is quantised. */
 	readonly notice: string | null;
 }
 

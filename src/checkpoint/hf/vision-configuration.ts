@@ -166,7 +166,7 @@ export function behindTap(json: Json, spelling: TowerSpelling | null, path: stri
 	return (name) => unread.some((prefix) => name.startsWith(prefix));
 }
 
-/** What the readers of single sizes share. */
+/** The shared parts of the readers of single sizes. */
 interface TowerReading {
 	readonly values: Json;
 	readonly spelling: TowerSpelling;

@@ -31,7 +31,7 @@ export interface WritableModel {
 	readonly language: LanguageModelConfiguration | null;
 	/** Other known values of the model, under the program's keys. */
 	readonly described: Readonly<Record<string, unknown>>;
-	/** What was kept of the source folder; null: it came from none. */
+	/** The kept part of the source folder; null: it came from none. */
 	readonly kept: Omit<KeptFolder, "companions"> | null;
 	/** Files to write beside it. */
 	readonly companions: Companions;

@@ -255,7 +255,7 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 	return { ...family, base: own, head, experts: "separate", ...ahead, ...vision };
 }
 
-/** What the name of a module says of the spelling of the tower or the projector that it belongs to. */
+/** The spelling of the tower or the projector that a module belongs to, by the module's name. */
 function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "projector"> {
 	const projector = (["published", "transformers", "modules", "qwen", "qwen25Modules"] as const).find((style) =>
 		projectorStyles[style].includes(`${module}.weight` as never),

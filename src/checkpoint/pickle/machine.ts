@@ -59,7 +59,7 @@ class Reference {
 }
 
 class Machine {
-	/** What each opcode does. */
+	/** The action of each opcode. */
 	static readonly #opcodes: Readonly<Record<number, (m: Machine) => void>> = {
 		128: (m) => m.#protocol(m.#cursor.byte()), // PROTO
 		149: (m) => m.#cursor.length(m.#cursor.u64()), // FRAME

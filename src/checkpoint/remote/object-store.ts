@@ -19,7 +19,7 @@ export interface StoredObject {
 	readonly modified: number;
 }
 
-/** What must be in an object's place for a write: nothing (`absent`), that version, or anything (null). */
+/** The condition of a write: the object is absent (`absent`), has that version, or may be anything (null). */
 export type Condition = { readonly absent: true } | { readonly etag: string } | null;
 
 interface Answer {

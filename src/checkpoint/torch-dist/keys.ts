@@ -9,7 +9,7 @@ import { type Correspondence, CorrespondenceBuilder } from "../mapping.ts";
 
 type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
-/** What the keys of a checkpoint have that logical names lack. A native manifest records it. */
+/** The properties of a checkpoint's keys that logical names lack. A native manifest records them. */
 export interface KeyStyle {
 	/** Keys lack the prefix `language_model.`, as those of a language model alone do. */
 	readonly plain: boolean;

@@ -16,7 +16,7 @@ const progressSchema = v.object({
 	scheduledSamples: count,
 	/** Samples of evaluations. */
 	consumedValidSamples: count,
-	/** What guests keep, by names of theirs; older checkpoints, and Megatron's, keep nothing. */
+	/** Values that guests keep, by names of theirs; older checkpoints, and Megatron's, keep none. */
 	kept: v.optional(v.record(v.string(), v.array(v.number()))),
 	/** Updates of the optimizer. */
 	optimizerSteps: count,

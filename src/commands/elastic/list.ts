@@ -38,7 +38,7 @@ interface Row extends Omit<BudgetRecord, "budget"> {
 	readonly memory: number;
 }
 
-/** What memory is computed for: one sequence of 8192 tokens. */
+/** The input for which memory is computed: one sequence of 8192 tokens. */
 const use = { profile: memoryProfiles.bf16, batchSize: 1, sequenceLength: 8192, prefillChunk: 8192 };
 
 export default defineCommand({

@@ -58,7 +58,7 @@ function isDay(text: string): boolean {
 	return /^\d{4}-\d{2}-\d{2}$/.test(text) && !Number.isNaN(day.getTime()) && day.toISOString().startsWith(text);
 }
 
-/** What image-grid-pinpoints needs. */
+/** Requirements of image-grid-pinpoints. */
 const anyResolution: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
 	["vision-image-newline", (c) => !hasEncoder(c) || c.visionImageNewline],
 	["image-resampling torchvision", (c) => c.imageResampling === "torchvision"],

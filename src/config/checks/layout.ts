@@ -160,7 +160,7 @@ const contextDealsHeads: Check = (c) => {
 	);
 };
 
-/** What does not run under context parallelism. */
+/** Features that do not run under context parallelism. */
 const contextAlone: Check = (c) => {
 	const others = [
 		["flextron", c.flextron],

@@ -5,7 +5,7 @@ import { MersenneTwister, seedByInteger } from "../energon/random/mersenne-twist
 import type { TokenSource } from "../text/token-source.ts";
 import { IndexedFile } from "./indexed-file.ts";
 
-/** What is taken of a blend's files. */
+/** The part that is taken of a blend's files. */
 export interface SplitOptions {
 	/** Part of every file, in shares of its sequences. */
 	readonly bounds: readonly [begin: number, end: number];

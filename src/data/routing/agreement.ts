@@ -1,5 +1,5 @@
 /**
- * What the ranks of a step agree on. Samples with a damaged image, which only the ranks that encode it notice: all ranks
+ * The agreements of the ranks of a step. Samples with a damaged image, which only the ranks that encode it notice: all ranks
  * exchange them before they train, and the language ranks mask their tokens out of the loss, so that what a rank reads never
  * depends on what another rank decodes. And a running hash of a lane's samples: encoder and language ranks read the same
  * lanes independently, and compare the hashes each step.

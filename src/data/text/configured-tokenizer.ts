@@ -129,7 +129,7 @@ function filesOf(keys: TokenizerKeys): (readonly [name: string, bytes: Uint8Arra
 	}
 }
 
-/** What determines ids, without paths: two equal ones give equal ids. Null for bytes. */
+/** The settings that determine ids, without paths: two equal ones give equal ids. Null for bytes. */
 export function tokenizerIdentity(keys: TokenizerKeys): unknown {
 	const kind = kindOf(keys);
 	if (kind === "bytes") return null;

@@ -69,7 +69,7 @@ function largestWork(parts: readonly Part[]): number {
 		]);
 	};
 	const add = ({ ways, work }: Effort, { least, most }: Part) => {
-		// What a quantifier demands is repeated without counting.
+		// The repetitions that a quantifier demands are written out, without a count.
 		const uncounted = Math.max(1, least);
 		const [before, alternative] = open.pop()!;
 		open.push([

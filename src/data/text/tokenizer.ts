@@ -275,7 +275,7 @@ const step: v.GenericSchema<Step> = v.looseObject({
 	pretokenizers: v.nullish(v.array(v.nullable(v.lazy(() => step)))),
 });
 
-/** What puts tokens around a text. */
+/** The post-processor that puts tokens around a text. */
 interface Processor {
 	readonly processors?: readonly Processor[] | undefined;
 	readonly single?: readonly { readonly SpecialToken?: { readonly id: string } | undefined }[] | undefined;

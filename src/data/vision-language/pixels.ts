@@ -33,7 +33,7 @@ export function decodedAs(image: EncodedImage, decoding: ImageDecodingName): Dec
 	return { ...image, decoding, ...(turned ? { width: height, height: width } : {}) };
 }
 
-/** What has to be said of an image that `name` names, as a sentence; null: nothing. */
+/** A sentence about an image that `name` names; null: it needs none. */
 export function remarkOf({ grey16 }: Pick<EncodedImage, "grey16">, name: string): string | null {
 	if (!grey16) return null;
 	return `${name} is a PNG with greys of 16 bits: as in Pillow, all above 255 become white. Convert such files to 8 bits.`;
@@ -55,7 +55,7 @@ function cut(image: Image, left: number, top: number, { width, height }: ImageSi
 /** The arithmetic of the bicubic filter, and of normalising. */
 export type Resampling = "pillow" | "torchvision";
 
-/** What decides the patches of an image. */
+/** The settings that decide the patches of an image. */
 export interface PlannedImage extends Pick<DecodableImage, "file" | "decoding"> {
 	readonly plan: ImagePlan;
 	/** Default: pillow. */

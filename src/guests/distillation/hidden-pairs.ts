@@ -1,6 +1,6 @@
 /**
  * Hidden states that the student learns from the teacher's (docs/spec/elastic.md §11). A pair's loss is computed where the student's layer
- * is: the teacher's states travel there, and the losses on to the output layer. What they weigh depends on the losses there, and comes
+ * is: the teacher's states travel there, and the losses on to the output layer. Their weights depend on the losses there, and come
  * back to the stages before a microbatch goes backward.
  */
 import { lossTokens } from "../../data/microbatch.ts";

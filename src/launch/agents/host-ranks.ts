@@ -48,7 +48,7 @@ interface Current {
 	code: number;
 }
 
-/** What a rank tells its agent (src/launch/place.ts). */
+/** A rank's report to its agent (src/launch/place.ts). */
 export type RankReport = { readonly met: string } | { readonly waits: number };
 
 const watchInterval = 100;

@@ -77,7 +77,7 @@ export type AgentMessage = v.InferOutput<typeof agentMessageSchema>;
 const memberSchema = v.strictObject({ agent: index, address: v.string(), port: index });
 export type Member = v.InferOutput<typeof memberSchema>;
 
-/** What a new leader has to know of the restarts so far. */
+/** A new leader's knowledge of the restarts so far. */
 const historySchema = v.strictObject({ ages: v.array(v.number()), stepped: v.boolean() });
 export type History = v.InferOutput<typeof historySchema>;
 
@@ -101,7 +101,7 @@ const membersSchema = v.strictObject({
 	members: v.array(memberSchema),
 	history: historySchema,
 });
-/** What an agent has to know to lead. */
+/** The state with which an agent leads. */
 export type Members = v.InferOutput<typeof membersSchema>;
 
 export const leaderMessageSchema = v.union([

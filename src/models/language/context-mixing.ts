@@ -86,7 +86,7 @@ export class ContextTokens implements Disposable {
 	}
 }
 
-/** What an operation needs to know of a pass. */
+/** The properties of a pass that operations depend on. */
 interface Context {
 	readonly tokens: ContextTokens;
 	/** Index of the microbatch's first token in the step's global batch. */

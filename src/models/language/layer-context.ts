@@ -1,4 +1,4 @@
-/** What every layer kind receives beside its input. */
+/** The context that every layer kind receives beside its input. */
 import type { ModelParallel } from "../../parallel/index.ts";
 import type { Parameter, Sequences, Tensor, TokenSlice } from "../../tensor/index.ts";
 import type { HybridConfig } from "./config.ts";
@@ -73,7 +73,7 @@ export interface LayerContext {
 	/** Observes the layer's value of this name; null: not observed. */
 	readonly probe: (name: ProbeName) => ((value: Tensor, rows?: ProbedExpertRows) => void) | null;
 	/**
-	 * What random numbers depend on: the step's key, the layer's name, and the indices of the microbatch's tokens in the step.
+	 * The coordinates of random numbers: the step's key, the layer's name, and the indices of the microbatch's tokens in the step.
 	 */
 	readonly random: {
 		readonly key: number;

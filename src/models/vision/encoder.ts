@@ -21,7 +21,7 @@ import type { VitConfig } from "../vit/config.ts";
 import { arrangeRows, rowsByItem } from "./pictures.ts";
 import { newlineName, type ProjectorConfig, project, projectorParameters, rowWidth } from "./projector.ts";
 
-/** What the names of an encoder's tensors begin with. */
+/** Beginning of the names of an encoder's tensors. */
 export function encoderPrefix(name: string): string {
 	return `modality_submodules.${name}.`;
 }

@@ -75,7 +75,7 @@ export class VitModel {
 		return stream!.share();
 	}
 
-	/** What the next stage enters with. */
+	/** Input of the next stage. */
 	#leave(tape: Tape, stream: Tensor): Tensor {
 		if (this.#taps.length === 0) return stream.share();
 		using owned = new DisposableStack();

@@ -4,7 +4,7 @@
  */
 import type { EvaluationReport, StepReport } from "../step-report.ts";
 
-/** What of a step's report is exposed. */
+/** The exposed values of a step's report. */
 export interface StepSample
 	extends Pick<
 		StepReport,

@@ -38,7 +38,7 @@ export class Html {
 	}
 }
 
-/** What stands between the parts of a template. In a tag it stands between quotation marks. */
+/** Values between the parts of a template. In a tag they stand between quotation marks. */
 export type Insertion = Html | string | number | readonly Insertion[];
 
 const characterNames: Readonly<Record<string, string>> = {

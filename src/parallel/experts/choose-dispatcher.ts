@@ -1,7 +1,7 @@
 /** The token dispatcher that sends the fewest rows (--moe-token-dispatcher-type auto, docs/spec/moe-performance.md §2.4). */
 import type { Dispatcher, ExpertParallel } from "./members.ts";
 
-/** What the choice depends on beside the ranks. */
+/** Inputs of the choice beside the ranks. */
 export interface DispatcherChoice {
 	/** Experts of a token. */
 	readonly topk: number;

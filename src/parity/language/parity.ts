@@ -216,7 +216,7 @@ export const transformersRun = {
 
 const languageGoldenSchema = v.object({
 	...transformersRun,
-	/** What was differentiated; absent: the loss. */
+	/** The differentiated value; absent: the loss. */
 	objective: v.optional(v.string()),
 	steps: v.array(
 		v.looseObject({

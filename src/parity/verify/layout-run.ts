@@ -43,7 +43,7 @@ export interface LayoutResult {
 	readonly reordered: ({ readonly what: Reordering } & Unequal) | null;
 	/** How many tokens were sent to other experts in step 1, and the first of them on every rank. */
 	readonly flips: { readonly count: number; readonly first: readonly Flip[] };
-	/** What experts round to e4m3 in step 1, whose operands are the reference's; null: they do not round. */
+	/** Values that experts round to e4m3 in step 1, whose operands are the reference's; null: they do not round. */
 	readonly operands: ReplayedOperands | null;
 	/** Values at the edge of a clamp in step 1. */
 	readonly clampFlips: ClampFlips;

@@ -1,5 +1,5 @@
 /**
- * What experts round to e4m3, by token: their rows, the routing weights that multiply the rows between the projections, and the
+ * The values that experts round to e4m3, by token: their rows, the routing weights that multiply the rows between the projections, and the
  * gradient of the experts' sum. Rounding turns the last bit of a number beside a tie into an eighth of it, so of two equally
  * right runs all that follows differs. A layout is therefore given the reference's values in place of its own at every layer of
  * experts: its own are compared before, and everything behind them differs by sums of fp32 alone.
@@ -12,7 +12,7 @@ import { type Group, placeOf } from "../../parallel/index.ts";
 import { copyInto, E4m3Rows, Tensor } from "../../tensor/index.ts";
 import { reduceHost } from "../probe-sums.ts";
 
-/** What each probed value is, as sentences name it; "<value> in layer.3". */
+/** Each probed value as sentences name it; "<value> in layer.3". */
 const operands = {
 	normed: "the input of experts",
 	routing: "the routing weight",

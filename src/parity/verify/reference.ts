@@ -44,7 +44,7 @@ export interface ReferenceTensor {
 	readonly noise: number;
 }
 
-/** What experts round to e4m3 in a layer (operands.ts). */
+/** Values that experts round to e4m3 in a layer (operands.ts). */
 export interface ReferenceOperand {
 	readonly name: string;
 	/** Largest relative difference between the reference and a run with other rounding, root mean square. */

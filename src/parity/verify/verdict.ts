@@ -21,7 +21,7 @@ export interface Judged {
 export interface Verdict {
 	/** Losses, gradient norm, balancing losses. */
 	readonly numbers: readonly Judged[];
-	/** What experts round to e4m3, before the reference's takes its place. */
+	/** Values that experts round to e4m3, before the reference's take their place. */
 	readonly operands: readonly Judged[];
 	/** Gradient of every trainable parameter. */
 	readonly gradients: readonly Judged[];

@@ -57,7 +57,7 @@ export function latentHeads(
 	return y;
 }
 
-/** What a step reads of one token of each of S sequences. */
+/** A step's input: one token of each of S sequences. */
 interface LatentToken {
 	/** Turned queries q_S(heads·(n+r)), contiguous. */
 	readonly q: Tensor;

@@ -21,7 +21,7 @@ import { energonSources } from "./energon-source.ts";
 import { endlessEvaluation, type IndexedData, indexedEvaluation, indexedTraining } from "./indexed-source.ts";
 import type { Lane } from "./shared-batches.ts";
 
-/** What opening a run's data needs beside the configuration. */
+/** Inputs of opening a run's data beside the configuration. */
 export interface DataOptions {
 	/** Every rank of the run. */
 	readonly world: Group;

@@ -121,7 +121,7 @@ export class Checkpoints implements Listener {
 		return this.#lineage;
 	}
 
-	/** What is kept of the Hugging Face folders that the training started from. */
+	/** The kept parts of the Hugging Face folders that the training started from. */
 	get provenance(): Provenance {
 		return this.#provenance;
 	}

@@ -148,7 +148,7 @@ export class HuggingFaceWeights implements Disposable {
 		requireImages(this.c, this.#kept(provenance));
 	}
 
-	/** What is kept of the folder that the model came from; null: it came from none. */
+	/** The kept part of the folder that the model came from; null: it came from none. */
 	#kept(provenance: Provenance): KeptFolder | null {
 		const { c } = this;
 		const pretrained = this.#pretrained;

@@ -115,7 +115,7 @@ export class KeptFile implements Disposable {
 		this.#setWord(wordOf.record(slot), this.#writeJson(this.#recordRange(slot).at, record));
 	}
 
-	/** What holds for the whole job; null: nothing yet. */
+	/** The record of the whole job; null: none yet. */
 	get job(): unknown {
 		const range = this.#jobRange;
 		return range.bytes === 0 ? null : this.#readJson(range);

@@ -1,5 +1,5 @@
 /**
- * What a rank keeps for a restart in its job, in a file that outlives its process (src/launch/rank-memory.ts): a copy of its
+ * The state that a rank keeps for a restart in its job, in a file that outlives its process (src/launch/rank-memory.ts): a copy of its
  * part of the training after a step, of the two latest such steps. docs/decisions/restarts.md says why that is enough.
  */
 import { isCheckpoint, localFolder } from "../../checkpoint/index.ts";
@@ -17,13 +17,13 @@ import { KeptFile, slots, windowBytes } from "./kept-file.ts";
 import { Replicas } from "./replicas.ts";
 import type { StartingPoint } from "./starting-point.ts";
 
-/** What the copy of a step says beside its tensors; `data`: the state of this rank's; `words`: checksums of its state, if known. */
+/** The record of a copied step beside its tensors; `data`: the state of this rank's; `words`: checksums of its state, if known. */
 type StepRecord = Omit<StartingPoint, "provenance" | "data"> & {
 	readonly data: unknown;
 	readonly words: StateWords | null;
 };
 
-/** What holds for the whole job: the name of the training in its logs, and whether checkpoints are being saved. */
+/** The record of the whole job: the name of the training in its logs, and whether checkpoints are being saved. */
 type JobRecord = { readonly training: string; readonly saves: boolean };
 
 /** The state that is kept. */
@@ -221,7 +221,7 @@ export class KeptState implements Listener, Disposable {
 	}
 }
 
-/** What is kept of a shard; the receiver disposes them. */
+/** The kept tensors of a shard; the receiver disposes them. */
 function tensorsOf({ buffer, master, states, begin, end }: OptimizerShard): Tensor[] {
 	// Values in fp32 are their own masters.
 	const values = buffer.dtype === "f32" ? [] : [buffer.values.columns(begin, end - begin)];

@@ -67,7 +67,7 @@ export class Replicas implements Disposable {
 		this.#lacks ||= this.#move(this.own, this.own.rangesOf(slot!), this.#next, into, taken, this.#before) !== null;
 		if (!this.#lacks) this.other.finish(at!, theirs!);
 		else if (!known) {
-			// What is left belongs to the copies of this host's own ranks.
+			// The room that is left belongs to the copies of this host's own ranks.
 			this.other.drop();
 			this.warn(
 				`What rank ${this.ring.ranks[this.#before]} keeps has no room in the memory of the next host: from step ${theirs} on it is lost with its host.`,

@@ -129,7 +129,7 @@ function addDecoderNames(
 	if (c.untieEmbeddingsAndOutputWeights) vocabulary("language_model.output_layer.weight", `${head}lm_head.weight`);
 }
 
-/** What a family has of its own. */
+/** The rules that differ between families. */
 interface DecoderRules {
 	readonly modelType: string;
 	readonly architecture: string;

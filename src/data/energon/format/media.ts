@@ -252,7 +252,7 @@ function decodeImage({ key }: Sample, name: string, bytes: Uint8Array, images: I
 /** Decodes an image file; throws where it is damaged or of an unknown format. */
 export type ImageDecoder = (bytes: Uint8Array) => unknown;
 
-/** What to decode; null: every part stays bytes. */
+/** The parts to decode; null: every part stays bytes. */
 export type DecodeOptions = {
 	/** Decoder of images; null: images stay bytes. */
 	readonly images: ImageDecoder | null;

@@ -15,7 +15,7 @@ type Program = ReturnType<typeof parse>;
 type Value = ReturnType<Interpreter["evaluate"]>;
 
 /**
- * What a rendering may take: some seconds, and some 300 MB. Published templates take 25 to 75 steps a turn, and read and write
+ * The limits of a rendering: some seconds, and some 300 MB. Published templates take 25 to 75 steps a turn, and read and write
  * its characters four or five times.
  */
 const bounds = {

@@ -41,7 +41,7 @@ function withGenerationMarks(text: string): string {
 class Source {
 	constructor(
 		private readonly text: string,
-		/** What the tokenizer reads, made from the prepared text. */
+		/** The tokenizer's input, made from the prepared text. */
 		private readonly read: (text: string) => string = (prepared) => prepared,
 		/** Leaves line ends where they are. */
 		private readonly keepsLines = false,

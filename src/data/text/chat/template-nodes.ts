@@ -29,7 +29,7 @@ export interface Node {
 	use?: number;
 }
 
-/** What is done with a node's value. */
+/** The use of a node's value. */
 export const Use = {
 	/** The node makes it. */
 	made: 1,
@@ -39,7 +39,7 @@ export const Use = {
 	whole: 4,
 	/** Methods are looked up in it. */
 	object: 8,
-	/** What the node does is charged before it runs, by the values of its parts. */
+	/** The node's work is charged before it runs, by the values of its parts. */
 	counted: 16,
 } as const;
 

@@ -187,7 +187,7 @@ class SentencePieceModel {
 // The Unigram model of SentencePiece: the division of a text into pieces with the largest sum of scores. Sums are rounded to fp32
 // after each piece, as in SentencePiece, so that equal and nearly equal divisions are decided alike.
 
-/** What a character that is no piece scores below the worst piece. */
+/** How far below the worst piece a character scores that is no piece. */
 const UNKNOWN_PENALTY = 10;
 
 class Unigram {

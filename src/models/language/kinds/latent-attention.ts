@@ -125,7 +125,7 @@ function forward(tape: Tape, context: LayerContext, x: ResidualSum): Tensor {
 	);
 	context.probe("heads")?.(attended.y);
 	const y = leave(tape, context, attended.y);
-	// What is recomputed from another recomputed value is dropped before it, and so comes back after it.
+	// A value that is recomputed from another recomputed value is dropped before it, and so comes back after it.
 	for (const recomputed of [attended, fused, everyToken, u]) recomputed?.drop();
 	return y;
 }
