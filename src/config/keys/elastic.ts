@@ -47,7 +47,7 @@ export const elasticKeys = {
 	"budget-type": defaulting(
 		choice(["param", "mem"]),
 		"param",
-		"What a budget limits: parameters, as a share of the parent's, or memory, in GB.",
+		"Quantity that a budget limits: parameters, as a share of the parent's, or memory, in GB.",
 	),
 	"param-budget-target": optional(
 		choice(["active", "total"]),

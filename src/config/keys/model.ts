@@ -310,7 +310,7 @@ export const modelKeys = {
 	),
 	"recompute-modules": optional(
 		list<RecomputeModule>(choice(recomputeModuleNames, foreignRecomputeModules)),
-		`What recompute-granularity selective does not keep; unset: ${defaultRecomputeModules.join(" ")}. ${recomputeModuleNames
+		`Modules whose results recompute-granularity selective does not keep; unset: ${defaultRecomputeModules.join(" ")}. ${recomputeModuleNames
 			.map((name) => `${name}: ${recomputeModules[name].dropped}`)
 			.join("; ")}.`,
 		{ model: false },

@@ -235,7 +235,7 @@ export const checkpointKeys = {
 			"ignore_all",
 		]),
 		"assume_ok_unexpected",
-		"What happens to keys that do not match.",
+		"Treatment of keys that do not match.",
 		{ noEffect: "missing and unexpected keys are always errors" },
 	),
 	"dist-ckpt-optim-fully-reshardable": off("Save optimizer state by parameter, for any layout.", {
