@@ -3,6 +3,7 @@
  * layers that are one block, `/` before each multi-token prediction (MTP) depth. Symbols of Megatron that this program does not build
  * yet are refused by name; every error gives the position in the string, counted from 1.
  */
+import { counted } from "../system/counted.ts";
 import { UserError } from "../system/errors.ts";
 import { exitCodes } from "../system/exit-codes.ts";
 
@@ -187,6 +188,13 @@ export function segmentLengths(pattern: string, stages: number): number[] {
 	const layers = segments.reduce((sum, length) => sum + length, 0);
 	if (stages === 1) return [layers];
 	return segments.length > 1 ? segments : new Array<number>(stages).fill(Math.floor(layers / stages));
+}
+
+/** Why rows of so many taps of a tower (DeepStack) cannot be added in the first pipeline segment of `first` layers; null: they can. */
+export function deepStackObjection(layers: readonly LayerKind[], first: number, taps: number): string | null {
+	const feedForward = (end: number) => layers.slice(0, end).filter((kind) => kind === "mlp" || kind === "moe").length;
+	if (feedForward(first) >= Math.min(taps, feedForward(layers.length))) return null;
+	return `rows of ${counted(taps, "layer")} are added behind the first MLPs or experts, of which the first pipeline stage has ${feedForward(first)}`;
 }
 
 /** The end of a sentence that starts with "allowed is": why so many stages cannot hold the pattern; null: they can. */

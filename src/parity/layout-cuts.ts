@@ -1,6 +1,6 @@
 /** Sizes of a reference's model that a layout cuts: refused by name, before a rank starts, if it cannot divide them. */
 import { dealsHeads } from "../config/context-parallel.ts";
-import type { LayerKind } from "../config/hybrid-pattern.ts";
+import { deepStackObjection, type LayerKind } from "../config/hybrid-pattern.ts";
 import type { HybridConfig } from "../models/language/config.ts";
 import type { EncoderConfig } from "../models/vision/encoder.ts";
 import type { NamedTopology } from "../parallel/index.ts";
@@ -37,6 +37,9 @@ export function requireCuts(
 			exitCodes.usage,
 		);
 	}
+	const [first] = evenSegments(language.pattern.length, topology.language.shape.pipeline);
+	const objection = deepStackObjection(language.pattern, first!, encoder?.projector.deepstack.count ?? 0);
+	if (objection !== null) throw new UserError(`Layout ${name}: ${objection}.`, exitCodes.usage);
 	for (const [what, heads, groups] of headsOf(language)) {
 		if (dealsHeads({ heads: heads / tensor, groups: groups / tensor }, context)) continue;
 		throw new UserError(

@@ -12,7 +12,14 @@ import {
 	sharesRanks,
 	weightShards,
 } from "../derive.ts";
-import { hasLayer, type LayerKind, parseHybridPattern, pipelineObjection, segmentLengths } from "../hybrid-pattern.ts";
+import {
+	deepStackObjection,
+	hasLayer,
+	type LayerKind,
+	parseHybridPattern,
+	pipelineObjection,
+	segmentLengths,
+} from "../hybrid-pattern.ts";
 import { moduleRanks } from "../modules.ts";
 import type { Key, TrainingConfiguration } from "../schema.ts";
 import { type Check, divides, unless } from "./check.ts";
@@ -292,14 +299,9 @@ export const layoutChecks: readonly Check[] = [
 	(c) => {
 		const taps = hasEncoder(c) ? (c.deepstackVisualIndexes?.length ?? 0) : 0;
 		if (taps === 0 || pipelineObjection(c.hybridLayerPattern, c.llmPp) !== null) return null;
-		const layers = parseHybridPattern(c.hybridLayerPattern);
 		const [first] = segmentLengths(c.hybridLayerPattern, c.llmPp);
-		const feedForward = (end: number) => layers.slice(0, end).filter((kind) => kind === "mlp" || kind === "moe").length;
-		return unless(
-			feedForward(first!) >= Math.min(taps, feedForward(layers.length)),
-			"deepstack-visual-indexes",
-			`rows of ${counted(taps, "layer")} are added behind the first MLPs or experts, of which the first pipeline stage has ${feedForward(first!)}`,
-		);
+		const objection = deepStackObjection(parseHybridPattern(c.hybridLayerPattern), first!, taps);
+		return unless(objection === null, "deepstack-visual-indexes", objection ?? "");
 	},
 	cuts(
 		"encoder-pp",

@@ -122,6 +122,9 @@ export class ModelChunk {
 	 * a block's rows are in flight.
 	 */
 	*hidden(tape: Tape, input: ForwardInput, entered: Tensor | null, observe?: Observer): Nodes<Tensor> {
+		const beyond = [...(input.behind?.keys() ?? [])].find((layer) => layer >= this.segment.end);
+		if (beyond !== undefined)
+			throw new Error(`Rows for layer ${beyond} came to a chunk of ${this.segment.end} layers.`);
 		using first = entered?.share() ?? this.#embed(tape, input, observe);
 		if (this.segment.embeds) observe?.("embedding", first);
 		using last = yield* this.#layers(tape, first, input, observe);

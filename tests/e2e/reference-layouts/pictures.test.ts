@@ -1,5 +1,6 @@
 /** `mimo parity` on processes: vision-language models that transformers trained. */
-import { describe, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
+import { deviceFlags, mimo } from "../../commands/mimo.ts";
 import { golden } from "../../golden.ts";
 import { expectAgreement } from "./agreement.ts";
 
@@ -15,4 +16,12 @@ describe.each([
 	for (const layout of full ? [...quick, ...more] : quick) {
 		test(layout, () => expectAgreement(golden(name), layout), 120_000);
 	}
+});
+
+test("a first pipeline stage without the layers that DeepStack's rows are added to is refused", () => {
+	const { exitCode, stderr } = mimo(
+		`parity --golden ${golden("qwen3-vl-images")} --layout 1+pp4 ${deviceFlags}`.split(" "),
+	);
+	const why = "rows of 2 layers are added behind the first MLPs or experts, of which the first pipeline stage has 1";
+	expect([exitCode, stderr]).toEqual([2, `mimo: Layout 1+pp4: ${why}.\n`]);
 });
