@@ -31,8 +31,8 @@ export const drawnPictures = [
 	...["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llava", "llava_onevision"],
 	"nemotron_h_omni",
 ];
-const languageLayouts = ["tp2", "pp2", "dp2", "dp2ep2", "tp2pp2"];
-const pictureLayouts = ["1|1", "tp2|tp2", "1+pp2", "dp2|dp2", "1+tp2", "tp2+1"];
+const languageLayouts = ["tp2", "pp2", "dp2", "dp2ep2", "tp2pp2", "cp2", "tp2cp2", "dp2pp2"];
+const pictureLayouts = ["1|1", "tp2|tp2", "1+pp2", "dp2|dp2", "1+tp2", "tp2+1", "1+cp2", "pp2+1"];
 
 export interface Drawn {
 	/** Family, seed and number. */
