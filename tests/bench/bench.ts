@@ -10,10 +10,10 @@
  * back, against the host's plan of them. overlap: a step of encoder and language model
  * on a rank each against the larger of both. plan: what `mimo plan` says against what runs. schedules: how long a
  * pipeline's stages wait for each other, against the formulas. lanes: how evenly encoder lanes share images. overhead: a step with all
- * logs, and traced, against one without. saves: how long training stands still for a checkpoint. images: decoding and
- * resizing pictures, against Pillow where Python has it. generate: decoding against transformers. energon: reading a data
- * set, against megatron-energon likewise. indexed: reading Megatron's indexed data, and making them of text, against megatron-core
- * likewise. packing: what of the sequences is padding, a table without times.
+ * logs, and traced, against one without. saves: how long training stands still for a checkpoint. folders: writing a
+ * Hugging Face folder by four ranks, against as many dd. images: decoding and resizing pictures, against Pillow where Python has it.
+ * generate: decoding against transformers. energon: reading a data set, against megatron-energon likewise. indexed: reading Megatron's
+ * indexed data, and making them of text, against megatron-core likewise. packing: what of the sequences is padding, a table without times.
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
@@ -24,6 +24,7 @@ import { benchConversions } from "./conversions.ts";
 import { benchCuda, cudaTable } from "./cuda.ts";
 import { benchEnergon, findEnergon } from "./energon.ts";
 import { benchExpertExchange } from "./expert-exchange.ts";
+import { benchFolders } from "./folders.ts";
 import { benchGenerate } from "./generate.ts";
 import { benchImages, findPillow } from "./images.ts";
 import { benchIndexed, findMegatron } from "./indexed.ts";
@@ -53,6 +54,7 @@ const suites = [
 	"lanes",
 	"overhead",
 	"saves",
+	"folders",
 	"images",
 	"energon",
 	"generate",
@@ -122,6 +124,7 @@ if (wanted("lanes")) {
 }
 if (wanted("overhead")) take(await benchOverhead());
 if (wanted("saves")) take(benchSaves());
+if (wanted("folders")) take(await benchFolders());
 if (wanted("images")) {
 	const withPillow = findPillow();
 	if (withPillow === null) console.log("skip: images (no Python with Pillow; MIMO_PYTHON names one)");
