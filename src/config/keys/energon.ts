@@ -26,12 +26,8 @@ export const energonKeys = {
 	"packing-method": defaulting(
 		choice(["carry-over", "greedy"]),
 		"carry-over",
-		"carry-over: packs of equal work for the encoder; the half of them that is fullest and most equal become sequences, and the other samples go to the next buffer; greedy: all packs do, by length alone, as in Megatron's examples.",
+		"carry-over: the fuller half of a buffer's packs become sequences, and the other samples go to the next buffer; greedy: all packs do, as in Megatron's examples.",
 		{ megatron: "greedy" },
-	),
-	"packing-max-patches": optional(
-		integer(1),
-		"Most patches of a sequence's images: packs hold no more, a sample's images become smaller or are left out as with seq-length, and mimo plan counts memory for them; unset: as many as seq-length holds.",
 	),
 	"max-samples-per-sequence": optional(
 		integer(1),

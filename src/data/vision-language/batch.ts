@@ -59,8 +59,7 @@ export function decodeImages(
 	return { images: { ...placesOfImages(own, patchSize), patches: joined(patches) }, damaged };
 }
 
-/** Grids of the images that the encoder sees of a sample. */
-export function gridsOf({ images }: EncodedSample, patchSize: number): PatchGrid[] {
+function gridsOf({ images }: EncodedSample, patchSize: number): PatchGrid[] {
 	return images.flatMap(({ plan }) => patchGrids(plan, patchSize));
 }
 

@@ -1,9 +1,7 @@
 /** The task that a training configuration stands for: samples to tokens and patches. */
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import type { EncoderConfig } from "../../models/vision/encoder.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
-import { encoderFlops, visionEncoder } from "../../models/vit/tower.ts";
 import { readChatTemplate } from "../text/chat/template-file.ts";
 import { tokenizerKeysOf } from "../text/configured-tokenizer.ts";
 import { imageTags } from "./data-settings.ts";
@@ -22,8 +20,6 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		beginId: c.dataBeginId,
 		endId: c.dataEndId,
 		packing: c.packingMethod,
-		imageWork: hasEncoder(c) ? imageWorkOf(encoderConfig(c)) : null,
-		mostPatches: c.packingMaxPatches,
 		padId: c.dataPadId,
 		template: c.conversationTemplate,
 		chat: {
@@ -48,20 +44,6 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		resampling: c.imageResampling,
 		statistics: { mean: c.imageMean, deviation: c.imageStd },
 	};
-}
-
-/**
- * The operations of an image's forward pass: those of three sizes decide a p² + b p + c. Times of a run would make the order of
- * samples another one in every run.
- */
-function imageWorkOf(encoder: EncoderConfig): VisionLanguageTask["imageWork"] {
-	const parts = visionEncoder(encoder);
-	const side = 32;
-	const of = (squares: number) => encoderFlops(parts, { rows: side, columns: squares * side });
-	const [one, two, three] = [of(1), of(2), of(3)];
-	const a = (three - 2 * two + one) / 2;
-	const b = two - one - 3 * a;
-	return [a / side ** 4, b / side ** 2, one - a - b];
 }
 
 /** Tiles of the sizes that keep most of an image. */
