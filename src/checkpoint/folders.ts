@@ -51,7 +51,7 @@ export async function writeFolderAtomically<T>(
 /** A name that stays inside its folder: no separator, no "..", no control character. */
 export function requirePlainName(name: string, where: string): string {
 	// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are refused here
-	if (name === "" || name === "." || basename(name) !== name || name.includes("\\") || /[\0-\x1f]/.test(name)) {
+	if (["", ".", ".."].includes(name) || basename(name) !== name || name.includes("\\") || /[\0-\x1f]/.test(name)) {
 		throw new UserError(`${where} names the file ${JSON.stringify(name)}, which is not a plain file name.`);
 	}
 	return name;

@@ -230,6 +230,7 @@ describe("hybrid-tiny", () => {
 			return path;
 		};
 		expect(() => openHuggingFaceModel(index("escape", { w: "../secret" }))).toThrow("is not a plain file name");
+		expect(() => openHuggingFaceModel(index("parent", { w: ".." }))).toThrow("is not a plain file name");
 		expect(() => openHuggingFaceModel(index("absent", { w: "a.safetensors" }))).toThrow("it does not exist");
 		expect(() => openHuggingFaceModel(index("no-map", null))).toThrow("has no weight_map");
 		const linked = index("linked", { w: "a.safetensors" });
