@@ -46,6 +46,15 @@ export function turnBit(pid: number, step: number, random: () => number): boolea
  * memory, and another rank's state, which it receives and maps nowhere. null: it has no rank at the moment.
  */
 export function keptFile(pid: number): string | null {
+	try {
+		return findKeptFile(pid);
+	} catch {
+		// The process, or a descriptor of it, has gone meanwhile.
+		return null;
+	}
+}
+
+function findKeptFile(pid: number): string | null {
 	const maps = readFileSync(`/proc/${pid}/maps`, "utf8");
 	const open = readdirSync(`/proc/${pid}/fd`)
 		.map((name) => `/proc/${pid}/fd/${name}`)
