@@ -128,9 +128,16 @@ async function fail(error: unknown): Promise<never> {
 	process.exit(exitCode);
 }
 
-/** Ends the program after a failed write: silently if the reader has exited (EPIPE), as `head` does; else with the error. */
+/**
+ * Ends the program after a failed write: silently if the reader has exited (EPIPE), as `head` does; else with the error. A rank that
+ * outlives its launcher, through which it writes, goes on to its save.
+ */
 async function outputFailed(name: string, error: NodeJS.ErrnoException): Promise<void> {
-	if (error.code === "EPIPE") process.exit(exitCodes.unread);
+	if (error.code === "EPIPE") {
+		const { launcherHasEnded } = await import("./launch/place.ts");
+		if (await launcherHasEnded()) return;
+		process.exit(exitCodes.unread);
+	}
 	const { fileError } = await import("./system/system-errors.ts");
 	await fail(fileError("write", name, error));
 }

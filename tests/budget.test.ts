@@ -16,7 +16,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1746, 10],
-	launch: [4313, 25],
+	launch: [4322, 25],
 	models: [6472, 59],
 	native: [3826, 17],
 	observe: [5387, 33],

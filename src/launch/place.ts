@@ -69,6 +69,15 @@ export function outlivesLauncher({ launcher, restarts }: Place): boolean {
 	return launcher !== null && restarts !== undefined;
 }
 
+/** Whether this process is a rank that outlives its launcher, and the launcher has ended. */
+export async function launcherHasEnded(): Promise<boolean> {
+	const place = placeFromEnvironment();
+	if (place === null || !outlivesLauncher(place)) return false;
+	// The system closes a process's pipes a moment before it gives its children another parent.
+	if (process.ppid === place.launcher) await Bun.sleep(100);
+	return process.ppid !== place.launcher;
+}
+
 /** Tells the agent that the rank has met the others, with the path of their shared memory, or that it waits for its next place. */
 export function reportToAgent(place: Place, report: { readonly met: string } | { readonly waits: number }): void {
 	if (place.restarts?.agent !== undefined) writeSync(agentReports, `${JSON.stringify(report)}\n`);

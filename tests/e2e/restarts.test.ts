@@ -15,10 +15,12 @@ test("two ranks: one is killed, and the other while it is replaced", async () =>
 	expect(recoveries.map(({ lost }) => lost)).toEqual([0]);
 }, 120_000);
 
-test("ranks whose launcher is killed save the step that they are in", async () => {
-	const { recoveries, problems } = await meetRestarts(layouts[0]!, ["launcher"], { seed: 3, spares: 0 });
+test("ranks whose launcher is killed save the step that they are in, those too that write to it", async () => {
+	// Spare processes take the places of both ranks, so that the reporting one writes through the launcher.
+	const faults = ["all ranks", "launcher"] as const;
+	const { recoveries, problems } = await meetRestarts(layouts[0]!, faults, { seed: 3, spares: 2 });
 	expect(problems).toEqual([]);
-	expect(recoveries.map(({ lost }) => lost)).toEqual([0]);
+	expect(recoveries.map(({ lost }) => lost)).toEqual([0, 0]);
 }, 120_000);
 
 test.skipIf(!canTurnBits())(
