@@ -230,7 +230,7 @@ function* batchesOf(transfers: readonly (readonly Transfer[])[]): Generator<read
 	}
 }
 
-/** Memory of the host that is taken piece by piece, and all at once given back to be taken again: new memory costs more than what it is for. */
+/** Memory of the host that is taken piece by piece, and all at once given back to be taken again: new pages cost more than the copies into them. */
 class HostRoom {
 	readonly #buffers: Uint8Array[] = [];
 	#buffer = 0;

@@ -36,7 +36,7 @@ export interface RunSpecification {
 	readonly adam: OptimizerOptions;
 	/** Of the matrices of linear layers; null, and by default: AdamW updates them too. */
 	readonly muon?: (MuonOptions & MatrixOptions) | null;
-	/** The mean of which the gradient is taken (--calculate-per-token-loss); default: tokens. */
+	/** The loss is a mean over all tokens, or over microbatches (--calculate-per-token-loss); default: tokens. */
 	readonly lossMean?: LossMean;
 	readonly clipGrad: number;
 	readonly seed: number;

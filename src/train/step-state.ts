@@ -31,7 +31,7 @@ export interface TrainingState {
 	readonly lossOwner: LossOwner | null;
 	/** All losses, in the order of the log; equal on every rank. */
 	readonly lossNames: readonly LossName[];
-	/** The mean of which the gradient is taken. */
+	/** The loss is a mean over all tokens, or over microbatches. */
 	readonly lossMean: LossMean;
 	/** Data lanes of the language model. */
 	readonly lanes: number;

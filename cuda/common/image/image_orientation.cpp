@@ -91,7 +91,7 @@ std::vector<uint8_t> inflated(Bytes packed) {
   return text;
 }
 
-/// The bytes after the `count`-th byte of zero; empty where there are fewer.
+/// The bytes behind the first `count` bytes of zero; empty where there are fewer of these.
 Bytes behind_zeros(Bytes bytes, int count) {
   for (; count > 0; --count) {
     const auto zero = std::find(bytes.begin(), bytes.end(), uint8_t{0});
