@@ -15,7 +15,7 @@ function environment(extra: Record<string, string>): Record<string, string | und
 async function onTerminal(extra: Record<string, string> = {}): Promise<string[]> {
 	const written: Uint8Array[] = [];
 	const child = Bun.spawn([process.execPath, "-e", script], {
-		env: environment(extra),
+		env: environment({ TERM: "xterm-256color", ...extra }),
 		terminal: { cols: 80, rows: 24, data: (_, bytes) => written.push(bytes.slice()) },
 	});
 	await child.exited;
