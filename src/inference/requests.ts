@@ -10,6 +10,7 @@ import { hasEncoder, hasTokenizer } from "../config/derive.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { SampleError } from "../data/energon/errors.ts";
 import { imagesInTars } from "../data/energon/format/media.ts";
+import { parseJsonBytes } from "../data/energon/format/python-text.ts";
 import { LARGEST_IMAGE } from "../data/import/fetch-image.ts";
 import type { Chat } from "../data/text/chat/chat.ts";
 import { configuredTokenizer, requireRoom } from "../data/text/configured-tokenizer.ts";
@@ -61,7 +62,7 @@ export function* readJsonl(path: string): Generator<JsonlRecord> {
 		if (line.trim() === "") continue;
 		let record: unknown;
 		try {
-			record = JSON.parse(line);
+			record = parseJsonBytes(Buffer.from(line));
 		} catch (error) {
 			throw new UserError(`${name} is not JSON: ${(error as Error).message}.`);
 		}
@@ -111,7 +112,7 @@ function conversationOf(request: Request, images: readonly EncodedImage[], syste
 	const asked = record.messages ?? record.conversations;
 	const own = Array.isArray(asked) ? asked : [{ role: "user", content: text }];
 	const messages = system === null ? own : [{ role: "system", content: system }, ...own];
-	const fields: Record<string, unknown> = { json: { messages } };
+	const fields: Record<string, unknown> = { json: { messages, tools: record.tools } };
 	for (const [index, image] of images.entries()) fields[`${index}.png`] = image;
 	const sample = { key: name, restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields };
 	try {

@@ -2,7 +2,7 @@
 import { describe, expect, test } from "bun:test";
 import { gzipSync } from "node:zlib";
 import { decodePart, LARGEST_TEXT_PART } from "../../src/data/energon/format/media.ts";
-import { parseJsonBytes } from "../../src/data/energon/format/python-text.ts";
+import { PythonFloat, parseJsonBytes } from "../../src/data/energon/format/python-text.ts";
 
 const parse = (text: string) => parseJsonBytes(Buffer.from(text));
 
@@ -32,10 +32,14 @@ describe("JSON as Python reads it", () => {
 		test(`${wrong} is refused`, () => expect(() => parse(wrong)).toThrow(SyntaxError));
 	}
 
-	test("whole numbers are exact, beyond 2^53 as bigints", () => {
-		expect(
-			parse('[9007199254740991, 9007199254740993, -12345678901234567890, 1e20, "12345678901234567890", 0.1]'),
-		).toEqual([9007199254740991, 9007199254740993n, -12345678901234567890n, 1e20, "12345678901234567890", 0.1]);
+	test("whole numbers are exact, beyond 2^53 as bigints, and floats where Python reads them so", () => {
+		const text = '[9007199254740991, 9007199254740993, -12345678901234567890, "12345678901234567890", 0.1, -0, 1e400]';
+		const large = [9007199254740991, 9007199254740993n, -12345678901234567890n, "12345678901234567890"];
+		expect(parse(text)).toEqual([...large, 0.1, -0, Number.POSITIVE_INFINITY]);
+		const floats = parse("[1e20, 2.0, -0.0, 15e1, 0.0e9]") as PythonFloat[];
+		expect(floats.every((value) => value instanceof PythonFloat)).toBe(true);
+		expect(floats.map(Number)).toEqual([1e20, 2, -0, 150, 0]);
+		expect([floats.join(), JSON.stringify(floats)]).toEqual(["1e+20,2.0,-0.0,150.0,0.0", "[1e+20,2.0,-0.0,150.0,0.0]"]);
 	});
 
 	const text = '{"a": "ü€𝄞", "b": NaN}';

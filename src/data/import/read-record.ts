@@ -5,6 +5,7 @@
  */
 import { counted } from "../../system/counted.ts";
 import { interleavedRecord } from "../energon/format/media.ts";
+import { PythonFloat } from "../energon/format/python-text.ts";
 import { type ImageReference, imageReferences } from "./fetch-image.ts";
 import {
 	answerOf,
@@ -97,7 +98,7 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 /** Text of a field: a string, a number, or the first text of a list; null: the field has no text. */
 function plainText(value: unknown): string | null {
 	if (typeof value === "string") return value.trim() === "" ? null : value;
-	if (typeof value === "number" || typeof value === "bigint") return String(value);
+	if (typeof value === "number" || typeof value === "bigint" || value instanceof PythonFloat) return String(value);
 	if (Array.isArray(value)) return value.map(plainText).find((text) => text !== null) ?? null;
 	return null;
 }

@@ -191,17 +191,17 @@ test("within the bounds a template writes what it writes in the library", () => 
 {% for m in messages if m.role != 'skip' %}{% if loop.index > 4 %}{% break %}{% endif %}{% if m.role == 'tool' %}{% continue %}{% endif %}
 {{ loop.index }}{{ m.role }} {{ m.content.replace('a', 'bb').replace('b', 'c', 1) }} {{ m.content | replace('l', 'L', count=1) }}
 {{ m.content.split() | join('-') }} {{ m.content.split('l', 1) | tojson(indent=2) }} {{ m.content[1:3] }}{{ m.content[::-1] }}
-{{ m['content'].upper() | title | lower | capitalize }} {{ m.content.startswith(('h', 'w')) }}{{ m.content.strip() | length }}
-{% set ns.n = ns.n + loop.index0 %}{% set ns.l = ns.l + [m.content ~ ns.n] %}{{ m.missing.more is defined }}{{ m.get('role', 1) }}
+{{ m['content'].upper() | title | lower | capitalize }} {{ m.content.startswith(('h', 'w')) | int }}{{ m.content.strip() | length }}
+{% set ns.n = ns.n + loop.index0 %}{% set ns.l = ns.l + [m.content ~ ns.n] %}{{ (m.missing.more is defined) | int }}{{ m.get('role', 1) }}
 {% endfor %}
 {% macro show(x, y=2) %}[{{ x }}:{{ y }}{{ caller() if caller }}]{% endmacro %}{{ show(1) }}{{ show(*[1, 2]) }}{{ show(x=3, **{'y': 4}) }}
 {% call show('q') %}inner{% endcall %}{% filter upper %}block {{ ns.n }}{% endfilter %}{% filter replace('o', '0') %}foo{% endfilter %}
-{{ ns.l | sort(reverse=true) | join(', ') }} {{ ns.l | unique | list | length }} {{ ['b', 'a'] | sort }} {{ [1, [2, {'k': 'v"'}]] }}
-{{ {'b': 1, 'a': [none, true]} | tojson(sort_keys=true, separators=(',', ':')) }} {{ {'b': 1, 'a': 2} | dictsort }} {{ [1, 2] + [3] }}
-{{ 'a' + 'b' + 1 }} {{ 'a' ~ 1 ~ none is none }} {{ 'x' in 'xyz' }}{{ 'q' not in ['q'] }}{{ 'k' in {'k': 1} }}{{ 2 ** 3 % 5 }}{{ [1] == [1] }}
+{{ ns.l | sort(reverse=true) | join(', ') }} {{ ns.l | unique | list | length }} {{ ['b', 'a'] | sort | tojson }} {{ [1, [2, {'k': 'v"'}]] | tojson }}
+{{ {'b': 1, 'a': [none, true]} | tojson(sort_keys=true, separators=(',', ':')) }} {{ {'b': 1, 'a': 2} | dictsort | tojson }} {{ ([1, 2] + [3]) | tojson }}
+{{ 'a' + 'b' }} {{ ('a' ~ 1 is none) | int }} {{ ('x' in 'xyz') | int }}{{ ('q' not in ['q']) | int }}{{ ('k' in {'k': 1}) | int }}{{ 2 ** 3 % 5 }}
 {{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | tojson }} {{ messages | rejectattr('role', 'equalto', 'user') | list | length }}
-{{ 'a\\n\\nb' | indent(2, true) }} {{ 'a\\nb' | indent(width=3) }} {{ 'abc' | join('.') }} {{ 'k' if not ns.missing else 'z' }} {{ range(2, 10, 3) | list }}
-{% for k, v in {'x': 1}.items() %}{{ k }}{{ v }}{{ loop.first and loop.last }}{% else %}none{% endfor %}{{ 'ß' | upper }}{{ '1.5' | float + 1 }}`;
+{{ 'a\\n\\nb' | indent(2, true) }} {{ 'a\\nb' | indent(width=3) }} {{ 'abc' | join('.') }} {{ 'k' if not ns.missing else 'z' }} {{ range(2, 10, 3) | list | tojson }}
+{% for k, v in {'x': 1}.items() %}{{ k }}{{ v }}{{ (loop.first and loop.last) | int }}{% else %}none{% endfor %}{{ 'ß' | upper }}{{ '1.5' | float + 1 }}`;
 	const messages = ["hello world", "bye", " a l l ", "x", "y", "z"].map((content, i) => ({
 		role: ["user", "tool", "assistant", "skip", "user", "user"][i]!,
 		content,

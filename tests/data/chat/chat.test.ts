@@ -119,7 +119,7 @@ describe("special tokens in a sample's text", () => {
 		const names = "{% for m in messages %}{% for k, v in m.calls | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}";
 		const calls = { "a</s>": "b", c: ["<end>"] };
 		expect(shown(chat(names).render([{ role: "user", content: null, fields: { calls } }]))).toBe(
-			'a~</s>~=b;c=["~<end>~"];',
+			"a~</s>~=b;c=['~<end>~'];",
 		);
 	});
 

@@ -6,11 +6,11 @@ import { measureJson } from "../../../system/json.ts";
 
 /*
  * Parses JSON as Python's json.loads does: bytes in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
- * infinities; exact integers of any size.
+ * infinities; exact integers of any size; floats that are whole numbers.
  */
 
-/** Digits of the shortest integers that a 64-bit float may not represent. */
-const long = /\d{16}/;
+/** Digits of the shortest integers that a 64-bit float may not represent, or the end of a float that may be a whole number. */
+const unlike = /\d{16}|\.0+(?!\d)|\d[eE][-+\d]/;
 /** Strings, which are skipped, and Python's NaN and Infinity. */
 const stringsAndWords = /"(?:[^"\\]|\\.)*"|-?Infinity|NaN/gs;
 /** A number that replaces NaN while the text is parsed; no JSON writer spells a number like this. */
@@ -21,8 +21,25 @@ const limits = { values: 2 ** 22, depth: 256 } as const;
 /** Bytes of a text that cannot exceed the limits. */
 const SMALL = 256;
 
+/** A whole number that is a float for Python, such as 2.0 or 1e5. Its text is Python's repr of any float. */
+export class PythonFloat extends Number {
+	override toString(): string {
+		const value = this.valueOf();
+		if (!Number.isFinite(value)) return String(value).replace("NaN", "nan").replace("Infinity", "inf");
+		const [digits, power] = value.toExponential().split("e") as [string, string];
+		if (value !== 0 && (Number(power) < -4 || Number(power) >= 16))
+			return `${digits}e${power.replace(/^(.)(.)$/, "$10$2")}`;
+		return `${Object.is(value, -0) ? "-0" : value}${Number.isInteger(value) ? ".0" : ""}`;
+	}
+
+	toJSON(): unknown {
+		// Standard since 2025, not yet in TypeScript's library.
+		return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(this.toString());
+	}
+}
+
 /**
- * Whole numbers beyond 2⁵³ become bigints. Throws an error with the reason for a text that is not JSON, or is too large.
+ * Whole numbers beyond 2⁵³ become bigints, floats without a fraction PythonFloats. Throws an error with the reason for a text that is not JSON, or is too large.
  */
 export function parseJsonBytes(bytes: Uint8Array): unknown {
 	const text = decodeJson(bytes);
@@ -32,7 +49,7 @@ export function parseJsonBytes(bytes: Uint8Array): unknown {
 		if (values > limits.values) throw new SyntaxError(`It has more than ${limits.values} values`);
 	}
 	try {
-		return long.test(text) ? JSON.parse(text, exact) : JSON.parse(text);
+		return unlike.test(text) ? JSON.parse(text, exact) : JSON.parse(text);
 	} catch (error) {
 		if (!(error instanceof SyntaxError) || !/Infinity|NaN/.test(text) || text.includes(NAN)) throw error;
 		// Spaces separate the replacement from adjacent digits.
@@ -48,7 +65,8 @@ function exact(_: string, value: unknown, context?: { readonly source?: string }
 	if (typeof value !== "number") return value;
 	const source = context?.source ?? "";
 	if (source === NAN) return Number.NaN;
-	return Number.isSafeInteger(value) || !/^-?\d+$/.test(source) ? value : BigInt(source);
+	if (/^-?\d+$/.test(source)) return Number.isSafeInteger(value) ? value : BigInt(source);
+	return Number.isInteger(value) ? new PythonFloat(value) : value;
 }
 
 /** Decodes the bytes in the encoding that Python's json.detect_encoding finds. */

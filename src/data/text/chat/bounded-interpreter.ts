@@ -9,10 +9,18 @@
  * are charged before they run.
  */
 import { type Environment, Interpreter, type parse } from "@huggingface/jinja";
+import {
+	type JsonOptions,
+	pythonJson,
+	pythonText,
+	pythonValue,
+	textValue,
+	typeName,
+	type Value,
+} from "./python-values.ts";
 import { annotate, type Node, Use } from "./template-nodes.ts";
 
 type Program = ReturnType<typeof parse>;
-type Value = ReturnType<Interpreter["evaluate"]>;
 
 /**
  * The limits of a rendering: some seconds, and some 300 MB. Published templates take 25 to 75 steps a turn, and read and write
@@ -46,7 +54,7 @@ export class BoundedInterpreter extends Interpreter {
 	/** The text that a program writes with variables, beside which it has `range`. Throws a BoundError. */
 	render(program: Program, variables: Readonly<Record<string, unknown>>): string {
 		const range = (...numbers: unknown[]) => this.#range(...(numbers as [unknown]));
-		for (const name in variables) this.global.set(name, variables[name]);
+		for (const name in variables) this.global.setVariable(name, pythonValue(variables[name]));
 		if (!("range" in variables)) this.global.set("range", range);
 		annotate(program as unknown as Node);
 		return this.run(program).value as string;
@@ -109,6 +117,7 @@ export class BoundedInterpreter extends Interpreter {
 			if (use & Use.read) this.#charge(sizeOf(value));
 			if (use & Use.whole) this.#wholly(value);
 		}
+		if (use & Use.text && typeof content !== "string") return textValue(pythonText(value));
 		// Values keep the table of their methods, some kilobytes, once it is looked at: here a copy does.
 		return use & Use.object && (type === "StringValue" || type === "ObjectValue") ? copyOf(value, content) : value;
 	}
@@ -180,12 +189,17 @@ export class BoundedInterpreter extends Interpreter {
 			else this.#search(left.value, right.value);
 		} else if (typeof a === "string" && typeof b === "string") {
 			this.#charge(a.length + b.length);
-			return copyOf(left.value, a + b);
+			return textValue(a + b);
 		} else if (operator === "+" && Array.isArray(a) && Array.isArray(b)) {
 			this.#charge((a.length + b.length) * 8);
 		} else {
 			this.#wholly(left.value);
 			this.#wholly(right.value);
+			if (operator === "~") return textValue(pythonText(left.value) + pythonText(right.value));
+			// The library writes the other out, as JavaScript does.
+			if (operator === "+" && (typeof a === "string" || typeof b === "string")) {
+				throw new Error(`${typeName(left.value)} and ${typeName(right.value)} cannot be added`);
+			}
 		}
 		return this.#run({ ...node, left, right }, environment);
 	}
@@ -232,13 +246,21 @@ export class BoundedInterpreter extends Interpreter {
 		const name = String((filter.callee ?? filter).value);
 		const args = filter.args?.map((part) => this.#argument(part, environment)) ?? [];
 		this.#grow(name, operand.value, args);
-		// Jinja writes None as Python does; the library has no such filter of it.
-		if (operand.value.type === "NullValue" && (name === "string" || name === "trim")) {
-			return this.#run({ type: "StringLiteral", value: "None" }, environment);
-		}
+		if (name === "tojson") return textValue(pythonJson(operand.value, jsonOptions(args)));
+		if (name === "string") return textValue(pythonText(operand.value));
+		if (name === "trim" && operand.value.type !== "StringValue") return textValue(pythonText(operand.value).trim());
 		// The arguments of selectattr and rejectattr have to be texts in the template.
 		const given = filter.args === undefined || name.endsWith("attr") ? filter : { ...filter, args };
-		return this.#run({ type: "FilterExpression", operand, filter: given }, environment);
+		const items = name === "join" && Array.isArray(operand.value.value) ? (operand.value.value as Value[]) : null;
+		const texts =
+			items &&
+			new Known(
+				copyOf(
+					operand.value,
+					items.map((item) => textValue(pythonText(item))),
+				),
+			);
+		return this.#run({ type: "FilterExpression", operand: texts ?? operand, filter: given }, environment);
 	}
 
 	/** An argument of a call with its value. */
@@ -313,6 +335,25 @@ function stripped(text: string, name: (typeof strips)[number], characters: strin
 /** The statements of a block as a node. */
 function blockOf(body: readonly Node[]): Node {
 	return { type: "Program", body, steps: 1, use: 0 };
+}
+
+/** The arguments of transformers' tojson, by their order or names. */
+function jsonOptions(args: readonly Node[]): JsonOptions {
+	const names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+	const given: Record<string, unknown> = {};
+	for (const [at, part] of args.entries()) {
+		const named = part.type === "KeywordArgumentExpression";
+		const name = named ? String((part as unknown as { key: Node }).key.value) : (names[at] ?? String(at));
+		if (!names.includes(name)) throw new Error(`tojson has no argument ${name}`);
+		given[name] = valuesOf(part)[0]?.value;
+	}
+	const separators = given.separators as readonly Value[] | undefined;
+	return {
+		ensureAscii: Boolean(given.ensure_ascii),
+		indent: (given.indent as number | string | undefined) ?? null,
+		separators: separators ? [pythonText(separators[0]!), pythonText(separators[1]!)] : null,
+		sortKeys: Boolean(given.sort_keys),
+	};
 }
 
 /** The values that an argument with its value stands for. */

@@ -1,5 +1,6 @@
 /** Nodes of a parsed template with what the bounds of a rendering need: what is done with each value, and what nodes cost. */
 import { UserError } from "../../../system/errors.ts";
+import { PythonFloat } from "../../energon/format/python-text.ts";
 import { TextTrie } from "../piece-tokenizer.ts";
 
 /** A node of @huggingface/jinja, by the fields that are read here; which it has depends on its type. */
@@ -41,6 +42,8 @@ export const Use = {
 	object: 8,
 	/** The node's work is charged before it runs, by the values of its parts. */
 	counted: 16,
+	/** It is written out, as Python's str. */
+	text: 32,
 } as const;
 
 /** Filters whose work or result may be larger than what they are given, and trim, which the interpreter does of None itself. */
@@ -97,7 +100,7 @@ function markUses(node: Node): void {
 		for (const part of parts) if (part !== undefined) part.use = (part.use ?? 0) | use;
 	};
 	for (const block of [node.body, node.alternate, node.defaultBlock]) {
-		mark(Use.whole, ...(block ?? []).filter(({ type }) => !silent.includes(type)));
+		mark(Use.whole | Use.text, ...(block ?? []).filter(({ type }) => !silent.includes(type)));
 	}
 	switch (node.type) {
 		case "For":
@@ -176,9 +179,8 @@ export class DataMarks {
 	/** A value of a JSON record with all its texts marked, as a template can take it. */
 	value(data: unknown): unknown {
 		if (typeof data === "string") return this.text(data);
-		if (typeof data === "bigint") return Number(data);
 		if (Array.isArray(data)) return data.map((item) => this.value(item));
-		if (typeof data !== "object" || data === null) return data;
+		if (typeof data !== "object" || data === null || data instanceof PythonFloat) return data;
 		return Object.fromEntries(
 			Object.entries(data).map(([key, value]) => [this.#marked(key.replace(anyMark, "\ufffd")), this.value(value)]),
 		);
