@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [18342, 91],
 	commands: [5268, 40],
 	config: [7624, 52],
-	data: [20504, 108],
+	data: [20555, 109],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1747, 10],

@@ -14,6 +14,7 @@ import {
 	NAMED_IMAGES,
 	recordOf,
 } from "../energon/format/media.ts";
+import { PythonFloat, parseJsonBytes } from "../energon/format/python-text.ts";
 import type { Sample } from "../energon/sample.ts";
 import { type EncodedImage, isImage } from "./pixels.ts";
 
@@ -98,7 +99,9 @@ function turnOf(entry: unknown): Turn | string {
 	const turn = { role: Object.hasOwn(roles, name) ? roles[name]! : name, sender, fields };
 	const said = value ?? content ?? null;
 	if (typeof said === "string") return { ...turn, fragments: [said] };
-	if (said === null && Array.isArray(fields.tool_calls)) return { ...turn, fragments: null };
+	if (said === null && Array.isArray(fields.tool_calls)) {
+		return { ...turn, fields: content === null ? { ...fields, content } : fields, fragments: null };
+	}
 	if (!Array.isArray(said)) return "its conversation has a turn without text";
 	let text = "";
 	for (const part of said as (Record<string, unknown> | null)[]) {
@@ -116,7 +119,7 @@ function turnOf(entry: unknown): Turn | string {
 function toolsOf({ tools }: Readonly<Record<string, unknown>>): Pick<Conversation, "variables"> {
 	if (typeof tools !== "string") return Array.isArray(tools) ? { variables: { tools } } : {};
 	try {
-		const parsed: unknown = JSON.parse(tools);
+		const parsed = parseJsonBytes(Buffer.from(tools));
 		return Array.isArray(parsed) ? { variables: { tools: parsed } } : {};
 	} catch {
 		return {};
@@ -203,7 +206,7 @@ class Fields {
 	text(name: string): string {
 		const value = this.get(name);
 		if (typeof value === "string") return value;
-		if (typeof value === "number" || typeof value === "bigint") return String(value);
+		if (typeof value === "number" || typeof value === "bigint" || value instanceof PythonFloat) return String(value);
 		return this.refuse(`the field ${name} is not text`);
 	}
 

@@ -5,161 +5,23 @@
 import { counted } from "../../../system/counted.ts";
 import { UserError } from "../../../system/errors.ts";
 import type { CountedPart } from "../loss-parts.ts";
+import { assistantSpans, type Message, reasoningNames, type Span, type Write } from "./assistant-spans.ts";
 import { BoundError } from "./bounded-interpreter.ts";
 import { JinjaTemplate, TemplateError } from "./jinja.ts";
 import type { ChatTemplateText } from "./template-file.ts";
 import { DataMarks, marks, withoutMarks } from "./template-nodes.ts";
 
-/*
- * The assistant's text in a rendered conversation, for templates without `{% generation %}` blocks. A turn begins where the
- * rendering of the turns before it with the generation prompt ends, and ends where the rendering up to it does: all that a
- * model writes after the prompt, the end-of-turn token too. Of a prompt for a model that thinks and one for a model that does
- * not, that counts which the turn has. Templates that write the turns of a beginning otherwise (a system prompt before the last
- * question, earlier reasoning left out) have no such prefixes; there the turn's content is looked for, with marks around it
- * that must leave everything else as it was.
- */
-
-/** Characters [begin, end). */
-interface Span {
-	readonly begin: number;
-	readonly end: number;
-}
-
-type Message = Readonly<Record<string, unknown>>;
-/** Renders some of the messages. `prompt`: with the generation prompt, and these variables. */
-type Write = (messages: readonly Message[], prompt?: Readonly<Record<string, unknown>>) => string;
-
-/**
- * Spans of the turns of the assistant in `text`, what `write` makes of all messages; or the first turn whose place cannot
- * be found. `ends`: tokens that may end a turn.
- */
-function assistantSpans(
-	messages: readonly Message[],
-	text: string,
-	write: Write,
-	ends: readonly string[],
-): Span[] | { readonly lost: number } {
-	const spans: Span[] = [];
-	const contents = new ContentPlaces(messages, text, write);
-	for (const [turn, message] of messages.entries()) {
-		if (message.role !== "assistant") continue;
-		const begin = promptEnd(messages.slice(0, turn), text, write) ?? contents.of(turn)?.begin;
-		if (begin === undefined) return { lost: turn };
-		const last = turn === messages.length - 1;
-		const end = last ? text.length : prefix(text, () => write(messages.slice(0, turn + 1)));
-		if (end !== null && end >= begin) {
-			spans.push({ begin, end: withoutLine(text, begin, end, ends) });
-			continue;
-		}
-		const content = contents.of(turn)?.end;
-		if (content === undefined || content < begin) return { lost: turn };
-		spans.push({ begin, end: withEnd(text, content, ends) });
-	}
-	return spans;
-}
-
-/** The names that templates have for whether the model thinks before it answers. */
-const withoutThinking = { enable_thinking: false, thinking: false } as const;
-
-/** Where the prompt after some messages ends in `text`; null when no prompt is what `text` has. */
-function promptEnd(messages: readonly Message[], text: string, write: Write): number | null {
-	const ends = [{}, withoutThinking].map((variables) => prefix(text, () => write(messages, variables)));
-	return ends.reduce((longest, end) => (longest === null || (end !== null && end > longest) ? end : longest), null);
-}
-
-/** Length of a rendering that `text` begins with; null when it does not, or the template refuses the messages. */
-function prefix(text: string, write: () => string): number | null {
-	try {
-		const written = write();
-		return text.startsWith(written) ? written.length : null;
-	} catch (error) {
-		if (error instanceof TemplateError) return null;
-		throw error;
-	}
-}
-
-/** A span without the white space that a template writes after the token that ends a turn. */
-function withoutLine(text: string, begin: number, end: number, ends: readonly string[]): number {
-	const trimmed = begin + text.slice(begin, end).trimEnd().length;
-	return ends.some((token) => text.slice(begin, trimmed).endsWith(token)) ? trimmed : end;
-}
-
-/** A span's end with the token after it that ends the turn, where there is one. */
-function withEnd(text: string, end: number, ends: readonly string[]): number {
-	const [space] = /^\s*/.exec(text.slice(end))!;
-	const after = end + space.length;
-	const token = ends.filter((one) => text.startsWith(one, after)).sort((a, b) => b.length - a.length)[0];
-	return token === undefined ? end : after + token.length;
-}
-
-/** Where the contents of the assistant's turns are. */
-class ContentPlaces {
-	#places: ReadonlyMap<number, Partial<Span>> | null = null;
-
-	constructor(
-		private readonly messages: readonly Message[],
-		private readonly text: string,
-		private readonly write: Write,
-	) {}
-
-	of(turn: number): Partial<Span> | undefined {
-		this.#places ??= this.#find();
-		return this.#places.get(turn);
-	}
-
-	/** Renders with marks around the contents; no spans are known when the marks change other text. */
-	#find(): ReadonlyMap<number, Partial<Span>> {
-		const places = new Map<number, { begin?: number; end?: number }>();
-		let marked: string;
-		try {
-			marked = this.write(this.messages.map((message, turn) => withMarks(message, turn)));
-		} catch (error) {
-			if (error instanceof TemplateError) return places;
-			throw error;
-		}
-		if (marked.replace(contentMark, "") !== this.text) return places;
-		let removed = 0;
-		for (const match of marked.matchAll(contentMark)) {
-			const turn = Number(match[1]);
-			const place = places.get(turn) ?? {};
-			const which = match[0].startsWith(marks.contentBegin) ? "begin" : "end";
-			place[which] ??= match.index - removed;
-			places.set(turn, place);
-			removed += match[0].length;
-		}
-		return places;
-	}
-}
-
-const contentMark = /[\ufdd5\ufdd6](\d+)[\ufdd5\ufdd6]/g;
-
-/** A turn of the assistant with marks around its text, inside of white space that a template may strip. */
-function withMarks(message: Message, turn: number): Message {
-	const { role, content } = message;
-	if (role !== "assistant") return message;
-	const begin = `${marks.contentBegin}${turn}${marks.contentBegin}`;
-	const end = `${marks.contentEnd}${turn}${marks.contentEnd}`;
-	if (typeof content === "string") {
-		const [, before, core, after] = /^(\s*)([\s\S]*?)(\s*)$/.exec(content)!;
-		return core === "" ? message : { ...message, content: `${before}${begin}${core}${end}${after}` };
-	}
-	if (!Array.isArray(content)) return message;
-	const texts = (content as { type?: string; text?: string }[]).filter(({ type }) => type === "text");
-	const [first, last] = [texts[0], texts.at(-1)];
-	const marked = (content as { type?: string; text?: string }[]).map((part) => ({
-		...part,
-		...(part.text === undefined
-			? {}
-			: { text: `${part === first ? begin : ""}${part.text}${part === last ? end : ""}` }),
-	}));
-	return { ...message, content: marked };
+/** Fields with the reasoning under the names of all templates, as transformers hands them over. */
+function withReasoning(fields: Message): Message {
+	const reasoning = reasoningNames.map((name) => fields[name]).find((value) => value !== undefined && value !== null);
+	return reasoning === undefined ? fields : { thinking: reasoning, ...fields, reasoning_content: reasoning };
 }
 
 export interface ChatTurn {
 	readonly role: string;
-	/** Text and images by their numbers; null: the turn has no content, such as one that only calls tools. */
+	/** Text and images by their numbers; null: the turn has no content but that of its fields, such as one that only calls tools. */
 	readonly content: readonly (string | { readonly image: number })[] | null;
-	/** Its other fields, as they are in the data: tool_calls, name, reasoning_content. */
+	/** Its other fields, as they are in the data: tool_calls, name, reasoning_content, and a content that is null. */
 	readonly fields: Readonly<Record<string, unknown>>;
 }
 
@@ -233,6 +95,8 @@ export class Chat {
 		const write: Write = (some, asked) => {
 			try {
 				return this.#template.render({
+					tools: null,
+					documents: null,
 					...own,
 					...asked,
 					messages: some,
@@ -253,9 +117,9 @@ export class Chat {
 
 	/** A turn as templates take it. */
 	#message({ role: given, content, fields }: ChatTurn): Message {
-		const rest = this.#data.value(fields) as Message;
+		const rest = withReasoning(this.#data.value(fields) as Message);
 		const role = knownRoles.includes(given) ? given : this.#data.text(given);
-		if (content === null) return { ...rest, role, content: null };
+		if (content === null) return { ...rest, role };
 		const hasImages = content.some((part) => typeof part !== "string");
 		if (!(this.#typed.always || (hasImages && this.#typed.images))) {
 			const text = content.map((part) => (typeof part === "string" ? this.#data.text(part) : marks.image)).join("");
