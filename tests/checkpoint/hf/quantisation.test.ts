@@ -96,10 +96,36 @@ test("config.json is that of bf16 weights, and any other stays as it is", () => 
 		[{ quant_method: "fp8", fmt: "e5m2" }, 'fmt is "e5m2"'],
 		[{ quant_method: "fp8", weight_block_size: [128, 0] }, "weight_block_size is [128,0]"],
 	] as const) {
-		expect(() => unquantised(configOf(quantised), "config.json")).toThrow(
-			`config.json: quantization_config.${sentence}`,
-		);
+		for (const [config, where] of [
+			[configOf(quantised), "a model without model_type: quantization_config"],
+			[nested(quantised), "qwen3_moe: text_config.quantization_config"],
+		] as const) {
+			expect(() => unquantised(config, "config.json")).toThrow(`config.json: ${where}.${sentence}`);
+		}
 	}
+});
+
+const nested = (quantised: unknown, more = "") =>
+	`{"model_type": "qwen3_vl_moe", ${more}"text_config": {"model_type": "qwen3_moe", "quantization_config": ${JSON.stringify(quantised)}, "rope_theta": 1.0}, "vision_config": {}}`;
+
+test("the quantisation may be that of the language model of a whole model, and the whole model's comes first", () => {
+	const config = {
+		model_type: "qwen3_vl_moe",
+		text_config: { model_type: "qwen3_moe", rope_theta: 1 },
+		vision_config: {},
+	};
+	for (const more of ["", '"quantization_config": {"quant_method": "fp8"}, ']) {
+		const { configText, decode, notice } = unquantised(
+			nested({ quant_method: more === "" ? "fp8" : "awq", weight_block_size: [2, 128] }, more),
+			"config.json",
+		);
+		expect(JSON.parse(configText)).toEqual(config);
+		expect(configText).toContain('"rope_theta": 1.0');
+		expect(notice).toContain("weights in FP8 are read as bf16");
+		if (more === "") expect(decode!(source(stored)).tensors.get("w")).toEqual({ dtype: "BF16", shape });
+	}
+	const none = nested(null);
+	expect(unquantised(none, "config.json")).toEqual({ configText: none, decode: null, notice: null });
 });
 
 const python = referencePython("torch", "transformers", "accelerate");
