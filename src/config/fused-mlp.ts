@@ -40,10 +40,24 @@ export function describeExpertPath(c: TrainingConfiguration): string | null {
 	const obstacle = fusedMlpObstacle(expertLayerOf(c));
 	if (obstacle !== null) return `Experts: one operation after the other, because ${obstacle}.`;
 	const whole = `Experts: both products and the activation as one operation (moe-fused-mlp is ${c.moeFusedMlp})`;
-	if (c.fp8Format === null) return `${whole}.`;
-	const gradients = c.fp8Wgrad ? "input and weight gradients" : "input gradients";
+	return c.fp8Modules.includes("experts") && c.fp8Format !== null
+		? `${whole}, ${describeRounding(c, c.fp8Wgrad)}`
+		: `${whole}.`;
+}
+
+/** A line that says how projections are rounded; null: they are not. */
+export function describeProjections(c: TrainingConfiguration): string | null {
+	if (c.fp8Format === null || !c.fp8Modules.includes("projections")) return null;
+	return `Projections of the language model: ${describeRounding(c, false)}`;
+}
+
+function describeRounding(
+	{ fp8Format, fp8Recipe, fp8Emulate }: TrainingConfiguration,
+	weightGradients: boolean,
+): string {
+	const gradients = weightGradients ? "input and weight gradients" : "input gradients";
 	return (
-		`${whole}, operands of products and ${gradients} rounded to ${c.fp8Format}, ${c.fp8Recipe}${c.fp8Emulate ? ", which is emulated" : ""}; ` +
-		`${c.fp8Wgrad ? "" : "weight gradients and "}master weights are not rounded.`
+		`operands of products and ${gradients} rounded to ${fp8Format}, ${fp8Recipe}${fp8Emulate ? ", which is emulated" : ""}; ` +
+		`${weightGradients ? "" : "weight gradients and "}master weights are not rounded.`
 	);
 }

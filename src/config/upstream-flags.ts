@@ -230,7 +230,9 @@ const flags: Readonly<Record<string, Reading>> = {
 	"accumulate-allreduce-grads-in-fp32": accepted("gradients are always added up in fp32"),
 	...each(
 		["fp8-param-gather", "fp4-format", "fp4-recipe", "fp4-param-gather"],
-		refused("weights are gathered in the model's type; here fp8-format e4m3 runs experts in FP8"),
+		refused(
+			"weights are gathered in the model's type; here fp8-format e4m3 runs experts in FP8, and projections with fp8-modules",
+		),
 	),
 	...each(
 		["first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"],

@@ -4,7 +4,7 @@
  */
 import type { Fields, ScalarType } from "./structs.ts";
 
-export const ABI_VERSION = 31;
+export const ABI_VERSION = 32;
 export const Status = {
 	ok: 0,
 	argument: 1,
@@ -854,6 +854,7 @@ export const operations = {
 	grouped_gemm: {
 		a: "ptr",
 		b: "ptr",
+		b_factors: "ptr",
 		c: "ptr",
 		offsets: "ptr",
 		rows: "i64",
@@ -861,6 +862,7 @@ export const operations = {
 		n: "i64",
 		k: "i64",
 		transpose_b: "i32",
+		recipe: "i32",
 		a_dtype: "i32",
 		b_dtype: "i32",
 		c_dtype: "i32",

@@ -6,19 +6,21 @@ import type { DeviceKind } from "./library.ts";
 
 /**
  * Bytes at the operation's peak, of those whose workspace is as large as activations: experts as one operation
- * (ops/grouped_mlp of both libraries), and their weight gradients in e4m3. `values.rows`: those that the library reserves for,
+ * (ops/grouped_mlp of both libraries), their weight gradients in e4m3, and a projection's rows in e4m3 on a GPU. `values.rows`: those that the library reserves for,
  * which is all that there is memory for on a GPU and the live ones on a processor, whose gradient of the weighted activation is
  * fp32.
  */
 export function workspaceBytes(name: OperationName, values: OperationValues, kind: DeviceKind): number {
 	if (name === "grouped_gemm_weight_gradient") return weightGradientBytes(values, kind);
+	// Rows of one operand, a byte an element and a factor for 128 of them.
+	const operand = (columns: number) => (values.rows ?? 0) * (columns + 4 * Math.ceil(columns / 128));
+	if (name === "grouped_gemm" && kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise)
+		return operand(values.k!);
 	if (name !== "grouped_mlp_forward" && name !== "grouped_mlp_backward") return 0;
 	const { rows = 0, width = 0, hidden = 0, dtype, z, b1, b2 } = values;
 	const element = dtype === Dtype.f32 ? 4 : 2;
 	const zWidth = isGatedCode(values.kind!) ? 2 * width : width;
 	if (kind === "cuda" && values.recipe === MlpRecipe.e4m3Blockwise) {
-		// Rows of one operand, a byte an element and a factor for 128 of them.
-		const operand = (columns: number) => rows * (columns + 4 * Math.ceil(columns / 128));
 		// Kernels that know no runs write rows of bf16, which are rounded after them.
 		const inSteps = zWidth > width && (values.interleave !== 0 || width % 128 !== 0);
 		const steps = inSteps ? rows * (zWidth + width) * 2 : 0;

@@ -38,7 +38,7 @@ const untimed = { product: 640e12, bytes: 3.7e12 };
  * permutations as a plan counts them: rows that the permutation has rounded (2.44 and 1.80 ms beside 3.59 and 2.65), rows that the
  * layer rounds, 0.10 ms each way more, and rows in e4m3 alone (2.32 and 1.67). Gradients of weights of rows in bf16, which they round
  * (0.969 ms beside 0.976), and of rows in e4m3 alone (1.87 and 1.61 beside 2.07 and 1.87 in the same
- * layer).
+ * layer). A projection rounds its rows as the layer does: its time is taken to be that of such experts.
  */
 const e4m3Times = { rounded: 0.635, rounding: 0.705, alone: 0.643, weightGradient: 0.99, weightGradientAlone: 0.88 };
 /** Seconds between two kernels, and of a kernel with almost no work. */
@@ -111,8 +111,15 @@ function expertsInE4m3(): TimedCall[] {
 		const values = { ...experts, recipe: MlpRecipe.e4m3Blockwise, dy_dtype: rowType, x_dtype: rowType };
 		return ["grouped_gemm_weight_gradient", values, time * weightGradientMilliseconds] as const;
 	};
+	const square = { ...gemm(8192, 8192, 8192), rows: 8192, recipe: MlpRecipe.e4m3Blockwise, a_dtype: dtype };
+	const projection: TimedCall = [
+		"grouped_gemm",
+		square,
+		e4m3Times.rounding * untimedMilliseconds("grouped_gemm", square),
+	];
 	return [
 		...layers,
+		projection,
 		weightGradient(dtype, e4m3Times.weightGradient),
 		weightGradient(Dtype.u8, e4m3Times.weightGradientAlone),
 	];

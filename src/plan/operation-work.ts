@@ -22,6 +22,7 @@ const roundedNames = [
 	"grouped_mlp_backward e4m3",
 	"grouped_mlp_backward e4m3 rounding",
 	"grouped_mlp_backward e4m3 alone",
+	"grouped_gemm e4m3",
 	"grouped_gemm_weight_gradient e4m3",
 	"grouped_gemm_weight_gradient e4m3 alone",
 ] as const;
@@ -36,6 +37,8 @@ export function ratedName(name: OperationName, v: OperationValues): RatedName {
 			return `${name} e4m3${rowsOf(v.x, v.x_e4m3)}`;
 		case "grouped_mlp_backward":
 			return `${name} e4m3${rowsOf(v.dy, v.dy_e4m3)}`;
+		case "grouped_gemm":
+			return `${name} e4m3`;
 		case "grouped_gemm_weight_gradient":
 			return v.x_dtype === Dtype.u8 ? `${name} e4m3 alone` : `${name} e4m3`;
 		default:

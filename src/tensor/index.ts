@@ -16,6 +16,7 @@ export { joinColumns, reshape, splitColumns } from "./ops/columns.ts";
 export { CrossEntropyStatistics, crossEntropy } from "./ops/cross-entropy.ts";
 export { dropout } from "./ops/dropout.ts";
 export { type E4m3Form, E4m3Rows } from "./ops/e4m3.ts";
+export { linearInE4m3 } from "./ops/e4m3-linear.ts";
 export { embedding } from "./ops/embedding.ts";
 export { gated, splitGate } from "./ops/gate.ts";
 export { type GatedDeltaInputs, gatedDelta, gatedDeltaStep, stateElements } from "./ops/gated-delta.ts";

@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { resolve } from "node:path";
 import { isStoreUrl } from "../checkpoint/index.ts";
 import { plannedIterations, wandbFolder } from "../config/derive.ts";
-import { describeExpertPath } from "../config/fused-mlp.ts";
+import { describeExpertPath, describeProjections } from "../config/fused-mlp.ts";
 import { shownConfiguration } from "../config/print.ts";
 import { keys, propertyOf, type TrainingConfiguration } from "../config/schema.ts";
 import { decodesAsEnergon } from "../data/check.ts";
@@ -162,8 +162,7 @@ function introduce(
 		if (isChoice(choice)) observer.note(describeChoice(experts, choice));
 		observer.note(rowTransports[experts.group.rowTransport()]);
 	}
-	const expertPath = describeExpertPath(c);
-	if (expertPath !== null) observer.note(expertPath);
+	for (const line of [describeExpertPath(c), describeProjections(c)]) if (line !== null) observer.note(line);
 }
 
 /** Decodes captions after a training that reached its last step, and prints and records how the training ended. */

@@ -79,7 +79,7 @@ function productCases(x: Tensors, input: Tensor, output: Tensor): Case[] {
 	const gradient = x.random([experts, width, hidden], "f32");
 	const shape = `${experts} x (${hidden} to ${width}), ${rows} rows`;
 	const common = { offsets, rows, groups: experts };
-	const types = { a_dtype: bf16, b_dtype: bf16, c_dtype: bf16 };
+	const types = { b_factors: null, recipe: MlpRecipe.plain, a_dtype: bf16, b_dtype: bf16, c_dtype: bf16 };
 	const flops = { work: 2 * rows * hidden * width, unit: "TFLOP/s", shape } as const;
 	return [
 		{

@@ -70,6 +70,7 @@ async function experts(
 		device.run("grouped_gemm", {
 			a,
 			b: w,
+			b_factors: null,
 			c,
 			offsets,
 			rows: total,
@@ -77,6 +78,7 @@ async function experts(
 			n: c.width,
 			k: a.width,
 			transpose_b: Number(transposed),
+			recipe: MlpRecipe.plain,
 			a_dtype: f32,
 			b_dtype: f32,
 			c_dtype: f32,

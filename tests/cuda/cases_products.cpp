@@ -116,6 +116,30 @@ void grouped(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k,
   run.compare("c", args.c, rows * n, args.c_dtype);
 }
 
+/// b in e4m3. Without `counts`: all of 333 rows are one group, without offsets.
+void grouped_in_e4m3(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool transpose_b) {
+  if (run.precision != MIMO_DTYPE_BF16) return;
+  const bool single = counts.empty();
+  const int64_t rows = single ? 333 : offsets_of(counts).back() + 5, groups = single ? 1 : static_cast<int64_t>(counts.size());
+  mimo_e4m3_matrices_args m{};
+  m.count = groups, m.rows = transpose_b ? n : k, m.width = transpose_b ? k : n, m.dtype = run.dtype();
+  m.matrices = run.tensor(groups * n * k, 1 / std::sqrt(static_cast<double>(k)));
+  m.values = run.output(groups * n * k, MIMO_DTYPE_U8);
+  m.transposed = run.output(groups * n * k, MIMO_DTYPE_U8);
+  m.factors = run.floats(groups * ((n + 127) / 128) * ((k + 127) / 128));
+  run.call("mimo_e4m3_matrices", m);
+  mimo_grouped_gemm_args args{};
+  args.a = run.tensor(rows * k);
+  args.b = transpose_b ? m.values : m.transposed, args.b_factors = m.factors;
+  args.c = run.tensor(std::vector<float>(static_cast<size_t>(rows * n), 7.0f));  // rows past the last group stay 7
+  args.offsets = single ? nullptr : run.upload(offsets_of(counts));
+  args.rows = rows, args.groups = groups, args.n = n, args.k = k;
+  args.transpose_b = transpose_b, args.recipe = MIMO_MLP_RECIPE_E4M3_BLOCKWISE;
+  args.a_dtype = args.c_dtype = run.dtype(), args.b_dtype = MIMO_DTYPE_U8;
+  run.call("mimo_grouped_gemm", args);
+  run.compare("c", args.c, rows * n);
+}
+
 /// `spare` rows follow the last group.
 void weight_gradient(Run& run, const std::vector<int32_t>& counts, int64_t n, int64_t k, bool accumulate,
                      int64_t spare = 5) {
@@ -259,6 +283,9 @@ void add_products(Cases& cases, bool large) {
     cases.push_back({"grouped gemm many" + suffix, [=](Run& run) { grouped(run, edges, 3000, 200, transpose_b, false); }});
     cases.push_back({"grouped gemm odd" + suffix, [=](Run& run) { grouped(run, {2, 0, 5}, 7, 5, transpose_b, false); }});
     cases.push_back({"grouped gemm wide" + suffix, [=](Run& run) { grouped(run, {129, 40}, 264, 200, transpose_b, false); }});
+    for (const auto& [name, counts] : {std::pair{" e4m3", uneven}, {" e4m3 edges", edges}, {" e4m3 of one group", {}}}) {
+      cases.push_back({"grouped gemm" + (name + suffix), [=](Run& run) { grouped_in_e4m3(run, counts, 400, 336, transpose_b); }});
+    }
     if (large) {
       cases.push_back({"grouped gemm large" + suffix, [=](Run& run) {
                          grouped(run, {700, 0, 1, 1500, 64, 333, 2048, 90}, transpose_b ? 1856 : 2688,

@@ -1,4 +1,4 @@
-// Grouped products of experts with block-quantised e4m3 operands (docs/spec/moe-performance.md §1.7): a plain reference
+// Grouped products, of experts or of one projection, with block-quantised e4m3 operands (docs/spec/moe-performance.md §1.7): a plain reference
 // that reproduces the effect of rounding.
 #pragma once
 #include "kernel.h"

@@ -112,6 +112,14 @@ void multiply_block(const mimo_grouped_gemm_args& args, const float* a, const Bl
 
 void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
   MIMO_REQUIRE(args.groups >= 1 && args.n >= 0 && args.k >= 1, "grouped_gemm");
+  MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN || args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE, "grouped_gemm");
+  if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) {
+    MIMO_REQUIRE(args.b_dtype == MIMO_DTYPE_U8 && (args.offsets != nullptr || args.groups == 1), "grouped_gemm");
+    const int32_t all[2] = {0, static_cast<int32_t>(args.rows)};
+    return e4m3_grouped_product(
+        stream, {args.a, nullptr, nullptr, static_cast<const uint8_t*>(args.b), args.b_factors, args.transpose_b == 0, args.c,
+                 args.offsets == nullptr ? all : args.offsets, args.rows, args.groups, args.n, args.k, args.a_dtype, args.c_dtype});
+  }
   const int32_t* offsets = args.offsets;
   MIMO_REQUIRE(offsets[args.groups] <= args.rows, "grouped_gemm");
   Workspace a_copy(&stream, args.a_dtype == MIMO_DTYPE_F32 ? 0 : offsets[args.groups] * args.k * float_bytes);

@@ -21,7 +21,7 @@ inline E4m3Operand e4m3_operand(const void* values, const float* factors, int64_
 }
 
 /// Quantises x [rows, width], bf16, in runs of 128 columns: values [rows, width], a factor for each run and row. Rows
-/// from *live on are not touched; width is a multiple of 16.
+/// from *live (null: rows) on are not touched; width is a multiple of 16.
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to);
 
 /// Splits each group's rows into blocks of 128, counted from the group's first row; an empty group has one block, of

@@ -11,11 +11,11 @@ constexpr int at_once = 4;                                 // runs of a lane in 
 
 /// A block takes eight rows; its groups of 16 lanes take their runs in turn.
 __global__ void __launch_bounds__(threads)
-    rows_kernel(const bf16* x, int width, int runs, const int32_t* live, E4m3Operand to) {
+    rows_kernel(const bf16* x, int64_t rows, int width, int runs, const int32_t* live, E4m3Operand to) {
   previous_is_done();
   let_next_start();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * block_rows;
-  const int count = static_cast<int>(min(static_cast<int64_t>(block_rows), *live - first)) * runs;
+  const int count = static_cast<int>(min(static_cast<int64_t>(block_rows), (live == nullptr ? rows : *live) - first)) * runs;
   const int lane = threadIdx.x % lanes, own = threadIdx.x / lanes;
   for (int base = 0; base < count; base += at_once * (threads / lanes)) {
     uint4 read_value[at_once];
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads)
 
 void quantize_rows(mimo_stream& stream, const void* x, int64_t rows, int64_t width, const int32_t* live, const E4m3Operand& to) {
   launch_early(stream, rows_kernel, grid_of(ceil_div(rows, block_rows)), dim3(threads), 0, static_cast<const bf16*>(x),
-               static_cast<int>(width), static_cast<int>(ceil_div(width, e4m3_run)), live, to);
+               rows, static_cast<int>(width), static_cast<int>(ceil_div(width, e4m3_run)), live, to);
 }
 
 void e4m3_rows(mimo_stream& stream, const mimo_e4m3_rows_args& args) {

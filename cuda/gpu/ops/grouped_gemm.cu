@@ -114,6 +114,15 @@ void grouped_gemm_weight_gradient_plain(mimo_stream& stream, const mimo_grouped_
 }
 
 void grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
+  if (args.recipe == MIMO_MLP_RECIPE_E4M3_BLOCKWISE) {
+    MIMO_REQUIRE(args.b_dtype == MIMO_DTYPE_U8 && (args.offsets != nullptr || args.groups == 1), "grouped_gemm");
+    if (!sm90_e4m3_grouped_gemm_fits(stream, args)) {
+      fail(MIMO_ERROR_UNSUPPORTED, "Products in e4m3 need Hopper, rows in bf16, and widths that are multiples of 16.");
+    }
+    if (args.rows > 0) sm90_e4m3_grouped_gemm(stream, args);
+    return;
+  }
+  MIMO_REQUIRE(args.recipe == MIMO_MLP_RECIPE_PLAIN, "grouped_gemm");
   MIMO_REQUIRE(is_float(args.a_dtype) && is_float(args.b_dtype) && is_float(args.c_dtype), "grouped_gemm");
   MIMO_REQUIRE(args.groups >= 1 && args.n >= 0 && args.k >= 0, "grouped_gemm");
   MIMO_REQUIRE(piece_count(args.rows, args.groups, tile) <= 65535, "grouped_gemm");

@@ -18,6 +18,10 @@ bool sm90_grouped_gemm_fits(const mimo_stream& stream, int64_t rows, int64_t gro
 void sm90_bf16_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
 void sm90_bf16_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
 
+/// With a quantised here and b in e4m3.
+bool sm90_e4m3_grouped_gemm_fits(const mimo_stream& stream, const mimo_grouped_gemm_args& args);
+void sm90_e4m3_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args);
+
 /// Weight gradient with e4m3 products; takes bf16 operands and quantises them itself.
 bool sm90_e4m3_grouped_gemm_weight_gradient_fits(const mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);
 void sm90_e4m3_grouped_gemm_weight_gradient(mimo_stream& stream, const mimo_grouped_gemm_weight_gradient_args& args);

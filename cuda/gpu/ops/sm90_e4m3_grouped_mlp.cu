@@ -1,6 +1,6 @@
 // MLP of the experts on Hopper with e4m3 products (docs/spec/moe-performance.md §1.7): forward and input gradients;
 // weight gradients read bf16. The activation kernels quantise their own results: rows between the two products take one
-// byte an element.
+// byte an element. Also a single product of a projection.
 #include <optional>
 
 #include "activation.cuh"
@@ -18,14 +18,15 @@ using namespace sm90;
 struct E4m3Products : E4m3Problem<4, 16 * tile_row_bytes> {
   static constexpr bool steps_vary = false;
   int32_t group_stride, column_stride;  // of block_factors
-  const int32_t* offsets;
+  const int32_t* offsets;     // null: one group of all rows
+  int32_t rows;
   const bf16* bias;           // [groups, n], or null
   const float* bias_factors;  // of each row; null: 1
   bf16* c;
   int32_t k;
 
-  __device__ __forceinline__ int first(int group) const { return offsets[group]; }
-  __device__ __forceinline__ int last(int group) const { return offsets[group + 1]; }
+  __device__ __forceinline__ int first(int group) const { return offsets == nullptr ? 0 : offsets[group]; }
+  __device__ __forceinline__ int last(int group) const { return offsets == nullptr ? rows : offsets[group + 1]; }
   __device__ __forceinline__ int height(int first, int last) const { return last - first; }
   __device__ __forceinline__ int units(int group) const { return units_of(last(group) - first(group)); }
   __device__ __forceinline__ int steps(const E4m3Result&) const { return (k + run - 1) / run; }
@@ -146,22 +147,33 @@ struct Matrices {
   bool transposed;
 };
 
+/// Groups of rows; without offsets one group.
+struct Groups {
+  const int32_t* offsets;
+  int64_t rows, count;
+};
+
 /// c = a bᵀ + row factor * bias, in bf16.
-void multiply(mimo_stream& stream, const E4m3Operand& a, const Matrices& b, const int32_t* offsets, int64_t groups, int64_t n,
-              int64_t k, void* c, const void* bias = nullptr, const float* bias_factors = nullptr) {
+void multiply(mimo_stream& stream, const E4m3Operand& a, const Matrices& b, const Groups& groups, int64_t n, int64_t k, void* c,
+              const void* bias = nullptr, const float* bias_factors = nullptr) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   const int64_t blocks_n = ceil_div(n, e4m3_run), blocks_k = ceil_div(k, e4m3_run);
   E4m3Products problem;
   problem.a = byte_ragged_map(a.values, k, E4m3Products::slice);
-  problem.b = byte_matrices_map(b.values, groups, n, k, E4m3Products::slice);
+  problem.b = byte_matrices_map(b.values, groups.count, n, k, E4m3Products::slice);
   problem.row_factors = a.factors, problem.factor_stride = a.factor_stride, problem.block_factors = b.factors;
   problem.group_stride = narrow(blocks_n * blocks_k);
   problem.column_stride = narrow(b.transposed ? 1 : blocks_k), problem.run_stride = narrow(b.transposed ? blocks_n : 1);
-  problem.offsets = offsets;
+  problem.offsets = groups.offsets, problem.rows = narrow(groups.rows);
   problem.bias = static_cast<const bf16*>(bias), problem.bias_factors = bias_factors;
   problem.c = static_cast<bf16*>(c), problem.n = narrow(n), problem.k = narrow(k);
-  launch_early(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes<E4m3Products>(groups),
-               problem, narrow(groups));
+  launch_early(stream, e4m3_kernel, grid_of(stream.device->multiprocessors / pair * pair), dim3(threads), e4m3_shared_bytes<E4m3Products>(groups.count),
+               problem, narrow(groups.count));
+}
+
+template <class Args>
+Groups groups_of(const Args& args) {
+  return {args.offsets, args.rows, args.groups};
 }
 
 template <class Args>
@@ -184,6 +196,19 @@ bool fits(const mimo_stream& stream, const Args& args, const void* rows, const v
 
 }  // namespace
 
+bool sm90_e4m3_grouped_gemm_fits(const mimo_stream& stream, const mimo_grouped_gemm_args& args) {
+  return args.a_dtype == MIMO_DTYPE_BF16 && args.c_dtype == MIMO_DTYPE_BF16 && packs_fit<bf16>(args.a, args.k, args.k, 16) &&
+         packs_fit<bf16>(args.c, args.n, args.n, 16) && packs_fit<uint8_t>(args.b, args.k, args.k, 16) &&
+         packs_fit<float>(args.b_factors, 4, 4, 4) && sm90_grouped_gemm_fits(stream, args.rows, args.groups, args.n, args.k) &&
+         args.groups * ceil_div(args.n, e4m3_run) * ceil_div(args.k, e4m3_run) <= INT32_MAX;
+}
+
+void sm90_e4m3_grouped_gemm(mimo_stream& stream, const mimo_grouped_gemm_args& args) {
+  const Rounded a(stream, args.rows, args.k);
+  quantize_rows(stream, args.a, args.rows, args.k, args.offsets == nullptr ? nullptr : args.offsets + args.groups, a.operand);
+  multiply(stream, a.operand, {args.b, args.b_factors, args.transpose_b == 0}, groups_of(args), args.n, args.k, args.c);
+}
+
 bool sm90_e4m3_grouped_mlp_fits(const mimo_stream& stream, const mimo_grouped_mlp_forward_args& args) {
   return fits(stream, args, args.x, args.x_e4m3, args.x_factors, args.y) && packs_fit<bf16>(args.b1, 2, 2, 2) &&
          packs_fit<bf16>(args.b2, 2, 2, 2);
@@ -200,11 +225,11 @@ void sm90_e4m3_grouped_mlp_forward(mimo_stream& stream, const mimo_grouped_mlp_f
   void* const z = args.z == nullptr ? z_copy.as<void>() : args.z;
   {
     const Entering x(stream, args, args.x, args.x_e4m3, args.x_factors);
-    multiply(stream, x.operand, {args.w1, args.w1_factors, false}, args.offsets, args.groups, z_width, args.hidden, z, args.b1);
+    multiply(stream, x.operand, {args.w1, args.w1_factors, false}, groups_of(args), z_width, args.hidden, z, args.b1);
   }
   const Rounded hs(stream, args.rows, args.width);
   activate_in_e4m3(stream, args, z, hs.operand);
-  multiply(stream, hs.operand, {args.w2, args.w2_factors, false}, args.offsets, args.groups, args.hidden, args.width, args.y, args.b2,
+  multiply(stream, hs.operand, {args.w2, args.w2_factors, false}, groups_of(args), args.hidden, args.width, args.y, args.b2,
            args.row_probability);
 }
 
@@ -213,7 +238,7 @@ void sm90_e4m3_grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_
   Workspace dhs(&stream, args.rows * args.width * 2);
   {
     const Entering dy(stream, args, args.dy, args.dy_e4m3, args.dy_factors);
-    multiply(stream, dy.operand, {args.w2, args.w2_factors, true}, args.offsets, args.groups, args.width, args.hidden,
+    multiply(stream, dy.operand, {args.w2, args.w2_factors, true}, groups_of(args), args.width, args.hidden,
              dhs.as<void>());
   }
   std::optional<Rounded> own;
@@ -221,7 +246,7 @@ void sm90_e4m3_grouped_mlp_backward(mimo_stream& stream, const mimo_grouped_mlp_
   const E4m3Operand dz = own ? own->operand : e4m3_operand(args.dz_e4m3, args.dz_factors, args.rows);
   activation_gradient_in_e4m3(stream, args, dhs.as<void>(), dz);
   if (args.dx == nullptr) return;
-  multiply(stream, dz, {args.w1, args.w1_factors, true}, args.offsets, args.groups, args.hidden, z_width, args.dx);
+  multiply(stream, dz, {args.w1, args.w1_factors, true}, groups_of(args), args.hidden, z_width, args.dx);
 }
 
 }  // namespace mimo::cuda

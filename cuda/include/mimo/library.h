@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 /* Incremented with every change of a struct's layout or of semantics: the program rejects a library of another version. */
-#define MIMO_ABI_VERSION 31
+#define MIMO_ABI_VERSION 32
 
 /* Declares every function: exported, with C linkage. */
 #ifdef __cplusplus

@@ -11,9 +11,14 @@ const expertWidths = (c: TrainingConfiguration) => [
 	...new Set([c.moeFfnHiddenSize, ...(c.moeFfnHiddenSizePerLayer ?? [])]),
 ];
 
-/** Conditions that FP8 products of experts need beside fp8-format. */
+const roundsExperts = (c: TrainingConfiguration) => c.fp8Modules.includes("experts");
+
+/** Conditions that FP8 products need beside fp8-format. */
 const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfiguration) => boolean])[] = [
-	["layers of experts (E)", (c) => hasLayer(c.hybridLayerPattern, "moe")],
+	[
+		"layers of experts (E), or fp8-modules projections",
+		(c) => !roundsExperts(c) || hasLayer(c.hybridLayerPattern, "moe"),
+	],
 	["fp8-recipe blockwise", (c) => c.fp8Recipe === "blockwise"],
 	["bf16, or fp8-emulate", (c) => c.bf16 || c.fp8Emulate],
 	[
@@ -23,7 +28,9 @@ const fp8Needs: readonly (readonly [what: string, holds: (c: TrainingConfigurati
 	[
 		"hidden-size, or moe-latent-size, and moe-ffn-hidden-size in steps of 16 on device cuda",
 		(c) =>
-			c.device !== "cuda" || [c.moeLatentSize ?? c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
+			c.device !== "cuda" ||
+			!roundsExperts(c) ||
+			[c.moeLatentSize ?? c.hiddenSize, ...expertWidths(c)].every((width) => width % 16 === 0),
 	],
 ];
 
@@ -48,12 +55,14 @@ const fp8Checks: readonly Check[] = [
 	),
 	(c) =>
 		unless(
-			c.fp8Format === null || notFused(c) === null,
+			c.fp8Format === null || !roundsExperts(c) || notFused(c) === null,
 			"fp8-format",
 			`it needs experts as one operation, and ${notFused(c)}`,
 		),
 	(c) => unless(c.fp8Recipe === null || c.fp8Format !== null, "fp8-recipe", "it needs fp8-format"),
 	(c) => unless(!c.fp8Wgrad || c.fp8Format !== null, "fp8-wgrad", "it needs fp8-format"),
+	(c) => unless(!c.fp8Wgrad || roundsExperts(c), "fp8-wgrad", "it needs fp8-modules experts"),
+	(c) => unless(c.fp8Format !== null || !c.fp8Modules.includes("projections"), "fp8-modules", "it needs fp8-format"),
 	(c) => unless(!c.fp8Emulate || c.fp8Format !== null, "fp8-emulate", "it needs fp8-format"),
 ];
 

@@ -6,11 +6,16 @@ import {
 	derived,
 	fraction,
 	integer,
+	list,
 	number,
 	off,
 	optional,
 	positiveNumber,
 } from "../field.ts";
+
+/** The parts of the language model whose products can be in FP8. */
+export const fp8Modules = ["experts", "projections"] as const;
+export type Fp8Module = (typeof fp8Modules)[number];
 
 const fp16 = "there is no fp16 training and so no loss scaling";
 
@@ -71,13 +76,19 @@ export const optimizerKeys = {
 	bf16: off("Parameters and activations in bf16 with fp32 master weights, moments and gradients."),
 	"fp8-format": optional(
 		choice(["e4m3"], ["hybrid"]),
-		"Forward products and input gradients of experts with operands rounded to FP8, weight gradients with fp8-wgrad; masters are not.",
+		"Forward products and input gradients of fp8-modules with operands rounded to FP8, experts' weight gradients with fp8-wgrad; masters are not.",
 		{ model: false },
 	),
 	"fp8-recipe": optional(
 		choice(["blockwise"], ["delayed", "tensorwise", "mxfp8", "custom"]),
 		"Numbers that share a scaling factor; blockwise: 128 of a row, 128 × 128 of a weight.",
 		{ model: false, megatron: "delayed" },
+	),
+	"fp8-modules": defaulting(
+		list<Fp8Module>(choice(fp8Modules)),
+		["experts"],
+		"With fp8-format: experts, both projections of routed experts; projections, those of the language model's attention, Mamba-2, Gated DeltaNet, MLPs and shared experts. Embedding, output layer, router and encoder are not rounded.",
+		{ model: false },
 	),
 	"fp8-wgrad": off(
 		"Weight gradients of experts with operands rounded to FP8 too; experts without biases then keep their rows in FP8 alone.",

@@ -141,6 +141,8 @@ export interface HybridConfig extends At<""> {
 		/** Precision of the weight gradients' products. */
 		readonly weightGradientRecipe: MlpRecipeName;
 	};
+	/** Precision of products of projections with their inputs and of the inputs' gradients; those of experts have their own. */
+	readonly projectionRecipe: MlpRecipeName;
 	/** Sizes of single layers of the main part that differ from the model's, by layer index. */
 	readonly ofLayer: ReadonlyMap<number, LayerDifference>;
 	/** Low-rank adapters, which train while all other weights are frozen; null: none. */

@@ -1,6 +1,7 @@
 /** HybridConfig of a training configuration, or of the model description in a checkpoint. */
 import { paddedVocabularySize } from "../../config/derive.ts";
 import { hasLayer, type LayerKind, parsePattern, segmentLengths } from "../../config/hybrid-pattern.ts";
+import type { Fp8Module } from "../../config/keys/optimizer.ts";
 import {
 	type LanguageModelConfiguration,
 	type SparseConfiguration,
@@ -11,6 +12,7 @@ import {
 import { hasOwnSizes, keysOfWindow, modelOfLayer } from "../../config/per-layer.ts";
 import { defaultRecomputeModules } from "../../config/recompute-modules.ts";
 import { propertyOf, type TrainingConfiguration } from "../../config/schema.ts";
+import type { MlpRecipeName } from "../../native/abi.ts";
 import { activationOf } from "../../native/activations.ts";
 import { languageLora } from "../lora.ts";
 import type { BalancingLoss, Biases, HybridConfig, LayerDifference, MtpConfig, Rope, RopeScaling } from "./config.ts";
@@ -57,6 +59,7 @@ export function hybridConfig(given: SparseConfiguration): HybridConfig {
 			clamp: c.activationFuncClampValue ?? Number.POSITIVE_INFINITY,
 		},
 		moe: moeConfig(c),
+		projectionRecipe: recipeOf(c, "projections"),
 		ofLayer: layerDifferences(c, layers.pattern),
 		lora: languageLora(c),
 		recompute: recomputation(c),
@@ -144,9 +147,13 @@ function moeConfig(c: Keys): HybridConfig["moe"] {
 		biasUpdateRate: updatesBias(c) ? c.moeRouterBiasUpdateRate : 0,
 		balancing: balancingLosses(c),
 		interleave: c.moeMlpGluInterleaveSize ?? 0,
-		recipe: c.fp8Format === null ? "plain" : "e4m3Blockwise",
+		recipe: recipeOf(c, "experts"),
 		weightGradientRecipe: c.fp8Wgrad ? "e4m3Blockwise" : "plain",
 	};
+}
+
+function recipeOf({ fp8Format, fp8Modules }: Keys, module: Fp8Module): MlpRecipeName {
+	return fp8Format !== null && fp8Modules.includes(module) ? "e4m3Blockwise" : "plain";
 }
 
 function layerDifferences(c: Keys, pattern: readonly LayerKind[]): ReadonlyMap<number, LayerDifference> {

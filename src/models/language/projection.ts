@@ -1,4 +1,5 @@
 /** The projections of a layer, with their adapters if the model has any (lora.ts). */
+import { UserError } from "../../system/errors.ts";
 import {
 	addBias,
 	addGroupedLowRank,
@@ -10,6 +11,7 @@ import {
 	joinColumns,
 	type LowRank,
 	linear,
+	linearInE4m3,
 	type Parameter,
 	type Tape,
 	type Tensor,
@@ -25,11 +27,21 @@ import type { LayerContext } from "./layer-context.ts";
  */
 export function project(tape: Tape, context: LayerContext, x: Tensor, name: string): Tensor {
 	const bias = columnsAreCut(name) ? null : biasOf(context, name);
-	const base = linear(tape, x, context.weights(name), bias);
+	const product = context.config.projectionRecipe === "plain" ? linear : inE4m3;
+	const base = product(tape, x, context.weights(name), bias);
 	const adapter = adapterOf(context, name);
 	if (adapter === null) return base;
 	using entering = adapterDropout(tape, context, x, name, adapter);
 	return addLowRank(tape, base, entering, adapter);
+}
+
+function inE4m3(tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | null): Tensor {
+	if (tape.device.library.kind === "cuda" && weight.shape.some((width) => width % 16 !== 0)) {
+		throw new UserError(
+			`fp8-modules projections needs widths in steps of 16 on device cuda; a rank has [${weight.shape.join(", ")}] of ${weight.name}.`,
+		);
+	}
+	return linearInE4m3(tape, x, weight, bias);
 }
 
 /**

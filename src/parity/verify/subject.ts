@@ -229,6 +229,9 @@ function refuseLayoutDependent(c: TrainingConfiguration, purpose: Purpose): void
 		c.gradReduceInBf16 && "grad-reduce-in-bf16 rounds what every replica adds",
 		[c.expAvgDtype, c.expAvgSqDtype].includes("bf16") &&
 			"moments in bf16 (exp-avg-dtype, exp-avg-sq-dtype) round a gradient's last bits up or down",
+		c.fp8Format !== null &&
+			c.fp8Modules.includes("projections") &&
+			"fp8-modules projections rounds blocks of matrices and of rows that tensor parallelism cuts, and each value beside a tie in its own way",
 		c.bf16 && "bf16 rounds every partial sum: verify compares in fp32 (bf16: false)",
 	].filter((reason) => reason !== false);
 	if (reasons.length > 0) throw new UserError(`Results depend on the layout here: ${reasons.join("; ")}.`);

@@ -45,8 +45,14 @@ export class E4m3Rows implements Disposable {
 
 const block = 128;
 
+/** The shape of a stack of matrices; a single matrix [R, C] is a stack of one. */
+function stackShape({ shape }: Tensor): readonly [count: number, rows: number, width: number] {
+	const [count, rows, width] = shape.length === 2 ? [1, ...shape] : shape;
+	return [count!, rows!, width!];
+}
+
 /**
- * Matrices [M, R, C] in e4m3. Products read both operands along the dimension that is summed, so an input gradient reads the
+ * Matrices [M, R, C], or one [R, C], in e4m3. Products read both operands along the dimension that is summed, so an input gradient reads the
  * same bytes in the other order; forward passes that no backward follows do without that.
  */
 export class E4m3Matrices implements Disposable {
@@ -58,8 +64,8 @@ export class E4m3Matrices implements Disposable {
 
 	/** Rounds f32 or bf16; on a GPU bf16, R and C multiples of 16. `transposed`: in both orders. */
 	constructor(matrices: Tensor, { transposed }: { readonly transposed: boolean }) {
-		const { device, shape } = matrices;
-		const [count, rows, width] = shape as readonly [number, number, number];
+		const { device } = matrices;
+		const [count, rows, width] = stackShape(matrices);
 		this.values = Tensor.empty(device, [count, rows, width], "u8", "parameter");
 		const blocks = [count, Math.ceil(rows / block), Math.ceil(width / block)];
 		this.factors = Tensor.empty(device, blocks, "f32", "parameter");
@@ -74,14 +80,14 @@ export class E4m3Matrices implements Disposable {
 
 	/** Adds the other order, of the matrices that were rounded. */
 	transpose(matrices: Tensor): void {
-		const [count, rows, width] = matrices.shape as readonly [number, number, number];
+		const [count, rows, width] = stackShape(matrices);
 		this.#transposed = Tensor.empty(matrices.device, [count, width, rows], "u8", "parameter");
 		this.#round(matrices);
 	}
 
 	#round(matrices: Tensor): void {
 		const { values, factors } = this;
-		const [count, rows, width] = matrices.shape as readonly [number, number, number];
+		const [count, rows, width] = stackShape(matrices);
 		const sizes = { count, rows, width, dtype: matrices.dtypeCode };
 		matrices.device.run("e4m3_matrices", { matrices, values, transposed: this.#transposed, factors, ...sizes });
 	}

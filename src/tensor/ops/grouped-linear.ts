@@ -21,6 +21,7 @@ export function groupedGemm(
 	device.run("grouped_gemm", {
 		a,
 		b: weight,
+		b_factors: null,
 		c,
 		offsets,
 		rows: a.rows,
@@ -28,6 +29,7 @@ export function groupedGemm(
 		n: c.width,
 		k: a.width,
 		transpose_b: Number(transposed),
+		recipe: MlpRecipe.plain,
 		a_dtype: a.dtypeCode,
 		b_dtype: weight.dtypeCode,
 		c_dtype: c.dtypeCode,

@@ -1,6 +1,6 @@
 /** Constraints between the keys of experts, and the description of the path of experts. */
 import { describe, expect, test } from "bun:test";
-import { describeExpertPath } from "../../../src/config/fused-mlp.ts";
+import { describeExpertPath, describeProjections } from "../../../src/config/fused-mlp.ts";
 import { configurationOf } from "../../../src/config/resolve.ts";
 
 const gated = { preset: "nemotron-tiny", "squared-relu": false, swiglu: true };
@@ -46,6 +46,9 @@ describe("refused by name", () => {
 		[{ ...fp8, "fp8-recipe": null }, "it needs fp8-recipe blockwise"],
 		[{ ...fp8, "fp8-format": null }, 'fp8-recipe (program): the value is "blockwise"; it needs fp8-format'],
 		[{ ...fp8, "fp8-format": "hybrid" }, "hybrid is not built yet"],
+		[{ ...fp8, "hybrid-layer-pattern": "M*-" }, "it needs layers of experts (E), or fp8-modules projections"],
+		[{ ...fp8, "fp8-modules": ["projections"], "fp8-wgrad": true }, "it needs fp8-modules experts"],
+		[{ "fp8-modules": ["projections"] }, "fp8-modules (program): the value is"],
 		[{ "fp8-wgrad": true }, "fp8-wgrad (program): the value is true; it needs fp8-format"],
 	] as const) {
 		test(JSON.stringify(keys), () => {
@@ -69,6 +72,14 @@ test("the path of experts and why", () => {
 	const fp8 = { bf16: true, device: "cpu", "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true };
 	expect(path(fp8)).toContain(
 		"rounded to e4m3, blockwise, which is emulated; weight gradients and master weights are not",
+	);
+	expect(path({ ...fp8, "fp8-modules": ["projections"] })).toEndWith("(moe-fused-mlp is auto).");
+	const projections = (modules: readonly string[]) =>
+		describeProjections(configurationOf({ preset: "nemotron-tiny", ...fp8, "fp8-modules": modules }));
+	expect(projections(["experts"])).toBeNull();
+	expect(projections(["experts", "projections"])).toBe(
+		"Projections of the language model: operands of products and input gradients rounded to e4m3, blockwise, which is emulated; " +
+			"weight gradients and master weights are not rounded.",
 	);
 	expect(path({ ...fp8, "fp8-wgrad": true })).toContain(
 		"products and input and weight gradients rounded to e4m3, blockwise, which is emulated; master weights are not",

@@ -175,6 +175,10 @@ test("what depends on the layout is refused by name", () => {
 	expect(() => smallSubject({ "moe-router-load-balancing-type": ["global_aux_loss"] })).toThrow(
 		/^Results depend on the layout here: moe-router-load-balancing-type global_aux_loss /,
 	);
+	const fp8 = { device: "cpu", "fp8-format": "e4m3", "fp8-recipe": "blockwise", "fp8-emulate": true };
+	expect(() => smallSubject({ ...fp8, "fp8-modules": ["experts", "projections"] })).toThrow(
+		/^Results depend on the layout here: fp8-modules projections rounds blocks /,
+	);
 	const corrected = { "encoder-grad-participation": "corrected" };
 	expect(() => smallSubject(corrected)).toThrow(/counts encoder ranks/);
 	expect(smallSubject(corrected, "policies").samples).toHaveLength(8);

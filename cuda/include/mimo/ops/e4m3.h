@@ -1,4 +1,4 @@
-/* Quantisation to e4m3 (fp8): operands of the experts' grouped GEMMs (docs/spec/moe-performance.md §1.7). */
+/* Quantisation to e4m3 (fp8): operands of grouped GEMMs, of experts or of one projection (docs/spec/moe-performance.md §1.7). */
 #pragma once
 
 #include "../stream.h"
@@ -6,7 +6,7 @@
 /* Floats that kernels may read past the end of row factors: allocations of such factors must be that much longer. */
 #define MIMO_E4M3_SPARE_FACTORS 260
 
-/* Arithmetic of grouped_mlp and grouped_gemm_weight_gradient. A layer in e4m3 may have plain weight gradients. */
+/* Arithmetic of grouped_mlp, grouped_gemm and grouped_gemm_weight_gradient. A layer in e4m3 may have plain weight gradients. */
 enum mimo_mlp_recipe {
   MIMO_MLP_RECIPE_PLAIN = 0, /* operands as they are stored */
   /* Operands are quantised to e4m3, rows in runs of 128 columns and matrices in blocks of 128 x 128, each scaled by its own

@@ -5,18 +5,23 @@
 
 /* c_r = a_r op(b_g) for the rows r of each group g. Groups may be empty. transpose_b = 1: b is [groups, n, k], op its
  * transpose (a forward product with weights [out, in]); 0: b is [groups, k, n] (the gradient of its input). Rows from
- * offsets[groups] on are neither read nor written. */
+ * offsets[groups] on are neither read nor written.
+ *
+ * MIMO_MLP_RECIPE_E4M3_BLOCKWISE: a is quantised here as by e4m3_rows, b is of e4m3_matrices. On GPUs: sm_90, a and c in bf16 and
+ * aligned to 16 bytes, n and k multiples of 16; else MIMO_ERROR_UNSUPPORTED. */
 typedef struct mimo_grouped_gemm_args {
   const void* a;          /* [rows, k] */
-  const void* b;          /* [groups, n, k] or [groups, k, n] */
+  const void* b;          /* [groups, n, k] or [groups, k, n]; recipe e4m3: `values`, or `transposed` [groups, n, k] */
+  const float* b_factors; /* recipe e4m3: `factors` of e4m3_matrices; else null */
   void* c;                /* [rows, n] */
-  const int32_t* offsets; /* [groups + 1] */
+  const int32_t* offsets; /* [groups + 1]; recipe e4m3: or null, one group of all rows */
   int64_t rows;           /* upper bound of offsets[groups] */
   int64_t groups;
   int64_t n;
   int64_t k;
   int32_t transpose_b;
-  int32_t a_dtype; /* f32 or bf16, each of the three */
+  int32_t recipe;  /* MIMO_MLP_RECIPE_* */
+  int32_t a_dtype; /* f32 or bf16, each of the three; recipe e4m3: b is u8 */
   int32_t b_dtype;
   int32_t c_dtype;
 } mimo_grouped_gemm_args;
