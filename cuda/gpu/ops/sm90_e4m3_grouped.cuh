@@ -56,37 +56,54 @@ struct E4m3Problem {
 };
 
 struct alignas(16) E4m3Result {
-  int group, row, column;
+  int group, row, column;  // row: its first, within the group's c
   int first, last;   // as defined by the Problem
   bool shares_rows;  // whether the cluster's blocks share rows of a, else the matrix b
-  int slices;        // how many slices have valid rows
+  int slices;        // how many slices it has: those of a tile, or of a part of it, that have valid rows
 };
 
-/// Tile scheduler: maps the number of a tile pair to this block's tile; numbers must not fall.
+/// Tile scheduler: maps the number of a tile pair to this block's tile; numbers must not fall. If the pairs of the last wave occupy
+/// at most half of the clusters, they are cut into two or four parts of fewer rows, which have numbers of their own.
 template <class Problem>
 class E4m3Walk {
  public:
-  __device__ E4m3Walk(const Problem& problem, const int32_t* units, int rank)
-      : problem_(problem), units_(units), rank_(rank), wide_(problem.columns()) {}
+  __device__ E4m3Walk(const Problem& problem, const int32_t* units, int groups, int rank)
+      : problem_(problem), units_(units), rank_(rank), wide_(problem.columns()) {
+    const int total = units[groups], clusters = gridDim.x / pair, rest = total % clusters;
+    if (4 * rest <= clusters) {
+      parts_ = 4;
+    } else if (2 * rest <= clusters) {
+      parts_ = 2;
+    }
+    whole_ = total - rest, count_ = whole_ + rest * parts_;
+  }
+  __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ E4m3Result at(int number) {
+    int part = 0, slices = Problem::slices;
+    if (number >= whole_) {
+      const int cut = number - whole_;
+      part = cut % parts_, slices /= parts_, number = whole_ + cut / parts_;
+    }
     while (units_[group_ + 1] <= number) ++group_;
     const int local = number - units_[group_], pairs = wide_ / 2;
     const int rows = Problem::results_below(problem_.height(problem_.first(group_), problem_.last(group_)));
-    if (local >= rows * pairs) return result((local - rows * pairs) * 2 + rank_, wide_ - 1, false);
+    const int skipped = part * slices;
+    if (local >= rows * pairs) return result(((local - rows * pairs) * 2 + rank_) * Problem::slices + skipped, slices, wide_ - 1, false);
     const int top = local / (band * pairs) * band, high = min(band, rows - top), in_band = local - top * pairs;
-    return result(top + in_band % high, in_band / high * 2 + rank_, true);
+    return result((top + in_band % high) * Problem::slices + skipped, slices, in_band / high * 2 + rank_, true);
   }
 
  private:
-  __device__ __forceinline__ E4m3Result result(int row, int column, bool shares_rows) const {
-    const int first = problem_.first(group_), last = problem_.last(group_);
-    const int live = problem_.height(first, last) - row * Problem::rows_of_result;
-    return {group_, row, column, first, last, shares_rows, max(0, min(Problem::slices, (live + Problem::slice - 1) / Problem::slice))};
+  __device__ __forceinline__ E4m3Result result(int slice, int slices, int column, bool shares_rows) const {
+    const int first = problem_.first(group_), last = problem_.last(group_), row = slice * Problem::slice;
+    const int live = problem_.height(first, last) - row;
+    return {group_, row, column, first, last, shares_rows, max(0, min(slices, (live + Problem::slice - 1) / Problem::slice))};
   }
 
   const Problem& problem_;
   const int32_t* units_;
   int rank_, wide_, group_ = 0;
+  int whole_, parts_ = 1, count_;  // pairs that are not cut, parts of the others, and all numbers
 };
 
 template <class Problem>
@@ -137,13 +154,13 @@ __device__ __forceinline__ void multiply_64x128_e4m3(float (&sum)[64], uint64_t 
 
 /// Producer loop: loads operands and factors of all k-steps of this block's results. Runs in one thread.
 template <class Problem>
-__device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3Walk<Problem> walk, int rank, int units,
+__device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3Walk<Problem> walk, int rank,
                                                    char* stage_memory, E4m3Shared<Problem>* shared) {
   constexpr int box = Problem::box_bytes, slice = Problem::slice;
   E4m3Ring<Problem::stages> ring;
-  for (int number = blockIdx.x / pair; number < units; number += gridDim.x / pair) {
+  for (int number = blockIdx.x / pair; number < walk.count(); number += gridDim.x / pair) {
     const E4m3Result at = walk.at(number);
-    const int row = at.row * Problem::rows_of_result, column = at.column * Problem::columns_of_result;
+    const int row = at.row, column = at.column * Problem::columns_of_result;
     const bool has_rows = at.slices > 0;
     const int factor_bytes = (has_rows ? Problem::row_factor_bytes : 0) + Problem::block_factor_bytes;
     const uint32_t bytes = static_cast<uint32_t>(at.slices * box + Problem::right_bytes + factor_bytes);
@@ -180,9 +197,9 @@ __device__ __forceinline__ void copy_e4m3_operands(const Problem& problem, E4m3W
 template <class Problem>
 class E4m3Half {
  public:
-  __device__ E4m3Half(const Problem& problem, int half, int units, const char* stage_memory, char* staging,
+  __device__ E4m3Half(const Problem& problem, int half, int results, const char* stage_memory, char* staging,
                       E4m3Shared<Problem>* shared)
-      : problem_(problem), units_(units), half_(half),
+      : problem_(problem), results_(results), half_(half),
         warp_row_(half * Problem::slice + threadIdx.x / 32 % 4 * 16),
         left_(operand(stage_memory + half * Problem::box_bytes, false, 0)),
         right_(operand(stage_memory + Problem::left_bytes, false, 0)), staging_(staging), shared_(shared) {}
@@ -192,9 +209,8 @@ class E4m3Half {
     float sums[2][64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[0][i] = sums[1][i] = 0;
-    E4m3Result finished{};
-    finished.row = 1 << 20;  // out of range: nothing is stored for it
-    for (int number = blockIdx.x / pair; number < units_; number += stride) {
+    E4m3Result finished{};  // without slices: nothing is stored for it
+    for (int number = blockIdx.x / pair; number < results_; number += stride) {
       wait(&shared_->full[ring_.slot], ring_.parity);
       const E4m3Result at = shared_->factors[ring_.slot].result;
       // Broadcast from one lane so that the compiler knows the branches are warp-uniform: otherwise it serialises the wgmma.
@@ -278,14 +294,16 @@ class E4m3Half {
   /// Stores a slice of a result and clears its sums.
   template <int slice>
   __device__ __forceinline__ void store(const E4m3Result& result, float (&sums)[2][64]) const {
-    const int row = result.row * Problem::rows_of_result + slice * 2 * Problem::slice + warp_row_;
+    // Rows of a slice that the result does not have may be another's. A select: a branch would serialise the wgmma.
+    const int row = half_ + 2 * slice < result.slices ? result.row + slice * 2 * Problem::slice + warp_row_ : out_of_range;
     problem_.store(result, row, sums[slice], staging_);
 #pragma unroll
     for (float& sum : sums[slice]) sum = 0;
   }
 
+  static constexpr int out_of_range = 1 << 26;
   const Problem& problem_;
-  const int units_, half_, warp_row_;  // warp_row_: the warp's first row within a result
+  const int results_, half_, warp_row_;  // warp_row_: the warp's first row within a result
   const uint64_t left_, right_;
   char* const staging_;
   E4m3Shared<Problem>* const shared_;
@@ -312,16 +330,16 @@ __device__ __forceinline__ void multiply_e4m3_groups(const Problem& problem, int
   let_next_start();
   find_units(problem, groups, shared->units);
   synchronise_pair();
-  const int rank = blockIdx.x % pair, units = __shfl_sync(all_lanes, shared->units[groups], 0);
-  const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
-  const E4m3Walk<Problem> walk(problem, shared->units, rank);
+  const int rank = blockIdx.x % pair, warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
+  const E4m3Walk<Problem> walk(problem, shared->units, groups, rank);
   if (warpgroup == 0) {
     shrink_registers<producer_registers>();
-    if (threadIdx.x == 0) copy_e4m3_operands(problem, walk, rank, units, stage_memory, shared);
+    if (threadIdx.x == 0) copy_e4m3_operands(problem, walk, rank, stage_memory, shared);
   } else {
     grow_registers<consumer_registers>();
     char* const own_staging = staging + (threadIdx.x / 32 - 4) * Problem::staging_bytes;
-    E4m3Half<Problem>(problem, warpgroup - 1, units, stage_memory, own_staging, shared).run();
+    const int results = __shfl_sync(all_lanes, walk.count(), 0);
+    E4m3Half<Problem>(problem, warpgroup - 1, results, stage_memory, own_staging, shared).run();
   }
   __syncwarp();
   synchronise_pair();  // the other block may still multicast into this block's memory

@@ -40,7 +40,7 @@ struct E4m3WeightGradient : E4m3Problem<3, boxes * sums_box_bytes> {
   __device__ __forceinline__ int column(int) const { return 0; }
   __device__ __forceinline__ int matrix(const E4m3Result& at, int step) const { return at.first + step; }
   __device__ __forceinline__ const float* factors_of_rows(const E4m3Result& at) const {
-    return row_factors + at.first * factor_stride + at.row * rows_of_result;
+    return row_factors + at.first * factor_stride + at.row;
   }
   __device__ __forceinline__ int factors_skipped(const E4m3Result&) const { return 0; }
   __device__ __forceinline__ int factor_of_block(const E4m3Result& at) const { return at.first * run_stride + at.column; }

@@ -39,9 +39,9 @@ struct E4m3Products : E4m3Problem<4, 16 * tile_row_bytes> {
   __device__ __forceinline__ int column(int step) const { return step * run; }
   __device__ __forceinline__ int matrix(const E4m3Result& at, int) const { return at.group; }
   __device__ __forceinline__ const float* factors_of_rows(const E4m3Result& at) const {
-    return row_factors + ((at.first + at.row * rows_of_result) & ~3);
+    return row_factors + ((at.first + at.row) & ~3);
   }
-  __device__ __forceinline__ int factors_skipped(const E4m3Result& at) const { return (at.first + at.row * rows_of_result) % 4; }
+  __device__ __forceinline__ int factors_skipped(const E4m3Result& at) const { return (at.first + at.row) % 4; }
   __device__ __forceinline__ int factor_of_block(const E4m3Result& at) const {
     return at.group * group_stride + at.column * column_stride;
   }
