@@ -46,6 +46,11 @@ export class Tensors {
 		return this.#stack.use(Tensor.from(this.device, values));
 	}
 
+	/** Released with the suite. */
+	own<T extends Disposable>(value: T): T {
+		return this.#stack.use(value);
+	}
+
 	[Symbol.dispose](): void {
 		this.#stack.dispose();
 	}

@@ -5,9 +5,10 @@
  * as many bytes as the operation, which is what an operation that takes microseconds can reach. Bytes are the fewest an
  * operation can move: every input read once, every output written once. Times are of calls queued one after the other.
  */
-import { Dtype } from "../../src/native/abi.ts";
+import { Dtype, MlpRecipe } from "../../src/native/abi.ts";
 import type { Device } from "../../src/native/device.ts";
 import { median } from "../../src/observe/series.ts";
+import { E4m3Matrices, E4m3Rows } from "../../src/tensor/ops/e4m3.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
 import { adamwArguments } from "./adamw-arguments.ts";
 import { attentionCases } from "./cuda-attention.ts";
@@ -65,7 +66,51 @@ function productCases(x: Tensors): Case[] {
 			run: () => device.run("gemm", args),
 		};
 	};
-	return [product(8192, 8192, 8192), product(tokens, 3712, hidden), product(tokens, hidden, 4096)];
+	return [
+		product(8192, 8192, 8192),
+		...projections.flatMap(([n, k]) => [product(tokens, n, k), productInE4m3(x, n, k)]),
+		roundedRows(x, 4096),
+	];
+}
+
+/** Outputs and inputs of Nemotron-3-Nano's projections. */
+const projections = [
+	[3712, hidden],
+	[hidden, 3712],
+	[hidden, 4096],
+	[10304, hidden],
+	[hidden, 10304],
+] as const;
+
+/** A projection whose operands are rounded to e4m3, its rows by the same call. */
+function productInE4m3(x: Tensors, n: number, k: number): Case {
+	const { device } = x;
+	const [a, c] = [x.random([tokens, k]), x.random([tokens, n])];
+	const b = x.own(new E4m3Matrices(x.random([n, k]), { transposed: false }));
+	const sizes = { rows: tokens, groups: 1, n, k, transpose_b: 1 };
+	const types = { recipe: MlpRecipe.e4m3Blockwise, a_dtype: bf16, b_dtype: Dtype.u8, c_dtype: bf16 };
+	const args = { a, b: b.values, b_factors: b.factors, c, offsets: null, ...sizes, ...types };
+	return {
+		operation: "gemm in e4m3",
+		shape: `${tokens} x ${n} x ${k}`,
+		work: 2 * tokens * n * k,
+		unit: "TFLOP/s",
+		run: () => device.run("grouped_gemm", args),
+	};
+}
+
+function roundedRows(x: Tensors, width: number): Case {
+	const { device } = x;
+	const rows = x.random([tokens, width]);
+	const { values, factors } = x.own(new E4m3Rows(device, tokens, width));
+	const row_count = x.integers(Int32Array.of(tokens));
+	return {
+		operation: "rounding to e4m3",
+		shape: `${tokens} x ${width}`,
+		work: 3 * tokens * width,
+		unit: "TB/s",
+		run: () => device.run("e4m3_rows", { x: rows, row_count, values, factors, rows: tokens, width, dtype: bf16 }),
+	};
 }
 
 function normCases(x: Tensors): Case[] {
