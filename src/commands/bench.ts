@@ -15,6 +15,7 @@ import { addRow } from "./bench/board.ts";
 import { type BenchModelName, benchModels, compareLosses } from "./bench/models.ts";
 
 const names = Object.keys(benchModels) as BenchModelName[];
+const precisions = ["bf16", "e4m3"] as const;
 
 export default defineCommand({
 	meta: {
@@ -26,6 +27,12 @@ export default defineCommand({
 			type: "string",
 			description: "Default: nemotron-nano with a GPU, laptop without.",
 			valueHint: names.join("|"),
+		},
+		precision: {
+			type: "string",
+			description: "e4m3: products of experts and projections in FP8, on Hopper; the losses are checked likewise.",
+			valueHint: precisions.join("|"),
+			default: "bf16",
 		},
 		gpus: { type: "string", description: "GPUs of this host, or processes of the laptop's model.", default: "1" },
 		steps: { type: "string", description: "Steps; the first two are not timed.", default: "10" },
@@ -42,7 +49,11 @@ export default defineCommand({
 		const model = choice(args, "model", names) ?? (gpus > 0 ? "nemotron-nano" : "laptop");
 		const ranks = wholeFrom(args, "gpus", 1);
 		const steps = wholeFrom(args, "steps", 3);
-		const { flags, trails, tolerance } = benchModels[model];
+		const { flags, e4m3, trails, tolerance } = benchModels[model];
+		const precision = choice(args, "precision", precisions)!;
+		if (precision === "e4m3" && e4m3 === null) {
+			throw new UserError(`--precision e4m3 is for models that step on GPUs; --model ${model} runs in fp32.`);
+		}
 		const onGpus = model !== "laptop";
 		if (onGpus && ranks > gpus) {
 			throw new UserError(
@@ -56,12 +67,20 @@ export default defineCommand({
 		try {
 			const log = text(args, "log") ?? join(folder, "log.jsonl");
 			using samples = onGpus ? new GpuSamples() : null;
-			await train([...flags(ranks).split(" "), "--train-iters", `${steps}`, "--log-json", log]);
+			const all = precision === "e4m3" ? `${flags(ranks)} ${e4m3}` : flags(ranks);
+			await train([...all.split(" "), "--train-iters", `${steps}`, "--log-json", log]);
 			const run = readRun(log);
 			const compared = trail === null ? 0 : compareLosses(run.losses, trail, tolerance);
 			const load = (await samples?.end()) ?? null;
 			const record = text(args, "record");
-			report(model, run, { compared, tolerance, load, ranks, record, changed: text(args, "note") ?? "" });
+			report(precision === "e4m3" ? `${model}, e4m3` : model, run, {
+				compared,
+				tolerance,
+				load,
+				ranks,
+				record,
+				changed: text(args, "note") ?? "",
+			});
 		} finally {
 			rmSync(folder, { recursive: true });
 		}
@@ -130,11 +149,7 @@ interface Outcome {
 	readonly changed: string;
 }
 
-function report(
-	model: BenchModelName,
-	run: MeasuredRun,
-	{ compared, tolerance, load, ranks, record, changed }: Outcome,
-): void {
+function report(model: string, run: MeasuredRun, { compared, tolerance, load, ranks, record, changed }: Outcome): void {
 	const median = medianOf(run.seconds);
 	const rate = rateText(run.flops / median / run.ranks);
 	const times = `${milliseconds(median)} (${milliseconds(Math.min(...run.seconds))})`;

@@ -225,8 +225,8 @@ export class FaultedRun implements Disposable {
 		this.#log = scene.path("faulted.jsonl");
 	}
 
-	/** Lets the run meet a fault a few steps from now. */
-	async meet(cause: RestartCause): Promise<Recovery> {
+	/** Lets the run meet a fault a few steps from now; null: it has ended before a rank has read a turned bit. */
+	async meet(cause: RestartCause): Promise<Recovery | null> {
 		const before = countSteps(this.#log);
 		await this.#until(() => countSteps(this.#log) >= before + 2);
 		await Bun.sleep(60 * this.random());
@@ -239,6 +239,7 @@ export class FaultedRun implements Disposable {
 		if (cause === "error" || cause === "wrong result") [began, finished] = this.#marked;
 		const restarting = !unnoticed.includes(cause);
 		if (cause !== "launcher" && restarting) await this.#until(() => this.#restarts() > restarts);
+		if (cause === "wrong result" && this.#launchers.over && this.#restarts() === restarts) return null;
 		const seen = this.#starts();
 		const lines = countSteps(this.#log);
 		await this.#until(() => countSteps(this.#log) > lines);

@@ -139,7 +139,10 @@ export async function meetRestarts(
 		saveInterval,
 	);
 	const recoveries: Recovery[] = [];
-	for (const cause of faults) if (run.stops.length === 0) recoveries.push(await run.meet(cause));
+	for (const cause of faults) {
+		const recovery = run.stops.length === 0 ? await run.meet(cause) : null;
+		if (recovery !== null) recoveries.push(recovery);
+	}
 	const { exitCode, text: said } = await run.end();
 	const problems = scene.leftovers();
 	if (exitCode !== 0) problems.push(`exit code ${exitCode}: ${said}`);

@@ -49,6 +49,11 @@ test("a mistake is one sentence", () => {
 		["--model desk", '--model is "desk"; allowed is'],
 		["--gpus 0 --model laptop", "--gpus is 0; allowed is an integer from 1."],
 		["--steps 2 --model laptop", "--steps is 2; allowed is an integer from 3."],
+		[
+			"--model laptop --precision e4m3",
+			"--precision e4m3 is for models that step on GPUs; --model laptop runs in fp32.",
+		],
+		["--model laptop --precision fp4", '--precision is "fp4"; allowed is bf16, e4m3'],
 		["--model laptop --trail absent.jsonl", "absent.jsonl"],
 		["--model laptop --trail other.md", "other.md is no JSON log of a training."],
 		["--model nemotron-nano --gpus 4000", "--gpus is 4000, and this machine has "],

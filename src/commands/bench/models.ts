@@ -7,6 +7,8 @@ interface BenchModel {
 	readonly summary: string;
 	/** Flags for `ranks` GPUs, or processes where it runs on processors. */
 	readonly flags: (ranks: number) => string;
+	/** Flags that make its products e4m3, as far as they can be; null: it runs on processors. */
+	readonly e4m3: string | null;
 	/** First losses by number of ranks. They hold for any number of steps of this model's schedule. */
 	readonly trails: Readonly<Record<number, readonly number[]>>;
 	/** Largest relative difference from them. */
@@ -16,6 +18,8 @@ interface BenchModel {
 /** Length of the learning rate's schedule, so that a run of any length follows it from the start. */
 const schedule = "--lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-decay-iters 100 --lr-warmup-iters 2";
 const benchmark = "--dataset-provider mock --eval-interval 1000 --log-interval 1 --log-throughput";
+
+const e4m3 = "--fp8-format e4m3 --fp8-recipe blockwise";
 
 /** A published language model's step on GPUs in bf16, four microbatches of 8,192 tokens a GPU, with moments in bf16. */
 const published = (preset: string, ranks: number, more: readonly string[]) =>
@@ -40,6 +44,9 @@ const gpuTolerance = 5e-3;
 const onGpu = <const Trail extends readonly number[]>(summary: string, flags: BenchModel["flags"], trail: Trail) => ({
 	summary,
 	flags,
+	e4m3: flags(1).includes("--num-experts")
+		? `${e4m3} --fp8-modules experts projections --fp8-wgrad`
+		: `${e4m3} --fp8-modules projections`,
 	trails: { 1: trail },
 	tolerance: gpuTolerance,
 });
@@ -49,6 +56,7 @@ export const benchModels = {
 		summary: "a hybrid of Mamba-2, attention, MLPs and experts for processors, in fp32",
 		flags: (ranks) =>
 			`--device cpu --preset nemotron-vlm-tiny --llm-only --hidden-size 256 --seq-length 512 --llm-dp ${ranks} --micro-batch-size 1 --global-batch-size 4 ${schedule} ${benchmark}`,
+		e4m3: null,
 		// Mock data are drawn by lane.
 		trails: {
 			1: [7.529483, 7.496293, 7.422818, 7.430078, 7.460692, 7.467368, 7.423831, 7.320779, 7.390223, 7.321703],
