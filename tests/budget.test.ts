@@ -10,13 +10,13 @@ const root = join(import.meta.dir, "..");
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [18348, 91],
-	commands: [5268, 40],
+	commands: [5291, 40],
 	config: [7660, 52],
 	data: [20555, 109],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1747, 10],
-	launch: [4322, 25],
+	launch: [4330, 25],
 	models: [6493, 59],
 	native: [3830, 17],
 	observe: [5387, 33],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [691, 12],
 	tensor: [5137, 41],
-	train: [7174, 46],
+	train: [7191, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

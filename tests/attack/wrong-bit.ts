@@ -62,19 +62,24 @@ function findKeptFile(pid: number): string | null {
 	return open.find((path) => maps.includes(readlinkSync(path)) && isKeptFile(path)) ?? null;
 }
 
-/** Whether a file has the words and the size of one that holds steps of the run's first layout (kept-file.ts). */
-function isKeptFile(path: string): boolean {
-	const words = new Int32Array(8);
+function wordsOf(path: string): Int32Array {
+	const words = new Int32Array(9);
 	const file = openSync(path, "r");
 	readSync(file, words, 0, words.byteLength, 0);
 	closeSync(file);
+	return words;
+}
+
+/** Whether a file has the words and the size of one that holds steps of the run's first layout (kept-file.ts). */
+function isKeptFile(path: string): boolean {
+	const words = wordsOf(path);
 	const [step, room, pages, layout] = [0, 5, 6, 7].map((index) => words[index]!) as [number, number, number, number];
 	// The run's shared memory begins with a name, which is a large number.
 	return step < 2 ** 24 && room === 1 && layout === 1 && pages > 0 && statSync(path).size >= 2 * pages * pageBytes;
 }
 
 function turnBitOf(pid: number, path: string, step: number, random: () => number): boolean {
-	using file = new KeptFile(path, 0);
+	using file = new KeptFile(path, { layout: 0, rank: wordsOf(path)[8]! - 1 });
 	if (Math.max(...slots.map((slot) => file.step(slot))) !== step) return false;
 	const bytes = new Uint8Array(file.pages * pageBytes);
 	file.read(bytes, file.offsetOf(file.slotOf(step)!));

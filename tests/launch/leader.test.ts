@@ -127,16 +127,36 @@ test("a host with a wrong result gives its ranks to a spare one, and gets none a
 	expect(scene.firsts()).toEqual([0, 2, 2]);
 	for (const agent of [0, 2]) scene.leader.hear(agent, { met: { generation: 1 } });
 	expect(scene.said.at(-1)).toMatch(/: host h2 takes ranks 2 to 3; all ranks have met/);
-	// The only spare host is the suspect.
+	// The only spare host had a wrong result as well.
 	fail(2, [2, 0], 1);
-	expect(scene.last(1)).toMatchObject({ begin: { generation: 2, first: 2 } });
-	fail(3, [1, 0], 2);
-	expect(scene.last(2)).toMatchObject({ begin: { generation: 3, first: 2 } });
-	fail(2, [2, 0], 3);
+	expect(scene.last(2)).toMatchObject({ begin: { generation: 2, first: 2 } });
+	fail(3, [2, 0], 2);
+	expect(scene.last(1)).toMatchObject({ begin: { generation: 3, first: 2 } });
+	fail(2, [1, 0], 3);
 	expect([scene.last(0), scene.said.at(-1)]).toEqual([
 		{ end: { code: 17 } },
 		expect.stringContaining("within 60 minutes (max-restarts)"),
 	]);
+});
+
+test("hosts that had a wrong result each keep their ranks, and so their copies, where no other is spare", () => {
+	const scene = new Scene(3, { spares: 1 });
+	for (const agent of [0, 1, 2]) scene.join(agent);
+	const fail = (agents: readonly [number, number], generation: number, failure: AgentFailure) => {
+		scene.leader.hear(agents[0], { failed: { generation, failure } });
+		for (const agent of agents) scene.stopped(agent, generation, agent === agents[0] ? failure : null);
+	};
+	const wrong = (rank: number, step: number) => ({ ...killed(rank), step, own: true, code: 17 });
+	// The third host takes ranks 0 and 1, the first one theirs when the second host has failed too.
+	fail([0, 1], 0, wrong(0, 5));
+	expect(scene.firsts()).toEqual([0, 2, 0]);
+	fail([1, 2], 1, wrong(3, 7));
+	const places = () => [0, 1, 2].map((agent) => scene.last(agent));
+	const before = places();
+	expect(before).toMatchObject([{ members: {} }, { begin: { generation: 2, first: 2 } }, { begin: { first: 0 } }]);
+	scene.leader.lose(0, "its connection has ended", true);
+	fail([1, 2], 2, killed(2));
+	expect(places().slice(1)).toMatchObject([{ begin: { generation: 3, first: 2 } }, { begin: { first: 0 } }]);
 });
 
 test("with fewer lanes the run goes on without a lost host, and takes it in when it returns", () => {

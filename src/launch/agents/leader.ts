@@ -254,21 +254,29 @@ export class Leader {
 		if (layout === layouts.length) return false;
 		const { ranks } = layouts[layout]!;
 		const blocks = new Map<number, Follower[]>();
+		/** Blocks of hosts that had a wrong result: a spare host takes them if there is one. */
+		const suspected = new Map<number, Follower[]>();
 		const free: Follower[][] = [];
 		for (const of of this.#wholeHosts()) {
 			const firsts = of.map(({ first, hello }) => (first === null ? null : first - hello.localRank));
 			const [block] = firsts;
 			const keeps = block != null && block < ranks && firsts.every((one) => one === block);
-			if (keeps && !this.#suspects.has(of[0]!.hello.node)) blocks.set(block, of);
+			if (keeps) (this.#suspects.has(of[0]!.hello.node) ? suspected : blocks).set(block, of);
 			else free.push(of);
 		}
+		// Hosts come in the order of their wrong results: behind the trusted ones are those that have had one themselves.
+		const trusted = free.filter(([one]) => !this.#suspects.has(one!.hello.node));
+		const rest = free.filter((of) => !trusted.includes(of));
 		this.#moved = layout === this.#layout ? [] : [`the run has ${ranks} of ${layouts[0]!.ranks} ranks`];
 		this.#layout = layout;
 		const before = new Map([...this.#followers.values()].map((follower) => [follower, follower.first]));
 		for (const follower of this.#followers.values()) follower.first = null;
 		for (let block = 0; block < ranks; block += perHost) {
-			const of = blocks.get(block) ?? free.shift();
+			const own = suspected.get(block);
+			const of = blocks.get(block) ?? trusted.shift() ?? own ?? rest.shift();
 			if (of === undefined) return false;
+			// Its copies of its ranks' state are of no use to others.
+			if (own !== undefined && own !== of) rest.push(own);
 			for (const follower of of) follower.first = block + follower.hello.localRank;
 			if (of.some((follower) => before.get(follower) !== follower.first))
 				this.#moved.push(`host ${of[0]!.hello.host} takes ranks ${block} to ${block + perHost - 1}`);

@@ -4,7 +4,10 @@
  */
 import { closeSync, ftruncateSync, openSync, readSync, writeSync } from "node:fs";
 
-/** Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's; whether slots have memory. */
+/**
+ * Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's (0: none); whether slots have
+ * memory; the run's layout and the rank, each one more than it is.
+ */
 const wordBytes = 4;
 const wordOf = {
 	step: (slot: number) => 2 * slot,
@@ -13,6 +16,7 @@ const wordOf = {
 	room: 5,
 	pages: 6,
 	layout: 7,
+	rank: 8,
 };
 const jobOffset = 64;
 export const slots = [0, 1] as const;
@@ -34,17 +38,24 @@ export class KeptFile implements Disposable {
 	readonly #file: number;
 	/** Parts of the file in this process's memory, by their number. */
 	readonly #windows = new Map<number, Uint8Array>();
+	/** Bytes of the job's record that is on its way to the file. */
+	#coming = 0;
 
-	/** `layout`: the run's; steps that were kept in another are void. */
+	/**
+	 * `layout`: the run's; `rank`: the rank whose part of the host's memory the file is. Steps that were kept in another layout are void,
+	 * and those of another rank, whose place the host had before.
+	 */
 	constructor(
 		private readonly path: string,
-		layout: number,
+		{ layout, rank }: { readonly layout: number; readonly rank: number },
 	) {
 		this.#file = openSync(path, "r+");
-		if (this.#word(wordOf.layout) === layout + 1) return;
+		if (this.#word(wordOf.layout) === layout + 1 && this.#word(wordOf.rank) === rank + 1) return;
 		for (const slot of slots) this.empty(slot);
+		this.#setWord(wordOf.job, 0);
 		this.#setWord(wordOf.room, 0);
 		this.#setWord(wordOf.layout, layout + 1);
+		this.#setWord(wordOf.rank, rank + 1);
 	}
 
 	/** The step in a slot; 0: none. */
@@ -65,8 +76,10 @@ export class KeptFile implements Disposable {
 		this.#setWord(wordOf.step(slot), 0);
 	}
 
-	/** A slot is whole. */
+	/** A slot is whole, and a job's record that came with it. */
 	finish(slot: number, step: number): void {
+		if (this.#coming > 0) this.#setWord(wordOf.job, this.#coming);
+		this.#coming = 0;
 		this.#setWord(wordOf.step(slot), step);
 	}
 
@@ -122,6 +135,8 @@ export class KeptFile implements Disposable {
 	}
 
 	set job(job: unknown) {
+		// A process may end between the record and its length.
+		this.#setWord(wordOf.job, 0);
 		this.#setWord(wordOf.job, this.#writeJson(jobOffset, job));
 	}
 
@@ -130,11 +145,12 @@ export class KeptFile implements Disposable {
 		return [this.pages, this.#word(wordOf.record(slot)), this.#word(wordOf.job)];
 	}
 
-	/** Takes the lengths of another file's slot. */
+	/** Takes the lengths of another file's slot; the job's record is none until the slot is whole. */
 	expect(slot: number, [pages, record, job]: readonly number[]): void {
 		this.pages = pages!;
 		this.#setWord(wordOf.record(slot), record!);
-		this.#setWord(wordOf.job, job!);
+		this.#setWord(wordOf.job, 0);
+		this.#coming = job!;
 	}
 
 	/** Gives all slots' memory back. */
@@ -169,7 +185,7 @@ export class KeptFile implements Disposable {
 	}
 
 	get #jobRange(): Range {
-		return { at: jobOffset, bytes: this.#word(wordOf.job) };
+		return { at: jobOffset, bytes: this.#coming > 0 ? this.#coming : this.#word(wordOf.job) };
 	}
 
 	#word(index: number): number {

@@ -49,18 +49,19 @@ export class KeptState implements Listener, Disposable {
 	readonly generation: number;
 
 	private constructor(
+		rank: number,
 		{ memory, generation, layout }: Restarts,
 		private readonly interval: number | null,
 		private readonly warn: (sentence: string) => void,
 	) {
 		this.generation = generation;
-		this.#file = new KeptFile(memory, layout);
+		this.#file = new KeptFile(memory, { layout, rank });
 		this.#copies = interval !== null;
 	}
 
 	/** null: a failure ends the run. */
-	static open(c: TrainingConfiguration, { restarts }: World, warn: (sentence: string) => void): KeptState | null {
-		return restarts && new KeptState(restarts, c.nonPersistentSaveInterval, warn);
+	static open(c: TrainingConfiguration, { restarts, rank }: World, warn: (sentence: string) => void): KeptState | null {
+		return restarts && new KeptState(rank, restarts, c.nonPersistentSaveInterval, warn);
 	}
 
 	/**

@@ -46,7 +46,7 @@ export class Replicas implements Disposable {
 		const first = world.rank % jump;
 		const ranks = Array.from({ length: world.size / jump }, (_, index) => first + index * jump);
 		const ring = await world.group("replicas", ranks);
-		const other = new KeptFile(world.restarts!.replica, world.restarts!.layout);
+		const other = new KeptFile(world.restarts!.replica, { layout: world.restarts!.layout, rank: world.rank });
 		return new Replicas(own, other, ring, warn, world.device);
 	}
 
