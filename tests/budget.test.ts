@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [18348, 91],
+	checkpoint: [18491, 92],
 	commands: [5291, 40],
 	config: [7660, 52],
 	data: [20555, 109],

@@ -167,6 +167,7 @@ const readThemselves = [
 	...["checkpoint/native/writer-lock.ts", "data/energon/tools/bench.ts", "native/affinity.ts", "native/library.ts"],
 	...[
 		"checkpoint/remote/checkpoint-store.ts",
+		"checkpoint/remote/plain-files.ts",
 		"observe/trace/tracer.ts",
 		"parity/verify/reference.ts",
 		"parity/verify/verify.ts",

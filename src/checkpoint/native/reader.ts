@@ -202,7 +202,7 @@ export class NativeCheckpoint implements TensorStore {
 	}
 
 	#openFile(name: string): SafetensorsFile {
-		return openFile(this.path, name, this.manifest);
+		return openFile(join(this.path, name), name, this.manifest);
 	}
 
 	[Symbol.dispose](): void {
@@ -210,13 +210,13 @@ export class NativeCheckpoint implements TensorStore {
 	}
 }
 
-/** Opens a file of a checkpoint; its header has the checksum that the index says. */
-function openFile(folder: string, name: string, { files }: Pick<Manifest, "files">): SafetensorsFile {
-	const file = openSafetensors(join(folder, name), { followLinks: false });
+/** Opens the file `name` of a checkpoint at a path; its header has the checksum that the index says. */
+function openFile(path: string, name: string, { files }: Pick<Manifest, "files">): SafetensorsFile {
+	const file = openSafetensors(path, { followLinks: false });
 	const sum = new Bun.CryptoHasher("sha256").update(file.readHeader()).digest("hex");
 	if (sum === files[name]?.headerSha256) return file;
 	file[Symbol.dispose]();
-	throw new UserError(`${join(folder, name)} is damaged: the checksum of its header differs.`);
+	throw new UserError(`${path} is damaged: the checksum of its header differs.`);
 }
 
 /** The file that holds the objects: the only one outside data/. */
@@ -224,8 +224,8 @@ function objectsFile({ files }: Pick<Manifest, "files">): string {
 	return Object.keys(files).find((name) => !name.startsWith("data/")) ?? "objects.safetensors";
 }
 
-/** Compares every value in a file of a checkpoint with its checksum; the sentence about the first that differs, or null. */
-export function fileDamage(folder: string, name: string, manifest: Manifest): string | null {
+/** Compares every value in the file `name` of a checkpoint with its checksum; the sentence about the first that differs, or null. */
+export function fileDamage(path: string, name: string, manifest: Manifest): string | null {
 	const chunks = Object.values(manifest.tensors).flatMap(({ chunks }) => chunks.filter(({ file }) => file === name));
 	const objects = name === objectsFile(manifest) ? Object.entries(manifest.objects) : [];
 	const sums = new Map([
@@ -233,7 +233,7 @@ export function fileDamage(folder: string, name: string, manifest: Manifest): st
 		...objects.map(([name, { sha256 }]) => [name, sha256] as const),
 	]);
 	try {
-		using file = openFile(folder, name, manifest);
+		using file = openFile(path, name, manifest);
 		const buffer = new Uint8Array(2 ** 20);
 		for (const [tensor, sha256] of sums) {
 			const { bytes } = file.information(tensor);

@@ -1,10 +1,22 @@
 /**
- * Objects below a URL: of an S3-compatible store (s3://BUCKET/PREFIX), or files of a plain HTTP(S) server, which are only read.
- * Large objects go up in parts, each repeated on its own; downloads go on where they were cut.
+ * Objects below a URL: of an S3-compatible store (s3://BUCKET/PREFIX), or files of a plain HTTP(S) server, which takes them where it
+ * knows PUT, as WebDAV servers do. Large objects of S3 go up in parts, each repeated on its own; downloads go on where they were cut.
  */
-import { closeSync, ftruncateSync, openSync, readSync, renameSync, statSync, writeSync } from "node:fs";
+import {
+	closeSync,
+	ftruncateSync,
+	mkdirSync,
+	openSync,
+	readSync,
+	renameSync,
+	rmSync,
+	statSync,
+	writeSync,
+} from "node:fs";
+import { dirname } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
+import { PlainFiles } from "./plain-files.ts";
 import { ask, defaultRequests, failWith, piecesOf, type RequestOptions, retried } from "./requests.ts";
 import { encodePath, encodeQuery, signedHeaders } from "./signature.ts";
 import { type Environment, type Target, targetOf } from "./store-address.ts";
@@ -30,6 +42,10 @@ interface Answer {
 
 /** Bytes of the largest answer that is kept in memory, unless a caller allows more: a page of a listing has about a megabyte. */
 const LARGEST_ANSWER = 2 ** 24;
+/** Attempts to bring bytes that have their checksums. */
+export const BRINGS = 3;
+/** Files on their way at once. */
+export const FILES_AT_ONCE = 4;
 /** S3's limit of parts. */
 const MOST_PARTS = 10_000;
 
@@ -61,6 +77,8 @@ function element(xml: string, name: string): string {
 
 export class ObjectStore {
 	readonly #target: Target;
+	/** null: an S3-compatible store. */
+	readonly #plain: PlainFiles | null;
 
 	constructor(
 		/** Without a slash at its end. */
@@ -69,16 +87,24 @@ export class ObjectStore {
 		environment: Environment = process.env,
 	) {
 		this.#target = targetOf(url, environment);
+		this.#plain = this.#target.credentials === null ? new PlainFiles(this, this.#target, options) : null;
 	}
 
-	/** Whether it is an S3-compatible store: objects can be listed, written and removed. */
-	get writable(): boolean {
-		return this.#target.credentials !== null;
+	/** Whether it is an S3-compatible store, whose objects can be listed; files of a plain server are asked for by name. */
+	get listable(): boolean {
+		return this.#plain === null;
 	}
 
-	/** All objects whose keys begin with `prefix`. */
-	async list(prefix = ""): Promise<StoredObject[]> {
+	/** All objects whose keys begin with `prefix`; a plain server lists nothing: those of the keys `known` that it has. */
+	async list(prefix = "", known: readonly string[] = []): Promise<StoredObject[]> {
 		const found: StoredObject[] = [];
+		if (!this.listable) {
+			await inParallel([...new Set(known)], FILES_AT_ONCE, async (key) => {
+				const there = await this.stat(key);
+				if (there !== null) found.push({ key, ...there, modified: 0 });
+			});
+			return found;
+		}
 		for (let token: string | null = ""; token !== null; ) {
 			const page: string = await this.#page({
 				"list-type": "2",
@@ -101,7 +127,7 @@ export class ObjectStore {
 	async #page(query: Readonly<Record<string, string>>): Promise<string> {
 		const what = `Listing ${this.url}`;
 		return await retried(what, this.options, async () => {
-			const { response, text } = await this.#send("GET", null, { query });
+			const { response, text } = await this.send("GET", null, { query });
 			if (!response.ok) failWith(what, response, text);
 			// A listing that was cut or damaged on its way counts as none.
 			if (!/<\/ListBucketResult>\s*$|<\/ListMultipartUploadsResult>\s*$/.test(text))
@@ -111,21 +137,32 @@ export class ObjectStore {
 	}
 
 	/** Reads a small object with its tag; null: the store does not have it. */
-	async get(
-		key: string,
-		limit = LARGEST_ANSWER,
-	): Promise<{ readonly bytes: Uint8Array; readonly etag: string } | null> {
+	async get(key: string, limit = LARGEST_ANSWER): Promise<Found | null> {
 		const what = `Reading ${this.url}/${key}`;
 		return await retried(what, this.options, async () => {
-			const { response, bytes, text } = await this.#send("GET", key, { limit });
+			const { response, bytes, text } = await this.send("GET", key, { limit });
 			if (response.status === 404 && element(text, "Code") !== "NoSuchBucket") return null;
 			if (response.status !== 200) failWith(what, response, text);
 			return { bytes, etag: response.headers.get("etag") ?? "" };
 		});
 	}
 
+	/** Size and tag of an object, without its bytes; null: the store does not have it. */
+	async stat(key: string): Promise<Pick<StoredObject, "bytes" | "etag"> | null> {
+		const what = `Reading ${this.url}/${key}`;
+		return await retried(what, this.options, async () => {
+			const { status, headers, ok } = await this.#ask("HEAD", key);
+			if (status === 404) return null;
+			const length = headers.get("content-length");
+			if (!ok) failWith(what, { status, headers } as Response, "");
+			if (length === null) throw new Error("it did not say how large the object is");
+			return { bytes: Number(length), etag: headers.get("etag") ?? "" };
+		});
+	}
+
 	/** Writes a small object; its tag, or null: the condition is not met, and nothing was written. */
 	async put(key: string, bytes: Uint8Array<ArrayBuffer>, condition: Condition = null): Promise<string | null> {
+		if (this.#plain !== null) return await this.#plain.replace(key, bytes, condition);
 		const what = `Writing ${this.url}/${key}`;
 		let conditional = condition !== null;
 		return await retried(what, this.options, async () => {
@@ -135,7 +172,7 @@ export class ObjectStore {
 					: "etag" in condition
 						? { "if-match": condition.etag }
 						: { "if-none-match": "*" };
-			const { response, text } = await this.#send("PUT", key, { body: bytes, headers: header });
+			const { response, text } = await this.send("PUT", key, { body: bytes, headers: header });
 			if (response.ok) return response.headers.get("etag") ?? "";
 			if (response.status === 501 && conditional) {
 				// A store without conditional writes.
@@ -152,13 +189,14 @@ export class ObjectStore {
 	async remove(key: string): Promise<void> {
 		const what = `Removing ${this.url}/${key}`;
 		await retried(what, this.options, async () => {
-			const { response, text } = await this.#send("DELETE", key);
+			const { response, text } = await this.send("DELETE", key);
 			if (!response.ok && response.status !== 404) failWith(what, response, text);
 		});
 	}
 
 	/** Writes a file as an object: in parts where it is large. */
 	async upload(key: string, path: string): Promise<void> {
+		if (this.#plain !== null) return await this.#plain.upload(key, path);
 		const { size } = statSync(path);
 		const partBytes = Math.max(this.options.partBytes, Math.ceil(size / MOST_PARTS));
 		const fd = openSync(path, "r");
@@ -180,7 +218,7 @@ export class ObjectStore {
 	async #uploadParts(key: string, fd: number, path: string, size: number, partBytes: number): Promise<boolean> {
 		const what = `Writing ${this.url}/${key}`;
 		const uploadId = await retried(what, this.options, async () => {
-			const { response, text } = await this.#send("POST", key, { query: { uploads: "" } });
+			const { response, text } = await this.send("POST", key, { query: { uploads: "" } });
 			const id = element(text, "UploadId");
 			if (!response.ok) failWith(what, response, text);
 			if (id === "") throw new Error("it named no upload");
@@ -195,7 +233,7 @@ export class ObjectStore {
 				const body = readRange(fd, path, begin, Math.min(partBytes, size - begin));
 				tags[number - 1] = await retried(what, this.options, async () => {
 					const query = { partNumber: String(number), uploadId };
-					const { response, text } = await this.#send("PUT", key, { query, body });
+					const { response, text } = await this.send("PUT", key, { query, body });
 					const tag = response.headers.get("etag");
 					if (element(text, "Code") === "NoSuchUpload") {
 						known = false;
@@ -218,7 +256,7 @@ export class ObjectStore {
 		const parts = tags.map((tag, index) => `<Part><PartNumber>${index + 1}</PartNumber><ETag>${tag}</ETag></Part>`);
 		const body = new TextEncoder().encode(`<CompleteMultipartUpload>${parts.join("")}</CompleteMultipartUpload>`);
 		return await retried(what, this.options, async () => {
-			const { response, text } = await this.#send("POST", key, { query: { uploadId }, body });
+			const { response, text } = await this.send("POST", key, { query: { uploadId }, body });
 			// A failure may come after the status was sent.
 			if (response.ok && text.includes("<CompleteMultipartUploadResult")) return true;
 			const code = element(text, "Code");
@@ -232,7 +270,7 @@ export class ObjectStore {
 	}
 
 	async #abort(key: string, uploadId: string): Promise<void> {
-		await this.#send("DELETE", key, { query: { uploadId } }).catch(() => {});
+		await this.send("DELETE", key, { query: { uploadId } }).catch(() => {});
 	}
 
 	/** Ends uploads that began before a time, by the store's clock, and that nothing will finish. */
@@ -244,11 +282,8 @@ export class ObjectStore {
 		}
 	}
 
-	/**
-	 * Brings an object of `bytes` bytes to a file, by way of `partial`: what is there of it, from an earlier process even, is
-	 * not brought again.
-	 */
-	async download(key: string, path: string, bytes: number, partial: string): Promise<void> {
+	/** Brings an object of `bytes` bytes to the file `partial`: what is there of it, from an earlier process even, is not brought again. */
+	async #download(key: string, bytes: number, partial: string): Promise<void> {
 		const what = `Reading ${this.url}/${key}`;
 		let fd: number;
 		try {
@@ -288,11 +323,34 @@ export class ObjectStore {
 		} finally {
 			closeSync(fd);
 		}
-		renameSync(partial, path);
+	}
+
+	/**
+	 * Brings an object of `bytes` bytes to a file, unless it is there already; once more, a few times, where `damage` finds some in a file. A
+	 * file has its name once it is whole. `part`: of several processes that may bring it, which this is.
+	 */
+	async bring(
+		key: string,
+		path: string,
+		bytes: number,
+		{ part, damage }: { readonly part: number; readonly damage: (path: string) => string | null },
+	): Promise<void> {
+		mkdirSync(dirname(path), { recursive: true });
+		const partial = `${path}.part-${part}`;
+		for (let [attempt, there] = [0, path]; ; attempt++) {
+			if (statSync(there, { throwIfNoEntry: false })?.size === bytes) {
+				const found = damage(there);
+				if (found === null) return there === path ? undefined : renameSync(there, path);
+				rmSync(there);
+				if (attempt >= BRINGS) throw new UserError(`${this.url}/${key} is damaged: ${found}.`);
+			}
+			await this.#download(key, bytes, partial);
+			there = partial;
+		}
 	}
 
 	/** One request, and its whole answer. `key` null: the bucket itself. */
-	async #send(method: string, key: string | null, request: Request = {}): Promise<Answer> {
+	async send(method: string, key: string | null, request: Request = {}): Promise<Answer> {
 		return await this.#answer(await this.#ask(method, key, request), request.limit ?? LARGEST_ANSWER);
 	}
 
@@ -310,15 +368,12 @@ export class ObjectStore {
 		return { response, bytes, text: bytes.subarray(0, LARGEST_ANSWER).toString("utf8") };
 	}
 
-	async #ask(method: string, key: string | null, { query = {}, body, headers = {} }: Request): Promise<Response> {
+	async #ask(method: string, key: string | null, request: Request = {}): Promise<Response> {
+		const { query = {}, body, headers = {} } = request;
 		const { origin, base, root, credentials } = this.#target;
-		const path = key === null ? root : base + encodePath(key);
-		const signature =
-			credentials === null
-				? {}
-				: signedHeaders({ method, origin, path, query, body: body ?? new Uint8Array(0) }, credentials, {
-						signed: headers,
-					});
+		const path = request.path ?? (key === null ? root : base + encodePath(key));
+		const signed = { method, origin, path, query, body: (body as Uint8Array | undefined) ?? new Uint8Array(0) };
+		const signature = credentials === null ? {} : signedHeaders(signed, credentials, { signed: headers });
 		const parameters = encodeQuery(query);
 		const url = `${origin}${path}${parameters === "" ? "" : `?${parameters}`}`;
 		const all = { "accept-encoding": "identity", ...headers, ...signature };
@@ -326,9 +381,17 @@ export class ObjectStore {
 	}
 }
 
+export interface Found {
+	readonly bytes: Uint8Array;
+	readonly etag: string;
+}
+
 interface Request {
+	/** In the place of the key's. */
+	readonly path?: string;
 	readonly query?: Readonly<Record<string, string>>;
-	readonly body?: Uint8Array<ArrayBuffer>;
+	/** A Blob goes to plain servers alone: it is not signed. */
+	readonly body?: Uint8Array<ArrayBuffer> | Blob;
 	readonly headers?: Readonly<Record<string, string>>;
 	/** Bytes of the largest answer. */
 	readonly limit?: number;

@@ -88,7 +88,7 @@ export async function* piecesOf(response: Response, { stallMilliseconds }: Reque
 
 /** Sends one request; the caller reads the body of the answer. */
 export async function ask(url: string, init: BunFetchRequestInit, options: RequestOptions): Promise<Response> {
-	const bytes = (init.body as Uint8Array | undefined)?.byteLength ?? 0;
+	const bytes = init.body instanceof Blob ? init.body.size : ((init.body as Uint8Array | undefined)?.byteLength ?? 0);
 	const abort = new AbortController();
 	const limit = options.stallMilliseconds + (1000 * bytes) / options.leastBytesPerSecond;
 	const timer = setTimeout(() => abort.abort(new Error(`it gave no answer in ${Math.round(limit / 1000)} s`)), limit);

@@ -5,7 +5,7 @@
  * that were never finished are removed when they are a day old.
  */
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readdirSync, rmSync, statSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, rmSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { UserError } from "../../system/errors.ts";
 import { readWholeFile, readWholeText } from "../../system/input-file.ts";
@@ -15,17 +15,14 @@ import { indexName, latestName, type Manifest, parseManifest } from "../native/m
 import { copyTagName, fileDamage, parseLatest } from "../native/reader.ts";
 import { leftoverPattern, rankName, type ShardReport } from "../native/writer.ts";
 import type { CheckpointStore, PendingSave, Share } from "./checkpoint-store.ts";
-import { type Condition, inParallel, ObjectStore, type StoredObject } from "./object-store.ts";
+import { BRINGS, type Condition, FILES_AT_ONCE, inParallel, ObjectStore } from "./object-store.ts";
 import { defaultRequests, type RequestOptions } from "./requests.ts";
 
 const iterationIndex = /^((?:iter_\d+|release))\/index\.json$/;
 /** Bytes of the largest latest.json. */
 const LARGEST_LATEST = 2 ** 16;
-/** Attempts to bring bytes that have their checksums. */
-const BRINGS = 3;
-/** Small objects on their way at once, and files. */
+/** Small objects on their way at once. */
 const SMALL_AT_ONCE = 16;
-const FILES_AT_ONCE = 4;
 /** Milliseconds after which what an unfinished save has left is removed: its run is no longer about to finish it. */
 const ABANDONED = 24 * 3600_000;
 
@@ -48,8 +45,8 @@ export class StagedStore implements CheckpointStore {
 			const latest = await this.#store.get(latestName, LARGEST_LATEST);
 			const tags = await this.#indexes(latest?.bytes ?? null);
 			await inParallel([...tags], SMALL_AT_ONCE, ([name, tag]) => this.#bringIndex(name, tag));
-			for (const name of readdirSync(this.folder)) {
-				if (/^(iter_\d+|release)$/.test(name) && !tags.has(name)) rmSync(join(this.folder, name), { recursive: true });
+			for (const name of this.#iterations()) {
+				if (!tags.has(name)) rmSync(join(this.folder, name), { recursive: true, force: true });
 			}
 			const fault = latest === null ? null : this.#latestFault(latest.bytes);
 			if (fault === null || attempt === BRINGS) {
@@ -63,17 +60,23 @@ export class StagedStore implements CheckpointStore {
 		}
 	}
 
-	/** Tags of the iterations' indexes by iteration: "" is a URL that is a checkpoint itself. A plain server lists nothing: its newest. */
+	/**
+	 * Tags of the iterations' indexes by iteration: "" is a URL that is a checkpoint itself. A plain server is asked for its newest, and for
+	 * those that this host knows of.
+	 */
 	async #indexes(latest: Uint8Array | null): Promise<Map<string, string>> {
-		if (this.#store.writable) {
-			const found = (await this.#store.list()).map(
-				({ key, etag }) => [key === indexName ? "" : (iterationIndex.exec(key)?.[1] ?? null), etag] as const,
-			);
-			return new Map(found.flatMap(([name, etag]) => (name === null ? [] : [[name, etag] as const])));
-		}
-		if (latest === null)
-			return (await this.#store.get(indexName, indexLimits.bytes)) === null ? new Map() : new Map([["", ""]]);
-		return new Map([[parseLatest(new TextDecoder().decode(latest), `${this.path}/${latestName}`).dir, ""]]);
+		const [, newest] = /"dir":\s*"(iter_\d+|release)"/.exec(new TextDecoder().decode(latest ?? undefined)) ?? [];
+		const names = newest === undefined ? this.#iterations() : [newest, ...this.#iterations()];
+		const known = [indexName, ...names.map((name) => `${name}/${indexName}`)];
+		const found = (await this.#store.list("", known)).map(
+			({ key, etag }) => [key === indexName ? "" : (iterationIndex.exec(key)?.[1] ?? null), etag] as const,
+		);
+		return new Map(found.flatMap(([name, etag]) => (name === null ? [] : [[name, etag] as const])));
+	}
+
+	/** Names of the iterations that this host knows of. */
+	#iterations(): string[] {
+		return readdirSync(this.folder).filter((name) => /^(iter_\d+|release)$/.test(name));
 	}
 
 	async #bringIndex(name: string, tag: string): Promise<void> {
@@ -130,25 +133,15 @@ export class StagedStore implements CheckpointStore {
 		const files = Object.keys(manifest.files).sort();
 		const mine = files.filter((_, at) => at % parts === part);
 		await inParallel(mine, FILES_AT_ONCE, async (file) => {
-			const path = join(folder, file);
-			mkdirSync(dirname(path), { recursive: true });
-			const { bytes } = manifest.files[file]!;
-			for (let attempt = 0; ; attempt++) {
-				if (statSync(path, { throwIfNoEntry: false })?.size === bytes) {
-					const damage = fileDamage(folder, file, manifest);
-					if (damage === null) return;
-					rmSync(path);
-					if (attempt >= BRINGS) throw new UserError(`${this.#named(join(name, file))} is damaged: ${damage}.`);
-				}
-				await this.#store.download(join(name, file), path, bytes, `${path}.part-${part}`);
-			}
+			const options = { part, damage: (path: string) => fileDamage(path, file, manifest) };
+			await this.#store.bring(join(name, file), join(folder, file), manifest.files[file]!.bytes, options);
 		});
 	}
 
 	/** Frees the disk of the values of other iterations. */
 	#dropOthers(name: string): void {
-		for (const other of readdirSync(this.folder)) {
-			if (other === name || !/^(iter_\d+|release)$/.test(other)) continue;
+		for (const other of this.#iterations()) {
+			if (other === name) continue;
 			for (const entry of readdirSync(join(this.folder, other))) {
 				if (entry === "data" || entry.includes(".safetensors"))
 					rmSync(join(this.folder, other, entry), { recursive: true });
@@ -157,11 +150,6 @@ export class StagedStore implements CheckpointStore {
 	}
 
 	async probe(): Promise<void> {
-		if (!this.#store.writable) {
-			throw new UserError(
-				`--save ${this.path} cannot be written: a plain HTTP server keeps no checkpoints, s3://BUCKET/PREFIX does.`,
-			);
-		}
 		const name = `${latestName}.tmp-${crypto.randomUUID().slice(0, 8)}`;
 		await this.#store.put(name, new TextEncoder().encode("mimo\n"));
 		await this.#store.remove(name);
@@ -208,9 +196,12 @@ export class StagedStore implements CheckpointStore {
 
 	async collect(save: PendingSave, ranks: number): Promise<ShardReport[]> {
 		const reports: ShardReport[] = [];
-		await inParallel([...Array(ranks).keys()], SMALL_AT_ONCE, async (rank) => {
-			reports[rank] = await this.#report(this.#reportKey(save, rank));
+		const keys = Array.from({ length: ranks }, (_, rank) => this.#reportKey(save, rank));
+		await inParallel([...keys.entries()], SMALL_AT_ONCE, async ([rank, key]) => {
+			reports[rank] = await this.#report(key);
 		});
+		// Others are found by listing when the checkpoint is there.
+		if (!this.#store.listable) await this.#removeAll(keys).catch(() => {});
 		return reports;
 	}
 
@@ -225,9 +216,10 @@ export class StagedStore implements CheckpointStore {
 			const path = join(folder, file);
 			if (existsSync(path)) await this.#store.upload(`${name}/${file}`, path);
 		}
-		const there = new Map((await this.#store.list(`${name}/`)).map((object) => [object.key, object]));
+		const objects = await this.#store.list(`${name}/`, keysOf(name, files));
+		const there = new Map(objects.map(({ key, bytes }) => [key, bytes]));
 		for (const [file, { bytes }] of Object.entries(files)) {
-			const found = there.get(`${name}/${file}`)?.bytes;
+			const found = there.get(`${name}/${file}`);
 			if (found === bytes) continue;
 			throw new UserError(
 				`${this.path}/${name}/${file} has ${found ?? "no"} bytes of ${bytes}: was it deleted during the save?`,
@@ -245,8 +237,8 @@ export class StagedStore implements CheckpointStore {
 		if (done === null) this.#refuse(latestName);
 		writeFileAtomically(join(folder, copyTagName), (file) => file.write(new TextEncoder().encode(indexTag)));
 		// The checkpoint is there; what else is there is removed, now or at a later save.
-		const kept = new Set([indexName, ...Object.keys(files)].map((file) => `${name}/${file}`));
-		await this.#removeAll([...there.values()].filter(({ key }) => !kept.has(key))).catch(() => {});
+		const kept = new Set([`${name}/${indexName}`, ...keysOf(name, files)]);
+		await this.#removeAll([...there.keys()].filter((key) => !kept.has(key))).catch(() => {});
 		await this.#removeAbandoned().catch(() => {});
 	}
 
@@ -268,24 +260,31 @@ export class StagedStore implements CheckpointStore {
 	}
 
 	async remove(name: string): Promise<void> {
+		// A plain server has what the index names; an index that is gone leaves it there.
+		const known = this.#store.listable ? [] : keysOf(name, (await this.#manifest(name)).files);
 		await this.#store.remove(`${name}/${indexName}`);
-		await this.#removeAll(await this.#store.list(`${name}/`));
+		await this.#removeAll((await this.#store.list(`${name}/`, known)).map(({ key }) => key));
 	}
 
 	/** Objects of iterations without an index, and unfinished uploads. */
 	async #removeAbandoned(): Promise<void> {
+		if (!this.#store.listable) return;
 		const all = await this.#store.list();
 		const whole = new Set(all.flatMap(({ key }) => iterationIndex.exec(key)?.[1] ?? []));
 		// Clocks of hosts differ from the store's: its newest object says what time it is there.
 		const before = all.reduce((newest, { modified }) => Math.max(newest, modified), 0) - ABANDONED;
 		const ofIterations = all.filter(({ key }) => /^(iter_\d+|release)\//.test(key) && !whole.has(key.split("/")[0]!));
-		await this.#removeAll(ofIterations.filter(({ modified }) => modified < before));
+		await this.#removeAll(ofIterations.filter(({ modified }) => modified < before).map(({ key }) => key));
 		await this.#store.abortUploads(before);
 	}
 
-	async #removeAll(objects: readonly StoredObject[]): Promise<void> {
-		await inParallel(objects, SMALL_AT_ONCE, ({ key }) => this.#store.remove(key));
+	async #removeAll(keys: readonly string[]): Promise<void> {
+		await inParallel(keys, SMALL_AT_ONCE, (key) => this.#store.remove(key));
 	}
+}
+
+function keysOf(name: string, files: Manifest["files"]): string[] {
+	return Object.keys(files).map((file) => `${name}/${file}`);
 }
 
 function sumOf(content: string | Uint8Array): string {

@@ -1,6 +1,6 @@
 /**
- * An S3 server (moto) and a gate in front of it, through which a program reaches it and which makes one request after another go
- * wrong. As S3 does and moto does not, the gate refuses a body whose SHA-256 is not the signed one.
+ * An S3 server (moto), or a plain HTTP server, and a gate in front of it, through which a program reaches it and which makes one request
+ * after another go wrong. As S3 does and moto does not, the gate refuses a body whose SHA-256 is not the signed one.
  */
 import { createHash } from "node:crypto";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
@@ -36,9 +36,11 @@ export class StoreServer implements AsyncDisposable {
 	requests = 0;
 	/** Heads of all requests. */
 	readonly seen: string[] = [];
+	/** Called with the head of every request before it goes on. */
+	watch: ((head: string) => void) | null = null;
 
 	private constructor(
-		private readonly moto: Bun.Subprocess,
+		private readonly stop: () => Promise<unknown>,
 		/** Of the server itself. */
 		readonly direct: string,
 		private readonly gate: Server,
@@ -65,10 +67,18 @@ export class StoreServer implements AsyncDisposable {
 		void (async () => {
 			while (!(await reader.read()).done) {}
 		})();
+		await fetch(`${direct}/bucket`, { method: "PUT" });
+		return await StoreServer.before(direct, async () => {
+			moto.kill();
+			await moto.exited;
+		});
+	}
+
+	/** A gate before the server of an address. */
+	static async before(direct: string, stop: () => Promise<unknown>): Promise<StoreServer> {
 		const gate = createServer();
 		await new Promise<void>((resolve) => gate.listen(0, "127.0.0.1", resolve));
-		await fetch(`${direct}/bucket`, { method: "PUT" });
-		return new StoreServer(moto, direct, gate);
+		return new StoreServer(stop, direct, gate);
 	}
 
 	get endpoint(): string {
@@ -110,6 +120,7 @@ export class StoreServer implements AsyncDisposable {
 	async #pass(request: IncomingMessage, response: ServerResponse): Promise<void> {
 		this.requests++;
 		this.seen.push(`${request.method} ${request.url} ${JSON.stringify(request.headers)}`);
+		this.watch?.(this.seen.at(-1)!);
 		const pieces: Uint8Array[] = [];
 		for await (const piece of request) pieces.push(piece);
 		let body = Buffer.concat(pieces);
@@ -159,6 +170,11 @@ export class StoreServer implements AsyncDisposable {
 			bytes[Math.floor(bytes.length / 2)]! ^= 1;
 		}
 		if (fault === "truncated") bytes = bytes.subarray(0, Math.floor(bytes.length / 2));
+		if (request.method === "HEAD") {
+			const length = answer.headers.get("content-length");
+			response.writeHead(answer.status, { ...kept, ...(length === null ? {} : { "content-length": length }) }).end();
+			return;
+		}
 		response.writeHead(answer.status, answer.status === 204 ? kept : { ...kept, "content-length": bytes.length });
 		if (fault === "cut within the body") {
 			response.write(bytes.subarray(0, Math.floor(bytes.length / 2)));
@@ -181,7 +197,6 @@ export class StoreServer implements AsyncDisposable {
 	async [Symbol.asyncDispose](): Promise<void> {
 		this.gate.closeAllConnections();
 		this.gate.close();
-		this.moto.kill();
-		await this.moto.exited;
+		await this.stop();
 	}
 }
