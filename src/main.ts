@@ -102,9 +102,18 @@ async function refuse(name: string, names: readonly string[], path: string): Pro
 	throw new UserError(`There is no ${what} ${name}${hint}. \`${path} --help\` lists all.`, exitCodes.usage);
 }
 
-/** A model that is named as on Hugging Face's Hub and is not here is downloaded, unless this process is a rank of several. */
+/**
+ * What a store has is brought to this host. A model that is named as on Hugging Face's Hub and is not here is downloaded, unless this process
+ * is a rank of several.
+ */
 async function downloadAndRunAgain(error: unknown): Promise<void> {
 	const { HubModelMissing, downloadModel } = await import("./checkpoint/hf/hub.ts");
+	const { CopyMissing } = await import("./checkpoint/remote/copies.ts");
+	if (error instanceof CopyMissing) {
+		const { bringCopy } = await import("./checkpoint/remote/folder-copy.ts");
+		await bringCopy(error.wanted);
+		return await main(process.argv.slice(2)).catch(downloadAndRunAgain);
+	}
 	const { placeFromEnvironment } = await import("./launch/place.ts");
 	if (!(error instanceof HubModelMissing) || placeFromEnvironment() !== null) throw error;
 	const { ByteProgress } = await import("./commands/byte-progress.ts");
@@ -122,8 +131,9 @@ async function fail(error: unknown): Promise<never> {
 	const { describeError, printStacks } = await import("./commands/command.ts");
 	const { debugging } = await import("./system/debug.ts");
 	const { sentence, exitCode } = describeError(error);
+	const { withAddresses } = await import("./checkpoint/remote/copies.ts");
 	const { complain } = await import("./observe/messages.ts");
-	complain(sentence);
+	complain(withAddresses(sentence));
 	if (debugging(1)) printStacks(error);
 	process.exit(exitCode);
 }

@@ -9,13 +9,13 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [18491, 92],
-	commands: [5291, 40],
-	config: [7660, 52],
+	checkpoint: [18880, 95],
+	commands: [5326, 40],
+	config: [7656, 52],
 	data: [20555, 109],
 	decode: [728, 3],
 	guests: [4775, 32],
-	inference: [1747, 10],
+	inference: [1750, 10],
 	launch: [4330, 25],
 	models: [6493, 59],
 	native: [3830, 17],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [691, 12],
 	tensor: [5137, 41],
-	train: [7191, 46],
+	train: [7214, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -2,10 +2,12 @@
  * Pools of open files, and files that are either whole or not there: temporary name, fsync, rename, fsync of the folder
  * (docs/spec/checkpoint.md §7). Every failure is one sentence that names the file.
  */
+import { createHash } from "node:crypto";
 import { closeSync, constants, fsyncSync, openSync, renameSync, rmSync, writeSync } from "node:fs";
 import { dirname } from "node:path";
 import { reserve } from "../native/files.ts";
 import { UserError } from "../system/errors.ts";
+import { InputFile } from "../system/input-file.ts";
 import { fileError } from "../system/system-errors.ts";
 import { openWorker } from "../system/worker.ts";
 
@@ -14,6 +16,17 @@ const LARGEST_TRANSFER = 2 ** 30;
 
 /** Open files at once; systems allow some thousand a process. */
 const LARGEST_POOL = 64;
+
+/** Bytes of a file that are hashed at once. */
+const HASHED = 2 ** 24;
+
+/** Digest of a file's bytes, after those of `before`, in hexadecimal. */
+export function fileDigest(path: string, algorithm: "sha256" | "sha1" | "md5", before = ""): string {
+	const hash = createHash(algorithm).update(before);
+	using file = InputFile.open(path);
+	for (let at = 0; at < file.size; at += HASHED) hash.update(file.read(at, Math.min(HASHED, file.size - at)));
+	return hash.digest("hex");
+}
 
 /** Files opened when needed and closed when too many are open. */
 export class FilePool<File extends Disposable> implements Disposable {

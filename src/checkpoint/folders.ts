@@ -58,12 +58,14 @@ export function requirePlainName(name: string, where: string): string {
 }
 
 export const ownershipFile = "mimo.json";
+/** In that of a folder on a disk. */
+export const diskFormat = "mimo-weights";
 /** Bytes of the largest such file. */
 const LARGEST_RECORD = 4096;
 
 /** Content of the file. `lineage`: name of the run that began the training. */
 export function ownershipText(lineage: string): string {
-	return `${JSON.stringify({ format: "mimo-weights", lineage })}\n`;
+	return `${JSON.stringify({ format: diskFormat, lineage })}\n`;
 }
 
 /**
@@ -79,12 +81,4 @@ export function mayWrite(path: string, lineage: string | null): boolean {
 	} catch {
 		return false;
 	}
-}
-
-/** Throws a UserError unless `mayWrite`. */
-export function requireWritable(path: string, lineage: string | null, flag = "save-hf"): void {
-	if (mayWrite(path, lineage)) return;
-	throw new UserError(
-		`--${flag} ${path} exists, and this training has not written it: name another folder, or remove this one.`,
-	);
 }

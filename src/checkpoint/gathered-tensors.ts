@@ -285,9 +285,10 @@ const coveredBy = ({ blocks }: Part) => blocks.reduce((sum, { rows, columns }) =
 
 /**
  * The tensors of `store`, which are made of gathered ones, in the rounds in which this rank reads them: every tensor is a rank's that
- * holds the most of it, and ranks have as many bytes as can be. Every rank iterates to the end, together.
+ * holds the most of it, and ranks have as many bytes as can be; with `alone` all are the first rank's. Every rank iterates to the end,
+ * together.
  */
-export function* shareOf(store: TensorStore, gathered: GatheredTensors): Generator<readonly string[]> {
+export function* shareOf(store: TensorStore, gathered: GatheredTensors, alone = false): Generator<readonly string[]> {
 	const { rank, size } = gathered.group;
 	const queues = Array.from({ length: size }, () => [] as { name: string; sources: readonly string[] }[]);
 	const load = new Float64Array(size);
@@ -297,7 +298,8 @@ export function* shareOf(store: TensorStore, gathered: GatheredTensors): Generat
 		const sources = sourcesOf(store, name).flatMap((source) => (source.store === gathered ? [source.name] : []));
 		const held = members.map((member) => sources.reduce((sum, source) => sum + gathered.heldBy(member, source), 0));
 		const most = Math.max(...held);
-		const best = members.filter((member) => held[member] === most).reduce((a, b) => (load[b]! < load[a]! ? b : a));
+		const fullest = members.filter((member) => held[member] === most);
+		const best = alone ? 0 : fullest.reduce((a, b) => (load[b]! < load[a]! ? b : a));
 		// Tensors of one source, such as the projections of one matrix, go together.
 		const member = sources.map((source) => memberOf.get(source)).find((found) => found !== undefined) ?? best;
 		for (const source of sources) memberOf.set(source, member);

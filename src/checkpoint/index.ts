@@ -29,11 +29,8 @@ export {
 export { type DtypeTag, decodeFloats, isDtypeTag, isFloatDtype, type TensorArray } from "./dtype.ts";
 export { writeFileAtomically } from "./files.ts";
 export {
-	mayWrite,
 	ownershipFile,
 	ownershipText,
-	requireWritable,
-	writeFolderAtomically,
 } from "./folders.ts";
 export { GatheredTensors, shareOf } from "./gathered-tensors.ts";
 export { type Companions, tokenizerOf, withoutTokenizer } from "./hf/companions.ts";
@@ -47,7 +44,6 @@ export {
 } from "./hf/families/index.ts";
 export { type SpellingName, spellings } from "./hf/families/nemotron-h-names.ts";
 export { defaultShardBytes, HuggingFaceFolder } from "./hf/folder.ts";
-export { hubFolder } from "./hf/hub.ts";
 export { folderTexts, lackingOfImages, readImageProcessor } from "./hf/image-processor.ts";
 export { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./hf/json.ts";
 export { configObject, isKeptObject, type KeptFolder, objectsOf } from "./hf/kept-folder.ts";
@@ -85,7 +81,10 @@ export { isCheckpoint, NativeCheckpoint } from "./native/reader.ts";
 export { type CheckpointDescription, iterationName, restoreReplaced } from "./native/writer.ts";
 export { claimFolder, isLock, newRunName, ownHolder, WriterClaim, type WriterLock } from "./native/writer-lock.ts";
 export { type CheckpointStore, localFolder, openStore } from "./remote/checkpoint-store.ts";
-export { isStoreUrl, requireFolder } from "./remote/store-address.ts";
+export { withAddresses } from "./remote/copies.ts";
+export { placedFolder } from "./remote/folder-copy.ts";
+export { isStoreUrl } from "./remote/store-address.ts";
+export { mayWriteTo, requireEmpty, requireWritable, writeFolder } from "./remote/stored-folder.ts";
 export { openSafetensors, type SafetensorsFile, type TensorEntry, writeSafetensors } from "./safetensors.ts";
 export { roomProblem } from "./save-folder.ts";
 export {
@@ -99,6 +98,7 @@ export {
 } from "./store.ts";
 export {
 	bringChosen,
+	failureOfAny,
 	openChecked,
 	readStoredDataKeys,
 	requireOwnSteps,

@@ -5,9 +5,9 @@
 import { defineCommand } from "citty";
 import {
 	type DtypeTag,
-	hubFolder,
 	isDtypeTag,
 	isFloatDtype,
+	placedFolder,
 	readModelKeys,
 	readStoredDataKeys,
 } from "../checkpoint/index.ts";
@@ -146,7 +146,7 @@ export function countFlag<Missing>(
 
 // Resolves a command's arguments to a configuration; folders among them give keys of the model and of its data.
 
-/** `resolveConfiguration` with the folders of weights that the arguments name, also as on Hugging Face's Hub. */
+/** `resolveConfiguration` with the folders of weights that the arguments name, also as on Hugging Face's Hub, or in a store. */
 export function configurationOfArguments(
 	args: readonly string[],
 	commandFlags: CommandFlags = {},
@@ -157,7 +157,7 @@ export function configurationOfArguments(
 		...readModelKeys(given),
 		...readVocabularySize(given),
 	];
-	return resolveConfiguration(args, commandFlags, { ...options, folders, place: hubFolder });
+	return resolveConfiguration(args, commandFlags, { ...options, folders, place: placedFolder });
 }
 
 // The PATH argument of the `mimo data` commands, and how a remote one is read.

@@ -11,15 +11,17 @@ import {
 	formatInspection,
 	formatPlanLine,
 	formats,
-	hubFolder,
 	inspectCheckpoint,
+	isStoreUrl,
 	layerNameKinds,
 	type NativeLayout,
 	type NewLayerOptions,
 	openPeftFolder,
 	openSource,
+	placedFolder,
 	planConversion,
 	planLines,
+	requireEmpty,
 	requireEqual,
 	requireFormat,
 	type SourceCheckpoint,
@@ -27,6 +29,7 @@ import {
 	type SpellingName,
 	spellings,
 	type TargetName,
+	withAddresses,
 } from "../checkpoint/index.ts";
 import { permutedSource, readImportance } from "../guests/elastic/importance/importance.ts";
 import { remark, warn } from "../observe/messages.ts";
@@ -120,6 +123,10 @@ const args = {
 		type: "string",
 		description: "Further classes that a pickle may name (module.Class,…).",
 	},
+	"staging-dir": {
+		type: "string",
+		description: "Folder on a disk of this host for copies of what is in stores; unset: the user's cache folder.",
+	},
 	"allow-fallback": { type: "boolean", description: "Read an older checkpoint when the newest is damaged." },
 	checksums: { type: "boolean", default: true, description: "inspect: compute the SHA-256 of every tensor." },
 	json: { type: "boolean", description: "Print the plan or the listing as JSON." },
@@ -137,7 +144,7 @@ export default defineCommand({
 		if (first === "inspect") inspect(requirePath(second, surplus, "convert-ckpt inspect PATH"), parsed);
 		else {
 			const target = requirePath(second, surplus, "convert-ckpt --from F --to F SOURCE TARGET");
-			await convert(hubFolder(first!), target, parsed);
+			await convert(placedFolder(first!, text(parsed, "staging-dir")), target, parsed);
 		}
 	},
 });
@@ -154,11 +161,12 @@ function requirePath(path: string | undefined, surplus: readonly string[], form:
 
 function inspect(path: string, given: Arguments): void {
 	const progress = new ByteProgress("reading", null);
-	const inspection = inspectCheckpoint(path, {
+	const found = inspectCheckpoint(placedFolder(path, text(given, "staging-dir")), {
 		checksums: given.checksums !== false,
 		allowFallback: given["allow-fallback"] === true,
 		onBytes: (bytes) => progress.add(bytes),
 	});
+	const inspection = { ...found, path: withAddresses(found.path) };
 	progress.done();
 	for (const notice of inspection.notices) warn(notice);
 	if (given.json) print(JSON.stringify(inspection, null, 2));
@@ -171,18 +179,25 @@ function inspect(path: string, given: Arguments): void {
 async function convert(source: string, target: string, given: Arguments): Promise<void> {
 	const to = choice(given, "to", targets);
 	if (to === null) throw new UserError(`--to is missing; allowed is ${targets.join(", ")}.`, exitCodes.usage);
+	const staging = text(given, "staging-dir");
+	const placed = (name: string) => {
+		const path = text(given, name);
+		return path === null ? null : placedFolder(path, staging);
+	};
+	if (given.force !== true) await requireEmpty(target);
 	const options: ConversionOptions = {
 		...sourceOptions(given),
 		from: requireFormat(source, choice(given, "from", formats)),
 		to,
 		source,
 		target,
-		adapters: text(given, "adapters"),
+		adapters: placed("adapters"),
 		force: given.force === true,
+		staging,
 		sync: given.sync === true,
 		dtype: dtypeOf(given),
 		names: choice(given, "hf-names", Object.keys(spellings) as SpellingName[]),
-		reference: text(given, "hf-reference"),
+		reference: placed("hf-reference"),
 		...namesOf(given, to),
 		wrapper: wrapperOf(given),
 		paddedVocabularySize: whole(given, "padded-vocab-size"),
@@ -191,8 +206,8 @@ async function convert(source: string, target: string, given: Arguments): Promis
 		generator: `mimo ${programVersion()}`,
 	};
 	using planned = planConversion(options, permuted(options, text(given, "permute")));
-	for (const sentence of planned.notices) remark(sentence);
-	for (const sentence of planned.warnings) warn(sentence);
+	for (const sentence of planned.notices) remark(withAddresses(sentence));
+	for (const sentence of planned.warnings) warn(withAddresses(sentence));
 	if (given["dry-run"]) {
 		const lines = planLines(planned.tensors);
 		if (given.json) print(JSON.stringify(lines, null, 2));
@@ -208,7 +223,15 @@ async function convert(source: string, target: string, given: Arguments): Promis
 	print(
 		`${written}: ${counted(planned.tensors.tensors.size, "tensor")}, ${formatBytes(planned.bytes)} in ${seconds.toFixed(1)} s.`,
 	);
-	if (given.verify) verify(planned, written, options);
+	if (given.verify) verify(planned, await readable(target, written, staging), options);
+}
+
+/** Where a written target is read: what is in a store comes back from there. */
+async function readable(target: string, written: string, staging: string | null): Promise<string> {
+	if (!isStoreUrl(target)) return written;
+	const { bringCopy } = await import("../checkpoint/remote/folder-copy.ts");
+	await bringCopy({ url: target, staging, iteration: null });
+	return placedFolder(target, staging);
 }
 
 /** The source sorted by a ranking; null without --permute. */

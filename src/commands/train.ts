@@ -176,7 +176,7 @@ async function train({ configuration, command, notes }: ResolvedConfiguration): 
 	await onEveryRank(options, async (world) => {
 		await requireMemory(configuration, world.rank, sharedDevice(configuration, world));
 		const begins = placeFromEnvironment()?.launcher === null && (world.restarts?.generation ?? 0) === 0;
-		if (begins && world.rank === 0) requireStart(configuration);
+		if (begins && world.rank === 0) await requireStart(configuration);
 		const algorithms = await AlgorithmCache.open(configuration, world);
 		const exitCode = await runTraining(configuration, world);
 		const kept = exitCode === 0 ? (algorithms?.keep() ?? null) : null;
@@ -227,7 +227,7 @@ async function tryStart(c: TrainingConfiguration): Promise<void> {
 	if (place !== null && place.launcher !== null) return;
 	const { requireStart } = await import("../train/restart/before-training.ts");
 	// Under another launcher ranks join first, so that all report the error together.
-	if (place === null) requireStart(c);
+	if (place === null) await requireStart(c);
 	const { save, saveHf, flightRecorderDir, dataSkippedFile, profileFile } = c;
 	const { tryFile, tryFolder } = await import("../checkpoint/save-folder.ts");
 	if (save !== null) {
@@ -237,7 +237,7 @@ async function tryStart(c: TrainingConfiguration): Promise<void> {
 		tryFolder(`--save ${save}`, store.folder);
 	}
 	// --save-hf is built beside its final path.
-	if (saveHf !== null) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
+	if (saveHf !== null && !saveHf.includes("://")) tryFolder(`--save-hf ${saveHf}`, dirname(resolve(saveHf)), saveHf);
 	if (flightRecorderDir !== null) tryFolder(`--flight-recorder-dir ${flightRecorderDir}`, flightRecorderDir);
 	if (dataSkippedFile !== null) tryFile(`--data-skipped-file ${dataSkippedFile}`, dataSkippedFile);
 	if (c.profileStepStart !== null) tryFile(`--profile-file ${profileFile}`, profileFile);

@@ -56,7 +56,7 @@ export interface ResolveOptions {
 	/** Reads the model's keys from folders of weights. */
 	readonly folders?: FolderReader;
 	/** The folder that a value of such a key stands for, such as a name on Hugging Face's Hub. */
-	readonly place?: (path: string) => string;
+	readonly place?: (path: string, staging: string | null) => string;
 	/** Returns further entries, of lower precedence than the given ones, such as a checkpoint's values of its model. */
 	readonly beneath?: (given: readonly Entry[]) => readonly Entry[];
 	/** Keys whose values are not used; checks that read them are skipped. */
@@ -131,7 +131,7 @@ interface Sources {
 	/** Whether every source was parsed whole, so that a key in none of them is missing. */
 	readonly complete: boolean;
 	readonly folders: FolderReader;
-	readonly place: (path: string) => string;
+	readonly place: (path: string, staging: string | null) => string;
 	/** Whether the command needs the length of the training. */
 	readonly trains: boolean;
 	/** Keys whose checks are skipped. */
@@ -296,9 +296,11 @@ class Resolution {
 
 	/** A path that a file gives is relative to the folder of that file; a name on the Hub is not a path. */
 	#place(path: string, origin: Origin): string {
-		if (origin.source !== "file") return this.sources.place(path);
+		const staging = this.sources.given.findLast(({ key }) => key === "staging-dir")?.value;
+		const place = (named: string) => this.sources.place(named, typeof staging === "string" ? staging : null);
+		if (origin.source !== "file" || path.includes("://")) return place(path);
 		const written = relative(dirname(resolve(origin.file)), path);
-		const placed = existsSync(path) ? written : this.sources.place(written);
+		const placed = existsSync(path) ? written : place(written);
 		return placed === written ? path : placed;
 	}
 

@@ -8,15 +8,14 @@ import {
 	describedModel,
 	detectFormat,
 	folderTexts,
-	hubFolder,
 	isCheckpoint,
 	iterationName,
 	NativeCheckpoint,
 	openChecked,
 	openPretrained,
 	type Pretrained,
+	placedFolder,
 	readImageProcessor,
-	requireFolder,
 	requireTensors,
 	restoreTensors,
 	TrainingTensors,
@@ -81,8 +80,9 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 		throw new UserError("--load and --load-hf both name weights; allowed is one of them.", exitCodes.usage);
 	}
 	const step = given.findLast(({ key }) => key === "ckpt-step")?.value;
-	const path = load ?? hubFolder(loadHf!);
-	const model = load === null ? folderValues(path) : nativeValues(path, typeof step === "number" ? step : null);
+	const iteration = load !== null && typeof step === "number" ? step : null;
+	const path = placedFolder(load ?? loadHf!, textOf(given, "staging-dir"), iteration);
+	const model = load === null ? folderValues(path) : nativeValues(path, iteration);
 	// A given template takes the place of the text around turns that the checkpoint was trained with.
 	if (textOf(given, "chat-template") !== null) delete model["conversation-template"];
 	// Without grids, one process holds the encoder too.
@@ -98,7 +98,6 @@ export function checkpointEntries(given: readonly Entry[]): Entry[] {
 }
 
 function requireNative(path: string): void {
-	requireFolder(path);
 	if (isCheckpoint(path)) return;
 	const format = detectFormat(path);
 	const hint =
@@ -190,7 +189,11 @@ function requireWhole(c: TrainingConfiguration, { tower, projector }: Pretrained
 
 function restore(c: TrainingConfiguration, path: string, run: Run, say: (sentence: string) => void): void {
 	const { state } = run;
-	const choice = { path, iteration: c.ckptStep, allowFallback: c.allowFallback };
+	const choice = {
+		path: placedFolder(path, c.stagingDir, c.ckptStep),
+		iteration: c.ckptStep,
+		allowFallback: c.allowFallback,
+	};
 	using checkpoint = canonicalCheckpoint(openChecked(choice, state.world, say));
 	requireSameModel(checkpoint.path, describedModel(checkpoint.manifest), { ...c });
 	using tensors = new TrainingTensors({

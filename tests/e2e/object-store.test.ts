@@ -74,7 +74,7 @@ test.each([
 	["--load s3://", "s3:// is no address of checkpoints; those are s3://BUCKET/PREFIX and https://HOST/PATH."],
 	["--save gs://bucket/a", "gs://"],
 	["--load http://me:word@127.0.0.1:9/a?key=1", "http://127.0.0.1:9/a is no address of checkpoints"],
-	["--save-hf s3://bucket/a", "save-hf"],
+	["--save-hf gs://bucket/a", "gs://bucket/a"],
 ])("%s is refused", async (flags, sentence) => {
 	const { exitCode, stdout, stderr } = await mimo(runs.flags("1+1", `--train-iters 1 ${flags}`), {});
 	expect(exitCode).not.toBe(0);

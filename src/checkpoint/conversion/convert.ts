@@ -10,7 +10,7 @@ import { type Library, openLibrary } from "../../native/library.ts";
 import { UserError } from "../../system/errors.ts";
 import { type DtypeTag, elementCount, isFloatDtype } from "../dtype.ts";
 import { type Durability, writeFileAtomically } from "../files.ts";
-import { requireEmptyTarget, writeFolderAtomically } from "../folders.ts";
+import { requireEmptyTarget } from "../folders.ts";
 import type { LanguageModelConfiguration } from "../hf/families/family.ts";
 import type { SpellingName } from "../hf/families/nemotron-h-names.ts";
 import { MergedStore, requireFinite } from "../lora/adapters.ts";
@@ -18,6 +18,8 @@ import { MappedStore, type MappedTensor } from "../mapping.ts";
 import { formatName, latestName, type NativeLayout, sortedJson } from "../native/manifest.ts";
 import { NativeCheckpoint } from "../native/reader.ts";
 import { defaultFileBytes, iterationName, type ShardEntry, writeIndex, writeShard } from "../native/writer.ts";
+import { isStoreUrl } from "../remote/store-address.ts";
+import { writeFolder } from "../remote/stored-folder.ts";
 import { bytesOfType, ConvertedStore, readPieces, selectTensors, type TensorStore } from "../store.ts";
 import { isJsonObject } from "../torch-dist/common.ts";
 import { tracker } from "../torch-dist/folder.ts";
@@ -53,6 +55,8 @@ export interface ConversionOptions extends SourceOptions, Durability {
 	readonly adapters: string | null;
 	/** Replace a target that is not empty. */
 	readonly force: boolean;
+	/** --staging-dir. */
+	readonly staging: string | null;
 	/** Float type of weights; null: as stored. Vectors that want float32 and optimizer state stay as they are. */
 	readonly dtype: DtypeTag | null;
 	readonly names: SpellingName | null;
@@ -162,13 +166,14 @@ function planTarget(
 	readonly warnings?: readonly string[];
 	readonly otherNames?: boolean;
 } {
-	const { target, force: replace, sync } = options;
+	const { target, force: replace, staging, sync } = options;
+	const place = { lineage: null, replace, staging, sync };
 	if (options.to === "peft") {
 		const planned = peftTarget(source, weights, target, options);
 		return {
 			...planned,
 			run: async (onBytes) => {
-				await writeFolderAtomically(target, { replace, sync }, (folder) => planned.write(folder, onBytes));
+				await writeFolder(target, place, (folder) => planned.write(folder, onBytes));
 				return target;
 			},
 		};
@@ -178,7 +183,7 @@ function planTarget(
 		return {
 			tensors: planned.tensors,
 			run: async (onBytes) => {
-				await writeFolderAtomically(target, { replace, sync }, (folder) => planned.write(folder, onBytes));
+				await writeFolder(target, place, (folder) => planned.write(folder, onBytes));
 				return target;
 			},
 		};
@@ -190,14 +195,14 @@ function planTarget(
 			tensors: planned.tensors,
 			run: async (onBytes) => {
 				const library = await openLibrary("cpu");
-				await writeFolderAtomically(target, { replace, sync }, (root) => {
+				await writeFolder(target, place, (root) => {
 					const folder = join(root, name);
 					mkdirSync(join(folder, "data"), { recursive: true });
 					const { indexSha256 } = planned.write(folder, onBytes, library);
 					const latest: JsonObject = { format: formatName, iteration: source.iteration, dir: name, indexSha256 };
 					writeText(join(root, latestName), `${sortedJson(latest)}\n`, sync);
 				});
-				return join(target, name);
+				return isStoreUrl(target) ? `${target}/${name}` : join(target, name);
 			},
 		};
 	}
@@ -205,13 +210,13 @@ function planTarget(
 	return {
 		...{ tensors: planned.tensors, warnings: planned.warnings, otherNames: planned.otherNames },
 		run: async (onBytes) => {
-			await writeFolderAtomically(target, { replace, sync }, (root) => {
+			await writeFolder(target, place, (root) => {
 				const folder = join(root, planned.folder);
 				mkdirSync(folder);
 				planned.write(folder, onBytes);
 				writeText(join(root, tracker), planned.tracker, sync);
 			});
-			return join(target, planned.folder);
+			return isStoreUrl(target) ? `${target}/${planned.folder}` : join(target, planned.folder);
 		},
 	};
 }

@@ -2,21 +2,19 @@
  * Models by their name on Hugging Face's Hub (`nvidia/NVIDIA-Nemotron-Nano-9B-v2`): found in the Hub's local cache, or downloaded
  * into it. The cache has the layout of huggingface_hub: `models--OWNER--NAME/{blobs,refs,snapshots}`.
  */
-import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, renameSync, rmSync, statSync, symlinkSync } from "node:fs";
 import { appendFile, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { UserError } from "../../system/errors.ts";
-import { InputFile, readWholeText } from "../../system/input-file.ts";
+import { readWholeText } from "../../system/input-file.ts";
+import { fileDigest } from "../files.ts";
 
 const revision = "main";
 /** Bytes of the longest token, and of the name of a commit. */
 const longestWord = 4096;
-/** Bytes of a file that are hashed at once. */
-const pieceBytes = 2 ** 24;
 /** Files of a repository that a model is read from, or that travel with it; weights in other formats are left out. */
-const wanted = /\.(?:safetensors|json|jinja|txt|model|py|md)$|^(?:LICENSE|NOTICE)[^/]*$/;
+export const wanted = /\.(?:safetensors|json|jinja|txt|model|py|md)$|^(?:LICENSE|NOTICE)[^/]*$/;
 
 const settings = () => {
 	const home = process.env.HF_HOME ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "huggingface");
@@ -154,7 +152,7 @@ async function fetchFile(
 					onBytes(have);
 				}
 			}
-			if (have === file.size && digestOf(part, file) === file.digest) {
+			if (have === file.size && blobDigest(part, file) === file.digest) {
 				renameSync(part, blob);
 				return;
 			}
@@ -168,10 +166,5 @@ async function fetchFile(
 	throw new UserError(`${name} cannot be downloaded: ${failure}. The same command goes on with what is there.`);
 }
 
-function digestOf(path: string, { algorithm, size }: HubFile): string {
-	const hash = createHash(algorithm);
-	if (algorithm === "sha1") hash.update(`blob ${size}\0`);
-	using file = InputFile.open(path);
-	for (let at = 0; at < file.size; at += pieceBytes) hash.update(file.read(at, Math.min(pieceBytes, file.size - at)));
-	return hash.digest("hex");
-}
+const blobDigest = (path: string, { algorithm, size }: HubFile) =>
+	fileDigest(path, algorithm, algorithm === "sha1" ? `blob ${size}\0` : "");

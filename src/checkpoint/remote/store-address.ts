@@ -35,7 +35,7 @@ export function isStoreUrl(path: string): boolean {
 export function requireFolder(path: string): void {
 	if (!isStoreUrl(path)) return;
 	throw new UserError(
-		`${path} is in an object store, which \`mimo train\` alone reads: copy it to a folder first, as \`aws s3 sync\` does.`,
+		`${path} is in an object store, which this command does not read: copy it to a folder first, as \`aws s3 sync\` does.`,
 	);
 }
 

@@ -75,8 +75,28 @@ function candidates({ path, iteration }: Choice): string[] {
 	];
 }
 
-/** Ranks that wait for files of a store look together this often, in milliseconds: a run without progress counts as stuck. */
+/** Ranks that wait for a store look together this often, in milliseconds: a run without progress counts as stuck. */
 const longestWait = 5000;
+
+/** The sentence with which the work of any rank has failed, when all have ended; null: none has. Every rank of `group` calls this together. */
+export async function failureOfAny(group: Group, own: Promise<unknown>): Promise<string | null> {
+	let failure: string | null = null;
+	const work = own.then(
+		() => {
+			failure = "";
+		},
+		(error) => {
+			if (!(error instanceof UserError)) throw error;
+			failure = error.message;
+		},
+	);
+	let states: (string | null)[];
+	do {
+		await Promise.race([work, Bun.sleep(longestWait)]);
+		states = exchangeTexts(group, JSON.stringify(failure)).map((text) => JSON.parse(text) as string | null);
+	} while (states.includes(null));
+	return states.find((state) => state !== "") ?? null;
+}
 
 /**
  * Brings the checkpoint that `openChecked` will open from a store to every host, each rank a `share` of its host's files. Every rank
@@ -87,25 +107,9 @@ export async function bringChosen(store: CheckpointStore, choice: Choice, world:
 	const [text] = exchangeTexts(world, world.rank === 0 ? JSON.stringify(stagedNames(choice)) : "") as [string];
 	let damage = "";
 	for (const name of JSON.parse(text) as string[]) {
-		let failure: string | null = null;
-		const work = store.bring(name, share).then(
-			() => {
-				failure = "";
-			},
-			(error) => {
-				if (!(error instanceof UserError)) throw error;
-				failure = error.message;
-			},
-		);
-		const look = () => exchangeTexts(world, JSON.stringify(failure)).map((text) => JSON.parse(text) as string | null);
-		let states: (string | null)[];
-		do {
-			await Promise.race([work, Bun.sleep(longestWait)]);
-			states = look();
-		} while (states.includes(null));
-		const failed = states.find((state) => state !== "");
-		if (failed === undefined) return;
-		damage ||= failed!;
+		const failed = await failureOfAny(world, store.bring(name, share));
+		if (failed === null) return;
+		damage ||= failed;
 		if (!choice.allowFallback) throw new UserError(`${damage} An older checkpoint is taken with --allow-fallback.`);
 	}
 	if (damage !== "") throw new UserError(`${damage} There is no good checkpoint in ${store.path}.`);

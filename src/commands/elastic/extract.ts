@@ -1,6 +1,15 @@
 /** `mimo elastic extract`: writes a submodel of a checkpoint as a checkpoint of its own. */
 import { defineCommand } from "citty";
-import { canonicalLayout, formatBytes, formats, requireFormat, type SourceCheckpoint } from "../../checkpoint/index.ts";
+import {
+	canonicalLayout,
+	formatBytes,
+	formats,
+	placedFolder,
+	requireEmpty,
+	requireFormat,
+	type SourceCheckpoint,
+	withAddresses,
+} from "../../checkpoint/index.ts";
 import { readChoice } from "../../guests/elastic/submodel/choice.ts";
 import { type Extraction, planExtraction } from "../../guests/elastic/submodel/extract.ts";
 import { routerOf, submodelOfBudget } from "../../guests/elastic/submodel/family.ts";
@@ -43,10 +52,11 @@ export default defineCommand({
 	args,
 	run: async ({ args: given }) => {
 		const parsed = given as unknown as Arguments;
-		const load = needed(parsed, "load");
+		const load = placedFolder(needed(parsed, "load"));
 		const choose = chooser(parsed);
 		const save = needed(parsed, "save");
 		const from = requireFormat(load, null);
+		if (parsed.force !== true) await requireEmpty(save);
 		using planned = planExtraction(
 			{
 				...{ from, to: choice(parsed, "to", formats) ?? from, source: load, target: save },
@@ -55,6 +65,7 @@ export default defineCommand({
 				allowFallback: parsed["allow-fallback"] === true,
 				newLayers: { seed: 0, sizes: {} },
 				force: parsed.force === true,
+				staging: null,
 				sync: parsed.sync === true,
 				dtype: dtypeOf(parsed),
 				layout: canonicalLayout,
@@ -65,7 +76,8 @@ export default defineCommand({
 		);
 		for (const sentence of planned.notices) remark(sentence);
 		for (const sentence of planned.warnings) warn(sentence);
-		if (planned.dropsOptimizer) warn(`The optimizer state of ${load} is the parent's: the submodel gets none.`);
+		if (planned.dropsOptimizer)
+			warn(`The optimizer state of ${withAddresses(load)} is the parent's: the submodel gets none.`);
 		const progress = new ByteProgress("writing", planned.bytes);
 		const written = await planned.run((bytes) => progress.add(bytes));
 		progress.done();

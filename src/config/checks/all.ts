@@ -344,18 +344,12 @@ const other: readonly Check[] = [
 			["save", c.save],
 			["load", c.load],
 			["pretrained-checkpoint", c.pretrainedCheckpoint],
+			["save-hf", c.saveHf],
+			["save-peft", c.savePeft],
 		] as const;
 		const [key] = stores.find(([, path]) => path !== null && /^(?!s3:|https?:)[\w+.-]+:\/\//.test(path)) ?? [];
 		const places = "allowed are a folder, s3://BUCKET/PREFIX and https://HOST/PATH";
 		return unless(key === undefined, key!, places);
-	},
-	(c) => {
-		const folders = [
-			["save-hf", c.saveHf],
-			["save-peft", c.savePeft],
-		] as const;
-		const [key] = folders.find(([, path]) => path?.includes("://")) ?? [];
-		return unless(key === undefined, key!, "allowed is a folder: object stores hold the checkpoints of save alone");
 	},
 	(c) => unless(c.ckptStep === null || c.load !== null, "ckpt-step", "it needs load"),
 	(c) => unless(!c.saveOver || c.save !== null, "save-over", "it needs save"),

@@ -6,6 +6,7 @@
 import { dirname, join, resolve } from "node:path";
 import {
 	configurationToHuggingFace,
+	isStoreUrl,
 	iterationName,
 	localFolder,
 	NativeCheckpoint,
@@ -26,7 +27,7 @@ import { openAdapters, requirePeftNames } from "./peft.ts";
 import { dataStates, requireAgreement, startOf } from "./starting-point.ts";
 
 /** Throws a UserError for the first checkpoint or folder that the run cannot start from, or would overwrite at its end. */
-export function requireStart(c: TrainingConfiguration): void {
+export async function requireStart(c: TrainingConfiguration): Promise<void> {
 	// A guest that the run cannot have throws where it is made.
 	guestsOf(c, 0);
 	const start = startOf(c);
@@ -37,9 +38,9 @@ export function requireStart(c: TrainingConfiguration): void {
 	using pretrained = openFolders(c);
 	using _adapters = openAdapters(c);
 	requirePeftNames(c);
-	if (c.savePeft !== null) requireWritable(c.savePeft, lineage, "save-peft");
+	if (c.savePeft !== null) await requireWritable(c.savePeft, lineage, "save-peft");
 	if (c.saveHf === null) return;
-	requireWritable(c.saveHf, lineage);
+	await requireWritable(c.saveHf, lineage, "save-hf");
 	// A run that goes on without its folders finds what is kept of them in the checkpoint, which ranks read.
 	if (pretrained !== null || start === null) requireImages(c, pretrained && keptOfFolders(c, pretrained, false));
 	// A model that was loaded from a Hugging Face folder can always be written as one.
@@ -54,11 +55,8 @@ export function requireStart(c: TrainingConfiguration): void {
 function requireRoomForModel(c: TrainingConfiguration, target: string): void {
 	// Weights that came from elsewhere go back in their own types, of which no float is shorter.
 	const valueBytes = c.loadHf === null && c.load === null && c.pretrainedCheckpoint === null ? 4 : 2;
-	const problem = roomProblem(
-		`--save-hf ${target}: the model`,
-		dirname(resolve(target)),
-		valueBytes * countParameters(c).total,
-	);
+	const place = isStoreUrl(target) ? dirname(localFolder(target, c.stagingDir)) : dirname(resolve(target));
+	const problem = roomProblem(`--save-hf ${target}: the model`, place, valueBytes * countParameters(c).total);
 	if (problem !== null) throw new UserError(problem);
 }
 

@@ -4,8 +4,10 @@ import {
 	type Companions,
 	ConvertedStore,
 	defaultShardBytes,
+	failureOfAny,
 	GatheredTensors,
 	isFloatDtype,
+	isStoreUrl,
 	type KeptFolder,
 	keptInSource,
 	keptOf,
@@ -13,7 +15,7 @@ import {
 	lackingOfImages,
 	languageKey,
 	loadModel,
-	mayWrite,
+	mayWriteTo,
 	mergeAdapters,
 	type NamedTensors,
 	openPretrained,
@@ -27,10 +29,11 @@ import {
 	scaleOf,
 	shareOf,
 	towerPrefix,
+	withAddresses,
 	withoutAdapters,
 	withoutTokenizer,
 	writeFileAtomically,
-	writeFolderAtomically,
+	writeFolder,
 } from "../../checkpoint/index.ts";
 import { hasEncoder, projectorInput } from "../../config/derive.ts";
 import { storedPattern } from "../../config/hybrid-pattern.ts";
@@ -120,7 +123,7 @@ export class HuggingFaceWeights implements Disposable {
 		loadFolders(run, pretrained);
 		const { language, tower, projector } = pretrained;
 		const from = (what: string, parts: { readonly path: string } | null) =>
-			parts === null ? `a new ${what}` : `${what} of ${parts.path}`;
+			parts === null ? `a new ${what}` : `${what} of ${withAddresses(parts.path)}`;
 		const vision = hasEncoder(c) ? [from("vision tower", tower), from("projector", projector)] : [];
 		return [`Weights: ${[from("language model", language), ...vision].join(", ")}.`, ...pretrained.notices];
 	}
@@ -134,7 +137,7 @@ export class HuggingFaceWeights implements Disposable {
 		const { c, run } = this;
 		if (c.saveHf === null) return;
 		if (run.topology.encoders.length === 0 && run.language === null) return;
-		const path = mayWrite(c.saveHf, lineage) ? c.saveHf : `${c.saveHf}-${lineage}`;
+		const path = await freePath(c.saveHf, lineage, this.holders);
 		if (path !== c.saveHf && this.holders.rank === 0) {
 			warn(`--save-hf ${c.saveHf} came to exist while this run trained: writing ${path}.`);
 		}
@@ -173,23 +176,55 @@ export class HuggingFaceWeights implements Disposable {
 		const first = holders.rank === 0;
 		const write = (folder: string) => {
 			const [shared] = exchangeTexts(holders, first ? folder : "") as [string];
-			const rounds = shareOf(planned.tensors, gathered);
+			// What goes to a store lies on one host before.
+			const rounds = shareOf(planned.tensors, gathered, isStoreUrl(path));
 			planned.write(shared, () => {}, { first, rounds, barrier: () => holders.barrier() });
 		};
-		if (first) {
-			await writeFolderAtomically(path, { replace: true }, (folder) => {
-				write(folder);
-				const text = new TextEncoder().encode(ownershipText(lineage));
-				writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
-			});
-		} else write("");
-		// Every rank stays until the folder has its name.
-		holders.barrier();
+		await writeTogether(path, { lineage, staging: c.stagingDir }, holders, write);
 	}
 
 	[Symbol.dispose](): void {
 		this.#pretrained?.[Symbol.dispose]();
 	}
+}
+
+/**
+ * The path that a training may write its folder to: `path`, or one beside it where another folder has come there. Every rank of `holders`
+ * calls this together.
+ */
+export async function freePath(path: string, lineage: string, holders: Group): Promise<string> {
+	let free = true;
+	const look = async () => {
+		free = await mayWriteTo(path, lineage);
+	};
+	const failure = await failureOfAny(holders, holders.rank === 0 ? look() : Promise.resolve());
+	if (failure !== null) throw new UserError(failure);
+	return exchangeTexts(holders, free ? path : `${path}-${lineage}`)[0]!;
+}
+
+/**
+ * Writes a folder by way of all ranks of `holders`, which call this together, and names its training in it. `write` fills what the first
+ * makes, before it returns; every rank stays until the folder is where it belongs.
+ */
+export async function writeTogether(
+	path: string,
+	{ lineage, staging }: { readonly lineage: string; readonly staging: string | null },
+	holders: Group,
+	write: (folder: string) => void,
+): Promise<void> {
+	if (holders.rank !== 0) write("");
+	let filled = holders.rank !== 0;
+	const fill = (folder: string) => {
+		write(folder);
+		const text = new TextEncoder().encode(ownershipText(lineage));
+		writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
+		filled = true;
+	};
+	const work = holders.rank === 0 ? writeFolder(path, { lineage, replace: true, staging }, fill) : Promise.resolve();
+	// The others wait in `write`.
+	if (!filled) await work;
+	const failure = await failureOfAny(holders, work);
+	if (failure !== null) throw new UserError(failure);
 }
 
 /** The tensors of a module whose names begin so. */

@@ -1,6 +1,4 @@
 /** Starting from adapters in a PEFT folder (--load-peft), and leaving them behind in one (--save-peft). */
-
-import { join } from "node:path";
 import {
 	type AdaptedModel,
 	adaptersOf,
@@ -12,19 +10,15 @@ import {
 	HuggingFaceFolder,
 	languageType,
 	loadModel,
-	mayWrite,
 	moduleSpelling,
 	openPeftFolder,
-	ownershipFile,
-	ownershipText,
 	type PeftAdapters,
 	parsePythonJson,
 	peftCorrespondence,
 	planPeftFolder,
 	selectTensors,
 	storedSpelling,
-	writeFileAtomically,
-	writeFolderAtomically,
+	withAddresses,
 } from "../../checkpoint/index.ts";
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
@@ -39,7 +33,7 @@ import { visionEncoder } from "../../models/vit/tower.ts";
 import { type Group, groupOfOne, type World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
-import { languageKeys, projectorSizesOf } from "./hugging-face.ts";
+import { freePath, languageKeys, projectorSizesOf, writeTogether } from "./hugging-face.ts";
 
 /** The folder of --load-peft, which gives the run its rank and α; null: no folder is given. */
 export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
@@ -123,27 +117,23 @@ export class PeftWeights {
 	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
 		if (c.savePeft === null || (run.language === null && this.holders.size === 1)) return;
-		const path = mayWrite(c.savePeft, lineage) ? c.savePeft : `${c.savePeft}-${lineage}`;
+		const path = await freePath(c.savePeft, lineage, this.holders);
 		const first = this.holders.rank === 0;
 		if (path !== c.savePeft && first) {
 			warn(`--save-peft ${c.savePeft} came to exist while this run trained: writing ${path}.`);
 		}
 		using gathered = new GatheredTensors(path, adaptersOf(run), this.holders, run.state.scalars.device);
 		gathered.fetch(this.holders.ranks.map((_, member) => (member === 0 ? [...gathered.tensors.keys()] : [])));
-		if (first) {
+		const write = (folder: string) => {
+			if (!first) return;
 			const weights = new ConvertedStore(gathered, () => "F32");
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
-			const options = { spelling: spellingOf(c), base: c.loadHf, path };
+			const options = { spelling: spellingOf(c), base: c.loadHf && withAddresses(c.loadHf), path };
 			const planned = planPeftFolder(weights, settings, adaptedModelOf(c), options);
 			for (const sentence of planned.warnings) warn(sentence);
-			await writeFolderAtomically(path, { replace: true }, (folder) => {
-				planned.write(folder);
-				const text = new TextEncoder().encode(ownershipText(lineage));
-				writeFileAtomically(join(folder, ownershipFile), (file) => file.write(text));
-			});
-		}
-		// Every rank stays until the files are there.
-		this.holders.barrier();
+			planned.write(folder);
+		};
+		await writeTogether(path, { lineage, staging: c.stagingDir }, this.holders, write);
 	}
 }
 

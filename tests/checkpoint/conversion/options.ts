@@ -7,6 +7,7 @@ type Change = Partial<ConversionOptions> & Pick<ConversionOptions, "from" | "to"
 export function conversionOptions(change: Change): ConversionOptions {
 	return {
 		force: false,
+		staging: null,
 		optimizer: true,
 		allowFallback: false,
 		visionHeads: null,

@@ -20,7 +20,7 @@ export async function trained(device: Device, flags: string, log: string): Promi
 	const interval = flags.includes("--save ") ? "--save-interval 100 " : "";
 	const args = `${tinyFlags} ${interval}--data-path ${text} --split 100,0,0 ${flags} --log-json ${log}`.split(" ");
 	const { configuration } = resolveConfiguration(args, {}, { folders: readModelKeys });
-	requireStart(configuration);
+	await requireStart(configuration);
 	const exitCode = await runTraining(configuration, World.alone(device));
 	if (exitCode !== 0) throw new Error(`The training ended with ${exitCode}.`);
 	const lines = readFileSync(log, "utf8").trim().split("\n");
