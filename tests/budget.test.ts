@@ -23,7 +23,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	optim: [990, 8],
 	parallel: [3111, 21],
 	parity: [6662, 35],
-	plan: [2623, 14],
+	plan: [2630, 14],
 	schedule: [1030, 8],
 	system: [691, 12],
 	tensor: [5137, 41],
