@@ -58,6 +58,8 @@ export interface CheckedOperation {
 	readonly reference: (values: Record<string, Float64Array>) => Float64Array;
 	/** Largest relative rms difference of outputs and gradients. */
 	readonly tolerance?: number;
+	/** The weights of the outputs; default: random ones. */
+	readonly weights?: Float32Array;
 }
 
 /**
@@ -86,7 +88,7 @@ export function checkGradients(device: Device, operation: CheckedOperation): voi
 	const actual = y.toFloat32();
 	const expected = operation.reference(values);
 	assertClose("output", actual, expected, tolerance);
-	const weights = randomValues(actual.length, 4711);
+	const weights = operation.weights ?? randomValues(actual.length, 4711);
 	y.gradient!.accumulate(Tensor.from(device, weights, y.shape));
 	tape.backward();
 	for (const [name, tensor] of Object.entries(inputs)) {

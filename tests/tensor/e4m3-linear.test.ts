@@ -7,7 +7,7 @@ import { linear } from "../../src/tensor/ops/linear.ts";
 import { Parameter } from "../../src/tensor/parameter.ts";
 import { Tape } from "../../src/tensor/tape.ts";
 import { Tensor } from "../../src/tensor/tensor.ts";
-import { randomValues, relativeRms } from "../support.ts";
+import { checkGradients, randomValues, relativeRms } from "../support.ts";
 import { openDevices } from "./devices.ts";
 import { rounded } from "./e4m3-reference.ts";
 
@@ -90,6 +90,21 @@ describe("linearInE4m3", () => {
 			expect(relativeRms(got.y, plain.y)).toBeGreaterThan(0.01);
 		});
 	}
+
+	test("the gradients where rounding changes nothing: of whole numbers up to 8", () => {
+		const [inputs, outputs] = [140, 20];
+		const whole = (count: number, seed: number) => randomValues(count, seed, 8).map(Math.round);
+		checkGradients(device, {
+			inputs: { x: { values: whole(tokens * inputs, 1), shape: [tokens, inputs] } },
+			parameters: {
+				weight: { values: whole(outputs * inputs, 2), shape: [outputs, inputs] },
+				bias: { values: whole(outputs, 3), shape: [outputs] },
+			},
+			forward: (tape, { x }, { weight, bias }) => linearInE4m3(tape, x!, weight!, bias!),
+			reference: ({ x, weight, bias }) => product(x!, weight!, inputs).map((sum, at) => sum + bias![at % outputs]!),
+			weights: whole(tokens * outputs, 4),
+		});
+	});
 
 	test("columns of a wider tensor give what contiguous rows give", () => {
 		const [contiguous, strided] = [false, true].map((strided) => run(linearInE4m3, 144, 32, { strided, bias: false }));
