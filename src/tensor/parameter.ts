@@ -78,8 +78,8 @@ export class Parameter implements Disposable {
 	}
 
 	/**
-	 * The value [experts, rows, columns] or [rows, columns] rounded to e4m3: once, until the value changes. `transposed`: in the other order too,
-	 * which only a backward pass reads.
+	 * The value [experts, rows, columns] or [rows, columns] rounded to e4m3: once, until the value changes. `transposed`: in the other order
+	 * too, which only a backward pass reads.
 	 */
 	inE4m3({ transposed }: { readonly transposed: boolean }): E4m3Matrices {
 		this.#inE4m3 ??= new E4m3Matrices(this.value, { transposed });

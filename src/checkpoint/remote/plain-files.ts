@@ -48,7 +48,7 @@ export class PlainFiles {
 		});
 	}
 
-	/** Writes a file, of which the server then says how large it is. */
+	/** Writes a file, and compares the size that the server then reports. */
 	async upload(key: string, path: string): Promise<void> {
 		const what = `Writing ${this.store.url}/${key}`;
 		const file = Bun.file(path);

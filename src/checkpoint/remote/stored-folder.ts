@@ -50,7 +50,7 @@ export function requireInnerName(name: string, where: string): string {
 	return name;
 }
 
-/** The record at a URL; null: there is none, or a file of that name that a folder on a disk has had. Throws a UserError for a damaged one. */
+/** The record of a stored folder; null: it is absent, or is the ownership file of a copied folder. Throws a UserError for a damaged record. */
 export async function readRecord(store: ObjectStore): Promise<FolderRecord | null> {
 	const path = `${store.url}/${ownershipFile}`;
 	for (let attempt = 1; ; attempt++) {
@@ -136,7 +136,7 @@ const tells = (name: string) => telling.includes(name.slice(name.lastIndexOf("/"
 
 /**
  * Puts the files of a folder into a store. First a record without files takes the place of an older one, and files that tell of a folder go:
- * from then on until the record of the new files there is none. What else was there is removed.
+ * readers find no whole folder until the record of the new files is there. Other files of the old folder are removed.
  */
 async function sendFolder(folder: string, url: string, lineage: string | null): Promise<void> {
 	const store = new ObjectStore(url);

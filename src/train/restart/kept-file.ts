@@ -145,7 +145,7 @@ export class KeptFile implements Disposable {
 		return [this.pages, this.#word(wordOf.record(slot)), this.#word(wordOf.job)];
 	}
 
-	/** Takes the lengths of another file's slot; the job's record is none until the slot is whole. */
+	/** Takes the lengths of another file's slot. The job's record counts as absent until the slot is whole. */
 	expect(slot: number, [pages, record, job]: readonly number[]): void {
 		this.pages = pages!;
 		this.#setWord(wordOf.record(slot), record!);

@@ -59,7 +59,7 @@ export function assistantSpans(
 	return spans;
 }
 
-/** The end of a turn in text [begin, next): after the first token that ends it where it is the last; null where there is none. */
+/** Where a turn ends in text [begin, next): behind the first of the tokens with which the turn, written alone, ends; null: it has no such end. */
 function tokenEnd(
 	text: string,
 	begin: number,
