@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [18880, 95],
 	commands: [5326, 40],
 	config: [7656, 52],
-	data: [20555, 109],
+	data: [20600, 109],
 	decode: [728, 3],
 	guests: [4775, 32],
 	inference: [1750, 10],

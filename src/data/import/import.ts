@@ -9,6 +9,7 @@ import { UserError } from "../../system/errors.ts";
 import { fileError } from "../../system/system-errors.ts";
 import { SampleError } from "../energon/errors.ts";
 import { IMPORTED_LOADER, META_FOLDER } from "../energon/format/names.ts";
+import { jsonText } from "../energon/format/python-text.ts";
 import { LARGEST_SAMPLE } from "../energon/format/tar.ts";
 import { defaultPrepareOptions, prepare } from "../energon/prepare/prepare.ts";
 import { conversationOf, faultOf } from "../vision-language/conversation.ts";
@@ -310,7 +311,7 @@ export function sampleParts(key: string, record: SampleRecord, images: readonly 
 	if (fault !== null) throw new SkippedRow(fault);
 	const parts = [
 		...images.map(({ file }, i): SamplePart => [names[i]!, file]),
-		["json", Buffer.from(JSON.stringify(named))] as const,
+		["json", Buffer.from(jsonText(named))] as const,
 	];
 	const bytes = parts.reduce((sum, [, content]) => sum + content.length + 1024, 0);
 	if (bytes > LARGEST_SAMPLE) throw new SkippedRow(`it has ${bytes} bytes; a sample has at most ${LARGEST_SAMPLE}`);

@@ -4,6 +4,8 @@ A turn of a conversation begins with its role. dataset.yaml names these function
 this file, and so do cookers: of crude samples, as crude.yaml gives them.
 """
 
+import json
+
 
 def part_filter(part):
     return True
@@ -14,7 +16,7 @@ def sample_loader(sample):
     if "texts" in record:
         return {"sequence": [sample[image] if text is None else text for text, image in zip(record["texts"], record["images"])]}
     if "messages" in record:
-        turns = [f"{turn['role']}: {turn['content']}" for turn in record["messages"]]
+        turns = [f"{turn['role']}: {turn.get('content') or json.dumps(turn.get('tool_calls', ''))}" for turn in record["messages"]]
     else:
         turns = [record.get("text", record.get("caption"))]
     names = [part for part in sample if part != "json" and not part.startswith("__")]

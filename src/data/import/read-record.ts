@@ -5,7 +5,8 @@
  */
 import { counted } from "../../system/counted.ts";
 import { interleavedRecord } from "../energon/format/media.ts";
-import { PythonFloat } from "../energon/format/python-text.ts";
+import { PythonFloat, parseJsonBytes } from "../energon/format/python-text.ts";
+import { reasoningNames } from "../text/chat/assistant-spans.ts";
 import { type ImageReference, imageReferences } from "./fetch-image.ts";
 import {
 	answerOf,
@@ -22,12 +23,15 @@ const imageTag = "<image>";
 
 interface Message {
 	readonly role: string;
-	readonly content: string;
+	/** null, absent: a turn that only calls tools. */
+	readonly content?: string | null;
+	/** Further fields that chat templates know. */
+	readonly [field: string]: unknown;
 }
 
 /** The JSON part of a sample. */
 export type SampleRecord =
-	| { readonly messages: readonly Message[] }
+	| { readonly messages: readonly Message[]; readonly tools?: unknown }
 	| { readonly caption: string }
 	| { readonly text: string }
 	/** A document as in OBELICS: at each position a text or the index of an image. */
@@ -51,6 +55,9 @@ const roles: Readonly<Record<string, string>> = {
 	bing: "assistant",
 	bard: "assistant",
 };
+
+/** Fields of a turn, besides its text, that chat templates know. */
+const templateFields = ["name", "tool_calls", "tool_call_id", ...reasoningNames];
 
 /**
  * Reads a record. `beside`: images that lie beside the record; they replace the images that the record names. Throws a SkippedRow
@@ -114,7 +121,8 @@ function refuseOtherMedia(fields: Fields): void {
 function conversationOf(fields: Fields): readonly unknown[] | null {
 	for (const name of conversationNames) {
 		const value = fields[name];
-		const list = typeof value === "string" && value.trimStart().startsWith("[") ? parsed(value, name) : value;
+		const list =
+			typeof value === "string" && value.trimStart().startsWith("[") ? parsed(value, `its field ${name}`) : value;
 		if (Array.isArray(list)) return list;
 	}
 	const { texts } = fields;
@@ -133,9 +141,9 @@ function isPair(value: unknown): value is { readonly user: unknown; readonly ass
 
 function parsed(text: string, name: string): unknown {
 	try {
-		return JSON.parse(text);
+		return parseJsonBytes(Buffer.from(text));
 	} catch (error) {
-		throw new SkippedRow(`its field ${name} is not JSON (${(error as Error).message.slice(0, 100)})`);
+		throw new SkippedRow(`${name} is not JSON (${(error as Error).message.slice(0, 100)})`);
 	}
 }
 
@@ -153,20 +161,40 @@ function conversation(
 	if (inTurns.length > 0 && beside.length > 0) {
 		throw new SkippedRow("it has images both in its turns and beside them");
 	}
-	return { record: { messages }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
+	const tools = isGiven(fields.tools) ? { tools: fields.tools } : {};
+	return { record: { messages, ...tools }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
 }
 
 /** Converts a turn into a message; the images of its content are added to `images`. */
 function messageOf(turn: unknown, number: number, images: unknown[]): Message {
 	if (typeof turn !== "object" || turn === null) throw new SkippedRow(`turn ${number + 1} is not an object`);
-	const { from, role, value, content } = turn as Fields;
+	const { from, role, value, content, ...rest } = turn as Fields;
 	const sender = from ?? role;
 	if (typeof sender !== "string" || sender === "") throw new SkippedRow(`turn ${number + 1} has no role`);
 	const name = sender.toLowerCase();
 	const said = value ?? content;
+	const fields = Object.fromEntries(
+		templateFields.filter((field) => isGiven(rest[field])).map((field) => [field, rest[field]]),
+	);
+	if (name === "function_call") return { role: "assistant", ...fields, tool_calls: callsOf(said, number) };
+	if ((said ?? null) === null && Array.isArray(fields.tool_calls)) {
+		return { role: roles[name] ?? name, ...(content === null && { content }), ...fields };
+	}
 	const text = Array.isArray(said) ? said.map((part) => partText(part, number, images)).join("") : said;
 	if (typeof text !== "string") throw new SkippedRow(`turn ${number + 1} has no text`);
-	return { role: Object.hasOwn(roles, name) ? roles[name]! : name, content: text };
+	return { role: Object.hasOwn(roles, name) ? roles[name]! : name, content: text, ...fields };
+}
+
+/** The calls of a turn of ShareGPT's function_call: its text is JSON of a call's name and arguments, or of a list of them. */
+function callsOf(said: unknown, number: number): readonly unknown[] {
+	const calls = typeof said === "string" ? [parsed(said, `turn ${number + 1}, which calls tools,`)].flat() : [];
+	return calls.map((call) => {
+		const { name, arguments: given } = (call ?? {}) as Fields;
+		if (typeof name !== "string" || given === undefined) {
+			throw new SkippedRow(`turn ${number + 1} calls tools, but not by name and arguments`);
+		}
+		return { type: "function", function: { name, arguments: given } };
+	});
 }
 
 /** Text of a part of a turn's content; the tag for an image. */

@@ -108,7 +108,7 @@ const answerNames = ["answer", "answers", "multiple_choice_answer", "response", 
 export const conversationNames = ["conversations", "conversation", "messages"] as const;
 const documentNames = ["texts", "text_list", "image_info"];
 /** Further fields that are read. */
-const besides = ["system", "input", "video", "videos", "audio", "audios"];
+const besides = ["system", "tools", "input", "video", "videos", "audio", "audios"];
 
 const known = new Set<string>([
 	...imageNames,

@@ -115,6 +115,11 @@ function turnOf(entry: unknown): Turn | string {
 	return { ...turn, fragments: [text] };
 }
 
+export function callsTools({ fragments, fields }: Turn): boolean {
+	const { tool_calls: calls } = fields ?? {};
+	return fragments === null || (Array.isArray(calls) && calls.length > 0);
+}
+
 /** The tools that a record says the assistant has; some write them as JSON text. */
 function toolsOf({ tools }: Readonly<Record<string, unknown>>): Pick<Conversation, "variables"> {
 	if (typeof tools !== "string") return Array.isArray(tools) ? { variables: { tools } } : {};
@@ -314,7 +319,7 @@ export function faultOf({ turns }: Conversation): string | null {
 	const answers = turns.filter(({ role }) => role === "assistant");
 	const isDocument = turns.every(({ role }) => role === null);
 	if (answers.length === 0 && !isDocument) return "it has no turn of an assistant, so nothing is learned from it";
-	const empty = answers.findIndex(({ fragments }) => fragments !== null && textOf(fragments) === "");
+	const empty = answers.findIndex((turn) => !callsTools(turn) && textOf(turn.fragments) === "");
 	if (empty >= 0) return answers.length === 1 ? "its answer is empty" : `its answer ${empty + 1} is empty`;
 	if (isDocument && turns.every(({ fragments }) => textOf(fragments) === "")) return "it has no text";
 	return null;

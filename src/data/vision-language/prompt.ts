@@ -10,7 +10,7 @@ import type { Microbatch } from "../microbatch.ts";
 import { type Chat, ChatError, type ChatTurn } from "../text/chat/chat.ts";
 import type { CountedPart } from "../text/loss-parts.ts";
 import type { TextPart, Tokenizer } from "../text/tokenizer.ts";
-import { type Conversation, type Fragment, ownRoles, type Role, type Turn } from "./conversation.ts";
+import { type Conversation, callsTools, type Fragment, ownRoles, type Role, type Turn } from "./conversation.ts";
 import { type EncodedText, type EncodingOptions, ignored } from "./encoding.ts";
 import { planImages, planRows } from "./image-plan.ts";
 import type { DecodableImage } from "./pixels.ts";
@@ -285,7 +285,8 @@ function splitAt(text: string, tokens: readonly string[]): string[] {
 	return text.split(new RegExp(`(${tokens.map((token) => RegExp.escape(token)).join("|")})`));
 }
 
-function checkTurn(key: string, { role, sender, fragments }: Turn, template: TemplateName): void {
+function checkTurn(key: string, turn: Turn, template: TemplateName): void {
+	const { role, sender } = turn;
 	const jinja = "a chat template (--chat-template) may know more";
 	if (role !== null && !(ownRoles as readonly string[]).includes(role)) {
 		throw new SampleError(
@@ -293,7 +294,7 @@ function checkTurn(key: string, { role, sender, fragments }: Turn, template: Tem
 			key,
 		);
 	}
-	if (fragments === null) {
+	if (callsTools(turn)) {
 		throw new SampleError(
 			`Sample ${key} cannot be trained on: its conversation has a turn that calls tools, which ${template} cannot write; ${jinja}.`,
 			key,

@@ -198,6 +198,21 @@ describe("conversations", async () => {
 	});
 });
 
+test("tools, calls of tools and reasoning stay for chat templates, other fields do not", async () => {
+	const call = { id: "1", type: "function", function: { name: "degrees", arguments: '{"place": "here"}' } };
+	const tools = [{ type: "function", function: { name: "degrees" } }];
+	const messages = [
+		{ role: "user", content: "Warm?" },
+		{ role: "assistant", content: null, tool_calls: [call] },
+		{ role: "tool", content: "21", name: "degrees", tool_call_id: "1" },
+		{ role: "assistant", content: "", reasoning_content: "It is.", tool_calls: [call] },
+		{ role: "assistant", content: "Yes." },
+	];
+	const noted = messages.map((message) => ({ ...message, weight: 1, tool_calls: [], ...message }));
+	const found = await samples(scratch.file("tools.jsonl", JSON.stringify({ id: 7, messages: noted, tools })));
+	expect(Object.values(found).map((text) => JSON.parse(text))).toEqual([{ messages, tools }]);
+});
+
 test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answers", async () => {
 	const [a, b] = ["pictures/0.png", "pictures/1.jpg"];
 	const records = [

@@ -52,7 +52,17 @@ for (const [name, content] of Object.entries<unknown>({
 	],
 	"glaive.json": [
 		{ conversations: [turn("system", "Be brief."), turn("human", "Hm?"), turn("gpt", "Yes.")] },
-		{ conversations: [turn("human", "Hm?"), turn("gpt", "Yes.")], tools: "[{}]" },
+		{
+			conversations: [
+				turn("human", "Warm?"),
+				turn("function_call", '{"name": "degrees", "arguments": {"place": "here", "digits": 2.0}}'),
+				turn("observation", "21.50"),
+				turn("gpt", "Yes."),
+			],
+			tools: '[{"name": "degrees"}]',
+		},
+		{ conversations: [turn("human", "Warm?"), turn("function_call", "degrees(here)")] },
+		{ conversations: [turn("human", "Warm?"), turn("function_call", '{"name": "degrees"}')] },
 	],
 	"vqa.jsonl": {
 		frage: "Which colour?",
@@ -105,8 +115,22 @@ test("sharegpt with usual tags, and with tools", async () => {
 		{ role: "user", content: "Hm?" },
 		{ role: "assistant", content: "Yes." },
 	];
-	const skipped = ["it describes tools, which are not imported"];
-	expect(await imported("glaive")).toEqual({ samples: [{ messages }], images: 0, skipped });
+	const call = { name: "degrees", arguments: { place: "here", digits: 2 } };
+	const calling = {
+		messages: [
+			{ role: "user", content: "Warm?" },
+			{ role: "assistant", tool_calls: [{ type: "function", function: call }] },
+			{ role: "observation", content: "21.50" },
+			{ role: "assistant", content: "Yes." },
+		],
+		tools: '[{"name": "degrees"}]',
+	};
+	const { samples, skipped } = await imported("glaive");
+	expect(samples).toEqual([{ messages }, calling]);
+	expect(skipped).toEqual([
+		"turn N calls tools, but not by name and arguments",
+		expect.stringMatching(/^turn N, which calls tools, is not JSON \(/),
+	]);
 });
 
 test("alpaca with a history, a system prompt and a picture", async () => {

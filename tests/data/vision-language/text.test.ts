@@ -114,6 +114,11 @@ describe("conversations", () => {
 			'a turn of "narrator"; speakers of plain are system, user, assistant; a chat template (--chat-template) may know more',
 		],
 		[
+			"a call of a tool beside text",
+			crude({ messages: [{ role: "assistant", content: "Wait.", tool_calls: [{}] }] }),
+			"a turn that calls tools, which plain cannot write",
+		],
+		[
 			"a call of a tool",
 			crude({ messages: [{ role: "assistant", content: null, tool_calls: [{}] }] }),
 			"a turn that calls tools, which plain cannot write",

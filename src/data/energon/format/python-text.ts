@@ -33,9 +33,18 @@ export class PythonFloat extends Number {
 	}
 
 	toJSON(): unknown {
-		// Standard since 2025, not yet in TypeScript's library.
-		return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(this.toString());
+		return rawJson(this.toString());
 	}
+}
+
+function rawJson(text: string): unknown {
+	// Standard since 2025, not yet in TypeScript's library.
+	return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(text);
+}
+
+/** JSON in which bigints and PythonFloats keep their digits. */
+export function jsonText(value: unknown): string {
+	return JSON.stringify(value, (_, one) => (typeof one === "bigint" ? rawJson(String(one)) : one));
 }
 
 /**

@@ -82,11 +82,11 @@ type Convert = (fields: Fields, entry: FactoryEntry) => Fields;
 function converted(fields: Row["fields"], entry: FactoryEntry, convert: Convert): Row["fields"] {
 	if (fields instanceof SkippedRow) return fields;
 	const of = (column: string) => fieldOf(fields, entry, column);
-	if (isGiven(of("tools"))) return new SkippedRow("it describes tools, which are not imported");
 	try {
 		return {
 			...convert(fields, entry),
 			system: of("system"),
+			tools: of("tools"),
 			images: of("images"),
 			videos: of("videos"),
 			audios: of("audios"),
@@ -129,12 +129,13 @@ function sharegpt(fields: Fields, entry: FactoryEntry): Fields {
 	const tag = (name: string) => String(entry.tags[name]);
 	const roles = new Map<unknown, string>();
 	for (const role of ["user", "assistant", "system", "observation", "function"]) {
-		if (isGiven(entry.tags[`${role}_tag`])) roles.set(entry.tags[`${role}_tag`], role);
+		const named = role === "function" ? "function_call" : role;
+		if (isGiven(entry.tags[`${role}_tag`])) roles.set(entry.tags[`${role}_tag`], named);
 	}
 	return {
 		messages: turns.map((turn: Fields | null) => {
 			const sender = turn?.[tag("role_tag")];
-			return { role: roles.get(sender) ?? sender, content: turn?.[tag("content_tag")] };
+			return { ...turn, from: roles.get(sender) ?? sender, value: turn?.[tag("content_tag")] };
 		}),
 	};
 }
