@@ -25,6 +25,7 @@ export function planText(plan: RunPlan, machine: Machine): string {
 		"",
 		"# Memory of a rank",
 		...memoryTable(plan.modules, machine),
+		...packedSentence(plan),
 		...keptSentence(plan),
 		"",
 		"# Floating-point operations of a step",
@@ -60,6 +61,14 @@ function memoryTable(modules: readonly ModulePlan[], { memoryBytes }: Machine): 
 			...(withoutAdapters ? [row("  without adapters", "", withoutAdapters)] : []),
 		]),
 	]);
+}
+
+/** The sequences that the table is of, where they are packed with images. */
+function packedSentence({ packedPatches }: RunPlan): string[] {
+	if (packedPatches === null) return [];
+	return [
+		`Of packs full of images, ${packedPatches} patches a sequence (packing-max-patches allows fewer); times are of mock data.`,
+	];
 }
 
 /** What --max-restarts with --non-persistent-save-interval takes. */

@@ -25,8 +25,8 @@ export interface MockOptions {
 	readonly imageTokenId: number;
 	/** Image tokens every sample begins with. */
 	readonly imageTokens: number;
-	/** The picture that they are of, where tokens have positions by it; default: they have their places alone. */
-	readonly picture?: { readonly grid: PatchGrid; readonly merge: number } | null;
+	/** The pictures that they are of, where tokens have positions by them; default: they have their places alone. */
+	readonly pictures?: { readonly grids: readonly PatchGrid[]; readonly merge: number } | null;
 	/** Tokens of further encoders, which follow them; default: none. */
 	readonly placeholders?: readonly { readonly id: number; readonly count: number }[];
 }
@@ -102,10 +102,10 @@ export class MockData {
 		for (const [token, label] of labels.entries()) if (rows.has(label)) labels[token] = ignored;
 		const lossMask = Float32Array.from(labels, (label) => (label === ignored ? 0 : 1));
 		const text = { ids, labels, lossMask, lengths: new Array<number>(count).fill(sequenceLength) };
-		const { picture } = this.options;
-		if (!picture) return text;
-		const grids = new Array<PatchGrid>(count).fill(picture.grid);
-		const positions = mediaPositions(text, grids, { placeholder: imageTokenId, merge: picture.merge });
+		const { pictures } = this.options;
+		if (!pictures) return text;
+		const grids = new Array(count).fill(pictures.grids).flat();
+		const positions = mediaPositions(text, grids, { placeholder: imageTokenId, merge: pictures.merge });
 		return { ...text, ...(positions && { positions }) };
 	}
 
@@ -121,13 +121,17 @@ export class MockData {
 	}
 }
 
-/** One image of zeros for each of `samples` samples. `patchWidth`: values of a patch. */
-export function mockImages(samples: number, grid: PatchGrid, patchWidth: number): ImageSet {
+/** Images of zeros of these grids for each of `samples` samples. `patchWidth`: values of a patch. */
+export function mockImages(samples: number, grids: readonly PatchGrid[], patchWidth: number): ImageSet {
 	return {
-		patches: new Float32Array(samples * grid.rows * grid.columns * patchWidth),
-		grids: new Array<PatchGrid>(samples).fill(grid),
-		imagesPerSample: new Array<number>(samples).fill(1),
+		patches: new Float32Array(samples * patchCount(grids) * patchWidth),
+		grids: new Array(samples).fill(grids).flat(),
+		imagesPerSample: new Array<number>(samples).fill(grids.length),
 	};
+}
+
+export function patchCount(grids: readonly PatchGrid[]): number {
+	return grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0);
 }
 
 /** Mock samples of both modules: every lane has its own, text and images do not know each other. */
@@ -136,7 +140,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 	// All images are alike: hundreds of megabytes of new zeros a step would keep the collector busy.
 	const images = new Map<number, ImageSet>();
 	const imagesOf = (count: number): ImageSet => {
-		const known = images.get(count) ?? mockImages(count, grid, 3 * c.patchDim ** 2);
+		const known = images.get(count) ?? mockImages(count, [grid], 3 * c.patchDim ** 2);
 		images.set(count, known);
 		return { ...known };
 	};
@@ -151,7 +155,7 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 			vocabularySize: c.vocabSize,
 			imageTokenId: c.imageTokenId,
 			imageTokens: tokens,
-			picture: pictureOf(c, grid),
+			pictures: picturesOf(c, [grid]),
 			placeholders: placeholdersOf(c),
 		});
 		lanes.set(lane, opened);
@@ -168,9 +172,12 @@ export function mockData(c: TrainingConfiguration, split: "train" | "valid" | "t
 	};
 }
 
-/** The picture by which tokens have positions; null: they have their places alone. */
-export function pictureOf(c: TrainingConfiguration, grid: PatchGrid): NonNullable<MockOptions["picture"]> | null {
-	return hasEncoder(c) && c.mropeSection !== null ? { grid, merge: c.pixelShuffle ? 2 : 1 } : null;
+/** The pictures by which tokens have positions; null: they have their places alone. */
+export function picturesOf(
+	c: TrainingConfiguration,
+	grids: readonly PatchGrid[],
+): NonNullable<MockOptions["pictures"]> | null {
+	return hasEncoder(c) && c.mropeSection !== null ? { grids, merge: c.pixelShuffle ? 2 : 1 } : null;
 }
 
 /** Placeholder tokens of a sample for the encoders of `modules`. */
@@ -203,4 +210,47 @@ export function mockImage(c: TrainingConfiguration): { readonly grid: PatchGrid;
 		);
 	}
 	return { grid, tokens };
+}
+
+/** Images of a sample, and how many image tokens they make. */
+export interface MockSample {
+	readonly grids: readonly PatchGrid[];
+	readonly tokens: number;
+}
+
+/** Patches of a photograph's row, and of its column. */
+const photographSide = 32;
+
+/**
+ * The sequence of packed samples that needs most memory: all of its tokens but the last are of images, as far as packing-max-patches
+ * allows; with dynamic resolution of squares of 1,024 patches, and smaller ones in the rest. null: sequences are not packed, or have
+ * no images.
+ */
+export function fullestSample(c: TrainingConfiguration): MockSample | null {
+	const packs = c.datasetProvider === "energon" && (c.packingBufferSize ?? c.packingMaxPatches) !== null;
+	if (!packs || !hasEncoder(c)) return null;
+	const imageWithin = c.dynamicResolution ? squareWithin(c) : () => mockImage(c);
+	const grids: PatchGrid[] = [];
+	let tokens = 0;
+	const most = placeholdersOf(c).reduce((room, { count }) => room - count, c.seqLength - 1);
+	for (;;) {
+		const patches = (c.packingMaxPatches ?? Number.POSITIVE_INFINITY) - patchCount(grids);
+		const image = imageWithin(most - tokens, patches);
+		const own = patchCount([image.grid]);
+		if (own === 0 || own > patches || tokens + image.tokens > most) return { grids, tokens };
+		grids.push(image.grid);
+		tokens += image.tokens;
+	}
+}
+
+/** The largest square up to a photograph's within so many tokens and patches. */
+function squareWithin(c: TrainingConfiguration): (tokens: number, patches: number) => ReturnType<typeof mockImage> {
+	const { tower } = encoderConfig(c);
+	const unit = c.pixelShuffle ? 2 : 1;
+	return (tokens, patches) => {
+		const held = (tokens - outputRows(tower, { rows: 0, columns: 0 })) * unit ** 2;
+		const side = unit * Math.floor(Math.sqrt(Math.max(0, Math.min(held, patches))) / unit);
+		const grid = { rows: Math.min(side, photographSide), columns: Math.min(side, photographSide) };
+		return { grid, tokens: outputRows(tower, grid) };
+	};
 }

@@ -199,7 +199,7 @@ export async function planRank(
 		imbalance: options.imbalance,
 	});
 	const { liveBytesByTag } = device.memoryStatistics();
-	run.step(enoughMicrobatches(c));
+	run.step(enoughMicrobatches(c), "fullest");
 	const { peakBytes } = device.memoryStatistics();
 	tally.begin();
 	run.step(1);

@@ -7,8 +7,15 @@ import { type ModuleConfiguration, modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
 import { type ImageSet, noImages } from "../data/images.ts";
 import { type ImageTextMicrobatch, noText } from "../data/microbatch.ts";
-import { MockData, mockImage, mockImages, pictureOf, placeholdersOf } from "../data/mock.ts";
-import type { PatchGrid } from "../models/tower.ts";
+import {
+	fullestSample,
+	MockData,
+	type MockSample,
+	mockImage,
+	mockImages,
+	picturesOf,
+	placeholdersOf,
+} from "../data/mock.ts";
 import { patchWidth } from "../models/vit/config.ts";
 import type { Device } from "../native/device.ts";
 import { topologyOf, visionModule, World } from "../parallel/index.ts";
@@ -37,8 +44,8 @@ export interface RankRun extends Disposable {
 	readonly keptBytes: number;
 	/** Draws the model's initial values: for a run on a real device. */
 	initialise(): void;
-	/** Trains one step on `microbatches` of this rank's. */
-	step(microbatches: number): void;
+	/** Trains one step on `microbatches` of this rank's: of mock samples, or of the packs that need most memory. Default: usual. */
+	step(microbatches: number, samples?: "usual" | "fullest"): void;
 }
 
 export interface RankObserver {
@@ -63,12 +70,16 @@ export async function openRank(
 ): Promise<RankRun> {
 	const topology = topologyOf(c);
 	const { grid, tokens } = mockImage(c);
+	const usual: MockSample = { grids: [grid], tokens };
+	const fullest = fullestSample(c) ?? usual;
+	/** The sample of the step that runs, which all other ranks have too. */
+	let sample = usual;
 	const modules = modulesOf(c);
 	/** Rows of a sample of the encoders of `modules`, by the group of their edge. */
 	const rows = new Map(modules.map(({ name, frames }) => [`edge.${name}.forward`, frames]));
 	const simulation = {
 		observe: observer.transfer,
-		integers: (group: string, length: number) => new Int32Array(length).fill(rows.get(group) ?? tokens),
+		integers: (group: string, length: number) => new Int32Array(length).fill(rows.get(group) ?? sample.tokens),
 		imbalance: observer.imbalance,
 	};
 	const world = World.simulated(
@@ -80,22 +91,24 @@ export async function openRank(
 	// Simulated lanes have this lane's images, so balancing would move none. Debug lines are for the run that is planned.
 	const run = await openRun({ ...c, encoderBalance: "number", mimoEncoderPrefetchDebug: false }, world);
 	// Made once: a real run loads its data while it trains.
-	const made: ImageTextMicrobatch[] = [];
-	// Only sizes are counted: every microbatch has the same tokens.
-	const text = run.language ? mockTexts(c, grid, tokens).microbatch(0, c.microBatchSize) : noText;
+	const made = new Map<MockSample, ImageTextMicrobatch[]>();
 	const batches = (count: number) => {
-		for (let index = made.length; index < count; index++) {
+		const all = made.get(sample) ?? [];
+		made.set(sample, all);
+		// Only sizes are counted: every microbatch has the same tokens.
+		const text = all[0]?.text ?? (run.language ? mockTexts(c, sample).microbatch(0, c.microBatchSize) : noText);
+		for (let index = all.length; index < count; index++) {
 			// The rank's first microbatch is its turn.
-			const images = index % encoderTurns(c) === 0 ? imageSet(c, grid, device) : noImages(0);
+			const images = index % encoderTurns(c) === 0 ? imageSet(c, sample, device) : noImages(0);
 			const others = modules
 				.filter(({ name }) => run.encoders.some((encoder) => encoder.name === name))
 				.map((module) => [module.name, moduleSet(c, module, device)] as const);
-			made.push({
+			all.push({
 				text,
 				features: { ...(run.encoder && { [visionModule]: images }), ...Object.fromEntries(others) },
 			});
 		}
-		return made.slice(0, count);
+		return all.slice(0, count);
 	};
 	const own = topology.gridOf(rank);
 	const stage = own.shape.pipeline > 1 ? ` stage ${own.coordinates(rank).pp}` : "";
@@ -108,30 +121,33 @@ export async function openRank(
 			run.initialise(c.seed);
 			run.state.optimizer.refreshMasters();
 		},
-		step: (count) => step(c, run.state, batches(count), observer),
+		step: (count, samples = "usual") => {
+			sample = samples === "fullest" ? fullest : usual;
+			step(c, run.state, batches(count), observer);
+		},
 		[Symbol.dispose]: () => run[Symbol.dispose](),
 	};
 }
 
 /** As many samples as a lane trains on in a step. */
-function mockTexts(c: TrainingConfiguration, grid: PatchGrid, imageTokens: number): MockData {
+function mockTexts(c: TrainingConfiguration, { grids, tokens }: MockSample): MockData {
 	return new MockData({
 		seed: c.seed,
 		size: microbatchesOf(c) * c.microBatchSize,
 		sequenceLength: c.seqLength,
 		vocabularySize: c.vocabSize,
 		imageTokenId: c.imageTokenId,
-		imageTokens,
-		picture: pictureOf(c, grid),
+		imageTokens: tokens,
+		pictures: picturesOf(c, grids),
 		placeholders: placeholdersOf(c),
 	});
 }
 
 /** An encoder may serve hundreds of lanes: where values are not needed no pixels are made. */
-function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device): ImageSet {
+function imageSet(c: TrainingConfiguration, { grids }: MockSample, { counts }: Device): ImageSet {
 	return mockImages(
 		encoderMicroBatchSize(c),
-		grid,
+		grids,
 		counts ? 0 : patchWidth({ patchSize: c.patchDim, temporalPatch: 1 }),
 	);
 }
@@ -140,7 +156,7 @@ function imageSet(c: TrainingConfiguration, grid: PatchGrid, { counts }: Device)
 function moduleSet(c: TrainingConfiguration, module: ModuleConfiguration, { counts }: Device): ImageSet {
 	const grid = encoderKinds[module.kind].grid(module);
 	const samples = (c.microBatchSize * dataLanes(c)) / module.dp;
-	return mockImages(samples, grid, counts ? 0 : module.frameWidth);
+	return mockImages(samples, [grid], counts ? 0 : module.frameWidth);
 }
 
 /** Runs a step and reports its phases. */

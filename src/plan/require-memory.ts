@@ -2,7 +2,7 @@
 import { dataLanes, encoderMicroBatchSize, sharesRanks } from "../config/derive.ts";
 import { modulesOf } from "../config/modules.ts";
 import type { TrainingConfiguration } from "../config/schema.ts";
-import { mockImage } from "../data/mock.ts";
+import { fullestSample, mockImage, patchCount } from "../data/mock.ts";
 import { hybridConfig } from "../models/language/from-configuration.ts";
 import { hybridParameters } from "../models/language/names.ts";
 import type { ParameterSpec } from "../models/parameter-spec.ts";
@@ -55,8 +55,9 @@ export async function requireMemory(c: TrainingConfiguration, rank: number, devi
 	const remedies = both
 		? "Recomputed layers, more tensor-parallel or expert-parallel ranks, more pipeline stages, or ranks of its own for the encoder (llm-offset) need less."
 		: "Recomputed layers, a smaller micro-batch-size or seq-length, a smaller model or another machine need less; `mimo plan` shows where it goes.";
+	const packs = fullestSample(c) === null ? "" : " Packs full of images are counted; packing-max-patches bounds them.";
 	throw new UserError(
-		`${subject}${verb} ${alone ? "needs" : "need"} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. ${remedies}`,
+		`${subject}${verb} ${alone ? "needs" : "need"} ${gibibytes(needed)} at the peak, as mimo plan counts; ${name} has ${gibibytes(memoryBytes)}. ${remedies}${packs}`,
 	);
 }
 
@@ -84,9 +85,9 @@ export function generousBytes(c: TrainingConfiguration): number {
 		}, 0);
 	const microbatches = enoughMicrobatches(c);
 	const language = bytes(hybridParameters(hybridConfig(c)), microbatches * c.microBatchSize * c.seqLength);
-	const { grid } = mockImage(c);
+	const { grids } = fullestSample(c) ?? { grids: [mockImage(c).grid] };
 	const patches = new Map([
-		[visionModule, encoderMicroBatchSize(c) * grid.rows * grid.columns],
+		[visionModule, encoderMicroBatchSize(c) * patchCount(grids)],
 		...modulesOf(c).map(({ name, dp, frames }) => [name, (frames * c.microBatchSize * dataLanes(c)) / dp] as const),
 	]);
 	return encodersOf(c).reduce((sum, { parts: { name, tower, projector } }) => {

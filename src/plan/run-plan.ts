@@ -1,5 +1,6 @@
 /** Plans a run: memory and work of one rank of each module or stage, traffic, and the time of a step. */
 import type { TrainingConfiguration } from "../config/schema.ts";
+import { fullestSample, patchCount } from "../data/mock.ts";
 import type { DeviceKind } from "../native/library.ts";
 import { type Grid, topologyOf } from "../parallel/index.ts";
 import { type Actor, encoderActor, type ScheduleShape } from "../schedule/actions.ts";
@@ -57,6 +58,8 @@ export interface RunPlan {
 	readonly microbatches: number;
 	readonly tokens: number;
 	readonly modules: readonly ModulePlan[];
+	/** Patches of the packed sequence whose memory the modules' is; null: of mock data's. */
+	readonly packedPatches: number | null;
 	readonly step: StepEstimate;
 	readonly bound: StepBound;
 	/** Steps between copies of the training's state in the host's memory; null: none are made. */
@@ -136,6 +139,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 	}
 	const conditions = conditionsOf(c, machine);
 	const step = estimateStep(modules, conditions);
+	const packed = fullestSample(c);
 	return {
 		worldSize: topologyOf(c).worldSize,
 		microbatches,
@@ -143,6 +147,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		keptInterval: c.maxRestarts > 0 ? c.nonPersistentSaveInterval : null,
 		replicated: c.replication,
 		modules,
+		packedPatches: packed && patchCount(packed.grids),
 		step,
 		bound: boundOf(modules, step, conditions, machine.memoryBytes),
 	};

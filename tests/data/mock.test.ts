@@ -82,7 +82,7 @@ test("class tokens are image tokens too, and a fixed size may be wider than high
 });
 
 test("images are zeros, one a sample", () => {
-	const { patches, grids, imagesPerSample } = mockImages(2, { rows: 2, columns: 4 }, 12);
+	const { patches, grids, imagesPerSample } = mockImages(2, [{ rows: 2, columns: 4 }], 12);
 	expect(patches).toEqual(new Float32Array(192));
 	expect(grids.length).toBe(2);
 	expect(imagesPerSample).toEqual([1, 1]);

@@ -41,6 +41,30 @@ describe("items dealt out by cost", () => {
 		}
 	});
 
+	test("give no lane more patches than the lane with most has read", () => {
+		// By cost the third lane would get all small items of the first two.
+		const costs = [[...new Array(8).fill(4)], [...new Array(8).fill(4)], [50, 50]];
+		const patches = [[...new Array(8).fill(4)], [...new Array(8).fill(4)], [15, 15]];
+		expect(Math.max(...workOf(patches, balanceByCost(costs)))).toBeGreaterThan(32);
+		const dealt = balanceByCost(costs, patches);
+		expect(Math.max(...workOf(patches, dealt))).toBeLessThanOrEqual(32);
+		expect(Math.max(...workOf(costs, dealt))).toBeLessThan(100);
+		const next = numbersFrom(9);
+		const [most, moved] = [{ patches: 0 }, { rounds: 0 }];
+		for (let round = 0; round < 200; round++) {
+			const sizes = Array.from({ length: 4 }, () =>
+				Array.from({ length: 1 + Math.floor(next() * 6) }, () => 1 + Math.floor(100 * next() ** 3)),
+			);
+			const squares = sizes.map((own) => own.map((size) => size ** 2 + size));
+			const deal = balanceByCost(squares, sizes);
+			const read = Math.max(...sizes.map((own) => own.reduce((sum, size) => sum + size, 0)));
+			most.patches = Math.max(most.patches, ...workOf(sizes, deal).map((held) => held / read));
+			if (Math.max(...workOf(squares, deal)) < Math.max(...workOf(squares, asRead(squares)))) moved.rounds++;
+		}
+		expect(most.patches).toBeLessThanOrEqual(1);
+		expect(moved.rounds).toBeGreaterThan(150);
+	});
+
 	test("are kept in a step only where they are worth that lanes wait in every microbatch", () => {
 		// Each lane has the large item of one microbatch: by the end of the step they are even.
 		const turns = [
@@ -52,7 +76,7 @@ describe("items dealt out by cost", () => {
 			[[4, 4], [1]],
 			[[4, 4], [1]],
 		];
-		expect(balanceStep(skewed, "every step")).toEqual(skewed.map(balanceByCost));
+		expect(balanceStep(skewed, "every step")).toEqual(skewed.map((costs) => balanceByCost(costs)));
 		const mixed = [
 			[[4, 4], []],
 			[[], [4, 4]],

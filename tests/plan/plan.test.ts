@@ -24,6 +24,10 @@ const latents: Keys = {
 	...{ "recompute-granularity": "selective", "recompute-modules": ["mla_up_proj"] },
 };
 const images: Keys = { preset: "nemotron-vlm-tiny", "train-iters": 200 };
+const packs: Keys = {
+	...{ ...images, "dynamic-resolution": true, "dataset-provider": "energon", "data-path": "set" },
+	...{ "packing-buffer-size": 8, "pixel-shuffle": true, "disable-vision-class-token": true },
+};
 const counting = { kind: "cpu", imbalance: 1 } as const;
 const nobody = { phase() {}, transfer() {} };
 
@@ -56,6 +60,8 @@ const layouts: readonly (readonly [name: string, keys: Keys, rank: number, share
 	["encoder rank of disjoint grids", { ...images, "encoder-tp": 2, "llm-dp": 2 }, 1],
 	["first stage of an encoder", { ...images, "encoder-pp": 3, "global-batch-size": 12 }, 0],
 	["last stage of an encoder with a frozen tower", { ...images, "encoder-pp": 3, "freeze-vit": true }, 2],
+	["packs full of pictures, both modules on a rank", { ...packs, "llm-offset": 0 }, 0],
+	["packs of bounded pictures, encoder rank", { ...packs, "packing-max-patches": 300 }, 0],
 	["language rank of disjoint grids", { ...images, "encoder-dp": 2, "llm-tp": 2 }, 2],
 	[
 		"last stage with late weight gradients",
@@ -84,7 +90,7 @@ for (const [name, keys, rank, share = 0.05] of [...layouts, ...selective]) {
 			using run = await openRank(c, device, rank, { ...nobody, imbalance: 1 });
 			const { parameter, gradient, optimizer } = device.memoryStatistics().liveBytesByTag;
 			run.initialise();
-			run.step(Math.min(3, microbatchesOf(c)));
+			run.step(Math.min(3, microbatchesOf(c)), "fullest");
 			const { peakBytes } = device.memoryStatistics();
 			expect(memory).toMatchObject({ parameters: parameter, gradients: gradient, optimizer });
 			expect(Math.abs(memory.peak / peakBytes - 1)).toBeLessThan(share);
@@ -138,6 +144,23 @@ test("operations of the 20-layer model are those that are counted by hand; backw
 	);
 	expect(language.memory.optimizer).toBeLessThan(whole.modules[1]!.memory.optimizer);
 	expect(language.recomputed!.activations).toBeLessThan(language.memory.activations / 2);
+});
+
+test("packs full of pictures decide on memory, not on times, and packing-max-patches bounds them", async () => {
+	const packed = { ...twenty, "llm-offset": 0, "llm-tp": 2, "llm-ep": 2, "encoder-tp": 2, "dynamic-resolution": true };
+	const energon = { ...packed, "dataset-provider": "energon", "data-path": "set", "packing-buffer-size": 200 };
+	const peakAndTime = async (keys: Keys) => {
+		const { modules, packedPatches, step } = await planRun(configurationOf(keys), machine);
+		return { peak: modules[0]!.memory.peak, packedPatches, seconds: step.seconds };
+	};
+	const mock = await peakAndTime(packed);
+	const full = await peakAndTime(energon);
+	// A mock sequence has one picture of half its tokens.
+	const half = await peakAndTime({ ...energon, "packing-max-patches": 16384 });
+	expect([mock.packedPatches, full.packedPatches, half.packedPatches]).toEqual([null, 4 * 8191, 16384]);
+	expect(full.peak).toBeGreaterThan(1.05 * mock.peak);
+	expect(Math.abs(half.peak / mock.peak - 1)).toBeLessThan(0.01);
+	expect([full.seconds, half.seconds]).toEqual([mock.seconds, mock.seconds]);
 });
 
 test("the production layout: 264 ranks are planned from one rank of each module", async () => {

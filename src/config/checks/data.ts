@@ -30,15 +30,19 @@ function rowsOf(c: TrainingConfiguration, patches: number): number {
 	return c.disableVisionClassToken ? patches : patches + c.classTokenLen;
 }
 
-/** Rows of the smallest image that the configuration makes, and of every image where all have one size. */
-function imageRows(c: TrainingConfiguration): { readonly rows: number; readonly fixed: boolean } {
+/** Patches and rows of the smallest image that the configuration makes, and of every image where all have one size. */
+function imageRows(c: TrainingConfiguration): {
+	readonly patches: number;
+	readonly rows: number;
+	readonly fixed: boolean;
+} {
 	if (c.dynamicResolution) {
 		const patches = Math.max(c.dynamicResolutionMinPatches, c.pixelShuffle ? 4 : 1);
-		return { rows: Math.ceil(rowsOf(c, patches)), fixed: false };
+		return { patches, rows: Math.ceil(rowsOf(c, patches)), fixed: false };
 	}
 	const patches = Math.floor(c.imgH / c.patchDim) * Math.floor(c.imgW / c.patchDim);
 	const rows = rowsOf(c, patches) + Number(c.visionImageNewline);
-	return { rows, fixed: !c.useTiling && c.imageGridPinpoints === null };
+	return { patches, rows, fixed: !c.useTiling && c.imageGridPinpoints === null };
 }
 
 /** Whether a text is a JSON object, or not given. */
@@ -81,6 +85,11 @@ export const energonChecks: readonly Check[] = [
 			key,
 			`an image takes at least ${rows} tokens; allowed is less than seq-length (${c.seqLength})`,
 		);
+	}),
+	energon((c) => {
+		const { patches } = imageRows(c);
+		const fits = !hasEncoder(c) || (c.packingMaxPatches ?? patches) >= patches;
+		return unless(fits, "packing-max-patches", `allowed is at least ${patches}, the patches of the smallest image`);
 	}),
 	energon((c) => {
 		if (!hasEncoder(c) || c.imageSeqLength === null) return null;

@@ -24,10 +24,14 @@ export const energonKeys = {
 		"Samples a worker looks at when it packs several into a sequence; unset: a sample is a sequence.",
 	),
 	"packing-method": defaulting(
-		choice(["carry-over", "greedy"]),
+		choice(["carry-over", "equal-work", "greedy"]),
 		"carry-over",
-		"carry-over: the fuller half of a buffer's packs become sequences, and the other samples go to the next buffer; greedy: all packs do, as in Megatron's examples.",
+		"carry-over: the fuller half of a buffer's packs become sequences, and the other samples go to the next buffer; equal-work: likewise, of packs with about the same work for the encoder, so that steps on pictures of many sizes take the same time; greedy: all packs do, as in Megatron's examples.",
 		{ megatron: "greedy" },
+	),
+	"packing-max-patches": optional(
+		integer(1),
+		"Most patches of a sequence's images: packs hold no more, a sample's images become smaller or are left out as with seq-length, and mimo plan counts memory for them; unset: as many as seq-length holds.",
 	),
 	"max-samples-per-sequence": optional(
 		integer(1),

@@ -59,7 +59,8 @@ export function decodeImages(
 	return { images: { ...placesOfImages(own, patchSize), patches: joined(patches) }, damaged };
 }
 
-function gridsOf({ images }: EncodedSample, patchSize: number): PatchGrid[] {
+/** Grids of the images that the encoder sees of a sample. */
+export function gridsOf({ images }: EncodedSample, patchSize: number): PatchGrid[] {
 	return images.flatMap(({ plan }) => patchGrids(plan, patchSize));
 }
 

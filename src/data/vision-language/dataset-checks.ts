@@ -72,7 +72,7 @@ function datasetCutOff(task: DatasetTask, tokenizer: Tokenizer): (sample: Sample
 }
 
 function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, chat: Chat | null): string | null {
-	const { sequenceLength, imageTokenId } = task;
+	const { sequenceLength, imageTokenId, mostPatches } = task;
 	const conversation = conversationOf(sample, task.prompts);
 	const pieces = render(sample.key, conversation, task, chat);
 	const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
@@ -82,7 +82,8 @@ function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, c
 	const rows = kept.ids.filter((id) => id === imageTokenId).length;
 	const [images, all] = [kept.images.length, conversation.images.length];
 	if (images < all) {
-		return `${all - images} of its ${all} images do not fit into ${sequenceLength} tokens (--seq-length)`;
+		const bound = mostPatches === null ? "" : ` and ${mostPatches} patches (--packing-max-patches)`;
+		return `${all - images} of its ${all} images do not fit into ${sequenceLength} tokens (--seq-length)${bound}`;
 	}
 	if (kept.ids.length < sequenceLength) return null;
 	const text = encode(COUNTED).ids.filter((id) => id !== imageTokenId).length;

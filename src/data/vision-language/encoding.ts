@@ -11,7 +11,9 @@ import type { EncodedSample } from "./batch.ts";
 import {
 	type ImagePlan,
 	type ImageSizing,
+	patchesOfRow,
 	planImages,
+	planPatches,
 	rowsOfTiles,
 	type TowerGeometry,
 	tileTags,
@@ -22,6 +24,8 @@ import type { Piece } from "./prompt.ts";
 export interface EncodingOptions {
 	/** Most tokens of a sample. */
 	readonly sequenceLength: number;
+	/** Most patches of a sample's images; null: as many as its tokens hold. */
+	readonly mostPatches: number | null;
 	readonly imageTokenId: number;
 	/** Put before and after every sample; null = none. */
 	readonly beginId: number | null;
@@ -68,6 +72,7 @@ export function encodePieces(
 	options: EncodingOptions,
 ): EncodedText {
 	const { sequenceLength, imageTokenId, tower } = options;
+	const mostPatches = options.mostPatches ?? Number.POSITIVE_INFINITY;
 	const tokens = (parts: readonly CountedPart[]) => {
 		const encoded = encodeCounted(tokenizer, parts);
 		if (encoded.ids.includes(imageTokenId)) {
@@ -86,7 +91,9 @@ export function encodePieces(
 	const textTokens = runs.reduce((sum, run) => sum + ("ids" in run ? run.ids.length : tagTokens(run)), 0);
 	const tagged = options.sizing.mode === "tiles" && options.sizing.tags;
 	const longestTag = tagged ? tag("<tile_global_thumbnail>").length : 0;
-	const plans = planImages(images, sequenceLength - textTokens - spareTokens, options.sizing, tower, longestTag);
+	const rows = Math.min(sequenceLength - textTokens - spareTokens, Math.floor(mostPatches / patchesOfRow(tower)));
+	const plans = planImages(images, rows, options.sizing, tower, longestTag);
+	const patchesOf = (image: number) => planPatches(plans[image]!, tower.patchSize);
 	/** Of every tile of an image its tag and its rows. */
 	const tilesOf = plans.map((plan): readonly Tile[] => {
 		const tags = tagged ? tileTags(plan).map(tag) : [];
@@ -101,14 +108,23 @@ export function encodePieces(
 				key,
 			);
 		}
+		const patches = plans.reduce((sum, _, image) => sum + patchesOf(image), 0);
+		if (patches > mostPatches) {
+			throw new ExpectedLoss(
+				`Sample ${key} has ${patches} patches, more than packing-max-patches ${mostPatches}.`,
+				key,
+			);
+		}
 	}
 	const sequence = new Sequence(sequenceLength, imageTokenId);
 	const kept: number[] = [];
+	let patches = 0;
 	for (const run of runs) {
 		if ("ids" in run) {
 			if (!sequence.addText(run.ids, run.loss)) break;
 		} else {
-			if (tagTokens(run) + tokensOf(run.image) > sequence.room) break;
+			patches += patchesOf(run.image);
+			if (tagTokens(run) + tokensOf(run.image) > sequence.room || patches > mostPatches) break;
 			const add = (ids: Int32Array) => sequence.addText(ids, new Uint8Array(ids.length).fill(run.loss ? 1 : 0));
 			add(run.before);
 			for (const tile of tilesOf[run.image]!) {

@@ -1,7 +1,9 @@
 /** The task that a training configuration stands for: samples to tokens and patches. */
 import { hasEncoder } from "../../config/derive.ts";
 import type { TrainingConfiguration } from "../../config/schema.ts";
+import { countFlopsPerToken } from "../../models/language/counts.ts";
 import { encoderConfig } from "../../models/vision/from-configuration.ts";
+import { encoderFlops, visionEncoder } from "../../models/vit/tower.ts";
 import { readChatTemplate } from "../text/chat/template-file.ts";
 import { tokenizerKeysOf } from "../text/configured-tokenizer.ts";
 import { imageTags } from "./data-settings.ts";
@@ -20,6 +22,8 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		beginId: c.dataBeginId,
 		endId: c.dataEndId,
 		packing: c.packingMethod,
+		imageWork: hasEncoder(c) ? imageWorkOf(c) : null,
+		mostPatches: c.packingMaxPatches,
 		padId: c.dataPadId,
 		template: c.conversationTemplate,
 		chat: {
@@ -44,6 +48,22 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		resampling: c.imageResampling,
 		statistics: { mean: c.imageMean, deviation: c.imageStd },
 	};
+}
+
+/**
+ * The operations of training on an image, over those of the language model on a sequence: those of three sizes decide a p² + b p + c.
+ * Times of a run would make the order of samples another one in every run, and weights that are frozen another one in every stage.
+ */
+function imageWorkOf(c: TrainingConfiguration): VisionLanguageTask["imageWork"] {
+	const parts = visionEncoder(encoderConfig(c));
+	const sequence = countFlopsPerToken(c).forwardBackward * c.seqLength;
+	const side = 32;
+	// Backward has twice the operations of forward.
+	const of = (squares: number) => (3 * encoderFlops(parts, { rows: side, columns: squares * side })) / sequence;
+	const [one, two, three] = [of(1), of(2), of(3)];
+	const a = (three - 2 * two + one) / 2;
+	const b = two - one - 3 * a;
+	return [a / side ** 4, b / side ** 2, one - a - b];
 }
 
 /** Tiles of the sizes that keep most of an image. */

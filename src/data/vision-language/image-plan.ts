@@ -341,7 +341,7 @@ export function planImages(
 				: sizes.map(() => ({ ...whole("anyres", tileOf(sizing)), squared: true, newline: true }));
 		case "dynamic": {
 			const options = { ...sizing, patchSize, divisor: pixelShuffle ? 2 : 1 };
-			const grids = imageGrids(sizes, rows * (pixelShuffle ? 4 : 1), options);
+			const grids = imageGrids(sizes, rows * patchesOfRow(tower), options);
 			return grids.map((grid) => whole("dynamic", { width: grid.columns * patchSize, height: grid.rows * patchSize }));
 		}
 		case "tiles": {
@@ -383,6 +383,16 @@ export function patchGrids({ size, columns, rows, thumbnail, picture }: ImagePla
 	const tiles = new Array<PatchGrid>(columns * rows).fill(tile);
 	if (picture && thumbnail) return [{ ...gridOf(thumbnail, patchSize), picture }, ...tiles];
 	return thumbnail === null ? tiles : [...tiles, gridOf(thumbnail, patchSize)];
+}
+
+/** Patches of all images that the encoder sees of a plan. */
+export function planPatches(plan: ImagePlan, patchSize: number): number {
+	return patchGrids(plan, patchSize).reduce((sum, { rows, columns }) => sum + rows * columns, 0);
+}
+
+/** Patches that a row of the encoder's output joins. */
+export function patchesOfRow({ pixelShuffle }: Pick<TowerGeometry, "pixelShuffle">): number {
+	return pixelShuffle ? 4 : 1;
 }
 
 /** Image rows of every image the encoder sees; of a picture with learned rows all together. */

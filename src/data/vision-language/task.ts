@@ -17,6 +17,7 @@ import {
 	type Decode,
 	decodeImages,
 	type EncodedSample,
+	gridsOf,
 	type ImageTextBatch,
 	type Pack,
 	placesOfImages,
@@ -25,7 +26,7 @@ import {
 import { conversationOf, type Prompts, type Role } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { type EncodingOptions, encodePieces, encodeTokens } from "./encoding.ts";
-import { choosePacks, type PackingMethod } from "./packing.ts";
+import { choosePacks, type PackingMethod, type Size } from "./packing.ts";
 import { decodedAs, imagePatches, inspectImage, type Resampling, remarkOf } from "./pixels.ts";
 import { render, type TemplateName } from "./prompt.ts";
 
@@ -62,6 +63,8 @@ export interface VisionLanguageTask extends EncodingOptions {
 	/** Whether tokens have positions by the pictures among them (multimodal rotary embedding). */
 	readonly mrope: boolean;
 	readonly packing: PackingMethod;
+	/** a, b and c of the work a p² + b p + c of encoding an image of p patches; null: the model has no encoder. */
+	readonly imageWork: readonly [a: number, b: number, c: number] | null;
 	/** Fill every sample or pack up to the sequence length. */
 	readonly pad: boolean;
 	readonly padId: number;
@@ -92,6 +95,8 @@ export const visionLanguageDefaults = {
 	resampling: "pillow",
 	mrope: false,
 	packing: "carry-over",
+	imageWork: null,
+	mostPatches: null,
 	pad: true,
 	padId: 0,
 	keep: "both",
@@ -182,7 +187,13 @@ export function buildVisionLanguageTask(
 	remark: Remark,
 ): TaskEncoder {
 	const { tower, sequenceLength } = task;
-	const lengthOf = ({ ids }: EncodedSample) => ids.length;
+	const most = { tokens: sequenceLength, patches: task.mostPatches ?? Number.POSITIVE_INFINITY };
+	const sizeOf = (sample: EncodedSample): Size => {
+		const patches = gridsOf(sample, tower.patchSize).map(({ rows, columns }) => rows * columns);
+		const [a, b, c] = task.imageWork ?? [0, 0, 0];
+		const sum = (value: (patches: number) => number) => patches.reduce((total, count) => total + value(count), 0);
+		return { tokens: sample.ids.length, patches: sum((p) => p), work: sum((p) => a * p ** 2 + b * p + c) };
+	};
 	const padding = { padTo: task.pad ? sequenceLength : null, padId: task.padId };
 	const { resampling } = task;
 	const decode: Decode = (image) => imagePatches(images, { ...image, resampling }, tower.patchSize);
@@ -203,7 +214,7 @@ export function buildVisionLanguageTask(
 	return {
 		...encodingSteps(task, tokenizer, images, remark),
 		selectSamplesToPack: hook("choose samples to pack", (samples) =>
-			choosePacks(samples as readonly EncodedSample[], lengthOf, sequenceLength, task.packing),
+			choosePacks(samples as readonly EncodedSample[], sizeOf, most, task.packing),
 		),
 		packSelectedSamples: hook("pack samples", (samples) => ({ restoreKey: [], samples }) as Keyed),
 		batch: hook("batch", batch),

@@ -134,7 +134,8 @@ function balanceImages(
 	const { config } = encoder;
 	const read = readByAll(group, microbatches);
 	const costs = read.map((lanes) => lanes.map((own) => own.map(({ grid }) => cost(grid))));
-	return balanceStep(costs, meet).map((to, index) => {
+	const patches = read.map((lanes) => lanes.map((own) => own.map(patchesOf)));
+	return balanceStep(costs, meet, patches).map((to, index) => {
 		const moves = to.some((own, home) => own.some((lane) => lane !== home));
 		return moves ? new EncoderBalance(group, config.tower, read[index]!, to) : null;
 	});
@@ -191,7 +192,6 @@ class EncoderBalance {
 		this.#byLane = [...own.keys()].sort((a, b) => goesTo[a]! - goesTo[b]! || a - b);
 		const rowsOf = ({ grid }: PlacedImage) => tower.rowsOf(grid);
 		this.#ownRows = own.map(rowsOf);
-		const patchesOf = ({ grid }: PlacedImage) => grid.rows * grid.columns;
 		this.#patches = { read: rangesOf(leaving, patchesOf), encoded: rangesOf(dealt, patchesOf) };
 		this.#rows = { read: rangesOf(leaving, rowsOf), encoded: rangesOf(dealt, rowsOf) };
 	}
@@ -259,6 +259,8 @@ class EncoderBalance {
 	}
 }
 
+const patchesOf = ({ grid }: PlacedImage) => grid.rows * grid.columns;
+
 /** Rows of each lane's images, lane after lane. */
 function rangesOf(lanes: readonly (readonly PlacedImage[])[], sizeOf: (image: PlacedImage) => number): RowRanges {
 	return consecutive(lanes.map((images) => sum(images.map(sizeOf))));
@@ -278,6 +280,7 @@ interface Item {
 	readonly home: number;
 	readonly place: number;
 	readonly cost: number;
+	readonly patches: number;
 }
 
 /** [lane that has read the item][item]: costs of a microbatch's items, or the lanes they are assigned to. */
@@ -290,8 +293,12 @@ type LaneBarrier = "every microbatch" | "every step";
  * The assignment of each of a step's microbatches. Moving items makes lanes wait for each other in every microbatch; if they would
  * otherwise wait once a step only, and moving shortens the step by nothing, no item moves.
  */
-export function balanceStep(microbatches: readonly ByLane[], meet: LaneBarrier): ByLane[] {
-	const dealt = microbatches.map(balanceByCost);
+export function balanceStep(
+	microbatches: readonly ByLane[],
+	meet: LaneBarrier,
+	patches: readonly ByLane[] | null = null,
+): ByLane[] {
+	const dealt = microbatches.map((costs, index) => balanceByCost(costs, patches?.[index]));
 	if (meet === "every microbatch") return dealt;
 	const [apart, together] = [new Array<number>(microbatches[0]?.length ?? 0).fill(0), { most: 0 }];
 	for (const [index, costs] of microbatches.entries()) {
@@ -317,26 +324,36 @@ export function asRead(costs: ByLane): ByLane {
 
 /**
  * Assigns the items of one microbatch. `costs`: above 0. Items are assigned largest first to the lane with the least work (LPT: at
- * most 4/3 of the optimal maximum), but stay with the lane that has read them if the maximum is no larger.
+ * most 4/3 of the optimal maximum), but stay with the lane that has read them if the maximum is no larger. No lane gets more patches
+ * than the lane with most has read: `mimo plan` counts memory for those. Default: items have none.
  */
-export function balanceByCost(costs: ByLane): ByLane {
+export function balanceByCost(costs: ByLane, patches: ByLane = costs.map((own) => own.map(() => 0))): ByLane {
 	const items = costs
-		.flatMap((own, home) => own.map((cost, place): Item => ({ home, place, cost })))
+		.flatMap((own, home) => own.map((cost, place): Item => ({ home, place, cost, patches: patches[home]![place]! })))
 		.sort((a, b) => b.cost - a.cost || a.home - b.home || a.place - b.place);
-	const anywhere = assignWithin(items, costs, 0);
-	const unmoved = assignWithin(items, costs, Number.POSITIVE_INFINITY);
-	const mostlyAtHome = assignWithin(items, costs, anywhere.most);
+	const mostPatches = Math.max(...patches.map(sum));
+	const unmoved = { lanes: asRead(costs), most: Math.max(...costs.map(sum)) };
+	const anywhere = assignWithin(items, costs, 0, mostPatches) ?? unmoved;
+	const mostlyAtHome = assignWithin(items, costs, anywhere.most, mostPatches) ?? unmoved;
 	const least = Math.min(anywhere.most, unmoved.most, mostlyAtHome.most);
 	return [unmoved, mostlyAtHome, anywhere].find(({ most }) => most <= slack * least)!.lanes;
 }
 
-/** Largest item first: to the lane that has read it while that lane's work stays within `bound`, else to the lane with the least work. */
-function assignWithin(items: readonly Item[], costs: ByLane, bound: number) {
+/**
+ * Largest item first: to the lane that has read it while that lane's work stays within `bound`, else to the lane with the least work,
+ * of those that have room for its patches; null: no lane has.
+ */
+function assignWithin(items: readonly Item[], costs: ByLane, bound: number, mostPatches: number) {
 	const loads = costs.map(() => 0);
+	const held = costs.map(() => 0);
 	const lanes = costs.map((own) => own.map(() => 0));
-	for (const { home, place, cost } of items) {
-		const lane = loads[home]! + cost <= bound ? home : loads.indexOf(Math.min(...loads));
+	for (const { home, place, cost, patches } of items) {
+		const load = (lane: number) => (held[lane]! + patches <= mostPatches ? loads[lane]! : Number.POSITIVE_INFINITY);
+		const lightest = loads.reduce((best, _, lane) => (load(lane) < load(best) ? lane : best), 0);
+		const lane = load(home) + cost <= bound ? home : lightest;
+		if (load(lane) === Number.POSITIVE_INFINITY) return null;
 		loads[lane]! += cost;
+		held[lane]! += patches;
 		lanes[home]![place] = lane;
 	}
 	return { lanes, most: Math.max(...loads) };

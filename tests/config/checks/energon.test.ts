@@ -2,6 +2,9 @@
 import { describe, expect, test } from "bun:test";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
 import { taskOf } from "../../../src/data/vision-language/from-configuration.ts";
+import { countFlopsPerToken } from "../../../src/models/language/counts.ts";
+import { encoderConfig } from "../../../src/models/vision/from-configuration.ts";
+import { encoderFlops, visionEncoder } from "../../../src/models/vit/tower.ts";
 
 const base = ["--preset", "nemotron-vlm-tiny", "--data-path", "set.yaml"];
 const configurationOf = (...flags: string[]) => resolveConfiguration([...base, ...flags], {}).configuration;
@@ -27,6 +30,7 @@ describe("refused together", () => {
 			"allowed is 16, the tokens",
 		],
 		[["--no-dynamic-resolution", "--img-h", "256", "--img-w", "256"], "an image takes at least 256 tokens"],
+		[["--packing-max-patches", "3"], "allowed is at least 4, the patches of the smallest image"],
 		[["--dynamic-resolution-min-patches", "256"], "an image takes at least 64 tokens"],
 	] as const) {
 		test(flags.join(" "), () => expect(() => configurationOf(...flags)).toThrow(message));
@@ -36,6 +40,25 @@ describe("refused together", () => {
 test("image-seq-length may be what the image's geometry makes", () => {
 	const sizes = ["--no-dynamic-resolution", "--img-h", "64", "--img-w", "64", "--image-seq-length", "16"];
 	expect(configurationOf(...sizes).imageSeqLength).toBe(16);
+});
+
+test("the work of an image, over a sequence's, is a polynomial of its patches, with and without windows", () => {
+	for (const flags of [[], ["--vision-window-size", "32", "--fullatt-block-indexes", "1", "--class-token-len", "0"]]) {
+		const c = configurationOf(...flags);
+		const [square, each, constant] = taskOf(c).imageWork!;
+		const sequence = countFlopsPerToken(c).forwardBackward * c.seqLength;
+		for (const [rows, columns] of [
+			[8, 12],
+			[40, 56],
+			[100, 150],
+		] as const) {
+			const p = rows * columns;
+			const flops = 3 * encoderFlops(visionEncoder(encoderConfig(c)), { rows, columns });
+			expect(((square * p ** 2 + each * p + constant) * sequence) / flops).toBeCloseTo(1, 9);
+		}
+	}
+	const text = resolveConfiguration(["--preset", "nemotron-tiny", "--data-path", "set.yaml"], {}).configuration;
+	expect(taskOf(text).imageWork).toBeNull();
 });
 
 test("the task follows the keys", () => {

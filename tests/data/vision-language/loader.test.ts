@@ -64,9 +64,15 @@ test("a batch has as many image tokens as its images have rows, and is as long a
 	}
 });
 
-for (const packing of ["carry-over", "greedy"] as const) {
-	test(`every tensor continues exactly from a state taken anywhere, packs and buffers half full: ${packing}`, () => {
-		const changed = { task: { ...smallTask, packing } };
+const packings = [
+	{ packing: "carry-over" },
+	{ packing: "greedy" },
+	{ packing: "equal-work", imageWork: [1, 9, 20], mostPatches: 150 },
+] as const;
+
+for (const own of packings) {
+	test(`every tensor continues exactly from a state taken anywhere, packs and buffers half full: ${JSON.stringify(own)}`, () => {
+		const changed = { task: { ...smallTask, ...own } };
 		const whole = take(open(changed), 24).map(digest);
 		const loader = open(changed);
 		for (let taken = 0; taken < 12; taken++) {
@@ -76,6 +82,17 @@ for (const packing of ["carry-over", "greedy"] as const) {
 		}
 	});
 }
+
+test("packs of equal work follow the work of their images, and packs stay within a bound of patches", () => {
+	const weighed = { task: { ...smallTask, packing: "equal-work", imageWork: [1, 9, 20] } } as const;
+	const digests = (loader: LocalLoader) => take(loader, 8).map(digest);
+	expect(digests(open(weighed))).not.toEqual(digests(open()));
+	const bounded = { task: { ...smallTask, mostPatches: 100 } };
+	for (const { images: of } of take(open({ ...bounded, batchSize: 1 }), 16)) {
+		expect(of.grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0)).toBeLessThanOrEqual(100);
+	}
+	expect(() => open(bounded, encodeState(open().save()))).toThrow("saved with task");
+});
 
 test("a finite pass packs every sample once, also carried-over samples", () => {
 	const once = { load: { ...defaultLoadOptions, training: false }, batchSize: 1, shuffleBufferSize: null };

@@ -5,6 +5,7 @@ import { byteTokenizer } from "../../../src/data/text/tokenizer.ts";
 import { buildBatch } from "../../../src/data/vision-language/batch.ts";
 import { conversationOf } from "../../../src/data/vision-language/conversation.ts";
 import { encodePieces, ignored } from "../../../src/data/vision-language/encoding.ts";
+import { planPatches } from "../../../src/data/vision-language/image-plan.ts";
 import { decodedAs } from "../../../src/data/vision-language/pixels.ts";
 import { render, type TemplateOptions } from "../../../src/data/vision-language/prompt.ts";
 
@@ -160,6 +161,7 @@ function encode(of: Sample, changed: Partial<Parameters<typeof encodePieces>[4]>
 	const decodable = images.map((image) => decodedAs(image, "energon"));
 	return encodePieces("s", pieces, decodable, byteTokenizer, {
 		sequenceLength: 200,
+		mostPatches: null,
 		imageTokenId,
 		beginId: null,
 		endId: null,
@@ -215,6 +217,24 @@ describe("encoding", () => {
 		expect(ids.length).toBeLessThanOrEqual(100);
 		expect(ids.length).toBeGreaterThan(70);
 		expect([...ids.slice(-2)]).toEqual([99, 100]);
+	});
+
+	test("images become smaller, or are left out with all later tokens, for a bound of patches", () => {
+		const sizing = { mode: "dynamic", minPatches: 4, maxPatches: 0, minSide: 0 } as const;
+		const of = sample("InterleavedSample", { sequence: ["ab", image(512), image(256), "cd"] });
+		const patchesOf = (changed: Parameters<typeof encode>[1]) =>
+			encode(of, changed).images.reduce((sum, { plan }) => sum + planPatches(plan, 16), 0);
+		expect(patchesOf({ sizing, sequenceLength: 1000 })).toBe(32 ** 2 + 16 ** 2);
+		for (const mostPatches of [400, 100]) {
+			expect(patchesOf({ sizing, sequenceLength: 1000, mostPatches })).toBeLessThanOrEqual(mostPatches);
+			expect(patchesOf({ sizing, sequenceLength: 1000, mostPatches })).toBeGreaterThan(0.8 * mostPatches);
+		}
+		// Images of 64 × 32 pixels, which stay as they are.
+		const { ids, images } = encode(of, { mostPatches: 15 });
+		expect([[...ids], images.length]).toEqual([[97, 98, 300, 300], 1]);
+		expect(() => encode(of, { mostPatches: 15, tooLong: "skip" })).toThrow(
+			"Sample s has 16 patches, more than packing-max-patches 15.",
+		);
 	});
 
 	test("a sample without a label within the limit is refused", () => {

@@ -163,11 +163,12 @@ function buildTask(task: TaskConfiguration, images: Images, remark: Remark): Tas
 
 /**
  * The settings of a task that determine the stream: the content of tokenizer and chat template without their paths, and without
- * the half of the data that is delivered.
+ * the half of the data that is delivered; work and bounds that no data had before they were settings leave it as it was.
  */
 function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
-	const { tokenizer, chat, keep: _, share: __, ...rest } = task;
+	const { tokenizer, chat, keep: _, share: __, imageWork: ___, mostPatches, ...all } = task;
+	const rest = mostPatches === null ? all : { ...all, mostPatches };
 	const { text, specialTokens } = chat.template ?? {};
 	const named = { ...rest, chat: { ...chat, template: { text, specialTokens } } };
 	const content = tokenizer === null ? null : tokenizerIdentity(tokenizer);

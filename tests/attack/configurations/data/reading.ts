@@ -14,7 +14,7 @@ function drawReading(draw: Draw, pictures: boolean): Flags {
 		"data-end-id": "10",
 		...draw.sometimes(0.5, () => ({
 			"packing-buffer-size": draw.one(["4", "8"]),
-			"packing-method": draw.one(["carry-over", "greedy"]),
+			"packing-method": draw.one(["carry-over", "equal-work", "greedy"]),
 		})),
 		...draw.sometimes(0.3, () => ({ "shuffle-buffer-size": "7" })),
 		...draw.sometimes(0.2, () => ({ "data-seed-offset": "3" })),
