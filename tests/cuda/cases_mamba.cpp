@@ -125,6 +125,11 @@ void ssd(Run& run, const Ssd& s) {
   run.compare("da_log", b.da_log, s.heads, MIMO_DTYPE_F32);
   run.compare("dd", b.dd, s.heads, MIMO_DTYPE_F32);
   if (s.masked) run.compare("dz_factors", b.dz_factors, inner, MIMO_DTYPE_F32);
+
+  f.o = run.output(tokens * inner);
+  f.y = nullptr, f.final_state = nullptr;
+  run.call("mimo_ssd_forward", f);
+  run.compare("o alone", f.o, tokens * inner);
 }
 
 /// One more token of as many sequences as there are lengths.
@@ -276,10 +281,18 @@ void add_mamba(Cases& cases, bool large) {
   // Many heads, so that chance does not decide the sums of few that rounding leaves.
   const std::vector<int32_t> uneven = {37, 0, 1, 150, 64, 128, 65};
   add("minimum step of model sizes", {{128, 1}, 64, 64, 8, 128, 64, 0.2f});
-  add("heads of 80", {{150, 40}, 4, 80, 2, 128, 128, 0});
-  add("heads of 128", {{150, 40, 0, 1}, 4, 128, 2, 128, 128, 0});
+  // More chunks than a pipeline has stages.
+  const std::vector<int32_t> several = {37, 0, 1, 400, 64, 130, 65};
+  for (const int64_t head_dim : {72, 80, 96, 120, 128}) {
+    for (const int64_t state_dim : {64, 128}) {
+      for (const bool masked : {false, true}) {
+        const std::string sizes = "heads of " + std::to_string(head_dim) + ", state of " + std::to_string(state_dim);
+        cases.push_back({(masked ? "ssd masked, " : "ssd ") + sizes,
+                         [=](Run& run) { ssd(run, {several, 16, head_dim, 4, state_dim, 64, 0, masked}); }});
+      }
+    }
+  }
   add("many heads of 80", {uneven, 64, 80, 8, 64, 64, 0.2f});
-  cases.push_back({"ssd masked, heads of 80", [](Run& run) { ssd(run, {{150, 40}, 4, 80, 2, 128, 128, 0, true}); }});
   add("state of 64", {uneven, 64, 64, 8, 64, 64, 0});
   cases.push_back({"ssd masked, state of 64", [uneven](Run& run) { ssd(run, {uneven, 64, 64, 8, 64, 128, 0, true}); }});
   const auto add_delta = [&](const char* name, Delta s) {
@@ -295,6 +308,8 @@ void add_mamba(Cases& cases, bool large) {
   if (large) {
     add_delta("long", {{4097, 63, 129}, 16, 128, 32, 128});
     add("long", {{4097, 63, 129}, 32, 64, 4, 128, 128, 0});
+    add("long, heads of 80", {{4097, 63, 129}, 32, 80, 4, 128, 128, 0});
+    add("long, heads of 128", {{4097, 63, 129}, 32, 128, 4, 128, 128, 0});
     add("large", {{1024, 300, 700}, 16, 64, 8, 128, 128, 0});
     cases.push_back({"conv1d large", [](Run& run) { conv1d(run, {1500, 548}, 6144, 4, 0); }});
   }

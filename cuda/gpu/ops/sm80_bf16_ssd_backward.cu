@@ -9,7 +9,7 @@ namespace {
 
 /// Backward of the gate o = y silu(z): writes dz and dy.
 __global__ void gate_kernel(mimo_ssd_backward_args args, bf16* dy) {
-  const int64_t width = args.heads * ssd_head;
+  const int64_t width = args.heads * args.head_dim;
   for_each_pack(args.tokens, width / 8, [&](int64_t token, int64_t pack) {
     const int64_t column = pack * 8, at = token * width + column;
     float gate[8], gradient[8], y[8], dz[8];
@@ -236,7 +236,7 @@ void sm80_bf16_ssd_gate(mimo_stream& stream, const mimo_ssd_backward_args& args,
   if (args.z_factors != nullptr) {
     ssd_masked_gate(stream, args, dy, MIMO_DTYPE_BF16);
   } else {
-    const auto [grid, block] = cover(args.tokens, args.heads * ssd_head / 8);
+    const auto [grid, block] = cover(args.tokens, args.heads * args.head_dim / 8);
     launch(stream, gate_kernel, grid, block, 0, args, static_cast<bf16*>(dy));
   }
 }

@@ -18,6 +18,15 @@ constexpr int threads = 3 * 128;
 /// setmaxnreg, of 64 Ki registers: 128 service threads keep 56, 128 pair threads get 208, 128 state threads 240.
 constexpr int service_registers = 56, pair_registers = 208, state_registers = 240;
 
+/// Issues sum = left right over k = the columns of a head, as a group: the first 64, then the tail's.
+template <int Tail, bool right_rows>
+__device__ __forceinline__ void queue_head_product(float (&sum)[32], const char* left, const char* right, const char* tail_left,
+                                                   const char* tail_right) {
+  queue_product<4, false, right_rows>(sum, left, right, false);
+  if constexpr (Tail > 0) queue_product<Tail / 16, false, right_rows>(sum, tail_left, tail_right, true);
+  commit_products();
+}
+
 // ---- second warpgroup: pairs of tokens -------------------------------------------------------------------------
 
 /// Butterfly step: exchanges with lane ^ 2 Kept; each lane keeps half of the sums, with the other lane's part added.
@@ -40,16 +49,17 @@ __device__ __forceinline__ float2 column_sums(float (&sum)[16], int lane) {
 }
 
 /// Sum of this thread's elements on the diagonal of a product; only lanes 4 r + r / 2 hold two.
-__device__ __forceinline__ float diagonal(const float (&sum)[32], const SsdPlace& own) {
+template <int Sums>
+__device__ __forceinline__ float diagonal(const float (&sum)[Sums], const SsdPlace& own) {
   float total = 0;
 #pragma unroll
-  for (int warp = 0; warp < 4; ++warp) {
+  for (int warp = 0; warp < Sums / 8; ++warp) {
     if (warp == own.warp) total = own.lane & 4 ? sum[8 * warp + 1] + sum[8 * warp + 7] : sum[8 * warp] + sum[8 * warp + 6];
   }
   return total;
 }
-__device__ __forceinline__ void put_diagonal(const float (&sum)[32], const SsdPlace& own, float (&to)[32]) {
-  if (own.lane / 8 == own.lane % 4) to[own.warp * 8 + own.lane / 4] = diagonal(sum, own);
+__device__ __forceinline__ void put_diagonal(float total, const SsdPlace& own, float (&to)[32]) {
+  if (own.lane / 8 == own.lane % 4) to[own.warp * 8 + own.lane / 4] = total;
 }
 
 /// From dmᵀ = x dyᵀ: adds to dGᵀ, sums E, and sets `mixed` to the decayed scores as a left operand.
@@ -98,10 +108,75 @@ __device__ __forceinline__ void differentiate_scores(const float (&dm)[32], cons
   *reinterpret_cast<float2*>(&parts.e_rows[own.warp][own.lane / 4 * 8 + own.column]) = sums;
 }
 
-template <int N>
-__device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>& shared) {
-  const SsdPlace own = own_place();
+/// What the parts of a head share: the decayed scores, factors of this thread's two tokens, and sums over the parts.
+struct PairsOfHead {
+  uint32_t mixed[16];
+  float to_end[2], step[2], d;
+  float b_dot[2], states;
+};
+
+/// w and dx of a head's columns from `First` on, the `part`-th part of the block; `w` holds B dS_cᵀ and is overwritten.
+template <int N, int Tail, int First>
+__device__ __forceinline__ void compute_pairs_of_part(const Problem& problem, const Work& work, int head, int part, const SsdPlace& own,
+                                                      Shared<N, Tail>& shared, Parts& parts,
+                                                      float (&w)[(First == 0 ? ssd_head : Tail) / 2], PairsOfHead& of_head) {
+  constexpr int columns = First == 0 ? ssd_head : Tail;
+  constexpr bool last = First > 0 || Tail == 0;
+  const int slot = part % shared.stages;
+  const auto& stage = shared.template stage<Stage<N, columns>>(slot);
+  char* const dx = shared.dx[part % 2];
   const bool writes = threadIdx.x % 128 == 0;
+  // w_j: the term through the state after the chunk, then the term within the chunk.
+#pragma unroll
+  for (int j = 0; j < columns / 8; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = 4 * j + 2 * half;
+      const uint32_t x = pair_of(stage.x, own, j, half);
+      w[at] *= of_head.to_end[half], w[at + 1] *= of_head.to_end[half];
+      of_head.b_dot[half] += w[at] * lower_bf16(x) + w[at + 1] * upper_bf16(x);
+    }
+  }
+  begin_products();
+  queue_product(w, of_head.mixed, stage.dy);
+  commit_products();
+  if (last) {
+    const float upper = quad_sum(of_head.b_dot[0]), lower = quad_sum(of_head.b_dot[1]);
+    if (own.column == 0) parts.b_dot[own.row] = upper, parts.b_dot[own.row + 8] = lower;
+  }
+  uint32_t dy[columns / 4];  // loaded in full before dx is written: the compiler cannot tell that dx does not alias it
+#pragma unroll
+  for (int j = 0; j < columns / 4; ++j) dy[j] = pair_of(stage.dy, own, j / 2, j % 2);
+  wait_products<0>();
+  settle(w);
+#pragma unroll
+  for (int j = 0; j < columns / 4; ++j) {
+    const float step = of_head.step[j % 2], d = of_head.d;
+    pair_of(dx, own, j / 2, j % 2) = pack_bf16(step * w[2 * j] + d * lower_bf16(dy[j]), step * w[2 * j + 1] + d * upper_bf16(dy[j]));
+  }
+  // ⟨H_c, dS_c⟩ is the trace of H_c dS_cᵀ. Of a tail of 16 only the first 16 rows of the product are its own.
+  begin_products();
+  queue_product<N / 16, false, false, columns>(w, stage.state[0], stage.dstate[0], false);
+  commit_products();
+  publish_stores();
+  if (writes) wait_read<0>();  // the other dx buffer is free
+  meet<1, 128>();
+  if (writes) write_head_tile(dx, problem.dx, head, work.row, work.first, work.last, First);
+  wait_products<0>();
+  settle(w);
+  if (First == 0) {
+    of_head.states = diagonal(w, own);
+  } else {
+    of_head.states += diagonal(w, own);
+  }
+  if (last) put_diagonal(of_head.states, own, parts.states);
+  arrive_warp(&shared.empty[slot]);
+}
+
+template <int N, int Tail>
+__device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N, Tail>& shared) {
+  constexpr int stages = Shared<N, Tail>::stages, tail_sums = Tail == 0 ? 1 : Tail / 2;
+  const SsdPlace own = own_place();
   for (int k = 0, step_number = 0;; ++k) {
     wait(&shared.operands_full, k & 1);
     const Work work = shared.work;
@@ -115,69 +190,38 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
     wait_products<0>();
     settle(g);
     for (int i = 0; i < problem.heads; ++i, ++step_number) {
-      const int slot = step_number % stages, head = work.group * problem.heads + i;
-      const typename Shared<N>::Stage& stage = shared.stage[slot];
-      const SsdChunkTokens& tokens = shared.tokens[slot];
+      const int part = ssd_parts<Tail> * step_number, head = work.group * problem.heads + i;
+      const auto& stage = shared.template stage<typename Shared<N, Tail>::Whole>(part % stages);
+      const auto& tail = shared.template stage<typename Shared<N, Tail>::OfTail>((part + 1) % stages);
+      const SsdChunkTokens& tokens = shared.tokens[part % stages];
       Parts& parts = shared.parts[step_number % 2];
-      char* const dx = shared.dx[step_number % 2];
-      const float d = problem.args.d[head];
-      wait(&shared.full[slot], step_number / stages & 1);
-      float dm[32], w[32];
+      PairsOfHead of_head;
+      of_head.d = problem.args.d[head];
+      shared.wait_full(part);
+      if constexpr (Tail > 0) shared.wait_full(part + 1);
+      float dm[32], w[32], w_tail[tail_sums];
       begin_products();
-      queue_product<4, false, false>(dm, stage.x, stage.dy, false);
-      commit_products();
+      queue_head_product<Tail, false>(dm, stage.x, stage.dy, tail.x, tail.dy);
       queue_product<N / 16, false, false>(w, shared.b[0], stage.dstate[0], false);
+      if constexpr (Tail > 0) queue_product<N / 16, false, false>(w_tail, shared.b[0], tail.dstate[0], false);
       commit_products();
       wait(&shared.parts_empty[step_number % 2], (step_number / 2 & 1) ^ 1);
       wait_products<1>();
       settle(dm);
-      put_diagonal(dm, own, parts.d);
-      uint32_t mixed[16];
-      differentiate_scores(dm, g, dg, tokens, own, parts, mixed);
-      const float to_end[2] = {tokens.to_end[own.row], tokens.to_end[own.row + 8]};
-      const float step[2] = {tokens.step[own.row], tokens.step[own.row + 8]};
-      wait_products<0>();
-      settle(w);
-      // w_j: the term through the state after the chunk, then the term within the chunk.
-      float b_dot[2] = {0, 0};
+      put_diagonal(diagonal(dm, own), own, parts.d);
+      differentiate_scores(dm, g, dg, tokens, own, parts, of_head.mixed);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = 4 * j + 2 * half;
-          const uint32_t x = pair_of(stage.x, own, j, half);
-          w[at] *= to_end[half], w[at + 1] *= to_end[half];
-          b_dot[half] += w[at] * lower_bf16(x) + w[at + 1] * upper_bf16(x);
-        }
+      for (int half = 0; half < 2; ++half) {
+        of_head.to_end[half] = tokens.to_end[own.row + 8 * half], of_head.step[half] = tokens.step[own.row + 8 * half];
+        of_head.b_dot[half] = 0;
       }
-      begin_products();
-      queue_product(w, mixed, stage.dy);
-      commit_products();
-      b_dot[0] = quad_sum(b_dot[0]), b_dot[1] = quad_sum(b_dot[1]);
-      if (own.column == 0) parts.b_dot[own.row] = b_dot[0], parts.b_dot[own.row + 8] = b_dot[1];
-      uint32_t dy[16];  // loaded in full before dx is written: the compiler cannot tell that dx does not alias it
-#pragma unroll
-      for (int j = 0; j < 16; ++j) dy[j] = pair_of(stage.dy, own, j / 2, j % 2);
       wait_products<0>();
       settle(w);
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const float part = step[j % 2];
-        pair_of(dx, own, j / 2, j % 2) = pack_bf16(part * w[2 * j] + d * lower_bf16(dy[j]),
-                                                   part * w[2 * j + 1] + d * upper_bf16(dy[j]));
+      if constexpr (Tail > 0) settle(w_tail);
+      compute_pairs_of_part<N, Tail, 0>(problem, work, head, part, own, shared, parts, w, of_head);
+      if constexpr (Tail > 0) {
+        compute_pairs_of_part<N, Tail, ssd_head>(problem, work, head, part + 1, own, shared, parts, w_tail, of_head);
       }
-      // ⟨H_c, dS_c⟩ is the trace of H_c dS_cᵀ.
-      begin_products();
-      queue_product<N / 16, false, false>(w, stage.state[0], stage.dstate[0], false);
-      commit_products();
-      publish_stores();
-      if (writes) wait_read<0>();  // the other dx buffer is free
-      meet<1, 128>();
-      if (writes) write_head_tile(dx, problem.dx, head, work.row, work.first, work.last);
-      wait_products<0>();
-      settle(w);
-      put_diagonal(w, own, parts.states);
-      arrive_warp(&shared.empty[slot]);
       arrive_warp(&shared.parts_full[step_number % 2]);
     }
     uint32_t packed[16];
@@ -186,24 +230,23 @@ __device__ __forceinline__ void compute_pairs(const Problem& problem, Shared<N>&
     publish_stores();
     meet<2, 256>();
   }
-  if (writes) wait_read<0>();
+  if (threadIdx.x % 128 == 0) wait_read<0>();
 }
 
 // ---- third warpgroup: states, dB, dC ---------------------------------------------------------------------------
 
-/// Adds a head's b_j to dB and c_i to dC, and writes C_i · c_i.
-template <int N>
-__device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, const SsdPlace& own, float (&db)[N / 64][32],
+/// Adds a head's b_j to dB and c_i to dC, and writes C_i · c_i; `part` is the head's first.
+template <int N, int Tail>
+__device__ __forceinline__ void add_head(Shared<N, Tail>& shared, int part, const SsdPlace& own, float (&db)[N / 64][32],
                                          float (&dc)[N / 64][32], float (&dots)[2]) {
-  constexpr int slices = N / 64;
-  const typename Shared<N>::Stage& stage = shared.stage[slot];
-  const SsdChunkTokens& tokens = shared.tokens[slot];
+  constexpr int slices = N / 64, stages = Shared<N, Tail>::stages;
+  const auto& stage = shared.template stage<typename Shared<N, Tail>::Whole>(part % stages);
+  const auto& tail = shared.template stage<typename Shared<N, Tail>::OfTail>((part + 1) % stages);
+  const SsdChunkTokens& tokens = shared.tokens[part % stages];
   float b_part[32], c_part[32];
   begin_products();
-  queue_product<4, false, true>(b_part, stage.x, stage.dstate[0], false);
-  commit_products();
-  queue_product<4, false, true>(c_part, stage.dy, stage.state[0], false);
-  commit_products();
+  queue_head_product<Tail, true>(b_part, stage.x, stage.dstate[0], tail.x, tail.dstate[0]);
+  queue_head_product<Tail, true>(c_part, stage.dy, stage.state[0], tail.dy, tail.state[0]);
   const float weight[2] = {tokens.weight[own.row], tokens.weight[own.row + 8]};
   const float from_start[2] = {tokens.from_start[own.row], tokens.from_start[own.row + 8]};
   dots[0] = dots[1] = 0;
@@ -215,8 +258,7 @@ __device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, cons
     for (int j = 0; j < 32; ++j) db[slice][j] += weight[j / 2 % 2] * b_part[j];
     if (slice + 1 < slices) {
       begin_products();
-      queue_product<4, false, true>(b_part, stage.x, stage.dstate[slice + 1], false);
-      commit_products();
+      queue_head_product<Tail, true>(b_part, stage.x, stage.dstate[slice + 1], tail.x, tail.dstate[slice + 1]);
       wait_products<1>();
     } else {
       wait_products<0>();
@@ -234,16 +276,15 @@ __device__ __forceinline__ void add_head(const Shared<N>& shared, int slot, cons
     }
     if (slice + 1 < slices) {
       begin_products();
-      queue_product<4, false, true>(c_part, stage.dy, stage.state[slice + 1], false);
-      commit_products();
+      queue_head_product<Tail, true>(c_part, stage.dy, stage.state[slice + 1], tail.dy, tail.state[slice + 1]);
     }
   }
   dots[0] = from_start[0] * quad_sum(dots[0]), dots[1] = from_start[1] * quad_sum(dots[1]);
 }
 
-template <int N>
-__device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>& shared) {
-  constexpr int slices = N / 64;
+template <int N, int Tail>
+__device__ __forceinline__ void compute_states(const Problem& problem, Shared<N, Tail>& shared) {
+  constexpr int slices = N / 64, stages = Shared<N, Tail>::stages;
   const SsdPlace own = own_place();
   for (int k = 0, step_number = 0;; ++k) {
     wait(&shared.operands_full, k & 1);
@@ -251,11 +292,13 @@ __device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>
     if (work.count == 0) break;
     float db[slices][32] = {}, dc[slices][32] = {};
     for (int i = 0; i < problem.heads; ++i, ++step_number) {
-      const int slot = step_number % stages;
-      wait(&shared.full[slot], step_number / stages & 1);
+      const int part = ssd_parts<Tail> * step_number;
+      shared.wait_full(part);
+      if constexpr (Tail > 0) shared.wait_full(part + 1);
       float dots[2];
-      add_head(shared, slot, own, db, dc, dots);
-      arrive_warp(&shared.empty[slot]);
+      add_head(shared, part, own, db, dc, dots);
+      arrive_warp(&shared.empty[part % stages]);
+      if constexpr (Tail > 0) arrive_warp(&shared.empty[(part + 1) % stages]);
       wait(&shared.parts_empty[step_number % 2], (step_number / 2 & 1) ^ 1);
       Parts& parts = shared.parts[step_number % 2];
       if (own.column == 0) parts.c_dot[own.row] = dots[0], parts.c_dot[own.row + 8] = dots[1];
@@ -298,14 +341,15 @@ __device__ __forceinline__ void compute_states(const Problem& problem, Shared<N>
 
 // ---- kernels ---------------------------------------------------------------------------------------------------
 
-template <int N>
+template <int N, int Tail>
 __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_constant__ Problem problem) {
 #ifdef MIMO_ON_SM90A
   extern __shared__ char unaligned[];
-  Shared<N>& shared = *reinterpret_cast<Shared<N>*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+  using Memory = Shared<N, Tail>;
+  Memory& shared = *reinterpret_cast<Memory*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
   if (threadIdx.x == 0) {
     initialise(&shared.operands_full, 1), initialise(&shared.operands_empty, 5);
-    for (int i = 0; i < stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], 8);
+    for (int i = 0; i < Memory::stages; ++i) initialise(&shared.full[i], 1), initialise(&shared.empty[i], 8);
     for (int i = 0; i < 2; ++i) initialise(&shared.parts_full[i], 8), initialise(&shared.parts_empty[i], 1);
     publish_barriers();
   }
@@ -334,41 +378,44 @@ __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_const
 
 void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
   const int64_t pieces = piece_count(args.tokens, args.sequences, ssd_chunk), slices = args.state_dim / 64;
-  const int64_t width = args.heads * ssd_head, state_elements = pieces * args.heads * slices * ssd_tile_elements;
+  const int64_t width = args.heads * args.head_dim;
+  const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.head_dim, args.groups, args.state_dim};
   Workspace token_space(&stream, pieces * args.heads * static_cast<int64_t>(sizeof(SsdChunkTokens)));
-  Workspace state_space(&stream, 2 * state_elements * 2);
   Workspace dy_space(&stream, args.tokens * width * 2);
   Workspace sum_space(&stream, pieces * args.heads * static_cast<int64_t>(sizeof(SsdHeadSums)));
   SsdChunkTokens* const tokens = token_space.as<SsdChunkTokens>();
-  Problem problem;
-  problem.x = heads_map(args.x, args.heads, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.b = heads_map(args.b, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.c = heads_map(args.c, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.dy = heads_map(dy_space.as<bf16>(), args.heads, ssd_head, ssd_head, width, ssd_chunk);
-  problem.dx = heads_map(args.dx, args.heads, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
-  problem.db = heads_map(args.db, args.groups * slices, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
-  problem.dc = heads_map(args.dc, args.groups * slices, ssd_head, ssd_head, args.dxbc_stride, ssd_chunk);
-  problem.args = args;
-  problem.states = state_space.as<bf16>();
-  problem.dstates = problem.states + state_elements;
-  problem.tokens = tokens;
-  problem.sums = sum_space.as<SsdHeadSums>();
-  problem.heads = static_cast<int>(args.heads / args.groups);
-  problem.units = static_cast<int>(pieces * args.groups);
   sm90_bf16_ssd_tokens(stream, args, tokens);
   sm80_bf16_ssd_gate(stream, args, dy_space.as<bf16>());
-  const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, args.state_dim};
-  const SsdCarry carries[2] = {{problem.x, problem.b, state_space.as<bf16>(), nullptr, false},
-                               {problem.dy, problem.c, state_space.as<bf16>() + state_elements, nullptr, true}};
-  sm90_bf16_ssd_states(stream, sizes, tokens, carries, 2);
-  const auto run = [&](auto n) {
-    launch(stream, backward_kernel<n>, grid_of(smaller(problem.units, stream.device->multiprocessors)), dim3(threads), 1024 + sizeof(Shared<n>), problem);
-  };
-  if (args.state_dim == 64) {
-    run(std::integral_constant<int, 64>{});
-  } else {
-    run(std::integral_constant<int, 128>{});
-  }
+  with_sizes(args.state_dim, args.head_dim, [&](auto n, auto tail) {
+    const int64_t state_elements = pieces * args.heads * slices * ssd_state_elements<tail>;
+    Workspace state_space(&stream, 2 * state_elements * 2);
+    const auto of_heads = [&](const void* data, int64_t stride) {
+      return heads_map(data, args.heads, args.head_dim, args.head_dim, stride, ssd_chunk);
+    };
+    const auto of_groups = [&](const void* data, int64_t stride) {
+      return heads_map(data, args.groups * slices, 64, 64, stride, ssd_chunk);
+    };
+    Problem problem;
+    problem.x = of_heads(args.x, args.xbc_stride);
+    problem.b = of_groups(args.b, args.xbc_stride);
+    problem.c = of_groups(args.c, args.xbc_stride);
+    problem.dy = of_heads(dy_space.as<bf16>(), width);
+    problem.dx = of_heads(args.dx, args.dxbc_stride);
+    problem.db = of_groups(args.db, args.dxbc_stride);
+    problem.dc = of_groups(args.dc, args.dxbc_stride);
+    problem.args = args;
+    problem.states = state_space.as<bf16>();
+    problem.dstates = problem.states + state_elements;
+    problem.tokens = tokens;
+    problem.sums = sum_space.as<SsdHeadSums>();
+    problem.heads = static_cast<int>(args.heads / args.groups);
+    problem.units = static_cast<int>(pieces * args.groups);
+    const SsdCarry carries[2] = {{problem.x, problem.b, state_space.as<bf16>(), nullptr, false},
+                                 {problem.dy, problem.c, state_space.as<bf16>() + state_elements, nullptr, true}};
+    sm90_bf16_ssd_states(stream, sizes, tokens, carries, 2);
+    launch(stream, backward_kernel<n, tail>, grid_of(smaller(problem.units, stream.device->multiprocessors)), dim3(threads),
+           1024 + sizeof(Shared<n, tail>), problem);
+  });
   ssd_add_head_sums(stream, sum_space.as<SsdHeadSums>(), args.cu_seqlens, args.sequences, pieces, args.heads, ssd_chunk,
                     args.dd, args.da_log, args.ddt_bias);
 }

@@ -3,8 +3,8 @@
 //   y_i = exp(cs_i) H_c C_i + Σ_{j<=i} (C_i · B_j) exp(cs_i - cs_j) Δ_j x_j + D x_i   o = y silu(z)
 //
 // A block processes a chunk and loops over the heads of one group, whose scores C Bᵀ stay in registers. A TMA producer
-// warp loads each head's x, z and state; a consumer warpgroup computes C H_cᵀ from shared memory and the product of the
-// decayed scores, still in registers, with x.
+// warp loads x, z and the state of each part of a head; a consumer warpgroup computes C H_cᵀ from shared memory and the
+// product of the decayed scores, still in registers, with x.
 #include "sm90_ssd.cuh"
 #include "ssd.h"
 
@@ -19,11 +19,11 @@ template <int N>
 struct Shared {
   static constexpr int slices = N / 64;
   struct Stage {
-    char state[slices][ssd_tile_bytes];
+    char state[slices][ssd_tile_bytes];  // a tail's tiles, Tail rows each, lie at the start
     char x[ssd_tile_bytes], z[ssd_tile_bytes];  // o is written over z
   };
   char c[slices][ssd_tile_bytes];
-  char b[2][ssd_tile_bytes];  // reused for y of two heads
+  char b[2][ssd_tile_bytes];  // reused for y of two parts
   Stage stage[stages];
   SsdChunkTokens tokens[stages];
   uint64_t operands, full[stages], empty[stages];
@@ -42,7 +42,7 @@ struct Work {
   Piece piece;
 };
 
-template <int N>
+template <int N, int Tail>
 __device__ __forceinline__ void fetch(const Problem& problem, const Work& work, Shared<N>& shared) {
   constexpr int slices = N / 64;
   const int first = static_cast<int>(work.piece.first), last = static_cast<int>(work.piece.last);
@@ -52,16 +52,18 @@ __device__ __forceinline__ void fetch(const Problem& problem, const Work& work, 
     copy_head_box(shared.c[i], problem.c, 0, work.group * slices + i, row, first, last, &shared.operands);
     copy_head_box(shared.b[i], problem.b, 0, work.group * slices + i, row, first, last, &shared.operands);
   }
-  for (int i = 0; i < work.heads; ++i) {
-    const int slot = i % stages, head = work.first_head + i;
+  for (int i = 0; i < ssd_parts<Tail> * work.heads; ++i) {
+    const int slot = i % stages, head = work.first_head + i / ssd_parts<Tail>, part = i % ssd_parts<Tail>;
+    const uint32_t state_bytes = slices * (part == 0 ? ssd_head : Tail) * tile_row_bytes;
     uint64_t* const full = &shared.full[slot];
     wait(&shared.empty[slot], (i / stages & 1) ^ 1);
-    arrive_expecting(full, sizeof(typename Shared<N>::Stage) + sizeof(SsdChunkTokens));
+    arrive_expecting(full, state_bytes + 2 * ssd_tile_bytes + (part == 0 ? sizeof(SsdChunkTokens) : 0));
     const int64_t at = work.number * problem.args.heads + head;
-    copy_bytes(shared.stage[slot].state, problem.states + at * slices * ssd_tile_elements, slices * ssd_tile_bytes, full);
-    copy_head_box(shared.stage[slot].x, problem.x, 0, head, row, first, last, full);
-    copy_head_box(shared.stage[slot].z, problem.z, 0, head, row, first, last, full);
-    copy_bytes(&shared.tokens[slot], problem.tokens + at, sizeof(SsdChunkTokens), full);
+    copy_bytes(shared.stage[slot].state, problem.states + (at * ssd_state_elements<Tail> + part * ssd_tile_elements) * slices,
+               state_bytes, full);
+    copy_head_box(shared.stage[slot].x, problem.x, part * ssd_head, head, row, first, last, full);
+    copy_head_box(shared.stage[slot].z, problem.z, part * ssd_head, head, row, first, last, full);
+    if (part == 0) copy_bytes(&shared.tokens[slot], problem.tokens + at, sizeof(SsdChunkTokens), full);
   }
 }
 
@@ -95,12 +97,77 @@ __device__ __forceinline__ void decay_scores(const float (&scores)[32], const Ss
   }
 }
 
-template <int N>
-__device__ __forceinline__ void compute(const Problem& problem, const Work& work, Shared<N>& shared) {
+/// What the parts of a head share: the decayed scores, and exp(cs) of this thread's two tokens.
+struct Decayed {
+  uint32_t mixed[16];
+  float from_start[2];
+};
+
+/// The i-th part of the group, the columns of `head` from `First` on; the first part sets `decayed`.
+template <int N, int Tail, int First>
+__device__ __forceinline__ void compute_part(const Problem& problem, const Work& work, Shared<N>& shared, const float (&scores)[32],
+                                             int i, int head, float d, Decayed& decayed) {
+  constexpr int columns = First == 0 ? ssd_head : Tail, sums = columns / 2;
   const mimo_ssd_forward_args& args = problem.args;
   const SsdPlace own = own_place();
-  const int count = static_cast<int>(work.piece.count);
-  const int64_t width = args.heads * ssd_head;
+  const int head_dim = Tail == 0 ? ssd_head : static_cast<int>(args.head_dim), live = First == 0 ? ssd_head : head_dim - First;
+  const int64_t width = args.heads * head_dim;
+  const int slot = i % stages, count = static_cast<int>(work.piece.count);
+  typename Shared<N>::Stage& stage = shared.stage[slot];
+  char* const y_tile = shared.b[i % 2];
+  wait(&shared.full[slot], i / stages & 1);
+  float out[sums];
+  begin_products();
+  queue_product<N / 16, false, false>(out, shared.c[0], stage.state[0], false);
+  commit_products();
+  if constexpr (First == 0) {
+    const SsdChunkTokens& tokens = shared.tokens[slot];
+    decay_scores(scores, tokens, own, decayed.mixed);
+    decayed.from_start[0] = tokens.from_start[own.row], decayed.from_start[1] = tokens.from_start[own.row + 8];
+  }
+  wait_products<0>();
+  settle(out);
+#pragma unroll
+  for (int j = 0; j < sums; ++j) out[j] *= decayed.from_start[j / 2 % 2];
+  begin_products();
+  queue_product(out, decayed.mixed, stage.x);
+  commit_products();
+  float gate[sums];
+#pragma unroll
+  for (int j = 0; j < columns / 8; ++j) {
+    float2 factor = make_float2(1, 1);
+    if (args.z_factors != nullptr && 8 * j < live) factor = pair_at(args.z_factors + head * head_dim + First, 8 * j + own.column);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t pair = pair_of(stage.z, own, j, half);
+      const float z0 = lower_bf16(pair) * factor.x, z1 = upper_bf16(pair) * factor.y;
+      gate[4 * j + 2 * half] = __fdividef(z0, 1.0f + exp2_fast(-log2_e * z0));
+      gate[4 * j + 2 * half + 1] = __fdividef(z1, 1.0f + exp2_fast(-log2_e * z1));
+    }
+  }
+  wait_products<0>();
+  settle(out);
+#pragma unroll
+  for (int j = 0; j < columns / 8; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t x = pair_of(stage.x, own, j, half);
+      const int at = 4 * j + 2 * half;
+      const float y0 = out[at] + d * lower_bf16(x), y1 = out[at + 1] + d * upper_bf16(x);
+      pair_of(y_tile, own, j, half) = pack_bf16(y0, y1);
+      pair_of(stage.z, own, j, half) = pack_bf16(y0 * gate[at], y1 * gate[at + 1]);
+    }
+  }
+  meet<1, consumers>();
+  const int64_t to = work.piece.begin * width + head * head_dim + First;
+  if (args.y != nullptr) copy_rows<columns>(y_tile, count, live, static_cast<bf16*>(args.y) + to, width);
+  copy_rows<columns>(stage.z, count, live, static_cast<bf16*>(args.o) + to, width);
+  publish_stores();
+  arrive_warp(&shared.empty[slot]);
+}
+
+template <int N, int Tail>
+__device__ __forceinline__ void compute(const Problem& problem, const Work& work, Shared<N>& shared) {
   float scores[32];
   wait(&shared.operands, 0);
   begin_products();
@@ -110,62 +177,15 @@ __device__ __forceinline__ void compute(const Problem& problem, const Work& work
   settle(scores);
   meet<1, consumers>();  // y is written over b
   for (int i = 0; i < work.heads; ++i) {
-    const int slot = i % stages, head = work.first_head + i;
-    typename Shared<N>::Stage& stage = shared.stage[slot];
-    const SsdChunkTokens& tokens = shared.tokens[slot];
-    char* const y_tile = shared.b[i % 2];
-    const float d = args.d[head];
-    wait(&shared.full[slot], i / stages & 1);
-    float out[32];
-    begin_products();
-    queue_product<N / 16, false, false>(out, shared.c[0], stage.state[0], false);
-    commit_products();
-    uint32_t mixed[16];
-    decay_scores(scores, tokens, own, mixed);
-    const float upper = tokens.from_start[own.row], lower = tokens.from_start[own.row + 8];
-    wait_products<0>();
-    settle(out);
-#pragma unroll
-    for (int j = 0; j < 32; ++j) out[j] *= j / 2 % 2 == 0 ? upper : lower;
-    begin_products();
-    queue_product(out, mixed, stage.x);
-    commit_products();
-    float gate[32];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float2 factor = make_float2(1, 1);
-      if (args.z_factors != nullptr) factor = pair_at(args.z_factors + head * ssd_head, 8 * j + own.column);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t pair = pair_of(stage.z, own, j, half);
-        const float z0 = lower_bf16(pair) * factor.x, z1 = upper_bf16(pair) * factor.y;
-        gate[4 * j + 2 * half] = __fdividef(z0, 1.0f + exp2_fast(-log2_e * z0));
-        gate[4 * j + 2 * half + 1] = __fdividef(z1, 1.0f + exp2_fast(-log2_e * z1));
-      }
-    }
-    wait_products<0>();
-    settle(out);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t x = pair_of(stage.x, own, j, half);
-        const int at = 4 * j + 2 * half;
-        const float y0 = out[at] + d * lower_bf16(x), y1 = out[at + 1] + d * upper_bf16(x);
-        pair_of(y_tile, own, j, half) = pack_bf16(y0, y1);
-        pair_of(stage.z, own, j, half) = pack_bf16(y0 * gate[at], y1 * gate[at + 1]);
-      }
-    }
-    meet<1, consumers>();
-    const int64_t to = work.piece.begin * width + head * ssd_head;
-    if (args.y != nullptr) copy_rows(y_tile, count, static_cast<bf16*>(args.y) + to, width);
-    copy_rows(stage.z, count, static_cast<bf16*>(args.o) + to, width);
-    publish_stores();
-    arrive_warp(&shared.empty[slot]);
+    const int head = work.first_head + i;
+    const float d = problem.args.d[head];
+    Decayed decayed;
+    compute_part<N, Tail, 0>(problem, work, shared, scores, ssd_parts<Tail> * i, head, d, decayed);
+    if constexpr (Tail > 0) compute_part<N, Tail, ssd_head>(problem, work, shared, scores, 2 * i + 1, head, d, decayed);
   }
 }
 
-template <int N>
+template <int N, int Tail>
 __global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const __grid_constant__ Problem problem) {
 #ifdef MIMO_ON_SM90A
   extern __shared__ char unaligned[];
@@ -185,9 +205,9 @@ __global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const _
   }
   __syncthreads();
   if (threadIdx.x < consumers) {
-    compute(problem, work, shared);
+    compute<N, Tail>(problem, work, shared);
   } else if (threadIdx.x == consumers) {
-    fetch(problem, work, shared);
+    fetch<N, Tail>(problem, work, shared);
   }
 #endif
 }
@@ -196,29 +216,24 @@ __global__ void __launch_bounds__(threads, blocks_at_once) output_kernel(const _
 
 void sm90_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   const int64_t pieces = piece_count(args.tokens, args.sequences, ssd_chunk), slices = args.state_dim / 64;
+  const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.head_dim, args.groups, args.state_dim};
   Workspace token_space(&stream, pieces * args.heads * static_cast<int64_t>(sizeof(SsdChunkTokens)));
-  Workspace state_space(&stream, pieces * args.heads * slices * ssd_tile_bytes);
   SsdChunkTokens* const tokens = token_space.as<SsdChunkTokens>();
-  Problem problem;
-  problem.x = heads_map(args.x, args.heads, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.b = heads_map(args.b, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.c = heads_map(args.c, args.groups * slices, ssd_head, ssd_head, args.xbc_stride, ssd_chunk);
-  problem.z = heads_map(args.z, args.heads, ssd_head, ssd_head, args.z_stride, ssd_chunk);
-  problem.args = args;
-  problem.states = state_space.as<bf16>();
-  problem.tokens = tokens;
   sm90_bf16_ssd_tokens(stream, args, tokens);
-  const SsdSizes sizes{args.cu_seqlens, args.sequences, args.tokens, args.heads, args.groups, args.state_dim};
-  const SsdCarry carry{problem.x, problem.b, state_space.as<bf16>(), args.final_state, false};
-  sm90_bf16_ssd_states(stream, sizes, tokens, &carry, 1);
-  const auto run = [&](auto n) {
-    launch(stream, output_kernel<n>, grid_of(pieces * args.groups), dim3(threads), 1024 + sizeof(Shared<n>), problem);
-  };
-  if (args.state_dim == 64) {
-    run(std::integral_constant<int, 64>{});
-  } else {
-    run(std::integral_constant<int, 128>{});
-  }
+  with_sizes(args.state_dim, args.head_dim, [&](auto n, auto tail) {
+    Workspace state_space(&stream, pieces * args.heads * slices * ssd_state_elements<tail> * 2);
+    Problem problem;
+    problem.x = heads_map(args.x, args.heads, args.head_dim, args.head_dim, args.xbc_stride, ssd_chunk);
+    problem.b = heads_map(args.b, args.groups * slices, 64, 64, args.xbc_stride, ssd_chunk);
+    problem.c = heads_map(args.c, args.groups * slices, 64, 64, args.xbc_stride, ssd_chunk);
+    problem.z = heads_map(args.z, args.heads, args.head_dim, args.head_dim, args.z_stride, ssd_chunk);
+    problem.args = args;
+    problem.states = state_space.as<bf16>();
+    problem.tokens = tokens;
+    const SsdCarry carry{problem.x, problem.b, state_space.as<bf16>(), args.final_state, false};
+    sm90_bf16_ssd_states(stream, sizes, tokens, &carry, 1);
+    launch(stream, output_kernel<n, tail>, grid_of(pieces * args.groups), dim3(threads), 1024 + sizeof(Shared<n>), problem);
+  });
 }
 
 }  // namespace mimo::cuda

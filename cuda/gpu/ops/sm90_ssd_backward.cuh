@@ -6,8 +6,6 @@
 
 namespace mimo::cuda::sm90::ssd_backward {
 
-constexpr int stages = 3;
-
 /// Sums over a head's chunk.
 struct Parts {
   float e_rows[4][ssd_chunk];  // Σ_j E_ij, partial sums over 16 j each
@@ -22,21 +20,38 @@ struct Work {
   int number, group, begin, count, first, last, row;
 };
 
-template <int N>
+/// Operands of a part of a head, of `Columns` columns.
+template <int N, int Columns>
+struct Stage {
+  char state[N / 64][Columns * tile_row_bytes], dstate[N / 64][Columns * tile_row_bytes];
+  char x[ssd_tile_bytes], dy[ssd_tile_bytes];
+};
+
+/// A ring of stages holds the heads' parts in turn. Heads with a tail of 16 take two stages of different size each; two
+/// such heads fit, and three whole parts.
+template <int N, int Tail>
 struct Shared {
-  static constexpr int slices = N / 64;
-  struct Stage {
-    char state[slices][ssd_tile_bytes], dstate[slices][ssd_tile_bytes];
-    char x[ssd_tile_bytes], dy[ssd_tile_bytes];
-  };
+  static constexpr int slices = N / 64, stages = Tail == 16 ? 4 : 3;
+  using Whole = Stage<N, ssd_head>;
+  using OfTail = Stage<N, Tail == 16 ? 16 : ssd_head>;
+  static constexpr int ring_bytes = Tail == 16 ? 2 * (sizeof(Whole) + sizeof(OfTail)) : 3 * sizeof(Whole);
   char b[slices][ssd_tile_bytes], c[slices][ssd_tile_bytes];  // reused for dB and dC
-  Stage stage[stages];
+  char ring[ring_bytes];
   char dx[2][ssd_tile_bytes];
   char dg[ssd_tile_bytes];  // [j][i]
   SsdChunkTokens tokens[stages];
   Parts parts[2];
   Work work;
   uint64_t operands_full, operands_empty, full[stages], empty[stages], parts_full[2], parts_empty[2];
+
+  /// The stage at a slot of the ring: Whole, or OfTail.
+  template <class Type>
+  __device__ __forceinline__ Type& stage(int slot) {
+    constexpr int whole = sizeof(Whole);
+    return *reinterpret_cast<Type*>(ring + (Tail == 16 ? slot / 2 * (ring_bytes / 2) + slot % 2 * whole : slot * whole));
+  }
+  /// Waits until the stage of a part is full. Parts count from the block's first.
+  __device__ __forceinline__ void wait_full(int part) { wait(&full[part % stages], part / stages & 1); }
 };
 
 struct Problem {
@@ -70,8 +85,8 @@ __device__ __forceinline__ Work next_work(const Problem& problem, int& unit) {
 }
 
 /// Loads B and C of the block's chunks and publishes the work items to the other warps.
-template <int N>
-__device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>& shared) {
+template <int N, int Tail>
+__device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N, Tail>& shared) {
   constexpr int slices = N / 64;
   int unit = blockIdx.x;
   for (int k = 0;; ++k) {
@@ -90,26 +105,36 @@ __device__ __forceinline__ void fetch_operands(const Problem& problem, Shared<N>
   }
 }
 
-/// Loads each head's x, dy and states, also for a next chunk whose B and C have no free buffer yet.
-template <int N>
-__device__ __forceinline__ void fetch_heads(const Problem& problem, Shared<N>& shared) {
-  constexpr int slices = N / 64;
+/// Loads x, dy and states of a head's columns from `First` on, the `part`-th part of the block.
+template <int N, int Tail, int First>
+__device__ __forceinline__ void fetch_part(const Problem& problem, const Work& work, int head, int part, Shared<N, Tail>& shared) {
+  constexpr int slices = N / 64, columns = First == 0 ? ssd_head : Tail, stages = Shared<N, Tail>::stages;
+  constexpr uint32_t state_bytes = slices * columns * tile_row_bytes;
+  const int slot = part % stages;
+  auto& stage = shared.template stage<Stage<N, columns>>(slot);
+  uint64_t* const full = &shared.full[slot];
+  wait(&shared.empty[slot], (part / stages & 1) ^ 1);
+  arrive_expecting(full, sizeof(stage) + (First == 0 ? sizeof(SsdChunkTokens) : 0));
+  const int64_t at = work.number * problem.args.heads + head;
+  const int64_t states_at = (at * ssd_state_elements<Tail> + First * 64) * slices;
+  copy_head_box(stage.x, problem.x, First, head, work.row, work.first, work.last, full);
+  copy_head_box(stage.dy, problem.dy, First, head, work.row, work.first, work.last, full);
+  if (First == 0) copy_bytes(&shared.tokens[slot], problem.tokens + at, sizeof(SsdChunkTokens), full);
+  copy_bytes(stage.dstate, problem.dstates + states_at, state_bytes, full);
+  copy_bytes(stage.state, problem.states + states_at, state_bytes, full);
+}
+
+/// Loads every head, also of a next chunk whose B and C have no free buffer yet.
+template <int N, int Tail>
+__device__ __forceinline__ void fetch_heads(const Problem& problem, Shared<N, Tail>& shared) {
   int unit = blockIdx.x, step = 0;
   while (true) {
     const Work work = next_work(problem, unit);
     if (work.count == 0) return;
     for (int i = 0; i < problem.heads; ++i, ++step) {
-      const int slot = step % stages, head = work.group * problem.heads + i;
-      typename Shared<N>::Stage& stage = shared.stage[slot];
-      uint64_t* const full = &shared.full[slot];
-      wait(&shared.empty[slot], (step / stages & 1) ^ 1);
-      arrive_expecting(full, sizeof(typename Shared<N>::Stage) + sizeof(SsdChunkTokens));
-      const int64_t at = work.number * problem.args.heads + head;
-      copy_head_box(stage.x, problem.x, 0, head, work.row, work.first, work.last, full);
-      copy_head_box(stage.dy, problem.dy, 0, head, work.row, work.first, work.last, full);
-      copy_bytes(&shared.tokens[slot], problem.tokens + at, sizeof(SsdChunkTokens), full);
-      copy_bytes(stage.dstate, problem.dstates + at * slices * ssd_tile_elements, slices * ssd_tile_bytes, full);
-      copy_bytes(stage.state, problem.states + at * slices * ssd_tile_elements, slices * ssd_tile_bytes, full);
+      const int head = work.group * problem.heads + i;
+      fetch_part<N, Tail, 0>(problem, work, head, ssd_parts<Tail> * step, shared);
+      if constexpr (Tail > 0) fetch_part<N, Tail, ssd_head>(problem, work, head, 2 * step + 1, shared);
     }
   }
 }
@@ -171,8 +196,8 @@ __device__ __forceinline__ void finish_head(const Problem& problem, const Work& 
   if (lane == 0) problem.sums[work.number * args.heads + head] = SsdHeadSums{d_sum, a_log, dt_bias};
 }
 
-template <int N>
-__device__ __forceinline__ void finish_steps(const Problem& problem, Shared<N>& shared) {
+template <int N, int Tail>
+__device__ __forceinline__ void finish_steps(const Problem& problem, Shared<N, Tail>& shared) {
   for (int k = 0, step = 0;; ++k) {
     wait(&shared.operands_full, k & 1);
     const Work work = shared.work;

@@ -166,8 +166,8 @@ void ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
       fits_tensor_cores(args, {{args.x, args.xbc_stride}, {args.b, args.xbc_stride}, {args.c, args.xbc_stride},
                                {args.z, args.z_stride}, {args.o, width}, {args.y, width}});
   if (!tensor_cores) return ssd_forward_plain(stream, args);
-  const auto run = fits_sm90(stream, args) ? sm90_bf16_ssd_forward : sm80_bf16_ssd_forward;
-  args.head_dim == 64 ? run(stream, args) : ssd_wide_heads_forward(stream, args, run);
+  if (fits_sm90(stream, args)) return sm90_bf16_ssd_forward(stream, args);
+  args.head_dim == 64 ? sm80_bf16_ssd_forward(stream, args) : sm80_bf16_ssd_wide_heads_forward(stream, args);
 }
 
 void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
@@ -180,8 +180,8 @@ void ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
              {args.y, width}, {args.d_o, width}, {args.dx, args.dxbc_stride}, {args.db, args.dxbc_stride},
              {args.dc, args.dxbc_stride}, {args.dz, args.dz_stride}});
   if (!tensor_cores) return ssd_backward_plain(stream, args);
-  const auto run = fits_sm90(stream, args) ? sm90_bf16_ssd_backward : sm80_bf16_ssd_backward;
-  args.head_dim == 64 ? run(stream, args) : ssd_wide_heads_backward(stream, args, run);
+  if (fits_sm90(stream, args)) return sm90_bf16_ssd_backward(stream, args);
+  args.head_dim == 64 ? sm80_bf16_ssd_backward(stream, args) : sm80_bf16_ssd_wide_heads_backward(stream, args);
 }
 
 }  // namespace mimo::cuda

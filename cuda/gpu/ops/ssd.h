@@ -14,18 +14,15 @@ void ssd_masked_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, vo
 /// Backward of the gate in bf16 on any GPU, with or without factors: writes dz and dy.
 void sm80_bf16_ssd_gate(mimo_stream& stream, const mimo_ssd_backward_args& args, void* dy);
 
-/// bf16, head dimension 64, state dimension 64 or 128, chunk_size >= 64, 16-byte aligned rows; sm_80 and later.
+/// bf16, head dimension 64, state dimension 64 or 128, chunk_size >= 64, 16-byte aligned rows; sm_80 and later. Heads of 72
+/// to 128, a multiple of 8, run as twice as many heads of 64.
 void sm80_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void sm80_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
+void sm80_bf16_ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
+void sm80_bf16_ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
 
-/// The same on Hopper, up to 65535 sequences and 2^30 tokens.
+/// The same on Hopper, for both kinds of heads, up to 65535 sequences and 2^30 tokens.
 void sm90_bf16_ssd_forward(mimo_stream& stream, const mimo_ssd_forward_args& args);
 void sm90_bf16_ssd_backward(mimo_stream& stream, const mimo_ssd_backward_args& args);
-
-/// Heads of 72 to 128, a multiple of 8: `run`, a kernel of the above, computes them as twice as many heads of 64.
-void ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& args,
-                            void (*run)(mimo_stream&, const mimo_ssd_forward_args&));
-void ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& args,
-                             void (*run)(mimo_stream&, const mimo_ssd_backward_args&));
 
 }  // namespace mimo::cuda

@@ -1,6 +1,6 @@
-// Chunk scan (SSD) of heads of 72 to 128 on the kernels for heads of 64. A state's rows do not depend on each other: a wide
-// head is two heads of 64 that share Δ, A, D, B and C, the second filled up with zeros. Heads of 128 lie so in memory
-// already; narrower ones are copied. Gradients of what the halves share are added.
+// Chunk scan (SSD) of heads of 72 to 128 on the kernels for heads of 64, on GPUs other than Hopper. A state's rows do not
+// depend on each other: a wide head is two heads of 64 that share Δ, A, D, B and C, the second filled up with zeros. Heads
+// of 128 lie so in memory already; narrower ones are copied. Gradients of what the halves share are added.
 #include "kernel.cuh"
 #include "ssd.h"
 
@@ -134,19 +134,18 @@ class HalfHeads {
 
 }  // namespace
 
-void ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& args,
-                            void (*run)(mimo_stream&, const mimo_ssd_forward_args&)) {
+void sm80_bf16_ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& args) {
   HalfHeads halves(stream, args);
   mimo_ssd_forward_args of_halves = args;
   halves.prepare(stream, of_halves);
-  if (!halves.copies()) return run(stream, of_halves);
+  if (!halves.copies()) return sm80_bf16_ssd_forward(stream, of_halves);
   const int64_t rows = args.tokens * halves.width(), state = args.head_dim * args.state_dim, wide_state = whole * args.state_dim;
   Workspace outputs(&stream, 2 * rows * (args.y == nullptr ? 1 : 2));
   Workspace final_state(&stream, args.final_state == nullptr ? 0 : 4 * args.sequences * args.heads * wide_state);
   of_halves.o = outputs.as<bf16>();
   if (args.y != nullptr) of_halves.y = outputs.as<bf16>() + rows;
   if (args.final_state != nullptr) of_halves.final_state = final_state.as<float>();
-  run(stream, of_halves);
+  sm80_bf16_ssd_forward(stream, of_halves);
   const int64_t width = args.heads * args.head_dim;
   copy_heads(stream, true, of_halves.o, halves.width(), args.o, width, args.tokens, args.heads, args.head_dim);
   if (args.y != nullptr) copy_heads(stream, true, of_halves.y, halves.width(), args.y, width, args.tokens, args.heads, args.head_dim);
@@ -157,8 +156,7 @@ void ssd_wide_heads_forward(mimo_stream& stream, const mimo_ssd_forward_args& ar
         "copying states");
 }
 
-void ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& args,
-                             void (*run)(mimo_stream&, const mimo_ssd_backward_args&)) {
+void sm80_bf16_ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& args) {
   HalfHeads halves(stream, args);
   mimo_ssd_backward_args of_halves = args;
   halves.prepare(stream, of_halves);
@@ -186,7 +184,7 @@ void ssd_wide_heads_backward(mimo_stream& stream, const mimo_ssd_backward_args& 
   check(cudaMemsetAsync(of_heads, 0, static_cast<size_t>(4 * 3 * 2 * heads), stream.handle()), "clearing sums");
   of_halves.ddt = shared.as<void>(), of_halves.ddt_stride = 2 * heads;
   of_halves.ddt_bias = of_heads, of_halves.da_log = of_heads + 2 * heads, of_halves.dd = of_heads + 4 * heads;
-  run(stream, of_halves);
+  sm80_bf16_ssd_backward(stream, of_halves);
   add_pairs(stream, shared.as<bf16>(), args.ddt, args.ddt_stride, args.tokens, heads, false);
   add_pairs(stream, of_heads, args.ddt_bias, heads, 1, heads, true);
   add_pairs(stream, of_heads + 2 * heads, args.da_log, heads, 1, heads, true);
