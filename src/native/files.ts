@@ -45,12 +45,12 @@ function open() {
 
 /**
  * Preallocates `bytes` bytes of a file from `position` on, which extends it. Writing is then about twice as fast, because the
- * file system allocates once and not page by page. If the file system cannot, or is full, nothing happens and the writes proceed
+ * file system allocates once and not page by page. Returns whether it has: if the file system cannot, or is full, the writes proceed
  * or fail by themselves.
  */
-export function reserve(descriptor: number, position: number, bytes: number): void {
+export function reserve(descriptor: number, position: number, bytes: number): boolean {
 	libc ??= open();
-	libc.symbols.fallocate(descriptor, 0, position, bytes);
+	return libc.symbols.fallocate(descriptor, 0, position, bytes) === 0;
 }
 
 // SHA-256 of the ranges of a file that is being written, on a thread of the native library (cuda/include/mimo/digests.h).

@@ -8,7 +8,8 @@
 namespace mimo::cuda {
 
 /// Pinned host memory through which a stream's copies to and from pageable memory go, so that they run at bus speed and
-/// copies to the device do not wait for the stream.
+/// copies to the device do not wait for the stream. Threads share a large copy: a core alone copies several times slower
+/// than the bus.
 class Staging {
  public:
   ~Staging();
@@ -25,8 +26,13 @@ class Staging {
   };
   static constexpr int64_t piece_bytes = 8 << 20;
   static constexpr size_t most_pieces = 16;
+  static constexpr int64_t most_lanes = most_pieces / 2;
   void add_piece();
   void next_piece();
+  /// Calls body(two pieces of pinned memory, first byte, distance to the next byte), each call for every so many pieces of a
+  /// copy, on a thread each where the copy is large.
+  template <class Body>
+  void in_lanes(int64_t bytes, Body&& body);
   std::vector<Piece> pieces_;
   size_t current_ = 0;
   int64_t filled_ = piece_bytes;  // bytes used of the current piece

@@ -3,6 +3,7 @@
  * steps: of each the bytes of tensors, a slot, and a record as text.
  */
 import { closeSync, ftruncateSync, openSync, readSync, writeSync } from "node:fs";
+import { reserve } from "../../native/files.ts";
 
 /**
  * Words at the beginning of the file: a slot's step (0: none) and its record's bytes; the job's record's (0: none); whether slots have
@@ -101,13 +102,17 @@ export class KeptFile implements Disposable {
 		return firstSlot + slot * this.pages * pageBytes;
 	}
 
-	/** Writes to the slots once: where the host's memory is full that is an error, in a mapped file it would be the process's end. */
+	/** Allocates the slots once: where the host's memory is full that is an error, in a mapped file it would be the process's end. */
 	makeRoom(): void {
 		if (this.#word(wordOf.room) === 1) return;
 		const end = this.offsetOf(slots.length);
+		if (!reserve(this.#file, firstSlot, end - firstSlot)) this.#fill(end);
+		this.#setWord(wordOf.room, 1);
+	}
+
+	#fill(end: number): void {
 		const zeros = new Uint8Array(Math.min(end, 2 ** 23));
 		for (let at = firstSlot; at < end; at += zeros.length) this.write(zeros.subarray(0, end - at), at);
-		this.#setWord(wordOf.room, 1);
 	}
 
 	/** A part of the slots in this process's memory. */
