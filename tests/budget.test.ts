@@ -23,11 +23,11 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	optim: [990, 8],
 	parallel: [3111, 21],
 	parity: [6662, 35],
-	plan: [2652, 14],
+	plan: [2661, 14],
 	schedule: [1030, 8],
 	system: [691, 12],
 	tensor: [5137, 41],
-	train: [7214, 46],
+	train: [7219, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -72,11 +72,11 @@ function packedSentence({ packedPatches }: RunPlan): string[] {
 }
 
 /** What --max-restarts with --non-persistent-save-interval takes. */
-function keptSentence({ modules, keptInterval, replicated }: RunPlan): string[] {
+function keptSentence({ modules, keptInterval, keptSeconds, replicated }: RunPlan): string[] {
 	if (keptInterval === null) return [];
 	const each = modules.map(({ plan, memory }) => `${plan.module} ${bytesText(memory.kept)}`).join(", ");
 	const often = keptInterval === 1 ? "after every step" : `every ${keptInterval} steps`;
-	const kept = `In the host's memory, for restarts: two copies of a rank's state, one written ${often}; bytes of each: ${each}.`;
+	const kept = `In the host's memory, for restarts: two copies of a rank's state, one written ${often} in about ${secondsText(keptSeconds).trim()}; bytes of each: ${each}.`;
 	return replicated
 		? [
 				kept,

@@ -55,10 +55,12 @@ const [launchGap, leastKernel] = [2.5e-6, 4e-6];
  * 8 GPUs on NVLink in a host and a 400 Gb/s port each between hosts. Inside: the rate of collectives of 10 to 40 MB
  * (docs/measurements/2026-11-22-h200.md). An exchange: time that the language model's step on two GPUs takes beyond
  * its operations and bytes, a layer of experts: the queue runs empty, and experts chosen unevenly keep one rank waiting for the other.
+ * To the host: eight threads that copy from page-locked memory (docs/measurements/2026-11-29-restarts.md).
  */
-export const gpuLinks: Pick<Rates, "inside" | "between" | "exchange" | "peers"> = {
+export const gpuLinks: Pick<Rates, "inside" | "between" | "host" | "exchange" | "peers"> = {
 	inside: { bytes: 240e9, latency: 15e-6 },
 	between: { bytes: 40e9, latency: 30e-6 },
+	host: 22e9,
 	exchange: 2e-3,
 	peers: true,
 };

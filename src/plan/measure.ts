@@ -191,7 +191,7 @@ function overall(samples: Iterable<Sample>): Pick<Rates, "product" | "bytes"> {
 }
 
 /** Ranks of one host copy through memory; other hosts are not here to be timed. */
-function transferRates(device: Device): Pick<Rates, "inside" | "between" | "exchange" | "peers"> {
+function transferRates(device: Device): Pick<Rates, "inside" | "between" | "host" | "exchange" | "peers"> {
 	const bytes = 2 ** 24;
 	using from = Tensor.zeros(device, [bytes / 4]);
 	using to = Tensor.zeros(device, [bytes / 4]);
@@ -206,6 +206,7 @@ function transferRates(device: Device): Pick<Rates, "inside" | "between" | "exch
 	return {
 		inside: { bytes: speed, latency: 10e-6 },
 		between: { bytes: speed, latency: 100e-6 },
+		host: 2 * speed,
 		exchange: 10e-6,
 		peers: false,
 	};

@@ -27,6 +27,8 @@ export const ratesSchema = v.strictObject({
 	/** Bytes a second and seconds a transfer inside a host and between hosts. */
 	inside: v.strictObject({ bytes: v.number(), latency: v.number() }),
 	between: v.strictObject({ bytes: v.number(), latency: v.number() }),
+	/** Bytes a second from a rank's device to its host's memory. */
+	host: v.number(),
 	/** Seconds in which a rank stands still while its host waits for values of others, such as how many rows go where. */
 	exchange: v.number(),
 	/** Whether GPUs of a host open each other's memory: then no host waits for the counts of experts' rows. */
@@ -46,6 +48,7 @@ export function processorRates(cores: number, threads: number): Rates {
 		call: 20e-6,
 		inside: { bytes: 2e9, latency: 50e-6 },
 		between: { bytes: 1e9, latency: 100e-6 },
+		host: 4e9,
 		exchange: 50e-6,
 		peers: false,
 	};

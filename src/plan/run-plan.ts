@@ -64,6 +64,8 @@ export interface RunPlan {
 	readonly bound: StepBound;
 	/** Steps between copies of the training's state in the host's memory; null: none are made. */
 	readonly keptInterval: number | null;
+	/** Seconds that a step takes longer for its copies. */
+	readonly keptSeconds: number;
 	/** Whether another host keeps each copy too. */
 	readonly replicated: boolean;
 }
@@ -145,6 +147,7 @@ export async function planRun(c: TrainingConfiguration, machine: Machine): Promi
 		microbatches,
 		tokens: c.globalBatchSize * c.seqLength,
 		keptInterval: c.maxRestarts > 0 ? c.nonPersistentSaveInterval : null,
+		keptSeconds: Math.max(...modules.map(({ memory }) => memory.kept)) / machine.rates.host,
 		replicated: c.replication,
 		modules,
 		packedPatches: packed && patchCount(packed.grids),

@@ -13,7 +13,7 @@ const tests = resolve(import.meta.dir, "..");
 /** Files whose device is that of their own process: these share a few processes. */
 const own = [
 	"tensor/*",
-	"native/{adamw,elementwise,events,exp,philox,reductions}",
+	"native/{adamw,copies,elementwise,events,exp,philox,reductions}",
 	"optim/{rounded-weights,weight-decay}",
 	"models/{lora,residual-sums}",
 	"models/language/qwen3-moe",
