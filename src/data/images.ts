@@ -107,19 +107,18 @@ function withFrames(patches: Float32Array, { width, frames }: { readonly width: 
 	return all;
 }
 
-/** Copies the patches of all images to the device: [Σ rows · columns, 3p²] in the tower's dtype. */
-export function patchTensor(
-	device: Device,
-	tower: Pick<Tower, "dtype" | "patchWidth">,
-	{ patches, grids }: ImageSet,
-): Tensor {
+/** The patches of all images in the width that the tower takes: where it takes several frames, a picture is each of them. */
+export function patchesOfTower({ patchWidth }: Pick<Tower, "patchWidth">, { patches, grids }: ImageSet): Float32Array {
+	const values = grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0) * patchWidth;
+	const frames = values / Math.max(1, patches.length);
+	return frames > 1 ? withFrames(patches, { width: patchWidth / frames, frames }) : patches;
+}
+
+/** Copies the patches of all images to the device: [Σ rows · columns, patchWidth] in the tower's dtype. */
+export function patchTensor(device: Device, tower: Pick<Tower, "dtype" | "patchWidth">, images: ImageSet): Tensor {
 	const { dtype } = tower;
-	const shape = [grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), tower.patchWidth];
-	if (!device.counts) {
-		const frames = (shape[0]! * shape[1]!) / Math.max(1, patches.length);
-		const values = frames > 1 ? withFrames(patches, { width: shape[1]! / frames, frames }) : patches;
-		return Tensor.from(device, values, shape, { dtype });
-	}
+	const shape = [images.grids.reduce((sum, { rows, columns }) => sum + rows * columns, 0), tower.patchWidth];
+	if (!device.counts) return Tensor.from(device, patchesOfTower(tower, images), shape, { dtype });
 	// A counting device has no values, and the data set no pixels: only the size matters.
 	const wide = Tensor.empty(device, shape, "f32", "data");
 	if (dtype === "f32") return wide;

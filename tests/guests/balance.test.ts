@@ -28,6 +28,7 @@ describe("images shared by cost", () => {
 		["with tensor-parallel lanes", "tp2dp2|tp2dp2", 4],
 		["on the stages of a pipeline", "dp2|pp2", 2],
 		["with a frozen tower", "dp2|dp2", 2, { "freeze-vit": true }],
+		["with a tower that takes a picture as two frames", "dp2|dp2", 2, { "vision-temporal-patch-size": 2 }],
 	];
 	for (const [name, ...given] of cases) {
 		test(name, async () => {

@@ -4,7 +4,7 @@
  * reverse path. The edge to the language model, the order of samples and the data sets are not affected.
  */
 import type { TrainingConfiguration } from "../../config/schema.ts";
-import { type ImageSet, type PlacedImages, patchTensor } from "../../data/images.ts";
+import { type ImageSet, type PlacedImages, patchesOfTower, patchTensor } from "../../data/images.ts";
 import type { PatchGrid, Tower } from "../../models/tower.ts";
 import type { EncoderModule } from "../../models/vision/encoder.ts";
 import { imageCost } from "../../models/vit/tower.ts";
@@ -197,9 +197,10 @@ class EncoderBalance {
 	}
 
 	/** Sends the patches of the images that this lane has read, and returns those of the images that it encodes. The caller disposes them. */
-	exchangePatches({ device, config: { tower } }: EncoderModule, { patches, grids }: ImageSet): Tensor {
+	exchangePatches({ device, config: { tower } }: EncoderModule, images: ImageSet): Tensor {
 		const values = tower.patchWidth;
-		const counts = grids.map(({ rows, columns }) => rows * columns);
+		const patches = patchesOfTower(tower, images);
+		const counts = images.grids.map(({ rows, columns }) => rows * columns);
 		const { offsets: begins } = consecutive(counts);
 		using wide = Tensor.empty(device, [sum(counts), values], "f32", "data");
 		let at = 0;

@@ -130,7 +130,7 @@ function drawSample(
 	return {
 		text: { ids, labels, lossMask, lengths, ...(positions && { positions }) },
 		images: {
-			patches: Float32Array.from({ length: pictured ? patches * patchWidth(pictured.tower) : 0 }, () => 2 * next() - 1),
+			patches: Float32Array.from({ length: pictured ? patches * frameWidth(pictured.tower) : 0 }, () => 2 * next() - 1),
 			grids,
 			imagesPerSample: [grids.length],
 		},
@@ -327,4 +327,9 @@ export function participants(plan: Plan, withImages: readonly boolean[]): number
 	return range(edge.encoder.lanes).filter((lane) =>
 		range(plan.microbatches).some((m) => encoderSamples(plan, withImages, edge, lane, m).includes(true)),
 	).length;
+}
+
+/** Values of a patch of one frame, as data have pictures, whatever number of frames the tower takes. */
+function frameWidth({ patchSize }: VitConfig): number {
+	return patchWidth({ patchSize, temporalPatch: 1 });
 }
