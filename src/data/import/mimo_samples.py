@@ -11,12 +11,17 @@ def part_filter(part):
     return True
 
 
+def text_of(turn):
+    calls = json.dumps(turn["tool_calls"]) if "tool_calls" in turn else ""
+    return turn.get("content") or calls
+
+
 def sample_loader(sample):
     record = sample["json"]
     if "texts" in record:
         return {"sequence": [sample[image] if text is None else text for text, image in zip(record["texts"], record["images"])]}
     if "messages" in record:
-        turns = [f"{turn['role']}: {turn.get('content') or json.dumps(turn.get('tool_calls', ''))}" for turn in record["messages"]]
+        turns = [f"{turn['role']}: {text_of(turn)}" for turn in record["messages"]]
     else:
         turns = [record.get("text", record.get("caption"))]
     names = [part for part in sample if part != "json" and not part.startswith("__")]

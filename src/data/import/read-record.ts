@@ -31,7 +31,7 @@ interface Message {
 
 /** The JSON part of a sample. */
 export type SampleRecord =
-	| { readonly messages: readonly Message[]; readonly tools?: unknown }
+	| { readonly messages: readonly Message[]; readonly tools?: readonly unknown[] }
 	| { readonly caption: string }
 	| { readonly text: string }
 	/** A document as in OBELICS: at each position a text or the index of an image. */
@@ -161,8 +161,15 @@ function conversation(
 	if (inTurns.length > 0 && beside.length > 0) {
 		throw new SkippedRow("it has images both in its turns and beside them");
 	}
-	const tools = isGiven(fields.tools) ? { tools: fields.tools } : {};
-	return { record: { messages, ...tools }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
+	return { record: { messages, ...toolsOf(fields) }, images: imagesOf(inTurns.length > 0 ? inTurns : beside) };
+}
+
+/** The tools of the record, which some data sets have as JSON text. */
+function toolsOf({ tools }: Fields): { readonly tools?: readonly unknown[] } {
+	if (!isGiven(tools)) return {};
+	const list = typeof tools === "string" ? parsed(tools, "its field tools") : tools;
+	if (!Array.isArray(list)) throw new SkippedRow("its field tools is not a list");
+	return { tools: list };
 }
 
 /** Converts a turn into a message; the images of its content are added to `images`. */
@@ -172,28 +179,30 @@ function messageOf(turn: unknown, number: number, images: unknown[]): Message {
 	const sender = from ?? role;
 	if (typeof sender !== "string" || sender === "") throw new SkippedRow(`turn ${number + 1} has no role`);
 	const name = sender.toLowerCase();
+	const own = Object.hasOwn(roles, name) ? roles[name]! : name;
 	const said = value ?? content;
 	const fields = Object.fromEntries(
 		templateFields.filter((field) => isGiven(rest[field])).map((field) => [field, rest[field]]),
 	);
 	if (name === "function_call") return { role: "assistant", ...fields, tool_calls: callsOf(said, number) };
 	if ((said ?? null) === null && Array.isArray(fields.tool_calls)) {
-		return { role: roles[name] ?? name, ...(content === null && { content }), ...fields };
+		return { role: own, ...(content === null && { content }), ...fields };
 	}
 	const text = Array.isArray(said) ? said.map((part) => partText(part, number, images)).join("") : said;
 	if (typeof text !== "string") throw new SkippedRow(`turn ${number + 1} has no text`);
-	return { role: Object.hasOwn(roles, name) ? roles[name]! : name, content: text, ...fields };
+	return { role: own, content: text, ...fields };
 }
 
 /** The calls of a turn of ShareGPT's function_call: its text is JSON of a call's name and arguments, or of a list of them. */
 function callsOf(said: unknown, number: number): readonly unknown[] {
-	const calls = typeof said === "string" ? [parsed(said, `turn ${number + 1}, which calls tools,`)].flat() : [];
+	const given = typeof said === "string" ? parsed(said, `turn ${number + 1}, which calls tools,`) : said;
+	const calls = Array.isArray(given) ? given : [given];
 	return calls.map((call) => {
-		const { name, arguments: given } = (call ?? {}) as Fields;
-		if (typeof name !== "string" || given === undefined) {
+		const { name, arguments: values } = (call ?? {}) as Fields;
+		if (typeof name !== "string" || values === undefined) {
 			throw new SkippedRow(`turn ${number + 1} calls tools, but not by name and arguments`);
 		}
-		return { type: "function", function: { name, arguments: given } };
+		return { type: "function", function: { name, arguments: values } };
 	});
 }
 

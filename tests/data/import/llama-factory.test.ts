@@ -63,6 +63,8 @@ for (const [name, content] of Object.entries<unknown>({
 		},
 		{ conversations: [turn("human", "Warm?"), turn("function_call", "degrees(here)")] },
 		{ conversations: [turn("human", "Warm?"), turn("function_call", '{"name": "degrees"}')] },
+		{ conversations: [{ from: "human", value: "Warm?" }, { from: "function_call" }] },
+		{ conversations: [turn("human", "Warm?"), turn("gpt", "Yes.")], tools: "{}" },
 	],
 	"vqa.jsonl": {
 		frage: "Which colour?",
@@ -123,12 +125,13 @@ test("sharegpt with usual tags, and with tools", async () => {
 			{ role: "observation", content: "21.50" },
 			{ role: "assistant", content: "Yes." },
 		],
-		tools: '[{"name": "degrees"}]',
+		tools: [{ name: "degrees" }],
 	};
 	const { samples, skipped } = await imported("glaive");
 	expect(samples).toEqual([{ messages }, calling]);
 	expect(skipped).toEqual([
 		"turn N calls tools, but not by name and arguments",
+		"its field tools is not a list",
 		expect.stringMatching(/^turn N, which calls tools, is not JSON \(/),
 	]);
 });
