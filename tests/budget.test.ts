@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [18880, 95],
 	commands: [5335, 40],
 	config: [7669, 52],
-	data: [20761, 109],
+	data: [20762, 109],
 	decode: [728, 3],
 	guests: [4793, 32],
 	inference: [1750, 10],
@@ -25,7 +25,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	parity: [6667, 35],
 	plan: [2661, 14],
 	schedule: [1030, 8],
-	system: [691, 12],
+	system: [697, 12],
 	tensor: [5137, 41],
 	train: [7219, 46],
 };

@@ -63,3 +63,9 @@ export function jsonText(json: Uint8Array, path: string, limits: JsonLimits): st
 export function readJsonText(path: string, limits: JsonLimits, options: OpenOptions = {}): string {
 	return jsonText(readWholeFile(path, limits.bytes, options), path, limits);
 }
+
+/** A value that JSON.stringify writes as this text: a number with its digits. */
+export function rawJson(text: string): unknown {
+	// Standard since 2025, not yet in TypeScript's library.
+	return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(text);
+}

@@ -3,6 +3,7 @@
  * (newer). Both are read as numbers and written in the newer form.
  */
 import { UserError } from "../../system/errors.ts";
+import { rawJson } from "../../system/json.ts";
 
 const specials: Readonly<Record<string, number>> = {
 	Infinity: Number.POSITIVE_INFINITY,
@@ -51,8 +52,7 @@ function parse(text: string, path: string, numberOf: (value: number, source: str
 /** A number that Python reads as a float: 0 is written 0.0, since transformers checks the types of its fields. */
 export function pythonFloat(value: number): unknown {
 	if (!Number.isInteger(value)) return value;
-	// Standard since 2025, not yet in TypeScript's library.
-	return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(value.toFixed(1));
+	return rawJson(value.toFixed(1));
 }
 
 /** Two-space indent and a newline at the end, as transformers writes config.json. */

@@ -2,7 +2,7 @@
 
 import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, parseDocument, Schema } from "yaml";
 import { UserError } from "../../../system/errors.ts";
-import { measureJson } from "../../../system/json.ts";
+import { measureJson, rawJson } from "../../../system/json.ts";
 
 /*
  * Parses JSON as Python's json.loads does: bytes in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; NaN and
@@ -35,11 +35,6 @@ export class PythonFloat extends Number {
 	toJSON(): unknown {
 		return rawJson(this.toString());
 	}
-}
-
-function rawJson(text: string): unknown {
-	// Standard since 2025, not yet in TypeScript's library.
-	return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(text);
 }
 
 /** JSON in which bigints and PythonFloats keep their digits. */
