@@ -76,7 +76,7 @@ function keptSentence({ modules, keptInterval, keptSeconds, replicated }: RunPla
 	if (keptInterval === null) return [];
 	const each = modules.map(({ plan, memory }) => `${plan.module} ${bytesText(memory.kept)}`).join(", ");
 	const often = keptInterval === 1 ? "after every step" : `every ${keptInterval} steps`;
-	const kept = `In the host's memory, for restarts: two copies of a rank's state, one written ${often} in about ${secondsText(keptSeconds).trim()}; bytes of each: ${each}.`;
+	const kept = `In the host's memory, for restarts: two copies of a rank's state, one written ${often} in about ${secondsText(keptSeconds)}; bytes of each: ${each}.`;
 	return replicated
 		? [
 				kept,

@@ -29,8 +29,8 @@ class Staging {
   static constexpr int64_t most_lanes = most_pieces / 2;
   void add_piece();
   void next_piece();
-  /// Calls body(two pieces of pinned memory, first byte, distance to the next byte), each call for every so many pieces of a
-  /// copy, on a thread each where the copy is large.
+  /// Divides the pieces of a copy among lanes in turn: body(pinned, begin, step) copies those that begin at the bytes begin,
+  /// begin + step, … through the lane's two pieces of pinned memory. The lanes of a large copy run on threads of their own.
   template <class Body>
   void in_lanes(int64_t bytes, Body&& body);
   std::vector<Piece> pieces_;

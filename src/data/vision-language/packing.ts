@@ -29,8 +29,8 @@ interface Pack<Item> {
 }
 
 /**
- * How far a sample's work may be off its share, over how much more it fills, both as parts of a pack's. Of photographs, 0 leaves half as
- * much padding again, and 0.3 makes steps vary by a tenth more.
+ * Weight of a pack's empty tokens beside the distance of its work from its share, both as parts of a full pack's. On photographs, 0 leaves
+ * half as much padding again, and 0.3 makes steps vary by a tenth more.
  */
 const worthOfTokens = 0.1;
 
@@ -82,8 +82,8 @@ function packsOf<Item>(
 }
 
 /**
- * Moves of `left`, the shortest first, the samples into the pack that leave to the rest of its tokens about the work that they
- * should have; of equally good ones the longest.
+ * Moves samples of `left`, which is sorted by length, into the pack until no other fits: each time the sample that leaves to the empty
+ * tokens about the work of so many; among equally good samples the longest.
  */
 function fill<Item>(samples: Sized<Item>[], left: Sized<Item>[], most: Bounds, share: number): Pack<Item> {
 	const sum = (value: (sample: Size) => number) => samples.reduce((total, sample) => total + value(sample), 0);
@@ -100,7 +100,7 @@ function fill<Item>(samples: Sized<Item>[], left: Sized<Item>[], most: Bounds, s
 	}
 	return { samples, fault: room / most.tokens + part(work) };
 
-	/** Place of the sample to be added; −1: there is none that fits. */
+	/** Place of the sample that the pack gets next; −1 if no sample fits. */
 	function best(): number {
 		let [found, least] = [-1, Number.POSITIVE_INFINITY];
 		for (let place = lastOfAtMost(room); place >= 0; place--) {

@@ -163,7 +163,8 @@ function buildTask(task: TaskConfiguration, images: Images, remark: Remark): Tas
 
 /**
  * The settings of a task that determine the stream: the content of tokenizer and chat template without their paths, and without
- * the half of the data that is delivered; work and bounds that no data had before they were settings leave it as it was.
+ * the half of the data that is delivered. The work of images follows from the model. A bound of patches that is not set is left out, as
+ * states of earlier versions have no such setting.
  */
 function taskIdentity(task: TaskConfiguration): object {
 	if (task.kind !== "vision-language") return task;
