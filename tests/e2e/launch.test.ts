@@ -41,6 +41,9 @@ test("another --nproc is refused with the sizes of the grids", async () => {
 test("a killed rank ends the training with its name, place and step", async () => {
 	const launched = train(["--llm-tp", "2", "--nproc", "2", "--train-iters", "2000", "--log-interval", "1"]);
 	await launched.said(/ iteration +3\//);
+	// Rank 1 reaches its next collective while rank 0 is stopped; a rank that computes at the kill is said to be busy.
+	launched.signal(launched.pids[0]!, "SIGSTOP");
+	await Bun.sleep(500);
 	launched.signal(launched.pids[0]!, "SIGKILL");
 	const ended = await launched.end();
 	expect(ended.stderr).toMatch(
