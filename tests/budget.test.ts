@@ -9,15 +9,15 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [18880, 95],
+	checkpoint: [19091, 97],
 	commands: [5335, 40],
-	config: [7669, 52],
-	data: [20762, 109],
+	config: [7701, 53],
+	data: [20771, 109],
 	decode: [728, 3],
 	guests: [4793, 32],
 	inference: [1750, 10],
 	launch: [4330, 25],
-	models: [6493, 59],
+	models: [6556, 59],
 	native: [3830, 17],
 	observe: [5387, 33],
 	optim: [990, 8],

@@ -30,6 +30,7 @@ test.each([
 	"qwen35-moe",
 	"deepseek-v3-noq",
 	"deepseek-v3-mtp",
+	"glm4-moe-mtp",
 ])("%s", async (name) => {
 	const before = device.memoryStatistics().liveBytes;
 	const report = await compareAlone(device, golden(name));

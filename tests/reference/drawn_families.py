@@ -24,6 +24,7 @@ warnings.filterwarnings("ignore")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import transformers  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek  # noqa: E402
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe  # noqa: E402
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen35  # noqa: E402
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next  # noqa: E402
 
@@ -56,9 +57,14 @@ families = {
     "qwen3_5_moe_text": (sizes.qwen3_5_moe_text, qwen35.Qwen3_5MoeDecoderLayer),
     "gpt_oss": (sizes.gpt_oss, None),
     "deepseek_v3": (sizes.deepseek_v3, deepseek.DeepseekV3DecoderLayer),
+    "glm4_moe": (sizes.glm4_moe, glm4_moe.Glm4MoeDecoderLayer),
     "gemma3_text": (sizes.gemma3, None),
     "nemotron_h": (sizes.nemotron_h, None),
 }
+
+
+# Families whose depths are layers behind the last.
+layers_behind = ("deepseek_v3", "glm4_moe")
 
 
 class Depths(torch.nn.Module):
@@ -66,7 +72,7 @@ class Depths(torch.nn.Module):
 
     def __init__(self, model, config, depths):
         super().__init__()
-        self.own = config.model_type != "deepseek_v3"
+        self.own = config.model_type not in layers_behind
         h, layer = config.hidden_size, families[config.model_type][1]
         self.depths = torch.nn.ModuleList()
         for depth in range(depths):
@@ -260,7 +266,7 @@ def attempt(folder, family, r):
     path = os.path.join(folder, "config.json")
     written = json.load(open(path))
     if depths:
-        written[{"deepseek_v3": "num_nextn_predict_layers"}.get(family, "mtp_num_hidden_layers")] = depths
+        written["num_nextn_predict_layers" if family in layers_behind else "mtp_num_hidden_layers"] = depths
     # In transformers gpt-oss has YaRN where that form says none.
     plain = family == "gpt_oss" and written["rope_parameters"]["rope_type"] == "default"
     if "rope_parameters" in written and not plain and r.random() < 0.4:

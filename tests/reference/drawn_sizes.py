@@ -144,8 +144,7 @@ def deepseek_v3(r):
     rope = positions(r, kinds=("default", "yarn"))
     if rope["rope_parameters"]["rope_type"] == "yarn" and r.random() < 0.6:
         rope["rope_parameters"] |= dict(mscale=r.choice([0.7, 1.0]), mscale_all_dim=r.choice([0.5, 1.0]))
-    groups, kept = r.choice([(1, 1), (2, 2), (3, 2), (4, 2), (4, 1)])
-    return c | rope | dict(
+    return c | rope | grouped(r, c["num_hidden_layers"]) | dict(
         num_key_value_heads=c["num_attention_heads"],
         q_lora_rank=r.choice([None, 24, 40]),
         kv_lora_rank=r.choice([16, 24]),
@@ -153,7 +152,15 @@ def deepseek_v3(r):
         qk_rope_head_dim=r.choice([8, 16]),
         v_head_dim=r.choice([8, 20, 24]),
         rope_interleave=r.random() < 0.7,
-        first_k_dense_replace=r.randint(0, c["num_hidden_layers"]),
+        depths=r.choice([0, 0, 1, 2]),
+    )
+
+
+def grouped(r, layers):
+    """Experts of a sigmoid router of groups behind dense layers."""
+    groups, kept = r.choice([(1, 1), (2, 2), (3, 2), (4, 2), (4, 1)])
+    return dict(
+        first_k_dense_replace=r.randint(0, layers),
         n_routed_experts=groups * r.choice([2, 3, 4]),
         n_shared_experts=r.choice([1, 2]),
         n_group=groups,
@@ -162,8 +169,14 @@ def deepseek_v3(r):
         norm_topk_prob=True,
         routed_scaling_factor=r.choice([1.0, 2.5]),
         moe_intermediate_size=r.choice([24, 40]),
-        depths=r.choice([0, 0, 1, 2]),
     )
+
+
+def glm4_moe(r):
+    c = heads(r) | usual(r)
+    c |= positions(r, kinds=("default", "default", "yarn"), partial_rotary_factor=0.5 if c["head_dim"] % 8 else r.choice([0.25, 0.5, 1.0]))
+    c |= grouped(r, c["num_hidden_layers"]) | dict(attention_bias=r.random() < 0.7, use_qk_norm=r.random() < 0.5)
+    return c | dict(num_nextn_predict_layers=0, depths=r.choice([0, 0, 1, 2]))
 
 
 def gemma3(r):

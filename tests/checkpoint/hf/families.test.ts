@@ -39,6 +39,7 @@ const names = [
 	"qwen35-moe",
 	"deepseek-v3-noq",
 	"deepseek-v3-mtp",
+	"glm4-moe-mtp",
 ] as const;
 /** The family as which a model is written that two have. */
 const sameModelIn: Readonly<Record<string, string>> = {
@@ -119,10 +120,11 @@ test("copies of embedding and output layer in DeepSeek's prediction layers are d
 	);
 });
 
-test.each(["deepseek-v3-mtp", "qwen3-next-mtp"] as const)(
+test.each(["deepseek-v3-mtp", "qwen3-next-mtp", "glm4-moe-mtp"] as const)(
 	"%s has the depths that tensors are of, whatever config.json counts",
 	async (name) => {
-		const isAhead = (tensor: string) => /^(mtp|model\.layers\.2)\./.test(tensor);
+		const isAhead = (tensor: string) =>
+			(name === "glm4-moe-mtp" ? /^model\.layers\.1\./ : /^(mtp|model\.layers\.2)\./).test(tensor);
 		const [field] = Object.keys(configOf(name)).filter((key) =>
 			/^(mtp_num_hidden|num_nextn_predict)_layers$/.test(key),
 		);
@@ -179,7 +181,7 @@ test.each(["deepseek-v3-mtp", "qwen3-next-mtp"] as const)(
 );
 
 test.each([
-	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", "llama", .* can be read/],
+	["llama", { model_type: "mixtral" }, /model_type is "mixtral"; "nemotron_h", .*"llama", .* can be read/],
 	["llama", { hidden_act: "gelu" }, /hidden_act is "gelu", this program's model has only "silu"/],
 	["llama", { mlp_bias: true }, /mlp_bias is true and attention_bias false/],
 	[

@@ -5,15 +5,8 @@
 
 import { hasLayer } from "../../../config/hybrid-pattern.ts";
 import { decoderFamily } from "./decoder.ts";
-import {
-	count,
-	fraction,
-	type Json,
-	type LanguageModelConfiguration,
-	type LayerNames,
-	type Refuse,
-	whole,
-} from "./family.ts";
+import { type Json, type LanguageModelConfiguration, type LayerNames, type Refuse, whole } from "./family.ts";
+import { hasExperts, layersAhead, readExperts, writtenExperts } from "./grouped-experts.ts";
 import { readPositions, writtenPositions } from "./positions.ts";
 
 /** Norms of the latents have this ε, whatever rms_norm_eps is. */
@@ -26,13 +19,10 @@ const latentSizes = {
 	qkPosEmbHeadDim: ["qk_rope_head_dim", 64],
 	vHeadDim: ["v_head_dim", 128],
 } as const;
-const expertSizes = {
-	numExperts: ["n_routed_experts", 256],
-	moeRouterTopk: ["num_experts_per_tok", 8],
-	moeFfnHiddenSize: ["moe_intermediate_size", 2048],
-	moeRouterNumGroups: ["n_group", 8],
-	moeRouterGroupTopk: ["topk_group", 4],
-} as const;
+const routing = {
+	...{ n_routed_experts: 256, num_experts_per_tok: 8, moe_intermediate_size: 2048, n_group: 8, topk_group: 4 },
+	...{ n_shared_experts: 1, routed_scaling_factor: 2.5, first_k_dense_replace: 3 },
+};
 
 export const deepseekV3 = decoderFamily({
 	modelType: "deepseek_v3",
@@ -46,36 +36,17 @@ export const deepseekV3 = decoderFamily({
 	only: { attention_bias: false, scoring_func: "sigmoid", topk_method: "noaux_tc", moe_layer_freq: 1 },
 	mixer: "latentAttention",
 	names: { latentAttention: latentAttentionNames },
-	hasExperts: (values, layer) => layer >= Number(values.first_k_dense_replace ?? 3),
-	ahead: {
-		field: "num_nextn_predict_layers",
-		depthOf:
-			({ num_hidden_layers: layers = 61 }) =>
-			(name) => {
-				const index = Number(/^model\.layers\.(\d+)\./.exec(name)?.[1] ?? -1);
-				return index >= Number(layers) ? index - Number(layers) : null;
-			},
-		most: 64,
-		places: (base, index) => ({
-			own: `${base}layers.${index}.`,
-			layer: `${base}layers.${index}.`,
-			names: { enorm: "enorm", hnorm: "hnorm", eh_proj: "eh_proj", final_layernorm: "shared_head.norm" },
-		}),
-	},
+	hasExperts: hasExperts(routing),
+	ahead: layersAhead(61),
 	read,
 	write: (c, kinds) => ({
 		...writtenPositions({ ...c, positionEmbeddingType: c.ropeType ?? "yarn" }),
 		q_lora_rank: c.qLoraRank,
 		...Object.fromEntries(
-			[...Object.entries(latentSizes), ...Object.entries(kinds.includes("moe") ? expertSizes : {})].map(
-				([key, [name]]) => [name, c[key as keyof typeof latentSizes | keyof typeof expertSizes]],
-			),
+			Object.entries(latentSizes).map(([key, [name]]) => [name, c[key as keyof typeof latentSizes]]),
 		),
 		rope_interleave: c.rotaryInterleaved,
-		first_k_dense_replace: kinds.indexOf("moe") < 0 ? kinds.length : kinds.indexOf("moe"),
-		n_shared_experts: Math.floor(c.moeSharedExpertIntermediateSize / c.moeFfnHiddenSize),
-		norm_topk_prob: c.moeRouterTopk > 1,
-		routed_scaling_factor: c.moeRouterTopkScalingFactor,
+		...writtenExperts(c, kinds),
 	}),
 	describes: ({ qkLayernorm, hybridLayerPattern, moeRouterScoreFunction: score, moeRouterEnableExpertBias: bias }) =>
 		qkLayernorm === true && (!hasLayer(hybridLayerPattern, "moe") || (score === "sigmoid" && bias)),
@@ -91,18 +62,16 @@ function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelC
 	}
 	if (typeof interleaved !== "boolean")
 		bad(`rope_interleave is ${JSON.stringify(interleaved)}, expected true or false`);
-	const sizes = (table: Readonly<Record<string, readonly [string, number]>>) =>
-		Object.fromEntries(Object.entries(table).map(([key, [name, missing]]) => [key, whole(values, name, missing, bad)]));
-	const dense = count(values, "first_k_dense_replace", 3, bad);
-	const routed = dense < layers || count(values, "num_nextn_predict_layers", 0, bad) > 0;
 	return {
 		qkLayernorm: true,
 		latentNormEpsilon,
 		rotaryInterleaved: interleaved as boolean,
 		ropeType: ropeTypeOf(values, bad),
 		qLoraRank: queryRank === null ? null : whole(values, "q_lora_rank", 1536, bad),
-		...sizes(latentSizes),
-		...(routed && experts(values, bad, sizes(expertSizes) as Record<keyof typeof expertSizes, number>)),
+		...Object.fromEntries(
+			Object.entries(latentSizes).map(([key, [name, missing]]) => [key, whole(values, name, missing, bad)]),
+		),
+		...readExperts({ ...routing, ...values }, bad, layers),
 	};
 }
 
@@ -121,35 +90,6 @@ function ropeTypeOf(values: Json, bad: Refuse): "rope" | "yarn" {
 	if (given.mscale_all_dim && !given.mscale)
 		bad("mscale_all_dim is given without mscale, and both or neither can be read");
 	return type === "yarn" ? "yarn" : "rope";
-}
-
-function experts(
-	values: Json,
-	bad: Refuse,
-	sizes: Readonly<Record<keyof typeof expertSizes, number>>,
-): Partial<LanguageModelConfiguration> {
-	const { moeRouterTopk: topk, moeRouterNumGroups: groups, moeRouterGroupTopk: kept, numExperts } = sizes;
-	// As in Megatron, the scores of the chosen experts are normalised unless only one is chosen.
-	const { norm_topk_prob: normalised = true } = values;
-	if (normalised !== topk > 1) {
-		bad(
-			`norm_topk_prob is ${JSON.stringify(normalised)} where num_experts_per_tok is ${topk}, this program's model has only ${topk > 1} there`,
-		);
-	}
-	if (numExperts % groups !== 0) bad(`n_routed_experts is ${numExperts}, no multiple of n_group (${groups})`);
-	if (kept < groups && Math.floor(topk / kept) !== 2) {
-		bad(
-			`num_experts_per_tok is ${topk} and topk_group ${kept}: transformers scores a group by its two best experts, this ` +
-				"program, as Megatron, by num_experts_per_tok / topk_group of them, which has to be 2 too",
-		);
-	}
-	return {
-		...sizes,
-		moeSharedExpertIntermediateSize: count(values, "n_shared_experts", 1, bad) * sizes.moeFfnHiddenSize,
-		moeRouterScoreFunction: "sigmoid",
-		moeRouterEnableExpertBias: true,
-		moeRouterTopkScalingFactor: fraction(values, "routed_scaling_factor", 2.5, bad),
-	};
 }
 
 function latentAttentionNames({ builder, c, logical, foreign }: LayerNames): void {

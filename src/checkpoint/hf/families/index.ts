@@ -5,6 +5,7 @@ import { type Correspondence, CorrespondenceBuilder } from "../../mapping.ts";
 import { deepseekV3 } from "./deepseek-v3.ts";
 import type { Family, Json, LanguageModelConfiguration, NameOptions, Spelling } from "./family.ts";
 import { gemma3 } from "./gemma3.ts";
+import { glm4Moe, glm4vMoeText } from "./glm4-moe.ts";
 import { gptOss } from "./gpt-oss.ts";
 import { llama } from "./llama.ts";
 import { mistral } from "./mistral.ts";
@@ -15,7 +16,21 @@ import { qwen3, qwen3Moe, qwen3VlMoeText, qwen3VlText } from "./qwen3.ts";
 import { qwen3Next, qwen35MoeText, qwen35Text } from "./qwen3-next.ts";
 
 const families: readonly Family[] = [
-	...[nemotronH, llama, mistral, qwen25VlText, qwen2, qwen3VlText, qwen3VlMoeText, qwen3, qwen3Moe, gptOss, gemma3],
+	...[
+		nemotronH,
+		glm4vMoeText,
+		glm4Moe,
+		llama,
+		mistral,
+		qwen25VlText,
+		qwen2,
+		qwen3VlText,
+		qwen3VlMoeText,
+		qwen3,
+		qwen3Moe,
+		gptOss,
+		gemma3,
+	],
 	...[qwen3Next, qwen35Text, qwen35MoeText, deepseekV3],
 ];
 
