@@ -25,10 +25,20 @@ import { testDevice } from "../support.ts";
 /** model_type of every family: of language models, and of vision-language models. */
 export const drawnFamilies = [
 	...["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
-	...["gpt_oss", "deepseek_v3", "gemma3_text", "nemotron_h"],
+	...["gpt_oss", "deepseek_v3", "glm4_moe", "gemma3_text", "nemotron_h"],
 ];
 export const drawnPictures = [
-	...["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llava", "llava_onevision"],
+	...[
+		"qwen2_5_vl",
+		"qwen3_vl",
+		"qwen3_vl_moe",
+		"qwen3_5",
+		"qwen3_5_moe",
+		"glm4v_moe",
+		"internvl",
+		"llava",
+		"llava_onevision",
+	],
 	"nemotron_h_omni",
 ];
 const languageLayouts = ["tp2", "pp2", "dp2", "dp2ep2", "tp2pp2", "cp2", "tp2cp2", "dp2pp2"];

@@ -25,7 +25,7 @@ afterAll(() => device[Symbol.dispose]());
 
 const folders = [
 	...["encoder-siglip", "encoder-siglip2"],
-	...["qwen2-5-vl", "llava-onevision"],
+	...["qwen2-5-vl", "llava-onevision", "glm4v-moe"],
 	...["llava-siglip-qwen2", "internvl-qwen3", "qwen3-vl-images", "qwen3-vl-moe", "qwen3-5-images"],
 ];
 
@@ -58,6 +58,8 @@ test.each<[folder: string, what: string, at: string, change: Partial<Tower>]>([
 	["internvl-qwen3", "the exact GELU", "vision.layer.0", { activation: "geluTanh" }],
 	["qwen2-5-vl", "its windows", "vision.layer.0", { windows: { side: 4, full: [0, 1] } }],
 	["qwen2-5-vl", "the layer that attends over images", "vision.layer.1", { windows: { side: 4, full: [] } }],
+	["glm4v-moe", "the bicubic filter", "vision.layer.0.input", aligned],
+	["glm4v-moe", "the ε of its norms", "vision.layer.0.input", { normEpsilon: 1e-3 }],
 	["qwen3-vl-images", "its table's corners at the picture's", "vision.layer.0.input", aligned],
 	["qwen3-vl-images", "rotary embeddings of patches", "vision.layer.0", { rotaryBase: null }],
 	["qwen3-vl-images", "the layers that DeepStack reads", "vision.deepstack.0", { taps: [1, 2] }],

@@ -16,8 +16,8 @@ import tempfile
 import numpy as np
 import torch
 from drawn_families import fill, float64, older_form
-from drawn_sizes import gpt_oss, llama, mistral, nemotron_h, qwen2, qwen3, qwen3_5_moe_text, qwen3_5_text, qwen3_moe
-from drawn_towers import internvit, qwen25_tower, qwen_tower, radio, siglip
+from drawn_sizes import glm4_moe, gpt_oss, llama, mistral, nemotron_h, qwen2, qwen3, qwen3_5_moe_text, qwen3_5_text, qwen3_moe
+from drawn_towers import glm_tower, internvit, qwen25_tower, qwen_tower, radio, siglip
 from safetensors.torch import load_file, save_file
 
 import transformers
@@ -113,6 +113,16 @@ def qwen3_5(r):
 def qwen3_5_moe(r):
     c = text(r, qwen3_5_moe_text)
     return dict(text_config=c, vision_config=qwen_tower(r, False) | dict(out_hidden_size=c["hidden_size"]))
+
+
+def glm4v_moe(r):
+    c = text(r, glm4_moe)
+    for name in ("use_qk_norm", "num_nextn_predict_layers", "rope_parameters"):
+        c.pop(name)
+    pairs = c["head_dim"] // 4
+    across = r.randint(0, pairs // 3)
+    rope = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[pairs - 2 * across, across, across])
+    return dict(text_config=dict(c, model_type="glm4v_moe_text", rope_parameters=rope), vision_config=glm_tower(r, c["hidden_size"]))
 
 
 # InternVL and LLaVA: pictures of one size.
@@ -215,6 +225,7 @@ cases = {
     "qwen3_vl_moe": Case(transformers.Qwen3VLMoeForConditionalGeneration, qwen3_vl_moe, qwen_inputs, qwen_parts),
     "qwen3_5": Case(transformers.Qwen3_5ForConditionalGeneration, qwen3_5, qwen_inputs, qwen_parts),
     "qwen3_5_moe": Case(transformers.Qwen3_5MoeForConditionalGeneration, qwen3_5_moe, qwen_inputs, qwen_parts),
+    "glm4v_moe": Case(transformers.Glm4vMoeForConditionalGeneration, glm4v_moe, qwen_inputs, qwen_parts),
     "internvl": Case(transformers.InternVLForConditionalGeneration, internvl, square_inputs, square_parts),
     "llava": Case(transformers.LlavaForConditionalGeneration, llava, square_inputs, square_parts),
     "llava_onevision": Case(transformers.LlavaOnevisionForConditionalGeneration, onevision, onevision_inputs, square_parts),
@@ -282,7 +293,7 @@ def published(r, written):
     if written["model_type"] == "qwen2_5_vl" and r.random() < 0.5:
         del written["text_config"], written["vision_config"]["model_type"], text["model_type"]
         written = text | written
-    elif written["model_type"].startswith("qwen") and r.random() < 0.3:
+    elif written["model_type"].startswith(("qwen", "glm")) and r.random() < 0.3:
         written["vision_config"]["model_type"] = written["model_type"]
     return written
 
@@ -295,8 +306,9 @@ def attempt(folder, family, r):
     special = r.sample(range(vocabulary), 4)
     named = "image_token_index" if family.startswith("llava") else "image_token_id"
     drawn |= {named: special[0]} | ({} if family == "nemotron_h_omni" else dict(tie_word_embeddings=tied))
-    if family.startswith("qwen"):
-        drawn |= dict(video_token_id=special[1], vision_start_token_id=special[2], vision_end_token_id=special[3])
+    if family.startswith(("qwen", "glm")):
+        named = "vision_{}_token_id" if family.startswith("qwen") else "image_{}_token_id"
+        drawn |= {"video_token_id": special[1], named.format("start"): special[2], named.format("end"): special[3]}
     if family == "llava_onevision":
         drawn["video_token_index"] = special[1]
     config = lambda: case.kind.config_class(**json.loads(json.dumps(drawn)))
@@ -318,7 +330,7 @@ def attempt(folder, family, r):
         image_processor(model.config).save_pretrained(folder)
     ids, labels = ids_of(r, rows, vocabulary, special)
     batch = dict(input_ids=ids, labels=labels, **inputs)
-    if family.startswith("qwen"):
+    if family.startswith(("qwen", "glm")):
         batch["mm_token_type_ids"] = (ids == special[0]).long()
     stored = {f"1.{name}": (value if value.is_floating_point() else value.int()).contiguous() for name, value in batch.items()}
     save_file(stored, os.path.join(folder, "batches.safetensors"))

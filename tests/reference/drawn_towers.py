@@ -35,6 +35,17 @@ def qwen25_tower(r):
     )
 
 
+def glm_tower(r, width):
+    c = tower(r, ("depth", "num_heads"))
+    return c | dict(
+        image_size=c["patch_size"] * r.randint(2, 6) + r.choice([0, 0, 1]),
+        temporal_patch_size=r.choice([1, 2, 2]),
+        attention_bias=r.random() < 0.3,
+        rms_norm_eps=r.choice([1e-6, 1e-5, 1e-4]),
+        out_hidden_size=width,
+    )
+
+
 def internvit(r):
     c = tower(r, ("num_hidden_layers", "num_attention_heads"))
     side = c["patch_size"] * 2 * r.randint(1, 4)

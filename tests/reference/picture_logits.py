@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 folder, adapters, question, out, *images = sys.argv[1:]
-model, loading = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+model, loading = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager", output_loading_info=True)
 print(type(model).__name__, {key: sorted(value) for key, value in loading.items() if value})
 if adapters != "-":
     model = PeftModel.from_pretrained(model, adapters)

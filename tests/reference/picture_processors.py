@@ -19,6 +19,7 @@ import tempfile
 
 from PIL import Image, ImageOps
 from transformers import (
+    Glm4vImageProcessor,
     GotOcr2ImageProcessor,
     LlavaOnevisionImageProcessor,
     NemotronH_Omni_Reasoning_V3ImageProcessor,
@@ -34,6 +35,7 @@ tiles = GotOcr2ImageProcessor(size={"height": 28, "width": 28}, min_patches=1, m
                               image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
 blocks = Qwen2VLImageProcessor(patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 256, "longest_edge": 6144},
                                image_mean=[0.5] * 3, image_std=[0.5] * 3)
+glm = Glm4vImageProcessor(patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 640, "longest_edge": 12288})
 pinpoints = [[28 * rows, 28 * columns] for rows in range(1, 5) for columns in range(1, 5)]
 any_resolution = LlavaOnevisionImageProcessor(size={"height": 28, "width": 28}, image_grid_pinpoints=pinpoints)
 omni = NemotronH_Omni_Reasoning_V3ImageProcessor(patch_size=4, min_num_patches=4)
@@ -66,8 +68,9 @@ def processed(name, data):
     alone = made(any_resolution, [[image]])["pixel_values"]
     case["anyres"] = [alone.shape[1], digest(alone), digest(made(any_resolution, [[image, image]])["pixel_values"][0])]
     if max(height, width) <= 200 * min(height, width):
-        patches = made(blocks, image)
-        case["blocks"] = [*patches["image_grid_thw"][0].tolist()[1:], digest(patches["pixel_values"])]
+        for key, processor in (("blocks", blocks), ("frames", glm)):
+            patches = made(processor, image)
+            case[key] = [*patches["image_grid_thw"][0].tolist()[1:], digest(patches["pixel_values"])]
     try:
         whole = made(omni, image, max_model_len=ROOM + 4)
         values = whole["pixel_values"].float().flatten().numpy().astype("<f4").tobytes()

@@ -169,6 +169,17 @@ function mostTiles({ vision_aspect_ratio: said = "anyres_max_9" }: Json): number
 	);
 }
 
+/** Areas are of all frames of a patch, and images are as wide and high as a row's block at least. */
+function ofGlm(settings: Json): Partial<Record<Key, unknown>> {
+	const frames = Number(settings.temporal_patch_size ?? 2);
+	const { shortest_edge: least = 112 * 112, longest_edge: most = 28 * 28 * 15000 } = objectOf(settings.size);
+	return {
+		...normalised({ image_mean: clipStatistics.mean, image_std: clipStatistics.deviation, ...settings }),
+		...{ "min-pixels": Number(least) / frames, "max-pixels": Number(most) / frames, "dynamic-resolution": true },
+		"dynamic-resolution-min-side": Number(settings.patch_size ?? 14) * Number(settings.merge_size ?? 2),
+	};
+}
+
 /** Classes of transformers' processors of other models. */
 const others: Readonly<Record<string, NonNullable<Settings["read"]>>> = {
 	SiglipImageProcessor: sized,
@@ -185,6 +196,8 @@ const others: Readonly<Record<string, NonNullable<Settings["read"]>>> = {
 		const limits = { "min-pixels": settings.min_pixels ?? least, "max-pixels": settings.max_pixels ?? most };
 		return { ...normalised(settings), ...limits, "dynamic-resolution": true };
 	},
+	Glm4vImageProcessor: ofGlm,
+	Glm46VImageProcessor: ofGlm,
 	// InternVL's processor cuts images into tiles whatever crop_to_patches says.
 	GotOcr2ImageProcessor: (settings) => ({
 		...sized(settings),

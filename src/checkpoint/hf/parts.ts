@@ -92,7 +92,7 @@ export function languageConfig(
 /** Whether these models' output layer is the embedding stands beside the language model's section. */
 function tying({ model_type: type, tie_word_embeddings: tied }: Readonly<Record<string, unknown>>) {
 	if (type === "internvl") return { tie_word_embeddings: tied ?? true };
-	if (/^qwen[\d_]+/.test(String(type))) return tied === undefined ? {} : { tie_word_embeddings: tied };
+	if (/^(qwen\d|glm4v)/.test(String(type))) return tied === undefined ? {} : { tie_word_embeddings: tied };
 	return /^llava/.test(String(type)) && tied === true ? { tie_word_embeddings: true } : {};
 }
 

@@ -1,6 +1,6 @@
 /** Names and shapes of a projector's tensors: Megatron's logical ones and those of Hugging Face folders (docs/spec/vision.md §3). */
 import type { CorrespondenceBuilder } from "../mapping.ts";
-import { biasOf } from "./vision-names.ts";
+import { addGated, addInterleaved, biasOf } from "./vision-names.ts";
 
 type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
@@ -31,6 +31,8 @@ export const projectorStyles = {
 	qwen25: ["", "visual.merger.mlp.0.weight", "visual.merger.mlp.2.weight"],
 	/** The same in memory. */
 	qwen25Modules: ["", "model.visual.merger.mlp.0.weight", "model.visual.merger.mlp.2.weight"],
+	/** GLM-4.5V, whose MLP is gated. */
+	glm: ["", "model.visual.merger.gate_proj.weight", "model.visual.merger.down_proj.weight"],
 	/** Megatron's and this program's own, for a projector in a file of its own. */
 	logical: logical.map((name) => projectorPrefix + name) as unknown as readonly [string, string, string],
 } as const satisfies Record<string, readonly [norm: string, first: string, second: string]>;
@@ -52,6 +54,16 @@ function deepNames(index: number): string[] {
 	);
 }
 
+/** Names of the linear layers and the norm before the MLP, this program's and GLM-4.5V's. */
+const stem = {
+	logical: ["stem.linear_in.weight", "stem.linear_proj.weight", "stem.layer_norm_weight"],
+	glm: ["downsample.weight", "merger.proj.weight", "merger.post_projection_norm.weight"],
+} as const;
+export const stemNames = (style: ProjectorStyle): readonly [entry: string, projection: string, norm: string] => {
+	const [prefix, names] = style === "glm" ? ["model.visual.", stem.glm] : [projectorPrefix, stem.logical];
+	return [`${prefix}${names[0]}`, `${prefix}${names[1]}`, `${prefix}${names[2]}`];
+};
+
 /** Projectors of taps among these tensors. */
 export function countDeepProjectors(stored: Shapes): number {
 	let count = 0;
@@ -70,7 +82,9 @@ export interface ProjectorSizes {
 	readonly visionProjectionNorm: boolean;
 	/** mlp: absent: RMSNorm, squared-relu, no biases. */
 	readonly visionProjectionNormalization?: "RMSNorm" | "LayerNorm";
-	readonly visionProjectionActivation?: "squared-relu" | "gelu";
+	readonly visionProjectionActivation?: "squared-relu" | "gelu" | "swiglu";
+	/** Whether linear layers and a norm stand before it; absent: they do not. */
+	readonly visionProjectionStem?: boolean;
 	readonly visionProjectionBias?: boolean;
 	/** Whether a learned row stands behind pictures; absent: none does. */
 	readonly visionImageNewline?: boolean;
@@ -98,7 +112,9 @@ export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSiz
 		builder.same(affineName, affineName, [output, input]);
 		return;
 	}
-	const shapes = [[input], [hidden, input], [output, hidden]] as const;
+	const gated = sizes.visionProjectionActivation === "swiglu";
+	const width = sizes.visionProjectionStem ? output : input;
+	const shapes = [[input], [(gated ? 2 : 1) * hidden, width], [output, hidden]] as const;
 	const add = (
 		prefix: string,
 		names: readonly string[],
@@ -107,17 +123,35 @@ export function addProjector(builder: CorrespondenceBuilder, sizes: ProjectorSiz
 		for (const [index, shape] of shapes.entries()) {
 			if (index === 0 && norm === null) continue;
 			const [mine, theirs] = [prefix + logical[index]!, names[index]!];
+			const biased = index === 0 ? norm === "LayerNorm" : sizes.visionProjectionBias === true;
+			if (index === 1 && style === "glm") {
+				const halves = ["gate_proj", "up_proj"].map((name) => `model.visual.merger.${name}`);
+				addGated(builder, mine.replace(/\.weight$/, ""), halves, { rows: hidden, columns: width, biased });
+				continue;
+			}
 			builder.same(mine, theirs, shape);
-			const biased = index === 0 ? norm === "LayerNorm" : sizes.visionProjectionBias;
 			if (biased) builder.same(biasOf(mine), biasOf(theirs), [shape[0]]);
 		}
 	};
 	const { visionProjectionNorm: normed, visionProjectionNormalization: norm } = sizes;
 	add(projectorPrefix, projectorStyles[style], normed ? norm : null);
+	if (sizes.visionProjectionStem) addStem(builder, sizes, style);
 	if (sizes.visionImageNewline) builder.same(newlineName("logical"), newlineName(style), [output]);
 	for (let tap = 0; tap < (sizes.deepstack ?? 0); tap++) {
 		const prefix = `${projectorPrefix}deepstack.${tap}.`;
 		const theirs = style === "logical" ? logical.map((name) => prefix + name) : deepNames(tap);
 		add(prefix, theirs, "LayerNorm");
 	}
+}
+
+function addStem(builder: CorrespondenceBuilder, { input, output }: ProjectorSizes, style: ProjectorStyle): void {
+	const [mine, theirs] = [stemNames("logical"), stemNames(style)];
+	const names = { logical: mine[0], foreign: theirs[0] };
+	if (style !== "glm") builder.same(mine[0], theirs[0], [output, input]);
+	// GLM convolves blocks of 2 × 2 patches, whose values are neighbours in its kernel.
+	else addInterleaved(builder, names, { rows: output, parts: 4, length: input / 4, shape: [output, input / 4, 2, 2] });
+	builder.same(biasOf(mine[0]), biasOf(theirs[0]), [output]);
+	builder.same(mine[1], theirs[1], [output, output]);
+	builder.same(mine[2], theirs[2], [output]);
+	builder.same(biasOf(mine[2]), biasOf(theirs[2]), [output]);
 }

@@ -16,6 +16,7 @@ import {
 	type ProjectorSizes,
 	type ProjectorStyle,
 	projectorStyles,
+	stemNames,
 } from "./projector-names.ts";
 import {
 	biasOf,
@@ -43,6 +44,8 @@ export interface TowerConfiguration extends Omit<TowerSizes, "positions" | "visi
 	readonly visionFinalLayernorm: boolean;
 	readonly visionPatchBias: boolean;
 	readonly visionAddQkvBias: boolean;
+	readonly visionAddBiasLinear: boolean;
+	readonly visionPatchNorm: boolean;
 	readonly visionQkNorm: boolean;
 	readonly visionClassTokenPositions: boolean;
 	readonly visionLayerScale: number | null;
@@ -141,7 +144,8 @@ export function towerConfiguration(
 		visionPositionMode: "cpe",
 		visionNormEpsilon: 1e-6,
 		visionFinalLayernorm: false,
-		...{ visionPatchBias: false, visionAddQkvBias: true, visionQkNorm: false },
+		...{ visionPatchBias: false, visionPatchNorm: false, visionAddQkvBias: true, visionAddBiasLinear: true },
+		visionQkNorm: false,
 		visionClassTokenPositions: false,
 		visionLayerScale: null,
 		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
@@ -309,6 +313,8 @@ export function towerOfLogical(
 		visionTemporalPatchSize: frames,
 		visionPatchBias: has("embedder.bias"),
 		visionAddQkvBias: layers.size === 0 || has("decoder.layers.0.self_attention.linear_qkv.bias"),
+		visionAddBiasLinear: layers.size === 0 || has("decoder.layers.0.mlp.linear_fc2.bias"),
+		visionPatchNorm: has("embedder_norm.weight"),
 		visionQkNorm: has("decoder.layers.0.self_attention.q_layernorm.weight"),
 		visionClassTokenPositions: has("class_position_embeddings"),
 		visionFinalLayernorm: has("decoder.final_layernorm.weight"),
@@ -330,18 +336,23 @@ export function projectorSizes(stored: Shapes, style: ProjectorStyle, path: stri
 		return { visionProjectionType: "affine", input, output, ...none };
 	}
 	const [norm, first, second] = projectorStyles[style];
-	const [hidden, input] = matrix(first) as [number, number];
+	const [rows, columns] = matrix(first) as [number, number];
+	const [output, hidden] = matrix(second) as [number, number];
+	const [entry] = stemNames(style);
+	const entered = stored.get(entry)?.shape.slice(1);
+	const gated = style === "glm" || rows === 2 * hidden;
 	return {
 		visionProjectionType: "mlp",
 		visionProjectionNorm: stored.has(norm),
 		visionProjectionNormalization: stored.has(biasOf(norm)) ? "LayerNorm" : "RMSNorm",
-		visionProjectionActivation: projectorActivation(json, path),
+		visionProjectionActivation: gated ? "swiglu" : projectorActivation(json, path),
+		visionProjectionStem: entered !== undefined,
 		visionProjectionBias: stored.has(biasOf(first)),
 		deepstack: countDeepProjectors(stored),
 		visionImageNewline: hasNewline(stored),
 		visionProjectionFfnHiddenSize: hidden,
-		input,
-		output: matrix(second)[0]!,
+		input: entered?.reduce((all, size) => all * size, 1) ?? columns,
+		output,
 	};
 }
 

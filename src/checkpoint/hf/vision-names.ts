@@ -29,6 +29,10 @@ export interface TowerSizes {
 	readonly visionFinalLayernorm?: boolean;
 	/** Whether queries, keys and values have biases; absent: they have. */
 	readonly visionAddQkvBias?: boolean;
+	/** Whether the other projections have biases; absent: they have. */
+	readonly visionAddBiasLinear?: boolean;
+	/** Whether there is a norm between the embedding of patches and their positions; absent: there is none. */
+	readonly visionPatchNorm?: boolean;
 	/** Whether queries and keys have norms; absent: they have none. */
 	readonly visionQkNorm?: boolean;
 	/** Frames of a patch; absent: one. */
@@ -50,6 +54,8 @@ interface Style {
 	/** Factors of the columns that each half of a block adds, and the norm behind the blocks; absent: no place for them. */
 	readonly scales?: readonly [string, string];
 	readonly finalNorm?: string;
+	/** The norm of embedded patches; absent: no place for it. */
+	readonly patchNorm?: string;
 	/** The norms of queries and keys; absent: no place for them. */
 	readonly qkNorms?: readonly [string, string];
 	/** Axes of the table of positions before its rows. */
@@ -65,6 +71,9 @@ const timm = { norms: ["norm1", "norm2"], mlp: ["mlp.fc1", "mlp.fc2"] } as const
 /** RADIO embeds patches that are rows of values, others convolve. */
 const rowPatches = { tableAxes: [1], patchAxes: (p: number) => [3 * p * p] } as const;
 const convolution = (p: number) => [3, p, p];
+const convolution3d = (p: number, frames: number) => [3, frames, p, p];
+/** The embedder of Qwen's and GLM's towers. */
+const kernel = "patch_embed.proj.weight";
 
 const siglip = {
 	outsideNames: ["", "embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"],
@@ -132,7 +141,7 @@ const towerStyles = {
 	},
 	/** Qwen2.5-VL, which has no table of positions. */
 	qwen25: {
-		outsideNames: ["", "", "patch_embed.proj.weight"],
+		outsideNames: ["", "", kernel],
 		blocks: "blocks.",
 		attention: ["attn.qkv"],
 		projection: "attn.proj",
@@ -140,11 +149,23 @@ const towerStyles = {
 		mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
 		finalNorm: "merger.ln_q",
 		tableAxes: [],
-		patchAxes: (p: number, frames: number) => [3, frames, p, p],
+		patchAxes: convolution3d,
+	},
+	/** GLM-4.5V. */
+	glm: {
+		outsideNames: ["", "embeddings.position_embedding.weight", kernel],
+		blocks: "blocks.",
+		attention: ["attn.qkv"],
+		projection: "attn.proj",
+		norms: timm.norms,
+		mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+		...{ patchNorm: "post_conv_layernorm", finalNorm: "post_layernorm" },
+		tableAxes: [],
+		patchAxes: convolution3d,
 	},
 	/** Qwen3-VL and Qwen3.5: the norm of the projector is of single patches, as one behind the layers. */
 	qwen: {
-		outsideNames: ["", "pos_embed.weight", "patch_embed.proj.weight"],
+		outsideNames: ["", "pos_embed.weight", kernel],
 		blocks: "blocks.",
 		attention: ["attn.qkv"],
 		projection: "attn.proj",
@@ -152,7 +173,7 @@ const towerStyles = {
 		mlp: ["mlp.linear_fc1", "mlp.linear_fc2"],
 		finalNorm: "merger.norm",
 		tableAxes: [],
-		patchAxes: (p: number, frames: number) => [3, frames, p, p],
+		patchAxes: convolution3d,
 	},
 } as const satisfies Record<string, Style>;
 
@@ -188,9 +209,7 @@ export function detectTower(stored: Shapes): TowerSpelling | null {
 		// A kernel and rows of values differ in axes; a wrong one of RADIO is named where it is read.
 		if (style.startsWith("siglip") && stored.get(found)!.shape.length !== patchAxes(1, 1).length + 1) continue;
 		const old = [...stored.keys()].some((name) => name.includes(`.${towerStyles["transformers-bert"].attention[0]}.`));
-		// Both generations of Qwen's towers embed under one name.
-		if (finalNorm?.startsWith("merger.") && !stored.has(`${found.slice(0, -embedder.length)}${finalNorm}.weight`))
-			continue;
+		if (embedder === kernel && !stored.has(`${found.slice(0, -embedder.length)}${finalNorm}.weight`)) continue;
 		if (old !== (attention[0] === towerStyles["transformers-bert"].attention[0])) continue;
 		const prefix = found.slice(0, -embedder.length);
 		return { prefix, style, classAxis: stored.get(prefix + classToken)?.shape.length === 3 };
@@ -228,7 +247,7 @@ export function addTower(
 ): void {
 	const { visionHiddenSize: c, visionNumLayers: layers, classTokenLen: k, patchDim } = sizes;
 	const { visionTemporalPatchSize: frames = 1 } = sizes;
-	const { tableAxes, patchAxes, finalNorm, channelsLast }: Style = towerStyles[spelling.style];
+	const { tableAxes, patchAxes, patchNorm, finalNorm, channelsLast }: Style = towerStyles[spelling.style];
 	const names = outsideNames(spelling);
 	const link = (logical: string, shape: readonly number[], foreign: string, other: readonly number[]) => {
 		builder.addLogical(towerPrefix + logical, shape);
@@ -241,12 +260,19 @@ export function addTower(
 		link("position_embeddings", [1, sizes.positions, c], names.positions, [...tableAxes, sizes.positions, c]);
 	const pixels = frames * patchDim ** 2;
 	if (!channelsLast) link("embedder.weight", [c, 3 * pixels], names.embedder, [c, ...patchAxes(patchDim, frames)]);
-	else addByPixel(builder, names.embedder, c, pixels);
+	else {
+		const embedder = { logical: `${towerPrefix}embedder.weight`, foreign: names.embedder };
+		addInterleaved(builder, embedder, { rows: c, parts: 3, length: pixels, shape: [c, 3 * pixels] });
+	}
 	if (sizes.visionPatchBias) builder.same(`${towerPrefix}embedder.bias`, biasOf(names.embedder), [c]);
 	for (let layer = 0; layer < layers; layer++) addBlock(builder, sizes, spelling, layer, path);
-	if (!sizes.visionFinalLayernorm || finalNorm === undefined) return;
-	for (const kind of normKinds(sizes)) {
-		builder.same(`${towerPrefix}decoder.final_layernorm.${kind}`, `${spelling.prefix}${finalNorm}.${kind}`, [c]);
+	for (const [mine, theirs] of [
+		["embedder_norm", sizes.visionPatchNorm && patchNorm],
+		["decoder.final_layernorm", sizes.visionFinalLayernorm && finalNorm],
+	] as const) {
+		for (const kind of theirs ? normKinds(sizes) : []) {
+			builder.same(`${towerPrefix}${mine}.${kind}`, `${spelling.prefix}${theirs}.${kind}`, [c]);
+		}
 	}
 }
 
@@ -255,15 +281,19 @@ const normKinds = ({ visionNormalization: kind }: TowerSizes) => (kind === "RMSN
 /** The name of the bias beside a weight. */
 export const biasOf = (weight: string) => weight.replace(/weight$/, "bias");
 
-/** An embedder of patches whose channels are neighbours. */
-function addByPixel(builder: CorrespondenceBuilder, foreign: string, width: number, pixels: number): void {
-	const logical = `${towerPrefix}embedder.weight`;
-	builder.addLogical(logical, [width, 3 * pixels]);
-	builder.addForeign(foreign, [width, 3 * pixels]);
-	for (let channel = 0; channel < 3; channel++) {
-		const logicalRuns = { offset: channel * pixels, stride: 3 * pixels };
-		const foreignRuns = { offset: channel, stride: 3 * pixels, step: 3 };
-		builder.link({ logical, logicalRuns, foreign, foreignRuns, count: width, length: pixels });
+/** A matrix whose rows are parts one behind the other; of the other format, of this shape, the values of all parts are neighbours. */
+export function addInterleaved(
+	builder: CorrespondenceBuilder,
+	names: { readonly logical: string; readonly foreign: string },
+	sizes: { readonly rows: number; readonly parts: number; readonly length: number; readonly shape: readonly number[] },
+): void {
+	const { rows: count, parts, length, shape } = sizes;
+	const stride = parts * length;
+	builder.addLogical(names.logical, [count, stride]);
+	builder.addForeign(names.foreign, shape);
+	for (let part = 0; part < parts; part++) {
+		const logicalRuns = { offset: part * length, stride };
+		builder.link({ ...names, logicalRuns, foreignRuns: { offset: part, stride, step: parts }, count, length });
 	}
 }
 
@@ -292,6 +322,7 @@ function addBlock(
 		visionFfnHiddenSize: f,
 		visionNumAttentionHeads: heads,
 		visionLayerScale: scale,
+		visionAddBiasLinear: biased = true,
 	} = sizes;
 	const logical = `${towerPrefix}decoder.layers.${layer}.`;
 	const foreign = blockPrefix(spelling, layer);
@@ -311,15 +342,12 @@ function addBlock(
 		["mlp.linear_fc2", mlp.at(-1)!, c, f],
 	] as const) {
 		same(`${mine}.weight`, `${theirs}.weight`, [out, width]);
-		same(`${mine}.bias`, `${theirs}.bias`, [out]);
+		if (biased) same(`${mine}.bias`, `${theirs}.bias`, [out]);
 	}
-	if (gated)
-		addGated(
-			builder,
-			`${logical}mlp.linear_fc1`,
-			[mlp[0], mlp[1]].map((name) => foreign + name),
-			[f, c],
-		);
+	if (gated) {
+		const halves = [mlp[0], mlp[1]].map((name) => foreign + name);
+		addGated(builder, `${logical}mlp.linear_fc1`, halves, { rows: f, columns: c, biased });
+	}
 	if (scale != null && scales !== undefined) {
 		same("self_attention.layer_scale", scales[0], [c]);
 		same("mlp.layer_scale", scales[1], [c]);
@@ -353,16 +381,14 @@ function addBlock(
 }
 
 /** The first projection of a gated MLP: the gate's rows, then the linear ones. */
-function addGated(
+export function addGated(
 	builder: CorrespondenceBuilder,
 	logical: string,
 	foreign: readonly string[],
-	[rows, columns]: readonly [number, number],
+	{ rows, columns, biased }: { readonly rows: number; readonly columns: number; readonly biased: boolean },
 ): void {
-	for (const [kind, width] of [
-		["weight", columns],
-		["bias", 1],
-	] as const) {
+	const weight = ["weight", columns] as const;
+	for (const [kind, width] of biased ? [weight, ["bias", 1] as const] : [weight]) {
 		const shape = (count: number) => (kind === "weight" ? [count, columns] : [count]);
 		builder.addLogical(`${logical}.${kind}`, shape(foreign.length * rows));
 		for (const [half, name] of foreign.entries()) {

@@ -1,4 +1,4 @@
-/** Vision towers that transformers' config.json describes wholly, by its model_type: SigLIP, SigLIP 2, InternViT. */
+/** Vision towers that transformers' config.json describes wholly, by its model_type: SigLIP, InternViT, Qwen's, GLM's. */
 import { type Json, type Refuse, whole } from "./families/family.ts";
 import type { TowerConfiguration } from "./vision-configuration.ts";
 import type { TowerSizes } from "./vision-names.ts";
@@ -37,24 +37,28 @@ const siglipSizes = {
 const pictures = { visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null } as const;
 const noClassToken = { classTokenLen: 0, visionClassTokenPositions: false, visionLayerScale: null } as const;
 
+/** Names of Qwen's and GLM's towers. */
+const depths = { num_hidden_layers: "depth", num_attention_heads: "num_heads", num_channels: "in_channels" } as const;
+/** Their frames of a patch and rotary embeddings. */
+const turned = (values: Json, bad: Refuse) => ({
+	visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
+	visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
+});
+
 /** Qwen3-VL's; `taps`: of DeepStack where config.json has none. */
 const qwen = (taps: readonly number[]): TowerType => ({
 	sizes: {
 		...{ hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, num_attention_heads: 16 },
 		...{ patch_size: 16, num_patches: 2304 },
 	},
-	names: {
-		...{ num_hidden_layers: "depth", num_attention_heads: "num_heads", num_channels: "in_channels" },
-		num_patches: "num_position_embeddings",
-	},
+	names: { ...depths, num_patches: "num_position_embeddings" },
 	only: { num_channels: 3, spatial_merge_size: 2 },
 	activation: "gelu_pytorch_tanh",
 	side: (values, _, bad) => sideOf(whole(values, "num_patches", 2304, bad), bad),
 	read: (values, bad) => ({
 		...noClassToken,
 		...{ visionFinalLayernorm: true, visionPositionMode: "aligned" },
-		visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
-		visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
+		...turned(values, bad),
 		deepstackVisualIndexes: layersOf("deepstack_visual_indexes", values.deepstack_visual_indexes ?? taps, bad),
 	}),
 });
@@ -72,7 +76,7 @@ const qwen25: TowerType = {
 	sizes: {
 		...{ hidden_size: 3584, intermediate_size: 3420, num_hidden_layers: 32, num_attention_heads: 16, patch_size: 14 },
 	},
-	names: { num_hidden_layers: "depth", num_attention_heads: "num_heads", num_channels: "in_channels" },
+	names: depths,
 	only: { num_channels: 3, spatial_merge_size: 2 },
 	activation: "silu",
 	side: () => 0,
@@ -80,10 +84,29 @@ const qwen25: TowerType = {
 		...noClassToken,
 		...({ visionFinalLayernorm: true, visionPositionMode: "none", visionNormalization: "RMSNorm" } as const),
 		...{ visionPatchBias: false, deepstackVisualIndexes: null },
-		visionTemporalPatchSize: whole(values, "temporal_patch_size", 2, bad),
-		visionRotaryBase: Number((values.rope_parameters as Json | undefined)?.rope_theta ?? 10000),
+		...turned(values, bad),
 		visionWindowSize: whole(values, "window_size", 112, bad),
 		fullattBlockIndexes: layersOf("fullatt_block_indexes", values.fullatt_block_indexes ?? [7, 15, 23, 31], bad),
+	}),
+};
+
+/** GLM-4.5V's, whose MLPs are as wide as the language model. */
+const glm: TowerType = {
+	sizes: {
+		...{ hidden_size: 1536, intermediate_size: 4096, num_hidden_layers: 24, num_attention_heads: 12 },
+		...{ patch_size: 14, image_size: 336 },
+	},
+	names: { ...depths, intermediate_size: "out_hidden_size", layer_norm_eps: "rms_norm_eps" },
+	only: { num_channels: 3, spatial_merge_size: 2, attention_dropout: 0 },
+	activation: "silu",
+	side: sideOfImage,
+	read: (values, bad) => ({
+		...noClassToken,
+		...({ visionFinalLayernorm: true, visionPositionMode: "bicubic", visionNormalization: "RMSNorm" } as const),
+		...{ visionPatchNorm: true, visionAddQkvBias: values.attention_bias === true, visionAddBiasLinear: false },
+		visionNormEpsilon: Number(values.layer_norm_eps ?? 1e-5),
+		deepstackVisualIndexes: null,
+		...turned(values, bad),
 	}),
 };
 
@@ -135,6 +158,7 @@ const types: Readonly<Record<string, TowerType>> = {
 	},
 	...{ qwen2_5_vl: qwen25, qwen2_5_vl_vision: qwen25 },
 	...{ qwen3_vl: qwen3, qwen3_vl_vision: qwen3, qwen3_vl_moe: qwen3, qwen3_vl_moe_vision: qwen3 },
+	...{ glm4v_moe: glm, glm4v_moe_vision: glm },
 	...{ qwen3_5: qwen35, qwen3_5_vision: qwen35, qwen3_5_moe: qwen35, qwen3_5_moe_vision: qwen35 },
 };
 
@@ -155,7 +179,7 @@ export function readTower(
 	const activations = activation === "silu" ? { silu: "swiglu" as const } : named;
 	const renamed = Object.entries(names).map(([name, own]) => [name, given[own]]);
 	const section: Json = { ...given, ...Object.fromEntries(renamed) };
-	const bad: Refuse = (sentence) => refuse(sentence.replace(/\b(num_\w+)/g, (name) => names[name] ?? name));
+	const bad: Refuse = (sentence) => refuse(sentence.replace(/\w+_\w+/g, (name) => names[name] ?? name));
 	for (const [name, value] of Object.entries(only)) {
 		const said = section[name] ?? value;
 		if (said === value) continue;
@@ -183,7 +207,8 @@ export function readTower(
 		visionMaxImgW: Math.max(1, patches) * patchDim,
 		visionActivation: (activations as typeof named)[act as string]!,
 		visionNormEpsilon: epsilon as number,
-		...{ visionPatchBias: true, visionAddQkvBias: true, visionQkNorm: false, visionFeatureLayers: null },
+		...{ visionPatchBias: true, visionPatchNorm: false, visionAddQkvBias: true, visionAddBiasLinear: true },
+		...{ visionQkNorm: false, visionFeatureLayers: null },
 		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
 		patchDim,
 		positions: patches ** 2,

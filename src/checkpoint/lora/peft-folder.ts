@@ -90,7 +90,7 @@ export function planPeftFolder(
  * Families whose routed experts, which transformers stacks, peft 0.21 gives the adapters of a file that has them apart
  * (utils/transformers_weight_conversion.py).
  */
-const convertedFamilies: readonly string[] = ["qwen3_moe", "qwen3_next", "deepseek_v3"];
+const convertedFamilies: readonly string[] = ["qwen3_moe", "qwen3_next", "deepseek_v3", "glm4_moe", "glm4v_moe_text"];
 
 /** Throws a UserError for adapters of routed experts that peft would leave out without a word. */
 function requireConvertible(modules: readonly string[], family: string, path: string): void {

@@ -247,6 +247,9 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 		apart ||= gatedDeltaLayoutOf(name) === "apart";
 	}
 	if (base === null && mtp === null && Object.keys(vision).length === 0) return null;
+	// GLM-4.5V's tower has Qwen2.5-VL's names of modules.
+	const glm = vision.projector === "glm" && vision.tower;
+	if (glm) vision = { ...vision, tower: { ...glm, style: "glm" } };
 	const own = base ?? spellings.published.base;
 	const ahead = mtp ? { mtp } : {};
 	// Most families of two blocks a layer have Llama's names; Gated DeltaNet's projections differ.
@@ -257,7 +260,7 @@ export function peftSpelling(names: Iterable<string>): ModuleSpelling | null {
 
 /** The spelling of the tower or the projector that a module belongs to, by the module's name. */
 function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "projector"> {
-	const projector = (["published", "transformers", "modules", "qwen", "qwen25Modules"] as const).find((style) =>
+	const projector = (["published", "transformers", "modules", "qwen", "qwen25Modules", "glm"] as const).find((style) =>
 		projectorStyles[style].includes(`${module}.weight` as never),
 	);
 	if (projector !== undefined) return { projector };

@@ -32,7 +32,8 @@ export function openMegatronTower(path: string, { visionHeads }: { readonly visi
 			...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
 			...{ visionKvChannels: sizes.visionHiddenSize / sizes.visionNumAttentionHeads, visionNormEpsilon: 1e-6 },
 			...{ visionMaxImgH: side, visionMaxImgW: side },
-			...{ visionAddQkvBias: true, visionQkNorm: false, visionFeatureLayers: null },
+			...{ visionAddQkvBias: true, visionAddBiasLinear: true, visionPatchNorm: false, visionQkNorm: false },
+			visionFeatureLayers: null,
 			...({ visionActivation: "gelu", visionPositionMode: "cpe", visionNormalization: "LayerNorm" } as const),
 			...{ visionWindowSize: null, fullattBlockIndexes: null },
 		};

@@ -15,6 +15,7 @@ import { loraChecks } from "./lora.ts";
 import { moduleChecks } from "./modules.ts";
 import { perLayerChecks } from "./per-layer.ts";
 import { recomputeChecks } from "./recompute.ts";
+import { visionChecks } from "./vision.ts";
 
 /** Checked first, because derived defaults read the pattern. */
 export const patternIsLegal: Check = (c) => {
@@ -26,9 +27,6 @@ export const patternIsLegal: Check = (c) => {
 		throw error;
 	}
 };
-
-const ascendBelow = (layers: readonly number[], end: number) =>
-	layers.every((layer, at) => layer > (layers[at - 1] ?? -1) && layer < end);
 
 const model: readonly Check[] = [
 	divides(
@@ -367,36 +365,6 @@ const other: readonly Check[] = [
 		),
 	(c) =>
 		unless(
-			!c.visionProjectionNorm || c.visionProjectionType === "mlp",
-			"vision-projection-norm",
-			"allowed only with vision-projection-type mlp",
-		),
-	(c) =>
-		unless(
-			ascendBelow(c.deepstackVisualIndexes ?? [], c.visionNumLayers) &&
-				(c.deepstackVisualIndexes === null || c.visionProjectionType === "mlp"),
-			"deepstack-visual-indexes",
-			`allowed with vision-projection-type mlp is an ascending list of layers below vision-num-layers (${c.visionNumLayers})`,
-		),
-	(c) =>
-		unless(
-			ascendBelow(c.visionFeatureLayers ?? [], c.visionNumLayers - 1) &&
-				(c.visionFeatureLayers === null || (c.deepstackVisualIndexes === null && !c.pixelShuffle)),
-			"vision-feature-layers",
-			`allowed without deepstack-visual-indexes and pixel-shuffle is an ascending list of layers before the last of vision-num-layers (${c.visionNumLayers})`,
-		),
-	(c) => {
-		const pairs = Math.floor(c.kvChannels * c.rotaryPercent) / 2;
-		const sum = c.mropeSection?.reduce((all, count) => all + count, 0);
-		return unless(
-			c.mropeSection === null ||
-				(c.mropeSection.length === 3 && sum === pairs && c.positionEmbeddingType === "rope" && !c.rotaryInterleaved),
-			"mrope-section",
-			`allowed with position-embedding-type rope are three numbers, of time, row and column, that sum to the ${pairs} frequencies of a head`,
-		);
-	},
-	(c) =>
-		unless(
 			c.datasetProvider === "mock" || c.datasetProvider === "indexed" || c.dataPath !== null,
 			"dataset-provider",
 			"it needs data-path",
@@ -440,5 +408,6 @@ export const checks: readonly Check[] = [
 	...distillationChecks,
 	...prefetch,
 	...trackers,
+	...visionChecks,
 	...other,
 ];

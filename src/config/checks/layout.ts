@@ -312,7 +312,7 @@ export const layoutChecks: readonly Check[] = [
 		"encoder-tp",
 		(c) => c.encoderTp,
 		(c) => [
-			["hidden-size", c.hiddenSize, hasEncoder(c) && c.visionProjectionType === "affine"],
+			["hidden-size", c.hiddenSize, hasEncoder(c) && (c.visionProjectionType === "affine" || c.visionProjectionStem)],
 			[
 				"vision-projection-ffn-hidden-size",
 				c.visionProjectionFfnHiddenSize,

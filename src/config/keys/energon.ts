@@ -124,7 +124,11 @@ export const energonKeys = {
 		},
 	),
 	"dynamic-resolution-max-patches": defaulting(integer(0), 0, "Most patches of an image; 0: what the sequence holds."),
-	"dynamic-resolution-min-side": defaulting(integer(0), 0, "Pixels the shorter side is enlarged to; 0: none."),
+	"dynamic-resolution-min-side": defaulting(
+		integer(0),
+		0,
+		"Pixels that the shorter side is enlarged to, before max-pixels where it is given; 0: none.",
+	),
 	"max-pixels": optional(
 		integer(1),
 		"Most pixels of an image: with dynamic-resolution both sides become the nearest multiples of a row's block of patches, and an image of more or fewer pixels is resized in proportion, as Qwen's processors do; unset: limits in patches.",

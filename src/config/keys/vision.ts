@@ -75,6 +75,10 @@ export const visionKeys = {
 		megatron: "1e-6, fixed in code",
 	}),
 	"vision-patch-bias": off("A bias of the embedding of patches, as most towers but RADIO have."),
+	"vision-patch-norm": off("A norm between the embedding of patches and their positions, as in GLM-4.5V."),
+	"vision-add-bias-linear": defaulting(boolean, true, "Biases of the tower's other projections.", {
+		megatron: "true, fixed in code",
+	}),
 	"vision-add-qkv-bias": defaulting(boolean, true, "Biases of the tower's queries, keys and values.", {
 		megatron: "true, fixed in code",
 	}),
@@ -125,8 +129,12 @@ export const visionKeys = {
 		"The norm of vision-projection-norm.",
 		{ model: "MLP projector" },
 	),
+	"vision-projection-stem": off(
+		"Two linear layers, a LayerNorm and GELU before an mlp projector, as in GLM-4.5V's merger.",
+		{ model: "MLP projector" },
+	),
 	"vision-projection-activation": defaulting(
-		choice(["squared-relu", "gelu"]),
+		choice(["squared-relu", "gelu", "swiglu"]),
 		"squared-relu",
 		"Activation of an mlp projector.",
 		{ model: "MLP projector" },

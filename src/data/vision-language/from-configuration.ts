@@ -83,7 +83,8 @@ export function anyResolution({
 
 function sizingOf(c: TrainingConfiguration): ImageSizing {
 	if (c.dynamicResolution && c.maxPixels !== null) {
-		return { mode: "blocks", minPixels: c.minPixels, maxPixels: c.maxPixels };
+		const { minPixels, maxPixels, dynamicResolutionMinSide: minSide } = c;
+		return { mode: "blocks", minPixels, maxPixels, minSide };
 	}
 	if (c.dynamicResolution) {
 		return {

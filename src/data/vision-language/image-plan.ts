@@ -189,14 +189,22 @@ export function imageGrids(sizes: readonly ImageSize[], budget: number, options:
 /** An edge of this many times the other makes no picture, as in transformers. */
 const longestRatio = 200;
 
+/** Limits of images whose sides are multiples of a block. */
+interface BlockLimits {
+	readonly minPixels: number;
+	readonly maxPixels: number;
+	/** Pixels that the shorter side is first enlarged to; 0: none. */
+	readonly minSide: number;
+}
+
 /** Both sides multiples of `unit`, between the least and the most pixels, in about the image's proportions (docs/spec/vision.md §5.6). */
-export function blockSize(
-	{ width, height }: ImageSize,
-	unit: number,
-	{ minPixels, maxPixels }: { readonly minPixels: number; readonly maxPixels: number },
-): ImageSize {
+export function blockSize(image: ImageSize, unit: number, { minPixels, maxPixels, minSide }: BlockLimits): ImageSize {
+	const scale = Math.max(1, minSide / image.height, minSide / image.width);
+	const [width, height] = [Math.trunc(image.width * scale), Math.trunc(image.height * scale)];
 	if (Math.max(width, height) > longestRatio * Math.min(width, height)) {
-		throw new UserError(`An image of ${width} x ${height} pixels is more than ${longestRatio} times as long as wide.`);
+		throw new UserError(
+			`An image of ${image.width} x ${image.height} pixels is more than ${longestRatio} times as long as wide.`,
+		);
 	}
 	const nearest = (side: number) => roundHalfEven(side / unit) * unit;
 	const [wide, high] = [nearest(width), nearest(height)];
@@ -289,7 +297,7 @@ export type ImageSizing =
 	| { readonly mode: "dynamic"; readonly minPatches: number; readonly maxPatches: number; readonly minSide: number }
 	| ({ readonly mode: "fixed" } & ImageSize)
 	/** Multiples of a row's block of patches, limited in pixels (docs/spec/vision.md §5.6). */
-	| { readonly mode: "blocks"; readonly minPixels: number; readonly maxPixels: number }
+	| ({ readonly mode: "blocks" } & BlockLimits)
 	| ({ readonly mode: "anyres" } & AnyResolution)
 	| ({
 			readonly mode: "tiles";

@@ -6,7 +6,12 @@ import { visionLora } from "../lora.ts";
 import { featureWidth, outputWidth, type VitConfig } from "../vit/config.ts";
 import type { EncoderConfig } from "./encoder.ts";
 
-const activations = { gelu: "geluErf", "gelu-tanh": "geluTanh", swiglu: "swiglu" } as const;
+const activations = {
+	gelu: "geluErf",
+	"gelu-tanh": "geluTanh",
+	swiglu: "swiglu",
+	"squared-relu": "squaredRelu",
+} as const;
 
 /** Patches of a window's side: whole blocks of those that become a row, as transformers counts them. */
 function windowSide(pixels: number, { pixelShuffle, patchDim }: TrainingConfiguration): number {
@@ -42,7 +47,8 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 		rotaryBase: c.visionRotaryBase,
 		taps: c.deepstackVisualIndexes ?? c.visionFeatureLayers ?? [],
 		joinsTaps: c.visionFeatureLayers !== null,
-		...{ patchBias: c.visionPatchBias, qkvBias: c.visionAddQkvBias, qkNorm: c.visionQkNorm },
+		...{ patchBias: c.visionPatchBias, patchNorm: c.visionPatchNorm },
+		...{ qkvBias: c.visionAddQkvBias, linearBias: c.visionAddBiasLinear, qkNorm: c.visionQkNorm },
 		classTokens: c.classTokenLen,
 		classPositions: c.visionClassTokenPositions,
 		positions: { mode: c.visionPositionMode, aspectRatioSelect: false, randomCrop: c.visionPositionCrop },
@@ -64,7 +70,8 @@ export function encoderConfig(c: TrainingConfiguration): EncoderConfig {
 			ffnHiddenSize: c.visionProjectionFfnHiddenSize,
 			normEpsilon: c.visionProjectionNorm ? projectionEpsilon(c) : null,
 			normalization: c.visionProjectionNormalization,
-			activation: c.visionProjectionActivation === "gelu" ? "geluErf" : "squaredRelu",
+			stem: c.visionProjectionStem,
+			activation: activations[c.visionProjectionActivation],
 			bias: c.visionProjectionBias,
 			deepstack: { count: tower.joinsTaps ? 0 : tower.taps.length, normEpsilon: tower.normEpsilon },
 			lora: visionLora(c, "vision_projection"),

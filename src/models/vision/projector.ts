@@ -1,5 +1,5 @@
 /** Projects encoder features to the language model's width (docs/spec/vision.md §3): rows_R(in) → rows_RH, on each rank. */
-import { columnParallelLinear, gatherColumns, type Shard } from "../../parallel/index.ts";
+import { columnParallelLinear, type Group, gatherColumns, type Shard } from "../../parallel/index.ts";
 import {
 	activation,
 	joinColumns,
@@ -25,8 +25,10 @@ export interface ProjectorConfig {
 	readonly normEpsilon: number | null;
 	/** mlp: the norm, whose LayerNorm has a bias. */
 	readonly normalization: "RMSNorm" | "LayerNorm";
+	/** mlp: linear layers in → out → out with a LayerNorm and GELU behind them, before the first projection; it has no other norm then. */
+	readonly stem: boolean;
 	/** mlp: between the projections. */
-	readonly activation: "squaredRelu" | "geluErf";
+	readonly activation: "squaredRelu" | "geluErf" | "swiglu";
 	/** mlp: whether its projections have biases. */
 	readonly bias: boolean;
 	readonly initMethodStd: number;
@@ -44,6 +46,7 @@ export interface ProjectorConfig {
 export const plainProjector = {
 	normEpsilon: null,
 	normalization: "RMSNorm",
+	stem: false,
 	activation: "squaredRelu",
 	bias: false,
 	deepstack: { count: 0, normEpsilon: 0 },
@@ -113,21 +116,38 @@ function parametersOf(prefix: string, config: ProjectorConfig): ParameterSpec[] 
 	const constant = (name: string, size: number, value: number, shard: Shard = replicated): ParameterSpec => {
 		return { name: prefix + name, shape: [size], initialisation: { kind: "constant", value }, shard };
 	};
+	const matrix = (name: string, shape: readonly [number, number], initialisation = inward, shard: Shard = rows) => {
+		return { name: `${prefix}${name}.weight`, shape, initialisation, shard };
+	};
 	const norm = [
 		constant("linear_fc1.layer_norm_weight", inputSize, 1),
 		...(config.normalization === "LayerNorm" ? [constant("linear_fc1.layer_norm_bias", inputSize, 0)] : []),
 	];
+	const stem = [
+		matrix("stem.linear_in", [outputSize, inputSize]),
+		constant("stem.linear_in.bias", outputSize, 0, rows),
+		matrix("stem.linear_proj", [outputSize, outputSize]),
+		constant("stem.layer_norm_weight", outputSize, 1),
+		constant("stem.layer_norm_bias", outputSize, 0),
+	];
 	const bias = (...spec: Parameters<typeof constant>) => (config.bias ? [constant(...spec)] : []);
+	// The gate's half, then the linear one.
+	const gated: Shard = { kind: "split", dimension: 0, blocks: [ffnHiddenSize, ffnHiddenSize] };
+	const [first, shard] = config.activation === "swiglu" ? [2 * ffnHiddenSize, gated] : [ffnHiddenSize, rows];
 	const projections: ParameterSpec[] = [
-		{ name: `${prefix}linear_fc1.weight`, shape: [ffnHiddenSize, inputSize], initialisation: inward, shard: rows },
-		...bias("linear_fc1.bias", ffnHiddenSize, 0, rows),
-		{ name: `${prefix}linear_fc2.weight`, shape: [outputSize, ffnHiddenSize], initialisation: outward, shard: columns },
+		matrix("linear_fc1", [first, config.stem ? outputSize : inputSize], inward, shard),
+		...bias("linear_fc1.bias", first, 0, shard),
+		matrix("linear_fc2", [outputSize, ffnHiddenSize], outward, columns),
 		...bias("linear_fc2.bias", outputSize, 0),
 	];
-	return [...(config.normEpsilon === null ? [] : norm), ...withAdapters(projections, config.lora)];
+	const before = config.stem ? stem : config.normEpsilon === null ? [] : norm;
+	return [...before, ...withAdapters(projections, config.lora)];
 }
 
-/** affine: W x; mlp: W2 f(W1 norm(x) + b1) + b2, f(x) = relu(x)² or gelu(x). The result is equal on all tensor-parallel ranks. */
+/**
+ * affine: W x; mlp: W2 f(W1 norm(x) + b1) + b2, f(x) = relu(x)², gelu(x) or of both halves of x silu(gate) ⊙ x. The result is equal on
+ * all tensor-parallel ranks.
+ */
 export function project(
 	tape: Tape,
 	{ name: encoder, projector: config }: { readonly name: string; readonly projector: ProjectorConfig },
@@ -165,7 +185,7 @@ function projectOne(
 		using part = columnParallelLinear(tape, x, parameter("weight"), null, tp);
 		return gatherColumns(tape, part, tp);
 	}
-	using normed = normOf(tape, config, x, parameter);
+	using normed = config.stem ? stemOf(tape, x, parameter, tp) : normOf(tape, config, x, parameter);
 	const { lora, bias } = config;
 	using hidden = adaptedColumns(tape, normed, projectionOf(parameter, "linear_fc1", { lora, bias }), tp);
 	using activated = activation(tape, hidden, config.activation);
@@ -178,4 +198,20 @@ function normOf(tape: Tape, config: ProjectorConfig, x: Tensor, parameter: (name
 	const weight = parameter("linear_fc1.layer_norm_weight");
 	if (normalization === "RMSNorm") return rmsNorm(tape, x, weight, epsilon);
 	return layerNorm(tape, x, weight, parameter("linear_fc1.layer_norm_bias"), epsilon);
+}
+
+/** PyTorch's epsilon of a LayerNorm, which the class of GLM-4.5V's merger takes. */
+const stemEpsilon = 1e-5;
+
+/** gelu(norm(P (D x + d))). */
+function stemOf(tape: Tape, x: Tensor, parameter: (name: string) => Parameter, tp: Group): Tensor {
+	const whole = (input: Tensor, name: string, bias: Parameter | null) => {
+		using part = columnParallelLinear(tape, input, parameter(`stem.${name}.weight`), bias, tp);
+		return gatherColumns(tape, part, tp);
+	};
+	using entered = whole(x, "linear_in", parameter("stem.linear_in.bias"));
+	using projected = whole(entered, "linear_proj", null);
+	const [weight, bias] = [parameter("stem.layer_norm_weight"), parameter("stem.layer_norm_bias")];
+	using normed = layerNorm(tape, projected, weight, bias, stemEpsilon);
+	return activation(tape, normed, "geluErf");
 }

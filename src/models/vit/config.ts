@@ -40,8 +40,12 @@ export interface VitConfig {
 	readonly temporalPatch: number;
 	/** Whether the embedding of patches has a bias. */
 	readonly patchBias: boolean;
+	/** Whether a norm stands between the embedding of patches and their positions. */
+	readonly patchNorm: boolean;
 	/** Whether queries, keys and values have biases. */
 	readonly qkvBias: boolean;
+	/** Whether the projections behind attention and those of the MLP have biases. */
+	readonly linearBias: boolean;
 	/** Whether queries and keys go through an RMSNorm over the columns of all heads, of epsilon 1e-6. */
 	readonly qkNorm: boolean;
 	/** Tokens put before the patches of every image. */
@@ -77,8 +81,16 @@ export interface VitConfig {
 
 /** RADIO's values of the options that other towers have. */
 export const plainTower = {
-	...{ patchBias: false, qkvBias: true, qkNorm: false, classPositions: false, layerScale: null },
-	...{ temporalPatch: 1, rotaryBase: null, taps: [], joinsTaps: false, normalization: "LayerNorm", windows: null },
+	...{ patchBias: false, patchNorm: false, qkvBias: true, linearBias: true, qkNorm: false, classPositions: false },
+	...{
+		layerScale: null,
+		temporalPatch: 1,
+		rotaryBase: null,
+		taps: [],
+		joinsTaps: false,
+		normalization: "LayerNorm",
+		windows: null,
+	},
 } as const satisfies Partial<VitConfig>;
 
 /** Values of a patch. */

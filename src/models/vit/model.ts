@@ -52,7 +52,9 @@ export class VitModel {
 			embedding === null ? this.#enter(tape, entered, packed) : this.#embed(tape, entered, embedding, observe);
 		using last = this.#layers(tape, first, packed, observe);
 		if (!this.segment.hasHead) return this.#leave(tape, last.written());
-		using normed = this.#finalNorm(tape, last);
+		using normed = this.config.finalLayerNorm
+			? this.#norm(tape, "decoder.final_layernorm.", last)
+			: last.written().share();
 		observe?.("radio_out", normed);
 		using features = this.#rows(tape, normed, packed);
 		observe?.("encoder_out", features);
@@ -95,7 +97,9 @@ export class VitModel {
 		using part = linear(tape, patches, this.#parameter("embedder.weight"), bias);
 		using embedded = gatherColumns(tape, part, this.tp);
 		observe?.("embedder", embedded);
-		using placed = this.#addPositions(tape, embedded, packed);
+		using sum = ResidualSum.of(embedded);
+		using normed = this.config.patchNorm ? this.#norm(tape, "embedder_norm.", sum) : embedded.share();
+		using placed = this.#addPositions(tape, normed, packed);
 		using stream = this.#addClassTokens(tape, placed, packed);
 		observe?.("decoder_input", stream);
 		return stream.share();
@@ -135,9 +139,8 @@ export class VitModel {
 		return x;
 	}
 
-	#finalNorm(tape: Tape, x: ResidualSum): Tensor {
-		if (!this.config.finalLayerNorm) return x.written().share();
-		return norm(tape, this.config, (name) => this.#parameter(name), "decoder.final_layernorm.", x);
+	#norm(tape: Tape, name: string, x: ResidualSum): Tensor {
+		return norm(tape, this.config, (end) => this.#parameter(end), name, x);
 	}
 
 	#parameter(name: string): Parameter {
@@ -202,8 +205,9 @@ function norm(
 	return layerNorm(tape, x.tensor, weight, weights(`${name}bias`), normEpsilon, { sum: x });
 }
 
-function projection({ config: { lora, qkvBias }, weights }: VitLayerContext, name: string): AdaptedProjection {
-	return projectionOf(weights, name, { lora, bias: qkvBias || name !== "self_attention.linear_qkv" });
+function projection({ config, weights }: VitLayerContext, name: string): AdaptedProjection {
+	const bias = name === "self_attention.linear_qkv" ? config.qkvBias : config.linearBias;
+	return projectionOf(weights, name, { lora: config.lora, bias });
 }
 
 function selfAttention(tape: Tape, context: VitLayerContext, x: ResidualSum): Tensor {

@@ -43,6 +43,7 @@ function embeddingParameters(config: VitConfig): ParameterSpec[] {
 		{ name: "embedder.weight", shape: [c, patchWidth(config)], initialisation: normal(1), shard: rows },
 		...(config.patchBias ? [{ name: "embedder.bias", shape: [c], initialisation: zeros, shard: rows }] : []),
 	];
+	if (config.patchNorm) specs.push(...normParameters(config, "embedder_norm."));
 	if (config.positions.mode !== "none") {
 		const shape = [1, table.rows * table.columns, c];
 		specs.push({ name: "position_embeddings", shape, initialisation: normal(c ** -0.5), shard: replicated });
@@ -86,7 +87,7 @@ function projection(
 	shape: readonly [number, number],
 	std: number,
 	shard: Shard,
-	biased = true,
+	biased: boolean,
 ): ParameterSpec[] {
 	const bias: ParameterSpec = {
 		...{ name: `${name}.bias`, shape: [shape[0]], initialisation: zeros },
@@ -101,6 +102,7 @@ export const qkNorms = ["self_attention.q_layernorm.weight", "self_attention.k_l
 function layerParameters(config: VitConfig): ParameterSpec[] {
 	const { hiddenSize: c, ffnHiddenSize: f, headDim, initMethodStd: inward, outputInitMethodStd: outward } = config;
 	const attended = config.heads * headDim;
+	const { linearBias: biased } = config;
 	const norm = (linear: string) => normParameters(config, `${linear}.layer_norm_`);
 	// The gate's half, then the linear one.
 	const gated: Shard = { kind: "split", dimension: 0, blocks: [f, f] };
@@ -114,11 +116,11 @@ function layerParameters(config: VitConfig): ParameterSpec[] {
 		...(config.qkNorm ? qkNorms : []).map((name) => ({
 			...{ name, shape: [attended], initialisation: ones, shard: replicated },
 		})),
-		...projection("self_attention.linear_proj", [c, attended], outward, columns),
+		...projection("self_attention.linear_proj", [c, attended], outward, columns, biased),
 		...layerScale(config, "self_attention.layer_scale"),
 		...norm("mlp.linear_fc1"),
-		...projection("mlp.linear_fc1", [first, c], inward, shard),
-		...projection("mlp.linear_fc2", [c, f], outward, columns),
+		...projection("mlp.linear_fc1", [first, c], inward, shard, biased),
+		...projection("mlp.linear_fc2", [c, f], outward, columns, biased),
 		...layerScale(config, "mlp.layer_scale"),
 	];
 }

@@ -88,9 +88,11 @@ function vitWork(config: VitConfig, grid: PatchGrid): TowerWork {
 }
 
 function projectorWork({ tower, projector }: EncoderParts, grid: PatchGrid): number {
-	const { inputSize, outputSize, ffnHiddenSize } = projector;
-	const projected = projector.type === "affine" ? inputSize * outputSize : ffnHiddenSize * (inputSize + outputSize);
-	return 2 * tower.rowsOf(grid) * projected;
+	const { inputSize, outputSize, ffnHiddenSize, stem } = projector;
+	const joined = outputSize * (inputSize + outputSize);
+	const into = (projector.activation === "swiglu" ? 2 : 1) * (stem ? outputSize : inputSize);
+	const fed = ffnHiddenSize * (into + outputSize) + (stem ? joined : 0);
+	return 2 * tower.rowsOf(grid) * (projector.type === "affine" ? inputSize * outputSize : fed);
 }
 
 export function encoderFlops(parts: EncoderParts, grid: PatchGrid): number {

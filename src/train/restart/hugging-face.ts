@@ -64,9 +64,10 @@ export function openFolders(c: TrainingConfiguration): Pretrained | null {
 export function projectorSizesOf(c: TrainingConfiguration): ProjectorSizes | null {
 	if (c.visionProjectionType !== "mlp") return null;
 	const { visionProjectionNorm, visionProjectionNormalization, visionProjectionActivation, visionProjectionBias } = c;
+	const { visionProjectionStem } = c;
 	return {
 		...({ visionProjectionType: "mlp", visionProjectionNorm, visionProjectionNormalization } as const),
-		...{ visionProjectionActivation, visionProjectionBias, output: c.hiddenSize },
+		...{ visionProjectionActivation, visionProjectionBias, visionProjectionStem, output: c.hiddenSize },
 		deepstack: c.deepstackVisualIndexes?.length ?? 0,
 		...{ input: projectorInput(c), visionProjectionFfnHiddenSize: c.visionProjectionFfnHiddenSize },
 	};

@@ -24,37 +24,31 @@ function picture(width: number, height: number): string {
 	return path;
 }
 
+type Size = readonly [width: number, height: number];
+/** Pictures of each question: a wide one, one whose rows are resized, two. */
+const questions: readonly (readonly Size[])[] = [
+	[[90, 20]],
+	[[50, 61]],
+	[
+		[40, 20],
+		[13, 30],
+	],
+];
+
 const python = referencePython("torch", "torchvision", "transformers", "peft");
 describe.skipIf(python === null)("transformers has the same ids, and logits to 2e-5, of pictures with", () => {
-	test.each<[name: string, asked: readonly (readonly (readonly [width: number, height: number])[])[]]>([
-		// A wide one, one whose rows are resized, two of a question.
-		[
-			"llava-onevision",
-			[
-				[[90, 20]],
-				[[50, 61]],
-				[
-					[40, 20],
-					[13, 30],
-				],
-			],
-		],
+	test.each<[name: string, asked: typeof questions]>([
+		["llava-onevision", questions],
+		["glm4v-moe", questions],
 	])(
 		"%s",
 		async (name, asked) => {
-			const questions = asked.map((sizes) => sizes.map(([width, height]) => picture(width, height)));
+			const files = asked.map((sizes) => sizes.map(([width, height]) => picture(width, height)));
 			const out = join(folder, "logits.safetensors");
 			const script = join(import.meta.dir, "../../reference/picture_logits.py");
-			await runPython(python!, [
-				script,
-				golden(name),
-				"-",
-				"What is it?",
-				out,
-				...questions.map((paths) => paths.join()),
-			]);
+			await runPython(python!, [script, golden(name), "-", "What is it?", out, ...files.map((paths) => paths.join())]);
 			using reference = openSafetensors(out);
-			for (const [k, paths] of questions.entries()) {
+			for (const [k, paths] of files.entries()) {
 				const { ids, logits } = await logitsOf(["--load-hf", golden(name), "--no-bf16"], paths, "What is it?");
 				expect(ids).toEqual([...(reference.read(`ids.${k}`) as Int32Array)]);
 				expect(largestDifference(logits, reference.read(`logits.${k}`) as Float32Array)).toBeLessThan(2e-5);

@@ -31,6 +31,7 @@ test.each([
 	["llava-siglip-qwen2", ["config.json", "model.safetensors", "preprocessor_config.json"]],
 	["internvl-qwen3", ["config.json", "model.safetensors", "processor_config.json", "tokenizer.json"]],
 	["qwen2-5-vl", ["config.json", "model.safetensors", "preprocessor_config.json"]],
+	["glm4v-moe", ["config.json", "model.safetensors", "processor_config.json", "chat_template.jinja"]],
 	["llava-onevision", ["config.json", "model.safetensors", "processor_config.json", "chat_template.jinja"]],
 	["qwen3-vl-images", ["config.json", "model.safetensors", "processor_config.json"]],
 	["qwen3-vl-moe", ["config.json", "model.safetensors", "processor_config.json"]],
@@ -168,6 +169,7 @@ test.each([
 	["llava-onevision", "model.vision_tower.encoder.layers.0.self_attn.q_proj", "model.multi_modal_projector.linear_1"],
 	["internvl-qwen3", "model.vision_tower.encoder.layer.0.attention.q_proj", "model.multi_modal_projector.linear_1"],
 	["qwen2-5-vl", "model.visual.blocks.0.mlp.gate_proj", "model.visual.merger.mlp.0"],
+	["glm4v-moe", "model.visual.blocks.0.mlp.gate_proj", "model.visual.merger.gate_proj"],
 	["qwen3-vl-images", "model.visual.blocks.0.attn.qkv", "model.visual.deepstack_merger_list.1.linear_fc1"],
 ])("adapters of %s have the names of transformers' modules, and are told by them", (name, ofTower, ofProjector) => {
 	using parts = openParts(golden(name), { visionHeads: null });
@@ -214,6 +216,16 @@ test("Qwen's processor says the limits of a picture in pixels", () => {
 	expect(values).toMatchObject({
 		...{ "min-pixels": 256, "max-pixels": 1536, "dynamic-resolution": true, "image-resampling": "torchvision" },
 		"image-mean": [0.5, 0.5, 0.5],
+	});
+});
+
+test("GLM's processor counts the pixels of both frames of a patch", () => {
+	using parts = openParts(golden("glm4v-moe"), { visionHeads: null });
+	const { keys } = readImageProcessor(folderTexts(parts));
+	const values = Object.fromEntries(Object.entries(keys).map(([key, said]) => [key, said!.value]));
+	expect(values).toMatchObject({
+		...{ "min-pixels": 256, "max-pixels": 1536, "dynamic-resolution-min-side": 8, "dynamic-resolution": true },
+		...{ "image-mean": [0.48145466, 0.4578275, 0.40821073], "image-resampling": "torchvision" },
 	});
 });
 
@@ -281,7 +293,7 @@ describe("is refused by name", () => {
 			(json) => Object.assign(json, { projector_hidden_act: "silu" }),
 		],
 		[
-			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision", "qwen2_5_vl", "qwen2_5_vl_vision", "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision" can be read.',
+			'model_type of the vision tower is "clip_vision_model"; "radio", "siglip_vision_model", "siglip2_vision_model", "internvl_vision", "qwen2_5_vl", "qwen2_5_vl_vision", "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "glm4v_moe", "glm4v_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision" can be read.',
 			"llava-siglip-qwen2",
 			(json) => Object.assign(json.vision_config, { model_type: "clip_vision_model" }),
 		],
@@ -304,6 +316,16 @@ describe("is refused by name", () => {
 			"deepstack_visual_indexes is [2,0], expected layers in ascending order.",
 			"qwen3-vl-images",
 			(json) => Object.assign(json.vision_config, { deepstack_visual_indexes: [2, 0] }),
+		],
+		[
+			"rms_norm_eps is 0, expected a number.",
+			"glm4v-moe",
+			(json) => Object.assign(json.vision_config, { rms_norm_eps: 0 }),
+		],
+		[
+			"out_hidden_size is 0, expected a whole number from 1.",
+			"glm4v-moe",
+			(json) => Object.assign(json.vision_config, { out_hidden_size: 0 }),
 		],
 		[
 			"fullatt_block_indexes is [2,1], expected layers in ascending order.",

@@ -1,6 +1,7 @@
 /** A picture as this program makes it for each family, as digests like those of transformers' processors. */
 import { createHash } from "node:crypto";
 import {
+	type blockSize,
 	type ImageSizing,
 	patchGrids,
 	planImages,
@@ -17,6 +18,8 @@ export interface Processed {
 	readonly anyres: readonly [count: number, alone: string, one: string];
 	/** Absent: an edge is too long. */
 	readonly blocks?: readonly [rows: number, columns: number, digest: string];
+	/** As `blocks`, of limits that count both frames of a patch. */
+	readonly frames?: readonly [rows: number, columns: number, digest: string];
 }
 
 const digest = (...parts: readonly Float32Array[]) => {
@@ -73,13 +76,20 @@ export function processed(images: Images, file: Uint8Array, { long }: { readonly
 		siglip: digest(...fixed.patches),
 		tiles: [tiles.patches.length, digest(...tiles.patches)],
 		anyres: [alone.patches.length, digest(...alone.patches), digest(...ofTwo.patches)],
-		...(!long && { blocks: blocksOf(images, file) }),
+		...(!long && {
+			blocks: blocksOf(images, file, { minPixels: 256, maxPixels: 6144, minSide: 0 }, half),
+			frames: blocksOf(images, file, { minPixels: 320, maxPixels: 6144, minSide: 8 }, clipStatistics),
+		}),
 	};
 }
 
-function blocksOf(images: Images, file: Uint8Array): NonNullable<Processed["blocks"]> {
-	const sizing: ImageSizing = { mode: "blocks", minPixels: 256, maxPixels: 6144 };
-	const blocks = make(images, file, { sizing, tower: small, statistics: half });
+function blocksOf(
+	images: Images,
+	file: Uint8Array,
+	limits: Parameters<typeof blockSize>[2],
+	statistics: ChannelStatistics,
+): NonNullable<Processed["blocks"]> {
+	const blocks = make(images, file, { sizing: { mode: "blocks", ...limits }, tower: small, statistics });
 	const [grid] = patchGrids(blocks.plan, 4);
 	const values = 3 * 4 * 4;
 	// A patch's channels have each frame's values, and a picture two equal frames.

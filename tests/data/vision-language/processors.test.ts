@@ -1,5 +1,5 @@
 /**
- * Pictures of odd sizes as transformers' processors of SigLIP, InternVL, Qwen-VL and LLaVA-OneVision make them: sizes, tiles and every
+ * Pictures of odd sizes as transformers' processors of SigLIP, InternVL, Qwen-VL, GLM-V and LLaVA-OneVision make them: sizes, tiles and every
  * value. With MIMO_TEST_FULL=1, where there is a reference Python, three hundred odd files too, and Nemotron's processor.
  */
 import { beforeAll, expect, test } from "bun:test";
@@ -46,7 +46,7 @@ test.each(cases.map((one, number) => [`${one.width} x ${one.height}`, number, on
 );
 
 test("an edge that is more than 200 times the other is refused", () => {
-	expect(() => blockSize({ width: 201, height: 1 }, 8, { minPixels: 256, maxPixels: 6144 })).toThrow(
+	expect(() => blockSize({ width: 201, height: 1 }, 8, { minPixels: 256, maxPixels: 6144, minSide: 0 })).toThrow(
 		"An image of 201 x 1 pixels is more than 200 times as long as wide.",
 	);
 });

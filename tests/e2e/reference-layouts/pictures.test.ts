@@ -11,6 +11,7 @@ describe.each([
 	["llava-onevision", ["1|1", "tp2|tp2", "1+pp2"], ["dp2+1"]],
 	["internvl-qwen3", ["1+1", "tp2|tp2", "dp3+1"], ["tp2+pp3"]],
 	["qwen3-vl-moe", ["1+1", "tp2|tp2", "dp3|dp3", "tp2+tp2"], ["tp2+pp2", "pp2+1"]],
+	["glm4v-moe", ["1+1", "dp3|dp3", "tp2|tp2"], ["tp2+pp2"]],
 	["qwen3-5-images", ["1+1", "tp2|tp2", "1+pp2"], []],
 ] as const)("%s agrees on processes", (name, more, quick) => {
 	for (const layout of full ? [...quick, ...more] : quick) {

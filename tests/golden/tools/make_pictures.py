@@ -25,14 +25,14 @@ TEMPLATE = (
 OPTIMIZER = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
 
 
-def tokenizer():
+def tokenizer(**attributes):
     """Bytes and sixteen special tokens before them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(SPECIAL + alphabet)}, merges=[], unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<|im_end|>", pad_token="<pad>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<|im_end|>", pad_token="<pad>", **attributes)
 
 
 def drawn(model, seed):
@@ -116,7 +116,7 @@ def make(name, folder):
     config._attn_implementation = "eager"
     build = lambda: case.model(config).train()
     model = build()
-    drawn(model, 7)
+    drawn(model, case.seed)
     model.save_pretrained(folder)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     processor = case.processor()
@@ -231,7 +231,7 @@ def tower_probes(keep, layers, projector, text, norm):
 class LlavaOnevision:
     """SigLIP without the norm, tiles of 26 pixels in patches of 4 (two pixels are left out), Qwen2 with biases."""
 
-    model = transformers.LlavaOnevisionForConditionalGeneration
+    model, seed = transformers.LlavaOnevisionForConditionalGeneration, 7
     pinpoints = [[26, 26], [26, 52], [52, 26], [52, 52], [26, 78], [78, 26]]
     published = staticmethod(same_values)
 
@@ -269,7 +269,56 @@ class LlavaOnevision:
                             inner.language_model.layers, inner.language_model.norm)
 
 
-CASES = {"llava-onevision": LlavaOnevision()}
+class Glm4vMoe:
+    """Patches of all sizes under a norm and a table by the bicubic filter, MLPs with gates; half of a head turns, by three axes; a dense layer and experts."""
+
+    model, seed = transformers.Glm4vMoeForConditionalGeneration, 11
+
+    def config(self):
+        made = transformers.Glm4vMoeConfig(
+            vision_config=dict(depth=2, hidden_size=32, num_heads=2, image_size=26, patch_size=4, out_hidden_size=48, intermediate_size=40),
+            text_config=dict(hidden_size=48, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                             vocab_size=272, max_position_embeddings=512, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                             routed_scaling_factor=1.5, pad_token_id=None,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1])),
+            image_token_id=10, video_token_id=11, image_start_token_id=12, image_end_token_id=13)
+        made.text_config._experts_implementation = "eager"
+        return made
+
+    def processor(self):
+        images = transformers.Glm4vImageProcessor(patch_size=4, size={"shortest_edge": 512, "longest_edge": 3072})
+        named = tokenizer(extra_special_tokens={"image_token": "<image>", "video_token": "<video>"})
+        return transformers.Glm4vProcessor(images, named, transformers.Glm4vVideoProcessor(patch_size=4), chat_template=TEMPLATE)
+
+    def batch(self, config, processor, raw):
+        side = lambda low, high: int(raw.integers(low, high))
+        # A wide one that is enlarged, two in a sample, text alone.
+        pictures = [[picture(raw, side(5, 8), side(30, 60))], [picture(raw, side(10, 60), side(10, 60)) for _ in range(2)], []]
+        made = processor.image_processor([one for own in pictures for one in own], return_tensors="pt")
+        rows = iter((made["image_grid_thw"].prod(-1) // 4).tolist())
+        ids, labels = ids_of(raw, len(pictures), 120, config.image_token_id, 272, [[next(rows) for _ in own] for own in pictures])
+        return {"input_ids": ids, "labels": labels, "mm_token_type_ids": (ids == config.image_token_id).long(), **made}
+
+    def probes(self, model, record):
+        tower, text = model.model.visual, model.model.language_model
+        kept = lambda name, value: None if name == "projector.input" else record("vision.merger" if name == "projector" else name, value)
+        return [*tower_probes(kept, tower.blocks, tower.merger, text.layers, text.norm),
+                tower.patch_embed.register_forward_hook(lambda m, a, out: record("vision.patch_embed", out))]
+
+    @staticmethod
+    def published(state, stored):
+        """Experts are stacked in memory, the gate's rows before the others."""
+        def parts(name, value):
+            layer, _, kind = name.partition("experts.")
+            if kind not in ("gate_up_proj", "down_proj"):
+                return [(name, value)]
+            halves = [("down_proj", value)] if kind == "down_proj" else zip(("gate_proj", "up_proj"), value.chunk(2, 1))
+            return [(f"{layer}experts.{e}.{half}.weight", one) for half, rows in halves for e, one in enumerate(rows)]
+        assert all(outer in stored for name in state for outer, _ in parts(name, state[name])), set(state) - set(stored)
+        return parts
+
+
+CASES = {"llava-onevision": LlavaOnevision(), "glm4v-moe": Glm4vMoe()}
 
 if __name__ == "__main__":
     make(*sys.argv[1:])

@@ -8,7 +8,7 @@ SHA-256 of the values, little-endian float32.
 import hashlib, json, sys
 import numpy as np
 import torch
-from transformers import GotOcr2ImageProcessor, LlavaOnevisionImageProcessor, Qwen2VLImageProcessor, SiglipImageProcessor
+from transformers import Glm4vImageProcessor, GotOcr2ImageProcessor, LlavaOnevisionImageProcessor, Qwen2VLImageProcessor, SiglipImageProcessor
 
 sizes = [(24, 24), (30, 30), (41, 22), (22, 41), (1, 1), (1, 9), (9, 1), (7, 130), (130, 7), (63, 65), (64, 64), (65, 63), (100, 37), (37, 100),
          (255, 31), (31, 255), (97, 89), (12, 12), (48, 48), (49, 47), (200, 199), (3, 5), (5, 3), (17, 300), (300, 17), (128, 256), (256, 128),
@@ -29,6 +29,7 @@ tiles = GotOcr2ImageProcessor(size={"height": 28, "width": 28}, min_patches=1, m
                               image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
 blocks = Qwen2VLImageProcessor(patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 256, "longest_edge": 6144},
                                image_mean=[0.5] * 3, image_std=[0.5] * 3)
+glm = Glm4vImageProcessor(patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 640, "longest_edge": 12288})
 pinpoints = [[28 * rows, 28 * columns] for rows in range(1, 5) for columns in range(1, 5)]
 # Of images in a sample alone, and of two in a sample.
 any_resolution = LlavaOnevisionImageProcessor(size={"height": 28, "width": 28}, image_grid_pinpoints=pinpoints)
@@ -41,8 +42,9 @@ for number, (height, width) in enumerate(sizes):
     alone = any_resolution([[image]], return_tensors="pt")["pixel_values"]
     case["anyres"] = [alone.shape[1], digest(alone), digest(any_resolution([[image, image]], return_tensors="pt")["pixel_values"][0])]
     if max(height, width) <= 200 * min(height, width):
-        patches = blocks(image, return_tensors="pt")
-        case["blocks"] = [*patches["image_grid_thw"][0].tolist()[1:], digest(patches["pixel_values"])]
+        for key, processor in (("blocks", blocks), ("frames", glm)):
+            patches = processor(image, return_tensors="pt")
+            case[key] = [*patches["image_grid_thw"][0].tolist()[1:], digest(patches["pixel_values"])]
     cases.append(case)
 import transformers
 json.dump({"source": f"transformers {transformers.__version__}, torch {torch.__version__}", "cases": cases}, open(sys.argv[1], "w"), indent=1)
