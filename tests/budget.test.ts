@@ -11,7 +11,7 @@ const root = join(import.meta.dir, "..");
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
 	checkpoint: [19091, 97],
 	commands: [5335, 40],
-	config: [7701, 53],
+	config: [7704, 53],
 	data: [20771, 109],
 	decode: [728, 3],
 	guests: [4793, 32],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [697, 12],
 	tensor: [5137, 41],
-	train: [7219, 46],
+	train: [7220, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

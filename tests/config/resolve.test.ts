@@ -430,6 +430,15 @@ test("adapters of the encoder need one that trains, and no dropout", () => {
 	expect(refusal("vision_model.linear_qkv", "--lora-dropout", "0.1")[0]).toStartWith(
 		"--lora-dropout: the value is 0.1; allowed is 0 with the target vision_model.linear_qkv",
 	);
+	const part = "a PEFT folder has adapters alone, and this part trains whole.";
+	for (const [needed, ...flags] of [
+		["freeze-vit or targets of vision_model"],
+		["freeze-projection or targets of vision_projection", "--freeze-vit"],
+	] as const) {
+		expect(refusal("linear_qkv", "--save-peft", "out", ...flags)).toEqual([
+			`--save-peft: the value is "out"; it needs ${needed}: ${part}`,
+		]);
+	}
 	expect(resolveConfiguration([...model, "vision_model.linear_qkv"]).configuration.loraTargetModules).toEqual([
 		"vision_model.linear_qkv",
 	]);

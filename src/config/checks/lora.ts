@@ -44,15 +44,18 @@ function hasMlpProjector(c: TrainingConfiguration): boolean {
 const targetOf = (c: TrainingConfiguration, part: "experts" | "vision_model" | "vision_projection") =>
 	c.loraRank === null ? undefined : c.loraTargetModules.find((module) => module.startsWith(`${part}.`));
 
-/** Refuses to freeze a part whose adapters train. */
+/** Refuses to freeze a part whose adapters train, and to write adapters beside a part that trains whole, which no PEFT folder holds. */
 function trains(key: "freeze-vit" | "freeze-projection", part: "vision_model" | "vision_projection"): Check {
 	return (c) => {
 		const target = targetOf(c, part);
 		const frozen = key === "freeze-vit" ? c.freezeVit : c.freezeProjection;
+		if (frozen && target !== undefined) {
+			return { key, message: `allowed is false with the target ${target}, whose adapters train` };
+		}
 		return unless(
-			!frozen || target === undefined,
-			key,
-			`allowed is false with the target ${target}, whose adapters train`,
+			c.savePeft === null || !hasEncoder(c) || frozen || target !== undefined,
+			"save-peft",
+			`it needs ${key} or targets of ${part}: a PEFT folder has adapters alone, and this part trains whole`,
 		);
 	};
 }
