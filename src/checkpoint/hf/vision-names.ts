@@ -72,8 +72,17 @@ const timm = { norms: ["norm1", "norm2"], mlp: ["mlp.fc1", "mlp.fc2"] } as const
 const rowPatches = { tableAxes: [1], patchAxes: (p: number) => [3 * p * p] } as const;
 const convolution = (p: number) => [3, p, p];
 const convolution3d = (p: number, frames: number) => [3, frames, p, p];
-/** The embedder of Qwen's and GLM's towers. */
+/** Qwen's and GLM's towers, whose embedder is `kernel`. */
 const kernel = "patch_embed.proj.weight";
+const visual = {
+	blocks: "blocks.",
+	attention: ["attn.qkv"],
+	projection: "attn.proj",
+	norms: timm.norms,
+	tableAxes: [],
+	patchAxes: convolution3d,
+} as const;
+const gated = { mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] } as const;
 
 const siglip = {
 	outsideNames: ["", "embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"],
@@ -140,40 +149,18 @@ const towerStyles = {
 		patchAxes: convolution,
 	},
 	/** Qwen2.5-VL, which has no table of positions. */
-	qwen25: {
-		outsideNames: ["", "", kernel],
-		blocks: "blocks.",
-		attention: ["attn.qkv"],
-		projection: "attn.proj",
-		norms: timm.norms,
-		mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-		finalNorm: "merger.ln_q",
-		tableAxes: [],
-		patchAxes: convolution3d,
-	},
+	qwen25: { ...visual, ...gated, outsideNames: ["", "", kernel], finalNorm: "merger.ln_q" },
 	/** GLM-4.5V. */
 	glm: {
+		...{ ...visual, ...gated, patchNorm: "post_conv_layernorm", finalNorm: "post_layernorm" },
 		outsideNames: ["", "embeddings.position_embedding.weight", kernel],
-		blocks: "blocks.",
-		attention: ["attn.qkv"],
-		projection: "attn.proj",
-		norms: timm.norms,
-		mlp: ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-		...{ patchNorm: "post_conv_layernorm", finalNorm: "post_layernorm" },
-		tableAxes: [],
-		patchAxes: convolution3d,
 	},
 	/** Qwen3-VL and Qwen3.5: the norm of the projector is of single patches, as one behind the layers. */
 	qwen: {
+		...visual,
 		outsideNames: ["", "pos_embed.weight", kernel],
-		blocks: "blocks.",
-		attention: ["attn.qkv"],
-		projection: "attn.proj",
-		norms: timm.norms,
 		mlp: ["mlp.linear_fc1", "mlp.linear_fc2"],
 		finalNorm: "merger.norm",
-		tableAxes: [],
-		patchAxes: convolution3d,
 	},
 } as const satisfies Record<string, Style>;
 
