@@ -280,15 +280,18 @@ function visionSpelling(module: string): Pick<ModuleSpelling, "tower" | "project
 export function targetExpression(modules: readonly string[], { fused }: { readonly fused: boolean }): string {
 	const escaped = (text: string) => text.replaceAll(".", "\\.");
 	const expert = fused ? "(\\.\\d+)?\\." : "\\.\\d+\\.";
-	const kinds = new Map<string, Set<string>>();
-	for (const module of modules) {
-		const [, container = "", rest = module] = /^.*?(layers|encoder\.layer|blocks)\.\d+\.(.*)$/.exec(module) ?? [];
-		const own = kinds.get(container) ?? new Set();
-		kinds.set(container, own.add(escaped(rest).replace(/\\\.\d+\\\./, () => expert)));
-	}
-	const alternatives = [...kinds].map(([container, own]) => {
-		const names = `(${[...own].sort().join("|")})`;
-		return container === "" ? names : `.*\\.${escaped(container)}\\.\\d+\\.${names}`;
+	const listed = (all: readonly string[]) => `(${[...new Set(all)].join("|")})`;
+	const parts = modules.map((module) => {
+		const [, container = "", layer = "", rest = module] =
+			/^.*?((?:encoder\.)?layers?|blocks)\.(\d+)\.(.*)$/.exec(module) ?? [];
+		return { container, layer, name: escaped(rest).replace(/\\\.\d+\\\./, () => expert) };
+	});
+	const alternatives = [...Map.groupBy(parts, ({ container }) => container)].map(([container, own]) => {
+		const names = listed(own.map(({ name }) => name).sort());
+		if (container === "") return names;
+		// A tower may have layers that the model does not read, and names of a language model's projections.
+		if (container === "layers") return `(?!.*encoder\\.layers).*\\.layers\\.\\d+\\.${names}`;
+		return `.*\\.${escaped(container)}\\.${listed(own.map(({ layer }) => layer))}\\.${names}`;
 	});
 	return alternatives.join("|");
 }

@@ -13,6 +13,7 @@ import {
 	peftCorrespondence,
 	peftSpelling,
 	storedSpelling,
+	targetExpression,
 } from "../../../src/checkpoint/lora/peft-names.ts";
 import { openSafetensors, writeSafetensors } from "../../../src/checkpoint/safetensors.ts";
 import { readTensor } from "../../../src/checkpoint/store.ts";
@@ -185,6 +186,9 @@ test.each([
 	expect(modules).toContain(ofTower);
 	expect(modules).toContain(ofProjector);
 	expect(modules).toContain("model.language_model.layers.0.self_attn.o_proj");
+	const ofText = modules.filter((module) => module.includes("language_model"));
+	const targets = new RegExp(`^(?:${targetExpression(ofText, { fused: false })})$`);
+	expect(modules.filter((module) => targets.test(module))).toEqual(ofText);
 	const { base, tower: told, projector: style } = peftSpelling(builder.foreign.keys())!;
 	expect([base, told, style]).toEqual([spelling.base, spelling.tower, spelling.projector]);
 });
