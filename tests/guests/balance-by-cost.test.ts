@@ -49,6 +49,9 @@ describe("items dealt out by cost", () => {
 		const dealt = balanceByCost(costs, patches);
 		expect(Math.max(...workOf(patches, dealt))).toBeLessThanOrEqual(32);
 		expect(Math.max(...workOf(costs, dealt))).toBeLessThan(100);
+		const roomy = balanceByCost(costs, patches, 40);
+		expect(Math.max(...workOf(patches, roomy))).toBeWithin(33, 41);
+		expect(Math.max(...workOf(costs, roomy))).toBeLessThan(Math.max(...workOf(costs, dealt)));
 		const next = numbersFrom(9);
 		const [most, moved] = [{ patches: 0 }, { rounds: 0 }];
 		for (let round = 0; round < 200; round++) {

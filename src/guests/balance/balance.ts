@@ -16,12 +16,17 @@ import { type FittedCost, fittedCost, MeasuredTimes } from "./fitted-cost.ts";
 /** Under this name a training keeps the fitted cost. */
 const keptName = "encoder-cost";
 
-/** --encoder-balance; with `number` each lane encodes the images that it has read. */
-export function balanceOf({
-	encoderBalance,
-	encoderCostSteps,
-}: Pick<TrainingConfiguration, "encoderBalance"> &
-	Partial<Pick<TrainingConfiguration, "encoderCostSteps">>): Guest | null {
+/**
+ * --encoder-balance; with `number` each lane encodes the images that it has read. `room`: patches of a microbatch that memory is planned
+ * for; a lane takes as many, or as many as another has read.
+ */
+export function balanceOf(
+	{
+		encoderBalance,
+		encoderCostSteps,
+	}: Pick<TrainingConfiguration, "encoderBalance"> & Partial<Pick<TrainingConfiguration, "encoderCostSteps">>,
+	room = 0,
+): Guest | null {
 	if (encoderBalance !== "cost") return null;
 	return {
 		open: ({ encoders, topology }) => {
@@ -48,7 +53,7 @@ export function balanceOf({
 						fit = times.fit(lanes.group, encoder.groups.model.tp);
 					}
 					const measured: Measured = measures ? (grids, run) => timed(module, times, grids, run) : (_, run) => run();
-					const deals = balanceImages(module, lanes, features.get(encoder.name)!, cost).map((deal) =>
+					const deals = balanceImages(module, lanes, features.get(encoder.name)!, { cost, room }).map((deal) =>
 						deal === null ? (measures ? asReadOf(module, measured) : null) : dealt(module, deal, measured),
 					);
 					return { encode: (encoder, microbatch) => (encoder === module ? deals[microbatch]! : null) };
@@ -129,13 +134,13 @@ function balanceImages(
 	encoder: EncoderModule,
 	{ group, meet }: EncoderLanes,
 	microbatches: readonly PlacedImages[],
-	cost: (grid: PatchGrid) => number,
+	{ cost, room }: { readonly cost: (grid: PatchGrid) => number; readonly room: number },
 ): (EncoderBalance | null)[] {
 	const { config } = encoder;
 	const read = readByAll(group, microbatches);
 	const costs = read.map((lanes) => lanes.map((own) => own.map(({ grid }) => cost(grid))));
 	const patches = read.map((lanes) => lanes.map((own) => own.map(patchesOf)));
-	return balanceStep(costs, meet, patches).map((to, index) => {
+	return balanceStep(costs, meet, { patches, room }).map((to, index) => {
 		const moves = to.some((own, home) => own.some((lane) => lane !== home));
 		return moves ? new EncoderBalance(group, config.tower, read[index]!, to) : null;
 	});
@@ -297,9 +302,9 @@ type LaneBarrier = "every microbatch" | "every step";
 export function balanceStep(
 	microbatches: readonly ByLane[],
 	meet: LaneBarrier,
-	patches: readonly ByLane[] | null = null,
+	{ patches, room }: { readonly patches: readonly ByLane[] | null; readonly room: number } = { patches: null, room: 0 },
 ): ByLane[] {
-	const dealt = microbatches.map((costs, index) => balanceByCost(costs, patches?.[index]));
+	const dealt = microbatches.map((costs, index) => balanceByCost(costs, patches?.[index], room));
 	if (meet === "every microbatch") return dealt;
 	const [apart, together] = [new Array<number>(microbatches[0]?.length ?? 0).fill(0), { most: 0 }];
 	for (const [index, costs] of microbatches.entries()) {
@@ -326,13 +331,13 @@ export function asRead(costs: ByLane): ByLane {
 /**
  * Assigns the items of one microbatch. `costs`: above 0. Items are assigned largest first to the lane with the least work (LPT: at
  * most 4/3 of the optimal maximum), but stay with the lane that has read them if the maximum is no larger. No lane gets more patches
- * than the lane with most has read: `mimo plan` counts memory for those. Default: items have none.
+ * than `room` and than the lane with most has read: `mimo plan` counts memory for those. Default: items have none.
  */
-export function balanceByCost(costs: ByLane, patches: ByLane = costs.map((own) => own.map(() => 0))): ByLane {
+export function balanceByCost(costs: ByLane, patches: ByLane = costs.map((own) => own.map(() => 0)), room = 0): ByLane {
 	const items = costs
 		.flatMap((own, home) => own.map((cost, place): Item => ({ home, place, cost, patches: patches[home]![place]! })))
 		.sort((a, b) => b.cost - a.cost || a.home - b.home || a.place - b.place);
-	const mostPatches = Math.max(...patches.map(sum));
+	const mostPatches = Math.max(room, ...patches.map(sum));
 	const unmoved = { lanes: asRead(costs), most: Math.max(...costs.map(sum)) };
 	const anywhere = assignWithin(items, costs, 0, mostPatches) ?? unmoved;
 	const mostlyAtHome = assignWithin(items, costs, anywhere.most, mostPatches) ?? unmoved;

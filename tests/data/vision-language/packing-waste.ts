@@ -1,8 +1,10 @@
 /** Stand-ins for what a set's samples need, and how well ways to pack them fill sequences and keep steps equal. */
 import { configurationOf } from "../../../src/config/resolve.ts";
+import { fullestSample, patchCount } from "../../../src/data/mock.ts";
 import { taskOf } from "../../../src/data/vision-language/from-configuration.ts";
 import { patchGrids, planImages } from "../../../src/data/vision-language/image-plan.ts";
 import { type Bounds, choosePacks, type PackingMethod, type Size } from "../../../src/data/vision-language/packing.ts";
+import { asRead, balanceByCost, workOf } from "../../../src/guests/balance/balance.ts";
 
 /** Draws of a normal distribution, the same numbers every time. */
 function normals(): () => number {
@@ -110,6 +112,11 @@ interface Evenness {
 	readonly packs: number;
 	readonly most: { readonly step: number; readonly patches: number };
 	readonly padding: number;
+	/**
+	 * Part of the encoder's operations for which the lighter of two lanes waits in a microbatch: as the pictures were read, by cost within
+	 * the patches that a lane has read, and by cost within those that `mimo plan` counts.
+	 */
+	readonly lanes: readonly [asRead: number, withinRead: number, withinPlanned: number];
 }
 
 /** Steps of four packs of photographs for the 20-layer model, which six data workers with a buffer each make in turn. */
@@ -141,7 +148,22 @@ export function evennessOf(samples: readonly Size[], packing: Omit<Packing, "mos
 			patches: Math.max(...packs.map((p) => total(p, (s) => s.patches))),
 		},
 		padding: padding(packs, capacity),
+		lanes: waitsOf(packs),
 	};
+}
+
+function waitsOf(packs: readonly (readonly Size[])[]): Evenness["lanes"] {
+	const planned = patchCount(fullestSample(twentyLayers)!.grids);
+	const pairs = Array.from({ length: Math.floor(packs.length / 2) }, (_, pair) => packs.slice(2 * pair, 2 * pair + 2));
+	const deals = pairs.map((lanes) => {
+		const costs = lanes.map((pack) => pack.map(({ work }) => work));
+		const patches = lanes.map((pack) => pack.map((sample) => sample.patches));
+		const deals = [asRead(costs), balanceByCost(costs, patches), balanceByCost(costs, patches, planned)];
+		return deals.map((deal) => workOf(costs, deal));
+	});
+	const waited = (way: number) =>
+		mean(deals.map((ways) => Math.max(...ways[way]!))) / mean(deals.flatMap((ways) => ways[way]!)) - 1;
+	return [waited(0), waited(1), waited(2)];
 }
 
 const mean = (values: readonly number[]) => values.reduce((sum, value) => sum + value, 0) / values.length;
