@@ -39,7 +39,7 @@ const python = referencePython("torch", "torchvision", "transformers", "peft");
 describe.skipIf(python === null)("transformers has the same ids, and logits to 2e-5, of pictures with", () => {
 	test.each<[name: string, asked: typeof questions]>([
 		["llava-onevision", questions],
-		["glm4v-moe", questions],
+		...(process.env.MIMO_TEST_FULL === "1" ? [["glm4v-moe", questions] as const] : []),
 	])(
 		"%s",
 		async (name, asked) => {
