@@ -10,7 +10,7 @@ import { UserError } from "../system/errors.ts";
 import { copyInto, elementCount, Tensor } from "../tensor/index.ts";
 import { bytesOf } from "./dtype.ts";
 import { compareTensors, requireMatch } from "./mapping.ts";
-import type { TensorStore, TensorType } from "./store.ts";
+import { ConvertedStore, type TensorStore, type TensorType } from "./store.ts";
 import { readRegion } from "./training/restore.ts";
 
 /** A model whose tensors have full names. */
@@ -90,7 +90,9 @@ export function copyBlocks<Values extends Float32Array | Uint16Array>(
  * Fills this rank's part of a model from a store that holds exactly its tensors (or, with `partial`, at least them:
  * experts and modules of other ranks are there too). Missing, unexpected and mis-shaped ones are all named.
  */
-export function loadModel(model: NamedTensors, store: TensorStore, partial = false): void {
+export function loadModel(model: NamedTensors, from: TensorStore, partial = false): void {
+	// Nothing computes in fp16; every value of it is one of fp32.
+	const store = new ConvertedStore(from, (_, { dtype }) => (dtype === "F16" ? "F32" : dtype));
 	const tensors = [...model.logicalTensors()];
 	try {
 		const found = compareTensors(store.tensors, new Map(tensors.map(({ name, shape }) => [name, shape])));
@@ -98,7 +100,7 @@ export function loadModel(model: NamedTensors, store: TensorStore, partial = fal
 		for (const { name, shape, value, blocks } of tensors) {
 			const { dtype } = store.tensors.get(name)!;
 			if (dtype !== "F32" && dtype !== "BF16") {
-				throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32 or BF16.`);
+				throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32, BF16 or F16.`);
 			}
 			const local = dtype === "F32" ? new Float32Array(value.elements) : new Uint16Array(value.elements);
 			for (const block of blocks) readBlock(store, name, shape, block, local, value.width);

@@ -64,8 +64,11 @@ function obstacle(path: string): string | null {
 /** The sentence about a disk of `root` that has no room for the `bytes` of `what`, removable leftovers counted as free; null: they fit. */
 export function roomProblem(what: string, root: string, bytes: number): string | null {
 	try {
-		const { bsize, blocks, bavail } = statfsSync(root);
-		const free = bsize * bavail + leftoverBytes(root);
+		// A folder that will be made later lies on the disk of the folder above it.
+		let there = resolve(root);
+		while (!existsSync(there)) there = dirname(there);
+		const { bsize, blocks, bavail } = statfsSync(there);
+		const free = bsize * bavail + (existsSync(root) ? leftoverBytes(root) : 0);
 		// A file system that counts no blocks does not know.
 		if (blocks === 0 || free >= bytes) return null;
 		return `${what} needs ${formatBytes(bytes)} (${bytes} bytes), but only ${formatBytes(free)} (${free} bytes) are free there.`;

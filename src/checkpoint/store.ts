@@ -6,6 +6,7 @@ import {
 	dtypes,
 	elementCount,
 	encodeFloats,
+	firstNotFinite,
 	type TensorArray,
 	tensorBytes,
 	viewAs,
@@ -249,7 +250,14 @@ export class ConvertedStore implements TensorStore {
 		const last = Math.min(Math.ceil((offset + into.byteLength) / toBytes), bytesOfType(typeOf(this, name)) / toBytes);
 		const values = new Uint8Array((last - first) * fromBytes);
 		this.source.readInto(name, first * fromBytes, values);
-		const encoded = encodeFloats(to, decodeFloats(from, values));
+		const floats = decodeFloats(from, values);
+		const encoded = encodeFloats(to, floats);
+		if (to === "F16") {
+			const at = firstNotFinite(to, encoded);
+			if (at >= 0 && Number.isFinite(floats[at])) {
+				throw new UserError(`${name} in ${this.path} holds ${floats[at]}, beyond the largest value of F16 (65504).`);
+			}
+		}
 		const skip = offset - first * toBytes;
 		into.set(encoded.subarray(skip, skip + into.byteLength));
 	}

@@ -52,6 +52,7 @@ test("a checkpoint that does not fit is refused with its bytes", () => {
 	const { bsize, blocks } = statfsSync(folder);
 	mkdirSync(at("room"));
 	expect(roomProblem("--save room: a checkpoint", at("room"), 1)).toBeNull();
+	expect(roomProblem("--save room: a checkpoint", at("room/made/later"), 1)).toBeNull();
 	expect(roomProblem("--save room: a checkpoint", at("room"), bsize * blocks + 1)).toMatch(
 		new RegExp(
 			`^--save room: a checkpoint needs [\\d.]+ .B \\(${bsize * blocks + 1} bytes\\), but only [\\d.]+ .?B \\(\\d+ bytes\\) are free there\\.$`,

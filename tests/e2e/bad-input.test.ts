@@ -149,7 +149,7 @@ describe("weights", () => {
 	test("of the wrong dtype", () => {
 		changed(head({ dtype: "I32", data: () => new Int32Array(512 * 64) }));
 		expect(refusal([...same.split(" "), "--load-hf", "broken"])).toMatch(
-			/output_layer\.weight in broken is I32; weights are F32 or BF16\.$/,
+			/output_layer\.weight in broken is I32; weights are F32, BF16 or F16\.$/,
 		);
 	});
 });

@@ -132,8 +132,8 @@ function requireWidths(language: FolderParts | null, tower: FolderParts | null, 
 /** Weights of a run are loaded from these types. */
 function requireFloats({ tensors, path }: TensorStore): void {
 	for (const [name, { dtype }] of tensors) {
-		if (dtype === "F32" || dtype === "BF16") continue;
-		throw new UserError(`${name} in ${path} is ${dtype}; weights are F32 or BF16.`);
+		if (dtype === "F32" || dtype === "BF16" || dtype === "F16") continue;
+		throw new UserError(`${name} in ${path} is ${dtype}; weights are F32, BF16 or F16.`);
 	}
 }
 

@@ -110,9 +110,15 @@ function readFloats(store: TensorStore, name: string, piece: Piece, values: Floa
 		readRegion(store, name, piece, new Uint8Array(target.buffer, target.byteOffset, target.byteLength));
 		return;
 	}
-	if (dtype !== "BF16") throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32 or BF16.`);
+	if (dtype !== "BF16" && dtype !== "F16") {
+		throw new UserError(`${name} in ${store.path} is ${dtype}; weights are F32, BF16 or F16.`);
+	}
 	const bits = new Uint16Array(piece.elements);
 	readRegion(store, name, piece, new Uint8Array(bits.buffer));
+	if (dtype === "F16") {
+		target.set(new Float16Array(bits.buffer));
+		return;
+	}
 	const wide = new Uint32Array(target.buffer, target.byteOffset, target.length);
 	for (let i = 0; i < wide.length; i++) wide[i] = bits[i]! << 16;
 }

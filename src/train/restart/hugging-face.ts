@@ -272,7 +272,8 @@ export function withText(companions: Companions, c: TrainingConfiguration): Comp
 /** Types as the folders had them; a new part as the embedding, or as config.json says. */
 function dtypesOf(pretrained: Pretrained | null, kept: KeptFolder | null) {
 	const own = pretrained?.weights.tensors;
-	const said = /"(?:torch_)?dtype": "bfloat16"/.test(kept?.configText ?? "") ? "BF16" : "F32";
+	const word = /"(?:torch_)?dtype":\s*"(bfloat16|float16)"/.exec(kept?.configText ?? "")?.[1];
+	const said = word === undefined ? "F32" : word === "float16" ? "F16" : "BF16";
 	const other = own?.get("language_model.embedding.word_embeddings.weight")?.dtype ?? said;
 	return (name: string, { dtype }: { readonly dtype: Parameters<typeof isFloatDtype>[0] }) => {
 		if (!isFloatDtype(dtype)) return dtype;

@@ -104,10 +104,10 @@ test("a merged value that is infinite or NaN is named, in any type and piece; va
 	// Finite in float32, and too large for float16.
 	const merged = new MergedStore(planted, 1e6);
 	const half = new ConvertedStore(merged, (_, { dtype }) => (dtype === "F32" ? "F16" : dtype));
-	const at = Array.from(readTensor(half, name) as Uint16Array).findIndex((bits) => (bits & 0x7c00) === 0x7c00);
-	expect(at).toBeGreaterThanOrEqual(0);
 	for (const pieceBytes of [2, 8, 64]) {
-		expect(() => [...readPieces(requireFinite(half, merged), name, { pieceBytes })]).toThrow(`as element ${at}.`);
+		expect(() => [...readPieces(requireFinite(half, merged), name, { pieceBytes })]).toThrow(
+			/linear_fc1\.weight in memory holds -?\d+(\.\d+)?, beyond the largest value of F16 \(65504\)\.$/,
+		);
 	}
 	expect(readTensor(requireFinite(merged, merged), name)).toHaveLength(outputs * inputs);
 });
