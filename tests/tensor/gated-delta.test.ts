@@ -140,6 +140,25 @@ describe("gatedDelta", () => {
 		expect(relativeRms(finalState.toFloat32(), ends)).toBeLessThan(2e-6);
 	});
 
+	test("a token that forgets everything leaves the decays after it exact", () => {
+		const c = { keyHeads: 1, keyDim: 16, valueHeads: 2, valueDim: 16, lengths: [60] };
+		const { rows, dtBias, aLog } = valuesOf(c);
+		for (let head = 1; head <= 2; head++) rows.values[3 * widthOf(c) - head] = 3000;
+		const expected = reference(
+			...([rows.values, dtBias.values, aLog.values].map((x) => Float64Array.from(x)) as [
+				Float64Array,
+				Float64Array,
+				Float64Array,
+			]),
+			c,
+		);
+		using x = Tensor.from(device, rows.values, rows.shape);
+		using bias = new Parameter("dt_bias", Tensor.from(device, dtBias.values), null);
+		using rate = new Parameter("A_log", Tensor.from(device, aLog.values), null);
+		using o = deltaOfRows(new Tape(device, { recording: false }), x, { dtBias: bias, aLog: rate }, c);
+		expect(relativeRms(o.toFloat32(), expected)).toBeLessThan(5e-7);
+	});
+
 	/** Output and gradients, from values that bf16 represents. */
 	function run(on: Device, dtype: FloatDtype): Float32Array[] {
 		const c = { keyHeads: 2, keyDim: 20, valueHeads: 6, valueDim: 12, lengths: [1, 100, 35] };

@@ -89,7 +89,8 @@ struct DeltaKeys {
 /// Values of one value head in a chunk.
 struct DeltaHead {
   float *argument, *g, *beta;             // a + dt_bias, decay's logarithm, strength of writing
-  float *sum, *from_start, *to_end;       // b, e^b, e^(b_C - b)
+  double sum[delta_chunk];                // b: a strong decay's is large beside the differences that count
+  float *from_start, *to_end;             // e^b, e^(b_C - b)
   float total;                            // e^(b_C)
   float *gamma, *a;                       // Γ with its diagonal, A; zero above
   float *error, *written;                 // V - diag(e^b) K S, W
@@ -98,7 +99,6 @@ struct DeltaHead {
       : argument(scratch->take(delta_chunk)),
         g(scratch->take(delta_chunk)),
         beta(scratch->take(delta_chunk)),
-        sum(scratch->take(delta_chunk)),
         from_start(scratch->take(delta_chunk)),
         to_end(scratch->take(delta_chunk)),
         total(1),
@@ -112,7 +112,7 @@ struct DeltaHead {
   void write(const Args& args, const DeltaKeys& keys, int64_t head, int64_t begin, int64_t count, const float* state) {
     const int64_t dk = args.key_dim, dv = args.value_dim, ba = begin * args.ba_stride + head;
     const float rate = -std::exp(args.a_log[head]);
-    float running = 0;
+    double running = 0;
     for (int64_t i = 0; i < count; ++i) {
       argument[i] = load(static_cast<const T*>(args.a)[ba + i * args.ba_stride]) + args.dt_bias[head];
       beta[i] = sigmoid(load(static_cast<const T*>(args.b)[ba + i * args.ba_stride]));
@@ -120,19 +120,20 @@ struct DeltaHead {
       sum[i] = running += g[i];
     }
     for (int64_t i = 0; i < count; ++i) {
-      from_start[i] = exp_fast(sum[i]);
-      to_end[i] = exp_fast(running - sum[i]);
+      from_start[i] = exp_fast(static_cast<float>(sum[i]));
+      to_end[i] = exp_fast(static_cast<float>(running - sum[i]));
       float* const decays = gamma + i * delta_chunk;
       float* const products = a + i * delta_chunk;
-      const float own = sum[i], strength = beta[i];
-      const float* const sums = sum;
+      const float strength = beta[i];
+      const double own = sum[i];
+      const double* const sums = sum;
       const float* const pairs = keys.kk + i * delta_chunk;
-      short_loop(i + 1, [=](int64_t j) { decays[j] = exp_fast(own - sums[j]); });
+      short_loop(i + 1, [=](int64_t j) { decays[j] = exp_fast(static_cast<float>(own - sums[j])); });
       short_loop(i, [=](int64_t j) { products[j] = strength * pairs[j] * decays[j]; });
       for (int64_t j = i + 1; j < count; ++j) decays[j] = 0;
       for (int64_t j = i; j < count; ++j) products[j] = 0;
     }
-    total = exp_fast(running);
+    total = exp_fast(static_cast<float>(running));
     load_tile(static_cast<const T*>(args.v) + begin * args.qkv_stride + head * dv, args.qkv_stride, count, dv, error);
     delta_product({keys.k, dk}, {state, dv}, count, dk, dv, written, dv);
     for (int64_t i = 0; i < count; ++i) {

@@ -37,7 +37,8 @@ bool fits_sm90(const mimo_stream& stream, const Args& args) {
 /// Tiles of a chunk that both directions have, and per-token values.
 struct DeltaTiles {
   SsdTile state, q, k, error, written, kk, qk, gamma;
-  float *sum, *from_start, *to_end, *beta, *q_factor, *k_factor;
+  // The cumulative sum of g is large under a strong decay beside the differences that count: sum_low is what fp32 cuts off it.
+  float *sum, *sum_low, *from_start, *to_end, *beta, *q_factor, *k_factor;
 
   __device__ DeltaTiles(SsdShared& shared, int chunk, int dk, int columns)
       : state(shared.tile(dk, columns)),
@@ -49,17 +50,21 @@ struct DeltaTiles {
         qk(shared.tile(chunk, chunk)),
         gamma(shared.tile(chunk, chunk)),
         sum(shared.next),
-        from_start(sum + chunk),
+        sum_low(sum + chunk),
+        from_start(sum_low + chunk),
         to_end(from_start + chunk),
         beta(to_end + chunk),
         q_factor(beta + chunk),
         k_factor(q_factor + chunk) {
     shared.next = k_factor + chunk;
   }
+
+  /// The sum of g from token j + 1 to token i.
+  __device__ __forceinline__ float between(int i, int j) const { return (sum[i] - sum[j]) + (sum_low[i] - sum_low[j]); }
 };
 
 /// Floats of DeltaTiles, for ssd_plain_chunk.
-constexpr int64_t delta_floats_of_token(int64_t dk, int64_t columns) { return 2 * (dk + 1) + 2 * (columns + 1) + 6; }
+constexpr int64_t delta_floats_of_token(int64_t dk, int64_t columns) { return 2 * (dk + 1) + 2 * (columns + 1) + 7; }
 constexpr int64_t delta_floats_of_pair = 3;
 
 /// Columns [first, first + count) of a value head.
@@ -92,7 +97,12 @@ __device__ void delta_write(const Args& args, const DeltaTiles& t, const DeltaCo
   for_each_row_sum(count, dk, [&](int i, int r) { return t.q.at(i, r) * t.q.at(i, r); },
                    [&](int i, float sum) { t.q_factor[i] = scale / sqrtf(sum + 1e-6f); });
   if (threadIdx.x == 0) {
-    for (int i = 1; i < count; ++i) t.sum[i] += t.sum[i - 1];
+    double running = 0;
+    for (int i = 0; i < count; ++i) {
+      running += t.sum[i];
+      t.sum[i] = static_cast<float>(running);
+      t.sum_low[i] = static_cast<float>(running - t.sum[i]);
+    }
   }
   __syncthreads();
   for_each_element(count, dk, [&](int i, int r) {
@@ -101,7 +111,7 @@ __device__ void delta_write(const Args& args, const DeltaTiles& t, const DeltaCo
   });
   if (threadIdx.x < count) {
     t.from_start[threadIdx.x] = expf(t.sum[threadIdx.x]);
-    t.to_end[threadIdx.x] = expf(t.sum[count - 1] - t.sum[threadIdx.x]);
+    t.to_end[threadIdx.x] = expf(t.between(count - 1, static_cast<int>(threadIdx.x)));
   }
   __syncthreads();
   for_each_element(count, count, [&](int i, int j) {
@@ -114,7 +124,7 @@ __device__ void delta_write(const Args& args, const DeltaTiles& t, const DeltaCo
     }
     t.kk.at(i, j) = kk;
     t.qk.at(i, j) = qk;
-    t.gamma.at(i, j) = j <= i ? expf(t.sum[i] - t.sum[j]) : 0.0f;
+    t.gamma.at(i, j) = j <= i ? expf(t.between(i, j)) : 0.0f;
   });
   const T* const v = static_cast<const T*>(args.v) + begin * args.qkv_stride + own.head * args.value_dim + own.first;
   for_each_element(count, own.count, [&](int i, int c) {
