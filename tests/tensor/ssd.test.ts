@@ -99,6 +99,28 @@ function operation(c: Case, values: { aLog?: number; dtBias?: number } = {}): Ch
 const small = { heads: 4, headDim: 3, groups: 2, stateDim: 5 };
 
 describe("ssdScan", () => {
+	test("a token that forgets everything leaves what its chunk hands on exact", () => {
+		// A GPU sums a chunk's decays in fp32.
+		if (device.library.kind !== "cpu") return;
+		const c = { ...small, lengths: [100], chunkSize: 64 };
+		const { inputs, parameters, forward, reference: exact } = operation(c);
+		const { values, shape } = inputs.rows!;
+		for (let head = 1; head <= c.heads; head++) values[3 * shape[1]! - head] = 3000;
+		using rows = Tensor.from(device, values, shape);
+		using stack = new DisposableStack();
+		const weights = Object.fromEntries(
+			Object.entries(parameters!).map(([name, given]) => [
+				name,
+				stack.use(new Parameter(name, Tensor.from(device, given.values), null)),
+			]),
+		);
+		using o = forward(new Tape(device, { recording: false }), { rows }, weights);
+		const all = { rows: values, ...Object.fromEntries(Object.entries(parameters!).map(([k, v]) => [k, v.values])) };
+		const expected = exact(Object.fromEntries(Object.entries(all).map(([k, v]) => [k, Float64Array.from(v)])));
+		const second = 64 * c.heads * c.headDim;
+		expect(relativeRms(o.toFloat32().subarray(second), expected.subarray(second))).toBeLessThan(5e-7);
+	});
+
 	test("with masked columns of z", () => {
 		const c = { ...small, lengths: [5, 2], chunkSize: 4 };
 		const plain = operation(c);

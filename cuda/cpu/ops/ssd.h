@@ -197,12 +197,15 @@ struct SsdDecays {
     }
     float running = 0;
     for (int64_t i = 0; i < count; ++i) sum[i] = running += a * step[i];
-    for (int64_t i = count; i < padded; ++i) sum[i] = running;
+    for (int64_t i = count; i < padded; ++i) sum[i] = running, to_end[i] = 0;
+    // Summed from the end: of differences of sums from the start, a strong decay before them leaves few digits.
+    float later = 0;
+    for (int64_t i = count - 1; i >= 0; --i) to_end[i] = later, later += a * step[i];
 #pragma omp simd
     for (int64_t i = 0; i < padded; ++i) {
       factor[i] = exp_fast(a * step[i]);
       from_start[i] = exp_fast(sum[i]);
-      to_end[i] = exp_fast(running - sum[i]);
+      to_end[i] = exp_fast(to_end[i]);
       into_state[i] = to_end[i] * step[i];
     }
     total = exp_fast(running);
