@@ -17,7 +17,8 @@ export function taskOf(c: TrainingConfiguration): VisionLanguageTask {
 		tokenizer: tokenizerKeysOf(c),
 		vocabularySize: c.vocabSize,
 		sequenceLength: c.seqLength,
-		imageTokenId: c.imageTokenId,
+		// No id: in a language model without an encoder image-token-id is a token of text.
+		imageTokenId: hasEncoder(c) ? c.imageTokenId : -1,
 		acceptsImages: hasEncoder(c),
 		beginId: c.dataBeginId,
 		endId: c.dataEndId,

@@ -1,6 +1,7 @@
 /** Keys of Energon data together, and what a rank of a layout reads. */
 import { describe, expect, test } from "bun:test";
 import { resolveConfiguration } from "../../../src/config/resolve.ts";
+import { encodeTokens } from "../../../src/data/vision-language/encoding.ts";
 import { taskOf } from "../../../src/data/vision-language/from-configuration.ts";
 import { countFlopsPerToken } from "../../../src/models/language/counts.ts";
 import { encoderConfig } from "../../../src/models/vision/from-configuration.ts";
@@ -59,6 +60,15 @@ test("the work of an image, over a sequence's, is a polynomial of its patches, w
 	}
 	const text = resolveConfiguration(["--preset", "nemotron-tiny", "--data-path", "set.yaml"], {}).configuration;
 	expect(taskOf(text).imageWork).toBeNull();
+});
+
+test("a text may have any id where there is no encoder, that of image-token-id too", () => {
+	const fields = { tokens: Int32Array.of(510, 511, 5) };
+	const sample = { key: "s", restoreKey: [], sources: [], subflavors: {}, type: "tokens", fields };
+	const flags = ["--preset", "nemotron-tiny", "--data-path", "set.yaml", "--vocab-size", "512"];
+	const { configuration } = resolveConfiguration(flags, {});
+	expect([...encodeTokens(sample, taskOf(configuration)).labels]).toEqual([511, 5]);
+	expect(() => encodeTokens(sample, taskOf(configurationOf()))).toThrow("has the token 511, the image token");
 });
 
 test("the task follows the keys", () => {
